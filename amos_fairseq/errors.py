@@ -51,6 +51,15 @@ def one_line(text: str) -> str:
 
 
 @contextlib.contextmanager
+def explain_os_errors(problem: str, advice: str = "") -> Iterator[None]:
+    """Turn an ``OSError`` of the body into a :class:`UserError`: the problem, the reason in brackets, the advice."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{problem} ({error.strerror}){advice}") from error
+
+
+@contextlib.contextmanager
 def report_user_errors() -> Iterator[None]:
     """Print a :class:`UserError` as one line on stderr and exit with its code, 1 for most.
 

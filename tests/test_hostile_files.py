@@ -118,7 +118,7 @@ def glue_is_finished(path: Path) -> bool:
 
 
 def probing_is_finished(path: Path) -> bool:
-    return is_finished(path.parent, {"sources": []}, "probing", path.name, probing.read_manifest)
+    return is_finished(path.parent, {"sources": []}, "probing", path.name, probing.read_probing_manifest)
 
 
 def notes_of_glue(path: Path) -> list[str]:

@@ -1,15 +1,18 @@
 """``amos bench``: speed and memory of a pretraining step, compared with peers and with the machine's limits."""
 
 import argparse
+import dataclasses
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from amos_fairseq.cli.arguments import add_configuration, add_subcommand, import_fairseq
-from amos_fairseq.errors import UserError
+from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import write_text
-from amos_fairseq.recipe_files import DEFAULT_VOCABULARY
+
+if TYPE_CHECKING:
+    from amos_fairseq.measure.configuration import BenchSettings
 
 DESCRIPTION = """\
 Measure the time of a pretraining step on synthetic text: forward, backward, gradient clipping, optimizer and statistics of
@@ -66,20 +69,10 @@ def run(arguments: argparse.Namespace) -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     import_fairseq()
     from amos_fairseq.measure.bench_report import as_markdown
-    from amos_fairseq.measure.configuration import BenchSettings
     from amos_fairseq.measure.contest import run_bench
     from amos_fairseq.measure.measurement import print_progress
 
-    options = given_options(arguments, "precision", "threads", "device", "vocabulary_size", "steps", "warmup")
-    settings = BenchSettings(
-        config=arguments.config,
-        overrides=arguments.overrides,
-        peers=arguments.peers,
-        compile=arguments.compile,
-        pieces=arguments.pieces,
-        **options,
-    )
-    report = run_bench(settings, DEFAULT_VOCABULARY, print_progress)
+    report = run_bench(settings_of(arguments), print_progress)
     print_progress("")
     page = as_markdown(report)
     print(page, end="")
@@ -97,30 +90,26 @@ def run_on_paper(arguments: argparse.Namespace) -> None:
     if refused:
         raise UserError(f"--on-paper measures nothing, so {', '.join(refused)} cannot apply: leave it out")
     import_fairseq()
+    from amos_fairseq.measure.on_paper import as_text, predict_step
+
+    print(as_text(predict_step(settings_of(arguments), arguments.on_paper)))
+
+
+def settings_of(arguments: argparse.Namespace) -> "BenchSettings":
+    """Return the arguments of these names, without those that are not given."""
     from amos_fairseq.measure.configuration import BenchSettings
-    from amos_fairseq.measure.on_paper import as_text, predict
 
-    options = given_options(arguments, "precision", "vocabulary_size")
-    settings = BenchSettings(config=arguments.config, overrides=arguments.overrides, **options)
-    print(as_text(predict(settings, arguments.on_paper, DEFAULT_VOCABULARY)))
-
-
-def given_options(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """Return the options that the command line sets."""
-    return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+    given = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(BenchSettings)}
+    return BenchSettings(**{name: value for name, value in given.items() if value is not None})
 
 
 def make_directory(path: Path) -> None:
-    """Create the directory of --out before anything is measured; raise :class:`UserError` where that fails."""
-    try:
+    """Create the directory of --out before anything is measured."""
+    with explain_os_errors(f"--out {path} cannot be made", ": give another directory"):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out {path} cannot be made ({error.strerror}): give another directory") from error
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a file of --out atomically; raise :class:`UserError` where that fails."""
-    try:
+    """Write a file of --out atomically."""
+    with explain_os_errors(f"{path} cannot be written", ": make room, or give another --out"):
         write_text(path, text)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}): make room, or give another --out") from error

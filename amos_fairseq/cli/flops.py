@@ -5,7 +5,6 @@ import json
 from typing import Any
 
 from amos_fairseq.cli.arguments import add_configuration, add_subcommand, import_fairseq
-from amos_fairseq.recipe_files import DEFAULT_VOCABULARY
 
 DESCRIPTION = """\
 Count the floating point operations of a configuration on its own model, loss and batch, without data. There are two
@@ -41,16 +40,12 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     import_fairseq()
-    from omegaconf import OmegaConf
-
     from amos_fairseq.measure.configuration import read_configuration
     from amos_fairseq.measure.flops_report import print_report, report_flops
 
     cfg, vocabulary_size = read_configuration(arguments.config, arguments.overrides)
     if arguments.vocabulary_size is not None:
         vocabulary_size = arguments.vocabulary_size
-    if vocabulary_size is None and OmegaConf.is_missing(cfg.task, "data"):
-        vocabulary_size = DEFAULT_VOCABULARY
     report = report_flops(cfg, vocabulary_size, arguments.length, arguments.reference)
     if arguments.json:
         print(json.dumps({"config": arguments.config, **report.as_json()}, indent=2))

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.cli.arguments import add_checkpoint, add_subcommand, import_fairseq
-from amos_fairseq.errors import UserError
+from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import write_text
 
 DESCRIPTION = """\
@@ -53,20 +53,15 @@ def run(arguments: argparse.Namespace) -> None:
         text = text_of_corpus(loaded)
     inspection = inspect_text(loaded, text, arguments.seed, mask_prob, arguments.top)
     print_inspection(inspection)
-    try:
+    with explain_os_errors(f"{arguments.html}: the page cannot be written", "; choose another place with --html"):
         write_text(arguments.html, render_inspection(inspection))
-    except OSError as error:
-        raise UserError(
-            f"{arguments.html}: the page cannot be written ({error.strerror}); choose another place with --html"
-        ) from error
     print(f"page: {arguments.html}")
 
 
 def read_file(path: str) -> str:
     """Return the content of a UTF-8 file; raise :class:`UserError` where it cannot be read."""
     try:
-        return Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path}: the text cannot be read ({error.strerror})") from error
+        with explain_os_errors(f"{path}: the text cannot be read"):
+            return Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 at byte {error.start}; convert it, for example with iconv") from error

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.cli.arguments import add_subcommand
-from amos_fairseq.errors import UserError
+from amos_fairseq.errors import UserError, explain_os_errors
 
 DESCRIPTION = """\
 Plot the curves of one or several runs: MLM loss per generator depth (Figure 1b of the AMOS paper) beside the unigram entropy of
@@ -35,7 +35,8 @@ def run(arguments: argparse.Namespace) -> None:
     if score_files and score_files != arguments.runs:
         raise UserError("curves and scores are different figures: give logs, or the .json files of results, not both")
 
-    try:
+    problem = f"{arguments.out}: figures cannot be written"
+    with explain_os_errors(problem, "; choose another directory with --out"):
         if score_files:
             from amos_fairseq.report.figures import plot_scores
             from amos_fairseq.strangers import read_json
@@ -49,9 +50,5 @@ def run(arguments: argparse.Namespace) -> None:
             from amos_fairseq.report.curves import plot_curves, read_curves
 
             messages = plot_curves(read_curves(arguments.runs), arguments.out)
-    except OSError as error:
-        raise UserError(
-            f"{arguments.out}: figures cannot be written ({error.strerror}); choose another directory with --out"
-        ) from error
     for message in messages:
         print(message)

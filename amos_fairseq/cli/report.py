@@ -6,7 +6,7 @@ from typing import Any
 
 from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
 from amos_fairseq.cli.inspect import LARGEST_SEED, read_file
-from amos_fairseq.errors import UserError
+from amos_fairseq.errors import UserError, explain_os_errors
 
 DESCRIPTION = """\
 Write one HTML page about pretraining runs, without external resources: their cost; the discriminator's loss on replaced tokens
@@ -66,12 +66,8 @@ def run(arguments: argparse.Namespace) -> None:
     runs = read_runs(arguments.runs, options)
     text_name = "the validation split" if text is None else Path(arguments.text).name
     page = build_page(runs, text_name, glue, tag, probe)
-    try:
+    with explain_os_errors(f"{out}: the page cannot be written", "; choose another place with --out"):
         paths = write_page(out, page)
-    except OSError as error:
-        raise UserError(
-            f"{out}: the page cannot be written ({error.strerror}); choose another place with --out"
-        ) from error
     for line in page.missing:
         print(f"left out: {line}")
     print(f"page: {paths[0]}")

@@ -68,6 +68,8 @@ class Benchmark(ABC):
     ) -> dict[str, float]:
         """Score a fine-tuned checkpoint on the dev splits and write its predictions into ``directory``.
 
+        The prediction runs in float32 and without dropout, whatever the precision of the training.
+
         Args:
             device: "cpu" or "cuda:N".
             stop: once it is set, raise :class:`Stopped` before the next batch.

@@ -171,8 +171,8 @@ def stop_on_signals(stop: threading.Event) -> Iterator[None]:
 class ProgressDisplay:
     """The active runs and their progress, as bars in a terminal and as lines elsewhere. Thread-safe."""
 
-    def __init__(self, num_runs: int, num_done: int, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False)
+    def __init__(self, num_runs: int, num_done: int) -> None:
+        self.console = Console(highlight=False)
         columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
         self._bars = Progress(*columns, console=self.console, disable=not self.console.is_terminal)
         self._num_runs, self._num_done = num_runs, num_done

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from amos_fairseq import strangers
-from amos_fairseq.errors import UserError
+from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import json_text, write_text
 from amos_fairseq.finetuning.recipes import Hyperparameters
 from amos_fairseq.versions import version_of
@@ -46,6 +46,11 @@ class BenchmarkTask:
     data_sha256: str
     trials: tuple[Hyperparameters, ...]
     notes: tuple[str, ...] = ()
+
+    @property
+    def scores_best(self) -> bool:
+        """Whether a recipe scores the best checkpoint, so that the dev set is needed after each epoch."""
+        return any(trial.checkpoint == "best" for trial in self.trials)
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,7 @@ class TaskRun:
 
     def check_directory(self) -> None:
         """Raise :class:`UserError` if the directory holds another run."""
-        found = read_json(self.directory / IDENTITY_FILE)
+        found = read_optional_json(self.directory / IDENTITY_FILE)
         if found is not None and found != self.identity:
             difference = first_difference(found, self.identity)
             raise UserError(
@@ -140,16 +145,14 @@ def claim_output_directory(out: Path, name: str, setup: dict[str, Any]) -> None:
         UserError: OUT holds results of another setup, or cannot be written.
     """
     file = out / f"{name}.setup.json"
-    found = read_json(file)
+    found = read_optional_json(file)
     if found is not None and found != setup:
         raise UserError(
             f"{out} holds results with other settings ({first_difference(found, setup)}): give another --out"
         )
-    try:
+    with explain_os_errors(f"{out} cannot be written", ": give another --out"):
         out.mkdir(parents=True, exist_ok=True)
         write_json(file, setup)
-    except OSError as error:
-        raise UserError(f"{out} cannot be written ({error.strerror}): give another --out") from error
 
 
 def first_difference(found: dict[str, Any], given: dict[str, Any], prefix: str = "") -> str:
@@ -211,7 +214,7 @@ def write_result(out: Path, result: RunResult) -> None:
 
 def read_result(directory: Path) -> RunResult | None:
     """Return the result of a run, or None if it is not finished. Raise :class:`UserError` for a damaged file."""
-    content = read_json(directory / RESULT_FILE)
+    content = read_optional_json(directory / RESULT_FILE)
     if content is None:
         return None
     try:
@@ -238,7 +241,7 @@ def package_versions() -> dict[str, str]:
     return own | {"python": platform.python_version(), "torch": torch.__version__}
 
 
-def read_json(file: Path) -> dict[str, Any] | None:
+def read_optional_json(file: Path) -> dict[str, Any] | None:
     """Return the content, or None if the file does not exist. Raise :class:`UserError` for a damaged file or no object."""
     return strangers.read_json(file, "delete it and repeat the command that wrote it", optional=True)
 

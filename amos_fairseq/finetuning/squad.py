@@ -79,7 +79,7 @@ class Squad(Benchmark):
 
     name = "squad"
     title = "SQuAD dev: median ± standard deviation over seeds"
-    # Scores of write_predictions; version 1.1 has only the first two.
+    # Scores of write_answers; version 1.1 has only the first two.
     columns = {"em": "EM", "f1": "F1", "has_ans_f1": "HasAns F1", "no_ans_em": "NoAns EM", "best_em": "best EM"}
 
     def __init__(self, session: Session, data: Path, settings: SquadSettings, with_paper: bool = False) -> None:
@@ -103,27 +103,20 @@ class Squad(Benchmark):
         self.tasks = {name: BenchmarkTask(name, len(examples), "f1", sha256, trials, notes)}
 
     def train_flags(self, task: str) -> list[str]:
-        """See :class:`~amos_fairseq.finetuning.benchmark.Benchmark`."""
         windows = self.settings.windows
         flags = [str(self.data), "--task", "squad", "--criterion", "squad", "--span-head", self.settings.span_head]
         flags += ["--tokens-per-window", str(windows.tokens), "--doc-stride", str(windows.doc_stride)]
         flags += ["--max-question-length", str(windows.question)]
-        # The dev loss after each epoch serves recipes that score the checkpoint with the best one.
-        validates = any(trial.checkpoint == "best" for trial in self.tasks[task].trials)
-        return flags if validates else [*flags, "--disable-validation"]
+        return flags if self.tasks[task].scores_best else [*flags, "--disable-validation"]
 
     def evaluate(
         self, task: str, checkpoint: Path, directory: Path, device: str, stop: threading.Event
     ) -> dict[str, float]:
-        """Return the scores of the dev set by name (see :func:`write_predictions`) and write the prediction files.
-
-        The prediction runs in float32 and without dropout, whatever the precision of the training.
-        """
-
+        """Return the scores of the dev set by name (see :func:`write_answers`) and write the prediction files."""
         split = SquadSplit(self.data, "valid")
         windows = SquadWindowDataset(split, self.dictionary, limits=self.settings.windows)
-        decoded = predict(load_checkpoint(checkpoint).model, windows, device, self.settings.decoding, stop)
-        return write_predictions(directory, split, decoded)
+        decoded = predict_answers(load_checkpoint(checkpoint).model, windows, device, self.settings.decoding, stop)
+        return write_answers(directory, split, decoded)
 
     def setup(self) -> dict[str, Any]:
         trials = {name: task.trials for name, task in self.tasks.items()}
@@ -205,12 +198,8 @@ class Decoded(NamedTuple):
         ]
 
 
-def predict(
-    model: BaseFairseqModel,
-    windows: SquadWindowDataset,
-    device: str,
-    limits: DecodingLimits,
-    stop: threading.Event,
+def predict_answers(
+    model: BaseFairseqModel, windows: SquadWindowDataset, device: str, limits: DecodingLimits, stop: threading.Event
 ) -> dict[str, Decoded]:
     """Predict the answers to every question of a split, by question id, in the order of the split.
 
@@ -308,7 +297,7 @@ def decode_question(
     return Decoded([ScoredText(text, score) for text, score in texts.items()], null_odds)
 
 
-def write_predictions(directory: Path, split: SquadSplit, decoded: dict[str, Decoded]) -> dict[str, Any]:
+def write_answers(directory: Path, split: SquadSplit, decoded: dict[str, Decoded]) -> dict[str, Any]:
     """Score the answers and write all files into ``directory``.
 
     If the split has questions without an answer, the threshold of the null odds is chosen on it: the one that gives the

@@ -9,14 +9,14 @@ from typing import Any
 import yaml
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.runs import RunResult, read_json
+from amos_fairseq.finetuning.runs import RunResult, read_optional_json
 from amos_fairseq.summary_file import Spread, Summary, parse_summary
 from amos_fairseq.tables import MISSING, format_score
 
 PAPER_RESULTS = Path(__file__).with_name("paper_results.yaml")
 
 
-def spread(values: Sequence[float]) -> Spread:
+def spread_of(values: Sequence[float]) -> Spread:
     """Raise ``statistics.StatisticsError`` if there are no values."""
     deviation = statistics.stdev(values) if len(values) > 1 else None
     return Spread(statistics.median(values), deviation, len(values))
@@ -63,7 +63,7 @@ def summarize(results: Sequence[RunResult]) -> dict[str, TaskSummary]:
     for task, by_trial in by_task.items():
         trial = max(by_trial, key=lambda name: statistics.median(result.main for result in by_trial[name]))
         chosen = by_trial[trial]
-        scores = {name: spread([result.scores[name] for result in chosen]) for name in chosen[0].scores}
+        scores = {name: spread_of([result.scores[name] for result in chosen]) for name in chosen[0].scores}
         best = best_run([result for own in by_trial.values() for result in own])
         summaries[task] = TaskSummary(task, trial, len(by_trial), scores, best)
     return summaries
@@ -113,7 +113,7 @@ def summary_of_same_weights(out: Path, name: str, setup: dict[str, Any]) -> Summ
         UserError: the file is not a summary, or it belongs to another checkpoint or to random weights.
     """
     file = out / f"{name}.json"
-    content = read_json(file)
+    content = read_optional_json(file)
     if content is None:
         return None
     complaint = f"is not a summary of amos {name}: repeat that command, which writes it again"

@@ -85,11 +85,9 @@ class Tagging(Benchmark):
                 )
 
     def train_flags(self, task: str) -> list[str]:
-        """See :class:`~amos_fairseq.finetuning.benchmark.Benchmark`."""
         flags = [str(self.data), "--task", "sequence_tagging", "--criterion", "sequence_tagging"]
         flags += ["--tokens-per-sentence", str(self.max_positions)]
-        # The scores after each epoch serve recipes that keep the checkpoint with the best one.
-        if not any(trial.checkpoint == "best" for trial in self.tasks[task].trials):
+        if not self.tasks[task].scores_best:
             return [*flags, "--disable-validation"]
         return [*flags, "--best-checkpoint-metric", self.tasks[task].main_score, "--maximize-best-checkpoint-metric"]
 
@@ -98,11 +96,10 @@ class Tagging(Benchmark):
     ) -> dict[str, float]:
         """Return the scores of the dev set, and write ``predictions.txt`` and ``scores.json``.
 
-        The prediction runs in float32 and without dropout, whatever the precision of the training. A line of predictions.txt
-        is a word, its label and the prediction, separated by tabs, because words and labels may contain spaces; a word that
-        is cut has the prediction O, or ``<cut>`` where labels are classes of words.
+        A line of predictions.txt is a word, its label and the prediction, separated by tabs, because words and labels may
+        contain spaces; a word that is cut has the prediction O, or ``<cut>`` where labels are classes of words.
         """
-        predicted = predict(load_checkpoint(checkpoint).model, self.dev, device, stop)
+        predicted = predict_tags(load_checkpoint(checkpoint).model, self.dev, device, stop)
         counts: Counter[str] = Counter()
         lines = []
         for index, row in enumerate(predicted):
@@ -132,7 +129,9 @@ class Tagging(Benchmark):
             yield "a span is right if its type and both ends are (conlleval's rules, computed by seqeval)"
 
 
-def predict(model: BaseFairseqModel, sentences: TaggedSentences, device: str, stop: threading.Event) -> list[list[int]]:
+def predict_tags(
+    model: BaseFairseqModel, sentences: TaggedSentences, device: str, stop: threading.Event
+) -> list[list[int]]:
     """Predict a label for each word that is not cut, by sentence.
 
     Args:

@@ -14,7 +14,6 @@ from typing import BinaryIO
 
 import torch
 
-import amos_fairseq
 from amos_fairseq.checkpoint_files import read_header, training_seconds_of
 from amos_fairseq.errors import INTERRUPTED, REQUEUE, UserError
 from amos_fairseq.files import no_links, whole_file, write_text
@@ -22,9 +21,9 @@ from amos_fairseq.finetuning.benchmark import Benchmark, Stopped
 from amos_fairseq.finetuning.runs import LOG_FILE, TaskRun
 from amos_fairseq.metrics_file import updates_so_far
 from amos_fairseq.python_process import SECONDS_TO_SAVE, python_command
+from amos_fairseq.recipe_files import PACKAGE
 from amos_fairseq.strangers import plain_name, read_text
 
-PACKAGE = Path(amos_fairseq.__file__).parent
 PROCESS_FILE = "train.process"  # name and host of the process that trains
 # These variables of a launcher would turn a fine-tuning process into one of the launcher's ranks.
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from amos_fairseq.measure.configuration import BenchSettings, BenchSetup
 from amos_fairseq.measure.fairseq_step import SyntheticText
-from amos_fairseq.measure.measurement import Spread, speed_ratio, tokens_per_second
+from amos_fairseq.measure.measurement import MedianAndRange, speed_ratio, tokens_per_second
 from amos_fairseq.tables import markdown_rows
 
 
@@ -39,7 +39,7 @@ class ContestRow:
     peak_bytes: int | None
 
     @property
-    def tokens_per_second(self) -> Spread:
+    def tokens_per_second(self) -> MedianAndRange:
         return tokens_per_second(self.seconds, self.tokens_per_step)
 
     @property
@@ -49,7 +49,7 @@ class ContestRow:
 
 @dataclass(frozen=True)
 class MicroBenchmarkTime:
-    """Time of a piece of the step.
+    """Time of one operation of the step by itself.
 
     Attributes:
         seconds: by implementation.
@@ -76,7 +76,7 @@ class BenchReport:
     text: SyntheticText
     vocabulary_rows: int
     parts: dict[str, float]
-    pieces: list[MicroBenchmarkTime]
+    micro_benchmarks: list[MicroBenchmarkTime]
     matmul_peak: float
     bandwidth: float
     machine: dict[str, Any]
@@ -88,7 +88,7 @@ class BenchReport:
         """The faster of our rows, plain or compiled."""
         return max((row for row in self.rows if row.is_ours), key=lambda row: row.tokens_per_second.median)
 
-    def ratio(self, row: ContestRow) -> Spread | None:
+    def ratio(self, row: ContestRow) -> MedianAndRange | None:
         """Return how many times as fast our best row is, step by step; None for our own rows."""
         return None if row.is_ours else speed_ratio(self.best_of_ours.seconds, row.seconds)
 
@@ -131,7 +131,7 @@ class BenchReport:
                 "reads_corpus": self.text.reads_corpus,
                 "loader_processes": self.loader_processes,
             },
-            "pieces": [dataclasses.asdict(piece) for piece in self.pieces],
+            "pieces": [dataclasses.asdict(each) for each in self.micro_benchmarks],
             "machine": self.machine,
             "versions": self.versions,
             "config": OmegaConf.to_container(self.setup.cfg, enum_to_str=True),
@@ -169,7 +169,7 @@ CONTEST_HEAD = (
 
 
 def as_markdown(report: BenchReport) -> str:
-    """Return a page: title, contest, parts, data, pieces, machine and the whole configuration."""
+    """Return a page: title, contest, parts, data, micro-benchmarks, machine and the whole configuration."""
     settings, setup, machine = report.settings, report.setup, report.machine | report.versions
     limits = {
         "matrix peak": f"{report.matmul_peak / 1e12:.3g} TFLOP/s in {setup.precision}, sustained, random normal values",
@@ -187,7 +187,7 @@ def as_markdown(report: BenchReport) -> str:
         "## Where our step spends its time",
         markdown_rows(("part", "share"), ((name, f"{share:.1%}") for name, share in report.parts.items())),
         data_line(report),
-        *micro_benchmark_section(report.pieces),
+        *micro_benchmark_section(report.micro_benchmarks),
         "## Machine and versions",
         markdown_rows(("", ""), ((name, plain(value)) for name, value in (limits | machine).items())),
         "## Configuration",
@@ -220,23 +220,23 @@ def data_line(report: BenchReport) -> str:
     )
 
 
-def micro_benchmark_section(pieces: Sequence[MicroBenchmarkTime]) -> Iterable[str]:
-    if not pieces:
+def micro_benchmark_section(benchmarks: Sequence[MicroBenchmarkTime]) -> Iterable[str]:
+    if not benchmarks:
         return
-    ways = list(pieces[0].seconds)
-    head = ("piece", "sizes", "GFLOP", "MiB", "floor, ms", *(f"{way}, ms" for way in ways))
-    yield "## Pieces by themselves"
-    yield markdown_rows(head, (micro_benchmark_cells(piece, ways) for piece in pieces))
+    ways = list(benchmarks[0].seconds)
+    head = ("operation", "sizes", "GFLOP", "MiB", "floor, ms", *(f"{way}, ms" for way in ways))
+    yield "## Operations by themselves"
+    yield markdown_rows(head, (micro_benchmark_cells(each, ways) for each in benchmarks))
     yield (
         "Forward and backward pass if there is one; the fastest of several repetitions. The floor is the slower of FLOPs over "
         "the measured matrix peak and bytes over the measured bandwidth: inputs, weights, results and their gradients once."
     )
 
 
-def micro_benchmark_cells(piece: MicroBenchmarkTime, ways: Sequence[str]) -> Sequence[str]:
-    times = (f"{1e3 * piece.seconds[way]:.3g} ({piece.seconds[way] / piece.floor:.1f}x)" for way in ways)
-    work = (f"{piece.flops / 1e9:.3g}", f"{piece.bytes / 2**20:.3g}", f"{1e3 * piece.floor:.3g}")
-    return piece.name, piece.sizes, *work, *times
+def micro_benchmark_cells(timed: MicroBenchmarkTime, ways: Sequence[str]) -> Sequence[str]:
+    times = (f"{1e3 * timed.seconds[way]:.3g} ({timed.seconds[way] / timed.floor:.1f}x)" for way in ways)
+    work = (f"{timed.flops / 1e9:.3g}", f"{timed.bytes / 2**20:.3g}", f"{1e3 * timed.floor:.3g}")
+    return timed.name, timed.sizes, *work, *times
 
 
 def plain(value: Any) -> str:

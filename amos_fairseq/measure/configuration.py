@@ -25,7 +25,7 @@ from amos_fairseq.composition import compose_recipe
 from amos_fairseq.data.block_iterator import blocks_per_batch
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.errors import UserError
-from amos_fairseq.recipe_files import find_recipe
+from amos_fairseq.recipe_files import DEFAULT_VOCABULARY, find_recipe
 from amos_fairseq.run.device import choose_precision
 from amos_fairseq.setting_checks import check_ranges, config_class, model_settings
 from amos_fairseq.special_tokens import LARGEST_VOCABULARY, MASK_SYMBOL
@@ -70,7 +70,7 @@ class CountedUpdate:
 
 
 def read_configuration(source: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, int | None]:
-    """Read a configuration and, of a checkpoint, the size of its vocabulary.
+    """Read a configuration and the size of its vocabulary: a default for a recipe without ``task.data``, None with it.
 
     Args:
         source: a recipe's name, the path of a YAML, a checkpoint, or the SAVE_DIR of a run.
@@ -89,7 +89,8 @@ def read_configuration(source: str, overrides: Sequence[str] = ()) -> tuple[Dict
             )
         return cfg, vocabulary_size
     config_dir, name = find_recipe(source)
-    return compose_recipe(name, overrides, config_dir), None
+    cfg = compose_recipe(name, overrides, config_dir)
+    return cfg, DEFAULT_VOCABULARY if OmegaConf.is_missing(cfg.task, "data") else None
 
 
 def missing_settings(cfg: DictConfig) -> list[str]:
@@ -242,7 +243,7 @@ class BenchSettings:
         steps, warmup: measured and unmeasured steps of each contestant.
         threads: number of CPU threads; None takes PyTorch's default.
         device: ``cpu`` or ``cuda``; None takes a GPU if there is one.
-        vocabulary_size: number of dictionary entries; None takes that of ``task.data`` or of the checkpoint.
+        vocabulary_size: number of dictionary entries; None takes that of :func:`read_configuration`.
         compile: also measure every contestant under ``torch.compile``.
         pieces: also time attention, output layer, sampling and optimizer separately.
     """
@@ -297,18 +298,15 @@ class BenchSetup:
         return BenchSetup(cfg, self.vocabulary_size, self.device, self.precision)
 
 
-def set_up(settings: BenchSettings, default_vocabulary: int) -> BenchSetup:
+def set_up(settings: BenchSettings) -> BenchSetup:
     """Read the configuration and adapt it to this machine.
-
-    Args:
-        default_vocabulary: vocabulary size of a recipe without data, unless ``settings`` give one.
 
     Raises:
         UserError: a value is out of range, the device or precision is not available, or the task is not pretraining.
     """
-    check_values(settings)
+    check_bench_values(settings)
     device = choose_device(settings.device)
-    cfg, saved_size = read_configuration(settings.config, settings.overrides)
+    cfg, vocabulary_size = read_configuration(settings.config, settings.overrides)
     if cfg.task._name != "text_pretraining":
         raise UserError(f"the task is {cfg.task._name}: amos bench measures pretraining steps (text_pretraining)")
     cfg.optimization.update_freq = [1]
@@ -317,15 +315,14 @@ def set_up(settings: BenchSettings, default_vocabulary: int) -> BenchSetup:
     precision = settings.precision or recipe_precision(cfg)
     cfg.common.bf16, cfg.common.fp16, cfg.common.amp = precision == "bf16", precision == "fp16", False
     choose_precision(cfg, has_gpu=device.type == "cuda")
-    size = settings.vocabulary_size if settings.vocabulary_size is not None else saved_size
-    if size is None and OmegaConf.is_missing(cfg.task, "data"):
-        size = default_vocabulary
+    if settings.vocabulary_size is not None:
+        vocabulary_size = settings.vocabulary_size
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    return BenchSetup(cfg, size, device, precision)
+    return BenchSetup(cfg, vocabulary_size, device, precision)
 
 
-def check_values(settings: BenchSettings) -> None:
+def check_bench_values(settings: BenchSettings) -> None:
     """Raise :class:`UserError` for values out of range and for overrides of :data:`FIXED` settings."""
     for name, minimum in (("steps", 1), ("warmup", 0), ("threads", 1)):
         value = getattr(settings, name)

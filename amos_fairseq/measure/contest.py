@@ -13,8 +13,8 @@ from amos_fairseq.measure.configuration import BenchSettings, BenchSetup, build_
 from amos_fairseq.measure.fairseq_step import FairseqStep, SyntheticText, make_synthetic_text
 from amos_fairseq.measure.flops import training_flops
 from amos_fairseq.measure.measurement import (
-    Contestant,
     Progress,
+    TrainingStep,
     alternate,
     describe_machine,
     held_bytes,
@@ -72,30 +72,34 @@ COPIED = (
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A contestant and what its row needs besides the seconds.
+class Contestant:
+    """A training step and what its row needs besides the seconds.
 
     Attributes:
+        name: label of its row.
+        description: one sentence about it.
         setup: configuration whose model FLOPs are counted for its steps.
         unequal_work: how its work differs from ours; empty if it does not.
         is_ours: whether peers are compared with it.
         compiled: by ``torch.compile``; ours as in training (``model.compile``), a peer as a whole.
     """
 
-    contestant: Contestant
+    name: str
+    description: str
+    step: TrainingStep
     setup: BenchSetup
     unequal_work: str = ""
     is_ours: bool = False
     compiled: bool = False
 
 
-def run_bench(settings: BenchSettings, default_vocabulary: int, progress: Progress = lambda text: None) -> BenchReport:
-    """Measure what ``settings`` describe; the vocabulary has ``default_vocabulary`` entries if nothing else gives a size.
+def run_bench(settings: BenchSettings, progress: Progress = lambda text: None) -> BenchReport:
+    """Measure what ``settings`` describe.
 
     Raises:
         UserError: the settings describe nothing that can be measured here, or it does not fit into memory.
     """
-    setup = set_up(settings, default_vocabulary)
+    setup = set_up(settings)
     task = build_task(setup.cfg.task, setup.vocabulary_size)
     text = make_synthetic_text(task, setup.batch_size, reads_corpus=setup.vocabulary_size is None)
     try:
@@ -111,18 +115,17 @@ def measure(
     settings: BenchSettings, setup: BenchSetup, task: TextPretrainingTask, text: SyntheticText, progress: Progress
 ) -> BenchReport:
     progress("building the contestants")
-    entries, not_built = build_entries(setup, task, settings.peers, settings.compile)
-    entries, not_run = warm_up(entries, text, settings.warmup, setup.device, progress)
-    contestants = [entry.contestant for entry in entries]
-    seconds = alternate(contestants, text.batches, settings.steps, setup.device, progress)
+    contestants, not_built = build_contestants(setup, task, settings.peers, settings.compile)
+    contestants, not_run = warm_up(contestants, text, settings.warmup, setup.device, progress)
+    seconds = alternate([each.step for each in contestants], text.batches, settings.steps, setup.device, progress)
     progress("memory of a step")
-    rows = [row_of(entry, own, setup, text) for entry, own in zip(entries, seconds, strict=True)]
+    rows = [contest_row(each, own, setup, text) for each, own in zip(contestants, seconds, strict=True)]
     progress("profile of a step")
-    parts = shares_of_parts(contestants[0], text.batches[0], setup.device, PROFILED_STEPS)
-    del entries, contestants  # free their memory
+    parts = shares_of_parts(contestants[0].step, text.batches[0], setup.device, PROFILED_STEPS)
+    del contestants  # free their memory
     progress("limits of the machine")
     peak, bandwidth = matmul_peak(setup.device, setup.dtype), memory_bandwidth(setup.device)
-    pieces = all_micro_benchmarks(setup, task, text.batches[0]) if settings.pieces else ()
+    benchmarks = all_micro_benchmarks(setup, task, text.batches[0]) if settings.pieces else ()
     return BenchReport(
         settings=settings,
         setup=setup,
@@ -131,7 +134,7 @@ def measure(
         text=text,
         vocabulary_rows=PaddedVocabulary.of(task.source_dictionary).padded_size,
         parts=parts,
-        pieces=[time_micro_benchmark(piece, setup.device, peak, bandwidth, progress) for piece in pieces],
+        micro_benchmarks=[time_micro_benchmark(each, setup.device, peak, bandwidth, progress) for each in benchmarks],
         matmul_peak=peak,
         bandwidth=bandwidth,
         machine=describe_machine(setup.device),
@@ -140,55 +143,55 @@ def measure(
 
 
 def warm_up(
-    entries: Sequence[Entry], text: SyntheticText, steps: int, device: torch.device, progress: Progress
-) -> tuple[list[Entry], dict[str, str]]:
+    contestants: Sequence[Contestant], text: SyntheticText, steps: int, device: torch.device, progress: Progress
+) -> tuple[list[Contestant], dict[str, str]]:
     """Run unmeasured steps, at least one each: the first one compiles, and creates the optimizer's moments.
 
     Returns:
-        The remaining entries, and the reason for each contestant that torch.compile cannot compile here.
+        The remaining contestants, and the reason for each contestant that torch.compile cannot compile here.
     """
     remaining, not_compiled = [], {}
-    for entry in entries:
-        progress(f"warming up: {entry.contestant.name}")
+    for contestant in contestants:
+        progress(f"warming up: {contestant.name}")
         try:
-            alternate([entry.contestant], text.batches, max(steps, 1), device, lambda text: None)
+            alternate([contestant.step], text.batches, max(steps, 1), device, lambda text: None)
         except Exception as error:
             # Anything the compiler, C++ or Triton raises; without compilation it is a bug or a mistake of the user.
-            if not entry.compiled or isinstance(error, torch.OutOfMemoryError):
+            if not contestant.compiled or isinstance(error, torch.OutOfMemoryError):
                 raise
-            not_compiled[entry.contestant.name] = (str(error).strip().splitlines() or [repr(error)])[0]
+            not_compiled[contestant.name] = (str(error).strip().splitlines() or [repr(error)])[0]
             continue
-        remaining.append(entry)
+        remaining.append(contestant)
     return remaining, not_compiled
 
 
-def row_of(entry: Entry, seconds: list[float], setup: BenchSetup, text: SyntheticText) -> ContestRow:
+def contest_row(contestant: Contestant, seconds: list[float], setup: BenchSetup, text: SyntheticText) -> ContestRow:
     """Return the row of a contestant: seconds, memory, and model FLOPs per token."""
-    contestant = entry.contestant
-    held, peak = held_bytes(*contestant.state()), None
-    if not entry.compiled or setup.device.type == "cuda":  # compiled code on a CPU hides its tensors
-        peak = held + step_peak(lambda: contestant.step(text.batches[0]), setup.device)
+    step, counted = contestant.step, contestant.setup
+    held, peak = held_bytes(*step.state()), None
+    if not contestant.compiled or setup.device.type == "cuda":  # compiled code on a CPU hides its tensors
+        peak = held + step_peak(lambda: step.step(text.batches[0]), setup.device)
     return ContestRow(
         name=contestant.name,
         description=contestant.description,
-        is_ours=entry.is_ours,
-        unequal_work=entry.unequal_work,
-        parameters=sum(parameter.numel() for parameter in contestant.module.parameters()),
+        is_ours=contestant.is_ours,
+        unequal_work=contestant.unequal_work,
+        parameters=sum(parameter.numel() for parameter in step.module.parameters()),
         seconds=seconds,
         tokens_per_step=text.tokens_per_batch,
-        flops_per_token=training_flops(entry.setup.cfg, entry.setup.vocabulary_size, reference=True).per_token,
+        flops_per_token=training_flops(counted.cfg, counted.vocabulary_size, reference=True).per_token,
         held_bytes=held,
         peak_bytes=peak,
     )
 
 
-def build_entries(
+def build_contestants(
     setup: BenchSetup, task: TextPretrainingTask, peers: Sequence[str], compile: bool
-) -> tuple[list[Entry], dict[str, str]]:
-    """Build our entry, then the peers in their order, compiled if the recipe is; with ``compile`` each without and with.
+) -> tuple[list[Contestant], dict[str, str]]:
+    """Build our contestant, then the peers in their order, compiled if the recipe is; with ``compile`` each without and with.
 
     Returns:
-        The entries, and the reason for each that cannot be compiled here if ``compile`` asked for it.
+        The contestants, and the reason for each that cannot be compiled here if ``compile`` asked for it.
 
     Raises:
         UserError: a peer is unknown, or cannot follow the recipe.
@@ -196,45 +199,41 @@ def build_entries(
     for peer in peers:
         if peer not in PEERS:
             raise UserError(f"--peer {peer} is unknown: choose among {', '.join(PEERS)}")
-    entries, not_compiled = [], {}
+    contestants, not_compiled = [], {}
     for compiled in (False, True) if compile else (bool(setup.cfg.model.compile),):
         for name in ("ours", *dict.fromkeys(peers)):
             label = f"{name}, compiled" if compiled else name
             try:
-                entries.append(build_entry(setup, task, name, label, compiled))
+                contestants.append(build_contestant(setup, task, name, label, compiled))
             except UserError as error:
                 if not (compile and compiled):  # with --compile, the same was built without compilation before
                     raise
                 not_compiled[label] = str(error)
-    return entries, not_compiled
+    return contestants, not_compiled
 
 
-def build_entry(setup: BenchSetup, task: TextPretrainingTask, name: str, label: str, compiled: bool) -> Entry:
-    if name in HUGGING_FACE:
-        entry = hugging_face_entry(setup, task, name, label, compiled)
-        if compiled:
-            entry.contestant.module.compile(dynamic=False)
-        return entry
-    setup = setup.with_model(compile=compiled)
-    if name == "reference":
-        setup = setup.with_model(kernels="reference")
-    description = f"amos_fairseq, fairseq's trainer, model.kernels={setup.cfg.model.kernels}"
-    return Entry(FairseqStep(setup, task, label, description), setup, is_ours=name == "ours", compiled=compiled)
-
-
-def hugging_face_entry(setup: BenchSetup, task: TextPretrainingTask, name: str, label: str, compiled: bool) -> Entry:
+def build_contestant(setup: BenchSetup, task: TextPretrainingTask, name: str, label: str, compiled: bool) -> Contestant:
+    if name not in HUGGING_FACE:
+        setup = setup.with_model(compile=compiled)
+        if name == "reference":
+            setup = setup.with_model(kernels="reference")
+        description = f"amos_fairseq, fairseq's trainer, model.kernels={setup.cfg.model.kernels}"
+        step = FairseqStep(setup, task)
+        return Contestant(label, description, step, setup, is_ours=name == "ours", compiled=compiled)
     # Imported here: transformers takes seconds to import, and not every run needs it.
     from amos_fairseq.measure.hugging_face import HuggingFaceStep, build_objective
 
-    peer_setup, difference = comparable(setup)
+    peer_setup, difference = comparable_setup(setup)
     vocabulary = PaddedVocabulary.of(task.source_dictionary)
     torch.manual_seed(setup.cfg.common.seed)
     module = build_objective(peer_setup.cfg, vocabulary.padded_size, vocabulary.pad, naive=name == "hf_naive")
-    step = HuggingFaceStep(peer_setup, module, label, HUGGING_FACE[name])
-    return Entry(step, peer_setup, difference, compiled=compiled)
+    step = HuggingFaceStep(peer_setup, module)
+    if compiled:
+        module.compile(dynamic=False)
+    return Contestant(label, HUGGING_FACE[name], step, peer_setup, difference, compiled=compiled)
 
 
-def comparable(setup: BenchSetup) -> tuple[BenchSetup, str]:
+def comparable_setup(setup: BenchSetup) -> tuple[BenchSetup, str]:
     """Return the ``electra`` or ``mlm`` configuration for Hugging Face's networks, and how it differs from ours.
 
     Raises:

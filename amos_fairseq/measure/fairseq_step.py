@@ -32,9 +32,7 @@ class FairseqStep:
     The gradient exchange of a real update is missing on one rank (for several, see examples/benchmark/rank_traces.py).
     """
 
-    def __init__(self, setup: BenchSetup, task: TextPretrainingTask, name: str, description: str):
-        self.name = name
-        self.description = description
+    def __init__(self, setup: BenchSetup, task: TextPretrainingTask):
         torch.manual_seed(setup.cfg.common.seed)
         model = models.build_model(setup.cfg.model, task)
         if model.awaits_token_counts:
@@ -50,7 +48,7 @@ class FairseqStep:
         return self.trainer.get_criterion()
 
     def step(self, batch: dict[str, Any]) -> None:
-        """Run forward, backward, clipping, optimizer, schedule and statistics; see :class:`Contestant`."""
+        """Run forward, backward, clipping, optimizer, schedule and statistics."""
         self.update([batch])
 
     def update(self, micro_batches: Sequence[dict[str, Any]]) -> None:
@@ -59,7 +57,6 @@ class FairseqStep:
             self.trainer.train_step(micro_batches)
 
     def state(self) -> Iterator[Tensor]:
-        """Yield everything that is held between two steps: weights, gradients, master weights, moments."""
         yield from tensors_of(self.module)
         optimizer = self.trainer.optimizer
         if hasattr(optimizer, "fp32_params"):

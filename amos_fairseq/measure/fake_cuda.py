@@ -28,7 +28,7 @@ from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from amos_fairseq.compat import device_reads
-from amos_fairseq.errors import UserError
+from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import cache_folder, whole_file
 from amos_fairseq.functional import attention
 
@@ -310,14 +310,10 @@ def load_guard() -> ctypes.CDLL:
     key = hashlib.sha256(source + torch.__version__.encode() + torch.__file__.encode()).hexdigest()[:16]
     library = cache / f"fake_cuda_{key}.so"
     if not library.exists():
-        try:
+        with explain_os_errors(f"{cache} cannot be written", ": set XDG_CACHE_HOME to another folder"):
             cache.mkdir(parents=True, exist_ok=True)
             with whole_file(str(library)) as unfinished:
                 compile_guard(unfinished)
-        except OSError as error:
-            raise UserError(
-                f"{cache} cannot be written ({error.strerror}): set XDG_CACHE_HOME to another folder"
-            ) from error
     return ctypes.CDLL(str(library))
 
 

@@ -51,7 +51,7 @@ class Operations(NamedTuple):
         return sum(self)
 
 
-def count(call: Callable[[], Any]) -> dict[str, Operations]:
+def count_operations(call: Callable[[], Any]) -> dict[str, Operations]:
     """Count the operations of ``call``, which runs twice: to find its operators, and to count them.
 
     Returns:
@@ -126,15 +126,11 @@ def _look_up(table_shape: torch.Size, ids_shape: torch.Size, *arguments: Any, **
     return 2 * math.prod(table_shape) * math.prod(ids_shape)
 
 
-def _matrix_vector(matrix_shape: torch.Size, vector_shape: torch.Size, **keywords: Any) -> int:
-    return 2 * math.prod(matrix_shape)
-
-
-def _add_product(sum_shape: torch.Size, left_shape: torch.Size, right_shape: torch.Size, **keywords: Any) -> int:
-    return 2 * math.prod(left_shape) * right_shape[-1]
-
-
-MATMULS = {aten.mv: _matrix_vector, aten.addmm_: _add_product}  # missing in PyTorch's counter
+# Products that are missing in PyTorch's counter, by the shapes of their arguments.
+MATMULS = {
+    aten.mv: lambda matrix, vector, **keywords: 2 * math.prod(matrix),
+    aten.addmm_: lambda total, left, right, **keywords: 2 * math.prod(left) * right[-1],
+}
 
 
 def _by_kind(of_operators: dict[Any, int]) -> Operations:
@@ -230,8 +226,8 @@ def by_thesis(update: CountedUpdate, forward: Operations) -> TrainingFlops:
 
 
 def forward_of_batch(update: CountedUpdate) -> dict[str, Operations]:
-    """Count the forward pass of one micro-batch, loss included, by module: see :func:`count`."""
-    return count(lambda: update.criterion(update.model, update.batch))
+    """Count the forward pass of one micro-batch, loss included, by module: see :func:`count_operations`."""
+    return count_operations(lambda: update.criterion(update.model, update.batch))
 
 
 def _of_updates(update: CountedUpdate, per_batch: int) -> TrainingFlops:

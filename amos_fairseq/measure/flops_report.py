@@ -13,7 +13,14 @@ from torch import nn
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.measure.configuration import DEVICE, CountedUpdate, build_counted_update
-from amos_fairseq.measure.flops import Operations, TrainingFlops, by_autograd, by_thesis, count, forward_of_batch
+from amos_fairseq.measure.flops import (
+    Operations,
+    TrainingFlops,
+    by_autograd,
+    by_thesis,
+    count_operations,
+    forward_of_batch,
+)
 
 # Operations of the model itself: products with the tied token embeddings, sampling.
 OWN_WORK = "output layer, sampling"
@@ -138,7 +145,7 @@ def inference_operations(model: nn.Module, length: int) -> Operations | None:
     was_training = model.training
     model.eval()
     with torch.no_grad():
-        operations = count(lambda: model.extract_features(tokens))["Global"]
+        operations = count_operations(lambda: model.extract_features(tokens))["Global"]
     model.train(was_training)
     return operations
 

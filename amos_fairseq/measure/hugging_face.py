@@ -142,8 +142,7 @@ def network_config(shape: TransformerConfig, **settings: Any) -> ElectraConfig:
 class HuggingFaceStep:
     """A training step with float32 weights, autocast for 16-bit precisions, fused AdamW and clipping."""
 
-    def __init__(self, setup: BenchSetup, module: nn.Module, name: str, description: str):
-        self.name, self.description = name, description
+    def __init__(self, setup: BenchSetup, module: nn.Module):
         self.module = module.to(setup.device).train()
         self.device, self.dtype = setup.device, setup.dtype
         self.clip_norm = setup.cfg.optimization.clip_norm
@@ -151,7 +150,7 @@ class HuggingFaceStep:
         self.scaler = torch.amp.GradScaler(setup.device.type, enabled=setup.precision == "fp16")
 
     def step(self, batch: dict[str, Any]) -> None:
-        """Run forward, backward, clipping and optimizer; see :class:`Contestant`."""
+        """Run forward, backward, clipping and optimizer."""
         inputs = {name: batch["net_input"][name].to(self.device, non_blocking=True) for name in INPUTS}
         self.optimizer.zero_grad(set_to_none=True)
         with self.autocast():
@@ -170,7 +169,6 @@ class HuggingFaceStep:
         return torch.autocast(self.device.type, dtype=self.dtype)
 
     def state(self) -> Iterator[Tensor]:
-        """Yield everything that is held between two steps."""
         yield from tensors_of(self.module)
         yield from moments_of(self.optimizer)
 

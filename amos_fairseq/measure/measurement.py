@@ -6,7 +6,7 @@ import statistics
 import sys
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,25 +26,20 @@ Progress = Callable[[str], None]
 BURST_SECONDS = 0.03
 
 
-class Contestant(Protocol):
-    """A training step that is measured.
+class TrainingStep(Protocol):
+    """A training step that is measured; ``module``: everything that is trained."""
 
-    Attributes:
-        name: label of its row.
-        description: one sentence about it.
-        module: everything that is trained.
-    """
-
-    name: str
-    description: str
     module: nn.Module
 
     def step(self, batch: Batch) -> None:
         """Update the parameters once with ``batch``, which is on the CPU as a data loader returns it."""
 
+    def state(self) -> Iterable[Tensor]:
+        """Return everything that is held between two steps: weights, gradients, master weights, moments."""
+
 
 @dataclass(frozen=True)
-class Spread:
+class MedianAndRange:
     """Median, minimum and maximum of several values."""
 
     median: float
@@ -52,17 +47,17 @@ class Spread:
     max: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> "Spread":
+    def of(cls, values: Sequence[float]) -> "MedianAndRange":
         return cls(statistics.median(values), min(values), max(values))
 
 
-def tokens_per_second(seconds: Sequence[float], tokens_per_step: int) -> Spread:
-    return Spread.of([tokens_per_step / second for second in seconds])
+def tokens_per_second(seconds: Sequence[float], tokens_per_step: int) -> MedianAndRange:
+    return MedianAndRange.of([tokens_per_step / second for second in seconds])
 
 
-def speed_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
+def speed_ratio(ours: Sequence[float], theirs: Sequence[float]) -> MedianAndRange:
     """Compute how many times as fast ``ours`` is, step by step: the i-th steps of both ran one after the other."""
-    return Spread.of([their / our for our, their in zip(ours, theirs, strict=True)])
+    return MedianAndRange.of([their / our for our, their in zip(ours, theirs, strict=True)])
 
 
 def synchronize(device: torch.device) -> None:
@@ -111,7 +106,7 @@ def sustained_seconds(call: Callable[[], Any], device: torch.device, budget: flo
 
 
 def alternate(
-    contestants: Sequence[Contestant], batches: Sequence[Batch], steps: int, device: torch.device, progress: Progress
+    contestants: Sequence[TrainingStep], batches: Sequence[Batch], steps: int, device: torch.device, progress: Progress
 ) -> list[list[float]]:
     """Return the seconds of ``steps`` steps of each contestant, run in rounds of one step each: A B C A B C ...
 

@@ -1,4 +1,4 @@
-"""Time of single pieces of the step, fast and reference implementation, beside the minimum that the machine needs.
+"""Time of single operations of the step, fast and reference implementation, beside the minimum that the machine needs.
 
 Shapes: B sequences, T tokens, M masked positions per sequence, N = B M, K depths, H heads, D hidden size of the encoder, E of
 the token embeddings, V padded vocabulary size. FLOPs count a multiplication and an addition as two; a backward pass has twice
@@ -35,7 +35,7 @@ SECONDS = 0.5  # for the repetitions of each
 
 @dataclass(frozen=True)
 class MicroBenchmark:
-    """A piece of the step; ``ways`` has a call that runs it once for each of :data:`WAYS`."""
+    """One operation of the step; ``ways`` has a call that runs it once for each of :data:`WAYS`."""
 
     name: str
     sizes: str
@@ -45,7 +45,7 @@ class MicroBenchmark:
 
 
 def time_micro_benchmark(
-    piece: MicroBenchmark,
+    benchmark: MicroBenchmark,
     device: torch.device,
     peak: float,
     bandwidth: float,
@@ -53,14 +53,14 @@ def time_micro_benchmark(
     seconds: float = SECONDS,
 ) -> MicroBenchmarkTime:
     """Time the fastest repetition of each implementation; ``peak`` in FLOP/s, ``bandwidth`` in bytes/s."""
-    progress(f"piece: {piece.name}")
-    floor = max(piece.flops / peak, piece.bytes / bandwidth)
-    times = {way: best_seconds(piece.ways[way], device, seconds) for way in WAYS}
-    return MicroBenchmarkTime(piece.name, piece.sizes, piece.flops, piece.bytes, floor, times)
+    progress(f"by itself: {benchmark.name}")
+    floor = max(benchmark.flops / peak, benchmark.bytes / bandwidth)
+    times = {way: best_seconds(benchmark.ways[way], device, seconds) for way in WAYS}
+    return MicroBenchmarkTime(benchmark.name, benchmark.sizes, benchmark.flops, benchmark.bytes, floor, times)
 
 
 def all_micro_benchmarks(setup: BenchSetup, task: TextPretrainingTask, batch: Batch) -> Iterator[MicroBenchmark]:
-    """Yield the pieces of the recipe's step, each built when it is needed, so that they do not share the memory."""
+    """Yield those of the recipe's step, each built when it is needed, so that they do not share the memory."""
     num_sequences, num_masked = batch["net_input"]["masked_positions"].shape
     layer = SyntheticOutputLayer.of(setup, PaddedVocabulary.of(task.source_dictionary), num_sequences, num_masked)
     yield attention(setup, num_sequences)

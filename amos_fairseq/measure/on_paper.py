@@ -43,7 +43,7 @@ PRODUCT_SHARE = 0.8
 
 
 @dataclass(frozen=True)
-class Device:
+class GpuRates:
     """Rates of a GPU.
 
     Attributes:
@@ -78,13 +78,13 @@ FLASH_2_ON_H100 = (282e12, 198e12)
 FLASH_2_ON_A100 = (FLASH_2_ON_H100[0] / FROM_A100_TO_H200, FLASH_2_ON_H100[1] / FROM_A100_TO_H200)
 
 DEVICES = {
-    "h200": Device(
+    "h200": GpuRates(
         "H200",
         peaks(989e12, 67e12),  # data sheet; float32 without TF32
         {"flash": FLASH_2_ON_H100, "triton": FLASH_2_ON_H100, "efficient": EFFICIENT_ON_H200},
         bandwidth=4.3e12,  # a copy on the device, measured on an H200 with another program
     ),
-    "a100": Device(
+    "a100": GpuRates(
         "A100 80GB",
         peaks(312e12, 19.5e12),  # data sheet
         {"flash": FLASH_2_ON_A100, "triton": FLASH_2_ON_A100, "efficient": EFFICIENT_ON_A100},
@@ -102,7 +102,7 @@ TABLE_ORDER = tuple(
 )
 
 
-def row_of(part: str, is_product: bool) -> str:
+def table_row(part: str, is_product: bool) -> str:
     return f"{part}: {PRODUCTS if is_product else REST}" if part in SPLIT_PARTS else part
 
 
@@ -168,7 +168,7 @@ class Trace(TorchDispatchMode):
         operators: by row and name of the operator.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: GpuRates) -> None:
         super().__init__()
         self.device = device
         self.costs: dict[str, Cost] = defaultdict(Cost)
@@ -222,7 +222,7 @@ class Trace(TorchDispatchMode):
                 dtype = next(leaf.dtype for leaf in tree_iter(args) if isinstance(leaf, Tensor))
                 seconds = max(seconds, flops / (PRODUCT_SHARE * self.device.peak[dtype]))
         seconds = max(seconds, SHORTEST_KERNEL)
-        row = row_of(part, is_product)
+        row = table_row(part, is_product)
         self.costs[row].add(moved, flops, seconds)
         self.operators[row, packet.__name__].add(moved, flops, seconds)
 
@@ -261,14 +261,14 @@ def traffic(function: Any, args: Any, kwargs: Any, result: Any) -> int:
         target, dimension, index = args[:3]
         return num_bytes(index) + num_bytes(target) // target.size(dimension) * index.numel()
     if packet in SCATTER:
-        others = tensors_of([value for name, value in arguments.items() if name != "self"])
+        others = cuda_tensors([value for name, value in arguments.items() if name != "self"])
         indices = sum(num_bytes(tensor) for tensor in others if not tensor.is_floating_point())
         values = sum(num_bytes(tensor) for tensor in others if tensor.is_floating_point())
         return indices + (3 if packet in ACCUMULATE else 2) * values
     if packet._qualified_op_name in READ_BLOCKS:
         from amos_fairseq.functional.cuda.logits import BLOCK_ROWS  # needs Triton, as the operator does
 
-        logits, *others = tensors_of(args)
+        logits, *others = cuda_tensors(args)
         read = arguments["blocks"].numel() * BLOCK_ROWS * len(logits) * logits.element_size()
         return read + sum(map(num_bytes, others)) + returned
     if packet in GATHER:
@@ -280,13 +280,13 @@ def traffic(function: Any, args: Any, kwargs: Any, result: Any) -> int:
     read = total_bytes([value for name, value in arguments.items() if name not in unread])
     if not written_names:
         return read + returned
-    written = tensors_of([arguments[name] for name in written_names])
+    written = cuda_tensors([arguments[name] for name in written_names])
     changed = {tensor.untyped_storage()._cdata for tensor in written}
-    new = (tensor for tensor in tensors_of(result) if tensor.untyped_storage()._cdata not in changed)
+    new = (tensor for tensor in cuda_tensors(result) if tensor.untyped_storage()._cdata not in changed)
     return read + sum(map(num_bytes, [*written, *new]))
 
 
-def tensors_of(nest: Any) -> list[Tensor]:
+def cuda_tensors(nest: Any) -> list[Tensor]:
     return [leaf for leaf in tree_iter(nest) if isinstance(leaf, Tensor) and leaf.device.type == "cuda"]
 
 
@@ -297,7 +297,7 @@ def num_bytes(tensor: Tensor) -> int:
 
 
 def total_bytes(nest: Any) -> int:
-    return sum(map(num_bytes, tensors_of(nest)))
+    return sum(map(num_bytes, cuda_tensors(nest)))
 
 
 def extra_bytes(packet: Any, args: Any, result: Any) -> int:
@@ -321,7 +321,7 @@ def extra_bytes(packet: Any, args: Any, result: Any) -> int:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class StepPrediction:
     """The predicted costs of a step.
 
     Attributes:
@@ -331,7 +331,7 @@ class Prediction:
     """
 
     setup: BenchSetup
-    device: Device
+    device: GpuRates
     tokens: int
     model_flops: float
     costs: dict[str, Cost] = field(default_factory=dict)
@@ -341,7 +341,7 @@ class Prediction:
         return Cost(*(sum(column) for column in zip(*map(dataclasses.astuple, self.costs.values()), strict=True)))
 
 
-def predict(settings: BenchSettings, device_name: str, default_vocabulary: int) -> Prediction:
+def predict_step(settings: BenchSettings, device_name: str) -> StepPrediction:
     """Trace the second update of ``settings`` and predict its time on a GPU of :data:`DEVICES`.
 
     Raises:
@@ -350,16 +350,16 @@ def predict(settings: BenchSettings, device_name: str, default_vocabulary: int) 
     device = DEVICES[device_name]
     with fake_cuda() as cuda:
         with unset_fake_temporarily():
-            setup = set_up(dataclasses.replace(settings, device="cuda"), default_vocabulary).with_model(compile=False)
+            setup = set_up(dataclasses.replace(settings, device="cuda")).with_model(compile=False)
             task = build_task(setup.cfg.task, setup.vocabulary_size)
             batch = random_batch(task, setup.batch_size)
-        trace = trace_step(FairseqStep(setup, task, "ours", ""), cuda, batch, device)
+        trace = trace_step(FairseqStep(setup, task), cuda, batch, device)
     tokens = batch["ntokens"]
     model_flops = training_flops(setup.cfg, setup.vocabulary_size, reference=True).per_token * tokens
-    return Prediction(setup, device, tokens, model_flops, dict(trace.costs))
+    return StepPrediction(setup, device, tokens, model_flops, dict(trace.costs))
 
 
-def trace_step(step: FairseqStep, cuda: FakeCuda, batch: dict[str, Any], device: Device) -> Trace:
+def trace_step(step: FairseqStep, cuda: FakeCuda, batch: dict[str, Any], device: GpuRates) -> Trace:
     """Trace one update after a first one, which creates the optimizer's moments."""
     step.step(cuda.fake(batch))
     trace = Trace(device)
@@ -374,7 +374,7 @@ def trace_step(step: FairseqStep, cuda: FakeCuda, batch: dict[str, Any], device:
     return trace
 
 
-def as_text(prediction: Prediction) -> str:
+def as_text(prediction: StepPrediction) -> str:
     """Return a table of parts, and the total."""
     setup, total, peak = prediction.setup, prediction.total, prediction.device.peak[prediction.setup.dtype]
     rows = [

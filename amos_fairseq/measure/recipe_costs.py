@@ -44,7 +44,10 @@ def costs_of_recipes(
             costs = known.get(name) if is_kept else None
             if costs is None:
                 import_fairseq()
-                costs = _costs_or_reason(name, config_dir, vocabulary_size)
+                try:
+                    costs = count_costs(name, config_dir, vocabulary_size)
+                except UserError as error:  # some variants need a setting that no paper prints
+                    costs = {"not_counted": str(error)}
             if is_kept:
                 known[name] = costs
             yield {"recipe": title, **_with_hours(costs)}
@@ -69,14 +72,6 @@ def _read(cache: Path, key: str) -> dict[str, dict[str, Any]]:
         if content["files"] == key:
             return dict(content["costs"])
     return {}
-
-
-def _costs_or_reason(name: str, config_dir: Path, vocabulary_size: int | None) -> dict[str, Any]:
-    """Return :func:`count_costs`, or why they cannot be counted: some variants need a setting that no paper prints."""
-    try:
-        return count_costs(name, config_dir, vocabulary_size)
-    except UserError as error:
-        return {"not_counted": str(error)}
 
 
 def count_costs(name: str, config_dir: Path = RECIPES, vocabulary_size: int | None = None) -> dict[str, Any]:

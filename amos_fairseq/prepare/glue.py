@@ -7,8 +7,6 @@ import argparse
 import contextlib
 import shutil
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ from amos_fairseq.prepare.binarizing import (
     start_encoding_process,
 )
 from amos_fairseq.prepare.glue_tables import GlueRow, GlueTable, find_files, has_any_file, read_table
-from amos_fairseq.prepare.processes import number_of_processes, ordered_results, process_pool
+from amos_fairseq.prepare.processes import InOrder, number_of_processes, process_pool
 from amos_fairseq.prepare.workspace import Sample, Workspace
 from amos_fairseq.terminal import progress_bar, say
 from amos_fairseq.tokenization import Tokenizer, load_tokenizer
@@ -101,17 +99,32 @@ class GlueWorkspace(Workspace):
 
 
 def run(given: argparse.Namespace) -> None:
-    """Check the arguments and prepare the tasks; raise :class:`UserError` for bad input."""
+    """Write the tasks' files in GLUE_DIR to OUT; finished tasks made from the same files are skipped.
+
+    Raises:
+        UserError: bad input; tasks that are finished stay, and nothing else.
+    """
     # Check as much as possible before any work.
-    tasks = _tasks_to_prepare(given.glue, given.tasks)
+    files = _files_of_tasks(given.glue, given.tasks)
     if given.max_train_rows is not None and given.max_train_rows < 1:
         raise UserError(f"--max-train-rows {given.max_train_rows} must be at least 1")
     sample, tokenizer = Sample(given.max_train_rows, given.seed), load_tokenizer(given.tokenizer)
-    prepare_glue(given.glue, tasks, tokenizer, given.out, sample, number_of_processes(given.workers))
+    workers = number_of_processes(given.workers)
+    with (
+        GlueWorkspace(given.out, tokenizer) as work,
+        process_pool(workers, start_encoding_process, work.tokenizer) as in_order,
+    ):
+        for name, sources in files.items():
+            if _is_finished(work, TASKS[name], sources, tokenizer, sample):
+                say(f"{name} is finished already, with these files and settings: skipped")
+            else:
+                work.publish(_prepare_task(work, TASKS[name], sources, tokenizer, sample, in_order))
+    command = f"fairseq-train {given.out}/TASK --user-dir amos_fairseq --task sentence_prediction ..."
+    say(f"done: {command}; counts in TASK/task.json")
 
 
-def _tasks_to_prepare(glue: Path, names: str) -> list[GlueTask]:
-    """Return the requested tasks. ``ALL`` omits, with a message, the tasks without any file."""
+def _files_of_tasks(glue: Path, names: str) -> dict[str, dict[str, Path]]:
+    """Return the files of the requested tasks by split. ``ALL`` omits, with a message, the tasks without any file."""
     tasks = [TASKS[name] for name in parse_tasks(names, TASKS, TASKS)]
     if not glue.is_dir():
         raise UserError(f"GLUE_DIR {glue} is not a directory: give the one that contains CoLA, SST-2, ...")
@@ -121,35 +134,10 @@ def _tasks_to_prepare(glue: Path, names: str) -> list[GlueTask]:
         tasks = [task for task in tasks if task.name not in missing]
         if not tasks:
             raise UserError(f"GLUE_DIR {glue} contains no task: expected directories such as CoLA and SST-2")
-    for task in tasks:
-        find_files(glue, task)
+    files = {task.name: find_files(glue, task) for task in tasks}
     if missing:
         say(f"not in {glue}, so not prepared: {', '.join(missing)}")
-    return tasks
-
-
-def prepare_glue(
-    glue: Path, tasks: list[GlueTask], tokenizer: Tokenizer, out: Path, sample: Sample, workers: int
-) -> None:
-    """Write the tasks' files in ``glue`` to ``out``; finished tasks made from the same files are skipped.
-
-    Raises:
-        UserError: bad input; tasks that are finished stay, and nothing else.
-    """
-    files = {task.name: find_files(glue, task) for task in tasks}  # missing files are reported before any work
-    with (
-        GlueWorkspace(out, tokenizer) as work,
-        process_pool(workers, start_encoding_process, work.tokenizer) as pool,
-    ):
-        for task in tasks:
-            sources = files[task.name]
-            if _is_finished(work, task, sources, tokenizer, sample):
-                say(f"{task.name} is finished already, with these files and settings: skipped")
-                continue
-            work.publish(_prepare_task(work, task, sources, tokenizer, sample, pool, workers))
-    say(
-        f"done: fairseq-train {out}/TASK --user-dir amos_fairseq --task sentence_prediction ...; counts in TASK/task.json"
-    )
+    return files
 
 
 def _prepare_task(
@@ -158,8 +146,7 @@ def _prepare_task(
     sources: dict[str, Path],
     tokenizer: Tokenizer,
     sample: Sample,
-    pool: Executor,
-    workers: int,
+    in_order: InOrder,
 ) -> dict[str, Any]:
     """Write everything of a task except ``task.json``, and return the content of that file."""
     directory = work.unfinished(task.name)
@@ -175,15 +162,15 @@ def _prepare_task(
     with progress_bar(sum(len(table.rows) for table in tables.values()), f"{task.name}: encode", "row", delay=2) as bar:
         for split, table in tables.items():
             prefixes = [path / split for path in inputs]
-            counts = encode_rows(table.rows, prefixes, tokenizer, pool, workers, bar.update)
-            splits[split].update(rows=len(table.rows), **counts.describe())
-    write_labels(directory, task, {split: table.rows for split, table in tables.items()})
+            counts = encode_rows(table.rows, prefixes, tokenizer, in_order, bar.update)
+            splits[split].update(rows=len(table.rows), **counts)
+    write_glue_labels(directory, task, {split: table.rows for split, table in tables.items()})
     for split, table in tables.items():
         if is_test(split):
             ids = "".join(f"{row.id}\n" for row in table.rows)
             (directory / f"{split}.ids").write_text(ids, encoding="utf-8")
     for split, described in splits.items():
-        _report(task, split, described, tables[split].broken_lines)
+        _report(f"{task.name} {split}", described)
     return {
         "task": task.name,
         "kind": "regression" if task.is_regression else "classification",
@@ -213,25 +200,25 @@ def _describe_source(task: GlueTask, split: str, path: Path, table: GlueTable) -
     }
 
 
-def _report(task: GlueTask, split: str, described: dict[str, Any], broken: list[int]) -> None:
-    rows = described["rows"]
+def _report(name: str, described: dict[str, Any]) -> None:
+    rows, broken = described["rows"], described["broken_lines"]
     longer = ", ".join(f"{count:,} than {most}" for most, count in described["longer_than"].items() if count)
     of = f" of {described['source_rows']}" if rows < described["source_rows"] else ""
     say(
-        f"{task.name} {split}: {rows}{of} rows; longest {described['longest']} tokens"
+        f"{name}: {rows}{of} rows; longest {described['longest']} tokens"
         + (f" (longer: {longer}; a model of that length reads them cut)" if longer else "")
         + f"; {described['unknown_share']:.3%} unknown pieces"
     )
     if described["source_rows"] != described["official_rows"]:
         say(
-            f"{task.name} {split}: the official file has {described['official_rows']} rows, {described['source']} has "
+            f"{name}: the official file has {described['official_rows']} rows, {described['source']} has "
             f"{described['source_rows']}: scores are not comparable with published ones"
         )
     if broken:
         shown = ", ".join(map(str, broken[:_SHOWN_BROKEN_LINES])) + (
             ", ..." if len(broken) > _SHOWN_BROKEN_LINES else ""
         )
-        say(f"{task.name} {split}: {len(broken)} broken lines of {described['source']} skipped (lines {shown})")
+        say(f"{name}: {len(broken)} broken lines of {described['source']} skipped (lines {shown})")
 
 
 def _is_finished(
@@ -261,80 +248,50 @@ def _sizes(directory: Path) -> dict[str, int]:
     return {path.relative_to(directory).as_posix(): path.stat().st_size for path in paths}
 
 
-@dataclass
-class RowCounts:
-    """``pieces[k]``: pieces of text k, without ``</s>``; ``unknown``: those of them that are not in ``dict.txt``.
-
-    ``longest`` and ``longer`` (number of rows longer than each of ``USUAL_MAX_POSITIONS``) count tokens as in fine-tuning:
-    ``<s> A </s>`` or ``<s> A </s> B </s>``. Recipes with a second separator have one token more in a pair.
-    """
-
-    pieces: list[int]
-    rows: int = 0
-    unknown: int = 0
-    longest: int = 0
-    longer: list[int] = field(default_factory=lambda: [0] * len(USUAL_MAX_POSITIONS))
-
-    def add(self, ids_of_texts: list[list[int]]) -> None:
-        lengths = [len(ids) for ids in ids_of_texts]
-        self.pieces = [total + length for total, length in zip(self.pieces, lengths, strict=True)]
-        tokens = 1 + sum(length + 1 for length in lengths)
-        self.rows += 1
-        self.longest = max(self.longest, tokens)
-        self.longer = [count + (tokens > most) for count, most in zip(self.longer, USUAL_MAX_POSITIONS, strict=True)]
-        self.unknown += sum(ids.count(UNKNOWN_ID) for ids in ids_of_texts)
-
-    def merge(self, other: "RowCounts") -> None:
-        self.pieces = [a + b for a, b in zip(self.pieces, other.pieces, strict=True)]
-        self.rows += other.rows
-        self.unknown += other.unknown
-        self.longest = max(self.longest, other.longest)
-        self.longer = [a + b for a, b in zip(self.longer, other.longer, strict=True)]
-
-    def describe(self) -> dict[str, Any]:
-        """Return the counts for ``task.json``."""
-        return {
-            "longest": self.longest,
-            "longer_than": {str(most): count for most, count in zip(USUAL_MAX_POSITIONS, self.longer, strict=True)},
-            "unknown_share": self.unknown / max(1, sum(self.pieces)),
-        }
-
-
 def encode_rows(
-    rows: list[GlueRow],
-    prefixes: list[Path],
-    tokenizer: Tokenizer,
-    pool: Executor,
-    processes: int,
-    on_done: Callable[[int], object],
-) -> RowCounts:
+    rows: list[GlueRow], prefixes: list[Path], tokenizer: Tokenizer, in_order: InOrder, on_done: Callable[[int], object]
+) -> dict[str, Any]:
     """Binarize text k of every row into ``prefixes[k]``: a line for each row, ended by ``</s>``.
 
     ``on_done`` is called with the number of rows newly encoded.
+
+    Returns:
+        Counts for ``task.json``. ``longest`` and ``longer_than`` (rows longer than each of ``USUAL_MAX_POSITIONS``) count
+        tokens as in fine-tuning: ``<s> A </s>`` or ``<s> A </s> B </s>``. Recipes with a second separator have one token
+        more in a pair. ``unknown_share``: of the pieces, those that are not in ``dict.txt``.
     """
-    total = RowCounts([0] * len(prefixes))
+    tokens: list[int] = []  # of each row
+    unknown = 0
     with contextlib.ExitStack() as stack:
         num_symbols = len(tokenizer) + NUM_FAIRSEQ_SYMBOLS
         files = [stack.enter_context(BinarizedFile(prefix, num_symbols)) for prefix in prefixes]
-        for texts, counts in ordered_results(pool, processes, encode_batch, _batches(rows)):
+        for texts, num_unknown in in_order(encode_batch, _batches(rows)):
             for file, (ids, lengths) in zip(files, texts, strict=True):
                 file.add_lines(ids, lengths)
-            total.merge(counts)
-            on_done(counts.rows)
-    return total
+            of_batch = [1 + sum(row) for row in zip(*(lengths for _, lengths in texts), strict=True)]
+            tokens += of_batch
+            unknown += num_unknown
+            on_done(len(of_batch))
+    pieces = sum(tokens) - (1 + len(prefixes)) * len(tokens)
+    return {
+        "longest": max(tokens),
+        "longer_than": {str(most): sum(length > most for length in tokens) for most in USUAL_MAX_POSITIONS},
+        "unknown_share": unknown / max(1, pieces),
+    }
 
 
-def encode_batch(batch: list[tuple[str, ...]]) -> tuple[list[tuple[np.ndarray, list[int]]], RowCounts]:
-    """Return the ids and lengths of the lines of each text of the rows, and the counts of the batch."""
-    columns = [encode_lines(list(column)) for column in zip(*batch, strict=True)]
-    counts = RowCounts([0] * len(columns))
-    for row in zip(*columns, strict=True):
-        counts.add(list(row))
-    ids = [np.array([index for line in lines for index in (*line, END_ID)], dtype=np.int32) for lines in columns]
-    return [(of_text, [len(line) + 1 for line in lines]) for of_text, lines in zip(ids, columns, strict=True)], counts
+def encode_batch(batch: list[tuple[str, ...]]) -> tuple[list[tuple[np.ndarray, list[int]]], int]:
+    """Return the ids and lengths of the lines of each text of the rows, and the number of unknown pieces."""
+    texts, unknown = [], 0
+    for column in zip(*batch, strict=True):
+        lines = encode_lines(list(column))
+        unknown += sum(line.count(UNKNOWN_ID) for line in lines)
+        ids = np.array([index for line in lines for index in (*line, END_ID)], dtype=np.int32)
+        texts.append((ids, [len(line) + 1 for line in lines]))
+    return texts, unknown
 
 
-def write_labels(directory: Path, task: GlueTask, rows: dict[str, list[GlueRow]]) -> None:
+def write_glue_labels(directory: Path, task: GlueTask, rows: dict[str, list[GlueRow]]) -> None:
     """Write ``directory/label``: binarized, with a ``dict.txt`` in the order of the classes; for a regression as text.
 
     A label is a line like any other: ``sentence_prediction`` removes its ``</s>``. fairseq reads the targets of a regression

@@ -86,34 +86,20 @@ class DownloadWorkspace(Workspace):
         return {path.name for path in self.root.iterdir()} > {"lock"}
 
 
-@dataclass(frozen=True)
-class Source:
-    """The address to download from, and the checks. ``mrpc_dev_ids``: the user's list; None to download it."""
-
-    base_url: str
-    check_hashes: bool
-    mrpc_dev_ids: Path | None
-
-
 def run(given: argparse.Namespace) -> None:
-    """Check the arguments and download; raise :class:`UserError` for bad input."""
+    """Download the files of the tasks into OUT.
+
+    Raises:
+        UserError: bad arguments; or a file cannot be downloaded, or is not the expected one. Tasks that are finished stay.
+    """
     tasks = [TASKS[name] for name in parse_tasks(",".join(given.tasks) or "ALL", TASKS, TASKS)]
     if not given.base_url.startswith(("https://", "http://")):
         raise UserError(f"--base-url {given.base_url}: expected an address that begins with https://")
     if given.mrpc_dev_ids is not None and not given.mrpc_dev_ids.is_file():
         raise UserError(f"--mrpc-dev-ids {given.mrpc_dev_ids}: no such file")
-    download(given.out, tasks, Source(given.base_url.rstrip("/"), not given.accept_other_hashes, given.mrpc_dev_ids))
-
-
-def download(out: Path, tasks: list[GlueTask], source: Source) -> None:
-    """Download the files of ``tasks`` into ``out``.
-
-    Raises:
-        UserError: a file cannot be downloaded, or is not the expected one; tasks that are finished stay.
-    """
-    with DownloadWorkspace(out) as work:
+    with DownloadWorkspace(given.out) as work:
         for task in tasks:
-            target = out / _folder(task)
+            target = given.out / _folder(task)
             if all((target / name).is_file() for name in _names(task)):
                 say(f"{task.name} is already there: skipped", COMMAND)
             elif target.exists():
@@ -121,47 +107,40 @@ def download(out: Path, tasks: list[GlueTask], source: Source) -> None:
                     f"{target} exists, but lacks official files of {task.name}: remove it or give another OUT"
                 )
             else:
-                _download_task(task, target, work, source)
+                _download_task(task, target, work, given)
                 say(f"{task.name}: {', '.join(sorted(path.name for path in target.iterdir()))}", COMMAND)
 
 
-def _download_task(task: GlueTask, target: Path, work: Workspace, source: Source) -> None:
-    fetched = [_fetch_once(file, work.root, source) for file in _needed(task, source)]
+def _download_task(task: GlueTask, target: Path, work: Workspace, given: argparse.Namespace) -> None:
+    own_list = given.mrpc_dev_ids if task.name == "MRPC" else None
+    needed = [file for file in REMOTE_FILES[task.name] if own_list is None or file is not MRPC_DEV_IDS]
+    fetched = [_fetch_once(file, work.root, given) for file in needed]
     unfinished = work.unfinished(task.name)
-    _unpack(task, fetched, unfinished, source)
+    try:
+        if task.name == "MRPC":
+            train, test, *dev_ids = fetched
+            build_mrpc(train, test, dev_ids[0] if dev_ids else own_list, unfinished)
+        elif task.name == "AX":
+            shutil.copyfile(fetched[0], unfinished / _names(task)[0])
+        else:
+            extract_tables(fetched[0], task.name, _names(task), unfinished)
+    except UserError:
+        for path in fetched:  # so that the next run downloads it again
+            path.unlink()
+        raise
     unfinished.rename(target)
     for path in fetched:
         path.unlink()
 
 
-def _needed(task: GlueTask, source: Source) -> list[RemoteFile]:
-    own_list = task.name == "MRPC" and source.mrpc_dev_ids is not None
-    return [file for file in REMOTE_FILES[task.name] if not (own_list and file is MRPC_DEV_IDS)]
-
-
-def _fetch_once(file: RemoteFile, folder: Path, source: Source) -> Path:
-    target, url = folder / file.name, f"{source.base_url}/{file.path}"
-    known = file if source.check_hashes else None
+def _fetch_once(file: RemoteFile, folder: Path, given: argparse.Namespace) -> Path:
+    target, url = folder / file.name, f"{given.base_url.rstrip('/')}/{file.path}"
+    known = None if given.accept_other_hashes else file
     if not target.exists():
-        fetch(url, target, known)
+        download_file(url, target, known)
     elif known is not None:  # a run was interrupted between download and unpacking
         check_hash(target, known, url)
     return target
-
-
-def _unpack(task: GlueTask, fetched: list[Path], directory: Path, source: Source) -> None:
-    try:
-        if task.name == "MRPC":
-            train, test, *dev_ids = fetched
-            build_mrpc(train, test, dev_ids[0] if dev_ids else source.mrpc_dev_ids, directory)
-        elif task.name == "AX":
-            shutil.copyfile(fetched[0], directory / _names(task)[0])
-        else:
-            extract_tables(fetched[0], task.name, _names(task), directory)
-    except UserError:
-        for path in fetched:  # so that the next run downloads it again
-            path.unlink()
-        raise
 
 
 def _folder(task: GlueTask) -> str:
@@ -188,7 +167,7 @@ class _Download(io.BufferedWriter):
         return super().write(content)
 
 
-def fetch(url: str, target: Path, known: RemoteFile | None) -> None:
+def download_file(url: str, target: Path, known: RemoteFile | None) -> None:
     """Download ``url`` to ``target`` with the client of ``huggingface_hub``, which connects again where a connection ends.
 
     An unfinished download stays as ``target.part``, where a later try or run continues it. Tries wait 1, 2, 4, ... seconds.

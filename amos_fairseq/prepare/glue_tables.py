@@ -1,6 +1,6 @@
 """Read rows of the official files: columns found by name, without quoting, broken lines counted."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -73,7 +73,7 @@ def read_table(
         UserError: the file is not UTF-8, damaged or empty, a column is missing, or a label is not one of the task.
     """
     file = InputFile(path, on_read)
-    lines = _split_lines(file)
+    lines = ((number, tuple(line.decode("utf-8").rstrip("\r\n").split("\t"))) for number, line in file.lines())
     names = task.columns_without_header(split) or next(lines, (0, ()))[1]
     if names:
         _check_columns(path, names, task, split)
@@ -87,11 +87,6 @@ def read_table(
     if not rows:
         raise _nothing(path, names, broken)
     return GlueTable(rows, broken, file.sha256)
-
-
-def _split_lines(file: InputFile) -> Iterator[tuple[int, tuple[str, ...]]]:
-    for number, line in file.lines():
-        yield number, tuple(line.decode("utf-8").rstrip("\r\n").split("\t"))
 
 
 def _check_columns(path: Path, names: tuple[str, ...], task: GlueTask, split: str) -> None:

@@ -181,19 +181,19 @@ def convert_relations(path: Path) -> dict[str, list[Record]]:
     return {"relations": read_semeval(path)}
 
 
-def prepare_probing(corpora: list[Corpus], out: Path) -> None:
-    """Write all tasks to ``out``; nothing is left of it if that fails.
+def run(given: argparse.Namespace) -> None:
+    """Write all tasks to OUT; nothing is left of it if that fails.
 
     Raises:
-        UserError: bad input, or ``out`` contains other files.
+        UserError: bad input, or OUT contains other files.
     """
+    corpora, out = corpora_of(given), given.out
     sources = [
         {"read_by": corpus.convert.__name__, "split": split, **describe_source(path)}
         for corpus in corpora
         for split, path in corpus.paths.items()
     ]
-    if is_finished(out, {"sources": sources}, "probing", MANIFEST, read_manifest):
-        say(f"{out} is finished already, with these files: nothing to do")
+    if is_finished(out, {"sources": sources}, "probing", MANIFEST, read_probing_manifest):
         return
     tasks = {name: splits for corpus in corpora for name, splits in corpus.tasks().items()}
     with whole_folder(out.absolute()) as unfinished:
@@ -224,14 +224,9 @@ def _described(counts: dict[str, Any]) -> str:
     return f"{counts['labels']} labels; targets: {', '.join(sizes)}"
 
 
-def read_manifest(out: Path) -> dict[str, Any]:
+def read_probing_manifest(out: Path) -> dict[str, Any]:
     """Return ``probing.json`` of ``out``; raise :class:`UserError` unless it is a JSON object."""
     return read_json(out / MANIFEST, f"OUT {out} is not what prepare.sh wrote; give another directory")
-
-
-def run(given: argparse.Namespace) -> None:
-    """Check the arguments and convert the corpora; raise :class:`UserError` for bad input."""
-    prepare_probing(corpora_of(given), given.out)
 
 
 def corpora_of(given: argparse.Namespace) -> list[Corpus]:

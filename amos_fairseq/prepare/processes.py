@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import functools
 import gc
 import multiprocessing
 import os
@@ -14,6 +15,9 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from amos_fairseq.errors import UserError
+
+# Applies a function to tasks in the processes of a pool, and yields the results in the order of the tasks.
+InOrder = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
 
 MOST_PROCESSES = 1024
 _PR_SET_PDEATHSIG = 1
@@ -57,8 +61,8 @@ def _start_worker(initializer: Callable[..., None], *arguments: Any) -> None:
 
 
 @contextlib.contextmanager
-def process_pool(number: int, initializer: Callable[..., None] = int, *arguments: Any) -> Iterator[Executor]:
-    """Start a pool of forked processes. An exception does not wait for their pending work.
+def process_pool(number: int, initializer: Callable[..., None] = int, *arguments: Any) -> Iterator[InOrder]:
+    """Start a pool of forked processes, and yield what gives them work. An exception does not wait for what is pending.
 
     Raises:
         UserError: the system killed one of them (usually because memory is full).
@@ -67,7 +71,7 @@ def process_pool(number: int, initializer: Callable[..., None] = int, *arguments
     fork = multiprocessing.get_context("fork")
     pool = ProcessPoolExecutor(number, fork, _start_worker, (initializer, *arguments))
     try:
-        yield pool
+        yield functools.partial(ordered_results, pool, number)
     except BrokenProcessPool as error:
         processes = list((pool._processes or {}).values())
         pool.shutdown()  # its thread collects the exit codes; read at the same time, they may be missing
@@ -95,7 +99,7 @@ def ordered_results(pool: Executor, number: int, function: Callable[[Any], Any],
         yield running.popleft().result()
 
 
-def in_own_process(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return ``function(*arguments)``, computed in a separate process: it frees its memory, and Ctrl-C ends C++ code."""
-    with process_pool(1) as pool:
-        return pool.submit(function, *arguments).result()
+def in_own_process(function: Callable[[Any], Any], argument: Any) -> Any:
+    """Return ``function(argument)``, computed in a separate process: it frees its memory, and Ctrl-C ends C++ code."""
+    with process_pool(1) as in_order:
+        return next(in_order(function, [argument]))

@@ -19,31 +19,25 @@ from amos_fairseq.tokenization import Tokenizer, load_tokenizer
 
 
 def run(given: argparse.Namespace) -> None:
-    """Check the arguments and prepare the data; raise :class:`UserError` for bad input."""
+    """Write both files to OUT; nothing is left of it if that fails.
+
+    Raises:
+        UserError: bad input, or OUT contains other files.
+    """
     # Check as much as possible before any work.
     check_inputs([given.train, given.dev], "give an official file of SQuAD")
     if given.max_train_questions is not None and given.max_train_questions < 1:
         raise UserError(f"--max-train-questions {given.max_train_questions} must be at least 1")
-    sample = Sample(given.max_train_questions, given.seed)
-    prepare_squad(given.train, given.dev, load_tokenizer(given.tokenizer), given.out, sample)
-
-
-def prepare_squad(train: Path, dev: Path, tokenizer: Tokenizer, out: Path, sample: Sample) -> None:
-    """Write both files to ``out``; nothing is left of it if that fails.
-
-    Raises:
-        UserError: bad input, or ``out`` contains other files.
-    """
+    out, sample, tokenizer = given.out, Sample(given.max_train_questions, given.seed), load_tokenizer(given.tokenizer)
     from amos_fairseq.data.squad import MANIFEST, read_squad_manifest  # imports fairseq, which takes seconds
 
-    sources = {"train": train, "valid": dev}
+    sources = {"train": given.train, "valid": given.dev}
     description = {
         "settings": sample.describe("max_train_questions"),
         "tokenizer_sha256": tokenizer.sha256,
         "sources": {split: describe_source(path) for split, path in sources.items()},
     }
     if is_finished(out, description, "SQuAD", MANIFEST, read_squad_manifest):
-        say(f"{out} is finished already, with these files and settings: nothing to do")
         return
     files = {split: read_squad(path) for split, path in sources.items()}
     paragraphs = {split: file.paragraphs for split, file in files.items()}
@@ -72,14 +66,14 @@ def sample_questions(paragraphs: Sequence[Paragraph], sample: Sample) -> Sequenc
 def _write(
     directory: Path, files: dict[str, SquadFile], paragraphs: dict[str, Sequence[Paragraph]], tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    from amos_fairseq.prepare.squad_encoding import write_split  # imports fairseq, too
+    from amos_fairseq.prepare.squad_encoding import write_squad_split  # imports fairseq, too
 
     save_tokenizer(tokenizer, directory)
     facts = {}
     for split, file in files.items():
         total = sum(len(paragraph.questions) for paragraph in paragraphs[split])
         with progress_bar(total, f"{split}: encode", "question", delay=2) as bar:
-            counted = write_split(directory, split, paragraphs[split], tokenizer, bar.update)
+            counted = write_squad_split(directory, split, paragraphs[split], tokenizer, bar.update)
         in_file = {"version": file.version, "source_questions": sum(1 for _ in file.questions())}
         facts[split] = in_file | dataclasses.asdict(counted)
         _refuse_misplaced(file.path, counted.answers)

@@ -76,27 +76,23 @@ class SplitFacts:
                 named.append({"id": question.id, "answer": answer.text, "tokens_give": found})
 
 
-class SplitWriter(contextlib.AbstractContextManager):
-    """Write the files of one split into ``directory``, as a context manager; ``facts`` are complete at its end."""
+class SplitWriter:
+    """Write the files of one split into ``directory``; ``files`` closes them."""
 
-    def __init__(self, directory: Path, split: str, tokenizer: Tokenizer) -> None:
+    def __init__(self, directory: Path, split: str, tokenizer: Tokenizer, files: contextlib.ExitStack) -> None:
         self._tokenizer, self._ids = tokenizer, SymbolIds(tokenizer)
         self.facts = SplitFacts()
-        with contextlib.ExitStack() as files:
-            # Offsets count characters of one paragraph.
-            symbols = dict.fromkeys(("question", "context"), len(tokenizer) + NUM_FAIRSEQ_SYMBOLS)
-            self._arrays = {
-                name: files.enter_context(BinarizedFile(directory / f"{split}.{name}", symbols.get(name)))
-                for name in TOKEN_ARRAYS
-            }
-            self._examples, self._contexts = (
-                files.enter_context(open(directory / f"{split}.{name}.jsonl", "w", encoding="utf-8", newline="\n"))
-                for name in ("examples", "contexts")
-            )
-            self._files = files.pop_all()
-
-    def __exit__(self, *exception: Any) -> None:
-        self._files.__exit__(*exception)
+        # Offsets count characters of one paragraph.
+        symbols = dict.fromkeys(("question", "context"), len(tokenizer) + NUM_FAIRSEQ_SYMBOLS)
+        self._arrays = {
+            name: files.enter_context(BinarizedFile(directory / f"{split}.{name}", symbols.get(name)))
+            for name in TOKEN_ARRAYS
+        }
+        paths = (directory / f"{split}.{name}.jsonl" for name in ("examples", "contexts"))
+        self._examples, self._contexts = (
+            files.enter_context(open(path, "w", encoding="utf-8", newline="\n"))  # noqa: SIM115
+            for path in paths
+        )
 
     def add(self, paragraph: Paragraph) -> None:
         aligned = self._tokenizer.encode_with_offsets(paragraph.context)
@@ -105,7 +101,8 @@ class SplitWriter(contextlib.AbstractContextManager):
         self._add_ids("context", [piece for piece, _, _ in aligned])
         for name, offsets in (("context_start", starts), ("context_end", ends)):
             self._arrays[name].add_line(offsets)
-        self._contexts.write(_json_line({"title": paragraph.title, "text": paragraph.context}))
+        line = {"title": paragraph.title, "text": paragraph.context}
+        self._contexts.write(json.dumps(line, ensure_ascii=False) + "\n")
         for question in paragraph.questions:
             self._add_question(question, paragraph.context, starts, ends)
         facts = self.facts
@@ -135,20 +132,13 @@ class SplitWriter(contextlib.AbstractContextManager):
         self._arrays[name].add_line(ids)
 
 
-def write_split(
-    directory: Path,
-    split: str,
-    paragraphs: Sequence[Paragraph],
-    tokenizer: Tokenizer,
-    on_done: Callable[[int], object],
+def write_squad_split(
+    directory: Path, split: str, paragraphs: Sequence[Paragraph], tokenizer: Tokenizer, on_done: Callable[[int], object]
 ) -> SplitFacts:
     """Write all paragraphs of a split. ``on_done`` is called with the number of questions newly written."""
-    with SplitWriter(directory, split, tokenizer) as writer:
+    with contextlib.ExitStack() as files:
+        writer = SplitWriter(directory, split, tokenizer, files)
         for paragraph in paragraphs:
             writer.add(paragraph)
             on_done(len(paragraph.questions))
     return writer.facts
-
-
-def _json_line(content: dict[str, str]) -> str:
-    return json.dumps(content, ensure_ascii=False) + "\n"

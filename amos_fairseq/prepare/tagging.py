@@ -37,7 +37,11 @@ DEFAULT_CONLLU_COLUMN = "upos"
 
 
 def run(given: argparse.Namespace) -> None:
-    """Check the arguments and prepare the data; raise :class:`UserError` for bad input."""
+    """Write both files to OUT; nothing is left of it if that fails.
+
+    Raises:
+        UserError: bad input, or OUT contains other files.
+    """
     # Check as much as possible before any work.
     check_inputs([given.train, given.dev], "give a column file or a CoNLL-U file")
     if os.pathsep in str(given.out.absolute()):
@@ -47,7 +51,41 @@ def run(given: argparse.Namespace) -> None:
     for name in given.columns or ():
         if not COLUMN_NAME.fullmatch(name) or len(name) > LONGEST_COLUMN_NAME or given.columns.count(name) > 1:
             raise UserError(f"--columns: {name!r} is not a name, or there twice: give names such as pos,chunk,ner")
-    prepare_tagging(given.train, given.dev, load_tokenizer(given.tokenizer), given.out, given.column, given.columns)
+    out, tokenizer = given.out, load_tokenizer(given.tokenizer)
+    from amos_fairseq.data.tagging import MANIFEST, read_tagging_manifest  # imports fairseq, which takes seconds
+
+    sources = {"train": given.train, "valid": given.dev}
+    description: dict[str, Any] = {
+        "settings": {"column": given.column, "columns": given.columns},
+        "tokenizer_sha256": tokenizer.sha256,
+        "sources": {split: describe_source(path) for split, path in sources.items()},
+    }
+    if is_finished(out, description, "tagging", MANIFEST, read_tagging_manifest):
+        return
+    sentences = {split: read_sentences(path, given.columns) for split, path in sources.items()}
+    chosen = choose_column({path: sentences[split] for split, path in sources.items()}, given.column)
+    labels_of = {split: {label for one in own for label in one.columns[chosen]} for split, own in sentences.items()}
+    if len(labels_of["train"]) == 1:
+        (only,) = labels_of["train"]
+        raise UserError(
+            f"{given.train}, column {chosen}: each word has the label {only}: choose another column with --column"
+        )
+    labels = sorted(set().union(*labels_of.values()))
+    kind = {"column": chosen, "labels": labels, "has_spans": mark_spans(labels)}
+    with whole_folder(out.absolute()) as unfinished:
+        save_tokenizer(tokenizer, unfinished)
+        facts = {
+            split: write_tagging_split(unfinished, split, own, tokenizer, chosen, labels)
+            for split, own in sentences.items()
+        }
+        content = json_text(description | kind | {"splits": facts, "sha256": files_sha256(unfinished)})
+        (unfinished / MANIFEST).write_text(content, encoding="utf-8")
+    _report(kind, facts)
+    if mark_spans(labels_of["train"]) and not kind["has_spans"]:
+        say(f"the labels of {given.train} mark spans, those of {given.dev} do not: the score is accuracy")
+    if new := sorted(labels_of["valid"] - labels_of["train"]):
+        say(f"labels of {given.dev} that are not in {given.train} and cannot be learned: {shorten(' '.join(new), 100)}")
+    say(f"done: amos tag --checkpoint RUN --data {out} --out RESULTS; counts in {out}/{MANIFEST}")
 
 
 def read_sentences(path: Path, names: Sequence[str] | None) -> list[Sentence]:
@@ -74,51 +112,7 @@ def choose_column(sentences: dict[Path, list[Sentence]], column: str | None) -> 
     return column
 
 
-def prepare_tagging(
-    train: Path, dev: Path, tokenizer: Tokenizer, out: Path, column: str | None, names: list[str] | None
-) -> None:
-    """Write both files to ``out``; nothing is left of it if that fails.
-
-    Raises:
-        UserError: bad input, or ``out`` contains other files.
-    """
-    from amos_fairseq.data.tagging import MANIFEST, read_tagging_manifest  # imports fairseq, which takes seconds
-
-    sources = {"train": train, "valid": dev}
-    description: dict[str, Any] = {
-        "settings": {"column": column, "columns": names},
-        "tokenizer_sha256": tokenizer.sha256,
-        "sources": {split: describe_source(path) for split, path in sources.items()},
-    }
-    if is_finished(out, description, "tagging", MANIFEST, read_tagging_manifest):
-        say(f"{out} is finished already, with these files and settings: nothing to do")
-        return
-    sentences = {split: read_sentences(path, names) for split, path in sources.items()}
-    chosen = choose_column({path: sentences[split] for split, path in sources.items()}, column)
-    labels_of = {split: {label for one in own for label in one.columns[chosen]} for split, own in sentences.items()}
-    if len(labels_of["train"]) == 1:
-        (only,) = labels_of["train"]
-        raise UserError(
-            f"{train}, column {chosen}: each word has the label {only}: choose another column with --column"
-        )
-    labels = sorted(set().union(*labels_of.values()))
-    kind = {"column": chosen, "labels": labels, "has_spans": mark_spans(labels)}
-    with whole_folder(out.absolute()) as unfinished:
-        save_tokenizer(tokenizer, unfinished)
-        facts = {
-            split: write_split(unfinished, split, own, tokenizer, chosen, labels) for split, own in sentences.items()
-        }
-        content = json_text(description | kind | {"splits": facts, "sha256": files_sha256(unfinished)})
-        (unfinished / MANIFEST).write_text(content, encoding="utf-8")
-    _report(kind, facts)
-    if mark_spans(labels_of["train"]) and not kind["has_spans"]:
-        say(f"the labels of {train} mark spans, those of {dev} do not: the score is accuracy")
-    if new := sorted(labels_of["valid"] - labels_of["train"]):
-        say(f"labels of {dev} that are not in {train} and cannot be learned: {shorten(' '.join(new), 100)}")
-    say(f"done: amos tag --checkpoint RUN --data {out} --out RESULTS; counts in {out}/{MANIFEST}")
-
-
-def write_split(
+def write_tagging_split(
     directory: Path, split: str, sentences: list[Sentence], tokenizer: Tokenizer, column: str, labels: list[str]
 ) -> dict[str, int]:
     """Write all sentences of a split; return counts."""

@@ -4,9 +4,9 @@ Split (one pass over the inputs) -> vocabulary (from a sample) -> for each shard
 """
 
 import argparse
+import functools
 import os
 import shutil
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,11 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.fingerprint import DICTIONARY_FILE
 from amos_fairseq.prepare import DEFAULT_VOCAB_SIZE, text_encoding, text_workspace
 from amos_fairseq.prepare.binarizing import start_encoding_process
-from amos_fairseq.prepare.processes import in_own_process, number_of_processes, process_pool, use_threads
+from amos_fairseq.prepare.processes import InOrder, in_own_process, number_of_processes, process_pool, use_threads
 from amos_fairseq.prepare.text_split import Split, SplitSettings, group_into_shards, split_corpus
 from amos_fairseq.prepare.text_workspace import TextWorkspace
 from amos_fairseq.prepare.vocabulary import learn_tokenizer
-from amos_fairseq.prepare.workspace import check_names
+from amos_fairseq.prepare.workspace import check_paths
 from amos_fairseq.special_tokens import LARGEST_VOCABULARY
 from amos_fairseq.strangers import LARGEST_COUNT
 from amos_fairseq.terminal import progress_bar, say
@@ -32,66 +32,64 @@ _MEGABYTE = 1_000_000
 
 @dataclass(frozen=True)
 class CorpusSettings:
-    """The settings that determine the content of a corpus. ``bpe`` None: a tokenizer was given."""
+    """The settings that determine the content of a corpus. ``tokenizer`` None: one of this kind is learned."""
 
     split: SplitSettings
-    bpe: str | None
-    vocab_size: int | None
-    cased: bool | None
+    tokenizer: Tokenizer | None
+    cased: bool
+    bpe: str | None = None
+    vocab_size: int | None = None
 
-    def describe(self, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Return the settings for ``corpus.json``; two runs with equal settings and inputs write the same bytes."""
-        vocabulary = (
-            {"tokenizer": tokenizer.sha256, "cased": tokenizer.cased}
-            if tokenizer is not None
-            else {"tokenizer": None, "cased": self.cased}
-        )
-        return {"bpe": self.bpe, "vocab_size": self.vocab_size, **vocabulary, **vars(self.split)}
+        given = None if self.tokenizer is None else self.tokenizer.sha256
+        vocabulary = {"bpe": self.bpe, "vocab_size": self.vocab_size, "tokenizer": given, "cased": self.cased}
+        return vocabulary | vars(self.split)
 
 
-def prepare_text(
-    inputs: list[Path], out: Path, settings: CorpusSettings, workers: int, tokenizer: Tokenizer | None
-) -> None:
-    """Write the corpus of ``inputs`` to ``out``, or continue an unfinished one.
-
-    Args:
-        tokenizer: None to learn one.
+def run(given: argparse.Namespace) -> None:
+    """Write the corpus of the inputs to OUT, or continue an unfinished one.
 
     Raises:
-        UserError: bad input; ``out`` is unchanged.
+        UserError: bad input; OUT is unchanged.
         OSError: for example the disk is full; finished parts stay for the next run.
     """
-    description = settings.describe(tokenizer)
+    # What can be checked is checked before any work.
+    inputs, out = given.text, given.out
+    check_paths(*inputs, out)
+    _check_texts(inputs)
+    if ":" in str(out):
+        raise UserError(
+            f"--out {out}: fairseq separates the shards of a corpus by colons, choose a name without colons"
+        )
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out} is not a directory")
+    settings, workers = _settings(given), number_of_processes(given.workers)
+    description = settings.describe()
     if text_workspace.is_finished_corpus(out, description, inputs):
         say(f"{out} is finished already, with these inputs and settings: nothing to do")
         return
     with TextWorkspace(out, {"settings": description, "inputs": [_identify(path) for path in inputs]}) as work:
         if not work.continue_publishing():
             try:
-                _run_stages(work, inputs, settings, description, workers, tokenizer)
+                _run_stages(work, inputs, settings, workers)
             except UserError:
                 work.discard()
                 raise
-    say(f"done: train with task.data={_task_data(out)} (fairseq-train DATA); counts and hashes in {out}/corpus.json")
+    data = text_workspace.read_corpus_manifest(out)["task_data"]
+    say(f"done: train with task.data={data} (fairseq-train DATA); counts and hashes in {out}/corpus.json")
 
 
-def _run_stages(
-    work: TextWorkspace,
-    inputs: list[Path],
-    settings: CorpusSettings,
-    description: dict[str, Any],
-    workers: int,
-    tokenizer: Tokenizer | None,
-) -> None:
+def _run_stages(work: TextWorkspace, inputs: list[Path], settings: CorpusSettings, workers: int) -> None:
     split = work.load_split() or _split(work, inputs, settings)
-    tokenizer = _vocabulary(work, settings, workers, tokenizer)
+    tokenizer = _vocabulary(work, settings, workers)
     shards = group_into_shards([file.bytes for file in split.train], settings.split.shard_bytes)
-    with process_pool(workers, start_encoding_process, work.tokenizer) as pool:
+    with process_pool(workers, start_encoding_process, work.tokenizer) as in_order:
         counts = [
-            work.load_counts(number) or _shard(work, split, shards, number, tokenizer, pool, workers)
+            work.load_counts(number) or _shard(work, split, shards, number, tokenizer, in_order)
             for number in range(len(shards))
         ]
-    work.publish(len(shards), text_workspace.build_manifest(work.out, description, split, tokenizer, counts))
+    work.publish(len(shards), text_workspace.build_manifest(work.out, settings.describe(), split, tokenizer, counts))
 
 
 def _split(work: TextWorkspace, inputs: list[Path], settings: CorpusSettings) -> Split:
@@ -103,15 +101,15 @@ def _split(work: TextWorkspace, inputs: list[Path], settings: CorpusSettings) ->
     return split
 
 
-def _vocabulary(work: TextWorkspace, settings: CorpusSettings, workers: int, tokenizer: Tokenizer | None) -> Tokenizer:
+def _vocabulary(work: TextWorkspace, settings: CorpusSettings, workers: int) -> Tokenizer:
     if not work.tokenizer.is_dir():
         directory = work.unfinished("tokenizer")
-        if tokenizer is None:
+        if settings.tokenizer is None:
             sample = work.text / "sample.txt"
             say(f"learn {settings.vocab_size} {settings.bpe} pieces from {sample.stat().st_size / 1e6:.1f} MB of text")
-            in_own_process(_learn, sample, settings, workers, directory)
+            in_own_process(functools.partial(_learn, sample, settings, workers), directory)
         else:
-            tokenizer.save(directory)
+            settings.tokenizer.save(directory)
         work.finish(directory)
     return load_tokenizer(work.tokenizer)
 
@@ -122,13 +120,7 @@ def _learn(sample: Path, settings: CorpusSettings, workers: int, directory: Path
 
 
 def _shard(
-    work: TextWorkspace,
-    split: Split,
-    shards: list[list[int]],
-    number: int,
-    tokenizer: Tokenizer,
-    pool: Executor,
-    workers: int,
+    work: TextWorkspace, split: Split, shards: list[list[int]], number: int, tokenizer: Tokenizer, in_order: InOrder
 ) -> dict[str, Any]:
     directory = work.unfinished(f"shard{number}")
     files = {"train": [work.text / split.train[index].name for index in shards[number]]}
@@ -138,12 +130,14 @@ def _shard(
     place = f" {number + 1}/{len(shards)}" if len(shards) > 1 else ""
     with progress_bar(size, f"encode{place}", "B") as bar:
         counts = {
-            name: text_encoding.encode_files(paths, directory / name, tokenizer, pool, workers, bar.update)
+            name: text_encoding.encode_files(paths, directory / name, tokenizer, in_order, bar.update)
             for name, paths in files.items()
         }
-    _refuse_empty(counts)
+    for name, count in counts.items():
+        if not count.pieces:
+            raise UserError(f"the tokenizer encodes nothing of the {name} text: is it made for this language?")
     shutil.copyfile(work.tokenizer / DICTIONARY_FILE, directory / DICTIONARY_FILE)
-    record = {name: text_workspace.describe_counts(count) for name, count in counts.items()}
+    record = {name: text_workspace.with_shares(vars(count)) for name, count in counts.items()}
     record |= text_workspace.file_hashes(directory)
     work.save_counts(directory, record)
     work.finish(directory)
@@ -152,39 +146,10 @@ def _shard(
     return record
 
 
-def _refuse_empty(counts: dict[str, text_encoding.TextCounts]) -> None:
-    for name, count in counts.items():
-        if not count.pieces:
-            raise UserError(f"the tokenizer encodes nothing of the {name} text: is it made for this language?")
-
-
 def _identify(path: Path) -> list[Any]:
     """Return what identifies an input of an unfinished run; a finished one is compared by content."""
     status = path.stat()
     return [str(path.absolute()), status.st_size, status.st_mtime_ns]
-
-
-def _task_data(out: Path) -> str:
-    return text_workspace.read_manifest(out)["task_data"]
-
-
-def run(given: argparse.Namespace) -> None:
-    """Check the arguments and prepare the corpus.
-
-    Raises:
-        UserError: bad input; nothing was written.
-    """
-    # What can be checked is checked before any work.
-    check_names(*given.text, given.out)
-    _check_texts(given.text)
-    if ":" in str(given.out):
-        raise UserError(
-            f"--out {given.out}: fairseq separates the shards of a corpus by colons, choose a name without colons"
-        )
-    if given.out.exists() and not given.out.is_dir():
-        raise UserError(f"--out {given.out} is not a directory")
-    settings, workers = _settings(given), number_of_processes(given.workers)
-    prepare_text(given.text, given.out, settings, workers, _given_tokenizer(given))
 
 
 def _check_texts(paths: list[Path]) -> None:
@@ -213,19 +178,19 @@ def _settings(given: argparse.Namespace) -> CorpusSettings:
         sizes[f"{name}_bytes"] = round(megabytes * _MEGABYTE)
     split = SplitSettings(seed=given.seed, valid_share=given.valid_share, **sizes)
     if given.tokenizer is not None:
-        return CorpusSettings(split, None, None, None)
+        tokenizer = _given_tokenizer(given)
+        return CorpusSettings(split, tokenizer, tokenizer.cased)
     bpe = given.bpe or "sentencepiece"
     size = DEFAULT_VOCAB_SIZE if given.vocab_size is None else given.vocab_size
     if size < 1:
         raise UserError(f"--vocab-size {size} must be greater than 0")
     if size > LARGEST_VOCABULARY:
         raise UserError(f"--vocab-size {size} is too large: give at most {LARGEST_VOCABULARY:,}")
-    return CorpusSettings(split, bpe, size, bpe == "sentencepiece" if given.cased is None else given.cased)
+    cased = bpe == "sentencepiece" if given.cased is None else given.cased
+    return CorpusSettings(split, None, cased, bpe, size)
 
 
-def _given_tokenizer(given: argparse.Namespace) -> Tokenizer | None:
-    if given.tokenizer is None:
-        return None
+def _given_tokenizer(given: argparse.Namespace) -> Tokenizer:
     for flag in ("vocab_size", "cased"):
         if getattr(given, flag) is not None:
             name = "--vocab-size" if flag == "vocab_size" else "--cased or --uncased"

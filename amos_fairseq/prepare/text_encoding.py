@@ -2,14 +2,13 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from amos_fairseq.prepare.binarizing import END_ID, NUM_FAIRSEQ_SYMBOLS, UNKNOWN_ID, BinarizedFile, encode_lines
-from amos_fairseq.prepare.processes import ordered_results
+from amos_fairseq.prepare.processes import InOrder
 from amos_fairseq.tokenization import Tokenizer
 
 RANGE_BYTES = 1 << 21  # work of one process at a time
@@ -19,16 +18,16 @@ _DOCUMENT_END = b"\n\n"
 
 @dataclass
 class TextCounts:
-    """``pieces``: without the ``</s>`` of each line; ``unknown``: those of them that are not in ``dict.txt``;
-    ``lines``: paragraphs, and the empty lines between documents; ``words``: separated by white space in the text.
+    """``words``: separated by white space in the text; ``pieces``: without the ``</s>`` of each line; ``tokens``: with them
+    and with the lines of ``</s>`` alone between documents; ``unknown``: pieces that are not in ``dict.txt``.
     """
 
     documents: int = 0
     paragraphs: int = 0
     words: int = 0
     bytes: int = 0
-    lines: int = 0
     pieces: int = 0
+    tokens: int = 0
     unknown: int = 0
 
     def add(self, other: "TextCounts") -> None:
@@ -37,12 +36,7 @@ class TextCounts:
 
 
 def encode_files(
-    files: list[Path],
-    prefix: Path,
-    tokenizer: Tokenizer,
-    pool: Executor,
-    processes: int,
-    on_done: Callable[[int], object],
+    files: list[Path], prefix: Path, tokenizer: Tokenizer, in_order: InOrder, on_done: Callable[[int], object]
 ) -> TextCounts:
     """Encode files of complete documents into ``prefix.bin`` and ``prefix.idx``.
 
@@ -52,11 +46,11 @@ def encode_files(
     ranges = (part for file in files for part in document_ranges(file))
     total = TextCounts()
     with BinarizedFile(prefix, len(tokenizer) + NUM_FAIRSEQ_SYMBOLS) as target:
-        for ids, lengths, counts, size in ordered_results(pool, processes, encode_range, ranges):
+        for ids, lengths, counts, size in in_order(encode_range, ranges):
             if lengths:
                 if total.documents:
                     target.add_lines(np.array([END_ID]), [1])
-                    total.lines += 1
+                    total.tokens += 1
                 target.add_lines(ids, lengths)
                 total.add(counts)
             on_done(size)
@@ -93,7 +87,7 @@ def encode_range(part: tuple[str, int, int]) -> tuple[np.ndarray, list[int], Tex
             ids += line
             lengths.append(len(line))
         counts.documents += bool(lines)
-    counts.lines = len(lengths)
+    counts.tokens = len(ids)
     return np.array(ids, dtype=np.int32), lengths, counts, len(text)
 
 

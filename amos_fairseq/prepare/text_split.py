@@ -3,6 +3,7 @@
 The split of a document depends only on its content and the seed, not on the number of processes.
 """
 
+import contextlib
 import hashlib
 import heapq
 import math
@@ -165,16 +166,13 @@ def group_into_shards(sizes: list[int], limit: int) -> list[list[int]]:
     return [[index] for index in range(len(sizes))]
 
 
-class _Writer:
+class _Writer(contextlib.AbstractContextManager):
     """Write documents into files of at most ``limit`` bytes of text (or of one larger document)."""
 
     def __init__(self, directory: Path, limit: int) -> None:
         self.files: list[DocumentFile] = []
         self._directory, self._limit = directory, limit
         self._stream: BinaryIO | None = None
-
-    def __enter__(self) -> "_Writer":
-        return self
 
     def __exit__(self, *exception: object) -> None:
         if self._stream is not None:

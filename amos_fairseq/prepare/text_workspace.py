@@ -5,13 +5,13 @@ import os
 import re
 import reprlib
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text, refuse_link, write_text
 from amos_fairseq.fingerprint import TOKENIZER_DIRECTORY, file_sha256, sample_sha256
-from amos_fairseq.prepare.text_encoding import TextCounts
 from amos_fairseq.prepare.text_split import DocumentFile, Split
 from amos_fairseq.prepare.workspace import Workspace
 from amos_fairseq.strangers import field, finite_number, read_json, text_in, whole_number
@@ -137,18 +137,11 @@ def _document_file(record: Any) -> DocumentFile:
     )
 
 
-def describe_counts(counts: TextCounts) -> dict[str, Any]:
-    """Return the counts for ``corpus.json``. ``tokens``: ids in the binarized file, including ``</s>``."""
-    return {
-        "documents": counts.documents,
-        "paragraphs": counts.paragraphs,
-        "words": counts.words,
-        "bytes": counts.bytes,
-        "pieces": counts.pieces,
-        "tokens": counts.pieces + counts.lines,
-        "unknown": counts.unknown,
-        "unknown_share": counts.unknown / max(1, counts.pieces),
-        "pieces_per_word": counts.pieces / max(1, counts.words),
+def with_shares(counts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the counts of a split for ``corpus.json`` (:class:`~amos_fairseq.prepare.text_encoding.TextCounts`)."""
+    return dict(counts) | {
+        "unknown_share": counts["unknown"] / max(1, counts["pieces"]),
+        "pieces_per_word": counts["pieces"] / max(1, counts["words"]),
     }
 
 
@@ -171,7 +164,7 @@ def build_manifest(
         "tokenizer": {**tokenizer.settings(), "pieces": len(tokenizer), "sha256": tokenizer.sha256},
         "vocabulary_sample": dataclasses.asdict(split.sample),
         "inputs": split.inputs,
-        "train": _sum([shard["train"] for shard in shards]),
+        "train": with_shares({name: sum(shard["train"][name] for shard in shards) for name in shards[0]["train"]}),
         "valid": shards[0]["valid"],
         "shards": [{"directory": name, **shard} for name, shard in zip(names, shards, strict=True)],
     }
@@ -185,7 +178,7 @@ def is_finished_corpus(out: Path, settings: dict[str, Any], inputs: list[Path]) 
     """
     if not (out / MANIFEST).is_file():
         return False
-    manifest = read_manifest(out)
+    manifest = read_corpus_manifest(out)
     earlier, records = manifest["settings"], manifest["inputs"]
     different = sorted(name for name in settings if settings[name] != earlier.get(name))
     if different:
@@ -194,12 +187,14 @@ def is_finished_corpus(out: Path, settings: dict[str, Any], inputs: list[Path]) 
             f"{out} contains a finished corpus with {name} = {reprlib.repr(earlier.get(name))}, not {settings[name]!r}: give "
             "another --out, or remove it"
         )
-    _compare_inputs(out, inputs, records)
+    same = [path.stat().st_size for path in inputs] == [record["bytes"] for record in records]
+    if not same or any(file_sha256(path) != one["sha256"] for path, one in zip(inputs, records, strict=True)):
+        raise UserError(f"{out} contains a finished corpus of other inputs: give another --out, or remove it")
     shutil.rmtree(out / Workspace.hidden, ignore_errors=True)  # left by a run that was killed in its last step
     return True
 
 
-def read_manifest(out: Path) -> dict[str, Any]:
+def read_corpus_manifest(out: Path) -> dict[str, Any]:
     """Return ``corpus.json`` of ``out``; raise :class:`UserError` if another program wrote it."""
     path = out / MANIFEST
     manifest = read_json(path, "it was not written by prepare.sh; give another --out")
@@ -213,18 +208,3 @@ def read_manifest(out: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} was not written by prepare.sh: give another --out") from error
     return manifest
-
-
-def _compare_inputs(out: Path, inputs: list[Path], records: list[dict[str, Any]]) -> None:
-    same = [path.stat().st_size for path in inputs] == [record["bytes"] for record in records]
-    if same:
-        same = all(file_sha256(path) == record["sha256"] for path, record in zip(inputs, records, strict=True))
-    if not same:
-        raise UserError(f"{out} contains a finished corpus of other inputs: give another --out, or remove it")
-
-
-def _sum(counts: list[dict[str, Any]]) -> dict[str, Any]:
-    total = {name: sum(count[name] for count in counts) for name in counts[0]}
-    total["unknown_share"] = total["unknown"] / max(1, total["pieces"])
-    total["pieces_per_word"] = total["pieces"] / max(1, total["words"])
-    return total

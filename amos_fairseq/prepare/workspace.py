@@ -13,6 +13,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.files import refuse_link, take_lock
 from amos_fairseq.fingerprint import DICTIONARY_FILE, TOKENIZER_DIRECTORY, file_sha256
 from amos_fairseq.strangers import is_unicode
+from amos_fairseq.terminal import say
 from amos_fairseq.tokenization import Tokenizer
 
 
@@ -106,13 +107,13 @@ class Sample:
 
 def check_inputs(paths: list[Path], advice: str) -> None:
     """Raise :class:`UserError` if a file is missing, or UTF-8 cannot represent its name, which manifests contain."""
-    check_names(*paths)
+    check_paths(*paths)
     for path in paths:
         if not path.is_file():
             raise UserError(f"{path}: no such file: {advice}")
 
 
-def check_names(*paths: Path) -> None:
+def check_paths(*paths: Path) -> None:
     """Raise :class:`UserError` if UTF-8 cannot represent the path of an input or output."""
     for path in paths:
         if not is_unicode(str(path)):
@@ -126,7 +127,7 @@ def describe_source(path: Path) -> dict[str, str]:
 def is_finished(
     out: Path, description: dict[str, Any], kind: str, manifest: str, read_manifest: Callable[[Path], dict[str, Any]]
 ) -> bool:
-    """Return True if OUT holds the data that would be made, False if it is empty or missing.
+    """Return True, with a message, if OUT holds the data that would be made; False if it is empty or missing.
 
     Args:
         description: entries of the manifest that must be equal: settings, tokenizer_sha256, sources.
@@ -147,6 +148,8 @@ def is_finished(
         if found.get(name) != value:
             other = {"settings": "settings", "tokenizer_sha256": "tokenizer", "sources": "files"}[name]
             raise UserError(f"{out} was made with other {other}: give another OUT, or remove it")
+    given = "these files and settings" if "settings" in description else "these files"
+    say(f"{out} is finished already, with {given}: nothing to do")
     return True
 
 

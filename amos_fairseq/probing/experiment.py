@@ -6,7 +6,6 @@ OUT/features/                                     memory maps, removed as soon a
 """
 
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
-from amos_fairseq.errors import UserError
+from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import csv_text, take_lock, write_text
 from amos_fairseq.finetuning.runs import content_sha256, first_difference
 from amos_fairseq.fingerprint import file_sha256
@@ -25,7 +24,7 @@ from amos_fairseq.probing.features import (
     PIECES,
     EncodedSplit,
     Layer,
-    Part,
+    ProbedPart,
     default_parts,
     encode_split,
     parts_of,
@@ -35,10 +34,10 @@ from amos_fairseq.probing.features import (
 from amos_fairseq.probing.results import (
     RESULTS_FILE,
     ProbeResult,
-    column_name,
     in_order,
+    layer_name,
     plot_probing,
-    read_results,
+    read_probe_results,
     results_table,
     row_name,
     table_notes,
@@ -47,23 +46,24 @@ from amos_fairseq.probing.results import (
 from amos_fairseq.probing.targets import ProbingTask, read_task, task_names
 from amos_fairseq.probing.training import THRESHOLD, ProbeData, ProbeSettings, SplitTargets, split_targets, train_probe
 from amos_fairseq.tables import Table
+from amos_fairseq.terminal import say
 
 LOCK_FILE = ".amos_probe.lock"
 RANDOM_SEED = 1  # of the random weights, the same for every seed of a probe
 
 
 @dataclass(frozen=True)
-class Probed:
-    """A network, its layers to probe, and the baseline that they are."""
+class ProbedLayers:
+    """Layers of one network, and the baseline that they are."""
 
-    part: Part
+    part: ProbedPart
     layers: list[Layer]
     baseline: str | None
 
     @property
     def name(self) -> str:
         names = [str(layer) for layer in self.layers]
-        return column_name((self.part.name, ", ".join(names), self.baseline))
+        return layer_name((self.part.name, ", ".join(names), self.baseline))
 
     @property
     def stored_layers(self) -> list[Layer]:
@@ -110,29 +110,27 @@ class Experiment:
         self.data_sha256: dict[str, dict[str, str]] = {}
         self.unread: dict[str, str] = {}
         self.results: list[ProbeResult] = []
-        try:
+        with explain_os_errors(f"{out} cannot be written", ": give another --out"):
             out.mkdir(parents=True, exist_ok=True)
             self._lock = take_lock(out / LOCK_FILE, f"another amos probe is writing to {out}: wait until it has ended")
-        except OSError as error:
-            raise UserError(f"{out} cannot be written ({error.strerror}): give another --out") from error
         if (out / RESULTS_FILE).is_file():
-            self._continue(read_results(out))
+            self._continue(read_probe_results(out))
 
-    def _choose(self, names: Sequence[str] | None, layers: str | None, with_baselines: bool) -> list[Probed]:
+    def _choose(self, names: Sequence[str] | None, layers: str | None, with_baselines: bool) -> list[ProbedLayers]:
         parts = parts_of(self.loaded.model)
         names = list(dict.fromkeys(names or default_parts(parts)))
         for name in names:
             if name not in parts:
                 raise UserError(f"{self.loaded.file} has no part {name!r}: give one of {', '.join(parts)}")
         chosen = {name: parse_layers(layers, parts[name]) for name in names}
-        probed = [Probed(parts[name], own, None) for name, own in chosen.items()]
+        probed = [ProbedLayers(parts[name], own, None) for name, own in chosen.items()]
         if with_baselines:
             # Parts with the same token embeddings share this baseline, which has the name of the first of them.
             tables = {id(parts[name].embed_tokens): parts[name].embed_tokens for name in names}
             owners = [next(p for p in parts.values() if p.embed_tokens is table) for table in tables.values()]
-            probed += [Probed(owner, [PIECES], "pieces") for owner in owners]
+            probed += [ProbedLayers(owner, [PIECES], "pieces") for owner in owners]
             random_parts = parts_of(random_weights(self.loaded.model, RANDOM_SEED).to(self.device))
-            probed += [Probed(random_parts[name], own, "random") for name, own in chosen.items()]
+            probed += [ProbedLayers(random_parts[name], own, "random") for name, own in chosen.items()]
         return probed
 
     def _continue(self, found: dict[str, Any]) -> None:
@@ -156,7 +154,7 @@ class Experiment:
 
     def _settings(self) -> dict[str, Any]:
         fixed = {"features": "whitened", "threshold": THRESHOLD, "random_weights_seed": RANDOM_SEED}
-        return self.settings.as_dict() | fixed
+        return asdict(self.settings) | fixed
 
     def run(self) -> Table:
         """Train every probe that has no result yet, write all files of OUT, and return the table.
@@ -178,7 +176,7 @@ class Experiment:
         shutil.rmtree(self.out / "features", ignore_errors=True)
         return self._write_tables()
 
-    def _groups(self) -> list["Group"]:
+    def _groups(self) -> list["TextGroup"]:
         """Return the tasks that have the same texts together: part-of-speech tags and dependencies of one treebank."""
         by_texts: dict[str, list[ProbingTask]] = {}
         for task in self.tasks:
@@ -188,10 +186,10 @@ class Experiment:
         for texts_sha256, own in by_texts.items():
             encoded = {split: encode_split(self.loaded, examples) for split, examples in own[0].splits.items()}
             targets = {task.name: readable_targets(task, encoded) for task in own}
-            groups.append(Group(texts_sha256, own, encoded, targets))
+            groups.append(TextGroup(texts_sha256, own, encoded, targets))
         return groups
 
-    def _train(self, group: "Group", probed: Probed, pending: list[tuple[ProbingTask, Layer, int]]) -> None:
+    def _train(self, group: "TextGroup", probed: ProbedLayers, pending: list[tuple[ProbingTask, Layer, int]]) -> None:
         name = content_sha256([group.texts_sha256, self.checkpoint, probed.name])[:16]
         folder = self.out / "features" / name
         pad = self.loaded.dictionary.pad()
@@ -217,18 +215,12 @@ class Experiment:
                     )
                 )
             write_results(self.out, self.checkpoint, self._all_settings(), self.results)
-            shown = ", ".join(
-                f"{row_name(task.name, metric)} {100 * score:.1f}" for metric, score in scored.scores.items()
-            )
-            column = column_name((probed.part.name, layer, probed.baseline))
-            print(
-                f"probe: {column}, seed {seed}: {shown} (update {scored.update}, {time.monotonic() - began:.0f} s)",
-                file=sys.stderr,
-                flush=True,
-            )
+            shown = ", ".join(f"{row_name(task.name, metric)} {100 * one:.1f}" for metric, one in scored.scores.items())
+            column, seconds = layer_name((probed.part.name, layer, probed.baseline)), time.monotonic() - began
+            say(f"{column}, seed {seed}: {shown} (update {scored.update}, {seconds:.0f} s)", "probe")
         shutil.rmtree(folder)
 
-    def _is_done(self, task: str, probed: Probed, layer: Layer, seed: int) -> bool:
+    def _is_done(self, task: str, probed: ProbedLayers, layer: Layer, seed: int) -> bool:
         key = (task, probed.part.name, layer, probed.baseline, seed)
         return any((one.task, *one.column, one.seed) == key for one in self.results)
 
@@ -259,17 +251,16 @@ class Experiment:
         title = f"Edge probing of {run} ({self.checkpoint['model']}) after {updates:,} updates"
         results = in_order(self.results)
         table = results_table(results, title, notes)
-        try:
+        with explain_os_errors(f"{self.out} cannot be written", ": give another --out"):
             write_text(self.out / "table.md", table.as_markdown())
-            write_text(self.out / "results.csv", results_csv(results))
+            lines = [[field.name for field in fields(ProbeResult)], *(asdict(result).values() for result in results)]
+            write_text(self.out / "results.csv", csv_text(lines))
             plot_probing(results, str(self.out))
-        except OSError as error:
-            raise UserError(f"{self.out} cannot be written ({error.strerror}): give another --out") from error
         return table
 
 
 @dataclass(frozen=True)
-class Group:
+class TextGroup:
     """Tasks with the same texts, these texts as pieces, and the targets by task and split."""
 
     texts_sha256: str
@@ -294,7 +285,7 @@ def readable_targets(task: ProbingTask, encoded: dict[str, EncodedSplit]) -> dic
     return targets
 
 
-def parse_layers(text: str | None, part: Part) -> list[Layer]:
+def parse_layers(text: str | None, part: ProbedPart) -> list[Layer]:
     """Parse "4,6,mix"; None gives the default layers of the part.
 
     Raises:
@@ -310,8 +301,3 @@ def parse_layers(text: str | None, part: Part) -> list[Layer]:
     layers: list[Layer] = [entry if entry == MIXTURE else int(entry) for entry in dict.fromkeys(entries)]
     part.check_layers(layers)
     return layers
-
-
-def results_csv(results: Sequence[ProbeResult]) -> str:
-    """Return one line for each result, under the names of the fields."""
-    return csv_text([[field.name for field in fields(ProbeResult)], *(asdict(result).values() for result in results)])

@@ -26,7 +26,7 @@ from amos_fairseq.models.electra import ElectraModel
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.models.teams import TeamsModel
 from amos_fairseq.modules.encoder import TransformerEncoder
-from amos_fairseq.probing.targets import Example
+from amos_fairseq.probing.targets import AnnotatedText
 from amos_fairseq.strangers import read_json
 from amos_fairseq.terminal import progress_bar, say
 from amos_fairseq.tokenization.words import encode_words
@@ -41,7 +41,7 @@ Layer = int | str
 
 
 @dataclass(frozen=True)
-class Part:
+class ProbedPart:
     """A network of a checkpoint whose layers can be probed.
 
     Attributes:
@@ -69,7 +69,7 @@ class Part:
                 raise UserError(f"{self.name} has no layer {layer}: give some of {known}, or choose with --part")
 
 
-def parts_of(model: BaseFairseqModel) -> dict[str, Part]:
+def parts_of(model: BaseFairseqModel) -> dict[str, ProbedPart]:
     """Return the parts of a model by name.
 
     ``generator`` and ``discriminator``; ``encoder`` for a masked language model and for fine-tuned models. Separate
@@ -83,7 +83,7 @@ def parts_of(model: BaseFairseqModel) -> dict[str, Part]:
         if model.cfg.separate_generators:
             if len(set(model.depths)) == len(model.depths):
                 last = {depth: (one, depth) for depth, one in zip(model.depths, model.generators, strict=True)}
-                parts.append(Part("generator", model.embed_tokens, last, model.depths))
+                parts.append(ProbedPart("generator", model.embed_tokens, last, model.depths))
             for name, one in zip(model.depth_names, model.generators, strict=True):
                 parts.append(_part(f"generator_{name}", model.embed_tokens, one))
         else:
@@ -100,12 +100,12 @@ def parts_of(model: BaseFairseqModel) -> dict[str, Part]:
 
 def _part(
     name: str, embed_tokens: nn.Embedding, encoder: TransformerEncoder, default_layers: list[int] | None = None
-) -> Part:
+) -> ProbedPart:
     layers = {number: (encoder, number) for number in range(len(encoder.layers) + 1)}
-    return Part(name, embed_tokens, layers, default_layers or [len(encoder.layers)])
+    return ProbedPart(name, embed_tokens, layers, default_layers or [len(encoder.layers)])
 
 
-def default_parts(parts: dict[str, Part]) -> list[str]:
+def default_parts(parts: dict[str, ProbedPart]) -> list[str]:
     """Return the parts of AMOS "Figure 4" and Table 8: without the single generators where ``generator`` has them all."""
     return [name for name in parts if not (name.startswith("generator_") and "generator" in parts)]
 
@@ -118,7 +118,7 @@ def random_weights(model: BaseFairseqModel, seed: int) -> BaseFairseqModel:
 
 
 @torch.no_grad()
-def hidden_states(part: Part, layers: Sequence[Layer], tokens: Tensor, pad: int) -> dict[Layer, Tensor]:
+def hidden_states(part: ProbedPart, layers: Sequence[Layer], tokens: Tensor, pad: int) -> dict[Layer, Tensor]:
     """Compute states of unmasked text in eval mode: [B,T] int64 -> [B,T,D] for each layer, [B,T,E] for the pieces.
 
     Args:
@@ -147,7 +147,7 @@ class EncodedSplit(NamedTuple):
     num_pieces: int
 
 
-def encode_split(loaded: LoadedCheckpoint, examples: Sequence[Example]) -> EncodedSplit:
+def encode_split(loaded: LoadedCheckpoint, examples: Sequence[AnnotatedText]) -> EncodedSplit:
     """Encode the texts as in pretraining, one sentence per sequence."""
     dictionary = loaded.dictionary
     limit = loaded.model.max_positions() - 2
@@ -162,7 +162,13 @@ def encode_split(loaded: LoadedCheckpoint, examples: Sequence[Example]) -> Encod
 
 
 def stored_features(
-    folder: Path, part: Part, layers: Sequence[Layer], splits: dict[str, EncodedSplit], pad: int, device: str, name: str
+    folder: Path,
+    part: ProbedPart,
+    layers: Sequence[Layer],
+    splits: dict[str, EncodedSplit],
+    pad: int,
+    device: str,
+    name: str,
 ) -> dict[str, dict[Layer, Tensor]]:
     """Return features [P,D] float32 by split and layer; they are computed only if ``folder`` does not hold them undamaged.
 

@@ -12,7 +12,7 @@ CLASSIFIERS = ("linear", "mlp")
 PROJECTION = 256  # width of projected pieces and of the hidden layer of the MLP (Tenney et al., 2019b)
 
 
-class Pieces(NamedTuple):
+class SpanFeatures(NamedTuple):
     """The pieces of N spans, one span after another.
 
     Attributes:
@@ -37,7 +37,7 @@ class SpanPooling(nn.Module):
         self.score = nn.Linear(width, 1, bias=False)
         nn.init.zeros_(self.score.weight)
 
-    def forward(self, pieces: Pieces) -> Tensor:
+    def forward(self, pieces: SpanFeatures) -> Tensor:
         """Return [N,D]. Spans are not padded: long ones cost short ones nothing."""
         x, lengths = pieces
         owner = torch.arange(len(lengths), device=x.device).repeat_interleave(lengths)  # [P], the span of each piece
@@ -90,10 +90,10 @@ class Probe(nn.Module):
         """Let the untrained probe predict each label with its frequency [C] in training."""
         self.output.bias.copy_(frequencies.clamp(1e-4, 1 - 1e-4).logit())
 
-    def forward(self, spans: list[Pieces]) -> Tensor:
+    def forward(self, spans: list[SpanFeatures]) -> Tensor:
         """Return [N,C] float32 from the first and, if there is one, the second span of every target."""
         pooled = [
-            pooling(Pieces(projection(self.mixture(pieces.features)), pieces.lengths))
+            pooling(SpanFeatures(projection(self.mixture(pieces.features)), pieces.lengths))
             for pieces, projection, pooling in zip(spans, self.projections, self.poolings, strict=True)
         ]
         return self.output(self.hidden(torch.cat(pooled, dim=-1)))

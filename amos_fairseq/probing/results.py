@@ -14,12 +14,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.runs import read_json, write_json
+from amos_fairseq.finetuning.runs import read_optional_json, write_json
 from amos_fairseq.pictures import GREY, RC_PARAMS, depth_colours, draw_grid, legend_label, run_colour, save
 from amos_fairseq.probing.scores import MICRO_F1, SEMEVAL_MACRO_F1
 from amos_fairseq.probing.targets import sorted_tasks
 from amos_fairseq.strangers import finite_number, plain_name
-from amos_fairseq.tables import MISSING, Table
+from amos_fairseq.tables import Table, format_score
 
 FORMAT = 1
 RESULTS_FILE = "results.json"
@@ -70,7 +70,7 @@ class ProbeResult:
         return self.part, self.layer, self.baseline
 
 
-def read_results(folder: str | Path) -> dict[str, Any]:
+def read_probe_results(folder: str | Path) -> dict[str, Any]:
     """Return the content of ``results.json`` in a folder that ``amos probe`` wrote.
 
     Returns:
@@ -81,7 +81,7 @@ def read_results(folder: str | Path) -> dict[str, Any]:
         UserError: there is no such file, or it is something else.
     """
     file = Path(folder) / RESULTS_FILE
-    content = read_json(file)
+    content = read_optional_json(file)
     if content is None:
         raise UserError(f"{file} is missing: give the directory that amos probe wrote with --out")
     if content.get("format") != FORMAT:
@@ -114,7 +114,7 @@ def in_order(results: Sequence[ProbeResult]) -> list[ProbeResult]:
     return sorted(results, key=lambda one: rank[one.task])
 
 
-def column_name(column: tuple[str, int | str, str | None]) -> str:
+def layer_name(column: tuple[str, int | str, str | None]) -> str:
     """Return the name of what was probed, such as "generator 4" or "discriminator 12, random weights"."""
     part, layer, baseline = column
     if baseline == "pieces":
@@ -155,7 +155,7 @@ def results_table(results: Sequence[ProbeResult], title: str, notes: list[str]) 
     """
     columns, cells = columns_of(results), scores_by_cell(results)
     rows = [[row_name(*task), *(_cell(own.get(column, [])) for column in columns)] for task, own in cells.items()]
-    table = [["task", *map(column_name, columns)], *rows]
+    table = [["task", *map(layer_name, columns)], *rows]
     if len(columns) > COLUMNS:
         table = [list(row) for row in zip(*table, strict=True)]
         table[0][0] = "layer"
@@ -179,10 +179,8 @@ def table_notes(results: Sequence[ProbeResult], settings: dict[str, Any]) -> lis
 
 
 def _cell(scores: list[float]) -> str:
-    if not scores:
-        return MISSING
-    mean = f"{100 * statistics.mean(scores):.1f}"
-    return f"{mean} ± {100 * statistics.stdev(scores):.1f}" if len(scores) > 1 else mean
+    mean = 100 * statistics.mean(scores) if scores else None
+    return format_score(mean, 100 * statistics.stdev(scores) if len(scores) > 1 else None)
 
 
 @matplotlib.rc_context(RC_PARAMS)
@@ -203,7 +201,7 @@ def probing_figure(results: Sequence[ProbeResult]) -> Figure:
     ax = figure.subplots()
     for column, style in zip(columns, column_styles(columns), strict=True):
         rows = [(row, cell[column]) for row, cell in enumerate(cells.values()) if column in cell]
-        _draw_column(ax, rows, legend_label(column_name(column)), style)
+        _draw_column(ax, rows, legend_label(layer_name(column)), style)
     ax.set_yticks(range(len(cells)), [legend_label(row_name(*cell)) for cell in cells])
     ax.set_ylim(len(cells) - 0.5, -0.5)  # the first task at the top
     ax.set(title="Edge probing", xlabel="score (%)")

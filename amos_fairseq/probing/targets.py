@@ -18,17 +18,7 @@ from amos_fairseq.strangers import is_unicode, parse_json, plain_name
 
 SPLITS = ("train", "valid", "test")
 # Tasks in the order of the semantic depth that AMOS "Figure 4" takes from Tenney et al. (2019a); others follow by name.
-ORDER = (
-    "pos",
-    "constituents",
-    "chunks",
-    "dependencies",
-    "entities",
-    "srl",
-    "coreference",
-    "spr2",
-    "relations",
-)
+ORDER = ("pos", "constituents", "chunks", "dependencies", "entities", "srl", "coreference", "spr2", "relations")
 
 NOT_JSON = 'not JSON: expected an object with "text" and "targets" in each line'
 Span = tuple[int, int]
@@ -41,7 +31,7 @@ class Target(NamedTuple):
     labels: tuple[str, ...]
 
 
-class Example(NamedTuple):
+class AnnotatedText(NamedTuple):
     """A text, and what is to be predicted about it; the targets may be none."""
 
     words: list[str]
@@ -60,7 +50,7 @@ class ProbingTask:
     """
 
     name: str
-    splits: dict[str, list[Example]]
+    splits: dict[str, list[AnnotatedText]]
     labels: list[str]
     num_spans: int
     sha256: dict[str, str]
@@ -114,7 +104,7 @@ def read_task(data: Path, name: str) -> ProbingTask:
     return ProbingTask(name, splits, labels, num_spans.pop(), {s: file_sha256(path) for s, path in paths.items()})
 
 
-def read_examples(path: Path) -> list[Example]:
+def read_examples(path: Path) -> list[AnnotatedText]:
     """Read one file.
 
     Raises:
@@ -135,7 +125,7 @@ def read_examples(path: Path) -> list[Example]:
     return examples
 
 
-def _example(content: Any) -> Example:
+def _example(content: Any) -> AnnotatedText:
     if not (isinstance(content, dict) and isinstance(content.get("text"), str)):
         raise ValueError('expected an object with a string "text"')
     if not isinstance(content.get("targets"), list):
@@ -143,7 +133,7 @@ def _example(content: Any) -> Example:
     if not is_unicode(content["text"]):
         raise ValueError('"text" is not Unicode: it has half of a surrogate pair')
     words = content["text"].split()
-    return Example(words, [_target(target, len(words)) for target in content["targets"]])
+    return AnnotatedText(words, [_target(target, len(words)) for target in content["targets"]])
 
 
 def _target(content: Any, num_words: int) -> Target:

@@ -7,17 +7,17 @@ second, so that starting the trainer would take longer than the training.
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.probing.features import EncodedSplit
-from amos_fairseq.probing.probe import Pieces, Probe, probe_loss
+from amos_fairseq.probing.probe import Probe, SpanFeatures, probe_loss
 from amos_fairseq.probing.scores import MICRO_F1, SEMEVAL_MACRO_F1, is_semeval, micro_f1, semeval_macro_f1
-from amos_fairseq.probing.targets import Example
+from amos_fairseq.probing.targets import AnnotatedText
 
 EVALUATIONS = 10  # on the validation split, evenly over the training of a probe
 SCORING_BATCH = 8192
@@ -42,9 +42,6 @@ class ProbeSettings:
     lr: float = LEARNING_RATES["linear"]
     batch_size: int = 1024
     updates: int = 2000
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class SplitTargets(NamedTuple):
@@ -72,7 +69,7 @@ class SplitTargets(NamedTuple):
         return len(self.starts) + self.num_unread
 
 
-def split_targets(examples: Sequence[Example], encoded: EncodedSplit, labels: Sequence[str]) -> SplitTargets:
+def split_targets(examples: Sequence[AnnotatedText], encoded: EncodedSplit, labels: Sequence[str]) -> SplitTargets:
     """Convert spans of words to spans of pieces, and labels to a matrix.
 
     A target of which a word was cut off is not read.
@@ -150,8 +147,8 @@ def train_probe(data: ProbeData, settings: ProbeSettings, seed: int, device: str
         optimizer.step()
         schedule.step()
         if update % max(1, settings.updates // EVALUATIONS) == 0 or update == settings.updates:
-            logits = predict(probe, batches, "valid")
-            loss = loss_of(logits, data.targets["valid"])
+            logits = probe_logits(probe, batches, "valid")
+            loss = float(probe_loss(logits, data.targets["valid"].labels))
             if not math.isfinite(loss):
                 raise UserError(f"the loss of a probe is {loss} after {update} updates: give a lower --lr")
             score = (micro_f1_of(logits, data.targets["valid"]), -loss)
@@ -159,7 +156,7 @@ def train_probe(data: ProbeData, settings: ProbeSettings, seed: int, device: str
                 best = score, update, {name: tensor.clone() for name, tensor in probe.state_dict().items()}
     probe.load_state_dict(best[2])
     scored = data.targets[data.scored_split]
-    logits = predict(probe, batches, data.scored_split)
+    logits = probe_logits(probe, batches, data.scored_split)
     scores = {MICRO_F1: micro_f1_of(logits, scored)}
     if is_semeval(data.labels) and all(len(labels) == 1 for labels in scored.gold):
         scores[SEMEVAL_MACRO_F1] = semeval_of(logits, scored, data.labels)
@@ -187,7 +184,7 @@ class Batches:
         self.whitenings = [whitening(layer) for layer in data.features["train"]]
         self.width = data.features["train"][0].size(1)
 
-    def spans(self, split: str, rows: Tensor) -> list[Pieces]:
+    def spans(self, split: str, rows: Tensor) -> list[SpanFeatures]:
         """Return the pieces of the first and the second spans of the targets ``rows`` [N] int64."""
         targets = self.data.targets[split]
         return [
@@ -195,7 +192,7 @@ class Batches:
             for starts, lengths in zip(targets.starts[rows].T, targets.lengths[rows].T, strict=True)
         ]
 
-    def _pieces(self, split: str, starts: Tensor, lengths: Tensor) -> Pieces:
+    def _pieces(self, split: str, starts: Tensor, lengths: Tensor) -> SpanFeatures:
         before = lengths.cumsum(0) - lengths
         index = (starts - before).repeat_interleave(lengths) + torch.arange(int(lengths.sum()))
         layers = [
@@ -203,7 +200,7 @@ class Batches:
             for layer, (mean, matrix) in zip(self.data.features[split], self.whitenings, strict=True)
         ]
         features = layers[0] if len(layers) == 1 else torch.stack(layers, dim=1)
-        return Pieces(features.to(self.device), lengths.to(self.device))
+        return SpanFeatures(features.to(self.device), lengths.to(self.device))
 
 
 def whitening(features: Tensor) -> tuple[Tensor, Tensor]:
@@ -231,14 +228,10 @@ def whitening(features: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def predict(probe: Probe, batches: Batches, split: str) -> Tensor:
+def probe_logits(probe: Probe, batches: Batches, split: str) -> Tensor:
     """Return the logits [N,C] of a split, on the CPU."""
     rows = torch.arange(len(batches.data.targets[split].starts))
     return torch.cat([probe(batches.spans(split, part)).cpu() for part in rows.split(SCORING_BATCH)])
-
-
-def loss_of(logits: Tensor, targets: SplitTargets) -> float:
-    return float(probe_loss(logits, targets.labels))
 
 
 def micro_f1_of(logits: Tensor, targets: SplitTargets) -> float:

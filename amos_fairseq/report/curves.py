@@ -292,13 +292,13 @@ def _add_legend(figure: Figure, runs: list[RunCurves], titled: bool) -> None:
         figure.suptitle(labels[0] if titled else None)
     else:
         title = "runs differ in line style and marker, and in color where no depths are shown"
-        handles = [_run_handle(index, label) for index, label in enumerate(labels)] + handles
+        handles = [Line2D([], [], label=label, **line_style(index)) for index, label in enumerate(labels)] + handles
     fitting = int(figure.get_figwidth() // 2.5)  # entries of a label and its line
     columns = min(len(handles), fitting, 5 if max(map(len, labels)) < 30 else 2)
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, title=title)
 
 
-def _run_handle(index: int, label: str) -> Line2D:
+def line_style(index: int) -> dict[str, object]:
+    """Return how the line of a run with markers is drawn."""
     dashes, marker = run_style(index)
-    style = {"color": run_colour(index), "linestyle": dashes, "linewidth": 1.2, "marker": marker, "markersize": 5}
-    return Line2D([], [], label=label, **style)
+    return {"color": run_colour(index), "linestyle": dashes, "linewidth": 1.2, "marker": marker, "markersize": 5}

@@ -23,16 +23,10 @@ from amos_fairseq.pictures import (
     run_style,
     save,
 )
+from amos_fairseq.report.curves import line_style
 from amos_fairseq.summary_file import Summary
 
 NUM_BINS, NUM_POINTS = 40, 400  # of a histogram; of a curve that looks smooth
-
-
-class LossGroup(NamedTuple):
-    """The values of one group, such as the losses of one depth; ``values`` [N] are not negative."""
-
-    label: str
-    values: np.ndarray
 
 
 class CostSeries(NamedTuple):
@@ -42,34 +36,36 @@ class CostSeries(NamedTuple):
     points: list[tuple[float, float, float]]
 
 
-def loss_distributions(panels: dict[str, list[LossGroup]]) -> Figure:
-    """Draw a histogram, a density and the mean for each group, in one panel for each entry of ``panels``."""
+def loss_distributions(panels: dict[str, dict[str, np.ndarray]]) -> Figure:
+    """Draw a histogram, a density and the mean of each group of losses.
+
+    Args:
+        panels: by title, the losses [N] of each group by its label, such as that of a depth; they are not negative.
+    """
     figure, axes = figure_of_panels(len(panels), 2)
-    largest = max((sample.values.max() for own in panels.values() for sample in own if len(sample.values)), default=1.0)
-    for (title, samples), ax in zip(panels.items(), axes, strict=True):
-        _draw_distributions(ax, samples, largest)
+    largest = max((losses.max() for own in panels.values() for losses in own.values() if len(losses)), default=1.0)
+    for (title, groups), ax in zip(panels.items(), axes, strict=True):
+        _draw_distributions(ax, groups, largest)
         ax.set_title(legend_label(title) if len(panels) > 1 else "")
         ax.set(xlabel="discriminator loss on a replaced token (nats)", ylabel="density")
         ax.set_xlim(0, largest)
     return figure
 
 
-def _draw_distributions(ax: Axes, samples: list[LossGroup], largest: float) -> None:
+def _draw_distributions(ax: Axes, groups: dict[str, np.ndarray], largest: float) -> None:
     bins, points = np.linspace(0, largest, NUM_BINS + 1), np.linspace(0, largest, NUM_POINTS)
-    for index, (sample, colour) in enumerate(zip(samples, depth_colours(len(samples)), strict=True)):
-        if not len(sample.values):
+    colours = depth_colours(len(groups))
+    for index, (name, losses) in enumerate(groups.items()):
+        if not len(losses):
             continue
-        ax.hist(sample.values, bins, density=True, color=colour, alpha=0.22)
-        mean = sample.values.mean()
-        label = f"{legend_label(sample.label)}, mean {mean:.2f}"
-        dashes = run_style(index)[0]
-        curve = density(sample.values, points)
+        style = {"color": colours[index], "linestyle": run_style(index)[0]}
+        ax.hist(losses, bins, density=True, color=colours[index], alpha=0.22)
+        mean, curve = losses.mean(), density(losses, points)
+        label = f"{legend_label(name)}, mean {mean:.2f}"
         if curve is not None:
-            ax.plot(points, curve, color=colour, linewidth=1.6, linestyle=dashes, label=label)
-        ax.axvline(
-            mean, color=colour, linewidth=1, linestyle=dashes, alpha=0.8, label=None if curve is not None else label
-        )
-    if any(len(sample.values) for sample in samples):
+            ax.plot(points, curve, linewidth=1.6, label=label, **style)
+        ax.axvline(mean, linewidth=1, alpha=0.8, label=label if curve is None else None, **style)
+    if any(len(losses) for losses in groups.values()):
         ax.legend(frameon=False, fontsize=8)
 
 
@@ -93,15 +89,8 @@ def scores_over_cost(panels: dict[str, list[CostSeries]], x_label: str) -> Figur
     for (title, series), ax in zip(panels.items(), axes, strict=True):
         for index, run in enumerate(series):
             costs, scores, deviations = zip(*run.points, strict=True)
-            dashes, marker = run_style(index)
-            style = {
-                "color": run_colour(index),
-                "linestyle": dashes,
-                "linewidth": 1.2,
-                "marker": marker,
-                "markersize": 5,
-            }
-            ax.errorbar(costs, scores, yerr=deviations, label=legend_label(run.label), capsize=2, **style)
+            label = legend_label(run.label)
+            ax.errorbar(costs, scores, yerr=deviations, label=label, capsize=2, **line_style(index))
         ax.set(title=legend_label(title), xlabel=x_label, ylabel="score on the development set (%)", xlim=(0, None))
         ax.xaxis.set_major_formatter(EngFormatter(sep="") if x_label == "updates" else ax.xaxis.get_major_formatter())
         draw_grid(ax)

@@ -115,12 +115,11 @@ def _terminal_background(probability: float | None) -> Style:
 
 def render_inspection(inspection: Inspection) -> str:
     """Return the whole page."""
-    colours = depth_colours(len(inspection.depth_names))
     sections = [f"<p class=note>{escape(line)}</p>" for line in inspection.summary()]
-    sections.append(_predictions_section(inspection, colours))
+    sections.append(_predictions_section(inspection))
     if inspection.positive_class or inspection.has_log_probs:
         sections.append(_input_section(inspection))
-    sections.append(_table_section(inspection, colours))
+    sections.append(_table_section(inspection))
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
         'content="width=device-width"><title>amos inspect</title>'
@@ -136,22 +135,22 @@ def _networks(inspection: Inspection) -> str:
     return "generator and main network" if inspection.is_corrupted else "a cloze model"
 
 
-def _predictions_section(inspection: Inspection, colours: list[str]) -> str:
+def _predictions_section(inspection: Inspection) -> str:
     """The text, with the best prediction of each depth after each masked token."""
     best = [[predictions[0].piece for predictions in masked.predictions] for masked in inspection.masked]
     return (
         "<h2>The text, and the best prediction of each depth</h2><p class=note>"
         f"Underlined tokens were {inspection.selected}. In brackets: the most probable token by depth, "
-        f"{depth_legend(inspection, colours)}.</p>{annotated_text(inspection, best, colours)}"
+        f"{depth_legend(inspection)}.</p>{annotated_text(inspection, best)}"
     )
 
 
-def depth_legend(inspection: Inspection, colours: list[str]) -> str:
+def depth_legend(inspection: Inspection) -> str:
     """The names of the depths as :func:`annotated_text` shows their tokens."""
-    return _in_brackets([f"depth {name}" for name in inspection.depth_names], colours)
+    return _in_brackets([f"depth {name}" for name in inspection.depth_names])
 
 
-def annotated_text(inspection: Inspection, pieces: list[list[str]], colours: list[str]) -> str:
+def annotated_text(inspection: Inspection, pieces: list[list[str]]) -> str:
     """The text with one piece per depth after each masked token, as in Table 9 of the AMOS paper.
 
     Args:
@@ -163,17 +162,16 @@ def annotated_text(inspection: Inspection, pieces: list[list[str]], colours: lis
         if token.special:
             parts.append(_special_token(token, inspection))
         elif position in pieces_at:
-            parts.append(f"{_marked(token.original_text, 'masked')} {_in_brackets(pieces_at[position], colours)}")
+            parts.append(f"{_marked(token.original_text, 'masked')} {_in_brackets(pieces_at[position])}")
         else:
             parts.append(escape(token.original_text))
     return f'<div class="text">{"".join(parts)}</div>'
 
 
-def _in_brackets(names: list[str], colours: list[str]) -> str:
+def _in_brackets(names: list[str]) -> str:
     """One name per depth, underlined in the color of the depth."""
-    marked = (
-        f'<b style="border-color:{colour}">{_show(name)}</b>' for name, colour in zip(names, colours, strict=True)
-    )
+    pairs = zip(names, depth_colours(len(names)), strict=True)
+    marked = (f'<b style="border-color:{colour}">{_show(name)}</b>' for name, colour in pairs)
     return f'<span class="depths">({"/".join(marked)})</span>'
 
 
@@ -228,10 +226,11 @@ def _marked(text: str, classes: str, attributes: str = "") -> str:
     return f'{text[: len(text) - len(body)]}<span class="{classes}"{attributes}>{escape(body)}</span>'
 
 
-def _table_section(inspection: Inspection, colours: list[str]) -> str:
+def _table_section(inspection: Inspection) -> str:
     """One row per masked token with all values."""
     rows = [inspection.row(masked) for masked in inspection.masked]
-    colour_of = {f"depth {name}": colour for name, colour in zip(inspection.depth_names, colours, strict=True)}
+    colours = zip(inspection.depth_names, depth_colours(len(inspection.depth_names)), strict=True)
+    colour_of = {f"depth {name}": colour for name, colour in colours}
     heads = ""
     for column in rows[0]:
         border = f' style="border-bottom-color:{colour_of[column]}"' if column in colour_of else ""

@@ -141,23 +141,20 @@ def write_page(out: Path, page: Page) -> list[str]:
 def render_page(page: Page, svgs: dict[str, str]) -> str:
     """Return the HTML. ``svgs``: the figures of the sections by anchor, as matplotlib writes them."""
     entries = [(section.anchor, section.title, section.source) for section in page.sections]
-    entries += [("left-out", "Left out", "")] if page.missing else []
+    left_out = ""
+    if page.missing:
+        entries.append(("left-out", "Left out", ""))
+        lines = "".join(f"<li>{_show(line)}</li>" for line in page.missing)
+        left_out = f'<section id="left-out" class="missing"><h2>Left out</h2><ul>{lines}</ul></section>'
     links = "".join(
         f'<li><a href="#{anchor}">{escape(name)}</a>{_source(source)}</li>' for anchor, name, source in entries
     )
-    title, lead, lines = (
-        _show(page.title),
-        _show(page.lead),
-        "".join(f"<li>{_show(line)}</li>" for line in page.missing),
-    )
-    left_out = f'<section id="left-out" class="missing"><h2>Left out</h2><ul>{lines}</ul></section>' * bool(
-        page.missing
-    )
+    title = _show(page.title)
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{title}</title><style>{STYLE}{TEXT_STYLE}</style></head>\n<body>"
-        f'<header><h1>{title}</h1><p class="lead">{lead}</p></header>\n'
+        f'<header><h1>{title}</h1><p class="lead">{_show(page.lead)}</p></header>\n'
         f'<nav aria-label="Contents"><ol>{links}</ol></nav>\n'
         + "\n".join(_render_section(section, svgs.get(section.anchor, "")) for section in page.sections)
         + f"{left_out}\n</body></html>\n"

@@ -5,14 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.finetuning.summary import format_spread
 from amos_fairseq.finetuning.tagging import PREFIX, SCORE_NAMES
-from amos_fairseq.probing.results import read_results
+from amos_fairseq.probing.results import read_probe_results
 from amos_fairseq.report.curves import distinct_names
 from amos_fairseq.report.figures import CostSeries
 from amos_fairseq.report.runs import PretrainingRun, distinct_folders
 from amos_fairseq.strangers import read_json
 from amos_fairseq.summary_file import Spread, Summary, parse_summary
-from amos_fairseq.tables import MISSING, Table, format_score
+from amos_fairseq.tables import Table
 
 # The benchmarks that each option accepts, as their summaries name them.
 BENCHMARKS = {"--glue": ("glue", "squad"), "--tag": ("tagging",)}
@@ -52,14 +53,14 @@ def read_probing(folders: Sequence[str]) -> list[dict[str, Any]]:
     Raises:
         UserError: a folder has no results, or damaged ones.
     """
-    found = {folder: read_results(folder) for folder in distinct_folders(folders)}
+    found = {folder: read_probe_results(folder) for folder in distinct_folders(folders)}
     for folder, own in found.items():
         if not own["results"]:
             raise UserError(f"{folder} holds no scores yet: wait for the first one of amos probe")
     return list(found.values())
 
 
-def column_name(task: str, score: str) -> str:
+def score_heading(task: str, score: str) -> str:
     """Return "MNLI m", "CoLA (mcc)" or "chunk (span F1)": the task, with the score if it is not accuracy."""
     if task == "MNLI":
         return "MNLI mm" if score.endswith("_mm") else "MNLI m"
@@ -71,7 +72,7 @@ def column_name(task: str, score: str) -> str:
 def main_spreads(summary: Summary) -> dict[str, Spread]:
     """Return the main scores of a summary by column: of MNLI for both sets."""
     return {
-        column_name(task, name): spreads[name]
+        score_heading(task, name): spreads[name]
         for task, spreads in summary.spreads.items()
         for name in (summary.main_scores[task], f"{summary.main_scores[task]}_mm")
         if name in spreads
@@ -93,8 +94,7 @@ def benchmark_table(results: Sequence[Summary]) -> Table:
     for result, label, own in zip(results, labels, spreads, strict=True):
         if labels.count(label) > 1:
             label = f"{label} ({result.folder_name})"
-        cells = [format_score(own[name].median, own[name].deviation) if name in own else MISSING for name in columns]
-        rows.append([label, *cells])
+        rows.append([label, *(format_spread(own.get(name)) for name in columns)])
     return Table("", ["", *columns], rows, list(dict.fromkeys(note for result in results for note in result.notes)))
 
 

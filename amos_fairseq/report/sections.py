@@ -9,7 +9,7 @@ import matplotlib
 import numpy as np
 
 from amos_fairseq.functional.replaced_token_detection import EQUAL_LOGITS
-from amos_fairseq.pictures import RC_PARAMS, depth_colours
+from amos_fairseq.pictures import RC_PARAMS
 from amos_fairseq.probing.results import (
     ProbeResult,
     in_order,
@@ -20,7 +20,7 @@ from amos_fairseq.probing.results import (
     table_notes,
 )
 from amos_fairseq.report.curves import DETECTOR_PANELS, PANELS, RunCurves, depth_names, panels_figure, reference_levels
-from amos_fairseq.report.figures import LossGroup, loss_distributions, scores_over_cost
+from amos_fairseq.report.figures import loss_distributions, scores_over_cost
 from amos_fairseq.report.inspection import Inspection, MaskedToken, printable
 from amos_fairseq.report.inspection_views import annotated_text, depth_legend
 from amos_fairseq.report.page import Page, Section
@@ -31,6 +31,7 @@ from amos_fairseq.summary_file import Summary
 from amos_fairseq.tables import MISSING, Table
 
 UNKNOWN = "not in the run's files"
+PROBING = 'AMOS "Figure 4", Table 8'
 TRAINING_AND_VALIDATION = " Lines: training text, means between two records. Markers: the validation split."
 # Title, figure or table of the paper, caption, key of the log.
 CURVES = {
@@ -70,48 +71,28 @@ def build_page(
         glue, tag: results of fine-tuning; empty without the flag.
         probing: results of :func:`amos_fairseq.report.results.read_probing`.
     """
-    # Sections with their names and the reason why there is none.
-    found: list[tuple[str, Section | None, str]] = [
-        ("", cost_section(runs), ""),
-        (
-            "Fine-tuning results (AMOS Table 1)",
-            benchmark_section("results", "Fine-tuning results", "AMOS Table 1", glue),
-            "--glue DIR adds them, the output of amos glue or amos squad",
-        ),
-        (
-            "Score over the cost of pretraining (AMOS Figure 6)",
-            over_cost_section([*glue, *tag], runs),
-            "--glue DIR DIR ... adds it: the outputs of amos glue for two or more checkpoints of a run",
-        ),
-        (
-            "Tagging results",
-            benchmark_section("tagging", "Tagging results", "", tag),
-            "--tag DIR adds them, the output of amos tag",
-        ),
-        (
-            "Loss on replaced tokens by depth (AMOS Figure 1a)",
-            losses_section(runs, text_name),
-            _why(runs, "text", "losses", hint="--text FILE gives a held-out text"),
-        ),
+    glue_reason = "--glue DIR adds them, the output of amos glue or amos squad"
+    tag_reason = "--tag DIR adds them, the output of amos tag"
+    probed = [probing_section(own, number, len(probing) > 1) for number, own in enumerate(probing, start=1)]
+    parts = [
+        cost_section(runs),
+        benchmark_section("results", "Fine-tuning results", "AMOS Table 1", glue, glue_reason),
+        over_cost_section([*glue, *tag], runs),
+        benchmark_section("tagging", "Tagging results", "", tag, tag_reason),
+        losses_section(runs, text_name),
         *(curve_section(anchor, runs) for anchor in CURVES),
-        (
-            "State of the discriminator",
-            discriminator_section(runs),
-            "no run has logged what a discriminator does with tokens",
-        ),
-        ("Replaced tokens by depth (AMOS Table 9)", samples_section(runs), _why(runs, "sentences")),
-        *(("", probing_section(own, number, len(probing) > 1), "") for number, own in enumerate(probing, start=1)),
+        discriminator_section(runs),
+        samples_section(runs),
+        *(probed or [_left_out("Edge probing by layer", PROBING, "--probe DIR adds it, the output of amos probe")]),
+        recipe_section(runs),
     ]
-    if not probing:
-        reason = "--probe DIR adds it, the output of amos probe"
-        found.append(('Edge probing by layer (AMOS "Figure 4", Table 8)', None, reason))
-    reason = _why(runs, "recipe") or "no recipe of a paper"
-    found.append(("Recipe and departures from the paper", recipe_section(runs), reason))
-    return Page(
-        *title_and_lead(runs),
-        [section for _, section, _ in found if section is not None],
-        [f"{name}: {reason}" for name, section, reason in found if section is None],
-    )
+    sections = [part for part in parts if isinstance(part, Section)]
+    return Page(*title_and_lead(runs), sections, [part for part in parts if isinstance(part, str)])
+
+
+def _left_out(title: str, source: str, reason: str) -> str:
+    """Return the line that stands for a section without content."""
+    return f"{title} ({source}): {reason}" if source else f"{title}: {reason}"
 
 
 def title_and_lead(runs: Sequence[PretrainingRun]) -> tuple[str, str]:
@@ -191,9 +172,10 @@ def _machine(run: PretrainingRun) -> str:
     return f"not in the log; {processes} training process{'es' * (processes > 1)}"
 
 
-def benchmark_section(anchor: str, title: str, source: str, results: Sequence[Summary]) -> Section | None:
+def benchmark_section(anchor: str, title: str, source: str, results: Sequence[Summary], without: str) -> Section | str:
+    """``without``: what adds results."""
     if not results:
-        return None
+        return _left_out(title, source, without)
     table = benchmark_table(results)
     caption = (
         f"Medians ± standard deviations over {num_seeds(results)} of fine-tuning, in percent, on the development sets. "
@@ -202,23 +184,26 @@ def benchmark_section(anchor: str, title: str, source: str, results: Sequence[Su
     return Section(anchor, title, source, caption, tables=[table], notes=list(table.notes))
 
 
-def over_cost_section(results: Sequence[Summary], runs: Sequence[PretrainingRun]) -> Section | None:
+def over_cost_section(results: Sequence[Summary], runs: Sequence[PretrainingRun]) -> Section | str:
     """Scores of the kept checkpoints of a run."""
+    title, source = "Score over the cost of pretraining", "AMOS Figure 6"
     panels, unit = points_over_cost(results, runs)
     if not panels:
-        return None
+        reason = "--glue DIR DIR ... adds it: the outputs of amos glue for two or more checkpoints of a run"
+        return _left_out(title, source, reason)
     caption = (
         f"Median score over {num_seeds(results)} of fine-tuning for each kept checkpoint of a run; bars are standard "
         f"deviations. The horizontal axis counts {unit}; the paper's counts hours of pretraining on 64 A100."
     )
-    title = "Score over the cost of pretraining"
-    return Section("score-by-cost", title, "AMOS Figure 6", caption, scores_over_cost(panels, unit))
+    return Section("score-by-cost", title, source, caption, scores_over_cost(panels, unit))
 
 
-def losses_section(runs: Sequence[PretrainingRun], text_name: str) -> Section | None:
+def losses_section(runs: Sequence[PretrainingRun], text_name: str) -> Section | str:
+    title, source = "Loss on replaced tokens by depth", "AMOS Figure 1a"
     shown = [run for run in runs if run.losses]
     if not shown:
-        return None
+        hint = "--text FILE gives a held-out text"
+        return _left_out(title, source, _why(runs, "text", "losses", hint=hint))
     rows = []
     for run in shown:
         for of_depth in run.losses:
@@ -241,48 +226,48 @@ def losses_section(runs: Sequence[PretrainingRun], text_name: str) -> Section | 
         f"After {updates} updates, on {text_name}; {' to '.join(f'{n:,}' for n in dict.fromkeys([masked[0], masked[-1]]))} "
         f"masked tokens for each depth; samples that equal the original are not replaced.{departure * mixed}"
     )
-    figure, title = loss_distributions(loss_panels(shown)), "Loss on replaced tokens by depth"
-    return Section("loss-by-depth", title, "AMOS Figure 1a", caption, figure, [Table("", columns, rows)])
+    figure = loss_distributions(loss_panels(shown))
+    return Section("loss-by-depth", title, source, caption, figure, [Table("", columns, rows)])
 
 
-def loss_panels(runs: Sequence[PretrainingRun]) -> dict[str, list[LossGroup]]:
+def loss_panels(runs: Sequence[PretrainingRun]) -> dict[str, dict[str, np.ndarray]]:
     """Return one panel for each run with several depths, and one for all runs with a single depth together."""
     panels, single = {}, [run for run in runs if len(run.losses) == 1]
     if single:
         title = single[0].name if len(single) == 1 else "one discriminator for each generator"
-        panels[title] = [LossGroup(f"{run.name}, depth {run.losses[0].depth}", run.losses[0].losses) for run in single]
+        panels[title] = {f"{run.name}, depth {run.losses[0].depth}": run.losses[0].losses for run in single}
     for run in runs:
         if len(run.losses) > 1:
-            panels[run.name] = [LossGroup(f"depth {of_depth.depth}", of_depth.losses) for of_depth in run.losses]
+            panels[run.name] = {f"depth {of_depth.depth}": of_depth.losses for of_depth in run.losses}
     return panels
 
 
-def curve_section(anchor: str, runs: Sequence[PretrainingRun]) -> tuple[str, Section | None, str]:
-    """One panel of ``amos plot`` with all runs: name, section, and the reason why there is none."""
+def curve_section(anchor: str, runs: Sequence[PretrainingRun]) -> Section | str:
+    """One panel of ``amos plot`` with all runs."""
     title, source, caption, key = CURVES[anchor]
     panel = next(panel for panel in PANELS if panel.key == key)
     curves = [run.curves for run in runs if run.curves is not None and depth_names(panel, [run.curves])]
     if not curves:
         reason = "no run has logged it; metrics.jsonl is missing, or the objective has no such value"
-        return f"{title} ({source})", None, reason
+        return _left_out(title, source, reason)
     if anchor == "mixture" and len(depth_names(panel, curves)) < 2:
-        return f"{title} ({source})", None, "no run has a generator with several depths"
+        return _left_out(title, source, "no run has a generator with several depths")
     if reference_levels(panel, curves):
         caption += " Dotted: entropy of the token frequencies, the lowest loss without context."
     setups = [f"{run.name}, {run.setup}" for run in runs if run.curves in curves and run.setup]
     if anchor == "recall" and len(setups) > 1:
         caption += f" The runs are the curriculum setups: {'; '.join(setups)}."
     figure = panels_figure([panel], curves, titled=False)
-    return "", Section(anchor, title, source, caption + TRAINING_AND_VALIDATION, figure), ""
+    return Section(anchor, title, source, caption + TRAINING_AND_VALIDATION, figure)
 
 
-def discriminator_section(runs: Sequence[PretrainingRun]) -> Section | None:
+def discriminator_section(runs: Sequence[PretrainingRun]) -> Section | str:
     """Whether detection distinguishes tokens: its curves, and a line for each run in which it ended without doing so."""
-    found = {run.name: run.curves for run in runs if run.curves is not None}
+    title, found = "State of the discriminator", {run.name: run.curves for run in runs if run.curves is not None}
     curves = list(found.values())
     panels = [panel for panel in DETECTOR_PANELS if depth_names(panel, curves)]
     if not panels:
-        return None
+        return _left_out(title, "", "no run has logged what a discriminator does with tokens")
     notes = [
         f"{name}: since update {since:,} the logits of a batch have been equal (standard deviation below "
         f"{EQUAL_LOGITS}): detection gives all tokens the same probability. docs/collapse.md says what to do."
@@ -295,7 +280,6 @@ def discriminator_section(runs: Sequence[PretrainingRun]) -> Section | None:
         "the mean square, the share of the first principal component in the variance, and the participation ratio."
     )
     figure = panels_figure(panels, curves, titled=True)
-    title = "State of the discriminator"
     return Section("discriminator", title, "", caption + TRAINING_AND_VALIDATION, figure, notes=notes)
 
 
@@ -310,11 +294,12 @@ def collapsed_since(curves: RunCurves) -> int | None:
     return since
 
 
-def samples_section(runs: Sequence[PretrainingRun]) -> Section | None:
+def samples_section(runs: Sequence[PretrainingRun]) -> Section | str:
     """Texts with the tokens that each depth would replace the masked ones by."""
+    title, source = "Replaced tokens by depth", "AMOS Table 9"
     shown = [run for run in runs if run.inspections]
     if not shown:
-        return None
+        return _left_out(title, source, _why(runs, "sentences"))
     html = ""
     for run in shown:
         html += f"<h3>{escape(printable(run.name))}</h3>" * (len(runs) > 1) + "".join(map(_samples, run.inspections))
@@ -326,7 +311,7 @@ def samples_section(runs: Sequence[PretrainingRun]) -> Section | None:
             " A hyphen marks a piece that continues a word. A check mark follows a replaced token that the discriminator "
             "finds, P(replaced) > 1/2, when all masked tokens of the text are replaced by that depth."
         )
-    return Section("replaced-tokens", "Replaced tokens by depth", "AMOS Table 9", caption, html=html)
+    return Section("replaced-tokens", title, source, caption, html=html)
 
 
 def _samples(inspection: Inspection) -> str:
@@ -337,12 +322,11 @@ def _samples(inspection: Inspection) -> str:
             return [predictions[0].piece for predictions in masked.predictions]
         return [one.shown + " \u2713" * mark for one, mark in zip(masked.samples, found, strict=True)]
 
-    colours = depth_colours(len(inspection.depth_names))
     note = (
         f"{len(inspection.masked)} of {len(inspection.tokens)} tokens {inspection.selected}, seed {inspection.seed}, after "
-        f"{inspection.num_updates:,} updates; in brackets {depth_legend(inspection, colours)}."
+        f"{inspection.num_updates:,} updates; in brackets {depth_legend(inspection)}."
     )
-    text = annotated_text(inspection, list(map(pieces, inspection.masked)), colours)
+    text = annotated_text(inspection, list(map(pieces, inspection.masked)))
     return f"{text}<p class=note>{note}</p>"
 
 
@@ -360,11 +344,11 @@ def probing_section(content: dict[str, Any], number: int, named: bool) -> Sectio
     )
     anchor, title = "probing" if number == 1 else f"probing-{number}", "Edge probing by layer" + f": {run}" * named
     figure, table, notes = probing_figure(results), results_table(results, "", []), table_notes(results, settings)
-    return Section(anchor, title, 'AMOS "Figure 4", Table 8', caption, figure, [table], notes=notes)
+    return Section(anchor, title, PROBING, caption, figure, [table], notes=notes)
 
 
-def recipe_section(runs: Sequence[PretrainingRun]) -> Section | None:
-    tables, notes = [], []
+def recipe_section(runs: Sequence[PretrainingRun]) -> Section | str:
+    title, tables, notes = "Recipe and departures from the paper", [], []
     for run in runs:
         name = run.cfg and paper_recipe(run.cfg)
         if name is None:
@@ -379,11 +363,10 @@ def recipe_section(runs: Sequence[PretrainingRun]) -> Section | None:
         same = [f"{setting.name} {setting.own}" for setting in settings if setting.is_of_paper and not setting.differs]
         notes.append(f"{run.name}, as in the paper: {', '.join(same)}.")
     if not notes:
-        return None
+        return _left_out(title, "", _why(runs, "recipe") or "no recipe of a paper")
     caption = (
         "Settings in which a run differs from the recipe of its objective and width (base for other widths), with the source "
         'of the recipe\'s value; "ours" where the papers are silent. Differences of the method itself are listed in '
         "docs/departures.md."
     )
-    title = "Recipe and departures from the paper"
     return Section("recipe", title, "AMOS Table 3", caption, tables=tables, notes=notes)

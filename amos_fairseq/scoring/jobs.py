@@ -11,9 +11,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from amos_fairseq.errors import UserError
+from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.fingerprint import file_sha256
-from amos_fairseq.scoring.output import FORMATS, Row, UnfinishedRows, write_whole
+from amos_fairseq.scoring.output import FORMATS, RowFormat, UnfinishedRows, write_whole
 from amos_fairseq.scoring.pseudo_likelihood import LineScorer, ScoredLine, num_lines, read_texts
 from amos_fairseq.scoring.reranking import (
     NUM_MARKS,
@@ -42,12 +42,12 @@ def stored_input(file: str) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory() as directory:
         copy = Path(directory) / "stdin"
-        try:
-            with copy.open("wb") as target, contextlib.ExitStack() as stack:
-                source = sys.stdin.buffer if file == STDIN else stack.enter_context(path.open("rb"))
-                shutil.copyfileobj(source, target)
-        except OSError as error:
-            raise UserError(f"the input {file} cannot be copied to {directory} ({error.strerror})") from error
+        with (
+            explain_os_errors(f"the input {file} cannot be copied to {directory}"),
+            copy.open("wb") as target,
+            contextlib.nullcontext(sys.stdin.buffer) if file == STDIN else path.open("rb") as source,
+        ):
+            shutil.copyfileobj(source, target)
         yield copy
 
 
@@ -59,15 +59,15 @@ def score_file(scorer: LineScorer, file: Path, format_: str, out: Path | None) -
     """
     header, row = FORMATS[format_]
     total = num_lines(file)
-    notices = Notices(scorer)
+    notices = Notices(scorer, row)
     if out is None:
         if header is not None:
             print(header)
-        for rows in scored_rows(scorer, read_texts(file), row, total, notices):
+        for rows in scored_rows(scorer, read_texts(file), notices.row, total):
             print("\n".join(rows), flush=True)
     else:
         with UnfinishedRows(out, identity(scorer, [file], format_)) as unfinished:
-            rows = resumed_rows(scorer, read_texts(file), row, total, unfinished, notices)
+            rows = resumed_rows(scorer, read_texts(file), notices.row, total, unfinished)
             write_whole(out, itertools.chain([] if header is None else [header], rows))
             unfinished.remove()
     notices.show()
@@ -146,18 +146,18 @@ def reranking_result(
 
 
 class Notices:
-    """What of the scored lines is unusual, printed after the last one."""
+    """What of the lines in rows is unusual, printed after the last one."""
 
-    def __init__(self, scorer: LineScorer) -> None:
-        self.max_tokens = scorer.max_tokens
+    def __init__(self, scorer: LineScorer, row: RowFormat) -> None:
+        self.max_tokens, self._format = scorer.max_tokens, row
         self.num_too_long = self.first_too_long = self.num_unknown = 0
 
-    def add(self, window: Iterable[ScoredLine]) -> None:
-        for scored in window:
-            self.num_unknown += len(scored.line.unknown)
-            if scored.pll is None:
-                self.first_too_long = self.first_too_long or scored.line.number
-                self.num_too_long += 1
+    def row(self, scored: ScoredLine) -> str:
+        self.num_unknown += len(scored.line.unknown)
+        if scored.pll is None:
+            self.first_too_long = self.first_too_long or scored.line.number
+            self.num_too_long += 1
+        return self._format(scored)
 
     def show(self) -> None:
         if self.num_too_long:
@@ -171,7 +171,7 @@ class Notices:
 
 
 def scored_rows(
-    scorer: LineScorer, texts: Iterable[str], row: Row, num_texts: int, notices: Notices | None = None, first: int = 1
+    scorer: LineScorer, texts: Iterable[str], row: RowFormat, num_texts: int, first: int = 1
 ) -> Iterator[list[str]]:
     """Yield the rows of one window of texts at a time, with a progress bar in a terminal.
 
@@ -179,19 +179,12 @@ def scored_rows(
     """
     with tqdm(total=num_texts, initial=first - 1, desc="score", unit=" lines", disable=None, file=sys.stderr) as bar:
         for window in scorer.score_windows(texts, first):
-            if notices is not None:
-                notices.add(window)
             yield [row(scored) for scored in window]
             bar.update(len(window))
 
 
 def resumed_rows(
-    scorer: LineScorer,
-    texts: Iterable[str],
-    row: Row,
-    num_texts: int,
-    unfinished: UnfinishedRows,
-    notices: Notices | None = None,
+    scorer: LineScorer, texts: Iterable[str], row: RowFormat, num_texts: int, unfinished: UnfinishedRows
 ) -> Iterator[str]:
     """Score the texts that earlier runs have not scored; return all rows."""
     if unfinished.discarded_others:
@@ -201,7 +194,7 @@ def resumed_rows(
     elif unfinished.num_rows:
         print(f"{unfinished.path}: {unfinished.num_rows} of {num_texts} lines are already scored", file=sys.stderr)
     rest = itertools.islice(texts, unfinished.num_rows, None)
-    for rows in scored_rows(scorer, rest, row, num_texts, notices, unfinished.num_rows + 1):
+    for rows in scored_rows(scorer, rest, row, num_texts, unfinished.num_rows + 1):
         unfinished.append(rows)
     return unfinished.rows()
 

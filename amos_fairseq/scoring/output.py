@@ -11,7 +11,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.files import no_links, whole_file
 from amos_fairseq.scoring.pseudo_likelihood import ScoredLine
 
-Row = Callable[[ScoredLine], str]
+RowFormat = Callable[[ScoredLine], str]
 
 TSV_HEADER = "line\tpll\tnum_pieces\tnum_unknown\tpieces\tlog_probs"
 DECIMALS = 6  # about the precision of float32 for values around 10
@@ -45,10 +45,10 @@ def json_row(scored: ScoredLine) -> str:
 
 
 # --format -> the header of the file, if it has one, and the row of a line.
-FORMATS: dict[str, tuple[str | None, Row]] = {"tsv": (TSV_HEADER, tsv_row), "jsonl": (None, json_row)}
+FORMATS: dict[str, tuple[str | None, RowFormat]] = {"tsv": (TSV_HEADER, tsv_row), "jsonl": (None, json_row)}
 
 
-class UnfinishedRows:
+class UnfinishedRows(contextlib.AbstractContextManager):
     """``OUT.unfinished``: a first line that identifies the work, then one line per row.
 
     A stopped command continues from this file.
@@ -109,9 +109,6 @@ class UnfinishedRows:
 
     def damaged(self) -> UserError:
         return UserError(f"{self.path} is damaged: remove it and repeat the command, which then starts from line 1")
-
-    def __enter__(self) -> "UnfinishedRows":
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self._file.close()

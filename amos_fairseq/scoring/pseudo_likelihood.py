@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
-from amos_fairseq.errors import UserError
+from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.scoring.token_scorers import TokenScorer, build_token_scorer
 
 LINES_ENCODED_AT_ONCE = 256  # tokenizers are faster with many lines
@@ -24,7 +24,7 @@ BATCHES_PER_WINDOW = 32
 
 
 @dataclass(frozen=True)
-class Line:
+class EncodedLine:
     """A line with its number, from 1 on, and its pieces as spelled in ``dict.txt``.
 
     Attributes:
@@ -42,7 +42,7 @@ class Line:
 class ScoredLine:
     """A line and the score of each piece in nats, None for a line that is longer than the model's limit."""
 
-    line: Line
+    line: EncodedLine
     log_probs: list[float] | None
 
     @property
@@ -92,19 +92,19 @@ class LineScorer:
         for window in windows(lines, self._cost, limit):
             yield self._score(window)
 
-    def _fits(self, line: Line) -> bool:
+    def _fits(self, line: EncodedLine) -> bool:
         return len(line.tokens) <= self.max_tokens
 
-    def _cost(self, line: Line) -> int:
+    def _cost(self, line: EncodedLine) -> int:
         """Return the number of tokens that the model processes for a line, over all passes."""
         return len(line.tokens) * self.token_scorer.num_passes(line.tokens) if self._fits(line) else 0
 
     @torch.inference_mode()
-    def _score(self, window: list[Line]) -> list[ScoredLine]:
+    def _score(self, window: list[EncodedLine]) -> list[ScoredLine]:
         values = iter(self.token_scorer.log_probs([line.tokens for line in window if self._fits(line)]))
         return [ScoredLine(line, self._of_pieces(line, next(values)) if self._fits(line) else None) for line in window]
 
-    def _of_pieces(self, line: Line, values: Tensor) -> list[float]:
+    def _of_pieces(self, line: EncodedLine, values: Tensor) -> list[float]:
         """Convert [L] values, with ``<s>`` and ``</s>``, to one score per piece."""
         if not values.isfinite().all():
             piece = line.pieces[int((~values.isfinite()).nonzero()[0]) - 1]
@@ -124,33 +124,27 @@ def read_texts(file: Path) -> Iterator[str]:
     Raises:
         UserError: the file cannot be read, or a line is not UTF-8.
     """
-    try:
-        with file.open("rb") as stream:
-            for number, line in enumerate(stream, start=1):
-                try:
-                    text = line.decode("utf-8")
-                except UnicodeDecodeError as error:
-                    raise UserError(
-                        f"{file}, line {number}: not UTF-8 at byte {error.start}; convert the file, for example with iconv"
-                    ) from error
-                yield text.rstrip("\r\n")
-    except OSError as error:
-        raise UserError(f"{file}: the text cannot be read ({error.strerror})") from error
+    with explain_os_errors(f"{file}: the text cannot be read"), file.open("rb") as stream:
+        for number, line in enumerate(stream, start=1):
+            try:
+                text = line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise UserError(
+                    f"{file}, line {number}: not UTF-8 at byte {error.start}; convert the file, for example with iconv"
+                ) from error
+            yield text.rstrip("\r\n")
 
 
 def num_lines(file: Path) -> int:
     """Count the lines of a file, including a last one without a line end; raise :class:`UserError` if it is unreadable."""
     count, last = 0, b"\n"
-    try:
-        with file.open("rb") as stream:
-            while part := stream.read(1 << 20):
-                count, last = count + part.count(b"\n"), part[-1:]
-    except OSError as error:
-        raise UserError(f"{file}: the text cannot be read ({error.strerror})") from error
+    with explain_os_errors(f"{file}: the text cannot be read"), file.open("rb") as stream:
+        while part := stream.read(1 << 20):
+            count, last = count + part.count(b"\n"), part[-1:]
     return count + (last != b"\n")
 
 
-def encoded_lines(loaded: LoadedCheckpoint, texts: Iterable[str], first: int) -> Iterator[Line]:
+def encoded_lines(loaded: LoadedCheckpoint, texts: Iterable[str], first: int) -> Iterator[EncodedLine]:
     """Encode each text as ``<s> pieces </s>``; line numbers start at ``first``."""
     dictionary = loaded.dictionary
     texts, numbers = iter(texts), itertools.count(first)
@@ -162,12 +156,14 @@ def encoded_lines(loaded: LoadedCheckpoint, texts: Iterable[str], first: int) ->
                 spans = zip(ids[1:-1], loaded.tokenizer.encode_with_offsets(text), strict=True)
                 lengths = [(id_, max(1, end - start)) for id_, (_, start, end) in spans]
                 unknown = {index: length for index, (id_, length) in enumerate(lengths) if id_ == dictionary.unk()}
-            yield Line(next(numbers), text, pieces, torch.tensor(ids), unknown)
+            yield EncodedLine(next(numbers), text, pieces, torch.tensor(ids), unknown)
 
 
-def windows(lines: Iterable[Line], cost: Callable[[Line], int], limit: int) -> Iterator[list[Line]]:
+def windows(
+    lines: Iterable[EncodedLine], cost: Callable[[EncodedLine], int], limit: int
+) -> Iterator[list[EncodedLine]]:
     """Group consecutive lines until their ``cost`` reaches ``limit``; a window has 1 to 4,096 lines."""
-    window: list[Line] = []
+    window: list[EncodedLine] = []
     spent = 0
     for line in lines:
         window.append(line)

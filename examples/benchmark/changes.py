@@ -26,7 +26,6 @@ from amos_fairseq.measure.measurement import alternate, print_progress, speed_ra
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.modules import encoder
 from amos_fairseq.modules.encoder import SelfAttention, TransformerEncoder
-from amos_fairseq.recipe_files import DEFAULT_VOCABULARY
 
 
 @contextlib.contextmanager
@@ -78,7 +77,7 @@ class Without:
     def __init__(self, step: FairseqStep, change: Callable[[nn.Module], contextlib.AbstractContextManager] | None):
         self.of, self.change = step, change
         self.name = "all" if change is None else change.__name__.replace("_", " ")
-        self.description, self.module = "", step.module
+        self.module = step.module
 
     def step(self, batch: dict[str, Any]) -> None:
         with contextlib.nullcontext() if self.change is None else self.change(self.module):
@@ -103,10 +102,10 @@ def main() -> None:
     settings = BenchSettings(
         arguments.recipe, arguments.overrides, precision=arguments.precision, steps=arguments.steps, device="cpu"
     )
-    setup = set_up(settings, DEFAULT_VOCABULARY)
+    setup = set_up(settings)
     task = build_task(setup.cfg.task, setup.vocabulary_size)
     text = make_synthetic_text(task, setup.batch_size)
-    step = FairseqStep(setup, task, "all", "")
+    step = FairseqStep(setup, task)
     contestants = [Without(step, change) for change in (None, *CHANGES)]
     alternate(contestants, text.batches, 2, setup.device, print_progress)  # not measured
     everything, *others = alternate(contestants, text.batches, arguments.steps, setup.device, print_progress)

@@ -226,7 +226,7 @@ def trace_ranks(settings: RanksSettings, progress: Progress) -> RanksReport | No
     Raises:
         UserError: see :func:`set_up`.
     """
-    setup = set_up(settings.bench, DEFAULT_VOCABULARY)
+    setup = set_up(settings.bench)
     arrange_ranks(setup.cfg, os.environ, num_gpus=0)
     distributed_utils.distributed_init(setup.cfg)
     logging.getLogger().setLevel(logging.WARNING)  # fairseq has set it to INFO on the first rank
@@ -265,7 +265,7 @@ def make_step(setup: BenchSetup, update_freq: int, rank: int) -> tuple[FairseqSt
     task = build_task(setup.cfg.task, setup.vocabulary_size)
     batches = make_synthetic_text(task, setup.batch_size).batches
     first = rank % len(batches)
-    return FairseqStep(setup, task, f"rank {rank}", ""), batches[first:] + batches[:first]
+    return FairseqStep(setup, task), batches[first:] + batches[:first]
 
 
 def trace_updates(step: FairseqStep, micro_batches: Sequence[Batch], updates: int, path: Path) -> None:

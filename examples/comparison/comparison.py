@@ -11,7 +11,7 @@ from runs import FineTuning, Pretraining, Runner, measure_seconds_per_update
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.glue.data import read_glue_data
-from amos_fairseq.finetuning.runs import claim_output_directory, read_json, write_json
+from amos_fairseq.finetuning.runs import claim_output_directory, read_optional_json, write_json
 from amos_fairseq.finetuning.session import find_devices
 from amos_fairseq.finetuning.training import LOG_FILE, RunFailed
 from amos_fairseq.fingerprint import directory_sha256, file_sha256
@@ -107,7 +107,7 @@ class Comparison:
         """Return the seconds of an update, measured once: the length of a run must not change between calls."""
         file = self.out / entry.name / PLAN_FILE
         self.claim()
-        plan = read_json(file)
+        plan = read_optional_json(file)
         if plan is None:
             settings, directory = self._settings(entry, PARTS), self.out / entry.name / "timing"
             try:

@@ -15,7 +15,7 @@ from comparison_results import compare_findings, entry_results, ordering
 from runs import num_threads
 
 from amos_fairseq.files import whole_file
-from amos_fairseq.finetuning.glue.benchmark import column_name
+from amos_fairseq.finetuning.glue.benchmark import task_heading
 from amos_fairseq.finetuning.recipes import load_recipe
 from amos_fairseq.finetuning.runs import write_json
 from amos_fairseq.pictures import RC_PARAMS, RUN_COLOURS, RUN_MARKERS, save
@@ -135,7 +135,7 @@ def scores_table(content: dict[str, Any]) -> Table:
     best_first = ordering(entries)
     rows = [score_row(entries[name], tasks) for name in [*best_first, *(n for n in entries if n not in best_first)]]
     columns = ["", "updates", "tokens", "FLOPs", "matmul FLOPs", "hours", "tokens/s"]
-    columns += [column_name(task) for task in tasks] + [f"AVG of {len(tasks)}"]
+    columns += [task_heading(task) for task in tasks] + [f"AVG of {len(tasks)}"]
     return Table(f"Equal budget: {content['setup']['budget']} of pretraining each", columns, rows, content["notes"])
 
 

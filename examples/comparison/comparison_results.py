@@ -12,7 +12,7 @@ from runs import FineTuning, Pretraining
 from amos_fairseq.data.glue_tasks import AVERAGED
 from amos_fairseq.finetuning.glue.benchmark import average
 from amos_fairseq.finetuning.runs import RunResult
-from amos_fairseq.finetuning.summary import TaskSummary, spread, summarize
+from amos_fairseq.finetuning.summary import TaskSummary, spread_of, summarize
 
 AGREES, DISAGREES, UNDECIDED = "agrees", "disagrees", "within the spread"
 
@@ -68,7 +68,7 @@ def scores_of(results: Sequence[RunResult]) -> dict[str, Any] | None:
     seeds = set.intersection(*(set(by_seed) for by_seed in by_task.values()))
     averages = [statistics.fmean(by_seed[seed] for by_seed in by_task.values()) for seed in sorted(seeds)]
     _, mean = average({task: summary.main.median for task, summary in summaries.items()})
-    deviation = spread(averages).deviation if averages else None
+    deviation = spread_of(averages).deviation if averages else None
     return {
         "tasks": {
             task: asdict(summary.main) | {"score": summary.best.main_score, "seeds": by_task[task]}

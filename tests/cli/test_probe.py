@@ -15,7 +15,7 @@ from saved_models import write_run
 from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
 from amos_fairseq.probing import experiment
-from amos_fairseq.probing.results import read_results
+from amos_fairseq.probing.results import read_probe_results
 
 FLAGS = ["--updates", "4", "--batch-size", "16"]
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "a", "end"]
@@ -54,7 +54,7 @@ def probe(run: Path, data: Path, out: Path, *flags: str) -> None:
 def test_every_layer_and_baseline_has_a_result(run: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
     out = tmp_path / "out"
     probe(run, data, out, "--baseline", "--seeds", "2")
-    content = read_results(out)
+    content = read_probe_results(out)
     found = {(r["task"], r["part"], r["layer"], r["baseline"], r["seed"], r["metric"]) for r in content["results"]}
     layers = [("generator", 1), ("generator", 2), ("generator", 4), ("discriminator", 2)]
     columns = [(*layer, None) for layer in layers] + [("generator", "pieces", "pieces")]
@@ -94,20 +94,20 @@ def test_finished_probes_are_not_repeated(run: Path, data: Path, tmp_path: Path,
     monkeypatch.setattr(experiment, "train_probe", count)
     with pytest.raises(KeyError):
         probe(run, data, parts, *flags)
-    assert len({r["seed"] for r in read_results(parts)["results"]}) == 2
+    assert len({r["seed"] for r in read_probe_results(parts)["results"]}) == 2
     assert list((parts / "features").iterdir())
     monkeypatch.setattr(experiment, "train_probe", lambda *a: trained.append(a) or train_probe(*a))
     probe(run, data, parts, *flags)
     assert len(trained) == 8
     assert not (parts / "features").exists()
-    assert read_results(parts)["results"] == read_results(whole)["results"]
+    assert read_probe_results(parts)["results"] == read_probe_results(whole)["results"]
     probe(run, data, parts, *flags)
     assert len(trained) == 8
 
 
 def test_a_mixture_of_layers_and_the_classifier_of_tenney(run: Path, data: Path, tmp_path: Path):
     probe(run, data, tmp_path, "--part", "discriminator", "--layers", "0,mix", "--classifier", "mlp", "--tasks", "pos")
-    assert [r["layer"] for r in read_results(tmp_path)["results"]] == [0, "mix"]
+    assert [r["layer"] for r in read_probe_results(tmp_path)["results"]] == [0, "mix"]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_scores_on_the_validation_split_are_named(run: Path, data: Path, tmp_pat
     note = "pos: no test split; scored on the validation split, like the choice of weights"
     assert note in (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
     assert note in capsys.readouterr().out
-    assert read_results(tmp_path / "out")["settings"]["scored_on"] == {"pos": "valid"}
+    assert read_probe_results(tmp_path / "out")["settings"]["scored_on"] == {"pos": "valid"}
 
     target = {"span1": [4999, 5000], "span2": [0, 1], "label": "Other"}
     text = json.dumps({"text": "the " * 5000, "targets": [target]}) + "\n"
@@ -185,7 +185,7 @@ def test_scores_on_the_validation_split_are_named(run: Path, data: Path, tmp_pat
 
 def test_files_that_are_not_results_are_refused(tmp_path: Path):
     with pytest.raises(UserError, match=r"results\.json is missing"):
-        read_results(tmp_path)
+        read_probe_results(tmp_path)
     result = {"task": "pos", "part": "generator", "layer": 1, "baseline": None, "seed": 1}
     result |= {"metric": "micro_f1", "score": 1, "targets": 9}
     whole = {"format": 1, "settings": {}, "checkpoint": {"num_updates": 3}, "results": [result]}
@@ -204,7 +204,7 @@ def test_files_that_are_not_results_are_refused(tmp_path: Path):
     for change in ({}, *changes):
         (tmp_path / "results.json").write_text(json.dumps(whole | change))
         if not change:
-            assert read_results(tmp_path) == whole
+            assert read_probe_results(tmp_path) == whole
             continue
         with pytest.raises(UserError, match=r"results\.json is (damaged|not of format 1|not JSON)"):
-            read_results(tmp_path)
+            read_probe_results(tmp_path)

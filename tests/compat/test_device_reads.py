@@ -23,13 +23,14 @@ RECIPES = ("amos_tiny", "electra_tiny", "teams_tiny", "electric_tiny", "mlm_tiny
 def warm_step(recipe: str, precision: str, num_ranks: int = 1) -> tuple[FairseqStep, list[dict[str, Any]]]:
     """A trainer after its first update, which makes the optimizer's moments, and batches."""
     given = None if precision == "fp16" else precision
-    setup = set_up(BenchSettings(recipe, ["dataset.batch_size=2"], precision=given, device="cpu"), VOCABULARY)
+    settings = {"precision": given, "device": "cpu", "vocabulary_size": VOCABULARY}
+    setup = set_up(BenchSettings(recipe, ["dataset.batch_size=2"], **settings))
     if precision == "fp16":  # refused on a CPU, but its operations are those of a GPU
         setup.cfg.common.fp16 = setup.cfg.common.fp16_no_flatten_grads = True
         setup.cfg.common.fp16_init_scale = 1  # no overflow, which would end in CUDA
     setup.cfg.distributed_training.distributed_world_size = num_ranks
     task = build_task(setup.cfg.task, VOCABULARY)
-    step, batches = FairseqStep(setup, task, "ours", ""), make_synthetic_text(task, 2).batches
+    step, batches = FairseqStep(setup, task), make_synthetic_text(task, 2).batches
     step.step(batches[0])
     return step, batches
 

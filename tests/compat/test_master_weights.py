@@ -357,8 +357,9 @@ def test_configurations_that_sum_in_float32(
 
 
 def test_trainer_uses_master_gradients() -> None:
-    setup = set_up(BenchSettings("mlm_tiny", ["dataset.batch_size=2"], precision="bf16", device="cpu"), 600)
-    trainer: Trainer = FairseqStep(setup, build_task(setup.cfg.task, setup.vocabulary_size), "ours", "").trainer
+    settings = {"precision": "bf16", "device": "cpu", "vocabulary_size": 600}
+    setup = set_up(BenchSettings("mlm_tiny", ["dataset.batch_size=2"], **settings))
+    trainer: Trainer = FairseqStep(setup, build_task(setup.cfg.task, setup.vocabulary_size)).trainer
     assert isinstance(trainer.optimizer.master_gradients, MasterGradients)
     assert not hasattr(_FP16OptimizerMixin, "master_gradients")
 

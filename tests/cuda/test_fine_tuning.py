@@ -82,7 +82,7 @@ def fine_tune(cuda: FakeCuda, recipe: str, job: str, length: int, precision: str
     """Two updates and a batch of validation; every parameter gets a gradient, and an update reads the device once."""
     metrics.reset()
     with unset_fake_temporarily():
-        cfg = set_up(BenchSettings(recipe, ["model.max_positions=512"], precision=precision), 600).cfg
+        cfg = set_up(BenchSettings(recipe, ["model.max_positions=512"], precision=precision)).cfg
         task, criterion, batch = JOBS[job](length)
     trainer = UnsavedTrainer(cfg, task, task.build_model(cfg.model), criterion)
     reached: set[str] = set()

@@ -13,10 +13,10 @@ from amos_fairseq.measure import on_paper
 from amos_fairseq.measure.configuration import BenchSettings
 from amos_fairseq.measure.fake_cuda import fake_cuda
 from amos_fairseq.measure.flops import training_flops
-from amos_fairseq.measure.on_paper import DEVICES, SHORTEST_KERNEL, Device, Trace, predict, trace_step
+from amos_fairseq.measure.on_paper import DEVICES, SHORTEST_KERNEL, GpuRates, Trace, predict_step, trace_step
 
 aten = torch.ops.aten
-PLAIN = Device(
+PLAIN = GpuRates(
     "an example",
     peak=dict.fromkeys((torch.bfloat16, torch.float32), 1e12),
     attention={"flash": (1e12, 5e11), "efficient": (2e12, 1e12), "triton": (4e12, 3e12)},
@@ -157,7 +157,9 @@ def test_a_layer_that_is_computed_again_belongs_to_its_own_parts() -> None:
 @pytest.mark.slow
 def test_a_larger_batch_and_a_slower_gpu_take_longer() -> None:
     of = {
-        (device, size): predict(BenchSettings("amos_tiny", [f"dataset.batch_size={size}"]), device, 600)
+        (device, size): predict_step(
+            BenchSettings("amos_tiny", [f"dataset.batch_size={size}"], vocabulary_size=600), device
+        )
         for device, size in (("h200", 512), ("a100", 512), ("h200", 1024))
     }
     seconds = {key: prediction.total.seconds for key, prediction in of.items()}
@@ -257,6 +259,7 @@ def test_the_totals_in_the_guide(kernels: str, milliseconds: float) -> None:
     """amos_base, 64 sequences of 512 tokens; the goal is 86.5 ms, half of an H200's measured peak."""
     page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
     assert f" {milliseconds} |" in next(line for line in page.splitlines() if line.startswith(f"| `{kernels}` |"))
-    settings = BenchSettings("amos_base", ["dataset.batch_size=64", f"model.kernels={kernels}"])
-    total = predict(settings, "h200", 32_768).total.seconds
+    overrides = ["dataset.batch_size=64", f"model.kernels={kernels}"]
+    settings = BenchSettings("amos_base", overrides, vocabulary_size=32_768)
+    total = predict_step(settings, "h200").total.seconds
     assert total * 1e3 == pytest.approx(milliseconds, abs=0.5)  # operators differ a little between versions of PyTorch

@@ -18,7 +18,7 @@ from amos_fairseq.finetuning.squad import (
     ScoredText,
     decode_question,
     spans_of_window,
-    write_predictions,
+    write_answers,
 )
 
 # A context of six tokens; the window shows tokens 1 to 4 at positions 3 to 6.
@@ -123,7 +123,7 @@ def read(directory: Path, name: str) -> dict:
 def test_threshold_separates_answerable_questions(split, tmp_path, odds):
     """On any scale of the odds: all answers right, the threshold is that of the last answerable question."""
     decoded = right_answers(split, odds)
-    scores = write_predictions(tmp_path, split, decoded)
+    scores = write_answers(tmp_path, split, decoded)
     assert scores["em"] == scores["f1"] == scores["best_em"] == scores["has_ans_f1"] == scores["no_ans_em"] == 100
     answerable = [decoded[example.id].null_odds for example in split.examples if example.answers]
     assert scores["null_threshold"] == max(answerable)
@@ -137,7 +137,7 @@ def test_threshold_separates_answerable_questions(split, tmp_path, odds):
 def test_no_answer_is_best(split, tmp_path, odds):
     """Every answer is wrong: none is given, also where the odds are below 0, which the search uses for that."""
     decoded = {name: Decoded([ScoredText("wrong", 1.0)], d.null_odds) for name, d in right_answers(split, odds).items()}
-    scores = write_predictions(tmp_path, split, decoded)
+    scores = write_answers(tmp_path, split, decoded)
     assert set(read(tmp_path, "predictions.json").values()) == {""}
     assert (scores["em"], scores["no_ans_em"], scores["has_ans_em"]) == (25, 100, 0)
 
@@ -145,7 +145,7 @@ def test_no_answer_is_best(split, tmp_path, odds):
 def test_files_are_what_the_official_script_reads(split, tmp_path):
     """With odds that separate badly, the scores are between the extremes, and equal those of the files."""
     decoded = right_answers(split, {False: -1.0, True: -0.98})
-    scores = write_predictions(tmp_path, split, decoded)
+    scores = write_answers(tmp_path, split, decoded)
     questions = list(read_squad(split.directory.parent / "squad.json").questions())
     predictions, odds = read_predictions(tmp_path / "predictions.json"), read_null_odds(tmp_path / "null_odds.json")
     official, missing = evaluate(questions, predictions)
@@ -158,6 +158,6 @@ def test_files_are_what_the_official_script_reads(split, tmp_path):
 
 def test_version_one_has_no_threshold(tmp_path):
     split = SquadSplit(prepare_squad(tmp_path, without_impossible(make_squad())), "valid")
-    scores = write_predictions(tmp_path, split, right_answers(split, {False: 100.0, True: 100.0}))
+    scores = write_answers(tmp_path, split, right_answers(split, {False: 100.0, True: 100.0}))
     assert scores == {"em": 100.0, "f1": 100.0}
     assert not (tmp_path / "null_odds.json").exists()

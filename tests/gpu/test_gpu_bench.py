@@ -26,8 +26,9 @@ def test_benchmark_runs_on_a_gpu(precision: str, monkeypatch: pytest.MonkeyPatch
         warmup=2,
         device="cuda",
         pieces=True,
+        vocabulary_size=2_000,
     )
-    report = run_bench(settings, default_vocabulary=2_000)
+    report = run_bench(settings)
     assert [row.name for row in report.rows] == ["ours", "hf", "reference"]
     for row in report.rows:
         assert row.held_bytes < row.peak_bytes < torch.cuda.get_device_properties(0).total_memory

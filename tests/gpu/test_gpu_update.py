@@ -19,9 +19,10 @@ def test_an_update_synchronizes_only_for_its_statistics(recipe: str, precision: 
     """Two micro-batches, on the GPU as they would come there from pinned memory; fp16 reads its norm too."""
     if precision == "bf16" and not torch.cuda.is_bf16_supported():
         pytest.skip("this GPU has no bfloat16")
-    setup = set_up(BenchSettings(recipe, ["dataset.batch_size=8"], precision=precision, device="cuda"), 2_000)
+    settings = {"precision": precision, "device": "cuda", "vocabulary_size": 2_000}
+    setup = set_up(BenchSettings(recipe, ["dataset.batch_size=8"], **settings))
     task = build_task(setup.cfg.task, 2_000)
-    step, batches = FairseqStep(setup, task, "ours", ""), utils.move_to_cuda(make_synthetic_text(task, 8).batches)
+    step, batches = FairseqStep(setup, task), utils.move_to_cuda(make_synthetic_text(task, 8).batches)
     for batch in batches:  # moments, workspaces, and a loss scale that fits
         step.step(batch)
     before = step.trainer.get_num_updates()

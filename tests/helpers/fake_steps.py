@@ -54,11 +54,11 @@ class FakeRun:
     def of(cls, cuda: FakeCuda, recipe: str, overrides: Sequence[str] = (), precision: str = "bf16") -> "FakeRun":
         metrics.reset()  # keys of another objective in this process may be of another kind
         with unset_fake_temporarily():
-            settings = BenchSettings(recipe, ["dataset.batch_size=2", *overrides], precision=precision)
-            setup = set_up(settings, VOCABULARY)
+            settings = {"precision": precision, "vocabulary_size": VOCABULARY}
+            setup = set_up(BenchSettings(recipe, ["dataset.batch_size=2", *overrides], **settings))
             assert setup.device.type == "cuda"
             task = build_task(setup.cfg.task, VOCABULARY)
-        run = cls(cuda, FairseqStep(setup, task, recipe, ""), *full_and_padded(cuda, task, 2), set())
+        run = cls(cuda, FairseqStep(setup, task), *full_and_padded(cuda, task, 2), set())
         for name, parameter in run.step.module.named_parameters():
             assert parameter.device.type == "cuda"
             if parameter.requires_grad:

@@ -20,7 +20,7 @@ CLOSE = {"rtol": 1e-4, "atol": 2e-5}
 
 
 def setup_of(recipe: str, *overrides: str) -> BenchSetup:
-    return set_up(BenchSettings(recipe, [*EQUAL, *overrides], precision="float32"), 600)
+    return set_up(BenchSettings(recipe, [*EQUAL, *overrides], precision="float32", vocabulary_size=600))
 
 
 def part(tensors: dict[str, Tensor], encoder: str, *heads: str) -> dict[str, Tensor]:
@@ -43,7 +43,7 @@ def give_weights(peer: HuggingFaceObjective, weights: dict[str, Tensor]) -> None
 def test_parameters_loss_and_gradients_are_ours(recipe: str, naive: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     setup = setup_of(recipe)
     task = build_task(setup.cfg.task, setup.vocabulary_size)
-    ours = FairseqStep(setup, task, "ours", "")
+    ours = FairseqStep(setup, task)
     model, batch = ours.module.train(), make_synthetic_text(task, 3).batches[0]
     outputs = []
     model.register_forward_hook(lambda module, inputs, output: outputs.append(output))
@@ -105,7 +105,7 @@ def test_steps_reduce_the_loss_and_clip_gradients(precision: str) -> None:
     setup = dataclasses.replace(setup, precision=precision)
     task = build_task(setup.cfg.task, setup.vocabulary_size)
     torch.manual_seed(0)
-    step = HuggingFaceStep(setup, build_objective(setup.cfg, 640, 1, naive=False), "hf", "")
+    step = HuggingFaceStep(setup, build_objective(setup.cfg, 640, 1, naive=False))
     batch = make_synthetic_text(task, 3).batches[0]
     inputs = {name: batch["net_input"][name] for name in INPUTS}
     before = step.module(**inputs)

@@ -9,7 +9,8 @@ from amos_fairseq.measure.micro_benchmarks import WAYS, MicroBenchmark, all_micr
 
 
 def benchmarks_of(recipe: str, *overrides: str) -> dict[str, MicroBenchmark]:
-    setup = set_up(BenchSettings(recipe, ["dataset.batch_size=2", *overrides], precision="float32"), 600)
+    settings = BenchSettings(recipe, ["dataset.batch_size=2", *overrides], precision="float32", vocabulary_size=600)
+    setup = set_up(settings)
     task = build_task(setup.cfg.task, setup.vocabulary_size)
     batch = make_synthetic_text(task, 2).batches[0]
     return {benchmark.name: benchmark for benchmark in all_micro_benchmarks(setup, task, batch)}

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from amos_fairseq.measure.flops import Operations, count, count_matmuls
+from amos_fairseq.measure.flops import Operations, count_matmuls, count_operations
 
 META = torch.device("meta")
 B, T, D, V = 3, 5, 8, 40
@@ -37,13 +37,13 @@ STATES, TOKENS = on_meta(B, T, D), on_meta(B, T, dtype=torch.int64)
     ],
 )
 def test_operations_of_single_operators(call, expected: Operations) -> None:
-    assert count(call)["Global"] == expected
+    assert count_operations(call)["Global"] == expected
 
 
 def test_operations_of_dropout() -> None:
     dropout = nn.Dropout(0.1)
-    assert count(lambda: dropout(STATES))["Global"].elementwise == 4 * STATES.numel()
-    assert count(lambda: dropout.eval()(STATES))["Global"] == Operations()
+    assert count_operations(lambda: dropout(STATES))["Global"].elementwise == 4 * STATES.numel()
+    assert count_operations(lambda: dropout.eval()(STATES))["Global"] == Operations()
 
 
 def test_operations_of_attention() -> None:
@@ -52,7 +52,7 @@ def test_operations_of_attention() -> None:
 
     with META:
         attention = SelfAttention(D, num_heads=2, dropout=0.0)
-    counted = count(lambda: attention(STATES))["Global"]
+    counted = count_operations(lambda: attention(STATES))["Global"]
     assert counted.matmul == B * (2 * T * D * 4 * D + 4 * T * T * D)  # q, k, v, output; q k^T and weights v
     # 5 of the softmax for each pair and head; q is scaled before the product.
     assert counted.elementwise == B * (5 * 2 * T * T + T * D)
@@ -61,7 +61,7 @@ def test_operations_of_attention() -> None:
 def test_operations_by_module() -> None:
     with META:
         model = nn.Sequential(nn.Linear(D, D), nn.Sequential(nn.Linear(D, V), nn.GELU()))
-    counts = count(lambda: model(STATES))
+    counts = count_operations(lambda: model(STATES))
     first, second = 2 * B * T * D * D, 2 * B * T * D * V
     assert counts["Sequential.0"] == Operations(first)
     assert counts["Sequential.1"] == Operations(second, 0, 5 * B * T * V)

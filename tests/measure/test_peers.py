@@ -7,7 +7,7 @@ from amos_fairseq.composition import compose_recipe
 from amos_fairseq.errors import UserError
 from amos_fairseq.measure import fairseq_step
 from amos_fairseq.measure.configuration import BenchSettings, BenchSetup, build_task, set_up
-from amos_fairseq.measure.contest import Entry, build_entries, comparable
+from amos_fairseq.measure.contest import Contestant, build_contestants, comparable_setup
 from amos_fairseq.measure.fairseq_step import FairseqStep, make_synthetic_text, random_blocks
 from amos_fairseq.measure.flops import training_flops
 from amos_fairseq.modules.encoder import TransformerEncoder
@@ -18,7 +18,8 @@ VOCABULARY = 600
 
 
 def setup_of(recipe: str, *overrides: str, **settings) -> BenchSetup:
-    return set_up(BenchSettings(recipe, ["dataset.batch_size=2", *overrides], **settings), VOCABULARY)
+    settings = {"vocabulary_size": VOCABULARY} | settings
+    return set_up(BenchSettings(recipe, ["dataset.batch_size=2", *overrides], **settings))
 
 
 def prepared(*arguments: str, **settings) -> tuple[BenchSetup, TextPretrainingTask]:
@@ -28,12 +29,12 @@ def prepared(*arguments: str, **settings) -> tuple[BenchSetup, TextPretrainingTa
 
 def test_every_peer_once_in_the_given_order() -> None:
     setup, task = prepared("electra_tiny")
-    entries, refusals = build_entries(setup, task, ["reference", "hf", "reference"], compile=False)
-    named = [(entry.contestant.name, entry.is_ours) for entry in entries]
+    contestants, refusals = build_contestants(setup, task, ["reference", "hf", "reference"], compile=False)
+    named = [(each.name, each.is_ours) for each in contestants]
     assert named == [("ours", True), ("reference", False), ("hf", False)]
-    kernels = [entry.contestant.module.cfg.kernels for entry in entries[:2]]
+    kernels = [each.step.module.cfg.kernels for each in contestants[:2]]
     assert kernels == ["fast", "reference"]
-    assert {entry.unequal_work for entry in entries} == {""}
+    assert {each.unequal_work for each in contestants} == {""}
     assert refusals == {}
 
 
@@ -42,9 +43,9 @@ def any_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compilation, "require_compiler", lambda device: None)
 
 
-def compiled_parts(entry: Entry) -> list[bool]:
+def compiled_parts(each: Contestant) -> list[bool]:
     """Whether it is compiled as a whole, and whether the layers of each encoder are."""
-    modules = list(entry.contestant.module.modules())
+    modules = list(each.step.module.modules())
     encoders = [module.is_compiled for module in modules if isinstance(module, TransformerEncoder)]
     return [any(module._compiled_call_impl is not None for module in modules), *encoders]
 
@@ -52,8 +53,8 @@ def compiled_parts(entry: Entry) -> list[bool]:
 @pytest.mark.usefixtures("any_compiler")
 def test_compile_adds_a_compiled_copy_of_each() -> None:
     setup, task = prepared("electra_tiny")
-    entries, refusals = build_entries(setup, task, ["hf", "reference"], compile=True)
-    assert {entry.contestant.name: (entry.compiled, compiled_parts(entry)) for entry in entries} == {
+    contestants, refusals = build_contestants(setup, task, ["hf", "reference"], compile=True)
+    assert {each.name: (each.compiled, compiled_parts(each)) for each in contestants} == {
         "ours": (False, [False, False, False]),
         "hf": (False, [False]),
         "reference": (False, [False, False, False]),
@@ -62,8 +63,8 @@ def test_compile_adds_a_compiled_copy_of_each() -> None:
         "reference, compiled": (True, [False, True, True]),
     }
     assert refusals == {}
-    entries, _ = build_entries(setup.with_model(compile=True), task, [], compile=False)
-    assert [(entry.contestant.name, entry.compiled) for entry in entries] == [("ours, compiled", True)]
+    contestants, _ = build_contestants(setup.with_model(compile=True), task, [], compile=False)
+    assert [(each.name, each.compiled) for each in contestants] == [("ours, compiled", True)]
 
 
 def test_without_a_compiler_the_others_compete(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,16 +73,16 @@ def test_without_a_compiler_the_others_compete(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(compilation, "require_compiler", refuse)
     setup, task = prepared("mlm_tiny")
-    entries, refusals = build_entries(setup, task, ["reference"], compile=True)
-    assert [entry.contestant.name for entry in entries] == ["ours", "reference"]
+    contestants, refusals = build_contestants(setup, task, ["reference"], compile=True)
+    assert [each.name for each in contestants] == ["ours", "reference"]
     assert refusals == dict.fromkeys(["ours, compiled", "reference, compiled"], "no compiler is found")
     with pytest.raises(UserError, match="no compiler is found"):  # the recipe itself is compiled
-        build_entries(setup.with_model(compile=True), task, [], compile=False)
+        build_contestants(setup.with_model(compile=True), task, [], compile=False)
 
 
 def test_peers_start_from_the_same_weights_and_see_the_same_text() -> None:
     setup, task = prepared("amos_tiny")
-    ours, reference = (entry.contestant for entry in build_entries(setup, task, ["reference"], compile=False)[0])
+    ours, reference = (each.step for each in build_contestants(setup, task, ["reference"], compile=False)[0])
     for mine, other in zip(ours.module.parameters(), reference.module.parameters(), strict=True):
         assert mine.equal(other)
     texts = [make_synthetic_text(task, 2) for _ in range(2)]
@@ -118,7 +119,7 @@ def test_loader_speed_is_that_of_the_median_batch(monkeypatch: pytest.MonkeyPatc
 def test_amos_is_compared_with_the_electra_of_its_encoder() -> None:
     """The peer's FLOPs are those of ELECTRA's recipe with AMOS' embedding width, dropout, length and batch."""
     overrides = ["task.tokens_per_sample=32", "model.embedding_dim=48", "model.dropout=0.2"]
-    setup, difference = comparable(setup_of("amos_tiny", *overrides))
+    setup, difference = comparable_setup(setup_of("amos_tiny", *overrides))
     assert "ELECTRA instead of amos" in difference
     plain = ["distributed_training.distributed_world_size=1", "dataset.batch_size=2"]
     expected = training_flops(compose_recipe("electra_tiny", [*plain, *overrides]), VOCABULARY)
@@ -146,14 +147,14 @@ def test_default_precision_is_that_of_the_recipe() -> None:
 def test_settings_that_the_library_lacks_are_refused(recipe: str, overrides: list[str], message: str) -> None:
     setup, task = prepared(recipe, *overrides)
     with pytest.raises(UserError, match=message):
-        build_entries(setup, task, ["hf"], compile=False)
+        build_contestants(setup, task, ["hf"], compile=False)
 
 
 @pytest.mark.parametrize("recipe", [("variants/electra_unigram", "+sizes=tiny"), ("electric_tiny",), ("teams_tiny",)])
 def test_steps_change_the_weights_of_every_objective(recipe: tuple[str, ...]) -> None:
     """The learning rate is 0 in the first update, and not in the second."""
     setup, task = prepared(*recipe)
-    step, batches = FairseqStep(setup, task, "ours", ""), make_synthetic_text(task, 2).batches
+    step, batches = FairseqStep(setup, task), make_synthetic_text(task, 2).batches
     before = [parameter.detach().clone() for parameter in step.module.parameters()]
     for batch in batches[:2]:
         step.step(batch)

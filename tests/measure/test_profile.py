@@ -64,9 +64,10 @@ def test_time_on_a_gpu_is_that_of_the_kernels() -> None:
 def test_part_with_the_most_flops_takes_the_most_time(part: str, settings: list[str]) -> None:
     """Each has more than 90 % of the FLOPs, forward and backward; the rest are small operations."""
     vocabulary = 600 if part == profile.FFN else 20_000
-    setup = set_up(BenchSettings("amos_tiny", ["dataset.batch_size=2", *settings], precision="float32"), vocabulary)
+    overrides = ["dataset.batch_size=2", *settings]
+    setup = set_up(BenchSettings("amos_tiny", overrides, precision="float32", vocabulary_size=vocabulary))
     task = build_task(setup.cfg.task, setup.vocabulary_size)
-    step, batch = FairseqStep(setup, task, "ours", ""), make_synthetic_text(task, 2).batches[0]
+    step, batch = FairseqStep(setup, task), make_synthetic_text(task, 2).batches[0]
     step.step(batch)
     shares = profile.shares_of_parts(step, batch, torch.device("cpu"))
     assert sum(shares.values()) == pytest.approx(1)
@@ -90,10 +91,10 @@ def test_compiled_and_recomputed_layers_mark_every_part(recomputes: bool, monkey
             events.append(("close", self.name))
 
     monkeypatch.setattr(profile, "record_function", Range)
-    setup = set_up(BenchSettings("mlm_tiny", ["dataset.batch_size=2"]), 600)
+    setup = set_up(BenchSettings("mlm_tiny", ["dataset.batch_size=2"], vocabulary_size=600))
     setup = setup.with_model(activation_checkpointing=recomputes)
     task = build_task(setup.cfg.task, setup.vocabulary_size)
-    step, batch = FairseqStep(setup, task, "ours", ""), make_synthetic_text(task, 2).batches[0]
+    step, batch = FairseqStep(setup, task), make_synthetic_text(task, 2).batches[0]
     for module in step.module.modules():
         if isinstance(module, TransformerEncoder):
             module.is_compiled = True

@@ -9,7 +9,7 @@ import torch
 
 from amos_fairseq.measure import measurement
 from amos_fairseq.measure.measurement import (
-    Spread,
+    MedianAndRange,
     alternate,
     best_seconds,
     speed_ratio,
@@ -22,12 +22,12 @@ CPU = torch.device("cpu")
 
 def test_tokens_per_second_are_those_of_each_step() -> None:
     """100 tokens in 2, 1, 4 and 5 seconds: 50, 100, 25, 20 a second; the median is halfway between 25 and 50."""
-    assert tokens_per_second([2.0, 1.0, 4.0, 5.0], 100) == Spread(37.5, 20.0, 100.0)
+    assert tokens_per_second([2.0, 1.0, 4.0, 5.0], 100) == MedianAndRange(37.5, 20.0, 100.0)
 
 
 def test_ratios_are_taken_step_by_step() -> None:
     """A machine that becomes 10 times slower for one round changes no ratio: 3/1, 20/10, 1/1."""
-    assert speed_ratio([1.0, 10.0, 1.0], [3.0, 20.0, 1.0]) == Spread(2.0, 1.0, 3.0)
+    assert speed_ratio([1.0, 10.0, 1.0], [3.0, 20.0, 1.0]) == MedianAndRange(2.0, 1.0, 3.0)
     with pytest.raises(ValueError, match="zip"):
         speed_ratio([1.0, 1.0], [1.0])
 

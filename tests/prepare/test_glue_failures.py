@@ -24,8 +24,8 @@ def test_killed_run_leaves_complete_tasks(glue, glue_tokenizer, prepared_glue, t
         raise SystemError("killed here")
 
     with monkeypatch.context() as patch:
-        write = glue_module.write_labels
-        patch.setattr(glue_module, "write_labels", lambda d, *a: kill() if d.stem == "SST-2" else write(d, *a))
+        write = glue_module.write_glue_labels
+        patch.setattr(glue_module, "write_glue_labels", lambda d, *a: kill() if d.stem == "SST-2" else write(d, *a))
         with pytest.raises(SystemError, match="killed here"):
             main(command)
     assert {path.name for path in out.iterdir()} == {"CoLA", "tokenizer"}

@@ -170,7 +170,7 @@ def test_paragraphs_of_invisible_characters_are_dropped(corpus, tmp_path):
     ends = [length == 1 for length in lengths]
     assert ends == [False, False, True, False], "two paragraphs, the end of a document, one paragraph"
     assert ids.tolist().count(END_ID) == 4
-    assert (counts.documents, counts.paragraphs, counts.lines) == (2, 3, 4)
+    assert (counts.documents, counts.paragraphs, counts.tokens) == (2, 3, len(ids))
 
 
 def test_bytes_are_those_of_fairseq_preprocess(corpus, tmp_path, monkeypatch):

@@ -18,17 +18,17 @@ from amos_fairseq.probing import features
 from amos_fairseq.probing.features import (
     MIXTURE,
     PIECES,
-    Part,
+    ProbedPart,
     default_parts,
     encode_split,
     parts_of,
     random_weights,
     stored_features,
 )
-from amos_fairseq.probing.targets import Example
+from amos_fairseq.probing.targets import AnnotatedText
 
 TEXTS = ["the quick brown fox", "a lazy dog", "jumps over the end of the brown dog and the fox", "the"]
-EXAMPLES = [Example(text.split(), []) for text in TEXTS]
+EXAMPLES = [AnnotatedText(text.split(), []) for text in TEXTS]
 # float32: batches of other shapes sum in another order.
 ROUNDING = {"rtol": 1e-4, "atol": 1e-5}
 
@@ -180,7 +180,7 @@ def test_features_that_find_no_room_are_one_line(tmp_path: Path, monkeypatch: py
 
 def test_states_that_are_not_finite_are_refused(tmp_path: Path):
     loaded = load_checkpoint(write_run(tmp_path / "run"))
-    part: Part = parts_of(loaded.model)["generator"]
+    part: ProbedPart = parts_of(loaded.model)["generator"]
     part.layers[1][0].layers[0].ffn_norm.weight.data.fill_(float("inf"))
     encoded = {"train": encode_split(loaded, EXAMPLES)}
     with pytest.raises(UserError, match="layer 1, are not finite"):

@@ -5,14 +5,14 @@ import math
 import pytest
 import torch
 
-from amos_fairseq.probing.probe import LayerMixture, Pieces, Probe, SpanPooling, probe_loss
+from amos_fairseq.probing.probe import LayerMixture, Probe, SpanFeatures, SpanPooling, probe_loss
 
 LENGTHS = (3, 1, 5)
 
 
-def made_up_pieces(width: int = 4, seed: int = 0) -> Pieces:
+def made_up_pieces(width: int = 4, seed: int = 0) -> SpanFeatures:
     features = torch.randn(sum(LENGTHS), width, generator=torch.Generator().manual_seed(seed)).mul(3)
-    return Pieces(features, torch.tensor(LENGTHS))
+    return SpanFeatures(features, torch.tensor(LENGTHS))
 
 
 def naive_pooling(features: torch.Tensor, score: torch.Tensor) -> torch.Tensor:

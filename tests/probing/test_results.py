@@ -2,7 +2,7 @@
 
 from itertools import product
 
-from amos_fairseq.probing.results import ProbeResult, column_name, column_styles, columns_of, results_table
+from amos_fairseq.probing.results import ProbeResult, column_styles, columns_of, layer_name, results_table
 
 
 def result(layer: int | str, score: float, baseline: str | None = None, seed=1, task="pos") -> ProbeResult:
@@ -12,7 +12,7 @@ def result(layer: int | str, score: float, baseline: str | None = None, seed=1, 
 def test_columns_are_in_the_order_of_layers_whatever_was_probed_first():
     columns = columns_of([result(4, 0.4), result("mix", 0.5), result(1, 0.1), result("pieces", 0.3, "pieces")])
     expected = [*(f"discriminator {layer}" for layer in (1, 4, "mix")), "pieces alone"]
-    assert [column_name(column) for column in columns] == expected
+    assert [layer_name(column) for column in columns] == expected
 
 
 def test_a_few_layers_are_columns_and_many_are_rows():

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from amos_fairseq.probing.features import EncodedSplit
 from amos_fairseq.probing.scores import MICRO_F1
-from amos_fairseq.probing.targets import Example, Target
+from amos_fairseq.probing.targets import AnnotatedText, Target
 from amos_fairseq.probing.training import ProbeData, ProbeSettings, SplitTargets, split_targets, train_probe, whitening
 
 LABELS = ["a", "b", "c"]
@@ -91,8 +91,8 @@ def test_spans_of_words_become_spans_of_pieces():
     words = [[(0, 2), (2, 3), (3, 6), None], [(6, 7)]]
     encoded = EncodedSplit([], words, 7)
     examples = [
-        Example(["w"] * 4, [Target(((0, 2), (2, 3)), ("a",)), Target(((0, 1), (3, 4)), ("b", "c"))]),
-        Example(["w"], [Target(((0, 1), (0, 1)), ("b", "unseen"))]),
+        AnnotatedText(["w"] * 4, [Target(((0, 2), (2, 3)), ("a",)), Target(((0, 1), (3, 4)), ("b", "c"))]),
+        AnnotatedText(["w"], [Target(((0, 1), (0, 1)), ("b", "unseen"))]),
     ]
     targets = split_targets(examples, encoded, LABELS)
     assert targets.starts.tolist() == [[0, 3], [6, 6]]

@@ -10,7 +10,6 @@ from failures import error_line
 from amos_fairseq.cli.main import main
 from amos_fairseq.report.figures import (
     CostSeries,
-    LossGroup,
     density,
     loss_distributions,
     scores_figure,
@@ -36,8 +35,7 @@ def test_density_is_a_sum_of_gaussians_reflected_at_zero():
 
 def test_each_group_has_a_histogram_a_curve_and_its_mean():
     values = np.array([0.5, 1.0, 3.0])
-    groups = [LossGroup("depth 1", values), LossGroup("depth 2", np.array([2.0, 2.0]))]
-    figure = loss_distributions({"a $run": groups, "b": []})
+    figure = loss_distributions({"a $run": {"depth 1": values, "depth 2": np.array([2.0, 2.0])}, "b": {}})
     first, second = figure.axes[:2]
     assert first.get_title() == r" a \$run"
     assert sum(patch.get_height() * patch.get_width() for patch in first.patches[:40]) == pytest.approx(1)

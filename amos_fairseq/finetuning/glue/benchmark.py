@@ -12,8 +12,8 @@ from amos_fairseq.files import write_text
 from amos_fairseq.finetuning.benchmark import Benchmark
 from amos_fairseq.finetuning.glue.data import read_glue_data
 from amos_fairseq.finetuning.glue.leaderboard import check_test_files, write_submission
-from amos_fairseq.finetuning.glue.predictions import HEAD, predict, score, write_predictions
-from amos_fairseq.finetuning.runs import IDENTITY_FILE, Failure, RunResult, TaskRun, read_json, read_results
+from amos_fairseq.finetuning.glue.predictions import HEAD, predict_splits, score, write_prediction_table
+from amos_fairseq.finetuning.runs import IDENTITY_FILE, Failure, RunResult, TaskRun, read_optional_json, read_results
 from amos_fairseq.finetuning.session import Session
 from amos_fairseq.finetuning.summary import (
     TaskSummary,
@@ -73,7 +73,6 @@ class Glue(Benchmark):
             check_test_files(self.data, tasks)
 
     def train_flags(self, task: str) -> list[str]:
-        """See :class:`~amos_fairseq.finetuning.benchmark.Benchmark`."""
         facts, prepared = TASKS[task], self.prepared[task]
         flags = [str(prepared.directory), "--task", "sentence_prediction", "--criterion", "sentence_prediction"]
         flags += ["--num-classes", str(prepared.record["num_classes"]), "--init-token", "0"]
@@ -96,10 +95,10 @@ class Glue(Benchmark):
         """Return the scores by name and write ``predictions.SPLIT.tsv``. Scores of MNLI's mismatched set end in ``_mm``."""
         prepared, scores = self.prepared[task], {}
         suffixes = {split: suffix for split, suffix in TASKS[task].dev_splits.items() if prepared.has(split)}
-        predictions = predict(prepared, checkpoint, list(suffixes), self.max_positions, device, stop)
+        predictions = predict_splits(prepared, checkpoint, list(suffixes), self.max_positions, device, stop)
         for split, suffix in suffixes.items():
             labels = prepared.labels(split)
-            write_predictions(directory / f"predictions.{split}.tsv", prepared, split, predictions[split], labels)
+            write_prediction_table(directory / f"predictions.{split}.tsv", prepared, split, predictions[split], labels)
             found = score(TASKS[task], predictions[split], labels)
             scores |= {f"{name}{suffix}": value for name, value in found.items()}
         return scores
@@ -118,7 +117,7 @@ class Glue(Benchmark):
                 f"{intermediate} holds no finished run of {INTERMEDIATE_TASK}: add it to --tasks, or give the --out of one "
                 "as --intermediate OUT"
             )
-        setup = read_json(intermediate / f"{self.name}.setup.json") or {}
+        setup = read_optional_json(intermediate / f"{self.name}.setup.json") or {}
         if any(setup.get(name) != self.session.origin[name] for name in ("checkpoint_sha256", "from_scratch")):
             raise UserError(
                 f"{intermediate} holds {INTERMEDIATE_TASK} runs of another checkpoint: give those of this checkpoint"
@@ -180,7 +179,7 @@ def check_not_started_without_intermediate(runs: Sequence[TaskRun]) -> None:
     """Raise :class:`UserError` if a dependent run was started without the intermediate task. The identity check of the
     runner would detect it only after MNLI's hours of training."""
     for run in runs:
-        found = read_json(run.directory / IDENTITY_FILE)
+        found = read_optional_json(run.directory / IDENTITY_FILE)
         if found is not None and "intermediate_sha256" not in found:
             raise UserError(
                 f"{run.directory} was started without --intermediate: give another --out, or delete that directory"
@@ -200,11 +199,7 @@ def average(medians: Mapping[str, float]) -> tuple[str, float | None]:
 
 
 def glue_table(
-    row_name: str,
-    summaries: Mapping[str, TaskSummary],
-    squad: Summary | None,
-    with_paper: bool,
-    notes: Sequence[str],
+    row_name: str, summaries: Mapping[str, TaskSummary], squad: Summary | None, with_paper: bool, notes: Sequence[str]
 ) -> Table:
     """Build the table with the checkpoint's row and, with ``with_paper``, the papers' rows.
 
@@ -218,7 +213,7 @@ def glue_table(
         average_cell = f"{average_cell} ({average_name.removeprefix('AVG ')})"
         average_name = "AVG"
     row = [row_name, *(task_cell(summaries.get(task)) for task in tasks), average_cell]
-    columns = ["", *(column_name(task) for task in tasks), average_name]
+    columns = ["", *(task_heading(task) for task in tasks), average_name]
 
     # Version 2.0 if it was run (AMOS Table 1), otherwise the first version that was.
     spreads = squad.spreads if squad else {}
@@ -230,7 +225,7 @@ def glue_table(
     return Table("GLUE dev: median ± standard deviation over seeds", columns, rows, notes)
 
 
-def column_name(task: str) -> str:
+def task_heading(task: str) -> str:
     """Return the task's name, with the score if it is not accuracy."""
     names = {"MNLI": "MNLI m/mm", "CoLA": "CoLA (Matthews)", "STS-B": "STS-B (Spearman)"}
     return names.get(task, task)

@@ -14,7 +14,7 @@ from amos_fairseq.data.labeled_texts import TASK_FILE, ShortenedTexts, check_tex
 from amos_fairseq.data.tagging import are_labels
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.recipes import Hyperparameters
-from amos_fairseq.finetuning.runs import BenchmarkTask, content_sha256, read_json
+from amos_fairseq.finetuning.runs import BenchmarkTask, content_sha256, read_optional_json
 from amos_fairseq.strangers import field, finite_number, plain_name, read_text, whole_number
 
 # Readers of QQP count its broken lines differently; a rebuilt or truncated file differs by more.
@@ -130,7 +130,7 @@ class GlueData:
 
 def read_glue_data(data: Path, task: str) -> GlueData:
     """Read the record of a task; raise :class:`UserError` if the task has not been prepared in ``data``."""
-    record = read_json(data / task / TASK_FILE)
+    record = read_optional_json(data / task / TASK_FILE)
     if record is None:
         raise UserError(
             f"{data / task} holds no prepared data: preprocess/glue/prepare.sh GLUE_DIR {task} TOKENIZER_DIR {data}"

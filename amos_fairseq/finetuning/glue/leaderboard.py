@@ -17,7 +17,7 @@ from amos_fairseq.data.glue_tasks import DIAGNOSTIC, INTERMEDIATE_TASK, SCORED, 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
 from amos_fairseq.finetuning.glue.data import GlueData, read_glue_data
-from amos_fairseq.finetuning.glue.predictions import predict
+from amos_fairseq.finetuning.glue.predictions import predict_splits
 from amos_fairseq.finetuning.summary import TaskSummary, best_checkpoint
 
 ARCHIVE = "glue_submission.zip"
@@ -49,7 +49,7 @@ def write_submission(
         if summary is not None and prepared is not None:
             checkpoint = best_checkpoint(out, summary)
             present = [split for split in splits if prepared.has(split)]
-            predicted = predict(prepared, checkpoint, present, max_positions, device, stop)
+            predicted = predict_splits(prepared, checkpoint, present, max_positions, device, stop)
             for split in present:
                 rows, notice = fill_broken_lines(prepared, split, spell(prepared, predicted[split]))
                 files[splits[split]] = format_rows(rows)

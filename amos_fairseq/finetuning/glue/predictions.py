@@ -21,12 +21,10 @@ HEAD = "sentence_classification_head"
 POSITIVE_CLASS = 1  # "1" of MRPC and QQP: a paraphrase
 
 
-def predict(
+def predict_splits(
     data: GlueData, checkpoint: Path, splits: Sequence[str], max_positions: int, device: str, stop: threading.Event
 ) -> dict[str, np.ndarray]:
     """Predict splits with a fine-tuned checkpoint: class indices [N] int64, or values of a regression [N] float64.
-
-    The prediction runs in float32 and without dropout, whatever the precision of the training.
 
     Raises:
         Stopped: ``stop`` is set.
@@ -47,7 +45,7 @@ def predict(
     return predicted
 
 
-def write_predictions(file: Path, data: GlueData, split: str, predictions: np.ndarray, labels: np.ndarray) -> None:
+def write_prediction_table(file: Path, data: GlueData, split: str, predictions: np.ndarray, labels: np.ndarray) -> None:
     """Write a table of index, prediction and label; classes by name, values of a regression with four decimals."""
 
     def spell(value: float) -> str:

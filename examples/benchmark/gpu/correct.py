@@ -74,10 +74,11 @@ def two_updates(recipe: str, kernels: str, device: torch.device, sequences: int,
     metrics.reset()
     precision = "bf16" if device.type == "cuda" else "float32"
     overrides = [f"dataset.batch_size={sequences}", f"model.kernels={kernels}"]
-    setup = set_up(BenchSettings(recipe, overrides, precision=precision, device=device.type), vocabulary)
+    settings = BenchSettings(recipe, overrides, precision=precision, device=device.type, vocabulary_size=vocabulary)
+    setup = set_up(settings)
     task = build_task(setup.cfg.task, vocabulary)
     batch = random_batch(task, sequences)
-    step = FairseqStep(setup, task, recipe, "")
+    step = FairseqStep(setup, task)
     step.step(batch)
     seconds = seconds_of(lambda: step.step(batch), device)
     held = held_bytes(*step.state())

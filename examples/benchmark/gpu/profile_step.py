@@ -17,7 +17,7 @@ from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.measure.configuration import BenchSettings, build_task, set_up
 from amos_fairseq.measure.fairseq_step import FairseqStep, random_batch
 from amos_fairseq.measure.measurement import sustained_seconds, synchronize
-from amos_fairseq.measure.on_paper import predict
+from amos_fairseq.measure.on_paper import predict_step
 from amos_fairseq.measure.step_profile import PARTS, shares_of_parts
 
 WARMUP, PROFILED = 5, 3
@@ -25,13 +25,13 @@ SECONDS = {"cuda": 4.0, "cpu": 0.1}
 NAME_LENGTH = 110  # of a kernel; templates are longer than a line
 
 
-def measure(settings: BenchSettings, vocabulary: int, num_kernels: int) -> None:
-    prediction = start_prediction(settings, vocabulary)
-    setup = set_up(settings, vocabulary)
+def measure(settings: BenchSettings, num_kernels: int) -> None:
+    prediction = start_prediction(settings)
+    setup = set_up(settings)
     task = build_task(setup.cfg.task, setup.vocabulary_size)
     sequences = setup.batch_size
     batch = random_batch(task, sequences)
-    step = FairseqStep(setup, task, "ours", "")
+    step = FairseqStep(setup, task)
     predicted = predicted_parts(prediction)  # waits, so that the process does not disturb the timing
     for _ in range(WARMUP if setup.device.type == "cuda" else 1):
         step.step(batch)
@@ -42,10 +42,10 @@ def measure(settings: BenchSettings, vocabulary: int, num_kernels: int) -> None:
     print_kernels(step, batch, setup.device, num_kernels)
 
 
-def start_prediction(settings: BenchSettings, vocabulary: int) -> subprocess.Popen:
+def start_prediction(settings: BenchSettings) -> subprocess.Popen:
     """Start the process that predicts while the measurement is prepared."""
     command = [sys.executable, __file__, settings.config, "--predict", "--precision", settings.precision]
-    command += ["--vocabulary-size", str(vocabulary), "--set", *settings.overrides]
+    command += ["--vocabulary-size", str(settings.vocabulary_size), "--set", *settings.overrides]
     return subprocess.Popen(command, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, stdout=subprocess.PIPE, text=True)
 
 
@@ -55,10 +55,10 @@ def predicted_parts(process: subprocess.Popen) -> dict[str, float] | None:
     return None if process.returncode else json.loads(written.splitlines()[-1])
 
 
-def prediction_as_json(settings: BenchSettings, vocabulary: int) -> str:
+def prediction_as_json(settings: BenchSettings) -> str:
     """Return milliseconds by part; some parts have two rows in the prediction."""
     milliseconds = dict.fromkeys(PARTS, 0.0)
-    for row, cost in predict(settings, "h200", vocabulary).costs.items():
+    for row, cost in predict_step(settings, "h200").costs.items():
         milliseconds[next(part for part in PARTS if row.startswith(part))] += cost.seconds * 1e3
     return json.dumps(milliseconds)
 
@@ -108,14 +108,17 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.kernels < 1:
         raise UserError(f"--kernels {arguments.kernels} is not possible: give at least 1")
-    settings = BenchSettings(arguments.config, arguments.overrides, precision=arguments.precision)
-    if arguments.predict:
-        print(prediction_as_json(settings, arguments.vocabulary_size))
-        return 0
     settings = BenchSettings(
-        arguments.config, arguments.overrides, precision=arguments.precision, device=arguments.device
+        arguments.config,
+        arguments.overrides,
+        precision=arguments.precision,
+        device=arguments.device,
+        vocabulary_size=arguments.vocabulary_size,
     )
-    measure(settings, arguments.vocabulary_size, arguments.kernels)
+    if arguments.predict:
+        print(prediction_as_json(settings))
+    else:
+        measure(settings, arguments.kernels)
     return 0
 
 

@@ -14,7 +14,7 @@ from amos_fairseq.data.glue_tasks import AVERAGED, TASKS
 from amos_fairseq.finetuning.glue.benchmark import average, glue_table
 from amos_fairseq.finetuning.glue.predictions import score
 from amos_fairseq.finetuning.runs import RunResult
-from amos_fairseq.finetuning.summary import best_run, paper_results, spread, summarize
+from amos_fairseq.finetuning.summary import best_run, paper_results, spread_of, summarize
 from amos_fairseq.summary_file import Spread, Summary
 
 
@@ -62,12 +62,12 @@ def test_constant_predictions_score_zero():
 
 
 def test_median_and_deviation_by_hand():
-    found = spread([70.0, 72.0, 71.0, 75.0, 60.0])
+    found = spread_of([70.0, 72.0, 71.0, 75.0, 60.0])
     # mean 69.6; squares 0.16, 5.76, 1.96, 29.16, 92.16; sum 129.2; divided by 4
     assert (found.median, found.count) == (71.0, 5)
     assert found.deviation == pytest.approx(math.sqrt(129.2 / 4))
-    assert spread([70.0, 72.0]).median == 71.0
-    assert spread([70.0]).deviation is None
+    assert spread_of([70.0, 72.0]).median == 71.0
+    assert spread_of([70.0]).deviation is None
 
 
 def result(task, seed, main, trial="", **scores):

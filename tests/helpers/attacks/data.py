@@ -17,7 +17,7 @@ from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.data.tagging import TaggedSentences
 from amos_fairseq.errors import UserError
 from amos_fairseq.probing.features import encode_split, parts_of, stored_features
-from amos_fairseq.probing.targets import Example
+from amos_fairseq.probing.targets import AnnotatedText
 from attacks.commands import Attack, Place, amos_harm, run_amos
 from attacks.damage import attack_json, damage
 from attacks.workplace import COMMANDS
@@ -30,7 +30,7 @@ def damaged_data(place: Place, tries: int, seed: int) -> Iterator[Attack]:
     labels = prepare_tagging(folder)
     loaded = load_checkpoint(write_run(folder / "run"))
     part, dictionary = parts_of(loaded.model)["generator"], Dictionary.load(str(labels / "dict.txt"))
-    encoded = {"train": encode_split(loaded, [Example(["the", "quick", "brown", "fox"], [])] * 9)}
+    encoded = {"train": encode_split(loaded, [AnnotatedText(["the", "quick", "brown", "fox"], [])] * 9)}
 
     def features() -> torch.Tensor:
         stored = stored_features(folder / "features", part, [1], encoded, loaded.dictionary.pad(), "cpu", "x")
