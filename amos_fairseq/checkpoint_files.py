@@ -151,13 +151,8 @@ def check_content(file: Path, content: Any) -> None:
     sections = {"cfg": dict, "model": dict, "optimizer_history": list}
     if not all(isinstance(state.get(name), kind) and state[name] for name, kind in sections.items()):
         raise UserError(f"{file} is not a checkpoint of fairseq-train: it lacks one of {', '.join(sections)}")
-    last, settings = state["optimizer_history"][-1], state["cfg"]
-    try:
-        whole_number(last.get("num_updates") if isinstance(last, dict) else None)
-    except ValueError as error:
-        raise UserError(
-            f"{file} does not say after how many updates it was saved ({error}): give a checkpoint as it was saved"
-        ) from error
+    settings = state["cfg"]
+    num_updates_of(str(file), state)
     if not all(isinstance(name, str) and torch.is_tensor(tensor) for name, tensor in state["model"].items()):
         raise UserError(f"{file} contains other things than tensors as weights: give a checkpoint as it was saved")
     if not all(isinstance(settings.get(section), (dict, argparse.Namespace)) for section in ("model", "task")):
@@ -175,6 +170,18 @@ def check_content(file: Path, content: Any) -> None:
         raise UserError(f"{file} {error}: give a checkpoint as it was saved") from error
     settings.update({kind: vars(part) for kind, part in settings.items() if isinstance(part, argparse.Namespace)})
     task_state_of(str(file), state)
+
+
+def num_updates_of(path: str, checkpoint: dict[str, Any]) -> int:
+    """Return the number of updates up to a checkpoint; raise :class:`UserError` if it is missing or damaged."""
+    history = checkpoint.get("optimizer_history")
+    last = history[-1] if isinstance(history, list) and history else None
+    try:
+        return whole_number(last.get("num_updates") if isinstance(last, dict) else None)
+    except ValueError as error:
+        raise UserError(
+            f"{path} does not say after how many updates it was saved (num_updates: {error}): give another checkpoint"
+        ) from error
 
 
 def task_state_of(path: str, checkpoint: dict[str, Any]) -> dict[str, Any]:

@@ -57,9 +57,7 @@ def compose_with_hydra(
     """Return the configuration that Hydra composes, before fairseq adds its defaults and before it is resolved.
 
     Args:
-        name: recipe, as in :func:`compose_recipe`.
-        overrides: as in :func:`compose_recipe`.
-        config_dir: as in :func:`compose_recipe`.
+        name, overrides, config_dir: as in :func:`compose_recipe`.
         with_hydra_settings: include the group ``hydra`` (directories of the run).
 
     Raises:

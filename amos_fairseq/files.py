@@ -178,6 +178,20 @@ def _exchange(unfinished: Path, path: Path) -> None:
         replaced.unlink()
 
 
+@contextlib.contextmanager
+def explain_write_errors(what: object, hint: str) -> Iterator[None]:
+    """Raise :class:`UserError` for a disk error behind any exception: ``what`` is not written, ``hint`` says how to fix it."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        cause = os_error_behind(error)
+        if cause is None:
+            raise
+        raise UserError(f"{what} cannot be written ({cause.strerror or cause}): {hint}") from error
+
+
 def os_error_behind(error: BaseException | None) -> OSError | None:
     """Return the OSError in a chain of exceptions, or None.
 

@@ -10,7 +10,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
+from fairseq.models import (
+    ARCH_MODEL_NAME_REGISTRY,
+    ARCH_MODEL_REGISTRY,
+    MODEL_DATACLASS_REGISTRY,
+    MODEL_REGISTRY,
+)
 from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import II, DictConfig, OmegaConf
@@ -92,6 +97,26 @@ def check_saved_settings(file: Path, cfg: Mapping[str, Any]) -> None:
         fields = config_class(kind, section.get("_name", default)) if isinstance(section, dict) else None
         if fields is not None and fields.__module__.startswith("amos_fairseq."):
             saved_section(file, kind, fields, section)
+
+
+def model_settings(file: Path, saved: Any) -> DictConfig:
+    """Return the model's settings in a checkpoint, with the defaults of fields that were added after they were saved.
+
+    fairseq adds missing fields by model name only, and a checkpoint written with ``--arch amos_base`` names the architecture.
+
+    Raises:
+        UserError: the model is not one of this package, or a setting has another type, none of the choices of its field, or
+            is out of range.
+    """
+    name = (saved.get("_name") or saved.get("arch")) if isinstance(saved, dict) else None
+    name = str(name)
+    model_class = ARCH_MODEL_REGISTRY.get(name) or MODEL_REGISTRY.get(name, object)
+    if not model_class.__module__.startswith("amos_fairseq."):
+        raise UserError(
+            f"{file} contains a model of the architecture {name!r}, which is not one of this package: give a checkpoint that "
+            "fairseq-train --user-dir amos_fairseq wrote"
+        )
+    return saved_section(file, "model", config_class("model", name), saved | {"_name": name})
 
 
 def saved_section(file: Path, kind: str, fields: type, saved: dict[str, Any]) -> DictConfig:

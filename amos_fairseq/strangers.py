@@ -1,7 +1,7 @@
 """Read what a stranger may have written: files, JSON, numbers and names. Every reader of such files uses these functions.
 
-:func:`read_bytes`, :func:`read_text`, :func:`read_json` and :func:`read_yaml` raise :class:`UserError` with the path and a
-hint. The others raise ``ValueError`` with the reason; their callers know the file and the line.
+:func:`read_bytes`, :func:`read_text`, :func:`read_json`, :func:`read_json_lines` and :func:`read_yaml` raise :class:`UserError`
+with the path and a hint. The others raise ``ValueError`` with the reason; their callers know the file and the line.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import math
 import os
 import reprlib
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,22 @@ def read_json(path: str | os.PathLike, hint: str, kind: type = dict, optional: b
         return parse_json(text, kind)
     except ValueError as error:
         raise UserError(f"{path} {error}: {hint}") from error
+
+
+def read_json_lines(path: Path, hint: str, parse: Callable[[str], Any]) -> list[Any]:
+    """Return what ``parse`` makes of each line of a prepared file; ``hint``: how to fix a missing one.
+
+    Raises:
+        UserError: the file is missing, or ``parse`` raises ValueError, KeyError or TypeError.
+    """
+    if not path.is_file():  # opening a pipe would wait for its writer
+        raise UserError(f"{path} is missing, or no file: {hint}")
+    try:
+        with path.open(encoding="utf-8", newline="\n") as lines:
+            return [parse(line) for line in lines]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = type(error).__name__ if isinstance(error, KeyError | TypeError) else error
+        raise UserError(f"{path} is damaged ({reason}): prepare the data again") from error
 
 
 def read_yaml(path: str | os.PathLike, hint: str, largest: int = 1 << 20) -> Any:

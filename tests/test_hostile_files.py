@@ -13,16 +13,18 @@ import pytest
 
 from amos_fairseq.data.glue_tasks import SCORED, TASKS
 from amos_fairseq.data.official_squad import read_null_odds, read_predictions, read_squad
-from amos_fairseq.data.squad import Example, _parsed, read_manifest
+from amos_fairseq.data.squad import Example, read_squad_manifest
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.glue.data import read_glue_data
-from amos_fairseq.hugging_face.families import SEQUENCE_CLASSIFICATION
-from amos_fairseq.hugging_face.parts import dataset_of, label_settings
+from amos_fairseq.hugging_face.families import PartKind
+from amos_fairseq.hugging_face.model_card import dataset_of
+from amos_fairseq.hugging_face.parts import label_settings
 from amos_fairseq.prepare import glue, probing
 from amos_fairseq.prepare.glue import GlueWorkspace
 from amos_fairseq.prepare.text_workspace import TextWorkspace, is_finished_corpus
 from amos_fairseq.prepare.workspace import Sample, is_finished
 from amos_fairseq.scoring.reranking import read_nbest
+from amos_fairseq.strangers import read_json_lines
 
 TEXTS = (
     *("null", "5", "[]", "[5]", "{}", '"x"', "true", "", "\0", "{", "Infinity", "NaN", '"\\ud800"'),
@@ -81,16 +83,15 @@ def notes_of_glue(path: Path) -> list[str]:
     return notes
 
 
-def labels(path: Path, head: str | None = None) -> list[str]:
-    task, model = {"data": str(path.parent)}, SimpleNamespace(tagging_head=head)
-    loaded = SimpleNamespace(model=model, task=task, file=path.parent / "checkpoint_last.pt")
-    names = list(label_settings(loaded, 2, None)["id2label"].values())
+def labels(path: Path, kind: PartKind = PartKind.SEQUENCE_CLASSIFICATION) -> list[str]:
+    loaded = SimpleNamespace(task={"data": str(path.parent)}, file=path.parent / "checkpoint_last.pt")
+    names = list(label_settings(loaded, kind, 2, None)["id2label"].values())
     assert all(isinstance(name, str) and name.encode() for name in names)
     return names
 
 
 def name_in_card(path: Path) -> None:
-    found = dataset_of(SEQUENCE_CLASSIFICATION, path.parent)
+    found = dataset_of(PartKind.SEQUENCE_CLASSIFICATION, path.parent)
     assert found is None or found[1].removeprefix("GLUE ") in SCORED
 
 
@@ -114,8 +115,12 @@ READERS: dict[str, tuple[str, Any, Callable[[Path], Any]]] = {
     "predictions": ("predictions.json", {"q": "a"}, read_predictions),
     "null odds": ("odds.json", {"q": 1.5}, read_null_odds),
     "n-best lists": ("nbest.json", NBEST, read_nbest),
-    "prepared questions": ("train.examples.jsonl", EXAMPLE, lambda path: _parsed(path, Example.from_json)),
-    "squad.json": ("squad.json", SQUAD_MANIFEST, lambda path: read_manifest(path.parent)),
+    "prepared questions": (
+        "train.examples.jsonl",
+        EXAMPLE,
+        lambda path: read_json_lines(path, "prepare it", Example.from_json),
+    ),
+    "squad.json": ("squad.json", SQUAD_MANIFEST, lambda path: read_squad_manifest(path.parent)),
     "corpus.json": ("corpus.json", CORPUS, lambda path: is_finished_corpus(path.parent, {"seed": 1}, [])),
     "identity of a corpus": (".prepare/identity.json", IDENTITY, claim),
     "split of a corpus": (".prepare/text/split.json", SPLIT, lambda path: workspace(path).load_split()),
@@ -125,7 +130,7 @@ READERS: dict[str, tuple[str, Any, Callable[[Path], Any]]] = {
     "task.json of amos glue": ("RTE/task.json", PREPARED_GLUE, notes_of_glue),
     "probing.json": ("probing.json", {"sources": []}, probing_is_finished),
     "labels of task.json": ("task.json", LABELS, labels),
-    "labels.txt": ("labels.txt", None, lambda path: labels(path, "a head")),
+    "labels.txt": ("labels.txt", None, lambda path: labels(path, PartKind.TOKEN_CLASSIFICATION)),
     "task in a model card": ("task.json", LABELS, name_in_card),
 }
 

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from amos_fairseq.checkpoint_files import explain_load_errors
 from amos_fairseq.checkpoints.write import (
-    NEVER_PREDICTED,
     Imported,
     Renaming,
     Weights,
@@ -23,15 +22,12 @@ from amos_fairseq.checkpoints.write import (
     count_layers,
     expand_names,
     fill,
-    to_our_rows,
 )
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.relative_position import amos_bucket
 from amos_fairseq.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
 from amos_fairseq.tokenization.tokenizer import embedding_symbols
 
-# Conversions: their detection logit is positive for "original", ours for "replaced"; their v is the matrix of a linear layer.
-NEGATED, ONE_ROW = "-", "[0]"
 EMBEDDING = "encoder.sentence_encoder.embed_tokens.weight"
 # Copies of the embedding in the file; a single tensor in training.
 _TIED = ("auxiliary.sentence_encoder.embed_tokens.weight", "auxiliary.lm_head.weight")
@@ -54,15 +50,15 @@ def _encoder(ours: str, theirs: str) -> tuple[Renaming, ...]:
 
 
 DISCRIMINATOR = _encoder("discriminator", "encoder")
-DETECTION = (
-    Renaming("detection_head.output.*",                           "encoder.binary_head.out_proj.*", NEGATED),
+DETECTION = (  # positive for "original", ours for "replaced"
+    Renaming("detection_head.output.*",                           "encoder.binary_head.out_proj.*", torch.neg),
 )
 GENERATOR = _encoder("generators.0", "auxiliary")
 MLM_HEAD = (
     Renaming("mlm_heads.0.dense.*",                               "auxiliary.lm_head.dense.*"),
     Renaming("mlm_heads.0.norm.*",                                "auxiliary.lm_head.layer_norm.*"),
     Renaming("mlm_heads.0.bias",                                  "auxiliary.lm_head.bias"),
-    Renaming("mixture.v",                                         "auxiliary.lm_head.layer_mixture.weight", ONE_ROW),
+    Renaming("mixture.v",                                         "auxiliary.lm_head.layer_mixture.weight", Tensor.squeeze),
 )
 # fmt: on
 
@@ -128,12 +124,12 @@ def import_release(
     theirs = state["model"]
     release_tokenizer = MicrosoftAmosTokenizer.from_release(tokenizer)
     has_generator = "auxiliary.lm_head.bias" in theirs
-    settings = model_settings(state, depths, has_generator)
+    settings = settings_of_shapes(state, depths, has_generator)
     source = f"{path.name} (released by the AMOS authors)"
     config = configuration(arch, settings, source)
     model = build_model(config, release_tokenizer, seed)
     check_tied(theirs, path)
-    weights, used = convert(theirs, has_generator, path)
+    weights, used = renamed(theirs, has_generator, path)
     num_tokens = len(embedding_symbols(release_tokenizer.dictionary_symbols))
     if len(theirs[EMBEDDING]) != num_tokens:
         raise UserError(
@@ -143,12 +139,7 @@ def import_release(
     for name in weights:
         if name.endswith("relative_position.table.weight"):
             weights[name] = shift_buckets(weights[name], config.model)
-    rows = torch.arange(num_tokens)
-    weights["embed_tokens.weight"] = to_our_rows(theirs[EMBEDDING], rows, model.embed_tokens.weight.detach())
-    if has_generator:
-        never = torch.full((len(model.embed_tokens.weight),), NEVER_PREDICTED)
-        weights["mlm_heads.0.bias"] = to_our_rows(weights["mlm_heads.0.bias"], rows, never)
-    newly_initialized = fill(model, weights)
+    newly_initialized = fill(model, weights | {"embed_tokens.weight": theirs[EMBEDDING]}, torch.arange(num_tokens))
     unexpected_keys = sorted(set(theirs) - used - {EMBEDDING, *_TIED})
     remarks = [f"MLM heads at depths {config.model.generator_depths}"] if has_generator else []
     return Imported(config, model, release_tokenizer, source, newly_initialized, unexpected_keys, remarks)
@@ -170,7 +161,7 @@ def read_release(path: Path) -> dict[str, Any]:
     return {**state, "model": floats}
 
 
-def model_settings(state: dict[str, Any], depths: str | None, has_generator: bool) -> dict[str, Any]:
+def settings_of_shapes(state: dict[str, Any], depths: str | None, has_generator: bool) -> dict[str, Any]:
     """Return our flags, from the shapes of their weights and, where shapes do not determine them, from their settings."""
     weights = state["model"]
     prefix = "encoder.sentence_encoder"
@@ -245,17 +236,16 @@ def check_tied(weights: Weights, path: Path) -> None:
             raise UserError(f"{path}: {name} differs from {EMBEDDING}, but our model has a single table for both")
 
 
-def convert(theirs: Weights, has_generator: bool, path: Path) -> tuple[Weights, set[str]]:
+def renamed(theirs: Weights, has_generator: bool, path: Path) -> tuple[Weights, set[str]]:
     """Return their weights under our names, and the names of theirs; raise :class:`UserError` if a weight is missing."""
     weights: Weights = {}
     used: set[str] = set()
-    tables = [(DISCRIMINATOR, "encoder"), (DETECTION, "encoder")]
-    tables += [(GENERATOR, "auxiliary"), (MLM_HEAD, "auxiliary")] if has_generator else []
+    tables = [(DISCRIMINATOR + DETECTION, "encoder")]
+    tables += [(GENERATOR + MLM_HEAD, "auxiliary")] if has_generator else []
     for rows, side in tables:
         for ours, (name,), conversion in expand_names(rows, count_layers(theirs, f"{side}.sentence_encoder.layers.")):
             if name not in theirs:
                 raise UserError(f"{path}: {name} is missing: this is not the whole released checkpoint")
-            tensor = theirs[name]
-            weights[ours] = -tensor if conversion == NEGATED else tensor[0] if conversion == ONE_ROW else tensor
+            weights[ours] = conversion(theirs[name]) if conversion else theirs[name]
             used.add(name)
     return weights, used

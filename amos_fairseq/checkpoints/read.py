@@ -11,16 +11,15 @@ from typing import Any
 
 import torch
 from fairseq.data import Dictionary
-from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY, BaseFairseqModel, build_model
+from fairseq.models import BaseFairseqModel, build_model
 from omegaconf import DictConfig
 from torch import Tensor
 
-from amos_fairseq.checkpoint_files import check_content, checkpoint_file, read_content
+from amos_fairseq.checkpoint_files import checkpoint_file, read_content
 from amos_fairseq.errors import UserError
 from amos_fairseq.fingerprint import DICTIONARY_FILE, TOKENIZER_DIRECTORY, directory_sha256, file_sha256
 from amos_fairseq.models.fine_tuning import FineTunedModel
-from amos_fairseq.models.pretraining import PretrainingModel
-from amos_fairseq.setting_checks import check_saved_settings, config_class, saved_section
+from amos_fairseq.setting_checks import check_saved_settings, model_settings
 from amos_fairseq.special_tokens import MASK_SYMBOL
 from amos_fairseq.tokenization import Tokenizer, load_tokenizer
 
@@ -103,11 +102,12 @@ def load_checkpoint(checkpoint: CheckpointPath, tokenizer: CheckpointPath | None
     file = checkpoint_file(Path(checkpoint))
     state = read_content(file)
     check_saved_settings(file, state["cfg"])
+    settings = model_settings(file, state["cfg"]["model"])
     run_tokenizer = read_tokenizer(file, tokenizer, state.get("task_state") or {})
     dictionary = dictionary_of(run_tokenizer)
     task, criterion, parent = state["cfg"]["task"], state["cfg"].get("criterion") or {}, parent_of(state["cfg"])
     num_updates = state["optimizer_history"][-1]["num_updates"]
-    model = restore_model(file, state, dictionary)
+    model = restore_model(file, settings, state["model"], dictionary)
     model.set_num_updates(num_updates)
     return LoadedCheckpoint(file, model.eval(), dictionary, run_tokenizer, task, num_updates, criterion, parent)
 
@@ -130,12 +130,6 @@ def read_state(file: Path) -> dict[str, Any]:
     state = read_content(file)
     check_saved_settings(file, state["cfg"])
     return state
-
-
-def check_state(file: Path, state: Any) -> None:
-    """Raise :class:`UserError` unless the content of a file is a checkpoint of fairseq-train, with valid settings."""
-    check_content(file, state)
-    check_saved_settings(file, state["cfg"])
 
 
 def read_tokenizer(file: Path, directory: CheckpointPath | None, task_state: dict[str, Any]) -> Tokenizer:
@@ -169,21 +163,22 @@ def dictionary_of(tokenizer: Tokenizer) -> Dictionary:
     return dictionary
 
 
-def restore_model(file: Path, state: dict[str, Any], dictionary: Dictionary) -> BaseFairseqModel:
-    """Build the model from the settings in the checkpoint and load its weights, as float32.
+def restore_model(
+    file: Path, settings: DictConfig, weights: dict[str, Tensor], dictionary: Dictionary
+) -> BaseFairseqModel:
+    """Build the model of ``settings`` and load its weights, as float32.
 
     Raises :class:`UserError` if settings and weights are not those of a model of this package.
     """
-    settings = model_settings(file, state["cfg"]["model"])
     # A model of this package asks its task for the dictionary, and whether it masks blocks.
     task = SimpleNamespace(source_dictionary=dictionary)
-    if not FineTunedModel.is_fine_tuned(state["model"]):
+    if not FineTunedModel.is_fine_tuned(weights):
         task.masked_share = None
     try:
         model = build_model(settings, task, from_checkpoint=True)
         if isinstance(model, FineTunedModel):
-            model.register_heads_of(state["model"])
-        model.load_state_dict(state["model"], strict=True, model_cfg=settings)
+            model.register_heads_of(weights)
+        model.load_state_dict(weights, strict=True, model_cfg=settings)
     except (AssertionError, AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         reason = textwrap.shorten(str(error), width=300, placeholder=" ...")
         raise UserError(
@@ -191,23 +186,3 @@ def restore_model(file: Path, state: dict[str, Any], dictionary: Dictionary) -> 
             "amos_fairseq wrote"
         ) from error
     return model
-
-
-def model_settings(file: Path, saved: Any) -> DictConfig:
-    """Return the model's settings in a checkpoint, with the defaults of fields that were added after they were saved.
-
-    fairseq adds missing fields by model name only, and a checkpoint written with ``--arch amos_base`` names the architecture.
-
-    Raises:
-        UserError: the model is not one of this package, or a setting has another type, none of the choices of its field, or
-            is out of range.
-    """
-    name = (saved.get("_name") or saved.get("arch")) if isinstance(saved, dict) else None
-    name = str(name)
-    model_class = ARCH_MODEL_REGISTRY.get(name) or MODEL_REGISTRY.get(name, object)
-    if not issubclass(model_class, PretrainingModel):
-        raise UserError(
-            f"{file} contains a model of the architecture {name!r}, which is not one of this package: give a checkpoint that "
-            "fairseq-train --user-dir amos_fairseq wrote"
-        )
-    return saved_section(file, "model", config_class("model", name), saved | {"_name": name})

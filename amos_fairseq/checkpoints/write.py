@@ -22,7 +22,7 @@ from torch import Tensor
 
 from amos_fairseq.checkpoints.read import IMPORTED_FROM, dictionary_of
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import os_error_behind, whole_file, whole_folder
+from amos_fairseq.files import explain_write_errors, whole_file, whole_folder
 from amos_fairseq.fingerprint import DICTIONARY_FILE, TOKENIZER_DIRECTORY, directory_sha256, file_sha256
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.tokenization import Tokenizer
@@ -39,15 +39,15 @@ class Renaming(NamedTuple):
     Attributes:
         ours: the name in this package.
         theirs: the name in the other library, or several names whose tensors are one tensor of ours.
-        conversion: what changes beside the name; its meaning is that of the table. Empty: nothing.
+        conversion: what changes beside the name, in a form that the tables of a library share; None: nothing.
     """
 
     ours: str
     theirs: str | tuple[str, ...]
-    conversion: str = ""
+    conversion: Any = None
 
 
-def expand_names(table: Collection[Renaming], num_layers: int) -> Iterator[tuple[str, list[str], str]]:
+def expand_names(table: Collection[Renaming], num_layers: int) -> Iterator[tuple[str, list[str], Any]]:
     """Yield each line once per layer and once for weight and bias: our name, their names, conversion."""
     for line in table:
         theirs = [line.theirs] if isinstance(line.theirs, str) else line.theirs
@@ -128,14 +128,23 @@ def build_model(config: DictConfig, tokenizer: Tokenizer, seed: int) -> BaseFair
 
 
 @torch.no_grad()
-def fill(model: BaseFairseqModel, weights: Weights) -> list[str]:
+def fill(model: BaseFairseqModel, weights: Weights, ids: Tensor) -> list[str]:
     """Copy ``weights`` (names of the model) into the model; return the names of the parameters that got none.
+
+    The rows of the vocabulary are put in our order. An embedding without a foreign one keeps its initial values; in the output
+    layer of an MLM head it is never predicted, so that its softmax is the imported one.
+
+    Args:
+        ids: [dictionary size] int64, the foreign id of each of our rows, -1 where there is none.
 
     Raises:
         UserError: a weight has another shape than its parameter, or the model has no such parameter.
     """
     state = model.state_dict()
     for name, tensor in weights.items():
+        if name in state and re.fullmatch(r"embed_tokens\.weight|mlm_heads?(\.\d+)?\.bias", name):
+            initial = state[name] if tensor.dim() > 1 else torch.full_like(state[name], NEVER_PREDICTED)
+            tensor = to_our_rows(tensor, ids, initial)
         if name not in state or state[name].shape != tensor.shape:
             expected = list(state[name].shape) if name in state else "nothing"
             raise UserError(
@@ -152,7 +161,7 @@ def to_our_rows(theirs: Tensor, ids: Tensor, initial: Tensor) -> Tensor:
 
     Args:
         theirs: an embedding or output bias in the order of the foreign ids.
-        ids: [dictionary size] int64, the foreign id of each of our rows, -1 where there is none.
+        ids: see :func:`fill`.
         initial: [our rows, ...], the values of rows without a foreign one.
 
     Raises:
@@ -188,19 +197,17 @@ def write(imported: Imported, out: Path) -> None:
     check_output_file(out)
     directory = out.parent / TOKENIZER_DIRECTORY
     is_new = not directory.exists()
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        _write_tokenizer(imported.tokenizer, directory)
-        # An open file instead of its name: only then torch reports why it could not write.
-        with whole_file(str(out)) as unfinished, open(unfinished, "wb") as file:
-            torch.save(checkpoint_state(imported, directory), file)
-    except BaseException as error:
-        if is_new:
-            shutil.rmtree(directory, ignore_errors=True)
-        cause = os_error_behind(error) if isinstance(error, Exception) and not isinstance(error, UserError) else None
-        if cause is None:
+    with explain_write_errors(out, "make room, or give another place"):
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            _write_tokenizer(imported.tokenizer, directory)
+            # An open file instead of its name: only then torch reports why it could not write.
+            with whole_file(str(out)) as unfinished, open(unfinished, "wb") as file:
+                torch.save(checkpoint_state(imported, directory), file)
+        except BaseException:
+            if is_new:
+                shutil.rmtree(directory, ignore_errors=True)
             raise
-        raise UserError(f"{out} cannot be written ({cause.strerror}): make room, or give another place") from error
 
 
 def check_output_file(out: Path) -> None:

@@ -70,18 +70,16 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     import_fairseq(arguments.checkpoint)
-    from amos_fairseq.checkpoints.read import load_checkpoint
     from amos_fairseq.hugging_face import custom_code
-    from amos_fairseq.hugging_face.export import check_output_folder, export
+    from amos_fairseq.hugging_face.export import export
     from amos_fairseq.hugging_face.model_card import CardSettings
 
-    check_output_folder(arguments.out, arguments.force)  # before any long work
-    loaded = load_checkpoint(arguments.checkpoint, arguments.tokenizer)
     labels = None if arguments.labels is None else [label.strip() for label in arguments.labels.split(",")]
     card = CardSettings(arguments.data_license, arguments.language, arguments.base_model, tuple(arguments.datasets))
     part, agreement = export(
-        loaded,
+        arguments.checkpoint,
         arguments.out,
+        arguments.tokenizer,
         part=arguments.part,
         depth=arguments.depth,
         family=arguments.family,

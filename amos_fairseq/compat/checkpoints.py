@@ -26,7 +26,7 @@ import torch
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 
-from amos_fairseq.checkpoint_files import DamagedCheckpoint, explain_load_errors, read_header
+from amos_fairseq.checkpoint_files import DamagedCheckpoint, explain_load_errors, num_updates_of, read_header
 from amos_fairseq.collectives import raise_on_every_rank
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import NO_ROOM, os_error_behind, whole_file
@@ -175,8 +175,8 @@ def newest_complete_checkpoint(
         try:
             if ".unfinished." in os.path.basename(path) or os.path.getmtime(path) <= written_after:
                 continue
-            complete.append((num_updates(read_header(path)), path))
-        except (UserError, OSError, KeyError, IndexError, TypeError) as error:
+            complete.append((num_updates_of(path, read_header(path)), path))
+        except (UserError, OSError) as error:
             logger.warning("%s is skipped: %s", path, " ".join(str(error).split()) or type(error).__name__)
     return max(complete)[::-1] if complete else None
 
@@ -189,13 +189,9 @@ def newer_than_last(last: str, save_dir: str, suffix: str) -> tuple[str, int] | 
     """
     newest = newest_complete_checkpoint(save_dir, suffix, written_after=os.path.getmtime(last))
     try:
-        return newest if newest and newest[1] > num_updates(read_header(last)) else None
-    except (KeyError, IndexError, TypeError):  # a file from elsewhere, without a number of updates
+        return newest if newest and newest[1] > num_updates_of(last, read_header(last)) else None
+    except UserError:  # a file from elsewhere, without a number of updates
         return None
-
-
-def num_updates(checkpoint: dict[str, Any]) -> int:
-    return int(checkpoint["optimizer_history"][-1]["num_updates"])
 
 
 def is_complete(path: str) -> bool:

@@ -33,10 +33,9 @@ def leave_tpu_to_its_flag(flags: Namespace, given: Sequence[str]) -> None:
 def unscale_once(stock_step: Callable[..., Any], optimizer: AMPOptimizer) -> None:
     """Divide the gradient of ``--amp`` by the loss scale once.
 
-    fairseq unscales the gradients of the torch optimizer before it clips them, but then calls ``GradScaler.step`` with its
-    own wrapper around that optimizer. GradScaler identifies optimizers by identity, treats the wrapper as one that has not
-    been unscaled, and divides by the scale again. The update then uses g / scale after clipping by the norm of g: Adam
-    tolerates that only while g / scale is far above its epsilon, which is not the case at the usual scale of 2^16.
+    fairseq unscales the gradients of the torch optimizer before it clips them, but calls ``GradScaler.step`` with its own
+    wrapper around that optimizer, which GradScaler takes for another one and divides by the scale again. Adam tolerates that
+    only while g / scale is far above its epsilon, which is not the case at the usual scale of 2^16.
     """
     optimizer.scaler.step(optimizer.optimizer)
     optimizer.scaler.update()

@@ -10,9 +10,8 @@ from amos_fairseq.errors import UserError
 def return_comparable_scores(validate: Callable[..., Any], cfg: Any, *args: Any, **kwargs: Any) -> list[float | None]:
     """Convert the scores that the training script's ``validate`` returns.
 
-    ``--best-checkpoint-metric spearman`` (or ``pearson``) of fairseq's ``sentence_prediction`` is computed by scipy as a
-    numpy scalar, which reaches the checkpoint through the "best so far" of fairseq and of its scheduler. A loader that runs
-    no code from checkpoints does not know that class: the run's own checkpoints could not be loaded again.
+    scipy computes ``--best-checkpoint-metric spearman`` or ``pearson`` as a numpy scalar, which reaches the checkpoint as the
+    best score. A loader that runs no code from checkpoints refuses that class: the run could not be resumed.
     """
     maximize, metric = cfg.checkpoint.maximize_best_checkpoint_metric, cfg.checkpoint.best_checkpoint_metric
     try:

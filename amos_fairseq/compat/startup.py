@@ -30,9 +30,8 @@ HARMLESS_WARNINGS = (
 def silence_harmless_warnings() -> None:
     """Silence warnings of fairseq and Hydra that a user cannot act on. Call before fairseq is imported.
 
-    They would hide the first line that matters. Every other warning is shown. What is logged before the plugin is imported
-    cannot be silenced: ``fairseq-train`` and ``fairseq-hydra-train`` import fairseq first, whose text-to-speech task logs
-    while it is imported, and Hydra composes the configuration before it creates the callback that imports the plugin.
+    They would hide the first line that matters. What ``fairseq-train`` and Hydra print before they import the plugin cannot be
+    silenced.
     """
     for message in HARMLESS_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
@@ -42,13 +41,9 @@ def silence_harmless_warnings() -> None:
 def hide_broken_torchaudio() -> None:
     """Hide a torchaudio that cannot be imported. Call before ``transformers`` is imported.
 
-    fairseq requires torchaudio for its speech tasks. The wheel on PyPI is built for CUDA; next to a CPU build of torch its
-    import fails (``libcudart`` is missing). ``transformers`` 5 imports torchaudio wherever it is installed
-    (``transformers/audio_utils.py``), so that ``from transformers import AutoModel`` fails as well. ``None`` in
+    fairseq requires torchaudio. The wheel on PyPI is built for CUDA; next to a CPU build of torch its import fails, and
+    ``from transformers import AutoModel`` with it: ``transformers`` 5 imports torchaudio wherever it is installed. ``None`` in
     ``sys.modules`` means "not installed" to ``import`` and to ``importlib.util.find_spec``, which ``transformers`` calls.
-
-    The effect ends with the process. ``pip uninstall torchaudio``, which ``examples/environment.sh`` runs where it is
-    needed, has the same effect for programs that do not import this package.
     """
     if importlib.util.find_spec("torchaudio") is None:
         return

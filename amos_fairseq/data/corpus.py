@@ -185,8 +185,8 @@ def open_lines(path: str, hint: str) -> MMapIndexedDataset:
 class MappedBlocks(torch.utils.data.Dataset):
     """Blocks of a memory-mapped text, each one slice of the file.
 
-    fairseq's ``TokenBlockDataset``, which provides the slices, would read a block paragraph by paragraph and join the
-    pieces: a third of the time of a loader process.
+    fairseq's ``TokenBlockDataset``, which provides the slices, would read a block paragraph by paragraph and join
+    them: a third of the time of a loader process.
     """
 
     def __init__(self, text: MMapIndexedDataset, blocks: TokenBlockDataset) -> None:
@@ -211,8 +211,6 @@ def read_blocks(
 
     Args:
         path: of the split, without its suffix.
-        dictionary: of the text.
-        tokens_per_block: T.
         break_mode: none, complete or complete_doc, as in fairseq.
         combine: whether to append ``path``1, ``path``2, ...
     """
@@ -239,14 +237,13 @@ def count_tokens(texts: Iterable[Any], num_tokens: int, rank: int = 0, num_ranks
         texts: fairseq's indexed datasets; their items are one-dimensional integer tensors, one per line.
         num_tokens: of the dictionary that binarized them.
         rank: which part of the texts is counted; the counts of all ``num_ranks`` parts add up to those of the whole.
-        num_ranks: number of parts.
     """
     counts = np.zeros(num_tokens, dtype=np.int64)
     # Some consist of a text and its continuations (train, train1, ...).
     for part in (part for text in texts for part in getattr(text, "datasets", [text])):
-        length, step, read = pieces(part)
+        length, step, read = id_reader(part)
         starts = range(rank * step, length, num_ranks * step)
-        for start in tqdm(starts, "counting tokens", unit="piece", delay=5, leave=False, disable=rank > 0):
+        for start in tqdm(starts, "counting tokens", unit="part", delay=5, leave=False, disable=rank > 0):
             counts += np.bincount(read(start, min(start + step, length)), minlength=num_tokens)[:num_tokens]
     return torch.from_numpy(counts)
 
@@ -257,8 +254,8 @@ def unigram_entropy(counts: Tensor) -> float:
     return -float((shares * shares.log()).sum())
 
 
-def pieces(text: Any) -> tuple[int, int, Callable[[int, int], np.ndarray]]:
-    """Return the length of ``text``, the length of a piece, and a function that reads the ids of [start, stop).
+def id_reader(text: Any) -> tuple[int, int, Callable[[int, int], np.ndarray]]:
+    """Return the length of ``text``, how many to read at once, and a function that reads the ids of [start, stop).
 
     A memory-mapped text is read as one array of ids, which is 30 times as fast as line by line.
     """

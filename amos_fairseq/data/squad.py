@@ -14,18 +14,27 @@ dict.txt  tokenizer/  squad.json                vocabulary; sources, counts and 
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from fairseq.data import Dictionary, FairseqDataset
+from fairseq.data import Dictionary
 
 from amos_fairseq.data.corpus import check_prepared, open_lines
-from amos_fairseq.data.seeding import EpochOrder
+from amos_fairseq.data.labeled_sequences import LabeledSequences
 from amos_fairseq.errors import UserError
-from amos_fairseq.strangers import LARGEST_COUNT, field, parse_json, plain_name, read_json, text_in, whole_number
+from amos_fairseq.strangers import (
+    LARGEST_COUNT,
+    field,
+    parse_json,
+    plain_name,
+    read_json,
+    read_json_lines,
+    text_in,
+    whole_number,
+)
 
 MANIFEST = "squad.json"
 TOKEN_ARRAYS = ("question", "context", "context_start", "context_end")
@@ -93,7 +102,7 @@ class SquadSplit:
         self.directory, self.split = directory, split
         prefix = directory / split
         check_prepared(directory, MANIFEST, split)
-        self.examples: list[Example] = _parsed(directory / f"{split}.examples.jsonl", Example.from_json)
+        self.examples: list[Example] = read_json_lines(directory / f"{split}.examples.jsonl", _HINT, Example.from_json)
         self.questions, self.contexts, self.starts, self.ends = (
             open_lines(f"{prefix}.{name}", _HINT) for name in TOKEN_ARRAYS
         )
@@ -115,14 +124,15 @@ class SquadSplit:
     @functools.cached_property
     def texts(self) -> list[str]:
         """The text of each paragraph."""
-        return _parsed(self.directory / f"{self.split}.contexts.jsonl", lambda line: text_in(parse_json(line)["text"]))
+        path = self.directory / f"{self.split}.contexts.jsonl"
+        return read_json_lines(path, _HINT, lambda line: text_in(parse_json(line)["text"]))
 
     def offsets(self, context: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the starts and the ends (exclusive) of a paragraph's tokens, in characters: two [length] arrays."""
         return self.starts[context].numpy(), self.ends[context].numpy()
 
 
-def read_manifest(directory: Path) -> dict[str, Any]:
+def read_squad_manifest(directory: Path) -> dict[str, Any]:
     """Read ``squad.json``; raise :class:`UserError` if the directory has none."""
     path = directory / MANIFEST
     manifest = read_json(path, f"it was not written by prepare.sh; {_HINT}")
@@ -136,18 +146,6 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} was not written by prepare.sh: {_HINT}") from error
     return manifest
-
-
-def _parsed(path: Path, parse: Callable[[str], Any]) -> list[Any]:
-    """Return what ``parse`` makes of each line."""
-    if not path.is_file():  # opening a pipe would wait for its writer
-        raise UserError(f"{path} is missing, or no file: {_HINT}")
-    try:
-        with path.open(encoding="utf-8", newline="\n") as stream:
-            return [parse(line) for line in stream]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = type(error).__name__ if isinstance(error, KeyError | TypeError) else error
-        raise UserError(f"{path} is damaged ({reason}): prepare the data again") from error
 
 
 class WindowLimits(NamedTuple):
@@ -231,17 +229,13 @@ class Window(NamedTuple):
     offset: int
 
 
-class SquadWindowDataset(EpochOrder, FairseqDataset):
+class SquadWindowDataset(LabeledSequences):
     """All windows of a split.
 
     The target of a window that contains the whole answer is the positions of its first and last token; the target of any
     other window is 0 and 0, the position of ``<s>``.
 
     Args:
-        split: the binarized data.
-        dictionary: of the special tokens.
-        limits: lengths in tokens.
-        seed: of the training order.
         training: shuffle, and exclude questions whose answers could not be aligned to tokens, which would be trained as
             unanswerable. Otherwise all questions are included, in order.
     """
@@ -249,12 +243,9 @@ class SquadWindowDataset(EpochOrder, FairseqDataset):
     def __init__(
         self, split: SquadSplit, dictionary: Dictionary, *, limits: WindowLimits, seed: int = 0, training: bool = False
     ) -> None:
-        super().__init__()
+        super().__init__(split.directory, split.split, dictionary, seed, training)
         limits.check()
-        self.squad, self.limits, self.seed, self.training = split, limits, seed, training
-        self.source = f"{split.directory}/{split.split}"
-        self.epoch = 1
-        self.bos, self.pad, self.eos = dictionary.bos(), dictionary.pad(), dictionary.eos()
+        self.squad, self.limits = split, limits
         windows = [window for example in range(len(split)) for window in self._windows_of(example)]
         self._windows = np.array(windows, dtype=np.int64).reshape(-1, len(Window._fields))
         self.sizes = self._windows[:, 4] + self._windows[:, 3] - self._windows[:, 2] + 1
@@ -269,9 +260,6 @@ class SquadWindowDataset(EpochOrder, FairseqDataset):
         )
         offset = question + self.limits.num_special - 1
         return [Window(index, number, *bounds, offset) for number, bounds in enumerate(ranges)]
-
-    def __len__(self) -> int:
-        return len(self._windows)
 
     def window(self, index: int) -> Window:
         return Window(*self._windows[index].tolist())
@@ -299,39 +287,12 @@ class SquadWindowDataset(EpochOrder, FairseqDataset):
         shift = window.offset - window.begin
         return answer[0] + shift, answer[1] + shift
 
-    def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return a batch padded to its longest window; ``{}`` for an empty list (a rank without data).
-
-        Returns:
-            ``id`` LongTensor [B]; ``nsentences``, ``ntokens`` (real tokens) and ``first_id`` Python ints; ``net_input``
-            with ``src_tokens`` LongTensor [B,T], ``src_lengths`` LongTensor [B], ``answer_mask`` BoolTensor [B,T] (True
-            at context tokens) and ``span_targets``, two LongTensors [B].
-        """
-        if not samples:
-            return {}
-        lengths = [len(sample["tokens"]) for sample in samples]
-        tokens = torch.full((len(samples), max(lengths)), self.pad, dtype=torch.long)
-        answer_mask = torch.zeros_like(tokens, dtype=torch.bool)
+    def add_labels(self, batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
+        """Add to ``net_input``: ``answer_mask`` BoolTensor [B,T], True at context tokens, and ``span_targets``, two LongTensors
+        [B]."""
+        answer_mask = torch.zeros_like(batch["net_input"]["src_tokens"], dtype=torch.bool)
         for row, sample in enumerate(samples):
             first, count = sample["context"]
-            tokens[row, : lengths[row]] = sample["tokens"]
             answer_mask[row, first : first + count] = True
-        starts, ends = torch.tensor([sample["target"] for sample in samples], dtype=torch.long).unbind(1)
-        return {
-            "id": torch.tensor([sample["id"] for sample in samples], dtype=torch.long),
-            "nsentences": len(samples),
-            "ntokens": sum(lengths),
-            "first_id": samples[0]["id"],
-            "net_input": {
-                "src_tokens": tokens,
-                "src_lengths": torch.tensor(lengths, dtype=torch.long),
-                "answer_mask": answer_mask,
-                "span_targets": (starts, ends),
-            },
-        }
-
-    def num_tokens(self, index: int) -> int:
-        return int(self.sizes[index])
-
-    def size(self, index: int) -> int:
-        return int(self.sizes[index])
+        targets = torch.tensor([sample["target"] for sample in samples], dtype=torch.long)
+        batch["net_input"] |= {"answer_mask": answer_mask, "span_targets": targets.unbind(1)}

@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from fairseq.data import Dictionary, FairseqDataset
+from fairseq.data import Dictionary
 
 from amos_fairseq.data.corpus import check_prepared, open_lines
-from amos_fairseq.data.seeding import EpochOrder
+from amos_fairseq.data.labeled_sequences import LabeledSequences
 from amos_fairseq.data.word_files import COLUMN_NAME, LONGEST_COLUMN_NAME
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
-from amos_fairseq.strangers import is_unicode, parse_json, plain_name, read_json, read_text
+from amos_fairseq.strangers import is_unicode, parse_json, plain_name, read_json, read_json_lines, read_text
 
 MANIFEST = "tagging.json"
 # Beside the checkpoints, one label a line, so that they can be exported without the data.
@@ -36,7 +36,7 @@ NO_LABEL = -100
 _HINT = "give the directory that preprocess/tagging/prepare.sh wrote"
 
 
-def read_manifest(directory: Path) -> dict[str, Any]:
+def read_tagging_manifest(directory: Path) -> dict[str, Any]:
     """Read ``tagging.json``; raise :class:`UserError` if the directory has none."""
     path = directory / MANIFEST
     manifest = read_json(path, f"it was not written by prepare.sh; {_HINT}")
@@ -87,30 +87,22 @@ def read_labels(directory: Path) -> list[str]:
 
 def read_words(directory: Path, split: str) -> list[list[str]]:
     """Return the words of each sentence of a split; raise :class:`UserError` if the file is missing or damaged."""
-    path = directory / f"{split}.words.jsonl"
-    if not path.is_file():  # opening a pipe would wait for its writer
-        raise UserError(f"{path} is missing, or no file: {_HINT}")
-    try:
-        with path.open(encoding="utf-8", newline="\n") as lines:
-            sentences = [parse_json(line, list) for line in lines]
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is damaged ({error}): prepare the data again") from error
-    for number, words in enumerate(sentences, 1):
+
+    def words_in(line: str) -> list[str]:
+        words = parse_json(line, list)
         if not all(isinstance(word, str) and is_unicode(word) for word in words):
-            raise UserError(f"{path} is damaged (line {number} is not a list of words): prepare the data again")
-    return sentences
+            raise ValueError("a line is not a list of words")
+        return words
+
+    return read_json_lines(directory / f"{split}.words.jsonl", _HINT, words_in)
 
 
-class TaggedSentences(EpochOrder, FairseqDataset):
+class TaggedSentences(LabeledSequences):
     """The sentences of a split, cut at a word boundary where they are longer than ``max_tokens``.
 
     Args:
-        directory: that of the files.
-        split: train or valid.
-        dictionary: of the special tokens.
         num_labels: of the manifest.
         max_tokens: of a sentence with ``<s>`` and ``</s>``.
-        seed: of the training order.
         training: shuffle, and leave out sentences whose first word does not fit. Otherwise all sentences are included, in
             order.
 
@@ -132,12 +124,9 @@ class TaggedSentences(EpochOrder, FairseqDataset):
         seed: int = 0,
         training: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(directory, split, dictionary, seed, training)
         if max_tokens <= NUM_SPECIAL:
             raise UserError(f"--tokens-per-sentence {max_tokens} leaves no room for a word: raise it")
-        self.source = f"{directory}/{split}"
-        self.seed, self.training, self.epoch = seed, training, 1
-        self.bos, self.pad, self.eos = dictionary.bos(), dictionary.pad(), dictionary.eos()
         check_prepared(directory, MANIFEST, split)
         self._tokens, self._starts, self._ends, self._labels = (
             open_lines(f"{self.source}.{name}", _HINT) for name in ARRAYS
@@ -172,9 +161,6 @@ class TaggedSentences(EpochOrder, FairseqDataset):
             return min(len(self._tokens[row]), self._room)
         return int(ends[kept - 1]) if kept else 0
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
     def labels(self, index: int) -> list[int]:
         """Return the labels of all words of a sentence, also of those that are cut."""
         return self._labels[int(self._rows[index])].tolist()
@@ -205,43 +191,14 @@ class TaggedSentences(EpochOrder, FairseqDataset):
             "labels": self.labels(index),
         }
 
-    def collater(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Return a batch padded to its longest sentence; ``{}`` for an empty list (a rank without data).
-
-        Returns:
-            ``id`` LongTensor [B]; ``nsentences``, ``ntokens`` (real tokens), ``nwords`` (not cut) and ``first_id`` Python
-            ints; ``target`` LongTensor [B,W], ``NO_LABEL`` in padded slots; ``labels``, lists of ints with the labels of
-            all words; ``net_input`` with ``src_tokens`` LongTensor [B,T], ``src_lengths`` LongTensor [B] and
-            ``word_positions`` LongTensor [B,W], 0 in padded slots.
-        """
-        if not samples:
-            return {}
-        lengths = [len(sample["tokens"]) for sample in samples]
+    def add_labels(self, batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
+        """Add ``nwords`` (not cut), a Python int; ``target`` LongTensor [B,W], ``NO_LABEL`` in padded slots; ``labels``, lists
+        of ints with the labels of all words; and to ``net_input`` ``word_positions`` LongTensor [B,W], 0 in padded slots."""
         num_words = [len(sample["positions"]) for sample in samples]
-        tokens = torch.full((len(samples), max(lengths)), self.pad, dtype=torch.long)
         positions = torch.zeros(len(samples), max(1, *num_words), dtype=torch.long)
         target = torch.full_like(positions, NO_LABEL)
         for row, sample in enumerate(samples):
-            tokens[row, : lengths[row]] = sample["tokens"]
             positions[row, : num_words[row]] = sample["positions"]
             target[row, : num_words[row]] = torch.tensor(sample["labels"][: num_words[row]], dtype=torch.long)
-        return {
-            "id": torch.tensor([sample["id"] for sample in samples], dtype=torch.long),
-            "nsentences": len(samples),
-            "ntokens": sum(lengths),
-            "nwords": sum(num_words),
-            "first_id": samples[0]["id"],
-            "target": target,
-            "labels": [sample["labels"] for sample in samples],
-            "net_input": {
-                "src_tokens": tokens,
-                "src_lengths": torch.tensor(lengths, dtype=torch.long),
-                "word_positions": positions,
-            },
-        }
-
-    def num_tokens(self, index: int) -> int:
-        return int(self.sizes[index])
-
-    def size(self, index: int) -> int:
-        return int(self.sizes[index])
+        batch |= {"nwords": sum(num_words), "target": target, "labels": [sample["labels"] for sample in samples]}
+        batch["net_input"]["word_positions"] = positions

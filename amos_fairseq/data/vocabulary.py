@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import whole_folder
+from amos_fairseq.files import explain_write_errors, whole_folder
 from amos_fairseq.fingerprint import DICTIONARY_FILE, SETTINGS_FILE, TOKENIZER_DIRECTORY, directory_sha256, file_sha256
 from amos_fairseq.special_tokens import MASK_SYMBOL
 
@@ -125,14 +125,10 @@ class Vocabulary:
                 f"{target} is damaged, or belongs to a run with another vocabulary than {self.dictionary_file}: give another "
                 "--save-dir, or the corpus of that run"
             )
-        try:
-            with whole_folder(target) as unfinished:
-                for source in self._files():
-                    shutil.copyfile(source, unfinished / source.name)
-        except OSError as error:
-            raise UserError(
-                f"{target} cannot be written ({error.strerror}): make room, permit writing, or give another --save-dir"
-            ) from error
+        explained = explain_write_errors(target, "make room, permit writing, or give another --save-dir")
+        with explained, whole_folder(target) as unfinished:
+            for source in self._files():
+                shutil.copyfile(source, unfinished / source.name)
         return target
 
     def _files(self) -> list[Path]:

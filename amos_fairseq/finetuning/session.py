@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
-from amos_fairseq.checkpoint_files import checkpoint_file, read_header, task_state_of
-from amos_fairseq.checkpoints.read import check_state, model_settings, read_tokenizer
+from amos_fairseq.checkpoint_files import check_content, checkpoint_file, read_header, task_state_of
+from amos_fairseq.checkpoints.read import read_tokenizer
 from amos_fairseq.checkpoints.write import as_flags
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.recipes import Hyperparameters, Recipe, load_recipe, size_for_width
@@ -19,6 +19,7 @@ from amos_fairseq.finetuning.runs import BenchmarkTask, TaskRun, content_sha256,
 from amos_fairseq.fingerprint import file_sha256
 from amos_fairseq.models.configuration import EncoderConfig
 from amos_fairseq.models.electric import NO_ENCODER
+from amos_fairseq.setting_checks import check_saved_settings, model_settings
 
 ENCODER_FIELDS = {field.name for field in dataclasses.fields(EncoderConfig)} - {"_name"}
 # Settings of single objectives that decide which encoder of a checkpoint is fine-tuned.
@@ -87,7 +88,8 @@ def read_pretrained_checkpoint(checkpoint: str | Path, from_scratch: bool = Fals
     """
     file, digest = checkpoint_file(Path(checkpoint)).resolve(), hashlib.sha256()
     header = read_header(str(file), digest)
-    check_state(file, header)
+    check_content(file, header)
+    check_saved_settings(file, header["cfg"])
     settings = OmegaConf.to_container(model_settings(file, header["cfg"]["model"]), enum_to_str=True)
     model = {name: settings[name] for name in sorted(MODEL_FIELDS & settings.keys())}
     num_updates = int(header["optimizer_history"][-1]["num_updates"])

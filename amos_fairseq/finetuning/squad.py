@@ -21,7 +21,7 @@ from amos_fairseq.data.squad import (
     SquadWindowDataset,
     Window,
     WindowLimits,
-    read_manifest,
+    read_squad_manifest,
     window_of_most_context,
 )
 from amos_fairseq.data.vocabulary import Vocabulary
@@ -92,7 +92,7 @@ class Squad(Benchmark):
             )
         windows = settings.windows._replace(num_separators=num_separators.pop())
         self.settings = dataclasses.replace(settings, windows=windows)
-        manifest = read_manifest(self.data)
+        manifest = read_squad_manifest(self.data)
         session.checkpoint.check_tokenizer(self.data / "tokenizer")
         windows.check()
         self.dictionary = Vocabulary.of_corpus([self.data], None).load_dictionary()

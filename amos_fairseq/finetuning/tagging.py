@@ -14,7 +14,7 @@ from fairseq.models import BaseFairseqModel
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.data.tag_scores import OUTSIDE, count, scores
-from amos_fairseq.data.tagging import TaggedSentences, read_manifest, read_words
+from amos_fairseq.data.tagging import TaggedSentences, read_tagging_manifest, read_words
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
@@ -56,7 +56,7 @@ class Tagging(Benchmark):
         trials = [dataclasses.replace(trial, num_separators=1) for trial in session.recipe.trials_of(RECIPE_TASK)]
         if os.pathsep in str(self.data):
             raise UserError(f"{self.data}: fairseq separates folders at {os.pathsep!r}: give a path without it")
-        manifest = read_manifest(self.data)
+        manifest = read_tagging_manifest(self.data)
         session.checkpoint.check_tokenizer(self.data / "tokenizer")
         self.labels, self.has_spans = manifest["labels"], manifest["has_spans"]
         self.dictionary = Vocabulary.of_corpus([self.data], None).load_dictionary()

@@ -16,18 +16,14 @@ from amos_fairseq.hugging_face.export_tokenizer import FolderTokenizer
 from amos_fairseq.hugging_face.families import (
     CONFIG_FILE,
     CUSTOM,
-    ENCODER,
     FAMILIES,
-    MASKED_LM,
     MPNET_BUCKETS,
     MPNET_MAX_DISTANCE,
-    PLUS_2,
     POSITION_OFFSET,
-    Q_K_V,
-    SEQUENCE_CLASSIFICATION,
+    RENAMED_ONLY,
     WEIGHTS_FILE,
-    ZERO_AND_W,
     Family,
+    PartKind,
 )
 from amos_fairseq.hugging_face.parts import ExportedPart
 from amos_fairseq.modules.encoder import TransformerConfig
@@ -58,7 +54,6 @@ def write_model(folder: Path, part: ExportedPart, tokenizer: FolderTokenizer) ->
     AutoModel adds a pooling layer to a bare encoder. It gets the identity: ``pooler_output`` is then tanh of the first state,
     not random.
     """
-    state = to_hugging_face(part.family, part.kind, in_their_rows(part.weights, tokenizer.ids, tokenizer.num_rows))
     ids = {name: tokenizer.special_ids.get(symbol) for name, symbol in _SPECIAL_IDS.items()}
     config = hugging_face_config(
         part.family, part.shape, tokenizer.num_rows, **part.settings, **ids, architectures=[part.class_name]
@@ -71,7 +66,9 @@ def write_model(folder: Path, part: ExportedPart, tokenizer: FolderTokenizer) ->
     else:
         import transformers as classes
     model = getattr(classes, part.class_name)(config)
-    if part.kind == ENCODER and getattr(model, "pooler", None) is not None:
+    weights = in_their_rows(part.weights, tokenizer.ids, tokenizer.num_rows)
+    state = to_hugging_face(part.family, part.kind, weights)
+    if part.kind == PartKind.ENCODER and getattr(model, "pooler", None) is not None:
         width = part.shape.width
         state |= {"pooler.dense.weight": torch.eye(width), "pooler.dense.bias": torch.zeros(width)}
     model.load_state_dict(state, strict=True)
@@ -80,7 +77,7 @@ def write_model(folder: Path, part: ExportedPart, tokenizer: FolderTokenizer) ->
     (folder / WEIGHTS_FILE).chmod((folder / CONFIG_FILE).stat().st_mode)
 
 
-def to_hugging_face(family: str, kind: str, weights: Weights) -> Weights:
+def to_hugging_face(family: str, kind: PartKind, weights: Weights) -> Weights:
     """Return the state of the class of this family, complete for ``load_state_dict(strict=True)``.
 
     A bare encoder is the class without a pooling layer. Tensors are copies, except the tied ones. Rows of a position table
@@ -99,7 +96,7 @@ def to_hugging_face(family: str, kind: str, weights: Weights) -> Weights:
     if TOKEN_TYPES not in weights:
         positions = weights["encoder.embed_positions.weight"]
         ours_by_name[TOKEN_TYPES] = positions.new_zeros(EXPORTED_TOKEN_TYPES, positions.size(1))
-    if kind == SEQUENCE_CLASSIFICATION and "classification_head.dense.weight" not in weights:
+    if kind == PartKind.SEQUENCE_CLASSIFICATION and "classification_head.dense.weight" not in weights:
         # A dense layer after which the linear head computes the same as before.
         scale, slope = LINEAR_HEAD_SCALES["gelu" if family == "electra" else "tanh"]
         output = weights["classification_head.output.weight"]
@@ -108,15 +105,15 @@ def to_hugging_face(family: str, kind: str, weights: Weights) -> Weights:
             "classification_head.dense.bias": torch.zeros(output.size(1)),
             "classification_head.output.weight": output / (scale * slope),
         }
-    names = table.encoder + (table.heads[kind] if kind != ENCODER else ())
+    names = table.encoder + (table.heads[kind] if kind != PartKind.ENCODER else ())
     converted: Weights = {}
     for ours, theirs, conversion in expand_names(names, count_layers(weights, "encoder.layers.")):
         if ours.startswith(PROJECTION) and ours not in ours_by_name:
             continue  # embeddings as wide as the encoder
-        converted.update(zip(theirs, _convert_to_theirs(ours_by_name[ours], conversion), strict=True))
-    if kind == MASKED_LM:
+        converted.update(zip(theirs, (conversion or RENAMED_ONLY).to_theirs(ours_by_name[ours]), strict=True))
+    if kind == PartKind.MASKED_LM:
         converted.update({copy: converted[source] for copy, source in table.tied.items()})
-    if kind == ENCODER:
+    if kind == PartKind.ENCODER:
         return {name.removeprefix(f"{table.prefix}."): tensor for name, tensor in converted.items()}
     return converted
 
@@ -128,7 +125,7 @@ class Converted(NamedTuple):
     unexpected_keys: list[str]
 
 
-def from_hugging_face(family: str, weights: Weights, heads: Collection[str] = ()) -> Converted:
+def from_hugging_face(family: str, weights: Weights, heads: Collection[PartKind] = ()) -> Converted:
     """Return the encoder of a Hugging Face state, and some of its heads, under our names.
 
     Values are bit for bit those of the state, except for a detection classifier whose first row is not 0: the difference of
@@ -154,16 +151,20 @@ def from_hugging_face(family: str, weights: Weights, heads: Collection[str] = ()
         if absent:
             raise UserError(
                 f"the weight {absent[0]} is missing: these are not the whole weights of a {family} model"
-                + "".join(f" with the head {kind}" for kind in heads)
+                + "".join(f" with the head {kind.label}" for kind in heads)
             )
-        converted[ours] = _convert_to_ours(theirs, [weights[names[name]] for name in theirs], conversion)
+        tensors = [weights[names[name]] for name in theirs]
+        shapes = [list(tensor.shape) for tensor in tensors]
+        if [] in shapes or shapes.count(shapes[0]) < len(shapes):
+            raise UserError(f"{' and '.join(theirs)} have the shapes {shapes}: these are not the weights of a model")
+        converted[ours] = (conversion or RENAMED_ONLY).to_ours(*tensors)
         used.update(theirs)
     for copy, source in table.tied.items():
         if copy not in names or source not in used:
             continue
         if torch.equal(weights[names[copy]], weights[names[source]]):
             used.add(copy)
-        elif MASKED_LM in heads:
+        elif PartKind.MASKED_LM in heads:
             raise UserError(
                 f"{names[copy]} differs from {names[source]}: the output layer of a masked language model is tied to "
                 "the token embeddings here, so this one cannot be imported; import the encoder alone (--arch amos_base, no "
@@ -184,32 +185,6 @@ def _current_names(table: Family, weights: Weights) -> dict[str, str]:
     return names
 
 
-def _convert_to_theirs(tensor: Tensor, conversion: str) -> list[Tensor]:
-    if conversion == Q_K_V:
-        return [part.clone() for part in tensor.chunk(3)]
-    if conversion == PLUS_2:
-        return [torch.cat([tensor.new_zeros(2, tensor.size(1)), tensor])]
-    if conversion == ZERO_AND_W:
-        return [torch.cat([torch.zeros_like(tensor), tensor])]
-    return [tensor.clone()]
-
-
-def _convert_to_ours(names: list[str], tensors: list[Tensor], conversion: str) -> Tensor:
-    shapes = [list(tensor.shape) for tensor in tensors]
-    if [] in shapes or shapes.count(shapes[0]) < len(shapes):
-        raise UserError(f"{' and '.join(names)} have the shapes {shapes}: these are not the weights of a model")
-    if conversion == Q_K_V:
-        return torch.cat(tensors)
-    (tensor,) = tensors
-    if conversion == PLUS_2:
-        return tensor[2:].clone()
-    if conversion == ZERO_AND_W:
-        if len(tensor) != 2:
-            raise UserError(f"a detection head has 2 labels, original and replaced; this classifier has {len(tensor)}")
-        return tensor[1:] - tensor[:1]
-    return tensor.clone()
-
-
 def in_their_rows(weights: Weights, ids: Tensor, num_rows: int) -> Weights:
     """Return ``weights`` with the vocabulary in the order of Hugging Face's ids, [num_rows, ...].
 
@@ -228,7 +203,7 @@ def in_their_rows(weights: Weights, ids: Tensor, num_rows: int) -> Weights:
     return result
 
 
-def config_class(family: str) -> type["PretrainedConfig"]:
+def their_config_class(family: str) -> type["PretrainedConfig"]:
     if family == CUSTOM:
         from amos_fairseq.hugging_face.custom_code.modeling_amos import AmosConfig
 
@@ -264,7 +239,7 @@ def hugging_face_config(family: str, shape: TransformerConfig, num_rows: int, **
         settings["relative_attention_max_distance"] = shape.position_max_distance
     if family == "electra":
         settings["embedding_size"] = shape.embedding_width or shape.width
-    return config_class(family)(**settings, **others)
+    return their_config_class(family)(**settings, **others)
 
 
 def encoder_settings(family: str, config: "PretrainedConfig") -> dict[str, object]:

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from amos_fairseq.checkpoints.read import LoadedCheckpoint
+from amos_fairseq.checkpoints.read import CheckpointPath, load_checkpoint
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import os_error_behind, whole_folder
+from amos_fairseq.files import explain_write_errors, whole_folder
 from amos_fairseq.hugging_face.convert import write_model
 from amos_fairseq.hugging_face.export_tokenizer import folder_tokenizer
 from amos_fairseq.hugging_face.families import CONFIG_FILE
@@ -17,8 +17,9 @@ from amos_fairseq.strangers import is_unicode
 
 
 def export(
-    loaded: LoadedCheckpoint,
+    checkpoint: CheckpointPath,
     out: Path,
+    tokenizer: CheckpointPath | None = None,
     part: str | None = None,
     depth: str | None = None,
     family: str | None = None,
@@ -30,6 +31,7 @@ def export(
     """Write the folder ``out``, completely or not at all; return what it holds and, with ``check``, how well it agrees.
 
     Args:
+        checkpoint, tokenizer: see :func:`~amos_fairseq.checkpoints.read.load_checkpoint`.
         out: the folder to write; with ``force`` an existing exported folder is replaced.
         part: encoder, generator, discriminator or mlm; for the default see :func:`.parts.choose_part`.
         depth: of the generator; the default is the deepest.
@@ -41,14 +43,17 @@ def export(
         UserError: the part does not exist, no class or tokenizer computes the same, ``out`` exists or cannot be written, or
             the folder differs from the checkpoint.
     """
+    check_output_folder(out, force)  # before any long work
     card = card or CardSettings()
     check_card_settings(card)
+    loaded = load_checkpoint(checkpoint, tokenizer)
     chosen = choose_part(loaded, part, depth, labels, family)
-    tokenizer = folder_tokenizer(loaded, chosen.family, chosen.shape.max_positions)
-    with export_folder(out, force) as unfinished, without_progress_bars():
-        write_model(unfinished, chosen, tokenizer)
-        tokenizer.save(unfinished)
-        agreement = verify_folder(unfinished, loaded, chosen, tokenizer.ids) if check else None
+    converted = folder_tokenizer(loaded, chosen.family, chosen.shape.max_positions)
+    explained = explain_write_errors(out, "make room, permit writing, or give another folder")
+    with explained, whole_folder(out, force) as unfinished, without_progress_bars():
+        write_model(unfinished, chosen, converted)
+        converted.save(unfinished)
+        agreement = verify_folder(unfinished, loaded, chosen, converted.ids) if check else None
         write_card(unfinished, out.name, loaded, chosen, card, agreement)
     return chosen, agreement
 
@@ -68,7 +73,7 @@ def without_progress_bars() -> Iterator[None]:
 
 
 def check_output_folder(path: Path, replace: bool) -> None:
-    """Raise :class:`UserError` unless an export may become ``path``; called before any long work.
+    """Raise :class:`UserError` unless an export may become ``path``.
 
     ``replace`` permits only an empty folder, or a folder with a model, which is removed with everything in it.
     """
@@ -90,25 +95,3 @@ def check_output_folder(path: Path, replace: bool) -> None:
             f"{path} holds no exported model ({CONFIG_FILE} is missing in it), and --force replaces nothing else: give "
             "another folder, or remove this one"
         )
-
-
-@contextmanager
-def export_folder(path: Path, replace: bool) -> Iterator[Path]:
-    """Yield an empty folder that becomes ``path``, completely or not at all: see :func:`amos_fairseq.files.whole_folder`.
-
-    Raises:
-        UserError: ``path`` may not be written (:func:`check_output_folder`), or nothing can be written there.
-    """
-    check_output_folder(path, replace)
-    try:
-        with whole_folder(path, replace) as unfinished:
-            yield unfinished
-    except UserError:
-        raise
-    except Exception as error:
-        cause = os_error_behind(error)
-        if cause is None:
-            raise
-        raise UserError(
-            f"{path} cannot be written ({cause.strerror or cause}): make room, permit writing, or give another folder"
-        ) from error

@@ -4,41 +4,48 @@ On the left is one flat name space: ``embed_tokens``, ``encoder.*`` (:class:`~am
 ``mlm_head.*``, ``detection_head.*``, ``classification_head.*``, ``span_head.*``, ``tagging_head.*``. On the right are the names
 of the class with the head; a bare encoder (``MPNetModel``) has them without ``mpnet.``. ``N`` is the number of a layer, ``*``
 means ``weight`` and ``bias``. Rows of the vocabulary keep their order. :mod:`.convert` uses these tables in both directions.
-Three conversions change more than the name:
-
-    q|k|v   three matrices, concatenated by rows on our side (three names on theirs)
-    +2      a position table whose first two rows belong to no position; ours counts from 0
-    0,w     a classifier with two rows, 0 ("original") and w ("replaced"); ours has only w: softmax of (0, x) is sigmoid of x
 """
 
+from collections.abc import Callable
+from enum import Enum
 from typing import NamedTuple
 
-from amos_fairseq.checkpoints.write import Renaming
+import torch
+from torch import Tensor
 
-# Kinds of parts. Each is one Hugging Face class per family and includes the encoder.
-ENCODER = "encoder"
-MASKED_LM = "masked_lm"
-DETECTION = "detection"  # AMOS: one linear layer, as token classification
-PRETRAINING = "pretraining"  # ELECTRA: dense, gelu, linear
-ENERGY = "energy"  # Electric: the same layers with another meaning
-SEQUENCE_CLASSIFICATION = "sequence_classification"
-QUESTION_ANSWERING = "question_answering"
-TOKEN_CLASSIFICATION = "token_classification"
-# What follows "MPNet" in the name of a class; after "AutoModel" it is the class that loads any family.
-_CLASS_ENDINGS = {
-    ENCODER: "",
-    MASKED_LM: "ForMaskedLM",
-    DETECTION: "ForTokenClassification",
-    PRETRAINING: "ForPreTraining",
-    ENERGY: "ForPreTraining",
-    SEQUENCE_CLASSIFICATION: "ForSequenceClassification",
-    QUESTION_ANSWERING: "ForQuestionAnswering",
-    TOKEN_CLASSIFICATION: "ForTokenClassification",
-}
+from amos_fairseq.checkpoints.write import Renaming
+from amos_fairseq.errors import UserError
+
+
+class PartKind(Enum):
+    """A kind of part of a model. Each is one Hugging Face class per family and includes the encoder.
+
+    Attributes:
+        label: in messages.
+        ending: what follows "MPNet" in the name of a class.
+    """
+
+    ENCODER = "encoder", ""
+    MASKED_LM = "masked_lm", "ForMaskedLM"
+    DETECTION = "detection", "ForTokenClassification"  # AMOS: one linear layer, as token classification
+    PRETRAINING = "pretraining", "ForPreTraining"  # ELECTRA: dense, gelu, linear
+    ENERGY = "energy", "ForPreTraining"  # Electric: the same layers with another meaning
+    SEQUENCE_CLASSIFICATION = "sequence_classification", "ForSequenceClassification"
+    QUESTION_ANSWERING = "question_answering", "ForQuestionAnswering"
+    TOKEN_CLASSIFICATION = "token_classification", "ForTokenClassification"
+
+    def __init__(self, label: str, ending: str) -> None:
+        self.label, self.ending = label, ending
+
+    @property
+    def auto_class(self) -> str:
+        """The first class that a user would load a folder with; verification loads it with the same class."""
+        return f"AutoModel{self.ending}"
+
+
 DETECTION_LABELS = {0: "original", 1: "replaced"}
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
-Q_K_V, PLUS_2, ZERO_AND_W = "q|k|v", "+2", "0,w"
 # MPNet with the positions of the released AMOS checkpoint: no class of Hugging Face has them (see custom_code/).
 CUSTOM = "custom"
 # Constants in MPNet's code, whatever its configuration says.
@@ -47,6 +54,30 @@ MPNET_BUCKETS, MPNET_MAX_DISTANCE = 32, 128
 POSITION_OFFSET = {"mpnet": 2, "roberta": 2, "electra": 0, "bert": 0, "distilbert": 0, CUSTOM: 2}
 # Other names of model_type: the same classes with another vocabulary.
 SAME_AS = {"xlm-roberta": "roberta"}
+
+
+class Conversion(NamedTuple):
+    """What changes beside the name: a copy of our tensor as theirs, one for each of their names, and of theirs as ours."""
+
+    to_theirs: Callable[[Tensor], list[Tensor]]
+    to_ours: Callable[..., Tensor]
+
+
+def _difference_of_rows(classifier: Tensor) -> Tensor:
+    if len(classifier) != 2:
+        raise UserError(f"a detection head has 2 labels, original and replaced; this classifier has {len(classifier)}")
+    return classifier[1:] - classifier[:1]
+
+
+RENAMED_ONLY = Conversion(lambda ours: [ours.clone()], lambda theirs: theirs.clone())
+# Three matrices, concatenated by rows on our side.
+Q_K_V = Conversion(lambda ours: [part.clone() for part in ours.chunk(3)], lambda *theirs: torch.cat(theirs))
+# A position table whose first two rows belong to no position; ours counts from 0.
+PLUS_2 = Conversion(
+    lambda ours: [torch.cat([ours.new_zeros(2, ours.size(1)), ours])], lambda theirs: theirs[2:].clone()
+)
+# A classifier with two rows, 0 ("original") and w ("replaced"); ours has only w: softmax of (0, x) is sigmoid of x.
+ZERO_AND_W = Conversion(lambda ours: [torch.cat([torch.zeros_like(ours), ours])], _difference_of_rows)
 
 
 class Family(NamedTuple):
@@ -64,14 +95,14 @@ class Family(NamedTuple):
     name: str
     prefix: str
     encoder: tuple[Renaming, ...]
-    heads: dict[str, tuple[Renaming, ...]]
+    heads: dict[PartKind, tuple[Renaming, ...]]
     tied: dict[str, str]
     layers: str = "encoder.layer."
 
     @property
-    def kinds(self) -> list[str]:
+    def kinds(self) -> list[PartKind]:
         """The kinds of parts that a class of this family computes."""
-        return [ENCODER, *self.heads] if self.name else []
+        return [PartKind.ENCODER, *self.heads] if self.name else []
 
 
 # fmt: off
@@ -134,10 +165,10 @@ _TWO_LAYERS = (  # MPNet, RoBERTa (tanh between) and ELECTRA (gelu)
     Renaming("classification_head.output.*",       "classifier.out_proj.*"),
 )
 _COMMON_HEADS = {
-    DETECTION: _DETECTION,
-    SEQUENCE_CLASSIFICATION: _TWO_LAYERS,
-    QUESTION_ANSWERING: (Renaming("span_head.output.*", "qa_outputs.*"),),
-    TOKEN_CLASSIFICATION: (Renaming("tagging_head.output.*", "classifier.*"),),
+    PartKind.DETECTION: _DETECTION,
+    PartKind.SEQUENCE_CLASSIFICATION: _TWO_LAYERS,
+    PartKind.QUESTION_ANSWERING: (Renaming("span_head.output.*", "qa_outputs.*"),),
+    PartKind.TOKEN_CLASSIFICATION: (Renaming("tagging_head.output.*", "classifier.*"),),
 }
 
 
@@ -148,27 +179,28 @@ def _tied(decoder: str, prefix: str, bias: str = "") -> dict[str, str]:
 
 FAMILIES: dict[str, Family] = {
     "mpnet": Family(
-        "MPNet", "mpnet", _MPNET, {MASKED_LM: _LM_HEAD} | _COMMON_HEADS, _tied("lm_head.decoder.", "mpnet", "lm_head.bias"),
+        "MPNet", "mpnet", _MPNET, {PartKind.MASKED_LM: _LM_HEAD} | _COMMON_HEADS,
+        _tied("lm_head.decoder.", "mpnet", "lm_head.bias"),
     ),
     "electra": Family(
         "Electra", "electra",
         (*_bert_like("electra"), Renaming("encoder.embedding_projection.*", "electra.embeddings_project.*")),
         {
-            MASKED_LM: _mlm_head(
+            PartKind.MASKED_LM: _mlm_head(
                 "generator_predictions.dense.*", "generator_predictions.LayerNorm.*", "generator_lm_head.bias"
             ),
-            PRETRAINING: _DENSE_DETECTION, ENERGY: _DENSE_DETECTION,
+            PartKind.PRETRAINING: _DENSE_DETECTION, PartKind.ENERGY: _DENSE_DETECTION,
         } | _COMMON_HEADS,
         _tied("generator_lm_head.", "electra"),
     ),
     "bert": Family(
         "Bert", "bert", _bert_like("bert"),
         {
-            MASKED_LM: _mlm_head(
+            PartKind.MASKED_LM: _mlm_head(
                 "cls.predictions.transform.dense.*", "cls.predictions.transform.LayerNorm.*", "cls.predictions.bias"
             ),
         } | _COMMON_HEADS | {
-            SEQUENCE_CLASSIFICATION: (
+            PartKind.SEQUENCE_CLASSIFICATION: (
                 Renaming("classification_head.dense.*",  "bert.pooler.dense.*"),
                 Renaming("classification_head.output.*", "classifier.*"),
             ),
@@ -176,13 +208,14 @@ FAMILIES: dict[str, Family] = {
         _tied("cls.predictions.decoder.", "bert", "cls.predictions.bias"),
     ),
     "roberta": Family(
-        "Roberta", "roberta", _bert_like("roberta", PLUS_2), {MASKED_LM: _LM_HEAD} | _COMMON_HEADS,
+        "Roberta", "roberta", _bert_like("roberta", PLUS_2), {PartKind.MASKED_LM: _LM_HEAD} | _COMMON_HEADS,
         _tied("lm_head.decoder.", "roberta", "lm_head.bias"),
     ),
     "distilbert": Family(
         "", "distilbert", _DISTILBERT,
         {
-            MASKED_LM: _mlm_head("vocab_transform.*", "vocab_layer_norm.*", "vocab_projector.bias"), DETECTION: _DETECTION,
+            PartKind.MASKED_LM: _mlm_head("vocab_transform.*", "vocab_layer_norm.*", "vocab_projector.bias"),
+            PartKind.DETECTION: _DETECTION,
         },
         _tied("vocab_projector.", "distilbert"), layers="transformer.layer.",
     ),
@@ -191,11 +224,6 @@ FAMILIES[CUSTOM] = FAMILIES["mpnet"]._replace(name="Amos")
 # fmt: on
 
 
-def class_name(family: str, kind: str) -> str:
+def class_name(family: str, kind: PartKind) -> str:
     """Return the name of the class, such as ``MPNetForMaskedLM``; AutoModel adds a pooling layer to a bare ``MPNetModel``."""
-    return FAMILIES[family].name + (_CLASS_ENDINGS[kind] or "Model")
-
-
-def auto_class(kind: str) -> str:
-    """Return the first class that a user would load a folder with; verification loads it with the same class."""
-    return f"AutoModel{_CLASS_ENDINGS[kind]}"
+    return FAMILIES[family].name + (kind.ending or "Model")

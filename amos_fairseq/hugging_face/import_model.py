@@ -17,7 +17,6 @@ from torch import Tensor
 
 from amos_fairseq.checkpoint_files import explain_load_errors
 from amos_fairseq.checkpoints.write import (
-    NEVER_PREDICTED,
     Imported,
     Weights,
     build_model,
@@ -25,22 +24,19 @@ from amos_fairseq.checkpoints.write import (
     configuration,
     count_layers,
     fill,
-    to_our_rows,
 )
 from amos_fairseq.errors import UserError
-from amos_fairseq.hugging_face.convert import config_class, encoder_settings, from_hugging_face
+from amos_fairseq.hugging_face.convert import encoder_settings, from_hugging_face, their_config_class
 from amos_fairseq.hugging_face.families import (
     CONFIG_FILE,
     CUSTOM,
-    DETECTION,
     DETECTION_LABELS,
     FAMILIES,
-    MASKED_LM,
     MPNET_BUCKETS,
     POSITION_OFFSET,
-    PRETRAINING,
     SAME_AS,
     WEIGHTS_FILE,
+    PartKind,
 )
 from amos_fairseq.models.configuration import SIZES
 from amos_fairseq.models.pretraining import PretrainingModel
@@ -108,7 +104,7 @@ class Folder:
         classes = ", ".join(self.config.architectures or [f"a {self.family} model"])
         return f"{self.path.resolve().name} ({classes})"
 
-    def has_head(self, part: str) -> bool:
+    def has_head(self, part: PartKind) -> bool:
         """Return whether the weights include this head, or some of its weights."""
         prefixes = {str(row.theirs).removesuffix("*") for row in FAMILIES[self.family].heads[part]}
         return any(name.startswith(prefix) for name in self.weights for prefix in prefixes)
@@ -137,7 +133,7 @@ def import_folder(
         raise UserError(
             f"--generator cannot be used with --arch {arch}, whose generator is newly initialized; give --arch electra_base"
         )
-    folder_tokenizer = read_tokenizer(tokenizer or path)
+    folder_tokenizer = read_folder_tokenizer(tokenizer or path)
     ids = row_map(folder_tokenizer)
     settings = encoder_settings(folder.family, folder.config)
     generator_folder = None if generator is None else read_generator(folder, generator)
@@ -150,7 +146,7 @@ def import_folder(
     check_sizes(path, settings, weights)
     check_rows(ids, len(weights["embed_tokens.weight"]))
     if generator_folder is not None:
-        others = from_hugging_face("electra", generator_folder.weights, [MASKED_LM])
+        others = from_hugging_face("electra", generator_folder.weights, [PartKind.MASKED_LM])
         check_sizes(generator, encoder_settings("electra", generator_folder.config), others.weights)
         check_shared_embeddings(weights, others.weights, generator)
         weights = {**weights, **generator_weights(others.weights)}
@@ -163,7 +159,7 @@ def import_folder(
         ) from error
     remarks = vocabulary_remarks(folder_tokenizer.dictionary_symbols, ids, len(weights["embed_tokens.weight"]))
     prefix = encoder_prefix(model)
-    newly_initialized = fill(model, rename_for_model(weights, ids, model.embed_tokens.weight, prefix))
+    newly_initialized = fill(model, in_network(weights, prefix), ids)
     check_encoder_is_complete(newly_initialized, prefix, path)
     return Imported(config, model, folder_tokenizer, folder.description, newly_initialized, unexpected_keys, remarks)
 
@@ -190,7 +186,7 @@ def read_config(path: Path) -> tuple[str, "PretrainedConfig"]:
         other = f" (it has {_OTHER_ENCODERS[family]}, another kind of encoder)" if family in _OTHER_ENCODERS else ""
         raise UserError(f"{path}: model_type {reprlib.repr(family)} cannot be imported{other}, only {', '.join(known)}")
     try:
-        config = config_class(family).from_dict(content)
+        config = their_config_class(family).from_dict(content)
     except Exception as error:  # transformers raises whatever its code meets: IndexError, its own classes
         reason = _reason(error)
         raise UserError(
@@ -315,7 +311,7 @@ def _check_weights(file: Path, weights: Any) -> None:
         raise UserError(f"{file} has tensors of more values than it stores: save the model again, as safetensors")
 
 
-def read_tokenizer(path: Path) -> FastTokenizer:
+def read_folder_tokenizer(path: Path) -> FastTokenizer:
     """Return the tokenizer of the folder; ``transformers`` converts one without ``tokenizer.json``.
 
     Raises :class:`UserError` if there is none, or it is broken.
@@ -354,26 +350,25 @@ def default_arch(folder: Folder) -> str:
     size = next((size for size, settings in SIZES.items() if settings["encoder_embed_dim"] == width), "base")
     if folder.family == "electra":
         return f"electra_{size}"
-    return f"mlm_{size}" if folder.has_head(MASKED_LM) else f"amos_{size}"
+    return f"mlm_{size}" if folder.has_head(PartKind.MASKED_LM) else f"amos_{size}"
 
 
-def head_to_import(folder: Folder, objective: str) -> str | None:
+def head_to_import(folder: Folder, objective: str) -> PartKind | None:
     """Return the head of the folder that the objective continues to train, if there is one."""
     if objective == "mlm":
-        return MASKED_LM if folder.has_head(MASKED_LM) else None
+        return PartKind.MASKED_LM if folder.has_head(PartKind.MASKED_LM) else None
     if objective == "electra":
-        return PRETRAINING if folder.family == "electra" and folder.has_head(PRETRAINING) else None
+        return PartKind.PRETRAINING if folder.family == "electra" and folder.has_head(PartKind.PRETRAINING) else None
     labels = {int(number): label for number, label in (folder.config.id2label or {}).items()}
-    return DETECTION if objective == "amos" and labels == DETECTION_LABELS and folder.has_head(DETECTION) else None
+    return (
+        PartKind.DETECTION
+        if objective == "amos" and labels == DETECTION_LABELS and folder.has_head(PartKind.DETECTION)
+        else None
+    )
 
 
 def check_sizes(path: Path, settings: dict[str, Any], weights: Weights) -> None:
-    """Raise :class:`UserError` if the configuration gives other sizes than the weights, before a model has these sizes.
-
-    Args:
-        settings: those of the encoder, under the names of our flags.
-        weights: under our names.
-    """
+    """Raise :class:`UserError` if the configuration gives other sizes than the weights, before a model has these sizes."""
     width, layers = settings["encoder_embed_dim"], settings["encoder_layers"]
     num_layers = count_layers(weights, "encoder.layers.")
     problem = f"they have {num_layers} layers, the configuration says {layers}" if layers != num_layers else ""
@@ -434,33 +429,17 @@ def check_shared_embeddings(discriminator: Weights, generator: Weights, path: Pa
 def generator_weights(weights: Weights) -> Weights:
     """Return the weights that only the generator has, under their names in the model."""
     shared = ("embed_tokens.", *(f"encoder.{prefix}" for prefix in _SHARED_BY_ELECTRA))
-    return {
-        name.replace("encoder.", _GENERATOR, 1) if name.startswith("encoder.") else name: tensor
-        for name, tensor in weights.items()
-        if not name.startswith(shared)
-    }
+    return in_network({name: tensor for name, tensor in weights.items() if not name.startswith(shared)}, _GENERATOR)
+
+
+def in_network(weights: Weights, prefix: str) -> Weights:
+    """Return the weights with ``prefix`` in the names of the encoder, where one of our models has several networks."""
+    return {re.sub(r"^encoder\.", prefix, name): tensor for name, tensor in weights.items()}
 
 
 def encoder_prefix(model: PretrainingModel) -> str:
     """Return the prefix of the names of the model's encoder, such as ``discriminator.``"""
     return next(name for name, part in model.named_modules() if part is model.encoder) + "."
-
-
-def rename_for_model(weights: Weights, ids: Tensor, initial_embedding: Tensor, prefix: str) -> Weights:
-    """Return the weights under the names of a model whose encoder has the prefix ``prefix``, the vocabulary in our order.
-
-    Rows without a foreign one keep their initial values; in the output layer of an MLM head they are never predicted, so
-    that its softmax is the imported one.
-    """
-    result: dict[str, Any] = {
-        prefix + name.removeprefix("encoder.") if name.startswith("encoder.") else name: tensor
-        for name, tensor in weights.items()
-    }
-    result["embed_tokens.weight"] = to_our_rows(weights["embed_tokens.weight"], ids, initial_embedding.detach())
-    if "mlm_head.bias" in weights:
-        never = weights["mlm_head.bias"].new_full((len(initial_embedding),), NEVER_PREDICTED)
-        result["mlm_head.bias"] = to_our_rows(weights["mlm_head.bias"], ids, never)
-    return result
 
 
 def check_encoder_is_complete(newly_initialized: list[str], prefix: str, path: Path) -> None:

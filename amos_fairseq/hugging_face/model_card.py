@@ -11,22 +11,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from amos_fairseq.checkpoint_files import read_header
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, import_source, parent_of
+from amos_fairseq.data.glue_tasks import SCORED
+from amos_fairseq.data.labeled_texts import TASK_FILE
+from amos_fairseq.data.tagging import MANIFEST
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face import custom_code
-from amos_fairseq.hugging_face.families import (
-    DETECTION,
-    ENCODER,
-    ENERGY,
-    MASKED_LM,
-    PRETRAINING,
-    QUESTION_ANSWERING,
-    SEQUENCE_CLASSIFICATION,
-    TOKEN_CLASSIFICATION,
-    auto_class,
-)
+from amos_fairseq.hugging_face.families import PartKind
 from amos_fairseq.hugging_face.parts import ExportedPart
 from amos_fairseq.hugging_face.verify import Agreement
 from amos_fairseq.metrics_file import read_records
+from amos_fairseq.strangers import plain_name, read_json
 from amos_fairseq.tokenization.fast_tokenizer import HUGGING_FACE
 from amos_fairseq.versions import version_of
 
@@ -74,49 +68,49 @@ _NO_PIPELINE = (
     "starts from random values."
 )
 _KINDS = {
-    ENCODER: _KindOfPart(
+    PartKind.ENCODER: _KindOfPart(
         'states = model(**tokenizer("A first text.", return_tensors="pt")).last_hidden_state  # [1, tokens, width]',
         "It was trained without a sentence objective: before it is fine-tuned, do not expect cosine similarities of its "
         "features to mean much. `pooler_output` is tanh of the first state; nothing was trained for it.",
         "feature-extraction",
     ),
-    MASKED_LM: _KindOfPart(
+    PartKind.MASKED_LM: _KindOfPart(
         'text = f"The capital of France is {tokenizer.mask_token}."\n'
         'logits = model(**tokenizer(text, return_tensors="pt")).logits  # [1, tokens, vocabulary]',
         "This is the generator, which makes the training signal; the encoder to fine-tune is the discriminator.",
         "fill-mask",
     ),
-    DETECTION: _KindOfPart(
+    PartKind.DETECTION: _KindOfPart(
         'logits = model(**tokenizer("A text with a wrong word.", return_tensors="pt")).logits\n'
         "replaced = logits.softmax(-1)[..., 1]  # [1, tokens], probability",
         _DETECTION_LIMITS,
         "token-classification",
     ),
-    PRETRAINING: _KindOfPart(
+    PartKind.PRETRAINING: _KindOfPart(
         'logits = model(**tokenizer("A text with a wrong word.", return_tensors="pt")).logits\n'
         "replaced = logits.sigmoid()  # [1, tokens], probability",
         _DETECTION_LIMITS + _NO_PIPELINE,
     ),
-    ENERGY: _KindOfPart(
+    PartKind.ENERGY: _KindOfPart(
         'energies = model(**tokenizer("A text.", return_tensors="pt")).logits  # [1, tokens], nats\n'
         "log_probs = -energies[:, 1:-1]  # of each token given all others, without <s> and </s>",
         "Its output is not the probability of a replaced token: -energy is the log-probability of the token at a position, "
         f"given all others, with a normalizer that training brings near 1 without a guarantee.{_NO_PIPELINE}",
     ),
-    SEQUENCE_CLASSIFICATION: _KindOfPart(
+    PartKind.SEQUENCE_CLASSIFICATION: _KindOfPart(
         'inputs = tokenizer("A text.", truncation=True, return_tensors="pt")  # or two texts\n'
         "logits = model(**inputs).logits  # [1, classes]",
         "It predicts the classes of the task that it was fine-tuned on.",
         "text-classification",
     ),
-    QUESTION_ANSWERING: _KindOfPart(
+    PartKind.QUESTION_ANSWERING: _KindOfPart(
         'output = model(**tokenizer("A question?", "And its answer.", return_tensors="pt"))\n'
         "start, end = output.start_logits.argmax(), output.end_logits.argmax()",
         "It marks the likeliest span, also if the text has no answer: that is decided by a threshold of the null score, which "
         "is chosen on development data and is not in this folder.",
         "question-answering",
     ),
-    TOKEN_CLASSIFICATION: _KindOfPart(
+    PartKind.TOKEN_CLASSIFICATION: _KindOfPart(
         "from transformers import pipeline\n\n"
         'tagger = pipeline("token-classification", model=model, tokenizer=tokenizer, aggregation_strategy="first")\n'
         'spans = tagger("Words , separated by spaces .")',
@@ -171,12 +165,13 @@ def write_card(
     """
     from huggingface_hub import ModelCard, ModelCardData
 
+    task = str(loaded.task.get("_name", PRETRAINING_TASK))
+    dataset = dataset_of(part.kind, Path(str(loaded.task.get("data", ""))))
     # A truncated last line of the log is skipped, and what the run did after this checkpoint does not count.
     records = [record for record in read_records(loaded.file.parent) if record["update"] <= loaded.num_updates]
     validation = next((record for record in reversed(records) if record.get("split") != "train"), None)
-    task = str(loaded.task.get("_name", PRETRAINING_TASK))
     first, imported, objective = first_source(loaded), loaded.imported_from, objective_of(loaded)
-    results = eval_results(part, validation)
+    results = eval_results(part.kind, dataset, validation)
     data = ModelCardData(
         language=settings.language,
         license=settings.data_license,
@@ -256,7 +251,7 @@ def first_source(loaded: LoadedCheckpoint) -> str:
 
 
 def usage(part: ExportedPart, name: str, has_code: bool) -> str:
-    model_class, trust = auto_class(part.kind), ", trust_remote_code=True" if has_code else ""
+    model_class, trust = part.kind.auto_class, ", trust_remote_code=True" if has_code else ""
     lines = [
         "```python",
         f"from transformers import AutoTokenizer, {model_class}",
@@ -299,19 +294,35 @@ def license_text(settings: CardSettings, source: str) -> str:
     return f"Of the training data: `{settings.data_license}`.{of_model}"
 
 
-def eval_results(part: ExportedPart, validation: dict[str, Any] | None) -> "list[EvalResult] | None":
+def eval_results(
+    kind: PartKind, dataset: tuple[str, str] | None, validation: dict[str, Any] | None
+) -> "list[EvalResult] | None":
     """Return scores of the last validation of a fine-tuned task for the card's ``model-index``, if its data have a name."""
     from huggingface_hub import EvalResult
 
-    if part.dataset is None or validation is None:
+    if dataset is None or validation is None:
         return None
     scores = {metric or key: validation.get(key) for key, metric in _SCORES.items()}
     results = [
-        EvalResult(_KINDS[part.kind].pipeline, *part.dataset, metric, round(score / 100, 4), dataset_split="validation")
+        EvalResult(_KINDS[kind].pipeline, *dataset, metric, round(score / 100, 4), dataset_split="validation")
         for metric, score in scores.items()
         if isinstance(score, (int, float))
     ]
     return results or None
+
+
+def dataset_of(kind: PartKind, directory: Path) -> tuple[str, str] | None:
+    """Return identifier and name of the data that a model was fine-tuned on; None if they are not in ``directory``."""
+    try:
+        if kind == PartKind.SEQUENCE_CLASSIFICATION:
+            task = read_json(directory / TASK_FILE, "")["task"]
+            return ("glue", f"GLUE {task}") if task in SCORED else None
+        if kind == PartKind.TOKEN_CLASSIFICATION:
+            manifest = read_json(directory / MANIFEST, "")
+            return "unknown", f"{plain_name(manifest['column'])} of {plain_name(manifest['sources']['valid']['name'])}"
+    except (UserError, ValueError, KeyError, TypeError):  # the card does without
+        pass
+    return None
 
 
 def as_table(rows: dict[str, str]) -> str:

@@ -12,23 +12,15 @@ from torch.nn.functional import linear
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.checkpoints.write import Weights
-from amos_fairseq.data.glue_tasks import SCORED
 from amos_fairseq.data.labeled_texts import TASK_FILE
-from amos_fairseq.data.tagging import are_labels, read_labels, read_manifest
+from amos_fairseq.data.tagging import are_labels, read_labels
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.families import (
     CUSTOM,
-    DETECTION,
     DETECTION_LABELS,
-    ENCODER,
-    ENERGY,
-    MASKED_LM,
     MPNET_BUCKETS,
     MPNET_MAX_DISTANCE,
-    PRETRAINING,
-    QUESTION_ANSWERING,
-    SEQUENCE_CLASSIFICATION,
-    TOKEN_CLASSIFICATION,
+    PartKind,
     class_name,
 )
 from amos_fairseq.models.amos import AmosModel
@@ -39,7 +31,7 @@ from amos_fairseq.models.teams import TeamsModel
 from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder, with_last_layer
 from amos_fairseq.modules.heads import DenseDetectionHead
 from amos_fairseq.modules.span_heads import IndependentSpanHead
-from amos_fairseq.strangers import plain_name, read_json
+from amos_fairseq.strangers import read_json
 
 
 @dataclass(frozen=True)
@@ -47,27 +39,24 @@ class ExportedPart:
     """One model to export.
 
     Attributes:
-        kind: one of the kinds in :mod:`.families`.
         shape: of its encoder.
         weights: under our names of :mod:`.families`, the vocabulary in our rows.
         states: our own code, which the exported model is compared with: tokens [B,T] in our ids -> states [B,T,D].
         head: states -> what the exported class returns: the states of a bare encoder; logits [B,T,dictionary size] of the
             masked language model; [B,T] logits of "replaced"; [B, classes]; [B,T,2] start and end; [B,T,labels].
         settings: for its configuration: labels, kind of problem.
-        dataset: identifier and name of the data of fine-tuning, for the model card.
         limits: for the model card, instead of the text for its kind.
         family: of the exported class.
         token_types: those that a fine-tuned model derives from tokens [B,T], if its encoder has any.
     """
 
-    kind: str
+    kind: PartKind
     shape: TransformerConfig
     weights: Weights
     states: Callable[[Tensor], Tensor]
     head: Callable[[Tensor], Tensor]
     description: str
     settings: dict[str, Any] = field(default_factory=dict)
-    dataset: tuple[str, str] | None = None
     limits: str = ""
     family: str = ""
     token_types: Callable[[Tensor], Tensor | None] | None = None
@@ -92,11 +81,7 @@ def choose_part(
     """Return the part called ``name``, or by default a fine-tuned checkpoint's head with its encoder, the network of MLM with
     its head, or the encoder of any other pretraining.
 
-    Args:
-        name: encoder, generator, discriminator or mlm.
-        depth: of the generator, as in the log keys; the default is the deepest.
-        labels: names of the classes of a fine-tuned head, in their order.
-        family: mpnet, electra, bert or roberta; the default is the closest.
+    For the arguments see :func:`.export.export`; the default family is the closest.
 
     Raises:
         UserError: the checkpoint has no such part, or no Hugging Face class (of the family) computes it.
@@ -134,7 +119,9 @@ def choose_part(
 def encoder_part(model: nn.Module) -> ExportedPart:
     """Return the encoder that fine-tuning would use."""
     weights = encoder_weights(model.embed_tokens, model.encoder)
-    return ExportedPart(ENCODER, model.encoder.shape, weights, model.extract_features, nn.Identity(), "the encoder")
+    return ExportedPart(
+        PartKind.ENCODER, model.encoder.shape, weights, model.extract_features, nn.Identity(), "the encoder"
+    )
 
 
 def generator_part(loaded: LoadedCheckpoint, depth: str | None) -> ExportedPart:
@@ -164,7 +151,7 @@ def generator_part(loaded: LoadedCheckpoint, depth: str | None) -> ExportedPart:
     embedding, num_tokens = model.generator_embedding, len(loaded.dictionary)
 
     return ExportedPart(
-        MASKED_LM,
+        PartKind.MASKED_LM,
         dataclasses.replace(encoder.shape, num_layers=num_layers),
         encoder_weights(embedding, encoder, num_layers) | state_of("mlm_head.", head),
         lambda tokens: encoder(embedding(tokens), tokens.eq(model.vocabulary.pad))[num_layers - 1],
@@ -191,16 +178,16 @@ def discriminator_part(loaded: LoadedCheckpoint) -> ExportedPart:
     if isinstance(model, TeamsModel):
         own_layer = getattr(model, "rtd_layer", None)
         encoder = model.discriminator if own_layer is None else with_last_layer(model.discriminator, own_layer)
-    kind, settings, description = DETECTION, {}, "the discriminator"
+    kind, settings, description = PartKind.DETECTION, {}, "the discriminator"
     if isinstance(head, DenseDetectionHead):
         if encoder.relative_position is not None:
             raise UserError(
                 "no Hugging Face class has a detection head of two layers on relative positions: export the encoder alone, "
                 "with --part encoder"
             )
-        kind = PRETRAINING
+        kind = PartKind.PRETRAINING
         if isinstance(model, ElectricModel) and model.variant == "electric":
-            kind, description = ENERGY, "the energies of tokens"
+            kind, description = PartKind.ENERGY, "the energies of tokens"
     else:  # the others have one logit, and a random classifier must not get these names
         settings = {"id2label": DETECTION_LABELS, "label2id": {label: i for i, label in DETECTION_LABELS.items()}}
     return ExportedPart(
@@ -217,22 +204,26 @@ def discriminator_part(loaded: LoadedCheckpoint) -> ExportedPart:
 def fine_tuned_part(loaded: LoadedCheckpoint, name: str | None, labels: Sequence[str] | None) -> ExportedPart:
     """Return the encoder with its head, or alone if ``name`` says so; arguments and errors as for :func:`choose_part`."""
     model: FineTunedModel = loaded.model
-    heads, settings = model.classification_heads, {}
+    heads = model.classification_heads
     if name not in (None, "encoder"):
         raise UserError(f"{loaded.file} was fine-tuned and has no {name} any more: give the pretraining checkpoint")
     if name == "encoder" or not (heads or model.span_head or model.tagging_head):
         return encoder_part(model)
     if model.span_head is not None:
-        kind, prefix, head, description = QUESTION_ANSWERING, "span_head.", model.span_head, "its head for answers"
+        kind, prefix, head, description = (
+            PartKind.QUESTION_ANSWERING,
+            "span_head.",
+            model.span_head,
+            "its head for answers",
+        )
         if not isinstance(head, IndependentSpanHead):
             raise UserError(
                 f"{loaded.file} marks answers with a joint head, which no Hugging Face question answering class for "
                 "these encoders has: fine-tune with the independent head, or export the encoder alone with --part encoder"
             )
     elif model.tagging_head is not None:
-        kind, prefix, head = TOKEN_CLASSIFICATION, "tagging_head.", model.tagging_head
-        description, settings = "its head for labels of words", label_settings(loaded, head.output.out_features, labels)
-        del settings["problem_type"]  # of sequence classification
+        kind, prefix, head = PartKind.TOKEN_CLASSIFICATION, "tagging_head.", model.tagging_head
+        description = "its head for labels of words"
     elif len(heads) > 1:
         raise UserError(
             f"{loaded.file} has several heads ({', '.join(heads)}), a Hugging Face class has one: "
@@ -240,25 +231,23 @@ def fine_tuned_part(loaded: LoadedCheckpoint, name: str | None, labels: Sequence
         )
     else:
         (head,) = heads.values()
-        kind, prefix, description = SEQUENCE_CLASSIFICATION, "classification_head.", "its classification head"
-        settings = label_settings(loaded, head.output.out_features, labels)
+        kind, prefix, description = PartKind.SEQUENCE_CLASSIFICATION, "classification_head.", "its classification head"
     return ExportedPart(
         kind,
         model.encoder.shape,
         encoder_weights(model.embed_tokens, model.encoder) | state_of(prefix, head),
         model.extract_features,
-        head.output if kind == QUESTION_ANSWERING else head,  # without the mask of answers
+        head.output if kind == PartKind.QUESTION_ANSWERING else head,  # without the mask of answers
         f"the encoder with {description}",
-        settings,
-        dataset_of(kind, Path(str(loaded.task.get("data", "")))),
+        {} if kind == PartKind.QUESTION_ANSWERING else label_settings(loaded, kind, head.output.out_features, labels),
     )
 
 
-def families_of(kind: str, shape: TransformerConfig, activation: str = "tanh") -> list[str]:
+def families_of(kind: PartKind, shape: TransformerConfig, activation: str = "tanh") -> list[str]:
     """Return the families of classes that compute a part, the closest first: mpnet, electra, bert, roberta or ``CUSTOM``.
 
     Args:
-        kind: of the part, one of the kinds in :mod:`.families`.
+        kind: of the part.
         shape: of its encoder.
         activation: of the classification heads of the objective, tanh (as in BERT and RoBERTa) or gelu (as in ELECTRA); or
             linear, a head without dense layer, which all of them can compute.
@@ -272,16 +261,16 @@ def families_of(kind: str, shape: TransformerConfig, activation: str = "tanh") -
     if shape.position_scheme == "t5":
         _check_mpnet(shape, projected)
         return ["mpnet"]
-    if kind in (PRETRAINING, ENERGY):
+    if kind in (PartKind.PRETRAINING, PartKind.ENERGY):
         return ["electra"]
-    if kind == SEQUENCE_CLASSIFICATION and activation == "tanh":
+    if kind == PartKind.SEQUENCE_CLASSIFICATION and activation == "tanh":
         if projected:
             raise UserError(
                 "Hugging Face's ELECTRA has gelu in its classification head, this one tanh, and no other class has embeddings "
                 "narrower than the encoder: export the encoder alone, with --part encoder"
             )
         return ["bert", "roberta"]
-    if projected or (kind == SEQUENCE_CLASSIFICATION and activation == "gelu"):
+    if projected or (kind == PartKind.SEQUENCE_CLASSIFICATION and activation == "gelu"):
         return ["electra"]
     return ["electra", "bert", "roberta"] if activation == "gelu" else ["bert", "electra", "roberta"]
 
@@ -300,8 +289,10 @@ def _check_mpnet(shape: TransformerConfig, projected: bool) -> None:
         )
 
 
-def label_settings(loaded: LoadedCheckpoint, num_classes: int, labels: Sequence[str] | None) -> dict[str, Any]:
-    """Return settings of the exported configuration: names of the classes, and the kind of problem.
+def label_settings(
+    loaded: LoadedCheckpoint, kind: PartKind, num_classes: int, labels: Sequence[str] | None
+) -> dict[str, Any]:
+    """Return settings of the exported configuration: names of the classes, and for whole texts the kind of problem.
 
     The names are ``labels``, else those in ``labels.txt`` beside the checkpoint (for labels of words) or in the ``task.json``
     of the task's data, if the file is there and has as many as the head, else ``LABEL_0``, ``LABEL_1``, ...
@@ -311,7 +302,7 @@ def label_settings(loaded: LoadedCheckpoint, num_classes: int, labels: Sequence[
     """
     if labels:
         names = list(labels)
-    elif loaded.model.tagging_head is not None:
+    elif kind == PartKind.TOKEN_CLASSIFICATION:
         names = read_labels(loaded.file.parent)
     else:
         path = Path(str(loaded.task.get("data", ""))) / TASK_FILE
@@ -325,27 +316,12 @@ def label_settings(loaded: LoadedCheckpoint, num_classes: int, labels: Sequence[
         raise UserError(
             f"--labels needs {num_classes} different names, one per class in their order; got {', '.join(names)}"
         )
-    regression = bool(loaded.task.get("regression_target")) or num_classes == 1
-    return {
-        "num_labels": num_classes,
-        "id2label": dict(enumerate(names)),
-        "label2id": {name: number for number, name in enumerate(names)},
-        "problem_type": "regression" if regression else "single_label_classification",
-    }
-
-
-def dataset_of(kind: str, directory: Path) -> tuple[str, str] | None:
-    """Return identifier and name of the data that a model was fine-tuned on; None if they are not in ``directory``."""
-    try:
-        if kind == SEQUENCE_CLASSIFICATION:
-            task = read_json(directory / TASK_FILE, "prepare the data again")["task"]
-            return ("glue", f"GLUE {task}") if task in SCORED else None
-        if kind == TOKEN_CLASSIFICATION:
-            manifest = read_manifest(directory)
-            return "unknown", f"{manifest['column']} of {plain_name(manifest['sources']['valid']['name'])}"
-    except (UserError, ValueError, KeyError, TypeError):
-        pass
-    return None
+    label2id = {name: number for number, name in enumerate(names)}
+    settings = {"num_labels": num_classes, "id2label": dict(enumerate(names)), "label2id": label2id}
+    if kind == PartKind.SEQUENCE_CLASSIFICATION:
+        regression = bool(loaded.task.get("regression_target")) or num_classes == 1
+        settings["problem_type"] = "regression" if regression else "single_label_classification"
+    return settings
 
 
 def encoder_weights(embedding: nn.Embedding, encoder: TransformerEncoder, num_layers: int | None = None) -> Weights:

@@ -19,7 +19,7 @@ from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.data.labeled_texts import ShortenedTexts, join_texts
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face import custom_code
-from amos_fairseq.hugging_face.families import DETECTION, ENCODER, MASKED_LM, QUESTION_ANSWERING, auto_class
+from amos_fairseq.hugging_face.families import PartKind
 from amos_fairseq.hugging_face.parts import ExportedPart
 from amos_fairseq.tokenization.fast_tokenizer import ABSENT
 
@@ -101,7 +101,7 @@ def load_folder(folder: Path, part: ExportedPart) -> tuple["PreTrainedTokenizerB
     before = set(cache.glob("*"))
     has_code = custom_code.is_in(folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=has_code)
-    model_class = getattr(transformers, auto_class(part.kind))
+    model_class = getattr(transformers, part.kind.auto_class)
     model = model_class.from_pretrained(folder, trust_remote_code=has_code, dtype=torch.float32).eval()
     for copy in set(cache.glob("*")) - before:
         if folder.name.strip(".").partition(".")[0] in copy.name:  # named after the unfinished folder
@@ -192,13 +192,13 @@ def outputs_of_both(
     if part.token_types is not None and (types := part.token_types(tokens)) is not None:
         inputs["token_type_ids"] = types
     ours, output = part.head(part.states(tokens)), model(**inputs)
-    if part.kind == ENCODER:
+    if part.kind == PartKind.ENCODER:
         theirs = output.last_hidden_state
-    elif part.kind == QUESTION_ANSWERING:
+    elif part.kind == PartKind.QUESTION_ANSWERING:
         theirs = torch.stack([output.start_logits, output.end_logits], dim=-1)
-    elif part.kind == DETECTION:
+    elif part.kind == PartKind.DETECTION:
         theirs = output.logits[..., 1] - output.logits[..., 0]
-    elif part.kind == MASKED_LM:
+    elif part.kind == PartKind.MASKED_LM:
         known = ids != ABSENT
         ours, theirs = ours[..., known], output.logits[..., ids[known]]
     else:

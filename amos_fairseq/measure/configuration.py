@@ -20,14 +20,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from amos_fairseq.checkpoint_files import checkpoint_file
-from amos_fairseq.checkpoints.read import model_settings, read_state
+from amos_fairseq.checkpoints.read import read_state
 from amos_fairseq.composition import compose_recipe
 from amos_fairseq.data.block_iterator import blocks_per_batch
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.errors import UserError
 from amos_fairseq.recipe_files import DEFAULT_VOCABULARY, find_recipe
-from amos_fairseq.run.precision import choose_precision
-from amos_fairseq.setting_checks import check_ranges, config_class
+from amos_fairseq.run.device import choose_precision
+from amos_fairseq.setting_checks import check_ranges, config_class, model_settings
 from amos_fairseq.special_tokens import LARGEST_VOCABULARY, MASK_SYMBOL
 from amos_fairseq.tasks.text_pretraining import TextPretrainingConfig, TextPretrainingTask
 

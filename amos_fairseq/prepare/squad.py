@@ -29,7 +29,7 @@ def run(given: argparse.Namespace) -> None:
     if given.max_train_questions is not None and given.max_train_questions < 1:
         raise UserError(f"--max-train-questions {given.max_train_questions} must be at least 1")
     out, sample, tokenizer = given.out, Sample(given.max_train_questions, given.seed), load_tokenizer(given.tokenizer)
-    from amos_fairseq.data.squad import MANIFEST, read_manifest  # imports fairseq, which takes seconds
+    from amos_fairseq.data.squad import MANIFEST, read_squad_manifest  # imports fairseq, which takes seconds
 
     sources = {"train": given.train, "valid": given.dev}
     description = {
@@ -37,7 +37,7 @@ def run(given: argparse.Namespace) -> None:
         "tokenizer_sha256": tokenizer.sha256,
         "sources": {split: describe_source(path) for split, path in sources.items()},
     }
-    if is_finished(out, description, "SQuAD", MANIFEST, read_manifest):
+    if is_finished(out, description, "SQuAD", MANIFEST, read_squad_manifest):
         return
     files = {split: read_squad(path) for split, path in sources.items()}
     paragraphs = {split: file.paragraphs for split, file in files.items()}

@@ -52,7 +52,7 @@ def run(given: argparse.Namespace) -> None:
         if not COLUMN_NAME.fullmatch(name) or len(name) > LONGEST_COLUMN_NAME or given.columns.count(name) > 1:
             raise UserError(f"--columns: {name!r} is not a name, or there twice: give names such as pos,chunk,ner")
     out, tokenizer = given.out, load_tokenizer(given.tokenizer)
-    from amos_fairseq.data.tagging import MANIFEST, read_manifest  # imports fairseq, which takes seconds
+    from amos_fairseq.data.tagging import MANIFEST, read_tagging_manifest  # imports fairseq, which takes seconds
 
     sources = {"train": given.train, "valid": given.dev}
     description: dict[str, Any] = {
@@ -60,7 +60,7 @@ def run(given: argparse.Namespace) -> None:
         "tokenizer_sha256": tokenizer.sha256,
         "sources": {split: describe_source(path) for split, path in sources.items()},
     }
-    if is_finished(out, description, "tagging", MANIFEST, read_manifest):
+    if is_finished(out, description, "tagging", MANIFEST, read_tagging_manifest):
         return
     sentences = {split: read_sentences(path, given.columns) for split, path in sources.items()}
     chosen = choose_column({path: sentences[split] for split, path in sources.items()}, given.column)

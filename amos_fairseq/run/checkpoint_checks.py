@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from fairseq.logging import meters
 
-from amos_fairseq.checkpoint_files import read_header, task_state_of, training_seconds_of
+from amos_fairseq.checkpoint_files import num_updates_of, read_header, task_state_of, training_seconds_of
 from amos_fairseq.errors import UserError
 from amos_fairseq.strangers import field, finite_number, whole_number
 
@@ -19,7 +19,7 @@ POSITION_SCHEME = ("relative_position_scheme", "relative_position_buckets", "rel
 LAYER_NORM_EPS = "layer_norm_eps"  # 1e-12 in most imported models
 
 
-def check_content(path: str, header: dict[str, Any], cfg: Any) -> None:
+def check_parts(path: str, header: dict[str, Any], cfg: Any) -> None:
     """Check the parts of a checkpoint that training reads.
 
     Args:
@@ -32,16 +32,10 @@ def check_content(path: str, header: dict[str, Any], cfg: Any) -> None:
     if not all(torch.is_tensor(tensor) for tensor in _part(header, "model", dict, path).values()):
         raise UserError(f"{path} contains other things than tensors as weights: give another checkpoint")
     extra = _part(header, "extra_state", dict, path)
-    history = [part for part in _part(header, "optimizer_history", list, path) if isinstance(part, dict)]
-    try:
-        whole_number(history[-1].get("num_updates") if history else None)
-    except ValueError as error:
-        raise UserError(
-            f"{path} does not say after how many updates it was saved (num_updates: {error}): give another checkpoint"
-        ) from error
+    num_updates, history = num_updates_of(path, header), header["optimizer_history"]
     if not (starts_anew or cfg.reset_optimizer):
         optimizer = header.get("last_optimizer_state")
-        if optimizer is None and history[-1]["num_updates"] > 0:
+        if optimizer is None and num_updates > 0:
             raise UserError(
                 f"{path} has no optimizer state, so the run would start its schedule again: give it as --finetune-from-model "
                 "with another --save-dir, or as --restore-file with --reset-optimizer --reset-lr-scheduler"

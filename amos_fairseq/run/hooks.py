@@ -33,14 +33,13 @@ from amos_fairseq.run import (
     collapse,
     compilation,
     console,
-    cpu,
+    device,
     divergence,
     failed_updates,
     hydra_callback,
     metrics_log,
     mistakes,
     names,
-    precision,
     progress,
     resume,
     save_dir,
@@ -61,16 +60,16 @@ HOOKS: dict[str, tuple[Callable[..., Any], ...]] = {
     # cfg; no rank exists
     "before_launch": (
         check_configuration,
-        precision.choose_precision,
+        device.choose_precision,
         distribution.arrange_ranks,
         distribution.isolate_ranks,
         progress.announce,  # the number of ranks is known
-        cpu.advise_passive_threads,
+        device.advise_passive_threads,
     ),
     #
     # In each rank, once.
     # cfg
-    "before_rank": (console.quiet_console, cpu.keep_memory),
+    "before_rank": (console.quiet_console, device.keep_memory),
     # cfg; the model exists
     "before_trainer": (distribution.check_connection, patching.patch_training_script, signals.install_handlers),
     # trainer
@@ -116,11 +115,11 @@ HOOKS: dict[str, tuple[Callable[..., Any], ...]] = {
     ),
     # SAVE_DIR, "train", update, logged values
     "interval_logged": (
-        metrics_log.record,  # first: it records what fairseq logs
+        metrics_log.append_record,  # first: it records what fairseq logs
         progress.show_interval,
     ),
     # SAVE_DIR, subset, update, logged values
-    "validation_logged": (metrics_log.record,),
+    "validation_logged": (metrics_log.append_record,),
     # trainer -> whether to save it
     "may_save": (divergence.is_unsuspicious,),
     # trainer, state

@@ -10,6 +10,7 @@ import logging
 import math
 import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from numbers import Number
 from typing import Any
 
@@ -18,8 +19,7 @@ from fairseq.logging import metrics
 from fairseq.logging.meters import Meter
 
 from amos_fairseq.collectives import on_first_rank
-from amos_fairseq.errors import UserError
-from amos_fairseq.files import no_links, whole_file
+from amos_fairseq.files import explain_write_errors, no_links, whole_file
 from amos_fairseq.metrics_file import FILE_NAME, parse_lines
 
 logger = logging.getLogger(__name__)
@@ -80,17 +80,12 @@ class MetricsLog:
             UserError: the file is a link, or cannot be written.
         """
         record = {"split": split, "update": int(update), "epoch": self.epoch, **numeric_stats(stats)}
-        try:
-            with open(self.path, "ab", opener=no_links) as file:
-                file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
-        except OSError as error:
-            raise self._write_error(error) from error
+        with self._explained(), open(self.path, "ab", opener=no_links) as file:
+            file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
 
-    def _write_error(self, error: OSError) -> UserError:
-        return UserError(
-            f"{self.path}: metrics cannot be written ({error.strerror}); make room or permit writing, "
-            "then start the same command again to continue from the last checkpoint"
-        )
+    def _explained(self) -> AbstractContextManager[None]:
+        hint = "make room or permit writing, then start the same command again to continue from the last checkpoint"
+        return explain_write_errors(f"{self.path}: metrics", hint)
 
     def cut_back(self, update: int) -> None:
         """Remove the records after ``update``, which the resumed run writes again, and all broken lines.
@@ -102,7 +97,7 @@ class MetricsLog:
         """
         if not os.path.exists(self.path):
             return
-        try:
+        with self._explained():
             with open(self.path, "rb", opener=no_links) as file:
                 content = file.read()
             remaining = b"".join(self._remaining_lines(content, update))
@@ -111,8 +106,6 @@ class MetricsLog:
             logger.info("%s: cut back to update %d", self.path, update)
             with whole_file(self.path) as unfinished, open(unfinished, "wb") as file:
                 file.write(remaining)
-        except OSError as error:
-            raise self._write_error(error) from error
 
     def _remaining_lines(self, content: bytes, update: int) -> Iterator[bytes]:
         for line in parse_lines(content):
@@ -147,7 +140,7 @@ def follow_epoch(save_dir: str, epoch: int, iterator: Any) -> None:
         on_first_rank(functools.partial(log.cut_back, _resumed_updates.pop(save_dir)))
 
 
-def record(save_dir: str, split: str, update: int, stats: dict[str, Any]) -> None:
+def append_record(save_dir: str, split: str, update: int, stats: dict[str, Any]) -> None:
     """Append what fairseq logs after an interval of updates or a validation."""
     _log_in(save_dir).append(split, update, stats)
 

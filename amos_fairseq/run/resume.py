@@ -16,7 +16,7 @@ from fairseq.file_io import PathManager
 from amos_fairseq.checkpoint_files import read_header
 from amos_fairseq.collectives import raise_on_every_rank
 from amos_fairseq.errors import UserError
-from amos_fairseq.run.checkpoint_checks import check_content, check_fits
+from amos_fairseq.run.checkpoint_checks import check_fits, check_parts
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ def check_checkpoint(cfg: Any, trainer: Any) -> None:
         try:
             path = checkpoint_to_load(cfg, trainer.checkpoint_suffix)
             if path is not None:
-                check_content(path, read_header(path), cfg)
+                check_parts(path, read_header(path), cfg)
                 check_fits(path, trainer.task, trainer.cfg.model)
         except UserError as error:
             problem = str(error)

@@ -28,13 +28,8 @@ def cut_longer_text_first(
     max_tokens: int,
     seed: int,
 ) -> FairseqDataset:
-    """Replace fairseq's truncation in ``sentence_prediction``; other methods are unchanged.
-
-    Args:
-        rows: the joined texts.
-        shortened_splits: value of ``--shorten-data-split-list``; empty for all splits.
-        method: value of ``--shorten-method``.
-        max_tokens: value of ``--max-positions``.
+    """Replace fairseq's truncation in ``sentence_prediction``; other methods are unchanged. The arguments are those of
+    fairseq's function: ``rows`` are the joined texts, ``shortened_splits`` is empty for all splits.
     """
     if method != "truncate" or (shortened_splits and split not in shortened_splits.split(",")):
         return stock(rows, split, shortened_splits, method, max_tokens, seed)

@@ -1,25 +1,20 @@
 """SIGTERM, SIGUSR1, SIGUSR2 and Ctrl-C end a run after the present update, with a checkpoint and an exit code.
 
-Slurm sends SIGTERM before the time limit and at preemption, and ``--signal=USR1@300`` earlier; submitit requests SIGUSR2 in
-the same way. All of them reach every process of a job step. Stock fairseq exits at once and loses what came after the last
-checkpoint. Here a rank records the signal, and all ranks agree on the update after which they stop (three numbers summed over
-the ranks after each update, only if there are several). Rank 0 saves ``checkpoint_last.pt`` with the exact position in the
-epoch, and all ranks exit with :data:`amos_fairseq.errors.REQUEUE`. In the seconds before fairseq launches its ranks (under
-Hydra: before it creates its trainer) a signal kills the process as usual: there is nothing to save.
+Slurm sends SIGTERM before the time limit and at preemption, and ``--signal=USR1@300`` earlier; submitit requests SIGUSR2. All
+of them reach every process of a job step. A rank records the signal, and all ranks agree on the update after which they stop
+(three numbers summed over the ranks after each update, only if there are several). Rank 0 saves ``checkpoint_last.pt`` with the
+exact position in the epoch, and all ranks exit with :data:`amos_fairseq.errors.REQUEUE`. Before fairseq launches its ranks
+(under Hydra: before it creates its trainer) a signal kills the process as usual: there is nothing to save.
 
 Ctrl-C (SIGINT) does the same with the exit code :data:`amos_fairseq.errors.INTERRUPTED`, because such a run must not be started
-again automatically. Before the first update it ends the run immediately, and so does a second Ctrl-C. A terminal sends
-SIGINT to all processes of a command, and a launcher sends it to its ranks again: within :data:`SAME_PRESS_SECONDS` it counts
-once.
+again automatically. Before the first update it ends the run at once, and so does a second Ctrl-C; within
+:data:`SAME_PRESS_SECONDS` it counts once, because a launcher sends it to its ranks again.
 
-submitit installs its own handlers in each rank before Hydra calls fairseq: SIGTERM is logged and ignored; at SIGUSR2 rank 0
-requeues the job and exits at once, or raises an error near the time limit, and nothing is saved in either case. The handlers
-of this module replace them while fairseq runs, so that a rank saves first. It exits with SystemExit, which submitit does not
-record as the job's result, and the batch script requeues on the exit code
-(``examples/multi_node/config/cluster/slurm_8x8.yaml``).
+submitit's own handlers save nothing: SIGTERM is ignored, SIGUSR2 requeues the job at once. Those of this module replace them
+while fairseq runs. A rank exits with SystemExit, which submitit does not record as the job's result, and the batch script
+requeues on the exit code (``examples/multi_node/config/cluster/slurm_8x8.yaml``).
 
-Between the checkpoints at numbers of updates, ``checkpoint_last.pt`` is also written every ``task.save_interval_minutes``: an
-update may take a minute on a CPU.
+``checkpoint_last.pt`` is also written every ``task.save_interval_minutes``: an update may take a minute on a CPU.
 
 The same signal would kill the loader processes first, and with them the rank that waits for a batch. They therefore obey
 SIGTERM only from their own rank, which is how torch ends a loader process that does not respond.
@@ -56,7 +51,7 @@ _trains = threading.Event()
 _started_at = time.monotonic()
 
 
-def record(number: int, frame: FrameType | None) -> None:
+def note_signal(number: int, frame: FrameType | None) -> None:
     """Handler: record the signal, and forward it to spawned ranks if this process only launches them.
 
     Raises:
@@ -94,7 +89,7 @@ def install_handlers(*details: Any) -> None:
     if threading.current_thread() is not threading.main_thread():
         return
     for number in SIGNALS:
-        signal.signal(number, record)
+        signal.signal(number, note_signal)
         signal.siginterrupt(number, False)  # system calls of NCCL and gloo must not fail with EINTR
 
 

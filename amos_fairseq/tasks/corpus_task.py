@@ -1,15 +1,20 @@
-"""The base class of this package's tasks: vocabulary, batches in a fixed order, and random numbers of a micro-batch."""
+"""The base classes of this package's tasks: vocabulary, batches in a fixed order, and random numbers of a micro-batch."""
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import torch
 from fairseq.data import Dictionary
 from fairseq.tasks import FairseqTask
+from omegaconf import OmegaConf
 
-from amos_fairseq.data.block_iterator import BlockBatchIterator, equal_batches, whole_updates
+from amos_fairseq.collectives import on_first_rank
+from amos_fairseq.data.block_iterator import BlockBatchIterator, blocks_per_batch, equal_batches, whole_updates
 from amos_fairseq.data.seeding import Purpose, noise_seed
 from amos_fairseq.data.vocabulary import Vocabulary
+from amos_fairseq.errors import UserError
+from amos_fairseq.models.fine_tuning import FineTunedModel
 
 logger = logging.getLogger(__name__)
 
@@ -17,8 +22,16 @@ logger = logging.getLogger(__name__)
 class CorpusTask(FairseqTask):
     """A task on a binarized corpus. A checkpoint's ``task_state`` holds the sha256 of the vocabulary.
 
-    A subclass has ``seed`` and ``update_freq`` in its configuration, and a Python int ``first_id`` in its samples.
+    A subclass has ``seed``, ``update_freq`` and the setting ``length`` in its configuration, and a Python int ``first_id`` in
+    its samples.
+
+    Attributes:
+        length: name of the setting with the tokens of the longest sample.
+        trains_on_rest: whether one rank with one micro-batch per update also trains on what makes no whole update.
     """
+
+    length: str
+    trains_on_rest = False
 
     def __init__(self, cfg: Any, vocabulary: Vocabulary, dictionary: Dictionary) -> None:
         super().__init__(cfg)
@@ -29,35 +42,46 @@ class CorpusTask(FairseqTask):
     def source_dictionary(self) -> Dictionary:
         return self.dictionary
 
-    def batches(
+    @property
+    def target_dictionary(self) -> Dictionary | None:
+        return None
+
+    def max_positions(self) -> int:
+        return getattr(self.cfg, self.length)
+
+    def get_batch_iterator(
         self,
         dataset: Any,
-        batch_size: int,
+        max_tokens: int | None = None,
+        max_sentences: int | None = None,
+        max_positions: int | None = None,
         num_shards: int = 1,
         shard_id: int = 0,
         num_workers: int = 0,
         epoch: int = 1,
         data_buffer_size: int = 0,
-        partial_update: bool = False,
         **ignored: Any,
     ) -> BlockBatchIterator:
-        """Return equal batches of an epoch, for training those that make whole updates.
+        """Return equal batches of an epoch, for training those that make whole updates; the others are left out, others in each
+        epoch (see :func:`~amos_fairseq.data.block_iterator.whole_updates`).
 
         Args:
             dataset: shuffles itself by epoch.
-            batch_size: samples per batch of a rank.
-            partial_update: whether one rank with one micro-batch per update also trains on the rest.
+            max_tokens: a batch has as many samples of the length :attr:`length`, or ``max_sentences`` if that is less.
+            max_positions: of the model.
             ignored: fairseq's arguments for corpora whose samples differ in length, and for reused iterators.
 
         Raises:
-            UserError: the corpus is smaller than one update.
+            UserError: samples are too long for the model or for a batch, or the corpus is smaller than one update.
         """
+        flag = f"--{self.length.replace('_', '-')}"
+        batch_size = blocks_per_batch(self.max_positions(), max_tokens, max_sentences, max_positions, flag)
         dataset.set_epoch(epoch)
         indices, update_freq = dataset.ordered_indices(), 1
         if dataset.training:
             schedule = self.cfg.update_freq
             update_freq = schedule[min(epoch, len(schedule)) - 1]
-            if not partial_update or num_shards * update_freq > 1:
+            if not self.trains_on_rest or num_shards * update_freq > 1:
                 used = whole_updates(indices, num_shards * update_freq * batch_size, dataset.source)
                 logger.info(f"epoch {epoch}: {len(used)} blocks in whole updates, {len(indices) - len(used)} left out")
                 indices = used
@@ -89,9 +113,48 @@ class CorpusTask(FairseqTask):
         torch.manual_seed(noise_seed(Purpose.TRAINING_NOISE, self.cfg.seed, update_num, sample["first_id"]))
         return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
 
+    def begin_epoch(self, epoch: int, model: Any) -> None:
+        """Write what belongs to the checkpoints into SAVE_DIR before the first one can be written."""
+        on_first_rank(self.write_vocabulary)
+
+    def write_vocabulary(self) -> None:
+        self.vocabulary.copy_into(self.cfg.save_dir)
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raise :class:`UserError` if the vocabulary of the checkpoint differs from this task's."""
         self.vocabulary.refuse_other(state_dict)
+
+
+class LabeledTask(CorpusTask):
+    """A task on prepared labels, for which a model gets a head.
+
+    Attributes:
+        head_for: what the head predicts, for error messages.
+    """
+
+    trains_on_rest = True
+    head_for: str
+
+    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> FineTunedModel:
+        model = super().build_model(cfg, from_checkpoint)
+        if not isinstance(model, FineTunedModel):
+            raise UserError(
+                f"--arch {arch_name(cfg)} has no head for {self.head_for}: give an architecture of amos_fairseq"
+            )
+        self.add_head(model)
+        return model
+
+    def add_head(self, model: FineTunedModel) -> None:
+        raise NotImplementedError
+
+
+def prepared_directory(cfg: Any, kind: str) -> Path:
+    """Return ``cfg.data``; raise :class:`UserError` unless it is a directory that ``preprocess/KIND`` may have written."""
+    if OmegaConf.is_missing(cfg, "data"):
+        raise UserError("no data directory is given: give the directory that prepare.sh wrote, as task.data=DIR")
+    if not Path(cfg.data).is_dir():
+        raise UserError(f"{cfg.data} is not a directory: give the one that preprocess/{kind}/prepare.sh wrote")
+    return Path(cfg.data)
 
 
 def arch_name(cfg: Any) -> str:

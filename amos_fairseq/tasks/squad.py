@@ -7,16 +7,14 @@ from typing import Any, List, Optional  # noqa: UP035 (fairseq reads the types o
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.tasks import register_task
-from omegaconf import II, MISSING, OmegaConf
+from omegaconf import II, MISSING
 
-from amos_fairseq.collectives import on_first_rank
-from amos_fairseq.data.block_iterator import BlockBatchIterator, blocks_per_batch
-from amos_fairseq.data.squad import SquadSplit, SquadWindowDataset, WindowLimits, read_manifest
+from amos_fairseq.data.squad import SquadSplit, SquadWindowDataset, WindowLimits, read_squad_manifest
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.modules.span_heads import SPAN_HEADS
-from amos_fairseq.tasks.corpus_task import CorpusTask, arch_name
+from amos_fairseq.tasks.corpus_task import LabeledTask, prepared_directory
 
 logger = logging.getLogger(__name__)
 
@@ -55,24 +53,23 @@ class SquadConfig(FairseqDataclass):
 
 
 @register_task("squad", dataclass=SquadConfig)
-class SquadTask(CorpusTask):
+class SquadTask(LabeledTask):
     """Every window of every context is a training example (see ``data.squad``).
 
     ``amos squad`` decodes answers and scores them; validation here measures the loss and the accuracy of positions.
     """
 
     cfg: SquadConfig
+    length = "tokens_per_window"
+    head_for = "answers"
 
     @classmethod
     def setup_task(cls, cfg: SquadConfig, **kwargs: Any) -> "SquadTask":
         """Read the vocabulary; raise :class:`UserError` for a directory or lengths that cannot be used."""
-        if OmegaConf.is_missing(cfg, "data"):
-            raise UserError("no data directory is given: give the directory that prepare.sh wrote, as task.data=DIR")
+        directory = prepared_directory(cfg, "squad")
         window_limits(cfg).check()
-        if not Path(cfg.data).is_dir():
-            raise UserError(f"{cfg.data} is not a directory: give the one that preprocess/squad/prepare.sh wrote")
-        read_manifest(Path(cfg.data))
-        vocabulary = Vocabulary.of_corpus([Path(cfg.data)], None)
+        read_squad_manifest(directory)
+        vocabulary = Vocabulary.of_corpus([directory], None)
         dictionary = vocabulary.load_dictionary()
         if cfg.separator_token not in (None, dictionary.eos()):
             raise UserError(
@@ -80,19 +77,8 @@ class SquadTask(CorpusTask):
             )
         return cls(cfg, vocabulary, dictionary)
 
-    @property
-    def target_dictionary(self) -> None:
-        return None
-
-    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
-        model = super().build_model(cfg, from_checkpoint)
-        if not isinstance(model, FineTunedModel):
-            raise UserError(f"--arch {arch_name(cfg)} has no head for answers: give an architecture of amos_fairseq")
+    def add_head(self, model: FineTunedModel) -> None:
         model.register_span_head(str(self.cfg.span_head))
-        return model
-
-    def max_positions(self) -> int:
-        return self.cfg.tokens_per_window
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
         """Load the windows of ``split``; raise :class:`UserError` if its files are missing."""
@@ -108,31 +94,6 @@ class SquadTask(CorpusTask):
             f"{dataset.source}: {len(data)} questions, {len(dataset)} windows of up to {dataset.sizes.max()} tokens"
         )
         self.datasets[split] = dataset
-
-    def get_batch_iterator(
-        self,
-        dataset: SquadWindowDataset,
-        max_tokens: int | None = None,
-        max_sentences: int | None = None,
-        max_positions: int | None = None,
-        **others: Any,
-    ) -> BlockBatchIterator:
-        """Return batches of ``max_sentences`` windows, or of ``max_tokens`` // ``--tokens-per-window`` if that is less.
-
-        One rank without ``--update-freq`` trains on every window in every epoch. With several micro-batches per update,
-        windows that make no whole update are left out, others in each epoch: see ``whole_updates``.
-
-        Raises:
-            UserError: windows are too long for the model or for a batch.
-        """
-        batch_size = blocks_per_batch(
-            self.cfg.tokens_per_window, max_tokens, max_sentences, max_positions, "--tokens-per-window"
-        )
-        return self.batches(dataset, batch_size, partial_update=True, **others)
-
-    def begin_epoch(self, epoch: int, model: Any) -> None:
-        """Copy the vocabulary into ``SAVE_DIR/tokenizer`` before the first checkpoint can be written."""
-        on_first_rank(lambda: self.vocabulary.copy_into(self.cfg.save_dir))
 
 
 def window_limits(cfg: SquadConfig) -> WindowLimits:

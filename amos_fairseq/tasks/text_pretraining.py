@@ -14,8 +14,7 @@ from fairseq.logging import metrics
 from fairseq.tasks import register_task
 from omegaconf import II, MISSING, OmegaConf
 
-from amos_fairseq.collectives import on_first_rank, sum_over_ranks
-from amos_fairseq.data.block_iterator import BlockBatchIterator, blocks_per_batch
+from amos_fairseq.collectives import sum_over_ranks
 from amos_fairseq.data.corpus import count_tokens, read_blocks, require_split, unigram_entropy
 from amos_fairseq.data.masked_blocks import (
     OF_OBJECTIVE,
@@ -117,6 +116,7 @@ class TextPretrainingTask(CorpusTask):
     """
 
     cfg: TextPretrainingConfig
+    length = "tokens_per_sample"
     # Set at the first use, from the training text.
     _mask_weights: np.ndarray | None = None
 
@@ -162,9 +162,6 @@ class TextPretrainingTask(CorpusTask):
         if not isinstance(model, PretrainingModel):
             raise UserError(f"--arch {arch_name(cfg)} is not pretrained on masked blocks: give one of amos_fairseq")
         return model
-
-    def max_positions(self) -> int:
-        return self.cfg.tokens_per_sample
 
     def count_training_tokens(self) -> torch.Tensor:
         """Count each token of the dictionary in the training text of all shards: int64 [tokens].
@@ -254,22 +251,6 @@ class TextPretrainingTask(CorpusTask):
             unigram_entropy=entropy,
         )
 
-    def get_batch_iterator(
-        self,
-        dataset: MaskedBlockDataset,
-        max_tokens: int | None = None,
-        max_sentences: int | None = None,
-        max_positions: int | None = None,
-        **others: Any,
-    ) -> BlockBatchIterator:
-        """Return batches of ``max_sentences`` blocks, or of ``max_tokens`` // T if that is less.
-
-        Raises:
-            UserError: a block is too long for the model or for a batch, or the corpus is smaller than one update.
-        """
-        batch_size = blocks_per_batch(self.cfg.tokens_per_sample, max_tokens, max_sentences, max_positions)
-        return self.batches(dataset, batch_size, **others)
-
     def begin_epoch(self, epoch: int, model: PretrainingModel) -> None:
         """Before the first update, copy the vocabulary into ``SAVE_DIR/tokenizer`` and give the model the token counts.
 
@@ -278,12 +259,12 @@ class TextPretrainingTask(CorpusTask):
         Raises:
             UserError: the model misses weights or counts.
         """
-        on_first_rank(self._copy_vocabulary)
+        super().begin_epoch(epoch, model)
         if model.awaits_token_counts:
             model.set_token_counts(self.count_training_tokens())
         model.check_ready()
 
-    def _copy_vocabulary(self) -> None:
+    def write_vocabulary(self) -> None:
         target = self.vocabulary.copy_into(self.cfg.save_dir)
         if self.vocabulary.tokenizer_directory is None:
             logger.info(f"the corpus has no tokenizer: {target} holds the dictionary alone")

@@ -6,7 +6,6 @@ tokenizer of the released AMOS checkpoint has its own ``sp.model`` in place of `
 """
 
 from pathlib import Path
-from typing import Any
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.fingerprint import DICTIONARY_FILE, SETTINGS_FILE
@@ -35,7 +34,9 @@ def load_tokenizer(directory: str | Path) -> Tokenizer:
     if not directory.is_dir():
         raise UserError(f"{directory} is not a directory: give the tokenizer directory of a corpus or of a run")
     if (directory / SETTINGS_FILE).is_file():
-        settings = _read_settings(directory / SETTINGS_FILE)
+        settings = read_json(directory / SETTINGS_FILE, "copy the tokenizer directory again")
+        if str(settings.get("kind")) not in KINDS:
+            raise UserError(f"{directory / SETTINGS_FILE}: 'kind' must be one of {', '.join(KINDS)}")
         try:
             tokenizer = KINDS[settings["kind"]].from_files(directory, settings)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -48,10 +49,3 @@ def load_tokenizer(directory: str | Path) -> Tokenizer:
         f"{directory} holds no tokenizer: expected {SETTINGS_FILE} beside {DICTIONARY_FILE} (written by prepare.sh), or a "
         "tokenizer.json of Hugging Face"
     )
-
-
-def _read_settings(path: Path) -> dict[str, Any]:
-    settings = read_json(path, "copy the tokenizer directory again")
-    if str(settings.get("kind")) not in KINDS:
-        raise UserError(f"{path}: 'kind' must be one of {', '.join(KINDS)}")
-    return settings

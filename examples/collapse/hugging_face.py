@@ -27,7 +27,7 @@ import amos_fairseq  # noqa: F401  (registers task and model)
 from amos_fairseq.composition import compose_recipe
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.convert import to_hugging_face
-from amos_fairseq.hugging_face.families import MASKED_LM, PRETRAINING
+from amos_fairseq.hugging_face.families import PartKind
 from amos_fairseq.measure.hugging_face import HuggingFaceObjective, build_objective, fused_adamw
 from amos_fairseq.models.electra import ElectraModel
 
@@ -115,8 +115,8 @@ def with_weights_of(model: ElectraModel, cfg: DictConfig, pad: int) -> HuggingFa
     objective = build_objective(cfg, model.vocabulary.padded_size, pad, naive=False)
     state = model.state_dict()
     for network, prefix, head, kind in (
-        (objective.masked_lm, "generator.", "mlm_head.", MASKED_LM),
-        (objective.discriminator, "discriminator.", "detection_head.", PRETRAINING),
+        (objective.masked_lm, "generator.", "mlm_head.", PartKind.MASKED_LM),
+        (objective.discriminator, "discriminator.", "detection_head.", PartKind.PRETRAINING),
     ):
         part = {f"encoder.{name.removeprefix(prefix)}": t for name, t in state.items() if name.startswith(prefix)}
         part |= {name: tensor for name, tensor in state.items() if name.startswith(("embed_tokens.", head))}

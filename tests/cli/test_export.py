@@ -17,9 +17,9 @@ from saved_models import UPDATES, small_tokenizer, write_run
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
+from amos_fairseq.files import whole_folder
 from amos_fairseq.hugging_face import export as export_module
-from amos_fairseq.hugging_face.export import check_output_folder, export, export_folder
-from amos_fairseq.hugging_face.model_card import CardSettings
+from amos_fairseq.hugging_face.export import check_output_folder, export
 from amos_fairseq.tokenization.fast_tokenizer import FastTokenizer
 
 FILES = {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
@@ -212,8 +212,8 @@ def test_force_replaces_exported_folders_only(tmp_path, monkeypatch):
     (tmp_path / "thesis" / "chapter.tex").write_text("words")
     messages = {"thesis": "holds no exported model", ".": "no name of its own", "..": "no name of its own"}
     for name, message in messages.items():
-        with pytest.raises(UserError, match=message), export_folder(Path(name), replace=True):
-            pass
+        with pytest.raises(UserError, match=message):
+            check_output_folder(Path(name), replace=True)
     assert (tmp_path / "thesis" / "chapter.tex").read_text() == "words"
 
 
@@ -222,10 +222,11 @@ def test_a_full_disk_leaves_nothing(runs, tmp_path, monkeypatch, file):
     """Each library hides the system's error in its own way."""
     if file == "tokenizer":  # as if the weights fitted
         monkeypatch.setattr(export_module, "write_model", lambda *arguments: None)
-    pretrained = load_checkpoint(runs / "amos")
+    loaded = load_checkpoint(runs / "amos")
+    monkeypatch.setattr(export_module, "load_checkpoint", lambda *arguments: loaded)
     said = r"out cannot be written \(File too large\): make room"
     with full_disk(1_000), pytest.raises(UserError, match=said):
-        export(pretrained, tmp_path / "out", check=False)
+        export(runs / "amos", tmp_path / "out", check=False)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -233,7 +234,7 @@ def test_folder_of_a_killed_export_is_removed_by_the_next(tmp_path):
     prefix = f".out.unfinished.{socket.gethostname()}."
     for process in ("999999999", os.getppid()):  # no process has the first id; the second runs
         (tmp_path / f"{prefix}{process}").mkdir()
-    with export_folder(tmp_path / "out", replace=False) as unfinished:
+    with whole_folder(tmp_path / "out") as unfinished:
         (unfinished / "config.json").write_text("{}")
     assert {path.name for path in tmp_path.iterdir()} == {"out", f"{prefix}{os.getppid()}"}
 
@@ -260,7 +261,7 @@ def test_a_failed_replacement_leaves_the_old_folder(tmp_path, monkeypatch):
         rename(source, target)
 
     monkeypatch.setattr(os, "rename", fail_on_new)
-    with pytest.raises(UserError, match="No space left on device"), export_folder(out, replace=True):
+    with pytest.raises(OSError, match="No space left on device"), whole_folder(out, replace=True):
         pass
     assert [path.name for path in out.iterdir()] == ["config.json"]
     assert list(tmp_path.iterdir()) == [out]
@@ -311,7 +312,7 @@ def test_wrong_weight_is_found_and_nothing_is_written(runs, tmp_path, monkeypatc
 
     monkeypatch.setattr(export_module, "write_model", write_wrong_model)
     with pytest.raises(UserError, match=r"differs from the checkpoint by .* nothing was written"):
-        export(load_checkpoint(runs / "amos"), tmp_path / "out")
+        export(runs / "amos", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -328,14 +329,15 @@ def test_wrong_token_ids_are_found_and_nothing_is_written(runs, tmp_path, monkey
 
     monkeypatch.setattr(export_module, "folder_tokenizer", wrong_tokenizer)
     with pytest.raises(UserError, match=r"has other token ids in the exported tokenizer: .* nothing was written"):
-        export(load_checkpoint(runs / "amos"), tmp_path / "out")
+        export(runs / "amos", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nan_is_a_difference(runs, tmp_path):
-    pretrained = load_checkpoint(runs / "amos")
-    with torch.no_grad():
-        pretrained.model.discriminator.layers[0].ffn_in.weight.fill_(float("nan"))
+def test_nan_is_a_difference(tmp_path):
+    run = write_run(tmp_path / "run")
+    state = torch.load(run / "checkpoint_last.pt", weights_only=True)
+    state["model"]["discriminator.layers.0.ffn_in.weight"].fill_(float("nan"))
+    torch.save(state, run / "checkpoint_last.pt")
     with pytest.raises(UserError, match="differs from the checkpoint by nan"):
-        export(pretrained, tmp_path / "out", card=CardSettings())
-    assert list(tmp_path.iterdir()) == []
+        export(run, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == [run]

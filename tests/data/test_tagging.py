@@ -13,7 +13,7 @@ from amos_fairseq.data.tagging import (
     NO_LABEL,
     TaggedSentences,
     read_labels,
-    read_manifest,
+    read_tagging_manifest,
     read_words,
     write_labels,
 )
@@ -153,23 +153,23 @@ def test_missing_and_foreign_files_are_refused(directory, tmp_path):
     with pytest.raises(UserError, match=r"labels\.txt is not UTF-8"):
         read_labels(tmp_path)
     with pytest.raises(UserError, match=r"tagging\.json is missing"):
-        read_manifest(tmp_path)
+        read_tagging_manifest(tmp_path)
 
 
 def test_a_manifest_names_no_folder_outside(tmp_path):
     good = {"labels": ["A"], "column": "upos", "has_spans": False, "tokenizer_sha256": "", "splits": {}}
     (tmp_path / "tagging.json").write_text(json.dumps(good))
-    assert read_manifest(tmp_path) == good
+    assert read_tagging_manifest(tmp_path) == good
     columns = ["../x", "..", 3, "x" * 300]
     labels = [["A\nB"], None, [], {"A": 1}, ["A", "A"], ["\ud800"], ["A\0"], [["A"]]]
     for change in (*({"column": value} for value in columns), *({"labels": value} for value in labels)):
         (tmp_path / "tagging.json").write_text(json.dumps(good | change))
         with pytest.raises(UserError, match=r"tagging\.json was not written by prepare\.sh"):
-            read_manifest(tmp_path)
+            read_tagging_manifest(tmp_path)
     (tmp_path / "tagging.json").unlink()
     (tmp_path / "tagging.json").mkdir()
     with pytest.raises(UserError, match=r"tagging\.json is a folder, not a file"):
-        read_manifest(tmp_path)
+        read_tagging_manifest(tmp_path)
 
 
 def test_labels_are_read_as_they_were_written(tmp_path):

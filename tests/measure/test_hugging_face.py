@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from amos_fairseq.hugging_face.convert import to_hugging_face
-from amos_fairseq.hugging_face.families import MASKED_LM, PRETRAINING
+from amos_fairseq.hugging_face.families import PartKind
 from amos_fairseq.measure.configuration import BenchSettings, BenchSetup, build_task, set_up
 from amos_fairseq.measure.fairseq_step import FairseqStep, make_synthetic_text
 from amos_fairseq.measure.hugging_face import INPUTS, HuggingFaceObjective, HuggingFaceStep, build_objective
@@ -32,10 +32,10 @@ def part(tensors: dict[str, Tensor], encoder: str, *heads: str) -> dict[str, Ten
 
 def give_weights(peer: HuggingFaceObjective, weights: dict[str, Tensor]) -> None:
     generator = "transformer" if peer.discriminator is None else "generator"
-    peer.masked_lm.load_state_dict(to_hugging_face("electra", MASKED_LM, part(weights, generator, "mlm_head")))
+    peer.masked_lm.load_state_dict(to_hugging_face("electra", PartKind.MASKED_LM, part(weights, generator, "mlm_head")))
     if peer.discriminator is not None:
         discriminator = part(weights, "discriminator", "detection_head")
-        peer.discriminator.load_state_dict(to_hugging_face("electra", PRETRAINING, discriminator))
+        peer.discriminator.load_state_dict(to_hugging_face("electra", PartKind.PRETRAINING, discriminator))
 
 
 @pytest.mark.parametrize("naive", [False, True])

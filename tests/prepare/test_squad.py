@@ -19,7 +19,7 @@ from hugging_face_folders import train_wordpiece
 from preparing import prepare
 from synthetic_squad import make_squad, prepare_squad, squad_tokenizer, without_impossible, write_json
 
-from amos_fairseq.data.squad import SquadSplit, read_manifest
+from amos_fairseq.data.squad import SquadSplit, read_squad_manifest
 from amos_fairseq.errors import UserError
 from amos_fairseq.fingerprint import file_sha256
 from amos_fairseq.tokenization import load_tokenizer
@@ -117,7 +117,7 @@ def test_file_names_and_dtype(data):
 
 
 def test_manifest_counts(data):
-    manifest = read_manifest(data)
+    manifest = read_squad_manifest(data)
     source = data.parent / "squad.json"
     assert manifest["sources"]["train"] == {"name": "squad.json", "sha256": file_sha256(source)}
     facts = manifest["splits"]["train"]
@@ -136,7 +136,7 @@ def test_inexact_answers_are_counted_and_listed(tmp_path, capsys):
     context = squad["data"][0]["paragraphs"][0]["context"]
     second["answers"] = [{"text": "olou", "answer_start": context.index("olou")}]
     data = prepare_squad(tmp_path, squad)
-    facts = read_manifest(data)["splits"]["train"]
+    facts = read_squad_manifest(data)["splits"]["train"]
     assert facts["answers"] == {"exact": 56, "wider": 1, "lost": 0, "misplaced": 1}
     assert facts["untrainable"] == 1
     assert facts["named"]["misplaced"] == [{"id": first["id"], "answer": "no such text", "tokens_give": ""}]
@@ -149,7 +149,7 @@ def test_inexact_answers_are_counted_and_listed(tmp_path, capsys):
 
 def test_version_one(tmp_path):
     data = prepare_squad(tmp_path, without_impossible(SQUAD))
-    assert read_manifest(data)["splits"]["valid"]["impossible"] == 0
+    assert read_squad_manifest(data)["splits"]["valid"]["impossible"] == 0
     assert all(example.answers and not example.is_impossible for example in SquadSplit(data, "valid").examples)
 
 
@@ -166,7 +166,7 @@ def test_sampled_questions(tmp_path, data):
     split = SquadSplit(few, "train")
     assert {example.context for example in split.examples} == set(range(len(split.contexts)))
     assert len(SquadSplit(few, "valid")) == 40
-    manifest = read_manifest(few)
+    manifest = read_squad_manifest(few)
     assert manifest["settings"] == {"max_train_questions": 7, "seed": 1}
     assert manifest["splits"]["train"]["source_questions"] == 40
 
@@ -285,7 +285,7 @@ def test_answer_starts_in_bytes_are_refused(data, tmp_path, capsys):
 @pytest.mark.parametrize("content", ["{}", "[1]", "nothing", '{"settings": {}}'])
 def test_invalid_manifests_are_refused(tmp_path, content):
     with pytest.raises(UserError, match=r"squad\.json is missing"):
-        read_manifest(tmp_path)
+        read_squad_manifest(tmp_path)
     (tmp_path / "squad.json").write_text(content)
     with pytest.raises(UserError, match=r"was not written by prepare\.sh"):
-        read_manifest(tmp_path)
+        read_squad_manifest(tmp_path)

@@ -12,7 +12,7 @@ from fairseq.data.indexed_dataset import MMapIndexedDataset
 from preparing import prepare
 from synthetic_tagging import make_sentences, prepare_tagging, write_columns, write_conllu
 
-from amos_fairseq.data.tagging import TaggedSentences, read_manifest, read_words
+from amos_fairseq.data.tagging import TaggedSentences, read_tagging_manifest, read_words
 from amos_fairseq.errors import UserError
 from amos_fairseq.tokenization import load_tokenizer
 
@@ -26,7 +26,7 @@ def data(tmp_path_factory) -> Path:
 
 def read_back(data: Path) -> list[list[tuple[str, str, str]]]:
     """(word, text of its pieces, label) of every word, from the files alone."""
-    manifest, tokenizer = read_manifest(data), load_tokenizer(data / "tokenizer")
+    manifest, tokenizer = read_tagging_manifest(data), load_tokenizer(data / "tokenizer")
     arrays = [MMapIndexedDataset(str(data / f"valid.{name}")) for name in ("tokens", "word_start", "word_end", "label")]
     found = []
     for words, ids, starts, ends, labels in zip(read_words(data, "valid"), *arrays, strict=True):
@@ -40,7 +40,7 @@ def test_every_word_has_its_label_and_its_pieces(data):
     sentences = make_sentences()
     expected = [[(word, word.lower().replace("ﬁ", "fi"), chunk) for word, _, chunk in rows] for rows in sentences]
     assert read_back(data) == expected
-    manifest = read_manifest(data)
+    manifest = read_tagging_manifest(data)
     assert (manifest["column"], manifest["labels"], manifest["has_spans"]) == ("chunk", ["B-NAME", "I-NAME", "O"], True)
     num_words = sum(map(len, expected))
     assert manifest["splits"]["train"]["words"] == manifest["splits"]["valid"]["words"] == num_words
@@ -75,7 +75,7 @@ def test_conllu_and_other_columns(data, tmp_path, capsys):
     assert "scored by accuracy" in capsys.readouterr().err
     named = ["--columns", "tag,group", "--column", "tag"]
     main([*files, data / "tokenizer", tmp_path / "named", *named])
-    assert read_manifest(tmp_path / "named")["column"] == "tag"
+    assert read_tagging_manifest(tmp_path / "named")["column"] == "tag"
 
 
 def test_labels_of_dev_alone_are_reported(data, tmp_path, capsys):
@@ -83,7 +83,7 @@ def test_labels_of_dev_alone_are_reported(data, tmp_path, capsys):
     dev = write_columns(tmp_path / "dev.txt", [[("a", "X", "B-Z"), ("b", "X", "O"), ("c", "X", "B-A")]])
     main([source, dev, data / "tokenizer", tmp_path / "out"])
     assert f"labels of {dev} that are not in {source} and cannot be learned: B-A B-Z" in capsys.readouterr().err
-    assert read_manifest(tmp_path / "out")["labels"] == ["B-A", "B-Y", "B-Z", "O"]
+    assert read_tagging_manifest(tmp_path / "out")["labels"] == ["B-A", "B-Y", "B-Z", "O"]
     main([source, source, data / "tokenizer", tmp_path / "other"])
     assert "cannot be learned" not in capsys.readouterr().err
     other = write_columns(tmp_path / "other.txt", [[("a", "X", "NEW")]])

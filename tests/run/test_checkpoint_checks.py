@@ -11,7 +11,7 @@ import torch
 from omegaconf import OmegaConf
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.run.checkpoint_checks import check_content, check_fits
+from amos_fairseq.run.checkpoint_checks import check_fits, check_parts
 
 POSITIONS = {"relative_position_scheme": "t5", "relative_position_buckets": 32, "relative_position_max_distance": 128}
 POSITIONS["layer_norm_eps"] = 1e-5
@@ -85,20 +85,20 @@ METERS = [(10, "loss", "AverageMeter", AVERAGE), (20, "wall", "TimeMeter", {"ini
 )
 def test_a_checkpoint_with_nonsense_is_one_line(changes: dict, words: str) -> None:
     meters = {"extra_state": WHOLE["extra_state"] | {"metrics": {"default": METERS}}}
-    check_content("a.pt", WHOLE | meters, SimpleNamespace(**START))
+    check_parts("a.pt", WHOLE | meters, SimpleNamespace(**START))
     composite = WHOLE | {"last_optimizer_state": {"encoder": OPTIMIZER, "decoder": OPTIMIZER}}
-    check_content("a.pt", composite, SimpleNamespace(**START))
+    check_parts("a.pt", composite, SimpleNamespace(**START))
     with pytest.raises(UserError, match=f"^a.pt .*{words}"):
-        check_content("a.pt", WHOLE | changes, SimpleNamespace(**START))
+        check_parts("a.pt", WHOLE | changes, SimpleNamespace(**START))
 
 
 def test_weights_alone_start_a_new_run() -> None:
     """As amos import writes them, or as the start of another run."""
     weights = WHOLE | {"last_optimizer_state": None}
-    check_content("a.pt", weights, SimpleNamespace(**START | {"finetune_from_model": "a.pt"}))
-    check_content("a.pt", weights, SimpleNamespace(**START | {"reset_optimizer": True}))
+    check_parts("a.pt", weights, SimpleNamespace(**START | {"finetune_from_model": "a.pt"}))
+    check_parts("a.pt", weights, SimpleNamespace(**START | {"reset_optimizer": True}))
     imported = weights | {"optimizer_history": [HISTORY | {"num_updates": 0}]}
-    check_content("a.pt", imported, SimpleNamespace(**START))
+    check_parts("a.pt", imported, SimpleNamespace(**START))
 
 
 class Task:

@@ -81,7 +81,7 @@ def test_a_launcher_passes_the_signal_on_to_its_ranks(number: int) -> None:
     rank = context.Process(target=wait_for_signal, args=(ready,))
     rank.start()
     assert ready.wait(30)
-    signals.record(number, None)
+    signals.note_signal(number, None)
     rank.join(30)
     assert rank.exitcode == 100 + number
 

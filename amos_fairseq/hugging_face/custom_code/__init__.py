@@ -8,7 +8,7 @@ made relative, so that the folder does not depend on this package.
 import re
 from pathlib import Path
 
-from amos_fairseq.hugging_face.families import CUSTOM, FAMILIES, auto_class, class_name
+from amos_fairseq.hugging_face.families import CUSTOM, FAMILIES, class_name
 
 # Name in the folder | path in this package.
 _MODEL_CODE = {
@@ -26,7 +26,7 @@ _OUR_IMPORT = re.compile(r"^from amos_fairseq\.[\w.]+?(\w+) import ", re.MULTILI
 
 def model_auto_map() -> dict[str, str]:
     """Return every class of ``modeling_amos.py`` under the class of transformers that loads it."""
-    classes = {auto_class(kind): class_name(CUSTOM, kind) for kind in FAMILIES[CUSTOM].kinds}
+    classes = {kind.auto_class: class_name(CUSTOM, kind) for kind in FAMILIES[CUSTOM].kinds}
     return {name: f"modeling_amos.{found}" for name, found in {"AutoConfig": "AmosConfig", **classes}.items()}
 
 

@@ -6,7 +6,7 @@ from fairseq.dataclass.configs import FairseqConfig
 from omegaconf import OmegaConf
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.run.precision import choose_precision
+from amos_fairseq.run.device import choose_precision
 
 
 def configuration(optimizer: str = "grouped_adam", **common):

@@ -1,10 +1,12 @@
-"""Which precision a run has: complete what fairseq does for each, and refuse what a device does not support.
+"""The device of a run: its precision, and on a CPU the memory of a rank and its threads beside other programs.
 
 Stock fairseq, as observed: ``--amp`` on a CPU silently trains in float32; ``--fp16`` on a CPU fails inside CUDA. Under
 ``--fp16`` fairseq merges all float32 master weights into one flat tensor, which cannot keep the parameter groups of this
 package's optimizers, and asks the user for another flag.
 """
 
+import logging
+import os
 from typing import Any
 
 import torch
@@ -12,6 +14,9 @@ from fairseq.optim import OPTIMIZER_REGISTRY
 
 from amos_fairseq.compat.distribution import visible_gpus
 from amos_fairseq.errors import UserError
+from amos_fairseq.process_settings import OPENMP_VARIABLES, keep_freed_memory
+
+logger = logging.getLogger(__name__)
 
 
 def choose_precision(cfg: Any, has_gpu: bool | None = None) -> None:
@@ -45,3 +50,17 @@ def choose_precision(cfg: Any, has_gpu: bool | None = None) -> None:
             )
     if common.fp16:
         common.fp16_no_flatten_grads = True
+
+
+def advise_passive_threads(cfg: Any) -> None:
+    """Log how the threads of a run leave a busy machine to others."""
+    if cfg.distributed_training.distributed_rank != 0 or visible_gpus(cfg) > 0 or torch.get_num_threads() == 1:
+        return
+    if not any(name in os.environ for name in OPENMP_VARIABLES):
+        logger.info("on a busy machine, set OMP_WAIT_POLICY=passive before this command: threads that wait then sleep")
+
+
+def keep_memory(cfg: Any) -> None:
+    """Let glibc keep what a rank frees."""
+    if visible_gpus(cfg) == 0:
+        keep_freed_memory()
