@@ -1,6 +1,7 @@
 """User errors end a program with one clear line and a non-zero exit code instead of a traceback."""
 
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -70,3 +71,14 @@ def report_user_errors() -> Iterator[None]:
     except UserError as error:
         print(f"amos_fairseq: error: {one_line(str(error))}", file=sys.stderr, flush=True)
         sys.exit(error.exit_code)
+
+
+def save_dir_not_writable(save_dir: str, error: OSError) -> UserError:
+    """Return the error for a SAVE_DIR that cannot be created or written."""
+    if isinstance(error, FileExistsError):
+        found = "is a link to a folder that does not exist" if os.path.islink(save_dir) else "is a file"
+        return UserError(f"{save_dir} {found}: mount or remove it, or give another --save-dir (checkpoint.save_dir)")
+    return UserError(
+        f"{save_dir} cannot be written ({error.strerror}): make room, permit writing, or give another --save-dir "
+        "(checkpoint.save_dir)"
+    )

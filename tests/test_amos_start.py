@@ -33,7 +33,7 @@ if sys.argv[1] == "start":
 import amos_fairseq
 from fairseq.tasks import TASK_REGISTRY
 print("text_pretraining" in TASK_REGISTRY)
-from amos_fairseq.run.hydra_callback import ImportPlugin
+from amos_fairseq.compat.hydra_callback import ImportPlugin
 ImportPlugin()
 print("text_pretraining" in TASK_REGISTRY)
 print([name for name in sys.modules if name.startswith("amos_fairseq.prepare")])

@@ -30,7 +30,7 @@ def add_parser(subparsers: Any) -> None:
         metavar="DIR",
         type=Path,
         required=True,
-        help="directory with TASK/{train,valid,test}.jsonl, as preprocess/probing/prepare.sh writes",
+        help="directory with TASK/{train,valid,test}.jsonl, as amos prepare probing writes",
     )
     add(
         "--out",

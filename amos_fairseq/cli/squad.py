@@ -27,7 +27,7 @@ HEAD_OF_RECIPE = {"electra": "joint", "electric": "joint"}
 
 def add_parser(subparsers: Any) -> None:
     parser = add_subcommand(subparsers, "squad", "fine-tune a checkpoint on SQuAD, or score predictions", DESCRIPTION)
-    fine_tuning.add_arguments(parser, "directory that preprocess/squad/prepare.sh wrote", required=False)
+    fine_tuning.add_arguments(parser, "directory that amos prepare squad wrote", required=False)
     add = parser.add_argument
     text = "independent start and end, or XLNet's joint head (default: joint for electra and electric)"
     add("--span-head", choices=("independent", "joint"), help=text)

@@ -19,9 +19,7 @@ def add_parser(subparsers: Any) -> None:
     parser = add_subcommand(
         subparsers, "tag", "fine-tune a checkpoint on sequence tagging (POS, chunks, NER)", DESCRIPTION
     )
-    fine_tuning.add_arguments(
-        parser, "directory that preprocess/tagging/prepare.sh wrote", has_paper=False, has_pairs=False
-    )
+    fine_tuning.add_arguments(parser, "directory that amos prepare tagging wrote", has_paper=False, has_pairs=False)
     parser.set_defaults(run=run)
 
 

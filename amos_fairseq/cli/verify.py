@@ -1,4 +1,4 @@
-"""``amos verify``: compare a corpus with the hashes that prepare.sh stored."""
+"""``amos verify``: compare a corpus with the hashes that amos prepare stored."""
 
 import argparse
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
 
 DESCRIPTION = """\
-Read all files of a corpus of prepare.sh and compare them with corpus.json: tokens, indices, dictionaries and tokenizer.
+Read all files of a corpus of amos prepare and compare them with corpus.json: tokens, indices, dictionaries and tokenizer.
 Training itself compares only sizes and samples of 1 MiB. A difference exits with code 1 and names the file.
 """
 
@@ -14,7 +14,7 @@ Training itself compares only sizes and samples of 1 MiB. A difference exits wit
 def add_parser(subparsers: Any) -> None:
     parser = add_subcommand(subparsers, "verify", "compare a corpus with its hashes", DESCRIPTION)
     parser.add_argument(
-        "data", metavar="DATA", help="directory that prepare.sh wrote, or DIR0:DIR1:... for shards of it"
+        "data", metavar="DATA", help="directory that amos prepare wrote, or DIR0:DIR1:... for shards of it"
     )
     parser.set_defaults(run=run)
 
@@ -28,5 +28,5 @@ def run(arguments: argparse.Namespace) -> None:
     Vocabulary.of_corpus(directories, None).check_tokenizer()
     size = verify_files(directories)
     print(
-        f"{arguments.data}: {size:,} bytes in {len(directories)} shards are as prepare.sh wrote them, and the tokenizer"
+        f"{arguments.data}: {size:,} bytes in {len(directories)} shards are as amos prepare wrote them, and the tokenizer"
     )

@@ -23,17 +23,17 @@ logger = logging.getLogger(__name__)
 
 MANIFEST = "corpus.json"
 _INDEX_HEADER = struct.Struct("<9sQBQ")  # magic, version, dtype, number of lines
-_BINARIZE_AGAIN = "copy the files again, or remove them and repeat prepare.sh"
+_BINARIZE_AGAIN = "copy the files again, or remove them and repeat amos prepare"
 
 # Read at once when counting, a few tens of MB: enough that the counting, not the loop, takes the time.
 TOKENS_AT_ONCE = 4_000_000
 LINES_AT_ONCE = 10_000
 
 
-def require_split(path: str, hint: str = "give a directory that prepare.sh or fairseq-preprocess wrote") -> None:
+def require_split(path: str, hint: str = "give a directory that amos prepare or fairseq-preprocess wrote") -> None:
     """Check a binarized text without reading all of it.
 
-    The index must have the size that it states, and the text the size that follows from the index. Where prepare.sh has
+    The index must have the size that it states, and the text the size that follows from the index. Where amos prepare has
     stored a sample of both files in ``corpus.json``, the sample must be the same.
 
     Args:
@@ -83,7 +83,7 @@ def check_samples(path: str, *versions: tuple[int, ...]) -> None:
     samples = (shard_record(Path(directory)) or {}).get("sample_sha256", {})
     for name in (f"{split}.bin", f"{split}.idx"):
         if name in samples and sample_sha256(os.path.join(directory, name)) != samples[name]:
-            raise UserError(f"{directory}/{name} is not the file that prepare.sh wrote: {_BINARIZE_AGAIN}")
+            raise UserError(f"{directory}/{name} is not the file that amos prepare wrote: {_BINARIZE_AGAIN}")
 
 
 def check_prepared(directory: Path, manifest: str, split: str) -> None:
@@ -92,12 +92,12 @@ def check_prepared(directory: Path, manifest: str, split: str) -> None:
     A process reads a file once. Data without a manifest, or with one of an earlier version, have no hashes.
 
     Raises:
-        UserError: a file is missing, or is not the one that prepare.sh wrote.
+        UserError: a file is missing, or is not the one that amos prepare wrote.
     """
     file = directory / manifest
     hashes = (read_json(file, _BINARIZE_AGAIN, optional=True) or {}).get("sha256", {})
     if not isinstance(hashes, dict) or not all(isinstance(each, str) for each in hashes.values()):
-        raise UserError(f"{file} was not written by prepare.sh: {_BINARIZE_AGAIN}")
+        raise UserError(f"{file} was not written by amos prepare: {_BINARIZE_AGAIN}")
     # The names of a stranger's manifest are looked up, not opened: they could lead out of the directory.
     files = {path.relative_to(directory).as_posix(): path for path in directory.rglob("*") if path.is_file()}
     for name, expected in sorted(hashes.items()):
@@ -106,7 +106,7 @@ def check_prepared(directory: Path, manifest: str, split: str) -> None:
         if name not in files:
             raise UserError(f"{directory}/{name} is missing: {_BINARIZE_AGAIN}")
         if expected != _sha256_of(str(files[name]), file_version(str(files[name]))):
-            raise UserError(f"{files[name]} is not the file that prepare.sh wrote: {_BINARIZE_AGAIN}")
+            raise UserError(f"{files[name]} is not the file that amos prepare wrote: {_BINARIZE_AGAIN}")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -125,12 +125,12 @@ def shard_record(directory: Path) -> dict[str, Any] | None:
         path = folder / MANIFEST
         if not path.is_file():
             continue
-        manifest = read_json(path, f"it is damaged, or was not written by prepare.sh; {_BINARIZE_AGAIN}")
+        manifest = read_json(path, f"it is damaged, or was not written by amos prepare; {_BINARIZE_AGAIN}")
         try:
             records = {record["directory"]: record for record in manifest["shards"]}
             tokenizer = str(manifest["tokenizer"]["sha256"])
         except (TypeError, KeyError) as error:
-            raise UserError(f"{path} is damaged, or was not written by prepare.sh: {_BINARIZE_AGAIN}") from error
+            raise UserError(f"{path} is damaged, or was not written by amos prepare: {_BINARIZE_AGAIN}") from error
         if name in records:
             return {**records[name], "tokenizer_sha256": tokenizer}
     return None
@@ -155,7 +155,7 @@ def verify_files(data: Sequence[Path]) -> int:
     for directory in data:
         record = shard_record(directory)
         if record is None:
-            raise UserError(f"{directory} has no {MANIFEST} with hashes: only a corpus of prepare.sh can be verified")
+            raise UserError(f"{directory} has no {MANIFEST} with hashes: only a corpus of amos prepare can be verified")
         hashes |= {directory / name: sha256 for name, sha256 in record["sha256"].items()}
     if missing := [path for path in hashes if not path.is_file()]:
         raise UserError(f"{missing[0]} is missing: {_BINARIZE_AGAIN}")
@@ -163,7 +163,7 @@ def verify_files(data: Sequence[Path]) -> int:
     with tqdm(total=size, desc="verify", unit="B", unit_scale=True, leave=False) as bar:
         for path, expected in hashes.items():
             if file_sha256(path, bar.update) != expected:
-                raise UserError(f"{path} is not the file that prepare.sh wrote: {_BINARIZE_AGAIN}")
+                raise UserError(f"{path} is not the file that amos prepare wrote: {_BINARIZE_AGAIN}")
     return size
 
 

@@ -14,7 +14,7 @@ from amos_fairseq.data.corpus import check_prepared, require_split
 from amos_fairseq.errors import UserError
 from amos_fairseq.tokenization.truncation import kept_lengths
 
-TASK_FILE = "task.json"  # what preprocess/glue writes beside them
+TASK_FILE = "task.json"  # what amos prepare glue writes beside them
 
 
 def check_texts(directory: Path, split: str) -> None:

@@ -2,7 +2,7 @@
 
 Some recipes have a second ``</s>`` before the context.
 
-preprocess/squad writes these files, and the task reads them:
+amos prepare squad writes these files, and the task reads them:
 
 SPLIT.question.{bin,idx}                        ids of each question, without special tokens
 SPLIT.context.{bin,idx}                         ids of each paragraph, once for all of its questions
@@ -38,7 +38,7 @@ from amos_fairseq.strangers import (
 
 MANIFEST = "squad.json"
 TOKEN_ARRAYS = ("question", "context", "context_start", "context_end")
-_HINT = "give the directory that preprocess/squad/prepare.sh wrote"
+_HINT = "give the directory that amos prepare squad wrote"
 
 
 class AlignedAnswer(NamedTuple):
@@ -135,7 +135,7 @@ class SquadSplit:
 def read_squad_manifest(directory: Path) -> dict[str, Any]:
     """Read ``squad.json``; raise :class:`UserError` if the directory has none."""
     path = directory / MANIFEST
-    manifest = read_json(path, f"it was not written by prepare.sh; {_HINT}")
+    manifest = read_json(path, f"it was not written by amos prepare; {_HINT}")
     try:
         field(manifest, "settings", dict)
         text_in(manifest["tokenizer_sha256"])
@@ -144,7 +144,7 @@ def read_squad_manifest(directory: Path) -> dict[str, Any]:
                 whole_number(manifest["splits"][split][count])
             plain_name(manifest["sources"][split]["name"])
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} was not written by prepare.sh: {_HINT}") from error
+        raise UserError(f"{path} was not written by amos prepare: {_HINT}") from error
     return manifest
 
 

@@ -1,6 +1,6 @@
 """Sequence tagging: the binarized files, and batches of ``<s> sentence </s>`` with one label a word, on its first piece.
 
-preprocess/tagging writes these files, and the task reads them:
+amos prepare tagging writes these files, and the task reads them:
 
 SPLIT.tokens.{bin,idx}                          ids of each sentence, without special tokens
 SPLIT.word_start, SPLIT.word_end                first piece of each word, and the one after its last
@@ -33,13 +33,13 @@ ARRAYS = ("tokens", "word_start", "word_end", "label")
 NUM_SPECIAL = 2  # <s> and </s>
 # Target of a padded slot: cross_entropy ignores it.
 NO_LABEL = -100
-_HINT = "give the directory that preprocess/tagging/prepare.sh wrote"
+_HINT = "give the directory that amos prepare tagging wrote"
 
 
 def read_tagging_manifest(directory: Path) -> dict[str, Any]:
     """Read ``tagging.json``; raise :class:`UserError` if the directory has none."""
     path = directory / MANIFEST
-    manifest = read_json(path, f"it was not written by prepare.sh; {_HINT}")
+    manifest = read_json(path, f"it was not written by amos prepare; {_HINT}")
     try:
         is_complete = manifest.keys() >= {"labels", "column", "has_spans", "tokenizer_sha256", "splits"}
         # The column is part of the names of folders, which must be inside OUT.
@@ -51,7 +51,7 @@ def read_tagging_manifest(directory: Path) -> dict[str, Any]:
             return manifest
     except (ValueError, TypeError):
         pass
-    raise UserError(f"{path} was not written by prepare.sh: {_HINT}")
+    raise UserError(f"{path} was not written by amos prepare: {_HINT}")
 
 
 def are_labels(labels: Any) -> bool:

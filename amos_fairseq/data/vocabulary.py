@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 def shard_directories(data: str) -> list[Path]:
     """Return the directories of ``dir0:dir1``; raise :class:`UserError` if one is not a directory."""
-    from fairseq import utils  # prepare.sh needs only the names of files above, and not the seconds of this import
+    from fairseq import utils  # amos prepare needs only the names of files above, and not the seconds of this import
 
     directories = [Path(path) for path in utils.split_paths(data) if path]
     if not directories:
-        raise UserError("the path of the binarized corpus is empty: give the directory that prepare.sh wrote")
+        raise UserError("the path of the binarized corpus is empty: give the directory that amos prepare wrote")
     for directory in directories:
         if not directory.is_dir():
-            raise UserError(f"{directory} is not a directory: give the directory that prepare.sh wrote")
+            raise UserError(f"{directory} is not a directory: give the directory that amos prepare wrote")
     return directories
 
 
@@ -81,7 +81,7 @@ class Vocabulary:
         if reason:
             raise UserError(
                 f"{self.tokenizer_directory} is not the tokenizer that binarized this corpus, or is damaged ({reason}): copy "
-                "it again, or repeat prepare.sh"
+                "it again, or repeat amos prepare"
             )
 
     def load_dictionary(self) -> "Dictionary":
@@ -107,7 +107,7 @@ class Vocabulary:
                 raise UserError(
                     f"the checkpoint was trained with another {key.split('_')[0]} than {self.dictionary_file} "
                     f"(sha256 {saved[:12]}..., here {here[:12]}...): use the vocabulary in its SAVE_DIR/tokenizer, "
-                    "also to binarize further text (prepare.sh --tokenizer)"
+                    "also to binarize further text (amos prepare --tokenizer)"
                 )
 
     def copy_into(self, save_dir: str) -> Path:
@@ -145,7 +145,7 @@ class Vocabulary:
 
 def _dictionary_sha256(path: Path) -> str:
     if not path.is_file():
-        raise UserError(f"{path} is missing: give a directory that prepare.sh or fairseq-preprocess wrote")
+        raise UserError(f"{path} is missing: give a directory that amos prepare or fairseq-preprocess wrote")
     return file_sha256(path)
 
 

@@ -55,7 +55,7 @@ class GlueWorkspace(Workspace):
                 raise UserError(f"{self.out} was made with another tokenizer: give another OUT, or remove it")
         elif self.out.exists() and {path.name for path in self.out.iterdir()} - {self.hidden}:
             raise UserError(
-                f"OUT {self.out} is not empty and contains no GLUE data of prepare.sh: give another directory"
+                f"OUT {self.out} is not empty and contains no GLUE data of amos prepare: give another directory"
             )
 
     def open(self) -> None:
@@ -78,7 +78,7 @@ class GlueWorkspace(Workspace):
         directory = self.out / task
         if not directory.exists():
             return None
-        hint = f"{directory} was not written by prepare.sh; give another OUT, or remove it"
+        hint = f"{directory} was not written by amos prepare; give another OUT, or remove it"
         record = strangers.read_json(directory / TASK_FILE, hint)
         if record.get("task") == task:
             return record

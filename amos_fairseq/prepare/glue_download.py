@@ -10,7 +10,7 @@ import argparse
 import io
 import shutil
 from dataclasses import dataclass
-from http import HTTPStatus
+from http.client import REQUESTED_RANGE_NOT_SATISFIABLE, responses
 from pathlib import Path
 from time import sleep
 
@@ -80,7 +80,7 @@ class DownloadWorkspace(Workspace):
     """``OUT/.download``: partial downloads stay in it for the next run."""
 
     hidden = ".download"
-    command = "download.sh"
+    command = "amos prepare glue-download"
 
     def can_continue(self) -> bool:
         return {path.name for path in self.root.iterdir()} > {"lock"}
@@ -198,7 +198,9 @@ def _continue(url: str, part: Path, known: RemoteFile | None) -> str:
     """Append what is missing of ``part``; return why that failed, empty if it did not."""
     from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import logging
 
+    logging.set_verbosity_error()  # it warns of each lost connection
     problem = ""
     for number in range(TRIES):
         if number:
@@ -210,15 +212,17 @@ def _continue(url: str, part: Path, known: RemoteFile | None) -> str:
                 headers = {"Accept-Encoding": "identity"}
                 http_get(url, stream, resume_size=start, headers=headers, displayed_filename=part.stem)
             except HfHubHTTPError as error:
-                status = HTTPStatus(error.response.status_code)
-                if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                status = error.response.status_code
+                problem = responses.get(status, f"status {status}")
+                if status == REQUESTED_RANGE_NOT_SATISFIABLE:
                     stream.truncate(0)  # the part does not belong to the file on the server
                 elif status not in _TEMPORARY:
-                    raise UserError(f"{url}: the server answers {status} ({status.phrase}): {_ADVICE}") from error
-                problem = status.phrase
+                    raise UserError(f"{url}: the server answers {status} ({problem}): {_ADVICE}") from error
                 continue
-            except Exception as error:  # which class a network error has depends on the version of huggingface_hub
-                if isinstance(error, UserError) or (isinstance(error, OSError) and error.errno is not None):
+            except (UserError, TypeError, AttributeError):  # not of the network
+                raise
+            except Exception as error:  # which class a lost connection has depends on the version of huggingface_hub
+                if isinstance(error, OSError) and error.errno is not None:  # of the disk
                     raise
                 return str(error) or type(error).__name__
         if start == 0 or known is None or file_sha256(part) == known.sha256:

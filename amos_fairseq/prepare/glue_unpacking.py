@@ -83,7 +83,7 @@ def build_mrpc(train: Path, test: Path, dev_ids: Path, directory: Path) -> None:
 
     GLUE distributes only the list of development pairs. A training pair whose two ids are in ``dev_ids`` belongs to the
     development set, every other line to the training set, in the order of the file. Broken lines are copied:
-    ``prepare.sh`` counts them.
+    ``amos prepare`` counts them.
 
     Raises:
         UserError: a header is wrong, or the list does not match the training file.

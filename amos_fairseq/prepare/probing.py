@@ -226,7 +226,7 @@ def _described(counts: dict[str, Any]) -> str:
 
 def read_probing_manifest(out: Path) -> dict[str, Any]:
     """Return ``probing.json`` of ``out``; raise :class:`UserError` unless it is a JSON object."""
-    return read_json(out / MANIFEST, f"OUT {out} is not what prepare.sh wrote; give another directory")
+    return read_json(out / MANIFEST, f"OUT {out} is not what amos prepare wrote; give another directory")
 
 
 def corpora_of(given: argparse.Namespace) -> list[Corpus]:

@@ -37,7 +37,7 @@ class TextWorkspace(Workspace):
     def check_out(self) -> None:
         if self.out.exists() and not self.root.is_dir() and any(self.out.iterdir()):
             raise UserError(
-                f"--out {self.out} is not empty and contains no corpus of prepare.sh: give another directory"
+                f"--out {self.out} is not empty and contains no corpus of amos prepare: give another directory"
             )
 
     def open(self) -> None:
@@ -197,7 +197,7 @@ def is_finished_corpus(out: Path, settings: dict[str, Any], inputs: list[Path]) 
 def read_corpus_manifest(out: Path) -> dict[str, Any]:
     """Return ``corpus.json`` of ``out``; raise :class:`UserError` if another program wrote it."""
     path = out / MANIFEST
-    manifest = read_json(path, "it was not written by prepare.sh; give another --out")
+    manifest = read_json(path, "it was not written by amos prepare; give another --out")
     try:
         text_in(manifest["task_data"])
         field(manifest, "settings", dict)
@@ -206,5 +206,5 @@ def read_corpus_manifest(out: Path) -> dict[str, Any]:
             whole_number(record["bytes"])
             text_in(record["sha256"])
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} was not written by prepare.sh: give another --out") from error
+        raise UserError(f"{path} was not written by amos prepare: give another --out") from error
     return manifest

@@ -25,7 +25,7 @@ class Workspace:
     """
 
     hidden = ".prepare"
-    command = "prepare.sh"
+    command = "amos prepare"
 
     def __init__(self, out: Path) -> None:
         self.out, self.root = out, out / self.hidden
@@ -142,7 +142,7 @@ def is_finished(
     if not out.is_dir():
         raise UserError(f"OUT {out} is not a directory")
     if not (out / manifest).is_file():
-        raise UserError(f"OUT {out} is not empty and contains no {kind} data of prepare.sh: give another directory")
+        raise UserError(f"OUT {out} is not empty and contains no {kind} data of amos prepare: give another directory")
     found = read_manifest(out)
     for name, value in description.items():
         if found.get(name) != value:

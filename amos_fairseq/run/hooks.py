@@ -36,7 +36,6 @@ from amos_fairseq.run import (
     device,
     divergence,
     failed_updates,
-    hydra_callback,
     metrics_log,
     mistakes,
     names,
@@ -56,7 +55,7 @@ HOOKS: dict[str, tuple[Callable[..., Any], ...]] = {
     # flags, the words of the command line
     "flags_parsed": (names.check_flags, mixed_precision.leave_tpu_to_its_flag),
     # cfg; everything is registered and nothing is built
-    "before_defaults": (names.check_config, hydra_callback.separate_save_dir),
+    "before_defaults": (names.check_config, save_dir.separate_jobs),
     # cfg; no rank exists
     "before_launch": (
         check_configuration,

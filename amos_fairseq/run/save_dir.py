@@ -10,15 +10,19 @@ import re
 import socket
 from typing import Any, BinaryIO
 
+from fairseq import checkpoint_utils
+from fairseq.logging import progress_bar
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
+
 from amos_fairseq.collectives import on_first_rank
-from amos_fairseq.errors import UserError
+from amos_fairseq.errors import UserError, save_dir_not_writable
 from amos_fairseq.files import no_links
 
 logger = logging.getLogger(__name__)
 
 LOCK_FILE = ".lock"
 # A full disk cuts it, and a power failure leaves bytes of 0.
-
 _LOCK_CONTENT = re.compile(rb"\0*|process \d+[^\n\0]*\n?")
 _locks: dict[str, BinaryIO] = {}
 
@@ -41,7 +45,7 @@ def claim_save_dir(save_dir: str) -> None:
         file.seek(0)
         content = file.read(1000)
     except OSError as error:
-        raise not_writable(save_dir, error) from error
+        raise save_dir_not_writable(save_dir, error) from error
     if not _LOCK_CONTENT.fullmatch(content):  # it may be a hard link, and is truncated below
         file.close()
         raise UserError(f"{path} has content that no run wrote: move it away to continue, or give another --save-dir")
@@ -62,17 +66,6 @@ def claim_save_dir(save_dir: str) -> None:
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
 
 
-def not_writable(save_dir: str, error: OSError) -> UserError:
-    """Return the error for a folder that cannot be created or written."""
-    if isinstance(error, FileExistsError):
-        found = "is a link to a folder that does not exist" if os.path.islink(save_dir) else "is a file"
-        return UserError(f"{save_dir} {found}: mount or remove it, or give another --save-dir (checkpoint.save_dir)")
-    return UserError(
-        f"{save_dir} cannot be written ({error.strerror}): make room, permit writing, or give another --save-dir "
-        "(checkpoint.save_dir)"
-    )
-
-
 def claim(cfg: Any, trainer: Any) -> None:
     """Lock SAVE_DIR before anything in it is read or repaired."""
     on_first_rank(functools.partial(claim_save_dir, cfg.save_dir))
@@ -80,3 +73,17 @@ def claim(cfg: Any, trainer: Any) -> None:
 
 def leave_to_claim(verify_checkpoint_directory: Any, save_dir: str) -> None:
     """Replace fairseq's test, which raises OSError on the first rank only: :func:`claim_save_dir` tests the directory."""
+
+
+def separate_jobs(cfg: Any) -> None:
+    """Set the SAVE_DIR of a job of a sweep to its own folder: the jobs would continue and overwrite each other's run."""
+    if not HydraConfig.initialized() or OmegaConf.is_missing(HydraConfig.get().job, "num"):
+        return
+    folder = HydraConfig.get().sweep.subdir
+    # Hydra's own launcher runs the jobs in one process, in which fairseq keeps the writers and the best score of a run.
+    for writer in progress_bar._tensorboard_writers.values():
+        writer.close()
+    progress_bar._tensorboard_writers.clear()
+    vars(checkpoint_utils.save_checkpoint).pop("best", None)
+    if folder not in ("", ".") and not cfg.checkpoint.save_dir.endswith(f"/{folder}"):
+        cfg.checkpoint.save_dir = f"{cfg.checkpoint.save_dir}/{folder}"

@@ -149,11 +149,11 @@ class LabeledTask(CorpusTask):
 
 
 def prepared_directory(cfg: Any, kind: str) -> Path:
-    """Return ``cfg.data``; raise :class:`UserError` unless it is a directory that ``preprocess/KIND`` may have written."""
+    """Return ``cfg.data``; raise :class:`UserError` unless it is a directory that ``amos prepare KIND`` may have written."""
     if OmegaConf.is_missing(cfg, "data"):
-        raise UserError("no data directory is given: give the directory that prepare.sh wrote, as task.data=DIR")
+        raise UserError("no data directory is given: give the directory that amos prepare wrote, as task.data=DIR")
     if not Path(cfg.data).is_dir():
-        raise UserError(f"{cfg.data} is not a directory: give the one that preprocess/{kind}/prepare.sh wrote")
+        raise UserError(f"{cfg.data} is not a directory: give the one that amos prepare {kind} wrote")
     return Path(cfg.data)
 
 

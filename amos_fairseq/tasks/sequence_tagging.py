@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class SequenceTaggingConfig(FairseqDataclass):
-    data: str = field(default=MISSING, metadata={"help": "directory that preprocess/tagging/prepare.sh wrote"})
+    data: str = field(default=MISSING, metadata={"help": "directory that amos prepare tagging wrote"})
     tokens_per_sentence: int = field(
         default=512,
         metadata={

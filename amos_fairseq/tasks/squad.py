@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class SquadConfig(FairseqDataclass):
-    data: str = field(default=MISSING, metadata={"help": "directory that preprocess/squad/prepare.sh wrote"})
+    data: str = field(default=MISSING, metadata={"help": "directory that amos prepare squad wrote"})
     span_head: ChoiceEnum(list(SPAN_HEADS)) = field(
         default="independent",
         metadata={"help": "start and end independently (AMOS), or XLNet's joint head (ELECTRA, thesis 5.2.4)"},

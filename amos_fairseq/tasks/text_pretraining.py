@@ -124,7 +124,7 @@ class TextPretrainingTask(CorpusTask):
     def setup_task(cls, cfg: TextPretrainingConfig, **kwargs: Any) -> "TextPretrainingTask":
         """Read the vocabulary; raise :class:`UserError` for paths, dictionaries or settings that cannot be used."""
         if OmegaConf.is_missing(cfg, "data"):
-            raise UserError("no corpus is given: give the directory that prepare.sh wrote, as task.data=DIR")
+            raise UserError("no corpus is given: give the directory that amos prepare wrote, as task.data=DIR")
         check_ranges(cfg, TextPretrainingConfig)
         if cfg.mask_rare_tokens and cfg.objective == "electric":
             raise UserError(

@@ -1,7 +1,7 @@
 """Tokenizers: read one from a directory with :func:`load_tokenizer`.
 
 A directory contains ``tokenizer.json``, ``tokenizer.settings.json`` (its ``kind``, whether it is ``cased``, its special
-tokens) and ``dict.txt``, as ``prepare.sh`` and ``Tokenizer.save`` write them; or only a Hugging Face ``tokenizer.json``. The
+tokens) and ``dict.txt``, as ``amos prepare`` and ``Tokenizer.save`` write them; or only a Hugging Face ``tokenizer.json``. The
 tokenizer of the released AMOS checkpoint has its own ``sp.model`` in place of ``tokenizer.json``.
 """
 
@@ -46,6 +46,6 @@ def load_tokenizer(directory: str | Path) -> Tokenizer:
     if (directory / FastTokenizer.model_file).is_file() and not (directory / DICTIONARY_FILE).is_file():
         return FastTokenizer.from_files(directory, {})
     raise UserError(
-        f"{directory} holds no tokenizer: expected {SETTINGS_FILE} beside {DICTIONARY_FILE} (written by prepare.sh), or a "
+        f"{directory} holds no tokenizer: expected {SETTINGS_FILE} beside {DICTIONARY_FILE} (written by amos prepare), or a "
         "tokenizer.json of Hugging Face"
     )

@@ -1,6 +1,6 @@
 """Conversion of a learned BPE vocabulary to a ``tokenizer.json`` that splits every text into the same pieces.
 
-SentencePiece and the BPE trainer of ``prepare.sh`` only learn. What they learn is converted once, and all later steps use the
+SentencePiece and the BPE trainer of ``amos prepare`` only learn. What they learn is converted once, and all later steps use the
 ``tokenizer.json``. Its ids are the rows of our embedding: ``<s>`` 0, ``<pad>`` 1, ``</s>`` 2, ``<unk>`` 3, pieces from 4 on,
 ``<mask>`` last.
 

@@ -1,4 +1,4 @@
-"""A ``tokenizer.json`` of the `tokenizers` library: a vocabulary that ``prepare.sh`` learned, or one of Hugging Face."""
+"""A ``tokenizer.json`` of the `tokenizers` library: a vocabulary that ``amos prepare`` learned, or one of Hugging Face."""
 
 import contextlib
 import itertools

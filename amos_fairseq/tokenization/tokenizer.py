@@ -161,7 +161,7 @@ class Tokenizer(abc.ABC):
             line = next((i for i, (a, b) in enumerate(shared, 1) if a != b), 1 + min(len(symbols), len(self)))
             raise UserError(
                 f"{path} does not match the tokenizer in the same directory: they differ from line {line} on "
-                f"({len(symbols)} and {len(self)} pieces); take both files from the same run of prepare.sh"
+                f"({len(symbols)} and {len(self)} pieces); take both files from the same run of amos prepare"
             )
 
     def __len__(self) -> int:
@@ -185,7 +185,7 @@ def read_dictionary_symbols(path: Path) -> list[str]:
 
 def read_model_file(path: Path) -> bytes:
     """Return the bytes of a tokenizer's model file; raise :class:`UserError` if it cannot be read or is empty."""
-    content = read_bytes(path, "give the whole tokenizer directory that prepare.sh wrote")
+    content = read_bytes(path, "give the whole tokenizer directory that amos prepare wrote")
     if not content:
         raise UserError(f"{path} is empty: copy the tokenizer directory again")
     return content

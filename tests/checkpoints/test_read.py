@@ -30,7 +30,7 @@ def test_allow_list_of_torch_is_unchanged(save_dir):
 
 
 def test_lines_end_as_in_a_corpus(save_dir):
-    """Line breaks of any system begin a new line; those of Unicode alone do not, as in prepare.sh."""
+    """Line breaks of any system begin a new line; those of Unicode alone do not, as in amos prepare."""
     pretrained = load_checkpoint(save_dir)
     eos = pretrained.dictionary.eos()
     for ends, num_lines in (("\n", "\r\n", "\r"), 2), (("\u2028", "\x85", "\v"), 1):

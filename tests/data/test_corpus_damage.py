@@ -20,7 +20,7 @@ from amos_fairseq.prepare.text_workspace import file_hashes
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    """One shard with the part of ``corpus.json`` that prepare.sh stores for these checks."""
+    """One shard with the part of ``corpus.json`` that amos prepare stores for these checks."""
     directory = write_corpus(tmp_path / "corpus", tokenizer=False)
     tokenizer = small_tokenizer()
     tokenizer.save(directory / "tokenizer")
@@ -105,12 +105,12 @@ def test_verify_reads_everything(corpus: Path, capsys: pytest.CaptureFixture) ->
     """A byte between the samples of a large file, which training does not read."""
     assert main(["verify", str(corpus)]) == 0
     size = sum(path.stat().st_size for path in corpus.glob("*.[bi]*"))
-    assert f"{size:,} bytes in 1 shards are as prepare.sh wrote them" in capsys.readouterr().out
+    assert f"{size:,} bytes in 1 shards are as amos prepare wrote them" in capsys.readouterr().out
     change(corpus / "valid.bin", 4, b"\x09")
     with pytest.raises(SystemExit) as ended:
         main(["verify", str(corpus)])
     assert ended.value.code == 1
-    assert "valid.bin is not the file that prepare.sh wrote" in capsys.readouterr().err
+    assert "valid.bin is not the file that amos prepare wrote" in capsys.readouterr().err
 
 
 def test_a_sample_has_both_ends_and_the_size(tmp_path: Path) -> None:

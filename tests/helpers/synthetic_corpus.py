@@ -1,4 +1,4 @@
-"""Synthetic corpora: documents as ``prepare.sh`` reads them, what it must write, and binarized data for unit tests."""
+"""Synthetic corpora: documents as ``amos prepare`` reads them, what it must write, and binarized data for unit tests."""
 
 import json
 import random
@@ -111,7 +111,7 @@ def write_tokenizer(directory: Path) -> None:
 
 
 def write_corpus(directory: Path, *, seed: int = 0, num_lines: int = 60, tokenizer: bool = True) -> Path:
-    """What prepare.sh leaves in one directory."""
+    """What amos prepare leaves in one directory."""
     directory.mkdir(parents=True)
     dictionary = Dictionary()
     for word in range(NUM_WORDS):

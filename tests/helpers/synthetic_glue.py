@@ -185,7 +185,7 @@ def session(start: Path, out: Path, **options: Any) -> Session:
 
 
 def write_pretraining_data(data: Path) -> None:
-    """Write a corpus to pretrain on, 66 blocks of 128 tokens, in the layout of ``preprocess/pretraining/prepare.sh``."""
+    """Write a corpus to pretrain on, 66 blocks of 128 tokens, in the layout of ``amos prepare``."""
     tokenizer = small_tokenizer()
     tokenizer.save(data / "tokenizer")
     dictionary = Dictionary.load(str(data / "tokenizer" / "dict.txt"))

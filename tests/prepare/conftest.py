@@ -43,7 +43,7 @@ def glue_tokenizer(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def prepared_glue(glue, glue_tokenizer, tmp_path_factory):
-    """The output of prepare.sh for all of them; tests must not change it."""
+    """The output of amos prepare for all of them; tests must not change it."""
     out = tmp_path_factory.mktemp("prepared") / "out"
     prepare("glue")([str(glue), "ALL", str(glue_tokenizer), str(out), "--workers", "2"])
     return out

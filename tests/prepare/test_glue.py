@@ -1,4 +1,4 @@
-"""prepare.sh for GLUE: its output as stock fairseq reads it, what a second run repeats, counts and messages."""
+"""amos prepare for GLUE: its output as stock fairseq reads it, what a second run repeats, counts and messages."""
 
 import hashlib
 import json

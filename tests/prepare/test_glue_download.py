@@ -170,7 +170,7 @@ def test_published_table_is_complete():
 
 
 def test_mrpc_is_split_by_the_list(server, tmp_path):
-    """The pairs of the list are the development set; broken lines remain for prepare.sh to count; no byte-order mark."""
+    """The pairs of the list are the development set; broken lines remain for amos prepare to count; no byte-order mark."""
     run(server, tmp_path / "glue", "MRPC")
     read = {name: (tmp_path / "glue" / "MRPC" / f"{name}.tsv").read_text() for name in ("train", "dev", "test")}
     assert read == {
@@ -244,10 +244,22 @@ def test_unavailable_server(server, tmp_path, capsys, waits):
     assert {path.name for path in (tmp_path / "glue").iterdir()} == {"RTE"}
 
 
-def test_refused_connection(tmp_path, capsys):
+def test_unknown_status(server, tmp_path, capsys):
+    server.failures = [599]
+    assert "the server answers 599 (status 599)" in refused(capsys, server, tmp_path / "glue", "RTE")
+
+
+def test_refused_connection(tmp_path, capsys, caplog):
     with serve({}) as gone:
         pass
     assert "Connection refused" in refused(capsys, gone, tmp_path / "glue", "RTE")
+    assert not [record for record in caplog.records if record.name.startswith("huggingface_hub")]
+
+
+def test_an_error_of_ours_is_not_one_of_the_network(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(file_download, "http_get", lambda url: None)
+    with pytest.raises(TypeError):
+        run(server, tmp_path / "glue", "RTE")
 
 
 def test_other_content_is_refused_unless_accepted(server, tmp_path, capsys):

@@ -100,6 +100,6 @@ def test_output_of_another_tokenizer_or_program_is_unchanged(glue, glue_tokenize
     (tmp_path / "out" / "RTE").mkdir(parents=True)
     shutil.copytree(glue_tokenizer, tmp_path / "out" / "tokenizer")
     assert "was made with another tokenizer" in refused(capsys, glue, "RTE", other, prepared_glue)
-    assert "RTE was not written by prepare.sh" in refused(capsys, glue, "RTE", glue_tokenizer, tmp_path / "out")
+    assert "RTE was not written by amos prepare" in refused(capsys, glue, "RTE", glue_tokenizer, tmp_path / "out")
     assert directory_sha256(prepared_glue / "RTE" / "input0") == before
     assert (tmp_path / "out" / "RTE").is_dir()

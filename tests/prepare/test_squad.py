@@ -1,4 +1,4 @@
-"""preprocess/squad/prepare.sh: its files, counts and errors."""
+"""``amos prepare squad``: its files, counts and errors."""
 
 import gzip
 import json

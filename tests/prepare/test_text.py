@@ -1,4 +1,4 @@
-"""prepare.sh's program, called in this process: what it writes, for any number of processes."""
+"""amos prepare's program, called in this process: what it writes, for any number of processes."""
 
 import json
 import logging

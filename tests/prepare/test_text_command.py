@@ -1,4 +1,4 @@
-"""prepare.sh: errors in one line with nothing written, Ctrl-C and kill -9."""
+"""amos prepare: errors in one line with nothing written, Ctrl-C and kill -9."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ def text(directory: Path) -> Path:
 
 
 def tokenizer_directory(directory: Path) -> Path:
-    """A tokenizer as prepare.sh leaves it."""
+    """A tokenizer as amos prepare leaves it."""
     main([text(directory), "--out", directory / "made", "--vocab-size", "150", "--workers", "1"])
     return directory / "made" / "tokenizer"
 
@@ -85,7 +85,7 @@ def test_unusable_output_directories_are_refused_and_unchanged(tmp_path, refused
     (tmp_path / "program" / "corpus.json").write_text("[]")
     messages = {
         foreign: "is not empty",
-        tmp_path / "program": "was not written by prepare.sh",
+        tmp_path / "program": "was not written by amos prepare",
         tmp_path / "text.txt": "is not a directory",
         Path("/dev/full"): "is not a directory",
         tmp_path / "a:b": "by colons",
@@ -105,7 +105,7 @@ def test_second_run_on_the_same_directory_is_refused(tmp_path, refused):
         other.stdout.readline()
         line = refused(text(tmp_path), "--out", out, "--vocab-size", 150)
         other.kill()
-    assert "another prepare.sh is writing" in line
+    assert "another amos prepare is writing" in line
 
 
 def wait_for(path: Path, process: subprocess.Popen) -> None:

@@ -1,4 +1,4 @@
-"""prepare.sh's program with a full disk or killed at any stage: the next run gives the bytes of an uninterrupted one."""
+"""amos prepare's program with a full disk or killed at any stage: the next run gives the bytes of an uninterrupted one."""
 
 import itertools
 import os

@@ -49,7 +49,7 @@ def test_masked_share_by_hand(corpus: Path) -> None:
         ({"data": "{corpus}/nowhere"}, r"nowhere is not a directory"),
         ({"data": ""}, r"path of the binarized corpus is empty"),
         ({"data": "{corpus}/tokenizer/tokenizer.json"}, r"tokenizer.json is not a directory"),
-        ({"data": "{corpus}/.."}, r"dict.txt is missing: give a directory that prepare.sh"),
+        ({"data": "{corpus}/.."}, r"dict.txt is missing: give a directory that amos prepare"),
         ({"tokenizer_directory": "{corpus}/other"}, r"--tokenizer-directory .*other is not a directory"),
         ({"mask_prob": 15.0}, r"--mask-prob 15.0 must be above 0 and below 1"),
         ({"mask_prob": 0.0}, r"--mask-prob 0.0 must be above 0 and below 1"),

@@ -1,4 +1,4 @@
-"""Prepared GLUE data for evaluation: the files that ``preprocess/glue/prepare.sh`` wrote, in their order."""
+"""Prepared GLUE data for evaluation: the files that ``amos prepare glue`` wrote, in their order."""
 
 import re
 from collections.abc import Collection, Iterator
@@ -133,14 +133,14 @@ def read_glue_data(data: Path, task: str) -> GlueData:
     record = read_optional_json(data / task / TASK_FILE)
     if record is None:
         raise UserError(
-            f"{data / task} holds no prepared data: preprocess/glue/prepare.sh GLUE_DIR {task} TOKENIZER_DIR {data}"
+            f"{data / task} holds no prepared data: amos prepare glue GLUE_DIR {task} TOKENIZER_DIR --out {data}"
         )
     try:
         check_record(record)
     except (ValueError, KeyError, TypeError) as error:
         reason = error if isinstance(error, ValueError) else type(error).__name__
         raise UserError(
-            f"{data / task / 'task.json'} was not written by prepare.sh ({reason}): {PREPARE_AGAIN}"
+            f"{data / task / 'task.json'} was not written by amos prepare ({reason}): {PREPARE_AGAIN}"
         ) from error
     if record["task"] != task:
         raise UserError(f"{data / task} holds {record['task']}, not {task}: {PREPARE_AGAIN}")

@@ -91,7 +91,7 @@ def spell(data: GlueData, predictions: np.ndarray) -> list[str]:
 def fill_broken_lines(data: GlueData, split: str, predictions: Sequence[str]) -> tuple[list[tuple[str, str]], str]:
     """Return (id, prediction) for every line of a test file, and a notice about its broken lines (empty without any).
 
-    ``prepare.sh`` leaves out the text and the id of broken lines. Official test files number their rows from 0, so the
+    ``amos prepare`` leaves out the text and the id of broken lines. Official test files number their rows from 0, so the
     missing ids can be inferred. A row that a line break inside a text splits in two counts as two broken lines: the
     official number of rows decides.
     """

@@ -9,7 +9,7 @@ from failures import error_line
 from omegaconf import OmegaConf
 
 import amos_fairseq
-from amos_fairseq.run.hydra_callback import ImportPlugin
+from amos_fairseq.compat.hydra_callback import ImportPlugin
 
 PACKAGE = Path(amos_fairseq.__file__).parent
 

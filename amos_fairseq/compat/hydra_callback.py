@@ -7,7 +7,7 @@ callbacks before all of that, so a YAML that names this class gets the same plug
 
     hydra:
       callbacks:
-        import_plugin: {_target_: amos_fairseq.run.hydra_callback.ImportPlugin, user_dir: "${common.user_dir}"}
+        import_plugin: {_target_: amos_fairseq.compat.hydra_callback.ImportPlugin, user_dir: "${common.user_dir}"}
 
 To locate the class, Hydra imports ``amos_fairseq``, which applies every patch. A launcher that pickles the callback
 (submitit) imports the plugin in its job in the same way.
@@ -20,18 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import fairseq.utils
-from fairseq import checkpoint_utils
-from fairseq.logging import progress_bar
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, open_dict, read_write
 
 import amos_fairseq
-from amos_fairseq.errors import UserError, report_user_errors
+from amos_fairseq.errors import UserError, report_user_errors, save_dir_not_writable
 from amos_fairseq.files import refuse_link
 from amos_fairseq.python_process import leave_out_current_folder
-from amos_fairseq.run.save_dir import not_writable
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -86,7 +82,7 @@ def _check_writable(folder: str) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise not_writable(folder, error) from error
+        raise save_dir_not_writable(folder, error) from error
 
 
 def _refuse_links(folders: Iterable[str], config: DictConfig) -> None:
@@ -96,20 +92,6 @@ def _refuse_links(folders: Iterable[str], config: DictConfig) -> None:
         inner = (*Path(folder, ".hydra").glob("*.yaml"), *Path(folder, TENSORBOARD).glob("*"))
         for path in (*(Path(folder, name) for name in names), *inner):
             refuse_link(path)
-
-
-def separate_save_dir(cfg: Any) -> None:
-    """Set the SAVE_DIR of a job of a sweep to its own folder: the jobs would continue and overwrite each other's run."""
-    if not HydraConfig.initialized() or OmegaConf.is_missing(HydraConfig.get().job, "num"):
-        return
-    folder = HydraConfig.get().sweep.subdir
-    # Hydra's own launcher runs the jobs in one process, in which fairseq keeps the writers and the best score of a run.
-    for writer in progress_bar._tensorboard_writers.values():
-        writer.close()
-    progress_bar._tensorboard_writers.clear()
-    vars(checkpoint_utils.save_checkpoint).pop("best", None)
-    if folder not in ("", ".") and not cfg.checkpoint.save_dir.endswith(f"/{folder}"):
-        cfg.checkpoint.save_dir = f"{cfg.checkpoint.save_dir}/{folder}"
 
 
 def _accept_user_dir(user_dir: str) -> None:
