@@ -28,10 +28,10 @@ def import_fairseq(checkpoint: str | None = None) -> None:
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Append the default of an option to its help, unless the default is None or the help states it already."""
+    """Append the default of an option to its help, unless that is None or False, or the help states it already."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default is None or "(default: " in (action.help or ""):
+        if action.default in (None, False) or "(default: " in (action.help or ""):
             return action.help
         return super()._get_help_string(action)
 

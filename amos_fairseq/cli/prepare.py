@@ -31,13 +31,16 @@ class KindParser(argparse.ArgumentParser):
     is_text = is_intermixed = False
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        if self.is_text or self.is_intermixed:
+        if self.is_intermixed:
             return super().parse_known_args(args, namespace)
-        self.is_intermixed = True  # the method below calls this one
-        given, rest = self.parse_known_intermixed_args(args, namespace)
+        self.is_intermixed = True  # the methods below call this one
+        parse = super().parse_known_args if self.is_text else self.parse_known_intermixed_args
+        given, rest = parse(args, namespace)
         self.is_intermixed = False
+        if rest:  # here, where the usage is that of the kind
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
         if "out_option" in given:
-            if not rest and (given.out is None) == (given.out_option is None):
+            if (given.out is None) == (given.out_option is None):
                 self.error("give the output directory once, as OUT or by --out DIR")
             given.out = given.out or given.out_option
         return given, rest

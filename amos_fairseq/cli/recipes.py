@@ -1,6 +1,7 @@
 """``amos recipes``: list the recipes of pretraining with their tokens, FLOPs and predicted hours."""
 
 import argparse
+import functools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,7 @@ from amos_fairseq.measure.recipe_costs import (
     costs_of_recipes,
 )
 from amos_fairseq.recipe_files import DEFAULT_VOCABULARY, find_recipe, packaged_recipes
+from amos_fairseq.terminal import say
 
 SIZES = ("tiny", "mini", "small", "base", "large")
 
@@ -46,12 +48,18 @@ def run(arguments: argparse.Namespace) -> None:
     names = arguments.recipes or sorted(packaged_recipes(), key=by_size)
     names += packaged_recipes("variants/*.yaml") if arguments.variants else []
     found = [(name, *find_recipe(name)) for name in names]  # a wrong name is reported before anything is counted
-    rows = costs_of_recipes(found, arguments.vocabulary_size, import_fairseq)
+    rows = costs_of_recipes(found, arguments.vocabulary_size, start_counting)
     if arguments.json:
         print(json.dumps(list(rows), indent=2))
         return
     for line in table(rows, width=max(map(len, names))):
         print(line, flush=True)  # a row that has to be counted takes a second
+
+
+@functools.cache
+def start_counting() -> None:
+    say("counting operations, about a second a recipe; the next call knows those of the package", "recipes")
+    import_fairseq()
 
 
 def by_size(name: str) -> int:

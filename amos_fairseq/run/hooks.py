@@ -54,7 +54,7 @@ HOOKS: dict[str, tuple[Callable[..., Any], ...]] = {
     # Once in the process of the command.
     # flags, the words of the command line
     "flags_parsed": (names.check_flags, mixed_precision.leave_tpu_to_its_flag),
-    # cfg; everything is registered and nothing is built
+    # cfg; under Hydra, whose settings have no flags: everything is registered and nothing is built
     "before_defaults": (names.check_config, save_dir.separate_jobs),
     # cfg; no rank exists
     "before_launch": (
@@ -112,22 +112,22 @@ HOOKS: dict[str, tuple[Callable[..., Any], ...]] = {
         names.check_best_metric,
         compilation.log_compilation,
     ),
-    # SAVE_DIR, "train", update, logged values
+    # SAVE_DIR, "train", update, logged values. First rank only
     "interval_logged": (
         metrics_log.append_record,  # first: it records what fairseq logs
         progress.show_interval,
     ),
-    # SAVE_DIR, subset, update, logged values
+    # SAVE_DIR, subset, update, logged values. First rank only
     "validation_logged": (metrics_log.append_record,),
     # trainer -> whether to save it
     "may_save": (divergence.is_unsuspicious,),
-    # trainer, state
+    # trainer, state; in every rank, of which the first writes it
     "state_to_save": (checkpoints.keep_last_history, divergence.save_recent_updates, collapse.save_count),
     # trainer; also where it may not be saved, so that a timed save is not due again at once
     "after_save": (signals.record_last_save,),
     # cfg, trainer, epoch iterator, whether it was the last; validated and saved, where due
     "update_completed": (signals.stop_after_update,),
-    # no argument; all of that is over, and fairseq asks for the next batch
+    # no argument; all of that is over, and fairseq asks for the next batch. First rank only: no collective operation
     "before_next_batch": (progress.count_update,),
     # whether the run ends
     "after_epoch": (progress.end_epoch,),

@@ -79,12 +79,12 @@ def _interrupt(launches: bool) -> None:
     _interrupted_at.append(now)
 
 
-def finish_updates(*details: Any) -> None:
+def finish_updates(cfg: Any, trainer: Any) -> None:
     """From the first epoch on, Ctrl-C waits for the end of an update."""
     _trains.set()
 
 
-def install_handlers(*details: Any) -> None:
+def install_handlers(cfg: Any = None) -> None:
     """Handle the signals from now on, if this is the main thread."""
     if threading.current_thread() is not threading.main_thread():
         return

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fairseq.data.iterators import BackgroundConsumer
 
-from amos_fairseq.compat.prefetching import stop_readers
+from amos_fairseq.run import hooks
 
 
 @pytest.mark.parametrize("size", [0, 1], ids=["reads", "waits for space"])
@@ -25,5 +25,5 @@ def test_background_readers_end(size: int) -> None:
     reader = BackgroundConsumer(queue.Queue(size), endless(), None, None)
     reader.start()
     time.sleep(0.1)
-    stop_readers()
+    hooks.at("after_rank")
     assert not reader.is_alive()

@@ -219,3 +219,11 @@ def test_flags_of_preprocess_are_in_its_help():
     }
     assert given
     assert not [pair for pair in given if not re.search(rf"{re.escape(pair[1])}\b", help_of(pair[0]))]
+
+
+def test_the_package_names_no_script_of_a_checkout() -> None:
+    """Messages, help and recipes: a wheel has none."""
+    sources = [path for pattern in ("*.py", "*.yaml") for path in (ROOT / "amos_fairseq").rglob(pattern)]
+    named = [path.name for path in sources if re.search(r"prepare\.sh|download\.sh", path.read_text(encoding="utf-8"))]
+    assert sources
+    assert named == []

@@ -3,6 +3,7 @@
 Only ``functional/cuda`` imports Triton, and only ``model.kernels=triton`` on CUDA imports ``functional/cuda``.
 """
 
+import re
 import sys
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -15,23 +16,6 @@ from tiny_runs import ROOT, environment, run_process
 from amos_fairseq.errors import UserError
 from amos_fairseq.run.compilation import require_triton
 
-# Folder -> the folders that its modules may import, besides their own and (except functional and modules) the modules that lie
-# directly in the package. A folder that is not named may import all of them, and those of its kind, but not the commands.
-LAYERS = {
-    "": set(),
-    "functional": set(),
-    "modules": {"functional"},
-    "tokenization": set(),
-    "compat": {"functional"},
-    "data": {"functional", "tokenization"},
-    "optim": {"functional", "modules", "compat"},
-    "models": {"functional", "modules"},
-    "criterions": {"functional", "modules", "models", "data"},
-    "tasks": {"functional", "modules", "models", "data"},
-    "prepare": {"functional", "tokenization", "data"},
-    "run": {"functional", "modules", "compat", "data"},
-    "checkpoints": {"functional", "modules", "models", "tokenization"},
-}
 WITHOUT_GROUND_FLOOR = {"functional", "modules"}
 KERNELS = "amos_fairseq.functional.cuda"
 
@@ -77,24 +61,33 @@ def layer_of(module: str, paths: dict[str, Path]) -> str:
     return "" if len(parts) == 1 and paths[module].name != "__init__.py" else parts[0]
 
 
-def test_imports_run_downward() -> None:
-    paths, found = modules(), set()
+def may_import() -> dict[str, set[str] | None]:
+    """The table of CONTRIBUTING.md: folder -> the folders above it that it may import; None: all. "" is the ground floor."""
+    lines = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines()
+    rows = [line.strip("|").split("|") for line in lines if line.startswith("| `")]
+    table: dict[str, set[str] | None] = {}
+    for folders, _, allowed in rows:
+        named = None if "everything" in allowed else set(re.findall("`([^`]+)`", allowed))
+        assert named is None or named <= table.keys(), f"{folders} names a folder that is not above it"
+        table |= dict.fromkeys(re.findall("`([^`]*)`", folders.replace("*.py", "")), named)
+    return table
+
+
+def test_imports_are_those_of_the_table() -> None:
+    """Each folder imports only what its row permits, and all that it names."""
+    paths, table, found = modules(), may_import(), set()
     for name, imported in graph().items():
-        layer = layer_of(name, paths)
-        allowed = LAYERS.get(layer)
-        for other in imported:
-            below = layer_of(other, paths)
-            is_allowed = below != "cli" if allowed is None else below in allowed
-            is_allowed |= below == "" and layer not in WITHOUT_GROUND_FLOOR
-            if below != layer and not (layer == "cli" or is_allowed):
-                found.add((name, other))
-    assert not found, sorted(found)
-
-
-def test_no_layer_is_above_itself() -> None:
-    """So the table has an order, and with it the folders."""
-    assert set().union(*LAYERS.values()) < set(LAYERS)
-    TopologicalSorter(LAYERS).prepare()
+        found |= {(layer_of(name, paths), layer_of(other, paths), name, other) for other in imported}
+    wrong = []
+    for layer, below, *edge in sorted(found):
+        allowed = table[layer]
+        is_free = below == "" and layer not in WITHOUT_GROUND_FLOOR
+        is_allowed = (below != "cli" or layer == "cli") if allowed is None else below in allowed
+        if layer != below and not (is_free or is_allowed):
+            wrong.append(edge)
+    assert wrong == []
+    assert {(layer, below) for layer, allowed in table.items() for below in allowed or ()} <= {e[:2] for e in found}
+    assert table.keys() == {layer_of(name, paths) for name in graph()} | {"recipes"}
 
 
 def test_only_the_kernels_import_triton_and_nothing_imports_them_at_its_top_level() -> None:

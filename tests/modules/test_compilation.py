@@ -22,6 +22,7 @@ from amos_fairseq.functional.attention import NO_BIAS
 from amos_fairseq.modules import encoder as encoders
 from amos_fairseq.modules.encoder import TransformerEncoder, call_layer, compiled_call
 from amos_fairseq.run import compilation as trainers
+from amos_fairseq.run import hooks
 
 needs_compiler = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
 MASK = torch.tensor([[False] * 6, [False] * 4 + [True] * 2])
@@ -212,7 +213,7 @@ def test_compilation_is_logged_before_and_after(traced: None, monkeypatch, caplo
         trainers.compile_layers(trainer)
         assert caplog.messages == ["compiling the encoder's layers: the first updates take about a minute longer"]
         for _ in range(3):
-            trainers.start_clock(trainer)
+            hooks.at("before_update", trainer)
             trainer.train_step([small_batch()])
             trainers.log_compilation(trainer, {})
     assert len(caplog.messages) == 2

@@ -47,6 +47,14 @@ def test_wrong_numbers_of_arguments(capsys, arguments):
     assert "error: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("arguments", [["my.txt", "--out", "D"], ["glue", *ABC, "D"]], ids=["text", "glue"])
+def test_an_unknown_flag_is_reported_with_the_usage_of_its_kind(capsys, arguments):
+    with pytest.raises(SystemExit, match="2"):
+        main(["prepare", *arguments, "--typo", "3"])
+    kind = "glue" if "glue" in arguments else "text"
+    assert f"amos prepare {kind}: error: unrecognized arguments: --typo 3" in capsys.readouterr().err
+
+
 def test_help(capsys):
     pages = {}
     for kind in ([], ["text"], ["glue"], ["glue-download"], ["squad"], ["tagging"], ["probing"]):

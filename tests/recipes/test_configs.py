@@ -300,7 +300,7 @@ def test_the_guide_lists_every_variant() -> None:
 
 @pytest.mark.slow
 def test_small_sizes_can_be_appended_to_every_variant() -> None:
-    """The widest range of sizes; one update of each variant with other code is in tests/flops/test_recipes.py."""
+    """The widest range of sizes; one update of each variant with other code is in tests/measure/test_recipes.py."""
     for stem in ("amos_12_layer_generator", "electra_generator_32", "electra_generator_512", "teams_full_tie"):
         name = f"variants/{stem}"
         model = compose_recipe(name, "+sizes=tiny", *REQUIRED.get(name, [])).model

@@ -13,6 +13,7 @@ from interrupted_run import num_updates
 
 from amos_fairseq.errors import COLLAPSED, CollapsedError
 from amos_fairseq.metrics_file import read_records
+from amos_fairseq.run import hooks
 from amos_fairseq.run.collapse import STATE, load_count, save_count, watch_discriminator
 
 
@@ -70,6 +71,7 @@ def test_the_count_of_a_checkpoint(saved: object, updates: int, reset: bool, exp
     state = {"extra_state": {}}
     save_count(trainer, state)
     assert state == {"extra_state": {STATE: expected}}
+    assert save_count in hooks.HOOKS["state_to_save"]
 
 
 @pytest.mark.slow

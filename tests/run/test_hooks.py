@@ -3,6 +3,7 @@
 import math
 import os
 import signal
+import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from omegaconf import OmegaConf
+from tiny_runs import TINY_RUN, run_process
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.run import divergence, hooks, metrics_log, save_dir, signals
@@ -89,6 +91,42 @@ def test_all_moments_are_reached() -> None:
     """By the source of the functions: a hook of a moment that nobody calls would be lost."""
     source = Path(hooks.__file__).read_text(encoding="utf-8")
     assert [moment for moment in hooks.HOOKS if f'at("{moment}"' not in source] == []
+
+
+# fairseq-train in this process; prints each hook that it has called.
+TRAINING_WITH_NOTES = """
+import amos_fairseq
+from amos_fairseq.run import hooks
+
+def noted(moment, hook):
+    return lambda *arguments: (called.append(f"{moment} {hook.__name__}"), hook(*arguments))[1]
+
+called = []
+for moment, of_moment in hooks.HOOKS.items():
+    hooks.HOOKS[moment] = tuple(noted(moment, hook) for hook in of_moment)
+from fairseq_cli.train import cli_main
+
+cli_main()
+print("called", *dict.fromkeys(called), sep="\\n")
+"""
+
+
+@pytest.mark.slow
+def test_a_run_calls_all_hooks(binarized_corpus: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", TRAINING_WITH_NOTES, binarized_corpus, *TINY_RUN]
+    done = run_process([*command, "--save-dir", tmp_path / "run"])
+    assert done.returncode == 0, done.stderr
+    called = done.stdout.partition("called\n")[2].splitlines()
+    moments = hooks.HOOKS.keys() - {"before_defaults"}  # of Hydra alone
+    assert set(called) == {f"{moment} {hook.__name__}" for moment in moments for hook in hooks.HOOKS[moment]}
+
+
+def test_a_save_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a timed save is not due again at once, and the save at a signal is not repeated."""
+    trainer = SimpleNamespace(get_num_updates=lambda: 3)
+    hooks.at("after_save", trainer)
+    assert trainer.update_of_last_save == 3
+    assert time.monotonic() - trainer.time_of_last_save < 60
 
 
 def test_hooks_are_called_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,3 +136,4 @@ def test_an_unknown_best_metric_ends_the_run_at_its_first_update(metric: str, cr
     line = r"--best-checkpoint-metric los .* is not logged: give one of loss, num_updates$"
     with pytest.raises(UserError, match=line) if is_refused else nullcontext():
         check_best_metric(trainer, logged)
+    assert check_best_metric in hooks.HOOKS["after_update"]

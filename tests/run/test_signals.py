@@ -35,7 +35,7 @@ def alone(updates: int = 5) -> Any:
 @pytest.mark.parametrize("number", signals.SIGNALS)
 def test_a_rank_records_the_signal(number: int) -> None:
     signals.install_handlers()
-    signals.finish_updates()
+    signals.finish_updates(None, None)
     assert signals.due_after_update(alone()) == (None, False)
     os.kill(os.getpid(), number)
     assert signals.due_after_update(alone()) == ({signal.SIGINT: INTERRUPTED}.get(number, REQUEUE), False)
@@ -51,7 +51,7 @@ def test_ctrl_c_before_the_first_update_ends_at_once(capfd: pytest.CaptureFixtur
 
 def press_twice(seconds_between: float) -> None:
     signals.install_handlers()
-    signals.finish_updates()
+    signals.finish_updates(None, None)
     for _ in range(2):
         os.kill(os.getpid(), signal.SIGINT)
         signals._interrupted_at[0] -= seconds_between
