@@ -24,7 +24,10 @@ def register() -> None:
     from amos_fairseq import compat
 
     compat.apply()
-    importlib.import_module("amos_fairseq.run.hooks").apply()  # imported when fairseq is patched
+
+    from amos_fairseq.run import hooks  # imports fairseq's tasks: a torchaudio that does not load is hidden now
+
+    hooks.apply()
     # models/NAME.py and criterions/NAME.py of each objective register themselves with fairseq when they are imported.
     for objective in OBJECTIVES:
         importlib.import_module(f"amos_fairseq.models.{objective}")

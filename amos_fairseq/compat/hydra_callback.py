@@ -16,6 +16,7 @@ To locate the class, Hydra imports ``amos_fairseq``, which applies every patch. 
 import os
 import tempfile
 from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict, read_write
 
-import amos_fairseq
 from amos_fairseq.errors import UserError, report_user_errors, save_dir_not_writable
 from amos_fairseq.files import refuse_link
 from amos_fairseq.python_process import leave_out_current_folder
@@ -48,7 +48,8 @@ class ImportPlugin(Callback):
 
     def __init__(self, user_dir: str | None = None) -> None:
         leave_out_current_folder()  # of the jobs that a launcher of Hydra starts with "python -m", before any configuration
-        amos_fairseq.register()  # at once, unless `amos` has postponed it
+        # The package above this folder, which Hydra has imported: register at once, unless `amos` has postponed it.
+        import_module(PACKAGE.name).register()
         if user_dir is not None:
             with report_user_errors():  # Hydra would wrap the message in three lines of its own
                 _accept_user_dir(user_dir)
