@@ -60,11 +60,12 @@ def name_lost_ranks(error: RuntimeError) -> None:
 def find_lost_ranks(seconds: float = 10.0) -> list[int]:
     """Return the ranks that do not report to the store within ``seconds``, after a collective has failed on this one.
 
-    The first rank, if the store cannot be reached: without torchrun it runs there.
+    The store runs on the first rank, without torchrun: where it cannot be reached, that rank is lost, unless it had ended with
+    the same finding.
     """
     rank, ranks = torch.distributed.get_rank(), range(torch.distributed.get_world_size())
     store = torch.distributed.distributed_c10d._get_default_store()
-    end = time.monotonic() + seconds
+    end, missing = time.monotonic() + seconds, [0]
     try:
         store.set(f"amos_fairseq/failed/{rank}", "")
         while True:
@@ -73,7 +74,7 @@ def find_lost_ranks(seconds: float = 10.0) -> list[int]:
                 return missing or [other for other in ranks if other != rank]
             time.sleep(0.1)
     except RuntimeError:  # DistStoreError
-        return [0]
+        return missing or [0]
 
 
 def visible_gpus(cfg: Any) -> int:

@@ -48,8 +48,9 @@ def test_states_keep_several_directions(
 ) -> None:
     """Share of the first component at update 300, on three texts and with three seeds of electra_mini: 0.78 to 0.955 alive,
     0.987 to 0.999 collapsed. AMOS tiny has 0.978 with 16 blocks an update."""
-    command = ["--config-dir", str(RECIPES), "--config-name", recipe, f"task.data={corpus}", "checkpoint.save_dir=RUN"]
-    done = run_module("fairseq_cli.hydra_train", [*command, *SHORTER, *settings], tmp_path)
+    command = ["--config-dir", str(RECIPES), "--config-name", recipe, f"task.data={corpus}"]
+    command += [f"checkpoint.save_dir={tmp_path}/RUN", *SHORTER, *settings]
+    done = run_module("fairseq_cli.hydra_train", command)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     (record,) = [record for record in read_records(tmp_path / "RUN") if record["split"] == "valid"]
     assert (record["rtd_first_component"] < 0.975) is is_alive, record
