@@ -1,6 +1,7 @@
 """``amos prepare KIND``: raw files to what training reads. The scripts of ``preprocess`` in a checkout call it.
 
-The arguments of all kinds are here, apart from the work, whose imports would slow down ``amos --help``.
+The arguments of all kinds are here and not beside the work, whose imports would slow down ``amos --help``. A new kind is a
+function ``add_KIND``, its line in :func:`add_parser` and in :func:`run`, and ``prepare/KIND.py`` with ``run(arguments)``.
 """
 
 import argparse
@@ -16,8 +17,8 @@ from amos_fairseq.prepare import DEFAULT_VOCAB_SIZE, GLUE_BASE_URL, GLUE_BASE_UR
 DESCRIPTION = """\
 Convert raw files to what training reads. Each kind has its own --help.
 
-amos prepare FILE ... means amos prepare text FILE ...: the first word is a kind if it is the name of one, also where a file
-has that name; such a file is given as ./text."""
+amos prepare FILE ... means amos prepare text FILE ... The first word is a kind if it is the name of one, even where a file
+has that name: give such a file as ./NAME."""
 TEXT = "text"
 
 
@@ -26,17 +27,17 @@ class KindFormatter(HelpFormatter, argparse.RawDescriptionHelpFormatter):
 
 
 class KindParser(argparse.ArgumentParser):
-    """The parser of a kind. OUT is the last positional argument or the value of --out; options may stand between."""
+    """The parser of a kind. OUT is a positional argument, or the value of --out; options may stand between the arguments."""
 
-    is_text = is_intermixed = False
+    is_text = is_parsing = False
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        if self.is_intermixed:
+        if self.is_parsing:
             return super().parse_known_args(args, namespace)
-        self.is_intermixed = True  # the methods below call this one
+        self.is_parsing = True  # argparse's methods call this one
         parse = super().parse_known_args if self.is_text else self.parse_known_intermixed_args
         given, rest = parse(args, namespace)
-        self.is_intermixed = False
+        self.is_parsing = False
         if rest:  # here, where the usage is that of the kind
             self.error(f"unrecognized arguments: {' '.join(rest)}")
         if "out_option" in given:
@@ -53,8 +54,8 @@ def add_parser(subparsers: Any) -> None:
     parse = parser.parse_known_args
     # An instance's method, because argparse chooses the class of subparsers for all of them.
     parser.parse_known_args = lambda args, namespace=None: parse(with_kind(args, kinds.choices), namespace)
-    for add_kind in (add_text, add_glue, add_glue_download, add_squad, add_tagging, add_probing):
-        add_kind(kinds)
+    for add in (add_text, add_glue, add_glue_download, add_squad, add_tagging, add_probing):
+        add(kinds)
     parser.set_defaults(run=run)
 
 
@@ -72,9 +73,9 @@ def run(arguments: argparse.Namespace) -> None:
         TEXT: (text, "it continues after the last finished part"),
         "glue": (glue, "finished tasks are skipped"),
         "glue-download": (glue_download, "it continues where it stopped"),
-        "squad": (squad, "nothing was left"),
-        "tagging": (tagging, "nothing was left"),
-        "probing": (probing, "nothing was left"),
+        "squad": (squad, "it starts again"),
+        "tagging": (tagging, "it starts again"),
+        "probing": (probing, "it starts again"),
     }
     module, repeated = modules[arguments.kind]
     with ending_in_one_line(repeated, getattr(module, "COMMAND", "prepare")):

@@ -1,8 +1,8 @@
 """Faults of fairseq, and of fairseq with today's Python and PyTorch: what a fixed fairseq would not need.
 
 :data:`PATCHES` lists the functions that are replaced because of faults alone, by what, and why. Where a feature of ours needs
-the same function, :mod:`amos_fairseq.run.hooks` replaces it and calls the functions of this package among its hooks. Nothing is
-imported here but ``functional`` and the modules on the ground floor of the package (errors, files, collectives ...).
+the same function, :mod:`amos_fairseq.run.hooks` replaces it and calls the functions of this package among its hooks. This
+package imports only the ground floor (errors, files, collectives ...).
 """
 
 # isort: off
@@ -29,8 +29,7 @@ from hydra._internal.config_repository import CachingConfigRepository
 from amos_fairseq.compat import apex, checkpoints, device_reads, distribution, master_weights, mixed_precision, scores
 from amos_fairseq.compat.patching import Patch, Script, apply_patches
 
-# Reason -> (owner, attribute, replacement). A replacement is called with the function that it replaces and then with the
-# arguments.
+# Reason -> patches. A replacement is called with the function that it replaces, and then with its arguments.
 PATCHES = {
     "torch >= 2.6 loads data only: fairseq reports refused files unclearly and broadcasts classes that are refused": (
         Patch(checkpoint_utils, "load_checkpoint_to_cpu", checkpoints.load_with_explanation),
@@ -51,33 +50,38 @@ PATCHES = {
     ),
     "Gradients of accumulated micro-batches are added up in 16 bits": (
         Patch(_FP16OptimizerMixin, "backward", master_weights.sum_after_backward),
+        Patch(Trainer, "_build_optimizer", master_weights.sum_in_float32),
+    ),
+    "Master weights and their gradients are copied and zeroed one by one, some kernels for each": (
         Patch(_FP16OptimizerMixin, "zero_grad", master_weights.zero_masters_at_once),
         Patch(_FP16OptimizerMixin, "_sync_fp32_params_to_fp16", master_weights.copy_masters_at_once),
-        Patch(Trainer, "_build_optimizer", master_weights.sum_in_float32),
     ),
     "--amp divides the gradient by the loss scale twice": (Patch(AMPOptimizer, "step", mixed_precision.unscale_once),),
     "The states of NVIDIA's FusedAdam and of other Adams cannot be exchanged": (
         Patch(FairseqOptimizer, "load_state_dict", apex.load_either_layout),
     ),
-    "Several ranks do not work on a CPU, and differ there in silence": (
+    "Several ranks do not work on a CPU, where gradients that differ go unnoticed": (
         Patch(distributed_fairseq_model, "DistributedDataParallel", distribution.data_parallel_on_any_device),
         Patch(Trainer, "_check_grad_norms", distribution.check_gradient_norms),
     ),
     "--fp16 reads its gradient norm three times": (
         Patch(_FP16OptimizerMixin, "clip_grad_norm", device_reads.read_fp16_norm_once),
     ),
-    "Validation scores can be numpy scalars, which make checkpoints unloadable, or nan": (
+    "Validation scores can be nan, or numpy scalars, with which a checkpoint cannot be loaded": (
         Patch(Script.TRAINING, "validate", scores.return_comparable_scores),
     ),
     "Every rank reads the whole corpus": (Patch(indexed_dataset, "_warmup_mmap_file", open_without_reading),),
-    "Hydra copies every class that fairseq has registered for each composition": (
+    "For each composition Hydra copies every class that fairseq has registered": (
         Patch(CachingConfigRepository, "__init__", share_config_store),
     ),
 }
 
 
 def apply() -> None:
-    """Patch fairseq in place. Called once, when the plugin is imported, before fairseq parses the flags."""
+    """Patch fairseq in place. Called once, when the plugin is imported, before fairseq parses the flags.
+
+    Besides the functions above, this hides a ``torchaudio`` that does not load, and lets PyTorch load what fairseq saves.
+    """
     hide_broken_torchaudio()
     checkpoints.restrict_classes()
     for patches in PATCHES.values():

@@ -1,6 +1,6 @@
 """Sampling of replaced tokens by its definition, one random number for every token, with and without a gradient.
 
-Training uses :mod:`~amos_fairseq.functional.sampling` instead, unless ``--kernels reference`` is given.
+Training uses :mod:`~amos_fairseq.functional.sampling` instead, except with ``--kernels reference`` or ``--gumbel-entries 0``.
 
 Shapes: ... any leading shape of masked positions, V padded vocabulary size, D width of the token embeddings.
 """

@@ -1,13 +1,12 @@
 """What happens at each moment of a run, and in which order.
 
-:data:`HOOKS` is the table. The functions below it replace those of fairseq, each exactly once, and read as: the hooks of the
-moment before, fairseq's own function, the hooks of the moment after.
+:data:`HOOKS` is the table. Each function below it replaces one of fairseq's and reads: the hooks of the moment before,
+fairseq's own function, the hooks of the moment after. :data:`REPLACED` lists them; no function is replaced twice.
 
 A new hook is a small function with the arguments of its moment, in the file of its topic: in this folder, or in ``compat`` if a
 fixed fairseq would not need it. Add it to the list of its moment here, with the reason where its place matters. A new moment
 is a line of the table and an ``at("moment", ...)`` in the function of fairseq that reaches it; if none of the functions below
-does, replace one more in :data:`REPLACED`. The table of what is replaced because of a fault alone is in
-:mod:`amos_fairseq.compat`.
+does, replace one more in :data:`REPLACED`. What is replaced only because of a fault is in :mod:`amos_fairseq.compat`.
 """
 
 import functools
@@ -49,12 +48,13 @@ from amos_fairseq.setting_checks import check_configuration
 
 Stock = Callable[..., Any]  # fairseq's own function
 
-# Moment -> its hooks in their order. The comment has their arguments.
+# Moment -> its hooks in their order. The comment above a moment has their arguments. Every rank reaches it, unless the comment
+# says otherwise: there a collective operation would wait forever.
 HOOKS: dict[str, tuple[Callable[..., Any], ...]] = {
     # Once in the process of the command.
     # flags, the words of the command line
     "flags_parsed": (names.check_flags, mixed_precision.leave_tpu_to_its_flag),
-    # cfg; under Hydra, whose settings have no flags: everything is registered and nothing is built
+    # cfg; under Hydra, and again in each rank: everything is registered and nothing is built
     "before_defaults": (names.check_config, save_dir.separate_jobs),
     # cfg; no rank exists
     "before_launch": (
@@ -88,11 +88,11 @@ HOOKS: dict[str, tuple[Callable[..., Any], ...]] = {
     ),
     #
     # In each epoch.
-    # trainer, epoch iterator -> whether to train it
+    # trainer, epoch iterator -> whether to train it; if any says no, the run ends
     "may_train": (resume.is_unfinished,),
     # cfg, trainer
     "before_epoch": (signals.finish_updates, progress.start_epoch),
-    # settings of fairseq's bar, of an epoch or a validation
+    # settings of fairseq's bar of an epoch
     "before_bar": (progress.replace_bar,),
     # SAVE_DIR, epoch, its iterator
     "new_epoch_bar": (metrics_log.follow_epoch,),
@@ -102,7 +102,7 @@ HOOKS: dict[str, tuple[Callable[..., Any], ...]] = {
     "before_update": (failed_updates.forget_outputs, compilation.start_clock),
     # trainer, norm of the gradient on its device, before the optimizer's step
     "after_gradient": (failed_updates.check_amp_gradient,),
-    # trainer, norm on the host, after the step; None without one
+    # trainer, norm on the host, after the step; also for each validation batch, with None
     "before_statistics": (device_reads.log_gradient_norm, failed_updates.check_gradient),
     # trainer, logged values; None after an overflow
     "after_update": (
@@ -121,13 +121,13 @@ HOOKS: dict[str, tuple[Callable[..., Any], ...]] = {
     "validation_logged": (metrics_log.append_record,),
     # trainer -> whether to save it
     "may_save": (divergence.is_unsuspicious,),
-    # trainer, state; in every rank, of which the first writes it
+    # trainer, state. Only on ranks that save, usually the first: no collective operation
     "state_to_save": (checkpoints.keep_last_history, divergence.save_recent_updates, collapse.save_count),
     # trainer; also where it may not be saved, so that a timed save is not due again at once
     "after_save": (signals.record_last_save,),
-    # cfg, trainer, epoch iterator, whether it was the last; validated and saved, where due
+    # cfg, trainer, epoch iterator, whether it was the last; after validation and saving, where due
     "update_completed": (signals.stop_after_update,),
-    # no argument; all of that is over, and fairseq asks for the next batch. First rank only: no collective operation
+    # no argument; after all moments of the update. First rank only
     "before_next_batch": (progress.count_update,),
     # whether the run ends
     "after_epoch": (progress.end_epoch,),
@@ -212,7 +212,7 @@ def train_epoch(stock: Stock, cfg: Any, trainer: Trainer, task: Any, epoch_itr: 
 
 
 def make_bar(stock: Stock, iterator: Any, *args: Any, **kwargs: Any) -> Any:
-    # Only fairseq's trainer passes SAVE_DIR (under the name that Aim uses); other commands do not.
+    # Only fairseq's training script passes SAVE_DIR (under the name that Aim uses); other commands do not.
     directory = kwargs.get("aim_param_checkpoint_dir")
     if directory is None:
         return stock(iterator, *args, **kwargs)

@@ -33,7 +33,7 @@ COLUMNS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", metavar="DATA", help="corpus of prepare.sh")
+    parser.add_argument("data", metavar="DATA", help="corpus of amos prepare")
     parser.add_argument("out", metavar="OUT", type=Path)
     parser.add_argument(
         "settings", nargs="*", metavar="KEY=VALUE", help="for every run, such as optimization.max_update=200"

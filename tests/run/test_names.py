@@ -125,6 +125,7 @@ class OurCriterion:
         ("los", OurCriterion(), True),
         ("loss", OurCriterion(), False),
         ("num_updates", OurCriterion(), False),
+        ("rtd_first_component", OurCriterion(), False),  # of validation alone
         ("x", 3, False),
     ],
 )
