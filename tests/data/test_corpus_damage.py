@@ -70,7 +70,9 @@ def test_damage_is_noticed_before_training(corpus: Path, name: str, with_hashes:
         (corpus / "corpus.json").unlink()
         if reason is None:  # a whole text of another corpus
             return
-    expected = reason if reason is not None and "add up" not in reason else "train.... is not the file that prepare"
+    expected = (
+        reason if reason is not None and "add up" not in reason else "train.... is not the file that amos prepare"
+    )
     with pytest.raises(UserError, match=expected if with_hashes else reason):
         make_task(corpus).load_dataset("train")
 
@@ -90,7 +92,7 @@ def test_a_cut_tokenizer_is_noticed_before_training(corpus: Path, with_hashes: b
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"shards": 3, "tokenizer": {"sha256": ""}}', "\0", "[" * 9999])
 def test_a_damaged_manifest_is_one_line(corpus: Path, content: str) -> None:
     (corpus / "corpus.json").write_text(content)
-    with pytest.raises(UserError, match=r"corpus\.json .*is damaged, or was not written by prepare\.sh"):
+    with pytest.raises(UserError, match=r"corpus\.json .*is damaged, or was not written by amos prepare"):
         make_task(corpus)
 
 
@@ -141,8 +143,8 @@ def test_prepared_files_are_all_there_and_unchanged(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"input1/train\.bin is missing"):
         check_prepared(tmp_path, "task.json", "train")
     (tmp_path / "input1/train.bin").write_bytes(b"4")
-    with pytest.raises(UserError, match=r"input1/train\.bin is not the file that prepare\.sh wrote"):
+    with pytest.raises(UserError, match=r"input1/train\.bin is not the file that amos prepare wrote"):
         check_prepared(tmp_path, "task.json", "train")
     manifest.write_text(json.dumps({"sha256": hashes | {"input1/train.bin": None}}))
-    with pytest.raises(UserError, match=r"task\.json was not written by prepare\.sh"):
+    with pytest.raises(UserError, match=r"task\.json was not written by amos prepare"):
         check_prepared(tmp_path, "task.json", "train")

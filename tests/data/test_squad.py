@@ -149,7 +149,7 @@ def test_missing_and_damaged_files_are_named(data, tmp_path):
         SquadSplit(data, "test")
     for name in ("train.examples.jsonl", "train.question.bin"):
         (tmp_path / name).write_bytes((data / name).read_bytes())
-    with pytest.raises(UserError, match=r"train\.question\.idx is missing: give the directory that preprocess/squad"):
+    with pytest.raises(UserError, match=r"train\.question\.idx is missing: give the directory that amos prepare squad"):
         SquadSplit(tmp_path, "train")
     (tmp_path / "train.question.idx").write_bytes((data / "train.question.idx").read_bytes()[:-1])
     with pytest.raises(UserError, match=r"train\.question\.idx has .* bytes, its .* lines need"):

@@ -114,7 +114,7 @@ def test_batches_are_padded(directory):
         ("label.bin", lambda content: b"", r"train\.label\.bin holds no tokens"),
         ("label.idx", lambda content: content[:26] + b"\x02" + content[27:], "lengths and positions of its lines"),
         ("word_end.idx", lambda content: content[:46] + b"\x00" + content[47:], "lengths and positions of its line"),
-        ("word_start.bin", None, r"train\.word_start\.bin is missing: give the directory that preprocess/tagging"),
+        ("word_start.bin", None, r"train\.word_start\.bin is missing: give the directory that amos prepare tagging"),
     ],
 )
 def test_damaged_files_are_refused(tmp_path, name, harm, reason):
@@ -164,7 +164,7 @@ def test_a_manifest_names_no_folder_outside(tmp_path):
     labels = [["A\nB"], None, [], {"A": 1}, ["A", "A"], ["\ud800"], ["A\0"], [["A"]]]
     for change in (*({"column": value} for value in columns), *({"labels": value} for value in labels)):
         (tmp_path / "tagging.json").write_text(json.dumps(good | change))
-        with pytest.raises(UserError, match=r"tagging\.json was not written by prepare\.sh"):
+        with pytest.raises(UserError, match=r"tagging\.json was not written by amos prepare"):
             read_tagging_manifest(tmp_path)
     (tmp_path / "tagging.json").unlink()
     (tmp_path / "tagging.json").mkdir()

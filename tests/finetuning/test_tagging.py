@@ -51,7 +51,7 @@ def test_words_of_other_sentences_are_refused_before_the_training(session, tmp_p
     lines = (data / "valid.words.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     assert len(Tagging(session, data).words) == len(lines)
     (data / "valid.words.jsonl").write_text("".join(lines[1:] + lines[:1]), encoding="utf-8")
-    with pytest.raises(UserError, match=r"valid\.words\.jsonl is not the file that prepare\.sh wrote"):
+    with pytest.raises(UserError, match=r"valid\.words\.jsonl is not the file that amos prepare wrote"):
         Tagging(session, data)
     manifest = json.loads((data / "tagging.json").read_text(encoding="utf-8"))
     del manifest["sha256"]  # data of an earlier version

@@ -157,7 +157,7 @@ def test_a_changed_file_is_refused_at_opening(prepared_glue, tmp_path, name):
     harm_last_byte(tmp_path / "RTE" / name)
     reads = [lambda: read_glue_data(tmp_path, "RTE"), lambda: check_labeled_texts(pytest.fail, task, "valid")]
     for read in reads:
-        with pytest.raises(UserError, match=rf"{name} is not the file that prepare\.sh wrote: copy"):
+        with pytest.raises(UserError, match=rf"{name} is not the file that amos prepare wrote: copy"):
             read()
     (tmp_path / "RTE" / "task.json").unlink()
     (tmp_path / "RTE" / "input0" / "valid.idx").write_bytes(b"no index")

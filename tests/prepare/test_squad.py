@@ -78,7 +78,7 @@ def test_changed_and_damaged_files_are_refused_at_opening(data, tmp_path):
     shutil.copytree(data, copy)
     for name in ("valid.context_end.bin", "valid.examples.jsonl"):
         harm_last_byte(copy / name)
-        with pytest.raises(UserError, match=rf"{name} is not the file that prepare\.sh wrote: copy"):
+        with pytest.raises(UserError, match=rf"{name} is not the file that amos prepare wrote: copy"):
             SquadSplit(copy, "valid")
         shutil.copyfile(data / name, copy / name)
     assert len(SquadSplit(copy, "valid")) == len(SquadSplit(data, "valid"))
@@ -287,5 +287,5 @@ def test_invalid_manifests_are_refused(tmp_path, content):
     with pytest.raises(UserError, match=r"squad\.json is missing"):
         read_squad_manifest(tmp_path)
     (tmp_path / "squad.json").write_text(content)
-    with pytest.raises(UserError, match=r"was not written by prepare\.sh"):
+    with pytest.raises(UserError, match=r"was not written by amos prepare"):
         read_squad_manifest(tmp_path)

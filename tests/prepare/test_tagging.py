@@ -1,4 +1,4 @@
-"""preprocess/tagging: every word with its label and its pieces, and errors."""
+"""amos prepare tagging: every word with its label and its pieces, and errors."""
 
 import gzip
 import json
@@ -55,7 +55,7 @@ def test_a_changed_file_is_refused_at_opening(data, tmp_path, name):
     dictionary = Dictionary.load(str(data / "dict.txt"))
     assert len(TaggedSentences(copy, "valid", dictionary, 3, 64))
     harm_last_byte(copy / name)
-    with pytest.raises(UserError, match=rf"{name} is not the file that prepare\.sh wrote: copy"):
+    with pytest.raises(UserError, match=rf"{name} is not the file that amos prepare wrote: copy"):
         TaggedSentences(copy, "valid", dictionary, 3, 64)
     if name != "dict.txt":
         assert len(TaggedSentences(copy, "train", dictionary, 3, 64))

@@ -72,5 +72,5 @@ def test_a_damaged_task_file_is_refused(data, tmp_path):
         read_glue_data(tmp_path, "RTE")
     for content in ("{}", '{"task": "RTE"}', '{"task": "RTE", "kind": "k", "labels": [], "splits": 3}'):
         (tmp_path / "RTE" / "task.json").write_text(content)
-        with pytest.raises(UserError, match=r"task\.json was not written by prepare\.sh"):
+        with pytest.raises(UserError, match=r"task\.json was not written by amos prepare"):
             read_glue_data(tmp_path, "RTE")
