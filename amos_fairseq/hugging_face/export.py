@@ -49,6 +49,7 @@ def export(
     loaded = load_checkpoint(checkpoint, tokenizer)
     chosen = choose_part(loaded, part, depth, labels, family)
     converted = folder_tokenizer(loaded, chosen.family, chosen.shape.max_positions)
+    check_output_folder(out, force)  # again: something else may be there by now
     explained = explain_write_errors(out, "make room, permit writing, or give another folder")
     with explained, whole_folder(out, force) as unfinished, without_progress_bars():
         write_model(unfinished, chosen, converted)
