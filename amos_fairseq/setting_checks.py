@@ -111,9 +111,8 @@ def model_settings(file: Path, saved: Any) -> DictConfig:
     name = (saved.get("_name") or saved.get("arch")) if isinstance(saved, dict) else None
     name = str(name)
     model_class = ARCH_MODEL_REGISTRY.get(name) or MODEL_REGISTRY.get(name, object)
-    if not any(
-        base.__module__.startswith("amos_fairseq.") for base in model_class.__mro__
-    ):  # or derived from one of ours
+    # A model may be defined elsewhere and derived from one of this package.
+    if not any(base.__module__.startswith("amos_fairseq.") for base in model_class.__mro__):
         raise UserError(
             f"{file} contains a model of the architecture {name!r}, which is not one of this package: give a checkpoint that "
             "fairseq-train --user-dir amos_fairseq wrote"

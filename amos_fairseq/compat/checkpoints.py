@@ -188,8 +188,9 @@ def newer_than_last(last: str, save_dir: str, suffix: str) -> tuple[str, int] | 
     an earlier one (``--restore-file``) or started a new schedule (``--reset-*``): ``last`` is correct in that case.
     """
     newest = newest_complete_checkpoint(save_dir, suffix, written_after=os.path.getmtime(last))
+    header = read_header(last)
     try:
-        return newest if newest and newest[1] > num_updates_of(last, read_header(last)) else None
+        return newest if newest and newest[1] > num_updates_of(last, header) else None
     except UserError:  # a file from elsewhere, without a number of updates
         return None
 

@@ -23,8 +23,8 @@ from amos_fairseq.collectives import raise_on_every_rank
 from amos_fairseq.errors import UserError
 from amos_fairseq.setting_checks import config_class, read_section
 
-# Keys that only validation logs.
-VALIDATION_ONLY = ("unigram_entropy", "rtd_state_variance", "rtd_first_component", "rtd_participation_ratio")
+# Keys of a detection that only validation logs.
+OF_VALIDATION = ("rtd_state_variance", "rtd_first_component", "rtd_participation_ratio")
 
 
 def known_names() -> dict[str, set[str]]:
@@ -107,14 +107,15 @@ def check_flags(flags: Namespace, given: Sequence[str]) -> None:
 def check_best_metric(trainer: Any, logged: dict[str, Any] | None) -> None:
     """Check ``--best-checkpoint-metric`` after the first update, instead of after the first validation.
 
-    A criterion of this package logs the same keys in both, but for ``VALIDATION_ONLY``.
+    A criterion of this package logs the same keys in both, and with a detection ``OF_VALIDATION``.
     """
     if not logged or getattr(trainer, "metric_is_known", False):
         return
     metric = trainer.cfg.checkpoint.best_checkpoint_metric
     names = sorted(["num_updates", *(name for name in logged if not name.startswith("_"))])
+    names += OF_VALIDATION if "rtd_loss" in logged else ()
     is_ours = type(trainer.get_criterion()).__module__.startswith("amos_fairseq.")
-    if is_ours and not trainer.cfg.dataset.disable_validation and metric not in (*names, *VALIDATION_ONLY):
+    if is_ours and not trainer.cfg.dataset.disable_validation and metric not in names:
         raise_on_every_rank(
             f"--best-checkpoint-metric {metric} (checkpoint.best_checkpoint_metric) is not logged: give one of "
             f"{', '.join(names)}"

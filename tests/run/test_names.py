@@ -125,7 +125,6 @@ class OurCriterion:
         ("los", OurCriterion(), True),
         ("loss", OurCriterion(), False),
         ("num_updates", OurCriterion(), False),
-        ("rtd_first_component", OurCriterion(), False),  # of validation alone
         ("x", 3, False),
     ],
 )
@@ -138,3 +137,11 @@ def test_an_unknown_best_metric_ends_the_run_at_its_first_update(metric: str, cr
     with pytest.raises(UserError, match=line) if is_refused else nullcontext():
         check_best_metric(trainer, logged)
     assert check_best_metric in hooks.HOOKS["after_update"]
+
+
+def test_a_score_of_validation_alone_selects_the_best_where_there_is_a_detection() -> None:
+    cfg = {"checkpoint": {"best_checkpoint_metric": "rtd_first_component"}, "dataset": {"disable_validation": False}}
+    trainer = SimpleNamespace(cfg=OmegaConf.create(cfg), get_criterion=OurCriterion)
+    with pytest.raises(UserError, match=r"rtd_first_component .* is not logged"):
+        check_best_metric(trainer, {"loss": 1.0})
+    check_best_metric(trainer, {"loss": 1.0, "rtd_loss": 0.4})

@@ -45,7 +45,8 @@ def measure(settings: BenchSettings, num_kernels: int) -> None:
 def start_prediction(settings: BenchSettings) -> subprocess.Popen:
     """Start the process that predicts while the measurement is prepared."""
     command = [sys.executable, __file__, settings.config, "--predict", "--precision", settings.precision]
-    command += ["--vocabulary-size", str(settings.vocabulary_size), "--set", *settings.overrides]
+    command += ["--set", *settings.overrides]
+    command += [] if settings.vocabulary_size is None else ["--vocabulary-size", str(settings.vocabulary_size)]
     return subprocess.Popen(command, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, stdout=subprocess.PIPE, text=True)
 
 
@@ -101,7 +102,7 @@ def main() -> int:
     parser.add_argument("config")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--precision", choices=("float32", "bf16", "fp16"), default="bf16")
-    parser.add_argument("--vocabulary-size", type=int, default=32_768)
+    parser.add_argument("--vocabulary-size", type=int, help="entries (default: those of the data, or 32768)")
     parser.add_argument("--kernels", type=int, default=40, help="rows of the table")
     parser.add_argument("--set", dest="overrides", nargs="+", default=[])
     parser.add_argument("--predict", action="store_true", help="print the prediction as JSON")
