@@ -1,4 +1,4 @@
-"""What other libraries do when a process starts and nobody needs: warnings, a broken torchaudio, reads and copies."""
+"""The start of a process: hide warnings and a torchaudio that does not load, avoid needless reads and copies."""
 
 import copy
 import importlib

@@ -75,7 +75,7 @@ HOOKS: dict[str, tuple[Callable[..., Any], ...]] = {
     "after_trainer": (compilation.prepare_kernels, failed_updates.collect_outputs),
     # checkpoint settings, trainer
     "before_load": (
-        save_dir.claim,  # first: nobody else writes there while it is repaired
+        save_dir.claim,  # first: no other run writes there during the repair
         checkpoints.repair,  # before anything else loads checkpoint_last.pt
         resume.check_checkpoint,
     ),
