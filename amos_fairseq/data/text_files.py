@@ -33,7 +33,7 @@ COMPRESSIONS = tuple(_STREAMS)
 NOT_READ = frozenset(
     {".7z", ".arrow", ".bz2", ".lz4", ".parquet", ".rar", ".tar", ".tbz", ".tbz2", ".tgz", ".txz", ".zip"}
 )
-_JSON_LINES = (".jsonl", ".ndjson")
+JSON_LINES = (".jsonl", ".ndjson")
 _UTF8_MARK = b"\xef\xbb\xbf"
 _DAMAGED = (EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 _LINE_ENDS = re.compile(r"[\r\n]+")
@@ -52,6 +52,14 @@ def refuse_other_formats(path: Path) -> None:
     if kind in NOT_READ:
         raise UserError(
             f"{path}: {kind} files are not supported: unpack it to plain text or .jsonl, or recompress that as .gz, .xz or .zst"
+        )
+
+
+def refuse_many_brackets(line: bytes, path: Path, number: int) -> None:
+    """Raise :class:`UserError` for a line of JSON that could fill the memory when it is parsed."""
+    if len(line) > LARGEST_NUMBER_OF_BRACKETS < line.count(b"[") + line.count(b"{"):
+        raise UserError(
+            f"{path}, line {number}: more than {LARGEST_NUMBER_OF_BRACKETS:,} brackets: divide the document"
         )
 
 
@@ -79,7 +87,7 @@ class InputFile:
             UserError: the file is damaged, not UTF-8, not JSON lines, contains no text, or a document that is too large.
         """
         kind, _ = kind_and_compression(self.path)
-        parse = self._json_documents if kind in _JSON_LINES else self._text_documents
+        parse = self._json_documents if kind in JSON_LINES else self._text_documents
         empty = True
         for document in parse(self.lines()):
             empty = False
@@ -154,10 +162,7 @@ class InputFile:
         for number, line in lines:
             if not line.strip():
                 continue
-            if len(line) > LARGEST_NUMBER_OF_BRACKETS < line.count(b"[") + line.count(b"{"):
-                raise UserError(
-                    f"{self.path}, line {number}: more than {LARGEST_NUMBER_OF_BRACKETS:,} brackets: divide the document"
-                )
+            refuse_many_brackets(line, self.path, number)
             try:
                 text = json.loads(line)["text"]
                 paragraphs = map(str.strip, _LINE_ENDS.split(text.replace("\0", "")))
