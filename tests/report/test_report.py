@@ -182,7 +182,8 @@ def test_a_last_line_that_is_no_record_is_refused_and_a_cut_one_left_out(tmp_pat
     report(tmp_path, run)
     assert "is cut short and left out" in capsys.readouterr().out
     (run / "metrics.jsonl").write_text(whole + "[1]\n")
-    assert "not a record of metrics" in error_line(capsys, main, "report", run, "--out", tmp_path / "other.html")
+    arguments = ["report", run, "--out", tmp_path / "other.html"]
+    assert "not a record of metrics" in error_line(capsys, main, *arguments, reports_progress=True)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +207,8 @@ def test_a_last_line_that_is_no_record_is_refused_and_a_cut_one_left_out(tmp_pat
 def test_mistakes_are_one_line_and_leave_nothing(tmp_path, arguments, message, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = write_metrics(tmp_path / "run")
-    assert message in error_line(capsys, main, "report", *(word.replace("RUN", str(run)) for word in arguments))
+    words = [word.replace("RUN", str(run)) for word in arguments]
+    assert message in error_line(capsys, main, "report", *words, reports_progress=True)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
@@ -221,7 +223,7 @@ def test_a_page_that_cannot_be_written_keeps_the_old_one(tmp_path, capsys, monke
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(pages, "write_text", full)
-    line = error_line(capsys, main, "report", run, "--out", tmp_path / "page.html")
+    line = error_line(capsys, main, "report", run, "--out", tmp_path / "page.html", reports_progress=True)
     assert "page.html: the page cannot be written (No space left on device); choose another place with --out" in line
     assert (tmp_path / "page.html").read_bytes() == before
 
