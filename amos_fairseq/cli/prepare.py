@@ -13,6 +13,7 @@ from typing import Any
 from amos_fairseq.cli.arguments import HelpFormatter, add_subcommand
 from amos_fairseq.data.glue_tasks import TASKS
 from amos_fairseq.prepare import DEFAULT_VOCAB_SIZE, GLUE_BASE_URL, GLUE_BASE_URL_VARIABLE, TEXT_COLUMN
+from amos_fairseq.process_settings import root_logger_kept
 
 DESCRIPTION = """\
 Convert raw files to what training reads. Each kind has its own --help.
@@ -66,7 +67,8 @@ def with_kind(arguments: Sequence[str], kinds: Sequence[str]) -> list[str]:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from amos_fairseq.prepare import glue, glue_download, probing, squad, tagging, text
+    with root_logger_kept():
+        from amos_fairseq.prepare import glue, glue_download, probing, squad, tagging, text
     from amos_fairseq.terminal import ending_in_one_line
 
     modules = {
