@@ -118,7 +118,7 @@ class ArrowTable:
         is_list = isinstance(array, pa.ListArray | pa.LargeListArray | pa.FixedSizeListArray)
         if is_list and not isinstance(array, pa.MapArray):
             return self._num_bytes(array.flatten())
-        if isinstance(array, pa.DictionaryArray) and len(array.dictionary):
+        if isinstance(array, pa.DictionaryArray) and not pa.types.is_primitive(array.type.value_type):
             lengths = pa.compute.binary_length(array.dictionary.cast(pa.large_binary()))
             return pa.compute.sum(lengths.take(array.indices)).as_py() or 0
         return array.nbytes

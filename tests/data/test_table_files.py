@@ -7,6 +7,7 @@ import io
 import json
 import lzma
 import os
+import random
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,7 @@ QUOTES = {
     "a line end": (b'a\tb\nx\t"y\nz"\n', True),
     "a line end, and a broken line": (b'a\tb\nx\t"y\nz"\nx\n', False),
     "rows between two quotes": (b'a\tb\n"x\ty\nx\ty"\n', False),
+    "a carriage return": (b'a\tb\nx\t"y\tz"\nu\rv\tw\n', False),
     "not closed": (b'a\tb\nx\ty\tz\nx\t"y\n', False),
     "one column": (b'a\n"x\ny"\nz\n', True),
     "one column of lines": (b'a\n"x"\nz\n', False),
@@ -113,12 +115,24 @@ def test_which_quotes_of_tsv_are_those_of_csv(tmp_path, name):
     content, expected = QUOTES[name]
     path = written(tmp_path / "t.tsv", content)
     assert has_csv_quotes(path, 2 if "without a header" in name else 0) is expected
-    plain = [line.split("\t") for line in content.decode().splitlines()]
+    plain = [line.split("\t") for line in content.decode().removesuffix("\n").split("\n")]
     rows = plain if not expected else list(csv.reader(io.StringIO(content.decode(), newline=""), delimiter="\t"))
     table = TableFile(path)
     if "without" not in name:
         assert [list(table.columns), *values(table)] == [row for row in rows if len(row) == len(rows[0])]
     assert values(TableFile(path, ordinary_quotes=True)) == [row for row in plain[1:] if len(row) == len(plain[0])]
+
+
+@pytest.mark.parametrize("special", ['"', '"\n', '"\t', '"\r\n'])
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+def test_what_csv_writes_with_tabs_is_read_as_it_was(tmp_path, special, quoting):
+    generator = random.Random(f"{special}{quoting}")
+    for _ in range(100):
+        texts = ("".join(generator.choices("ab" + special, k=generator.randrange(6))) for _ in range(20))
+        rows = [["n", "text", "label"], *([str(n), text, "x"] for n, text in enumerate(texts))]
+        path = written(tmp_path / "t.tsv", separated(rows, "\t", quoting=quoting))
+        table = TableFile(path)
+        assert [list(table.columns), *values(table)] == rows
 
 
 @pytest.mark.skipif(not os.environ.get("AMOS_DATA"), reason="AMOS_DATA names no data folder")
@@ -222,6 +236,7 @@ def test_parquet_of_other_writers(tmp_path):
         "large": pa.array(texts, pa.large_string()),
         "dictionary": pa.array(texts).dictionary_encode(),
         "bytes": pa.array([each and each.encode() for each in texts]),
+        "numbers": pa.array([1, None, 3] * 1000).dictionary_encode(),
         "flag": pa.array([True, False, None] * 1000),
         "changing": pa.array(
             [f"{n} {'y' * 1000}" for n in range(3000)]
@@ -341,7 +356,7 @@ def test_what_is_no_table_at_all(tmp_path):
             TableFile(path)
     path = written(tmp_path / "t.jsonl", b'{"a": 1}\n')
     for read in (number_columns, lambda path: TableFile(path, ["1"])):
-        with pytest.raises(UserError, match="have names already"):
+        with pytest.raises(UserError, match="remove --no-header"):
             read(path)
 
 
