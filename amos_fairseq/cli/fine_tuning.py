@@ -16,7 +16,7 @@ SIZES = ("small", "base", "large")
 
 def add_arguments(
     parser: argparse.ArgumentParser,
-    data_help: str,
+    data_help: str | None,
     required: bool = True,
     has_paper: bool = True,
     has_pairs: bool = True,
@@ -24,6 +24,7 @@ def add_arguments(
     """Add what to fine-tune, the recipe and options that override it (None leaves the recipe's value), and the devices.
 
     Args:
+        data_help: of --data; None for a command without it.
         required: whether the parser itself requires --checkpoint, --data and --out.
         has_paper: whether the papers report the scores.
         has_pairs: whether an input can be a pair of texts.
@@ -31,7 +32,8 @@ def add_arguments(
     add = parser.add_argument
     text = "checkpoint, or SAVE_DIR of a run (its last checkpoint)"
     add("--checkpoint", metavar="CKPT", required=required, help=text)
-    add("--data", metavar="DIR", required=required, help=data_help)
+    if data_help is not None:
+        add("--data", metavar="DIR", required=required, help=data_help)
     text = "directory for runs, tables and predictions; the same command continues there"
     add("--out", metavar="DIR", required=required, help=text)
     add("--seeds", type=int, metavar="N", default=5, help="runs per task, with seeds 1 to N")

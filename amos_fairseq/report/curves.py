@@ -108,11 +108,16 @@ OBJECTIVE_PANELS = (
     Panel("baseline_loss", "Generator by reward: baseline", NATS, "baseline_loss"),
     Panel("reward", "Generator by reward: reward", "detection loss (nats per masked token)", "reward", FROM_0),
 )
-# Scores of fine-tuning, as logged by fairseq's sentence_prediction (in percent) and by the task squad.
+# Scores of fine-tuning, as logged by fairseq's sentence_prediction and by the tasks of this package; all but that of squad in
+# percent.
 SCORE_PANELS = (
     Panel("accuracy", "Accuracy", "correct predictions (%)", "accuracy"),
-    Panel("matthews", "Matthews correlation", "correlation (%)", "mcc"),
+    Panel("matthews", "Matthews correlation", "correlation (%)", "matthews"),
+    Panel("matthews_of_fairseq", "Matthews correlation", "correlation (%)", "mcc"),
+    Panel("macro_f1", "Macro-F1", "mean F1 of the classes (%)", "macro_f1"),
+    Panel("micro_f1", "Micro-F1", "F1 of all labels (%)", "micro_f1"),
     Panel("spearman", "Spearman correlation", "correlation (%)", "spearman"),
+    Panel("pearson", "Pearson correlation", "correlation (%)", "pearson"),
     Panel("span_accuracy", "Answers", "windows with correct start and end", "span_acc", SHARE),
 )
 LOSS_PANEL = Panel("loss", "Loss of fine-tuning", "loss, in the unit of its criterion", "loss", FROM_0)

@@ -1,23 +1,20 @@
 """Predictions and scores of GLUE's splits with a fine-tuned checkpoint."""
 
 import threading
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
-from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.data.glue_tasks import GlueTask
+from amos_fairseq.data.text_scores import correlation, predictions_of
 from amos_fairseq.files import write_text
-from amos_fairseq.finetuning.benchmark import batches
+from amos_fairseq.finetuning.classification import predict_logits
 from amos_fairseq.finetuning.glue.data import GlueData
 
-HEAD = "sentence_classification_head"
 POSITIVE_CLASS = 1  # "1" of MRPC and QQP: a paraphrase
 
 
@@ -29,19 +26,11 @@ def predict_splits(
     Raises:
         Stopped: ``stop`` is set.
     """
-    loaded = load_checkpoint(checkpoint)
-    model = loaded.model.to(device)
-    predicted = {}
+    loaded, predicted = load_checkpoint(checkpoint), {}
     for split in splits:
         rows = data.inputs(split, max_positions, loaded.separator)
-        sequences = [rows[index] for index in range(len(rows))]
-        logits = np.empty((len(sequences), 1 if data.is_regression else len(data.label_names)))
-        for indices in batches([len(tokens) for tokens in sequences], stop):
-            tokens = pad_sequence([sequences[i] for i in indices], True, loaded.dictionary.pad())
-            with torch.inference_mode():
-                output, _ = model(tokens.to(device), features_only=True, classification_head_name=HEAD)
-            logits[indices] = output.float().cpu().numpy()
-        predicted[split] = logits[:, 0] if data.is_regression else logits.argmax(axis=1)
+        logits = predict_logits(loaded, [rows[index] for index in range(len(rows))], device, stop)
+        predicted[split] = predictions_of(data.record["kind"], logits)
     return predicted
 
 
@@ -78,17 +67,3 @@ def score(task: GlueTask, predictions: np.ndarray, labels: np.ndarray) -> dict[s
         # 0 if neither labels nor predictions have a positive, as for any model that finds no positive.
         scores["f1"] = 100 * float(f1_score(labels, predictions, pos_label=POSITIVE_CLASS, zero_division=0))
     return scores
-
-
-def correlation(measure: "type[spearmanr]", predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Compute one of scipy's correlations; 0 if one side is constant, where it is undefined.
-
-    scikit-learn's Matthews correlation does the same. A model that predicts one value for all inputs has learned nothing,
-    and its seed must count in the median.
-    """
-    if np.ptp(predictions) == 0 or np.ptp(labels) == 0:
-        return 0.0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # scipy warns about nearly constant values, and returns a number
-        value = float(measure(predictions, labels)[0])
-    return value if np.isfinite(value) else 0.0

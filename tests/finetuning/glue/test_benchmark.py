@@ -19,7 +19,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.benchmark import Stopped, batches
 from amos_fairseq.finetuning.glue.benchmark import Glue, best_intermediate
 from amos_fairseq.finetuning.glue.data import read_glue_data
-from amos_fairseq.finetuning.glue.predictions import HEAD
+from amos_fairseq.models.fine_tuning import TEXT_HEAD
 from amos_fairseq.tokenization import load_tokenizer
 
 
@@ -67,7 +67,7 @@ def test_predictions_are_those_of_single_rows_through_the_model(data, tmp_path, 
         texts = [inputs[number] for number in range(len(inputs))]
         for row, text, label in zip(rows, texts, prepared.labels(split), strict=True):
             with torch.no_grad():
-                logits, _ = loaded.model(text[None], features_only=True, classification_head_name=HEAD)
+                logits, _ = loaded.model(text[None], features_only=True, classification_head_name=TEXT_HEAD)
             if task == "STS-B":
                 # Four digits are written, and padding changes sums by float32 rounding.
                 assert float(row[1]) == pytest.approx(logits.item(), abs=1e-3)
@@ -132,9 +132,7 @@ def test_flags_describe_the_checkpoint_and_the_task(start, tmp_path, fake_traini
         assert f"--{name.replace('_', '-')}={settings[name]}" in cola
     assert flag(cola, "--arch") == "amos"
     assert flag(cola, "--finetune-from-model") == str(start / "checkpoint_last.pt")
-    assert (flag(cola, "--best-checkpoint-metric"), flag(sts, "--best-checkpoint-metric")) == ("mcc", "spearman")
-    assert "--regression-target" in sts
-    assert "--regression-target" not in cola
+    assert (flag(cola, "--best-checkpoint-metric"), flag(sts, "--best-checkpoint-metric")) == ("matthews", "spearman")
     # 40 rows in batches of 32, ten epochs, a tenth of them rising; 20 rows in batches of 16
     assert [flag(cola, f) for f in ("--total-num-update", "--warmup-updates", "--lr")] == ["20", "2", "2e-05"]
     assert [flag(sts, f) for f in ("--total-num-update", "--warmup-updates", "--lr")] == ["20", "1", "4e-05"]
