@@ -3,13 +3,13 @@
 Both are read with pyarrow alone. ``datasets`` would be needed for nothing else, and runs code for some of its features.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.fingerprint import joined_sha256
 from amos_fairseq.strangers import field, parse_json, plain_name, read_json
 
 # Rows of a batch, and of those of a batch that are Python values at the same time.
@@ -46,7 +46,7 @@ class ArrowTable:
 
     @property
     def sha256(self) -> str:
-        return files_sha256(self._files)
+        return joined_sha256(self._files)
 
     def rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
         number = 0
@@ -144,6 +144,11 @@ class ArrowTable:
             ) from error
 
 
+def is_written_by_datasets(path: Path) -> bool:
+    """Return whether a folder is of ``save_to_disk``: one table, or one folder for each split."""
+    return (path / _STATE).is_file() or (path / _SPLITS).is_file()
+
+
 def files_of(path: Path) -> list[Path]:
     """Return the files of a table in order: the file itself, or those of a folder of ``save_to_disk``.
 
@@ -176,16 +181,6 @@ def files_of(path: Path) -> list[Path]:
         if not each.is_file():
             raise UserError(f"{each} is missing: copy the whole folder")
     return files
-
-
-def files_sha256(files: list[Path]) -> str:
-    """Return the hexadecimal sha256 of the bytes of files, one after the other."""
-    digest = hashlib.sha256()
-    for path in files:
-        with open(path, "rb") as stream:
-            while part := stream.read(1 << 20):
-                digest.update(part)
-    return digest.hexdigest()
 
 
 def _import_pyarrow(path: Path) -> Any:

@@ -3,7 +3,7 @@
 import csv
 import re
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +128,16 @@ class TableFile:
                 f"({', '.join(self.columns)[:200]}): is it the right file?"
             )
         raise UserError(f"{self.path} is empty, but for the names of its columns: fill it")
+
+
+def is_table(path: Path) -> bool:
+    """Return whether a path is that of a table with columns, by its name. JSON lines are read as text, too, and count as none.
+
+    A folder is one if ``datasets`` wrote it, also of several splits, which :class:`TableFile` refuses.
+    """
+    if path.is_dir():
+        return arrow_tables.is_written_by_datasets(path)
+    return _KINDS.get(kind_and_compression(path)[0], JSONL) != JSONL
 
 
 def kind_of(path: Path) -> str:
@@ -264,40 +274,38 @@ def has_csv_quotes(path: Path, width: int = 0) -> bool:
     """Return whether the quotes of a TSV file are those of CSV, by the rule of :class:`TableFile`.
 
     Args:
-        width: number of columns; 0: that of the first line.
+        width: number of columns of a file without a header; 0: that of the first line, which is a header.
     """
-    source: list[str] = []
+    has_header = not width
     is_plain = True  # splitting at tabs gives every line the same number of columns
-    has_doubled = has_separators = False
-    widths = {False: width, True: width}
-
-    def lines() -> Iterator[tuple[int, bytes]]:
-        nonlocal is_plain
-        for number, line in InputFile(path).lines():
-            columns = line.count(b"\t") + 1
-            widths[False] = widths[False] or columns
-            is_plain = is_plain and columns == widths[False]
-            yield number, line
-
-    names_are_quoted = has_quotes = False
-    try:
-        for number, fields in _quoted_rows(path, lines(), "\t", source):
-            widths[True] = widths[True] or len(fields)
-            if len(fields) != widths[True]:
+    has_quotes = has_separators = has_doubled = names_are_quoted = False
+    plain_width, lines = width, InputFile(path).lines()
+    for number, line in lines:
+        source = [line.decode("utf-8")]
+        fields: list[str] = []
+        if b'"' in line:
+            source.clear()
+            try:
+                fields = next(_quoted_rows(path, chain([(number, line)], lines), "\t", source))[1]
+            except UserError:  # if it is not about quotes, reading the lines raises it again
                 return False
-            text = "".join(source)
-            if '"' not in text:
-                continue
-            if not _QUOTED_ROW.fullmatch(text):
-                return False
-            has_quotes = True
-            has_separators = has_separators or len(source) > 1 or text.count("\t") >= len(fields)
-            has_doubled = has_doubled or any('"' in field for field in fields)
-            names_are_quoted = names_are_quoted or (number == 1 and not width and text.startswith('"'))
-    except UserError:  # reading the lines as they are raises it again if it is not about quotes
-        return False
+        columns = len(fields) or line.count(b"\t") + 1
+        width = width or columns
+        plain_width = plain_width or source[0].count("\t") + 1
+        is_plain = is_plain and all(text.count("\t") + 1 == plain_width for text in source)
+        if columns != width:
+            return False
+        if not fields:
+            continue
+        text = "".join(source)
+        if not _QUOTED_ROW.fullmatch(text):
+            return False
+        has_quotes = True
+        has_separators = has_separators or len(source) > 1 or text.count("\t") >= len(fields)
+        has_doubled = has_doubled or any('"' in field for field in fields)
+        names_are_quoted = names_are_quoted or (number == 1 and has_header and text.startswith('"'))
     if has_separators:
-        return not is_plain or widths[True] == 1
+        return not is_plain or width == 1
     return has_quotes and (has_doubled or names_are_quoted)
 
 

@@ -30,7 +30,7 @@ from amos_fairseq.prepare.binarizing import (
 from amos_fairseq.prepare.glue import encode_rows
 from amos_fairseq.prepare.glue_tables import GlueRow
 from amos_fairseq.prepare.processes import number_of_processes, process_pool
-from amos_fairseq.terminal import progress_bar
+from amos_fairseq.terminal import progress_bar, say
 from amos_fairseq.tokenization import Tokenizer
 
 TASK = "classification"
@@ -418,6 +418,8 @@ class ClassificationSource:
             notes.append(
                 f"{dev.source}: {sum(unknown.values()):,} labels that no training row has are {counted}: {names}"
             )
+        for note in notes:
+            say(note, "classify")
         splits = {"train": train, "valid": dev}
         facts = self._write_texts(directory, tokenizer, splits)
         for split, rows in splits.items():

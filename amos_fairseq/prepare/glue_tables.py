@@ -67,8 +67,8 @@ def read_table(
 ) -> GlueTable:
     """Read every row of a file, in order.
 
-    Quotes are ordinary characters in these files, also in QQP's, whose texts were written with the quotes of CSV: published
-    scores are of texts with these quotes. A line with more or fewer columns than the header (a tab or a line end inside a
+    Quotes are ordinary characters in these files, also in QQP's, whose texts were written with the quotes of CSV, because
+    Hugging Face's processors read them so. A line with more or fewer columns than the header (a tab or a line end inside a
     text) has its text or label elsewhere, so it is skipped and counted.
 
     Raises:

@@ -164,6 +164,7 @@ def call_main(stock: Stock, cfg: Any, main: Callable[..., Any], **kwargs: Any) -
 
     A user's mistake, now or later in any rank, becomes one line and an exit code instead of a traceback.
     """
+    patching.patch_starting_scripts()
     with report_user_errors():
         at("before_launch", cfg)
     try:
