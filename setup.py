@@ -52,7 +52,8 @@ setup(
         "safetensors",
         "scikit-learn",
         "scipy",
-        "seqeval",
+        # Source only, and setuptools_scm tells its version: without that, pip goes back to 0.0.10, which requires Keras.
+        "seqeval>=1.2.2",
         "sentencepiece>=0.2.2",  # the first with return_type="offset_mapping": where pieces are in the text
         "tensorboard",
         "tokenizers",

@@ -32,8 +32,9 @@ def register() -> None:
     for objective in OBJECTIVES:
         importlib.import_module(f"amos_fairseq.models.{objective}")
         importlib.import_module(f"amos_fairseq.criterions.{objective}")
-    tasks = ("tasks.sequence_tagging", "tasks.squad", "tasks.text_pretraining")
-    for module in ("criterions.sequence_tagging", "criterions.squad", "optim.grouped_adam", *tasks):
+    fine_tuning = ("sequence_tagging", "squad", "text_classification")
+    labeled = (f"{part}.{name}" for name in fine_tuning for part in ("tasks", "criterions"))
+    for module in (*labeled, "tasks.text_pretraining", "optim.grouped_adam"):
         importlib.import_module(f"amos_fairseq.{module}")
 
 

@@ -58,7 +58,7 @@ IDENTITY = {"settings": {"seed": 1}}
 GLUE_TASK = {"task": "RTE", "tokenizer_sha256": "x", "max_train_rows": None, "seed": None}
 GLUE_TASK |= {"splits": {"train": {"sha256": "x"}}, "files": {}, "sha256": {}}
 PREPARED_GLUE = GLUE_TASK | {
-    "kind": "classification",
+    "kind": "classes",
     "labels": ["a", "b"],
     "num_classes": 2,
     "notes": ["note"],

@@ -235,7 +235,7 @@ def fine_tuned_part(loaded: LoadedCheckpoint, name: str | None, labels: Sequence
     return ExportedPart(
         kind,
         model.encoder.shape,
-        encoder_weights(model.embed_tokens, model.encoder) | state_of(prefix, head),
+        encoder_weights(model.embed_tokens, model.encoder) | without_scale(prefix, state_of(prefix, head)),
         model.extract_features,
         head.output if kind == PartKind.QUESTION_ANSWERING else head,  # without the mask of answers
         f"the encoder with {description}",
@@ -294,22 +294,25 @@ def label_settings(
 ) -> dict[str, Any]:
     """Return settings of the exported configuration: names of the classes, and for whole texts the kind of problem.
 
-    The names are ``labels``, else those in ``labels.txt`` beside the checkpoint (for labels of words) or in the ``task.json``
-    of the task's data, if the file is there and has as many as the head, else ``LABEL_0``, ``LABEL_1``, ...
+    The names are ``labels``, else those in ``labels.txt`` beside the checkpoint (for labels of words), or in ``task.json``
+    beside the checkpoint or in the task's data, if there are as many as the head has, else ``LABEL_0``, ``LABEL_1``, ...
 
     Raises:
         UserError: there are more or fewer labels than classes, or two are equal.
     """
-    if labels:
-        names = list(labels)
-    elif kind == PartKind.TOKEN_CLASSIFICATION:
+    kind_of_label = None
+    if kind == PartKind.TOKEN_CLASSIFICATION:
         names = read_labels(loaded.file.parent)
     else:
-        path = Path(str(loaded.task.get("data", ""))) / TASK_FILE
+        beside = loaded.file.parent / TASK_FILE
+        path = beside if beside.is_file() else Path(str(loaded.task.get("data", ""))) / TASK_FILE
         hint = "it does not name the labels of the task, give them with --labels A,B,..."
-        names = (read_json(path, hint, optional=True) or {}).get("labels") or []
+        record = read_json(path, hint, optional=True) or {}
+        names, kind_of_label = record.get("labels") or [], record.get("kind")
         if names and not are_labels(names):
             raise UserError(f"{path} has no list of different labels: {hint}")
+    if labels:
+        names = list(labels)
     if not labels and len(names) != num_classes:
         names = [f"LABEL_{number}" for number in range(num_classes)]
     if len(names) != num_classes or len(set(names)) != num_classes:
@@ -319,8 +322,9 @@ def label_settings(
     label2id = {name: number for number, name in enumerate(names)}
     settings = {"num_labels": num_classes, "id2label": dict(enumerate(names)), "label2id": label2id}
     if kind == PartKind.SEQUENCE_CLASSIFICATION:
-        regression = bool(loaded.task.get("regression_target")) or num_classes == 1
-        settings["problem_type"] = "regression" if regression else "single_label_classification"
+        regression = bool(loaded.task.get("regression_target")) or (num_classes == 1 and kind_of_label != "labels")
+        several = "multi_label_classification" if kind_of_label == "labels" else "single_label_classification"
+        settings["problem_type"] = "regression" if regression else several
     return settings
 
 
@@ -336,5 +340,18 @@ def encoder_weights(embedding: nn.Embedding, encoder: TransformerEncoder, num_la
 
 
 def state_of(prefix: str, module: nn.Module) -> Weights:
-    """Return the state of ``module`` in float32, each name with ``prefix``."""
-    return {prefix + name: tensor.detach().to(torch.float32) for name, tensor in module.state_dict().items()}
+    """Return the state of ``module``, floating point numbers in float32, each name with ``prefix``."""
+    return {
+        prefix + name: tensor.detach().to(torch.float32) if tensor.is_floating_point() else tensor
+        for name, tensor in module.state_dict().items()
+    }
+
+
+def without_scale(prefix: str, head: Weights) -> Weights:
+    """Return the weights of a head whose output layer has the mean and deviation of a regression's values in its weights."""
+    bits = head.pop(f"{prefix}scale_bits", None)
+    if bits is not None:
+        mean, deviation = bits.view(torch.float64).tolist()
+        weight, bias = head[f"{prefix}output.weight"], head[f"{prefix}output.bias"]
+        head |= {f"{prefix}output.weight": weight * deviation, f"{prefix}output.bias": bias * deviation + mean}
+    return head

@@ -3,6 +3,7 @@
 import logging
 import re
 
+import torch
 from fairseq.models import BaseFairseqModel
 from torch import Tensor, nn
 
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 ENCODER_IN_PRETRAINING = ("discriminator.", "transformer.")
 ENCODER = "encoder."
 EMBEDDING = "embed_tokens."
+# Name of the head for texts, fairseq's own in ``sentence_prediction``.
+TEXT_HEAD = "sentence_classification_head"
 HEADS = ("classification_heads.", "span_head.", "tagging_head.")
 
 
@@ -58,10 +61,16 @@ class FineTunedModel(BaseFairseqModel):
         initialize(part, self.cfg.init_std, self.cfg.linear_init_std)
         mark_undecayed(part, also=("relative_position",))
 
-    def register_classification_head(self, name: str, num_classes: int) -> None:
-        """Add a head for ``num_classes`` classes, or for regression (1). fairseq's ``sentence_prediction`` calls this."""
+    def register_classification_head(
+        self, name: str, num_classes: int, scale: tuple[float, float] | None = None
+    ) -> None:
+        """Add a head for ``num_classes`` classes, or for regression (1). fairseq's ``sentence_prediction`` calls this.
+
+        ``scale``: mean and standard deviation of the values of a regression.
+        """
+        cfg = self.cfg
         head = ClassificationHead(
-            self.cfg.encoder_embed_dim, num_classes, str(self.cfg.pooler_activation_fn), self.cfg.pooler_dropout
+            cfg.encoder_embed_dim, num_classes, str(cfg.pooler_activation_fn), cfg.pooler_dropout, scale
         )
         self._initialize(head)
         self.classification_heads[name] = head
@@ -90,7 +99,9 @@ class FineTunedModel(BaseFairseqModel):
         for key, value in state_dict.items():
             found = re.fullmatch(r"classification_heads\.(.+)\.output\.weight", key)
             if found:
-                self.register_classification_head(found.group(1), num_classes=value.size(0))
+                bits = state_dict.get(f"classification_heads.{found.group(1)}.scale_bits")
+                scale = None if bits is None else tuple(bits.view(torch.float64).tolist())
+                self.register_classification_head(found.group(1), value.size(0), scale)
         if any(key.startswith("span_head.") for key in state_dict):
             independent, joint = SPAN_HEADS
             self.register_span_head(joint if "span_head.start.weight" in state_dict else independent)
@@ -147,6 +158,8 @@ class FineTunedModel(BaseFairseqModel):
         """
         self.take_encoder(state_dict)
         here = self.state_dict()
+        # The values of this task may have another unit than those of the task before.
+        state_dict.update({key: value for key, value in here.items() if key.endswith(".scale_bits")})
         self._check_shapes(state_dict, here)
         unused = [key for key in state_dict if key.startswith(HEADS) and not same_shape(key, state_dict, here)]
         for key in unused:

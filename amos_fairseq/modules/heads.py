@@ -173,18 +173,31 @@ class ClassificationHead(nn.Module):
 
     With tanh this is the head of Hugging Face's MPNet (and BERT's pooler and classifier), with gelu that of its ELECTRA.
     With ``linear`` it is the output layer alone, the "simple linear classifier" of ELECTRA (thesis 5.2.4 and released code).
+
+    Args:
+        scale: (mean, standard deviation) of the values of a regression in the training set: the output is mean + deviation *
+            layer, so that the layer learns values of mean 0 and deviation 1. None leaves the output as it is.
     """
 
-    def __init__(self, width: int, num_classes: int, activation: str, dropout: float):
+    def __init__(
+        self, width: int, num_classes: int, activation: str, dropout: float, scale: tuple[float, float] | None = None
+    ):
         super().__init__()
         self.dense = None if activation == LINEAR_HEAD else nn.Linear(width, width)
         self.output = nn.Linear(width, num_classes)
         self.activation = POOLER_ACTIVATIONS.get(activation)
         self.dropout = nn.Dropout(dropout)
+        # The bits of two float64, as integers, so that a model in half precision keeps their values.
+        bits = None if scale is None else torch.tensor(scale, dtype=torch.float64).view(torch.int64)
+        self.register_buffer("scale_bits", bits)
 
     def forward(self, states: Tensor) -> Tensor:
         """[B,T,D] -> logits [B, classes]."""
         pooled = self.dropout(states[:, 0])
         if self.dense is not None:
             pooled = self.dropout(self.activation(self.dense(pooled)))
-        return self.output(pooled)
+        output = self.output(pooled)
+        if self.scale_bits is None:
+            return output
+        mean, deviation = self.scale_bits.view(torch.float64).float()
+        return mean + deviation * output.float()

@@ -207,7 +207,7 @@ def _prepare_task(
         _report(f"{task.name} {split}", described)
     return {
         "task": task.name,
-        "kind": "regression" if task.is_regression else "classification",
+        "kind": kind_of(task),
         "num_classes": task.num_classes,
         "labels": list(task.labels),
         **sample.describe("max_train_rows"),
@@ -259,7 +259,7 @@ def _is_finished(
     work: GlueWorkspace, task: GlueTask, sources: dict[str, Path], tokenizer: Tokenizer, sample: Sample
 ) -> bool:
     record = work.read_record(task.name)
-    if record is None or record.get("tokenizer_sha256") != tokenizer.sha256:
+    if record is None or record.get("tokenizer_sha256") != tokenizer.sha256 or record.get("kind") != kind_of(task):
         return False
     if any(record.get(name) != value for name, value in sample.describe("max_train_rows").items()):
         return False
@@ -274,6 +274,11 @@ def _is_finished(
     if known.keys() != sources.keys() or record.get("files") != _sizes(work.out / task.name):
         return False
     return all(file_sha256(path) == known[split] for split, path in sources.items())
+
+
+def kind_of(task: GlueTask) -> str:
+    """Return the kind of label in ``task.json``."""
+    return "number" if task.is_regression else "classes"
 
 
 def _sizes(directory: Path) -> dict[str, int]:

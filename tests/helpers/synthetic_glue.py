@@ -218,7 +218,7 @@ def write_glue(data: Path, start: Path, task: str, labels: Sequence[str], rows: 
         if not split.startswith("test"):
             write_labels(data / task / "label", split, classes, labels)
         splits[split] = {"source": f"{split}.tsv", "source_rows": number, "broken": 0, "rows": number}
-    kind = "classification" if labels else "regression"
+    kind = "classes" if labels else "number"
     record = {"task": task, "kind": kind, "num_classes": len(labels) or 1, "labels": list(labels), "splits": splits}
     (data / task / "task.json").write_text(json.dumps(record), encoding="utf-8")
 

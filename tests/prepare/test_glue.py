@@ -71,7 +71,7 @@ def test_records(prepared_glue, glue, glue_tokenizer):
     for task, splits in EXPECTED.items():
         record = task_record(prepared_glue, task)
         assert record["task"] == task
-        assert record["kind"] == ("regression" if task == "STS-B" else "classification")
+        assert record["kind"] == ("number" if task == "STS-B" else "classes")
         assert record["labels"] == CLASSES[task]
         assert record["num_classes"] == max(1, len(CLASSES[task]))
         assert record["tokenizer_sha256"] == directory_sha256(glue_tokenizer)

@@ -12,7 +12,7 @@ from amos_fairseq.files import write_text
 from amos_fairseq.finetuning.benchmark import Benchmark
 from amos_fairseq.finetuning.glue.data import read_glue_data
 from amos_fairseq.finetuning.glue.leaderboard import check_test_files, write_submission
-from amos_fairseq.finetuning.glue.predictions import HEAD, predict_splits, score, write_prediction_table
+from amos_fairseq.finetuning.glue.predictions import predict_splits, score, write_prediction_table
 from amos_fairseq.finetuning.runs import IDENTITY_FILE, Failure, RunResult, TaskRun, read_optional_json, read_results
 from amos_fairseq.finetuning.session import Session
 from amos_fairseq.finetuning.summary import (
@@ -24,6 +24,7 @@ from amos_fairseq.finetuning.summary import (
     summarize,
     summary_of_same_weights,
 )
+from amos_fairseq.models.fine_tuning import TEXT_HEAD
 from amos_fairseq.summary_file import Summary
 from amos_fairseq.tables import MISSING, Table, format_score
 
@@ -77,7 +78,7 @@ class Glue(Benchmark):
         flags = [str(prepared.directory), "--task", "sentence_prediction", "--criterion", "sentence_prediction"]
         flags += ["--num-classes", str(prepared.record["num_classes"]), "--init-token", "0"]
         # run/sentence_prediction.py: the longer text of a pair is cut first, in training as in evaluation.
-        flags += ["--shorten-method", "truncate", "--classification-head-name", HEAD]
+        flags += ["--shorten-method", "truncate", "--classification-head-name", TEXT_HEAD]
         flags += ["--best-checkpoint-metric", facts.fairseq_metric, "--maximize-best-checkpoint-metric"]
         flags += ["--regression-target"] if prepared.is_regression else []
         return flags + ([facts.report_flag] if facts.report_flag else [])

@@ -1,6 +1,5 @@
 """Prepared GLUE data for evaluation: the files that ``amos prepare glue`` wrote, in their order."""
 
-import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,20 +9,24 @@ import numpy as np
 from fairseq.data import Dictionary, data_utils
 
 from amos_fairseq.data.glue_tasks import SCORED, TASKS
-from amos_fairseq.data.labeled_texts import TASK_FILE, ShortenedTexts, check_texts, join_texts
-from amos_fairseq.data.tagging import are_labels
+from amos_fairseq.data.labeled_texts import (
+    PREPARE_AGAIN,
+    TASK_FILE,
+    ShortenedTexts,
+    check_texts,
+    join_texts,
+    read_targets,
+    read_task_record,
+)
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.recipes import Hyperparameters
-from amos_fairseq.finetuning.runs import BenchmarkTask, content_sha256, read_optional_json
-from amos_fairseq.strangers import field, finite_number, plain_name, read_text, whole_number
+from amos_fairseq.finetuning.runs import BenchmarkTask, content_sha256
+from amos_fairseq.strangers import read_text
 
 # Readers of QQP count its broken lines differently; a rebuilt or truncated file differs by more.
 ROWS_TOLERANCE = 0.001
 # The fields of task.json that, with the source files, determine the data.
 IDENTITY_FIELDS = ("task", "kind", "labels", "tokenizer_sha256", "max_train_rows", "seed")
-
-PREPARE_AGAIN = "prepare the data again"
-_SPLIT = re.compile(r"(train|valid|test)\d*")  # a part of the names of files
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class GlueData:
 
     @property
     def is_regression(self) -> bool:
-        return self.record["kind"] == "regression"
+        return self.record["kind"] == "number"
 
     @property
     def label_names(self) -> list[str]:
@@ -110,15 +113,7 @@ class GlueData:
 
     def labels(self, split: str) -> np.ndarray:
         """Return class indices [N] int64, or the values of a regression [N] float64."""
-        if self.is_regression:
-            file = self.directory / "label" / f"{split}.label"
-            try:
-                return np.array([finite_number(float(line)) for line in read_text(file, PREPARE_AGAIN).split()])
-            except ValueError as error:
-                raise UserError(f"{file} is damaged ({error}): {PREPARE_AGAIN}") from error
-        dictionary = Dictionary.load(str(self.directory / "label" / "dict.txt"))
-        rows = data_utils.load_indexed_dataset(str(self.directory / "label" / split), dictionary)
-        return np.array([int(row[0]) - dictionary.nspecial for row in rows])
+        return read_targets(self.directory, split, self.record)
 
     def ids(self, split: str) -> list[str]:
         """Return the leaderboard's ids; row numbers if the file has no ids."""
@@ -130,41 +125,11 @@ class GlueData:
 
 def read_glue_data(data: Path, task: str) -> GlueData:
     """Read the record of a task; raise :class:`UserError` if the task has not been prepared in ``data``."""
-    record = read_optional_json(data / task / TASK_FILE)
-    if record is None:
-        raise UserError(
-            f"{data / task} holds no prepared data: amos prepare glue GLUE_DIR {task} TOKENIZER_DIR --out {data}"
-        )
-    try:
-        check_record(record)
-    except (ValueError, KeyError, TypeError) as error:
-        reason = error if isinstance(error, ValueError) else type(error).__name__
-        raise UserError(
-            f"{data / task / 'task.json'} was not written by amos prepare ({reason}): {PREPARE_AGAIN}"
-        ) from error
+    record = read_task_record(data / task, f"amos prepare glue GLUE_DIR {task} TOKENIZER_DIR --out {data}")
     if record["task"] != task:
         raise UserError(f"{data / task} holds {record['task']}, not {task}: {PREPARE_AGAIN}")
     if task in SCORED and not {"train", "valid"} <= record["splits"].keys():
-        raise UserError(f"{data / task / 'task.json'} lacks train or valid: {PREPARE_AGAIN}")
+        raise UserError(f"{data / task / TASK_FILE} lacks train or valid: {PREPARE_AGAIN}")
     for split in record["splits"]:
         check_texts(data / task, split)
     return GlueData(data / task, record)
-
-
-def check_record(record: dict[str, Any]) -> None:
-    """Raise ``ValueError``, ``KeyError`` or ``TypeError`` unless ``task.json`` has what the other functions here read."""
-    task, kind, labels = (field(record, name, kind) for name, kind in (("task", str), ("kind", str), ("labels", list)))
-    plain_name(task, 100)
-    if labels and not are_labels(labels):
-        raise ValueError(f"the labels of {task} are not different names")
-    if (kind == "regression") == bool(labels) or whole_number(record["num_classes"]) != max(1, len(labels)):
-        raise ValueError("kind, labels and num_classes contradict each other")
-    for note in field({"notes": []} | record, "notes", list):
-        plain_name(note)
-    for split, facts in field(record, "splits", dict).items():
-        if not _SPLIT.fullmatch(split):
-            raise ValueError(f"{split!r:.60} is no split")
-        whole_number(facts["rows"])
-        whole_number(facts.get("source_rows", 0))
-        whole_number(facts.get("broken", 0))
-        plain_name(facts.get("source", split))

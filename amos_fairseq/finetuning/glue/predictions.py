@@ -1,7 +1,6 @@
 """Predictions and scores of GLUE's splits with a fine-tuned checkpoint."""
 
 import threading
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,11 +12,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.data.glue_tasks import GlueTask
+from amos_fairseq.data.text_scores import correlation
 from amos_fairseq.files import write_text
 from amos_fairseq.finetuning.benchmark import batches
 from amos_fairseq.finetuning.glue.data import GlueData
+from amos_fairseq.models.fine_tuning import TEXT_HEAD
 
-HEAD = "sentence_classification_head"
 POSITIVE_CLASS = 1  # "1" of MRPC and QQP: a paraphrase
 
 
@@ -39,7 +39,7 @@ def predict_splits(
         for indices in batches([len(tokens) for tokens in sequences], stop):
             tokens = pad_sequence([sequences[i] for i in indices], True, loaded.dictionary.pad())
             with torch.inference_mode():
-                output, _ = model(tokens.to(device), features_only=True, classification_head_name=HEAD)
+                output, _ = model(tokens.to(device), features_only=True, classification_head_name=TEXT_HEAD)
             logits[indices] = output.float().cpu().numpy()
         predicted[split] = logits[:, 0] if data.is_regression else logits.argmax(axis=1)
     return predicted
@@ -78,17 +78,3 @@ def score(task: GlueTask, predictions: np.ndarray, labels: np.ndarray) -> dict[s
         # 0 if neither labels nor predictions have a positive, as for any model that finds no positive.
         scores["f1"] = 100 * float(f1_score(labels, predictions, pos_label=POSITIVE_CLASS, zero_division=0))
     return scores
-
-
-def correlation(measure: "type[spearmanr]", predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Compute one of scipy's correlations; 0 if one side is constant, where it is undefined.
-
-    scikit-learn's Matthews correlation does the same. A model that predicts one value for all inputs has learned nothing,
-    and its seed must count in the median.
-    """
-    if np.ptp(predictions) == 0 or np.ptp(labels) == 0:
-        return 0.0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # scipy warns about nearly constant values, and returns a number
-        value = float(measure(predictions, labels)[0])
-    return value if np.isfinite(value) else 0.0

@@ -9,9 +9,8 @@ from synthetic_glue import INFERENCE, session, write_glue, write_pretrained_chec
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.finetuning import runner as runner_module
 from amos_fairseq.finetuning.glue.benchmark import Glue
-from amos_fairseq.finetuning.glue.predictions import HEAD
 from amos_fairseq.finetuning.run_benchmark import run_benchmark
-from amos_fairseq.models.fine_tuning import FineTunedModel
+from amos_fairseq.models.fine_tuning import TEXT_HEAD, FineTunedModel
 
 
 @pytest.fixture(scope="package")
@@ -47,7 +46,7 @@ def fake_training(start, monkeypatch):
         cfg = argparse.Namespace(**state["cfg"]["model"])
         torch.manual_seed(int(flag(command, "--seed")))
         model = FineTunedModel(cfg, load_checkpoint(checkpoint).model.vocabulary)
-        model.register_classification_head(HEAD, int(flag(command, "--num-classes")))
+        model.register_classification_head(TEXT_HEAD, int(flag(command, "--num-classes")))
         for parameter in model.classification_heads.parameters():
             torch.nn.init.normal_(parameter)
         task, separator = {"_name": "sentence_prediction"}, flag(command, "--separator-token")

@@ -19,7 +19,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.benchmark import Stopped, batches
 from amos_fairseq.finetuning.glue.benchmark import Glue, best_intermediate
 from amos_fairseq.finetuning.glue.data import read_glue_data
-from amos_fairseq.finetuning.glue.predictions import HEAD
+from amos_fairseq.models.fine_tuning import TEXT_HEAD
 from amos_fairseq.tokenization import load_tokenizer
 
 
@@ -67,7 +67,7 @@ def test_predictions_are_those_of_single_rows_through_the_model(data, tmp_path, 
         texts = [inputs[number] for number in range(len(inputs))]
         for row, text, label in zip(rows, texts, prepared.labels(split), strict=True):
             with torch.no_grad():
-                logits, _ = loaded.model(text[None], features_only=True, classification_head_name=HEAD)
+                logits, _ = loaded.model(text[None], features_only=True, classification_head_name=TEXT_HEAD)
             if task == "STS-B":
                 # Four digits are written, and padding changes sums by float32 rounding.
                 assert float(row[1]) == pytest.approx(logits.item(), abs=1e-3)

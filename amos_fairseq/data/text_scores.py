@@ -1,0 +1,80 @@
+"""Predictions and scores of texts with a class, several labels, or a number."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+SCORES = {
+    "classes": ("accuracy", "macro_f1", "matthews"),
+    "labels": ("micro_f1", "macro_f1"),
+    "number": ("spearman", "pearson", "mse"),
+}
+# The score that selects the best checkpoint and seed.
+MAIN_SCORES = {"classes": "accuracy", "labels": "micro_f1", "number": "spearman"}
+
+
+def predictions_of(kind: str, logits: np.ndarray) -> np.ndarray:
+    """Return what a model predicts.
+
+    Args:
+        kind: classes, labels or number.
+        logits: [N, outputs]; of numbers [N, 1], in the unit of the label.
+
+    Returns:
+        Classes [N] int64; labels [N, num_labels] bool, those of a probability above 0.5; numbers [N].
+    """
+    if kind == "classes":
+        return logits.argmax(axis=1)
+    return logits > 0 if kind == "labels" else logits[:, 0]
+
+
+def text_scores(kind: str, predictions: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+    """Compute the scores of scikit-learn and scipy, in percent, except for the mean squared error.
+
+    Args:
+        predictions, targets: see :func:`predictions_of`. A class among the targets that is no class of the model is wrong.
+
+    Returns:
+        ``accuracy``, ``macro_f1`` and ``matthews`` of classes; ``micro_f1`` and ``macro_f1`` of labels; ``spearman``,
+        ``pearson`` and ``mse``, in the squared unit of the label, of numbers. ``macro_f1`` is the mean over the classes or
+        labels that are present or predicted.
+    """
+    # scikit-learn takes a second to import, and training needs it only where it validates.
+    from scipy.stats import pearsonr, spearmanr
+    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef, mean_squared_error
+
+    if kind == "number":
+        return {
+            "spearman": 100 * correlation(spearmanr, predictions, targets),
+            "pearson": 100 * correlation(pearsonr, predictions, targets),
+            "mse": float(mean_squared_error(targets, predictions)),
+        }
+    if kind == "classes":
+        return {
+            "accuracy": 100 * float(accuracy_score(targets, predictions)),
+            "macro_f1": 100 * float(f1_score(targets, predictions, average="macro", zero_division=0)),
+            "matthews": 100 * float(matthews_corrcoef(targets, predictions)),
+        }
+    used = (predictions | targets).any(axis=0)
+    if not used.any():
+        return {"micro_f1": 0.0, "macro_f1": 0.0}
+    return {
+        f"{average}_f1": 100 * float(f1_score(targets[:, used], predictions[:, used], average=average, zero_division=0))
+        for average in ("micro", "macro")
+    }
+
+
+def correlation(measure: Callable[..., Sequence[Any]], predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Compute one of scipy's correlations; 0 if one side is constant, where it is undefined.
+
+    scikit-learn's Matthews correlation does the same. A model that predicts one value for all inputs has learned nothing,
+    and its seed must count in the median.
+    """
+    if np.ptp(predictions) == 0 or np.ptp(labels) == 0:
+        return 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # scipy warns about nearly constant values, and returns a number
+        value = float(measure(predictions, labels)[0])
+    return value if np.isfinite(value) else 0.0
