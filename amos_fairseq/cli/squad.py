@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from amos_fairseq.finetuning.squad import SquadSettings
 
 DESCRIPTION = """\
-Fine-tune a checkpoint of this package on SQuAD 1.1 or 2.0, whichever the dev file is of: one fairseq-train process per seed, one at a time on each GPU. The command prints and saves medians and standard deviations of EM and F1 (squad.md, squad.csv
-and squad.json in OUT); each run also has its predictions in the official format, its n best answers and its null odds. After a
-stop the same command continues. With --evaluate it trains nothing and prints the official scores of a prediction file.
+Fine-tune a checkpoint of this package on SQuAD 1.1 or 2.0, whichever the dev file is of: one fairseq-train process per seed,
+one at a time on each GPU. The command prints and saves medians and standard deviations of EM and F1 (squad.md, squad.csv and
+squad.json in OUT); each run also has its predictions in the official format, its n best answers and its null odds. After a
+stop the same command continues. Raw files are converted with the tokenizer of the checkpoint, once; OUT/data keeps the
+result. With --evaluate the command trains nothing and prints the official scores of a prediction file.
 """
 REQUIRED = ("checkpoint", "out")
 # The head of the paper (thesis section 5.2.4); TEAMS does not name its head, nor does the thesis for its BERT.

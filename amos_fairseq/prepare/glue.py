@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from amos_fairseq import strangers
-from amos_fairseq.data.glue_tasks import TASKS, GlueTask, is_test, parse_tasks
+from amos_fairseq.data.glue_tasks import TASK_FILE, TASKS, GlueTask, is_test, parse_tasks
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text, write_text
 from amos_fairseq.fingerprint import DICTIONARY_FILE, TOKENIZER_DIRECTORY, file_sha256, files_sha256
@@ -32,7 +32,6 @@ from amos_fairseq.prepare.workspace import Sample, Workspace
 from amos_fairseq.terminal import progress_bar, say
 from amos_fairseq.tokenization import Tokenizer, load_tokenizer
 
-TASK_FILE = "task.json"
 # Maximum lengths of usual encoders. Fine-tuning cuts rows that are longer than the encoder's; here they are counted.
 USUAL_MAX_POSITIONS = (64, 128, 256, 512)
 _BATCH_ROWS = 1000
