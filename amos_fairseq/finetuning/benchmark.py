@@ -81,7 +81,8 @@ class Benchmark(ABC):
 
     def copy_tokenizer_and_labels(self, task: str, directory: Path) -> None:
         """Copy what loading a checkpoint needs to ``directory``: ``tokenizer/``, and ``labels.txt`` where there are labels."""
-        shutil.copytree(self.data / "tokenizer", directory / "tokenizer", dirs_exist_ok=True)
+        hidden = shutil.ignore_patterns(".*")  # no part of a tokenizer
+        shutil.copytree(self.data / "tokenizer", directory / "tokenizer", dirs_exist_ok=True, ignore=hidden)
 
     def setup(self) -> dict[str, Any]:
         """Return the settings that all results in OUT share; a call with others is refused."""

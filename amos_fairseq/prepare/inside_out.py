@@ -121,8 +121,11 @@ def _change(record: dict[str, Any], made_from: dict[str, Any], unscored: Collect
         return "the tokenizer of the checkpoint has changed"
     for split in sorted({*record["sources"], *made_from["sources"]} - set(unscored)):
         there, here = record["sources"].get(split), made_from["sources"].get(split)
+        if here is None:
+            return f"the file of the {split} split was taken away"
         if there != here:
-            return f"the file {here['name']} has changed" if here else f"the file of {split} was taken away"
+            is_same_name = isinstance(there, dict) and there.get("name") == here["name"]
+            return f"the file {here['name']} {'has changed' if is_same_name else 'was put in the place of another one'}"
     if record.get("settings") != made_from["settings"]:
         values = f"{json.dumps(record.get('settings'))} there, {json.dumps(made_from['settings'])} here"
         return f"the settings have changed ({values})"
