@@ -68,7 +68,7 @@ def prepared_data(
             return folder
         _check_replaceable(out, folder, made_from, used_by, unscored)
         if sources:
-            names = ", ".join(path.name for path in sources.values())
+            names = ", ".join(dict.fromkeys(path.name for path in sources.values()))
             with_tokenizer = "" if tokenizer is None else " with the tokenizer of the checkpoint"
             say(f"converts {names}{with_tokenizer}; they are kept in {folder}")
         with whole_folder(folder, replace=True) as unfinished:
