@@ -21,21 +21,24 @@ OBJECTIVES = ("mlm", "electra", "teams", "electric", "amos")
 @functools.cache
 def register() -> None:
     """Patch fairseq and register the tasks, models, criterions and optimizers of this package with it, once."""
-    from amos_fairseq import compat
+    from amos_fairseq.process_settings import root_logger_kept
 
-    compat.apply()
+    with root_logger_kept():
+        from amos_fairseq import compat
 
-    from amos_fairseq.run import hooks  # imports fairseq's tasks: a torchaudio that does not load is hidden now
+        compat.apply()
 
-    hooks.apply()
-    # models/NAME.py and criterions/NAME.py of each objective register themselves with fairseq when they are imported.
-    for objective in OBJECTIVES:
-        importlib.import_module(f"amos_fairseq.models.{objective}")
-        importlib.import_module(f"amos_fairseq.criterions.{objective}")
-    fine_tuning = ("sequence_tagging", "squad", "text_classification")
-    labeled = (f"{part}.{name}" for name in fine_tuning for part in ("tasks", "criterions"))
-    for module in (*labeled, "tasks.text_pretraining", "optim.grouped_adam"):
-        importlib.import_module(f"amos_fairseq.{module}")
+        from amos_fairseq.run import hooks  # imports fairseq's tasks: a torchaudio that does not load is hidden now
+
+        hooks.apply()
+        # models/NAME.py and criterions/NAME.py of each objective register themselves with fairseq when they are imported.
+        for objective in OBJECTIVES:
+            importlib.import_module(f"amos_fairseq.models.{objective}")
+            importlib.import_module(f"amos_fairseq.criterions.{objective}")
+        fine_tuning = ("sequence_tagging", "squad", "text_classification")
+        labeled = (f"{part}.{name}" for name in fine_tuning for part in ("tasks", "criterions"))
+        for module in (*labeled, "tasks.text_pretraining", "optim.grouped_adam"):
+            importlib.import_module(f"amos_fairseq.{module}")
 
 
 def load(

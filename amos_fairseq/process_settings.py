@@ -1,4 +1,5 @@
-"""Settings of a process that computes on a CPU: idle threads sleep, and freed memory is kept.
+"""Settings of a process that computes on a CPU: idle threads sleep, and freed memory is kept. And what an import of fairseq
+changes, which stays as it was.
 
 * At the end of a parallel loop, GNU's OpenMP lets threads spin until all are done. On a busy machine they spin for as long as
   another program has the core: two threads of ``amos_tiny`` beside two busy programs trained 6,300 tokens/s, and 11,800 when
@@ -8,10 +9,12 @@
 A user's own settings are kept. Neither changes a result.
 """
 
+import contextlib
 import ctypes
 import logging
 import os
 import sys
+from collections.abc import Iterator
 
 OPENMP_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 MALLOC_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
@@ -34,6 +37,17 @@ def wait_passively() -> None:
 def silence_text_to_speech() -> None:
     """Silence the line about tensorboardX that fairseq's text-to-speech task logs when it is imported."""
     logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
+
+
+@contextlib.contextmanager
+def root_logger_kept() -> Iterator[None]:
+    """Import fairseq inside: two of its tasks configure logging when they are imported, so that every library would print."""
+    handlers, level = logging.root.handlers[:], logging.root.level
+    try:
+        yield
+    finally:
+        logging.root.handlers[:] = handlers
+        logging.root.setLevel(level)
 
 
 def keep_freed_memory() -> bool:

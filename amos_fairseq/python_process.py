@@ -6,18 +6,32 @@ run would be executed. Here a command starts Python with this file as a script, 
     python python_process.py [--with-parent] MODULE ARGUMENTS
 
 The script needs only the standard library. ``PYTHONPATH`` has its usual effect; an empty entry in it is the current folder.
+
+Where several such processes need the same imports, a :class:`ForkServer` pays for them once. Its process is this script, too:
+
+    python python_process.py --forks SOCKET MODULES
 """
 
 import contextlib
+import gc
+import importlib
 import io
+import json
 import os
 import runpy
 import signal
+import socket
+import subprocess
 import sys
+import tempfile
 import threading
 import time
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, BinaryIO
 
 WITH_PARENT = "--with-parent"
+FORKS = "--forks"
 # The time that a training has to finish its update and to write a checkpoint after its parent was killed.
 SECONDS_TO_SAVE = 300.0
 
@@ -85,6 +99,181 @@ def end_with_parent() -> None:
     threading.Thread(target=wait, daemon=True, name="parent").start()
 
 
+class ForkServer:
+    """A process that imports modules once, and forks a process for each command that needs them.
+
+    A command finds the process as a new one would be: main module, arguments, variables, current folder and streams are its
+    own, and the server has started no thread, no parallel loop and nothing on a GPU. What libraries read while they are
+    imported comes from the variables of the server. The server starts with the first command, and ends with this object or
+    with this process. Thread-safe.
+
+    Args:
+        modules: names of the modules to import.
+        variables: environment of the server.
+    """
+
+    def __init__(self, modules: Sequence[str], variables: Mapping[str, str]) -> None:
+        self.modules, self.variables = modules, variables
+        self._lock = threading.Lock()
+        self._server: subprocess.Popen | None = None
+
+    def _start_server(self) -> None:
+        self._connection, other = socket.socketpair()
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - of the server itself: why it has ended
+        script = [sys.executable, os.path.abspath(__file__), FORKS, str(other.fileno()), ",".join(self.modules)]
+        with other:
+            self._server = subprocess.Popen(
+                script,
+                env=self.variables,
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                pass_fds=[other.fileno()],
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> "ForkServer":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._server is not None:
+            self._server.kill()  # what it has forked goes on
+            self._server.wait()
+            self._connection.close()
+            self._output.close()
+
+    def start(self, command: Sequence[str], variables: Mapping[str, str], output: BinaryIO) -> "ForkedProcess":
+        """Start a command of :func:`python_command` without options of the interpreter, in a session of its own.
+
+        Args:
+            variables: environment of the command.
+            output: an open file for its standard output and errors.
+
+        Raises:
+            ChildProcessError: the server has ended.
+        """
+        arguments = list(command[command.index(os.path.abspath(__file__)) + 1 :])
+        request = {"arguments": arguments, "variables": dict(variables), "folder": os.getcwd()}
+        read_end, write_end = os.pipe()
+        try:
+            pid = self._ask(request, [read_end, output.fileno(), output.fileno()])
+        except ChildProcessError:
+            os.close(write_end)
+            raise
+        finally:
+            os.close(read_end)
+        return ForkedProcess(self, pid, write_end)
+
+    def exit_code(self, pid: int) -> int | None:
+        """Return the exit code of a process, negative after a signal; None while it runs. Ask no more after an exit code."""
+        return self._ask({"exit code of": pid}, [])
+
+    def _ask(self, request: dict[str, Any], files: list[int]) -> Any:
+        with self._lock:
+            if self._server is None:
+                self._start_server()
+            try:
+                socket.send_fds(self._connection, [b" "], files)
+                self._connection.sendall(json.dumps(request).encode("ascii") + b"\n")
+                answer = _read_line(self._connection)
+            except OSError:
+                answer = b""
+            if not answer:
+                raise ChildProcessError(self._reason_of_end())
+        return json.loads(answer)
+
+    def _reason_of_end(self) -> str:
+        code = self._server.wait()
+        self._output.seek(0)
+        lines = self._output.read().decode("utf-8", errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "no output")
+        return f"the process that starts trainings has ended with exit code {code} ({last})"
+
+
+class ForkedProcess:
+    """A process that a :class:`ForkServer` has started, with the methods of ``subprocess.Popen`` of the same names.
+
+    ``stdin`` is the other end of its standard input.
+    """
+
+    def __init__(self, server: ForkServer, pid: int, pipe: int) -> None:
+        self.pid, self.stdin = pid, open(pipe, "wb")  # noqa: SIM115 - open until the caller closes it
+        self._server, self._code = server, None
+
+    def poll(self) -> int | None:
+        if self._code is None:
+            self._code = self._server.exit_code(self.pid)
+        return self._code
+
+    def wait(self, timeout: float | None = None) -> int:
+        end = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if end is not None and time.monotonic() > end:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+            time.sleep(0.02)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:  # until it is asked for again, the number belongs to no other process
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _read_line(connection: socket.socket) -> bytes:
+    """Return a line; b"" at the end. The other side waits for an answer to it, so that no second line follows."""
+    line = b""
+    while not line.endswith(b"\n"):
+        part = connection.recv(65536)
+        if not part:
+            return b""
+        line += part
+    return line
+
+
+def serve(connection: socket.socket) -> None:
+    """Fork a process for each request until the connection ends; return only in a forked process, as its command."""
+    # The collector looks at the objects of the imports no more: it would copy each page that the processes share.
+    gc.freeze()
+    while True:
+        first, files, _, _ = socket.recv_fds(connection, 1, 3)
+        request = json.loads(_read_line(connection) or "null") if first else None
+        if request is None:
+            sys.exit()
+        if "exit code of" in request:
+            ended, status = os.waitpid(request["exit code of"], os.WNOHANG)
+            answer = os.waitstatus_to_exitcode(status) if ended else None
+        else:
+            sys.stdout.flush()
+            with warnings.catch_warnings():
+                # Python 3.12 counts OpenBLAS's threads, which prepares them for a fork itself.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                answer = os.fork()
+            if answer == 0:
+                connection.close()
+                become(request, files)
+                return
+            for file in files:
+                os.close(file)
+        connection.sendall(json.dumps(answer).encode("ascii") + b"\n")
+
+
+def become(request: dict[str, Any], files: Sequence[int]) -> None:
+    """Give this process the session, streams, variables, folder and command line of a request."""
+    os.setsid()
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+    for file in files:
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(request["variables"])
+    added = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path]
+    sys.path[:0] = added
+    os.chdir(request["folder"])
+    sys.argv[1:] = request["arguments"]
+
+
 def main() -> None:
     """Run the module that the command line names as the main program of this process."""
     if not getattr(sys.flags, "safe_path", False):  # new in Python 3.11
@@ -93,6 +282,10 @@ def main() -> None:
     if os.path.dirname(package) not in sys.path:
         sys.path.append(os.path.dirname(package))  # a checkout that is not installed; last, so that it hides no library
     prepare_streams()
+    if sys.argv[1] == FORKS:
+        for name in sys.argv[3].split(","):
+            importlib.import_module(name)
+        serve(socket.socket(fileno=int(sys.argv[2])))
     if sys.argv[1] == WITH_PARENT:
         del sys.argv[1]
         end_with_parent()

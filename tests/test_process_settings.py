@@ -7,6 +7,7 @@ import sys
 import pytest
 from tiny_runs import ROOT, run_process
 
+from amos_fairseq.finetuning.training import IMPORTED
 from amos_fairseq.process_settings import MALLOC_VARIABLES, OPENMP_VARIABLES
 
 # Freed and allocated again, 64 MiB cost 16,384 page faults if glibc has returned them to the system.
@@ -72,3 +73,30 @@ def test_openmp_reads_the_variable_that_a_command_sets():
     variables = UNSET | {"PYTHONPATH": str(ROOT), "OMP_DISPLAY_ENV": "verbose"}
     result = run_process([sys.executable, "-c", "import amos_start; amos_start.start(); import torch"], env=variables)
     assert "GOMP_SPINCOUNT = '0'" in result.stderr
+
+
+ASK_IMPORT = """
+import logging, os
+before = logging.root.level, logging.root.handlers[:]
+import torch
+torch._C._cuda_getDeviceCount = None  # to call it would initialize CUDA
+import amos_fairseq
+del torch._C._cuda_getDeviceCount
+import torch._dynamo
+print(before == (logging.root.level, logging.root.handlers), len(os.listdir("/proc/self/task")), torch.cuda.is_initialized())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_importing_the_plugin_changes_no_logger_and_starts_no_thread():
+    """Also not with what a training imports, in the environment of the server that forks the trainings."""
+    assert IMPORTED == ("amos_fairseq", "torch._dynamo")
+    variables = {
+        "OMP_NUM_THREADS": "3",
+        "OPENBLAS_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": str(ROOT),
+    }
+    result = run_process([sys.executable, "-c", ASK_IMPORT], env=UNSET | variables)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["True", "1", "False"]

@@ -5,7 +5,6 @@ arguments were checked: ``amos --help`` and mistakes take a fraction of a second
 """
 
 import argparse
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,6 @@ def import_fairseq(checkpoint: str | None = None) -> None:
     if checkpoint is not None:
         checkpoint_file(Path(checkpoint))
     amos_fairseq.register()
-    # Importing fairseq sets the root logger to DEBUG, which would print thousands of lines about fonts and files.
-    logging.getLogger().setLevel(logging.WARNING)
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):

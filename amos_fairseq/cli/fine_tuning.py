@@ -20,7 +20,7 @@ SIZES = ("small", "base", "large")
 
 def add_arguments(
     parser: argparse.ArgumentParser,
-    data_help: str,
+    data_help: str | None,
     required: bool = True,
     has_paper: bool = True,
     has_pairs: bool = True,
@@ -29,10 +29,11 @@ def add_arguments(
     """Add what to fine-tune, the recipe and options that override it (None leaves the recipe's value), and the devices.
 
     Args:
+        data_help: of --data; None for a command without it.
         required: whether the parser itself requires --checkpoint, --data and --out.
-        raw_help: what a raw file is, for --train and --dev, which may then replace --data (:func:`raw_files`).
         has_paper: whether the papers report the scores.
         has_pairs: whether an input can be a pair of texts.
+        raw_help: what a raw file is, for --train and --dev, which may then replace --data (:func:`raw_files`).
     """
     add = parser.add_argument
     text = "checkpoint, or SAVE_DIR of a run (its last checkpoint)"
@@ -42,7 +43,8 @@ def add_arguments(
         add("--train", metavar="FILE", type=Path, help=text)
         add("--dev", metavar="FILE", type=Path, help="the same, to score on")
         data_help = f"instead of --train and --dev: {data_help}"
-    add("--data", metavar="DIR", required=required and raw_help is None, help=data_help)
+    if data_help is not None:
+        add("--data", metavar="DIR", required=required and raw_help is None, help=data_help)
     text = "directory for runs, tables and predictions; the same command continues there"
     add("--out", metavar="DIR", required=required, help=text)
     add("--seeds", type=int, metavar="N", default=5, help="runs per task, with seeds 1 to N")

@@ -54,6 +54,7 @@ class Patch(NamedTuple):
             setattr(owner, self.name, staticmethod(call_replacement) if is_static else call_replacement)
 
 
+_starting_patches: list[Patch] = []
 _training_script_patches: list[Patch] = []
 
 
@@ -63,10 +64,22 @@ def apply_patches(patches: Iterable[Patch]) -> None:
         if patch.owner is Script.TRAINING:
             _training_script_patches.append(patch)
         elif patch.owner is Script.STARTING:
-            for module in (*running_scripts(), *running_hydra_scripts()):
-                patch.apply_to(module)
+            _starting_patches.append(patch)
         else:
             patch.apply_to(patch.owner)
+    patch_starting_scripts()
+
+
+def patch_starting_scripts() -> None:
+    """Replace what a script calls before it creates its trainer, in the scripts that are running.
+
+    A script imports the plugin while it runs; in a process that a warm one has forked, it is imported before the script.
+    """
+    for module in (*running_scripts(), *running_hydra_scripts()):
+        if not getattr(module, "start_patched_by_amos_fairseq", False):
+            for patch in _starting_patches:
+                patch.apply_to(module)
+            module.start_patched_by_amos_fairseq = True
 
 
 def running_scripts() -> list[ModuleType]:

@@ -1,6 +1,7 @@
 """Execution of planned runs on the available devices. Finished runs are not repeated, stopped runs continue."""
 
 import contextlib
+import functools
 import queue
 import signal
 import threading
@@ -38,7 +39,9 @@ from amos_fairseq.finetuning.training import (
     remove_checkpoints,
     train,
     training_command,
+    training_server,
 )
+from amos_fairseq.python_process import ForkServer
 
 
 @dataclass(frozen=True)
@@ -68,10 +71,13 @@ class Runner:
             free_devices.put(device)
         with (
             stop_on_signals(self.stop),
+            training_server(devices) as server,
             ProgressDisplay(len(runs), num_done=len(runs) - len(open_runs)) as display,
             ThreadPoolExecutor(len(devices)) as threads,
         ):
-            futures = [threads.submit(self._run_on_free_device, run, free_devices, display) for run in open_runs]
+            futures = [
+                threads.submit(self._run_on_free_device, run, free_devices, server, display) for run in open_runs
+            ]
             unfinished: set[Future] = set(futures)
             while unfinished:  # short waits: Python runs signal handlers in between
                 unfinished = wait(unfinished, timeout=0.5).not_done
@@ -80,14 +86,14 @@ class Runner:
         return [failure for future in futures if (failure := future.result()) is not None]
 
     def _run_on_free_device(
-        self, run: TaskRun, free_devices: queue.SimpleQueue, display: "ProgressDisplay"
+        self, run: TaskRun, free_devices: queue.SimpleQueue, server: ForkServer, display: "ProgressDisplay"
     ) -> Failure | None:
         if self.stop.is_set():
             return None
         device = free_devices.get()
         try:
             display.start(run)
-            result = self._train_and_evaluate(run, device, display)
+            result = self._train_and_evaluate(run, device, server, display)
             display.finish(run, f"{result.main_score} {result.main:.1f} after epoch {result.epoch:g}")
         except Stopped:
             display.stopped(run)
@@ -106,12 +112,15 @@ class Runner:
             free_devices.put(device)
         return None
 
-    def _train_and_evaluate(self, run: TaskRun, device: str, display: "ProgressDisplay") -> RunResult:
+    def _train_and_evaluate(
+        self, run: TaskRun, device: str, server: ForkServer, display: "ProgressDisplay"
+    ) -> RunResult:
         benchmark, session, task = self.benchmark, self.benchmark.session, run.task
         run.create_directory()
         benchmark.copy_tokenizer_and_labels(task.name, run.directory)
         command, variables = training_command(run, benchmark, device), environment(device, len(session.devices))
-        train(command, run.directory, variables, self.stop, lambda updates: display.advance(run, updates))
+        advance = functools.partial(display.advance, run)
+        train(command, run.directory, variables, self.stop, advance, server.start)
         display.evaluating(run)
         checkpoint = checkpoint_to_score(run)
         scores = benchmark.evaluate(task.name, checkpoint, run.directory, device, self.stop)

@@ -1,4 +1,9 @@
-"""One fine-tuning as a process of stock ``fairseq-train``: its command, environment, progress, exit and checkpoints."""
+"""One fine-tuning as a process of stock ``fairseq-train``: its command, environment, progress, exit and checkpoints.
+
+The imports of a training take five seconds. A command that fine-tunes pays for them once: :func:`training_server` starts a
+process that has imported everything and forks one process for each run. The run computes what its command line would in a new
+process.
+"""
 
 import contextlib
 import fcntl
@@ -7,7 +12,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Event
 from typing import BinaryIO
@@ -20,7 +25,7 @@ from amos_fairseq.files import no_links, whole_file, write_text
 from amos_fairseq.finetuning.benchmark import Benchmark, Stopped
 from amos_fairseq.finetuning.runs import LOG_FILE, TaskRun
 from amos_fairseq.metrics_file import updates_so_far
-from amos_fairseq.python_process import SECONDS_TO_SAVE, python_command
+from amos_fairseq.python_process import SECONDS_TO_SAVE, ForkedProcess, ForkServer, python_command
 from amos_fairseq.recipe_files import PACKAGE
 from amos_fairseq.strangers import plain_name, read_text
 
@@ -28,6 +33,8 @@ PROCESS_FILE = "train.process"  # name and host of the process that trains
 # These variables of a launcher would turn a fine-tuning process into one of the launcher's ranks.
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 POLL_SECONDS = 0.2
+# torch.optim imports torch._dynamo when the first optimizer is made.
+IMPORTED = ("amos_fairseq", "torch._dynamo")
 
 
 class RunFailed(Exception):
@@ -64,8 +71,28 @@ def environment(device: str, num_devices: int) -> dict[str, str]:
     return variables
 
 
+def training_server(devices: Sequence[str]) -> ForkServer:
+    """Return the server that forks the runs on ``devices``; each run gets the same number of threads."""
+    # OpenMP reads the number of threads when it is loaded.
+    variables = environment("cpu", len(devices)) if devices[0] == "cpu" else dict(os.environ)
+    # fairseq counts the GPUs when it is imported, as the default number of ranks. That of a run is one, which it sees itself.
+    return ForkServer(IMPORTED, variables | {"CUDA_VISIBLE_DEVICES": ""})
+
+
+def start_process(command: Sequence[str], variables: Mapping[str, str], log: BinaryIO) -> subprocess.Popen:
+    """Start a command in a new process and session, with a pipe as its standard input and its output in ``log``."""
+    return subprocess.Popen(
+        command, env=variables, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+    )
+
+
 def train(
-    command: list[str], directory: Path, variables: dict[str, str], stop: Event, report: Callable[[int], None]
+    command: list[str],
+    directory: Path,
+    variables: dict[str, str],
+    stop: Event,
+    report: Callable[[int], None],
+    start: Callable[..., subprocess.Popen | ForkedProcess] = start_process,
 ) -> None:
     """Run the command until it exits; its output is appended to ``train.log``.
 
@@ -73,28 +100,33 @@ def train(
         variables: environment of the process.
         stop: once it is set, the process is asked to save a checkpoint and exit.
         report: called with the number of updates so far.
+        start: :func:`start_process`, or ``start`` of a :class:`~amos_fairseq.python_process.ForkServer`.
 
     Raises:
         Stopped: the process was asked to stop and has exited.
-        RunFailed: the process exited with an error.
+        RunFailed: the process exited with an error, or could not be started.
         UserError: the log is a link.
     """
     with open(directory / LOG_FILE, "ab", opener=no_links) as log:
         _lock(log, directory)
         begin = log.tell()  # earlier output belongs to an earlier part of the run
-        # In a new session, Ctrl-C in a terminal does not reach the child; this process stops it in order.
+        # In a session of its own, Ctrl-C in a terminal does not reach the child; this process stops it in order.
         # The pipe ends with this process, and then the child does (python_process.py).
-        process = subprocess.Popen(
-            command, env=variables, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
-        )
+        try:
+            process = start(command, variables, log)
+        except ChildProcessError as error:
+            raise RunFailed(str(error)) from error
         try:
             with contextlib.suppress(OSError):  # a full disk: only the message to a second process is shorter
                 write_text(directory / PROCESS_FILE, f"process {process.pid} on {socket.gethostname()}\n")
             code = _wait(process, directory, stop, report)
+        except ChildProcessError as error:  # the child loses its pipe: it saves and exits
+            raise RunFailed(str(error)) from error
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
         finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
             process.stdin.close()
             (directory / PROCESS_FILE).unlink(missing_ok=True)
     if code == 0:
@@ -119,7 +151,9 @@ def _lock(log: BinaryIO, directory: Path) -> None:
     holder.unlink(missing_ok=True)  # of a process that was killed
 
 
-def _wait(process: subprocess.Popen, directory: Path, stop: Event, report: Callable[[int], None]) -> int:
+def _wait(
+    process: subprocess.Popen | ForkedProcess, directory: Path, stop: Event, report: Callable[[int], None]
+) -> int:
     deadline = None
     while True:
         try:

@@ -1,4 +1,4 @@
-"""``amos prepare glue``: convert GLUE's files to the input of fairseq's ``sentence_prediction``.
+"""``amos prepare glue``: convert GLUE's files to the input of ``text_classification`` and fairseq's ``sentence_prediction``.
 
 For each task: read the tables -> encode -> publish.
 """

@@ -15,14 +15,15 @@ from omegaconf import DictConfig
 from amos_fairseq.checkpoint_files import checkpoint_file, read_header, training_seconds_of
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, read_state, restore_checkpoint
 from amos_fairseq.errors import UserError
-from amos_fairseq.measure.configuration import checkpoint_configuration, missing_settings
-from amos_fairseq.measure.flops import training_flops
+from amos_fairseq.measure.configuration import build_counted_update, checkpoint_configuration, missing_settings
+from amos_fairseq.measure.flops import by_autograd, by_thesis, forward_of_batch
 from amos_fairseq.metrics_file import FILE_NAME
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.report.curves import Curve, RunCurves, distinct_names, read_curves
 from amos_fairseq.report.inspect_text import inspect_text, text_of_corpus
 from amos_fairseq.report.inspection import Inspection
 from amos_fairseq.report.replaced_tokens import DepthLosses, held_out_blocks, replaced_token_losses
+from amos_fairseq.terminal import say
 
 LAST_CHECKPOINT = "checkpoint_last.pt"
 LOG = "hydra_train.log"  # what Hydra names the log of fairseq-hydra-train and amos train
@@ -115,7 +116,11 @@ def read_runs(folders: Sequence[str], options: ReportOptions) -> list[Pretrainin
             raise UserError(
                 f"{path} holds neither {FILE_NAME} nor {LAST_CHECKPOINT}: give the SAVE_DIR of a run of pretraining"
             )
-    return [_read_run(path, name, options) for path, name in zip(paths, distinct_names(paths), strict=True)]
+    runs = []
+    for path, name in zip(paths, distinct_names(paths), strict=True):
+        runs.append(_read_run(path, name, options))
+        say(f"run {len(runs)} of {len(paths)}, {name}: {runs[-1].cost.num_updates:,} updates", "report")
+    return runs
 
 
 def _read_run(path: Path, name: str, options: ReportOptions) -> PretrainingRun:
@@ -207,8 +212,8 @@ def cost_of(
     if cfg is None:
         return cost
     try:
-        today = training_flops(cfg, vocabulary_size)
-        thesis = training_flops(cfg, vocabulary_size, "thesis")
+        update = build_counted_update(cfg, vocabulary_size)
+        thesis, today = by_thesis(update, forward_of_batch(update)["Global"]), by_autograd(update)
     except (UserError, ArithmeticError):  # no end, or a cost per update that varies
         return cost
     return dataclasses.replace(

@@ -11,6 +11,7 @@ import numpy as np
 from amos_fairseq.functional.replaced_token_detection import EQUAL_LOGITS
 from amos_fairseq.pictures import RC_PARAMS
 from amos_fairseq.probing.results import (
+    MAJORITY,
     ProbeResult,
     in_order,
     probing_figure,
@@ -254,11 +255,22 @@ def curve_section(anchor: str, runs: Sequence[PretrainingRun]) -> Section | str:
         return _left_out(title, source, "no run has a generator with several depths")
     if reference_levels(panel, curves):
         caption += " Dotted: entropy of the token frequencies, the lowest loss without context."
-    setups = [f"{run.name}, {run.setup}" for run in runs if run.curves in curves and run.setup]
-    if anchor == "recall" and len(setups) > 1:
-        caption += f" The runs are the curriculum setups: {'; '.join(setups)}."
+    drawn = [run for run in runs if run.curves in curves]
+    if anchor == "recall" and are_curriculum_setups(drawn):
+        caption += f" The runs are curriculum setups: {'; '.join(f'{run.name}, {run.setup}' for run in drawn)}."
     figure = panels_figure([panel], curves, titled=False)
     return Section(anchor, title, source, caption + TRAINING_AND_VALIDATION, figure)
+
+
+def are_curriculum_setups(runs: Sequence[PretrainingRun]) -> bool:
+    """Whether runs compare what AMOS Figure 5b compares: ways to mix the same depths, in models of one size."""
+    if not all(run.objective == "amos" and run.setup for run in runs):
+        return False
+    models = {
+        (model.generator_depths, model.encoder_layers, model.encoder_embed_dim)
+        for model in (run.cfg.model for run in runs)
+    }
+    return len(models) == 1 and 1 < len(runs) == len({run.setup for run in runs})
 
 
 def discriminator_section(runs: Sequence[PretrainingRun]) -> Section | str:
@@ -335,7 +347,8 @@ def probing_section(content: dict[str, Any], number: int, named: bool) -> Sectio
     results, settings = in_order([ProbeResult(**result) for result in content["results"]]), content["settings"]
     run, updates = Path(str(content["checkpoint"].get("file", ""))).parent.name, content["checkpoint"]["num_updates"]
     counts = {row_name(result.task, result.metric): f"{result.targets:,}" for result in results}
-    seeds = seeds_in_words(len(scores) for cell in scores_by_cell(results).values() for scores in cell.values())
+    probes = [result for result in results if result.baseline != MAJORITY]
+    seeds = seeds_in_words(len(scores) for cell in scores_by_cell(probes).values() for scores in cell.values())
     caption = (
         f"Classifiers on the frozen states of one layer of {run} after {updates:,} updates. Table: 100 times the mean over "
         f"{seeds} of the micro-F1 (or of the score that the task's name gives), ± standard deviation where there are several. "

@@ -85,6 +85,7 @@ HOOKS: dict[str, tuple[Callable[..., Any], ...]] = {
         metrics_log.note_resumed_update,
         divergence.load_recent_updates,
         collapse.load_count,
+        progress.announce_cost,
     ),
     #
     # In each epoch.
@@ -163,6 +164,7 @@ def call_main(stock: Stock, cfg: Any, main: Callable[..., Any], **kwargs: Any) -
 
     A user's mistake, now or later in any rank, becomes one line and an exit code instead of a traceback.
     """
+    patching.patch_starting_scripts()
     with report_user_errors():
         at("before_launch", cfg)
     try:

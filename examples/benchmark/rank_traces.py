@@ -412,5 +412,4 @@ def run(arguments: argparse.Namespace) -> None:
 if __name__ == "__main__":
     with exit_on_mistake():
         parsed = build_parser().parse_args()
-        logging.getLogger().setLevel(logging.WARNING)  # importing fairseq has set it to DEBUG
         run(parsed)

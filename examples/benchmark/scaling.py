@@ -10,7 +10,6 @@ loader processes, and ranks that wait for a slower one.
 """
 
 import argparse
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -144,7 +143,7 @@ def waiting_seconds(backward: float, sizes: Sequence[int], seconds: Sequence[flo
 def work_of(recipe: str, vocabulary_size: int) -> Work:
     """Return sizes and FLOPs of a recipe's model; raise ``UserError`` if there is no such recipe."""
     from amos_fairseq.measure.configuration import build_counted_update, read_configuration
-    from amos_fairseq.measure.flops import by_autograd
+    from amos_fairseq.training_flops import by_autograd
 
     # One rank, however many GPUs this machine has; no data is needed.
     cfg, _ = read_configuration(recipe, ["distributed_training.distributed_world_size=1"])
@@ -197,7 +196,6 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--update-freq", type=positive, nargs="+", default=[1, 2, 4], help="micro-batches of an update")
     parser.add_argument("--vocabulary-size", type=positive, default=32_768, help="entries of the dictionary")
     args = parser.parse_args(words)
-    logging.getLogger().setLevel(logging.WARNING)  # importing fairseq has set it to DEBUG
     cluster = Cluster(args.nodes, args.gpus_per_node)
     print(f"{cluster.num_gpus} A100 in {cluster.num_nodes} nodes: computed, not measured.")
     with report_user_errors():

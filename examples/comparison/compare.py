@@ -1,7 +1,6 @@
 """``bash examples/comparison/run.sh``: flags and main program of a comparison."""
 
 import argparse
-import logging
 import sys
 from pathlib import Path
 
@@ -102,8 +101,6 @@ def parse_glue_tasks(text: str) -> tuple[str, ...]:
 @report_user_errors()
 def main(arguments: list[str] | None = None) -> int:
     """Return 0 if all is finished, 75 at the time limit, 130 after Ctrl-C; exit with 1 after an error or a failed run."""
-    # Importing fairseq sets the root logger to DEBUG, at which it logs every dictionary, and matplotlib its fonts.
-    logging.getLogger().setLevel(logging.WARNING)
     options = parse(arguments)
     options.tasks = parse_glue_tasks(options.tasks)
     # Imported here: fairseq takes seconds to import, and a wrong flag should be reported before.

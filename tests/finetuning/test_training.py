@@ -15,15 +15,16 @@ from tiny_runs import ROOT
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.benchmark import Stopped
-from amos_fairseq.finetuning.training import RunFailed, environment, train
+from amos_fairseq.finetuning.training import RunFailed, environment, start_process, train
+from amos_fairseq.python_process import ForkServer, python_command
 
 
 def python(code):
     return [sys.executable, "-c", code]
 
 
-def run(command, directory, stop=None, report=print):
-    train(command, directory, dict(os.environ), stop or threading.Event(), report)
+def run(command, directory, stop=None, report=print, start=start_process):
+    train(command, directory, dict(os.environ), stop or threading.Event(), report, start)
 
 
 def test_output_is_appended_to_the_log_and_progress_is_reported(tmp_path):
@@ -70,6 +71,90 @@ def test_stopping_sends_sigterm_and_waits(tmp_path):
     assert (tmp_path / "train.log").read_text() == "ready\nsaved\n"
 
 
+@pytest.fixture
+def server():
+    with ForkServer(["decimal"], os.environ) as server:
+        yield server
+
+
+def write_module(tmp_path, monkeypatch, code):
+    """Write a program that can be started by its name, outside of the server's path."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "program.py").write_text(code)
+    return python_command("program", with_parent=True)
+
+
+def test_a_forked_process_is_as_a_new_one_and_has_the_imports_of_the_server(tmp_path, monkeypatch, server):
+    """Two at a time, each with variables of its own, in sessions of their own."""
+    code = """
+import atexit, os, sys
+print("imported" if "decimal" in sys.modules else "not imported")
+atexit.register(lambda: print("at exit"))
+print(os.environ["OWN"], os.getcwd(), sys.argv[1:], __name__, os.getsid(0) == os.getpid(), len(os.listdir("/proc/self/fd")))
+sys.exit(int(os.environ["OWN"]))
+"""
+    command = write_module(tmp_path, monkeypatch, code)
+    monkeypatch.chdir(tmp_path)
+    logs, processes = [], []
+    for start in (server.start, start_process):
+        for own in ("3", "4"):
+            logs.append(open(tmp_path / f"log{len(logs)}", "ab"))  # noqa: SIM115
+            processes.append(start([*command, "a b", "\udcff"], {**os.environ, "OWN": own}, logs[-1]))
+    assert [process.wait(30) for process in processes] == [3, 4, 3, 4]
+    for file in (*logs, *(process.stdin for process in processes)):
+        file.close()
+    for index, own in enumerate(("3", "4")):
+        (first, *forked), (other, *new) = ((tmp_path / f"log{i}").read_text().splitlines() for i in (index, index + 2))
+        assert (first, other) == ("imported", "not imported")
+        assert forked == new
+        assert forked[0].startswith(f"{own} {tmp_path} ['a b', '\\udcff'] __main__ True ")
+        assert forked[1:] == ["at exit"]
+
+
+def test_errors_signals_and_stopping_of_a_forked_process(tmp_path, monkeypatch, server):
+    for code, message in (
+        ("1 / 0", r"^ZeroDivisionError: division by zero$"),
+        ("print('amos_fairseq: error: the disk is full'); raise SystemExit(1)", r"^the disk is full$"),
+        ("import os; os.kill(os.getpid(), 9)", "ended by SIGKILL from outside"),
+    ):
+        command = write_module(tmp_path, monkeypatch, code)
+        with pytest.raises(RunFailed, match=message):
+            run(command, tmp_path, start=server.start)
+    code = (
+        "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(75)); print('ready', flush=True)\n"
+    )
+    command, stop = write_module(tmp_path, monkeypatch, code + "time.sleep(60)"), threading.Event()
+
+    def stop_when_ready(updates):
+        if "ready" in (tmp_path / "train.log").read_text():
+            stop.set()
+
+    with pytest.raises(Stopped):
+        run(command, tmp_path, stop, stop_when_ready, server.start)
+
+
+def test_a_server_that_ends_is_reported_and_its_training_saves(tmp_path, monkeypatch, server):
+    code = "import signal, sys, time\ndef save(*_): print('saved', flush=True); sys.exit(75)\n"
+    code += "signal.signal(signal.SIGTERM, save); print('ready', flush=True); time.sleep(60)"
+    command, log = write_module(tmp_path, monkeypatch, code), tmp_path / "train.log"
+
+    def kill_when_ready(updates):
+        if "ready" in log.read_text():
+            server._server.kill()
+
+    for _ in range(2):  # also the next run
+        with pytest.raises(
+            RunFailed, match=r"^the process that starts trainings has ended with exit code -9 \(no output\)$"
+        ):
+            run(command, tmp_path, report=kill_when_ready, start=server.start)
+        wait_until(lambda: "saved" in log.read_text())
+    with (
+        ForkServer(["no_such_module"], os.environ) as broken,
+        pytest.raises(RunFailed, match=r"exit code 1 \(ModuleNotFoundError: No module named 'no_such_module'\)$"),
+    ):
+        run(command, tmp_path, start=broken.start)
+
+
 def wait_until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 60
     while not condition():
@@ -101,7 +186,9 @@ def test_a_training_saves_and_ends_when_its_parent_is_killed(tmp_path):
     (tmp_path / "parent.py").write_text(
         "import os, pathlib, threading\n"
         "from amos_fairseq.finetuning.training import python_command, train\n"
-        "train(python_command('child', with_parent=True), pathlib.Path(), dict(os.environ), threading.Event(), print)"
+        "from amos_fairseq.python_process import ForkServer\n"
+        "train(python_command('child', with_parent=True), pathlib.Path(), dict(os.environ), threading.Event(), print,\n"
+        "      ForkServer(['json'], os.environ).start)"
     )
     log, variables = tmp_path / "train.log", {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     parent = ForkedCommand("parent", [], tmp_path, tmp_path / "out", tmp_path / "err", env=variables)

@@ -17,13 +17,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import nullcontext, redirect_stderr, redirect_stdout, suppress
 from functools import cache
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from types import SimpleNamespace
-from typing import BinaryIO
+from typing import Any
 from unittest import mock
 
 from tiny_runs import ROOT, environment  # not the plugin: the new process imports this file, too
@@ -162,11 +162,20 @@ def run_command(module: str, arguments: Sequence[str], num_ranks: int = 1, env: 
     return text
 
 
-def run_main(main: Callable[[list[str]], int | None], *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Call the ``main`` of a command in this process; the trainings that it starts are forked."""
+def run_main(
+    main: Callable[[list[str]], int | None], *arguments: object, in_new_processes: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Call the ``main`` of a command in this process. One server forks the trainings of all commands.
+
+    Args:
+        in_new_processes: start each training in a new process instead.
+    """
+    from amos_fairseq.finetuning import training
+
     out, err, code = io.StringIO(), io.StringIO(), 0
-    forking = SimpleNamespace(**{**vars(subprocess), "Popen": _popen})
-    with mock.patch("amos_fairseq.finetuning.training.subprocess", forking), redirect_stdout(out), redirect_stderr(err):
+    server = SimpleNamespace(start=training.start_process) if in_new_processes else _training_server()
+    shared = mock.patch("amos_fairseq.finetuning.runner.training_server", return_value=nullcontext(server))
+    with shared, redirect_stdout(out), redirect_stderr(err):
         try:
             code = main([str(argument) for argument in arguments]) or 0
         except SystemExit as ended:
@@ -174,9 +183,10 @@ def run_main(main: Callable[[list[str]], int | None], *arguments: object) -> sub
     return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
-def _popen(command: Sequence[str], env: Mapping[str, str], stdout: BinaryIO, **_: object) -> ForkedCommand:
-    """``subprocess.Popen`` as the fine-tuning commands use it, with one log for all output."""
-    module, *arguments = command[command.index("--with-parent") + 1 :]
-    process = ForkedCommand(module, arguments, Path.cwd(), Path(stdout.name), Path(stdout.name), env=env)
-    process.stdin = io.BytesIO()
-    return process
+@cache
+def _training_server() -> Any:
+    """The process that forks the trainings of all commands; it ends with this process."""
+    from amos_fairseq.finetuning.training import training_server
+
+    with mock.patch.dict(os.environ, environment(), clear=True):
+        return training_server(["cpu"])

@@ -3,12 +3,14 @@
 import json
 import os
 import re
+from pathlib import Path
 
 import pytest
 import torch
 from benchmark_summary import write_summary, write_tagging
 from failures import error_line
 from html_page import Page
+from omegaconf import OmegaConf
 from saved_models import CORPUS, UPDATES, add_settings, write_run
 
 from amos_fairseq.cli.main import main
@@ -16,7 +18,8 @@ from amos_fairseq.probing.results import ProbeResult, write_results
 from amos_fairseq.report import page as pages
 from amos_fairseq.report.curves import read_curves
 from amos_fairseq.report.page import inline_svg
-from amos_fairseq.report.runs import cost_of, hardware_of, stored_seconds
+from amos_fairseq.report.runs import PretrainingCost, PretrainingRun, cost_of, hardware_of, stored_seconds
+from amos_fairseq.report.sections import are_curriculum_setups
 
 EVIL = "<script>alert(1)</script>"
 NAME = f"{EVIL}$\\frac$"  # mathematics that matplotlib cannot parse
@@ -182,7 +185,8 @@ def test_a_last_line_that_is_no_record_is_refused_and_a_cut_one_left_out(tmp_pat
     report(tmp_path, run)
     assert "is cut short and left out" in capsys.readouterr().out
     (run / "metrics.jsonl").write_text(whole + "[1]\n")
-    assert "not a record of metrics" in error_line(capsys, main, "report", run, "--out", tmp_path / "other.html")
+    arguments = ["report", run, "--out", tmp_path / "other.html"]
+    assert "not a record of metrics" in error_line(capsys, main, *arguments, reports_progress=True)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +210,8 @@ def test_a_last_line_that_is_no_record_is_refused_and_a_cut_one_left_out(tmp_pat
 def test_mistakes_are_one_line_and_leave_nothing(tmp_path, arguments, message, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = write_metrics(tmp_path / "run")
-    assert message in error_line(capsys, main, "report", *(word.replace("RUN", str(run)) for word in arguments))
+    words = [word.replace("RUN", str(run)) for word in arguments]
+    assert message in error_line(capsys, main, "report", *words, reports_progress=True)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
@@ -221,7 +226,7 @@ def test_a_page_that_cannot_be_written_keeps_the_old_one(tmp_path, capsys, monke
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(pages, "write_text", full)
-    line = error_line(capsys, main, "report", run, "--out", tmp_path / "page.html")
+    line = error_line(capsys, main, "report", run, "--out", tmp_path / "page.html", reports_progress=True)
     assert "page.html: the page cannot be written (No space left on device); choose another place with --out" in line
     assert (tmp_path / "page.html").read_bytes() == before
 
@@ -255,6 +260,32 @@ def test_time_of_a_run_in_parts(tmp_path):
     # A name of 300 characters gives an error of the system, as a path in a folder that may not be read.
     for unread in (tmp_path / "absent.pt", damaged, without_time, tmp_path / ("x" * 300), tmp_path / "a\0b"):
         assert seconds(tmp_path, 1250.0, unread) == 150
+
+
+def amos_run(setup, **settings):
+    model = {"generator_depths": "4,6,8", "encoder_layers": 12, "encoder_embed_dim": 768} | settings
+    cfg = OmegaConf.create({"criterion": {"_name": settings.pop("criterion", "amos")}, "model": model})
+    return PretrainingRun(Path("run"), "run", PretrainingCost(1), cfg=cfg, setup=setup)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"criterion": "electra"}, False),
+        ({"generator_depths": "2,4"}, False),
+        ({"encoder_embed_dim": 256}, False),
+        ({"setup": "learned mixture, depths 4, 6, 8"}, False),  # two runs of the same
+    ],
+)
+def test_curriculum_setups_are_ways_to_mix_the_depths_of_one_model(changes, expected):
+    runs = [
+        amos_run("learned mixture, depths 4, 6, 8"),
+        amos_run(**{"setup": "layer switch, depths 4, 6, 8"} | changes),
+    ]
+    assert are_curriculum_setups(runs) == expected
+    assert not are_curriculum_setups(runs[:1])
+    assert not are_curriculum_setups([*runs, PretrainingRun(Path("flags"), "flags", PretrainingCost(1))])
 
 
 def test_gpus_of_the_log(tmp_path):

@@ -1,4 +1,4 @@
-"""The progress of a run: its first line, the time to the end, and the bar on a terminal."""
+"""The progress of a run: its first lines, with what it costs, the time to the end, and the bar on a terminal."""
 
 import io
 import logging
@@ -7,9 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fairseq.logging import progress_bar
+import torch
+from fairseq import models
+from fairseq.logging import metrics, progress_bar
 from omegaconf import OmegaConf
 
+from amos_fairseq.composition import compose_recipe
+from amos_fairseq.criterions.mlm import MlmCriterion
+from amos_fairseq.measure.configuration import build_task
 from amos_fairseq.run import hooks, progress
 
 
@@ -34,6 +39,7 @@ def only_progress(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setitem(hooks.HOOKS, moment, mine)
     yield
     progress._runs.clear()
+    metrics.reset()
 
 
 def settings(**changes: Any) -> Any:
@@ -69,6 +75,75 @@ def test_first_line(changes: dict, line: str | None, caplog: pytest.LogCaptureFi
     assert caplog.messages == ([] if line is None else [f"runs/a: {line}"])
 
 
+@pytest.fixture(scope="module")
+def pretraining() -> SimpleNamespace:
+    """The trainer of a run of mlm_tiny without updates, and of as much of it as tells the cost."""
+    cfg = compose_recipe("mlm_tiny", ["distributed_training.distributed_world_size=2", "optimization.update_freq=[3]"])
+    task = build_task(cfg.task, 405)
+    model = models.build_model(cfg.model, task)
+    return SimpleNamespace(cfg=cfg, task=task, get_model=lambda: model, get_num_updates=lambda: 0)
+
+
+def cost_lines(caplog: pytest.LogCaptureFixture, trainer: SimpleNamespace, **changes: Any) -> list[str]:
+    """The messages about the cost of a run, whose settings and position are changed."""
+    changed = SimpleNamespace(**vars(trainer) | {"cfg": trainer.cfg.copy()})
+    changed.cfg.merge_with_dotlist([f"{key}={value}" for key, value in changes.items() if "." in key])
+    vars(changed).update({key: value for key, value in changes.items() if "." not in key})
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        hooks.load_checkpoint(lambda cfg, trainer: (None, None), changed.cfg.checkpoint, changed)
+    return caplog.messages
+
+
+def test_cost_is_that_of_the_updates_that_are_left(
+    pretraining: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Products of one sequence by hand, in 2 layers of width 64 and length 64: 10 positions are predicted from 448 rows."""
+    length, width, masked, rows = 64, 64, 10, 448
+    layer = 24 * length * width**2 + 4 * length**2 * width
+    forward = 2 * layer + 2 * masked * width * width + 2 * masked * width * rows
+    flops = 3 * forward * 128 * 3 * 2 * 1750
+    state = torch.random.get_rng_state()
+    (line,) = cost_lines(caplog, pretraining)
+    assert torch.equal(state, torch.random.get_rng_state())
+    seconds = flops / 0.064e12
+    assert line == (
+        f"this run: 1,750 updates, {1750 * 6 * 128 * 64:,} tokens, {flops:.2g} FLOPs; predicted from the FLOPs: "
+        f"{seconds // 60:.0f} min {seconds % 60:.0f} s on two idle CPU cores, less than a minute on one A100"
+    )
+    (line,) = cost_lines(caplog, pretraining, get_num_updates=lambda: 1050)
+    assert line.startswith(f"the rest of this run: 700 updates, 34,406,400 tokens, {0.4 * flops:.2g} FLOPs; ")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"optimization.max_update": 10},  # over before its FLOPs would be counted
+        {"optimization.max_update": 0},
+        {"optimization.update_freq": "[1,2]"},
+        {"get_num_updates": lambda: 1750},
+        {"task": object()},  # fine-tuning
+    ],
+)
+def test_no_cost_is_told(changes: dict, pretraining: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
+    assert cost_lines(caplog, pretraining, **changes) == []
+
+
+def test_cost_is_told_by_the_first_rank(
+    pretraining: SimpleNamespace, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress.distributed_utils, "get_global_rank", lambda: 1)
+    assert cost_lines(caplog, pretraining) == []
+
+
+def test_an_objective_that_needs_real_tensors_trains_without_a_cost(
+    pretraining: SimpleNamespace, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MlmCriterion, "forward", lambda self, model, sample: sample["id"].sum().item())
+    (line,) = cost_lines(caplog, pretraining)
+    assert line.startswith("the FLOPs of this run were not counted: ")
+
+
 DURATIONS = {0: "0 s", 59.6: "1 min 0 s", 3599: "59 min 59 s", 7800: "2 h 10 min", 90000: "1 d 1 h", 86400: "1 d 0 h"}
 
 
@@ -79,7 +154,7 @@ def test_duration() -> None:
 def epoch(
     clock: list[float], updates: int, seconds: float, log_format: str | None = "simple", log_interval: int = 3
 ) -> None:
-    """What fairseq's ``train`` does in an epoch of a run of ten updates, of ``seconds`` each."""
+    """What fairseq's ``train`` does in an epoch of a run of ten updates, of ``seconds`` each; update n has the loss n."""
     done = [0]
     trainer = SimpleNamespace(get_num_updates=lambda: done[0])
 
@@ -89,8 +164,12 @@ def epoch(
         for _ in bar:
             clock[0] += seconds
             done[0] += 1
+            with metrics.aggregate("train_inner"):
+                metrics.log_scalar("loss", done[0])
             if done[0] % log_interval == 0:
-                bar.log({"loss": 2.5, "tokens_per_second": 21_300.0}, tag="train_inner", step=done[0])
+                stats = {**metrics.get_smoothed_values("train_inner"), "tokens_per_second": 21_300.0}
+                bar.log(stats, tag="train_inner", step=done[0])
+                metrics.reset_meters("train_inner")
         return [None], True
 
     cfg = settings(**{"optimization.max_update": 10})
@@ -99,26 +178,41 @@ def epoch(
 
 
 def test_lines_tell_the_time_to_the_end(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
+    """The loss is the mean of the updates since fairseq's line, whose own loss remains the mean of its three updates."""
     with caplog.at_level(logging.INFO):
         epoch(clock, updates=9, seconds=40.0)
-    lines = [message for message in caplog.messages if "left=" in message or "about" in message]
-    # Two updates without a line take more than a minute.
-    assert [line.partition("tokens_per_second=21300, ")[2] or line for line in lines] == [
-        "update 2 of 10: 40 s per update, about 5 min 20 s to the end",
-        "left=4 min 40 s",
-        "update 5 of 10: 40 s per update, about 3 min 20 s to the end",
-        "left=2 min 40 s",
-        "update 8 of 10: 40 s per update, about 1 min 20 s to the end",
-        "left=40 s",
+    lines = [message.partition(" / 9 ")[2] or message for message in caplog.messages]
+    # The first update does not end within 30 seconds. Later, two updates without a line take more than a minute.
+    assert lines == [
+        "update 1 of 10: loss 1.000",
+        "loss=2, tokens_per_second=21300, left=4 min 40 s",
+        "update 5 of 10: loss 4.500, 40 s per update, about 3 min 20 s to the end",
+        "loss=5, tokens_per_second=21300, left=2 min 40 s",
+        "update 8 of 10: loss 7.500, 40 s per update, about 1 min 20 s to the end",
+        "loss=8, tokens_per_second=21300, left=40 s",
     ]
 
 
-def test_fast_run_tells_its_rate_once_before_the_first_interval(
-    clock: list[float], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("seconds", "lines"),
+    [
+        (0.01, ["update 3 of 10: loss 2.000, 100 updates/s, about 0 s to the end"]),
+        (9.0, ["update 3 of 10: loss 2.000, 9 s per update, about 1 min 3 s to the end"]),
+        # The third update ends after 36 seconds.
+        (12.0, ["update 2 of 10: loss 1.500, 12 s per update, about 1 min 36 s to the end"]),
+        # One update tells no rate.
+        (
+            20.0,
+            ["update 1 of 10: loss 1.000", "update 3 of 10: loss 2.000, 20 s per update, about 2 min 20 s to the end"],
+        ),
+    ],
+)
+def test_first_loss_appears_within_30_seconds(
+    seconds: float, lines: list[str], clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        epoch(clock, updates=9, seconds=0.01, log_interval=100)
-    assert caplog.messages == ["update 3 of 10: 100 updates/s, about 0 s to the end"]
+        epoch(clock, updates=5, seconds=seconds, log_interval=100)
+    assert caplog.messages == lines
 
 
 def test_bar_of_the_whole_run_on_a_terminal(
@@ -131,4 +225,5 @@ def test_bar_of_the_whole_run_on_a_terminal(
     assert caplog.messages == []
     last = terminal.getvalue().replace("\n", "\r").rstrip("\r").split("\r")[-1]
     assert " 9/10 " in last
-    assert "21,300 tokens/s, loss 2.500" in last
+    assert "21,300 tokens/s, loss 8.000" in last
+    assert "update/s, loss 1.000]" in terminal.getvalue()  # before the first interval has ended
