@@ -16,7 +16,7 @@ from amos_fairseq import strangers
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import json_text, refuse_link, take_lock, whole_folder
 from amos_fairseq.fingerprint import files_sha256
-from amos_fairseq.prepare.workspace import check_inputs, describe_source
+from amos_fairseq.prepare.workspace import check_paths, describe_source
 from amos_fairseq.terminal import say
 from amos_fairseq.tokenization import Tokenizer
 
@@ -41,7 +41,7 @@ def prepared_data(
 
     Args:
         kind: name of the folder; it may have a parent, as in ``glue/RTE``.
-        sources: the raw files by split; names and contents count.
+        sources: the raw files, or folders, by split; names and contents count.
         tokenizer: the checkpoint's; None for data that do not depend on it.
         settings: what else determines the data, as plain values.
         write: fills an empty folder. It is called with the folder's name while the data are unfinished.
@@ -53,7 +53,10 @@ def prepared_data(
         UserError: a raw file is missing; OUT has results of other data; ``OUT/data/KIND`` is something else; another process
             is writing it; OUT cannot be written.
     """
-    check_inputs(list(sources.values()), "give a file that exists")
+    check_paths(*sources.values())
+    for path in sources.values():
+        if not path.exists():
+            raise UserError(f"{path}: no such file")
     folder = out / DATA / kind
     made_from = {
         "settings": settings,
