@@ -38,8 +38,9 @@ class Benchmark(ABC):
     """A set of tasks on which one checkpoint is fine-tuned, and the table of their scores.
 
     A new benchmark is a subclass in a file or folder of this package, its hyperparameters under ``tasks`` in the YAMLs of
-    ``recipes``, a kind of ``amos prepare``, and a file in ``cli`` that :mod:`amos_fairseq.cli.main` lists. Its ``__init__``
-    gets the session and the prepared data, raises :class:`~amos_fairseq.errors.UserError` for what cannot be used, and
+    ``recipes``, a function in ``prepare`` that writes its data from raw files
+    (:func:`~amos_fairseq.prepare.inside_out.prepared_data`), and a file in ``cli`` that :mod:`amos_fairseq.cli.main` lists.
+    Its ``__init__`` gets the session and the prepared data, raises :class:`~amos_fairseq.errors.UserError` for what cannot be used, and
     sets the attributes. It must give ``train_flags`` and ``evaluate``. The other methods have a default, which suits a
     benchmark of independent tasks, one row each.
 

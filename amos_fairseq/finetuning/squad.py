@@ -119,8 +119,9 @@ class Squad(Benchmark):
         return write_answers(directory, split, decoded)
 
     def setup(self) -> dict[str, Any]:
-        trials = {name: task.trials for name, task in self.tasks.items()}
-        return self.session.setup(trials) | self.settings.as_dict()
+        """OUT may hold the results of both versions, so the recipe's section has one name for both."""
+        (task,) = self.tasks.values()
+        return self.session.setup({RECIPE_TASK: task.trials}) | self.settings.as_dict()
 
     def owns(self, task: str) -> bool:
         return task in OFFICIAL_QUESTIONS

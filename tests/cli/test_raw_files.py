@@ -161,10 +161,13 @@ def test_each_column_and_each_version_has_its_own_data(planned: Callable[..., Be
     columns = write_columns(tmp_path / "train.txt", make_sentences())
     last = planned("tag", tmp_path / "out", "--train", columns, "--dev", columns)
     assert [*by_default.tasks, *last.tasks] == ["tagging-upos", "tagging-chunk"]
+    setups = []
     for version, squad in (("1.1", without_impossible(make_squad())), ("2.0", make_squad())):
         file = write_json(tmp_path / f"{version}.json", squad)
         found = planned("squad", tmp_path / "squad", "--train", file, "--dev", file)
         assert found.data == tmp_path / "squad" / "data" / f"SQuAD{version}"
+        setups.append(found.setup())
+    assert setups[0] == setups[1], "one OUT holds both"
 
 
 @pytest.mark.parametrize(
@@ -241,13 +244,15 @@ def test_folder_of_corpora_is_probed(
     assert written == {name: data for name, data in contents(tmp_path / "prepared").items() if name != "probing.json"}
     assert {result["task"] for result in read_probe_results(out)["results"]} == {"chunks", "relations"}
 
+    def refusal(*more: str) -> str:
+        return error_line(capsys, main, *probe(*more), reports_progress=True)
+
     (raw / "conll2000" / "test.txt.gz").write_bytes(gzip.compress((CHUNKS + CHUNKS).encode()))
-    line = error_line(capsys, main, *probe("--tasks", "chunks"))
-    assert f"test.txt.gz has changed since {out}/data/probing/chunks was made" in line
+    assert f"test.txt.gz has changed since {out}/data/probing/chunks was made" in refusal("--tasks", "chunks")
     assert contents(out / "data" / "probing") == written
-    assert "the corpora give no task 'ner'" in error_line(capsys, main, *probe("--tasks", "ner"))
+    assert "the corpora give no task 'ner'" in refusal("--tasks", "ner")
     (raw / "train.txt").write_text(CHUNKS)
-    assert "are the train split of --chunks: keep one of them" in error_line(capsys, main, *probe())
+    assert "are the train split of --chunks: keep one of them" in refusal()
     for path in (raw / "train.txt", raw / "conll2000" / "train.txt.gz"):
         path.unlink()
-    assert f"there is no training file to it in {raw}" in error_line(capsys, main, *probe())
+    assert f"there is no training file to it in {raw}" in refusal()
