@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from forked_command import ForkedCommand
@@ -15,7 +16,7 @@ from tiny_runs import ROOT
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.benchmark import Stopped
-from amos_fairseq.finetuning.training import RunFailed, environment, start_process, train
+from amos_fairseq.finetuning.training import RunFailed, _lock, environment, start_process, train
 from amos_fairseq.python_process import ForkServer, python_command
 
 
