@@ -52,7 +52,8 @@ setup(
         "safetensors",
         "scikit-learn",
         "scipy",
-        "seqeval",
+        # Source only, and setuptools_scm tells its version: without that, pip goes back to 0.0.10, which requires Keras.
+        "seqeval>=1.2.2",
         "sentencepiece>=0.2.2",  # the first with return_type="offset_mapping": where pieces are in the text
         "tensorboard",
         "tokenizers",
@@ -74,7 +75,11 @@ setup(
             "onnxruntime",
             "onnxscript",  # what torch.onnx.export(..., dynamo=True) writes with
             "sentence-transformers>=5,<6",
+            "pyarrow>=14.0.1",
+            "datasets",  # writes what data/arrow_tables.py reads
         ],
+        # Tables as Parquet and as folders of datasets. Older versions run code of a file's schema (CVE-2023-47248).
+        "data": ["pyarrow>=14.0.1"],
         "docs": ["mkdocs>=1.6", "mkdocs-material>=9", "mkdocstrings[python]>=0.26"],
         "completion": ["argcomplete>=3"],  # eval "$(register-python-argcomplete amos)" in the shell's start file
         "wandb": ["wandb"],

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 DICTIONARY_FILE = "dict.txt"
@@ -17,11 +17,17 @@ def file_sha256(path: str | os.PathLike, on_read: Callable[[int], object] = lamb
 
     ``on_read`` is called with the number of bytes of each part.
     """
+    return joined_sha256([path], on_read)
+
+
+def joined_sha256(paths: Iterable[str | os.PathLike], on_read: Callable[[int], object] = lambda size: None) -> str:
+    """Return the hexadecimal sha256 of the bytes of files, one after the other. See :func:`file_sha256`."""
     digest = hashlib.sha256()
-    with open(path, "rb") as stream:
-        while chunk := stream.read(_READ_SIZE):
-            digest.update(chunk)
-            on_read(len(chunk))
+    for path in paths:
+        with open(path, "rb") as stream:
+            while chunk := stream.read(_READ_SIZE):
+                digest.update(chunk)
+                on_read(len(chunk))
     return digest.hexdigest()
 
 

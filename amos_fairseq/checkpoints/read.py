@@ -100,8 +100,11 @@ def load_checkpoint(checkpoint: CheckpointPath, tokenizer: CheckpointPath | None
             the checkpoint was trained with.
     """
     file = checkpoint_file(Path(checkpoint))
-    state = read_content(file)
-    check_saved_settings(file, state["cfg"])
+    return restore_checkpoint(file, read_state(file), tokenizer)
+
+
+def restore_checkpoint(file: Path, state: dict[str, Any], tokenizer: CheckpointPath | None = None) -> LoadedCheckpoint:
+    """Do the same as :func:`load_checkpoint` with the content of a checkpoint, as :func:`read_state` returns it."""
     settings = model_settings(file, state["cfg"]["model"])
     run_tokenizer = read_tokenizer(file, tokenizer, state.get("task_state") or {})
     dictionary = dictionary_of(run_tokenizer)

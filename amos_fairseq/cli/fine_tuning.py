@@ -16,22 +16,26 @@ SIZES = ("small", "base", "large")
 
 def add_arguments(
     parser: argparse.ArgumentParser,
-    data_help: str,
+    data_help: str | None,
     required: bool = True,
     has_paper: bool = True,
     has_pairs: bool = True,
+    has_similar_lengths: bool = True,
 ) -> None:
     """Add what to fine-tune, the recipe and options that override it (None leaves the recipe's value), and the devices.
 
     Args:
+        data_help: of --data; None for a command without it.
         required: whether the parser itself requires --checkpoint, --data and --out.
         has_paper: whether the papers report the scores.
         has_pairs: whether an input can be a pair of texts.
+        has_similar_lengths: whether the task has a setting for its batches.
     """
     add = parser.add_argument
     text = "checkpoint, or SAVE_DIR of a run (its last checkpoint)"
     add("--checkpoint", metavar="CKPT", required=required, help=text)
-    add("--data", metavar="DIR", required=required, help=data_help)
+    if data_help is not None:
+        add("--data", metavar="DIR", required=required, help=data_help)
     text = "directory for runs, tables and predictions; the same command continues there"
     add("--out", metavar="DIR", required=required, help=text)
     add("--seeds", type=int, metavar="N", default=5, help="runs per task, with seeds 1 to N")
@@ -51,6 +55,14 @@ def add_arguments(
         add("--num-separators", type=int, choices=(1, 2), metavar="N", help=text)
     else:
         parser.set_defaults(num_separators=None)
+
+    if has_similar_lengths:
+        text = (
+            "batches of examples of similar length, which need little padding, or random ones (default: the recipe's)"
+        )
+        add("--similar-lengths", action=argparse.BooleanOptionalAction, help=text)
+    else:
+        parser.set_defaults(similar_lengths=None)
 
     add("--parallel", type=int, metavar="N", default=1, help="concurrent runs on the CPU; each GPU runs one at a time")
     add("--cpu", action="store_true", help="do not use GPUs")

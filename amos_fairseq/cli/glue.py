@@ -18,7 +18,7 @@ glue.csv and glue.json in OUT). After a stop the same command continues; it does
 
 def add_parser(subparsers: Any) -> None:
     parser = add_subcommand(subparsers, "glue", "fine-tune a checkpoint on GLUE", DESCRIPTION)
-    fine_tuning.add_arguments(parser, "directory that amos prepare glue wrote")
+    fine_tuning.add_arguments(parser, "directory that amos prepare glue wrote", has_similar_lengths=False)
     add = parser.add_argument
     text = f"tasks, separated by commas, or ALL that are prepared of {', '.join(AVERAGED)}; WNLI is known too and never part "
     add("--tasks", metavar="LIST", default="ALL", help=text + "of the average")

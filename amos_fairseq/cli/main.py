@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from amos_fairseq.cli import (
     bench,
+    classify,
     export,
     flops,
     glue,
@@ -36,6 +37,7 @@ SUBCOMMANDS = (
     report,
     import_,
     export,
+    classify,
     glue,
     squad,
     tag,

@@ -12,7 +12,7 @@ from typing import Any
 
 from amos_fairseq.cli.arguments import HelpFormatter, add_subcommand
 from amos_fairseq.data.glue_tasks import TASKS
-from amos_fairseq.prepare import DEFAULT_VOCAB_SIZE, GLUE_BASE_URL, GLUE_BASE_URL_VARIABLE
+from amos_fairseq.prepare import DEFAULT_VOCAB_SIZE, GLUE_BASE_URL, GLUE_BASE_URL_VARIABLE, TEXT_COLUMN
 from amos_fairseq.process_settings import root_logger_kept
 
 DESCRIPTION = """\
@@ -118,12 +118,19 @@ def add_text(kinds: Any) -> None:
         """\
 Convert raw text to a binarized corpus for fairseq-train.
 
-Inputs are UTF-8: .jsonl with one document per line ({"text": ...}), anything else plain text with one paragraph per
-line and blank lines between documents; each also as .gz, .xz or .zst. NUL characters are removed. All processors are
-used, in constant memory. An interrupted run continues when the command is repeated.""",
+Inputs are UTF-8: .jsonl with one document per line ({"text": ...}); .csv and .tsv with a document in the column text of each
+row; anything else plain text with one paragraph per line and blank lines between documents; each also as .gz, .xz or .zst.
+Tables may also be .parquet, and folders that save_to_disk of Hugging Face's datasets wrote (pip install
+'amos_fairseq[data]'). NUL characters are removed. All processors are used, in constant memory. An interrupted run continues
+when the command is repeated.""",
     )
     add = parser.add_argument
     add("text", nargs="+", type=Path, metavar="TEXT", help="input files, in the order of the corpus")
+    add(
+        "--text-column",
+        metavar="NAME",
+        help=f"column of tables, or field of .jsonl, that has the text (default: {TEXT_COLUMN})",
+    )
     add("--out", required=True, type=Path, metavar="DIR", help="output directory; its name must not contain a colon")
     vocabulary = parser.add_mutually_exclusive_group()
     vocabulary.add_argument(

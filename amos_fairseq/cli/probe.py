@@ -6,6 +6,7 @@ from typing import Any
 
 from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
 from amos_fairseq.errors import UserError
+from amos_fairseq.terminal import ending_in_one_line, say
 
 # Far more than a computer finishes; PyTorch refuses larger numbers with its own words.
 LARGEST = {"seeds": 1_000_000, "lr": 1000, "batch_size": 1_000_000_000, "updates": 1_000_000_000}
@@ -78,6 +79,7 @@ def run(arguments: argparse.Namespace) -> None:
             raise UserError(
                 f"--{name.replace('_', '-')} {value} is out of range: give a finite number above 0, at most {largest:,}"
             )
+    say(f"reading {arguments.checkpoint} and {arguments.data}", "probe")  # the imports take seconds
     import_fairseq(arguments.checkpoint)
     import torch
 
@@ -85,7 +87,6 @@ def run(arguments: argparse.Namespace) -> None:
     from amos_fairseq.checkpoints.read import load_checkpoint
     from amos_fairseq.probing.experiment import Experiment
     from amos_fairseq.probing.training import LEARNING_RATES, ProbeSettings
-    from amos_fairseq.terminal import ending_in_one_line
 
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device(device)

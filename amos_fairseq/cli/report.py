@@ -7,6 +7,7 @@ from typing import Any
 from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
 from amos_fairseq.cli.inspect import LARGEST_SEED, read_file
 from amos_fairseq.errors import UserError, explain_os_errors
+from amos_fairseq.terminal import say
 
 DESCRIPTION = """\
 Write one HTML page about pretraining runs, without external resources: their cost; the discriminator's loss on replaced tokens
@@ -51,6 +52,7 @@ def run(arguments: argparse.Namespace) -> None:
     text = None if arguments.text is None else read_file(arguments.text)
     if text is not None and not text.strip():
         raise UserError(f"--text {arguments.text} is empty: give a file with text")
+    say(f"reading {', '.join(arguments.runs)}", "report")  # the imports take seconds
     import_fairseq()
     from amos_fairseq.checkpoints.encoder import check_device
     from amos_fairseq.report.page import write_page
@@ -65,6 +67,7 @@ def run(arguments: argparse.Namespace) -> None:
     options = ReportOptions(text, arguments.sentence or (), arguments.masked_tokens, arguments.seed, arguments.device)
     runs = read_runs(arguments.runs, options)
     text_name = "the validation split" if text is None else Path(arguments.text).name
+    say("drawing the figures", "report")
     page = build_page(runs, text_name, glue, tag, probe)
     with explain_os_errors(f"{out}: the page cannot be written", "; choose another place with --out"):
         paths = write_page(out, page)

@@ -30,6 +30,7 @@ class TextClassificationCriterion(FairseqCriterion):
     def __init__(self, task: Any) -> None:
         super().__init__(task)
         self.kind, self.deviation = task.record["kind"], task.record.get("deviation", 1.0)
+        self.of_validation = SCORES[self.kind]  # what is not logged in training
 
     def forward(self, model: Any, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
         """Return the summed loss (float32 scalar), the number of rows, and what to log: sums and, in validation, the

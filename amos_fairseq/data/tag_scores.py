@@ -7,19 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 # O, or the place in a span and the span's type: IOB1 (CoNLL-2003), IOB2 (CoNLL-2000) and IOBES.
 _SPAN_LABEL = re.compile(r"O|[BIES]-.+")
 OUTSIDE = "O"
-_HYPHEN = "\0"  # in place of those of a type
 
 
 def spans_of(labels: Sequence[str]) -> list[tuple[str, int, int]]:
     """Return (type, first word, last word) of each span, by the rules of conlleval in the implementation of `seqeval`.
 
-    The first hyphen of a label separates the type. Some versions of seqeval separate at the last one (0.0.10, which pip
-    installs where later versions cannot be built), so that B-A-X and B-C-X would have one type: they get types without hyphens.
+    The first hyphen of a label separates the type.
     """
     from seqeval.metrics.sequence_labeling import get_entities  # imports scikit-learn, which takes a second
 
-    simple = [label[:2] + label[2:].replace("-", _HYPHEN) for label in labels]
-    return [(kind.replace(_HYPHEN, "-"), first, last) for kind, first, last in get_entities(simple)]
+    return get_entities(list(labels))
 
 
 def mark_spans(labels: Iterable[str]) -> bool:

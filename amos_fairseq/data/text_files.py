@@ -33,7 +33,7 @@ COMPRESSIONS = tuple(_STREAMS)
 NOT_READ = frozenset(
     {".7z", ".arrow", ".bz2", ".lz4", ".parquet", ".rar", ".tar", ".tbz", ".tbz2", ".tgz", ".txz", ".zip"}
 )
-_JSON_LINES = (".jsonl", ".ndjson")
+JSON_LINES = (".jsonl", ".ndjson")
 _UTF8_MARK = b"\xef\xbb\xbf"
 _DAMAGED = (EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 _LINE_ENDS = re.compile(r"[\r\n]+")
@@ -55,11 +55,29 @@ def refuse_other_formats(path: Path) -> None:
         )
 
 
+def document_of(text: str) -> bytes:
+    """Return the document of a text of JSON or of a table, as :class:`InputFile` describes it; empty if it has no paragraph.
+
+    Raises:
+        UnicodeEncodeError: the text has half of a surrogate pair.
+    """
+    paragraphs = map(str.strip, _LINE_ENDS.split(text.replace("\0", "")))
+    return "".join(f"{paragraph}\n" for paragraph in paragraphs if paragraph).encode("utf-8")
+
+
+def refuse_many_brackets(line: bytes, path: Path, number: int) -> None:
+    """Raise :class:`UserError` for a line of JSON that could fill the memory when it is parsed."""
+    if len(line) > LARGEST_NUMBER_OF_BRACKETS < line.count(b"[") + line.count(b"{"):
+        raise UserError(
+            f"{path}, line {number}: more than {LARGEST_NUMBER_OF_BRACKETS:,} brackets: divide the document"
+        )
+
+
 class InputFile:
     """One text file. ``documents()`` or ``lines()`` reads it once; ``sha256`` is then that of the file on disk.
 
     A document is ``bytes``: valid UTF-8, one non-empty stripped paragraph per line, each line ended by ``\\n``. In
-    ``.jsonl`` every line is a document (its field ``text``); in other files blank lines separate them. NUL characters
+    ``.jsonl`` every line is a document (one of its fields); in other files blank lines separate them. NUL characters
     are removed, because tokenizers differ: one removes them, another encodes them as ``<unk>``.
     """
 
@@ -72,16 +90,19 @@ class InputFile:
     def sha256(self) -> str:
         return self._digest.hexdigest()
 
-    def documents(self) -> Iterator[bytes]:
+    def documents(self, column: str = "text") -> Iterator[bytes]:
         """Yield the documents in order.
+
+        Args:
+            column: field of JSON lines that has the text.
 
         Raises:
             UserError: the file is damaged, not UTF-8, not JSON lines, contains no text, or a document that is too large.
         """
         kind, _ = kind_and_compression(self.path)
-        parse = self._json_documents if kind in _JSON_LINES else self._text_documents
+        lines = self.lines()
         empty = True
-        for document in parse(self.lines()):
+        for document in self._json_documents(lines, column) if kind in JSON_LINES else self._text_documents(lines):
             empty = False
             yield document
         if empty:
@@ -150,21 +171,16 @@ class InputFile:
         if document:
             yield bytes(document)
 
-    def _json_documents(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
+    def _json_documents(self, lines: Iterable[tuple[int, bytes]], column: str) -> Iterator[bytes]:
         for number, line in lines:
             if not line.strip():
                 continue
-            if len(line) > LARGEST_NUMBER_OF_BRACKETS < line.count(b"[") + line.count(b"{"):
-                raise UserError(
-                    f"{self.path}, line {number}: more than {LARGEST_NUMBER_OF_BRACKETS:,} brackets: divide the document"
-                )
+            refuse_many_brackets(line, self.path, number)
             try:
-                text = json.loads(line)["text"]
-                paragraphs = map(str.strip, _LINE_ENDS.split(text.replace("\0", "")))
-                document = "".join(f"{paragraph}\n" for paragraph in paragraphs if paragraph).encode("utf-8")
+                document = document_of(json.loads(line)[column])
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 raise UserError(
-                    f'{self.path}, line {number}: not a JSON object with a string "text": {line[:60]!r}'
+                    f'{self.path}, line {number}: not a JSON object with a string "{column}": {line[:60]!r}'
                 ) from None
             if document:
                 yield document

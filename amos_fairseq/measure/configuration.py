@@ -82,7 +82,7 @@ def read_configuration(source: str, overrides: Sequence[str] = ()) -> tuple[Dict
     path = Path(source)
     if path.suffix == ".pt" or path.is_dir():
         file = checkpoint_file(path)
-        cfg, vocabulary_size = read_checkpoint_configuration(file, overrides)
+        cfg, vocabulary_size = checkpoint_configuration(file, read_state(file), overrides)
         if missing := missing_settings(cfg):
             raise UserError(
                 f"{file} does not contain the settings of a run ({missing[0]} is missing): give a checkpoint of pretraining"
@@ -98,9 +98,17 @@ def missing_settings(cfg: DictConfig) -> list[str]:
     return [key for key in OF_A_RUN if OmegaConf.select(cfg, key) is None]
 
 
-def read_checkpoint_configuration(file: Path, overrides: Sequence[str]) -> tuple[DictConfig, int]:
-    """Read the settings of a run, with defaults for newer settings, and the vocabulary size of its token embeddings."""
-    state = read_state(file)
+def checkpoint_configuration(
+    file: Path, state: dict[str, Any], overrides: Sequence[str] = ()
+) -> tuple[DictConfig, int]:
+    """Return the settings of a run, with defaults for newer settings, and the vocabulary size of its token embeddings.
+
+    Args:
+        state: content of the checkpoint ``file``, as :func:`amos_fairseq.checkpoints.read.read_state` returns it.
+
+    Raises:
+        UserError: the checkpoint has no such settings or embeddings, or an override names an unknown setting.
+    """
     settings = dict(state["cfg"])
     settings["model"] = model_settings(file, settings["model"])
     if "embed_tokens.weight" not in state["model"]:

@@ -4,3 +4,4 @@
 DEFAULT_VOCAB_SIZE = 32_768
 # Of GLUE's official files; the variable names a mirror.
 GLUE_BASE_URL, GLUE_BASE_URL_VARIABLE = "https://dl.fbaipublicfiles.com", "GLUE_BASE_URL"
+TEXT_COLUMN = "text"  # of tables and JSON lines

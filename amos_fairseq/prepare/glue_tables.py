@@ -1,4 +1,4 @@
-"""Read rows of the official files: columns found by name, without quoting, broken lines counted."""
+"""Read rows of the official files: texts, label and id."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from amos_fairseq.data.glue_tasks import LARGEST_SCORE, GlueTask, is_test
-from amos_fairseq.data.text_files import COMPRESSIONS, InputFile
+from amos_fairseq.data.table_files import TableFile
+from amos_fairseq.data.text_files import COMPRESSIONS
 from amos_fairseq.errors import UserError
 
 _ID_COLUMNS = ("index", "id")
@@ -66,27 +67,18 @@ def read_table(
 ) -> GlueTable:
     """Read every row of a file, in order.
 
-    A line is split only at tabs: quotes are ordinary characters in these files. A line with more or fewer columns
-    than the header (a tab or a line end inside a text) has its text or label elsewhere, so it is skipped and counted.
+    Quotes are ordinary characters in these files, also in QQP's, whose texts were written with the quotes of CSV, because
+    Hugging Face's processors read them so. A line with more or fewer columns than the header (a tab or a line end inside a
+    text) has its text or label elsewhere, so it is skipped and counted.
 
     Raises:
         UserError: the file is not UTF-8, damaged or empty, a column is missing, or a label is not one of the task.
     """
-    file = InputFile(path, on_read)
-    lines = ((number, tuple(line.decode("utf-8").rstrip("\r\n").split("\t"))) for number, line in file.lines())
-    names = task.columns_without_header(split) or next(lines, (0, ()))[1]
-    if names:
-        _check_columns(path, names, task, split)
-    rows: list[GlueRow] = []
-    broken: list[int] = []
-    for position, (number, fields) in enumerate(lines):
-        if len(fields) != len(names):
-            broken.append(number)
-        else:
-            rows.append(_row(path, number, position, dict(zip(names, fields, strict=True)), task, split))
-    if not rows:
-        raise _nothing(path, names, broken)
-    return GlueTable(rows, broken, file.sha256)
+    table = TableFile(path, task.columns_without_header(split), on_read, ordinary_quotes=True)
+    _check_columns(path, table.columns, task, split)
+    first = 1 if task.columns_without_header(split) else 2
+    rows = [_row(path, number, number - first, fields, task, split) for number, fields in table.rows()]
+    return GlueTable(rows, table.broken_lines, table.sha256)
 
 
 def _check_columns(path: Path, names: tuple[str, ...], task: GlueTask, split: str) -> None:
@@ -118,14 +110,5 @@ def _is_label(label: str, task: GlueTask) -> bool:
 
 
 def _clean(text: str) -> str:
-    """Clean a text as in pretraining: NUL, on which tokenizers differ, and carriage returns, which end a line."""
-    return text.replace("\0", "").replace("\r", " ")
-
-
-def _nothing(path: Path, names: tuple[str, ...], broken: list[int]) -> UserError:
-    if broken:
-        return UserError(
-            f"{path}: none of its {len(broken)} lines has the {len(names)} tab-separated columns that were expected "
-            f"({', '.join(names)[:200]}): is it the official file?"
-        )
-    return UserError(f"{path} is empty: download it again")
+    """Replace carriage returns, which end a line for fairseq."""
+    return text.replace("\r", " ")

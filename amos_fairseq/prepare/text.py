@@ -11,13 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.data.text_files import refuse_other_formats
+from amos_fairseq.data.arrow_tables import files_of
+from amos_fairseq.data.table_files import is_table
+from amos_fairseq.data.text_files import JSON_LINES, kind_and_compression, refuse_other_formats
 from amos_fairseq.errors import UserError
 from amos_fairseq.fingerprint import DICTIONARY_FILE
-from amos_fairseq.prepare import DEFAULT_VOCAB_SIZE, text_encoding, text_workspace
+from amos_fairseq.prepare import DEFAULT_VOCAB_SIZE, TEXT_COLUMN, text_encoding, text_workspace
 from amos_fairseq.prepare.binarizing import start_encoding_process
 from amos_fairseq.prepare.processes import InOrder, in_own_process, number_of_processes, process_pool, use_threads
-from amos_fairseq.prepare.text_split import Split, SplitSettings, group_into_shards, split_corpus
+from amos_fairseq.prepare.text_split import (
+    Split,
+    SplitSettings,
+    TableDocuments,
+    group_into_shards,
+    size_of,
+    split_corpus,
+)
 from amos_fairseq.prepare.text_workspace import TextWorkspace
 from amos_fairseq.prepare.vocabulary import learn_tokenizer
 from amos_fairseq.prepare.workspace import check_paths
@@ -57,7 +66,7 @@ def run(given: argparse.Namespace) -> None:
     # What can be checked is checked before any work.
     inputs, out = given.text, given.out
     check_paths(*inputs, out)
-    _check_texts(inputs)
+    _check_texts(inputs, given.text_column)
     if ":" in str(out):
         raise UserError(
             f"--out {out}: fairseq separates the shards of a corpus by colons, choose a name without colons"
@@ -94,7 +103,7 @@ def _run_stages(work: TextWorkspace, inputs: list[Path], settings: CorpusSetting
 
 def _split(work: TextWorkspace, inputs: list[Path], settings: CorpusSettings) -> Split:
     directory = work.unfinished("text")
-    with progress_bar(sum(path.stat().st_size for path in inputs), "read", "B") as bar:
+    with progress_bar(sum(map(size_of, inputs)), "read", "B") as bar:
         split = split_corpus(inputs, directory, settings.split, bar.update)
     work.save_split(directory, split)
     work.finish(directory)
@@ -148,12 +157,15 @@ def _shard(
 
 def _identify(path: Path) -> list[Any]:
     """Return what identifies an input of an unfinished run; a finished one is compared by content."""
-    status = path.stat()
-    return [str(path.absolute()), status.st_size, status.st_mtime_ns]
+    statuses = [file.stat() for file in files_of(path)]
+    return [str(path.absolute()), *(value for status in statuses for value in (status.st_size, status.st_mtime_ns))]
 
 
-def _check_texts(paths: list[Path]) -> None:
+def _check_texts(paths: list[Path], column: str | None) -> None:
     for path in paths:
+        if is_table(path):
+            TableDocuments(path).check_column(column or TEXT_COLUMN)
+            continue
         refuse_other_formats(path)
         if not path.exists():
             raise UserError(f"{path}: no such file")
@@ -165,6 +177,8 @@ def _check_texts(paths: list[Path]) -> None:
             raise UserError(f"{path} is empty: remove it from the inputs or fill it")
     if len({path.resolve() for path in paths}) < len(paths):
         raise UserError("the same input file is given twice")
+    if column is not None and not any(is_table(path) or kind_and_compression(path)[0] in JSON_LINES for path in paths):
+        raise UserError(f"--text-column {column}: no input has columns, they are all plain text: remove the flag")
 
 
 def _settings(given: argparse.Namespace) -> CorpusSettings:
@@ -176,7 +190,8 @@ def _settings(given: argparse.Namespace) -> CorpusSettings:
         if not 0.5 < megabytes * _MEGABYTE < LARGEST_COUNT:  # false for nan
             raise UserError(f"--{name}-megabytes {megabytes} must be a finite number greater than 0")
         sizes[f"{name}_bytes"] = round(megabytes * _MEGABYTE)
-    split = SplitSettings(seed=given.seed, valid_share=given.valid_share, **sizes)
+    column = TEXT_COLUMN if given.text_column is None else given.text_column
+    split = SplitSettings(seed=given.seed, valid_share=given.valid_share, **sizes, text_column=column)
     if given.tokenizer is not None:
         tokenizer = _given_tokenizer(given)
         return CorpusSettings(split, tokenizer, tokenizer.cased)

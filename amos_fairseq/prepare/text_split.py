@@ -8,13 +8,17 @@ import hashlib
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from amos_fairseq.data.text_files import InputFile
+from amos_fairseq.data.arrow_tables import files_of
+from amos_fairseq.data.table_files import FOLDER, PARQUET, TableFile, is_table
+from amos_fairseq.data.text_files import LARGEST_DOCUMENT_BYTES, InputFile, document_of
 from amos_fairseq.errors import UserError
+from amos_fairseq.prepare import TEXT_COLUMN
+from amos_fairseq.terminal import say
 
 FILES_PER_SHARD = 16  # small enough to form shards of nearly equal size
 
@@ -26,6 +30,56 @@ class SplitSettings:
     valid_share: float
     valid_bytes: int
     sample_bytes: int
+    text_column: str = TEXT_COLUMN
+
+
+class TableDocuments:
+    """The documents of a table, in one of its columns; the same methods as :class:`~amos_fairseq.data.text_files.InputFile`."""
+
+    def __init__(self, path: Path, on_read: Callable[[int], object] = lambda size: None) -> None:
+        self._table = TableFile(path, on_read=on_read)
+
+    @property
+    def sha256(self) -> str:
+        return self._table.sha256
+
+    def check_column(self, column: str) -> None:
+        """Raise :class:`UserError` if the table has no such column."""
+        if column not in self._table.columns:
+            found = ", ".join(map(repr, self._table.columns))
+            raise UserError(
+                f"{self._table.path}: no column {column!r:.60}, it has {found[:200]}: give the name of the one with the text "
+                "as --text-column NAME, or rename a file that is plain text to .txt"
+            )
+
+    def documents(self, column: str) -> Iterator[bytes]:
+        """Yield the document of each row in order, without rows whose text is empty or missing.
+
+        Raises:
+            UserError: see :class:`TableFile`; a value is no text, or a document is too large; no row has text.
+        """
+        self.check_column(column)
+        place, empty = "row" if self._table.kind in (PARQUET, FOLDER) else "line", True
+        for number, row in self._table.rows():
+            text = row[column]
+            if not isinstance(text, str | None):
+                raise UserError(f"{self._table.path}, {place} {number}: {column} is {text!r:.60}, not a text")
+            document = document_of(text or "")
+            if len(document) > LARGEST_DOCUMENT_BYTES:
+                raise UserError(
+                    f"{self._table.path}, {place} {number}: the document is larger than {LARGEST_DOCUMENT_BYTES >> 20} MiB: "
+                    "divide it"
+                )
+            if document:
+                empty = False
+                yield document
+        if empty:
+            raise UserError(f"{self._table.path} contains no text in {column}: remove it from the inputs or fill it")
+        if broken := self._table.broken_lines:
+            say(
+                f"{self._table.path}: {len(broken)} of its rows, the first in line {broken[0]}, do not have the "
+                f"{len(self._table.columns)} columns of its first line and are left out"
+            )
 
 
 @dataclass
@@ -113,17 +167,16 @@ def split_corpus(
     total = 0
     with _Writer(directory, max(1, settings.shard_bytes // FILES_PER_SHARD)) as train:
         for path in inputs:
-            source, documents = InputFile(path, on_read), 0
-            for document in source.documents():
+            source = (TableDocuments if is_table(path) else InputFile)(path, on_read)
+            documents = 0
+            for document in source.documents(settings.text_column):
                 documents += 1
                 total += len(document)
                 digest = document_hash(document, settings.seed)
                 sample.add(digest[8:] + digest[:8], document)
                 for refused in valid.add(digest[:8], document):
                     train.write(refused)
-            records.append(
-                {"name": path.name, "bytes": path.stat().st_size, "sha256": source.sha256, "documents": documents}
-            )
+            records.append({"name": path.name, "bytes": size_of(path), "sha256": source.sha256, "documents": documents})
         chosen, others = _within(valid.in_order(), settings.valid_share * total)
         for _, document in others:
             train.write(document)
@@ -142,6 +195,11 @@ def split_corpus(
         _write(directory / "valid.txt", [document for _, document in chosen]),
         _write(directory / "sample.txt", learnable),
     )
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of an input on disk, of all files where it is a folder."""
+    return sum(file.stat().st_size for file in files_of(path))
 
 
 def document_hash(document: bytes, seed: int) -> bytes:

@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from amos_fairseq.data.arrow_tables import files_of
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text, refuse_link, write_text
-from amos_fairseq.fingerprint import TOKENIZER_DIRECTORY, file_sha256, sample_sha256
-from amos_fairseq.prepare.text_split import DocumentFile, Split
+from amos_fairseq.fingerprint import TOKENIZER_DIRECTORY, file_sha256, joined_sha256, sample_sha256
+from amos_fairseq.prepare import TEXT_COLUMN
+from amos_fairseq.prepare.text_split import DocumentFile, Split, size_of
 from amos_fairseq.prepare.workspace import Workspace
 from amos_fairseq.strangers import field, finite_number, read_json, text_in, whole_number
 from amos_fairseq.tokenization import Tokenizer
@@ -179,7 +181,8 @@ def is_finished_corpus(out: Path, settings: dict[str, Any], inputs: list[Path]) 
     if not (out / MANIFEST).is_file():
         return False
     manifest = read_corpus_manifest(out)
-    earlier, records = manifest["settings"], manifest["inputs"]
+    # Corpora that were made before there was a choice had this column.
+    earlier, records = {"text_column": TEXT_COLUMN} | manifest["settings"], manifest["inputs"]
     different = sorted(name for name in settings if settings[name] != earlier.get(name))
     if different:
         name = different[0]
@@ -187,8 +190,9 @@ def is_finished_corpus(out: Path, settings: dict[str, Any], inputs: list[Path]) 
             f"{out} contains a finished corpus with {name} = {reprlib.repr(earlier.get(name))}, not {settings[name]!r}: give "
             "another --out, or remove it"
         )
-    same = [path.stat().st_size for path in inputs] == [record["bytes"] for record in records]
-    if not same or any(file_sha256(path) != one["sha256"] for path, one in zip(inputs, records, strict=True)):
+    same = [size_of(path) for path in inputs] == [record["bytes"] for record in records]
+    hashes = (joined_sha256(files_of(path)) for path in inputs)
+    if not same or any(found != one["sha256"] for found, one in zip(hashes, records, strict=True)):
         raise UserError(f"{out} contains a finished corpus of other inputs: give another --out, or remove it")
     shutil.rmtree(out / Workspace.hidden, ignore_errors=True)  # left by a run that was killed in its last step
     return True

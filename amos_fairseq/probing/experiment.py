@@ -32,6 +32,7 @@ from amos_fairseq.probing.features import (
     stored_features,
 )
 from amos_fairseq.probing.results import (
+    MAJORITY,
     RESULTS_FILE,
     ProbeResult,
     in_order,
@@ -43,10 +44,11 @@ from amos_fairseq.probing.results import (
     table_notes,
     write_results,
 )
+from amos_fairseq.probing.scores import majority_scores
 from amos_fairseq.probing.targets import ProbingTask, read_task, task_names
 from amos_fairseq.probing.training import THRESHOLD, ProbeData, ProbeSettings, SplitTargets, split_targets, train_probe
 from amos_fairseq.tables import Table
-from amos_fairseq.terminal import say
+from amos_fairseq.terminal import progress_bar, say
 
 LOCK_FILE = ".amos_probe.lock"
 RANDOM_SEED = 1  # of the random weights, the same for every seed of a probe
@@ -98,7 +100,11 @@ class Experiment:
     ):
         self.loaded, self.data, self.out, self.settings = loaded, data, out, settings
         self.device, self.seeds = device, range(1, num_seeds + 1)
-        self.tasks = [read_task(data, name) for name in task_names(data, tasks)]
+        self.tasks = []
+        for name in task_names(data, tasks):
+            self.tasks.append(task := read_task(data, name))
+            counts = ", ".join(f"{split} {len(task.labels_of(split)):,}" for split in task.splits)
+            say(f"read {name}: {len(task.labels)} labels; targets: {counts}", "probe")
         self.probed = self._choose(parts, layers, with_baselines)
         self.groups = self._groups()
         self.checkpoint = {
@@ -174,7 +180,17 @@ class Experiment:
                 if pending:
                     self._train(group, probed, pending)
         shutil.rmtree(self.out / "features", ignore_errors=True)
+        for task in self.tasks:
+            self._add_majority(task)  # to results without it, of an earlier version
         return self._write_tables()
+
+    def _add_majority(self, task: ProbingTask) -> None:
+        """Add the scores of always answering the most frequent label, unless the results have them."""
+        if any(one.task == task.name and one.baseline == MAJORITY for one in self.results):
+            return
+        gold = task.labels_of(task.scored_split)
+        for metric, score in majority_scores(task.labels_of("train"), gold).items():
+            self.results.append(ProbeResult(task.name, MAJORITY, MAJORITY, MAJORITY, 0, metric, score, len(gold)))
 
     def _groups(self) -> list["TextGroup"]:
         """Return the tasks that have the same texts together: part-of-speech tags and dependencies of one treebank."""
@@ -184,7 +200,9 @@ class Experiment:
             by_texts.setdefault(content_sha256(texts), []).append(task)
         groups = []
         for texts_sha256, own in by_texts.items():
-            encoded = {split: encode_split(self.loaded, examples) for split, examples in own[0].splits.items()}
+            splits, names = own[0].splits, ", ".join(task.name for task in own)
+            with progress_bar(sum(map(len, splits.values())), f"encode {names}", "text", delay=2) as bar:
+                encoded = {split: encode_split(self.loaded, texts, bar.update) for split, texts in splits.items()}
             targets = {task.name: readable_targets(task, encoded) for task in own}
             groups.append(TextGroup(texts_sha256, own, encoded, targets))
         return groups
@@ -201,13 +219,16 @@ class Experiment:
             targets = group.targets[task.name]
             self.data_sha256[task.name] = task.sha256
             self._note_unread(task, targets)
+            self._add_majority(task)
             data = ProbeData(
                 {split: probed.features_of(layer, layers) for split, layers in stored.items() if split in targets},
                 targets,
                 task.labels,
                 task.scored_split,
             )
-            scored = train_probe(data, self.settings, seed, self.device)
+            column = layer_name((probed.part.name, layer, probed.baseline))
+            with progress_bar(self.settings.updates, f"{column}, {task.name}", "update", delay=2) as bar:
+                scored = train_probe(data, self.settings, seed, self.device, bar.update)
             for metric, score in scored.scores.items():
                 self.results.append(
                     ProbeResult(
@@ -216,7 +237,7 @@ class Experiment:
                 )
             write_results(self.out, self.checkpoint, self._all_settings(), self.results)
             shown = ", ".join(f"{row_name(task.name, metric)} {100 * one:.1f}" for metric, one in scored.scores.items())
-            column, seconds = layer_name((probed.part.name, layer, probed.baseline)), time.monotonic() - began
+            seconds = time.monotonic() - began
             say(f"{column}, seed {seed}: {shown} (update {scored.update}, {seconds:.0f} s)", "probe")
         shutil.rmtree(folder)
 
@@ -252,6 +273,7 @@ class Experiment:
         results = in_order(self.results)
         table = results_table(results, title, notes)
         with explain_os_errors(f"{self.out} cannot be written", ": give another --out"):
+            write_results(self.out, self.checkpoint, self._all_settings(), self.results)
             write_text(self.out / "table.md", table.as_markdown())
             lines = [[field.name for field in fields(ProbeResult)], *(asdict(result).values() for result in results)]
             write_text(self.out / "results.csv", csv_text(lines))

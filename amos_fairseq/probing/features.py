@@ -5,7 +5,7 @@ Shapes: B sequences, T tokens, D width of an encoder, E width of the token embed
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -147,8 +147,10 @@ class EncodedSplit(NamedTuple):
     num_pieces: int
 
 
-def encode_split(loaded: LoadedCheckpoint, examples: Sequence[AnnotatedText]) -> EncodedSplit:
-    """Encode the texts as in pretraining, one sentence per sequence."""
+def encode_split(
+    loaded: LoadedCheckpoint, examples: Sequence[AnnotatedText], on_sentence: Callable[[], object] = lambda: None
+) -> EncodedSplit:
+    """Encode the texts as in pretraining, one sentence per sequence; ``on_sentence`` is called after each."""
     dictionary = loaded.dictionary
     limit = loaded.model.max_positions() - 2
     sentences, word_pieces, start = [], [], 0
@@ -158,6 +160,7 @@ def encode_split(loaded: LoadedCheckpoint, examples: Sequence[AnnotatedText]) ->
         sentences.append(torch.tensor([dictionary.bos(), *ids, dictionary.eos()]))
         word_pieces.append([(start + a, start + b) if b <= limit else None for a, b in ranges])
         start += len(ids)
+        on_sentence()
     return EncodedSplit(sentences, word_pieces, start)
 
 

@@ -26,7 +26,8 @@ RESULTS_FILE = "results.json"
 METRIC_NAMES = {MICRO_F1: "micro-F1", SEMEVAL_MACRO_F1: "macro-F1 of SemEval"}
 COLUMNS = 8  # of a table
 GENERATOR_MARKERS = ("o", "s", "^", "v", "P")  # one for each separate generator
-BASELINE_NAMES = {"random": "random weights", "pieces": "pieces alone"}
+MAJORITY = "majority"  # the baseline that always answers the most frequent label, which is also its "part" and "layer"
+BASELINE_NAMES = {"random": "random weights", "pieces": "pieces alone", MAJORITY: "most frequent label"}
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class ProbeResult:
 
     Attributes:
         layer: its number, ``mix`` for a mixture of all, ``pieces`` for token embeddings alone.
-        baseline: None, ``random`` (weights) or ``pieces``.
+        baseline: None, ``random`` (weights), ``pieces`` or ``majority``.
+        seed: of the probe; 0 for ``majority``, which has none.
         metric: ``micro_f1`` or ``semeval_macro_f1``.
         score: from 0 to 1.
         targets: number of targets that the score counts.
@@ -117,6 +119,8 @@ def in_order(results: Sequence[ProbeResult]) -> list[ProbeResult]:
 def layer_name(column: tuple[str, int | str, str | None]) -> str:
     """Return the name of what was probed, such as "generator 4" or "discriminator 12, random weights"."""
     part, layer, baseline = column
+    if baseline == MAJORITY:
+        return BASELINE_NAMES[baseline]
     if baseline == "pieces":
         name = BASELINE_NAMES[baseline]
         return name if part in ("generator", "encoder", "discriminator") else f"{name} ({part})"
@@ -136,8 +140,11 @@ def scores_by_cell(results: Sequence[ProbeResult]) -> dict[tuple[str, str], dict
 
 
 def columns_of(results: Sequence[ProbeResult]) -> list[tuple]:
-    """Return what was probed: pretrained layers, pieces alone, random weights; each in the order of parts and layers."""
-    order = {None: 0, "pieces": 1, "random": 2}
+    """Return what was probed: pretrained layers, pieces alone, random weights; each in the order of parts and layers.
+
+    The most frequent label comes last.
+    """
+    order = {None: 0, "pieces": 1, "random": 2, MAJORITY: 3}
     columns = dict.fromkeys(result.column for result in results)
     parts = list(dict.fromkeys(part for part, _, _ in columns))
 
@@ -175,6 +182,8 @@ def table_notes(results: Sequence[ProbeResult], settings: dict[str, Any]) -> lis
         )
     if any(one.baseline == "pieces" for one in results):
         notes.append("pieces alone: the trained token embeddings, without positions and layers")
+    if any(one.baseline == MAJORITY for one in results):
+        notes.append("most frequent label: the one of the training split as the answer for every target")
     return notes
 
 
@@ -194,14 +203,25 @@ def plot_probing(results: Sequence[ProbeResult], directory: str) -> list[str]:
 
 
 def probing_figure(results: Sequence[ProbeResult]) -> Figure:
-    """Draw the mean score of each column as a marker, and the range over the seeds as a line behind it."""
+    """Draw the mean score of each column as a marker, and the range over the seeds as a line behind it.
+
+    Each column has a height of its own within the rows, so that no marker hides another one. The most frequent label is a bar
+    over the whole row: a probe left of it has learned nothing.
+    """
     cells = scores_by_cell(results)
-    columns = columns_of(results)
-    figure = Figure(figsize=(8, 1.6 + 0.45 * len(cells) + 0.12 * len(columns)), layout="constrained")
+    columns = [column for column in columns_of(results) if column[2] != MAJORITY]
+    row_inches = max(0.45, 0.15 + 0.09 * len(columns))
+    figure = Figure(figsize=(8, 1.6 + row_inches * len(cells) + 0.12 * len(columns)), layout="constrained")
     ax = figure.subplots()
-    for column, style in zip(columns, column_styles(columns), strict=True):
-        rows = [(row, cell[column]) for row, cell in enumerate(cells.values()) if column in cell]
+    for index, (column, style) in enumerate(zip(columns, column_styles(columns), strict=True)):
+        height = (index - (len(columns) - 1) / 2) * 0.09 / row_inches
+        rows = [(row + height, cell[column]) for row, cell in enumerate(cells.values()) if column in cell]
         _draw_column(ax, rows, legend_label(layer_name(column)), style)
+    label = legend_label(BASELINE_NAMES[MAJORITY])
+    for row, cell in enumerate(cells.values()):
+        for own in (scores for column, scores in cell.items() if column[2] == MAJORITY):
+            ax.vlines(100 * own[0], row - 0.45, row + 0.45, color=GREY, linewidth=1.5, linestyle=":", label=label)
+            label = None  # one entry in the legend
     ax.set_yticks(range(len(cells)), [legend_label(row_name(*cell)) for cell in cells])
     ax.set_ylim(len(cells) - 0.5, -0.5)  # the first task at the top
     ax.set(title="Edge probing", xlabel="score (%)")
@@ -211,29 +231,34 @@ def probing_figure(results: Sequence[ProbeResult]) -> Figure:
 
 
 def column_styles(columns: Sequence[tuple]) -> list[dict[str, object]]:
-    """Return a color and a marker per column: layers of a part from dark to light, a marker for each part, hollow with random
-    weights, and a grey bar for pieces alone.
+    """Return a color and a marker per column: numbered layers of a part from dark to light and their mixture in pink, a
+    marker for each part, hollow with random weights, and a grey bar for pieces alone.
     """
     generators = [part for part in dict.fromkeys(part for part, _, _ in columns) if part.startswith("generator")]
     layers: dict[str, list] = {}
     for part, layer, baseline in columns:
-        if baseline != "pieces" and layer not in layers.setdefault(part, []):
+        if baseline != "pieces" and isinstance(layer, int) and layer not in layers.setdefault(part, []):
             layers[part].append(layer)
     styles: list[dict[str, object]] = []
     for part, layer, baseline in columns:
         if baseline == "pieces":
             styles.append({"color": GREY, "marker": "|", "markersize": 12, "markeredgewidth": 2})
             continue
-        is_main, own = not part.startswith("generator"), layers[part]
-        position = own.index(layer)
-        colour = run_colour(1) if is_main and len(own) == 1 else depth_colours(len(own))[position]
+        is_main, own = not part.startswith("generator"), layers.get(part, [])
+        if not isinstance(layer, int):
+            colour = run_colour(3)
+        elif is_main and len(own) == 1:
+            colour = run_colour(1)
+        else:
+            colour = depth_colours(len(own))[own.index(layer)]
         marker = "D" if is_main else GENERATOR_MARKERS[generators.index(part) % len(GENERATOR_MARKERS)]
         filled = "none" if baseline else "full"
-        styles.append({"color": colour, "marker": marker, "fillstyle": filled, "markersize": 7})
+        styles.append({"color": colour, "marker": marker, "fillstyle": filled, "markersize": 6})
     return styles
 
 
-def _draw_column(ax: Axes, rows: list[tuple[int, list[float]]], label: str, style: dict[str, object]) -> None:
+def _draw_column(ax: Axes, rows: list[tuple[float, list[float]]], label: str, style: dict[str, object]) -> None:
+    """Draw the scores of all seeds at their heights in the figure."""
     means = [100 * statistics.mean(scores) for _, scores in rows]
     ax.plot(means, [row for row, _ in rows], linestyle="none", label=label, zorder=3, **style)
     for row, scores in rows:

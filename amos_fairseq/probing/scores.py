@@ -1,6 +1,7 @@
 """Scores of edge probing: micro-F1, and the macro-F1 of SemEval-2010 task 8."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -21,6 +22,25 @@ def micro_f1(predicted: Tensor, labels: Tensor, num_impossible: int = 0) -> floa
     true_positives = int((predicted & labels).sum())
     total = int(predicted.sum()) + int(labels.sum()) + num_impossible
     return 2 * true_positives / total if total else 0.0
+
+
+def majority_scores(train: Sequence[Sequence[str]], gold: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Return the scores of a classifier that reads nothing and always answers the most frequent label of training.
+
+    Args:
+        train, gold: the labels of each target of the training split and of the scored split.
+
+    Returns:
+        The scores from 0 to 1 by metric, with :data:`SEMEVAL_MACRO_F1` for the labels of that task.
+    """
+    counts = Counter(label for labels in train for label in labels)
+    answer = min(counts, key=lambda label: (-counts[label], label))
+    correct = sum(answer in labels for labels in gold)
+    total = len(gold) + sum(map(len, gold))
+    scores = {MICRO_F1: 2 * correct / total if total else 0.0}
+    if is_semeval(list(counts)) and all(len(labels) == 1 for labels in gold):
+        scores[SEMEVAL_MACRO_F1] = semeval_macro_f1([one for (one,) in gold], [answer] * len(gold))
+    return scores
 
 
 def is_semeval(labels: Sequence[str]) -> bool:

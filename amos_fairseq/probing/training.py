@@ -6,7 +6,7 @@ second, so that starting the trainer would take longer than the training.
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -125,7 +125,13 @@ class ProbeScores(NamedTuple):
     update: int
 
 
-def train_probe(data: ProbeData, settings: ProbeSettings, seed: int, device: str) -> ProbeScores:
+def train_probe(
+    data: ProbeData,
+    settings: ProbeSettings,
+    seed: int,
+    device: str,
+    on_update: Callable[[], object] = lambda: None,
+) -> ProbeScores:
     """Train a probe on ``train``, keep the weights with the best micro-F1 on ``valid`` (then the lowest loss), score them.
 
     ``seed`` determines the initial weights and the order of the targets; on a CPU the result is the same to the bit.
@@ -146,6 +152,7 @@ def train_probe(data: ProbeData, settings: ProbeSettings, seed: int, device: str
         probe_loss(probe(batches.spans("train", rows)), train.labels[rows].to(device)).backward()
         optimizer.step()
         schedule.step()
+        on_update()
         if update % max(1, settings.updates // EVALUATIONS) == 0 or update == settings.updates:
             logits = probe_logits(probe, batches, "valid")
             loss = float(probe_loss(logits, data.targets["valid"].labels))

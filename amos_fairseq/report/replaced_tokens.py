@@ -6,7 +6,6 @@ B blocks, T tokens per block, K depths.
 import contextlib
 import math
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
-from tqdm import tqdm
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.data.corpus import read_blocks, require_split
@@ -25,6 +23,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.models.amos import AmosModel
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.modules.mixture import MixtureWeights
+from amos_fairseq.terminal import progress_bar
 
 TOKENS_AT_ONCE = 4096  # in one forward pass
 
@@ -107,7 +106,7 @@ def replaced_token_losses(
     step = max(1, TOKENS_AT_ONCE // dataset.tokens_per_block)
     losses: list[list[Tensor]] = [[] for _ in model.depth_names]
     masked = 0
-    with tqdm(total=num_blocks, desc="losses by depth", unit=" blocks", disable=None, file=sys.stderr) as bar:
+    with progress_bar(num_blocks, "losses by depth", "block", delay=2) as bar:
         for start in range(0, num_blocks, step):
             batch = dataset.collater([dataset[index] for index in indices[start : start + step]])
             for depth in range(len(losses)):

@@ -8,20 +8,22 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
-from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
+from amos_fairseq.checkpoint_files import checkpoint_file, read_header, training_seconds_of
+from amos_fairseq.checkpoints.read import LoadedCheckpoint, read_state, restore_checkpoint
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.training import training_seconds
-from amos_fairseq.measure.configuration import missing_settings, read_checkpoint_configuration
-from amos_fairseq.measure.flops import training_flops
+from amos_fairseq.measure.configuration import build_counted_update, checkpoint_configuration, missing_settings
+from amos_fairseq.measure.flops import by_autograd, by_thesis, forward_of_batch
 from amos_fairseq.metrics_file import FILE_NAME
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.report.curves import Curve, RunCurves, distinct_names, read_curves
 from amos_fairseq.report.inspect_text import inspect_text, text_of_corpus
 from amos_fairseq.report.inspection import Inspection
 from amos_fairseq.report.replaced_tokens import DepthLosses, held_out_blocks, replaced_token_losses
+from amos_fairseq.terminal import say
 
 LAST_CHECKPOINT = "checkpoint_last.pt"
 LOG = "hydra_train.log"  # what Hydra names the log of fairseq-hydra-train and amos train
@@ -114,7 +116,11 @@ def read_runs(folders: Sequence[str], options: ReportOptions) -> list[Pretrainin
             raise UserError(
                 f"{path} holds neither {FILE_NAME} nor {LAST_CHECKPOINT}: give the SAVE_DIR of a run of pretraining"
             )
-    return [_read_run(path, name, options) for path, name in zip(paths, distinct_names(paths), strict=True)]
+    runs = []
+    for path, name in zip(paths, distinct_names(paths), strict=True):
+        runs.append(_read_run(path, name, options))
+        say(f"run {len(runs)} of {len(paths)}, {name}: {runs[-1].cost.num_updates:,} updates", "report")
+    return runs
 
 
 def _read_run(path: Path, name: str, options: ReportOptions) -> PretrainingRun:
@@ -125,18 +131,20 @@ def _read_run(path: Path, name: str, options: ReportOptions) -> PretrainingRun:
     if not (path / LAST_CHECKPOINT).is_file():
         reason = f"{path} has no {LAST_CHECKPOINT}"
         return PretrainingRun(path, name, cost_of(path, curves), curves, missing={"checkpoint": reason})
-    loaded = load_checkpoint(path)
+    file = checkpoint_file(path)
+    state = read_state(file)
+    loaded = restore_checkpoint(file, state)
     if not isinstance(loaded.model, PretrainingModel):
-        raise UserError(
-            f"{loaded.file} is fine-tuned: give the SAVE_DIR of its pretraining, and its scores with --glue"
-        )
+        raise UserError(f"{file} is fine-tuned: give the SAVE_DIR of its pretraining, and its scores with --glue")
     missing: dict[str, str] = {}
-    cfg, vocabulary_size = read_checkpoint_configuration(loaded.file, ())
+    cfg, vocabulary_size = checkpoint_configuration(file, state)
     if missing_settings(cfg):
-        cfg, missing["recipe"] = None, f"{loaded.file} does not contain the settings of its run"
+        cfg, missing["recipe"] = None, f"{file} does not contain the settings of its run"
+    stored = stored_seconds(state, loaded.parent)
+    del state  # with the state of the optimizer
     inspections = _inspections(loaded, options, missing)
     losses = _losses(loaded, options, missing)
-    cost = cost_of(path, curves, loaded, cfg, vocabulary_size)
+    cost = cost_of(path, curves, loaded.num_updates, stored, cfg, vocabulary_size)
     return PretrainingRun(
         path, name, cost, curves, cfg, loaded.num_updates, setup_of(loaded), losses, inspections, missing
     )
@@ -182,25 +190,30 @@ def setup_of(loaded: LoadedCheckpoint) -> str:
 def cost_of(
     path: Path,
     curves: RunCurves | None,
-    loaded: LoadedCheckpoint | None = None,
+    num_updates: int = 0,
+    stored: float = 0.0,
     cfg: DictConfig | None = None,
     vocabulary_size: int | None = None,
 ) -> PretrainingCost:
-    """Return the cost of a run until its last logged update, or until its checkpoint."""
+    """Return the cost of a run until its last logged update, or until its checkpoint.
+
+    Args:
+        num_updates, stored: updates and :func:`stored_seconds` of the checkpoint; 0 without one.
+    """
     logged = curves.curves.get("train", {}) if curves else {}
     updates = [update for curve in logged.values() for update in curve.updates]
     walls, rates = ([x for x in logged.get(key, Curve()).values if not math.isnan(x)] for key in ("wall", "wps"))
     cost = PretrainingCost(
-        max([loaded.num_updates if loaded else 0, *updates]),
-        seconds=max(logged_seconds(walls), stored_seconds(loaded) if loaded else 0.0) or None,
+        max([num_updates, *updates]),
+        seconds=max(logged_seconds(walls), stored) or None,
         tokens_per_second=statistics.median(filter(None, rates)) if any(rates) else None,
         hardware=hardware_of(path),
     )
     if cfg is None:
         return cost
     try:
-        today = training_flops(cfg, vocabulary_size)
-        thesis = training_flops(cfg, vocabulary_size, "thesis")
+        update = build_counted_update(cfg, vocabulary_size)
+        thesis, today = by_thesis(update, forward_of_batch(update)["Global"]), by_autograd(update)
     except (UserError, ArithmeticError):  # no end, or a cost per update that varies
         return cost
     return dataclasses.replace(
@@ -211,18 +224,21 @@ def cost_of(
     )
 
 
-def stored_seconds(loaded: LoadedCheckpoint) -> float:
+def stored_seconds(state: dict[str, Any], parent: str) -> float:
     """Return the running time of all processes of a run until its checkpoint; 0 if it cannot be known.
 
     fairseq stores it with that of the checkpoint that the run started from, which may be gone or belong to somebody else.
+
+    Args:
+        state: content of the checkpoint.
+        parent: the checkpoint that the run started from; empty without one.
     """
-    if not loaded.parent:
-        return training_seconds(loaded.file)
-    if not os.path.isfile(loaded.parent):  # False also where the folder may not be read
+    if parent and not os.path.isfile(parent):  # False also where the folder may not be read
         return 0.0
     try:
-        return training_seconds(loaded.file) - training_seconds(Path(loaded.parent))
-    except UserError:
+        before = training_seconds_of(read_header(parent)) if parent else 0.0
+        return training_seconds_of(state) - before
+    except (UserError, ValueError):
         return 0.0
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from amos_fairseq.functional.replaced_token_detection import EQUAL_LOGITS
 from amos_fairseq.pictures import RC_PARAMS
 from amos_fairseq.probing.results import (
+    MAJORITY,
     ProbeResult,
     in_order,
     probing_figure,
@@ -335,7 +336,8 @@ def probing_section(content: dict[str, Any], number: int, named: bool) -> Sectio
     results, settings = in_order([ProbeResult(**result) for result in content["results"]]), content["settings"]
     run, updates = Path(str(content["checkpoint"].get("file", ""))).parent.name, content["checkpoint"]["num_updates"]
     counts = {row_name(result.task, result.metric): f"{result.targets:,}" for result in results}
-    seeds = seeds_in_words(len(scores) for cell in scores_by_cell(results).values() for scores in cell.values())
+    probes = [result for result in results if result.baseline != MAJORITY]
+    seeds = seeds_in_words(len(scores) for cell in scores_by_cell(probes).values() for scores in cell.values())
     caption = (
         f"Classifiers on the frozen states of one layer of {run} after {updates:,} updates. Table: 100 times the mean over "
         f"{seeds} of the micro-F1 (or of the score that the task's name gives), ± standard deviation where there are several. "

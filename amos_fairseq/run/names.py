@@ -107,14 +107,17 @@ def check_flags(flags: Namespace, given: Sequence[str]) -> None:
 def check_best_metric(trainer: Any, logged: dict[str, Any] | None) -> None:
     """Check ``--best-checkpoint-metric`` after the first update, instead of after the first validation.
 
-    A criterion of this package logs the same keys in both, and with a detection ``OF_VALIDATION``.
+    A criterion of this package logs the same keys in both; in validation with a detection also ``OF_VALIDATION``, and the
+    names in its attribute ``of_validation``.
     """
     if not logged or getattr(trainer, "metric_is_known", False):
         return
     metric = trainer.cfg.checkpoint.best_checkpoint_metric
     names = sorted(["num_updates", *(name for name in logged if not name.startswith("_"))])
     names += OF_VALIDATION if "rtd_loss" in logged else ()
-    is_ours = type(trainer.get_criterion()).__module__.startswith("amos_fairseq.")
+    criterion = trainer.get_criterion()
+    names += getattr(criterion, "of_validation", ())
+    is_ours = type(criterion).__module__.startswith("amos_fairseq.")
     if is_ours and not trainer.cfg.dataset.disable_validation and metric not in names:
         raise_on_every_rank(
             f"--best-checkpoint-metric {metric} (checkpoint.best_checkpoint_metric) is not logged: give one of "

@@ -11,14 +11,16 @@ from collections import deque
 from typing import Any
 
 from fairseq.distributed import utils as distributed_utils
+from fairseq.logging import metrics
 from fairseq.logging.meters import Meter
 from tqdm import tqdm
 
 from amos_fairseq.run.console import console_filters
+from amos_fairseq.run.metrics_log import INTERVAL
 
 logger = logging.getLogger(__name__)
 
-SECONDS_BETWEEN_LINES = 60.0
+SECONDS_TO_FIRST_LOSS, SECONDS_BETWEEN_LINES = 30.0, 60.0
 UPDATES_OF_RATE = 100  # the rate is that of the last ones, with the validations and checkpoints between them
 
 
@@ -66,7 +68,8 @@ class RunProgress:
         self.trainer = trainer
         self._total = max_update or None
         self._times: deque[float] = deque(maxlen=UPDATES_OF_RATE + 1)
-        self._last_line, self._has_line = time.monotonic(), False
+        self._start, self._last_line = time.monotonic(), None
+        self._has_rate = False  # whether a line has told it
         self._bar: tqdm | None = None
 
     def show_bar(self) -> None:
@@ -78,27 +81,47 @@ class RunProgress:
                 console.bar = self._bar
 
     def count(self) -> None:
-        """Note that an update has ended, and print a line where none appears for long."""
+        """Note that an update has ended, and show the loss where fairseq's interval does not for long.
+
+        The values are those that the interval has so far. They are only read: the record of the interval stays what it is.
+        """
         num_updates, now = self.trainer.get_num_updates(), time.monotonic()
+        seconds = now - (self._times[-1] if self._times else self._start)
         self._times.append(now)
         if self._bar is not None:
             self._bar.update(num_updates - self._bar.n)
+        if not self._is_due(now, seconds):
+            return
+        self.note_line()
+        stats = metrics.get_smoothed_values(INTERVAL)
+        if self._bar is not None:
+            self._show_beside_bar(stats)
+            return
+        of = f" of {self._total:,}" if self._total else ""
+        values = [f"loss {_number(stats['loss']):.3f}"] if "loss" in stats else []  # an overflow has none
+        values += [rate] if (rate := self._rate()) else []
+        logger.info(f"update {num_updates:,}{of}: {', '.join(values)}{self.time_left(', about {} to the end')}")
+
+    def _is_due(self, now: float, seconds: float) -> bool:
+        """Return whether to show the loss after an update that took ``seconds``."""
         # The first update of a process takes longer than the others, so the third one is the first to tell the rate.
-        elif now - self._last_line > SECONDS_BETWEEN_LINES or (len(self._times) == 3 and not self._has_line):
-            self.note_line()
-            of = f" of {self._total:,}" if self._total else ""
-            logger.info(f"update {num_updates:,}{of}{self._rate()}{self.time_left(', about {} to the end')}")
+        is_first_rate = len(self._times) == 3 and not self._has_rate
+        # Another update would not end in time.
+        is_first_loss = self._last_line is None and now - self._start + seconds > SECONDS_TO_FIRST_LOSS
+        return is_first_rate or is_first_loss or now - (self._last_line or self._start) > SECONDS_BETWEEN_LINES
 
     def note_line(self) -> None:
-        self._last_line, self._has_line = time.monotonic(), True
+        self._last_line, self._has_rate = time.monotonic(), len(self._times) > 1
 
     def show(self, stats: dict[str, Any]) -> None:
         """Show the loss and the throughput of an interval beside the bar; without a bar, add the time to the end."""
-        if self._bar is None:
-            self.note_line()
-            if left := self.time_left():
-                stats["left"] = left
-            return
+        self.note_line()
+        if self._bar is not None:
+            self._show_beside_bar(stats)
+        elif left := self.time_left():
+            stats["left"] = left
+
+    def _show_beside_bar(self, stats: dict[str, Any]) -> None:
         values = {name: _number(stats[name]) for name in ("loss", "tokens_per_second", "wps") if name in stats}
         rate = values.get("tokens_per_second", values.get("wps"))
         shown = [f"{rate:,.0f} tokens/s"] if rate else []
@@ -121,7 +144,7 @@ class RunProgress:
         seconds = self._seconds_per_update()
         if seconds is None:
             return ""
-        return f": {seconds:.2g} s per update" if seconds >= 0.1 else f": {1 / max(seconds, 1e-9):.0f} updates/s"
+        return f"{seconds:.2g} s per update" if seconds >= 0.1 else f"{1 / max(seconds, 1e-9):.0f} updates/s"
 
     def _seconds_per_update(self) -> float | None:
         if len(self._times) < 2:

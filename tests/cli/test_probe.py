@@ -59,7 +59,8 @@ def test_every_layer_and_baseline_has_a_result(run: Path, data: Path, tmp_path: 
     columns = [(*layer, None) for layer in layers] + [("generator", "pieces", "pieces")]
     columns += [(*layer, "random") for layer in layers]
     metrics = [("pos", "micro_f1"), ("relations", "micro_f1"), ("relations", "semeval_macro_f1")]
-    assert found == {(t, *column, seed, m) for t, m in metrics for column in columns for seed in (1, 2)}
+    expected = {(t, *column, seed, m) for t, m in metrics for column in columns for seed in (1, 2)}
+    assert found == expected | {(t, "majority", "majority", "majority", 0, m) for t, m in metrics}
     assert all(0 <= r["score"] <= 1 and r["targets"] == 9 for r in content["results"])
     assert content["format"] == 1
     files = {"probing.png", "probing.svg", "results.csv", "results.json", "table.md"}
@@ -88,20 +89,27 @@ def test_finished_probes_are_not_repeated(run: Path, data: Path, tmp_path: Path,
     monkeypatch.setattr(experiment, "train_probe", count)
     with pytest.raises(KeyError):
         probe(run, data, parts, *flags)
-    assert len({r["seed"] for r in read_probe_results(parts)["results"]}) == 2
+    assert {r["seed"] for r in read_probe_results(parts)["results"]} == {0, 1, 2}, "0: the most frequent label"
     assert list((parts / "features").iterdir())
     monkeypatch.setattr(experiment, "train_probe", lambda *a: trained.append(a) or train_probe(*a))
     probe(run, data, parts, *flags)
     assert len(trained) == 8
     assert not (parts / "features").exists()
     assert read_probe_results(parts)["results"] == read_probe_results(whole)["results"]
+    # Results of an earlier version lack the most frequent label.
+    content = read_probe_results(parts)
+    older = [r for r in content["results"] if r["baseline"] != "majority"]
+    (parts / "results.json").write_text(json.dumps(content | {"results": older}), encoding="utf-8")
     probe(run, data, parts, *flags)
     assert len(trained) == 8
+    complete = read_probe_results(parts)["results"]
+    assert len(complete) > len(older)
+    assert all(result in complete for result in content["results"])
 
 
 def test_a_mixture_of_layers_and_the_classifier_of_tenney(run: Path, data: Path, tmp_path: Path):
     probe(run, data, tmp_path, "--part", "discriminator", "--layers", "0,mix", "--classifier", "mlp", "--tasks", "pos")
-    assert [r["layer"] for r in read_probe_results(tmp_path)["results"]] == [0, "mix"]
+    assert [r["layer"] for r in read_probe_results(tmp_path)["results"]] == ["majority", 0, "mix"]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +129,7 @@ def test_a_mixture_of_layers_and_the_classifier_of_tenney(run: Path, data: Path,
 )
 def test_mistakes_are_one_line(run: Path, data: Path, tmp_path: Path, capsys, flags: list[str], reason: str):
     arguments = ["probe", "--checkpoint", run, "--data", data, "--out", tmp_path / "out", *flags]
-    assert reason in error_line(capsys, main, *arguments)
+    assert reason in error_line(capsys, main, *arguments, reports_progress=True)
     assert not (tmp_path / "out").exists()
 
 
@@ -130,15 +138,21 @@ def test_other_settings_weights_and_data_are_refused(run: Path, data: Path, tmp_
     flags = ["--part", "discriminator", "--tasks", "pos"]
     probe(run, data, out, *flags)
     arguments = ["probe", "--checkpoint", run, "--data", data, "--out", out, *FLAGS, *flags]
-    assert "other settings (settings lr: 0.5 there, 0.1 here)" in error_line(capsys, main, *arguments, "--lr", 0.1)
+    assert "other settings (settings lr: 0.5 there, 0.1 here)" in error_line(
+        capsys, main, *arguments, "--lr", 0.1, reports_progress=True
+    )
     other = write_run(tmp_path / "other", dropout=0.2)
-    assert "other settings (checkpoint: " in error_line(capsys, main, *arguments, "--checkpoint", other)
+    assert "other settings (checkpoint: " in error_line(
+        capsys, main, *arguments, "--checkpoint", other, reports_progress=True
+    )
     changed = tmp_path / "data" / "pos"
     changed.mkdir(parents=True)
     for split in ("train", "valid", "test"):
         text = (data / "pos" / f"{split}.jsonl").read_text(encoding="utf-8")
         (changed / f"{split}.jsonl").write_text(text + "\n", encoding="utf-8")
-    assert "results of pos on other files" in error_line(capsys, main, *arguments, "--data", tmp_path / "data")
+    assert "results of pos on other files" in error_line(
+        capsys, main, *arguments, "--data", tmp_path / "data", reports_progress=True
+    )
 
 
 def test_one_command_at_a_time_writes_to_out(run: Path, data: Path, tmp_path: Path, capsys):
@@ -149,11 +163,15 @@ def test_one_command_at_a_time_writes_to_out(run: Path, data: Path, tmp_path: Pa
     ) as other:
         other.stdout.readline()
         arguments = ["probe", "--checkpoint", run, "--data", data, "--out", tmp_path, *FLAGS]
-        assert f"another amos probe is writing to {tmp_path}" in error_line(capsys, main, *arguments)
+        assert f"another amos probe is writing to {tmp_path}" in error_line(
+            capsys, main, *arguments, reports_progress=True
+        )
         other.communicate(b"\n")
     (tmp_path / "file").touch()
     arguments[6] = tmp_path / "file" / "out"
-    assert "cannot be written (Not a directory): give another --out" in error_line(capsys, main, *arguments)
+    assert "cannot be written (Not a directory): give another --out" in error_line(
+        capsys, main, *arguments, reports_progress=True
+    )
 
 
 def test_scores_on_the_validation_split_are_named(run: Path, data: Path, tmp_path: Path, capsys):
@@ -173,7 +191,9 @@ def test_scores_on_the_validation_split_are_named(run: Path, data: Path, tmp_pat
     text = json.dumps({"text": "the " * 5000, "targets": [target]}) + "\n"
     (tmp_path / "data" / "relations" / "test.jsonl").write_text(text, encoding="utf-8")
     arguments = ["probe", "--checkpoint", run, "--data", tmp_path / "data", "--out", tmp_path / "new", *FLAGS, *flags]
-    assert "relations: none of the 1 targets in test is within the tokens" in error_line(capsys, main, *arguments)
+    assert "relations: none of the 1 targets in test is within the tokens" in error_line(
+        capsys, main, *arguments, reports_progress=True
+    )
     assert not (tmp_path / "new").exists()
 
 

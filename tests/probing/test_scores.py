@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from sklearn.metrics import f1_score
+from sklearn.dummy import DummyClassifier
+from sklearn.metrics import accuracy_score, f1_score
 
-from amos_fairseq.probing.scores import is_semeval, micro_f1, semeval_macro_f1
+from amos_fairseq.probing.scores import is_semeval, majority_scores, micro_f1, semeval_macro_f1
 
 
 def test_micro_f1_equals_scikit_learn():
@@ -20,6 +21,19 @@ def test_micro_f1_equals_scikit_learn():
     expected = f1_score(gold.numpy(), found.numpy(), average="micro")
     assert micro_f1(predicted, labels, num_impossible=2) == pytest.approx(expected)
     assert micro_f1(more, more) == 0
+
+
+def test_the_most_frequent_label_equals_scikit_learn():
+    """With one label a target, micro-F1 is the accuracy. Other, the answer for relations, is left out of their score."""
+    train, gold = ["b", "a", "b", "c", "a"], ["c", "a", "b", "a", "unseen"]
+    dummy = DummyClassifier(strategy="most_frequent").fit(train, train)  # the first by name of a and b
+    expected = accuracy_score(gold, dummy.predict(gold))
+    assert majority_scores([[one] for one in train], [[one] for one in gold]) == {"micro_f1": pytest.approx(expected)}
+    # Several labels or none: a, the answer, is right for two of four targets, which have three labels.
+    assert majority_scores([["a", "b"], ["a"], []], [["a", "b"], ["a"], [], []]) == {"micro_f1": pytest.approx(4 / 7)}
+    relations = [["Other"], ["Other"], ["Cause-Effect(e1,e2)"]]
+    assert majority_scores(relations, relations) == {"micro_f1": pytest.approx(2 / 3), "semeval_macro_f1": 0}
+    assert majority_scores(relations[1:] + relations[2:], relations)["semeval_macro_f1"] == pytest.approx(2 / 4)
 
 
 def test_semeval_score_by_hand():

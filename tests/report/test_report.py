@@ -3,7 +3,6 @@
 import json
 import os
 import re
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from amos_fairseq.probing.results import ProbeResult, write_results
 from amos_fairseq.report import page as pages
 from amos_fairseq.report.curves import read_curves
 from amos_fairseq.report.page import inline_svg
-from amos_fairseq.report.runs import cost_of, hardware_of
+from amos_fairseq.report.runs import cost_of, hardware_of, stored_seconds
 
 EVIL = "<script>alert(1)</script>"
 NAME = f"{EVIL}$\\frac$"  # mathematics that matplotlib cannot parse
@@ -62,7 +61,7 @@ def text(tmp_path):
 
 
 @pytest.mark.slow
-def test_page_of_an_amos_run(tmp_path, text, capsys):
+def test_page_of_an_amos_run(tmp_path, text, capsys, monkeypatch):
     run = write_run(tmp_path / "<i>a & $run", task=SHORT)
     write_metrics(run, **MIXTURE, **DETECTOR)
     add_settings(run, "amos_tiny")
@@ -72,7 +71,10 @@ def test_page_of_an_amos_run(tmp_path, text, capsys):
     tag = write_tagging(tmp_path / "tag", UPDATES, run)
     results = ["--glue", glue, later, "--tag", tag, "--probe", probe]
     arguments = [*results, "--text", text, "--sentence", EVIL, "--sentence", CORPUS[1]]
+    read, load = [], torch.load
+    monkeypatch.setattr(torch, "load", lambda file, **options: read.append(str(file)) or load(file, **options))
     page = report(tmp_path, run, *arguments)
+    assert read == [str(run / "checkpoint_last.pt")], "a checkpoint may have gigabytes"
     assert page.titles == [
         "Runs and their cost",
         "Fine-tuning results",
@@ -180,7 +182,8 @@ def test_a_last_line_that_is_no_record_is_refused_and_a_cut_one_left_out(tmp_pat
     report(tmp_path, run)
     assert "is cut short and left out" in capsys.readouterr().out
     (run / "metrics.jsonl").write_text(whole + "[1]\n")
-    assert "not a record of metrics" in error_line(capsys, main, "report", run, "--out", tmp_path / "other.html")
+    arguments = ["report", run, "--out", tmp_path / "other.html"]
+    assert "not a record of metrics" in error_line(capsys, main, *arguments, reports_progress=True)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +207,8 @@ def test_a_last_line_that_is_no_record_is_refused_and_a_cut_one_left_out(tmp_pat
 def test_mistakes_are_one_line_and_leave_nothing(tmp_path, arguments, message, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = write_metrics(tmp_path / "run")
-    assert message in error_line(capsys, main, "report", *(word.replace("RUN", str(run)) for word in arguments))
+    words = [word.replace("RUN", str(run)) for word in arguments]
+    assert message in error_line(capsys, main, "report", *words, reports_progress=True)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
@@ -219,41 +223,40 @@ def test_a_page_that_cannot_be_written_keeps_the_old_one(tmp_path, capsys, monke
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(pages, "write_text", full)
-    line = error_line(capsys, main, "report", run, "--out", tmp_path / "page.html")
+    line = error_line(capsys, main, "report", run, "--out", tmp_path / "page.html", reports_progress=True)
     assert "page.html: the page cannot be written (No space left on device); choose another place with --out" in line
     assert (tmp_path / "page.html").read_bytes() == before
 
 
-def write_times(folder, walls, seconds, parent=None):
-    """A log with ``walls``, and a checkpoint after that many seconds; return what the report reads of it."""
+def write_walls(folder, walls):
     records = [{"split": "train", "update": n} | ({"wall": wall} if wall else {}) for n, wall in enumerate(walls)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    torch.save({"extra_state": {"previous_training_time": seconds}}, folder / "checkpoint_last.pt")
-    return SimpleNamespace(file=folder / "checkpoint_last.pt", parent=parent and str(parent), num_updates=1)
 
 
-def seconds(folder, loaded=None):
+def seconds(folder, stored=None, parent=""):
+    """``stored``: what the checkpoint says; None without one."""
     (curves,) = read_curves([folder])
-    return cost_of(folder, curves, loaded).seconds
+    state = {"extra_state": {"previous_training_time": stored}}
+    return cost_of(folder, curves, 1, stored_seconds(state, str(parent))).seconds
 
 
 def test_time_of_a_run_in_parts(tmp_path):
     """Two processes of 100 and 50, or of 100 and 150 seconds; the log does not show the start of the last one."""
-    write_times(tmp_path, [40.0, 100.0, None, 20.0, 50.0], None)
+    write_walls(tmp_path, [40.0, 100.0, None, 20.0, 50.0])
     assert seconds(tmp_path) == 150
     assert cost_of(tmp_path / "absent", None).seconds is None
-    walls = [40.0, 100.0, 120.0, 150.0]
-    assert seconds(tmp_path, write_times(tmp_path, walls, 250.0)) == 250
-    assert seconds(tmp_path, write_times(tmp_path, walls, 90.0)) == 150, "still training"
-    assert seconds(tmp_path, write_times(tmp_path, walls, "damaged")) == 150
-    (tmp_path / "first").mkdir()
-    parent = write_times(tmp_path / "first", [], 1000.0).file
-    assert seconds(tmp_path, write_times(tmp_path, walls, 1250.0, parent)) == 250
-    damaged = tmp_path / "first" / "damaged.pt"
+    write_walls(tmp_path, [40.0, 100.0, 120.0, 150.0])
+    assert seconds(tmp_path, 250.0) == 250
+    assert seconds(tmp_path, 90.0) == 150, "still training"
+    assert seconds(tmp_path, "damaged") == 150
+    parent, without_time, damaged = (tmp_path / name for name in ("parent.pt", "without_time.pt", "damaged.pt"))
+    torch.save({"extra_state": {"previous_training_time": 1000.0}}, parent)
+    torch.save({"extra_state": {}}, without_time)
     damaged.write_bytes(b"nothing")
+    assert seconds(tmp_path, 1250.0, parent) == 250
     # A name of 300 characters gives an error of the system, as a path in a folder that may not be read.
-    for unread in (tmp_path / "absent.pt", damaged, tmp_path / ("x" * 300), tmp_path / "a\0b"):
-        assert seconds(tmp_path, write_times(tmp_path, walls, 1250.0, unread)) == 150
+    for unread in (tmp_path / "absent.pt", damaged, without_time, tmp_path / ("x" * 300), tmp_path / "a\0b"):
+        assert seconds(tmp_path, 1250.0, unread) == 150
 
 
 def test_gpus_of_the_log(tmp_path):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fairseq.logging import progress_bar
+from fairseq.logging import metrics, progress_bar
 from omegaconf import OmegaConf
 
 from amos_fairseq.run import hooks, progress
@@ -34,6 +34,7 @@ def only_progress(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setitem(hooks.HOOKS, moment, mine)
     yield
     progress._runs.clear()
+    metrics.reset()
 
 
 def settings(**changes: Any) -> Any:
@@ -79,7 +80,7 @@ def test_duration() -> None:
 def epoch(
     clock: list[float], updates: int, seconds: float, log_format: str | None = "simple", log_interval: int = 3
 ) -> None:
-    """What fairseq's ``train`` does in an epoch of a run of ten updates, of ``seconds`` each."""
+    """What fairseq's ``train`` does in an epoch of a run of ten updates, of ``seconds`` each; update n has the loss n."""
     done = [0]
     trainer = SimpleNamespace(get_num_updates=lambda: done[0])
 
@@ -89,8 +90,12 @@ def epoch(
         for _ in bar:
             clock[0] += seconds
             done[0] += 1
+            with metrics.aggregate("train_inner"):
+                metrics.log_scalar("loss", done[0])
             if done[0] % log_interval == 0:
-                bar.log({"loss": 2.5, "tokens_per_second": 21_300.0}, tag="train_inner", step=done[0])
+                stats = {**metrics.get_smoothed_values("train_inner"), "tokens_per_second": 21_300.0}
+                bar.log(stats, tag="train_inner", step=done[0])
+                metrics.reset_meters("train_inner")
         return [None], True
 
     cfg = settings(**{"optimization.max_update": 10})
@@ -99,26 +104,41 @@ def epoch(
 
 
 def test_lines_tell_the_time_to_the_end(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
+    """The loss is the mean of the updates since fairseq's line, whose own loss remains the mean of its three updates."""
     with caplog.at_level(logging.INFO):
         epoch(clock, updates=9, seconds=40.0)
-    lines = [message for message in caplog.messages if "left=" in message or "about" in message]
-    # Two updates without a line take more than a minute.
-    assert [line.partition("tokens_per_second=21300, ")[2] or line for line in lines] == [
-        "update 2 of 10: 40 s per update, about 5 min 20 s to the end",
-        "left=4 min 40 s",
-        "update 5 of 10: 40 s per update, about 3 min 20 s to the end",
-        "left=2 min 40 s",
-        "update 8 of 10: 40 s per update, about 1 min 20 s to the end",
-        "left=40 s",
+    lines = [message.partition(" / 9 ")[2] or message for message in caplog.messages]
+    # The first update does not end within 30 seconds. Later, two updates without a line take more than a minute.
+    assert lines == [
+        "update 1 of 10: loss 1.000",
+        "loss=2, tokens_per_second=21300, left=4 min 40 s",
+        "update 5 of 10: loss 4.500, 40 s per update, about 3 min 20 s to the end",
+        "loss=5, tokens_per_second=21300, left=2 min 40 s",
+        "update 8 of 10: loss 7.500, 40 s per update, about 1 min 20 s to the end",
+        "loss=8, tokens_per_second=21300, left=40 s",
     ]
 
 
-def test_fast_run_tells_its_rate_once_before_the_first_interval(
-    clock: list[float], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("seconds", "lines"),
+    [
+        (0.01, ["update 3 of 10: loss 2.000, 100 updates/s, about 0 s to the end"]),
+        (9.0, ["update 3 of 10: loss 2.000, 9 s per update, about 1 min 3 s to the end"]),
+        # The third update ends after 36 seconds.
+        (12.0, ["update 2 of 10: loss 1.500, 12 s per update, about 1 min 36 s to the end"]),
+        # One update tells no rate.
+        (
+            20.0,
+            ["update 1 of 10: loss 1.000", "update 3 of 10: loss 2.000, 20 s per update, about 2 min 20 s to the end"],
+        ),
+    ],
+)
+def test_first_loss_appears_within_30_seconds(
+    seconds: float, lines: list[str], clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        epoch(clock, updates=9, seconds=0.01, log_interval=100)
-    assert caplog.messages == ["update 3 of 10: 100 updates/s, about 0 s to the end"]
+        epoch(clock, updates=5, seconds=seconds, log_interval=100)
+    assert caplog.messages == lines
 
 
 def test_bar_of_the_whole_run_on_a_terminal(
@@ -131,4 +151,5 @@ def test_bar_of_the_whole_run_on_a_terminal(
     assert caplog.messages == []
     last = terminal.getvalue().replace("\n", "\r").rstrip("\r").split("\r")[-1]
     assert " 9/10 " in last
-    assert "21,300 tokens/s, loss 2.500" in last
+    assert "21,300 tokens/s, loss 8.000" in last
+    assert "update/s, loss 1.000]" in terminal.getvalue()  # before the first interval has ended

@@ -5,18 +5,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
-from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.data.glue_tasks import GlueTask
-from amos_fairseq.data.text_scores import correlation
+from amos_fairseq.data.text_scores import correlation, predictions_of
 from amos_fairseq.files import write_text
-from amos_fairseq.finetuning.benchmark import batches
+from amos_fairseq.finetuning.classification import predict_logits
 from amos_fairseq.finetuning.glue.data import GlueData
-from amos_fairseq.models.fine_tuning import TEXT_HEAD
 
 POSITIVE_CLASS = 1  # "1" of MRPC and QQP: a paraphrase
 
@@ -29,19 +26,11 @@ def predict_splits(
     Raises:
         Stopped: ``stop`` is set.
     """
-    loaded = load_checkpoint(checkpoint)
-    model = loaded.model.to(device)
-    predicted = {}
+    loaded, predicted = load_checkpoint(checkpoint), {}
     for split in splits:
         rows = data.inputs(split, max_positions, loaded.separator)
-        sequences = [rows[index] for index in range(len(rows))]
-        logits = np.empty((len(sequences), 1 if data.is_regression else len(data.label_names)))
-        for indices in batches([len(tokens) for tokens in sequences], stop):
-            tokens = pad_sequence([sequences[i] for i in indices], True, loaded.dictionary.pad())
-            with torch.inference_mode():
-                output, _ = model(tokens.to(device), features_only=True, classification_head_name=TEXT_HEAD)
-            logits[indices] = output.float().cpu().numpy()
-        predicted[split] = logits[:, 0] if data.is_regression else logits.argmax(axis=1)
+        logits = predict_logits(loaded, [rows[index] for index in range(len(rows))], device, stop)
+        predicted[split] = predictions_of(data.record["kind"], logits)
     return predicted
 
 

@@ -1,0 +1,106 @@
+"""``amos classify``: fine-tune a checkpoint on a table of texts and labels, and label other tables."""
+
+import argparse
+import threading
+from pathlib import Path
+from typing import Any
+
+from amos_fairseq.cli import fine_tuning
+from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
+from amos_fairseq.errors import UserError
+
+DESCRIPTION = """\
+Fine-tune a checkpoint of this package on any table of texts, or pairs of texts, with a class, several labels or a number: TSV,
+CSV, JSON lines, Parquet, or a folder that datasets saved. The command prints and saves medians and standard deviations over the
+seeds (classification.md, .csv and .json in OUT) beside a model that always predicts the most frequent class; each run also has
+its predictions. After a stop the same command continues. With --predict the run that is best on dev labels another table.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = add_subcommand(subparsers, "classify", "fine-tune a checkpoint on your own labeled texts", DESCRIPTION)
+    add = parser.add_argument
+    add(
+        "--train",
+        metavar="FILE",
+        type=Path,
+        help="table with a header: .tsv, .csv, .jsonl, .parquet, or a folder of datasets",
+    )
+    add(
+        "--dev",
+        metavar="FILE",
+        type=Path,
+        help="table to score on (default: a tenth of the rows of --train, at random)",
+    )
+    text = "OUT of this command as --checkpoint: label the rows of FILE with its best run, and write them to the file --out"
+    add("--predict", metavar="FILE", type=Path, help=text)
+    text = (
+        "column of the texts, or two columns for pairs (default: one with a usual name, such as text, or the only one)"
+    )
+    add("--text", metavar="COLUMN", nargs="+", help=text)
+    text = "column of the labels (default: one with a usual name, such as label, or the only one besides the texts)"
+    add("--label", metavar="COLUMN", help=text)
+    text = "classes: one of several; labels: any number a row; number (default: inferred from the labels, and printed)"
+    add("--kind", choices=("classes", "labels", "number"), help=text)
+    text = "between the labels of a row, with --kind labels; lists in JSON lines and Parquet need none"
+    add("--label-separator", metavar="TEXT", default=",", help=text)
+    add("--no-header", action="store_true", help="the first line is a row; the columns are called 1, 2, ...")
+    add("--baseline", action="store_true", help="also run every seed from random weights, for a row of the table")
+    fine_tuning.add_arguments(parser, None, has_paper=False)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    if arguments.predict is not None:
+        label(arguments)
+        return
+    if arguments.train is None:
+        raise UserError("give the table to train on as --train, or one to label as --predict")
+    if not arguments.label_separator:
+        raise UserError("--label-separator is empty: give the text between two labels, such as ','")
+    session = fine_tuning.session_from(arguments)
+    from amos_fairseq.checkpoints.read import read_tokenizer
+    from amos_fairseq.finetuning.classification import NAME, Classification
+    from amos_fairseq.prepare.classification import ClassificationSource, find_columns, open_table
+    from amos_fairseq.prepare.inside_out import prepared_data
+
+    table = open_table(arguments.train, not arguments.no_header)
+    columns = find_columns(table, arguments.text, arguments.label, not arguments.no_header)
+    source = ClassificationSource(arguments.train, arguments.dev, columns, arguments.kind, arguments.label_separator)
+    tokenizer = read_tokenizer(session.checkpoint.file, None, session.checkpoint.task_state)
+    files = {"train": arguments.train} | ({"dev": arguments.dev} if arguments.dev else {})
+    data = prepared_data(
+        session.out,
+        NAME,
+        files,
+        tokenizer,
+        source.settings,
+        lambda directory: source.write(directory, tokenizer),
+        used_by=["runs"],
+    )
+    fine_tuning.run_and_print(arguments.out, Classification(session, data, arguments.baseline))
+
+
+def label(arguments: argparse.Namespace) -> None:
+    if arguments.train is not None or arguments.dev is not None:
+        raise UserError("--predict labels a table with finished runs: give it without --train and --dev")
+    from amos_fairseq.finetuning.labeling import check_output, label_table
+
+    check_output(Path(arguments.out))
+    if not Path(arguments.checkpoint).is_dir():
+        raise UserError(f"{arguments.checkpoint} is not a directory: give the --out of amos classify as --checkpoint")
+    import_fairseq()
+    from amos_fairseq.finetuning.benchmark import Stopped
+    from amos_fairseq.finetuning.runner import stop_on_signals
+    from amos_fairseq.finetuning.session import find_devices
+
+    stop = threading.Event()
+    (device, *_) = find_devices(arguments.cpu, 1)
+    with stop_on_signals(stop):
+        try:
+            number = label_table(
+                Path(arguments.checkpoint), arguments.predict, Path(arguments.out), arguments.text, device, stop
+            )
+        except Stopped:
+            raise KeyboardInterrupt from None
+    print(f"{arguments.out}: {number:,} rows")

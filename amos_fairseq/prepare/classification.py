@@ -1,0 +1,464 @@
+"""``amos classify``: convert a table of texts and labels to the input of the task ``text_classification``.
+
+Read the tables -> decide what the labels are -> encode -> write ``task.json``, ``input0``, ``input1`` and ``label``
+(:mod:`amos_fairseq.data.labeled_texts`).
+"""
+
+import math
+import shutil
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+import numpy as np
+
+from amos_fairseq.data.table_files import TableFile, number_columns
+from amos_fairseq.errors import UserError
+from amos_fairseq.files import json_text
+from amos_fairseq.fingerprint import DICTIONARY_FILE, TOKENIZER_DIRECTORY, files_sha256
+from amos_fairseq.prepare.binarizing import (
+    END_ID,
+    NUM_FAIRSEQ_SYMBOLS,
+    UNKNOWN_ID,
+    BinarizedFile,
+    start_encoding_process,
+)
+from amos_fairseq.prepare.glue import encode_rows
+from amos_fairseq.prepare.glue_tables import GlueRow
+from amos_fairseq.prepare.processes import number_of_processes, process_pool
+from amos_fairseq.terminal import progress_bar, say
+from amos_fairseq.tokenization import Tokenizer
+
+TASK = "classification"
+TASK_FILE = "task.json"
+# Columns that are taken if none is given: the first of these that the table has.
+TEXT_COLUMNS = (
+    ("text",),
+    ("sentence",),
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+    ("text1", "text2"),
+    ("review",),
+    ("content",),
+    ("document",),
+    ("comment",),
+    ("tweet",),
+    ("message",),
+)
+LABEL_COLUMNS = ("label", "labels", "class", "category", "score", "stars", "rating", "sentiment", "target")
+# Whole numbers with more different values than this are numbers, not classes.
+MOST_NUMBERED_CLASSES = 20
+MOST_CLASSES = 10_000
+DEV_SHARE, SPLIT_SEED = 0.1, 1
+_SHOWN = 100  # characters of a list of labels in a message
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns of a table are read.
+
+    Attributes:
+        texts: one, or the two texts of a pair.
+        label: None where there are no labels.
+        header: whether the first line names the columns; otherwise they are called 1, 2, ...
+    """
+
+    texts: tuple[str, ...]
+    label: str | None
+    header: bool = True
+
+
+@dataclass
+class LabeledRows:
+    """The rows of a table that have a text and a label.
+
+    Attributes:
+        lines: where each row is in the file: its line, or its number from 1 where there are no lines.
+        labels: values of the label column as they are in the file.
+        left_out: reason -> number of rows.
+        sha256: of the file.
+    """
+
+    source: str
+    sha256: str = ""
+    lines: list[int] = field(default_factory=list)
+    texts: list[tuple[str, ...]] = field(default_factory=list)
+    labels: list[Any] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def choose(self, indices: Sequence[int]) -> "LabeledRows":
+        """Return the rows of these indices."""
+        lines, texts, labels = ([own[index] for index in indices] for own in (self.lines, self.texts, self.labels))
+        return LabeledRows(self.source, self.sha256, lines, texts, labels)
+
+
+def open_table(path: Path, header: bool = True) -> TableFile:
+    """Open a table; without a header its columns are called 1, 2, ..."""
+    names = () if header else [str(number) for number in range(1, number_columns(path) + 1)]
+    return TableFile(path, names)
+
+
+def find_columns(
+    table: TableFile, texts: Sequence[str] | None, label: str | None, header: bool, labeled: bool = True
+) -> Columns:
+    """Return the given columns, or those with a usual name.
+
+    Args:
+        texts: names of one or two columns; None for a usual name, or the only column besides the label.
+        label: None for a usual name, or the only column besides the texts.
+        labeled: whether the table has labels.
+
+    Raises:
+        UserError: a column does not exist, or which one to take is not clear.
+    """
+    names, path = table.columns, table.path
+    shown = shorten(", ".join(names), 300)
+    for flag, given in (("--text", texts or ()), ("--label", (label,) if label and labeled else ())):
+        for name in given:
+            if name not in names:
+                raise UserError(f"{path} has no column {name!r}: give {flag} with one of {shown}")
+    if texts and (len(set(texts)) != len(texts) or len(texts) > 2 or (labeled and label in texts)):
+        raise UserError("--text takes one column, or two different ones for pairs, and not that of the label")
+    if labeled and label is None:
+        label = next((name for name in LABEL_COLUMNS if name in names and name not in (texts or ())), None)
+    rest = [name for name in names if name != label and name not in (texts or ())]
+    if texts is None:
+        texts = next((usual for usual in TEXT_COLUMNS if set(usual) <= set(names) - {label}), None)
+        if texts is None and (label is not None or not labeled) and len(rest) == 1:
+            texts = rest
+    if texts is None:
+        raise UserError(f"{path}: which column is the text is not clear: give --text with one or two of {shown}")
+    if labeled and label is None:
+        others = [name for name in names if name not in texts]
+        if len(others) != 1:
+            raise UserError(f"{path}: which column is the label is not clear: give --label with one of {shown}")
+        (label,) = others
+    return Columns(tuple(texts), label if labeled else None, header)
+
+
+def read_rows(path: Path, columns: Columns, empty_labels: bool = False) -> LabeledRows:
+    """Read the rows with a text and a label; the others are counted.
+
+    Args:
+        empty_labels: whether an empty label is one (no label of several).
+
+    Raises:
+        UserError: the file cannot be read, lacks a column, or no row is left.
+    """
+    table = open_table(path, columns.header)
+    find_columns(table, columns.texts, columns.label, columns.header)
+    rows = LabeledRows(path.name)
+    for line, values in table.rows():
+        texts, label = texts_of(values, columns.texts), values.get(columns.label)
+        if not any(text.strip() for text in texts):
+            rows.left_out["without text"] += 1
+        elif is_missing(label) and not (empty_labels and label in (None, "")):
+            rows.left_out["without label"] += 1
+        else:
+            rows.lines.append(line)
+            rows.texts.append(texts)
+            rows.labels.append(label)
+    rows.sha256 = table.sha256
+    if table.broken_lines:
+        rows.left_out["with another number of columns"] = len(table.broken_lines)
+    if not rows:
+        raise UserError(
+            f"{path} has no row with text and label in the columns {', '.join(columns.texts)}, {columns.label}"
+        )
+    return rows
+
+
+def texts_of(values: Mapping[str, Any], columns: Sequence[str]) -> tuple[str, ...]:
+    """Return the texts of a row: without NUL, on which tokenizers differ, and with spaces in place of line ends."""
+    texts = ("" if is_missing(values.get(name)) else str(values[name]) for name in columns)
+    return tuple(" ".join(text.replace("\0", "").splitlines()) for text in texts)
+
+
+def is_missing(value: Any) -> bool:
+    """Return whether a value is none, empty, or not a number."""
+    return (
+        value is None or (isinstance(value, str) and not value.strip()) or (isinstance(value, float) and value != value)
+    )
+
+
+def infer_kind(labels: Sequence[Any]) -> str:
+    """Return what the labels are: "labels" for lists; "number" for numbers with a fraction, or with more than
+    ``MOST_NUMBERED_CLASSES`` different values; "classes" for everything else."""
+    if any(isinstance(label, list | tuple) for label in labels):
+        return "labels"
+    try:
+        numbers = {float(label) for label in labels if not isinstance(label, bool)}
+    except (TypeError, ValueError):
+        return "classes"
+    whole = all(number == int(number) for number in numbers if math.isfinite(number))
+    return "classes" if whole and len(numbers) <= MOST_NUMBERED_CLASSES else "number"
+
+
+def name_of(value: Any) -> str:
+    """Return the name of a class: 1 for 1.0, as tables with missing values spell whole numbers."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool):
+        value = str(value).lower()
+    return str(value).strip()
+
+
+def names_of(value: Any, separator: str) -> list[str]:
+    """Return the names of the labels of a row, each once."""
+    parts = value if isinstance(value, list | tuple) else [] if value is None else str(value).split(separator)
+    return list(dict.fromkeys(filter(None, map(name_of, parts))))
+
+
+def parse_labels(rows: LabeledRows, kind: str, separator: str) -> list[Any]:
+    """Return the labels of all rows: names, lists of names, or floats.
+
+    Raises:
+        UserError: a label is not of this kind.
+    """
+    parsed: list[Any] = []
+    for line, value in zip(rows.lines, rows.labels, strict=True):
+        where = f"{rows.source}, line {line}"
+        if kind == "number":
+            try:
+                number = float(value)
+            except (TypeError, ValueError):
+                number = math.nan
+            if not math.isfinite(number) or isinstance(value, bool):
+                raise UserError(
+                    f"{where}: the label {str(value)[:60]!r} is not a finite number: correct it, or give --kind"
+                )
+            parsed.append(number)
+            continue
+        if kind == "classes" and isinstance(value, list | tuple):
+            raise UserError(f"{where}: the label is a list: give --kind labels")
+        names = [name_of(value)] if kind == "classes" else names_of(value, separator)
+        for name in names:
+            if any(character in name for character in "\t\r\n\0"):
+                raise UserError(
+                    f"{where}: the label {name[:60]!r} has a tab or a line end: is it the column of the labels?"
+                )
+        parsed.append(names[0] if kind == "classes" else names)
+    return parsed
+
+
+def sorted_names(names: set[str]) -> list[str]:
+    """Sort names; by value if all are numbers."""
+    try:
+        return sorted(names, key=lambda name: (float(name), name))
+    except ValueError:
+        return sorted(names)
+
+
+def split_off_dev(rows: LabeledRows) -> tuple[LabeledRows, LabeledRows]:
+    """Return training and dev rows: a tenth, at random. Rows with equal texts are on the same side.
+
+    Raises:
+        UserError: there are too few different texts.
+    """
+    indices: dict[tuple[str, ...], list[int]] = {}
+    for index, texts in enumerate(rows.texts):
+        indices.setdefault(texts, []).append(index)
+    groups, wanted = list(indices.values()), round(DEV_SHARE * len(rows))
+    if len(groups) < 10 or wanted < 1:
+        raise UserError(f"{rows.source} has {len(groups)} different texts, too few to choose dev rows: give --dev")
+    dev: list[int] = []
+    for group in np.random.default_rng(SPLIT_SEED).permutation(len(groups)):
+        if len(dev) >= wanted:
+            break
+        dev += groups[group]
+    chosen = set(dev)
+    return rows.choose([index for index in range(len(rows)) if index not in chosen]), rows.choose(sorted(dev))
+
+
+def notes_on(train: LabeledRows, dev: LabeledRows, dev_is_given: bool) -> Iterator[str]:
+    """Yield footnotes of the table: which rows are left out, and texts that occur twice."""
+    for name, rows in (("training", train), ("dev", dev)):
+        for reason, count in rows.left_out.items():
+            yield f"{rows.source}: {count:,} {name} rows {reason} are left out"
+    if not dev_is_given:
+        yield f"dev: {len(dev):,} rows of {dev.source}, chosen at random (seed {SPLIT_SEED}); {len(train):,} rows train"
+    labels: dict[tuple[str, ...], set[str]] = {}
+    for texts, label in zip(train.texts, train.labels, strict=True):
+        labels.setdefault(texts, set()).add(str(label))
+    if repeated := len(train) - len(labels):
+        several = sum(len(own) > 1 for own in labels.values())
+        with_others = f"; {several:,} texts have different labels" if several else ""
+        yield f"{train.source}: {repeated:,} training rows repeat the text of an earlier row{with_others}"
+    if seen := sum(texts in labels for texts in dev.texts):
+        yield f"{dev.source}: {seen:,} of {len(dev):,} dev rows have a text that trains too: the scores are too high"
+
+
+@dataclass(frozen=True)
+class LabelKind:
+    """What the labels are.
+
+    Attributes:
+        kind: classes, labels or number.
+        names: of the training set, in the order of the classes; empty for numbers.
+        mean, deviation: of the numbers of the training set.
+    """
+
+    kind: str
+    names: list[str]
+    mean: float = 0.0
+    deviation: float = 1.0
+
+    @classmethod
+    def of(cls, kind: str, labels: Sequence[Any], source: str) -> "LabelKind":
+        """Return the kind of the labels of the training set; raise :class:`UserError` if there is nothing to learn."""
+        if kind == "number":
+            deviation = statistics.pstdev(labels)
+            if not deviation > 0:
+                raise UserError(
+                    f"{source}: each row has the label {labels[0]:g}: give the column of the labels as --label"
+                )
+            return cls(kind, [], statistics.fmean(labels), deviation)
+        names = set(labels) if kind == "classes" else {name for own in labels for name in own}
+        if len(names) < (2 if kind == "classes" else 1):
+            only = f"each row has the label {labels[0]}" if kind == "classes" else "no row has a label"
+            raise UserError(f"{source}: {only}: give the column of the labels as --label")
+        if len(names) > MOST_CLASSES or (kind == "classes" and len(names) > max(20, len(labels) // 2)):
+            raise UserError(
+                f"{source}: the {len(labels):,} labels have {len(names):,} different values: give the column of the labels as "
+                "--label, or --kind number for numbers"
+            )
+        return cls(kind, sorted_names(names))
+
+    def describe(self) -> str:
+        if self.kind == "number":
+            return f"numbers of mean {self.mean:.4g} and standard deviation {self.deviation:.4g}"
+        shown = shorten(", ".join(self.names), _SHOWN, placeholder=" ...")
+        return f"{len(self.names)} {self.kind} ({shown})"
+
+    def unknown(self, labels: Sequence[Any]) -> Counter[str]:
+        """Count the names among dev labels that the training set lacks."""
+        if self.kind == "number":
+            return Counter()
+        known = set(self.names)
+        rows = ([label] for label in labels) if self.kind == "classes" else labels
+        return Counter(name for row in rows for name in row if name not in known)
+
+    def write(self, directory: Path, split: str, labels: Sequence[Any]) -> None:
+        """Write the labels of a split as :func:`~amos_fairseq.data.labeled_texts.read_targets` reads them."""
+        directory.mkdir(exist_ok=True)
+        if self.kind == "number":
+            (directory / f"{split}.label").write_text("".join(f"{value!r}\n" for value in labels), encoding="utf-8")
+            return
+        ids = {name: index for index, name in enumerate(self.names, NUM_FAIRSEQ_SYMBOLS)}
+        rows = [[label] for label in labels] if self.kind == "classes" else labels
+        lines = [[*(ids.get(name, UNKNOWN_ID) for name in row), END_ID] for row in rows]
+        with BinarizedFile(directory / split, NUM_FAIRSEQ_SYMBOLS + len(ids)) as file:
+            file.add_lines(np.array([index for line in lines for index in line]), list(map(len, lines)))
+
+
+@dataclass(frozen=True)
+class ClassificationSource:
+    """The tables to train and to score on, and how to read them.
+
+    Attributes:
+        dev: None to take a tenth of the rows of ``train``.
+        kind: classes, labels or number; None to infer it from the labels of ``train``.
+        separator: between the labels of a row that is no list.
+    """
+
+    train: Path
+    dev: Path | None
+    columns: Columns
+    kind: str | None = None
+    separator: str = ","
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What determines the prepared data besides the files and the tokenizer, as plain values."""
+        columns = {"texts": list(self.columns.texts), "label": self.columns.label, "header": self.columns.header}
+        return columns | {"kind": self.kind, "separator": self.separator}
+
+    def write(self, directory: Path, tokenizer: Tokenizer) -> None:
+        """Read the tables and write the prepared data into the empty ``directory``.
+
+        Raises:
+            UserError: a table or a label cannot be used.
+        """
+        several = self.kind == "labels"
+        train = read_rows(self.train, self.columns, empty_labels=several)
+        kind, inferred = self.kind, ""
+        if kind is None:
+            kind = infer_kind(train.labels)
+            others = {"classes": "--kind labels or number", "labels": "--kind classes", "number": "--kind classes"}[
+                kind
+            ]
+            inferred = f", inferred ({others} for something else)"
+            if kind == "labels":
+                train = read_rows(self.train, self.columns, empty_labels=True)
+        dev = read_rows(self.dev, self.columns, empty_labels=kind == "labels") if self.dev else None
+        for rows in (train, dev):
+            if rows is not None:
+                rows.labels = parse_labels(rows, kind, self.separator)
+        left_out = train.left_out
+        if dev is None:
+            train, dev = split_off_dev(train)
+            train.left_out = left_out
+        label_kind = LabelKind.of(kind, train.labels, train.source)
+        notes = [
+            f"{self.columns.label}: {label_kind.describe()}{inferred}",
+            *notes_on(train, dev, self.dev is not None),
+        ]
+        if unknown := label_kind.unknown(dev.labels):
+            names = shorten(", ".join(sorted_names(set(unknown))), _SHOWN, placeholder=" ...")
+            counted = "counted as wrong" if kind == "classes" else "not counted"
+            notes.append(
+                f"{dev.source}: {sum(unknown.values()):,} labels that no training row has are {counted}: {names}"
+            )
+        for note in notes:
+            say(note, "classify")
+        splits = {"train": train, "valid": dev}
+        facts = self._write_texts(directory, tokenizer, splits)
+        for split, rows in splits.items():
+            label_kind.write(directory / "label", split, rows.labels)
+        (directory / "valid.ids").write_text("".join(f"{line}\n" for line in dev.lines), encoding="utf-8")
+        record = {
+            "task": TASK,
+            "kind": kind,
+            "num_classes": max(1, len(label_kind.names)),
+            "labels": label_kind.names,
+            "text_columns": list(self.columns.texts),
+            "label_column": self.columns.label,
+            "header": self.columns.header,
+            "notes": notes,
+            "tokenizer_sha256": tokenizer.sha256,
+            "splits": facts,
+            "sha256": files_sha256(directory),
+        }
+        if kind == "number":
+            record |= {"mean": label_kind.mean, "deviation": label_kind.deviation}
+        (directory / TASK_FILE).write_text(json_text(record), encoding="utf-8")
+
+    def _write_texts(
+        self, directory: Path, tokenizer: Tokenizer, splits: Mapping[str, LabeledRows]
+    ) -> dict[str, dict[str, Any]]:
+        tokenizer.save(directory / TOKENIZER_DIRECTORY)
+        inputs = [directory / f"input{number}" for number in range(len(self.columns.texts))]
+        for path in inputs:
+            path.mkdir()
+            shutil.copyfile(directory / TOKENIZER_DIRECTORY / DICTIONARY_FILE, path / DICTIONARY_FILE)
+        facts = {}
+        with (
+            process_pool(
+                number_of_processes(None), start_encoding_process, directory / TOKENIZER_DIRECTORY
+            ) as in_order,
+            progress_bar(sum(map(len, splits.values())), "encode", "row", delay=2) as bar,
+        ):
+            for split, rows in splits.items():
+                encoded = [GlueRow(texts, "", "") for texts in rows.texts]
+                counts = encode_rows(encoded, [path / split for path in inputs], tokenizer, in_order, bar.update)
+                facts[split] = {"source": rows.source, "sha256": rows.sha256, "rows": len(rows), **counts}
+        return facts

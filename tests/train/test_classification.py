@@ -1,0 +1,202 @@
+"""``amos classify`` end to end: a small model learns classes, several labels and a number; files beside scikit-learn, and the
+exported pipeline."""
+
+import csv
+import json
+import random
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import transformers
+from failures import error_line
+from forked_command import run_main
+from scipy.stats import pearsonr, spearmanr
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+from sklearn.preprocessing import MultiLabelBinarizer
+from synthetic_squad import untrained_checkpoint
+
+from amos_fairseq.cli.main import main
+from amos_fairseq.prepare.vocabulary import learn_tokenizer
+
+pytestmark = pytest.mark.slow
+
+RECIPE = """\
+defaults: {lr: 3.0e-3, epochs: 10, batch_size: 8, warmup: 0.1, dropout: 0, attention_dropout: 0, num_separators: 2}
+tasks: {classification: {}}
+"""
+WORDS = ["the", "house", "is", "very", "old", "and", "green"]
+COLOURS = ["red", "blue", "grey"]
+MAX_POSITIONS = 16
+RUN = Path("runs") / "classification" / "seed1"
+
+
+def sentence(generator: random.Random, *more: str) -> str:
+    words = [*generator.choices(WORDS, k=generator.randint(1, 8)), *more]
+    generator.shuffle(words)
+    return " ".join(words)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A checkpoint, and three tables: names of classes in TSV, a number for two texts in CSV, lists of labels in JSON lines."""
+    place, generator = tmp_path_factory.mktemp("classify"), random.Random(1)
+    (place / "text.txt").write_text("\n".join(sentence(generator, *COLOURS) for _ in range(100)), encoding="utf-8")
+    learn_tokenizer(place / "text.txt", "sentencepiece", 60, cased=False).save(place / "data" / "tokenizer")
+    untrained_checkpoint(place / "start", place / "data", MAX_POSITIONS)
+    (place / "recipe.yaml").write_text(RECIPE)
+    with (place / "classes.tsv").open("w", encoding="utf-8") as tsv:
+        tsv.write("colour\ttext\n")
+        for colour in generator.choices(COLOURS, k=90):
+            tsv.write(f"is {colour}!\t{sentence(generator, colour)}\n")
+    for name, count in (("train", 90), ("dev", 30)):
+        with (place / f"{name}.csv").open("w", encoding="utf-8", newline="") as table:
+            writer = csv.writer(table)
+            writer.writerow(["first", "second", "price"])
+            for _ in range(count):
+                one, two = (generator.randint(0, 1) for _ in range(2))
+                texts = [sentence(generator, *["blue"] * one), sentence(generator, *["red"] * two)]
+                writer.writerow([*texts, 1000 + 100 * one + 50.5 * two])
+    rows = [[colour for colour in COLOURS if generator.random() < 0.5] for _ in range(90)]
+    lines = (json.dumps({"text": sentence(generator, *tags), "tags": tags}) for tags in rows)
+    (place / "labels.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    return place
+
+
+def classify(place: Path, out: str, *flags: object) -> str:
+    given = [
+        "--checkpoint",
+        place / "start",
+        "--out",
+        place / out,
+        "--recipe",
+        place / "recipe.yaml",
+        "--seeds",
+        1,
+        "--cpu",
+    ]
+    result = run_main(main, "classify", *given, *flags)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return result.stdout
+
+
+def label(results: Path, table: Path, out: Path) -> None:
+    main(["classify", "--checkpoint", str(results), "--predict", str(table), "--out", str(out), "--cpu"])
+
+
+def read_tsv(file: Path) -> list[dict[str, str]]:
+    with file.open(encoding="utf-8", newline="") as table:
+        return list(csv.DictReader(table, delimiter="\t"))
+
+
+def summary(place: Path, out: str) -> dict[str, float]:
+    content = json.loads((place / out / "classification.json").read_text())
+    return {name: spread["median"] for name, spread in content["tasks"]["classification"]["scores"].items()}
+
+
+def exported(place: Path, out: str):
+    folder = place / out / "hf"
+    main(["export", str(place / out / RUN), str(folder)])
+    return transformers.pipeline("text-classification", model=str(folder), top_k=None)
+
+
+def test_classes(place, tmp_path):
+    classify(place, "classes", "--train", place / "classes.tsv", "--label", "colour", "--baseline")
+    printed = (place / "classes" / "classification.md").read_text()
+    assert "3 classes (is blue!, is grey!, is red!), inferred" in printed
+    assert "dev: 9 rows of classes.tsv, chosen at random (seed 1); 81 rows train" in printed
+    assert re.search(r"amos_tiny \(random weights\) .*\n.*most frequent class", printed)
+    rows = read_tsv(place / "classes" / RUN / "predictions.dev.tsv")
+    found, gold = ([row[name] for row in rows] for name in ("prediction", "label"))
+    table = (place / "classes.tsv").read_text().splitlines()
+    assert [table[int(row["line"]) - 1].split("\t")[0] for row in rows] == gold
+    scores = summary(place, "classes")
+    assert scores["accuracy"] == pytest.approx(100 * accuracy_score(gold, found))
+    assert scores["accuracy"] >= 75
+    assert scores["macro_f1"] == pytest.approx(100 * f1_score(gold, found, average="macro"))
+    assert scores["matthews"] == pytest.approx(100 * matthews_corrcoef(gold, found))
+    log = (place / "classes" / RUN / "train.log").read_text()
+    assert f"best_accuracy {scores['accuracy']:.4f}".rstrip("0").rstrip(".") in log
+
+    # The same command repeats nothing; another kind of label is refused before the data are replaced.
+    before = (place / "classes" / RUN / "result.json").stat().st_mtime_ns
+    classify(place, "classes", "--train", place / "classes.tsv", "--label", "colour")
+    assert (place / "classes" / "classification.md").read_text() == printed, "with the row of the earlier call"
+    assert (place / "classes" / RUN / "result.json").stat().st_mtime_ns == before
+
+    # Labels of the table itself are those of the pipeline; a text without any content gets one too.
+    source = tmp_path / "new.tsv"
+    source.write_text((place / "classes.tsv").read_text() + "x\t\n", encoding="utf-8")
+    label(place / "classes", source, tmp_path / "l.tsv")
+    labeled = read_tsv(tmp_path / "l.tsv")
+    assert [row["colour"] for row in labeled] == [line.split("\t")[0] for line in source.read_text().splitlines()[1:]]
+    answers = exported(place, "classes")([row["text"] for row in labeled], truncation=True)
+    for row, answer in zip(labeled, answers, strict=True):
+        assert answer[0]["label"] == row["prediction"]
+        assert answer[0]["score"] == pytest.approx(float(row["probability"]), abs=1e-4)
+    by_text = {row["text"]: row["prediction"] for row in labeled}
+    assert [by_text[table[int(row["line"]) - 1].split("\t")[1]] for row in rows] == found
+
+
+def test_a_number_for_two_texts(place, tmp_path):
+    """The values are near 1,000: a head without their scale would have a squared error near 10^6."""
+    flags = ["--train", place / "train.csv", "--dev", place / "dev.csv", "--text", "first", "second"]
+    printed = classify(place, "number", *flags)
+    assert "price: numbers of mean" in printed
+    rows = read_tsv(place / "number" / RUN / "predictions.dev.tsv")
+    found, gold = (np.array([float(row[name]) for row in rows]) for name in ("prediction", "label"))
+    scores = summary(place, "number")
+    assert scores["spearman"] == pytest.approx(100 * spearmanr(found, gold)[0])
+    assert scores["pearson"] == pytest.approx(100 * pearsonr(found, gold)[0])
+    assert scores["mse"] == pytest.approx(np.square(found - gold).mean())
+    assert scores["mse"] < gold.var()
+    out = tmp_path / "l.jsonl"
+    label(place / "number", place / "dev.csv", out)
+    labeled = [json.loads(line) for line in out.read_text().splitlines()]
+    np.testing.assert_allclose([row["prediction"] for row in labeled], found, rtol=1e-6)
+    tagger = exported(place, "number")
+    assert tagger.model.config.problem_type == "regression"
+    pairs = [{"text": row["first"], "text_pair": row["second"]} for row in labeled]
+    for pair, row in zip(pairs, labeled, strict=True):
+        assert tagger(pair, truncation=True)[0]["score"] == pytest.approx(row["prediction"], rel=1e-5)
+
+
+def test_several_labels(place):
+    printed = classify(place, "labels", "--train", place / "labels.jsonl", "--dev", place / "labels.jsonl")
+    assert "tags: 3 labels (blue, grey, red), inferred" in printed
+    rows = read_tsv(place / "labels" / RUN / "predictions.dev.tsv")
+    one_hot = MultiLabelBinarizer()
+    gold, found = (one_hot.fit_transform([json.loads(row[name]) for row in rows]) for name in ("label", "prediction"))
+    scores = summary(place, "labels")
+    for average in ("micro", "macro"):
+        assert scores[f"{average}_f1"] == pytest.approx(100 * f1_score(gold, found, average=average))
+    assert scores["micro_f1"] > 90
+    tagger = exported(place, "labels")
+    assert tagger.model.config.problem_type == "multi_label_classification"
+    texts = [json.loads(line)["text"] for line in (place / "labels.jsonl").read_text().splitlines()]
+    for row, answer in zip(rows, tagger(texts, truncation=True), strict=True):
+        assert sorted(own["label"] for own in answer if own["score"] > 0.5) == json.loads(row["prediction"])
+
+
+def test_what_cannot_be_used_is_refused_in_one_line(place, tmp_path, capsys):
+    checkpoint, table = ["--checkpoint", place / "start"], ["--train", place / "classes.tsv"]
+
+    def refused(*flags: object) -> str:
+        return error_line(capsys, main, "classify", *flags, reports_progress=True)
+
+    out = ["--out", tmp_path / "out"]
+    assert "give the table to train on as --train" in refused(*checkpoint, *out)
+    assert "no such file" in refused(*checkpoint, *out, "--train", tmp_path / "absent.tsv")
+    assert "has no column 'x'" in refused(*checkpoint, *out, *table, "--text", "x")
+    assert "is not a finite number" in refused(*checkpoint, *out, *table, "--label", "colour", "--kind", "number")
+    assert not (tmp_path / "out").exists()
+    predict = ["--predict", place / "classes.tsv"]
+    assert "with --predict it is a file" in refused(*checkpoint, *out, *predict)
+    assert "give it without --train" in refused(*checkpoint, *out, *predict, *table)
+    assert "has no finished run of amos classify" in refused(*checkpoint, "--out", tmp_path / "l.tsv", *predict)
+    shutil.copy(place / "dev.csv", tmp_path / "other.csv")
+    labels = ["--checkpoint", place / "classes", "--out", tmp_path / "l.tsv"]
+    assert "other.csv has no column 'text'" in refused(*labels, "--predict", tmp_path / "other.csv")
+    assert not (tmp_path / "l.tsv").exists()
