@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from amos_fairseq.data.glue_tasks import TASK_FILE
 from amos_fairseq.data.table_files import TableFile, number_columns
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text
@@ -34,7 +35,6 @@ from amos_fairseq.terminal import progress_bar, say
 from amos_fairseq.tokenization import Tokenizer
 
 TASK = "classification"
-TASK_FILE = "task.json"
 # Columns that are taken if none is given: the first of these that the table has.
 TEXT_COLUMNS = (
     ("text",),

@@ -75,7 +75,10 @@ def task_names(data: Path, chosen: str | None = None) -> list[str]:
     if unprintable := [name for name in present if not name.isprintable()]:
         raise UserError(f"{data}: the folder {unprintable[0]!r} has a name that cannot be printed: rename it")
     if not present:
-        raise UserError(f"{data} has no task (TASK/train.jsonl, TASK/valid.jsonl): give what amos prepare wrote")
+        raise UserError(
+            f"{data} has no task (TASK/train.jsonl, TASK/valid.jsonl): give the folder of a treebank, of CoNLL-2000 or of "
+            "SemEval-2010 task 8, or what amos prepare wrote"
+        )
     names = present if chosen is None else {name.strip() for name in chosen.split(",")}
     if missing := names - present:
         raise UserError(f"{data} has no task {min(missing)!r}: give one of {', '.join(sorted(present))}")

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from amos_fairseq.data.tagging import TASK_PREFIX
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.summary import format_spread
-from amos_fairseq.finetuning.tagging import PREFIX, SCORE_NAMES
+from amos_fairseq.finetuning.tagging import SCORE_NAMES
 from amos_fairseq.probing.results import read_probe_results
 from amos_fairseq.report.curves import distinct_names
 from amos_fairseq.report.figures import CostSeries
@@ -64,8 +65,8 @@ def score_heading(task: str, score: str) -> str:
     """Return "MNLI m", "CoLA (mcc)" or "chunk (span F1)": the task, with the score if it is not accuracy."""
     if task == "MNLI":
         return "MNLI mm" if score.endswith("_mm") else "MNLI m"
-    if task.startswith(PREFIX):
-        task, score = task.removeprefix(PREFIX), SCORE_NAMES.get(score, score)
+    if task.startswith(TASK_PREFIX):
+        task, score = task.removeprefix(TASK_PREFIX), SCORE_NAMES.get(score, score)
     return task if score == "accuracy" else f"{task} ({score})"
 
 
