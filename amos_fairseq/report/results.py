@@ -1,4 +1,4 @@
-"""Results that the report shows: those of ``amos glue``, ``amos squad`` and ``amos tag``, and of ``amos probe``."""
+"""Results that the report shows: those of the fine-tuning commands and of ``amos probe``."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ from amos_fairseq.summary_file import Spread, Summary, parse_summary
 from amos_fairseq.tables import Table
 
 # The benchmarks that each option accepts, as their summaries name them.
-BENCHMARKS = {"--glue": ("glue", "squad"), "--tag": ("tagging",)}
+BENCHMARKS = {"--glue": ("glue", "squad", "classification"), "--tag": ("tagging",)}
 
 
 def read_benchmarks(folders: Sequence[str], flag: str) -> list[Summary]:
