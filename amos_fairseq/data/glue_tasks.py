@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from amos_fairseq.errors import UserError
 
+TASK_FILE = "task.json"  # what amos prepare writes beside the texts and labels of a task
 LARGEST_SCORE = 5.0  # of STS-B, the one regression
 # GLUE's download script writes diagnostic/diagnostic.tsv; the file on the server is AX.tsv.
 _AX_PLACES = ("diagnostic/diagnostic.tsv", "AX/diagnostic.tsv", "AX/AX.tsv", "AX/test.tsv", "AX.tsv")

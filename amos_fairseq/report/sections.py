@@ -72,7 +72,7 @@ def build_page(
         glue, tag: results of fine-tuning; empty without the flag.
         probing: results of :func:`amos_fairseq.report.results.read_probing`.
     """
-    glue_reason = "--glue DIR adds them, the output of amos glue or amos squad"
+    glue_reason = "--glue DIR adds them, the output of amos glue, amos squad or amos classify"
     tag_reason = "--tag DIR adds them, the output of amos tag"
     probed = [probing_section(own, number, len(probing) > 1) for number, own in enumerate(probing, start=1)]
     parts = [

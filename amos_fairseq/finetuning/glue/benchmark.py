@@ -59,7 +59,9 @@ class Glue(Benchmark):
         if squad is not None and self.squad is None:
             raise UserError(f"{squad} holds no results of amos squad: give that command's --out as --squad")
         if not data.is_dir():
-            raise UserError(f"{data} is not a directory: give the one that amos prepare glue wrote as --data")
+            raise UserError(
+                f"{data} is not a directory: give GLUE's official files, or what amos prepare glue wrote, as --data"
+            )
         self.data, self.max_positions = data.resolve(), session.checkpoint.max_positions
         self.prepared = {task: read_glue_data(self.data, task) for task in tasks}
         session.checkpoint.check_tokenizer(self.data / "tokenizer")
@@ -67,6 +69,12 @@ class Glue(Benchmark):
             task: prepared.as_task(self.max_positions, session.recipe.trials_of(task))
             for task, prepared in self.prepared.items()
         }
+        for task in self.tasks.values():
+            if any(trial.similar_lengths for trial in task.trials):
+                raise UserError(
+                    f"the recipe's similar_lengths for {task.name} has no effect: fairseq's sentence_prediction, which trains "
+                    "GLUE, has random batches; remove it"
+                )
         if intermediate is not None:
             self._check_intermediate(intermediate)
         if with_test:
