@@ -79,3 +79,11 @@ def add_overrides(parser: argparse.ArgumentParser, example: str) -> None:
         default=[],
         help=f"settings to change, such as {example} (default: none)",
     )
+
+
+def add_label_columns(add: Any) -> None:
+    """Add --column and --columns, which choose the labels of a file of labeled words."""
+    text = "labels to predict, such as upos, xpos, deprel, pos, chunk, ner (default: upos, or the last column)"
+    add("--column", metavar="NAME", help=text)
+    text = "names of the columns after the word (default: pos,chunk of two and pos,chunk,ner of three)"
+    add("--columns", metavar="A,B,...", type=lambda value: value.split(","), help=text)

@@ -59,25 +59,14 @@ def run(arguments: argparse.Namespace) -> None:
     if not arguments.label_separator:
         raise UserError("--label-separator is empty: give the text between two labels, such as ','")
     session = fine_tuning.session_from(arguments)
-    from amos_fairseq.checkpoints.read import read_tokenizer
-    from amos_fairseq.finetuning.classification import NAME, Classification
-    from amos_fairseq.prepare.classification import ClassificationSource, find_columns, open_table
-    from amos_fairseq.prepare.inside_out import prepared_data
+    from amos_fairseq.finetuning.classification import Classification
+    from amos_fairseq.prepare.classification import ClassificationSource, find_columns, open_table, prepare_inside
 
     table = open_table(arguments.train, not arguments.no_header)
     columns = find_columns(table, arguments.text, arguments.label, not arguments.no_header)
     source = ClassificationSource(arguments.train, arguments.dev, columns, arguments.kind, arguments.label_separator)
-    tokenizer = read_tokenizer(session.checkpoint.file, None, session.checkpoint.task_state)
-    files = {"train": arguments.train} | ({"dev": arguments.dev} if arguments.dev else {})
-    data = prepared_data(
-        session.out,
-        NAME,
-        files,
-        tokenizer,
-        source.settings,
-        lambda directory: source.write(directory, tokenizer),
-        used_by=["runs"],
-    )
+    with fine_tuning.preparing(session, Classification.name) as tokenizer:
+        data = prepare_inside(session.out, source, tokenizer)
     fine_tuning.run_and_print(arguments.out, Classification(session, data, arguments.baseline))
 
 

@@ -1,7 +1,10 @@
 """Arguments, session and exits that ``amos glue``, ``amos squad`` and ``amos tag`` share."""
 
 import argparse
+import contextlib
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from amos_fairseq.cli.arguments import import_fairseq
@@ -10,6 +13,7 @@ from amos_fairseq.errors import INTERRUPTED, UserError
 if TYPE_CHECKING:
     from amos_fairseq.finetuning.benchmark import Benchmark
     from amos_fairseq.finetuning.session import Session
+    from amos_fairseq.tokenization import Tokenizer
 
 SIZES = ("small", "base", "large")
 
@@ -20,7 +24,7 @@ def add_arguments(
     required: bool = True,
     has_paper: bool = True,
     has_pairs: bool = True,
-    has_similar_lengths: bool = True,
+    raw_help: str | None = None,
 ) -> None:
     """Add what to fine-tune, the recipe and options that override it (None leaves the recipe's value), and the devices.
 
@@ -29,13 +33,18 @@ def add_arguments(
         required: whether the parser itself requires --checkpoint, --data and --out.
         has_paper: whether the papers report the scores.
         has_pairs: whether an input can be a pair of texts.
-        has_similar_lengths: whether the task has a setting for its batches.
+        raw_help: what a raw file is, for --train and --dev, which may then replace --data (:func:`raw_files`).
     """
     add = parser.add_argument
     text = "checkpoint, or SAVE_DIR of a run (its last checkpoint)"
     add("--checkpoint", metavar="CKPT", required=required, help=text)
+    if raw_help is not None:
+        text = f"raw files, converted with the tokenizer of the checkpoint and kept in OUT/data: {raw_help}"
+        add("--train", metavar="FILE", type=Path, help=text)
+        add("--dev", metavar="FILE", type=Path, help="the same, to score on")
+        data_help = f"instead of --train and --dev: {data_help}"
     if data_help is not None:
-        add("--data", metavar="DIR", required=required, help=data_help)
+        add("--data", metavar="DIR", required=required and raw_help is None, help=data_help)
     text = "directory for runs, tables and predictions; the same command continues there"
     add("--out", metavar="DIR", required=required, help=text)
     add("--seeds", type=int, metavar="N", default=5, help="runs per task, with seeds 1 to N")
@@ -56,13 +65,8 @@ def add_arguments(
     else:
         parser.set_defaults(num_separators=None)
 
-    if has_similar_lengths:
-        text = (
-            "batches of examples of similar length, which need little padding, or random ones (default: the recipe's)"
-        )
-        add("--similar-lengths", action=argparse.BooleanOptionalAction, help=text)
-    else:
-        parser.set_defaults(similar_lengths=None)
+    text = "batches of examples of similar length, which need little padding, or random ones (default: the recipe's)"
+    add("--similar-lengths", action=argparse.BooleanOptionalAction, help=text)
 
     add("--parallel", type=int, metavar="N", default=1, help="concurrent runs on the CPU; each GPU runs one at a time")
     add("--cpu", action="store_true", help="do not use GPUs")
@@ -93,6 +97,44 @@ def session_from(arguments: argparse.Namespace) -> "Session":
         precision=precision,
         keep_checkpoints=arguments.keep_checkpoints,
     )
+
+
+def raw_files(arguments: argparse.Namespace) -> tuple[Path, Path] | None:
+    """Return the values of --train and --dev; None where --data is given instead.
+
+    Raises:
+        UserError: neither, both, or half of them.
+    """
+    train, dev = arguments.train, arguments.dev
+    if arguments.data is not None:
+        if train is None and dev is None:
+            return None
+        given = "--train" if dev is None else "--dev" if train is None else "--train and --dev"
+        raise UserError(f"{given} and --data are two ways to give the data: leave one of them out")
+    if train is None and dev is None:
+        raise UserError("there are no data: give raw files as --train FILE --dev FILE, or prepared ones as --data DIR")
+    if train is None or dev is None:
+        given, missing = ("--train", "--dev") if dev is None else ("--dev", "--train")
+        raise UserError(f"{given} needs {missing} too, the other raw file")
+    return train, dev
+
+
+@contextlib.contextmanager
+def preparing(session: "Session", name: str) -> Iterator["Tokenizer"]:
+    """Yield the checkpoint's tokenizer to prepare data inside of OUT with. Ctrl-C and disk errors end in one line.
+
+    Args:
+        name: of the benchmark.
+
+    Raises:
+        UserError: OUT holds results of another checkpoint, or there is no tokenizer beside the checkpoint.
+    """
+    from amos_fairseq.finetuning.runs import check_setup
+    from amos_fairseq.terminal import ending_in_one_line
+
+    check_setup(session.out, name, session.origin)
+    with ending_in_one_line("finished data and runs are kept"):
+        yield session.checkpoint.tokenizer()
 
 
 def run_and_print(out: str, benchmark: "Benchmark") -> None:

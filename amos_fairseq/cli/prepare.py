@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.cli.arguments import HelpFormatter, add_subcommand
+from amos_fairseq.cli.arguments import HelpFormatter, add_label_columns, add_subcommand
 from amos_fairseq.data.glue_tasks import TASKS
 from amos_fairseq.prepare import DEFAULT_VOCAB_SIZE, GLUE_BASE_URL, GLUE_BASE_URL_VARIABLE, TEXT_COLUMN
 from amos_fairseq.process_settings import root_logger_kept
@@ -238,17 +238,7 @@ changed.""",
     add("dev", type=Path, metavar="DEV", help="labeled words to score on, in the same format")
     add_tokenizer(add)
     add_out(add)
-    add(
-        "--column",
-        metavar="NAME",
-        help="labels to predict, such as upos, xpos, deprel, pos, chunk, ner (default: upos, or the last column)",
-    )
-    add(
-        "--columns",
-        metavar="A,B,...",
-        type=lambda value: value.split(","),
-        help="names of the columns after the word (default: pos,chunk of two and pos,chunk,ner of three)",
-    )
+    add_label_columns(add)
 
 
 def add_probing(kinds: Any) -> None:

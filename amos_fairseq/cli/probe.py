@@ -31,7 +31,9 @@ def add_parser(subparsers: Any) -> None:
         metavar="DIR",
         type=Path,
         required=True,
-        help="directory with TASK/{train,valid,test}.jsonl, as amos prepare probing writes",
+        help="directory of a treebank (CoNLL-U: ...-train.conllu, -dev, -test), of CoNLL-2000 (train.txt, test.txt) or of "
+        "SemEval-2010 task 8 (TRAIN_FILE.TXT, TEST_FILE_FULL.TXT), or with several of them; or with "
+        "TASK/{train,valid,test}.jsonl, as amos prepare probing writes",
     )
     add(
         "--out",
@@ -95,14 +97,15 @@ def run(arguments: argparse.Namespace) -> None:
     lr = arguments.lr or LEARNING_RATES[arguments.classifier]
     settings = ProbeSettings(arguments.classifier, lr, arguments.batch_size, arguments.updates)
     with ending_in_one_line("finished probes are not repeated", "probe"):
+        data, tasks = prepared_tasks(arguments)
         experiment = Experiment(
             loaded,
-            arguments.data,
+            data,
             arguments.out,
             settings,
             parts=arguments.part,
             layers=arguments.layers,
-            tasks=arguments.tasks,
+            tasks=tasks,
             with_baselines=arguments.baseline,
             num_seeds=arguments.seeds,
             device=device,
@@ -110,3 +113,20 @@ def run(arguments: argparse.Namespace) -> None:
         table = experiment.run()
     table.print()
     print(f"results: {arguments.out}/results.json, results.csv, table.md, probing.svg, probing.png")
+
+
+def prepared_tasks(arguments: argparse.Namespace) -> tuple[Path, str | None]:
+    """Return the folder with JSON lines and the tasks; corpora in --data are converted in OUT/data first."""
+    from amos_fairseq.prepare.inside_out import DATA
+    from amos_fairseq.prepare.probing import corpora_in, prepare_probing_inside
+    from amos_fairseq.probing.results import RESULTS_FILE, read_probe_results
+
+    data, out = arguments.data, arguments.out
+    corpora = [] if any(data.glob("*/train.jsonl")) else corpora_in(data)
+    if not corpora:
+        return data, arguments.tasks
+    has_results = (out / RESULTS_FILE).is_file()
+    finished = read_probe_results(out)["settings"].get("data_sha256", {}) if has_results else {}
+    tasks = None if arguments.tasks is None else [name.strip() for name in arguments.tasks.split(",")]
+    tasks = prepare_probing_inside(out, corpora, tasks, lambda task: [RESULTS_FILE] if task in finished else [])
+    return out / DATA / "probing", ",".join(tasks)

@@ -7,13 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
-from amos_fairseq.measure.recipe_costs import (
-    A100_RATE,
-    CPU_RATE,
-    NARROW_CPU_RATE,
-    VOCABULARY_OF_WIDTH,
-    costs_of_recipes,
-)
+from amos_fairseq.measure.recipe_costs import VOCABULARY_OF_WIDTH, costs_of_recipes
+from amos_fairseq.predicted_time import A100_RATE, CPU_RATE, NARROW_CPU_RATE
 from amos_fairseq.recipe_files import DEFAULT_VOCABULARY, find_recipe, packaged_recipes
 from amos_fairseq.terminal import say
 

@@ -28,7 +28,7 @@ def add_parser(subparsers: Any) -> None:
         nargs="+",
         action="extend",
         metavar="DIR",
-        help="outputs of amos glue or amos squad, of one or several checkpoints (default: none)",
+        help="outputs of amos glue, amos squad or amos classify, of one or several checkpoints (default: none)",
     )
     add("--tag", nargs="+", action="extend", metavar="DIR", help="outputs of amos tag (default: none)")
     add("--probe", nargs="+", action="extend", metavar="DIR", help="outputs of amos probe (default: none)")

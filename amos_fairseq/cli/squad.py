@@ -15,19 +15,25 @@ if TYPE_CHECKING:
     from amos_fairseq.finetuning.squad import SquadSettings
 
 DESCRIPTION = """\
-Fine-tune a checkpoint of this package on SQuAD 1.1 or 2.0, whichever DIR was prepared from: one fairseq-train process per
-seed, one at a time on each GPU. The command prints and saves medians and standard deviations of EM and F1 (squad.md, squad.csv
-and squad.json in OUT); each run also has its predictions in the official format, its n best answers and its null odds. After a
-stop the same command continues. With --evaluate it trains nothing and prints the official scores of a prediction file.
+Fine-tune a checkpoint of this package on SQuAD 1.1 or 2.0, whichever the dev file is of: one fairseq-train process per seed,
+one at a time on each GPU. The command prints and saves medians and standard deviations of EM and F1 (squad.md, squad.csv and
+squad.json in OUT); each run also has its predictions in the official format, its n best answers and its null odds. After a
+stop the same command continues. Raw files are converted with the tokenizer of the checkpoint, once; OUT/data keeps the
+result. With --evaluate the command trains nothing and prints the official scores of a prediction file.
 """
-REQUIRED = ("checkpoint", "data", "out")
+REQUIRED = ("checkpoint", "out")
 # The head of the paper (thesis section 5.2.4); TEAMS does not name its head, nor does the thesis for its BERT.
 HEAD_OF_RECIPE = {"electra": "joint", "electric": "joint"}
 
 
 def add_parser(subparsers: Any) -> None:
     parser = add_subcommand(subparsers, "squad", "fine-tune a checkpoint on SQuAD, or score predictions", DESCRIPTION)
-    fine_tuning.add_arguments(parser, "directory that amos prepare squad wrote", required=False)
+    fine_tuning.add_arguments(
+        parser,
+        "directory that amos prepare squad wrote",
+        required=False,
+        raw_help="an official JSON file of SQuAD 1.1 or 2.0, plain or as .gz, .xz or .zst",
+    )
     add = parser.add_argument
     text = "independent start and end, or XLNet's joint head (default: joint for electra and electric)"
     add("--span-head", choices=("independent", "joint"), help=text)
@@ -56,11 +62,19 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     missing = [f"--{name}" for name in REQUIRED if getattr(arguments, name) is None]
     if missing:
         parser.error(f"the following arguments are required: {', '.join(missing)} (or --evaluate)")
+    files = fine_tuning.raw_files(arguments)
     session = fine_tuning.session_from(arguments)
     from amos_fairseq.finetuning.squad import Squad
 
     settings = read_settings(arguments, session.checkpoint.max_positions)
-    fine_tuning.run_and_print(arguments.out, Squad(session, Path(arguments.data), settings, arguments.paper))
+    if files is None:
+        data = Path(arguments.data)
+    else:
+        from amos_fairseq.prepare.squad import prepare_squad_inside
+
+        with fine_tuning.preparing(session, Squad.name) as tokenizer:
+            data = prepare_squad_inside(session.out, *files, tokenizer)
+    fine_tuning.run_and_print(arguments.out, Squad(session, data, settings, arguments.paper))
 
 
 def read_settings(arguments: argparse.Namespace, max_positions: int) -> "SquadSettings":

@@ -5,13 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.cli import fine_tuning
-from amos_fairseq.cli.arguments import add_subcommand
+from amos_fairseq.cli.arguments import add_label_columns, add_subcommand
+from amos_fairseq.errors import UserError
 
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package on a column of labeled words (parts of speech, chunks, named entities): one
 fairseq-train process per seed, one at a time on each GPU. The command prints and saves medians and standard deviations of
 accuracy or, for IOB labels, of span F1 (tagging.md, tagging.csv and tagging.json in OUT); each run also has its predictions.
-Several columns may share one OUT and then one table. After a stop the same command continues.
+Several columns may share one OUT and then one table. After a stop the same command continues. Raw files are converted with the
+tokenizer of the checkpoint, once; OUT/data keeps the result.
 """
 
 
@@ -19,12 +21,31 @@ def add_parser(subparsers: Any) -> None:
     parser = add_subcommand(
         subparsers, "tag", "fine-tune a checkpoint on sequence tagging (POS, chunks, NER)", DESCRIPTION
     )
-    fine_tuning.add_arguments(parser, "directory that amos prepare tagging wrote", has_paper=False, has_pairs=False)
+    fine_tuning.add_arguments(
+        parser,
+        "directory that amos prepare tagging wrote",
+        has_paper=False,
+        has_pairs=False,
+        raw_help="CoNLL-U (.conllu), or one word a line with its labels behind it, plain or as .gz, .xz or .zst",
+    )
+    add_label_columns(parser.add_argument)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
+    files = fine_tuning.raw_files(arguments)
+    if files is None and (arguments.column is not None or arguments.columns is not None):
+        raise UserError(
+            "--column and --columns choose from raw files; the column of --data was chosen when it was prepared"
+        )
     session = fine_tuning.session_from(arguments)
     from amos_fairseq.finetuning.tagging import Tagging
 
-    fine_tuning.run_and_print(arguments.out, Tagging(session, Path(arguments.data)))
+    if files is None:
+        data = Path(arguments.data)
+    else:
+        from amos_fairseq.prepare.tagging import prepare_tagging_inside
+
+        with fine_tuning.preparing(session, Tagging.name) as tokenizer:
+            data = prepare_tagging_inside(session.out, *files, tokenizer, arguments.column, arguments.columns)
+    fine_tuning.run_and_print(arguments.out, Tagging(session, data))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from amos_fairseq.errors import UserError
 
+TASK_FILE = "task.json"  # what amos prepare writes beside the texts and labels of a task
 LARGEST_SCORE = 5.0  # of STS-B, the one regression
 # GLUE's download script writes diagnostic/diagnostic.tsv; the file on the server is AX.tsv.
 _AX_PLACES = ("diagnostic/diagnostic.tsv", "AX/diagnostic.tsv", "AX/AX.tsv", "AX/test.tsv", "AX.tsv")
@@ -29,8 +30,6 @@ class GlueTask:
         official_rows: number of rows of each split of the official files, without broken lines; published scores refer to them.
         headerless: the columns of files without a header (all but the test file).
         main_score: AMOS Table 1: Spearman correlation for STS-B, Matthews correlation for CoLA, accuracy for the others.
-        fairseq_metric: the name of that score in fairseq's ``sentence_prediction`` criterion.
-        report_flag: the flag of the criterion that enables it; empty for accuracy, which is always computed.
         with_f1: the F1 score is reported too.
     """
 
@@ -41,8 +40,6 @@ class GlueTask:
     official_rows: dict[str, int]
     headerless: tuple[str, ...] = ()
     main_score: str = "accuracy"
-    fairseq_metric: str = "accuracy"
-    report_flag: str = ""
     with_f1: bool = False
 
     @property
@@ -107,8 +104,6 @@ _ALL = (
         _rows(8_551, 1_043, 1_063),
         ("source", "label", "mark", "sentence"),
         "matthews",
-        "mcc",
-        "--report-mcc",
     ),
     GlueTask("SST-2", ("sentence",), "label", _BINARY, _rows(67_349, 872, 1_821)),
     GlueTask("MRPC", ("#1 String", "#2 String"), "Quality", _BINARY, _rows(3_668, 408, 1_725), with_f1=True),
@@ -120,8 +115,6 @@ _ALL = (
         _rows(5_749, 1_500, 1_379),
         (),
         "spearman",
-        "spearman",
-        "--report-pearson-and-spearman",
     ),
     GlueTask("QQP", ("question1", "question2"), "is_duplicate", _BINARY, _rows(363_846, 40_430, 390_965), with_f1=True),
     GlueTask("MNLI", _PAIR, "gold_label", _INFERENCE, _MNLI_ROWS),

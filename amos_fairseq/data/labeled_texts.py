@@ -21,13 +21,13 @@ from fairseq.data import BaseWrapperDataset, ConcatSentencesDataset, Dictionary,
 from torch import Tensor
 
 from amos_fairseq.data.corpus import check_prepared, open_lines, require_split
+from amos_fairseq.data.glue_tasks import TASK_FILE
 from amos_fairseq.data.labeled_sequences import LabeledSequences
 from amos_fairseq.data.tagging import are_labels
 from amos_fairseq.errors import UserError
 from amos_fairseq.strangers import field, finite_number, plain_name, read_json, read_text, whole_number
 from amos_fairseq.tokenization.truncation import kept_lengths
 
-TASK_FILE = "task.json"
 # What a label is: one class of several, any number of labels, or a number (a regression).
 KINDS = ("classes", "labels", "number")
 # A class of the dev set that the training set lacks. It is no class of a model, so that every prediction is wrong.

@@ -83,6 +83,11 @@ def read_squad(path: Path) -> SquadFile:
     return data
 
 
+def task_name(has_impossible: bool) -> str:
+    """Return the name of a version in tables and folders: 2.0 has questions without an answer in its dev set."""
+    return "SQuAD2.0" if has_impossible else "SQuAD1.1"
+
+
 def read_predictions(path: Path) -> dict[str, str]:
     """Read ``{question id: answer}``, the official format of predictions; raise :class:`UserError` for anything else."""
     hint = "it holds no predictions, expected one JSON object of question ids and answer texts"

@@ -27,6 +27,8 @@ from amos_fairseq.files import write_text
 from amos_fairseq.strangers import is_unicode, parse_json, plain_name, read_json, read_json_lines, read_text
 
 MANIFEST = "tagging.json"
+# Names of tasks, and so of folders in OUT of amos tag, begin with this: results of other benchmarks are not taken for these.
+TASK_PREFIX = "tagging-"
 # Beside the checkpoints, one label a line, so that they can be exported without the data.
 LABELS_FILE = "labels.txt"
 ARRAYS = ("tokens", "word_start", "word_end", "label")

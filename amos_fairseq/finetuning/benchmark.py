@@ -38,10 +38,11 @@ class Benchmark(ABC):
     """A set of tasks on which one checkpoint is fine-tuned, and the table of their scores.
 
     A new benchmark is a subclass in a file or folder of this package, its hyperparameters under ``tasks`` in the YAMLs of
-    ``recipes``, a kind of ``amos prepare``, and a file in ``cli`` that :mod:`amos_fairseq.cli.main` lists. Its ``__init__``
-    gets the session and the prepared data, raises :class:`~amos_fairseq.errors.UserError` for what cannot be used, and
-    sets the attributes. It must give ``train_flags`` and ``evaluate``. The other methods have a default, which suits a
-    benchmark of independent tasks, one row each.
+    ``recipes``, a function in ``prepare`` that writes its data from raw files
+    (:func:`~amos_fairseq.prepare.inside_out.prepared_data`), and a file in ``cli`` that :mod:`amos_fairseq.cli.main` lists.
+    Its ``__init__`` gets the session and the prepared data, raises :class:`~amos_fairseq.errors.UserError` for what cannot be
+    used, and sets the attributes. It must give ``train_flags`` and ``evaluate``. The other methods have a default, which suits
+    a benchmark of independent tasks, one row each.
 
     Attributes:
         name: the word in the names of its files: ``OUT/NAME.md``, ``.csv``, ``.json``, ``.setup.json``.
@@ -81,7 +82,8 @@ class Benchmark(ABC):
 
     def copy_tokenizer_and_labels(self, task: str, directory: Path) -> None:
         """Copy what loading a checkpoint needs to ``directory``: ``tokenizer/``, and ``labels.txt`` where there are labels."""
-        shutil.copytree(self.data / "tokenizer", directory / "tokenizer", dirs_exist_ok=True)
+        hidden = shutil.ignore_patterns(".*")  # no part of a tokenizer
+        shutil.copytree(self.data / "tokenizer", directory / "tokenizer", dirs_exist_ok=True, ignore=hidden)
 
     def setup(self) -> dict[str, Any]:
         """Return the settings that all results in OUT share; a call with others is refused."""

@@ -144,15 +144,30 @@ def claim_output_directory(out: Path, name: str, setup: dict[str, Any]) -> None:
     Raises:
         UserError: OUT holds results of another setup, or cannot be written.
     """
-    file = out / f"{name}.setup.json"
-    found = read_optional_json(file)
-    if found is not None and found != setup:
-        raise UserError(
-            f"{out} holds results with other settings ({first_difference(found, setup)}): give another --out"
-        )
+    found = read_optional_json(setup_file(out, name))
+    if found is not None:
+        refuse_difference(out, found, setup)
     with explain_os_errors(f"{out} cannot be written", ": give another --out"):
         out.mkdir(parents=True, exist_ok=True)
-        write_json(file, setup)
+        write_json(setup_file(out, name), setup)
+
+
+def check_setup(out: Path, name: str, part: dict[str, Any]) -> None:
+    """Raise :class:`UserError` if results in OUT differ in this part of their setup: a check before any work."""
+    found = read_optional_json(setup_file(out, name))
+    if found is not None:
+        refuse_difference(out, {key: found.get(key) for key in part}, part)
+
+
+def setup_file(out: Path, name: str) -> Path:
+    return out / f"{name}.setup.json"
+
+
+def refuse_difference(out: Path, found: dict[str, Any], given: dict[str, Any]) -> None:
+    if found != given:
+        raise UserError(
+            f"{out} holds results with other settings ({first_difference(found, given)}): give another --out"
+        )
 
 
 def first_difference(found: dict[str, Any], given: dict[str, Any], prefix: str = "") -> str:

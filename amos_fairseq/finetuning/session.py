@@ -16,10 +16,11 @@ from amos_fairseq.checkpoints.write import as_flags
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.recipes import Hyperparameters, Recipe, load_recipe, size_for_width
 from amos_fairseq.finetuning.runs import BenchmarkTask, TaskRun, content_sha256, plan_runs
-from amos_fairseq.fingerprint import file_sha256
+from amos_fairseq.fingerprint import TOKENIZER_DIRECTORY, file_sha256
 from amos_fairseq.models.configuration import EncoderConfig
 from amos_fairseq.models.electric import NO_ENCODER
 from amos_fairseq.setting_checks import check_saved_settings, model_settings
+from amos_fairseq.tokenization import Tokenizer
 
 ENCODER_FIELDS = {field.name for field in dataclasses.fields(EncoderConfig)} - {"_name"}
 # Settings of single objectives that decide which encoder of a checkpoint is fine-tuned.
@@ -66,6 +67,16 @@ class PretrainedCheckpoint:
     def model_flags(self) -> list[str]:
         """Return ``--arch`` and every setting of the encoder as flags, so that the model gets the checkpoint's shapes."""
         return ["--arch", self.arch, *as_flags(self.model)]
+
+    def tokenizer(self) -> Tokenizer:
+        """Read the tokenizer beside the checkpoint; raise :class:`UserError` if it is missing or another one."""
+        try:
+            return read_tokenizer(self.file, self.file.parent / TOKENIZER_DIRECTORY, self.task_state)
+        except UserError as error:
+            raise UserError(
+                f"{error}. Raw files are converted with the tokenizer beside the checkpoint; with another folder, use amos "
+                "prepare and give --data"
+            ) from error
 
     def check_tokenizer(self, directory: Path) -> None:
         """Raise :class:`UserError` unless ``directory`` holds the tokenizer that the checkpoint was trained with."""

@@ -15,7 +15,7 @@ import torch
 from fairseq.models import BaseFairseqModel
 
 from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.data.official_squad import Answer, Question, evaluate
+from amos_fairseq.data.official_squad import Answer, Question, evaluate, task_name
 from amos_fairseq.data.squad import (
     SquadSplit,
     SquadWindowDataset,
@@ -96,7 +96,7 @@ class Squad(Benchmark):
         session.checkpoint.check_tokenizer(self.data / "tokenizer")
         windows.check()
         self.dictionary = Vocabulary.of_corpus([self.data], None).load_dictionary()
-        name = "SQuAD2.0" if manifest["splits"]["valid"]["impossible"] else "SQuAD1.1"
+        name = task_name(manifest["splits"]["valid"]["impossible"] > 0)
         examples = SquadWindowDataset(SquadSplit(self.data, "train"), self.dictionary, limits=windows, training=True)
         sha256 = content_sha256([manifest, self.settings.as_dict()])
         notes = tuple(data_notes(name, manifest))
@@ -119,8 +119,9 @@ class Squad(Benchmark):
         return write_answers(directory, split, decoded)
 
     def setup(self) -> dict[str, Any]:
-        trials = {name: task.trials for name, task in self.tasks.items()}
-        return self.session.setup(trials) | self.settings.as_dict()
+        """OUT may hold the results of both versions, so the recipe's section has one name for both."""
+        (task,) = self.tasks.values()
+        return self.session.setup({RECIPE_TASK: task.trials}) | self.settings.as_dict()
 
     def owns(self, task: str) -> bool:
         return task in OFFICIAL_QUESTIONS

@@ -14,7 +14,7 @@ from fairseq.models import BaseFairseqModel
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.data.tag_scores import OUTSIDE, count, scores
-from amos_fairseq.data.tagging import TaggedSentences, read_tagging_manifest, read_words
+from amos_fairseq.data.tagging import TASK_PREFIX, TaggedSentences, read_tagging_manifest, read_words
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
@@ -24,8 +24,6 @@ from amos_fairseq.finetuning.session import Session
 from amos_fairseq.finetuning.summary import TaskSummary
 
 RECIPE_TASK = "tagging"  # recipes do not distinguish the columns
-# Names of tasks begin with this, so that results of other benchmarks in OUT are not taken for these.
-PREFIX = "tagging-"
 PREDICTIONS = "predictions.txt"
 SCORES = "scores.json"
 CUT = "<cut>"  # in predictions: a word that the model did not read; CoNLL-U has the label "_"
@@ -64,7 +62,7 @@ class Tagging(Benchmark):
         self.words = read_words(self.data, "valid")
         if [len(words) for words in self.words] != [len(self.dev.labels(index)) for index in range(len(self.dev))]:
             raise UserError(f"{self.data}: valid.words.jsonl does not belong to the labels: prepare the data again")
-        name, main_score = PREFIX + manifest["column"], "f1" if self.has_spans else "accuracy"
+        name, main_score = TASK_PREFIX + manifest["column"], "f1" if self.has_spans else "accuracy"
         notes = tuple(self._data_notes(manifest["column"], train))
         unique = tuple(dict.fromkeys(trials))
         self.tasks = {name: BenchmarkTask(name, len(train), main_score, content_sha256(manifest), unique, notes)}
@@ -119,10 +117,10 @@ class Tagging(Benchmark):
         return self.session.setup({RECIPE_TASK: task.trials})
 
     def owns(self, task: str) -> bool:
-        return task.startswith(PREFIX)
+        return task.startswith(TASK_PREFIX)
 
     def label(self, task: str) -> str:
-        return task.removeprefix(PREFIX)
+        return task.removeprefix(TASK_PREFIX)
 
     def notes(self, results: Sequence[RunResult], summaries: Mapping[str, TaskSummary]) -> Iterator[str]:
         if any("f1" in summary.scores for summary in summaries.values()):

@@ -43,11 +43,14 @@ _POSITIONS = {"none": "absolute", "t5": "absolute, and relative as in T5", "amos
 _NOT_METRICS = ("split", "update", "epoch", "wps", "ups", "wpb", "bsz", "best_loss", "best_num_updates")
 # Weights with one row per token of the vocabulary.
 _ROW_PER_TOKEN = ("embed_tokens.weight", "mlm_head.bias")
-# fairseq's name of a score of fine-tuning, in percent | its name on the Hub, if that is another one.
+# The logged name of a score of fine-tuning, in percent | its name on the Hub, if that is another one.
 _SCORES = {
     "accuracy": "",
     "mcc": "matthews_correlation",
+    "matthews": "matthews_correlation",
+    "micro_f1": "f1",
     "spearman": "spearmanr",
+    "pearson": "pearsonr",
     "f1": "",
     "precision": "",
     "recall": "",
@@ -116,7 +119,8 @@ _KINDS = {
         'spans = tagger("Words , separated by spaces .")',
         'Only labels of the first pieces of words were trained: use `aggregation_strategy="first"`. Spaces separate the words '
         "of the training data, also from punctuation. The label of a word is that of the group which covers its first "
-        "character: the pipeline divides words at unknown pieces and, with a WordPiece tokenizer, at punctuation.",
+        "character: the pipeline divides words at unknown pieces and, with a WordPiece tokenizer, at punctuation. Replace "
+        "no-break spaces by plain ones: the pipeline joins a word that begins with one to the word before it.",
         "token-classification",
     ),
 }

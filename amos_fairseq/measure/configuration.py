@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq import models, utils
 from fairseq.data import Dictionary
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.dataclass.initialize import add_defaults
-from fairseq.models import BaseFairseqModel
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -30,8 +28,8 @@ from amos_fairseq.run.device import choose_precision
 from amos_fairseq.setting_checks import check_ranges, config_class, model_settings
 from amos_fairseq.special_tokens import LARGEST_VOCABULARY, MASK_SYMBOL
 from amos_fairseq.tasks.text_pretraining import TextPretrainingConfig, TextPretrainingTask
+from amos_fairseq.training_flops import CountedUpdate, build_update
 
-DEVICE = torch.device("meta")
 # A checkpoint without one of these was not written by a run of pretraining, such as an imported one.
 OF_A_RUN = (
     "task._name",
@@ -43,30 +41,6 @@ OF_A_RUN = (
     "distributed_training.distributed_world_size",
     "dataset",
 )
-
-
-@dataclass(frozen=True)
-class CountedUpdate:
-    """One update of a configuration.
-
-    Attributes:
-        model: in training mode, on the meta device like ``criterion`` and ``batch``.
-        batch: one micro-batch of full blocks.
-        batch_size: number of sequences in it.
-        batches_per_update: micro-batches of all ranks in an update.
-    """
-
-    task: TextPretrainingTask
-    model: BaseFairseqModel
-    criterion: torch.nn.Module
-    batch: dict[str, Any]
-    batch_size: int
-    batches_per_update: int
-    max_update: int
-
-    @property
-    def tokens_per_update(self) -> int:
-        return self.batch_size * self.batches_per_update * self.task.cfg.tokens_per_sample
 
 
 def read_configuration(source: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, int | None]:
@@ -144,45 +118,19 @@ def add_types(cfg: DictConfig) -> None:
 
 
 def build_counted_update(cfg: DictConfig, vocabulary_size: int | None = None, reference: bool = False) -> CountedUpdate:
-    """Build what ``fairseq-hydra-train`` would train.
-
-    On the meta device no kernel of a particular device runs. ``model.kernels=triton`` is counted as ``fast``, whose products it
-    repeats or skips in the same places.
+    """Build what ``fairseq-hydra-train`` would train: :func:`~amos_fairseq.training_flops.build_update`.
 
     Args:
         cfg: composed and resolved, as fairseq's trainer gets it.
         vocabulary_size: number of dictionary entries, special symbols and ``<mask>`` included; None reads the dictionary of
             ``task.data``.
-        reference: build the reference implementation instead, without recomputed layers.
 
     Raises:
         UserError: the settings describe no pretraining run, or one without an end or with a varying cost per update.
     """
     if cfg.task._name != "text_pretraining":
         raise UserError(f"the task is {cfg.task._name}: FLOPs are counted for pretraining (text_pretraining)")
-    if cfg.optimization.max_update < 1:
-        raise UserError(
-            f"optimization.max_update={cfg.optimization.max_update} sets no end: give the number of planned updates"
-        )
-    task = build_task(cfg.task, vocabulary_size)
-    with DEVICE:
-        settings = {"kernels": "reference" if cfg.model.kernels == "reference" else "fast", "compile": False}
-        if reference:
-            settings |= {"kernels": "reference", "activation_checkpointing": False}
-        model = models.build_model(OmegaConf.merge(cfg.model, settings), task).train()
-        criterion = task.build_criterion(cfg.criterion).train()
-    batch_size = blocks_per_batch(
-        task.cfg.tokens_per_sample, cfg.dataset.max_tokens, cfg.dataset.batch_size, model.max_positions()
-    )
-    return CountedUpdate(
-        task=task,
-        model=model,
-        criterion=criterion,
-        batch=full_batch(task, batch_size),
-        batch_size=batch_size,
-        batches_per_update=update_freq(cfg) * cfg.distributed_training.distributed_world_size,
-        max_update=cfg.optimization.max_update,
-    )
+    return build_update(cfg, build_task(cfg.task, vocabulary_size), reference)
 
 
 def build_task(cfg: DictConfig, vocabulary_size: int | None) -> TextPretrainingTask:
@@ -211,27 +159,6 @@ def synthetic_dictionary(size: int) -> Dictionary:
         dictionary.add_symbol(f"piece{number}", n=num_pieces - number)
     dictionary.add_symbol(MASK_SYMBOL)
     return dictionary
-
-
-def full_batch(task: TextPretrainingTask, batch_size: int) -> dict[str, Any]:
-    """Return a micro-batch of full blocks, made by the task's own dataset, on the meta device."""
-    special = set(task.special_ids)
-    piece = next(index for index in range(len(task.dictionary)) if index not in special)
-    block = torch.full((task.cfg.tokens_per_sample - 1,), piece)
-    blocks = task.mask_blocks([block], training=True, source="a synthetic block")
-    batch = blocks.collater([blocks[0]] * batch_size)
-    return utils.apply_to_sample(lambda tensor: tensor.to(DEVICE), batch)
-
-
-def update_freq(cfg: DictConfig) -> int:
-    """Return the micro-batches of a rank per update; raise :class:`UserError` if the number changes with the epoch."""
-    numbers = set(cfg.optimization.update_freq)
-    if len(numbers) != 1:
-        raise UserError(
-            f"optimization.update_freq={list(cfg.optimization.update_freq)} changes with the epoch, and with it the cost "
-            "of an update: give one number"
-        )
-    return numbers.pop()
 
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

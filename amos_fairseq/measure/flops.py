@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -10,7 +9,8 @@ from omegaconf import DictConfig
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from amos_fairseq.measure.configuration import CountedUpdate, build_counted_update
+from amos_fairseq.measure.configuration import build_counted_update
+from amos_fairseq.training_flops import MATMULS, CountedUpdate, TrainingFlops, by_autograd, of_updates
 
 aten = torch.ops.aten
 
@@ -63,13 +63,6 @@ def count_operations(call: Callable[[], Any]) -> dict[str, Operations]:
     with FlopCounterMode(display=False, custom_mapping=used.formulas()) as counter:
         call()
     return {"Global": Operations()} | {name: _by_kind(of) for name, of in counter.get_flop_counts().items()}
-
-
-def count_matmuls(call: Callable[[], Any]) -> int:
-    """Count the operations in products of matrices and vectors, including those of a backward pass."""
-    with FlopCounterMode(display=False, custom_mapping=MATMULS) as counter:
-        call()
-    return counter.get_total_flops()
 
 
 class _UsedOperators(TorchDispatchMode):
@@ -126,13 +119,6 @@ def _look_up(table_shape: torch.Size, ids_shape: torch.Size, *arguments: Any, **
     return 2 * math.prod(table_shape) * math.prod(ids_shape)
 
 
-# Products that are missing in PyTorch's counter, by the shapes of their arguments.
-MATMULS = {
-    aten.mv: lambda matrix, vector, **keywords: 2 * math.prod(matrix),
-    aten.addmm_: lambda total, left, right, **keywords: 2 * math.prod(left) * right[-1],
-}
-
-
 def _by_kind(of_operators: dict[Any, int]) -> Operations:
     kinds = {"matmul": 0, "look_up": 0, "elementwise": 0}
     for operator, operations in of_operators.items():
@@ -142,29 +128,6 @@ def _by_kind(of_operators: dict[Any, int]) -> Operations:
 
 
 Convention = Literal["today", "thesis"]
-
-
-@dataclass(frozen=True)
-class TrainingFlops:
-    """Floating point operations of training; a multiplication and an addition are two.
-
-    Attributes:
-        per_update: all micro-batches and ranks of one update.
-        tokens_per_update: tokens of its blocks, ``<s>`` included.
-    """
-
-    per_update: int
-    tokens_per_update: int
-    max_update: int
-
-    @property
-    def per_token(self) -> float:
-        return self.per_update / self.tokens_per_update
-
-    @property
-    def total(self) -> int:
-        """Operations of all planned updates."""
-        return self.per_update * self.max_update
 
 
 def training_flops(
@@ -210,25 +173,11 @@ def training_flops(
     return by_autograd(update)
 
 
-def by_autograd(update: CountedUpdate) -> TrainingFlops:
-    """Count by today's convention: the products of a whole training step."""
-
-    def train_step() -> None:
-        loss, _, _ = update.criterion(update.model, update.batch)
-        loss.backward()
-
-    return _of_updates(update, count_matmuls(train_step))
-
-
 def by_thesis(update: CountedUpdate, forward: Operations) -> TrainingFlops:
     """Count by the convention of section 5.2.2, from the forward pass of one micro-batch."""
-    return _of_updates(update, 2 * forward.total)
+    return of_updates(update, 2 * forward.total)
 
 
 def forward_of_batch(update: CountedUpdate) -> dict[str, Operations]:
     """Count the forward pass of one micro-batch, loss included, by module: see :func:`count_operations`."""
     return count_operations(lambda: update.criterion(update.model, update.batch))
-
-
-def _of_updates(update: CountedUpdate, per_batch: int) -> TrainingFlops:
-    return TrainingFlops(per_batch * update.batches_per_update, update.tokens_per_update, update.max_update)

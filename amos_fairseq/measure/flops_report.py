@@ -12,15 +12,9 @@ from rich.table import Table
 from torch import nn
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.measure.configuration import DEVICE, CountedUpdate, build_counted_update
-from amos_fairseq.measure.flops import (
-    Operations,
-    TrainingFlops,
-    by_autograd,
-    by_thesis,
-    count_operations,
-    forward_of_batch,
-)
+from amos_fairseq.measure.configuration import build_counted_update
+from amos_fairseq.measure.flops import Operations, by_thesis, count_operations, forward_of_batch
+from amos_fairseq.training_flops import DEVICE, CountedUpdate, TrainingFlops, by_autograd
 
 # Operations of the model itself: products with the tied token embeddings, sampling.
 OWN_WORK = "output layer, sampling"

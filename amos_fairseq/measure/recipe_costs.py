@@ -13,14 +13,10 @@ from typing import Any
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import cache_folder, write_text
+from amos_fairseq.predicted_time import predicted_seconds
 from amos_fairseq.recipe_files import DEFAULT_VOCABULARY, PACKAGE, RECIPES
 from amos_fairseq.versions import version_of
 
-# FLOP/s of training, to predict hours. A100, bf16: 40 % of 312 TFLOP/s, the data sheet's peak, as `amos bench --on-paper a100`
-# predicts for amos_base; not measured. CPU, float32: electra_small on two cores, 0.144 TFLOP/s, measured with amos bench on
-# 2026-11-21; models of width 64 reach less: amos_tiny, 44,000 tokens/s of 1.45 MFLOP in the quickstart.
-A100_RATE = 0.4 * 312e12
-CPU_RATE, NARROW_CPU_RATE, NARROW = 0.144e12, 0.064e12, 64
 # Dictionary entries that suit a width: 400 and 4,000 pieces, and the special tokens, for the tiny and mini recipes.
 VOCABULARY_OF_WIDTH = {64: 405, 128: 4005}  # up to this width
 
@@ -98,6 +94,5 @@ def count_costs(name: str, config_dir: Path = RECIPES, vocabulary_size: int | No
 def _with_hours(costs: dict[str, Any]) -> dict[str, Any]:
     if "not_counted" in costs:
         return costs
-    seconds = {"a100": costs["flops"] / A100_RATE}
-    seconds["cpu"] = costs["flops"] / (NARROW_CPU_RATE if costs["width"] <= NARROW else CPU_RATE)
+    seconds = predicted_seconds(costs["flops"], costs["width"])
     return costs | {f"predicted_{device}_hours": of_device / 3600 for device, of_device in seconds.items()}

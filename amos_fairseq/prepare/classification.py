@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from amos_fairseq.data.glue_tasks import TASK_FILE
 from amos_fairseq.data.table_files import TableFile, number_columns
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text
@@ -29,12 +30,12 @@ from amos_fairseq.prepare.binarizing import (
 )
 from amos_fairseq.prepare.glue import encode_rows
 from amos_fairseq.prepare.glue_tables import GlueRow
+from amos_fairseq.prepare.inside_out import prepared_data
 from amos_fairseq.prepare.processes import number_of_processes, process_pool
 from amos_fairseq.terminal import progress_bar, say
 from amos_fairseq.tokenization import Tokenizer
 
 TASK = "classification"
-TASK_FILE = "task.json"
 # Columns that are taken if none is given: the first of these that the table has.
 TEXT_COLUMNS = (
     ("text",),
@@ -462,3 +463,11 @@ class ClassificationSource:
                 counts = encode_rows(encoded, [path / split for path in inputs], tokenizer, in_order, bar.update)
                 facts[split] = {"source": rows.source, "sha256": rows.sha256, "rows": len(rows), **counts}
         return facts
+
+
+def prepare_inside(out: Path, source: ClassificationSource, tokenizer: Tokenizer) -> Path:
+    """Return the data of ``source`` prepared in OUT; see :func:`~amos_fairseq.prepare.inside_out.prepared_data`."""
+    files = {"train": source.train} | ({} if source.dev is None else {"dev": source.dev})
+    return prepared_data(
+        out, TASK, files, tokenizer, source.settings, lambda directory: source.write(directory, tokenizer), ["runs"]
+    )

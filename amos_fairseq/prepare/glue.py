@@ -1,4 +1,4 @@
-"""``amos prepare glue``: convert GLUE's files to the input of fairseq's ``sentence_prediction``.
+"""``amos prepare glue``: convert GLUE's files to the input of ``text_classification`` and fairseq's ``sentence_prediction``.
 
 For each task: read the tables -> encode -> publish.
 """
@@ -6,14 +6,14 @@ For each task: read the tables -> encode -> publish.
 import argparse
 import contextlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from amos_fairseq import strangers
-from amos_fairseq.data.glue_tasks import TASKS, GlueTask, is_test, parse_tasks
+from amos_fairseq.data.glue_tasks import TASK_FILE, TASKS, GlueTask, is_test, parse_tasks
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text, write_text
 from amos_fairseq.fingerprint import DICTIONARY_FILE, TOKENIZER_DIRECTORY, file_sha256, files_sha256
@@ -26,12 +26,12 @@ from amos_fairseq.prepare.binarizing import (
     start_encoding_process,
 )
 from amos_fairseq.prepare.glue_tables import GlueRow, GlueTable, find_files, has_any_file, read_table
+from amos_fairseq.prepare.inside_out import prepared_data
 from amos_fairseq.prepare.processes import InOrder, number_of_processes, process_pool
 from amos_fairseq.prepare.workspace import Sample, Workspace
 from amos_fairseq.terminal import progress_bar, say
 from amos_fairseq.tokenization import Tokenizer, load_tokenizer
 
-TASK_FILE = "task.json"
 # Maximum lengths of usual encoders. Fine-tuning cuts rows that are longer than the encoder's; here they are counted.
 USUAL_MAX_POSITIONS = (64, 128, 256, 512)
 _BATCH_ROWS = 1000
@@ -47,8 +47,7 @@ class GlueWorkspace(Workspace):
         self.tokenizer = self.root / TOKENIZER_DIRECTORY  # a copy for the duration of the run
 
     def check_out(self) -> None:
-        if "," in str(self.out):
-            raise UserError(f"OUT {self.out}: fairseq separates files by commas, choose a name without commas")
+        _refuse_comma(self.out)
         super().check_out()
         if (self.out / TOKENIZER_DIRECTORY).is_dir():
             if load_tokenizer(self.out / TOKENIZER_DIRECTORY).sha256 != self._tokenizer.sha256:
@@ -118,9 +117,41 @@ def run(given: argparse.Namespace) -> None:
             if _is_finished(work, TASKS[name], sources, tokenizer, sample):
                 say(f"{name} is finished already, with these files and settings: skipped")
             else:
-                work.publish(_prepare_task(work, TASKS[name], sources, tokenizer, sample, in_order))
+                directory = work.unfinished(name)
+                encoder = Encoder(tokenizer, work.tokenizer, in_order)
+                work.publish(_prepare_task(directory, TASKS[name], sources, sample, encoder))
     command = f"fairseq-train {given.out}/TASK --user-dir amos_fairseq --task sentence_prediction ..."
     say(f"done: {command}; counts in TASK/task.json")
+
+
+def prepare_glue_inside(out: Path, glue: Path, tasks: Sequence[str], tokenizer: Tokenizer) -> Path:
+    """Return what ``amos prepare glue`` makes of the tasks' files in GLUE_DIR, inside of OUT of ``amos glue``.
+
+    Tasks of earlier calls stay beside them.
+
+    Raises:
+        UserError: bad input; or see :func:`~amos_fairseq.prepare.inside_out.prepared_data`.
+    """
+    _refuse_comma(out)
+    files = {name: find_files(glue, TASKS[name]) for name in tasks}  # first all: a missing one is reported at once
+    of_all_tasks = [f"runs/{name}" for name in TASKS]
+    place = prepared_data(out, f"glue/{TOKENIZER_DIRECTORY}", {}, tokenizer, {}, tokenizer.save, of_all_tasks)
+    for name, sources in files.items():
+
+        def write(directory: Path, name: str = name, sources: dict[str, Path] = sources) -> None:
+            with process_pool(number_of_processes(None), start_encoding_process, place) as in_order:
+                encoder = Encoder(tokenizer, place, in_order)
+                record = _prepare_task(directory, TASKS[name], sources, Sample(None, seed=1), encoder)
+            write_text(directory / TASK_FILE, json_text(record))
+
+        tests = list(filter(is_test, sources))
+        prepared_data(out, f"glue/{name}", sources, tokenizer, {}, write, [f"runs/{name}"], unscored=tests)
+    return place.parent
+
+
+def _refuse_comma(out: Path) -> None:
+    if "," in str(out):
+        raise UserError(f"OUT {out}: fairseq separates files by commas, choose a name without commas")
 
 
 def _files_of_tasks(glue: Path, names: str) -> dict[str, dict[str, Path]]:
@@ -140,16 +171,18 @@ def _files_of_tasks(glue: Path, names: str) -> dict[str, dict[str, Path]]:
     return files
 
 
+class Encoder(NamedTuple):
+    """A tokenizer, the folder that it is saved in, and the processes that have loaded it."""
+
+    tokenizer: Tokenizer
+    directory: Path
+    in_order: InOrder
+
+
 def _prepare_task(
-    work: GlueWorkspace,
-    task: GlueTask,
-    sources: dict[str, Path],
-    tokenizer: Tokenizer,
-    sample: Sample,
-    in_order: InOrder,
+    directory: Path, task: GlueTask, sources: dict[str, Path], sample: Sample, encoder: Encoder
 ) -> dict[str, Any]:
-    """Write everything of a task except ``task.json``, and return the content of that file."""
-    directory = work.unfinished(task.name)
+    """Write everything of a task except ``task.json`` into an empty folder, and return the content of that file."""
     tables = _read(task, sources)
     splits = {split: _describe_source(task, split, sources[split], table) for split, table in tables.items()}
     if "train" in tables:
@@ -158,11 +191,11 @@ def _prepare_task(
     inputs = [directory / f"input{number}" for number in range(len(task.texts))]
     for path in inputs:
         path.mkdir()
-        shutil.copyfile(work.tokenizer / DICTIONARY_FILE, path / DICTIONARY_FILE)
+        shutil.copyfile(encoder.directory / DICTIONARY_FILE, path / DICTIONARY_FILE)
     with progress_bar(sum(len(table.rows) for table in tables.values()), f"{task.name}: encode", "row", delay=2) as bar:
         for split, table in tables.items():
             prefixes = [path / split for path in inputs]
-            counts = encode_rows(table.rows, prefixes, tokenizer, in_order, bar.update)
+            counts = encode_rows(table.rows, prefixes, encoder.tokenizer, encoder.in_order, bar.update)
             splits[split].update(rows=len(table.rows), **counts)
     write_glue_labels(directory, task, {split: table.rows for split, table in tables.items()})
     for split, table in tables.items():
@@ -177,7 +210,7 @@ def _prepare_task(
         "num_classes": task.num_classes,
         "labels": list(task.labels),
         **sample.describe("max_train_rows"),
-        "tokenizer_sha256": tokenizer.sha256,
+        "tokenizer_sha256": encoder.tokenizer.sha256,
         "splits": splits,
         "files": _sizes(directory),
         "sha256": files_sha256(directory),

@@ -8,15 +8,15 @@ import contextlib
 import json
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from amos_fairseq import strangers
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import json_text, refuse_link, take_lock, whole_folder
 from amos_fairseq.fingerprint import files_sha256
-from amos_fairseq.prepare.workspace import check_inputs, describe_source
-from amos_fairseq.strangers import read_json
+from amos_fairseq.prepare.workspace import check_paths, describe_source
 from amos_fairseq.terminal import say
 from amos_fairseq.tokenization import Tokenizer
 
@@ -32,6 +32,7 @@ def prepared_data(
     settings: Mapping[str, Any],
     write: Callable[[Path], None],
     used_by: Sequence[str],
+    unscored: Collection[str] = (),
 ) -> Path:
     """Return ``OUT/data/KIND``, after ``write`` if it does not exist yet or was made of something else.
 
@@ -40,18 +41,22 @@ def prepared_data(
 
     Args:
         kind: name of the folder; it may have a parent, as in ``glue/RTE``.
-        sources: the raw files by split; names and contents count.
+        sources: the raw files, or folders, by split; names and contents count.
         tokenizer: the checkpoint's; None for data that do not depend on it.
         settings: what else determines the data, as plain values.
         write: fills an empty folder. It is called with the folder's name while the data are unfinished.
         used_by: files or folders in OUT with results of these data, such as ``runs/RTE``. While one of them exists, the data
             are not replaced by others: the results would no longer belong to them.
+        unscored: those of ``sources`` on which no result depends, such as test sets without labels.
 
     Raises:
         UserError: a raw file is missing; OUT has results of other data; ``OUT/data/KIND`` is something else; another process
             is writing it; OUT cannot be written.
     """
-    check_inputs(list(sources.values()), "give a file that exists")
+    check_paths(*sources.values())
+    for path in sources.values():
+        if not path.exists():
+            raise UserError(f"{path}: no such file")
     folder = out / DATA / kind
     made_from = {
         "settings": settings,
@@ -64,10 +69,11 @@ def prepared_data(
     with _locked(folder):
         if _is_complete(folder, made_from):  # another process has made them meanwhile
             return folder
-        _check_replaceable(out, folder, made_from, used_by)
-        names = " and ".join(path.name for path in sources.values()) or "the tokenizer"
-        with_tokenizer = "" if tokenizer is None else ", with the tokenizer of the checkpoint"
-        say(f"{names}{with_tokenizer}: to {folder}")
+        _check_replaceable(out, folder, made_from, used_by, unscored)
+        if sources:
+            names = ", ".join(dict.fromkeys(path.name for path in sources.values()))
+            with_tokenizer = "" if tokenizer is None else " with the tokenizer of the checkpoint"
+            say(f"converts {names}{with_tokenizer}; they are kept in {folder}")
         with whole_folder(folder, replace=True) as unfinished:
             write(unfinished)
             record = made_from | {"files": files_sha256(unfinished)}
@@ -76,8 +82,13 @@ def prepared_data(
 
 
 def _read_record(folder: Path) -> dict[str, Any] | None:
+    """Return the record of ``folder``; None without one. Raise :class:`UserError` for a damaged one."""
+    hint = f"delete {folder} and repeat the command"
     refuse_link(folder / RECORD)
-    return read_json(folder / RECORD, f"delete {folder} and repeat the command", optional=True)
+    record = strangers.read_json(folder / RECORD, hint, optional=True)
+    if record is not None and not all(isinstance(record.get(name), dict) for name in ("sources", "files")):
+        raise UserError(f"{folder / RECORD} is damaged: {hint}")
+    return record
 
 
 def _is_complete(folder: Path, made_from: dict[str, Any]) -> bool:
@@ -85,39 +96,42 @@ def _is_complete(folder: Path, made_from: dict[str, Any]) -> bool:
     record = _read_record(folder)
     if record is None or any(record.get(name) != value for name, value in made_from.items()):
         return False
-    present = files_sha256(folder)
-    return isinstance(files := record.get("files"), dict) and files.items() <= present.items()
+    return record["files"].items() <= files_sha256(folder).items()
 
 
-def _check_replaceable(out: Path, folder: Path, made_from: dict[str, Any], used_by: Sequence[str]) -> None:
+def _check_replaceable(
+    out: Path, folder: Path, made_from: dict[str, Any], used_by: Sequence[str], unscored: Collection[str]
+) -> None:
     """Raise :class:`UserError` if ``folder`` holds other data that results in OUT are of, or something else."""
     if not os.path.lexists(folder):
         return
     record = _read_record(folder)
     if record is None:
         raise UserError(f"{folder} was not written by this command: move it away, or give another --out")
-    change = _change(record, made_from)
     results = [out / name for name in used_by if os.path.lexists(out / name)]
-    if change and results:
-        listed = " and ".join(shlex.quote(str(path)) for path in results)
+    if results and (change := _change(record, made_from, unscored)):
+        listed = " ".join(shlex.quote(str(path)) for path in results)
         raise UserError(
-            f"{change} since {folder} was prepared, and {out} has results of those data: give another --out, or delete "
+            f"{change} since {folder} was made, and {out} has results of those data: give another --out, or delete "
             f"{listed} to begin again"
         )
-    say(f"{folder} is made again: {change or 'its files are damaged'}")
+    say(f"makes {folder} again: {_change(record, made_from) or 'its files are damaged'}")
 
 
-def _change(record: dict[str, Any], made_from: dict[str, Any]) -> str | None:
-    """Say in which way data are to be made from something else; return None if they are not."""
+def _change(record: dict[str, Any], made_from: dict[str, Any], unscored: Collection[str] = ()) -> str | None:
+    """Say what has changed since ``record``; return None if nothing has, but for the ``unscored`` files."""
     if record.get("tokenizer_sha256") != made_from["tokenizer_sha256"]:
-        return "the tokenizer of the checkpoint is another one"
-    if record.get("sources") != made_from["sources"]:
-        found = record.get("sources")
-        found = found if isinstance(found, dict) else {}
-        new = [own["name"] for split, own in made_from["sources"].items() if found.get(split) != own]
-        return f"{new[0]} has changed" if new else "there are fewer files"
+        return "the tokenizer of the checkpoint has changed"
+    for split in sorted({*record["sources"], *made_from["sources"]} - set(unscored)):
+        there, here = record["sources"].get(split), made_from["sources"].get(split)
+        if here is None:
+            return f"the file of the {split} split was taken away"
+        if there != here:
+            is_same_name = isinstance(there, dict) and there.get("name") == here["name"]
+            return f"the file {here['name']} {'has changed' if is_same_name else 'was put in the place of another one'}"
     if record.get("settings") != made_from["settings"]:
-        return f"the settings are others ({json.dumps(record.get('settings'))} there, {json.dumps(made_from['settings'])} here)"
+        values = f"{json.dumps(record.get('settings'))} there, {json.dumps(made_from['settings'])} here"
+        return f"the settings have changed ({values})"
     return None
 
 

@@ -4,18 +4,20 @@ Read all files -> labeled spans -> write to a temporary directory -> rename.
 """
 
 import argparse
+import functools
 import json
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from amos_fairseq.data.tag_scores import mark_spans, spans_of
-from amos_fairseq.data.text_files import InputFile
+from amos_fairseq.data.text_files import InputFile, kind_and_compression
 from amos_fairseq.data.word_files import Sentence, read_columns, read_conllu
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text, whole_folder
+from amos_fairseq.prepare.inside_out import prepared_data
 from amos_fairseq.prepare.workspace import check_inputs, describe_source, is_finished
 from amos_fairseq.strangers import read_json
 from amos_fairseq.terminal import say
@@ -118,15 +120,25 @@ def sentence_record(sentence: Sentence, targets: list[Record]) -> Record:
     return {"text": " ".join("".join(word.split()) or "_" for word in sentence.words), "targets": targets}
 
 
-class Corpus(NamedTuple):
-    """The files of one flag.
+class CorpusFormat(NamedTuple):
+    """The files that one flag takes.
 
     Attributes:
         convert: reads a file and returns its records by task.
+        names: of each split, how its file is called where a folder is searched, in lower case and without ``.xz``.
     """
 
-    paths: dict[str, Path]
+    flag: str
+    tasks: tuple[str, ...]
     convert: Callable[[Path], dict[str, list[Record]]]
+    names: dict[str, re.Pattern]
+
+
+class Corpus(NamedTuple):
+    """The files of one corpus by split; ``valid`` may be missing."""
+
+    paths: dict[str, Path]
+    format: CorpusFormat
 
     def tasks(self) -> dict[str, Splits]:
         """Return the splits of every task; ``valid`` is held out of ``train`` where there is no file.
@@ -136,7 +148,7 @@ class Corpus(NamedTuple):
         """
         tasks: dict[str, Splits] = {}
         for split, path in self.paths.items():
-            for task, records in self.convert(path).items():
+            for task, records in self.format.convert(path).items():
                 tasks.setdefault(task, {})[split] = records
         for task, splits in tasks.items():
             if "valid" not in splits:
@@ -181,6 +193,36 @@ def convert_relations(path: Path) -> dict[str, list[Record]]:
     return {"relations": read_semeval(path)}
 
 
+FORMATS = (
+    CorpusFormat(
+        "treebank",
+        ("pos", "dependencies"),
+        convert_treebank,
+        {
+            "train": re.compile(r"(.*[-_.])?train\.conllu"),
+            "valid": re.compile(r"(.*[-_.])?dev\.conllu"),
+            "test": re.compile(r"(.*[-_.])?test\.conllu"),
+        },
+    ),
+    CorpusFormat(
+        "chunks",
+        ("chunks",),
+        convert_chunks,
+        {"train": re.compile(r"train\.txt"), "valid": re.compile(r"dev\.txt"), "test": re.compile(r"test\.txt")},
+    ),
+    CorpusFormat(
+        "relations",
+        ("relations",),
+        convert_relations,
+        {
+            "train": re.compile(r"train_file\.txt"),
+            "valid": re.compile(r"dev_file\.txt"),
+            "test": re.compile(r"test_file_full\.txt"),
+        },
+    ),
+)
+
+
 def run(given: argparse.Namespace) -> None:
     """Write all tasks to OUT; nothing is left of it if that fails.
 
@@ -189,7 +231,7 @@ def run(given: argparse.Namespace) -> None:
     """
     corpora, out = corpora_of(given), given.out
     sources = [
-        {"read_by": corpus.convert.__name__, "split": split, **describe_source(path)}
+        {"read_by": corpus.format.convert.__name__, "split": split, **describe_source(path)}
         for corpus in corpora
         for split, path in corpus.paths.items()
     ]
@@ -200,14 +242,53 @@ def run(given: argparse.Namespace) -> None:
         counts = {}
         for name, splits in tasks.items():
             (unfinished / name).mkdir()
-            for split, records in splits.items():
-                text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-                (unfinished / name / f"{split}.jsonl").write_text(text, encoding="utf-8")
+            _write_task(unfinished / name, splits)
             counts[name] = _counts(splits)
             say(f"{name}: {_described(counts[name])}")
         content = json_text({"sources": sources, "tasks": counts})
         (unfinished / MANIFEST).write_text(content, encoding="utf-8")
     say(f"done: amos probe --checkpoint RUN --data {shlex.quote(str(out))} --out RESULTS")
+
+
+def prepare_probing_inside(
+    out: Path, corpora: Sequence[Corpus], tasks: Sequence[str] | None, used_by: Callable[[str], Sequence[str]]
+) -> list[str]:
+    """Write what ``amos prepare probing`` makes of the corpora to ``OUT/data/probing``, inside of OUT of ``amos probe``.
+
+    Args:
+        tasks: those to write; None for all that the corpora give.
+        used_by: of a task, the last argument of :func:`~amos_fairseq.prepare.inside_out.prepared_data`.
+
+    Returns:
+        The tasks.
+
+    Raises:
+        UserError: bad input, or the corpora do not give a task; or see ``prepared_data``.
+    """
+    corpus_of = {task: corpus for corpus in corpora for task in corpus.format.tasks}
+    chosen = list(corpus_of) if tasks is None else list(tasks)
+    if missing := [task for task in chosen if task not in corpus_of]:
+        raise UserError(f"the corpora give no task {missing[0]!r}: choose from {', '.join(corpus_of)}")
+    converted: dict[str, dict[str, Splits]] = {}  # a treebank, which gives two tasks, is read once
+
+    def write(directory: Path, task: str) -> None:
+        corpus = corpus_of[task]
+        if corpus.format.flag not in converted:
+            converted[corpus.format.flag] = corpus.tasks()
+        splits = converted[corpus.format.flag][task]
+        _write_task(directory, splits)
+        say(f"{task}: {_described(_counts(splits))}")
+
+    for task in chosen:
+        sources = corpus_of[task].paths
+        prepared_data(out, f"probing/{task}", sources, None, {}, functools.partial(write, task=task), used_by(task))
+    return chosen
+
+
+def _write_task(directory: Path, splits: Splits) -> None:
+    for split, records in splits.items():
+        text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        (directory / f"{split}.jsonl").write_text(text, encoding="utf-8")
 
 
 def _counts(splits: Splits) -> dict[str, Any]:
@@ -231,17 +312,46 @@ def read_probing_manifest(out: Path) -> dict[str, Any]:
 
 def corpora_of(given: argparse.Namespace) -> list[Corpus]:
     """Return the corpora that the flags name; raise :class:`UserError` for a missing file or none at all."""
-    converters = {"treebank": convert_treebank, "chunks": convert_chunks, "relations": convert_relations}
     corpora = []
-    for flag, convert in converters.items():
-        paths = getattr(given, flag)
+    for format in FORMATS:
+        paths = getattr(given, format.flag)
         if paths is None:
             continue
         if len(paths) not in (2, 3):
-            raise UserError(f"--{flag} takes TRAIN TEST or TRAIN DEV TEST: give two or three files, not {len(paths)}")
-        check_inputs(paths, f"give it after --{flag}")
+            raise UserError(
+                f"--{format.flag} takes TRAIN TEST or TRAIN DEV TEST: give two or three files, not {len(paths)}"
+            )
+        check_inputs(paths, f"give it after --{format.flag}")
         names = ("train", "test") if len(paths) == 2 else ("train", "valid", "test")
-        corpora.append(Corpus(dict(zip(names, paths, strict=True)), convert))
+        corpora.append(Corpus(dict(zip(names, paths, strict=True)), format))
     if not corpora:
         raise UserError("there is nothing to convert: give --treebank, --chunks or --relations")
     return corpora
+
+
+def corpora_in(folder: Path) -> list[Corpus]:
+    """Return the corpora in a folder and in the folders in it, found by the names of their files; none is no error.
+
+    Raises:
+        UserError: a corpus has no training or test file, or one of its files is there twice.
+    """
+    files = sorted(path for pattern in ("*", "*/*") for path in folder.glob(pattern) if path.is_file())
+    corpora = []
+    for format in FORMATS:
+        paths: dict[str, Path] = {}
+        for split, name in format.names.items():
+            found = [path for path in files if name.fullmatch(_plain_name(path))]
+            if len(found) > 1:
+                raise UserError(f"{found[0]} and {found[1]} are the {split} split of --{format.flag}: keep one of them")
+            if found:
+                paths[split] = found[0]
+        if paths and not {"train", "test"} <= paths.keys():
+            missing = "test" if "train" in paths else "training"
+            raise UserError(f"{next(iter(paths.values()))}: there is no {missing} file to it in {folder}: add it")
+        corpora += [Corpus(paths, format)] if paths else []
+    return corpora
+
+
+def _plain_name(path: Path) -> str:
+    """Return the name in lower case, without the suffix of a compression."""
+    return path.name.lower().removesuffix(kind_and_compression(path)[1])

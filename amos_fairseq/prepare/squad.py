@@ -9,13 +9,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.data.official_squad import Paragraph, SquadFile, read_squad
+from amos_fairseq.data.official_squad import Paragraph, SquadFile, read_squad, task_name
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text, whole_folder
 from amos_fairseq.fingerprint import files_sha256
+from amos_fairseq.prepare.inside_out import prepared_data
 from amos_fairseq.prepare.workspace import Sample, check_inputs, describe_source, is_finished, save_tokenizer
 from amos_fairseq.terminal import progress_bar, say
 from amos_fairseq.tokenization import Tokenizer, load_tokenizer
+
+ADVICE = "give an official file of SQuAD"
 
 
 def run(given: argparse.Namespace) -> None:
@@ -25,28 +28,47 @@ def run(given: argparse.Namespace) -> None:
         UserError: bad input, or OUT contains other files.
     """
     # Check as much as possible before any work.
-    check_inputs([given.train, given.dev], "give an official file of SQuAD")
+    check_inputs([given.train, given.dev], ADVICE)
     if given.max_train_questions is not None and given.max_train_questions < 1:
         raise UserError(f"--max-train-questions {given.max_train_questions} must be at least 1")
     out, sample, tokenizer = given.out, Sample(given.max_train_questions, given.seed), load_tokenizer(given.tokenizer)
     from amos_fairseq.data.squad import MANIFEST, read_squad_manifest  # imports fairseq, which takes seconds
 
     sources = {"train": given.train, "valid": given.dev}
-    description = {
+    description = _describe(sources, tokenizer, sample)
+    if is_finished(out, description, "SQuAD", MANIFEST, read_squad_manifest):
+        return
+    files = {split: read_squad(path) for split, path in sources.items()}
+    with whole_folder(out.absolute()) as unfinished:
+        _write(unfinished, files, description, tokenizer, sample)
+    say(f"done: fairseq-train {out} --user-dir amos_fairseq --task squad ...; counts in {out}/{MANIFEST}")
+
+
+def prepare_squad_inside(out: Path, train: Path, dev: Path, tokenizer: Tokenizer) -> Path:
+    """Return what ``amos prepare squad`` makes of both files, inside of OUT of ``amos squad``.
+
+    Raises:
+        UserError: bad input; or see :func:`~amos_fairseq.prepare.inside_out.prepared_data`.
+    """
+    sources, sample = {"train": train, "valid": dev}, Sample(None, seed=1)
+    check_inputs(list(sources.values()), ADVICE)
+    dev_file = read_squad(dev)
+    name = task_name(any(question.is_impossible for question in dev_file.questions()))
+
+    def write(directory: Path) -> None:
+        files = {"train": read_squad(train), "valid": dev_file}
+        _write(directory, files, _describe(sources, tokenizer, sample), tokenizer, sample)
+
+    return prepared_data(out, name, sources, tokenizer, {}, write, used_by=[f"runs/{name}"])
+
+
+def _describe(sources: dict[str, Path], tokenizer: Tokenizer, sample: Sample) -> dict[str, Any]:
+    """Return what determines the data, for the manifest."""
+    return {
         "settings": sample.describe("max_train_questions"),
         "tokenizer_sha256": tokenizer.sha256,
         "sources": {split: describe_source(path) for split, path in sources.items()},
     }
-    if is_finished(out, description, "SQuAD", MANIFEST, read_squad_manifest):
-        return
-    files = {split: read_squad(path) for split, path in sources.items()}
-    paragraphs = {split: file.paragraphs for split, file in files.items()}
-    paragraphs["train"] = sample_questions(paragraphs["train"], sample)
-    with whole_folder(out.absolute()) as unfinished:
-        facts = _write(unfinished, files, paragraphs, tokenizer)
-        content = json_text(description | {"splits": facts, "sha256": files_sha256(unfinished)})
-        (unfinished / MANIFEST).write_text(content, encoding="utf-8")
-    say(f"done: fairseq-train {out} --user-dir amos_fairseq --task squad ...; counts in {out}/{MANIFEST}")
 
 
 def sample_questions(paragraphs: Sequence[Paragraph], sample: Sample) -> Sequence[Paragraph]:
@@ -64,10 +86,14 @@ def sample_questions(paragraphs: Sequence[Paragraph], sample: Sample) -> Sequenc
 
 
 def _write(
-    directory: Path, files: dict[str, SquadFile], paragraphs: dict[str, Sequence[Paragraph]], tokenizer: Tokenizer
-) -> dict[str, Any]:
+    directory: Path, files: dict[str, SquadFile], description: dict[str, Any], tokenizer: Tokenizer, sample: Sample
+) -> None:
+    """Write both splits and the manifest into an empty folder."""
+    from amos_fairseq.data.squad import MANIFEST  # imports fairseq, which takes seconds
     from amos_fairseq.prepare.squad_encoding import write_squad_split  # imports fairseq, too
 
+    paragraphs = {split: file.paragraphs for split, file in files.items()}
+    paragraphs["train"] = sample_questions(paragraphs["train"], sample)
     save_tokenizer(tokenizer, directory)
     facts = {}
     for split, file in files.items():
@@ -78,7 +104,8 @@ def _write(
         facts[split] = in_file | dataclasses.asdict(counted)
         _refuse_misplaced(file.path, counted.answers)
         _report(split, facts[split])
-    return facts
+    content = json_text(description | {"splits": facts, "sha256": files_sha256(directory)})
+    (directory / MANIFEST).write_text(content, encoding="utf-8")
 
 
 def _refuse_misplaced(path: Path, answers: dict[str, int]) -> None:

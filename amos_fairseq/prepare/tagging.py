@@ -26,6 +26,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text, whole_folder
 from amos_fairseq.fingerprint import files_sha256
 from amos_fairseq.prepare.binarizing import BinarizedFile
+from amos_fairseq.prepare.inside_out import prepared_data
 from amos_fairseq.prepare.workspace import check_inputs, describe_source, is_finished, save_tokenizer
 from amos_fairseq.terminal import progress_bar, say
 from amos_fairseq.tokenization import Tokenizer, load_tokenizer
@@ -42,50 +43,107 @@ def run(given: argparse.Namespace) -> None:
     Raises:
         UserError: bad input, or OUT contains other files.
     """
-    # Check as much as possible before any work.
-    check_inputs([given.train, given.dev], "give a column file or a CoNLL-U file")
-    if os.pathsep in str(given.out.absolute()):
-        raise UserError(
-            f"OUT {given.out.absolute()}: fairseq separates folders at {os.pathsep!r}: give a path without it"
-        )
-    for name in given.columns or ():
-        if not COLUMN_NAME.fullmatch(name) or len(name) > LONGEST_COLUMN_NAME or given.columns.count(name) > 1:
-            raise UserError(f"--columns: {name!r} is not a name, or there twice: give names such as pos,chunk,ner")
+    sources = {"train": given.train, "valid": given.dev}
+    _check(given.out, sources, given.columns)
     out, tokenizer = given.out, load_tokenizer(given.tokenizer)
     from amos_fairseq.data.tagging import MANIFEST, read_tagging_manifest  # imports fairseq, which takes seconds
 
-    sources = {"train": given.train, "valid": given.dev}
-    description: dict[str, Any] = {
-        "settings": {"column": given.column, "columns": given.columns},
-        "tokenizer_sha256": tokenizer.sha256,
-        "sources": {split: describe_source(path) for split, path in sources.items()},
-    }
+    description = _describe(sources, tokenizer, given.column, given.columns)
     if is_finished(out, description, "tagging", MANIFEST, read_tagging_manifest):
         return
     sentences = {split: read_sentences(path, given.columns) for split, path in sources.items()}
-    chosen = choose_column({path: sentences[split] for split, path in sources.items()}, given.column)
+    with whole_folder(out.absolute()) as unfinished:
+        _write(unfinished, sources, sentences, description, tokenizer)
+    say(f"done: amos tag --checkpoint RUN --data {out} --out RESULTS; counts in {out}/{MANIFEST}")
+
+
+def prepare_tagging_inside(
+    out: Path, train: Path, dev: Path, tokenizer: Tokenizer, column: str | None, columns: Sequence[str] | None
+) -> Path:
+    """Return what ``amos prepare tagging`` makes of both files, inside of OUT of ``amos tag``.
+
+    Args:
+        column, columns: values of the options of both commands.
+
+    Raises:
+        UserError: bad input; or see :func:`~amos_fairseq.prepare.inside_out.prepared_data`.
+    """
+    from amos_fairseq.data.tagging import TASK_PREFIX  # imports fairseq, which takes seconds
+
+    sources = {"train": train, "valid": dev}
+    _check(out, sources, columns)
+    # Each column has its own data and runs, however it was chosen.
+    is_conllu = kind_and_compression(train)[0] == CONLLU
+    chosen = column or (DEFAULT_CONLLU_COLUMN if is_conllu else list(read_columns(train, columns)[0].columns)[-1])
+    if not _is_column_name(chosen):
+        raise UserError(f"--column {chosen!r} is not a name: give one such as upos, pos, chunk or ner")
+
+    def write(directory: Path) -> None:
+        sentences = {split: read_sentences(path, columns) for split, path in sources.items()}
+        _write(directory, sources, sentences, _describe(sources, tokenizer, column, columns), tokenizer)
+
+    name, settings = TASK_PREFIX + chosen, {"column": chosen, "columns": columns}
+    return prepared_data(out, name, sources, tokenizer, settings, write, used_by=[f"runs/{name}"])
+
+
+def _check(out: Path, sources: dict[str, Path], columns: Sequence[str] | None) -> None:
+    """Raise :class:`UserError` for what can be seen before any work."""
+    check_inputs(list(sources.values()), "give a column file or a CoNLL-U file")
+    if os.pathsep in str(out.absolute()):
+        raise UserError(f"OUT {out.absolute()}: fairseq separates folders at {os.pathsep!r}: give a path without it")
+    for name in columns or ():
+        if not _is_column_name(name) or columns.count(name) > 1:
+            raise UserError(f"--columns: {name!r} is not a name, or there twice: give names such as pos,chunk,ner")
+
+
+def _is_column_name(name: str) -> bool:
+    return bool(COLUMN_NAME.fullmatch(name)) and len(name) <= LONGEST_COLUMN_NAME
+
+
+def _describe(
+    sources: dict[str, Path], tokenizer: Tokenizer, column: str | None, columns: Sequence[str] | None
+) -> dict[str, Any]:
+    """Return what determines the data, for the manifest."""
+    return {
+        "settings": {"column": column, "columns": columns},
+        "tokenizer_sha256": tokenizer.sha256,
+        "sources": {split: describe_source(path) for split, path in sources.items()},
+    }
+
+
+def _write(
+    directory: Path,
+    sources: dict[str, Path],
+    sentences: dict[str, list[Sentence]],
+    description: dict[str, Any],
+    tokenizer: Tokenizer,
+) -> None:
+    """Write both splits of the column and the manifest into an empty folder."""
+    from amos_fairseq.data.tagging import MANIFEST  # imports fairseq, which takes seconds
+
+    chosen = choose_column({sources[split]: own for split, own in sentences.items()}, description["settings"]["column"])
     labels_of = {split: {label for one in own for label in one.columns[chosen]} for split, own in sentences.items()}
     if len(labels_of["train"]) == 1:
         (only,) = labels_of["train"]
         raise UserError(
-            f"{given.train}, column {chosen}: each word has the label {only}: choose another column with --column"
+            f"{sources['train']}, column {chosen}: each word has the label {only}: choose another column with --column"
         )
     labels = sorted(set().union(*labels_of.values()))
     kind = {"column": chosen, "labels": labels, "has_spans": mark_spans(labels)}
-    with whole_folder(out.absolute()) as unfinished:
-        save_tokenizer(tokenizer, unfinished)
-        facts = {
-            split: write_tagging_split(unfinished, split, own, tokenizer, chosen, labels)
-            for split, own in sentences.items()
-        }
-        content = json_text(description | kind | {"splits": facts, "sha256": files_sha256(unfinished)})
-        (unfinished / MANIFEST).write_text(content, encoding="utf-8")
+    save_tokenizer(tokenizer, directory)
+    facts = {
+        split: write_tagging_split(directory, split, own, tokenizer, chosen, labels) for split, own in sentences.items()
+    }
+    content = json_text(description | kind | {"splits": facts, "sha256": files_sha256(directory)})
+    (directory / MANIFEST).write_text(content, encoding="utf-8")
     _report(kind, facts)
     if mark_spans(labels_of["train"]) and not kind["has_spans"]:
-        say(f"the labels of {given.train} mark spans, those of {given.dev} do not: the score is accuracy")
+        say(f"the labels of {sources['train']} mark spans, those of {sources['valid']} do not: the score is accuracy")
     if new := sorted(labels_of["valid"] - labels_of["train"]):
-        say(f"labels of {given.dev} that are not in {given.train} and cannot be learned: {shorten(' '.join(new), 100)}")
-    say(f"done: amos tag --checkpoint RUN --data {out} --out RESULTS; counts in {out}/{MANIFEST}")
+        say(
+            f"labels of {sources['valid']} that are not in {sources['train']} and cannot be learned: "
+            f"{shorten(' '.join(new), 100)}"
+        )
 
 
 def read_sentences(path: Path, names: Sequence[str] | None) -> list[Sentence]:

@@ -30,6 +30,7 @@ from amos_fairseq.prepare.text_split import (
 from amos_fairseq.prepare.text_workspace import TextWorkspace
 from amos_fairseq.prepare.vocabulary import learn_tokenizer
 from amos_fairseq.prepare.workspace import check_paths
+from amos_fairseq.recipe_files import planned_text
 from amos_fairseq.special_tokens import LARGEST_VOCABULARY
 from amos_fairseq.strangers import LARGEST_COUNT
 from amos_fairseq.terminal import progress_bar, say
@@ -37,6 +38,7 @@ from amos_fairseq.tokenization import Tokenizer, load_tokenizer
 from amos_fairseq.tokenization.conversion import from_sentencepiece
 
 _MEGABYTE = 1_000_000
+SIZES = ("tiny", "mini", "small", "base")
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,22 @@ def run(given: argparse.Namespace) -> None:
             except UserError:
                 work.discard()
                 raise
-    data = text_workspace.read_corpus_manifest(out)["task_data"]
-    say(f"done: train with task.data={data} (fairseq-train DATA); counts and hashes in {out}/corpus.json")
+    manifest = text_workspace.read_corpus_manifest(out)
+    for line in _sizes(manifest["train"]["tokens"], manifest["valid"]["tokens"]):
+        say(line)
+    say(
+        f"done: train with task.data={manifest['task_data']} (fairseq-train DATA); counts and hashes in {out}/corpus.json"
+    )
+
+
+def _sizes(train: int, valid: int) -> list[str]:
+    """Return lines that say how much text that is; recipes of other objectives have other numbers of updates."""
+    epochs = {name: planned_text(name) / train for name in (f"amos_{size}" for size in SIZES)}
+    shown = (f"{name} {number:,.{1 if number < 10 else 0}f}" for name, number in epochs.items())
+    return [
+        f"{train:,} tokens to train on, {valid:,} to validate",
+        f"epochs of this text in all updates of a recipe: {', '.join(shown)}; fewer with optimization.max_update=N",
+    ]
 
 
 def _run_stages(work: TextWorkspace, inputs: list[Path], settings: CorpusSettings, workers: int) -> None:

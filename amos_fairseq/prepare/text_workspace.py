@@ -206,6 +206,8 @@ def read_corpus_manifest(out: Path) -> dict[str, Any]:
         text_in(manifest["task_data"])
         field(manifest, "settings", dict)
         field(manifest, "shards", list)
+        for part in ("train", "valid"):
+            whole_number(field(manifest, part, dict)["tokens"])
         for record in field(manifest, "inputs", list):
             whole_number(record["bytes"])
             text_in(record["sha256"])

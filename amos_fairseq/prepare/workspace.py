@@ -1,6 +1,8 @@
 """Where data are written: the hidden folder of unfinished work, and the check that leaves finished data alone."""
 
 import contextlib
+import hashlib
+import json
 import os
 import random
 import shutil
@@ -11,7 +13,7 @@ from typing import Any
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import refuse_link, take_lock
-from amos_fairseq.fingerprint import DICTIONARY_FILE, TOKENIZER_DIRECTORY, file_sha256
+from amos_fairseq.fingerprint import DICTIONARY_FILE, TOKENIZER_DIRECTORY, file_sha256, files_sha256
 from amos_fairseq.strangers import is_unicode
 from amos_fairseq.terminal import say
 from amos_fairseq.tokenization import Tokenizer
@@ -121,6 +123,10 @@ def check_paths(*paths: Path) -> None:
 
 
 def describe_source(path: Path) -> dict[str, str]:
+    """Return name and sha256 of a file, or of the paths and contents of all files in a folder."""
+    if path.is_dir():
+        listed = json.dumps(files_sha256(path), sort_keys=True)
+        return {"name": path.name, "sha256": hashlib.sha256(listed.encode("utf-8", "surrogateescape")).hexdigest()}
     return {"name": path.name, "sha256": file_sha256(path)}
 
 

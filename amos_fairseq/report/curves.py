@@ -66,6 +66,7 @@ class Panel:
     reference: tuple[float, str] | None = None
     reference_key: tuple[str, str] | None = None  # the same, with a value that validation logs instead of a number
     training_only: bool = False  # fairseq logs a "wps" of validation too, which is another quantity
+    sums_to_one: bool = False  # over the depths of a run: runs with other depths get axes of their own
 
     @property
     def per_depth(self) -> bool:
@@ -81,7 +82,7 @@ SCHEDULE_PANELS = (
 UNIGRAM = ("unigram_entropy", "unigram entropy")
 PANELS = (
     Panel("mlm_loss", "MLM loss per generator depth", NATS, "mlm_loss_", reference_key=UNIGRAM),
-    Panel("mixture", "Mixture weights", "mean weight over masked tokens", "mixture_", (-0.02, 1.02)),
+    Panel("mixture", "Mixture weights", "mean weight over masked tokens", "mixture_", (-0.02, 1.02), sums_to_one=True),
     Panel("recall", "Recall of replaced tokens", "fraction of replaced tokens that are found", "rtd_recall", FROM_0),
     Panel("auc", "Detection AUC", "area under the ROC curve", "rtd_auc", reference=(0.5, "chance")),
     *SCHEDULE_PANELS,
@@ -107,11 +108,16 @@ OBJECTIVE_PANELS = (
     Panel("baseline_loss", "Generator by reward: baseline", NATS, "baseline_loss"),
     Panel("reward", "Generator by reward: reward", "detection loss (nats per masked token)", "reward", FROM_0),
 )
-# Scores of fine-tuning, as logged by fairseq's sentence_prediction (in percent) and by the task squad.
+# Scores of fine-tuning, as logged by fairseq's sentence_prediction and by the tasks of this package; all but that of squad in
+# percent.
 SCORE_PANELS = (
     Panel("accuracy", "Accuracy", "correct predictions (%)", "accuracy"),
-    Panel("matthews", "Matthews correlation", "correlation (%)", "mcc"),
+    Panel("matthews", "Matthews correlation", "correlation (%)", "matthews"),
+    Panel("matthews_of_fairseq", "Matthews correlation", "correlation (%)", "mcc"),
+    Panel("macro_f1", "Macro-F1", "mean F1 of the classes (%)", "macro_f1"),
+    Panel("micro_f1", "Micro-F1", "F1 of all labels (%)", "micro_f1"),
     Panel("spearman", "Spearman correlation", "correlation (%)", "spearman"),
+    Panel("pearson", "Pearson correlation", "correlation (%)", "pearson"),
     Panel("span_accuracy", "Answers", "windows with correct start and end", "span_acc", SHARE),
 )
 LOSS_PANEL = Panel("loss", "Loss of fine-tuning", "loss, in the unit of its criterion", "loss", FROM_0)
@@ -219,20 +225,34 @@ def plot_curves(runs: list[RunCurves], directory: str) -> list[str]:
 
 def panels_figure(panels: list[Panel], runs: list[RunCurves], titled: bool = True) -> Figure:
     """A figure with up to three panels per row and one legend below them; ``titled`` names the panels and a single run."""
-    figure, axes = figure_of_panels(len(panels), 3, legend_inches=0.4)
-    for panel, ax in zip(panels, axes, strict=True):
-        draw_panel(ax, panel, runs)
-        ax.set_title(panel.title if titled else "")
+    drawn = [(panel, groups, shown) for panel in panels for groups in [runs_by_axes(panel, runs)] for shown in groups]
+    figure, axes = figure_of_panels(len(drawn), 3, legend_inches=0.4)
+    for (panel, groups, shown), ax in zip(drawn, axes, strict=True):
+        draw_panel(ax, panel, shown)
+        depths = f"depths {', '.join(depth_names(panel, list(shown.values())))}" if len(groups) > 1 else ""
+        ax.set_title(", ".join(filter(None, [panel.title if titled else "", depths])))
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
     _add_legend(figure, runs, titled)
     return figure
 
 
-def draw_panel(ax: Axes, panel: Panel, runs: list[RunCurves]) -> None:
-    """Draw the training lines and validation markers of all runs."""
+def runs_by_axes(panel: Panel, runs: list[RunCurves]) -> list[dict[int, RunCurves]]:
+    """Return the runs of each pair of axes of a panel, by their number, which chooses their style."""
+    if not panel.sums_to_one:
+        return [dict(enumerate(runs))]
+    groups: dict[tuple[str, ...], dict[int, RunCurves]] = {}
+    for index, run in enumerate(runs):
+        if depths := depth_names(panel, [run]):
+            groups.setdefault(tuple(depths), {})[index] = run
+    return list(groups.values())
+
+
+def draw_panel(ax: Axes, panel: Panel, numbered: dict[int, RunCurves]) -> None:
+    """Draw the training lines and validation markers of runs, given by their number, which chooses their style."""
+    runs = list(numbered.values())
     depths = depth_names(panel, runs)
     colours = depth_colours(len(depths))
-    for index, run in enumerate(runs):
+    for index, run in numbered.items():
         for depth, depth_colour in zip(depths, colours, strict=True):
             colour = depth_colour if panel.per_depth else run_colour(index)
             dashes, marker = run_style(index)

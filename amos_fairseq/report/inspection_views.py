@@ -18,8 +18,18 @@ from amos_fairseq.pictures import depth_colours
 from amos_fairseq.report.inspection import CellLine, Inspection, Token, percent, printable, probability_colour
 
 VERDICT_STYLES = {"detected": "bold", "missed": "italic", "false alarm": "italic", "trusted": ""}
-# Rules for texts, which the report shows too; the others are of this page alone.
-TEXT_STYLE = """
+# Rules for texts and for what may be wider than the screen, which the report has too; the others are of this page alone.
+# In .scroll, a shadow at an edge says that there is more to see: the white gradients move with the content and cover the
+# shadows at its ends. What is drawn in white itself, such as a figure, must let them through.
+SHARED_STYLE = """
+.scroll { overflow-x: auto; background:
+            linear-gradient(to right, #fff 40%, #fff0) left / 3rem 100% local,
+            linear-gradient(to left, #fff 40%, #fff0) right / 3rem 100% local,
+            linear-gradient(to right, #0004, #0000) left / .8rem 100% scroll,
+            linear-gradient(to left, #0004, #0000) right / .8rem 100% scroll;
+          background-repeat: no-repeat; }
+.scroll svg { mix-blend-mode: multiply; }
+@media print { .scroll { overflow: visible; background: none; } }
 .text { background: #fafafa; border: 1px solid #ddd; border-radius: 6px; padding: .9rem 1.1rem; line-height: 2.1;
         white-space: pre-wrap; overflow-wrap: anywhere; }
 .masked { text-decoration: underline 2px; text-underline-offset: 4px; font-weight: 600; }
@@ -30,7 +40,7 @@ PAGE_STYLE = """
 body { font: 16px/1.6 system-ui, "Segoe UI", Roboto, Helvetica, Arial, sans-serif; color: #1b1b1b; background: #fff;
        margin: 1.5rem 2rem; }
 h1 { font-size: 1.5rem; margin: 0 0 .3rem; } h2 { font-size: 1.12rem; margin: 2.2rem 0 .3rem; }
-p.note { color: #555; margin: .2rem 0 .8rem; font-size: .92rem; }
+p.note { color: #555; margin: .2rem 0 .8rem; font-size: .92rem; overflow-wrap: anywhere; }
 .token { border-radius: 3px; padding: 2px 0; } .flagged { outline: 1.5px dashed #7a4a00; }
 .replaced { font-size: .72em; color: #555; vertical-align: super; margin: 0 2px; }
 table { border-collapse: collapse; font-size: .92rem; }
@@ -44,6 +54,7 @@ td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: 
 .prediction { white-space: nowrap; } .prediction .p { font-variant-numeric: tabular-nums; color: #333; margin-right: .4em; }
 .original .piece { font-weight: 700; text-decoration: underline; } .bold { font-weight: 700; }
 .scale span { display: inline-block; padding: 0 .55em; border: 1px solid #ddd; font-size: .82rem; }
+@media (max-width: 36rem) { body { margin: 1rem; } th, td { padding-left: .4rem; padding-right: .4rem; } }
 """
 
 
@@ -123,7 +134,7 @@ def render_inspection(inspection: Inspection) -> str:
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
         'content="width=device-width"><title>amos inspect</title>'
-        f"<style>{PAGE_STYLE}{TEXT_STYLE}</style></head>\n<body><h1>One text, seen by {_networks(inspection)}</h1>"
+        f"<style>{PAGE_STYLE}{SHARED_STYLE}</style></head>\n<body><h1>One text, seen by {_networks(inspection)}</h1>"
         + "\n".join(sections)
         + "\n</body></html>\n"
     )
@@ -241,8 +252,8 @@ def _table_section(inspection: Inspection) -> str:
         cells = (_table_cell(column, lines, colour_of.get(column, "#999")) for column, lines in row.items())
         body += f"<tr>{''.join(cells)}</tr>"
     return (
-        f"<h2>Every token {inspection.selected}</h2><p class=note>{_table_note(inspection)}</p><table><thead><tr>"
-        f"{heads}</tr></thead><tbody>{body}</tbody></table>"
+        f"<h2>Every token {inspection.selected}</h2><p class=note>{_table_note(inspection)}</p><div class=scroll><table>"
+        f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from amos_fairseq.files import write_text
 from amos_fairseq.pictures import RC_PARAMS, save
 from amos_fairseq.report.inspection import printable
-from amos_fairseq.report.inspection_views import TEXT_STYLE
+from amos_fairseq.report.inspection_views import SHARED_STYLE
 from amos_fairseq.tables import Table
 
 STYLE = """
@@ -43,7 +43,6 @@ figure.side { display: grid; grid-template-columns: minmax(0, max-content) minma
 figure svg { display: block; max-width: 100%; height: auto; }
 figcaption { margin-top: .6rem; max-width: 52rem; }
 figcaption, p.note { font-size: .86rem; line-height: 1.5; color: #444; }
-.scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .88rem; line-height: 1.4; margin: .8rem 0; font-variant-numeric: tabular-nums; }
 caption { text-align: left; font-weight: 600; padding: 0 0 .4rem; }
 thead th { text-align: left; font-weight: 600; border-top: 2px solid #1c1c1c; border-bottom: 1px solid #1c1c1c;
@@ -68,7 +67,7 @@ ul { padding-left: 1.1rem; }
   section { padding-top: .8rem; margin-top: .8rem; }
   figure.side { grid-template-columns: minmax(0, 1fr); gap: .4rem; }
   figure, table tr, .text { break-inside: avoid; } h2, h3, caption { break-after: avoid; }
-  figure svg { max-width: 15cm; max-height: 7.2cm; width: auto; min-width: 0; } .scroll { overflow: visible; }
+  figure svg { max-width: 15cm; max-height: 7.2cm; width: auto; min-width: 0; }
   thead th.number { white-space: normal; } tbody th { white-space: nowrap; }
   .text { -webkit-print-color-adjust: exact; print-color-adjust: exact; }
 }
@@ -153,7 +152,7 @@ def render_page(page: Page, svgs: dict[str, str]) -> str:
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title><style>{STYLE}{TEXT_STYLE}</style></head>\n<body>"
+        f"<title>{title}</title><style>{STYLE}{SHARED_STYLE}</style></head>\n<body>"
         f'<header><h1>{title}</h1><p class="lead">{_show(page.lead)}</p></header>\n'
         f'<nav aria-label="Contents"><ol>{links}</ol></nav>\n'
         + "\n".join(_render_section(section, svgs.get(section.anchor, "")) for section in page.sections)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from amos_fairseq.composition import compose_recipe
-from amos_fairseq.recipe_files import packaged_recipes, recipe_text
+from amos_fairseq.recipe_files import packaged_recipes, recipe_texts
 
 SECTIONS = ("task", "model", "criterion", "optimization", "optimizer", "lr_scheduler")
 SIZE_OF_WIDTH = {256: "small", 768: "base", 1024: "large"}
@@ -72,7 +72,7 @@ def compare_settings(cfg: DictConfig, name: str, sequences_per_update: int | Non
 def sources(name: str) -> dict[str, str]:
     """Return the settings of a packaged recipe with the comments beside them, which name the source; "" without one."""
     found, section = {}, ""
-    for line in recipe_text(name).splitlines():
+    for line in "\n".join(recipe_texts(name)).splitlines():
         if match := re.match(r"(\w+):", line):
             section = match[1]
         elif match := re.match(r"  (\w+):[^#]*(?:#\s*(.*))?$", line):
@@ -82,7 +82,7 @@ def sources(name: str) -> dict[str, str]:
 
 def batch_source(name: str) -> str:
     """Return the source of the global batch size, which the recipe has in a comment."""
-    found = re.findall(r"Global batch[^(]*\(([^)]*)\)", recipe_text(name))
+    found = re.findall(r"Global batch[^(]*\(([^)]*)\)", "\n".join(recipe_texts(name)))
     return found[-1] if found else ""  # a size's own comes after that of base
 
 

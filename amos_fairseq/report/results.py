@@ -1,12 +1,13 @@
-"""Results that the report shows: those of ``amos glue``, ``amos squad`` and ``amos tag``, and of ``amos probe``."""
+"""Results that the report shows: those of the fine-tuning commands and of ``amos probe``."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from amos_fairseq.data.tagging import TASK_PREFIX
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.summary import format_spread
-from amos_fairseq.finetuning.tagging import PREFIX, SCORE_NAMES
+from amos_fairseq.finetuning.tagging import SCORE_NAMES
 from amos_fairseq.probing.results import read_probe_results
 from amos_fairseq.report.curves import distinct_names
 from amos_fairseq.report.figures import CostSeries
@@ -16,7 +17,7 @@ from amos_fairseq.summary_file import Spread, Summary, parse_summary
 from amos_fairseq.tables import Table
 
 # The benchmarks that each option accepts, as their summaries name them.
-BENCHMARKS = {"--glue": ("glue", "squad"), "--tag": ("tagging",)}
+BENCHMARKS = {"--glue": ("glue", "squad", "classification"), "--tag": ("tagging",)}
 
 
 def read_benchmarks(folders: Sequence[str], flag: str) -> list[Summary]:
@@ -64,8 +65,8 @@ def score_heading(task: str, score: str) -> str:
     """Return "MNLI m", "CoLA (mcc)" or "chunk (span F1)": the task, with the score if it is not accuracy."""
     if task == "MNLI":
         return "MNLI mm" if score.endswith("_mm") else "MNLI m"
-    if task.startswith(PREFIX):
-        task, score = task.removeprefix(PREFIX), SCORE_NAMES.get(score, score)
+    if task.startswith(TASK_PREFIX):
+        task, score = task.removeprefix(TASK_PREFIX), SCORE_NAMES.get(score, score)
     return task if score == "accuracy" else f"{task} ({score})"
 
 

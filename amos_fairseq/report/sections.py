@@ -72,7 +72,7 @@ def build_page(
         glue, tag: results of fine-tuning; empty without the flag.
         probing: results of :func:`amos_fairseq.report.results.read_probing`.
     """
-    glue_reason = "--glue DIR adds them, the output of amos glue or amos squad"
+    glue_reason = "--glue DIR adds them, the output of amos glue, amos squad or amos classify"
     tag_reason = "--tag DIR adds them, the output of amos tag"
     probed = [probing_section(own, number, len(probing) > 1) for number, own in enumerate(probing, start=1)]
     parts = [
@@ -255,11 +255,22 @@ def curve_section(anchor: str, runs: Sequence[PretrainingRun]) -> Section | str:
         return _left_out(title, source, "no run has a generator with several depths")
     if reference_levels(panel, curves):
         caption += " Dotted: entropy of the token frequencies, the lowest loss without context."
-    setups = [f"{run.name}, {run.setup}" for run in runs if run.curves in curves and run.setup]
-    if anchor == "recall" and len(setups) > 1:
-        caption += f" The runs are the curriculum setups: {'; '.join(setups)}."
+    drawn = [run for run in runs if run.curves in curves]
+    if anchor == "recall" and are_curriculum_setups(drawn):
+        caption += f" The runs are curriculum setups: {'; '.join(f'{run.name}, {run.setup}' for run in drawn)}."
     figure = panels_figure([panel], curves, titled=False)
     return Section(anchor, title, source, caption + TRAINING_AND_VALIDATION, figure)
+
+
+def are_curriculum_setups(runs: Sequence[PretrainingRun]) -> bool:
+    """Whether runs compare what AMOS Figure 5b compares: ways to mix the same depths, in models of one size."""
+    if not all(run.objective == "amos" and run.setup for run in runs):
+        return False
+    models = {
+        (model.generator_depths, model.encoder_layers, model.encoder_embed_dim)
+        for model in (run.cfg.model for run in runs)
+    }
+    return len(models) == 1 and 1 < len(runs) == len({run.setup for run in runs})
 
 
 def discriminator_section(runs: Sequence[PretrainingRun]) -> Section | str:

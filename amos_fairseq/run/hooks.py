@@ -85,6 +85,7 @@ HOOKS: dict[str, tuple[Callable[..., Any], ...]] = {
         metrics_log.note_resumed_update,
         divergence.load_recent_updates,
         collapse.load_count,
+        progress.announce_cost,
     ),
     #
     # In each epoch.

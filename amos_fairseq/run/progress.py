@@ -1,4 +1,4 @@
-"""Progress of a run: what it will take, a bar over the whole run on a terminal, lines elsewhere.
+"""Progress of a run: what it will cost, a bar over the whole run on a terminal, lines elsewhere.
 
 Stock fairseq prints a bar per epoch with all statistics in it, or a line per ``--log-interval`` updates, which may be hours
 apart on a CPU, and never how long a run takes.
@@ -10,16 +10,22 @@ import time
 from collections import deque
 from typing import Any
 
+import torch
 from fairseq.distributed import utils as distributed_utils
 from fairseq.logging import metrics
 from fairseq.logging.meters import Meter
 from tqdm import tqdm
 
+from amos_fairseq.errors import UserError, one_line
+from amos_fairseq.predicted_time import predicted_seconds
 from amos_fairseq.run.console import console_filters
 from amos_fairseq.run.metrics_log import INTERVAL
+from amos_fairseq.training_flops import build_update, by_autograd
 
 logger = logging.getLogger(__name__)
 
+# Six operations a parameter and token: a run with fewer takes seconds on a CPU, and counting its FLOPs as many.
+WORTH_COUNTING = 1e12
 SECONDS_TO_FIRST_LOSS, SECONDS_BETWEEN_LINES = 30.0, 60.0
 UPDATES_OF_RATE = 100  # the rate is that of the last ones, with the validations and checkpoints between them
 
@@ -55,6 +61,38 @@ def _saves(cfg: Any) -> str:
     times += [f"{minutes:g} minutes"] if minutes else []
     times += [] if times else ["epoch" if checkpoint.save_interval == 1 else f"{checkpoint.save_interval} epochs"]
     return f"a checkpoint every {' and every '.join(times)}"
+
+
+def announce_cost(checkpoint: Any, trainer: Any, epoch_itr: Any, extra_state: Any) -> None:
+    """Log what the updates of pretraining that are left cost, and how long that is predicted to take.
+
+    FLOPs and times are those of ``amos recipes``, on the machines that the line names; the first updates tell the rate of this
+    one. A run without a number of updates, or whose cost per update changes, has no such line.
+    """
+    cfg, task = trainer.cfg, trainer.task
+    updates = cfg.optimization.max_update - trainer.get_num_updates()
+    is_counted = hasattr(task, "full_batch") and len(set(cfg.optimization.update_freq)) == 1
+    if not (is_counted and updates > 0 and distributed_utils.get_global_rank() == 0):
+        return
+    parameters = sum(parameter.numel() for parameter in trainer.get_model().parameters())
+    batch = task.full_batch(cfg.dataset.max_tokens, cfg.dataset.batch_size, trainer.get_model().max_positions())
+    batches = updates * cfg.optimization.update_freq[0] * cfg.distributed_training.distributed_world_size
+    if 6.0 * parameters * batches * batch["ntokens"] < WORTH_COUNTING:
+        return
+    try:
+        with torch.random.fork_rng(devices=[]):
+            cost = by_autograd(build_update(cfg, task, reference=True))
+    except (RuntimeError, UserError) as error:  # an objective of somebody else may need real tensors
+        logger.warning(f"the FLOPs of this run were not counted: {one_line(str(error))}")
+        return
+    flops = cost.per_update * updates
+    seconds = predicted_seconds(flops, cfg.model.encoder_embed_dim)
+    times = {name: duration(each) if each >= 60 else "less than a minute" for name, each in seconds.items()}
+    logger.info(
+        f"{'the rest of this run' if trainer.get_num_updates() else 'this run'}: {updates:,} updates, "
+        f"{cost.tokens_per_update * updates:,} tokens, {flops:.2g} FLOPs; predicted from the FLOPs: {times['cpu']} on two "
+        f"idle CPU cores, {times['a100']} on one A100"
+    )
 
 
 class RunProgress:

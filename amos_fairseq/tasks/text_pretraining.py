@@ -15,6 +15,7 @@ from fairseq.tasks import register_task
 from omegaconf import II, MISSING, OmegaConf
 
 from amos_fairseq.collectives import sum_over_ranks
+from amos_fairseq.data.block_iterator import blocks_per_batch
 from amos_fairseq.data.corpus import count_tokens, read_blocks, require_split, unigram_entropy
 from amos_fairseq.data.masked_blocks import (
     OF_OBJECTIVE,
@@ -250,6 +251,15 @@ class TextPretrainingTask(CorpusTask):
             source=source,
             unigram_entropy=entropy,
         )
+
+    def full_batch(self, max_tokens: int | None, max_sentences: int | None, max_positions: int) -> dict[str, Any]:
+        """Return the micro-batch of full blocks that these limits give, of one repeated piece: to count what it costs."""
+        special = set(self.special_ids)
+        piece = next(index for index in range(len(self.dictionary)) if index not in special)
+        block = torch.full((self.cfg.tokens_per_sample - 1,), piece)
+        blocks = self.mask_blocks([block], training=True, source="a synthetic block")
+        size = blocks_per_batch(self.cfg.tokens_per_sample, max_tokens, max_sentences, max_positions)
+        return blocks.collater([blocks[0]] * size)
 
     def begin_epoch(self, epoch: int, model: PretrainingModel) -> None:
         """Before the first update, copy the vocabulary into ``SAVE_DIR/tokenizer`` and give the model the token counts.

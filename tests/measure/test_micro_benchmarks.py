@@ -4,8 +4,8 @@ import torch
 
 from amos_fairseq.measure.configuration import BenchSettings, build_task, set_up
 from amos_fairseq.measure.fairseq_step import make_synthetic_text
-from amos_fairseq.measure.flops import count_matmuls
 from amos_fairseq.measure.micro_benchmarks import WAYS, MicroBenchmark, all_micro_benchmarks, time_micro_benchmark
+from amos_fairseq.training_flops import count_matmuls
 
 
 def benchmarks_of(recipe: str, *overrides: str) -> dict[str, MicroBenchmark]:

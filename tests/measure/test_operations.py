@@ -5,7 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from amos_fairseq.measure.flops import Operations, count_matmuls, count_operations
+from amos_fairseq.measure.flops import Operations, count_operations
+from amos_fairseq.training_flops import count_matmuls
 
 META = torch.device("meta")
 B, T, D, V = 3, 5, 8, 40

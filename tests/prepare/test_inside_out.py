@@ -65,6 +65,27 @@ def test_made_once_and_again_after_each_change(prepare: Preparation, capsys: pyt
     assert prepare.files() == COMPLETE
 
 
+def test_a_source_can_be_a_folder(tmp_path: Path) -> None:
+    """As datasets saves tables: a change of a file in it, or of its name, counts."""
+    folder, count = tmp_path / "table", 0
+    (folder / "train").mkdir(parents=True)
+    (folder / "train" / "a").write_text("1")
+
+    def write(directory: Path) -> None:
+        nonlocal count
+        count += 1
+
+    def again() -> int:
+        prepared_data(tmp_path / "out", "table", {"train": folder}, None, {}, write, [])
+        return count
+
+    assert [again(), again()] == [1, 1]
+    (folder / "train" / "a").write_text("2")
+    assert again() == 2
+    (folder / "train" / "a").rename(folder / "train" / "b")
+    assert [again(), again()] == [3, 3]
+
+
 @pytest.mark.parametrize("result", ["runs/toy", "results.json"])
 def test_data_with_results_are_not_replaced_by_others(prepare: Preparation, result: str) -> None:
     prepare()

@@ -105,7 +105,13 @@ def test_single_shard_is_written_into_the_directory_itself(inputs, tmp_path, cap
     names = {path.name for path in out.iterdir()}
     assert names == {"train.bin", "train.idx", "valid.bin", "valid.idx", "dict.txt", "tokenizer", "corpus.json"}
     assert json.loads((out / "corpus.json").read_text())["task_data"] == str(out)
-    assert f"train with task.data={out} " in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert f"train with task.data={out} " in printed
+    # amos_tiny makes 1,750 updates of 128 blocks, each <s> and 63 tokens of the text.
+    documents = [read_binarized(out / name) for name in ("train", "valid")]
+    train, valid = (sum(len(line) for document in each for line in document) + len(each) - 1 for each in documents)
+    assert f"prepare: {train:,} tokens to train on, {valid:,} to validate\n" in printed
+    assert f": amos_tiny {1750 * 128 * 63 / train:,.0f}, amos_mini " in printed
 
 
 def test_existing_tokenizer(corpus, inputs, tmp_path):

@@ -25,7 +25,7 @@ import amos_fairseq  # noqa: F401  (registers the classes that the recipes name)
 from amos_fairseq import composition
 from amos_fairseq.errors import UserError
 from amos_fairseq.measure.configuration import read_configuration
-from amos_fairseq.recipe_files import RECIPES, find_recipe
+from amos_fairseq.recipe_files import RECIPES, find_recipe, planned_text
 from amos_fairseq.report.recipe import sources
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -237,6 +237,14 @@ def test_a_copy_of_a_recipe_in_another_folder_is_the_same(name: str, tmp_path: P
     copy = shutil.copyfile(RECIPES / f"{name}.yaml", tmp_path / "mine.yaml")
     config_dir, own_name = find_recipe(str(copy))
     assert compose_recipe(own_name, config_dir=config_dir) == compose_recipe(name)
+
+
+@pytest.mark.parametrize("name", RECIPE_NAMES)
+def test_planned_text_is_that_of_the_composed_recipe(name: str) -> None:
+    cfg = compose_recipe(name)
+    (update_freq,) = cfg.optimization.update_freq
+    blocks = cfg.optimization.max_update * update_freq * cfg.dataset.batch_size
+    assert planned_text(name) == blocks * (cfg.task.tokens_per_sample - 1)
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ def plotted(runs, key):
     panels = [*plotting.PANELS, *plotting.SCORE_PANELS, *plotting.OBJECTIVE_PANELS]
     panel = next(panel for panel in panels if panel.key == key)
     _, ax = plt.subplots()
-    plotting.draw_panel(ax, panel, runs)
+    plotting.draw_panel(ax, panel, dict(enumerate(runs)))
     plt.close()
     return ax
 
@@ -77,6 +77,20 @@ def test_colours_are_of_depths_and_line_styles_of_runs(save_dir, tmp_path):
     assert len(of_depth_2) == 2
     assert of_depth_2[0].get_color() == of_depth_2[1].get_color()
     assert of_depth_2[0].get_linestyle() != of_depth_2[1].get_linestyle()
+
+
+def test_weights_of_other_depths_are_drawn_apart(save_dir, tmp_path):
+    """They sum to 1 over the depths of a run. A run keeps its style; losses can be compared on the same axes."""
+    files = [save_dir, tmp_path / "other.jsonl", tmp_path / "same.jsonl", tmp_path / "none.jsonl"]
+    for file, depths in zip(files[1:], ((2, 10), (1, 2), ()), strict=True):
+        write(file, *(record("train", update, depths=depths) for update in (10, 20)))
+    runs = plotting.read_curves(files)
+    losses, *mixtures = plotting.panels_figure(plotting.PANELS[:2], runs).axes
+    assert len(losses.get_legend().get_texts()) == 3
+    titles = ["Mixture weights, depths 1, 2", "Mixture weights, depths 2, 10"]
+    assert [ax.get_title() for ax in mixtures if ax.axison] == titles
+    dashes = [[line.get_linestyle() for line in ax.get_lines() if len(line.get_xdata()) > 1] for ax in mixtures]
+    assert dashes[:2] == [["-", "-", ":", ":"], ["--", "--"]]
 
 
 def test_unigram_entropy_is_a_line_for_each_text(save_dir, tmp_path):

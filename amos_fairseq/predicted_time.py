@@ -1,0 +1,16 @@
+"""How long the FLOPs of a training are predicted to take. Nothing is imported here: ``amos recipes`` answers at once."""
+
+# FLOP/s of training. A100, bf16: 40 % of 312 TFLOP/s, the data sheet's peak, as `amos bench --on-paper a100` predicts for
+# amos_base; not measured. CPU, float32: electra_small on two cores, 0.144 TFLOP/s, measured with amos bench on 2026-11-21;
+# models of width 64 reach less: amos_tiny, 44,000 tokens/s of 1.45 MFLOP in the quickstart.
+A100_RATE = 0.4 * 312e12
+CPU_RATE, NARROW_CPU_RATE, NARROW = 0.144e12, 0.064e12, 64  # up to this width
+
+
+def predicted_seconds(flops: float, width: int) -> dict[str, float]:
+    """Return the seconds on one ``a100`` in bf16, and on one ``cpu`` with two cores in float32.
+
+    Args:
+        width: of the encoder.
+    """
+    return {"a100": flops / A100_RATE, "cpu": flops / (NARROW_CPU_RATE if width <= NARROW else CPU_RATE)}

@@ -1,0 +1,258 @@
+"""``amos glue``, ``squad``, ``tag`` and ``probe`` on raw files: the data are those of ``amos prepare``, kept in OUT, and never
+changed under results. Nothing is fine-tuned here: ``tests/train`` does that on such data."""
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from failures import error_line
+from preparing import prepare
+from synthetic_glue import write_pretrained_checkpoint, write_raw_glue
+from synthetic_squad import make_squad, untrained_checkpoint, without_impossible, write_json
+from synthetic_tagging import make_sentences, prepare_tagging, write_columns, write_conllu
+
+from amos_fairseq.cli import fine_tuning
+from amos_fairseq.cli.main import main
+from amos_fairseq.finetuning.benchmark import Benchmark
+from amos_fairseq.probing import experiment
+from amos_fairseq.probing.results import read_probe_results
+
+
+class Raw:
+    """Raw files of a kind, as arguments of the command that fine-tunes and of ``amos prepare``; ``changed``: one of them."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind, self.command = kind, {"tagging": "tag"}.get(kind, kind)
+        if kind == "glue":
+            write_raw_glue(folder, "CoLA", "RTE")
+            self.changed, self.line = folder / "RTE" / "train.tsv", "1\tA ship.\tIt.\tentailment\n"
+            self.flags, self.prepare = ["--data", folder, "--tasks", "rte,CoLA"], [folder, "RTE,CoLA"]
+            self.folder, self.tasks = "data/glue", {"RTE", "CoLA"}
+        elif kind == "squad":
+            self.changed, self.line = write_json(folder / "train.json", make_squad()), " "
+            dev = folder / "dev.json.gz"
+            dev.write_bytes(gzip.compress(json.dumps(make_squad(seed=2)).encode()))
+            self.folder, self.tasks = "data/SQuAD2.0", {"SQuAD2.0"}
+            self.flags, self.prepare = ["--train", self.changed, "--dev", dev], [self.changed, dev]
+        else:
+            self.changed, self.line = write_columns(folder / "train.txt", make_sentences()), "\nAnna\tnoun\tB-NAME\n"
+            dev = write_columns(folder / "dev.txt", make_sentences(10, seed=2))
+            own = ["--column", "a", "--columns", "a,b"]
+            self.folder, self.tasks = "data/tagging-a", {"tagging-a"}
+            self.flags, self.prepare = ["--train", self.changed, "--dev", dev, *own], [self.changed, dev, *own]
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("start")
+    write_pretrained_checkpoint(folder)
+    return folder
+
+
+@pytest.fixture
+def planned(start: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Benchmark]:
+    """A function that calls a command and returns the benchmark that it would run."""
+
+    def plan(command: str, out: Path, *flags: object) -> Benchmark:
+        found: list[Benchmark] = []
+        with monkeypatch.context() as patched:
+            patched.setattr(fine_tuning, "run_and_print", lambda out, benchmark: found.append(benchmark))
+            main([command, "--checkpoint", str(start), "--out", str(out), "--cpu", *map(str, flags)])
+        return found[0]
+
+    return plan
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file but those of the record."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".made_from.json"]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def identities(benchmark: Benchmark) -> dict[str, str]:
+    return {name: task.data_sha256 for name, task in benchmark.tasks.items()}
+
+
+@pytest.mark.parametrize("kind", ["glue", "squad", "tagging"])
+def test_raw_files_give_the_bits_of_prepare_and_keep_them(
+    kind: str, start: Path, planned: Callable[..., Benchmark], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raw, out = Raw(kind, tmp_path), tmp_path / "out"
+    prepare(kind)([*raw.prepare, start / "tokenizer", "--out", tmp_path / "prepared"])
+    expected = planned(
+        raw.command, tmp_path / "other", "--data", tmp_path / "prepared", *raw.flags[2:][: 2 * (kind == "glue")]
+    )
+    capsys.readouterr()
+    found = planned(raw.command, out, *raw.flags)
+    assert "with the tokenizer of the checkpoint" in capsys.readouterr().err
+    assert found.data == out / raw.folder
+    assert contents(found.data) == contents(tmp_path / "prepared")
+    assert identities(found) == identities(expected)
+    assert identities(found).keys() == raw.tasks
+
+    times = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    assert identities(planned(raw.command, out, *raw.flags)) == identities(found)
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == times
+    assert capsys.readouterr().err == ""
+
+    raw.changed.write_text(raw.changed.read_text(encoding="utf-8") + raw.line, encoding="utf-8")
+    task = sorted(raw.tasks)[-1]
+    (out / "runs" / task / "seed1").mkdir(parents=True)
+    before = contents(out)
+    arguments = [raw.command, "--checkpoint", start, "--out", out, "--cpu", *raw.flags]
+    assert f"the file {raw.changed.name} has changed since {out}/" in (line := error_line(capsys, main, *arguments))
+    assert line.endswith(f"give another --out, or delete {out}/runs/{task} to begin again")
+    assert contents(out) == before
+    (out / "runs" / task / "seed1").rmdir()
+    (out / "runs" / task).rmdir()
+    again = planned(raw.command, out, *raw.flags)
+    assert identities(again).items() - identities(found).items() == {(task, again.tasks[task].data_sha256)}
+
+
+def test_tests_sets_of_glue_can_be_added_to_results(
+    planned: Callable[..., Benchmark], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No score depends on them. AX, which the model of MNLI predicts, is converted with ``--write-test`` alone."""
+    raw, out = write_raw_glue(tmp_path / "raw", "MNLI", "diagnostic"), tmp_path / "out"
+    tests = {path.name: path.read_bytes() for path in (raw / "MNLI").glob("test*")}
+    for name in tests:
+        (raw / "MNLI" / name).unlink()
+    first = planned("glue", out, "--data", raw)
+    assert "not fine-tuned: QQP, QNLI" in capsys.readouterr().err
+    assert {path.name for path in first.data.iterdir()} == {"MNLI", "tokenizer"}
+    (out / "runs" / "MNLI").mkdir(parents=True)
+    for name, content in tests.items():
+        (raw / "MNLI" / name).write_bytes(content)
+    second = planned("glue", out, "--data", raw, "--write-test")
+    assert (second.data / "MNLI" / "test1.ids").read_text() == "8\n7\n"
+    assert (second.data / "AX" / "input1").is_dir()
+    assert identities(second) == identities(first)
+
+
+def test_a_checkpoint_with_another_tokenizer(
+    start: Path, planned: Callable[..., Benchmark], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """OUT's data are made again, unless it has results."""
+    raw, out = Raw("tagging", tmp_path), tmp_path / "out"
+    first = planned("tag", out, *raw.flags)
+    other = untrained_checkpoint(tmp_path / "other", prepare_tagging(tmp_path / "more"))
+    (out / "runs" / "tagging-a").mkdir(parents=True)
+    arguments = ["tag", "--checkpoint", other, "--out", out, "--cpu", *raw.flags]
+    assert "the tokenizer of the checkpoint has changed" in error_line(capsys, main, *arguments)
+    assert identities(planned("tag", out, *raw.flags)) == identities(first)
+    (out / "runs" / "tagging-a").rmdir()
+    assert identities(planned("tag", out, *raw.flags, "--checkpoint", other)) != identities(first)
+    (out / "tagging.setup.json").write_text(json.dumps({"checkpoint_sha256": "f" * 64}))
+    before = contents(out)
+    assert "other settings (checkpoint_sha256: ffff" in error_line(capsys, main, *arguments[:2], start, *arguments[3:])
+    assert contents(out) == before
+    (out / "tagging.setup.json").unlink()
+    (tmp_path / "other" / "tokenizer").rename(tmp_path / "elsewhere")
+    assert "converted with the tokenizer beside the checkpoint" in error_line(capsys, main, *arguments)
+
+
+def test_each_column_and_each_version_has_its_own_data(planned: Callable[..., Benchmark], tmp_path: Path) -> None:
+    train = write_conllu(tmp_path / "train.conllu", make_sentences())
+    flags = ["--train", train, "--dev", train]
+    by_default = planned("tag", tmp_path / "out", *flags)
+    assert identities(planned("tag", tmp_path / "out", *flags, "--column", "upos")) == identities(by_default)
+    columns = write_columns(tmp_path / "train.txt", make_sentences())
+    last = planned("tag", tmp_path / "out", "--train", columns, "--dev", columns)
+    assert [*by_default.tasks, *last.tasks] == ["tagging-upos", "tagging-chunk"]
+    setups = []
+    for version, squad in (("1.1", without_impossible(make_squad())), ("2.0", make_squad())):
+        file = write_json(tmp_path / f"{version}.json", squad)
+        found = planned("squad", tmp_path / "squad", "--train", file, "--dev", file)
+        assert found.data == tmp_path / "squad" / "data" / f"SQuAD{version}"
+        setups.append(found.setup())
+    assert setups[0] == setups[1], "one OUT holds both"
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ([], "there are no data: give raw files as --train FILE --dev FILE, or prepared ones as --data DIR"),
+        (["--train", "a"], "--train needs --dev too"),
+        (["--dev", "a"], "--dev needs --train too"),
+        (["--data", "d", "--dev", "a"], "--dev and --data are two ways to give the data"),
+        (["--data", "d", "--train", "a", "--dev", "a"], "--train and --dev and --data are two ways"),
+        (["--train", "absent", "--dev", "absent"], "absent: no such file"),
+    ],
+)
+@pytest.mark.parametrize("command", ["squad", "tag"])
+def test_no_data_both_kinds_or_half_of_one(
+    command: str, flags: list[str], reason: str, start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [command, "--checkpoint", start, "--out", tmp_path / "out", "--cpu", *flags]
+    assert reason in error_line(capsys, main, *arguments)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        (["--data", "d", "--column", "a"], "--column and --columns choose from raw files"),
+        (["--train", "{}", "--dev", "{}", "--column", "../a"], "--column '../a' is not a name"),
+        (["--train", "{}", "--dev", "{}", "--column", "ner"], "has no column ner: it has pos, chunk"),
+        (["--train", "{}", "--dev", "{}", "--columns", "a"], "3 columns, expected 2 (word, a)"),
+    ],
+)
+def test_wrong_columns(
+    columns: list[str], reason: str, start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = write_columns(tmp_path / "train.txt", make_sentences())
+    flags = [flag.format(train) for flag in columns]
+    arguments = ["tag", "--checkpoint", start, "--out", tmp_path / "out", "--cpu", *flags]
+    assert reason in error_line(capsys, main, *arguments, reports_progress=True)
+    assert not (tmp_path / "out").exists()
+
+
+CHUNKS = "He PRP B-NP\nsaw VBD B-VP\nthe DT B-NP\nblue JJ I-NP\ncar NN I-NP\n. . O\nSo RB I-ADVP\n\n" * 20
+RELATIONS = (
+    '1\t"A <e1>fire</e1>, which <e2>tanks</e2> fear."\r\nCause-Effect(e1,e2)\r\n\r\n'
+    '2\t"The <e2>lid</e2> and <e1>it</e1>."\nOther\n\n'
+)
+PROBE = ["--updates", "2", "--part", "discriminator", "--device", "cpu"]
+
+
+def test_folder_of_corpora_is_probed(
+    start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by the names of files, compressed ones too; a corpus that is added later changes nothing of the others."""
+    monkeypatch.setattr(experiment, "plot_probing", lambda results, out: None)  # seconds
+    raw, out = tmp_path / "raw", tmp_path / "out"
+    (raw / "conll2000").mkdir(parents=True)
+    for split in ("train", "test"):
+        (raw / "conll2000" / f"{split}.txt.gz").write_bytes(gzip.compress(CHUNKS.encode()))
+    flags = ["--chunks", *(raw / "conll2000" / f"{split}.txt.gz" for split in ("train", "test"))]
+
+    def probe(*more: str) -> list[object]:
+        return ["probe", "--checkpoint", str(start), "--data", str(raw), "--out", str(out), *PROBE, *more]
+
+    main(probe())
+    (raw / "semeval").mkdir()
+    for name in ("TRAIN_FILE.TXT", "DEV_FILE.TXT", "TEST_FILE_FULL.TXT"):
+        (raw / "semeval" / name).write_text(RELATIONS, encoding="utf-8")
+        flags += ["--relations"] * (name == "TRAIN_FILE.TXT") + [raw / "semeval" / name]
+    for split in ("train", "dev", "test"):
+        write_conllu(raw / f"en_ewt-ud-{split}.conllu", make_sentences())
+    prepare("probing")([tmp_path / "prepared", *flags])
+    main(probe("--tasks", "chunks,relations"))
+    written = contents(out / "data" / "probing")
+    assert written == {name: data for name, data in contents(tmp_path / "prepared").items() if name != "probing.json"}
+    assert {result["task"] for result in read_probe_results(out)["results"]} == {"chunks", "relations"}
+
+    def refusal(*more: str) -> str:
+        return error_line(capsys, main, *probe(*more), reports_progress=True)
+
+    (raw / "conll2000" / "test.txt.gz").write_bytes(gzip.compress((CHUNKS + CHUNKS).encode()))
+    assert f"test.txt.gz has changed since {out}/data/probing/chunks was made" in refusal("--tasks", "chunks")
+    assert contents(out / "data" / "probing") == written
+    assert "the corpora give no task 'ner'" in refusal("--tasks", "ner")
+    (raw / "train.txt").write_text(CHUNKS)
+    assert "are the train split of --chunks: keep one of them" in refusal()
+    for path in (raw / "train.txt", raw / "conll2000" / "train.txt.gz"):
+        path.unlink()
+    assert f"there is no training file to it in {raw}" in refusal()
