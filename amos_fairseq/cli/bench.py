@@ -21,6 +21,9 @@ Hugging Face's ELECTRA (for mlm, its masked language model) of the same sizes wi
 with its default settings, reference this model with model.kernels=reference. The command prints a Markdown page: tokens/s,
 ratios, model FLOP/s as a share of the matrix peak measured in the same run, memory, and the share of each part. --out saves
 the page and a JSON file with every step.
+
+With --finetuning, the loop of a fine-tuning is measured instead, in rows/s with random batches and with batches of similar
+length, beside a plain loop with Hugging Face's ELECTRA of the same sizes.
 """
 
 
@@ -54,6 +57,14 @@ def add_parser(subparsers: Any) -> None:
         action="store_true",
         help="also measure attention, output layer, sampling and optimizer separately, beside the machine's limits",
     )
+    add(
+        "--finetuning",
+        nargs="?",
+        const="",
+        metavar="DATA",
+        help="measure fine-tuning on the directory with task.json DATA, of amos prepare glue or amos classify; without DATA on "
+        "synthetic rows (default: measure pretraining)",
+    )
     add("--out", metavar="DIR", help="directory for the page and the JSON file (default: only print the page)")
     parser.set_defaults(run=run)
 
@@ -61,6 +72,9 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> None:
     if arguments.on_paper is not None:
         run_on_paper(arguments)
+        return
+    if arguments.finetuning is not None:
+        run_fine_tuning(arguments)
         return
     out = None if arguments.out is None else Path(arguments.out)
     if out is not None:
@@ -82,10 +96,33 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"\n{out / report.name}.md and .json")
 
 
+def run_fine_tuning(arguments: argparse.Namespace) -> None:
+    is_given = {f"--{name}": getattr(arguments, name) for name in ("compile", "pieces")} | {"--peer": arguments.peers}
+    refused = [flag for flag, given in is_given.items() if given]
+    if refused:
+        raise UserError(f"--finetuning has one peer and no parts, so {', '.join(refused)} cannot apply: leave it out")
+    out = None if arguments.out is None else Path(arguments.out)
+    if out is not None:
+        make_directory(out)
+    import_fairseq()
+    from amos_fairseq.measure.configuration import choose_device
+    from amos_fairseq.measure.fine_tuning import as_page, bench_fine_tuning
+    from amos_fairseq.measure.measurement import print_progress
+
+    settings = settings_of(arguments)
+    speeds = bench_fine_tuning(settings, arguments.finetuning, print_progress)
+    print_progress("")
+    page = as_page(settings, arguments.finetuning, speeds, choose_device(settings.device))
+    print(page, end="")
+    if out is not None:
+        write_file(out / f"{settings.recipe_name}_finetuning.md", page)
+
+
 def run_on_paper(arguments: argparse.Namespace) -> None:
     names = ("out", "device", "threads", "steps", "warmup")
     is_given = {f"--{name}": getattr(arguments, name) is not None for name in names}
     is_given |= {"--peer": bool(arguments.peers), "--compile": arguments.compile, "--pieces": arguments.pieces}
+    is_given["--finetuning"] = arguments.finetuning is not None
     refused = [flag for flag, given in is_given.items() if given]
     if refused:
         raise UserError(f"--on-paper measures nothing, so {', '.join(refused)} cannot apply: leave it out")

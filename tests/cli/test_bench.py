@@ -164,3 +164,33 @@ def test_a_mistake_is_one_line(arguments: list[str], message: str, capsys: pytes
 def test_missing_gpu_is_refused(capsys: pytest.CaptureFixture) -> None:
     line = error_line(capsys, main, "bench", "mlm_tiny", "--device", "cuda")
     assert "--device cuda: PyTorch finds no GPU here" in line
+
+
+def test_fine_tuning_is_measured_with_both_kinds_of_batches(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Random batches of these lengths are mostly padding, and similar ones hardly; both loops have a speed on both."""
+    main(["bench", "electra_tiny", "--finetuning", *SMALL[:6], "--device", "cpu", "--out", str(tmp_path)])
+    page = capsys.readouterr().out
+    assert (tmp_path / "electra_tiny_finetuning.md").read_text() == page
+    random, similar = [
+        row.split("|") for row in page.splitlines() if row.startswith(("| random |", "| similar lengths |"))
+    ]
+    paddings = [int(row[2].removesuffix("% ")) for row in (random, similar)]
+    assert paddings[0] > 30 > 5 > paddings[1]
+    for _, _, _, ours, theirs, ratio, _ in (random, similar):
+        assert float(ours.replace(",", "")) > 0 < float(theirs.replace(",", ""))
+        median, least, most = map(float, ratio.translate({40: " ", 41: " "}).replace("to", " ").split())
+        assert 0 < least <= median <= most
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["electra_tiny", "--peer", "hf"], "--finetuning has one peer and no parts, so --peer cannot apply"),
+        (["amos_tiny"], "Hugging Face's ELECTRA has no relative positions"),
+        (["electra_tiny", "--precision", "bf16"], "--finetuning measures float32"),
+    ],
+)
+def test_what_cannot_be_measured_of_fine_tuning(
+    arguments: list[str], reason: str, capsys: pytest.CaptureFixture
+) -> None:
+    assert reason in error_line(capsys, main, "bench", *arguments, "--finetuning", "--device", "cpu")
