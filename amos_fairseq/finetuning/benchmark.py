@@ -39,10 +39,10 @@ class Benchmark(ABC):
 
     A new benchmark is a subclass in a file or folder of this package, its hyperparameters under ``tasks`` in the YAMLs of
     ``recipes``, a function in ``prepare`` that writes its data from raw files
-    (:func:`~amos_fairseq.prepare.inside_out.prepared_data`), and a file in ``cli`` that :mod:`amos_fairseq.cli.main` lists.
-    Its ``__init__`` gets the session and the prepared data, raises :class:`~amos_fairseq.errors.UserError` for what cannot be used, and
-    sets the attributes. It must give ``train_flags`` and ``evaluate``. The other methods have a default, which suits a
-    benchmark of independent tasks, one row each.
+    (:func:`~amos_fairseq.prepare.inside_out.prepared_data`), and a file in ``cli`` that :mod:`amos_fairseq.cli.main`
+    lists. Its ``__init__`` gets the session and the prepared data, raises :class:`~amos_fairseq.errors.UserError` for
+    what cannot be used, and sets the attributes. It must give ``train_flags`` and ``evaluate``. The other methods have a
+    default, which suits a benchmark of independent tasks, one row each.
 
     Attributes:
         name: the word in the names of its files: ``OUT/NAME.md``, ``.csv``, ``.json``, ``.setup.json``.
