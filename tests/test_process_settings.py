@@ -76,7 +76,8 @@ def test_openmp_reads_the_variable_that_a_command_sets():
 
 
 ASK_IMPORT = """
-import logging, os
+import logging, os, sys
+sys.modules["pyarrow"] = None  # scikit-learn imports it where it is installed, and it starts a thread of its own
 before = logging.root.level, logging.root.handlers[:]
 import torch
 torch._C._cuda_getDeviceCount = None  # to call it would initialize CUDA

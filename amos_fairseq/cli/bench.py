@@ -96,7 +96,7 @@ def run_on_paper(arguments: argparse.Namespace) -> None:
 
 
 def settings_of(arguments: argparse.Namespace) -> "BenchSettings":
-    """Return the arguments of these names, without those that are not given."""
+    """Return the settings that the command line gives; others keep their defaults."""
     from amos_fairseq.measure.configuration import BenchSettings
 
     given = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(BenchSettings)}

@@ -3,21 +3,19 @@
 Both are read with pyarrow alone. ``datasets`` would be needed for nothing else, and runs code for some of its features.
 """
 
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from amos_fairseq.data.text_files import LARGEST_DOCUMENT_BYTES
 from amos_fairseq.errors import UserError
 from amos_fairseq.fingerprint import joined_sha256
 from amos_fairseq.strangers import field, parse_json, plain_name, read_json
 
-# Rows of a batch, and of those of a batch that are Python values at the same time.
-_BATCH_ROWS = 1024
-# Rows that refer to the same text have copies of it in Python.
-_MOST_COPIED_BYTES = 1 << 26
-# Compared with what a file says of itself. A row group of the usual writers has a million rows or 128 MiB.
-_LARGEST_ROW_GROUP_BYTES = 1 << 32
+# Rows that are Python values at the same time, unless their texts have more bytes together.
+_ROWS_AT_ONCE, _BYTES_AT_ONCE = 1024, 1 << 26
 _OLDEST_PYARROW = (14, 0, 1)  # older ones unpickle what the schema of a file contains (CVE-2023-47248)
 _STATE, _INFO, _SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 _NOT_WRITTEN = "it was not written by save_to_disk of datasets"
@@ -40,7 +38,7 @@ class ArrowTable:
                 with self._parquet([]) as file:
                     schema = file.schema_arrow
                 features = _features(path, (schema.metadata or {}).get(b"huggingface"))
-        self.columns = tuple(schema.names)
+            self.columns = tuple(schema.names)
         features = features if isinstance(features, dict) else {}
         self._classes = {name: _class_names(features.get(name)) for name in self.columns}
 
@@ -52,12 +50,17 @@ class ArrowTable:
         number = 0
         with self._explained():
             for batch in self._folder_batches() if self._is_folder else self._parquet_batches():
-                step = self._rows_at_once(batch)
-                for start in range(0, batch.num_rows, step):
-                    values = [column.slice(start, step).to_pylist() for column in batch.columns]
-                    for row in zip(*values, strict=True):
-                        number += 1
-                        yield number, self._named(number, row)
+                for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
+                    part = batch.slice(start, _ROWS_AT_ONCE)
+                    is_small = self._num_bytes(part) <= _BYTES_AT_ONCE
+                    for rows in [part] if is_small else (part.slice(row, 1) for row in range(part.num_rows)):
+                        if not is_small and self._num_bytes(rows) > LARGEST_DOCUMENT_BYTES:
+                            raise UserError(
+                                f"{self._path}, row {number + 1}: larger than {LARGEST_DOCUMENT_BYTES >> 20} MiB: divide it"
+                            )
+                        for values in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+                            number += 1
+                            yield number, self._named(number, values)
 
     def _named(self, number: int, values: tuple[Any, ...]) -> dict[str, Any]:
         row = {}
@@ -72,28 +75,20 @@ class ArrowTable:
         return row
 
     def _parquet_batches(self) -> Iterator[Any]:
-        """Yield batches of rows. Texts stay numbers in a dictionary: a small file may repeat a large text in every row."""
+        """Yield batches of rows. Texts stay numbers of a dictionary: a small file may repeat a large text in every row.
+
+        Not those in lists, whose dictionaries pyarrow cannot join where a batch has rows of two row groups.
+        """
         with self._parquet([]) as file:
-            metadata, names = file.metadata, file.schema_arrow.names
-            types = self._pyarrow.types
-            texts = [
-                name
-                for name, each in zip(names, file.schema_arrow.types, strict=True)
-                if types.is_string(each) or types.is_large_string(each)
-            ]
-        for group in range(metadata.num_row_groups):
-            size = metadata.row_group(group).total_byte_size
-            if size > _LARGEST_ROW_GROUP_BYTES:
-                raise UserError(
-                    f"{self._path}: a row group has {size:,} bytes: write the file again with smaller ones, at most "
-                    f"{_LARGEST_ROW_GROUP_BYTES:,} are read"
-                )
+            num_rows = file.metadata.num_rows
+            leaves = [file.schema.column(index) for index in range(len(file.schema))]
+        texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY" and leaf.path == leaf.name]
         total, reported, done = self._path.stat().st_size, 0, 0
         with self._parquet(texts) as file:
-            for batch in file.iter_batches(_BATCH_ROWS, use_threads=False):
+            for batch in file.iter_batches(_ROWS_AT_ONCE, use_threads=False):
                 yield batch
                 done += batch.num_rows
-                part = total * done // max(done, metadata.num_rows) - reported
+                part = total * done // max(done, num_rows) - reported
                 reported += part
                 self._on_read(part)
         self._on_read(total - reported)
@@ -102,6 +97,7 @@ class ArrowTable:
         for path in self._files:
             reported, size = 0, path.stat().st_size
             if path.suffix == ".arrow":
+                self._refuse_compression(path)
                 with self._stream(path) as (source, reader):
                     if tuple(reader.schema.names) != self.columns:
                         raise UserError(f"{path} has other columns than the last file of the folder: save it again")
@@ -112,13 +108,37 @@ class ArrowTable:
                         reported = source.tell()
             self._on_read(size - reported)
 
-    def _rows_at_once(self, batch: Any) -> int:
-        sizes = [
-            column.dictionary.nbytes
-            for column in batch.columns
-            if self._pyarrow.types.is_dictionary(column.type) and len(column.dictionary)
-        ]
-        return max(1, min(_BATCH_ROWS, _MOST_COPIED_BYTES // max([1, *sizes])))
+    def _num_bytes(self, array: Any) -> int:
+        """Return the bytes of the values of a batch or an array, with a copy of a text for each value that refers to it."""
+        pa = self._pyarrow
+        if isinstance(array, pa.RecordBatch):
+            return sum(map(self._num_bytes, array.columns))
+        if isinstance(array, pa.StructArray):
+            return sum(map(self._num_bytes, array.flatten()))
+        is_list = isinstance(array, pa.ListArray | pa.LargeListArray | pa.FixedSizeListArray)
+        if is_list and not isinstance(array, pa.MapArray):
+            return self._num_bytes(array.flatten())
+        if isinstance(array, pa.DictionaryArray) and not pa.types.is_primitive(array.type.value_type):
+            lengths = pa.compute.binary_length(array.dictionary.cast(pa.large_binary()))
+            return pa.compute.sum(lengths.take(array.indices)).as_py() or 0
+        return array.nbytes
+
+    def _refuse_compression(self, path: Path) -> None:
+        """Raise :class:`UserError` if a batch of a file is compressed. It would be unpacked as a whole, however large it is.
+
+        ``datasets`` writes no such files. Whether one is compressed is a field of its header (Message.fbs of Arrow), which
+        pyarrow verifies and does not show.
+        """
+        with self._pyarrow.memory_map(str(path)) as source:
+            for message in self._pyarrow.ipc.MessageReader.open_stream(source):
+                if message.type == "schema":
+                    continue
+                header = message.metadata.to_pybytes()
+                batch = _member(header, _member(header, 0, None), 2)
+                if message.type == "dictionary":
+                    batch = _member(header, batch, 1)
+                if _member(header, batch, 3):
+                    raise UserError(f"{path} is compressed: save the data set again, without compression")
 
     @contextmanager
     def _parquet(self, dictionaries: list[str]) -> Iterator[Any]:
@@ -137,7 +157,7 @@ class ArrowTable:
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except (self._pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
+        except (self._pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError, struct.error) as error:
             kind = "folder of datasets" if self._is_folder else "Parquet file"
             raise UserError(
                 f"{self._path} is damaged or no {kind} ({error!s:.200}): download or write it again"
@@ -183,11 +203,25 @@ def files_of(path: Path) -> list[Path]:
     return files
 
 
+def _member(flatbuffer: bytes, table: int, number: int | None) -> int:
+    """Return the position of the table that a member of another one refers to (None: the root), or 0 where it is absent."""
+    place = 0
+    if number is not None:
+        members = table - struct.unpack_from("<i", flatbuffer, table)[0]
+        if 4 + 2 * number >= struct.unpack_from("<H", flatbuffer, members)[0]:
+            return 0
+        offset = struct.unpack_from("<H", flatbuffer, members + 4 + 2 * number)[0]
+        if not offset:
+            return 0
+        place = table + offset
+    return place + struct.unpack_from("<I", flatbuffer, place)[0]
+
+
 def _import_pyarrow(path: Path) -> Any:
     try:
         import pyarrow
+        import pyarrow.compute
         import pyarrow.ipc
-        import pyarrow.types
     except ImportError as error:
         raise UserError(
             f"{path} is read with pyarrow, which does not import ({error}): pip install 'amos_fairseq[data]'"

@@ -17,6 +17,8 @@ from amos_fairseq.errors import UserError
 
 logger = logging.getLogger(__name__)
 
+POOL = 50  # global batches that are sorted by length together
+
 RESET_HINT = "add --reset-dataloader (checkpoint.reset_dataloader=true) to start again with the first epoch"
 
 
@@ -62,6 +64,29 @@ def batches_by_length(lengths: Sequence[int] | np.ndarray, tokens_per_batch: int
         count = max(1, tokens_per_batch // int(lengths[order[first]]))
         yield order[first : first + count].tolist()
         first += count
+
+
+def similar_lengths(
+    indices: np.ndarray, lengths: np.ndarray, global_batch: int, generator: np.random.Generator
+) -> np.ndarray:
+    """Return the order in which each ``global_batch`` consecutive sequences have similar lengths, so that they need little
+    padding.
+
+    The order is cut into pools of :data:`POOL` global batches, each pool is sorted by length, and the global batches are
+    shuffled. A pool is a random sample, so a sequence meets others in each epoch. What makes no global batch stays at the end.
+
+    Args:
+        indices: shuffled order of an epoch, [N].
+        lengths: number of tokens of each sequence of the data set.
+        generator: shuffles the batches.
+    """
+    used = len(indices) - len(indices) % global_batch
+    pools = (indices[start : min(start + POOL * global_batch, used)] for start in range(0, used, POOL * global_batch))
+    batches = [
+        batch for pool in pools for batch in pool[np.argsort(lengths[pool], kind="stable")].reshape(-1, global_batch)
+    ]
+    shuffled = [batches[index] for index in generator.permutation(len(batches))]
+    return np.concatenate([*shuffled, indices[used:]])
 
 
 def whole_updates(indices: np.ndarray, global_batch: int, source: str) -> np.ndarray:

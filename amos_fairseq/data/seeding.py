@@ -19,6 +19,7 @@ class Purpose(IntEnum):
     VALIDATION_MASK = 3
     TRAINING_NOISE = 4
     VALIDATION_NOISE = 5
+    SIMILAR_LENGTHS = 6
 
 
 def keyed_generator(purpose: Purpose, seed: int, epoch: int, block: int) -> np.random.Generator:

@@ -1,7 +1,6 @@
 """Read tables: TSV, CSV, JSON lines, Parquet, and folders that ``save_to_disk`` of Hugging Face's ``datasets`` wrote."""
 
 import csv
-import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -27,8 +26,6 @@ EXPECTED = (
 MOST_COLUMNS = 10_000
 # A row of a CSV file is a list of its fields before they are counted. A text has fewer commas than this.
 _MOST_SEPARATORS = 10_000_000
-# One line, or a row of several, as a writer of CSV makes it: a field with a quote is quoted, quotes in it are doubled.
-_QUOTED_ROW = re.compile(r'(?:"[^"]*(?:""[^"]*)*"|[^"\t\r\n]*)(?:\t(?:"[^"]*(?:""[^"]*)*"|[^"\t\r\n]*))*\r?\n?')
 
 Row = tuple[int, list[str]]
 
@@ -82,7 +79,7 @@ class TableFile:
         self.path, self.kind = path, kind_of(path)
         self.broken_lines: list[int] = []
         if columns and self.kind not in (TSV, CSV):
-            raise UserError(f"{path}: its columns have names already: do not say that it has no header")
+            raise UserError(f"{path}: its columns have names already: remove --no-header")
         self._reader: _SeparatedLines | _JsonLines | arrow_tables.ArrowTable
         if self.kind in (TSV, CSV):
             self._reader = _SeparatedLines(path, columns, on_read, ordinary_quotes, self.broken_lines)
@@ -170,7 +167,7 @@ def number_columns(path: Path) -> int:
         UserError: it is another file, is empty or damaged.
     """
     if kind_of(path) not in (TSV, CSV):
-        raise UserError(f"{path}: its columns have names already: do not say that it has no header")
+        raise UserError(f"{path}: its columns have names already: remove --no-header")
     return len(_SeparatedLines(path, (), lambda size: None, False, []).columns)
 
 
@@ -296,9 +293,11 @@ def has_csv_quotes(path: Path, width: int = 0) -> bool:
         if columns != width:
             return False
         if not fields:
+            if b"\r" in line.removesuffix(b"\n").removesuffix(b"\r"):  # ends a line of CSV
+                return False
             continue
         text = "".join(source)
-        if not _QUOTED_ROW.fullmatch(text):
+        if not _has_only_quoted_quotes(text, fields):
             return False
         has_quotes = True
         has_separators = has_separators or len(source) > 1 or text.count("\t") >= len(fields)
@@ -307,6 +306,18 @@ def has_csv_quotes(path: Path, width: int = 0) -> bool:
     if has_separators:
         return not is_plain or width == 1
     return has_quotes and (has_doubled or names_are_quoted)
+
+
+def _has_only_quoted_quotes(text: str, fields: list[str]) -> bool:
+    """Return whether every field of a row that has a quote is quoted. ``csv`` reads ``5" long``, too, but does not write it."""
+    position = 0
+    for field in fields:
+        quoted = '"' + field.replace('"', '""') + '"'
+        is_quoted = text.startswith(quoted, position)
+        if '"' in field and not is_quoted:
+            return False
+        position += len(quoted if is_quoted else field) + 1
+    return True
 
 
 def _separator(path: Path, width: int) -> str:

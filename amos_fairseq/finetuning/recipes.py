@@ -48,6 +48,7 @@ class Hyperparameters:
             ``linear`` (the output layer alone); for classification and regression.
         num_separators: number of ``</s>`` between the texts of a pair, 1 or 2.
         checkpoint: which checkpoint is scored: ``best`` on the dev set after an epoch, or ``last``.
+        similar_lengths: batches of examples of similar length, which need little padding, instead of random ones.
 
     Raises:
         UserError: a value is out of range.
@@ -69,6 +70,7 @@ class Hyperparameters:
     head: str = "dense"
     num_separators: int = 1
     checkpoint: str = "best"
+    similar_lengths: bool = False
 
     def __post_init__(self) -> None:
         fractions = ("dropout", "attention_dropout", "pooler_dropout", "warmup", "adam_betas")
@@ -137,6 +139,7 @@ class Hyperparameters:
         if self.separator is not None:
             flags["separator-token"] = self.separator
         arguments = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
+        arguments += ["--similar-lengths"] if self.similar_lengths else []
         return arguments if self.bias_correction else [*arguments, "--no-bias-correction"]
 
 

@@ -54,7 +54,11 @@ def notes(benchmark: Benchmark, results: Sequence[RunResult], summaries: Mapping
     """Yield the footnotes of every table: recipe, seeds, selection by dev score, data."""
     session = benchmark.session
     recipe, labels = session.recipe, {task: benchmark.label(task) for task in summaries}
-    changed = "".join(f", {name} {value:g} instead" for name, value in session.overrides.items())
+    given = {
+        name: str(value).lower() if isinstance(value, bool) else f"{value:g}"
+        for name, value in session.overrides.items()
+    }
+    changed = "".join(f", {name} {value} instead" for name, value in given.items())
     yield f"recipe {Path(recipe.name).name} ({recipe.description}; size {recipe.size}{changed})"
     counts = [summary.main.count for summary in summaries.values()]
     listed = ", ".join(f"{label} {count}" for label, count in zip(labels.values(), counts, strict=True))

@@ -34,7 +34,7 @@ MODEL_FIELDS = (ENCODER_FIELDS | BRANCH_FIELDS) - RECIPE_FIELDS - RUN_FIELDS
 MOST_SEEDS = 10_000
 MOST_RUNS = 1024  # at a time
 # Hyperparameters that the command line may replace for every task.
-OVERRIDES = ("lr", "epochs", "batch_size", "num_separators")
+OVERRIDES = ("lr", "epochs", "batch_size", "num_separators", "similar_lengths")
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def open_session(
     pretrained = read_pretrained_checkpoint(checkpoint, from_scratch)
     given = {name: value for name, value in (overrides or {}).items() if value is not None}
     for name, value in given.items():
-        if not value > 0:
+        if not isinstance(value, bool) and not value > 0:
             raise UserError(f"--{name.replace('_', '-')} {value} must be above 0")
     chosen = load_recipe(recipe, size or pretrained.size, given)
     seeds = tuple(range(1, num_seeds + 1))

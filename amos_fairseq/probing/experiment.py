@@ -199,12 +199,13 @@ class Experiment:
             texts = {split: [one.words for one in examples] for split, examples in task.splits.items()}
             by_texts.setdefault(content_sha256(texts), []).append(task)
         groups = []
-        for texts_sha256, own in by_texts.items():
-            splits, names = own[0].splits, ", ".join(task.name for task in own)
-            with progress_bar(sum(map(len, splits.values())), f"encode {names}", "text", delay=2) as bar:
+        num_texts = sum(len(texts) for own in by_texts.values() for texts in own[0].splits.values())
+        with progress_bar(num_texts, "encode", "text", delay=2) as bar:
+            for texts_sha256, own in by_texts.items():
+                splits = own[0].splits
                 encoded = {split: encode_split(self.loaded, texts, bar.update) for split, texts in splits.items()}
-            targets = {task.name: readable_targets(task, encoded) for task in own}
-            groups.append(TextGroup(texts_sha256, own, encoded, targets))
+                targets = {task.name: readable_targets(task, encoded) for task in own}
+                groups.append(TextGroup(texts_sha256, own, encoded, targets))
         return groups
 
     def _train(self, group: "TextGroup", probed: ProbedLayers, pending: list[tuple[ProbingTask, Layer, int]]) -> None:

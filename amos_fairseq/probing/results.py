@@ -206,7 +206,7 @@ def probing_figure(results: Sequence[ProbeResult]) -> Figure:
     """Draw the mean score of each column as a marker, and the range over the seeds as a line behind it.
 
     Each column has a height of its own within the rows, so that no marker hides another one. The most frequent label is a bar
-    over the whole row: a probe left of it has learned nothing.
+    over the whole row: a score left of it can be had without the text.
     """
     cells = scores_by_cell(results)
     columns = [column for column in columns_of(results) if column[2] != MAJORITY]

@@ -6,7 +6,6 @@ Spans count the whitespace-separated words of ``text`` from 0, without their end
 ``label`` is a string, or a list of the labels that hold, which may be empty. Other keys are ignored.
 """
 
-import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,7 +148,7 @@ def _target(content: Any, num_words: int) -> Target:
         raise ValueError(f'a target needs "span1" and "label", got {content!r:.60}')
     spans = [content["span1"], *([content["span2"]] if content.get("span2") is not None else [])]
     for span in spans:
-        is_pair = isinstance(span, list) and len(span) == 2 and type(span[0]) is type(span[1]) is int
+        is_pair = isinstance(span, list) and len(span) == 2 and all(type(end) is int for end in span)
         if not (is_pair and 0 <= span[0] < span[1] <= num_words):
             raise ValueError(
                 f"the span {span!r:.60} is empty or not within the {num_words} words of the text (the end is exclusive)"
@@ -157,9 +156,4 @@ def _target(content: Any, num_words: int) -> Target:
     labels = [content["label"]] if isinstance(content["label"], str) else content["label"]
     if not (isinstance(labels, list) and all(isinstance(label, str) and label for label in labels)):
         raise ValueError(f"the label is a string or a list of strings, got {content['label']!r:.60}")
-    return Target(tuple((span[0], span[1]) for span in spans), tuple(dict.fromkeys(map(_plain_label, labels))))
-
-
-@functools.lru_cache(4096)  # a treebank has 200,000 targets with fifty labels
-def _plain_label(label: str) -> str:
-    return plain_name(label)
+    return Target(tuple((span[0], span[1]) for span in spans), tuple(dict.fromkeys(map(plain_name, labels))))

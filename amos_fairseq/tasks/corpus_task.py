@@ -1,17 +1,26 @@
 """The base classes of this package's tasks: vocabulary, batches in a fixed order, and random numbers of a micro-batch."""
 
 import logging
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, List  # noqa: UP035 (fairseq reads the types of config classes, in typing's spelling)
 
+import numpy as np
 import torch
 from fairseq.data import Dictionary
+from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import FairseqTask
-from omegaconf import OmegaConf
+from omegaconf import II, OmegaConf
 
 from amos_fairseq.collectives import on_first_rank
-from amos_fairseq.data.block_iterator import BlockBatchIterator, blocks_per_batch, equal_batches, whole_updates
-from amos_fairseq.data.seeding import Purpose, noise_seed
+from amos_fairseq.data.block_iterator import (
+    BlockBatchIterator,
+    blocks_per_batch,
+    equal_batches,
+    similar_lengths,
+    whole_updates,
+)
+from amos_fairseq.data.seeding import Purpose, keyed_generator, noise_seed
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.fine_tuning import FineTunedModel
@@ -85,6 +94,7 @@ class CorpusTask(FairseqTask):
                 used = whole_updates(indices, num_shards * update_freq * batch_size, dataset.source)
                 logger.info(f"epoch {epoch}: {len(used)} blocks in whole updates, {len(indices) - len(used)} left out")
                 indices = used
+            indices = self.arrange(dataset, indices, num_shards * update_freq * batch_size)
         return BlockBatchIterator(
             dataset,
             equal_batches(indices, batch_size),
@@ -95,6 +105,10 @@ class CorpusTask(FairseqTask):
             epoch=epoch,
             buffer_size=data_buffer_size,
         )
+
+    def arrange(self, dataset: Any, indices: np.ndarray, global_batch: int) -> np.ndarray:
+        """Return the order of the samples that train in an epoch, given the data set's own order."""
+        return indices
 
     def train_step(
         self,
@@ -125,6 +139,22 @@ class CorpusTask(FairseqTask):
         self.vocabulary.refuse_other(state_dict)
 
 
+@dataclass
+class LabeledTaskConfig(FairseqDataclass):
+    """The settings of every :class:`LabeledTask`."""
+
+    similar_lengths: bool = field(
+        default=False,
+        metadata={
+            "help": "train on batches of sequences of similar length, which need little padding (default: random)"
+        },
+    )
+    seed: int = II("common.seed")
+    save_dir: str = II("checkpoint.save_dir")
+    train_subset: str = II("dataset.train_subset")
+    update_freq: List[int] = II("optimization.update_freq")  # noqa: UP006
+
+
 class LabeledTask(CorpusTask):
     """A task on prepared labels, for which a model gets a head.
 
@@ -143,6 +173,12 @@ class LabeledTask(CorpusTask):
             )
         self.add_head(model)
         return model
+
+    def arrange(self, dataset: Any, indices: np.ndarray, global_batch: int) -> np.ndarray:
+        if not self.cfg.similar_lengths:
+            return indices
+        generator = keyed_generator(Purpose.SIMILAR_LENGTHS, self.cfg.seed, dataset.epoch, 0)
+        return similar_lengths(indices, dataset.sizes, global_batch, generator)
 
     def add_head(self, model: FineTunedModel) -> None:
         raise NotImplementedError

@@ -5,20 +5,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import register_task
-from omegaconf import II, MISSING
+from omegaconf import MISSING
 
 from amos_fairseq.data.tagging import TaggedSentences, read_tagging_manifest, write_labels
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.models.fine_tuning import FineTunedModel
-from amos_fairseq.tasks.corpus_task import LabeledTask, prepared_directory
+from amos_fairseq.tasks.corpus_task import LabeledTask, LabeledTaskConfig, prepared_directory
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
-class SequenceTaggingConfig(FairseqDataclass):
+class SequenceTaggingConfig(LabeledTaskConfig):
     data: str = field(default=MISSING, metadata={"help": "directory that amos prepare tagging wrote"})
     tokens_per_sentence: int = field(
         default=512,
@@ -27,10 +26,6 @@ class SequenceTaggingConfig(FairseqDataclass):
             "help": "tokens of a sentence with <s> and </s>; longer ones are cut at a word boundary",
         },
     )
-    seed: int = II("common.seed")
-    save_dir: str = II("checkpoint.save_dir")
-    train_subset: str = II("dataset.train_subset")
-    update_freq: list[int] = II("optimization.update_freq")
 
 
 @register_task("sequence_tagging", dataclass=SequenceTaggingConfig)

@@ -3,24 +3,24 @@
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, List, Optional  # noqa: UP035 (fairseq reads the types of config classes, in typing's spelling)
+from typing import Any, Optional
 
-from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks import register_task
-from omegaconf import II, MISSING
+from omegaconf import MISSING
 
 from amos_fairseq.data.squad import SquadSplit, SquadWindowDataset, WindowLimits, read_squad_manifest
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.modules.span_heads import SPAN_HEADS
-from amos_fairseq.tasks.corpus_task import LabeledTask, prepared_directory
+from amos_fairseq.tasks.corpus_task import LabeledTask, LabeledTaskConfig, prepared_directory
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
-class SquadConfig(FairseqDataclass):
+class SquadConfig(LabeledTaskConfig):
     data: str = field(default=MISSING, metadata={"help": "directory that amos prepare squad wrote"})
     span_head: ChoiceEnum(list(SPAN_HEADS)) = field(
         default="independent",
@@ -46,10 +46,6 @@ class SquadConfig(FairseqDataclass):
             "help": "id of </s> for a second </s> before the context, as in the released AMOS script (default: none)"
         },
     )
-    seed: int = II("common.seed")
-    save_dir: str = II("checkpoint.save_dir")
-    train_subset: str = II("dataset.train_subset")
-    update_freq: List[int] = II("optimization.update_freq")  # noqa: UP006
 
 
 @register_task("squad", dataclass=SquadConfig)

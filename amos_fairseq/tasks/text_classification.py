@@ -5,22 +5,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
 
-from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import register_task
-from omegaconf import II, MISSING
+from omegaconf import MISSING
 
 from amos_fairseq.data.labeled_texts import LabeledTexts, read_task_record
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.errors import UserError
 from amos_fairseq.fingerprint import TOKENIZER_DIRECTORY
 from amos_fairseq.models.fine_tuning import TEXT_HEAD, FineTunedModel
-from amos_fairseq.tasks.corpus_task import LabeledTask, prepared_directory
+from amos_fairseq.tasks.corpus_task import LabeledTask, LabeledTaskConfig, prepared_directory
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
-class TextClassificationConfig(FairseqDataclass):
+class TextClassificationConfig(LabeledTaskConfig):
     data: str = field(
         default=MISSING, metadata={"help": "directory with task.json, of amos classify or amos prepare glue"}
     )
@@ -35,10 +34,6 @@ class TextClassificationConfig(FairseqDataclass):
         default=None,
         metadata={"help": "2 for a second </s> between the texts of a pair (default: one </s>)"},
     )
-    seed: int = II("common.seed")
-    save_dir: str = II("checkpoint.save_dir")
-    train_subset: str = II("dataset.train_subset")
-    update_freq: list[int] = II("optimization.update_freq")
 
 
 @register_task("text_classification", dataclass=TextClassificationConfig)

@@ -15,8 +15,8 @@ from tiny_runs import ROOT
 # fairseq's configuration is made of these, so it pins them itself.
 BROUGHT_BY_FAIRSEQ = {"hydra-core", "omegaconf"}
 # NVIDIA's kernels, for which no wheel exists, are used where they are found.
-# triton comes with CUDA builds of torch; argcomplete is an extra; a torchaudio that does not load is hidden.
-OPTIONAL = {"apex", "argcomplete", "torchaudio", "triton"}
+# triton comes with CUDA builds of torch; argcomplete and pyarrow are extras; a torchaudio that does not load is hidden.
+OPTIONAL = {"apex", "argcomplete", "pyarrow", "torchaudio", "triton"}
 
 
 def test_every_import_is_required():

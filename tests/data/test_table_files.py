@@ -7,12 +7,13 @@ import io
 import json
 import lzma
 import os
+import random
 from pathlib import Path
 
 import pytest
 import zstandard
 
-from amos_fairseq.data import table_files, text_files
+from amos_fairseq.data import arrow_tables, table_files, text_files
 from amos_fairseq.data.table_files import TableFile, has_csv_quotes, number_columns
 from amos_fairseq.errors import UserError
 
@@ -102,6 +103,7 @@ QUOTES = {
     "a line end": (b'a\tb\nx\t"y\nz"\n', True),
     "a line end, and a broken line": (b'a\tb\nx\t"y\nz"\nx\n', False),
     "rows between two quotes": (b'a\tb\n"x\ty\nx\ty"\n', False),
+    "a carriage return": (b'a\tb\nx\t"y\tz"\nu\rv\tw\n', False),
     "not closed": (b'a\tb\nx\ty\tz\nx\t"y\n', False),
     "one column": (b'a\n"x\ny"\nz\n', True),
     "one column of lines": (b'a\n"x"\nz\n', False),
@@ -113,12 +115,24 @@ def test_which_quotes_of_tsv_are_those_of_csv(tmp_path, name):
     content, expected = QUOTES[name]
     path = written(tmp_path / "t.tsv", content)
     assert has_csv_quotes(path, 2 if "without a header" in name else 0) is expected
-    plain = [line.split("\t") for line in content.decode().splitlines()]
+    plain = [line.split("\t") for line in content.decode().removesuffix("\n").split("\n")]
     rows = plain if not expected else list(csv.reader(io.StringIO(content.decode(), newline=""), delimiter="\t"))
     table = TableFile(path)
     if "without" not in name:
         assert [list(table.columns), *values(table)] == [row for row in rows if len(row) == len(rows[0])]
     assert values(TableFile(path, ordinary_quotes=True)) == [row for row in plain[1:] if len(row) == len(plain[0])]
+
+
+@pytest.mark.parametrize("special", ['"', '"\n', '"\t', '"\r\n'])
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+def test_what_csv_writes_with_tabs_is_read_as_it_was(tmp_path, special, quoting):
+    generator = random.Random(f"{special}{quoting}")
+    for _ in range(100):
+        texts = ("".join(generator.choices("ab" + special, k=generator.randrange(6))) for _ in range(20))
+        rows = [["n", "text", "label"], *([str(n), text, "x"] for n, text in enumerate(texts))]
+        path = written(tmp_path / "t.tsv", separated(rows, "\t", quoting=quoting))
+        table = TableFile(path)
+        assert [list(table.columns), *values(table)] == rows
 
 
 @pytest.mark.skipif(not os.environ.get("AMOS_DATA"), reason="AMOS_DATA names no data folder")
@@ -222,13 +236,20 @@ def test_parquet_of_other_writers(tmp_path):
         "large": pa.array(texts, pa.large_string()),
         "dictionary": pa.array(texts).dictionary_encode(),
         "bytes": pa.array([each and each.encode() for each in texts]),
+        "numbers": pa.array([1, None, 3] * 1000).dictionary_encode(),
         "flag": pa.array([True, False, None] * 1000),
+        "changing": pa.array(
+            [f"{n} {'y' * 1000}" for n in range(3000)]
+        ),  # a dictionary page is full after a third of them
+        "map": pa.array([[("k", each)] for each in texts], pa.map_(pa.string(), pa.string())),
+        "pair": pa.array([[each, "b"] for each in texts], pa.list_(pa.string(), 2)),
         "struct": pa.array([{"x": each} for each in texts]),
     }
-    pa.parquet = pytest.importorskip("pyarrow.parquet")
-    pa.parquet.write_table(pa.table(arrays), tmp_path / "t.parquet", compression="zstd", row_group_size=700)
-    rows = [row for _, row in TableFile(tmp_path / "t.parquet").rows()]
-    assert rows == pa.table(arrays).to_pylist()
+    parquet = pytest.importorskip("pyarrow.parquet")
+    for size in (700, 3000):
+        parquet.write_table(pa.table(arrays), tmp_path / "t.parquet", compression="zstd", row_group_size=size)
+        rows = [row for _, row in TableFile(tmp_path / "t.parquet").rows()]
+        assert rows == pa.table(arrays).to_pylist()
 
 
 def test_a_large_text_that_a_small_parquet_file_repeats(tmp_path):
@@ -244,6 +265,45 @@ def test_a_large_text_that_a_small_parquet_file_repeats(tmp_path):
         assert len(next(rows)[1]["text"]) == 8 << 20
         assert pa.total_allocated_bytes() - before < 100 << 20
     rows.close()
+
+
+def test_large_rows_of_parquet_are_refused(tmp_path, monkeypatch):
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pa.table({"text": ["x", "x" * 300, "y"]}), tmp_path / "t.parquet")
+    monkeypatch.setattr(arrow_tables, "_BYTES_AT_ONCE", 50)
+    rows = TableFile(tmp_path / "t.parquet").rows()
+    assert [len(row["text"]) for _, row in rows] == [1, 300, 1]
+    monkeypatch.setattr(arrow_tables, "LARGEST_DOCUMENT_BYTES", 299)
+    rows = TableFile(tmp_path / "t.parquet").rows()
+    assert next(rows) == (1, {"text": "x"})
+    with pytest.raises(UserError, match="row 2: larger than"):
+        next(rows)
+
+
+@pytest.mark.parametrize(
+    "columns", [{"text": ["x" * 5000] * 20}, {"text": ["x", "y"], "dictionary": ["z" * 5000, "u"]}]
+)
+@pytest.mark.parametrize("compression", [None, "zstd", "lz4"])
+def test_compressed_batches_of_arrow_are_refused(tmp_path, columns, compression):
+    """A few bytes would become gigabytes at once. The flag is read from the header of a batch, or of a dictionary."""
+    pa = pytest.importorskip("pyarrow")
+    arrays = {name: pa.array(values) for name, values in columns.items()}
+    table = pa.table(arrays | {name: arrays[name].dictionary_encode() for name in arrays if name == "dictionary"})
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with (
+        pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file,
+        pa.ipc.new_stream(file, table.schema, options=options) as out,
+    ):
+        out.write_table(table)
+    written(tmp_path / "state.json", b'{"_data_files": [{"filename": "a.arrow"}]}')
+    written(tmp_path / "dataset_info.json", b"{}")
+    rows = TableFile(tmp_path).rows()
+    if compression is None:
+        assert [row for _, row in rows] == table.to_pylist()
+        return
+    with pytest.raises(UserError, match=r"a\.arrow is compressed"):
+        next(rows)
 
 
 TEXTS = {
@@ -296,7 +356,7 @@ def test_what_is_no_table_at_all(tmp_path):
             TableFile(path)
     path = written(tmp_path / "t.jsonl", b'{"a": 1}\n')
     for read in (number_columns, lambda path: TableFile(path, ["1"])):
-        with pytest.raises(UserError, match="have names already"):
+        with pytest.raises(UserError, match="remove --no-header"):
             read(path)
 
 

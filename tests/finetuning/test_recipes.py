@@ -1,9 +1,11 @@
 """Recipes against the values that the papers print, and schedules against values by hand."""
 
+import itertools
+
 import pytest
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.recipes import Hyperparameters, load_recipe, recipe_names, size_for_width
+from amos_fairseq.finetuning.recipes import SIZE_WIDTHS, Hyperparameters, load_recipe, recipe_names, size_for_width
 
 GLUE = ("MNLI", "QQP", "QNLI", "SST-2", "CoLA", "RTE", "MRPC", "STS-B")
 
@@ -189,3 +191,14 @@ def test_unknown_recipe_lists_the_known():
     with pytest.raises(UserError, match="amos, amos_grid, electra, electric, mlm, teams"):
         load_recipe("bert", "base")
     assert recipe_names() == ["amos", "amos_grid", "electra", "electric", "mlm", "teams"]
+
+
+def test_batches_are_similar_in_length_where_no_paper_says_otherwise():
+    for name, size in itertools.product(recipe_names(), SIZE_WIDTHS):
+        for task, trials in load_recipe(name, size).trials.items():
+            flags = {"--similar-lengths" in trial.train_flags(100) for trial in trials}
+            assert flags == {task in ("tagging", "classification")}
+        (other,) = {
+            each.similar_lengths for each in load_recipe(name, size, {"similar_lengths": False}).trials["tagging"]
+        }
+        assert other is False

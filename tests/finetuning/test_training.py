@@ -142,11 +142,12 @@ def test_a_server_that_ends_is_reported_and_its_training_saves(tmp_path, monkeyp
         if "ready" in log.read_text():
             server._server.kill()
 
-    for _ in range(2):  # also the next run
+    (tmp_path / "next").mkdir()
+    for directory in (tmp_path, tmp_path / "next"):
         with pytest.raises(
             RunFailed, match=r"^the process that starts trainings has ended with exit code -9 \(no output\)$"
         ):
-            run(command, tmp_path, report=kill_when_ready, start=server.start)
+            run(command, directory, report=kill_when_ready, start=server.start)
         wait_until(lambda: "saved" in log.read_text())
     with (
         ForkServer(["no_such_module"], os.environ) as broken,

@@ -70,3 +70,15 @@ def test_offsets_of_sentencepiece_have_no_leading_space():
         spans = zip(encoding.offsets, encoding.sequence_ids, strict=True)
         assert [span for span, sequence in spans if sequence == 0 and span[0] < span[1]] == expected
     assert exported.decode(exported.encode("the quick fox").ids) == "the quick fox"
+
+
+def test_a_no_break_space_is_no_beginning_of_a_word_for_the_pipeline_and_a_plain_one_is():
+    """transformers' pipeline for tokens looks for a plain space in the two characters at the start of a piece."""
+    exported = exported_tokenizer(small_tokenizer())
+    text = "a \xa0fox"
+    given, replaced = (exported.encode(each, add_special_tokens=False) for each in (text, text.replace("\xa0", " ")))
+    assert given.ids == replaced.ids
+    assert given.offsets == replaced.offsets
+    begins = next(start for start, end in given.offsets if text[start:end].startswith("f"))
+    assert " " not in text[begins - 1 : begins + 1]
+    assert " " in text.replace("\xa0", " ")[begins - 1 : begins + 1]

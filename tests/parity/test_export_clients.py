@@ -3,10 +3,12 @@
 Tolerance: float32; onnxruntime fuses operations, and its erf and softmax round otherwise than PyTorch's.
 """
 
+import re
 from pathlib import Path
 
 import numpy
 import pytest
+import scipy.stats
 import torch
 import transformers
 from saved_models import write_run
@@ -15,8 +17,10 @@ from transformers.pipelines import get_supported_tasks
 import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
+from amos_fairseq.errors import UserError
 
 TOLERANCE = 1e-4
+WORDS = ["the", "jumps", "over", "end", "lazy", "brown"]
 TEXTS = ["the quick brown fox", "jumps", "over the end of the lazy dog & a quick brown dog, the end"]
 
 
@@ -101,6 +105,55 @@ def test_sentence_transformers_pooling_is_ours(folders, spelled_out):
     ours = (features.states * features.mask[..., None]).sum(1) / features.mask.sum(1, keepdim=True)
     theirs = model.encode(TEXTS, convert_to_tensor=True)
     assert (ours - theirs).abs().max() < TOLERANCE
+
+
+def test_example_of_sentence_embeddings(folders, tmp_path, capsys):
+    """What it prints against our own features, before and after it has learned which word a number belongs to."""
+    pytest.importorskip("sentence_transformers")
+    from hugging_face.sentence_embeddings import main as fine_tune
+    from sentence_transformers import SentenceTransformer
+
+    pairs = [(f"{one} quick", f"{other} dog", one == other) for one in WORDS for other in WORDS]
+    table = tmp_path / "pairs.tsv"
+    table.write_text("a\tb\tscore\n" + "".join(f"{one}\t{other}\t{int(same)}\n" for one, other, same in pairs))
+    flags = ["--dev", str(table), "--text", "a", "b"]
+    fine_tune([str(folders / "encoder"), *flags])
+    more = [
+        "--train",
+        str(table),
+        "--out",
+        str(tmp_path / "out"),
+        "--epochs",
+        "20",
+        "--batch-size",
+        "9",
+        "--lr",
+        "0.003",
+    ]
+    fine_tune([str(folders / "encoder"), *flags, *more])
+    shown = re.findall(r": mean cosine of different pairs (\S+), Spearman (\S+)\n", capsys.readouterr().out)
+    alone, before, after = ([float(number) for number in each] for each in shown)
+    assert alone == before
+
+    features = amos_fairseq.load(folders / "run")
+    vectors = [features([pair[side] for pair in pairs]) for side in (0, 1)]
+    means = [(each.states * each.mask[..., None]).sum(1) / each.mask.sum(1, keepdim=True) for each in vectors]
+    cosines = torch.cosine_similarity(*means)
+    ranked = scipy.stats.spearmanr(cosines, [same for *_, same in pairs]).statistic
+    assert before[1] == pytest.approx(100 * ranked, abs=0.06)
+    every = torch.cosine_similarity(means[0][:, None], means[1][None], dim=-1)
+    different = every[~torch.eye(len(pairs), dtype=torch.bool)]
+    assert before[0] == pytest.approx(float(different.mean()), abs=0.01)  # a thousand of them
+    # 64.5 is the largest for numbers of which a sixth is 1: sqrt(3 p (1 - p)).
+    assert before[1] < 60 < after[1]
+    kept = SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(
+        [pair[0] for pair in pairs], convert_to_tensor=True
+    )
+    assert (kept - means[0]).abs().max() > 0.01  # trained weights, not those of the export
+
+    table.write_text("a\tb\tscore\none\ttwo\thigh\n")
+    with pytest.raises(UserError, match="line 2: score is 'high', and not a number"):
+        fine_tune([str(folders / "encoder"), *flags])
 
 
 @pytest.mark.slow

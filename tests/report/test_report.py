@@ -262,9 +262,9 @@ def test_time_of_a_run_in_parts(tmp_path):
         assert seconds(tmp_path, 1250.0, unread) == 150
 
 
-def amos_run(setup, **settings):
+def amos_run(setup, criterion="amos", **settings):
     model = {"generator_depths": "4,6,8", "encoder_layers": 12, "encoder_embed_dim": 768} | settings
-    cfg = OmegaConf.create({"criterion": {"_name": settings.pop("criterion", "amos")}, "model": model})
+    cfg = OmegaConf.create({"criterion": {"_name": criterion}, "model": model})
     return PretrainingRun(Path("run"), "run", PretrainingCost(1), cfg=cfg, setup=setup)
 
 

@@ -8,6 +8,7 @@ from fairseq.models.roberta import RobertaModel
 from omegaconf import OmegaConf
 from synthetic_tagging import prepare_tagging
 
+from amos_fairseq.data import block_iterator
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.amos import AmosConfig
 from amos_fairseq.tasks.sequence_tagging import SequenceTaggingConfig, SequenceTaggingTask
@@ -47,6 +48,55 @@ def test_every_sentence_occurs_once_in_an_epoch(data, caplog):
         assert (orders[0] != orders[1]) == (split == "train")
     with pytest.raises(UserError, match="--tokens-per-sentence 40"):
         task.get_batch_iterator(task.datasets["train"], max_sentences=7, max_positions=39)
+
+
+def batches_of(task, epoch, position=0, **settings) -> list[list[int]]:
+    """The ids of each batch of an epoch, from a position on."""
+
+    def iterator():
+        return task.get_batch_iterator(task.datasets["train"], max_positions=40, epoch=epoch, **settings)
+
+    stopped, resumed = iterator(), iterator()
+    if position:
+        batches = stopped.next_epoch_itr()
+        for _ in range(position):
+            next(batches)
+        resumed.load_state_dict(stopped.state_dict())
+    return [batch["id"].tolist() for batch in resumed.next_epoch_itr()]
+
+
+def test_batches_of_similar_length(data, monkeypatch):
+    """Each sentence occurs once; a batch is a run of a pool sorted by length; the order of the batches is random, the same
+    for any number of loader processes and ranks, and on resume, and another in the next epoch."""
+    monkeypatch.setattr(block_iterator, "POOL", 5)  # 20 sentences
+    task = make_task(data, similar_lengths=True)
+    task.load_dataset("train")
+    lengths, batches = task.datasets["train"].sizes, batches_of(task, 1, max_sentences=4)
+    assert sorted(id for batch in batches for id in batch) == list(range(40))
+    assert [len(batch) for batch in batches] == [4] * 10
+    task.datasets["train"].set_epoch(1)
+    shuffled = task.datasets["train"].ordered_indices().tolist()
+    in_order = [sorted(shuffled[first : first + 20], key=lambda id: lengths[id]) for first in (0, 20)]  # stable
+    runs = [pool[first : first + 4] for pool in in_order for first in range(0, 20, 4)]
+    assert sorted(batches) == sorted(runs)
+    assert batches != runs
+    assert batches_of(task, 1, max_sentences=4, num_workers=2) == batches
+    assert batches_of(task, 1, 3, max_sentences=4) == batches[3:]
+    assert batches_of(task, 2, max_sentences=4) != batches
+    # Two ranks of half the batch: each update has the same sentences.
+    ranks = [batches_of(task, 1, max_sentences=2, num_shards=2, shard_id=rank) for rank in range(2)]
+    assert [first + second for first, second in zip(*ranks, strict=True)] == batches
+    # What makes no whole batch comes last.
+    *whole, rest = batches_of(task, 1, max_sentences=3)
+    assert ({len(batch) for batch in whole}, rest) == ({3}, shuffled[-1:])
+    random = [id for batch in batches_of(make_task_with_data(data), 1, max_sentences=4) for id in batch]
+    assert random == shuffled
+
+
+def make_task_with_data(data):
+    task = make_task(data)
+    task.load_dataset("train")
+    return task
 
 
 def test_the_head_reads_first_pieces_and_is_restored(data, tmp_path):
