@@ -65,9 +65,7 @@ def add_arguments(
     else:
         parser.set_defaults(num_separators=None)
 
-    text = (
-        "batches of examples of similar length, which need little padding, or random ones (default: the recipe's)"
-    )
+    text = "batches of examples of similar length, which need little padding, or random ones (default: the recipe's)"
     add("--similar-lengths", action=argparse.BooleanOptionalAction, help=text)
 
     add("--parallel", type=int, metavar="N", default=1, help="concurrent runs on the CPU; each GPU runs one at a time")
