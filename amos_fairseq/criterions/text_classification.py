@@ -40,9 +40,9 @@ class TextClassificationCriterion(FairseqCriterion):
         if self.kind == "classes":
             loss = cross_entropy(logits, target, ignore_index=UNKNOWN_CLASS, reduction="sum")
         elif self.kind == "labels":
-            loss = binary_cross_entropy_with_logits(logits, target, reduction="sum") / logits.size(1)
+            loss = binary_cross_entropy_with_logits(logits, target.float(), reduction="sum") / logits.size(1)
         else:
-            loss = mse_loss(logits[:, 0] / self.deviation, target / self.deviation, reduction="sum")
+            loss = mse_loss(logits[:, 0] / self.deviation, target.float() / self.deviation, reduction="sum")
         num_rows = sample["nsentences"]
         log = {
             "loss": loss.detach(),

@@ -208,8 +208,7 @@ class LabeledTexts(LabeledSequences):
             raise UserError(f"{self.source}: the files of texts and labels do not belong together; {PREPARE_AGAIN}")
         self._rows = ShortenedTexts(join_texts(texts, self.bos, separator), max_tokens)
         self.sizes, self.max_tokens = self._rows.sizes, max_tokens
-        dtype = {"classes": torch.int64}.get(record["kind"], torch.float32)
-        self._target_tensor = torch.from_numpy(self.targets).to(dtype)
+        self._target_tensor = torch.from_numpy(self.targets)
 
     @property
     def num_cut(self) -> int:
@@ -222,5 +221,8 @@ class LabeledTexts(LabeledSequences):
         return {"id": index, "tokens": self._rows[index]}
 
     def add_labels(self, batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
-        """Add ``target``: classes LongTensor [B]; labels float32 [B, num_labels], 1 or 0; numbers float32 [B]."""
+        """Add ``target``: classes [B] int64; labels [B, num_labels] bool; numbers [B] float64.
+
+        With ``--fp16`` or ``--bf16`` fairseq converts every float32 tensor of a batch.
+        """
         batch["target"] = self._target_tensor[batch["id"]]

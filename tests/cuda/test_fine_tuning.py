@@ -16,11 +16,13 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 import amos_fairseq
 from amos_fairseq.criterions.squad import SquadCriterion
+from amos_fairseq.criterions.text_classification import TextClassificationCriterion
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.measure.configuration import BenchSettings, set_up
 from amos_fairseq.measure.fairseq_step import UnsavedTrainer
 from amos_fairseq.measure.fake_cuda import FakeCuda, fake_cuda, replace_tensors
 from amos_fairseq.tasks.squad import SquadConfig, SquadTask
+from amos_fairseq.tasks.text_classification import TextClassificationConfig, TextClassificationTask
 
 NUM_CLASSES = 3
 
@@ -71,8 +73,33 @@ def squad(head: str, length: int) -> tuple[Any, Any, dict[str, Any]]:
     return task, SquadCriterion(task, 0.5), batch
 
 
+def text_classification(kind: str, length: int) -> tuple[Any, Any, dict[str, Any]]:
+    target = {
+        "classes": torch.tensor([0, 2, 1]),
+        "labels": torch.eye(3).bool(),
+        "number": torch.tensor([900.0, 1e3, 1e3]).double(),
+    }[kind]
+    number = kind == "number"
+    record = {"kind": kind, "num_classes": 1 if number else 3} | ({"mean": 1e3, "deviation": 50.0} if number else {})
+    vocabulary = Vocabulary(Path("dict.txt"), dictionary_sha256="", tokenizer_directory=None, tokenizer_sha256=None)
+    task = TextClassificationTask(TextClassificationConfig(data="DATA", seed=1), vocabulary, small_dictionary(), record)
+    tokens = texts(length)
+    batch = {
+        "id": torch.arange(3),
+        "first_id": 0,
+        "nsentences": 3,
+        "ntokens": int(tokens.ne(1).sum()),
+        "net_input": {"src_tokens": tokens, "src_lengths": tokens.ne(1).sum(1)},
+        "target": target,
+    }
+    return task, TextClassificationCriterion(task), batch
+
+
 JOBS = {
-    "classes": classification,
+    "stock classes": classification,
+    "classes": lambda length: text_classification("classes", length),
+    "labels": lambda length: text_classification("labels", length),
+    "number": lambda length: text_classification("number", length),
     "spans, independent": lambda length: squad("independent", length),
     "spans, joint": lambda length: squad("joint", length),
 }

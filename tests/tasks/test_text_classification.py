@@ -60,7 +60,7 @@ def test_rows_are_those_of_glue(name, separator, data):
         for index, row in enumerate(batch["net_input"]["src_tokens"]):
             assert row[row.ne(1)].tolist() == inputs[index].tolist()
         np.testing.assert_array_equal(batch["target"], labels)
-        assert batch["target"].dtype == (torch.float32 if name == "STS-B" else torch.int64)
+        assert batch["target"].dtype == (torch.float64 if name == "STS-B" else torch.int64)
 
 
 def test_labels_of_a_row(data):
@@ -69,7 +69,7 @@ def test_labels_of_a_row(data):
     dataset = task.datasets["valid"]
     batch = dataset.collater([dataset[index] for index in (1, 0, 2, 3)])
     assert batch["target"].tolist() == [[0, 0], [1, 1], [0, 1], [1, 0]]
-    assert batch["target"].dtype == torch.float32
+    assert batch["target"].dtype == torch.bool
 
 
 def test_every_row_occurs_once_in_an_epoch(data):
