@@ -166,7 +166,12 @@ def test_flags_of_fairseq_train_are_known():
         parser = options.get_training_parser()
         parsed = options.parse_args_and_arch(parser, input_args=arguments)
         tasks[parsed.data] = parsed.task
-    assert tasks == {"DATA": "text_pretraining", "GLUE/CoLA": "sentence_prediction", "SQUAD": "squad", "RESULTS/data/classification": "text_classification"}
+    assert tasks == {
+        "DATA": "text_pretraining",
+        "GLUE/CoLA": "sentence_prediction",
+        "SQUAD": "squad",
+        "RESULTS/data/classification": "text_classification",
+    }
 
 
 def test_configs_and_overrides_of_hydra_exist():
