@@ -120,7 +120,8 @@ _KINDS = {
         'Only labels of the first pieces of words were trained: use `aggregation_strategy="first"`. Spaces separate the words '
         "of the training data, also from punctuation. The label of a word is that of the group which covers its first "
         "character: the pipeline divides words at unknown pieces and, with a WordPiece tokenizer, at punctuation. Replace "
-        "no-break spaces by plain ones: the pipeline joins a word that begins with one to the word before it.",
+        "no-break spaces by plain ones: with other tokenizers, the pipeline joins a word that begins with one to the word "
+        "before it.",
         "token-classification",
     ),
 }

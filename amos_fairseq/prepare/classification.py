@@ -36,6 +36,7 @@ from amos_fairseq.terminal import progress_bar, say
 from amos_fairseq.tokenization import Tokenizer
 
 TASK = "classification"
+USED_BY = ("runs/classification", "runs/classification-random")  # folders in OUT with results of the data
 # Columns that are taken if none is given: the first of these that the table has.
 TEXT_COLUMNS = (
     ("text",),
@@ -469,5 +470,5 @@ def prepare_inside(out: Path, source: ClassificationSource, tokenizer: Tokenizer
     """Return the data of ``source`` prepared in OUT; see :func:`~amos_fairseq.prepare.inside_out.prepared_data`."""
     files = {"train": source.train} | ({} if source.dev is None else {"dev": source.dev})
     return prepared_data(
-        out, TASK, files, tokenizer, source.settings, lambda directory: source.write(directory, tokenizer), ["runs"]
+        out, TASK, files, tokenizer, source.settings, lambda directory: source.write(directory, tokenizer), USED_BY
     )

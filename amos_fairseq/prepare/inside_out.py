@@ -73,7 +73,7 @@ def prepared_data(
         if sources:
             names = ", ".join(dict.fromkeys(path.name for path in sources.values()))
             with_tokenizer = "" if tokenizer is None else " with the tokenizer of the checkpoint"
-            say(f"converts {names}{with_tokenizer}; they are kept in {folder}")
+            say(f"converts {names}{with_tokenizer}; the result is kept in {folder}")
         with whole_folder(folder, replace=True) as unfinished:
             write(unfinished)
             record = made_from | {"files": files_sha256(unfinished)}

@@ -81,6 +81,8 @@ def test_numbers_are_those_of_the_first_line_of_a_row(tmp_path):
     table = TableFile(path)
     assert [number for number, _ in table.rows()] == [2, 5, 8]
     assert table.broken_lines == [6, 7]
+    table = TableFile(written(tmp_path / "t.csv", b"a\n1\n\n3\n"))
+    assert list(table.rows()) == [(2, {"a": "1"}), (3, {"a": ""}), (4, {"a": "3"})]
 
 
 def test_lines_of_tsv_with_ordinary_quotes(tmp_path):
@@ -102,7 +104,7 @@ QUOTES = {
     "a tab": (b'a\tb\nx\t"y\tz"\nu\tv\n', True),
     "a line end": (b'a\tb\nx\t"y\nz"\n', True),
     "a line end, and a broken line": (b'a\tb\nx\t"y\nz"\nx\n', False),
-    "rows between two quotes": (b'a\tb\n"x\ty\nx\ty"\n', False),
+    "rows between two quotes": (b'a\tb\n"x\t1\ny\t2\nz"\t3\n', False),
     "a carriage return": (b'a\tb\nx\t"y\tz"\nu\rv\tw\n', False),
     "not closed": (b'a\tb\nx\ty\tz\nx\t"y\n', False),
     "one column": (b'a\n"x\ny"\nz\n', True),

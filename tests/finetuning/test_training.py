@@ -142,7 +142,8 @@ def test_a_server_that_ends_is_reported_and_its_training_saves(tmp_path, monkeyp
         if "ready" in log.read_text():
             server._server.kill()
 
-    (tmp_path / "next").mkdir()  # the training in the first directory may still run
+    (tmp_path / "next").mkdir()
+    (tmp_path / "last").mkdir()
     for directory in (tmp_path, tmp_path / "next"):
         with pytest.raises(
             RunFailed, match=r"^the process that starts trainings has ended with exit code -9 \(no output\)$"
@@ -153,7 +154,7 @@ def test_a_server_that_ends_is_reported_and_its_training_saves(tmp_path, monkeyp
         ForkServer(["no_such_module"], os.environ) as broken,
         pytest.raises(RunFailed, match=r"exit code 1 \(ModuleNotFoundError: No module named 'no_such_module'\)$"),
     ):
-        run(command, tmp_path / "next", start=broken.start)
+        run(command, tmp_path / "last", start=broken.start)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -82,6 +83,10 @@ def test_a_folder_is_an_input_like_a_file(tmp_path, monkeypatch, capsys, refused
         patch.setattr(text_encoding, "encode_files", lambda *a: (_ for _ in ()).throw(SystemError("killed here")))
         with pytest.raises(SystemError, match="killed here"):
             main([*command, out])
+    times = (folder / "state.json").stat()
+    os.utime(folder / "state.json")
+    assert "unfinished corpus of other inputs" in refused(*command, out)
+    os.utime(folder / "state.json", ns=(times.st_atime_ns, times.st_mtime_ns))
     with monkeypatch.context() as patch:
         patch.setattr("amos_fairseq.prepare.text.split_corpus", None)
         main([*command, out])

@@ -59,9 +59,7 @@ class Glue(Benchmark):
         if squad is not None and self.squad is None:
             raise UserError(f"{squad} holds no results of amos squad: give that command's --out as --squad")
         if not data.is_dir():
-            raise UserError(
-                f"{data} is not a directory: give GLUE's official files, or what amos prepare glue wrote, as --data"
-            )
+            raise UserError(f"{data} is not a directory: give that of GLUE's official files, or of amos prepare glue")
         self.data, self.max_positions = data.resolve(), session.checkpoint.max_positions
         self.prepared = {task: read_glue_data(self.data, task) for task in tasks}
         session.checkpoint.check_tokenizer(self.data / "tokenizer")

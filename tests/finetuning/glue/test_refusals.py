@@ -52,10 +52,10 @@ def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_tra
 def test_all_means_the_tasks_that_are_prepared(tmp_path, capsys):
     for task in ("RTE", "CoLA", "WNLI"):
         (tmp_path / task).mkdir()
-    assert tasks_to_run("all", tmp_path) == ["CoLA", "RTE"]
+    assert tasks_to_run("all", tmp_path, is_raw=False) == ["CoLA", "RTE"]
     assert capsys.readouterr().err == f"not in {tmp_path}, so not fine-tuned: MNLI, QQP, QNLI, SST-2, MRPC, STS-B\n"
-    assert tasks_to_run("RTE,MNLI", tmp_path) == ["RTE", "MNLI"]  # named, so MNLI is missed later
-    assert len(tasks_to_run("ALL", tmp_path / "absent")) == 8
+    assert tasks_to_run("RTE,MNLI", tmp_path, is_raw=False) == ["RTE", "MNLI"]  # named, so MNLI is missed later
+    assert len(tasks_to_run("ALL", tmp_path / "absent", is_raw=False)) == 8
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", '{"setup": [], "tasks": {}, "notes": []}', "{"])
