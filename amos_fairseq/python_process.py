@@ -13,7 +13,6 @@ Where several such processes need the same imports, a :class:`ForkServer` pays f
 """
 
 import contextlib
-import gc
 import importlib
 import io
 import json
@@ -234,8 +233,6 @@ def _read_line(connection: socket.socket) -> bytes:
 
 def serve(connection: socket.socket) -> None:
     """Fork a process for each request until the connection ends; return only in a forked process, as its command."""
-    # The collector looks at the objects of the imports no more: it would copy each page that the processes share.
-    gc.freeze()
     while True:
         first, files, _, _ = socket.recv_fds(connection, 1, 3)
         request = json.loads(_read_line(connection) or "null") if first else None

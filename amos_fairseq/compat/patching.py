@@ -76,10 +76,11 @@ def patch_starting_scripts() -> None:
     A script imports the plugin while it runs; in a process that a warm one has forked, it is imported before the script.
     """
     for module in (*running_scripts(), *running_hydra_scripts()):
-        if not getattr(module, "start_patched_by_amos_fairseq", False):
-            for patch in _starting_patches:
+        done = vars(module).setdefault("start_patched_by_amos_fairseq", [])
+        for patch in _starting_patches:
+            if patch not in done:
                 patch.apply_to(module)
-            module.start_patched_by_amos_fairseq = True
+                done.append(patch)
 
 
 def running_scripts() -> list[ModuleType]:

@@ -234,6 +234,8 @@ def as_page(settings: BenchSettings, data: str, speeds: list[LoopSpeed], device:
             f"{each.rows_per_second(each.ours):,.0f} | {each.rows_per_second(each.theirs):,.0f} | "
             f"{ratio.median:.2f} ({ratio.min:.2f} to {ratio.max:.2f}) |"
         )
-    lines += ["", f"{describe_machine(device)}, {torch.get_num_threads()} threads", ""]
+    machine = describe_machine(device)
+    place = machine["gpu"] or f"{machine['processor']}, {machine['threads']} threads"
+    lines += ["", f"{place}, {machine['system']}", ""]
     lines += [", ".join(f"{name} {version}" for name, version in versions().items()), ""]
     return "\n".join(lines)
