@@ -115,7 +115,7 @@ def measure_loops(
         dataset = task.dataset("train")
         torch.manual_seed(cfg.common.seed)
         trainer = UnsavedTrainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
-        peer = HuggingFaceLoop(setup, task, dataset)
+        peer = HuggingFaceLoop(cfg.model, setup.device, task, dataset)
         rows, ours, theirs, positions, tokens = [], [], [], 0, 0
         batches = our_batches(task, dataset, cfg)
         for number in range(settings.warmup + settings.steps):
@@ -182,17 +182,19 @@ def our_batches(task: TextClassificationTask, dataset: LabeledSequences, cfg: Di
 class HuggingFaceLoop:
     """The plain loop: the rows of a batch are padded, then forward, backward, AdamW and the schedule."""
 
-    def __init__(self, setup: BenchSetup, task: TextClassificationTask, dataset: LabeledSequences) -> None:
+    def __init__(
+        self, model: DictConfig, device: torch.device, task: TextClassificationTask, dataset: LabeledSequences
+    ) -> None:
         # Imported here: transformers takes seconds to import.
         from transformers import ElectraForSequenceClassification, get_linear_schedule_with_warmup
 
-        model = setup.cfg.model
         rows = PaddedVocabulary.of(task.source_dictionary).padded_size
         config = network_config(transformer_config(model), layer_norm_eps=model.layer_norm_eps, vocab_size=rows)
-        config.num_labels, config.pad_token_id, config.classifier_dropout = task.record["num_classes"], dataset.pad, 0.0
+        config.num_labels, config.pad_token_id = task.record["num_classes"], dataset.pad
+        config.classifier_dropout = model.pooler_dropout
         config._attn_implementation = "sdpa"
-        self.device, self.dataset = setup.device, dataset
-        self.model = ElectraForSequenceClassification(config).to(setup.device).train()
+        self.device, self.dataset = device, dataset
+        self.model = ElectraForSequenceClassification(config).to(device).train()
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=RECIPE["lr"], weight_decay=RECIPE["weight_decay"]
         )

@@ -8,9 +8,10 @@ from omegaconf import DictConfig
 from recipe_names import RECIPE_NAMES, WITH_OTHER_CODE
 from torch.utils.flop_counter import FlopCounterMode
 
+import amos_fairseq.training_flops as counting
 from amos_fairseq.composition import compose_recipe
 from amos_fairseq.errors import UserError
-from amos_fairseq.measure import configuration
+from amos_fairseq.measure.configuration import build_counted_update
 from amos_fairseq.measure.flops import training_flops
 from amos_fairseq.measure.flops_report import report_flops
 
@@ -163,8 +164,8 @@ def step_on_cpu(cfg: DictConfig) -> tuple[int, list[str]]:
     """One training step on real tensors: its matrix products by PyTorch's counter, with our formula for those with a vector,
     and the names of the parameters that learn but receive no gradient."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(configuration, "DEVICE", torch.device("cpu"))
-        real = configuration.build_counted_update(cfg, 600, reference=True)
+        patch.setattr(counting, "DEVICE", torch.device("cpu"))
+        real = build_counted_update(cfg, 600, reference=True)
     counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.mv: lambda a, *_, **__: 2 * math.prod(a)})
     with counter:
         loss, _, _ = real.criterion(real.model, real.batch)
