@@ -56,6 +56,8 @@ def run(arguments: argparse.Namespace) -> None:
         return
     if arguments.train is None:
         raise UserError("give the table to train on as --train, or one to label as --predict")
+    if arguments.from_scratch and arguments.baseline:
+        raise UserError("--baseline adds the runs that --from-scratch makes: leave one of them out")
     if not arguments.label_separator:
         raise UserError("--label-separator is empty: give the text between two labels, such as ','")
     session = fine_tuning.session_from(arguments)

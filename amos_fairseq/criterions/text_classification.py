@@ -24,7 +24,7 @@ class TextClassificationCriterion(FairseqCriterion):
 
     They are the losses of Hugging Face's models for sequence classification; there the square is not divided. In validation the
     scores of :func:`~amos_fairseq.data.text_scores.text_scores` are computed from all rows. A class that the training set
-    lacks has no loss and is wrong.
+    lacks has no loss, counts in B, and is wrong.
     """
 
     def __init__(self, task: Any) -> None:
@@ -51,7 +51,7 @@ class TextClassificationCriterion(FairseqCriterion):
             "sample_size": num_rows,
         }
         if not model.training:
-            log |= {"logits": logits.detach(), "targets": target, "kind": self.kind}
+            log |= {"predictions": predictions_of(self.kind, logits.detach()), "targets": target, "kind": self.kind}
         return loss, num_rows, log
 
     @staticmethod
@@ -63,15 +63,14 @@ class TextClassificationCriterion(FairseqCriterion):
         if "kind" not in logging_outputs[0]:
             return
         kind = logging_outputs[0]["kind"]
-        for name in ("logits", "targets"):
+        for name in ("predictions", "targets"):
             # A tensor of one element has become a number (compat.device_reads).
             rows = [torch.as_tensor(log[name]).reshape(int(log["nsentences"]), -1) for log in logging_outputs]
             metrics.log_concat_tensor(f"_{name}", torch.cat(rows))
 
         def scores(meters: Any) -> dict[str, float]:
-            logits, targets = (meters[f"_{name}"].tensor.numpy() for name in ("logits", "targets"))
-            targets = targets.astype(bool) if kind == "labels" else targets[:, 0]
-            return text_scores(kind, predictions_of(kind, logits), targets)
+            rows = (meters[f"_{name}"].tensor.numpy() for name in ("predictions", "targets"))
+            return text_scores(kind, *(own.astype(bool) if kind == "labels" else own[:, 0] for own in rows))
 
         def score(name: str) -> Any:
             return lambda meters: round(scores(meters)[name], 4)

@@ -15,18 +15,18 @@ SCORES = {
 MAIN_SCORES = {"classes": "accuracy", "labels": "micro_f1", "number": "spearman"}
 
 
-def predictions_of(kind: str, logits: np.ndarray) -> np.ndarray:
+def predictions_of(kind: str, logits: Any) -> Any:
     """Return what a model predicts.
 
     Args:
         kind: classes, labels or number.
-        logits: [N, outputs]; of numbers [N, 1], in the unit of the label.
+        logits: array or tensor [N, outputs]; of numbers [N, 1], in the unit of the label.
 
     Returns:
-        Classes [N] int64; labels [N, num_labels] bool, those of a probability above 0.5; numbers [N].
+        As ``logits``: classes [N] int64; labels [N, num_labels] bool, those of a probability above 0.5; numbers [N].
     """
     if kind == "classes":
-        return logits.argmax(axis=1)
+        return logits.argmax(1)
     return logits > 0 if kind == "labels" else logits[:, 0]
 
 

@@ -54,6 +54,8 @@ def label_table(
         Stopped: ``stop`` is set.
     """
     check_output(out)
+    if out.exists() and file.exists() and out.samefile(file):
+        raise UserError(f"--out {out} is the table to label: give the name of another file")
     summary = summarize([result for result in read_results(results) if result.task == NAME]).get(NAME)
     if summary is None:
         raise UserError(
@@ -84,6 +86,8 @@ def label_table(
     if encoded.num_cut:
         say(f"{file}: {encoded.num_cut:,} rows of more than {encoded.max_tokens} tokens are cut", "classify")
     logits = predict_logits(loaded, [encoded[index] for index in range(len(rows))], device, stop)
+    if not np.isfinite(logits).all():
+        raise UserError(f"{checkpoint} predicts values that are no finite numbers: train it with a lower --lr")
     kind, labels = record["kind"], record["labels"]
     predictions = predictions_of(kind, logits)
     added: list[dict[str, Any]] = [{PREDICTION: name} for name in spell(kind, labels, predictions)]

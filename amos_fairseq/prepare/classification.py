@@ -5,6 +5,7 @@ Read the tables -> decide what the labels are -> encode -> write ``task.json``, 
 """
 
 import math
+import re
 import shutil
 import statistics
 from collections import Counter
@@ -57,6 +58,8 @@ LABEL_COLUMNS = ("label", "labels", "class", "category", "score", "stars", "rati
 # Whole numbers with more different values than this are numbers, not classes.
 MOST_NUMBERED_CLASSES = 20
 MOST_CLASSES = 10_000
+# Of labels that are numbers: the largest, and their mean over their deviation. Models compute them in float32.
+LARGEST_NUMBER, LARGEST_RATIO = 1e30, 1e5
 DEV_SHARE, SPLIT_SEED = 0.1, 1
 _SHOWN = 100  # characters of a list of labels in a message
 
@@ -181,8 +184,15 @@ def read_rows(path: Path, columns: Columns, empty_labels: bool = False) -> Label
 
 def texts_of(values: Mapping[str, Any], columns: Sequence[str]) -> tuple[str, ...]:
     """Return the texts of a row: without NUL, on which tokenizers differ, and with spaces in place of line ends."""
+    if wrong := next((name for name in columns if isinstance(values.get(name), list | dict)), None):
+        raise UserError(f"the column {wrong} has lists or objects: give a column of texts with --text")
     texts = ("" if is_missing(values.get(name)) else str(values[name]) for name in columns)
     return tuple(" ".join(text.replace("\0", "").splitlines()) for text in texts)
+
+
+def printable(text: str) -> str:
+    """Return a text with a question mark for each character that cannot be printed, as in names of files and columns."""
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def is_missing(value: Any) -> bool:
@@ -206,12 +216,13 @@ def infer_kind(labels: Sequence[Any]) -> str:
 
 
 def name_of(value: Any) -> str:
-    """Return the name of a class: 1 for 1.0, as tables with missing values spell whole numbers."""
+    """Return the name of a class: 1 for 1.0 and "1.0", as tables with missing values spell whole numbers."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool):
         value = str(value).lower()
-    return str(value).strip()
+    name = str(value).strip()
+    return name.removesuffix(".0") if re.fullmatch(r"-?\d+\.0", name) else name
 
 
 def names_of(value: Any, separator: str) -> list[str]:
@@ -244,9 +255,10 @@ def parse_labels(rows: LabeledRows, kind: str, separator: str) -> list[Any]:
             raise UserError(f"{where}: the label is a list: give --kind labels")
         names = [name_of(value)] if kind == "classes" else names_of(value, separator)
         for name in names:
-            if any(character in name for character in "\t\r\n\0"):
+            if not name.isprintable():
                 raise UserError(
-                    f"{where}: the label {name[:60]!r} has a tab or a line end: is it the column of the labels?"
+                    f"{where}: the label {name[:60]!r} has a tab, a line end or another character that cannot be printed: is "
+                    "it the column of the labels?"
                 )
         parsed.append(names[0] if kind == "classes" else names)
     return parsed
@@ -274,9 +286,8 @@ def split_off_dev(rows: LabeledRows) -> tuple[LabeledRows, LabeledRows]:
         raise UserError(f"{rows.source} has {len(groups)} different texts, too few to choose dev rows: give --dev")
     dev: list[int] = []
     for group in np.random.default_rng(SPLIT_SEED).permutation(len(groups)):
-        if len(dev) >= wanted:
-            break
-        dev += groups[group]
+        if len(dev) + len(groups[group]) <= wanted:
+            dev += groups[group]
     chosen = set(dev)
     return rows.choose([index for index in range(len(rows)) if index not in chosen]), rows.choose(sorted(dev))
 
@@ -296,7 +307,7 @@ def notes_on(train: LabeledRows, dev: LabeledRows, dev_is_given: bool) -> Iterat
         with_others = f"; {several:,} texts have different labels" if several else ""
         yield f"{train.source}: {repeated:,} training rows repeat the text of an earlier row{with_others}"
     if seen := sum(texts in labels for texts in dev.texts):
-        yield f"{dev.source}: {seen:,} of {len(dev):,} dev rows have a text that trains too: the scores are too high"
+        yield f"{dev.source}: {seen:,} of {len(dev):,} dev rows have a text that trains too: the scores may be too high"
 
 
 @dataclass(frozen=True)
@@ -315,23 +326,33 @@ class LabelKind:
     deviation: float = 1.0
 
     @classmethod
-    def of(cls, kind: str, labels: Sequence[Any], source: str) -> "LabelKind":
-        """Return the kind of the labels of the training set; raise :class:`UserError` if there is nothing to learn."""
+    def of(cls, kind: str, labels: Sequence[Any], source: str, is_given: bool = True) -> "LabelKind":
+        """Return the kind of the labels of the training set; raise :class:`UserError` if there is nothing to learn.
+
+        ``is_given``: by the user. If it was inferred, very many classes are taken for a wrong column.
+        """
         if kind == "number":
-            deviation = statistics.pstdev(labels)
+            if max(map(abs, labels)) > LARGEST_NUMBER:
+                raise UserError(f"{source}: a label is larger than {LARGEST_NUMBER:g}: give it in a larger unit")
+            deviation, mean = statistics.pstdev(labels), statistics.fmean(labels)
+            if deviation > 0 and abs(mean) > LARGEST_RATIO * deviation:
+                raise UserError(
+                    f"{source}: the labels of mean {mean:.6g} differ by {deviation:.2g}, which float32 does not tell apart: "
+                    "subtract a constant from them"
+                )
             if not deviation > 0:
                 raise UserError(
                     f"{source}: each row has the label {labels[0]:g}: give the column of the labels as --label"
                 )
-            return cls(kind, [], statistics.fmean(labels), deviation)
+            return cls(kind, [], mean, deviation)
         names = set(labels) if kind == "classes" else {name for own in labels for name in own}
         if len(names) < (2 if kind == "classes" else 1):
             only = f"each row has the label {labels[0]}" if kind == "classes" else "no row has a label"
             raise UserError(f"{source}: {only}: give the column of the labels as --label")
-        if len(names) > MOST_CLASSES or (kind == "classes" and len(names) > max(20, len(labels) // 2)):
+        if len(names) > MOST_CLASSES or (not is_given and kind == "classes" and len(names) > max(20, len(labels) // 2)):
             raise UserError(
                 f"{source}: the {len(labels):,} labels have {len(names):,} different values: give the column of the labels as "
-                "--label, or --kind number for numbers"
+                "--label, or say with --kind what they are"
             )
         return cls(kind, sorted_names(names))
 
@@ -409,7 +430,7 @@ class ClassificationSource:
         if dev is None:
             train, dev = split_off_dev(train)
             train.left_out = left_out
-        label_kind = LabelKind.of(kind, train.labels, train.source)
+        label_kind = LabelKind.of(kind, train.labels, train.source, is_given=self.kind is not None)
         notes = [
             f"{self.columns.label}: {label_kind.describe()}{inferred}",
             *notes_on(train, dev, self.dev is not None),
@@ -420,6 +441,7 @@ class ClassificationSource:
             notes.append(
                 f"{dev.source}: {sum(unknown.values()):,} labels that no training row has are {counted}: {names}"
             )
+        notes = [printable(note) for note in notes]
         for note in notes:
             say(note, "classify")
         splits = {"train": train, "valid": dev}
@@ -462,7 +484,7 @@ class ClassificationSource:
             for split, rows in splits.items():
                 encoded = [GlueRow(texts, "", "") for texts in rows.texts]
                 counts = encode_rows(encoded, [path / split for path in inputs], tokenizer, in_order, bar.update)
-                facts[split] = {"source": rows.source, "sha256": rows.sha256, "rows": len(rows), **counts}
+                facts[split] = {"source": printable(rows.source), "sha256": rows.sha256, "rows": len(rows), **counts}
         return facts
 
 

@@ -48,7 +48,7 @@ def test_classes_by_hand():
 def test_labels_by_hand():
     logits = tensor([[2.0, -1.0], [-3.0, 0.5], [1.0, 1.0]])
     target = tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 0.0]])
-    losses, values = logged_in_batches("labels", logits, target, [2, 1])
+    losses, values = logged_in_batches("labels", logits, target.bool(), [2, 1])
     rows = zip(logits.tolist(), target.tolist(), strict=True)
     bce = [[math.log1p(math.exp(-x if y else x)) for x, y in zip(*row, strict=True)] for row in rows]
     assert losses == pytest.approx([sum(map(sum, bce[:2])) / 2, sum(bce[2]) / 2], rel=1e-6)

@@ -196,6 +196,9 @@ def test_what_cannot_be_used_is_refused_in_one_line(place, tmp_path, capsys):
     assert "with --predict it is a file" in refused(*checkpoint, *out, *predict)
     assert "give it without --train" in refused(*checkpoint, *out, *predict, *table)
     assert "has no finished run of amos classify" in refused(*checkpoint, "--out", tmp_path / "l.tsv", *predict)
+    same = ["--checkpoint", place / "classes", "--predict", place / "classes.tsv", "--out", place / "classes.tsv"]
+    assert "is the table to label" in refused(*same)
+    assert "leave one of them out" in refused(*checkpoint, *out, *table, "--from-scratch", "--baseline")
     shutil.copy(place / "dev.csv", tmp_path / "other.csv")
     labels = ["--checkpoint", place / "classes", "--out", tmp_path / "l.tsv"]
     assert "other.csv has no column 'text'" in refused(*labels, "--predict", tmp_path / "other.csv")
