@@ -16,6 +16,7 @@ import contextlib
 import importlib
 import io
 import json
+import logging
 import os
 import runpy
 import signal
@@ -287,6 +288,9 @@ def main() -> None:
         del sys.argv[1]
         end_with_parent()
     module = sys.argv.pop(1)
+    if module == "fairseq_cli.hydra_train":
+        # Tasks of fairseq configure logging when they are imported, unless it has a handler. Hydra then configures it.
+        logging.root.addHandler(logging.NullHandler())
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

@@ -1,6 +1,7 @@
 """The encoder of any pretraining model, with heads for labeled tasks."""
 
 import logging
+import math
 import re
 
 import torch
@@ -100,7 +101,7 @@ class FineTunedModel(BaseFairseqModel):
             found = re.fullmatch(r"classification_heads\.(.+)\.output\.weight", key)
             if found:
                 bits = state_dict.get(f"classification_heads.{found.group(1)}.scale_bits")
-                scale = None if bits is None else tuple(bits.view(torch.float64).tolist())
+                scale = None if bits is None else scale_of(bits)
                 self.register_classification_head(found.group(1), value.size(0), scale)
         if any(key.startswith("span_head.") for key in state_dict):
             independent, joint = SPAN_HEADS
@@ -197,6 +198,16 @@ class FineTunedModel(BaseFairseqModel):
                     "the checkpoint holds another encoder than the flags describe: "
                     f"{describe_mismatch(key, state_dict, here)}; {_advice(key, state_dict, here)}"
                 )
+
+
+def scale_of(bits: Tensor) -> tuple[float, float]:
+    """Return the mean and deviation of a head; raise ``ValueError`` for what this package does not write."""
+    if bits.dtype != torch.int64 or bits.shape != (2,):
+        raise ValueError("the scale of a head is no pair of numbers")
+    mean, deviation = bits.view(torch.float64).tolist()
+    if not (math.isfinite(mean) and 0 < deviation < math.inf):
+        raise ValueError(f"the scale of a head has mean {mean} and deviation {deviation}")
+    return mean, deviation
 
 
 def same_shape(key: str, *sides: dict[str, Tensor]) -> bool:

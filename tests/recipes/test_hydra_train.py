@@ -53,6 +53,8 @@ def test_same_command_continues_the_run_bit_for_bit(
         run_module("amos_fairseq.cli.main", whole_run, elsewhere),
     ):
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "[amos_fairseq.run.progress][INFO] - runs/whole: 8 updates" in done.stdout.splitlines()[0], done.stderr
+    assert "tensorboardX" not in done.stdout + done.stderr
     halves, whole = checkout / "runs" / "halves", elsewhere / "runs" / "whole"
 
     assert sorted(path.name for path in checkout.iterdir()) == ["amos_fairseq", "examples", "runs"]

@@ -15,7 +15,7 @@ from amos_fairseq.data.labeled_texts import read_targets
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.glue.data import read_glue_data
 from amos_fairseq.models.amos import AmosConfig
-from amos_fairseq.models.fine_tuning import TEXT_HEAD
+from amos_fairseq.models.fine_tuning import TEXT_HEAD, scale_of
 from amos_fairseq.tasks.text_classification import TextClassificationConfig, TextClassificationTask
 
 MODEL = {"encoder_layers": 2, "encoder_embed_dim": 64, "encoder_ffn_embed_dim": 128, "encoder_attention_heads": 2}
@@ -98,6 +98,10 @@ def test_a_regression_is_scaled(data, tmp_path):
     other.upgrade_state_dict_named(state, "")
     other.load_state_dict(state, strict=True)
     assert other.classification_heads[TEXT_HEAD].scale_bits.view(torch.float64).tolist() == [0, 2]
+    without_deviation = torch.tensor([1.0, 0.0], dtype=torch.float64).view(torch.int64)
+    for bits in (torch.zeros(3, dtype=torch.int64), torch.zeros(2), without_deviation):
+        with pytest.raises(ValueError, match="the scale of a head"):
+            scale_of(bits)
     del other.classification_heads[TEXT_HEAD]
     other.register_heads_of(model.state_dict())
     assert other.classification_heads[TEXT_HEAD].scale_bits.view(torch.float64).tolist() == [1e5, 123.456]
