@@ -6,6 +6,7 @@ from typing import Any
 
 from amos_fairseq.data.tagging import TASK_PREFIX
 from amos_fairseq.errors import UserError
+from amos_fairseq.finetuning.classification import RANDOM
 from amos_fairseq.finetuning.summary import format_spread
 from amos_fairseq.finetuning.tagging import SCORE_NAMES
 from amos_fairseq.probing.results import read_probe_results
@@ -71,10 +72,12 @@ def score_heading(task: str, score: str) -> str:
 
 
 def main_spreads(summary: Summary) -> dict[str, Spread]:
-    """Return the main scores of a summary by column: of MNLI for both sets."""
+    """Return the main scores of a summary by column: of MNLI for both sets. Random weights that ``amos classify --baseline``
+    has trained beside the checkpoint are left out: a row of the table is one checkpoint."""
     return {
         score_heading(task, name): spreads[name]
         for task, spreads in summary.spreads.items()
+        if task != RANDOM
         for name in (summary.main_scores[task], f"{summary.main_scores[task]}_mm")
         if name in spreads
     }

@@ -1,5 +1,7 @@
 """Summaries of benchmarks as the table and the curve of the report show them, by hand."""
 
+import json
+
 import pytest
 from benchmark_summary import write_summary, write_tagging
 
@@ -47,6 +49,17 @@ def test_results_of_tagging(tmp_path):
     assert table.notes == ["a span is right if its type and both ends are (conlleval's rules, computed by seqeval)"]
     panels, _ = points_over_cost(results, [])
     assert [series.points for series in panels["upos"]] == [[(10, 81.0, 2**0.5), (20, 81.0, 2**0.5)]]
+
+
+def test_results_of_any_table(tmp_path):
+    """amos classify trains random weights beside the checkpoint; they are no score of it."""
+    write_summary(tmp_path / "own", 10, tmp_path / "run", **{"classification": 80.0, "classification-random": 60.0})
+    file = tmp_path / "own" / "glue.json"
+    content = json.loads(file.read_text()) | {"benchmark": "classification"}
+    file.rename(tmp_path / "own" / "classification.json").write_text(json.dumps(content))
+    table = benchmark_table(read_benchmarks([str(tmp_path / "own")], "--glue"))
+    assert table.columns == ["", "classification"]
+    assert table.rows == [["run, 10 updates", "80.0 ± 0.5"]]
 
 
 def test_rows_of_runs_with_equal_folder_names_differ(tmp_path):
