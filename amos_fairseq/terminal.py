@@ -16,7 +16,7 @@ def say(line: str, name: str = "prepare") -> None:
     print(f"{name}: {one_line(line)}", file=sys.stderr, flush=True)
 
 
-def progress_bar(total: int, name: str, unit: str, delay: float = 0.0) -> tqdm:
+def progress_bar(total: int | None, name: str, unit: str, delay: float = 0.0) -> tqdm:
     """Create a progress bar. ``delay``: seconds before it is shown, for work that is usually short."""
     seconds = 0.5 if sys.stderr.isatty() else 15  # a log file stores every line
     return tqdm(total=total, desc=name, unit=unit, unit_scale=True, mininterval=seconds, delay=delay, file=sys.stderr)

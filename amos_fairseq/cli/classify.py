@@ -1,6 +1,7 @@
 """``amos classify``: fine-tune a checkpoint on a table of texts and labels, and label other tables."""
 
 import argparse
+import functools
 import threading
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from amos_fairseq.cli import fine_tuning
 from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
 from amos_fairseq.errors import UserError
 
+OF_PREDICTION = ("subcommand", "run", "checkpoint", "predict", "out", "text", "cpu")
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package on any table of texts, or pairs of texts, with a class, several labels or a number: TSV,
 CSV, JSON lines, Parquet, or a folder that datasets saved. The command prints and saves medians and standard deviations over the
@@ -47,11 +49,14 @@ def add_parser(subparsers: Any) -> None:
     add("--no-header", action="store_true", help="the first line is a row; the columns are called 1, 2, ...")
     add("--baseline", action="store_true", help="also run every seed from random weights, for a row of the table")
     fine_tuning.add_arguments(parser, None, has_paper=False)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=functools.partial(run, parser))
 
 
-def run(arguments: argparse.Namespace) -> None:
+def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     if arguments.predict is not None:
+        for name, value in vars(arguments).items():
+            if name not in OF_PREDICTION and value != parser.get_default(name):
+                raise UserError(f"--{name.replace('_', '-')} has no effect with --predict: leave it out")
         label(arguments)
         return
     if arguments.train is None:
@@ -62,19 +67,20 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError("--label-separator is empty: give the text between two labels, such as ','")
     session = fine_tuning.session_from(arguments)
     from amos_fairseq.finetuning.classification import Classification
-    from amos_fairseq.prepare.classification import ClassificationSource, find_columns, open_table, prepare_inside
+    from amos_fairseq.prepare.classification import ClassificationSource, prepare_inside
+    from amos_fairseq.prepare.labeled_rows import find_columns, open_table
 
-    table = open_table(arguments.train, not arguments.no_header)
-    columns = find_columns(table, arguments.text, arguments.label, not arguments.no_header)
-    source = ClassificationSource(arguments.train, arguments.dev, columns, arguments.kind, arguments.label_separator)
+    header = not arguments.no_header
+    columns = find_columns(open_table(arguments.train, header), arguments.text, arguments.label)
+    source = ClassificationSource(
+        arguments.train, arguments.dev, columns, arguments.kind, arguments.label_separator, header
+    )
     with fine_tuning.preparing(session, Classification.name) as tokenizer:
         data = prepare_inside(session.out, source, tokenizer)
     fine_tuning.run_and_print(arguments.out, Classification(session, data, arguments.baseline))
 
 
 def label(arguments: argparse.Namespace) -> None:
-    if arguments.train is not None or arguments.dev is not None:
-        raise UserError("--predict labels a table with finished runs: give it without --train and --dev")
     from amos_fairseq.finetuning.labeling import check_output, label_table
 
     check_output(Path(arguments.out))

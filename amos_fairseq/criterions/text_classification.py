@@ -68,9 +68,15 @@ class TextClassificationCriterion(FairseqCriterion):
             rows = [torch.as_tensor(log[name]).reshape(int(log["nsentences"]), -1) for log in logging_outputs]
             metrics.log_concat_tensor(f"_{name}", torch.cat(rows))
 
+        computed: dict[int, dict[str, float]] = {}  # by the number of rows: fairseq asks for one score after the other
+
         def scores(meters: Any) -> dict[str, float]:
-            rows = (meters[f"_{name}"].tensor.numpy() for name in ("predictions", "targets"))
-            return text_scores(kind, *(own.astype(bool) if kind == "labels" else own[:, 0] for own in rows))
+            rows = [meters[f"_{name}"].tensor.numpy() for name in ("predictions", "targets")]
+            if len(rows[0]) not in computed:
+                computed.clear()
+                own = [each.astype(bool) if kind == "labels" else each[:, 0] for each in rows]
+                computed[len(rows[0])] = text_scores(kind, *own)
+            return computed[len(rows[0])]
 
         def score(name: str) -> Any:
             return lambda meters: round(scores(meters)[name], 4)

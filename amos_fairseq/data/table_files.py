@@ -24,6 +24,7 @@ EXPECTED = (
     f".tsv, .csv and .jsonl (also with {', '.join(COMPRESSIONS)}), .parquet, and folders of save_to_disk of datasets"
 )
 MOST_COLUMNS = 10_000
+OBJECTS_WITH_KEYS = 100
 # A row of a CSV file is a list of its fields before they are counted. A text has fewer commas than this.
 _MOST_SEPARATORS = 10_000_000
 
@@ -37,7 +38,8 @@ class TableFile:
       characters, as in GLUE's files, unless the whole file is what a writer of CSV makes with tabs (below). Values: ``str``.
     - ``csv`` (``.csv``): as Python's ``csv`` reads it, strictly; a quoted field may have line ends. ``,`` or ``;`` separates:
       the one that gives the first line more columns, ``,`` if they are equal. Values: ``str``.
-    - ``jsonl`` (``.jsonl``, ``.ndjson``): an object on each line, with the keys of the first one; other keys are ignored.
+    - ``jsonl`` (``.jsonl``, ``.ndjson``): an object on each line. The columns are the keys of
+      the first ``OBJECTS_WITH_KEYS``; a key that is missing is None, and others are ignored.
       Values: those of JSON.
     - ``parquet`` (``.parquet``) and ``folder`` (of ``Dataset.save_to_disk``): Python values. The number of a class of a
       ``ClassLabel``, alone or in a list, is replaced by the name of the class, and -1 by None.
@@ -345,7 +347,8 @@ class _JsonLines:
 
     def __init__(self, path: Path, on_read: Callable[[int], object]) -> None:
         self._path, self._file = path, InputFile(path, on_read)
-        self.columns = next((tuple(row) for _, row in self._objects(InputFile(path))), ())
+        first = islice(self._objects(InputFile(path)), OBJECTS_WITH_KEYS)
+        self.columns = tuple(dict.fromkeys(key for _, row in first for key in row))
         if not self.columns:
             raise UserError(f'{path} has no values: it needs an object on each line, such as {{"text": "..."}}')
 
@@ -355,13 +358,7 @@ class _JsonLines:
 
     def rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
         for number, row in self._objects(self._file):
-            missing = [name for name in self.columns if name not in row]
-            if missing:
-                raise UserError(
-                    f"{self._path}, line {number}: no key {missing[0][:60]!r}, which the first object has: write null for a "
-                    "value that is missing"
-                )
-            yield number, {name: row[name] for name in self.columns}
+            yield number, {name: row.get(name) for name in self.columns}
 
     def _objects(self, file: InputFile) -> Iterator[tuple[int, dict[str, Any]]]:
         for number, line in file.lines():

@@ -124,14 +124,15 @@ class Classification(Benchmark):
         logits = predict_logits(loaded, [dev[index]["tokens"] for index in range(len(dev))], device, stop)
         predictions = predictions_of(self.kind, logits)
         lines = (self.data / "valid.ids").read_text(encoding="utf-8").split()
-        spelled = zip(lines, self.spell(predictions), self.spell(dev.targets), strict=True)
+        columns = (name_predictions(self.kind, self.labels, values) for values in (predictions, dev.targets))
+        cells = (
+            [each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in own] for own in columns
+        )
+        rows = zip(lines, *cells, strict=True)
         write_text(
-            directory / PREDICTIONS, "line\tprediction\tlabel\n" + "".join("\t".join(row) + "\n" for row in spelled)
+            directory / PREDICTIONS, "line\tprediction\tlabel\n" + "".join("\t".join(row) + "\n" for row in rows)
         )
         return text_scores(self.kind, predictions, dev.targets)
-
-    def spell(self, values: np.ndarray) -> list[str]:
-        return spell(self.kind, self.labels, values)
 
     def setup(self) -> dict[str, Any]:
         """Runs from random weights have the same settings."""
@@ -191,13 +192,13 @@ def format_any(score: str, spread: Spread | None) -> str:
     return f"{spread.median:.3g}" if spread.deviation is None else f"{spread.median:.3g} ± {spread.deviation:.2g}"
 
 
-def spell(kind: str, labels: Sequence[str], values: np.ndarray) -> list[str]:
-    """Return predictions or targets as text: the name of a class, a JSON list of labels, or a number."""
+def name_predictions(kind: str, labels: Sequence[str], values: np.ndarray) -> list[Any]:
+    """Return predictions or targets as plain values: the name of a class, a list of labels, or a number."""
     if kind == "number":
-        return [f"{value:.9g}" for value in values]
+        return [float(f"{value:.9g}") for value in values]  # float32 has no more digits
     if kind == "classes":
         return [UNKNOWN_NAME if value == UNKNOWN_CLASS else labels[value] for value in values.tolist()]
-    return [json.dumps([labels[i] for i in np.flatnonzero(row)], ensure_ascii=False) for row in values]
+    return [[labels[index] for index in np.flatnonzero(row)] for row in values]
 
 
 def predict_logits(

@@ -1,16 +1,20 @@
 """Write ids in the format of ``fairseq-preprocess``, byte for byte, without text files of pieces between."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from amos_fairseq.prepare.processes import use_threads
+from amos_fairseq.prepare.processes import InOrder, use_threads
 from amos_fairseq.tokenization import Tokenizer, load_tokenizer
 
 # The ids of fairseq's own symbols: every dictionary begins with <s>, <pad>, </s>, <unk>.
 END_ID, UNKNOWN_ID, NUM_FAIRSEQ_SYMBOLS = 2, 3, 4
+# Maximum lengths of usual encoders. Fine-tuning cuts rows that are longer than the encoder's; here they are counted.
+USUAL_MAX_POSITIONS = (64, 128, 256, 512)
+_BATCH_ROWS = 1000
 
 
 class SymbolIds(dict[str, int]):
@@ -76,3 +80,55 @@ def start_encoding_process(tokenizer_directory: Path) -> None:
 def encode_lines(lines: list[str]) -> list[list[int]]:
     """Return the ids of each line, without ``</s>``, in a process that :func:`start_encoding_process` has initialized."""
     return [_ids.of(pieces) for pieces in _tokenizer.encode_lines(lines)]
+
+
+def encode_rows(
+    rows: Sequence[tuple[str, ...]],
+    prefixes: Sequence[Path],
+    tokenizer: Tokenizer,
+    in_order: InOrder,
+    on_done: Callable[[int], object],
+) -> dict[str, Any]:
+    """Binarize text k of every row into ``prefixes[k]``: a line for each row, ended by ``</s>``.
+
+    ``on_done`` is called with the number of rows newly encoded.
+
+    Returns:
+        Counts for ``task.json``. ``longest`` and ``longer_than`` (rows longer than each of ``USUAL_MAX_POSITIONS``) count
+        tokens as in fine-tuning: ``<s> A </s>`` or ``<s> A </s> B </s>``. Recipes with a second separator have one token
+        more in a pair. ``unknown_share``: of the pieces, those that are not in ``dict.txt``.
+    """
+    tokens: list[int] = []  # of each row
+    unknown = 0
+    with contextlib.ExitStack() as stack:
+        num_symbols = len(tokenizer) + NUM_FAIRSEQ_SYMBOLS
+        files = [stack.enter_context(BinarizedFile(prefix, num_symbols)) for prefix in prefixes]
+        for texts, num_unknown in in_order(encode_batch, _batches(rows)):
+            for file, (ids, lengths) in zip(files, texts, strict=True):
+                file.add_lines(ids, lengths)
+            of_batch = [1 + sum(row) for row in zip(*(lengths for _, lengths in texts), strict=True)]
+            tokens += of_batch
+            unknown += num_unknown
+            on_done(len(of_batch))
+    pieces = sum(tokens) - (1 + len(prefixes)) * len(tokens)
+    return {
+        "longest": max(tokens),
+        "longer_than": {str(most): sum(length > most for length in tokens) for most in USUAL_MAX_POSITIONS},
+        "unknown_share": unknown / max(1, pieces),
+    }
+
+
+def encode_batch(batch: list[tuple[str, ...]]) -> tuple[list[tuple[np.ndarray, list[int]]], int]:
+    """Return the ids and lengths of the lines of each text of the rows, and the number of unknown pieces."""
+    texts, unknown = [], 0
+    for column in zip(*batch, strict=True):
+        lines = encode_lines(list(column))
+        unknown += sum(line.count(UNKNOWN_ID) for line in lines)
+        ids = np.array([index for line in lines for index in (*line, END_ID)], dtype=np.int32)
+        texts.append((ids, [len(line) + 1 for line in lines]))
+    return texts, unknown
+
+
+def _batches(rows: Sequence[tuple[str, ...]]) -> Iterator[Sequence[tuple[str, ...]]]:
+    for start in range(0, len(rows), _BATCH_ROWS):
+        yield rows[start : start + _BATCH_ROWS]

@@ -4,13 +4,13 @@ Read the tables -> decide what the labels are -> encode -> write ``task.json``, 
 (:mod:`amos_fairseq.data.labeled_texts`).
 """
 
+import dataclasses
 import math
 import re
 import shutil
-import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from amos_fairseq.data.glue_tasks import TASK_FILE
-from amos_fairseq.data.table_files import TableFile, number_columns
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text
 from amos_fairseq.fingerprint import DICTIONARY_FILE, TOKENIZER_DIRECTORY, files_sha256
@@ -27,34 +26,17 @@ from amos_fairseq.prepare.binarizing import (
     NUM_FAIRSEQ_SYMBOLS,
     UNKNOWN_ID,
     BinarizedFile,
+    encode_rows,
     start_encoding_process,
 )
-from amos_fairseq.prepare.glue import encode_rows
-from amos_fairseq.prepare.glue_tables import GlueRow
 from amos_fairseq.prepare.inside_out import prepared_data
+from amos_fairseq.prepare.labeled_rows import Columns, LabeledRows, is_missing, printable, read_rows
 from amos_fairseq.prepare.processes import number_of_processes, process_pool
 from amos_fairseq.terminal import progress_bar, say
 from amos_fairseq.tokenization import Tokenizer
 
 TASK = "classification"
 USED_BY = ("runs/classification", "runs/classification-random")  # folders in OUT with results of the data
-# Columns that are taken if none is given: the first of these that the table has.
-TEXT_COLUMNS = (
-    ("text",),
-    ("sentence",),
-    ("sentence1", "sentence2"),
-    ("premise", "hypothesis"),
-    ("question1", "question2"),
-    ("question", "sentence"),
-    ("text1", "text2"),
-    ("review",),
-    ("content",),
-    ("document",),
-    ("comment",),
-    ("tweet",),
-    ("message",),
-)
-LABEL_COLUMNS = ("label", "labels", "class", "category", "score", "stars", "rating", "sentiment", "target")
 # Whole numbers with more different values than this are numbers, not classes.
 MOST_NUMBERED_CLASSES = 20
 MOST_CLASSES = 10_000
@@ -64,147 +46,10 @@ DEV_SHARE, SPLIT_SEED = 0.1, 1
 _SHOWN = 100  # characters of a list of labels in a message
 
 
-@dataclass(frozen=True)
-class Columns:
-    """Which columns of a table are read.
-
-    Attributes:
-        texts: one, or the two texts of a pair.
-        label: None where there are no labels.
-        header: whether the first line names the columns; otherwise they are called 1, 2, ...
-    """
-
-    texts: tuple[str, ...]
-    label: str | None
-    header: bool = True
-
-
-@dataclass
-class LabeledRows:
-    """The rows of a table that have a text and a label.
-
-    Attributes:
-        lines: where each row is in the file: its line, or its number from 1 where there are no lines.
-        labels: values of the label column as they are in the file.
-        left_out: reason -> number of rows.
-        sha256: of the file.
-    """
-
-    source: str
-    sha256: str = ""
-    lines: list[int] = field(default_factory=list)
-    texts: list[tuple[str, ...]] = field(default_factory=list)
-    labels: list[Any] = field(default_factory=list)
-    left_out: Counter[str] = field(default_factory=Counter)
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    def choose(self, indices: Sequence[int]) -> "LabeledRows":
-        """Return the rows of these indices."""
-        lines, texts, labels = ([own[index] for index in indices] for own in (self.lines, self.texts, self.labels))
-        return LabeledRows(self.source, self.sha256, lines, texts, labels)
-
-
-def open_table(path: Path, header: bool = True) -> TableFile:
-    """Open a table; without a header its columns are called 1, 2, ..."""
-    names = () if header else [str(number) for number in range(1, number_columns(path) + 1)]
-    return TableFile(path, names)
-
-
-def find_columns(
-    table: TableFile, texts: Sequence[str] | None, label: str | None, header: bool, labeled: bool = True
-) -> Columns:
-    """Return the given columns, or those with a usual name.
-
-    Args:
-        texts: names of one or two columns; None for a usual name, or the only column besides the label.
-        label: None for a usual name, or the only column besides the texts.
-        labeled: whether the table has labels.
-
-    Raises:
-        UserError: a column does not exist, or which one to take is not clear.
-    """
-    names, path = table.columns, table.path
-    shown = shorten(", ".join(names), 300)
-    for flag, given in (("--text", texts or ()), ("--label", (label,) if label and labeled else ())):
-        for name in given:
-            if name not in names:
-                raise UserError(f"{path} has no column {name!r}: give {flag} with one of {shown}")
-    if texts and (len(set(texts)) != len(texts) or len(texts) > 2 or (labeled and label in texts)):
-        raise UserError("--text takes one column, or two different ones for pairs, and not that of the label")
-    if labeled and label is None:
-        label = next((name for name in LABEL_COLUMNS if name in names and name not in (texts or ())), None)
-    rest = [name for name in names if name != label and name not in (texts or ())]
-    if texts is None:
-        texts = next((usual for usual in TEXT_COLUMNS if set(usual) <= set(names) - {label}), None)
-        if texts is None and (label is not None or not labeled) and len(rest) == 1:
-            texts = rest
-    if texts is None:
-        raise UserError(f"{path}: which column is the text is not clear: give --text with one or two of {shown}")
-    if labeled and label is None:
-        others = [name for name in names if name not in texts]
-        if len(others) != 1:
-            raise UserError(f"{path}: which column is the label is not clear: give --label with one of {shown}")
-        (label,) = others
-    return Columns(tuple(texts), label if labeled else None, header)
-
-
-def read_rows(path: Path, columns: Columns, empty_labels: bool = False) -> LabeledRows:
-    """Read the rows with a text and a label; the others are counted.
-
-    Args:
-        empty_labels: whether an empty label is one (no label of several).
-
-    Raises:
-        UserError: the file cannot be read, lacks a column, or no row is left.
-    """
-    table = open_table(path, columns.header)
-    find_columns(table, columns.texts, columns.label, columns.header)
-    rows = LabeledRows(path.name)
-    for line, values in table.rows():
-        texts, label = texts_of(values, columns.texts), values.get(columns.label)
-        if not any(text.strip() for text in texts):
-            rows.left_out["without text"] += 1
-        elif is_missing(label) and not (empty_labels and label in (None, "")):
-            rows.left_out["without label"] += 1
-        else:
-            rows.lines.append(line)
-            rows.texts.append(texts)
-            rows.labels.append(label)
-    rows.sha256 = table.sha256
-    if table.broken_lines:
-        rows.left_out["with another number of columns"] = len(table.broken_lines)
-    if not rows:
-        raise UserError(
-            f"{path} has no row with text and label in the columns {', '.join(columns.texts)}, {columns.label}"
-        )
-    return rows
-
-
-def texts_of(values: Mapping[str, Any], columns: Sequence[str]) -> tuple[str, ...]:
-    """Return the texts of a row: without NUL, on which tokenizers differ, and with spaces in place of line ends."""
-    if wrong := next((name for name in columns if isinstance(values.get(name), list | dict)), None):
-        raise UserError(f"the column {wrong} has lists or objects: give a column of texts with --text")
-    texts = ("" if is_missing(values.get(name)) else str(values[name]) for name in columns)
-    return tuple(" ".join(text.replace("\0", "").splitlines()) for text in texts)
-
-
-def printable(text: str) -> str:
-    """Return a text with a question mark for each character that cannot be printed, as in names of files and columns."""
-    return "".join(character if character.isprintable() else "?" for character in text)
-
-
-def is_missing(value: Any) -> bool:
-    """Return whether a value is none, empty, or not a number."""
-    return (
-        value is None or (isinstance(value, str) and not value.strip()) or (isinstance(value, float) and value != value)
-    )
-
-
 def infer_kind(labels: Sequence[Any]) -> str:
     """Return what the labels are: "labels" for lists; "number" for numbers with a fraction, or with more than
     ``MOST_NUMBERED_CLASSES`` different values; "classes" for everything else."""
+    labels = [label for label in labels if not is_missing(label)]
     if any(isinstance(label, list | tuple) for label in labels):
         return "labels"
     try:
@@ -227,7 +72,7 @@ def name_of(value: Any) -> str:
 
 def names_of(value: Any, separator: str) -> list[str]:
     """Return the names of the labels of a row, each once."""
-    parts = value if isinstance(value, list | tuple) else [] if value is None else str(value).split(separator)
+    parts = value if isinstance(value, list | tuple) else [] if is_missing(value) else str(value).split(separator)
     return list(dict.fromkeys(filter(None, map(name_of, parts))))
 
 
@@ -289,7 +134,8 @@ def split_off_dev(rows: LabeledRows) -> tuple[LabeledRows, LabeledRows]:
         if len(dev) + len(groups[group]) <= wanted:
             dev += groups[group]
     chosen = set(dev)
-    return rows.choose([index for index in range(len(rows)) if index not in chosen]), rows.choose(sorted(dev))
+    train = rows.choose([index for index in range(len(rows)) if index not in chosen])
+    return dataclasses.replace(train, left_out=rows.left_out), rows.choose(sorted(dev))
 
 
 def notes_on(train: LabeledRows, dev: LabeledRows, dev_is_given: bool) -> Iterator[str]:
@@ -297,6 +143,8 @@ def notes_on(train: LabeledRows, dev: LabeledRows, dev_is_given: bool) -> Iterat
     for name, rows in (("training", train), ("dev", dev)):
         for reason, count in rows.left_out.items():
             yield f"{rows.source}: {count:,} {name} rows {reason} are left out"
+        if half_empty := sum(not all(map(str.strip, texts)) for texts in rows.texts):
+            yield f"{rows.source}: {half_empty:,} {name} pairs have one empty text"
     if not dev_is_given:
         yield f"dev: {len(dev):,} rows of {dev.source}, chosen at random (seed {SPLIT_SEED}); {len(train):,} rows train"
     labels: dict[tuple[str, ...], set[str]] = {}
@@ -334,7 +182,7 @@ class LabelKind:
         if kind == "number":
             if max(map(abs, labels)) > LARGEST_NUMBER:
                 raise UserError(f"{source}: a label is larger than {LARGEST_NUMBER:g}: give it in a larger unit")
-            deviation, mean = statistics.pstdev(labels), statistics.fmean(labels)
+            mean, deviation = float(np.mean(labels)), float(np.std(labels))
             if deviation > 0 and abs(mean) > LARGEST_RATIO * deviation:
                 raise UserError(
                     f"{source}: the labels of mean {mean:.6g} differ by {deviation:.2g}, which float32 does not tell apart: "
@@ -391,6 +239,7 @@ class ClassificationSource:
         dev: None to take a tenth of the rows of ``train``.
         kind: classes, labels or number; None to infer it from the labels of ``train``.
         separator: between the labels of a row that is no list.
+        header: whether the first line names the columns; otherwise they are called 1, 2, ...
     """
 
     train: Path
@@ -398,12 +247,13 @@ class ClassificationSource:
     columns: Columns
     kind: str | None = None
     separator: str = ","
+    header: bool = True
 
     @property
     def settings(self) -> dict[str, Any]:
         """What determines the prepared data besides the files and the tokenizer, as plain values."""
-        columns = {"texts": list(self.columns.texts), "label": self.columns.label, "header": self.columns.header}
-        return columns | {"kind": self.kind, "separator": self.separator}
+        columns = {"texts": list(self.columns.texts), "label": self.columns.label, "header": self.header}
+        return columns | {"kind": self.kind, "separator": self.separator if self.kind == "labels" else None}
 
     def write(self, directory: Path, tokenizer: Tokenizer) -> None:
         """Read the tables and write the prepared data into the empty ``directory``.
@@ -411,25 +261,15 @@ class ClassificationSource:
         Raises:
             UserError: a table or a label cannot be used.
         """
-        several = self.kind == "labels"
-        train = read_rows(self.train, self.columns, empty_labels=several)
+        train = read_rows(self.train, self.columns, self.header)
+        dev = read_rows(self.dev, self.columns, self.header) if self.dev else None
         kind, inferred = self.kind, ""
         if kind is None:
             kind = infer_kind(train.labels)
-            others = {"classes": "--kind labels or number", "labels": "--kind classes", "number": "--kind classes"}[
-                kind
-            ]
+            others = "--kind labels or number" if kind == "classes" else "--kind classes"
             inferred = f", inferred ({others} for something else)"
-            if kind == "labels":
-                train = read_rows(self.train, self.columns, empty_labels=True)
-        dev = read_rows(self.dev, self.columns, empty_labels=kind == "labels") if self.dev else None
-        for rows in (train, dev):
-            if rows is not None:
-                rows.labels = parse_labels(rows, kind, self.separator)
-        left_out = train.left_out
-        if dev is None:
-            train, dev = split_off_dev(train)
-            train.left_out = left_out
+        train = self._parsed(train, kind)
+        train, dev = split_off_dev(train) if dev is None else (train, self._parsed(dev, kind))
         label_kind = LabelKind.of(kind, train.labels, train.source, is_given=self.kind is not None)
         notes = [
             f"{self.columns.label}: {label_kind.describe()}{inferred}",
@@ -455,8 +295,8 @@ class ClassificationSource:
             "num_classes": max(1, len(label_kind.names)),
             "labels": label_kind.names,
             "text_columns": list(self.columns.texts),
-            "label_column": self.columns.label,
-            "header": self.columns.header,
+            "label_column": printable(self.columns.label),
+            "header": self.header,
             "notes": notes,
             "tokenizer_sha256": tokenizer.sha256,
             "splits": facts,
@@ -465,6 +305,15 @@ class ClassificationSource:
         if kind == "number":
             record |= {"mean": label_kind.mean, "deviation": label_kind.deviation}
         (directory / TASK_FILE).write_text(json_text(record), encoding="utf-8")
+
+    def _parsed(self, rows: LabeledRows, kind: str) -> LabeledRows:
+        """Return the rows with their labels parsed. Without a label is no row, unless a row can have none of several."""
+        rows = rows if kind == "labels" else rows.with_labels()
+        if not rows:
+            raise UserError(
+                f"{rows.source}: no row has a label in {self.columns.label}: give another column with --label"
+            )
+        return dataclasses.replace(rows, labels=parse_labels(rows, kind, self.separator))
 
     def _write_texts(
         self, directory: Path, tokenizer: Tokenizer, splits: Mapping[str, LabeledRows]
@@ -482,8 +331,7 @@ class ClassificationSource:
             progress_bar(sum(map(len, splits.values())), "encode", "row", delay=2) as bar,
         ):
             for split, rows in splits.items():
-                encoded = [GlueRow(texts, "", "") for texts in rows.texts]
-                counts = encode_rows(encoded, [path / split for path in inputs], tokenizer, in_order, bar.update)
+                counts = encode_rows(rows.texts, [path / split for path in inputs], tokenizer, in_order, bar.update)
                 facts[split] = {"source": printable(rows.source), "sha256": rows.sha256, "rows": len(rows), **counts}
         return facts
 

@@ -4,9 +4,8 @@ For each task: read the tables -> encode -> publish.
 """
 
 import argparse
-import contextlib
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,9 +19,8 @@ from amos_fairseq.fingerprint import DICTIONARY_FILE, TOKENIZER_DIRECTORY, file_
 from amos_fairseq.prepare.binarizing import (
     END_ID,
     NUM_FAIRSEQ_SYMBOLS,
-    UNKNOWN_ID,
     BinarizedFile,
-    encode_lines,
+    encode_rows,
     start_encoding_process,
 )
 from amos_fairseq.prepare.glue_tables import GlueRow, GlueTable, find_files, has_any_file, read_table
@@ -32,9 +30,6 @@ from amos_fairseq.prepare.workspace import Sample, Workspace
 from amos_fairseq.terminal import progress_bar, say
 from amos_fairseq.tokenization import Tokenizer, load_tokenizer
 
-# Maximum lengths of usual encoders. Fine-tuning cuts rows that are longer than the encoder's; here they are counted.
-USUAL_MAX_POSITIONS = (64, 128, 256, 512)
-_BATCH_ROWS = 1000
 _SHOWN_BROKEN_LINES = 5
 
 
@@ -195,7 +190,9 @@ def _prepare_task(
     with progress_bar(sum(len(table.rows) for table in tables.values()), f"{task.name}: encode", "row", delay=2) as bar:
         for split, table in tables.items():
             prefixes = [path / split for path in inputs]
-            counts = encode_rows(table.rows, prefixes, encoder.tokenizer, encoder.in_order, bar.update)
+            counts = encode_rows(
+                [row.texts for row in table.rows], prefixes, encoder.tokenizer, encoder.in_order, bar.update
+            )
             splits[split].update(rows=len(table.rows), **counts)
     write_glue_labels(directory, task, {split: table.rows for split, table in tables.items()})
     for split, table in tables.items():
@@ -286,49 +283,6 @@ def _sizes(directory: Path) -> dict[str, int]:
     return {path.relative_to(directory).as_posix(): path.stat().st_size for path in paths}
 
 
-def encode_rows(
-    rows: list[GlueRow], prefixes: list[Path], tokenizer: Tokenizer, in_order: InOrder, on_done: Callable[[int], object]
-) -> dict[str, Any]:
-    """Binarize text k of every row into ``prefixes[k]``: a line for each row, ended by ``</s>``.
-
-    ``on_done`` is called with the number of rows newly encoded.
-
-    Returns:
-        Counts for ``task.json``. ``longest`` and ``longer_than`` (rows longer than each of ``USUAL_MAX_POSITIONS``) count
-        tokens as in fine-tuning: ``<s> A </s>`` or ``<s> A </s> B </s>``. Recipes with a second separator have one token
-        more in a pair. ``unknown_share``: of the pieces, those that are not in ``dict.txt``.
-    """
-    tokens: list[int] = []  # of each row
-    unknown = 0
-    with contextlib.ExitStack() as stack:
-        num_symbols = len(tokenizer) + NUM_FAIRSEQ_SYMBOLS
-        files = [stack.enter_context(BinarizedFile(prefix, num_symbols)) for prefix in prefixes]
-        for texts, num_unknown in in_order(encode_batch, _batches(rows)):
-            for file, (ids, lengths) in zip(files, texts, strict=True):
-                file.add_lines(ids, lengths)
-            of_batch = [1 + sum(row) for row in zip(*(lengths for _, lengths in texts), strict=True)]
-            tokens += of_batch
-            unknown += num_unknown
-            on_done(len(of_batch))
-    pieces = sum(tokens) - (1 + len(prefixes)) * len(tokens)
-    return {
-        "longest": max(tokens),
-        "longer_than": {str(most): sum(length > most for length in tokens) for most in USUAL_MAX_POSITIONS},
-        "unknown_share": unknown / max(1, pieces),
-    }
-
-
-def encode_batch(batch: list[tuple[str, ...]]) -> tuple[list[tuple[np.ndarray, list[int]]], int]:
-    """Return the ids and lengths of the lines of each text of the rows, and the number of unknown pieces."""
-    texts, unknown = [], 0
-    for column in zip(*batch, strict=True):
-        lines = encode_lines(list(column))
-        unknown += sum(line.count(UNKNOWN_ID) for line in lines)
-        ids = np.array([index for line in lines for index in (*line, END_ID)], dtype=np.int32)
-        texts.append((ids, [len(line) + 1 for line in lines]))
-    return texts, unknown
-
-
 def write_glue_labels(directory: Path, task: GlueTask, rows: dict[str, list[GlueRow]]) -> None:
     """Write ``directory/label``: binarized, with a ``dict.txt`` in the order of the classes; for a regression as text.
 
@@ -349,8 +303,3 @@ def write_glue_labels(directory: Path, task: GlueTask, rows: dict[str, list[Glue
         with BinarizedFile(target / split, NUM_FAIRSEQ_SYMBOLS + len(ids)) as file:
             lines = np.array([index for value in values for index in (ids[value], END_ID)], dtype=np.int32)
             file.add_lines(lines, [2] * len(values))
-
-
-def _batches(rows: list[GlueRow]) -> Iterator[list[tuple[str, ...]]]:
-    for start in range(0, len(rows), _BATCH_ROWS):
-        yield [row.texts for row in rows[start : start + _BATCH_ROWS]]

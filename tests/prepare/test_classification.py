@@ -15,13 +15,10 @@ from amos_fairseq.data.labeled_texts import LabeledTexts, read_targets, read_tas
 from amos_fairseq.errors import UserError
 from amos_fairseq.prepare.classification import (
     ClassificationSource,
-    Columns,
-    find_columns,
     infer_kind,
-    open_table,
-    read_rows,
     split_off_dev,
 )
+from amos_fairseq.prepare.labeled_rows import Columns, find_columns, open_table, read_rows
 
 
 def write_csv(path: Path, header: list[str], rows: list[tuple]) -> Path:
@@ -63,16 +60,16 @@ def test_columns(header, texts, label, expected, tmp_path):
     table = open_table(write_csv(tmp_path / "t.csv", header.split(","), [tuple("x" * 3)]))
     if isinstance(expected, str):
         with pytest.raises(UserError, match=expected):
-            find_columns(table, texts, label, True)
+            find_columns(table, texts, label)
         return
-    assert find_columns(table, texts, label, True) == Columns(*expected)
+    assert find_columns(table, texts, label) == Columns(*expected)
 
 
 def test_without_a_header_columns_have_numbers(tmp_path):
     path = tmp_path / "t.tsv"
     path.write_text("good\tA film .\nbad\tA bore .\n", encoding="utf-8")
-    assert find_columns(open_table(path, False), ["2"], "1", False) == Columns(("2",), "1", False)
-    rows = read_rows(path, Columns(("2",), "1", False))
+    assert find_columns(open_table(path, header=False), ["2"], "1") == Columns(("2",), "1")
+    rows = read_rows(path, Columns(("2",), "1"), header=False)
     assert (rows.texts, rows.labels, rows.lines) == ([("A film .",), ("A bore .",)], ["good", "bad"], [1, 2])
 
 
@@ -167,7 +164,7 @@ def test_many_given_classes_are_taken(tmp_path):
 
 def test_lists_are_no_texts_and_odd_names_can_be_read_again(tmp_path):
     file = write_jsonl(tmp_path / "l.jsonl", [{"text": ["a", "b"], "label": "x"}])
-    with pytest.raises(UserError, match="the column text has lists or objects"):
+    with pytest.raises(UserError, match=r"l\.jsonl, line 1: text is a list or an object, no text"):
         read_rows(file, Columns(("text",), "label"))
     file = write_csv(tmp_path / "o\x1bd.csv", ["text", "la\x1bbel"], [("a", "x"), ("b", "y")])
     _, record = prepared(tmp_path, ClassificationSource(file, file, Columns(("text",), "la\x1bbel")))
@@ -181,6 +178,18 @@ def test_a_text_of_most_rows_trains(tmp_path):
     assert ("same",) not in dev.texts
     assert len(dev) == 56
     assert set(train.labels) == {"a", "b"}
+
+
+def test_missing_keys_and_halves_of_pairs_are_counted(tmp_path):
+    rows = [{"a": "x", "b": "y", "label": "p"}, {"a": "x"}, {"a": "z", "label": "q"}, {"b": " ", "label": "q"}]
+    file = write_jsonl(tmp_path / "l.jsonl", rows)
+    _, record = prepared(tmp_path, ClassificationSource(file, file, Columns(("a", "b"), "label")))
+    assert record["splits"]["train"]["rows"] == 2
+    assert record["notes"][1:4] == [
+        "l.jsonl: 1 training rows without text are left out",
+        "l.jsonl: 1 training rows without label are left out",
+        "l.jsonl: 1 training pairs have one empty text",
+    ]
 
 
 def test_dev_rows_are_a_tenth_and_share_no_text(tmp_path):

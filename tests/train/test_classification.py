@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -83,7 +84,9 @@ def classify(place: Path, out: str, *flags: object) -> str:
 
 
 def label(results: Path, table: Path, out: Path) -> None:
-    main(["classify", "--checkpoint", str(results), "--predict", str(table), "--out", str(out), "--cpu"])
+    """In several parts of the table."""
+    with mock.patch("amos_fairseq.finetuning.labeling.ROWS_AT_ONCE", 17):
+        main(["classify", "--checkpoint", str(results), "--predict", str(table), "--out", str(out), "--cpu"])
 
 
 def read_tsv(file: Path) -> list[dict[str, str]]:
@@ -194,7 +197,8 @@ def test_what_cannot_be_used_is_refused_in_one_line(place, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
     predict = ["--predict", place / "classes.tsv"]
     assert "with --predict it is a file" in refused(*checkpoint, *out, *predict)
-    assert "give it without --train" in refused(*checkpoint, *out, *predict, *table)
+    assert "--train has no effect with --predict" in refused(*checkpoint, *out, *predict, *table)
+    assert "--seeds has no effect with --predict" in refused(*checkpoint, *out, *predict, "--seeds", 3)
     assert "has no finished run of amos classify" in refused(*checkpoint, "--out", tmp_path / "l.tsv", *predict)
     same = ["--checkpoint", place / "classes", "--predict", place / "classes.tsv", "--out", place / "classes.tsv"]
     assert "is the table to label" in refused(*same)
