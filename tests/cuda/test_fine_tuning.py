@@ -36,6 +36,14 @@ def texts(length: int) -> torch.Tensor:
     return tokens
 
 
+def batch_of(length: int, **more: Any) -> dict[str, Any]:
+    """A batch as our data sets collate it; ``more`` is what the net gets too."""
+    tokens = texts(length)
+    net_input = {"src_tokens": tokens, "src_lengths": tokens.ne(1).sum(1)} | more
+    ntokens = int(tokens.ne(1).sum())
+    return {"id": torch.arange(3), "first_id": 0, "nsentences": 3, "ntokens": ntokens, "net_input": net_input}
+
+
 def classification(length: int) -> tuple[Any, Any, dict[str, Any]]:
     labels = Dictionary()
     for number in range(NUM_CLASSES):
@@ -44,33 +52,18 @@ def classification(length: int) -> tuple[Any, Any, dict[str, Any]]:
     resolved = {"classification_head_name": "head", "regression_target": False}
     settings = SentencePredictionTaskConfig(num_classes=NUM_CLASSES, **resolved)
     task = SentencePredictionTask(settings, small_dictionary(), labels)
-    tokens = texts(length)
-    batch = {
-        "id": torch.arange(3),
-        "net_input": {"src_tokens": tokens, "src_lengths": tokens.ne(1).sum(1)},
-        "target": torch.tensor([0, 2, 1]),
-        "nsentences": 3,
-        "ntokens": int(tokens.ne(1).sum()),
-    }
-    return task, SentencePredictionCriterion(SentencePredictionConfig(**resolved), task), batch
+    return (
+        task,
+        SentencePredictionCriterion(SentencePredictionConfig(**resolved), task),
+        batch_of(length) | {"target": torch.tensor([0, 2, 1])},
+    )
 
 
 def squad(head: str, length: int) -> tuple[Any, Any, dict[str, Any]]:
     vocabulary = Vocabulary(Path("dict.txt"), dictionary_sha256="", tokenizer_directory=None, tokenizer_sha256=None)
     task = SquadTask(SquadConfig(data="DATA", span_head=head, seed=1), vocabulary, small_dictionary())
-    tokens = texts(length)
-    batch = {
-        "id": torch.arange(3),
-        "first_id": 0,
-        "nsentences": 3,
-        "ntokens": int(tokens.ne(1).sum()),
-        "net_input": {
-            "src_tokens": tokens,
-            "answer_mask": tokens.ne(1),
-            "span_targets": (torch.tensor([0, 1, 2]), torch.tensor([0, 2, 3])),
-        },
-    }
-    return task, SquadCriterion(task, 0.5), batch
+    mask, targets = texts(length).ne(1), (torch.tensor([0, 1, 2]), torch.tensor([0, 2, 3]))
+    return task, SquadCriterion(task, 0.5), batch_of(length, answer_mask=mask, span_targets=targets)
 
 
 def text_classification(kind: str, length: int) -> tuple[Any, Any, dict[str, Any]]:
@@ -83,16 +76,7 @@ def text_classification(kind: str, length: int) -> tuple[Any, Any, dict[str, Any
     record = {"kind": kind, "num_classes": 1 if number else 3} | ({"mean": 1e3, "deviation": 50.0} if number else {})
     vocabulary = Vocabulary(Path("dict.txt"), dictionary_sha256="", tokenizer_directory=None, tokenizer_sha256=None)
     task = TextClassificationTask(TextClassificationConfig(data="DATA", seed=1), vocabulary, small_dictionary(), record)
-    tokens = texts(length)
-    batch = {
-        "id": torch.arange(3),
-        "first_id": 0,
-        "nsentences": 3,
-        "ntokens": int(tokens.ne(1).sum()),
-        "net_input": {"src_tokens": tokens, "src_lengths": tokens.ne(1).sum(1)},
-        "target": target,
-    }
-    return task, TextClassificationCriterion(task), batch
+    return task, TextClassificationCriterion(task), batch_of(length) | {"target": target}
 
 
 JOBS = {

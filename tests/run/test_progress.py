@@ -77,7 +77,7 @@ def test_first_line(changes: dict, line: str | None, caplog: pytest.LogCaptureFi
 
 @pytest.fixture(scope="module")
 def pretraining() -> SimpleNamespace:
-    """The trainer of a run of mlm_tiny without updates, and of as much of it as tells the cost."""
+    """A stand-in for the trainer of mlm_tiny before its first update, with what the cost depends on."""
     cfg = compose_recipe("mlm_tiny", ["distributed_training.distributed_world_size=2", "optimization.update_freq=[3]"])
     task = build_task(cfg.task, 405)
     model = models.build_model(cfg.model, task)
