@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from fairseq import metrics
 from fairseq.criterions import FairseqCriterion, register_criterion
@@ -10,7 +11,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 
 from amos_fairseq.criterions.pretraining import mean
 from amos_fairseq.data.labeled_texts import UNKNOWN_CLASS
-from amos_fairseq.data.text_scores import SCORES, predictions_of, text_scores
+from amos_fairseq.data.text_scores import SCORES, label_counts, label_scores, predictions_of, text_scores
 from amos_fairseq.models.fine_tuning import TEXT_HEAD
 
 
@@ -33,8 +34,7 @@ class TextClassificationCriterion(FairseqCriterion):
         self.of_validation = SCORES[self.kind]  # what is not logged in training
 
     def forward(self, model: Any, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """Return the summed loss (float32 scalar), the number of rows, and what to log: sums and, in validation, the
-        predictions and targets of all rows."""
+        """Return the summed loss (float32 scalar), the number of rows, and the sums to log."""
         logits, _ = model(**sample["net_input"], classification_head_name=TEXT_HEAD)
         logits, target = logits.float(), sample["target"]  # [B, outputs]
         if self.kind == "classes":
@@ -51,39 +51,59 @@ class TextClassificationCriterion(FairseqCriterion):
             "sample_size": num_rows,
         }
         if not model.training:
-            log |= {"predictions": predictions_of(self.kind, logits.detach()), "targets": target, "kind": self.kind}
+            predictions = predictions_of(self.kind, logits.detach())
+            if self.kind == "labels":
+                log["_label_counts"] = label_counts(predictions, target)
+            else:
+                log[f"_{self.kind}"] = place_rows(predictions, target, sample["id"], sample["num_rows"])
         return loss, num_rows, log
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
         """Log the mean loss over all ranks and accumulated batches and, in validation, the scores of all rows so far."""
-        num_rows = float(sum(log["sample_size"] for log in logging_outputs))
-        loss = float(sum(log["loss"] for log in logging_outputs))
-        metrics.log_scalar("loss", mean(loss, num_rows), num_rows, round=4)
-        if "kind" not in logging_outputs[0]:
-            return
-        kind = logging_outputs[0]["kind"]
-        for name in ("predictions", "targets"):
-            # A tensor of one element has become a number (compat.device_reads).
-            rows = [torch.as_tensor(log[name]).reshape(int(log["nsentences"]), -1) for log in logging_outputs]
-            metrics.log_concat_tensor(f"_{name}", torch.cat(rows))
-
-        computed: dict[int, dict[str, float]] = {}  # by the number of rows: fairseq asks for one score after the other
-
-        def scores(meters: Any) -> dict[str, float]:
-            rows = [meters[f"_{name}"].tensor.numpy() for name in ("predictions", "targets")]
-            if len(rows[0]) not in computed:
-                computed.clear()
-                own = [each.astype(bool) if kind == "labels" else each[:, 0] for each in rows]
-                computed[len(rows[0])] = text_scores(kind, *own)
-            return computed[len(rows[0])]
-
-        def score(name: str) -> Any:
-            return lambda meters: round(scores(meters)[name], 4)
-
-        for name in SCORES[kind]:
-            metrics.log_derived(name, score(name))
+        totals = {key: sum(log[key] for log in logging_outputs) for key in logging_outputs[0]}
+        num_rows = float(totals["sample_size"])
+        metrics.log_scalar("loss", mean(totals["loss"], num_rows), num_rows, round=4)
+        for key, kind in (("_label_counts", "labels"), ("_classes", "classes"), ("_number", "number")):
+            if key in totals:
+                metrics.log_scalar_sum(key, totals[key].cpu())
+                log_scores(key, kind)
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
-        return False  # rows are concatenated
+        return True
+
+
+def place_rows(predictions: Tensor, targets: Tensor, rows: Tensor, num_rows: int) -> Tensor:
+    """Return predictions, targets and ones at the places of their rows, 0 elsewhere: [3, num_rows] float64.
+
+    The sum over batches and ranks, whose rows differ, has all of them: a rank correlation is no function of smaller sums.
+
+    Args:
+        predictions, targets: [B].
+        rows: [B] int64, places among all rows.
+        num_rows: of the data set.
+    """
+    placed = predictions.new_zeros(3, num_rows, dtype=torch.float64)
+    values = torch.stack([predictions.double(), targets.double(), torch.ones_like(targets, dtype=torch.float64)])
+    return placed.index_copy(1, rows, values)
+
+
+def log_scores(key: str, kind: str) -> None:
+    """Log the scores of the sum under ``key``, which are computed once for each number of rows."""
+    computed: list[Any] = [None, {}]  # the sum, and its scores
+
+    def scores(meters: Any) -> dict[str, float]:
+        total = meters[key].sum
+        if computed[0] is not total:
+            if kind == "labels":
+                computed[:] = total, label_scores(total.numpy())
+            else:
+                predictions, targets, present = total.numpy()
+                dtype = np.int64 if kind == "classes" else np.float64
+                rows = present > 0
+                computed[:] = total, text_scores(kind, predictions[rows].astype(dtype), targets[rows].astype(dtype))
+        return computed[1]
+
+    for name in SCORES[kind]:
+        metrics.log_derived(name, lambda meters, name=name: round(scores(meters)[name], 4))

@@ -221,8 +221,8 @@ class LabeledTexts(LabeledSequences):
         return {"id": index, "tokens": self._rows[index]}
 
     def add_labels(self, batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
-        """Add ``target``: classes [B] int64; labels [B, num_labels] bool; numbers [B] float64.
+        """Add ``num_rows``, a Python int, and ``target``: classes [B] int64; labels [B, num_labels] bool; numbers [B] float64.
 
         With ``--fp16`` or ``--bf16`` fairseq converts every float32 tensor of a batch.
         """
-        batch["target"] = self._target_tensor[batch["id"]]
+        batch |= {"target": self._target_tensor[batch["id"]], "num_rows": len(self)}

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 SCORES = {
     "classes": ("accuracy", "macro_f1", "matthews"),
@@ -57,13 +58,25 @@ def text_scores(kind: str, predictions: np.ndarray, targets: np.ndarray) -> dict
             "macro_f1": 100 * float(f1_score(targets, predictions, average="macro", zero_division=0)),
             "matthews": 100 * float(matthews_corrcoef(targets, predictions)),
         }
-    used = (predictions | targets).any(axis=0)
+    return label_scores(label_counts(predictions, targets))
+
+
+def label_counts(predictions: Any, targets: Any) -> Any:
+    """Count, for each label, the rows where it is right, predicted, and present: [3, num_labels] int64, of the type of the
+    arguments, arrays or tensors [N, num_labels] bool."""
+    stacked = torch.stack if torch.is_tensor(predictions) else np.stack
+    return stacked([(predictions & targets).sum(0), predictions.sum(0), targets.sum(0)])
+
+
+def label_scores(counts: np.ndarray) -> dict[str, float]:
+    """Return F1 = 2 right / (predicted + present) in percent, of the sums over all labels (micro), and its mean over the
+    labels that are present or predicted (macro), as scikit-learn does; 0 if there are none."""
+    right, either = counts[0], counts[1] + counts[2]
+    used = either > 0
     if not used.any():
         return {"micro_f1": 0.0, "macro_f1": 0.0}
-    return {
-        f"{average}_f1": 100 * float(f1_score(targets[:, used], predictions[:, used], average=average, zero_division=0))
-        for average in ("micro", "macro")
-    }
+    micro, macro = 2 * right.sum() / either.sum(), np.mean(2 * right[used] / either[used])
+    return {"micro_f1": 100 * float(micro), "macro_f1": 100 * float(macro)}
 
 
 def correlation(measure: Callable[..., Sequence[Any]], predictions: np.ndarray, labels: np.ndarray) -> float:

@@ -14,20 +14,30 @@ from torch import tensor
 from amos_fairseq.criterions.text_classification import TextClassificationCriterion
 
 
-def logged_in_batches(kind, logits, target, sizes, training=False, **record) -> tuple[list[float], dict[str, float]]:
+def logged_in_batches(
+    kind, logits, target, sizes, training=False, together=False, **record
+) -> tuple[list[float], dict[str, float]]:
     """The losses of batches of these sizes, and what fairseq logs after them; as the trainer does, a value of one element is
-    passed as a number."""
+    passed as a number. ``together``: as batches of several ranks."""
     criterion = TextClassificationCriterion(SimpleNamespace(record={"kind": kind} | record))
-    losses = []
+    losses, first, of_a_rank = [], 0, []
     with metrics.aggregate(new_root=True) as aggregated:
         for own, own_target in zip(logits.split(sizes), target.split(sizes), strict=True):
             model = type("Model", (), {"training": training, "__call__": lambda self, own=own, **_: (own, None)})()
-            sample = {"net_input": {}, "nsentences": len(own), "ntokens": 9, "target": own_target}
+            rows = torch.arange(first, first + len(own)).flip(0)
+            first += len(own)
+            sample = {"net_input": {}, "nsentences": len(own), "ntokens": 9, "id": rows, "num_rows": len(logits)}
+            sample["target"] = own_target
             loss, sample_size, log = criterion(model, sample)
             assert sample_size == len(own)
             losses.append(float(loss))
             log = {name: v.item() if torch.is_tensor(v) and v.numel() == 1 else v for name, v in log.items()}
-            criterion.reduce_metrics([log])
+            of_a_rank.append(log)
+            if not together:
+                criterion.reduce_metrics([log])
+        if together:
+            assert criterion.logging_outputs_can_be_summed()
+            criterion.reduce_metrics(of_a_rank)
     return losses, dict(aggregated.get_smoothed_values())
 
 
@@ -42,6 +52,9 @@ def test_classes_by_hand():
     # F1 of class 0: 2/3, of 1: 0 (predicted once), of 2: 2/3, of the unknown class: 0.
     assert values["macro_f1"] == pytest.approx(100 * (2 / 3 + 2 / 3) / 4, abs=1e-3)
     assert values["matthews"] == pytest.approx(100 * matthews_corrcoef([0, 2, 2, -1], [0, 1, 2, 0]), abs=1e-3)
+    for together in (False, True):
+        sums = logged_in_batches("classes", logits, tensor([0, 2, 2, -1]), [2, 2], together=together)[1]
+        assert (sums["accuracy"], sums["matthews"]) == (values["accuracy"], values["matthews"])
     assert "accuracy" not in logged_in_batches("classes", logits, tensor([0, 2, 2, -1]), [4], training=True)[1]
 
 

@@ -76,7 +76,7 @@ def text_classification(kind: str, length: int) -> tuple[Any, Any, dict[str, Any
     record = {"kind": kind, "num_classes": 1 if number else 3} | ({"mean": 1e3, "deviation": 50.0} if number else {})
     vocabulary = Vocabulary(Path("dict.txt"), dictionary_sha256="", tokenizer_directory=None, tokenizer_sha256=None)
     task = TextClassificationTask(TextClassificationConfig(data="DATA", seed=1), vocabulary, small_dictionary(), record)
-    return task, TextClassificationCriterion(task), batch_of(length) | {"target": target}
+    return task, TextClassificationCriterion(task), batch_of(length) | {"target": target, "num_rows": 7}
 
 
 JOBS = {

@@ -5,20 +5,23 @@ import csv
 import json
 import random
 import re
+import shlex
 import shutil
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 import transformers
 from failures import error_line
-from forked_command import run_main
+from forked_command import run_command, run_main
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from sklearn.preprocessing import MultiLabelBinarizer
 from synthetic_squad import untrained_checkpoint
 
+from amos_fairseq.checkpoints.read import read_state
 from amos_fairseq.cli.main import main
 from amos_fairseq.prepare.vocabulary import learn_tokenizer
 
@@ -31,6 +34,9 @@ tasks: {classification: {}}
 WORDS = ["the", "house", "is", "very", "old", "and", "green"]
 COLOURS = ["red", "blue", "grey"]
 MAX_POSITIONS = 16
+TWO_UPDATES = """--user-dir amos_fairseq --task text_classification --criterion text_classification --arch amos_tiny --cpu
+--tokens-per-text 16 --max-positions 16 --encoder-layers 2 --encoder-embed-dim 64 --encoder-ffn-embed-dim 128 --dropout 0.1
+--optimizer grouped_adam --lr 1e-3 --batch-size 4 --similar-lengths --max-update 2 --num-workers 0 --no-epoch-checkpoints"""
 RUN = Path("runs") / "classification" / "seed1"
 
 
@@ -181,6 +187,23 @@ def test_several_labels(place):
     texts = [json.loads(line)["text"] for line in (place / "labels.jsonl").read_text().splitlines()]
     for row, answer in zip(rows, tagger(texts, truncation=True), strict=True):
         assert sorted(own["label"] for own in answer if own["score"] > 0.5) == json.loads(row["prediction"])
+
+
+def test_two_ranks_train_and_score_as_one(place, tmp_path):
+    """Two micro-batches of one rank are those of two ranks, to the bit; the rows of both are scored together."""
+    classify(place, "classes", "--train", place / "classes.tsv", "--label", "colour")
+    start = ["--finetune-from-model", place / "start" / "checkpoint_last.pt"]
+    flags = [place / "classes" / "data" / "classification", *shlex.split(TWO_UPDATES), *start]
+    found = []
+    for num_ranks in (1, 2):
+        out = tmp_path / str(num_ranks)
+        given = [*flags, "--save-dir", out, "--update-freq", 3 - num_ranks]
+        run_command("fairseq_cli.train", list(map(str, given)), num_ranks)
+        lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+        valid = [(line["loss"], line["accuracy"], line["macro_f1"]) for line in lines if line["split"] == "valid"]
+        found.append((valid, read_state(out / "checkpoint_last.pt")["model"]))
+    assert found[0][0] == found[1][0]
+    assert all(torch.equal(value, found[1][1][name]) for name, value in found[0][1].items())
 
 
 def test_what_cannot_be_used_is_refused_in_one_line(place, tmp_path, capsys):
