@@ -228,10 +228,13 @@ def test_a_benchmark_of_the_interface_alone_gets_its_table(tmp_path, trainings):
     start = dataclasses.replace(START, from_scratch=True)
     benchmark.session = dataclasses.replace(benchmark.session, checkpoint=start)
     outcome = run_benchmark(benchmark)
-    assert (outcome.table.title, outcome.table.columns) == ("Toys", ["", "Score", "Other"])
+    assert (outcome.table.title, outcome.table.columns) == (
+        "Toys: median ± standard deviation over seeds",
+        ["", "Score", "Other"],
+    )
     assert outcome.table.rows == [["Toy: amos (random weights)", "70.0 ± 10.0", "1.0 ± 0.0"]]
     assert outcome.table.notes == [
-        "recipe r (a recipe; size base)",
+        "fine-tuning settings: recipe r (a recipe; values for base models)",
         "seeds: 3 per task; standard deviations divide by n - 1",
         "random weights: only the architecture of the checkpoint, none of its weights",
         "each run is scored at its best epoch on the same dev set",
@@ -240,6 +243,18 @@ def test_a_benchmark_of_the_interface_alone_gets_its_table(tmp_path, trainings):
     assert [path.name for path in outcome.files] == ["toy.md", "toy.csv", "toy.json"]
     assert json.loads((tmp_path / "toy.json").read_text())["tasks"]["Toy"]["scores"]["score"]["median"] == 70.0
     assert (tmp_path / "toy.setup.json").is_file()
+
+    once = Toy(tmp_path / "once")
+    once.title, once.columns = "Toys", {"score": "Score"}
+    once.tasks = {"Toy": plan(tmp_path)[0].task}
+    given = {"epochs": 3, "similar_lengths": True}
+    once.session = dataclasses.replace(once.session, checkpoint=start, seeds=(1,), overrides=given)
+    table = run_benchmark(once).table
+    assert (table.title, table.rows) == ("Toys", [["Toy: amos (random weights)", "60.0"]])
+    assert table.notes[:2] == [
+        "fine-tuning settings: recipe r (a recipe; values for base models); given instead: epochs 3, similar_lengths true",
+        "seeds: 1 per task",
+    ]
 
 
 @pytest.fixture
