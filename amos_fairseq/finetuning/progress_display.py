@@ -15,6 +15,7 @@ from amos_fairseq.finetuning.runs import TaskRun
 from amos_fairseq.run.progress import duration
 
 SECONDS_TO_FIRST_LINE, SECONDS_BETWEEN_LINES = 5.0, 30.0
+WIDTH_BESIDE_BAR = 70  # of a run's position and its numbers, usually
 VALIDATION = "valid"  # the records of the dev set
 
 
@@ -59,16 +60,24 @@ class ActiveRun:
         """Return the position with the update, or how long there has been none."""
         if not self.loss:
             return f"{self.run.label}: no loss yet after {duration(monotonic() - self.started)}"
-        return f"{self.run.label}: update {self.update:,} of {self.run.total_updates:,}, {self.position}"
+        return f"{self.run.label}: update {self.update:,} of {self.run.total_updates:,}, {self.epoch}, {self.values}"
+
+    def beside_bar(self) -> str:
+        """Return the position in two lines, for a terminal of 80 columns."""
+        return f"{self.run.label}, {self.epoch}" + (f"\n  {self.values}" if self.values else "")
 
     def epoch_name(self, epoch: int) -> str:
         return f"epoch {epoch} of {self.run.hyperparameters.epochs}"
 
     @property
-    def position(self) -> str:
-        """The epoch of the next update, the last loss and dev score, and the time to the end of the training."""
-        epoch = min(self.update // self.run.updates_per_epoch + 1, self.run.hyperparameters.epochs)
-        return ", ".join(filter(None, (self.epoch_name(epoch), self.loss, self.dev_score, self.time_left)))
+    def epoch(self) -> str:
+        """The epoch of the next update."""
+        return self.epoch_name(min(self.update // self.run.updates_per_epoch + 1, self.run.hyperparameters.epochs))
+
+    @property
+    def values(self) -> str:
+        """The last loss and dev score, and the time to the end of the training."""
+        return ", ".join(filter(None, (self.loss, self.dev_score, self.time_left)))
 
     def is_due(self) -> bool:
         """Return whether a line should tell the position: the first one as soon as the rate is known."""
@@ -97,7 +106,8 @@ class ProgressDisplay:
 
     def __init__(self, num_runs: int, num_done: int) -> None:
         self.console = Console(highlight=False)
-        columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        bar = BarColumn(max(10, min(40, self.console.width - WIDTH_BESIDE_BAR)))
+        columns = TextColumn("{task.description}", markup=False), bar, MofNCompleteColumn(), TimeElapsedColumn()
         self._bars = Progress(*columns, console=self.console, disable=not self.console.is_terminal)
         self._num_runs, self._num_done = num_runs, num_done
         self._active: dict[str, ActiveRun] = {}
@@ -130,7 +140,7 @@ class ProgressDisplay:
         with self._lock:
             active = self._active[run.label]
             lines = active.note(update, records)
-            self._bars.update(active.bar, completed=update, description=f"{run.label}, {active.position}")
+            self._bars.update(active.bar, completed=update, description=active.beside_bar())
             if active.is_due():
                 active.last_line = monotonic()
                 lines.append(active.line())

@@ -329,7 +329,7 @@ def test_lines_of_a_short_run_and_of_one_without_a_loss(tmp_path, clock, capsys)
 
 def test_the_bar_tells_the_same(tmp_path, clock, capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("COLUMNS", "80")
     (run,) = plan(tmp_path, seeds=(1,))
     with ProgressDisplay(1, num_done=0) as display:
         display.start(run)
@@ -337,7 +337,8 @@ def test_the_bar_tells_the_same(tmp_path, clock, capsys, monkeypatch):
         clock[0] += 30
         display.advance(run, 4, [train_record(4, 0.6), {"split": "valid", "update": 4, "loss": 0.5, "score": 61.26}])
     printed = capsys.readouterr().out
-    assert "Toy seed 1, epoch 2 of 2, loss 0.600, dev score 61.3, about 40 s left" in printed
+    assert "Toy seed 1, epoch 2 of 2 " in printed
+    assert "\n  loss 0.600, dev score 61.3, about 40 s left " in printed
     assert "update 4 of 8" not in printed
     assert "4/8" in printed
 
