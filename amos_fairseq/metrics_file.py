@@ -64,19 +64,42 @@ def read_records(save_dir: Path) -> list[dict[str, Any]]:
     return [line.record for line in lines if line.record is not None]
 
 
-def updates_so_far(save_dir: Path) -> int:
-    """Return the update of the last whole record of a run; 0 before the first. Only the end of the file is read.
+class NewRecords:
+    """What a training appends to the metrics file of ``save_dir`` from now on. Each call reads only what is new.
+
+    Attributes:
+        update: update of the last record, also where it was there before; 0 before the first.
 
     Raises:
         UserError: something else than a file has its name.
     """
-    path = save_dir / FILE_NAME
-    if path.exists() and not path.is_file():  # opening a pipe waits for its writer
-        raise UserError(f"{path} is not a file: remove it")
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            lines = parse_lines(file.read())
-    except FileNotFoundError:
-        return 0
-    return next((line.record["update"] for line in reversed(lines) if line.record is not None), 0)
+
+    def __init__(self, save_dir: Path) -> None:
+        self.update = 0
+        self._path, self._inode, self._end = save_dir / FILE_NAME, None, 0
+        if self._path.exists():
+            self._inode = 0  # of no file, so that what is there counts as read
+            self.read()
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the whole records that were appended since the last call.
+
+        A resumed run replaces the file by one without the records that it writes again: what is in another file counts as read.
+        """
+        if self._path.exists() and not self._path.is_file():  # opening a pipe waits for its writer
+            raise UserError(f"{self._path} is not a file: remove it")
+        try:
+            with self._path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                is_same = self._inode in (None, status.st_ino) and status.st_size >= self._end
+                begin = self._end if is_same else max(0, status.st_size - TAIL_BYTES)
+                file.seek(begin)
+                content = file.read()
+        except FileNotFoundError:
+            return []
+        whole = content[: content.rfind(b"\n") + 1]
+        self._inode, self._end = status.st_ino, begin + len(whole)
+        records = [line.record for line in parse_lines(whole) if line.record is not None]
+        if records:
+            self.update = records[-1]["update"]
+        return records if is_same else []

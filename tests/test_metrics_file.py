@@ -6,7 +6,7 @@ import os
 import pytest
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.metrics_file import FILE_NAME, parse_lines, read_records, updates_so_far
+from amos_fairseq.metrics_file import FILE_NAME, NewRecords, parse_lines, read_records
 
 
 @pytest.mark.parametrize(
@@ -57,14 +57,35 @@ def test_records_are_whole_lines_in_order(tmp_path):
     assert read_records(tmp_path) == records
 
 
-def test_progress_needs_the_end_of_the_file_only(tmp_path):
-    assert updates_so_far(tmp_path) == 0
-    (tmp_path / FILE_NAME).write_bytes(b"\x00" * 10_000 + b'\n{"split": "train", "update": 12}\n{"split": "tr')
-    assert updates_so_far(tmp_path) == 12
+def test_new_records_are_those_since_the_last_call(tmp_path):
+    """A line that is being written is returned once, when it is whole."""
+    file, records = tmp_path / FILE_NAME, [{"split": "train", "update": update, "loss": 1.0} for update in (2, 4, 6)]
+    lines = [json.dumps(record) + "\n" for record in records]
+    new = NewRecords(tmp_path)
+    assert (new.read(), new.update) == ([], 0)
+    file.write_text(lines[0] + lines[1][:20])
+    assert (new.read(), new.update) == (records[:1], 2)
+    assert new.read() == []
+    file.write_text("".join(lines))
+    assert (new.read(), new.update) == (records[1:], 6)
+
+
+def test_what_a_file_holds_before_is_not_new_and_only_its_end_is_read(tmp_path):
+    file = tmp_path / FILE_NAME
+    file.write_bytes(b"\x00" * 10_000 + b'\n{"split": "train", "update": 12}\n')
+    new = NewRecords(tmp_path)
+    assert (new.read(), new.update) == ([], 12)
+    shorter = tmp_path / "cut_back"  # as a run that is resumed replaces it
+    shorter.write_text('{"split": "train", "update": 8}\n')
+    shorter.replace(file)
+    assert (new.read(), new.update) == ([], 8)
+    with file.open("a") as end:
+        end.write('{"split": "train", "update": 9}\n')
+    assert (new.read(), new.update) == ([{"split": "train", "update": 9}], 9)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
 def test_a_pipe_in_the_place_of_the_file_is_refused(make, tmp_path):
     make(tmp_path / FILE_NAME)
     with pytest.raises(UserError, match=r"metrics\.jsonl is not a file: remove it"):
-        updates_so_far(tmp_path)
+        NewRecords(tmp_path)

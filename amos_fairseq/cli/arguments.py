@@ -11,16 +11,22 @@ from typing import Any
 import amos_fairseq
 from amos_fairseq.checkpoint_files import checkpoint_file
 from amos_fairseq.recipe_files import DEFAULT_VOCABULARY
+from amos_fairseq.terminal import say
 
 
-def import_fairseq(checkpoint: str | None = None) -> None:
+def import_fairseq(checkpoint: str | None = None, name: str | None = None) -> None:
     """Import PyTorch, fairseq and this package's tasks, models and criterions, which takes about five seconds.
+
+    Args:
+        name: of the command; before the imports it then prints that it reads ``checkpoint``.
 
     Raises:
         UserError: there is no such ``checkpoint``; it is looked for first.
     """
     if checkpoint is not None:
         checkpoint_file(Path(checkpoint))
+    if name is not None:
+        say(f"reading {checkpoint}", name)
     amos_fairseq.register()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from amos_fairseq.cli import fine_tuning
 from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
 from amos_fairseq.errors import UserError
+from amos_fairseq.terminal import say
 
 OF_PREDICTION = ("subcommand", "run", "checkpoint", "predict", "out", "text", "cpu")
 DESCRIPTION = """\
@@ -81,11 +82,10 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
 
 
 def label(arguments: argparse.Namespace) -> None:
+    say(f"reading {arguments.checkpoint} and {arguments.predict}", "classify")  # the imports take seconds
     from amos_fairseq.finetuning.labeling import check_output, label_table
 
     check_output(Path(arguments.out))
-    if not Path(arguments.checkpoint).is_dir():
-        raise UserError(f"{arguments.checkpoint} is not a directory: give the --out of amos classify as --checkpoint")
     import_fairseq()
     from amos_fairseq.finetuning.benchmark import Stopped
     from amos_fairseq.finetuning.runner import stop_on_signals

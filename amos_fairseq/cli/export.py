@@ -69,7 +69,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    import_fairseq(arguments.checkpoint)
+    import_fairseq(arguments.checkpoint, arguments.subcommand)
     from amos_fairseq.hugging_face import custom_code
     from amos_fairseq.hugging_face.export import export
     from amos_fairseq.hugging_face.model_card import CardSettings

@@ -79,7 +79,7 @@ def add_arguments(
 
 def session_from(arguments: argparse.Namespace) -> "Session":
     """Open the session that the arguments describe; raise :class:`UserError` for values that cannot be used."""
-    import_fairseq(arguments.checkpoint)
+    import_fairseq(arguments.checkpoint, arguments.subcommand)
     from amos_fairseq.finetuning.session import OVERRIDES, open_session
 
     overrides = {name: getattr(arguments, name) for name in OVERRIDES}

@@ -46,7 +46,8 @@ class Benchmark(ABC):
 
     Attributes:
         name: the word in the names of its files: ``OUT/NAME.md``, ``.csv``, ``.json``, ``.setup.json``.
-        title, columns: of the default ``table``. ``columns``: score -> heading; scores that no task has are left out.
+        title, columns: of the default ``table``. A title names the data; :func:`run_benchmark` adds what ± means.
+            ``columns``: score -> heading; scores that no task has are left out.
         session: the checked arguments of the command. Its recipe has the hyperparameters by section, usually a task.
         data: directory of the prepared data, with ``tokenizer/``.
         tasks: by name. OUT may hold results of several benchmarks, so that names must differ from those of others.

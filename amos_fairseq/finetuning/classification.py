@@ -72,7 +72,7 @@ class Classification(Benchmark):
             trials = tuple(dict.fromkeys(dataclasses.replace(trial, num_separators=1) for trial in trials))
         separators = {trial.separator for trial in trials}
         train, self.dev = ([self._rows(split, each) for each in separators] for split in ("train", "valid"))
-        self.title = f"{self.record['label_column']}, dev: median ± standard deviation over seeds"
+        self.title = f"{self.record['label_column']}, dev"
         notes = (*self.record["notes"], *self._notes_on_cut_rows(train, self.dev))
         main, sha256 = MAIN_SCORES[self.kind], content_sha256({"labels": self.labels, "files": self.record["sha256"]})
         task = BenchmarkTask(NAME, len(train[0]), main, sha256, trials, notes)

@@ -1,7 +1,7 @@
 """Fine-tuning on a benchmark, from the first run to the table."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,8 @@ def run_benchmark(benchmark: Benchmark) -> Outcome:
         return Outcome(None, failures)
     summaries = summarize(results)
     table = benchmark.table(summaries, [*notes(benchmark, results, summaries), *benchmark.notes(results, summaries)])
+    if any("±" in cell for row in table.rows for cell in row):  # one seed has no deviation
+        table = replace(table, title=f"{table.title}: median ± standard deviation over seeds")
     files = save_results(benchmark, setup, table, results, summaries)
     more, notices = benchmark.write_more(summaries, runner.stop)
     return Outcome(table, failures, [*files, *more], notices)
@@ -58,13 +60,13 @@ def notes(benchmark: Benchmark, results: Sequence[RunResult], summaries: Mapping
         name: str(value).lower() if isinstance(value, bool) else f"{value:g}"
         for name, value in session.overrides.items()
     }
-    changed = "".join(f", {name} {value} instead" for name, value in given.items())
-    yield f"recipe {Path(recipe.name).name} ({recipe.description}; size {recipe.size}{changed})"
+    changed = f"; given instead: {', '.join(f'{name} {value}' for name, value in given.items())}" if given else ""
+    name = Path(recipe.name).name
+    yield f"fine-tuning settings: recipe {name} ({recipe.description}; values for {recipe.size} models){changed}"
     counts = [summary.main.count for summary in summaries.values()]
     listed = ", ".join(f"{label} {count}" for label, count in zip(labels.values(), counts, strict=True))
-    yield (
-        f"seeds: {f'{counts[0]} per task' if len(set(counts)) == 1 else listed}; standard deviations divide by n - 1"
-    )
+    divisor = "; standard deviations divide by n - 1" if max(counts) > 1 else ""
+    yield f"seeds: {f'{counts[0]} per task' if len(set(counts)) == 1 else listed}{divisor}"
     if session.checkpoint.from_scratch:
         yield "random weights: only the architecture of the checkpoint, none of its weights"
     for task, summary in summaries.items():

@@ -12,13 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.text import Text
-
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import no_links
 from amos_fairseq.finetuning.benchmark import Benchmark, Stopped
+from amos_fairseq.finetuning.progress_display import ProgressDisplay
 from amos_fairseq.finetuning.runs import (
     LOG_FILE,
     Failure,
@@ -86,7 +83,7 @@ class Runner:
         return [failure for future in futures if (failure := future.result()) is not None]
 
     def _run_on_free_device(
-        self, run: TaskRun, free_devices: queue.SimpleQueue, server: ForkServer, display: "ProgressDisplay"
+        self, run: TaskRun, free_devices: queue.SimpleQueue, server: ForkServer, display: ProgressDisplay
     ) -> Failure | None:
         if self.stop.is_set():
             return None
@@ -112,9 +109,7 @@ class Runner:
             free_devices.put(device)
         return None
 
-    def _train_and_evaluate(
-        self, run: TaskRun, device: str, server: ForkServer, display: "ProgressDisplay"
-    ) -> RunResult:
+    def _train_and_evaluate(self, run: TaskRun, device: str, server: ForkServer, display: ProgressDisplay) -> RunResult:
         benchmark, session, task = self.benchmark, self.benchmark.session, run.task
         run.create_directory()
         benchmark.copy_tokenizer_and_labels(task.name, run.directory)
@@ -175,64 +170,3 @@ def stop_on_signals(stop: threading.Event) -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-class ProgressDisplay:
-    """The active runs and their progress, as bars in a terminal and as lines elsewhere. Thread-safe."""
-
-    def __init__(self, num_runs: int, num_done: int) -> None:
-        self.console = Console(highlight=False)
-        columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-        self._bars = Progress(*columns, console=self.console, disable=not self.console.is_terminal)
-        self._num_runs, self._num_done = num_runs, num_done
-        self._epochs: dict[str, int] = {}
-        self._bar_ids: dict[str, TaskID] = {}
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> "ProgressDisplay":
-        if self._num_done:
-            self._print(f"{self._num_done} of {self._num_runs} runs are already finished")
-        self._bars.start()
-        self._total = self._bars.add_task("runs", total=self._num_runs, completed=self._num_done)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._bars.stop()
-
-    def start(self, run: TaskRun) -> None:
-        with self._lock:
-            self._bar_ids[run.label] = self._bars.add_task(run.label, total=run.total_updates)
-            self._epochs[run.label] = 0
-        self._print(f"{run.label}: {run.hyperparameters.epochs} epochs, {run.total_updates} updates")
-
-    def advance(self, run: TaskRun, updates: int) -> None:
-        epoch = min(updates // run.updates_per_epoch + 1, run.hyperparameters.epochs)
-        with self._lock:
-            is_new_epoch = epoch > self._epochs[run.label] > 0
-            self._epochs[run.label] = epoch
-            name = f"{run.label}, epoch {epoch} of {run.hyperparameters.epochs}"
-            self._bars.update(self._bar_ids[run.label], completed=updates, description=name)
-        if is_new_epoch and not self.console.is_terminal:
-            self._print(name)
-
-    def evaluating(self, run: TaskRun) -> None:
-        with self._lock:
-            self._bars.update(self._bar_ids[run.label], description=f"{run.label}, scoring")
-
-    def finish(self, run: TaskRun, outcome: str) -> None:
-        """Show the score of a finished run, or the reason of a failed one."""
-        with self._lock:
-            self._num_done += 1
-            num_done = self._num_done
-            self._bars.remove_task(self._bar_ids.pop(run.label))
-            self._bars.update(self._total, completed=num_done)
-        self._print(f"{run.label}: {outcome} ({num_done} of {self._num_runs} runs)")
-
-    def stopped(self, run: TaskRun) -> None:
-        with self._lock:
-            self._bars.remove_task(self._bar_ids.pop(run.label))
-        self._print(f"{run.label}: stopped")
-
-    def _print(self, line: str) -> None:
-        # As Text, because the name of a trial or a path may contain rich's markup.
-        self.console.print(Text(line), soft_wrap=True)

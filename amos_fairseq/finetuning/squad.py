@@ -78,7 +78,7 @@ class Squad(Benchmark):
     """
 
     name = "squad"
-    title = "SQuAD dev: median ± standard deviation over seeds"
+    title = "SQuAD dev"
     # Scores of write_answers; version 1.1 has only the first two.
     columns = {"em": "EM", "f1": "F1", "has_ans_f1": "HasAns F1", "no_ans_em": "NoAns EM", "best_em": "best EM"}
 

@@ -41,7 +41,7 @@ class Tagging(Benchmark):
     """
 
     name = "tagging"
-    title = "Sequence tagging, dev: median ± standard deviation over seeds"
+    title = "Sequence tagging, dev"
     columns = SCORE_NAMES
 
     def __init__(self, session: Session, data: Path) -> None:

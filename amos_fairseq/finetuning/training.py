@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Event
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 
@@ -24,7 +24,7 @@ from amos_fairseq.errors import INTERRUPTED, REQUEUE, UserError
 from amos_fairseq.files import no_links, whole_file, write_text
 from amos_fairseq.finetuning.benchmark import Benchmark, Stopped
 from amos_fairseq.finetuning.runs import LOG_FILE, TaskRun
-from amos_fairseq.metrics_file import updates_so_far
+from amos_fairseq.metrics_file import NewRecords
 from amos_fairseq.python_process import SECONDS_TO_SAVE, ForkedProcess, ForkServer, python_command
 from amos_fairseq.recipe_files import PACKAGE
 from amos_fairseq.strangers import plain_name, read_text
@@ -33,6 +33,7 @@ PROCESS_FILE = "train.process"  # name and host of the process that trains
 # These variables of a launcher would turn a fine-tuning process into one of the launcher's ranks.
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 POLL_SECONDS = 0.2
+MOST_UPDATES_PER_RECORD = 20
 # torch.optim imports torch._dynamo when the first optimizer is made.
 IMPORTED = ("amos_fairseq", "torch._dynamo")
 
@@ -49,12 +50,16 @@ def training_command(run: TaskRun, benchmark: Benchmark, device: str) -> list[st
     if run.finetune_from is not None:
         command += ["--finetune-from-model", str(run.finetune_from)]
     command += ["--save-dir", str(run.directory), "--no-epoch-checkpoints", "--seed", str(run.seed)]
-    # About a hundred lines per run, so that the progress bar moves.
-    command += ["--log-format", "simple", "--log-interval", str(max(1, run.total_updates // 100))]
+    command += ["--log-format", "simple", "--log-interval", str(log_interval(run.total_updates))]
     # With a GPU, a loader process hides the collating of a batch; on a CPU it would take a core from the training.
     command += ["--cpu", "--num-workers", "0"] if device == "cpu" else ["--num-workers", "1"]
     precision = benchmark.session.precision
     return command if precision == "fp32" else [*command, f"--{precision}"]
+
+
+def log_interval(total_updates: int) -> int:
+    """Return the number of updates between two records: a hundred a run, and in a long run enough for a loss every minute."""
+    return min(max(1, total_updates // 100), MOST_UPDATES_PER_RECORD)
 
 
 def environment(device: str, num_devices: int) -> dict[str, str]:
@@ -91,7 +96,7 @@ def train(
     directory: Path,
     variables: dict[str, str],
     stop: Event,
-    report: Callable[[int], None],
+    report: Callable[[int, list[dict[str, Any]]], None],
     start: Callable[..., subprocess.Popen | ForkedProcess] = start_process,
 ) -> None:
     """Run the command until it exits; its output is appended to ``train.log``.
@@ -99,14 +104,21 @@ def train(
     Args:
         variables: environment of the process.
         stop: once it is set, the process is asked to save a checkpoint and exit.
-        report: called with the number of updates so far.
+        report: called several times a second with the number of updates so far and the records of the metrics file since the
+            last call.
         start: :func:`start_process`, or ``start`` of a :class:`~amos_fairseq.python_process.ForkServer`.
 
     Raises:
         Stopped: the process was asked to stop and has exited.
         RunFailed: the process exited with an error, or could not be started.
-        UserError: the log is a link.
+        UserError: the log is a link, or the metrics file is not a file.
     """
+    metrics = NewRecords(directory)
+
+    def report_progress() -> None:
+        records = metrics.read()
+        report(metrics.update, records)
+
     with open(directory / LOG_FILE, "ab", opener=no_links) as log:
         _lock(log, directory)
         begin = log.tell()  # earlier output belongs to an earlier part of the run
@@ -119,7 +131,7 @@ def train(
         try:
             with contextlib.suppress(OSError):  # a full disk: only the message to a second process is shorter
                 write_text(directory / PROCESS_FILE, f"process {process.pid} on {socket.gethostname()}\n")
-            code = _wait(process, directory, stop, report)
+            code = _wait(process, stop, report_progress)
         except ChildProcessError as error:  # the child loses its pipe: it saves and exits
             raise RunFailed(str(error)) from error
         except BaseException:
@@ -151,15 +163,16 @@ def _lock(log: BinaryIO, directory: Path) -> None:
     holder.unlink(missing_ok=True)  # of a process that was killed
 
 
-def _wait(
-    process: subprocess.Popen | ForkedProcess, directory: Path, stop: Event, report: Callable[[int], None]
-) -> int:
+def _wait(process: subprocess.Popen | ForkedProcess, stop: Event, report_progress: Callable[[], None]) -> int:
     deadline = None
     while True:
         try:
-            return process.wait(POLL_SECONDS)
+            code = process.wait(POLL_SECONDS)
         except subprocess.TimeoutExpired:
-            report(updates_so_far(directory))
+            report_progress()
+        else:
+            report_progress()  # the score of the last epoch
+            return code
         if stop.is_set() and deadline is None:
             process.send_signal(signal.SIGTERM)
             deadline = time.monotonic() + SECONDS_TO_SAVE

@@ -197,7 +197,7 @@ def test_force_replaces_the_whole_folder(runs, tmp_path, capsys):
     out = tmp_path / "out"
     out.mkdir()
     (out / "config.json").write_text("old")
-    error_line(capsys, main, "export", runs / "amos", out, "--no-check")
+    error_line(capsys, main, "export", runs / "amos", out, "--no-check", reports_progress=True)
     assert [path.name for path in out.iterdir()] == ["config.json"]
     main(["export", str(runs / "amos"), str(out), "--no-check", "--force"])
     assert names_in(out) == FILES
@@ -245,7 +245,7 @@ def test_ctrl_c_is_one_line_and_leaves_nothing(runs, tmp_path, monkeypatch, caps
 
     monkeypatch.setattr(export_module, "write_card", interrupted)
     assert main(["export", str(runs / "amos"), str(tmp_path / "out"), "--no-check"]) == 130
-    assert capsys.readouterr().err == "amos export: interrupted\n"
+    assert capsys.readouterr().err == f"export: reading {runs / 'amos'}\namos export: interrupted\n"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -296,7 +296,8 @@ def test_user_errors_are_one_line_and_leave_nothing(runs, tmp_path, monkeypatch,
         tokenizer = load_checkpoint(runs / "other_run").tokenizer
         tokenizer.kind = "fastbpe"
         tokenizer.save("other")
-    assert message in error_line(capsys, main, "export", arguments[0], tmp_path / "out", *arguments[1:])
+    command = "export", arguments[0], tmp_path / "out", *arguments[1:]
+    assert message in error_line(capsys, main, *command, reports_progress=True)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -95,14 +95,15 @@ def test_raw_files_give_the_bits_of_prepare_and_keep_them(
     times = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     assert identities(planned(raw.command, out, *raw.flags)) == identities(found)
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == times
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == f"{raw.command}: reading {start}\n"
 
     raw.changed.write_text(raw.changed.read_text(encoding="utf-8") + raw.line, encoding="utf-8")
     task = sorted(raw.tasks)[-1]
     (out / "runs" / task / "seed1").mkdir(parents=True)
     before = contents(out)
     arguments = [raw.command, "--checkpoint", start, "--out", out, "--cpu", *raw.flags]
-    assert f"the file {raw.changed.name} has changed since {out}/" in (line := error_line(capsys, main, *arguments))
+    line = error_line(capsys, main, *arguments, reports_progress=True)
+    assert f"the file {raw.changed.name} has changed since {out}/" in line
     assert line.endswith(f"give another --out, or delete {out}/runs/{task} to begin again")
     assert contents(out) == before
     (out / "runs" / task / "seed1").rmdir()
@@ -140,17 +141,20 @@ def test_a_checkpoint_with_another_tokenizer(
     other = untrained_checkpoint(tmp_path / "other", prepare_tagging(tmp_path / "more"))
     (out / "runs" / "tagging-a").mkdir(parents=True)
     arguments = ["tag", "--checkpoint", other, "--out", out, "--cpu", *raw.flags]
-    assert "the tokenizer of the checkpoint has changed" in error_line(capsys, main, *arguments)
+    assert "the tokenizer of the checkpoint has changed" in error_line(capsys, main, *arguments, reports_progress=True)
     assert identities(planned("tag", out, *raw.flags)) == identities(first)
     (out / "runs" / "tagging-a").rmdir()
     assert identities(planned("tag", out, *raw.flags, "--checkpoint", other)) != identities(first)
     (out / "tagging.setup.json").write_text(json.dumps({"checkpoint_sha256": "f" * 64}))
     before = contents(out)
-    assert "other settings (checkpoint_sha256: ffff" in error_line(capsys, main, *arguments[:2], start, *arguments[3:])
+    line = error_line(capsys, main, *arguments[:2], start, *arguments[3:], reports_progress=True)
+    assert "other settings (checkpoint_sha256: ffff" in line
     assert contents(out) == before
     (out / "tagging.setup.json").unlink()
     (tmp_path / "other" / "tokenizer").rename(tmp_path / "elsewhere")
-    assert "converted with the tokenizer beside the checkpoint" in error_line(capsys, main, *arguments)
+    assert "converted with the tokenizer beside the checkpoint" in error_line(
+        capsys, main, *arguments, reports_progress=True
+    )
 
 
 def test_each_column_and_each_version_has_its_own_data(planned: Callable[..., Benchmark], tmp_path: Path) -> None:
@@ -186,7 +190,7 @@ def test_no_data_both_kinds_or_half_of_one(
     command: str, flags: list[str], reason: str, start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [command, "--checkpoint", start, "--out", tmp_path / "out", "--cpu", *flags]
-    assert reason in error_line(capsys, main, *arguments)
+    assert reason in error_line(capsys, main, *arguments, reports_progress=True)
     assert not (tmp_path / "out").exists()
 
 

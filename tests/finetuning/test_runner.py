@@ -9,15 +9,16 @@ import pytest
 import torch
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.finetuning import progress_display
 from amos_fairseq.finetuning import runner as runner_module
 from amos_fairseq.finetuning.benchmark import Benchmark, Stopped
+from amos_fairseq.finetuning.progress_display import ProgressDisplay
 from amos_fairseq.finetuning.recipes import Hyperparameters, Recipe
 from amos_fairseq.finetuning.run_benchmark import run_benchmark
 from amos_fairseq.finetuning.runner import Runner
 from amos_fairseq.finetuning.runs import BenchmarkTask, claim_output_directory, plan_runs, read_results
 from amos_fairseq.finetuning.session import PretrainedCheckpoint, Session
-from amos_fairseq.finetuning.training import RunFailed
-from amos_fairseq.metrics_file import updates_so_far
+from amos_fairseq.finetuning.training import RunFailed, log_interval
 
 HYPERPARAMETERS = Hyperparameters(lr=1e-3, epochs=2, batch_size=16, warmup=0.1)
 ORIGIN = {"checkpoint_sha256": "c" * 64, "precision": "fp32"}
@@ -59,7 +60,7 @@ def trainings(monkeypatch):
         state |= {"optimizer_history": [{"num_updates": 4}], "extra_state": {"previous_training_time": 2.5}}
         for name in ("best", "last"):
             torch.save(state, directory / f"checkpoint_{name}.pt")
-        report(8)
+        report(8, [])
 
     monkeypatch.setattr(runner_module, "train", train)
     return calls
@@ -227,10 +228,13 @@ def test_a_benchmark_of_the_interface_alone_gets_its_table(tmp_path, trainings):
     start = dataclasses.replace(START, from_scratch=True)
     benchmark.session = dataclasses.replace(benchmark.session, checkpoint=start)
     outcome = run_benchmark(benchmark)
-    assert (outcome.table.title, outcome.table.columns) == ("Toys", ["", "Score", "Other"])
+    assert (outcome.table.title, outcome.table.columns) == (
+        "Toys: median ± standard deviation over seeds",
+        ["", "Score", "Other"],
+    )
     assert outcome.table.rows == [["Toy: amos (random weights)", "70.0 ± 10.0", "1.0 ± 0.0"]]
     assert outcome.table.notes == [
-        "recipe r (a recipe; size base)",
+        "fine-tuning settings: recipe r (a recipe; values for base models)",
         "seeds: 3 per task; standard deviations divide by n - 1",
         "random weights: only the architecture of the checkpoint, none of its weights",
         "each run is scored at its best epoch on the same dev set",
@@ -240,9 +244,105 @@ def test_a_benchmark_of_the_interface_alone_gets_its_table(tmp_path, trainings):
     assert json.loads((tmp_path / "toy.json").read_text())["tasks"]["Toy"]["scores"]["score"]["median"] == 70.0
     assert (tmp_path / "toy.setup.json").is_file()
 
+    once = Toy(tmp_path / "once")
+    once.title, once.columns = "Toys", {"score": "Score"}
+    once.tasks = {"Toy": plan(tmp_path)[0].task}
+    given = {"epochs": 3, "similar_lengths": True}
+    once.session = dataclasses.replace(once.session, checkpoint=start, seeds=(1,), overrides=given)
+    table = run_benchmark(once).table
+    assert (table.title, table.rows) == ("Toys", [["Toy: amos (random weights)", "60.0"]])
+    assert table.notes[:2] == [
+        "fine-tuning settings: recipe r (a recipe; values for base models); given instead: epochs 3, similar_lengths true",
+        "seeds: 1 per task",
+    ]
 
-def test_progress_is_read_from_the_last_whole_line(tmp_path):
-    assert updates_so_far(tmp_path) == 0
-    lines = [json.dumps({"split": "train", "update": update, "loss": 1.0}) for update in range(200)]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"split": "train", "upd')
-    assert updates_so_far(tmp_path) == 199
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time of the display in seconds, as a list of one."""
+    seconds = [1000.0]
+    monkeypatch.setattr(progress_display, "monotonic", lambda: seconds[0])
+    return seconds
+
+
+def train_record(update, loss):
+    return {"split": "train", "update": update, "loss": loss, "accuracy": 40.0}
+
+
+def test_lines_tell_loss_time_left_and_dev_scores(tmp_path, clock, capsys):
+    """A line after 5 seconds, then every 30. Two epochs of four updates; by hand: update 1 at 2 s and update 3 at 6 s are two
+    seconds an update, and five are left."""
+    (run,) = plan(tmp_path, seeds=(1,))
+    steps = [
+        (1.0, 0, []),
+        (2.0, 1, [train_record(1, 0.7512)]),
+        (4.0, 2, [train_record(2, 0.7)]),
+        (6.0, 3, [train_record(3, 0.65)]),
+        (8.0, 4, [train_record(4, 0.6), {"split": "valid", "update": 4, "loss": 0.5, "score": 61.26}]),
+        (35.9, 4, []),
+        (36.0, 5, [train_record(5, None)]),
+        (37.0, 8, [train_record(8, 0.4), {"split": "valid", "update": 8, "loss": 0.4, "score": 70.0}]),
+    ]
+    with ProgressDisplay(1, num_done=0) as display:
+        display.start(run)
+        for seconds, update, records in steps:
+            clock[0] = 1000 + seconds
+            display.advance(run, update, records)
+        display.evaluating(run)
+        display.finish(run, "score 70.0")
+    assert capsys.readouterr().out.splitlines() == [
+        "Toy seed 1: 2 epochs, 8 updates",
+        "Toy seed 1: update 3 of 8, epoch 1 of 2, loss 0.650, about 10 s left",
+        "Toy seed 1, epoch 1 of 2: dev score 61.3",
+        # 34 seconds for four updates
+        "Toy seed 1: update 5 of 8, epoch 2 of 2, loss is not finite, dev score 61.3, about 26 s left",
+        "Toy seed 1, epoch 2 of 2: dev score 70.0",
+        "Toy seed 1: scoring",
+        "Toy seed 1: score 70.0 (1 of 1 runs)",
+    ]
+
+
+def test_lines_of_a_short_run_and_of_one_without_a_loss(tmp_path, clock, capsys):
+    once = dataclasses.replace(HYPERPARAMETERS, epochs=1)
+    (run,) = plan(tmp_path, seeds=(1,), trials=(once,))
+    with ProgressDisplay(3, num_done=1) as display:
+        display.start(run)
+        display.advance(run, 4, [train_record(4, 0.6), {"split": "valid", "update": 4, "loss": 0.5}])
+        display.evaluating(run)
+        display.finish(run, "score 70.0")
+        display.start(run)
+        for seconds in (29.0, 30.5, 59.0, 61.0):
+            clock[0] = 1000 + seconds
+            display.advance(run, 0, [])
+        display.stopped(run)
+    assert capsys.readouterr().out.splitlines() == [
+        "1 of 3 runs are already finished",
+        "Toy seed 1: 1 epoch, 4 updates",
+        "Toy seed 1, epoch 1 of 1: dev loss 0.500",
+        "Toy seed 1: score 70.0 (2 of 3 runs)",
+        "Toy seed 1: 1 epoch, 4 updates",
+        "Toy seed 1: no loss yet after 30 s",
+        "Toy seed 1: no loss yet after 1 min 1 s",
+        "Toy seed 1: stopped",
+    ]
+
+
+def test_the_bar_tells_the_same(tmp_path, clock, capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    (run,) = plan(tmp_path, seeds=(1,))
+    with ProgressDisplay(1, num_done=0) as display:
+        display.start(run)
+        display.advance(run, 1, [train_record(1, 0.7)])
+        clock[0] += 30
+        display.advance(run, 4, [train_record(4, 0.6), {"split": "valid", "update": 4, "loss": 0.5, "score": 61.26}])
+    printed = capsys.readouterr().out
+    assert "Toy seed 1, epoch 2 of 2 " in printed
+    assert "\n  loss 0.600, dev score 61.3, about 40 s left " in printed
+    assert "update 4 of 8" not in printed
+    assert "4/8" in printed
+
+
+@pytest.mark.parametrize(("total", "interval"), [(8, 1), (780, 7), (122_720, 20)])
+def test_records_are_not_far_apart(total, interval):
+    assert log_interval(total) == interval

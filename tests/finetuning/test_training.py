@@ -31,9 +31,14 @@ def test_output_is_appended_to_the_log_and_progress_is_reported(tmp_path):
     (tmp_path / "train.log").write_text("earlier\n")
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"split": "train", "update": 12}) + "\n")
     reports = []
-    run(python("import time; print('out', flush=True); time.sleep(0.7)"), tmp_path, report=reports.append)
+    record = {"split": "valid", "update": 15, "accuracy": 50.0}
+    append = f"open('metrics.jsonl', 'a').write({json.dumps(record)!r} + chr(10))"
+    code = f"import os, time; print('out', flush=True); time.sleep(0.7); os.chdir({str(tmp_path)!r}); {append}"
+    run(python(code), tmp_path, report=lambda *arguments: reports.append(arguments))
     assert (tmp_path / "train.log").read_text() == "earlier\nout\n"
-    assert set(reports) == {12}
+    assert reports[:-1] == [(12, [])] * len(reports[:-1])
+    assert len(reports) > 1
+    assert reports[-1] == (15, [record])  # written just before the end
 
 
 def test_a_log_that_is_a_link_is_refused(tmp_path):
@@ -62,7 +67,7 @@ def test_stopping_sends_sigterm_and_waits(tmp_path):
         "signal.signal(signal.SIGTERM, save); print('ready', flush=True); time.sleep(60)"
     )
 
-    def stop_when_ready(updates):
+    def stop_when_ready(*progress):
         if "ready" in (tmp_path / "train.log").read_text():
             stop.set()
 
@@ -125,7 +130,7 @@ def test_errors_signals_and_stopping_of_a_forked_process(tmp_path, monkeypatch, 
     )
     command, stop = write_module(tmp_path, monkeypatch, code + "time.sleep(60)"), threading.Event()
 
-    def stop_when_ready(updates):
+    def stop_when_ready(*progress):
         if "ready" in (tmp_path / "train.log").read_text():
             stop.set()
 
@@ -138,7 +143,7 @@ def test_a_server_that_ends_is_reported_and_its_training_saves(tmp_path, monkeyp
     code += "signal.signal(signal.SIGTERM, save); print('ready', flush=True); time.sleep(60)"
     command, log = write_module(tmp_path, monkeypatch, code), tmp_path / "train.log"
 
-    def kill_when_ready(updates):
+    def kill_when_ready(*progress):
         if "ready" in log.read_text():
             server._server.kill()
 

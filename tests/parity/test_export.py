@@ -317,5 +317,5 @@ REFUSED = {
 def test_parts_without_a_hugging_face_class_are_refused(name, tmp_path, capsys):
     objective, settings, part, message = REFUSED[name]
     run, out = write_run(tmp_path / "run", objective, **settings), tmp_path / "out"
-    assert message in error_line(capsys, main, "export", run, out, "--part", part, "--no-check")
+    assert message in error_line(capsys, main, "export", run, out, "--part", part, "--no-check", reports_progress=True)
     assert not out.exists()

@@ -13,7 +13,7 @@ from synthetic_glue import write_glue, write_pretrained_checkpoint
 
 from amos_fairseq.checkpoints.read import read_state
 from amos_fairseq.cli.main import main
-from amos_fairseq.metrics_file import updates_so_far
+from amos_fairseq.metrics_file import read_records
 
 # Long enough for a signal to find the first task training; the rest is short.
 RECIPE = """\
@@ -47,7 +47,7 @@ def test_two_tasks_two_seeds_stopped_and_continued(place):
     first = place / "out" / "runs" / "CoLA" / "seed1"
     start = [sys.executable, "-m", "amos_start"]
     run = BackgroundRun([*start, *command(place, "out", "CoLA,STS-B", 2)], place / "stopped.log")
-    run.wait_until(lambda: updates_so_far(first) >= 3)
+    run.wait_until(lambda: any(record["update"] >= 3 for record in read_records(first)))
     run.process.send_signal(signal.SIGINT)
     assert run.exit_code() == 130, run.text()[-3000:]
     assert "stopped; finished runs are in" in run.text()

@@ -11,7 +11,7 @@ from interrupted_run import BackgroundRun
 from synthetic_squad import make_squad, prepare_squad, untrained_checkpoint
 
 from amos_fairseq.cli.main import main
-from amos_fairseq.metrics_file import updates_so_far
+from amos_fairseq.metrics_file import read_records
 
 pytestmark = pytest.mark.slow
 
@@ -86,7 +86,7 @@ def test_a_stopped_run_continues_to_the_same_predictions(place, learned):
     out = place / "stopped"
     arguments = command(place, out, "--span-head", head, is_raw=True)
     stopped = BackgroundRun([sys.executable, "-m", "amos_start", *arguments], place / "stopped.log")
-    stopped.wait_until(lambda: updates_so_far(out / RUN) >= 60)
+    stopped.wait_until(lambda: any(record["update"] >= 60 for record in read_records(out / RUN)))
     stopped.process.send_signal(signal.SIGINT)
     assert stopped.exit_code() == 130, stopped.text()
     assert not (out / RUN / "predictions.json").exists()

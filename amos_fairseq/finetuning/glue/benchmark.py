@@ -229,7 +229,7 @@ def glue_table(
         columns += [f"{squad_task or 'SQuAD2.0'} {score}" for score in ("EM", "F1")]
         row += [format_spread(spreads.get(squad_task, {}).get(name)) for name in ("em", "f1")]
     rows = [row, *(paper_row(paper, tasks) for paper in paper_results())] if with_paper else [row]
-    return Table("GLUE dev: median ± standard deviation over seeds", columns, rows, notes)
+    return Table("GLUE dev", columns, rows, notes)
 
 
 def task_heading(task: str) -> str:

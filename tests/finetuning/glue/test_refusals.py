@@ -44,7 +44,7 @@ def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_tra
         ([str(data), "--tasks", "CoLA", "--squad", str(tmp_path / "squad")], "from_scratch True, not False"),
         ([str(data), "--tasks", "RTE", "--write-test"], "holds no test set of RTE"),
     ):
-        assert message in error_line(capsys, main, *command, *arguments)
+        assert message in error_line(capsys, main, *command, *arguments, reports_progress=True)
     assert fake_training.commands == []
     assert not (tmp_path / "out").exists()
 
@@ -62,7 +62,8 @@ def test_all_means_the_tasks_that_are_prepared(tmp_path, capsys):
 def test_a_damaged_summary_of_squad_is_refused(start, data, tmp_path, capsys, content):
     (tmp_path / "squad.json").write_text(content)
     command = ["glue", "--checkpoint", start, "--data", data, "--tasks", "CoLA", "--out", tmp_path / "out", "--cpu"]
-    assert f"{tmp_path / 'squad.json'} " in error_line(capsys, main, *command, "--squad", tmp_path)
+    line = error_line(capsys, main, *command, "--squad", tmp_path, reports_progress=True)
+    assert f"{tmp_path / 'squad.json'} " in line
 
 
 def test_a_damaged_task_file_is_refused(data, tmp_path):
