@@ -113,15 +113,22 @@ def no_links(path: str, flags: int) -> int:
 def take_lock(path: Path, refusal: str) -> int:
     """Lock the file ``path`` and return its descriptor; the lock ends when it is closed or with this process.
 
+    The holder may remove the file before it closes the descriptor.
+
     Raises:
-        UserError: another process holds the lock (``refusal`` is the message), or ``path`` is a link.
+        UserError: another process holds the lock or has ended it this moment (``refusal`` is the message), or ``path`` is a
+            link.
     """
     descriptor = no_links(str(path), os.O_RDWR | os.O_CREAT)
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # child processes do not inherit it
+        # The holder may have removed the file since it was opened here: a third process would lock a new one.
+        is_held = not os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False))
     except OSError:
+        is_held = True
+    if is_held:
         os.close(descriptor)
-        raise UserError(refusal) from None
+        raise UserError(refusal)
     return descriptor
 
 

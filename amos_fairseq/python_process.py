@@ -32,6 +32,7 @@ from typing import Any, BinaryIO
 
 WITH_PARENT = "--with-parent"
 FORKS = "--forks"
+READY = b"\n"  # from the process that forks, once it has imported its modules
 # The time that a training has to finish its update and to write a checkpoint after its parent was killed.
 SECONDS_TO_SAVE = 300.0
 
@@ -100,47 +101,30 @@ def end_with_parent() -> None:
 
 
 class ForkServer:
-    """A process that imports modules once, and forks a process for each command that needs them.
+    """Starts commands that need the same imports: a process imports them once, and forks a process for each command.
 
     A command finds the process as a new one would be: main module, arguments, variables, current folder and streams are its
-    own, and the server has started no thread, no parallel loop and nothing on a GPU. What libraries read while they are
-    imported comes from the variables of the server. The server starts with the first command, and ends with this object or
-    with this process. Thread-safe.
+    own, and what forks it has started no thread, no parallel loop and nothing on a GPU. What libraries read while they are
+    imported comes from ``variables``. The process that forks starts with the first command, is replaced at the next command
+    after it was killed, and ends with this object or with this process. Thread-safe.
 
     Args:
         modules: names of the modules to import.
-        variables: environment of the server.
+        variables: environment of the imports.
+        stop: once it is set, nothing waits for the imports any more.
     """
 
-    def __init__(self, modules: Sequence[str], variables: Mapping[str, str]) -> None:
-        self.modules, self.variables = modules, variables
+    def __init__(self, modules: Sequence[str], variables: Mapping[str, str], stop: threading.Event) -> None:
+        self.modules, self.variables, self.stop = modules, variables, stop
         self._lock = threading.Lock()
-        self._server: subprocess.Popen | None = None
-
-    def _start_server(self) -> None:
-        self._connection, other = socket.socketpair()
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - of the server itself: why it has ended
-        script = [sys.executable, os.path.abspath(__file__), FORKS, str(other.fileno()), ",".join(self.modules)]
-        with other:
-            self._server = subprocess.Popen(
-                script,
-                env=self.variables,
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._output,
-                pass_fds=[other.fileno()],
-                start_new_session=True,
-            )
+        self._processes: list[_ForkingProcess] = []  # all but the last one have ended
 
     def __enter__(self) -> "ForkServer":
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._server is not None:
-            self._server.kill()  # what it has forked goes on
-            self._server.wait()
-            self._connection.close()
-            self._output.close()
+        for process in self._processes:
+            process.close()
 
     def start(self, command: Sequence[str], variables: Mapping[str, str], output: BinaryIO) -> "ForkedProcess":
         """Start a command of :func:`python_command` without options of the interpreter, in a session of its own.
@@ -150,28 +134,77 @@ class ForkServer:
             output: an open file for its standard output and errors.
 
         Raises:
-            ChildProcessError: the server has ended.
+            ChildProcessError: the imports failed or were given up because of ``stop``, or the process that forks has ended.
         """
         arguments = list(command[command.index(os.path.abspath(__file__)) + 1 :])
         request = {"arguments": arguments, "variables": dict(variables), "folder": os.getcwd()}
+        forking = self._forking_process()
         read_end, write_end = os.pipe()
         try:
-            pid = self._ask(request, [read_end, output.fileno(), output.fileno()])
+            pid = forking.ask(request, [read_end, output.fileno(), output.fileno()])
         except ChildProcessError:
             os.close(write_end)
             raise
         finally:
             os.close(read_end)
-        return ForkedProcess(self, pid, write_end)
+        return ForkedProcess(forking, pid, write_end)
+
+    def _forking_process(self) -> "_ForkingProcess":
+        with self._lock:
+            if not self._processes or self._processes[-1].has_ended():
+                if self.stop.is_set():  # while this thread waited for the lock
+                    raise ChildProcessError("stopped before a process that starts trainings was there")
+                self._processes.append(_ForkingProcess(self.modules, self.variables))
+                self._processes[-1].wait_for_imports(self.stop)
+            return self._processes[-1]
+
+
+class _ForkingProcess:
+    """The process of a :class:`ForkServer`, and the connection to it."""
+
+    def __init__(self, modules: Sequence[str], variables: Mapping[str, str]) -> None:
+        self._lock = threading.Lock()
+        self._connection, other = socket.socketpair()
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - of the process itself: why it has ended
+        script = [sys.executable, os.path.abspath(__file__), FORKS, str(other.fileno()), ",".join(modules)]
+        with other:
+            self._process = subprocess.Popen(
+                script,
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                pass_fds=[other.fileno()],
+                start_new_session=True,
+            )
+
+    def wait_for_imports(self, stop: threading.Event) -> None:
+        """Wait until the modules are imported; end the process if ``stop`` is set first."""
+        self._connection.settimeout(0.2)
+        while True:
+            try:
+                is_ready = self._connection.recv(len(READY)) == READY
+                break
+            except TimeoutError:
+                if stop.is_set():
+                    self._process.kill()
+                    raise ChildProcessError("stopped while the modules of trainings were imported") from None
+            except OSError:
+                is_ready = False
+                break
+        if not is_ready:
+            raise ChildProcessError(self._reason_of_end())
+        self._connection.settimeout(None)  # it now answers at once
+
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
 
     def exit_code(self, pid: int) -> int | None:
         """Return the exit code of a process, negative after a signal; None while it runs. Ask no more after an exit code."""
-        return self._ask({"exit code of": pid}, [])
+        return self.ask({"exit code of": pid}, [])
 
-    def _ask(self, request: dict[str, Any], files: list[int]) -> Any:
+    def ask(self, request: dict[str, Any], files: list[int]) -> Any:
         with self._lock:
-            if self._server is None:
-                self._start_server()
             try:
                 socket.send_fds(self._connection, [b" "], files)
                 self._connection.sendall(json.dumps(request).encode("ascii") + b"\n")
@@ -183,11 +216,17 @@ class ForkServer:
         return json.loads(answer)
 
     def _reason_of_end(self) -> str:
-        code = self._server.wait()
+        code = self._process.wait()
         self._output.seek(0)
         lines = self._output.read().decode("utf-8", errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "no output")
         return f"the process that starts trainings has ended with exit code {code} ({last})"
+
+    def close(self) -> None:
+        self._process.kill()  # what it has forked goes on
+        self._process.wait()
+        self._connection.close()
+        self._output.close()
 
 
 class ForkedProcess:
@@ -196,13 +235,13 @@ class ForkedProcess:
     ``stdin`` is the other end of its standard input.
     """
 
-    def __init__(self, server: ForkServer, pid: int, pipe: int) -> None:
+    def __init__(self, parent: _ForkingProcess, pid: int, pipe: int) -> None:
         self.pid, self.stdin = pid, open(pipe, "wb")  # noqa: SIM115 - open until the caller closes it
-        self._server, self._code = server, None
+        self._parent, self._code = parent, None
 
     def poll(self) -> int | None:
         if self._code is None:
-            self._code = self._server.exit_code(self.pid)
+            self._code = self._parent.exit_code(self.pid)
         return self._code
 
     def wait(self, timeout: float | None = None) -> int:
@@ -283,7 +322,9 @@ def main() -> None:
     if sys.argv[1] == FORKS:
         for name in sys.argv[3].split(","):
             importlib.import_module(name)
-        serve(socket.socket(fileno=int(sys.argv[2])))
+        connection = socket.socket(fileno=int(sys.argv[2]))
+        connection.sendall(READY)
+        serve(connection)
     if sys.argv[1] == WITH_PARENT:
         del sys.argv[1]
         end_with_parent()

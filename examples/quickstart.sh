@@ -85,8 +85,7 @@ binarize() {
 pretrain() {
     step "Pretraining amos_tiny (the same command continues a run that was stopped)"
     # One process on any machine: the settings of amos_tiny are for one.
-    fairseq-hydra-train --config-dir examples/pretraining/config --config-name amos_tiny \
-        task.data="$(quoted "$DATA")" checkpoint.save_dir="$(quoted "$RUN")" \
+    amos train amos_tiny task.data="$(quoted "$DATA")" checkpoint.save_dir="$(quoted "$RUN")" \
         distributed_training.distributed_world_size=1 ${OVERRIDES[@]+"${OVERRIDES[@]}"}
 }
 

@@ -1,6 +1,7 @@
 """Files that replace others whole, when two processes write the same one and when one of them is killed."""
 
 import csv
+import fcntl
 import hashlib
 import io
 import json
@@ -14,7 +15,7 @@ import torch
 
 from amos_fairseq.checkpoint_files import checkpoint_file, read_header
 from amos_fairseq.errors import UserError, report_user_errors
-from amos_fairseq.files import csv_text, json_text, no_links, whole_file, whole_folder, write_text
+from amos_fairseq.files import csv_text, json_text, no_links, take_lock, whole_file, whole_folder, write_text
 
 
 def unfinished_files(directory: Path) -> list[str]:
@@ -84,6 +85,27 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
         Path(unfinished).write_text("page")
     assert [(tmp_path / name).read_text() for name in ("precious", "own", "page.html")] == ["precious", "own", "page"]
     assert not (tmp_path / "nothing").exists()
+
+
+def test_a_lock_file_that_its_holder_removes_is_held_by_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The holder removes the file after this process has opened it: a third one would lock the next file of that name."""
+    path, lockf = tmp_path / "lock", fcntl.lockf
+
+    def lock_late(descriptor: int, operation: int) -> None:
+        path.unlink()
+        if is_taken_again:
+            path.touch()
+        lockf(descriptor, operation)
+
+    for is_taken_again in (False, True):
+        with monkeypatch.context() as patch:
+            patch.setattr(fcntl, "lockf", lock_late)
+            with pytest.raises(UserError, match=r"^wait$"):
+                take_lock(path, "wait")
+        assert path.exists() == is_taken_again
+    os.close(take_lock(path, "wait"))
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])

@@ -8,7 +8,7 @@ from typing import Any
 
 from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
 from amos_fairseq.measure.recipe_costs import VOCABULARY_OF_WIDTH, costs_of_recipes
-from amos_fairseq.predicted_time import A100_RATE, CPU_RATE, NARROW_CPU_RATE
+from amos_fairseq.predicted_time import A100_RATE, CPU_RATE, NARROW_CPU_RATES
 from amos_fairseq.recipe_files import DEFAULT_VOCABULARY, find_recipe, packaged_recipes
 from amos_fairseq.terminal import say
 
@@ -17,8 +17,9 @@ SIZES = ("tiny", "mini", "small", "base", "large")
 DESCRIPTION = f"""\
 List the recipes: tokens and FLOPs of all planned updates (matrix products of the forward and backward pass, as counted by
 amos flops --reference), and predicted hours of training. Hours are FLOPs divided by a rate: one A100 in bf16,
-{A100_RATE / 1e12:.0f} TFLOP/s (40 %% of its peak, not measured); one CPU with two cores in float32, {CPU_RATE / 1e12} TFLOP/s
-({NARROW_CPU_RATE / 1e12} for the tiny recipes), both measured. Validation, checkpoints and waiting for data are not included.
+{A100_RATE / 1e12:.0f} TFLOP/s (40 % of its peak, not measured); one CPU with two cores in float32, {CPU_RATE / 1e12} TFLOP/s
+({NARROW_CPU_RATES[64] / 1e12} for the tiny recipes, {NARROW_CPU_RATES[128] / 1e12} for mini), measured.
+Validation, checkpoints and waiting for data are not included.
 """
 
 

@@ -68,7 +68,7 @@ class Runner:
             free_devices.put(device)
         with (
             stop_on_signals(self.stop),
-            training_server(devices) as server,
+            training_server(devices, self.stop) as server,
             ProgressDisplay(len(runs), num_done=len(runs) - len(open_runs)) as display,
             ThreadPoolExecutor(len(devices)) as threads,
         ):

@@ -76,12 +76,15 @@ def environment(device: str, num_devices: int) -> dict[str, str]:
     return variables
 
 
-def training_server(devices: Sequence[str]) -> ForkServer:
-    """Return the server that forks the runs on ``devices``; each run gets the same number of threads."""
+def training_server(devices: Sequence[str], stop: Event) -> ForkServer:
+    """Return the server that forks the runs on ``devices``; each run gets the same number of threads.
+
+    Once ``stop`` is set, nothing waits for its imports any more.
+    """
     # OpenMP reads the number of threads when it is loaded.
     variables = environment("cpu", len(devices)) if devices[0] == "cpu" else dict(os.environ)
     # fairseq counts the GPUs when it is imported, as the default number of ranks. That of a run is one, which it sees itself.
-    return ForkServer(IMPORTED, variables | {"CUDA_VISIBLE_DEVICES": ""})
+    return ForkServer(IMPORTED, variables | {"CUDA_VISIBLE_DEVICES": ""}, stop)
 
 
 def start_process(command: Sequence[str], variables: Mapping[str, str], log: BinaryIO) -> subprocess.Popen:
@@ -109,7 +112,7 @@ def train(
         start: :func:`start_process`, or ``start`` of a :class:`~amos_fairseq.python_process.ForkServer`.
 
     Raises:
-        Stopped: the process was asked to stop and has exited.
+        Stopped: the process was asked to stop and has exited, or ``stop`` was set before it could start.
         RunFailed: the process exited with an error, or could not be started.
         UserError: the log is a link, or the metrics file is not a file.
     """
@@ -127,7 +130,7 @@ def train(
         try:
             process = start(command, variables, log)
         except ChildProcessError as error:
-            raise RunFailed(str(error)) from error
+            raise Stopped if stop.is_set() else RunFailed(str(error)) from error
         try:
             with contextlib.suppress(OSError):  # a full disk: only the message to a second process is shorter
                 write_text(directory / PROCESS_FILE, f"process {process.pid} on {socket.gethostname()}\n")

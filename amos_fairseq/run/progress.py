@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 WORTH_COUNTING = 1e12
 SECONDS_TO_FIRST_LOSS, SECONDS_BETWEEN_LINES = 30.0, 60.0
 UPDATES_OF_RATE = 100  # the rate is that of the last ones, with the validations and checkpoints between them
+SLOW_UPDATES = 2  # the first ones of a process allocate memory and choose kernels: they tell no rate
+UPDATE_OF_FIRST_RATE = SLOW_UPDATES + 3
 
 
 def announce(cfg: Any) -> None:
@@ -107,6 +109,7 @@ class RunProgress:
         self._total = max_update or None
         self._times: deque[float] = deque(maxlen=UPDATES_OF_RATE + 1)
         self._start, self._last_line = time.monotonic(), None
+        self._num_updates, self._last_update = 0, self._start  # of this process
         self._has_rate = False  # whether a line has told it
         self._bar: tqdm | None = None
 
@@ -124,12 +127,15 @@ class RunProgress:
         The values are those that the interval has so far. They are only read: the record of the interval stays what it is.
         """
         num_updates, now = self.trainer.get_num_updates(), time.monotonic()
-        seconds = now - (self._times[-1] if self._times else self._start)
-        self._times.append(now)
+        seconds, self._last_update = now - self._last_update, now
+        self._num_updates += 1
+        if self._num_updates >= SLOW_UPDATES:
+            self._times.append(now)
         if self._bar is not None:
             self._bar.update(num_updates - self._bar.n)
         if not self._is_due(now, seconds):
             return
+        had_rate = self._has_rate
         self.note_line()
         stats = metrics.get_smoothed_values(INTERVAL)
         if self._bar is not None:
@@ -138,12 +144,12 @@ class RunProgress:
         of = f" of {self._total:,}" if self._total else ""
         values = [f"loss {_number(stats['loss']):.3f}"] if "loss" in stats else []  # an overflow has none
         values += [rate] if (rate := self._rate()) else []
-        logger.info(f"update {num_updates:,}{of}: {', '.join(values)}{self.time_left(', about {} to the end')}")
+        left = self.time_left(", about {} to the end" if had_rate else ", first estimate: {} to the end")
+        logger.info(f"update {num_updates:,}{of}: {', '.join(values)}{left}")
 
     def _is_due(self, now: float, seconds: float) -> bool:
         """Return whether to show the loss after an update that took ``seconds``."""
-        # The first update of a process takes longer than the others, so the third one is the first to tell the rate.
-        is_first_rate = len(self._times) == 3 and not self._has_rate
+        is_first_rate = self._num_updates == UPDATE_OF_FIRST_RATE and not self._has_rate
         # Another update would not end in time.
         is_first_loss = self._last_line is None and now - self._start + seconds > SECONDS_TO_FIRST_LOSS
         return is_first_rate or is_first_loss or now - (self._last_line or self._start) > SECONDS_BETWEEN_LINES

@@ -46,10 +46,9 @@ check_arguments() {
     fi
 }
 
-# stage CONFIG DIR [KEY=VALUE...]: one run of fairseq-hydra-train; a finished run exits at once.
+# stage CONFIG DIR [KEY=VALUE...]: one run of amos train; a finished run exits at once.
 stage() {
-    fairseq-hydra-train --config-dir "$examples/pretraining/config" --config-name "$1" task.data="$(quoted "$data")" \
-        checkpoint.save_dir="$(quoted "$2")" common.user_dir="$(quoted "$examples/../amos_fairseq")" \
+    amos train "$1" task.data="$(quoted "$data")" checkpoint.save_dir="$(quoted "$2")" \
         optimization.max_update="$updates" task.mask_treatment=electra ${overrides[@]+"${overrides[@]}"} "${@:3}"
 }
 

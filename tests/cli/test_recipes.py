@@ -8,6 +8,7 @@ from failures import error_line
 
 from amos_fairseq.cli.main import main
 from amos_fairseq.measure import recipe_costs
+from amos_fairseq.predicted_time import predicted_seconds
 from amos_fairseq.recipe_files import packaged_recipes
 
 
@@ -33,6 +34,11 @@ def test_costs_of_recipes(capsys: pytest.CaptureFixture, tmp_path: Path) -> None
     assert tiny["flops"] == json.loads(capsys.readouterr().out)["training"]["today"]["total"]
     assert tiny["predicted_a100_hours"] == pytest.approx(tiny["flops"] / (0.4 * 312e12) / 3600)
     assert tiny["predicted_cpu_hours"] == pytest.approx(tiny["flops"] / 0.064e12 / 3600)
+
+
+@pytest.mark.parametrize(("width", "rate"), [(64, 0.064e12), (128, 0.082e12), (256, 0.144e12)])
+def test_narrow_models_reach_less_of_a_cpu(width: int, rate: float) -> None:
+    assert predicted_seconds(6e15, width)["cpu"] == pytest.approx(6e15 / rate)
 
 
 def test_table_has_a_row_for_each_recipe(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ def test_stopping_sends_sigterm_and_waits(tmp_path):
 
 @pytest.fixture
 def server():
-    with ForkServer(["decimal"], os.environ) as server:
+    with ForkServer(["decimal"], os.environ, threading.Event()) as server:
         yield server
 
 
@@ -138,28 +138,76 @@ def test_errors_signals_and_stopping_of_a_forked_process(tmp_path, monkeypatch, 
         run(command, tmp_path, stop, stop_when_ready, server.start)
 
 
-def test_a_server_that_ends_is_reported_and_its_training_saves(tmp_path, monkeypatch, server):
+def test_after_a_server_was_killed_its_training_saves_and_the_next_one_has_a_new_server(tmp_path, monkeypatch, server):
     code = "import signal, sys, time\ndef save(*_): print('saved', flush=True); sys.exit(75)\n"
     code += "signal.signal(signal.SIGTERM, save); print('ready', flush=True); time.sleep(60)"
     command, log = write_module(tmp_path, monkeypatch, code), tmp_path / "train.log"
 
     def kill_when_ready(*progress):
         if "ready" in log.read_text():
-            server._server.kill()
+            server._processes[-1]._process.kill()
 
-    (tmp_path / "next").mkdir()
-    (tmp_path / "last").mkdir()
-    for directory in (tmp_path, tmp_path / "next"):
-        with pytest.raises(
-            RunFailed, match=r"^the process that starts trainings has ended with exit code -9 \(no output\)$"
-        ):
-            run(command, directory, report=kill_when_ready, start=server.start)
-        wait_until(lambda: "saved" in log.read_text())
-    with (
-        ForkServer(["no_such_module"], os.environ) as broken,
-        pytest.raises(RunFailed, match=r"exit code 1 \(ModuleNotFoundError: No module named 'no_such_module'\)$"),
+    with pytest.raises(
+        RunFailed, match=r"^the process that starts trainings has ended with exit code -9 \(no output\)$"
     ):
-        run(command, tmp_path / "last", start=broken.start)
+        run(command, tmp_path, report=kill_when_ready, start=server.start)
+    wait_until(lambda: "saved" in log.read_text())
+    for name in ("next", "last"):  # with one new server
+        (tmp_path / name).mkdir()
+        run(
+            [*write_module(tmp_path, monkeypatch, "import sys; print(*sys.argv[1:])"), name],
+            tmp_path / name,
+            start=server.start,
+        )
+        assert (tmp_path / name / "train.log").read_text() == f"{name}\n"
+    assert len(server._processes) == 2
+
+
+def test_a_process_of_a_killed_server_is_not_asked_of_the_next_one(tmp_path, monkeypatch, server):
+    command = write_module(tmp_path, monkeypatch, "print('out')")
+    with open(tmp_path / "log", "ab") as log:
+        first = server.start(command, os.environ, log)
+        server._processes[-1]._process.kill()
+        wait_until(server._processes[-1].has_ended)
+        second = server.start(command, os.environ, log)
+        with pytest.raises(ChildProcessError, match="exit code -9"):
+            first.poll()
+        assert second.wait(30) == 0
+        for process in (first, second):
+            process.stdin.close()
+
+
+def test_imports_that_fail_are_reported_at_each_training(tmp_path):
+    with ForkServer(["no_such_module"], os.environ, threading.Event()) as broken:
+        for _ in range(2):
+            with pytest.raises(
+                RunFailed, match=r"exit code 1 \(ModuleNotFoundError: No module named 'no_such_module'\)$"
+            ):
+                run(python_command("program"), tmp_path, start=broken.start)
+
+
+def test_stopping_does_not_wait_for_imports(tmp_path, monkeypatch):
+    """Two trainings wait for the server, which would never answer."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "hangs.py").write_text(
+        "import pathlib, signal; pathlib.Path(__file__).with_name('begun').touch(); signal.pause()"
+    )
+    stop, results = threading.Event(), []
+
+    def train_in(directory):
+        directory.mkdir()
+        with pytest.raises(Stopped):
+            run(python_command("program"), directory, stop, start=server.start)
+        results.append(directory.name)
+
+    with ForkServer(["hangs"], os.environ, stop) as server:
+        threads = [threading.Thread(target=train_in, args=[tmp_path / name], daemon=True) for name in "ab"]
+        for thread in threads:
+            thread.start()
+        wait_until((tmp_path / "begun").exists)
+        stop.set()
+        wait_until(lambda: len(results) == 2)
+        assert len(server._processes) == 1
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -195,7 +243,7 @@ def test_a_training_saves_and_ends_when_its_parent_is_killed(tmp_path):
         "from amos_fairseq.finetuning.training import python_command, train\n"
         "from amos_fairseq.python_process import ForkServer\n"
         "train(python_command('child', with_parent=True), pathlib.Path(), dict(os.environ), threading.Event(), print,\n"
-        "      ForkServer(['json'], os.environ).start)"
+        "      ForkServer(['json'], os.environ, threading.Event()).start)"
     )
     log, variables = tmp_path / "train.log", {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     parent = ForkedCommand("parent", [], tmp_path, tmp_path / "out", tmp_path / "err", env=variables)

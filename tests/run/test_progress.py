@@ -2,7 +2,7 @@
 
 import io
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -152,9 +152,15 @@ def test_duration() -> None:
 
 
 def epoch(
-    clock: list[float], updates: int, seconds: float, log_format: str | None = "simple", log_interval: int = 3
+    clock: list[float],
+    updates: int,
+    seconds: float,
+    log_format: str | None = "simple",
+    log_interval: int = 3,
+    first: Sequence[float] = (),
 ) -> None:
-    """What fairseq's ``train`` does in an epoch of a run of ten updates, of ``seconds`` each; update n has the loss n."""
+    """What fairseq's ``train`` does in an epoch of a run of ten updates, of ``seconds`` each but for the ``first`` ones; update
+    n has the loss n."""
     done = [0]
     trainer = SimpleNamespace(get_num_updates=lambda: done[0])
 
@@ -162,7 +168,7 @@ def epoch(
         formats = {"log_format": log_format, "log_interval": log_interval, "default_log_format": "tqdm"}
         bar = progress_bar.progress_bar(range(updates), epoch=1, aim_param_checkpoint_dir="runs/a", **formats)
         for _ in bar:
-            clock[0] += seconds
+            clock[0] += first[done[0]] if done[0] < len(first) else seconds
             done[0] += 1
             with metrics.aggregate("train_inner"):
                 metrics.log_scalar("loss", done[0])
@@ -185,8 +191,8 @@ def test_lines_tell_the_time_to_the_end(clock: list[float], caplog: pytest.LogCa
     # The first update does not end within 30 seconds. Later, two updates without a line take more than a minute.
     assert lines == [
         "update 1 of 10: loss 1.000",
-        "loss=2, tokens_per_second=21300, left=4 min 40 s",
-        "update 5 of 10: loss 4.500, 40 s per update, about 3 min 20 s to the end",
+        "loss=2, tokens_per_second=21300",
+        "update 5 of 10: loss 4.500, 40 s per update, first estimate: 3 min 20 s to the end",
         "loss=5, tokens_per_second=21300, left=2 min 40 s",
         "update 8 of 10: loss 7.500, 40 s per update, about 1 min 20 s to the end",
         "loss=8, tokens_per_second=21300, left=40 s",
@@ -196,14 +202,22 @@ def test_lines_tell_the_time_to_the_end(clock: list[float], caplog: pytest.LogCa
 @pytest.mark.parametrize(
     ("seconds", "lines"),
     [
-        (0.01, ["update 3 of 10: loss 2.000, 100 updates/s, about 0 s to the end"]),
-        (9.0, ["update 3 of 10: loss 2.000, 9 s per update, about 1 min 3 s to the end"]),
-        # The third update ends after 36 seconds.
-        (12.0, ["update 2 of 10: loss 1.500, 12 s per update, about 1 min 36 s to the end"]),
-        # One update tells no rate.
+        (0.01, ["update 5 of 10: loss 3.000, 100 updates/s, first estimate: 0 s to the end"]),
+        (9.0, ["update 3 of 10: loss 2.000, 9 s per update, first estimate: 1 min 3 s to the end"]),
+        # The third update ends after 36 seconds. The first two tell no rate.
+        (
+            12.0,
+            [
+                "update 2 of 10: loss 1.500",
+                "update 5 of 10: loss 3.000, 12 s per update, first estimate: 1 min 0 s to the end",
+            ],
+        ),
         (
             20.0,
-            ["update 1 of 10: loss 1.000", "update 3 of 10: loss 2.000, 20 s per update, about 2 min 20 s to the end"],
+            [
+                "update 1 of 10: loss 1.000",
+                "update 5 of 10: loss 3.000, 20 s per update, first estimate: 1 min 40 s to the end",
+            ],
         ),
     ],
 )
@@ -213,6 +227,16 @@ def test_first_loss_appears_within_30_seconds(
     with caplog.at_level(logging.INFO):
         epoch(clock, updates=5, seconds=seconds, log_interval=100)
     assert caplog.messages == lines
+
+
+def test_slow_first_updates_are_not_in_the_estimate(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        epoch(clock, updates=10, seconds=20.0, log_interval=100, first=[5.0, 4.0, 3.0, 3.0, 3.0])
+    assert caplog.messages == [
+        "update 5 of 10: loss 3.000, 3 s per update, first estimate: 15 s to the end",
+        # (3 x 3 + 4 x 20) / 7 seconds
+        "update 9 of 10: loss 5.000, 13 s per update, about 13 s to the end",
+    ]
 
 
 def test_bar_of_the_whole_run_on_a_terminal(
