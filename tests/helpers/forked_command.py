@@ -22,6 +22,7 @@ from functools import cache
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -189,4 +190,4 @@ def _training_server() -> Any:
     from amos_fairseq.finetuning.training import training_server
 
     with mock.patch.dict(os.environ, environment(), clear=True):
-        return training_server(["cpu"])
+        return training_server(["cpu"], Event())
