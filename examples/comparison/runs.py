@@ -83,7 +83,7 @@ class Runner:
         directory.mkdir(parents=True, exist_ok=True)
         interval = 0.5 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES
         with tqdm(total=total, initial=progress(0), desc=label, mininterval=interval) as bar:
-            train(command, directory, variables, self.stop, lambda updates: _move(bar, progress(updates)))
+            train(command, directory, variables, self.stop, lambda updates, records: _move(bar, progress(updates)))
             _move(bar, total)
 
 
