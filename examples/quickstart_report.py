@@ -28,8 +28,9 @@ def depths_of(record: dict) -> list[str]:
     return [key.removeprefix("mlm_loss_") for key in record if key.startswith("mlm_loss_")]
 
 
-def rows(first: dict, last: dict) -> list[tuple[str, str, str, str]]:
-    """Return the printed rows: name, first validation, last validation, value of a model that learned nothing."""
+def rows(shown: list[dict]) -> list[list[str]]:
+    """Return the printed rows: name, the value of each of these validations, value of a model that learned nothing."""
+    last = shown[-1]
     depths = depths_of(last)
     plain = [
         (f"mlm_loss_{depth}", f"MLM loss, depth {depth} (nats)", number(last.get("unigram_entropy")))
@@ -44,7 +45,7 @@ def rows(first: dict, last: dict) -> list[tuple[str, str, str, str]]:
         ("rtd_auc", "detection AUC", "0.500"),
         ("rtd_recall", "replaced tokens found", ""),
     ]
-    return [(name, number(first.get(key)), number(last.get(key)), nothing) for key, name, nothing in plain]
+    return [[name, *(number(record.get(key)) for record in shown), nothing] for key, name, nothing in plain]
 
 
 def number(value: float | None) -> str:
@@ -59,12 +60,12 @@ def main() -> None:
     parser.add_argument("save_dir", type=Path, help="SAVE_DIR of the run")
     arguments = parser.parse_args()
     records = validations(arguments.save_dir)
-    first, last = records[0], records[-1]
+    shown = records[:1] + records[1:][-1:]  # the first and the last, which may be the same
     table = Table(title="On held-out text")
     table.add_column("")
-    for title in (f"update {first['update']}", f"update {last['update']}", "without learning"):
+    for title in (*(f"update {record['update']}" for record in shown), "without learning"):
         table.add_column(title, justify="right")
-    for row in rows(first, last):
+    for row in rows(shown):
         table.add_row(*row)
     Console(width=None if Console().is_terminal else 100).print(table)
 

@@ -200,7 +200,7 @@ def depth_names(panel: Panel, runs: list[RunCurves]) -> list[str]:
 
 @matplotlib.rc_context(RC_PARAMS)
 def plot_curves(runs: list[RunCurves], directory: str) -> list[str]:
-    """Write an overview and each panel as PNG and SVG. Return the paths, and a line for each panel without values.
+    """Write an overview and each panel as PNG and SVG. Return a line for each panel without values, and one with the names.
 
     Raises:
         UserError: no panel has values; then nothing is written.
@@ -219,8 +219,10 @@ def plot_curves(runs: list[RunCurves], directory: str) -> list[str]:
         f"{panel.title}: left out, no run logged {panel.key.rstrip('_')}" for panel in wanted if panel not in panels
     ]
     for name, shown in [("overview", panels), *((panel.file_name, [panel]) for panel in panels)]:
-        messages += save(panels_figure(shown, runs), directory, name)
-    return messages
+        save(panels_figure(shown, runs), directory, name)
+    names = ", ".join(panel.file_name for panel in panels)
+    overview = os.path.join(directory, "overview.png")
+    return [*messages, f"{overview}: all panels; beside it, each of its own: {names} (.png and .svg)"]
 
 
 def panels_figure(panels: list[Panel], runs: list[RunCurves], titled: bool = True) -> Figure:
@@ -294,8 +296,8 @@ def _draw_curve(ax: Axes, curve: Curve, colour: str, dashes: object, marker: str
         size = 5 if len(curve.updates) <= 30 else 3.5  # many validations would hide the line
         style = {"markersize": size, "markeredgecolor": "white", "markeredgewidth": 0.1 * size, "zorder": 3}
     else:
-        marker = "." if len(curve.updates) == 1 else None  # a line through one point is invisible
-        style = {"linewidth": 1, "alpha": 0.85}
+        marker = "_" if len(curve.updates) == 1 else None  # a line through one point is invisible
+        style = {"linewidth": 1, "alpha": 0.85, "markersize": 12}
     if curve.updates:
         ax.plot(curve.updates, curve.values, color=colour, linestyle=dashes, marker=marker, **style)
 

@@ -118,8 +118,11 @@ def read_runs(folders: Sequence[str], options: ReportOptions) -> list[Pretrainin
             )
     runs = []
     for path, name in zip(paths, distinct_names(paths), strict=True):
+        say(
+            f"run {len(runs) + 1} of {len(paths)}, {name}: its files, and the losses of its model on held-out text",
+            "report",
+        )
         runs.append(_read_run(path, name, options))
-        say(f"run {len(runs)} of {len(paths)}, {name}: {runs[-1].cost.num_updates:,} updates", "report")
     return runs
 
 

@@ -32,6 +32,7 @@ from amos_fairseq.summary_file import Summary
 from amos_fairseq.tables import MISSING, Table
 
 UNKNOWN = "not in the run's files"
+NO_LOG_YET = "not logged yet: the run has less than common.log_interval updates"
 PROBING = 'AMOS "Figure 4", Table 8'
 TRAINING_AND_VALIDATION = " Lines: training text, means between two records. Markers: the validation split."
 # Title, figure or table of the paper, caption, key of the log.
@@ -125,8 +126,8 @@ def cost_section(runs: Sequence[PretrainingRun]) -> Section:
         "tokens": _tokens,
         "FLOPs, matrix products": lambda run: _flops(run, run.cost.flops_per_update),
         "FLOPs, convention of thesis 5.2.2": lambda run: _flops(run, run.cost.thesis_flops_per_update),
-        "hours": lambda run: UNKNOWN if run.cost.seconds is None else f"{run.cost.seconds / 3600:,.2f}",
-        "tokens per second, median": lambda run: _or_unknown(run.cost.tokens_per_second),
+        "hours": lambda run: _unlogged(run) if run.cost.seconds is None else f"{run.cost.seconds / 3600:,.2f}",
+        "tokens per second, median": _tokens_per_second,
         "machine": _machine,
     }
     rows = [[name, *map(value, runs)] for name, value in values.items()]
@@ -139,8 +140,13 @@ def cost_section(runs: Sequence[PretrainingRun]) -> Section:
     return Section("cost", "Runs and their cost", "AMOS Appendix C", caption, tables=[table])
 
 
-def _or_unknown(value: float | None) -> str:
-    return f"{value:,.0f}" if value else UNKNOWN
+def _unlogged(run: PretrainingRun) -> str:
+    """Return why a value of the log is not known: a run that ends within its first interval has no log yet."""
+    return NO_LOG_YET if run.curves is None else UNKNOWN
+
+
+def _tokens_per_second(run: PretrainingRun) -> str:
+    return f"{run.cost.tokens_per_second:,.0f}" if run.cost.tokens_per_second else _unlogged(run)
 
 
 def _size(run: PretrainingRun) -> str:
@@ -170,7 +176,8 @@ def _machine(run: PretrainingRun) -> str:
     if run.cfg is None:
         return UNKNOWN
     processes = run.cfg.distributed_training.distributed_world_size
-    return f"not in the log; {processes} training process{'es' * (processes > 1)}"
+    unknown = NO_LOG_YET if run.curves is None else "not in the log"
+    return f"{unknown}; {processes} training process{'es' * (processes > 1)}"
 
 
 def benchmark_section(anchor: str, title: str, source: str, results: Sequence[Summary], without: str) -> Section | str:

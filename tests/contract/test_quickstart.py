@@ -5,6 +5,7 @@ An installation takes minutes and downloads, tests/run.sh is one; a whole quicks
 
 import json
 import os
+import re
 import runpy
 import shutil
 import subprocess
@@ -191,8 +192,15 @@ def test_a_folder_made_from_another_text_is_not_continued(checkout: Path):
     assert_one_error_line(result, "was made from another text")
 
 
+@pytest.mark.parametrize(
+    ("num_validations", "values"), [(1, ["4.250"]), (2, ["4.750", "4.250"]), (3, ["5.250", "4.250"])]
+)
 def test_report_shows_first_and_last_validation_beside_the_plateau(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    num_validations: int,
+    values: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ):
     records = [
         {"split": "train", "update": 10, "mlm_loss_1": 9.0},
@@ -201,15 +209,18 @@ def test_report_shows_first_and_last_validation_beside_the_plateau(
         {"split": "valid", "update": 40, "mlm_loss_1": 4.5, "mlm_loss_2": 4.25, "mixture_1": 0.1, "mixture_2": 0.9},
     ]
     records[-1]["unigram_entropy"] = 5.875
+    records = [records[0], *records[-num_validations:]]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     monkeypatch.setattr(sys, "argv", ["quickstart_report.py", str(tmp_path)])
     runpy.run_path(str(ROOT / "examples" / "quickstart_report.py"), run_name="__main__")
     output = capsys.readouterr().out
     lines = [line for line in output.splitlines() if "MLM loss, depth 2" in line]
     assert len(lines) == 1
-    assert [cell.strip() for cell in lines[0].split("│")[2:5]] == ["5.250", "4.250", "5.875"]
-    assert "update 20" in output
-    assert "update 40" in output
+    assert [cell.strip() for cell in lines[0].split("│")[2:-1]] == [*values, "5.875"]
+    updates = [record["update"] for record in records[1:]]
+    assert re.findall(r"update \d+", output) == [f"update {update}" for update in dict.fromkeys((updates[0], updates[-1]))]
+        f"update {records[i]['update']}" for i in ([1] if len(values) == 1 else [1, -1])
+    ]
 
 
 @pytest.mark.slow

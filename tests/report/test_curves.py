@@ -136,12 +136,14 @@ def empty_figures(monkeypatch):
 
 
 @pytest.mark.usefixtures("empty_figures")
-def test_command_prints_the_paths_of_its_figures(save_dir, tmp_path, capsys):
+def test_command_names_its_figures_in_one_line(save_dir, tmp_path, capsys):
     out = tmp_path / "pictures"
     assert main(["plot", str(save_dir), "--out", str(out)]) == 0
     names = ["overview", *(panel.file_name for panel in plotting.PANELS)]
     assert {path.name for path in out.iterdir()} == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
-    assert capsys.readouterr().out.split() == [str(out / f"{name}.{kind}") for name in names for kind in ("png", "svg")]
+    assert capsys.readouterr().out == (
+        f"{out / 'overview.png'}: all panels; beside it, each of its own: {', '.join(names[1:])} (.png and .svg)\n"
+    )
 
 
 def test_figures_and_notices_of_missing_values(tmp_path, capsys):

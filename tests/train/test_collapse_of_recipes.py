@@ -18,6 +18,10 @@ SHORTER = shlex.split(
     "optimization.max_update=300 lr_scheduler.total_num_update=1600 lr_scheduler.warmup_updates=100 "
     "dataset.validate_interval_updates=300 common.bf16=true common.tensorboard_logdir=null"
 )
+# Narrow states widen again for a while, at another update on another processor: three validations, of which one is narrow.
+COLLAPSED = shlex.split(
+    "model.discriminator_lr_scale=1 optimization.max_update=400 dataset.validate_interval_updates=50"
+)
 OWN_BATCH = ["dataset.batch_size=128", "optimization.max_update=120", "dataset.validate_interval_updates=120"]
 
 
@@ -39,20 +43,23 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("amos_tiny", OWN_BATCH, True),
         ("electra_mini", [], True),
         ("amos_mini", [], True),
-        ("electra_mini", ["model.discriminator_lr_scale=1"], False),
+        ("electra_mini", COLLAPSED, False),
     ],
     ids=["electra_tiny", "amos_tiny", "electra_mini", "amos_mini", "one rate for all"],
 )
 def test_states_keep_several_directions(
     corpus: Path, recipe: str, settings: list[str], is_alive: bool, tmp_path: Path
 ) -> None:
-    """Share of the first component at update 300, on three texts and with three seeds of electra_mini: 0.78 to 0.955 alive,
-    0.987 to 0.999 collapsed. AMOS tiny has 0.978 with 16 blocks an update."""
+    """Share of the first component at update 300, on three texts and with three seeds of electra_mini: 0.78 to 0.955 alive.
+    Its largest value at updates 300, 350 and 400, three seeds: at most 0.967 alive, 0.997 to 0.999 collapsed. AMOS tiny has
+    0.978 with 16 blocks an update."""
     command = ["--config-dir", str(RECIPES), "--config-name", recipe, f"task.data={corpus}"]
     command += [f"checkpoint.save_dir={tmp_path}/RUN", *SHORTER, *settings]
     done = run_module("fairseq_cli.hydra_train", command)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    (record,) = [record for record in read_records(tmp_path / "RUN") if record["split"] == "valid"]
+    records = [record for record in read_records(tmp_path / "RUN") if record["split"] == "valid"]
+    late = [record for record in records if record["update"] >= 300] or records
+    record = max(late, key=lambda record: record["rtd_first_component"])
     assert (record["rtd_first_component"] < 0.975) is is_alive, record
     if is_alive:
         assert record["rtd_logit_std"] > 0.2, record
