@@ -35,7 +35,12 @@ def checkpoint_file(path: Path) -> Path:
     for file in files:
         if file.is_file():
             return file
-    raise UserError(f"{files[0]} is missing: give a checkpoint or the SAVE_DIR of a run that has saved one")
+    advice = "give a checkpoint or the SAVE_DIR of a run that has saved one"
+    if (path / "config.json").is_file():
+        advice = f"for a folder of Hugging Face, run amos import {path} OUT.pt and give OUT.pt"
+    elif runs := sorted({file.parent for file in path.glob("*/**/checkpoint_best.pt")}):
+        advice = f"give one of the {len(runs)} run{'s' * (len(runs) > 1)} in it, such as {runs[0]}"
+    raise UserError(f"{files[0]} is missing: {advice}")
 
 
 def verify_checksums(path: str, digest: Any = None, whole: bool = True) -> None:

@@ -66,7 +66,7 @@ def by_size(name: str) -> int:
 def table(rows: Iterator[dict[str, Any]], width: int) -> Iterator[str]:
     """Yield the lines of the table as the rows arrive; ``width`` is that of the first column."""
     line = f"{{:{width}}}  {{:>9}}  {{:>6}}  {{:>9}}  {{:>7}}  {{:>7}}  {{:>9}}  {{:>9}}"
-    yield line.format("", "layers x", "", "", "", "", "one A100,", "one CPU,")
+    yield line.format("", "layers x", "", "", "", "", "one A100,", "2 cores,")
     yield line.format("recipe", "width", "length", "updates", "tokens", "FLOPs", "hours", "hours")
     for row in rows:
         if "not_counted" in row:

@@ -27,6 +27,5 @@ def run(arguments: argparse.Namespace) -> None:
     directories = corpus_directories(shard_directories(arguments.data))
     Vocabulary.of_corpus(directories, None).check_tokenizer()
     size = verify_files(directories)
-    print(
-        f"{arguments.data}: {size:,} bytes in {len(directories)} shards are as amos prepare wrote them, and the tokenizer"
-    )
+    shards = f"{len(directories)} shard{'s' * (len(directories) > 1)}"
+    print(f"{arguments.data}: the {size:,} bytes in {shards} and the tokenizer are as amos prepare wrote them")

@@ -107,7 +107,7 @@ def test_verify_reads_everything(corpus: Path, capsys: pytest.CaptureFixture) ->
     """A byte between the samples of a large file, which training does not read."""
     assert main(["verify", str(corpus)]) == 0
     size = sum(path.stat().st_size for path in corpus.glob("*.[bi]*"))
-    assert f"{size:,} bytes in 1 shards are as amos prepare wrote them" in capsys.readouterr().out
+    assert f"the {size:,} bytes in 1 shard and the tokenizer are as amos prepare wrote them" in capsys.readouterr().out
     change(corpus / "valid.bin", 4, b"\x09")
     with pytest.raises(SystemExit) as ended:
         main(["verify", str(corpus)])

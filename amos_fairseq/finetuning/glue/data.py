@@ -125,7 +125,11 @@ class GlueData:
 
 def read_glue_data(data: Path, task: str) -> GlueData:
     """Read the record of a task; raise :class:`UserError` if the task has not been prepared in ``data``."""
-    record = read_task_record(data / task, f"amos prepare glue GLUE_DIR {task} TOKENIZER_DIR --out {data}")
+    record = read_task_record(
+        data / task,
+        f"give the folder that contains the task folders of GLUE, or run amos prepare glue GLUE_DIR {task} TOKENIZER_DIR "
+        f"--out {data}",
+    )
     if record["task"] != task:
         raise UserError(f"{data / task} holds {record['task']}, not {task}: {PREPARE_AGAIN}")
     if task in SCORED and not {"train", "valid"} <= record["splits"].keys():
