@@ -92,8 +92,8 @@ def announce_cost(checkpoint: Any, trainer: Any, epoch_itr: Any, extra_state: An
     times = {name: duration(each) if each >= 60 else "less than a minute" for name, each in seconds.items()}
     logger.info(
         f"{'the rest of this run' if trainer.get_num_updates() else 'this run'}: {updates:,} updates, "
-        f"{cost.tokens_per_update * updates:,} tokens, {flops:.2g} FLOPs (amos flops --reference); predicted: {times['cpu']} on two "
-        f"idle CPU cores, {times['a100']} on one A100"
+        f"{cost.tokens_per_update * updates:,} tokens, {flops:.2g} FLOPs (amos flops --reference); predicted: "
+        f"{times['cpu']} on two idle CPU cores, {times['a100']} on one A100"
     )
 
 

@@ -67,12 +67,6 @@ class Glue(Benchmark):
             task: prepared.as_task(self.max_positions, session.recipe.trials_of(task))
             for task, prepared in self.prepared.items()
         }
-        for task in self.tasks.values():
-            if any(trial.similar_lengths for trial in task.trials):
-                raise UserError(
-                    f"the recipe's similar_lengths for {task.name} has no effect: fairseq's sentence_prediction, which trains "
-                    "GLUE, has random batches; remove it"
-                )
         if intermediate is not None:
             self._check_intermediate(intermediate)
         if with_test:

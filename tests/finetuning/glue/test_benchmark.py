@@ -138,6 +138,12 @@ def test_flags_describe_the_checkpoint_and_the_task(start, tmp_path, fake_traini
     assert [flag(sts, f) for f in ("--total-num-update", "--warmup-updates", "--lr")] == ["20", "1", "4e-05"]
 
 
+@pytest.mark.parametrize("similar_lengths", [False, True])
+def test_batches_of_similar_length_are_asked_for(similar_lengths, tmp_path, fake_training, glue):
+    glue(tmp_path, "RTE", overrides={"similar_lengths": similar_lengths})
+    assert ("--similar-lengths" in fake_training.commands[0]) is similar_lengths
+
+
 def test_from_scratch_uses_random_weights_and_a_note(tmp_path, fake_training, glue):
     outcome = glue(tmp_path, "CoLA", from_scratch=True)
     assert all("--finetune-from-model" not in command for command in fake_training.commands)
