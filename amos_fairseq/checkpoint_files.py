@@ -37,9 +37,9 @@ def checkpoint_file(path: Path) -> Path:
             return file
     advice = "give a checkpoint or the SAVE_DIR of a run that has saved one"
     if (path / "config.json").is_file():
-        advice = f"for a folder of Hugging Face, run amos import {path} OUT.pt and give OUT.pt"
-    elif runs := sorted({file.parent for file in path.glob("*/**/checkpoint_best.pt")}):
-        advice = f"give one of the {len(runs)} run{'s' * (len(runs) > 1)} in it, such as {runs[0]}"
+        advice = f"{path} is a Hugging Face model, run amos import {path} OUT.pt and give OUT.pt"
+    elif runs := sorted(file.parent for file in path.glob("runs/**/checkpoint_best.pt")):
+        advice = f"{path} holds fine-tuning results, give one of their runs, such as {runs[0]}"
     raise UserError(f"{files[0]} is missing: {advice}")
 
 

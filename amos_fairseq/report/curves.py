@@ -222,7 +222,7 @@ def plot_curves(runs: list[RunCurves], directory: str) -> list[str]:
         save(panels_figure(shown, runs), directory, name)
     names = ", ".join(panel.file_name for panel in panels)
     overview = os.path.join(directory, "overview.png")
-    return [*messages, f"{overview}: all panels; beside it, each of its own: {names} (.png and .svg)"]
+    return [*messages, f"{overview}: all panels; in the same folder, a file for each panel: {names} (.png and .svg)"]
 
 
 def panels_figure(panels: list[Panel], runs: list[RunCurves], titled: bool = True) -> Figure:

@@ -118,10 +118,7 @@ def read_runs(folders: Sequence[str], options: ReportOptions) -> list[Pretrainin
             )
     runs = []
     for path, name in zip(paths, distinct_names(paths), strict=True):
-        say(
-            f"run {len(runs) + 1} of {len(paths)}, {name}: its files, and the losses of its model on held-out text",
-            "report",
-        )
+        say(f"run {len(runs) + 1} of {len(paths)}, {name}: reading its files and evaluating its model", "report")
         runs.append(_read_run(path, name, options))
     return runs
 

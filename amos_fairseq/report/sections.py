@@ -9,6 +9,7 @@ import matplotlib
 import numpy as np
 
 from amos_fairseq.functional.replaced_token_detection import EQUAL_LOGITS
+from amos_fairseq.metrics_file import FILE_NAME
 from amos_fairseq.pictures import RC_PARAMS
 from amos_fairseq.probing.results import (
     MAJORITY,
@@ -32,7 +33,7 @@ from amos_fairseq.summary_file import Summary
 from amos_fairseq.tables import MISSING, Table
 
 UNKNOWN = "not in the run's files"
-NO_LOG_YET = "not logged yet: the run has less than common.log_interval updates"
+NO_LOG = f"no {FILE_NAME}, which a run writes from update common.log_interval on"
 PROBING = 'AMOS "Figure 4", Table 8'
 TRAINING_AND_VALIDATION = " Lines: training text, means between two records. Markers: the validation split."
 # Title, figure or table of the paper, caption, key of the log.
@@ -141,8 +142,8 @@ def cost_section(runs: Sequence[PretrainingRun]) -> Section:
 
 
 def _unlogged(run: PretrainingRun) -> str:
-    """Return why a value of the log is not known: a run that ends within its first interval has no log yet."""
-    return NO_LOG_YET if run.curves is None else UNKNOWN
+    """Return why a value of the log is not known. A run that was stopped within its first interval has no log."""
+    return NO_LOG if run.curves is None else UNKNOWN
 
 
 def _tokens_per_second(run: PretrainingRun) -> str:
@@ -176,8 +177,7 @@ def _machine(run: PretrainingRun) -> str:
     if run.cfg is None:
         return UNKNOWN
     processes = run.cfg.distributed_training.distributed_world_size
-    unknown = NO_LOG_YET if run.curves is None else "not in the log"
-    return f"{unknown}; {processes} training process{'es' * (processes > 1)}"
+    return f"no GPU in the log; {processes} training process{'es' * (processes > 1)}"
 
 
 def benchmark_section(anchor: str, title: str, source: str, results: Sequence[Summary], without: str) -> Section | str:

@@ -142,7 +142,8 @@ def test_command_names_its_figures_in_one_line(save_dir, tmp_path, capsys):
     names = ["overview", *(panel.file_name for panel in plotting.PANELS)]
     assert {path.name for path in out.iterdir()} == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
     assert capsys.readouterr().out == (
-        f"{out / 'overview.png'}: all panels; beside it, each of its own: {', '.join(names[1:])} (.png and .svg)\n"
+        f"{out / 'overview.png'}: all panels; in the same folder, a file for each panel: {', '.join(names[1:])} "
+        "(.png and .svg)\n"
     )
 
 

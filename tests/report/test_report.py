@@ -19,7 +19,7 @@ from amos_fairseq.report import page as pages
 from amos_fairseq.report.curves import read_curves
 from amos_fairseq.report.page import inline_svg
 from amos_fairseq.report.runs import PretrainingCost, PretrainingRun, cost_of, hardware_of, stored_seconds
-from amos_fairseq.report.sections import are_curriculum_setups
+from amos_fairseq.report.sections import are_curriculum_setups, cost_section
 
 EVIL = "<script>alert(1)</script>"
 NAME = f"{EVIL}$\\frac$"  # mathematics that matplotlib cannot parse
@@ -260,6 +260,17 @@ def test_time_of_a_run_in_parts(tmp_path):
     # A name of 300 characters gives an error of the system, as a path in a folder that may not be read.
     for unread in (tmp_path / "absent.pt", damaged, without_time, tmp_path / ("x" * 300), tmp_path / "a\0b"):
         assert seconds(tmp_path, 1250.0, unread) == 150
+
+
+def test_a_run_without_a_log_says_so(tmp_path):
+    """A run that was stopped before its first record, and one whose records have no throughput."""
+    write_walls(tmp_path, [None])
+    (curves,) = read_curves([tmp_path])
+    runs = [PretrainingRun(tmp_path, name, PretrainingCost(3), each) for name, each in (("new", None), ("old", curves))]
+    (table,) = cost_section(runs).tables
+    shown = {row[0]: row[1:] for row in table.rows}
+    without = "no metrics.jsonl, which a run writes from update common.log_interval on"
+    assert shown["hours"] == shown["tokens per second, median"] == [without, "not in the run's files"]
 
 
 def amos_run(setup, criterion="amos", **settings):

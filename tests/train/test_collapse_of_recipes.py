@@ -18,7 +18,8 @@ SHORTER = shlex.split(
     "optimization.max_update=300 lr_scheduler.total_num_update=1600 lr_scheduler.warmup_updates=100 "
     "dataset.validate_interval_updates=300 common.bf16=true common.tensorboard_logdir=null"
 )
-# Narrow states widen again for a while, at another update on another processor: three validations, of which one is narrow.
+# Collapsed states widen again for a short time, at an update that depends on the processor: three validations are late enough,
+# and the narrowest one counts.
 COLLAPSED = shlex.split(
     "model.discriminator_lr_scale=1 optimization.max_update=400 dataset.validate_interval_updates=50"
 )
