@@ -193,7 +193,10 @@ def depth_names(panel: Panel, runs: list[RunCurves]) -> list[str]:
     """Return the suffixes under which any run logged the panel's key, in the order of the depths; [""] for a key without
     depths, [] where no run logged it."""
     suffix = r"(\d.*)" if panel.per_depth else "()"  # a depth starts with a digit, so mixture_entropy does not match
-    keys = {key for run in runs for curves in run.curves.values() for key in curves}
+    drawn = [
+        curves for run in runs for split, curves in run.curves.items() if split == "train" or not panel.training_only
+    ]
+    keys = {key for curves in drawn for key in curves}
     matches = (re.fullmatch(re.escape(panel.key) + suffix, key) for key in keys)
     return sorted({match[1] for match in matches if match}, key=lambda name: [int(n) for n in re.findall(r"\d+", name)])
 

@@ -161,6 +161,14 @@ def test_figures_and_notices_of_missing_values(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("empty_figures")
+def test_throughput_of_validation_alone_is_no_panel(tmp_path, capsys):
+    log = tmp_path / "metrics.jsonl"
+    write(log, {"split": "valid", "update": 5, "rtd_auc": 0.7, "wps": 9})
+    assert main(["plot", str(log), "--out", str(tmp_path / "out")]) == 0
+    assert not (tmp_path / "out" / "throughput.png").exists()
+
+
+@pytest.mark.usefixtures("empty_figures")
 def test_panels_of_a_fine_tuning_run(tmp_path, capsys):
     log = tmp_path / "metrics.jsonl"
     training = {"split": "train", "update": 5, "loss": 2.0, "lr": 0.1, "wps": 9}
