@@ -10,42 +10,19 @@ from torch.utils.flop_counter import register_flop_formula
 
 from amos_fairseq.functional.cuda.attention_kernels import (
     ALL,
+    CELL,
     FUTURE,
     IS_INTERPRETED,
     PAST,
-    backward_kernel,
-    delta_kernel,
+    distance_kernel,
     forward_kernel,
+    key_kernel,
+    query_kernel,
     window_kernel,
 )
+from amos_fairseq.functional.cuda.launches import launch_of
 
 SIDES = {"all": ALL, "past": PAST, "future": FUTURE}
-
-
-def forward_launch(width: int) -> dict[str, int]:
-    """Return tile sizes and warps of the forward pass for heads of ``width``; small tiles in Triton's interpreter.
-
-    Chosen by what the compiler reports for sm_80 and sm_90: no register is spilled up to d = 64. Not yet tuned on a GPU.
-    """
-    block_d = max(16, triton.next_power_of_2(width))
-    block = 16 if IS_INTERPRETED else 64
-    return {
-        "BLOCK_M": block,
-        "BLOCK_N": block,
-        "BLOCK_D": block_d,
-        "num_warps": 4,
-        "num_stages": 3 if block_d <= 64 else 2,
-    }
-
-
-def backward_launch(width: int) -> dict[str, int]:
-    """Return tile sizes and warps of the backward pass, whose tiles are square.
-
-    It needs 255 registers for each of 256 threads, so one program runs on a multiprocessor at a time, and a few are spilled
-    (40 bytes on sm_90 at d = 64, 72 on sm_80). Four warps, or prefetched loads, spilled several times as much.
-    """
-    block_d = max(16, triton.next_power_of_2(width))
-    return {"BLOCK": 16 if IS_INTERPRETED else 64, "BLOCK_D": block_d, "num_warps": 8, "num_stages": 1}
 
 
 @library.custom_op("amos_fairseq::attention", mutates_args=())
@@ -62,7 +39,7 @@ def attention_op(
     M = T if positions is None else positions.size(1)
     out = heads.new_empty(B, M, H, D)
     lse = torch.empty(B, H, M, dtype=torch.float32, device=heads.device)
-    launch = forward_launch(D)
+    launch = launch_of("attention_forward", D, heads.device)
     check_layout(heads, bias, padding, positions)
     with torch.cuda.device_of(heads):
         forward_kernel[(triton.cdiv(M, launch["BLOCK_M"]) * B * H,)](
@@ -77,7 +54,7 @@ def attention_op(
             M,
             H,
             D,
-            **flags(bias, padding, positions, side, dropout, T, launch["BLOCK_M"]),
+            **flags(bias, padding, positions, side, dropout, T, M, launch),
             **launch,
         )
     return out, lse
@@ -106,30 +83,29 @@ def attention_backward_op(
     B, T, _, H, D = heads.shape
     M = out.size(1)
     has_bias, has_positions = bias is not None, positions is not None
-    launch = backward_launch(D)
-    block = launch["BLOCK"]
-    middle = triton.cdiv(T, block) * block
-    delta, query_sums = torch.empty_like(lse), heads.new_empty(B, H, M, D, dtype=torch.float32)
+    of_queries, of_keys = (launch_of(f"attention_backward_{what}", D, heads.device) for what in ("query", "key"))
+    block = of_queries["BLOCK"]
+    query_blocks, num_cells = triton.cdiv(M, block), (triton.cdiv(T, block) + 1) * (block // CELL.value)
+    delta = torch.empty_like(lse)
     grad_heads = torch.empty_like(heads)
     grad_query = heads.new_empty(B, M, H, D) if has_positions else grad_heads
-    distance_sums = heads.new_zeros((B, H, 2 * middle) if has_bias and not has_positions else (1,), dtype=torch.float32)
+    # A one-sided block writes the cells of the keys that it attends to.
+    new_cells = heads.new_empty if side == ALL else heads.new_zeros
+    cell_shape = (B, H, query_blocks, num_cells, CELL.value, CELL.value)
+    cell_sums = new_cells(cell_shape if has_bias and not has_positions else (1,), dtype=torch.float32)
     grad_scores = heads.new_empty((B, H, M, T) if has_bias and has_positions else (1,), dtype=torch.float32)
     with torch.cuda.device_of(heads):
-        delta_kernel[(triton.cdiv(M, block) * B * H,)](
-            out, grad, delta, M, H, D, BLOCK_M=block, BLOCK_D=launch["BLOCK_D"]
-        )
-        backward_kernel[(B * H,)](
+        query_kernel[(query_blocks * B * H,)](
             heads,
             *pointers(heads, bias, padding),
             seed,
             *pointers(heads, positions),
+            out,
             grad,
             lse,
             delta,
-            query_sums,
             grad_query,
-            grad_heads,
-            distance_sums,
+            cell_sums,
             grad_scores,
             *scalars(D, dropout),
             T,
@@ -137,8 +113,25 @@ def attention_backward_op(
             H,
             D,
             (1 if has_positions else 3) * H * D,
-            **flags(bias, padding, positions, side, dropout, T, block),
-            **launch,
+            **flags(bias, padding, positions, side, dropout, T, M, of_queries),
+            **of_queries,
+        )
+        key_kernel[(triton.cdiv(T, of_keys["BLOCK_N"]) * B * H,)](
+            heads,
+            *pointers(heads, bias, padding),
+            seed,
+            *pointers(heads, positions),
+            grad,
+            lse,
+            delta,
+            grad_heads,
+            *scalars(D, dropout),
+            T,
+            M,
+            H,
+            D,
+            **flags(bias, padding, positions, side, dropout, T, M, of_keys),
+            **of_keys,
         )
     if has_positions:
         # A position may occur several times. A product adds its gradients in a fixed order and in float32.
@@ -148,7 +141,7 @@ def attention_backward_op(
         return grad_heads, heads.new_empty(0, dtype=torch.float32)
     if has_positions:
         return grad_heads, sum_of_windows(grad_scores, positions)
-    return grad_heads, distance_sums.sum(0)[:, middle - T + 1 : middle + T].contiguous()
+    return grad_heads, sum_by_distance(cell_sums, T, M, block)
 
 
 @attention_backward_op.register_fake
@@ -177,6 +170,19 @@ def check_layout(heads: Tensor, bias: Tensor | None, padding: Tensor | None, pos
     """Check that tensors are contiguous: the kernels compute addresses from the shapes alone."""
     assert all(tensor is None or tensor.is_contiguous() for tensor in (heads, bias, padding, positions))
     assert bias is None or bias.dtype == torch.float32
+
+
+def sum_by_distance(cell_sums: Tensor, T: int, M: int, block: int) -> Tensor:
+    """Sum the cells [B,H,blocks of M,cells,8,8] of dS by distance: [H,2T-1]."""
+    B, H = cell_sums.shape[:2]
+    distances, groups = 128, min(B, 16)
+    each = triton.cdiv(B, groups)
+    sums = torch.empty(groups, H, 2 * T - 1, dtype=torch.float32, device=cell_sums.device)
+    with torch.cuda.device_of(cell_sums):
+        distance_kernel[(triton.cdiv(2 * T - 1, distances), H, groups)](
+            cell_sums, sums, B, T, M, H, each, BLOCK=block, DISTANCES=distances
+        )
+    return sums.sum(0)
 
 
 def sum_of_windows(scores: Tensor, positions: Tensor) -> Tensor:
@@ -208,16 +214,21 @@ def flags(
     side: int,
     dropout: float,
     length: int,
-    block: int,
+    num_queries: int,
+    launch: dict[str, int],
 ) -> dict[str, object]:
-    """Return the compile-time constants of a kernel; ``block`` is the longest side of its tiles."""
+    """Return the compile-time constants of a kernel besides those of ``launch``."""
+    block_m, block_n = (launch.get(name, launch.get("BLOCK")) for name in ("BLOCK_M", "BLOCK_N"))
+    # A masked score is computed from the queries' and keys' numbers, so that both sides of a tile must be checked.
+    partial = length % block_n != 0 or (positions is None and length % block_m != 0)
     return {
         "HAS_BIAS": bias is not None,
         "HAS_PADDING": padding is not None,
         "HAS_POSITIONS": positions is not None,
         "SIDE": side,
         "DROPS": dropout > 0,
-        "MASKS": side != ALL or padding is not None or length % block != 0,
+        "MASKS": side != ALL or padding is not None or partial,
+        "CHECKS_ROWS": num_queries % block_m != 0,
         "UPCAST": IS_INTERPRETED,
     }
 

@@ -9,8 +9,12 @@ query (FlashAttention-2, Dao 2023, algorithm 1). The backward pass computes the 
     dq_i = sum_j dS_ij k_j / sqrt(d),   dk_j = sum_i dS_ij q_i / sqrt(d),   dv_j = sum_i D_ij P_ij dO_i
     dc_w = sum over sequences and pairs with j - i = w of dS_ij
 
-Every sum runs in a fixed order, in float32, so that the same inputs give the same bits; there are no atomic additions. One
-program does the backward pass of one head of one sequence: a GPU is busy where B H is at least its number of multiprocessors.
+in two kernels: one program per block of queries computes dq and its part of dc, one program per block of keys dk and dv. Both
+compute the scores, so that there are seven products instead of five, but every sum stays in registers and runs in a fixed
+order: the same inputs give the same bits, without atomic additions.
+
+Outside of the products, a pair of query and key costs a GPU about as much time as inside of them, so the elementwise code is
+written for few instructions; tests/cuda/test_machine_code.py counts them.
 
 Shapes: B sequences, T tokens, M queries (T, or some positions of every sequence), H heads, d width of a head.
 """
@@ -25,6 +29,9 @@ MASKED_SCORE = tl.constexpr(-30_000.0)
 LOG2_E = tl.constexpr(math.log2(math.e))
 # Which keys a query attends to.
 ALL, PAST, FUTURE = 0, 1, 2
+# Sums of dS over pairs of one distance start with sums over cells of CELL x CELL pairs: 8 rows of a tile are in 8 different
+# groups of threads of a warp, so that cells of 8 rows are added up without exchanging data between threads.
+CELL = tl.constexpr(8)
 
 # Triton's interpreter computes wrong products of bfloat16 matrices (version 3.6), so they are multiplied in float32 there.
 IS_INTERPRETED = triton.knobs.runtime.interpret if hasattr(triton, "knobs") else False
@@ -39,12 +46,29 @@ def hash_32_bits(x):
 
 
 @triton.jit
-def keep_mask(seed, head, queries, keys, drop_below):
-    """Return False where a weight is dropped: [BLOCK_M,BLOCK_N]. It depends on seed, head of the batch, query and key only."""
-    of_head = hash_32_bits(seed.to(tl.uint32) ^ hash_32_bits(head.to(tl.uint32) + 0x9E3779B9))
-    of_query = hash_32_bits(queries.to(tl.uint32) ^ of_head)
-    bits = hash_32_bits(of_query[:, None] + keys.to(tl.uint32)[None, :] * 0x9E3779B1)
-    return bits >= drop_below.to(tl.uint32)
+def dropout_keys(seed, head):
+    """Compute two numbers of 32 bits that differ for every seed and head of the batch."""
+    first = hash_32_bits(seed.to(tl.uint32) ^ hash_32_bits(head.to(tl.uint32) + 0x9E3779B9))
+    return first, hash_32_bits(first ^ 0x85EBCA6B)
+
+
+@triton.jit
+def keep_mask(first, second, first_row, rows, first_key, keys, drop_below):
+    """Return False where a weight is dropped: the shape of ``rows`` and ``keys``, which are relative to the given first ones.
+
+    The weights of rows m and m + 8 and keys n and n + 8 share one hash of 32 bits (m and n without bit 3) and compare it with
+    ``drop_below`` after turning it by 0, 8, 16 or 24 bits. Every weight is dropped with the same probability, exact to
+    2^-32. Two of the four agree only in the bits that decide when the 8 highest ones equal those of the threshold, so the
+    correlation of their decisions is below 1 / 256. A thread has all four, in tiles of queries by keys and of keys by queries,
+    and computes the hash once. ``first_row`` and ``first_key`` are multiples of 16. M and T are below 65,536; otherwise
+    weights far from each other would share a hash.
+    """
+    words = (first + first_row * 65536 + first_key) + ((rows & ~8) * 65536 + (keys & ~8)).to(tl.uint32)
+    words = (words ^ (words >> 16)) * 0x7FEB352D
+    words = (words ^ (words >> 15) ^ second) * 0x846CA68B
+    words = words ^ (words >> 16)
+    turn = ((rows & 8) * 2 + (keys & 8)).to(tl.uint32)
+    return ((words << turn) | (words >> ((32 - turn) & 31))) >= drop_below.to(tl.uint32)
 
 
 @triton.jit
@@ -56,23 +80,26 @@ def product(a, b, UPCAST: tl.constexpr):
 
 
 @triton.jit
-def load_rows(base, rows, num_rows, row_stride, columns, D: tl.constexpr):
-    """Load [len(rows),len(columns)], 0 beyond ``num_rows`` rows and D columns. Offsets within a sequence fit 32 bits."""
-    inside = (rows < num_rows)[:, None] & (columns < D)[None, :]
-    return tl.load(base + (rows[:, None] * row_stride + columns[None, :]), mask=inside, other=0.0)
+def load_rows(at, rows, num_rows, columns, CHECKS_ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Load [len(rows),BLOCK_D] from ``at``, 0 beyond ``num_rows`` rows and D columns. Only the given rows are checked."""
+    if CHECKS_ROWS:
+        return tl.load(at, mask=(rows < num_rows)[:, None] & (columns < D)[None, :], other=0.0)
+    if D < BLOCK_D:
+        return tl.load(at, mask=(columns < D)[None, :], other=0.0)
+    return tl.load(at)
 
 
 @triton.jit
 def attended_pairs(queries, keys, padding, T, HAS_PADDING: tl.constexpr, SIDE: tl.constexpr):
-    """Return True where a query attends to a key: [BLOCK_M,BLOCK_N]."""
-    ahead = keys[None, :] - queries[:, None]
-    attended = (keys < T)[None, :] & (queries < T)[:, None]
+    """Return True where a query attends to a key. One of ``queries`` and ``keys`` is a row, the other a column."""
+    ahead = keys - queries
+    attended = (keys < T) & (queries < T)
     if SIDE == 1:
         attended = attended & (ahead <= 0)
     if SIDE == 2:
         attended = attended & (ahead >= 0)
     if HAS_PADDING:
-        is_padding = (tl.load(padding + keys, mask=keys < T, other=1) != 0)[None, :]
+        is_padding = tl.load(padding + keys, mask=keys < T, other=1) != 0
         if SIDE != 0:  # a padding token of a one-sided encoder still attends to itself, so that no row is empty
             is_padding = is_padding & (ahead != 0)
         attended = attended & (is_padding == 0)
@@ -81,11 +108,10 @@ def attended_pairs(queries, keys, padding, T, HAS_PADDING: tl.constexpr, SIDE: t
 
 @triton.jit
 def scores_of(
-    query,
-    key,
+    products,
     queries,
     keys,
-    bias,
+    bias_at,
     padding,
     scale,
     T,
@@ -93,20 +119,32 @@ def scores_of(
     HAS_PADDING: tl.constexpr,
     SIDE: tl.constexpr,
     MASKS: tl.constexpr,
-    UPCAST: tl.constexpr,
 ):
-    """Compute scores times log2(e), [BLOCK_M,BLOCK_N] float32. Without MASKS no pair of the tile is masked or out of range."""
-    scores = product(query, tl.trans(key), UPCAST) * (scale * LOG2_E)
+    """Compute scores from q . k; exp2 of them times :func:`exponent_factor` are the weights.
+
+    One of ``queries`` and ``keys`` is a row, the other a column, so that the tile may be either way around. Without MASKS no
+    pair of the tile is masked or out of range.
+    """
+    if not HAS_BIAS and not MASKS:
+        return products
+    scores = products * scale
     if HAS_BIAS:
-        at = bias + (keys[None, :] - queries[:, None] + (T - 1))
         if MASKS:
-            scores += LOG2_E * tl.load(at, mask=(keys < T)[None, :] & (queries < T)[:, None], other=0.0)
+            scores += tl.load(bias_at, mask=(keys < T) & (queries < T), other=0.0)
         else:
-            scores += LOG2_E * tl.load(at)
+            scores += tl.load(bias_at)
     if MASKS:
-        scores = tl.where(attended_pairs(queries, keys, padding, T, HAS_PADDING, SIDE), scores, MASKED_SCORE * LOG2_E)
-        scores = tl.where((keys < T)[None, :], scores, -float("inf"))
+        scores = tl.where(attended_pairs(queries, keys, padding, T, HAS_PADDING, SIDE), scores, MASKED_SCORE)
+        scores = tl.where(keys < T, scores, -float("inf"))
     return scores
+
+
+@triton.jit
+def exponent_factor(scale, HAS_BIAS: tl.constexpr, MASKS: tl.constexpr):
+    """Return what the results of :func:`scores_of` are multiplied by; they contain ``scale`` only where they are a sum."""
+    if HAS_BIAS or MASKS:
+        return tl.full([], LOG2_E, tl.float32)
+    return scale * LOG2_E
 
 
 @triton.jit
@@ -121,6 +159,18 @@ def key_range(
         if SIDE == 2:
             low = (first_query // BLOCK_N) * BLOCK_N
     return low, high
+
+
+@triton.jit
+def bias_addresses(bias_of_key, first_row, rows, queries, keys, HAS_POSITIONS: tl.constexpr):
+    """Return the addresses of the bias of queries and keys, where ``bias_of_key`` is that of query 0 and the first key.
+
+    The addresses of consecutive queries are a scalar and small offsets; the offsets become constants of the instructions.
+    Addresses made of the queries' own numbers needed 80 more registers.
+    """
+    if HAS_POSITIONS:
+        return bias_of_key - queries[:, None] + keys[None, :]
+    return (bias_of_key - first_row) - rows[:, None] + keys[None, :]
 
 
 @triton.jit
@@ -145,6 +195,7 @@ def forward_kernel(
     SIDE: tl.constexpr,
     DROPS: tl.constexpr,
     MASKS: tl.constexpr,
+    CHECKS_ROWS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -152,109 +203,88 @@ def forward_kernel(
 ):
     """Attention of a block of queries of one head: programs (B H times blocks of M), all blocks of a head in sequence."""
     blocks = tl.cdiv(M, BLOCK_M)
-    first_query, head_of_batch = (tl.program_id(0) % blocks) * BLOCK_M, tl.program_id(0) // blocks
-    row = first_query + tl.arange(0, BLOCK_M)
-    b, h = head_of_batch // H, head_of_batch % H
-    columns = tl.arange(0, BLOCK_D)
+    first_row, head_of_batch = (tl.program_id(0) % blocks) * BLOCK_M, tl.program_id(0) // blocks
+    b, h = (tl.full([], 0, tl.int64) + head_of_batch) // H, head_of_batch % H
+    columns, rows, keys = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
     row_stride = 3 * H * D
-    base = heads + b.to(tl.int64) * T * row_stride + h * D
+    base = heads + b * T * row_stride + h * D
+    row = first_row + rows
     queries = row
     if HAS_POSITIONS:
-        queries = tl.load(positions + b.to(tl.int64) * M + row, mask=row < M, other=0).to(tl.int32)
-    query = load_rows(base, tl.where(row < M, queries, T), T, row_stride, columns, D)
+        queries = tl.load(positions + b * M + row, mask=row < M, other=0).to(tl.int32)
+    at = base + queries[:, None] * row_stride + columns[None, :]
+    query = load_rows(at, row, M, columns, CHECKS_ROWS, D, BLOCK_D)
+    low, high = key_range(first_row, BLOCK_M, BLOCK_N, T, SIDE, HAS_POSITIONS)
+    key_at = base + H * D + (low + keys)[:, None] * row_stride + columns[None, :]
+    bias_at = bias_addresses(bias + h * (2 * T - 1) + (low + T - 1), first_row, rows, queries, keys, HAS_POSITIONS)
     if DROPS:
-        seed_of_call = tl.load(seed)
+        first, second = dropout_keys(tl.load(seed), head_of_batch)
+        # A zero that the compiler does not know: for a known one it would select after rounding to 16 bits, and then need one
+        # more instruction per weight to pack two of them into a register.
+        zero = tl.minimum(scale, 0.0)
     largest = tl.full([BLOCK_M], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     mixed = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    low, high = key_range(first_query, BLOCK_M, BLOCK_N, T, SIDE, HAS_POSITIONS)
-    for start in range(low, high, BLOCK_N):
-        keys = start + tl.arange(0, BLOCK_N)
-        key = load_rows(base + H * D, keys, T, row_stride, columns, D)
-        value = load_rows(base + 2 * H * D, keys, T, row_stride, columns, D)
+    factor = exponent_factor(scale, HAS_BIAS, MASKS)
+    for first_key in range(low, high, BLOCK_N):
+        key = load_rows(key_at, first_key + keys, T, columns, MASKS, D, BLOCK_D)
+        value = load_rows(key_at + H * D, first_key + keys, T, columns, MASKS, D, BLOCK_D)
+        products = product(query, tl.trans(key), UPCAST)
         scores = scores_of(
-            query,
-            key,
-            queries,
-            keys,
-            bias + h * (2 * T - 1),
-            padding + b.to(tl.int64) * T,
+            products,
+            queries[:, None],
+            (first_key + keys)[None, :],
+            bias_at,
+            padding + b * T,
             scale,
             T,
             HAS_BIAS,
             HAS_PADDING,
             SIDE,
             MASKS,
-            UPCAST,
         )
         new_largest = tl.maximum(largest, tl.max(scores, 1))
-        weights = tl.exp2(scores - new_largest[:, None])
-        shrink = tl.exp2(largest - new_largest)
+        weights = tl.exp2(scores * factor - (new_largest * factor)[:, None])
+        shrink = tl.exp2((largest - new_largest) * factor)
         total = total * shrink + tl.sum(weights, 1)
         if DROPS:
-            weights = tl.where(keep_mask(seed_of_call, head_of_batch, queries, keys, drop_below), weights, 0.0)
+            keep = keep_mask(first, second, first_row, rows[:, None], first_key, keys[None, :], drop_below)
+            weights = tl.where(keep, weights, zero)
         mixed = mixed * shrink[:, None] + product(weights.to(value.dtype), value, UPCAST)
         largest = new_largest
+        key_at += BLOCK_N * row_stride
+        bias_at += BLOCK_N
     mixed = mixed * (keep_scale / total)[:, None]
     inside = (row < M)[:, None] & (columns < D)[None, :]
-    at = out + (b.to(tl.int64) * M + row)[:, None] * (H * D) + h * D + columns[None, :]
+    at = out + (b * M + row)[:, None] * (H * D) + h * D + columns[None, :]
     tl.store(at, mixed.to(out.dtype.element_ty), mask=inside)
-    tl.store(lse + head_of_batch.to(tl.int64) * M + row, largest + tl.log2(total), mask=row < M)
+    tl.store(lse + (b * H + h) * M + row, largest * factor + tl.log2(total), mask=row < M)
 
 
 @triton.jit
-def gradient_of_scores(
-    query,
-    key,
-    value,
-    grad,
-    queries,
-    keys,
-    lse,
-    delta,
-    bias,
-    padding,
-    seed,
-    head_of_batch,
-    scale,
-    keep_scale,
-    drop_below,
-    T,
-    HAS_BIAS: tl.constexpr,
-    HAS_PADDING: tl.constexpr,
-    SIDE: tl.constexpr,
-    DROPS: tl.constexpr,
-    MASKS: tl.constexpr,
-    UPCAST: tl.constexpr,
+def weights_and_gradient(
+    scores, factor, lse, grad_weights, delta, keep, zero, keep_scale, DROPS: tl.constexpr
 ):
-    """Compute dS [BLOCK_M,BLOCK_N] float32, and the weights after dropout, D P."""
-    scores = scores_of(query, key, queries, keys, bias, padding, scale, T, HAS_BIAS, HAS_PADDING, SIDE, MASKS, UPCAST)
-    weights = tl.exp2(scores - lse[:, None])
-    grad_weights, dropped = product(grad, tl.trans(value), UPCAST), weights
+    """Compute dS and the weights after dropout but for the factor 1 / (1 - p), both float32, in the shape of ``scores``."""
+    weights = tl.exp2(scores * factor - lse)
     if DROPS:
-        keep = keep_mask(seed, head_of_batch, queries, keys, drop_below)
-        grad_weights = tl.where(keep, grad_weights * keep_scale, 0.0)
-        dropped = tl.where(keep, dropped * keep_scale, 0.0)
-    grad_scores = weights * (grad_weights - delta[:, None])
-    if MASKS:
-        grad_scores = tl.where(attended_pairs(queries, keys, padding, T, HAS_PADDING, SIDE), grad_scores, 0.0)
-    return grad_scores, dropped
+        return weights * tl.where(keep, grad_weights * keep_scale - delta, -delta), tl.where(keep, weights, zero)
+    return weights * (grad_weights - delta), weights
 
 
 @triton.jit
-def backward_kernel(
+def query_kernel(
     heads,
     bias,
     padding,
     seed,
     positions,
+    out,
     grad,
     lse,
     delta,
-    query_sums,
     grad_query,
-    grad_heads,
-    distance_sums,
+    cell_sums,
     scores_out,
     scale,
     keep_scale,
@@ -270,112 +300,245 @@ def backward_kernel(
     SIDE: tl.constexpr,
     DROPS: tl.constexpr,
     MASKS: tl.constexpr,
+    CHECKS_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_D: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """Compute dq, dk, dv and dc of one head of one sequence, tile by tile: programs (B H).
+    """Compute dq and sums of dS of a block of queries, and dO . O for the other kernel: programs as of the forward pass.
 
-    One program computes all tiles of a head, so that dq and dc are sums in a fixed order without atomic additions. During the
-    loop over the keys, dq is in ``query_sums`` [B,H,M,d] float32, and dc in ``distance_sums`` [B,H,2G BLOCK] float32 with G
-    blocks of keys, initially zeros, where distance w is at G BLOCK + w. With positions, dS [B,H,M,T] is written to
-    ``scores_out`` instead of dc.
+    For dc, a tile of dS is divided into cells of 8 x 8 pairs. Cells on one diagonal of cells are added up by a product with a
+    matrix of zeros and ones, on dS as it is rounded for dq, into 2 BLOCK / 8 cells; half of them also get sums from the next
+    tile. ``cell_sums`` [B,H,blocks of M,cells,8,8] float32 gets one cell for each 8 keys, and one for each 8 queries; cell
+    u has the pairs with j - i = 8 (u + 1) - BLOCK (1 + block of queries) + column - row. With positions, dS [B,H,M,T] is
+    written to ``scores_out`` instead.
     """
-    head_of_batch = tl.program_id(0)
+    blocks = tl.cdiv(M, BLOCK)
+    first_row, head_of_batch = (tl.program_id(0) % blocks) * BLOCK, tl.program_id(0) // blocks
     b, h = (tl.full([], 0, tl.int64) + head_of_batch) // H, head_of_batch % H
-    columns, lanes = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK)
+    columns, rows, keys = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK), tl.arange(0, BLOCK)
     row_stride = 3 * H * D
     base = heads + b * T * row_stride + h * D
-    first_row = (b * H + h) * M
-    seed_of_call = tl.load(seed)
-    key_blocks, query_blocks = tl.cdiv(T, BLOCK), tl.cdiv(M, BLOCK)
-    sums_of_head = distance_sums + (b * H + h) * (2 * key_blocks * BLOCK)
-    rotated = lanes[:, None] + lanes[None, :]
-    for key_block in range(key_blocks):
-        keys = key_block * BLOCK + lanes
-        key = load_rows(base + H * D, keys, T, row_stride, columns, D)
-        value = load_rows(base + 2 * H * D, keys, T, row_stride, columns, D)
-        key_grad = tl.zeros([BLOCK, BLOCK_D], tl.float32)
-        value_grad = tl.zeros([BLOCK, BLOCK_D], tl.float32)
-        low, high = 0, query_blocks
-        if not HAS_POSITIONS:
-            if SIDE == 1:
-                low = key_block
-            if SIDE == 2:
-                high = key_block + 1
-        behind = tl.zeros([BLOCK], tl.float32)
-        for query_block in range(low, high):
-            row = query_block * BLOCK + lanes
-            queries = row
-            if HAS_POSITIONS:
-                queries = tl.load(positions + b * M + row, mask=row < M, other=0).to(tl.int32)
-            query = load_rows(base, tl.where(row < M, queries, T), T, row_stride, columns, D)
-            out_grad = load_rows(grad + b * M * H * D + h * D, row, M, H * D, columns, D)
-            lse_of = tl.load(lse + first_row + row, mask=row < M, other=float("inf"))
-            delta_of = tl.load(delta + first_row + row, mask=row < M, other=0.0)
-            grad_scores, dropped = gradient_of_scores(
-                query,
-                key,
-                value,
-                out_grad,
-                queries,
-                keys,
-                lse_of,
-                delta_of,
-                bias + h * (2 * T - 1),
-                padding + b * T,
-                seed_of_call,
-                head_of_batch,
-                scale,
-                keep_scale,
-                drop_below,
-                T,
-                HAS_BIAS,
-                HAS_PADDING,
-                SIDE,
-                DROPS,
-                MASKS,
-                UPCAST,
+    row = first_row + rows
+    queries = row
+    if HAS_POSITIONS:
+        queries = tl.load(positions + b * M + row, mask=row < M, other=0).to(tl.int32)
+    at = base + queries[:, None] * row_stride + columns[None, :]
+    query = load_rows(at, row, M, columns, CHECKS_ROWS, D, BLOCK_D)
+    at = (b * M + row)[:, None] * (H * D) + h * D + columns[None, :]
+    out_grad = load_rows(grad + at, row, M, columns, CHECKS_ROWS, D, BLOCK_D)
+    result = load_rows(out + at, row, M, columns, CHECKS_ROWS, D, BLOCK_D)
+    delta_of = tl.sum(out_grad.to(tl.float32) * result.to(tl.float32), 1)
+    of_row = (b * H + h) * M + row
+    tl.store(delta + of_row, delta_of, mask=row < M)
+    lse_of = tl.load(lse + of_row, mask=row < M, other=float("inf"))
+    low, high = key_range(first_row, BLOCK, BLOCK, T, SIDE, HAS_POSITIONS)
+    key_at = base + H * D + (low + keys)[:, None] * row_stride + columns[None, :]
+    bias_at = bias_addresses(bias + h * (2 * T - 1) + (low + T - 1), first_row, rows, queries, keys, HAS_POSITIONS)
+    zero, first, second = scale, scale, scale
+    if DROPS:
+        first, second = dropout_keys(tl.load(seed), head_of_batch)
+        zero = tl.minimum(scale, 0.0)  # as in the forward pass
+    factor = exponent_factor(scale, HAS_BIAS, MASKS)
+    query_grad = tl.zeros([BLOCK, BLOCK_D], tl.float32)
+    SIDE_CELLS: tl.constexpr = BLOCK // CELL
+    NUM_CELLS: tl.constexpr = SIDE_CELLS * SIDE_CELLS
+    PAIRS: tl.constexpr = CELL * CELL
+    if HAS_BIAS and not HAS_POSITIONS:
+        # Row u selects the cells (I, J), in the order I SIDE_CELLS + J, with J - I + SIDE_CELLS - 1 = u.
+        cell, pair = tl.arange(0, NUM_CELLS), tl.arange(0, PAIRS)
+        diagonal = cell % SIDE_CELLS - cell // SIDE_CELLS + SIDE_CELLS - 1
+        selection = (tl.arange(0, 2 * SIDE_CELLS)[:, None] == diagonal[None, :]).to(tl.float32).to(heads.dtype.element_ty)
+        of_next = tl.zeros([SIDE_CELLS, PAIRS], tl.float32)
+        cells_at = cell_sums + tl.program_id(0).to(tl.int64) * ((tl.cdiv(T, BLOCK) + 1) * SIDE_CELLS * PAIRS)
+        cells_at += low // BLOCK * (SIDE_CELLS * PAIRS)
+        cells_at = cells_at + tl.arange(0, SIDE_CELLS)[:, None] * PAIRS + pair[None, :]
+    for first_key in range(low, high, BLOCK):
+        key = load_rows(key_at, first_key + keys, T, columns, MASKS, D, BLOCK_D)
+        value = load_rows(key_at + H * D, first_key + keys, T, columns, MASKS, D, BLOCK_D)
+        products = product(query, tl.trans(key), UPCAST)
+        scores = scores_of(
+            products,
+            queries[:, None],
+            (first_key + keys)[None, :],
+            bias_at,
+            padding + b * T,
+            scale,
+            T,
+            HAS_BIAS,
+            HAS_PADDING,
+            SIDE,
+            MASKS,
+        )
+        grad_weights = product(out_grad, tl.trans(value), UPCAST)
+        keep = grad_weights
+        if DROPS:
+            keep = keep_mask(first, second, first_row, rows[:, None], first_key, keys[None, :], drop_below)
+        grad_scores, _ = weights_and_gradient(
+            scores, factor, lse_of[:, None], grad_weights, delta_of[:, None], keep, zero, keep_scale, DROPS
+        )
+        if MASKS:
+            attended = attended_pairs(
+                queries[:, None], (first_key + keys)[None, :], padding + b * T, T, HAS_PADDING, SIDE
             )
-            value_grad += product(tl.trans(dropped.to(out_grad.dtype)), out_grad, UPCAST)
-            rounded = grad_scores.to(query.dtype)
-            key_grad += product(tl.trans(rounded), query, UPCAST)
-
-            # The first and the last block of keys that a query attends to.
-            first, last = row * 0, row * 0 + key_blocks - 1
-            if not HAS_POSITIONS:
-                if SIDE == 1:
-                    last = row // BLOCK
-                if SIDE == 2:
-                    first = row // BLOCK
-            inside = (row < M)[:, None] & (columns < D)[None, :]
-            at = query_sums + (first_row + row)[:, None] * D + columns[None, :]
-            query_grad = tl.load(at, mask=inside & (first < key_block)[:, None], other=0.0)
-            query_grad += product(rounded, key, UPCAST)
-            tl.store(at, query_grad, mask=inside & (last > key_block)[:, None])
-            at = grad_query + (b * M + row)[:, None] * query_stride + h * D + columns[None, :]
-            is_whole = inside & (last == key_block)[:, None]
-            tl.store(at, (query_grad * scale).to(grad_query.dtype.element_ty), mask=is_whole)
-
-            if HAS_BIAS and HAS_POSITIONS:
-                at = scores_out + (first_row + row)[:, None] * T + keys[None, :]
-                tl.store(at, grad_scores, mask=(row < M)[:, None] & (keys < T)[None, :])
-            if HAS_BIAS and not HAS_POSITIONS:
-                # Rotate every row to the left by its index: a column then holds one distance, and after the wrap-around the
-                # distance that is BLOCK smaller, which the next block of queries also has.
-                rotated_grad = tl.gather(grad_scores, rotated % BLOCK, 1)
-                ahead = behind + tl.sum(tl.where(rotated < BLOCK, rotated_grad, 0.0), 0)
-                behind = tl.sum(tl.where(rotated >= BLOCK, rotated_grad, 0.0), 0)
-                at = sums_of_head + (key_block - query_block + key_blocks) * BLOCK + lanes
-                tl.store(at, tl.load(at) + ahead)
+            grad_scores = tl.where(attended, grad_scores, 0.0)
+        rounded = grad_scores.to(key.dtype)
+        query_grad += product(rounded, key, UPCAST)
+        if HAS_BIAS and HAS_POSITIONS:
+            at = scores_out + of_row[:, None] * T + (first_key + keys)[None, :]
+            tl.store(at, grad_scores, mask=(row < M)[:, None] & (first_key + keys < T)[None, :])
         if HAS_BIAS and not HAS_POSITIONS:
-            at = sums_of_head + (key_block - high + key_blocks) * BLOCK + lanes
-            tl.store(at, tl.load(at) + behind)
-        at = grad_heads + (b * T + keys)[:, None] * row_stride + h * D + columns[None, :]
-        inside = (keys < T)[:, None] & (columns < D)[None, :]
-        tl.store(at + H * D, (key_grad * scale).to(grad_heads.dtype.element_ty), mask=inside)
-        tl.store(at + 2 * H * D, value_grad.to(grad_heads.dtype.element_ty), mask=inside)
-        tl.debug_barrier()  # another thread may load these sums of dc for the next block of keys
+            cells = tl.permute(tl.reshape(rounded, [SIDE_CELLS, CELL, SIDE_CELLS, CELL]), [0, 2, 1, 3])
+            sums = product(selection, tl.reshape(cells, [NUM_CELLS, PAIRS]), UPCAST)
+            whole, unfinished = tl.split(tl.permute(tl.reshape(sums, [2, SIDE_CELLS, PAIRS]), [1, 2, 0]))
+            tl.store(cells_at, of_next + whole)
+            of_next = unfinished
+            cells_at += SIDE_CELLS * PAIRS
+        key_at += BLOCK * row_stride
+        bias_at += BLOCK
+    if HAS_BIAS and not HAS_POSITIONS:
+        tl.store(cells_at, of_next)
+    at = grad_query + (b * M + row)[:, None] * query_stride + h * D + columns[None, :]
+    inside = (row < M)[:, None] & (columns < D)[None, :]
+    tl.store(at, (query_grad * scale).to(grad_query.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def key_kernel(
+    heads,
+    bias,
+    padding,
+    seed,
+    positions,
+    grad,
+    lse,
+    delta,
+    grad_heads,
+    scale,
+    keep_scale,
+    drop_below,
+    T,
+    M,
+    H: tl.constexpr,
+    D: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_PADDING: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr,
+    SIDE: tl.constexpr,
+    DROPS: tl.constexpr,
+    MASKS: tl.constexpr,
+    CHECKS_ROWS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    """Compute dk and dv of a block of keys of one head: programs (B H times blocks of T), all blocks of a head in sequence.
+
+    Tiles are keys by queries, so that weights and dS are in the registers from which the products for dv and dk read them.
+    """
+    blocks = tl.cdiv(T, BLOCK_N)
+    first_key, head_of_batch = (tl.program_id(0) % blocks) * BLOCK_N, tl.program_id(0) // blocks
+    b, h = (tl.full([], 0, tl.int64) + head_of_batch) // H, head_of_batch % H
+    columns, rows, keys = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
+    row_stride = 3 * H * D
+    base = heads + b * T * row_stride + h * D
+    at = base + H * D + (first_key + keys)[:, None] * row_stride + columns[None, :]
+    key = load_rows(at, first_key + keys, T, columns, MASKS, D, BLOCK_D)
+    value = load_rows(at + H * D, first_key + keys, T, columns, MASKS, D, BLOCK_D)
+    low, high = 0, M
+    if not HAS_POSITIONS:
+        if SIDE == 1:
+            low = (first_key // BLOCK_M) * BLOCK_M
+        if SIDE == 2:
+            high = tl.minimum(M, first_key + BLOCK_N)
+    query_at = base + (low + rows)[:, None] * row_stride + columns[None, :]
+    grad_at = grad + (b * M + low + rows)[:, None] * (H * D) + h * D + columns[None, :]
+    bias_of_head = bias + h * (2 * T - 1) + (first_key + T - 1)
+    bias_at = bias_of_head - low + keys[:, None] - rows[None, :]
+    zero, first, second = scale, scale, scale
+    if DROPS:
+        first, second = dropout_keys(tl.load(seed), head_of_batch)
+        zero = tl.minimum(scale, 0.0)  # as in the forward pass
+    factor = exponent_factor(scale, HAS_BIAS, MASKS)
+    key_grad = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    value_grad = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    for first_row in range(low, high, BLOCK_M):
+        row = first_row + rows
+        queries = row
+        if HAS_POSITIONS:
+            queries = tl.load(positions + b * M + row, mask=row < M, other=0).to(tl.int32)
+            query_at = base + queries[:, None] * row_stride + columns[None, :]
+            bias_at = bias_of_head + keys[:, None] - queries[None, :]
+        query = load_rows(query_at, row, M, columns, CHECKS_ROWS, D, BLOCK_D)
+        out_grad = load_rows(grad_at, row, M, columns, CHECKS_ROWS, D, BLOCK_D)
+        of_row = (b * H + h) * M + row
+        if CHECKS_ROWS:
+            lse_of = tl.load(lse + of_row, mask=row < M, other=float("inf"))
+            delta_of = tl.load(delta + of_row, mask=row < M, other=0.0)
+        else:
+            lse_of = tl.load(lse + of_row)
+            delta_of = tl.load(delta + of_row)
+        products = product(key, tl.trans(query), UPCAST)
+        scores = scores_of(
+            products,
+            queries[None, :],
+            (first_key + keys)[:, None],
+            bias_at,
+            padding + b * T,
+            scale,
+            T,
+            HAS_BIAS,
+            HAS_PADDING,
+            SIDE,
+            MASKS,
+        )
+        grad_weights = product(value, tl.trans(out_grad), UPCAST)
+        keep = grad_weights
+        if DROPS:
+            keep = keep_mask(first, second, first_row, rows[None, :], first_key, keys[:, None], drop_below)
+        grad_scores, dropped = weights_and_gradient(
+            scores, factor, lse_of[None, :], grad_weights, delta_of[None, :], keep, zero, keep_scale, DROPS
+        )
+        if MASKS:
+            attended = attended_pairs(
+                queries[None, :], (first_key + keys)[:, None], padding + b * T, T, HAS_PADDING, SIDE
+            )
+            grad_scores = tl.where(attended, grad_scores, 0.0)
+        value_grad += product(dropped.to(out_grad.dtype), out_grad, UPCAST)
+        key_grad += product(grad_scores.to(query.dtype), query, UPCAST)
+        query_at += BLOCK_M * row_stride
+        grad_at += BLOCK_M * H * D
+        bias_at -= BLOCK_M
+    at = grad_heads + (b * T + first_key + keys)[:, None] * row_stride + h * D + columns[None, :]
+    inside = (first_key + keys < T)[:, None] & (columns < D)[None, :]
+    tl.store(at + H * D, (key_grad * scale).to(grad_heads.dtype.element_ty), mask=inside)
+    tl.store(at + 2 * H * D, (value_grad * keep_scale).to(grad_heads.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def distance_kernel(
+    cell_sums, sums, sequences, T, M, H, sequences_each, BLOCK: tl.constexpr, DISTANCES: tl.constexpr
+):
+    """Sum the cells of :func:`query_kernel` by distance: programs (blocks of 2T-1, H, groups of sequences).
+
+    A distance is on a diagonal of 8 pairs in two neighbouring cells of each block of queries.
+    """
+    distance = tl.program_id(0) * DISTANCES + tl.arange(0, DISTANCES) - (T - 1)
+    h, group = tl.program_id(1), tl.program_id(2)
+    in_cell = tl.arange(0, CELL)
+    blocks, num_cells = tl.cdiv(M, BLOCK), (tl.cdiv(T, BLOCK) + 1) * (BLOCK // CELL)
+    total = tl.zeros([DISTANCES], tl.float32)
+    for b in range(group * sequences_each, tl.minimum(sequences, (group + 1) * sequences_each)):
+        for block in range(blocks):
+            # Row 0 and column 0 of cell 0 have offset 8. The offset is positive where the block has the distance.
+            offset = (distance + BLOCK * (1 + block))[:, None]
+            column = offset % CELL + in_cell[None, :]
+            cell = offset // CELL + column // CELL - 1
+            of_block = ((tl.full([], 0, tl.int64) + b) * H + h) * blocks + block
+            at = cell_sums + (of_block * num_cells + cell) * (CELL * CELL) + in_cell[None, :] * CELL + column % CELL
+            total += tl.sum(tl.load(at, mask=(offset > 0) & (cell >= 0) & (cell < num_cells), other=0.0), 1)
+    tl.store(sums + (group * H + h) * (2 * T - 1) + distance + T - 1, total, mask=distance < T)
 
 
 @triton.jit
@@ -390,15 +553,3 @@ def window_kernel(scores, positions, sums, B, M, T, H, rows_each, BLOCK: tl.cons
         total += tl.load(at, mask=(keys >= 0) & (keys < T), other=0.0)
     at = sums + (group * H + h) * (2 * T - 1) + distance + T - 1
     tl.store(at, total, mask=distance < T)
-
-
-@triton.jit
-def delta_kernel(out, grad, delta, M, H, D, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Compute dO_i . O_i of every query: [B,M,H,d] twice -> [B,H,M] float32."""
-    blocks = tl.cdiv(M, BLOCK_M)
-    row, head_of_batch = (tl.program_id(0) % blocks) * BLOCK_M + tl.arange(0, BLOCK_M), tl.program_id(0) // blocks
-    b, h = head_of_batch // H, head_of_batch % H
-    columns, offset = tl.arange(0, BLOCK_D), b.to(tl.int64) * M * H * D + h * D
-    left = load_rows(out + offset, row, M, H * D, columns, D).to(tl.float32)
-    right = load_rows(grad + offset, row, M, H * D, columns, D).to(tl.float32)
-    tl.store(delta + head_of_batch.to(tl.int64) * M + row, tl.sum(left * right, 1), mask=row < M)

@@ -1,0 +1,84 @@
+"""Tile sizes, warps and stages of the kernels: defaults, the candidates of a sweep, and what a sweep chose for a device.
+
+``examples/benchmark/gpu/3_kernels.sh`` measures the candidates and writes ``tuned_launches.json``, which replaces the file of
+that name in this folder: {name of the device: {kernel: {"width 64": launch}}}, the width of a head, or 0 for the kernels of
+the output layer. A launch changes the order of sums, so results are the same bits only with the same table.
+"""
+
+import functools
+import json
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import torch
+import triton
+
+from amos_fairseq.functional.cuda.attention_kernels import IS_INTERPRETED
+
+TUNED_LAUNCHES = Path(__file__).with_name("tuned_launches.json")
+
+ATTENTION = ("attention_forward", "attention_backward_query", "attention_backward_key")
+# Kernels of the output layer (logits.py). What fixes the shape of a result is not a part of their launches.
+OUTPUT_LAYER = ("summary", "block_summary", "pick", "gradient")
+KERNELS = (*ATTENTION, *OUTPUT_LAYER)
+
+
+def default_launch(kernel: str, width: int) -> dict[str, int]:
+    """Return the launch constants of ``kernel``, one of :data:`KERNELS`, for heads of ``width``.
+
+    Chosen by the instructions and registers that the compiler reports for sm_80 and sm_90 (docs/speed.md), not by a GPU.
+    Triton's interpreter gets small tiles, so that small inputs have several of them.
+    """
+    if kernel in ATTENTION:
+        block_d = max(16, triton.next_power_of_2(width))
+        block = 16 if IS_INTERPRETED else 64
+        tile = {"BLOCK": block} if kernel == "attention_backward_query" else {"BLOCK_M": block, "BLOCK_N": block}
+        wide = block_d > 64 and kernel != "attention_forward"
+        return {**tile, "BLOCK_D": block_d, "num_warps": 8 if wide else 4, "num_stages": 1 if wide else 2}
+    return {
+        # 2,048 logits of a depth, 16 for each of 128 threads.
+        "summary": {"num_warps": 4},
+        "block_summary": {"SAMPLES_PER_PROGRAM": 512 if IS_INTERPRETED else 16, "num_warps": 4},
+        "pick": {"SAMPLES_PER_PROGRAM": 512 if IS_INTERPRETED else 16, "num_warps": 4},
+        # A tile of 2,048 logits is 16 for each of 128 threads.
+        "gradient": {"TILE": 8, "ROWS": 256, "num_warps": 4},
+    }[kernel]
+
+
+def candidates(kernel: str, width: int) -> Iterator[dict[str, int]]:
+    """Yield what a sweep tries: first the default, then others, some of which may not fit into a GPU's shared memory."""
+    default = default_launch(kernel, width)
+    yield default
+    if kernel in ATTENTION:
+        square = "BLOCK" in default
+        sizes = [(n, n) for n in (32, 64, 128)] if square else product((32, 64, 128), repeat=2)
+        tiles = [{"BLOCK": m} if square else {"BLOCK_M": m, "BLOCK_N": n} for m, n in sizes]
+        choices = ({**tile, "num_warps": w, "num_stages": s} for tile in tiles for w in (4, 8) for s in (1, 2, 3))
+    elif kernel == "gradient":
+        choices = (
+            {"TILE": tile, "ROWS": rows, "num_warps": warps}
+            for tile, rows, warps in product((4, 8, 16), (128, 256, 512, 1024), (2, 4, 8))
+        )
+    elif kernel == "summary":
+        choices = ({"num_warps": warps} for warps in (2, 8, 16))
+    else:
+        choices = (
+            {"SAMPLES_PER_PROGRAM": samples, "num_warps": warps} for samples, warps in product((8, 16, 32), (1, 2, 4, 8))
+        )
+    for choice in choices:
+        if default != (launch := default | choice):
+            yield launch
+
+
+@functools.cache
+def tuned_launches() -> dict[str, dict[str, dict[str, dict[str, int]]]]:
+    return json.loads(TUNED_LAUNCHES.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def launch_of(kernel: str, width: int, device: torch.device) -> dict[str, int]:
+    """Return the launch constants of ``kernel`` for heads of ``width`` on ``device``: the tuned ones, or the default."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    tuned = tuned_launches().get(name, {}).get(kernel, {}).get(f"width {width}", {})
+    return default_launch(kernel, width) | tuned
