@@ -16,6 +16,7 @@ from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.functional.attention import HALF_PRECISION, TRITON_HEAD_WIDTHS
 from amos_fairseq.modules.encoder import TransformerEncoder
 
 logger = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ def log_compilation(trainer: Trainer, logged: Any) -> None:
 def prepare_kernels(trainer: Trainer) -> None:
     """Apply ``model.kernels`` and ``model.compile`` after the trainer has been created."""
     if str(OmegaConf.select(trainer.cfg, "model.kernels")) == "triton" and trainer.device.type == "cuda":
-        require_triton(trainer.device)
+        require_triton(trainer.device, trainer.get_model())
     if OmegaConf.select(trainer.cfg, "model.compile"):  # models outside this package have no such setting
         compile_layers(trainer)
 
@@ -110,19 +111,28 @@ def require_compiler(device: torch.device) -> None:
         ) from error
 
 
-def require_triton(device: torch.device) -> None:
-    """Run the attention of ``model.kernels=triton`` once, forward and backward.
+def require_triton(device: torch.device, model: torch.nn.Module) -> None:
+    """Run the attention of ``model.kernels=triton`` once for every width of a head in ``model``, forward and backward.
+
+    The kernels are those of training: with a bias and with dropout, in the dtype of the model's weights.
 
     Raises:
-        UserError: Triton is not installed, or does not compile here.
+        UserError: Triton is not installed or too old, or does not compile here.
     """
     try:
         attention = importlib.import_module("amos_fairseq.functional.cuda.attention")
     except ValueError as error:
         raise UserError(str(error)) from error
-    heads = torch.randn(1, 16, 3, 1, 16, device=device, dtype=torch.float16, requires_grad=True)
+    encoders = [module for module in model.modules() if isinstance(module, TransformerEncoder)]
+    widths = {encoder.shape.width // encoder.shape.num_heads for encoder in encoders} & {*TRITON_HEAD_WIDTHS}
+    dtype = next(model.parameters()).dtype
+    bias = torch.zeros(1, 127, device=device, requires_grad=True)
     try:
-        attention.triton_attention(heads).sum().backward()
+        for width in sorted(widths):
+            heads = torch.randn(1, 64, 3, 1, width, device=device).to(
+                dtype if dtype in HALF_PRECISION else torch.float16
+            )
+            attention.triton_attention(heads.requires_grad_(), bias, dropout=0.1).sum().backward()
     except Exception as error:  # the compiler, and whatever starts it, may raise any exception
         reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
         raise UserError(

@@ -118,4 +118,16 @@ def test_the_kernels_without_triton_are_one_line(monkeypatch: pytest.MonkeyPatch
     for name in [name for name in sys.modules if name.startswith("amos_fairseq.functional.cuda")]:
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(UserError, match=r"^model\.kernels=triton needs the package triton, .*: install it, or"):
-        require_triton(torch.device("cpu"))
+        require_triton(torch.device("cpu"), torch.nn.Linear(1, 1))
+
+
+def test_the_kernels_with_an_old_triton_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of torch 2.6, whose compiler does not survive the kernels (tests/cuda/test_machine_code.py)."""
+    triton = pytest.importorskip("triton")
+    for name in [name for name in sys.modules if name.startswith("amos_fairseq.functional.cuda")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(triton, "__version__", "3.2.0")
+    with pytest.raises(
+        UserError, match=r"^model\.kernels=triton needs Triton 3\.3 or newer, and found 3\.2\.0: install torch 2"
+    ):
+        require_triton(torch.device("cpu"), torch.nn.Linear(1, 1))

@@ -1,19 +1,29 @@
-"""Compile kernels for GPUs that are not there: ``python compile_kernels.py`` prints JSON, bytes of shared memory by kernel.
+"""Compile kernels for GPUs that are not there: ``python compile_kernels.py [attention]`` prints what the machine code needs.
 
-A process of its own, because Triton compiles or interprets for as long as a process lives.
+One line of JSON: by kernel its shared memory and spilled bytes, registers, and of each loop with matrix products the number of
+instructions of a thread and the FLOPs of the products. A process of its own, because Triton compiles or interprets for as
+long as a process lives; cuobjdump comes with Triton. With ``attention`` only the kernels of the training step of a base model.
 """
 
+import inspect
 import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
+import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from triton.runtime import JITFunction
 
 from amos_fairseq.functional.cuda import attention, logits
+from amos_fairseq.functional.cuda.launches import default_launch
 
 POINTERS = {
     **dict.fromkeys(("heads", "grad", "grad_query", "grad_heads", "out", "logits"), "*bf16"),
-    **dict.fromkeys(("bias", "lse", "delta", "query_sums", "distance_sums", "scores_out"), "*fp32"),
+    **dict.fromkeys(("bias", "lse", "delta", "cell_sums", "scores_out"), "*fp32"),
     **dict.fromkeys(
         ("mixture_weights", "part_max", "part_sum", "scores", "block_max", "block_sum", "largest", "total"), "*fp32"
     ),
@@ -24,60 +34,104 @@ POINTERS = {
 }
 OTHERS = {"scale": "fp32", "keep_scale": "fp32", "drop_below": "i64"}
 ARCHITECTURES = (80, 90)  # A100; H100 and H200
+BINARIES = Path(triton.__file__).parent / "backends/nvidia/bin"
+# A warp computes HMMA.16816, a group of four warps HGMMA.64xNxK.
+SIZES_OF_PRODUCT = {"HMMA": r"HMMA\.(16)(8)(16|8)\b", "HGMMA": r"HGMMA\.(\d+)x(\d+)x(\d+)\b"}
+WARPS_OF_PRODUCT = {"HMMA": 1, "HGMMA": 4}
 
 
-def compiled_shared_memory(
-    kernel: JITFunction, launch: dict[str, int], flags: dict[str, object], architecture: int
-) -> int:
-    """Bytes of shared memory of a program; pointers and the lengths are multiples of 16, as they mostly are."""
+def compiled(kernel: JITFunction, launch: dict[str, int], flags: dict[str, object], architecture: int) -> dict:
+    """What a program needs; pointers and the lengths are multiples of 16, as they mostly are."""
     options = {name: value for name, value in launch.items() if name.startswith("num_")}
     constants = {**flags, **{name: value for name, value in launch.items() if name not in options}}
-    signature, aligned = {}, {}
+    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
+    signature, aligned = {}, []
     for place, name in enumerate(kernel.arg_names):
         signature[name] = "constexpr" if name in constants else POINTERS.get(name, OTHERS.get(name, "i32"))
         if (name in POINTERS and name != "bias") or name in ("T", "M", "V"):
-            aligned[(place,)] = [["tt.divisibility", 16]]
-    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
-    return compile(source, target=GPUTarget("cuda", architecture, 32), options=options).metadata.shared
+            aligned.append(place)
+    assert "constexprs" in inspect.signature(ASTSource).parameters, "the interface of Triton 3.3 and later"
+    attrs = {(place,): [["tt.divisibility", 16]] for place in aligned}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attrs)
+    program = compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(program.asm["cubin"])
+        file.flush()
+        code, usage = (
+            subprocess.run([BINARIES / "cuobjdump", flag, file.name], capture_output=True, text=True, check=True).stdout
+            for flag in ("-sass", "-res-usage")
+        )
+    registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
+    used = {"shared": program.metadata.shared, "registers": registers, "spilled": stack}
+    return used | {"loops": loops_with_products(code, options.get("num_warps", 4))}
+
+
+def loops_with_products(code: str, warps: int) -> list[dict[str, int]]:
+    """Instructions of a thread and FLOPs of all warps, in one pass through each loop that has matrix products."""
+    found = re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?);", code, re.M)
+    instructions = [(int(address, 16), text) for address, text in found]
+    loops = []
+    for end, text in instructions:
+        branch = re.match(r"(?:@!?U?P\w+ +)?BRA(?:\.\w+)* +(?:!?U?P\w+, +)?`?\(?(0x[0-9a-f]+)", text)
+        if branch is None or int(branch.group(1), 16) > end:
+            continue
+        body = [each for address, each in instructions if int(branch.group(1), 16) <= address <= end]
+        flops = sum(flops_of(each, warps) for each in body)
+        if flops:
+            loops.append({"instructions": len(body), "flops": flops})
+    return loops
+
+
+def flops_of(instruction: str, warps: int) -> int:
+    for name, pattern in SIZES_OF_PRODUCT.items():
+        if match := re.search(r"(?<!\w)" + pattern, instruction):
+            m, n, k = map(int, match.groups())
+            return 2 * m * n * k * warps // WARPS_OF_PRODUCT[name]
+    assert "MMA" not in instruction.split(".")[0], f"a product of unknown size: {instruction}"
+    return 0
+
+
+def attention_kernels(flags: dict[str, object]) -> list[tuple[JITFunction, dict[str, int], dict[str, object]]]:
+    kernels = (attention.forward_kernel, attention.query_kernel, attention.key_kernel)
+    names = ("attention_forward", "attention_backward_query", "attention_backward_key")
+    return [(k, default_launch(name, flags["D"]), flags) for k, name in zip(kernels, names, strict=True)]
 
 
 def main() -> None:
-    found = {}
-    for width in (64, 128):
-        flags = {"HAS_BIAS": True, "HAS_PADDING": True, "HAS_POSITIONS": False, "SIDE": attention.ALL}
-        flags |= {"DROPS": True, "MASKS": True, "UPCAST": False, "H": 12, "D": width}
-        for architecture in ARCHITECTURES:
-            for kernel, launch in (
-                (attention.forward_kernel, attention.forward_launch(width)),
-                (attention.backward_kernel, attention.backward_launch(width)),
-            ):
-                name = f"{kernel.__name__} of heads of {width} on sm_{architecture}"
-                found[name] = compiled_shared_memory(kernel, launch, flags, architecture)
-    one_sided = {**flags, "HAS_BIAS": False, "HAS_PADDING": False, "SIDE": attention.PAST, "D": 64}
-    some = {**flags, "HAS_POSITIONS": True, "MASKS": False, "HAS_PADDING": False, "D": 64}
-    for name, case in (("of the past", one_sided), ("at positions", some)):
-        for kernel, launch in (
-            (attention.forward_kernel, attention.forward_launch(64)),
-            (attention.backward_kernel, attention.backward_launch(64)),
-        ):
-            found[f"{kernel.__name__} {name} on sm_90"] = compiled_shared_memory(kernel, launch, case, 90)
-    for kernel, launch in (
-        (attention.window_kernel, {"BLOCK": 128}),
-        (attention.delta_kernel, {"BLOCK_M": 64, "BLOCK_D": 64}),
-    ):
-        found[f"{kernel.__name__} on sm_90"] = compiled_shared_memory(kernel, launch, {}, 90)
-    for architecture in ARCHITECTURES:
-        for kernel, launch, flags in (
-            (logits.summary_kernel, logits.summary_sizes(), {"K": 3, "SAMPLES": True}),
-            (logits.block_summary_kernel, logits.sampling_sizes(1), {"K": 1, "X": 2}),
-            (logits.pick_kernel, logits.sampling_sizes(128), {"K": 3, "X": 0}),
-            (logits.gradient_kernel, logits.gradient_sizes(), {}),
-        ):
-            found[f"{kernel.__name__} on sm_{architecture}"] = compiled_shared_memory(
-                kernel, launch, flags, architecture
-            )
-    print(json.dumps(found))
+    flags = {"HAS_BIAS": True, "HAS_PADDING": False, "HAS_POSITIONS": False, "SIDE": attention.ALL}
+    flags |= {"DROPS": True, "MASKS": False, "CHECKS_ROWS": False, "UPCAST": False, "H": 12, "D": 64}
+    cases = {"": attention_kernels(flags)}
+    if sys.argv[1:] != ["attention"]:
+        masked = flags | {"HAS_PADDING": True, "MASKS": True, "CHECKS_ROWS": True}
+        cases[" masked"] = attention_kernels(masked)
+        cases[" of heads of 128"] = attention_kernels(flags | {"D": 128})
+        cases[" of heads of 80"] = attention_kernels(masked | {"D": 80})
+        cases[" of the past"] = attention_kernels(masked | {"HAS_BIAS": False, "SIDE": attention.PAST})
+        cases[" at positions"] = attention_kernels(flags | {"HAS_POSITIONS": True, "CHECKS_ROWS": True})
+        cases[" without bias and dropout"] = attention_kernels(flags | {"HAS_BIAS": False, "DROPS": False})
+        cases[" of sums"] = [
+            (attention.distance_kernel, {"BLOCK": 64, "DISTANCES": 128}, {}),
+            (attention.window_kernel, {"BLOCK": 128}, {}),
+        ]
+        rows = {"ROWS": logits.BLOCK_ROWS}
+        sampling = {"SAMPLES_PER_PROGRAM": 1, "num_warps": 1}
+        cases[" of the output layer"] = [
+            (logits.summary_kernel, default_launch("summary", 0), {"K": 3, "SAMPLES": True, "BLOCKS": 32, **rows}),
+            (logits.block_summary_kernel, sampling, {"K": 1, "X": 2, **rows}),
+            (logits.pick_kernel, default_launch("pick", 0), {"K": 3, "X": 0, **rows}),
+            (logits.gradient_kernel, default_launch("gradient", 0), {"POSITIONS": logits.GRADIENT_POSITIONS}),
+        ]
+    print(
+        json.dumps(
+            {
+                f"{kernel.__name__}{case} on sm_{architecture}": compiled(kernel, launch, of_case, architecture)
+                for architecture in ARCHITECTURES
+                for case, kernels in cases.items()
+                if architecture == 90 or case in ("", " masked")  # the others take a second each to compile
+                for kernel, launch, of_case in kernels
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -94,7 +94,9 @@ def check_values_and_gradients(
     out = kernels.triton_attention(heads, bias, padding, side, 0.0, positions)
     assert out.dtype == dtype
     grad = torch.randn_like(exact)
-    if has_padding and not has_positions:  # what padding reads enters no loss, and means nothing where all keys are padding
+    if (
+        has_padding and not has_positions
+    ):  # what padding reads enters no loss, and means nothing where all keys are padding
         assert out.isfinite().all()
         out, exact, grad = (tensor * ~padding[:, :, None, None] for tensor in (out, exact, grad))
     got = [out.detach(), *torch.autograd.grad(out, leaves, grad.to(dtype))]

@@ -262,9 +262,7 @@ def forward_kernel(
 
 
 @triton.jit
-def weights_and_gradient(
-    scores, factor, lse, grad_weights, delta, keep, zero, keep_scale, DROPS: tl.constexpr
-):
+def weights_and_gradient(scores, factor, lse, grad_weights, delta, keep, zero, keep_scale, DROPS: tl.constexpr):
     """Compute dS and the weights after dropout but for the factor 1 / (1 - p), both float32, in the shape of ``scores``."""
     weights = tl.exp2(scores * factor - lse)
     if DROPS:
@@ -348,7 +346,8 @@ def query_kernel(
         # Row u selects the cells (I, J), in the order I SIDE_CELLS + J, with J - I + SIDE_CELLS - 1 = u.
         cell, pair = tl.arange(0, NUM_CELLS), tl.arange(0, PAIRS)
         diagonal = cell % SIDE_CELLS - cell // SIDE_CELLS + SIDE_CELLS - 1
-        selection = (tl.arange(0, 2 * SIDE_CELLS)[:, None] == diagonal[None, :]).to(tl.float32).to(heads.dtype.element_ty)
+        selection = tl.arange(0, 2 * SIDE_CELLS)[:, None] == diagonal[None, :]
+        selection = selection.to(tl.float32).to(heads.dtype.element_ty)  # the interpreter takes bits for bfloat16
         of_next = tl.zeros([SIDE_CELLS, PAIRS], tl.float32)
         cells_at = cell_sums + tl.program_id(0).to(tl.int64) * ((tl.cdiv(T, BLOCK) + 1) * SIDE_CELLS * PAIRS)
         cells_at += low // BLOCK * (SIDE_CELLS * PAIRS)
@@ -385,8 +384,8 @@ def query_kernel(
         rounded = grad_scores.to(key.dtype)
         query_grad += product(rounded, key, UPCAST)
         if HAS_BIAS and HAS_POSITIONS:
-            at = scores_out + of_row[:, None] * T + (first_key + keys)[None, :]
-            tl.store(at, grad_scores, mask=(row < M)[:, None] & (first_key + keys < T)[None, :])
+            scores_at = scores_out + of_row[:, None] * T + (first_key + keys)[None, :]
+            tl.store(scores_at, grad_scores, mask=(row < M)[:, None] & (first_key + keys < T)[None, :])
         if HAS_BIAS and not HAS_POSITIONS:
             cells = tl.permute(tl.reshape(rounded, [SIDE_CELLS, CELL, SIDE_CELLS, CELL]), [0, 2, 1, 3])
             sums = product(selection, tl.reshape(cells, [NUM_CELLS, PAIRS]), UPCAST)
@@ -517,9 +516,7 @@ def key_kernel(
 
 
 @triton.jit
-def distance_kernel(
-    cell_sums, sums, sequences, T, M, H, sequences_each, BLOCK: tl.constexpr, DISTANCES: tl.constexpr
-):
+def distance_kernel(cell_sums, sums, sequences, T, M, H, sequences_each, BLOCK: tl.constexpr, DISTANCES: tl.constexpr):
     """Sum the cells of :func:`query_kernel` by distance: programs (blocks of 2T-1, H, groups of sequences).
 
     A distance is on a diagonal of 8 pairs in two neighbouring cells of each block of queries.

@@ -27,15 +27,21 @@ KERNELS = (*ATTENTION, *OUTPUT_LAYER)
 def default_launch(kernel: str, width: int) -> dict[str, int]:
     """Return the launch constants of ``kernel``, one of :data:`KERNELS`, for heads of ``width``.
 
-    Chosen by the instructions and registers that the compiler reports for sm_80 and sm_90 (docs/speed.md), not by a GPU.
+    Not chosen by a GPU, but by the machine code for sm_80 and sm_90: tiles of few instructions per pair of query and key,
+    whose registers and shared memory let two programs run on a multiprocessor. A warp group of four warps computes 64 rows of
+    a product, so with eight warps a tile of 64 rows would be computed twice.
     Triton's interpreter gets small tiles, so that small inputs have several of them.
     """
     if kernel in ATTENTION:
         block_d = max(16, triton.next_power_of_2(width))
         block = 16 if IS_INTERPRETED else 64
-        tile = {"BLOCK": block} if kernel == "attention_backward_query" else {"BLOCK_M": block, "BLOCK_N": block}
-        wide = block_d > 64 and kernel != "attention_forward"
-        return {**tile, "BLOCK_D": block_d, "num_warps": 8 if wide else 4, "num_stages": 1 if wide else 2}
+        is_wide = block_d > 64
+        launch = {"BLOCK_M": block, "BLOCK_N": block, "BLOCK_D": block_d, "num_warps": 4, "num_stages": 2}
+        if kernel == "attention_backward_query":  # its tiles are square
+            launch = {"BLOCK": block, "BLOCK_D": block_d, "num_warps": 4, "num_stages": 1 if is_wide else 2}
+        elif kernel == "attention_backward_key" and is_wide:
+            launch["BLOCK_M"] = min(block, 32)
+        return launch
     return {
         # 2,048 logits of a depth, 16 for each of 128 threads.
         "summary": {"num_warps": 4},
@@ -64,7 +70,8 @@ def candidates(kernel: str, width: int) -> Iterator[dict[str, int]]:
         choices = ({"num_warps": warps} for warps in (2, 8, 16))
     else:
         choices = (
-            {"SAMPLES_PER_PROGRAM": samples, "num_warps": warps} for samples, warps in product((8, 16, 32), (1, 2, 4, 8))
+            {"SAMPLES_PER_PROGRAM": samples, "num_warps": warps}
+            for samples, warps in product((8, 16, 32), (1, 2, 4, 8))
         )
     for choice in choices:
         if default != (launch := default | choice):

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, library
 
-from amos_fairseq.functional.cuda.attention_kernels import IS_INTERPRETED
+from amos_fairseq.functional.cuda.launches import launch_of
 
 # Rows of a block. Sampling loads 8 bytes per block of a position, and 64 logits of each depth per sample. With V = 32,768,
 # K = 3 and the 128 samples of AMOS this is 4 KB and 49 KB; all bfloat16 logits of a position are 196 KB. Blocks of 128 rows
@@ -25,25 +25,18 @@ from amos_fairseq.functional.cuda.attention_kernels import IS_INTERPRETED
 BLOCK_ROWS = 64
 # Blocks per program of the summary: 2,048 rows of one position, for all depths.
 PART_BLOCKS = 32
-# A program of the gradient handles GRADIENT_POSITIONS positions, GRADIENT_TILE at a time, and GRADIENT_ROWS rows of one depth.
-# It writes one float32 sum over its positions for each row: 4 bytes per 64 logits.
-GRADIENT_POSITIONS, GRADIENT_TILE, GRADIENT_ROWS = 64, 8, 256
+# A program of the gradient handles this number of positions and writes one float32 sum over them for each row: 4 bytes per 64
+# logits.
+GRADIENT_POSITIONS = 64
 
 
-def summary_sizes() -> dict[str, int]:
-    """Launch constants of :func:`summary_kernel`; 2,048 logits of a depth are 16 for each of 128 threads."""
-    return {"BLOCKS": PART_BLOCKS, "ROWS": BLOCK_ROWS, "num_warps": 4}
-
-
-def sampling_sizes(num_samples: int) -> dict[str, int]:
-    """Launch constants of :func:`block_summary_kernel` and :func:`pick_kernel` for S samples of each position."""
-    samples = min(triton.next_power_of_2(max(1, num_samples)), 512 if IS_INTERPRETED else 16)
-    return {"SAMPLES_PER_PROGRAM": samples, "ROWS": BLOCK_ROWS, "num_warps": 4 if samples >= 16 else 1}
-
-
-def gradient_sizes() -> dict[str, int]:
-    """Launch constants of :func:`gradient_kernel`; a tile of 2,048 logits is 16 for each of 128 threads."""
-    return {"POSITIONS": GRADIENT_POSITIONS, "TILE": GRADIENT_TILE, "ROWS": GRADIENT_ROWS, "num_warps": 4}
+def sampling_launch(kernel: str, num_samples: int, device: torch.device) -> dict[str, int]:
+    """Return the launch constants of ``block_summary`` or ``pick`` for S samples of each position."""
+    launch = launch_of(kernel, 0, device)
+    samples = triton.next_power_of_2(max(1, num_samples))
+    if samples >= launch["SAMPLES_PER_PROGRAM"]:
+        return launch
+    return launch | {"SAMPLES_PER_PROGRAM": samples, "num_warps": 1 if samples < 16 else launch["num_warps"]}
 
 
 @triton.jit
@@ -263,7 +256,9 @@ def summarize_logits(
             outputs[0].size(-1),
             K=K,
             SAMPLES=mixture_weights is not None,
-            **summary_sizes(),
+            BLOCKS=PART_BLOCKS,
+            ROWS=BLOCK_ROWS,
+            **launch_of("summary", 0, logits.device),
         )
     return outputs
 
@@ -303,10 +298,10 @@ def summarize_blocks(
     """
     K, n, V = logits.shape
     largest, total = (torch.empty(blocks.shape, dtype=torch.float32, device=logits.device) for _ in range(2))
-    sizes = sampling_sizes(blocks.size(1))
+    launch = sampling_launch("block_summary", blocks.size(1), logits.device)
     assert logits.is_contiguous()  # the kernel computes addresses from the shape alone
     with torch.cuda.device_of(logits):
-        block_summary_kernel[(n, triton.cdiv(blocks.size(1), sizes["SAMPLES_PER_PROGRAM"]))](
+        block_summary_kernel[(n, triton.cdiv(blocks.size(1), launch["SAMPLES_PER_PROGRAM"]))](
             logits,
             mixture_weights,
             never_sampled_mask,
@@ -319,7 +314,8 @@ def summarize_blocks(
             blocks.size(1),
             K=K,
             X=excluded.size(1),
-            **sizes,
+            ROWS=BLOCK_ROWS,
+            **launch,
         )
     return largest, total
 
@@ -354,10 +350,10 @@ def pick_rows(
     """
     K, n, V = logits.shape
     rows, depth_logits = empty_picked(logits, blocks)
-    sizes = sampling_sizes(blocks.size(1))
+    launch = sampling_launch("pick", blocks.size(1), logits.device)
     assert logits.is_contiguous()  # the kernel computes addresses from the shape alone
     with torch.cuda.device_of(logits):
-        pick_kernel[(n, triton.cdiv(blocks.size(1), sizes["SAMPLES_PER_PROGRAM"]))](
+        pick_kernel[(n, triton.cdiv(blocks.size(1), launch["SAMPLES_PER_PROGRAM"]))](
             logits,
             mixture_weights,
             never_sampled_mask,
@@ -371,7 +367,8 @@ def pick_rows(
             blocks.size(1),
             K=K,
             X=excluded.size(1),
-            **sizes,
+            ROWS=BLOCK_ROWS,
+            **launch,
         )
     return rows, depth_logits
 
@@ -404,9 +401,10 @@ def gradient_of_logits(logits: Tensor, log_sum: Tensor, targets: Tensor, grad_nl
     K, n, V = logits.shape
     sums = empty_sums(logits)
     assert logits.is_contiguous()  # the kernel computes addresses from the shape alone
+    launch = launch_of("gradient", 0, logits.device)
     with torch.cuda.device_of(logits):
-        gradient_kernel[(len(sums), triton.cdiv(V, GRADIENT_ROWS), K)](
-            logits, log_sum, targets, grad_nll, sums, n, V, K, **gradient_sizes()
+        gradient_kernel[(len(sums), triton.cdiv(V, launch["ROWS"]), K)](
+            logits, log_sum, targets, grad_nll, sums, n, V, K, POSITIONS=GRADIENT_POSITIONS, **launch
         )
     return sums
 
