@@ -47,7 +47,7 @@ def hash_32_bits(x):
 
 @triton.jit
 def dropout_keys(seed, head):
-    """Compute two numbers of 32 bits that differ for every seed and head of the batch."""
+    """Compute two numbers of 32 bits for a seed and a head of the batch; with one, two heads could have shifted masks."""
     first = hash_32_bits(seed.to(tl.uint32) ^ hash_32_bits(head.to(tl.uint32) + 0x9E3779B9))
     return first, hash_32_bits(first ^ 0x85EBCA6B)
 
