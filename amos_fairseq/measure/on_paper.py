@@ -1,14 +1,15 @@
 """Predict the time of a training step on a GPU from the kernels that it launches, their bytes and their FLOPs, without a GPU.
 
 The real step (model, criterion, backward pass, clipping, optimizer) runs on the FakeTensors of
-:mod:`amos_fairseq.measure.fake_cuda`. Every operator that would start a kernel counts as one kernel. Its predicted time is
+:mod:`amos_fairseq.measure.fake_cuda`. Every operator that would start a kernel counts as one kernel, except operators on lists
+of tensors (:func:`kernels_of`). Its predicted time is
 
     matrix product   max(FLOPs / product rate, bytes / bandwidth)
     fused attention  FLOPs / attention rate + bytes of the mask, of its gradient and of scratch memory / bandwidth
     anything else    bytes / bandwidth
 
-and at least :data:`SHORTEST_KERNEL`. The sum is a prediction for layers as written, without torch.compile, and for a host
-that launches kernels faster than the device runs them. It is meant to be compared with a measurement, part by part.
+and at least :data:`SHORTEST_KERNEL` for each kernel. The sum is a prediction for layers as written, without torch.compile, and
+for a host that launches kernels faster than the device runs them. It is meant to be compared with a measurement, part by part.
 """
 
 import contextlib
@@ -150,8 +151,8 @@ class Cost:
     flops: float = 0
     seconds: float = 0
 
-    def add(self, bytes: float, flops: float, seconds: float) -> None:
-        self.launches += 1
+    def add(self, launches: int, bytes: float, flops: float, seconds: float) -> None:
+        self.launches += launches
         self.bytes += bytes
         self.flops += flops
         self.seconds += seconds
@@ -221,10 +222,11 @@ class Trace(TorchDispatchMode):
             if is_product:
                 dtype = next(leaf.dtype for leaf in tree_iter(args) if isinstance(leaf, Tensor))
                 seconds = max(seconds, flops / (PRODUCT_SHARE * self.device.peak[dtype]))
-        seconds = max(seconds, SHORTEST_KERNEL)
+        launches = kernels_of(function, args)
+        seconds = max(seconds, launches * SHORTEST_KERNEL)
         row = table_row(part, is_product)
-        self.costs[row].add(moved, flops, seconds)
-        self.operators[row, packet.__name__].add(moved, flops, seconds)
+        self.costs[row].add(launches, moved, flops, seconds)
+        self.operators[row, packet.__name__].add(launches, moved, flops, seconds)
 
 
 def part_of_range(name: str) -> str | None:
@@ -247,6 +249,40 @@ def starts_kernel(function: Any, args: Any, kwargs: Any, result: Any) -> bool:
         return True
     storages = {tensor.untyped_storage()._cdata for tensor in inputs}
     return not results or any(tensor.untyped_storage()._cdata not in storages for tensor in results)
+
+
+def kernels_of(function: Any, args: Any) -> int:
+    """Return how many kernels CUDA starts for an operator that starts any: 1, or those of an operator on lists of tensors.
+
+    ``torch._foreach_*`` starts one kernel per tensor unless all tensors have one dtype and those that belong together equal
+    sizes and strides without gaps. Only the lists of ``_foreach_copy_`` may differ in dtype, each with one of its own
+    (``can_use_fast_route`` in PyTorch's ``ForeachUtils.h``, ``ForeachBinaryOpList.cu``). Lists that are processed together
+    count as one kernel, which is a lower bound: up to 320 blocks of 65,536 values and 64 pairs of tensors fit into one.
+    """
+    if not function.overloadpacket.__name__.startswith("_foreach_"):
+        return 1
+    lists = [arg for arg in args if isinstance(arg, list | tuple) and arg and isinstance(arg[0], Tensor)]
+    groups = list(zip(*lists, strict=True))
+    dtypes = [{tensor.dtype for tensor in tensors} for tensors in lists]
+    if function.overloadpacket is not aten._foreach_copy_:
+        dtypes = [set.union(*dtypes)]
+    layouts = ({(tensor.shape, tensor.stride()) for tensor in group} for group in groups)
+    is_joint = (
+        all(len(kinds) == 1 for kinds in dtypes)
+        and all(len(kinds) == 1 for kinds in layouts)
+        and all(has_no_gaps(tensor) for tensor in lists[0])
+    )
+    return 1 if is_joint else len(groups)
+
+
+def has_no_gaps(tensor: Tensor) -> bool:
+    """Return whether the values fill a range of memory, in any order of the dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def traffic(function: Any, args: Any, kwargs: Any, result: Any) -> int:

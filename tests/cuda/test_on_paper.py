@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 from tiny_runs import ROOT
 
 from amos_fairseq.cli.main import main
+from amos_fairseq.compat import master_weights
 from amos_fairseq.measure import on_paper
 from amos_fairseq.measure.configuration import BenchSettings
 from amos_fairseq.measure.fake_cuda import fake_cuda
@@ -75,6 +76,57 @@ def test_bytes_by_hand(name: str, action, bytes_moved: int) -> None:
     cost = trace.operators["other", name]
     assert cost.bytes == bytes_moved
     assert cost.seconds == pytest.approx(max(bytes_moved / 1e9, SHORTEST_KERNEL))
+
+
+HALF = torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("action", "kernels"),
+    [
+        (lambda x, y: torch._foreach_add_([x, x], [y, y]), 1),
+        (lambda x, y: torch._foreach_add_([x, x, x], [y, y.to(HALF), y]), 3),
+        (lambda x, y: torch._foreach_add_([x, x], [y.to(HALF), y.to(HALF)]), 2),
+        (lambda x, y: torch._foreach_copy_([x, x], [y.to(HALF), y.to(HALF)]), 1),
+        (lambda x, y: torch._foreach_copy_([x, x], [y.to(HALF), y]), 2),
+        (lambda x, y: torch._foreach_copy_([x, x], [y, y.t().contiguous().t()]), 2),  # other strides
+        (lambda x, y: torch._foreach_add_([x.t(), x.t()], [y.t(), y.t()]), 1),
+        (lambda x, y: torch._foreach_mul_([x[:, :5], x[:, 5:]], 2.0), 2),  # with gaps
+        (lambda x, y: torch._foreach_zero_([x, x]), 1),
+    ],
+)
+def test_kernels_of_operators_on_lists(action, kernels: int) -> None:
+    """One kernel for all tensors, or one for each, by the rules that PyTorch documents for its fast route."""
+    trace = trace_of(lambda: action(*(torch.empty(30, 10, device="cuda") for _ in range(2))))
+    (cost,) = (cost for (_, name), cost in trace.operators.items() if name.startswith("_foreach_"))
+    assert cost.launches == kernels
+    assert cost.seconds == pytest.approx(max(cost.bytes / 1e9, kernels * SHORTEST_KERNEL))
+
+
+@pytest.mark.slow
+def test_gradients_of_a_second_micro_batch_are_added_in_two_kernels() -> None:
+    """With update_freq 2: one kernel copies all of them to float32, one adds them to the masters' gradients.
+
+    Added directly, 16-bit gradients started a kernel for each parameter.
+    """
+
+    def kernels(number: int) -> dict[str, int]:
+        with Trace(DEVICES["h200"]) as trace:
+            run.step.update([run.full] * number)
+        return {name: cost.launches for (_, name), cost in trace.operators.items() if name.startswith("_foreach_")}
+
+    with fake_cuda() as cuda:
+        run = FakeRun.of(cuda, "amos_tiny")
+        parameters = list(run.step.module.parameters())
+        kernels(1)  # creates the optimizer's moments
+        one, two = kernels(1), kernels(2)
+    assert len(parameters) > 50
+    assert sum(parameter.numel() for parameter in parameters) * 4 < master_weights.CHUNK_BYTES
+    assert {name: two[name] - one.get(name, 0) for name in two if two[name] != one.get(name)} == {
+        "_foreach_copy_": 1,
+        "_foreach_add_": 1,
+    }
+    assert one["_foreach_copy_"] == 2  # the first micro-batch to the masters' gradients, and the masters to the model
 
 
 def test_bytes_of_the_fused_optimizer_by_hand() -> None:
