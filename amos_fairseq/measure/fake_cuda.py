@@ -26,6 +26,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 
 from amos_fairseq.compat import device_reads
 from amos_fairseq.errors import UserError, explain_os_errors
@@ -47,6 +48,20 @@ ONE_DTYPE = {
     aten._index_put_impl_,
     aten.index_add,
     aten.index_add_,
+}
+# Operators that PyTorch refuses on CUDA under torch.use_deterministic_algorithms: those of its documentation's list (torch
+# 2.13) that a model of text could use, and cuDNN's attention, which PyTorch then leaves out when it chooses a kernel.
+NOT_DETERMINISTIC = {
+    aten.bincount,
+    aten.cumsum,
+    aten.cumsum_,
+    aten.histc,
+    aten.kthvalue,
+    aten.median,
+    aten.nll_loss2d_forward,
+    aten.put_,
+    aten._scaled_dot_product_cudnn_attention,
+    aten._scaled_dot_product_cudnn_attention_backward,
 }
 INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
 GUARD_SOURCE = Path(__file__).with_name("fake_cuda.cpp")
@@ -87,7 +102,8 @@ class CudaRules(TorchDispatchMode):
     """Refuse what a GPU would refuse or wait for but FakeTensors accept; count copies to the device.
 
     Refused: a copy to the host; a boolean index, because the host needs its positions; operands of different dtypes for a
-    CUDA kernel that takes one dtype (:data:`ONE_DTYPE`); targets of a loss that are not int64.
+    CUDA kernel that takes one dtype (:data:`ONE_DTYPE`); targets of a loss that are not int64; under
+    ``torch.use_deterministic_algorithms``, operators with floating point operands of :data:`NOT_DETERMINISTIC`.
     """
 
     def __init__(self, cuda: FakeCuda) -> None:
@@ -105,6 +121,12 @@ class CudaRules(TorchDispatchMode):
             operands = [arg for arg in args if isinstance(arg, Tensor) and arg.device.type == "cuda"]
             dtypes = sorted({str(operand.dtype) for operand in operands if operand.is_floating_point()})
             require(len(dtypes) <= 1, f"{packet.__name__} takes operands of one dtype, not of {dtypes}")
+        if packet in NOT_DETERMINISTIC and torch.are_deterministic_algorithms_enabled():
+            operands = [leaf for leaf in tree_iter((args, kwargs)) if is_floating_point(leaf)]
+            require(
+                all(operand.device.type != "cuda" for operand in operands),
+                f"{packet.__name__} has no deterministic kernel for floating point numbers",
+            )
         if packet in INDEXING and args[0].device.type == "cuda":
             self._check_indices(index for index in args[1] if isinstance(index, Tensor))
         if packet is aten.nll_loss_forward and args[0].device.type == "cuda":
@@ -228,6 +250,10 @@ def check_fused_attention(
             all(stride % attention.MASK_ALIGNMENT == 0 for stride in mask.stride()[:-1]),
             f"the strides of the mask are {mask.stride()}: all but the last must be multiples of {attention.MASK_ALIGNMENT}",
         )
+
+
+def is_floating_point(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def require(condition: bool, message: str) -> None:

@@ -1,6 +1,7 @@
 """What a fake CUDA device refuses, rule by rule; and the defects that it was made to find."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -136,6 +137,38 @@ def on_cuda(*shape: int) -> Tensor:
 def test_what_a_gpu_refuses_or_waits_for_is_refused(action, error) -> None:
     with fake_cuda(), pytest.raises(error):
         action()
+
+
+@pytest.mark.parametrize(
+    ("action", "is_refused"),
+    [
+        (lambda: on_cuda(3).cumsum(0), True),
+        (lambda: on_cuda(3).long().cumsum(0), False),
+        (lambda: on_cuda(3).long().bincount(on_cuda(3), 5), True),
+        (lambda: on_cuda(3).histc(), True),
+        (lambda: on_cuda(3).put_(on_cuda(2).long(), on_cuda(2)), True),
+        (lambda: on_cuda(3).scatter_add_(0, on_cuda(2).long(), on_cuda(2)), False),
+        (lambda: torch.ones(3).cumsum(0), False),
+    ],
+)
+def test_what_pytorch_refuses_under_deterministic_algorithms(
+    action, is_refused: bool, restored_determinism: None
+) -> None:
+    """By the lists in the documentation of torch.use_deterministic_algorithms."""
+    torch.use_deterministic_algorithms(True)
+    with fake_cuda(), pytest.raises(CudaRuleError, match="no deterministic") if is_refused else nullcontext():
+        action()
+
+
+def test_cudnn_does_not_attend_under_deterministic_algorithms(restored_determinism: None) -> None:
+    device = torch.device("cuda", 0)
+    with fake_cuda():
+        arguments = {"has_bias": False, "length": 512}
+        assert attention.choose_backend(device, torch.bfloat16, 64, **arguments) == "cudnn"
+        torch.use_deterministic_algorithms(True)
+        assert attention.choose_backend(device, torch.bfloat16, 64, **arguments) == "flash"
+        assert attention.choose_backend(device, torch.bfloat16, 64, True) == "efficient"
+        assert attention.choose_backend(device, torch.bfloat16, 64, True, True) == "triton"
 
 
 def test_copies_to_the_device_are_counted() -> None:
