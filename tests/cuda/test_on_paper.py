@@ -71,7 +71,7 @@ def test_a_matrix_product_by_hand() -> None:
 
 
 def test_a_total_has_the_range_of_the_shares() -> None:
-    """Additions at 0.85, 0.95 and 1.0 of a copy's bandwidth, a gelu at 0.5, 0.7 and 0.9; a tiny addition is a shortest kernel."""
+    """Additions at 0.85, 0.95 and 1.0 of a copy's bandwidth, a gelu at 0.5, 0.7 and 0.9; the last one is a shortest kernel."""
 
     def act() -> None:
         states = torch.empty(1000, 1000, device="cuda") + 1
