@@ -56,7 +56,6 @@ NOT_DETERMINISTIC = {
     aten.cumsum,
     aten.cumsum_,
     aten.histc,
-    aten.kthvalue,
     aten.median,
     aten.nll_loss2d_forward,
     aten.put_,

@@ -69,7 +69,7 @@ class Seconds(NamedTuple):
         return Seconds(*map(max, self, other))
 
 
-# Shares. No one of them was measured with this package; each is argued from counted work, and its range is a guess.
+# Shares of a rate. None was measured with this package: each is argued from counted work, and its range is a guess.
 
 # Matrix products of an encoder, of the peak of a large square product. 64 x 512 tokens and widths of 768 to 3,072 are 768 to
 # 3,072 tiles of 128 x 256, that is 5.8 to 23.3 rounds of 132 multiprocessors: 3 % are lost in the last round. With an inner
@@ -81,7 +81,7 @@ PRODUCT_SHARE = Share(0.65, 0.72, 0.80)
 # Element-wise kernels that read and write once, of a copy's bandwidth: a copy is one of them, with one operand less.
 STREAM_SHARE = Share(0.85, 0.95, 1.0)
 # gelu needs erf, its gradient also exp: 30 to 45 instructions a value. Copying 2 + 2 bytes at 4.3 TB/s leaves 29 of them (132
-# multiprocessors, 128 a clock, 1.83 GHz), and 43 for the gradient's 2 + 2 + 2.
+# multiprocessors, 128 a clock, 1.83 GHz), and 43 for the gradient's 2 + 2 + 2; 3.0 TB/s leave 41 and 62.
 ERF_SHARE = Share(0.50, 0.70, 0.90)
 # Random numbers: Philox takes 10 rounds of some 6 instructions for four of them.
 RANDOM_SHARE = Share(0.55, 0.75, 0.95)
