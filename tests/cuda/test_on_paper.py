@@ -280,8 +280,9 @@ def test_a_larger_batch_and_a_slower_gpu_take_longer() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_prints_milliseconds_per_part_and_a_total(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["bench", "--on-paper", "h200", "amos_tiny", "--set", "dataset.batch_size=8"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_command_prints_milliseconds_per_part_and_a_total(device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["bench", "--on-paper", device, "amos_tiny", "--set", "dataset.batch_size=8"])
     lines = capsys.readouterr().out.splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("part "))
     total = next(line for line in lines if line.startswith("total "))
@@ -289,7 +290,9 @@ def test_the_command_prints_milliseconds_per_part_and_a_total(capsys: pytest.Cap
     assert len(rows) >= 8
     milliseconds = float(total.split()[1])
     assert sum(float(row[-1]) for row in rows) == pytest.approx(milliseconds, abs=0.05 * len(rows))
-    assert lines[0].startswith("predicted, not measured: amos on one H200, ")
+    fast, slow = float(total.split()[3].removeprefix("(")), float(total.split()[5].removesuffix("),"))
+    assert fast < milliseconds < slow
+    assert lines[0].startswith(f"predicted, not measured: amos on one {DEVICES[device].name}, ")
 
 
 @pytest.mark.parametrize(
