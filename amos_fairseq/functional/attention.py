@@ -91,7 +91,7 @@ def choose_backend(
     not run here). Its limits, and why the table leaves them out:
 
     - a mask: NaN in the backward pass at T % 128 == 64, torch 2.11 to 2.13 (pytorch issue 196678);
-    - T that is not a multiple of 128: reads beyond the tensors before cuDNN 9.15.1 (pytorch issue 169849);
+    - T that is not a multiple of 128: invalid accesses to memory before cuDNN 9.15.1 (pytorch issue 169849);
     - dropout: its kernels round the probability to a multiple of 1/16, which PyTorch refuses only in newer versions (pytorch
       174245), so that 0.1 would be another value; with dropout 9.11 to 9.13 do not work;
     - its backward pass adds in any order: PyTorch refuses it under ``torch.use_deterministic_algorithms``.

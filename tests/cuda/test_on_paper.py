@@ -291,7 +291,7 @@ def test_the_command_prints_milliseconds_per_part_and_a_total(device: str, capsy
     milliseconds = float(total.split()[1])
     assert sum(float(row[-1]) for row in rows) == pytest.approx(milliseconds, abs=0.05 * len(rows))
     fast, slow = float(total.split()[3].removeprefix("(")), float(total.split()[5].removesuffix("),"))
-    assert fast < milliseconds < slow
+    assert 0 < fast <= milliseconds <= slow
     assert lines[0].startswith(f"predicted, not measured: amos on one {DEVICES[device].name}, ")
 
 
