@@ -3,7 +3,7 @@
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -57,6 +57,16 @@ def binarized_corpus(corpus_text: Path, tmp_path_factory: pytest.TempPathFactory
     texts = ["--trainpref", str(source / "train"), "--validpref", str(source / "valid")]
     run_command("fairseq_cli.preprocess", ["--only-source", "--destdir", str(out), *texts])
     return out
+
+
+@pytest.fixture
+def restored_determinism(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """``--deterministic`` changes the process: start without cuBLAS's variable, and undo the rest after the test."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is also removed again
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = True
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def add_parser(subparsers: Any) -> None:
     add("--compile", action="store_true", help="also measure each model under torch.compile")
     add(
         "--on-paper",
-        choices=("h200", "a100"),
+        choices=("h200", "h100", "a100"),
         help="count kernels, bytes and FLOPs of a step and predict the time of each part on this GPU; measures "
         "nothing and needs no GPU (default: measure)",
     )

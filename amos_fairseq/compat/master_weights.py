@@ -16,7 +16,11 @@ accumulation the exchange is fairseq's. ``--ddp-backend`` other than pytorch_ddp
 16-bit sum, which is logged; so does, under ``--fp16``, an optimizer that takes all weights as one flat tensor (fairseq's
 ``adam``, but not this package's).
 
-The masters are copied to the model, and their gradients are zeroed, in one kernel launch instead of one per parameter.
+Kernels. PyTorch's operators on lists of tensors (``torch._foreach_*``) process the lists in a few kernels on CUDA if all
+tensors have one dtype and the tensors of a pair equal strides; otherwise they start one kernel per tensor. Only
+``_foreach_copy_`` also takes a source of another dtype than the target (PyTorch 2.5 and newer,
+``aten/src/ATen/native/cuda/ForeachBinaryOpList.cu``). So masters are copied to the model, and gradients to the masters, by
+that operator, and gradients are added in float32 after a copy to float32 (:func:`add_in_float32`).
 """
 
 import logging
@@ -34,6 +38,14 @@ from torch.nn.parallel import DistributedDataParallel
 from amos_fairseq.errors import UserError
 
 logger = logging.getLogger(__name__)
+
+# Bytes of the float32 copies of gradients that are added at once. A kernel of ``_foreach_add_`` takes up to 320 blocks of
+# 65,536 values, that is 80 MiB of float32: with 64 MiB a chunk is one kernel in spite of the blocks that its tensors fill in
+# part (up to 64 tensors), and occupies every multiprocessor with about two blocks. A copy of all gradients would cost 4 bytes
+# a parameter.
+CHUNK_BYTES = 64 * 2**20
+# Each copy begins at a multiple of so many values, or the kernels would read and write the values after it one by one.
+ALIGNMENT = 64
 
 # Keys in last_optimizer_state.
 MASTERS = "master_weights"
@@ -135,7 +147,41 @@ class MasterGradients:
         sums = [self.of_parameter[id(parameter)].grad for parameter, _ in gradients]
         given = [gradient for _, gradient in gradients]
         if sums:
-            (torch._foreach_add_ if self.is_sum else torch._foreach_copy_)(sums, given)
+            (add_in_float32 if self.is_sum else torch._foreach_copy_)(sums, given)
+
+
+def add_in_float32(sums: list[Tensor], given: list[Tensor]) -> None:
+    """Add tensors to contiguous float32 tensors of the same shapes, in a few kernels: ``sums[i] += given[i]``.
+
+    ``given`` is copied to float32 in chunks of :data:`CHUNK_BYTES`, all of them in the same memory. 16-bit values are exact in
+    float32, so the bits are those of adding them directly.
+    """
+    sizes = [-(-total.numel() // ALIGNMENT) * ALIGNMENT for total in sums]
+    scratch = sums[0].new_empty(min(CHUNK_BYTES // 4, sum(sizes)))
+    targets, sources, copies, used = [], [], [], 0
+
+    def add_chunk() -> None:
+        nonlocal used
+        torch._foreach_copy_(copies, sources)
+        torch._foreach_add_(targets, copies)
+        for tensors in (targets, sources, copies):
+            tensors.clear()
+        used = 0
+
+    for total, gradient in zip(sums, given, strict=True):
+        total, gradient = total.view(-1), gradient.reshape(-1)
+        start = 0
+        while start < len(total):  # a tensor may be larger than a chunk, and begins in the rest of the last one
+            length = min(len(total) - start, len(scratch) - used)
+            targets.append(total[start : start + length])
+            sources.append(gradient[start : start + length])
+            copies.append(scratch[used : used + length])
+            start += length
+            used += -(-length // ALIGNMENT) * ALIGNMENT
+            if used == len(scratch):
+                add_chunk()
+    if targets:
+        add_chunk()
 
 
 def exchange_sums(trainer: Trainer, bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:

@@ -28,7 +28,7 @@ BRANCH_FIELDS = {"representation", "task_heads", "mws_loss_weight", "rtd_loss_we
 # Settings that the recipe provides.
 RECIPE_FIELDS = {"dropout", "attention_dropout", "pooler_dropout"}
 # Settings of the pretraining process, which do not describe the encoder.
-RUN_FIELDS = {"activation_checkpointing", "compile", "kernels"}
+RUN_FIELDS = {"activation_checkpointing", "compile", "deterministic", "kernels"}
 MODEL_FIELDS = (ENCODER_FIELDS | BRANCH_FIELDS) - RECIPE_FIELDS - RUN_FIELDS
 
 MOST_SEEDS = 10_000

@@ -22,14 +22,18 @@ MASKED_SCORE = -30_000.0
 MASK_ALIGNMENT = 8
 
 FLASH_MAX_HEAD_WIDTH = 256
+CUDNN_MAX_HEAD_WIDTH = 128
+CUDNN_LENGTHS = 128  # and its multiples
 TRITON_HEAD_WIDTHS = range(16, 129)
 HALF_PRECISION = (torch.float16, torch.bfloat16)
 
-Backend = Literal["reference", "cpu", "flash", "efficient", "math", "triton"]
+Backend = Literal["reference", "cpu", "cudnn", "flash", "efficient", "math", "triton"]
+# In the order in which PyTorch tries them: its flash kernel runs where PyTorch was built without cuDNN or refuses it.
 SDPA_BACKENDS = {
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "math": SDPBackend.MATH,
+    "cudnn": [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION],
+    "flash": [SDPBackend.FLASH_ATTENTION],
+    "efficient": [SDPBackend.EFFICIENT_ATTENTION],
+    "math": [SDPBackend.MATH],
 }
 
 
@@ -52,9 +56,21 @@ class ToeplitzBias(NamedTuple):
 
 
 def choose_backend(
-    device: torch.device, dtype: torch.dtype, head_width: int, has_bias: bool, with_triton: bool = False
+    device: torch.device,
+    dtype: torch.dtype,
+    head_width: int,
+    has_bias: bool,
+    with_triton: bool = False,
+    length: int = 1,
+    dropout: float = 0.0,
 ) -> Backend:
-    """Choose the attention implementation. ``with_triton`` is the setting ``model.kernels=triton``.
+    """Choose the attention implementation.
+
+    Args:
+        has_bias: whether anything is added to the scores: a learned bias, or a mask of padding or of one side.
+        with_triton: the setting ``model.kernels=triton``.
+        length: T.
+        dropout: probability of dropping a weight in this call.
 
     device  dtype                       bias  backend
     cpu     any                         any   cpu         takes 0.4 to 0.7 of the time of PyTorch's, whose fused CPU kernel
@@ -63,14 +79,26 @@ def choose_backend(
     cuda    float16, bfloat16           any   triton      if with_triton, for heads of 16 to 128: loads one value per
                                                           distance instead of a mask, and sums its gradient in the kernel;
                                                           float32 products need more registers than there are
+    cuda    float16, bfloat16           no    cudnn       on Hopper and newer, for heads of up to 128, T a multiple of 128, no
+                                                          dropout, without ``torch.use_deterministic_algorithms``; flash
+                                                          where PyTorch has no cuDNN
     cuda    float16, bfloat16           no    flash       for heads of up to 256
     cuda    float16, bfloat16, float32  any   efficient   the only fused kernel that computes the gradient of a bias
     cuda    others; heads with d % 8    any   math        not supported by any fused kernel
     other   any                         any   reference
 
-    cuDNN is never used: its backward pass returns NaN at T % 128 == 64 with a mask (torch 2.11 to 2.13). FlexAttention would
-    sum the gradient of the bias over the sequences inside its kernel, but it has no dropout of the weights, and it sums with
-    atomic additions, whose order changes from run to run. The efficient kernel writes [B,H,T,T] for one layer at a time.
+    cuDNN on Hopper takes 0.7 to 0.85 of the time of flash (https://arxiv.org/abs/2407.08608, figures 5 and 6, T = 512, d = 64;
+    not run here). Its limits, and why the table leaves them out:
+
+    - a mask: NaN in the backward pass at T % 128 == 64, torch 2.11 to 2.13 (pytorch issue 196678);
+    - T that is not a multiple of 128: invalid accesses to memory before cuDNN 9.15.1 (pytorch issue 169849);
+    - dropout: its kernels round the probability to a multiple of 1/16, which PyTorch refuses only in newer versions (pytorch
+      174245), so that 0.1 would be another value; with dropout 9.11 to 9.13 do not work;
+    - its backward pass adds in any order: PyTorch refuses it under ``torch.use_deterministic_algorithms``.
+
+    FlexAttention would sum the gradient of the bias over the sequences inside its kernel, but it has no dropout of the weights,
+    and it sums with atomic additions, whose order changes from run to run. The efficient kernel writes [B,H,T,T] for one layer
+    at a time.
     """
     if device.type == "cpu":
         return "reference" if torch.compiler.is_compiling() else "cpu"
@@ -82,7 +110,16 @@ def choose_backend(
         return "math"
     if has_bias or dtype == torch.float32 or head_width > FLASH_MAX_HEAD_WIDTH:
         return "efficient"
+    suits_cudnn = dropout == 0 and head_width <= CUDNN_MAX_HEAD_WIDTH and length % CUDNN_LENGTHS == 0
+    if suits_cudnn and not torch.are_deterministic_algorithms_enabled() and is_hopper_or_newer(device):
+        return "cudnn"
     return "flash"
+
+
+def is_hopper_or_newer(device: torch.device) -> bool:
+    """Return whether a CUDA device has compute capability 9.0 or above."""
+    # torch.compile replaces this call by its result; it cannot trace torch.cuda.get_device_capability.
+    return torch.cuda.get_device_properties(device).major >= 9
 
 
 def prepare_bias(bias: AttentionBias, device: torch.device, dtype: torch.dtype) -> AttentionBias:
@@ -139,7 +176,8 @@ def fast_attention(heads: Tensor, bias: AttentionBias, dropout: float) -> Tensor
     Prepare ``bias`` with :func:`prepare_bias` when several layers use it.
     """
     has_bias = any(part is not None for part in bias)
-    backend = choose_backend(heads.device, heads.dtype, heads.size(-1), has_bias)
+    length, head_width = heads.size(1), heads.size(-1)
+    backend = choose_backend(heads.device, heads.dtype, head_width, has_bias, length=length, dropout=dropout)
     if backend == "reference":
         return reference_attention(heads, bias, dropout)
     if backend == "cpu":
@@ -157,7 +195,7 @@ def fused_attention(
 
     :func:`amos_fairseq.measure.fake_cuda.check_fused_attention` states what each kernel accepts.
     """
-    with sdpa_kernel(SDPA_BACKENDS[backend]):
+    with sdpa_kernel(SDPA_BACKENDS[backend], set_priority=len(SDPA_BACKENDS[backend]) > 1):
         return scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
 
 

@@ -97,7 +97,7 @@ def top_k_of_samples(tokens: Tensor, total: Tensor) -> TopK:
         total: [N,1], the sum of the weights.
     """
     gaps = torch.empty(tokens.shape, dtype=torch.float64, device=tokens.device).exponential_()
-    times = gaps.cumsum(-1) / total
+    times = running_sums(gaps) / total
     scores = -times.log().float()
     return TopK(tokens, scores.masked_fill(is_repeated(tokens), -math.inf), times[:, -1:])
 
@@ -142,9 +142,22 @@ def pick(weights: Tensor, points: Tensor) -> Tensor:
 
     It is the first entry whose cumulative share of the weights exceeds the point, so its own weight is above 0.
     """
-    ends = weights.double().cumsum(-1)
+    ends = running_sums(weights.double())
     found = torch.searchsorted(ends, points * (ends[..., -1:] * BELOW_ONE), right=True)
     return found.clamp_(max=weights.size(-1) - 1)  # only nan can exceed it
+
+
+def running_sums(values: Tensor) -> Tensor:
+    """Return the sums of all entries up to each one: [...,W] float64, not negative -> [...,W] float64, never descending.
+
+    PyTorch has no cumulative sum of floating point numbers with a fixed order on CUDA, and refuses it under
+    ``torch.use_deterministic_algorithms``. There the sums are those of integers, which do not depend on the order: each entry
+    is rounded to a multiple of 2^-52 of the sum of all.
+    """
+    if not torch.are_deterministic_algorithms_enabled():
+        return values.cumsum(-1)
+    unit = values.sum(-1, keepdim=True) * 2**-52
+    return (values / unit).round().long().cumsum(-1) * unit
 
 
 def uniform(like: Tensor, *shape: int) -> Tensor:

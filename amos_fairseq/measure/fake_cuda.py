@@ -26,6 +26,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 
 from amos_fairseq.compat import device_reads
 from amos_fairseq.errors import UserError, explain_os_errors
@@ -47,6 +48,19 @@ ONE_DTYPE = {
     aten._index_put_impl_,
     aten.index_add,
     aten.index_add_,
+}
+# Operators that PyTorch refuses on CUDA under torch.use_deterministic_algorithms: those of its documentation's list (torch
+# 2.13) that a model of text could use, and cuDNN's attention, which PyTorch then leaves out when it chooses a kernel.
+NOT_DETERMINISTIC = {
+    aten.bincount,
+    aten.cumsum,
+    aten.cumsum_,
+    aten.histc,
+    aten.median,
+    aten.nll_loss2d_forward,
+    aten.put_,
+    aten._scaled_dot_product_cudnn_attention,
+    aten._scaled_dot_product_cudnn_attention_backward,
 }
 INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
 GUARD_SOURCE = Path(__file__).with_name("fake_cuda.cpp")
@@ -87,7 +101,8 @@ class CudaRules(TorchDispatchMode):
     """Refuse what a GPU would refuse or wait for but FakeTensors accept; count copies to the device.
 
     Refused: a copy to the host; a boolean index, because the host needs its positions; operands of different dtypes for a
-    CUDA kernel that takes one dtype (:data:`ONE_DTYPE`); targets of a loss that are not int64.
+    CUDA kernel that takes one dtype (:data:`ONE_DTYPE`); targets of a loss that are not int64; under
+    ``torch.use_deterministic_algorithms``, operators with floating point operands of :data:`NOT_DETERMINISTIC`.
     """
 
     def __init__(self, cuda: FakeCuda) -> None:
@@ -105,6 +120,12 @@ class CudaRules(TorchDispatchMode):
             operands = [arg for arg in args if isinstance(arg, Tensor) and arg.device.type == "cuda"]
             dtypes = sorted({str(operand.dtype) for operand in operands if operand.is_floating_point()})
             require(len(dtypes) <= 1, f"{packet.__name__} takes operands of one dtype, not of {dtypes}")
+        if packet in NOT_DETERMINISTIC and torch.are_deterministic_algorithms_enabled():
+            operands = [leaf for leaf in tree_iter((args, kwargs)) if is_floating_point(leaf)]
+            require(
+                all(operand.device.type != "cuda" for operand in operands),
+                f"{packet.__name__} has no deterministic kernel for floating point numbers",
+            )
         if packet in INDEXING and args[0].device.type == "cuda":
             self._check_indices(index for index in args[1] if isinstance(index, Tensor))
         if packet is aten.nll_loss_forward and args[0].device.type == "cuda":
@@ -130,8 +151,10 @@ class CudaRules(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def fake_cuda() -> Iterator[FakeCuda]:
+def fake_cuda(capability: tuple[int, int] = (9, 0)) -> Iterator[FakeCuda]:
     """Make every new tensor fake, let ``torch.cuda`` report one GPU, and check the arguments of fused attention.
+
+    The GPU is an H200, or has another compute ``capability``.
 
     The one planned device read of the trainer (:mod:`amos_fairseq.compat.device_reads`) returns ones and is counted. Every
     other read raises PyTorch's ``DataDependentOutputException`` or :class:`CudaRuleError`.
@@ -157,8 +180,11 @@ def fake_cuda() -> Iterator[FakeCuda]:
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         if not torch.cuda.is_available():
             stack.enter_context(device_guard())
+        properties = SimpleNamespace(**vars(PROPERTIES) | {"major": capability[0], "minor": capability[1]})
         for name, answer in TORCH_CUDA.items():
             patch(torch.cuda, name, answer)
+        patch(torch.cuda, "get_device_capability", lambda device=None: capability)
+        patch(torch.cuda, "get_device_properties", lambda device=None: properties)
         # If it is True, torch.compile asks the driver for streams.
         patch(torch.accelerator, "is_available", return_value=False)
         # PyTorch joins the kernels of many tensors for certain classes only; on a GPU these would be plain tensors.
@@ -175,7 +201,7 @@ def fake_cuda() -> Iterator[FakeCuda]:
 
 
 def check_fused_attention(
-    backend: attention.Backend, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+    backend: attention.Backend, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float = 0.0
 ) -> None:
     """Raise :class:`CudaRuleError` if PyTorch's fused attention would refuse its arguments, or copy the mask first.
 
@@ -184,6 +210,8 @@ def check_fused_attention(
 
     - query, key and value are [B,H,T,d] of one dtype and one head width, with ``stride(-1) == 1``;
     - ``flash`` takes float16 and bfloat16, head widths up to 256, and no mask;
+    - ``cudnn`` takes float16 and bfloat16, head widths up to 128 that are multiples of 8, more than one key, and dropout of a
+      multiple of 1/16; a mask, which it also takes, is refused here because its backward pass may give NaN;
     - ``efficient`` also takes float32; d is a multiple of 8 (of 4 in float32);
     - a mask has the dtype of the query, ``stride(-1) == 1``, and can be expanded to [B,H,T,T]. Its other strides are
       multiples of 8 elements; otherwise PyTorch pads, that is copies, the mask at every call;
@@ -200,6 +228,14 @@ def check_fused_attention(
         require(query.size(-1) <= attention.FLASH_MAX_HEAD_WIDTH, f"flash attention takes no head of {query.size(-1)}")
         require(mask is None, "flash attention takes no mask")
         return
+    if backend == "cudnn":
+        width, most = query.size(-1), attention.CUDNN_MAX_HEAD_WIDTH
+        require(half, f"cuDNN's attention takes no {query.dtype}")
+        require(width % 8 == 0 and width <= most, f"cuDNN's attention takes no head of {width}")
+        require(key.size(2) > 1, "cuDNN's attention takes no single key")
+        require((16 * dropout).is_integer(), f"cuDNN's attention rounds dropout {dropout} to a multiple of 1/16")
+        require(mask is None, "cuDNN's attention may give NaN in the backward pass with a mask")
+        return
     require(half or query.dtype == torch.float32, f"memory-efficient attention takes no {query.dtype}")
     multiple = 8 if half else 4
     require(query.size(-1) % multiple == 0, f"the head width {query.size(-1)} is not a multiple of {multiple}")
@@ -215,6 +251,10 @@ def check_fused_attention(
         )
 
 
+def is_floating_point(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
 def require(condition: bool, message: str) -> None:
     if not condition:
         raise CudaRuleError(message)
@@ -226,12 +266,14 @@ def fake_fused_attention(
     """Run :func:`amos_fairseq.functional.attention.fused_attention` by the operator that CUDA's dispatcher would choose."""
     if backend == "math":
         return aten._scaled_dot_product_attention_math(query, key, value, mask, dropout)[0]
-    check_fused_attention(backend, query, key, value, mask)
+    check_fused_attention(backend, query, key, value, mask, dropout)
     if backend == "flash":
         return aten._scaled_dot_product_flash_attention(query, key, value, dropout)[0]
+    needs_grad = torch.is_grad_enabled()
+    if backend == "cudnn":
+        return aten._scaled_dot_product_cudnn_attention(query, key, value, None, needs_grad, dropout)[0]
     if mask is not None:
         mask = mask.expand(query.size(0), query.size(1), query.size(2), key.size(2))
-    needs_grad = torch.is_grad_enabled()
     return aten._scaled_dot_product_efficient_attention(query, key, value, mask, needs_grad, dropout)[0]
 
 
@@ -270,8 +312,6 @@ TORCH_CUDA: dict[str, Any] = {
     "is_available": lambda: True,
     "device_count": lambda: 1,
     "current_device": lambda: 0,
-    "get_device_capability": lambda device=None: (PROPERTIES.major, PROPERTIES.minor),
-    "get_device_properties": lambda device=None: PROPERTIES,
     "is_bf16_supported": lambda *args, **kwargs: True,
     "is_current_stream_capturing": lambda: False,
     "max_memory_allocated": lambda device=None: 0,

@@ -1,14 +1,18 @@
 """Predict the time of a training step on a GPU from the kernels that it launches, their bytes and their FLOPs, without a GPU.
 
 The real step (model, criterion, backward pass, clipping, optimizer) runs on the FakeTensors of
-:mod:`amos_fairseq.measure.fake_cuda`. Every operator that would start a kernel counts as one kernel. Its predicted time is
+:mod:`amos_fairseq.measure.fake_cuda`. Every operator that would start a kernel counts as one kernel, except operators on lists
+of tensors (:func:`kernels_of`). Its predicted time is
 
-    matrix product   max(FLOPs / product rate, bytes / bandwidth)
-    fused attention  FLOPs / attention rate + bytes of the mask, of its gradient and of scratch memory / bandwidth
-    anything else    bytes / bandwidth
+    matrix product   max(FLOPs / (share * peak), bytes / (share * bandwidth))
+    fused attention  FLOPs / (share * attention rate) + bytes of the mask, of its gradient and of scratch memory / bandwidth
+    anything else    bytes / (share * bandwidth)
 
-and at least :data:`SHORTEST_KERNEL`. The sum is a prediction for layers as written, without torch.compile, and for a host
-that launches kernels faster than the device runs them. It is meant to be compared with a measurement, part by part.
+and at least :data:`SHORTEST_KERNEL` for each kernel. The peak is that of a large square product, the bandwidth that of a large
+copy. The share of them that a class of operators reaches is assumed: an expected value, a slow and a fast one
+(:class:`Share`). The sum of the expected times is the prediction; those of the slow and of the fast shares, all at once, are
+its range. It holds for layers as written, without torch.compile, and for a host that launches kernels faster than the device
+runs them. It is meant to be compared with a measurement, part by part.
 """
 
 import contextlib
@@ -17,7 +21,7 @@ import math
 from collections import ChainMap, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -37,9 +41,79 @@ aten = torch.ops.aten
 
 # Seconds. The shortest kernels of a Hopper or Ampere GPU take 2 to 3 microseconds (assumption).
 SHORTEST_KERNEL = 2.5e-6
-# Fraction of the peak of a large square product that the products of an encoder reach: with an inner size of 768, a tile
-# spends about a fifth of its time on its first loads and on writing its result (assumption).
-PRODUCT_SHARE = 0.8
+
+
+class Share(NamedTuple):
+    """A fraction of a rate that a class of operators reaches: expected, and in a slow and in a fast case."""
+
+    slow: float
+    expected: float
+    fast: float
+
+    def seconds(self, work: float, rate: float) -> "Seconds":
+        """Return how long ``work`` takes at these shares of ``rate``."""
+        return Seconds(*(work / (rate * share) for share in self))
+
+
+class Seconds(NamedTuple):
+    """Durations at the slow, the expected and the fast shares."""
+
+    slow: float = 0.0
+    expected: float = 0.0
+    fast: float = 0.0
+
+    def plus(self, other: "Seconds") -> "Seconds":
+        return Seconds(*(one + another for one, another in zip(self, other, strict=True)))
+
+    def at_least(self, other: "Seconds") -> "Seconds":
+        return Seconds(*map(max, self, other))
+
+
+# Shares of a rate. None was measured with this package: each is argued from counted work, and its range is a guess.
+
+# Matrix products of an encoder, of the peak of a large square product. 64 x 512 tokens and widths of 768 to 3,072 are 768 to
+# 3,072 tiles of 128 x 256, that is 5.8 to 23.3 rounds of 132 multiprocessors: 3 % are lost in the last round. With an inner
+# size of 768 a tile computes for 8.3 us (50.3 MFLOP at a 132nd of 798 TFLOP/s), and writing its 64 KB takes 2.9 us at a 132nd
+# of 3.0 TB/s, besides about 0.7 us until its first operands have arrived: 0.97 * 8.3 / 11.9 = 0.68 if nothing overlaps, 0.9
+# if the next tile's products hide all of it, as persistent kernels do in part. Inner sizes of 3,072 and of 32,768 (gradients
+# of weights) have longer loops, but the latter only 18 to 72 tiles, which are divided and summed again.
+PRODUCT_SHARE = Share(0.65, 0.72, 0.80)
+# Element-wise kernels that read and write once, of a copy's bandwidth: a copy is one of them, with one operand less.
+STREAM_SHARE = Share(0.85, 0.95, 1.0)
+# gelu needs erf, its gradient also exp: 30 to 45 instructions a value. Copying 2 + 2 bytes at 4.3 TB/s leaves 29 of them (132
+# multiprocessors, 128 a clock, 1.83 GHz), and 43 for the gradient's 2 + 2 + 2; 3.0 TB/s leave 41 and 62.
+ERF_SHARE = Share(0.50, 0.70, 0.90)
+# Random numbers: Philox takes 10 rounds of some 6 instructions for four of them.
+RANDOM_SHARE = Share(0.55, 0.75, 0.95)
+# Sums over columns: the gradient of LayerNorm's weights is a kernel of its own that reads both operands again, 5 tensors
+# instead of the 3 counted, and the gradient of a bias is summed in two passes.
+COLUMNS_SHARE = Share(0.35, 0.55, 0.80)
+# Kernels that reduce a row before they write it: LayerNorm, softmax.
+ROWS_SHARE = Share(0.70, 0.85, 1.0)
+# Rows or values at places that an index gives, and this package's Triton kernels on the logits, which hash and add.
+INDEXED_SHARE = Share(0.40, 0.60, 0.90)
+LOGITS_SHARE = Share(0.50, 0.70, 0.90)
+# Of the published rates of PyTorch's attention, for the difference between machines and shapes.
+ATTENTION_SHARE = Share(0.85, 1.0, 1.10)
+# Of the ceiling of this package's attention, where instructions are issued in every clock. Two or three programs share a
+# multiprocessor and wait for one another's products, loads and exponentials; an issue rate of three quarters is that of a
+# well-occupied kernel.
+TRITON_SHARE = Share(0.60, 0.75, 0.90)
+
+
+class AttentionRates(NamedTuple):
+    """FLOP/s of fused attention, without and with dropout. A backward pass has 2.5 times the FLOPs of a forward pass."""
+
+    forward: float
+    backward: float
+    forward_with_dropout: float
+    backward_with_dropout: float
+
+    def of(self, is_backward: bool, has_dropout: bool) -> float:
+        return self[2 * has_dropout + is_backward]
+
+    def scaled(self, factor: float) -> "AttentionRates":
+        return AttentionRates(*(rate * factor for rate in self))
 
 
 @dataclass(frozen=True)
@@ -48,47 +122,67 @@ class GpuRates:
 
     Attributes:
         peak: FLOP/s of a large square product, by dtype.
-        attention: FLOP/s of fused attention, (forward, backward) of ``flash``, ``efficient`` and ``triton``.
+        attention: rates of ``flash``, ``cudnn``, ``efficient`` and ``triton``.
         bandwidth: bytes/s read and written by a large copy.
+        capability: the compute capability, by which PyTorch and this package choose kernels.
     """
 
     name: str
     peak: dict[torch.dtype, float]
-    attention: dict[str, tuple[float, float]]
+    attention: dict[str, AttentionRates]
     bandwidth: float
+    capability: tuple[int, int] = (9, 0)
 
 
-def peaks(half: float, single: float) -> dict[torch.dtype, float]:
-    """Scale peaks of a data sheet by the share that an H200 reaches: 788 (bf16, 8192^3, random; another program) of 989."""
-    return {torch.bfloat16: half * 788 / 989, torch.float16: half * 788 / 989, torch.float32: single * 788 / 989}
+def peaks(half: float, single: float, measured: float = 788 / 989) -> dict[torch.dtype, float]:
+    """Scale peaks of a data sheet by a measured share: on an H200, 788 (bf16, 8192^3, random; another program) of 989."""
+    return {torch.bfloat16: half * measured, torch.float16: half * measured, torch.float32: single * measured}
 
 
-# Memory-efficient attention on an A100, head width 64: forward 164 TFLOP/s (float16, 64 x 1,024 tokens, 16 heads, 1,669
-# microseconds), backward 72 (bfloat16, 8 x 512 tokens, 64 heads, dropout 0.3, 1.2 ms); both without a mask, from the
-# tables of https://github.com/facebookresearch/xformers/pull/587. FLOPs of a backward pass are 2.5 times the forward's.
-EFFICIENT_ON_A100 = (164e12, 72e12)
-# The kernel uses no instruction that is newer than the A100. An H200 is assumed to run it faster in proportion to the clocks
-# of its tensor cores: 132 multiprocessors at 1.83 GHz instead of 108 at 1.41 GHz. These are the clocks of the data sheets'
-# bfloat16 peaks: 989 = 132 x 4,096 x 1.83 and 312 = 108 x 2,048 x 1.41 GFLOP/s.
-FROM_A100_TO_H200 = (132 * 1.83) / (108 * 1.41)
-EFFICIENT_ON_H200 = (EFFICIENT_ON_A100[0] * FROM_A100_TO_H200, EFFICIENT_ON_A100[1] * FROM_A100_TO_H200)
-# FlashAttention-2 on an H100, d = 64, T = 512: https://arxiv.org/abs/2407.08608, figures 5 and 6. The Triton kernels of this
-# package compute the same products, plus the bias and its gradient, on tiles of 64 x 64, and are assumed to reach these rates.
-FLASH_2_ON_H100 = (282e12, 198e12)
-FLASH_2_ON_A100 = (FLASH_2_ON_H100[0] / FROM_A100_TO_H200, FLASH_2_ON_H100[1] / FROM_A100_TO_H200)
+# The clocks of the data sheets' bfloat16 peaks: 989 = 132 x 4,096 x 1.83 and 312 = 108 x 2,048 x 1.41 GFLOP/s. Kernels without
+# instructions newer than the A100's are assumed to be faster on Hopper in proportion to multiprocessors and clock.
+FROM_A100_TO_HOPPER = (132 * 1.83) / (108 * 1.41)
+# FlashAttention-2 and cuDNN on an H100, d = 64, T = 512, without dropout: https://arxiv.org/abs/2407.08608, figures 5 and 6.
+# Dropout in FlashAttention-2: one Philox number of 7 rounds for 16 weights and a comparison, some 8 instructions a weight. 282
+# TFLOP/s are 28 instructions a weight (256 FLOPs), 198 are 100 (640 FLOPs): 28 / 36 and 100 / 108. cuDNN runs without dropout.
+FLASH_ON_HOPPER = AttentionRates(282e12, 198e12, 282e12 * 28 / 36, 198e12 * 100 / 108)
+CUDNN_ON_HOPPER = AttentionRates(335e12, 266e12, 335e12, 266e12)
+# Memory-efficient attention, d = 64: 72 TFLOP/s backward on an A100 with dropout 0.3 (8 x 512 tokens, 64 heads, 1.2 ms,
+# without a mask: https://github.com/facebookresearch/xformers/pull/587), 114 in proportion to the clocks. Forward, 164 are
+# published for a length of 1,024 without dropout (260 on Hopper); 178 is the assumption for 512 tokens with dropout and a
+# mask.
+EFFICIENT_ON_HOPPER = AttentionRates(178e12, 114e12, 178e12, 114e12)
+# This package's kernels: ceilings by the instructions counted in the code compiled for sm_90 (132 multiprocessors, 4 a clock,
+# 1.83 GHz), with the 8 warps of the backward pass as it is written today. With 4 warps: 469 and 326 with dropout.
+TRITON_ON_HOPPER = AttentionRates(490e12, 342e12, 274e12, 220e12)
+ON_HOPPER = {
+    "flash": FLASH_ON_HOPPER,
+    "cudnn": CUDNN_ON_HOPPER,
+    "efficient": EFFICIENT_ON_HOPPER,
+    "triton": TRITON_ON_HOPPER,
+}
+ON_A100 = {kernel: rates.scaled(1 / FROM_A100_TO_HOPPER) for kernel, rates in ON_HOPPER.items() if kernel != "cudnn"}
 
 DEVICES = {
     "h200": GpuRates(
         "H200",
         peaks(989e12, 67e12),  # data sheet; float32 without TF32
-        {"flash": FLASH_2_ON_H100, "triton": FLASH_2_ON_H100, "efficient": EFFICIENT_ON_H200},
+        ON_HOPPER,
         bandwidth=4.3e12,  # a copy on the device, measured on an H200 with another program
+    ),
+    "h100": GpuRates(
+        "H100",
+        # 798: 8192^3 in bf16 of random data; 3.0: a copy on the device; both measured on an H100 with another program.
+        peaks(989e12, 67e12, measured=798 / 989),
+        ON_HOPPER,
+        bandwidth=3.0e12,
     ),
     "a100": GpuRates(
         "A100 80GB",
         peaks(312e12, 19.5e12),  # data sheet
-        {"flash": FLASH_2_ON_A100, "triton": FLASH_2_ON_A100, "efficient": EFFICIENT_ON_A100},
+        ON_A100,
         bandwidth=2.039e12 * 4.3 / 4.8,  # data sheet, times the measured share of the data sheet's 4.8 on an H200
+        capability=(8, 0),
     ),
 }
 
@@ -110,6 +204,8 @@ def table_row(part: str, is_product: bool) -> str:
 FUSED_ATTENTION = {
     "aten::_scaled_dot_product_flash_attention": ("flash", 0),
     "aten::_scaled_dot_product_flash_attention_backward": ("flash", 1),
+    "aten::_scaled_dot_product_cudnn_attention": ("cudnn", 0),
+    "aten::_scaled_dot_product_cudnn_attention_backward": ("cudnn", 1),
     "aten::_scaled_dot_product_efficient_attention": ("efficient", 0),
     "aten::_scaled_dot_product_efficient_attention_backward": ("efficient", 1),
     "amos_fairseq::attention": ("triton", 0),
@@ -137,6 +233,19 @@ GATHER = {aten.embedding, aten.gather, aten.index_select, aten.index}
 # Operators that change as much of their first argument as they are given values; the second set also reads it.
 ACCUMULATE = {aten.scatter_add_, aten.index_add_}
 SCATTER = {aten.index_put_, aten._index_put_impl_, aten.scatter_, aten.index_copy_, *ACCUMULATE}
+# Operators whose share of a copy's bandwidth is not STREAM_SHARE.
+SHARES = {
+    **dict.fromkeys((aten.gelu, aten.gelu_backward), ERF_SHARE),
+    **dict.fromkeys(
+        (aten.native_dropout, aten.exponential_, aten.uniform_, aten.normal_, aten.random_, aten.bernoulli_, aten.rand),
+        RANDOM_SHARE,
+    ),
+    **dict.fromkeys((aten.native_layer_norm_backward, aten.sum), COLUMNS_SHARE),
+    **dict.fromkeys(
+        (aten.native_layer_norm, aten._softmax, aten._log_softmax, aten.logsumexp, aten.amax, aten.cumsum), ROWS_SHARE
+    ),
+    **dict.fromkeys((*GATHER, *SCATTER, aten.embedding_dense_backward, aten.scatter_add), INDEXED_SHARE),
+}
 # Operators of this package that read given blocks of rows of the logits [K,n,V], their first argument.
 READ_BLOCKS = {"amos_fairseq::pick_rows", "amos_fairseq::summarize_blocks"}
 
@@ -148,13 +257,18 @@ class Cost:
     launches: int = 0
     bytes: float = 0
     flops: float = 0
-    seconds: float = 0
+    range: Seconds = Seconds()
 
-    def add(self, bytes: float, flops: float, seconds: float) -> None:
-        self.launches += 1
-        self.bytes += bytes
-        self.flops += flops
-        self.seconds += seconds
+    @property
+    def seconds(self) -> float:
+        """The expected duration."""
+        return self.range.expected
+
+    def add(self, other: "Cost") -> None:
+        self.launches += other.launches
+        self.bytes += other.bytes
+        self.flops += other.flops
+        self.range = self.range.plus(other.range)
 
 
 class Trace(TorchDispatchMode):
@@ -212,19 +326,25 @@ class Trace(TorchDispatchMode):
         is_product = packet in FLOPS and fused is None
         flops = FLOPS[packet](*args, **kwargs, out_val=result) if packet in FLOPS else 0
         moved = traffic(function, args, kwargs, result)
+        bandwidth = self.device.bandwidth
         if fused is not None:
-            kernel, backward = fused
-            seconds = flops / self.device.attention[kernel][backward]
-            seconds += extra_bytes(packet, args, result) / self.device.bandwidth
+            kernel, is_backward = fused
+            rate = self.device.attention[kernel].of(is_backward, drops_weights(function, args, kwargs))
+            seconds = (TRITON_SHARE if kernel == "triton" else ATTENTION_SHARE).seconds(flops, rate)
+            seconds = seconds.plus(STREAM_SHARE.seconds(extra_bytes(packet, args, result), bandwidth))
+        elif is_product:
+            dtype = next(leaf.dtype for leaf in tree_iter(args) if isinstance(leaf, Tensor))
+            seconds = PRODUCT_SHARE.seconds(flops, self.device.peak[dtype])
+            seconds = seconds.at_least(STREAM_SHARE.seconds(moved, bandwidth))
         else:
-            seconds = moved / self.device.bandwidth
-            if is_product:
-                dtype = next(leaf.dtype for leaf in tree_iter(args) if isinstance(leaf, Tensor))
-                seconds = max(seconds, flops / (PRODUCT_SHARE * self.device.peak[dtype]))
-        seconds = max(seconds, SHORTEST_KERNEL)
+            is_ours = function.namespace == "amos_fairseq"
+            share = LOGITS_SHARE if is_ours else SHARES.get(packet, STREAM_SHARE)
+            seconds = share.seconds(moved, bandwidth)
+        launches = kernels_of(function, args)
+        seconds = seconds.at_least(Seconds(*3 * [launches * SHORTEST_KERNEL]))
         row = table_row(part, is_product)
-        self.costs[row].add(moved, flops, seconds)
-        self.operators[row, packet.__name__].add(moved, flops, seconds)
+        for cost in (self.costs[row], self.operators[row, packet.__name__]):
+            cost.add(Cost(launches, moved, flops, seconds))
 
 
 def part_of_range(name: str) -> str | None:
@@ -247,6 +367,49 @@ def starts_kernel(function: Any, args: Any, kwargs: Any, result: Any) -> bool:
         return True
     storages = {tensor.untyped_storage()._cdata for tensor in inputs}
     return not results or any(tensor.untyped_storage()._cdata not in storages for tensor in results)
+
+
+def drops_weights(function: Any, args: Any, kwargs: Any) -> bool:
+    """Return whether an operator of fused attention drops weights."""
+    for number, argument in enumerate(function._schema.arguments):
+        if argument.name in ("dropout_p", "dropout"):
+            given = args[number] if number < len(args) else kwargs.get(argument.name, argument.default_value)
+            return bool(given)
+    return False
+
+
+def kernels_of(function: Any, args: Any) -> int:
+    """Return how many kernels CUDA starts for an operator that starts any: 1, or those of an operator on lists of tensors.
+
+    ``torch._foreach_*`` starts one kernel per tensor unless all tensors have one dtype and those that belong together equal
+    sizes and strides without gaps. Only the lists of ``_foreach_copy_`` may differ in dtype, each with one of its own
+    (``can_use_fast_route`` in PyTorch's ``ForeachUtils.h``, ``ForeachBinaryOpList.cu``). Lists that are processed together
+    count as one kernel, which is a lower bound: up to 320 blocks of 65,536 values and 64 pairs of tensors fit into one.
+    """
+    if not function.overloadpacket.__name__.startswith("_foreach_"):
+        return 1
+    lists = [arg for arg in args if isinstance(arg, list | tuple) and arg and isinstance(arg[0], Tensor)]
+    groups = list(zip(*lists, strict=True))
+    dtypes = [{tensor.dtype for tensor in tensors} for tensors in lists]
+    if function.overloadpacket is not aten._foreach_copy_:
+        dtypes = [set.union(*dtypes)]
+    layouts = ({(tensor.shape, tensor.stride()) for tensor in group} for group in groups)
+    is_joint = (
+        all(len(kinds) == 1 for kinds in dtypes)
+        and all(len(kinds) == 1 for kinds in layouts)
+        and all(has_no_gaps(tensor) for tensor in lists[0])
+    )
+    return 1 if is_joint else len(groups)
+
+
+def has_no_gaps(tensor: Tensor) -> bool:
+    """Return whether the values fill a range of memory, in any order of the dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def traffic(function: Any, args: Any, kwargs: Any, result: Any) -> int:
@@ -338,7 +501,10 @@ class StepPrediction:
 
     @property
     def total(self) -> Cost:
-        return Cost(*(sum(column) for column in zip(*map(dataclasses.astuple, self.costs.values()), strict=True)))
+        total = Cost()
+        for cost in self.costs.values():
+            total.add(cost)
+        return total
 
 
 def predict_step(settings: BenchSettings, device_name: str) -> StepPrediction:
@@ -348,7 +514,7 @@ def predict_step(settings: BenchSettings, device_name: str) -> StepPrediction:
         UserError: the settings describe no pretraining step, or :func:`fake_cuda` has no compiler.
     """
     device = DEVICES[device_name]
-    with fake_cuda() as cuda:
+    with fake_cuda(device.capability) as cuda:
         with unset_fake_temporarily():
             setup = set_up(dataclasses.replace(settings, device="cuda")).with_model(compile=False)
             task = build_task(setup.cfg.task, setup.vocabulary_size)
@@ -390,9 +556,10 @@ def as_text(prediction: StepPrediction) -> str:
             f"{'part':<52}{'kernels':>9}{'GB':>9}{'TFLOP':>9}{'ms':>9}",
             *rows,
             "",
-            f"total {total.seconds * 1e3:.1f} ms, {total.launches:,} kernels, {total.bytes / 1e9:.0f} GB, "
-            f"{total.flops / 1e12:.1f} TFLOP",
-            f"{prediction.tokens / total.seconds:,.0f} tokens/s; model FLOPs are "
+            f"total {total.seconds * 1e3:.1f} ms ({total.range.fast * 1e3:.1f} to {total.range.slow * 1e3:.1f}), "
+            f"{total.launches:,} kernels, {total.bytes / 1e9:.0f} GB, {total.flops / 1e12:.1f} TFLOP",
+            f"{prediction.tokens / total.seconds:,.0f} tokens/s ({prediction.tokens / total.range.slow:,.0f} to "
+            f"{prediction.tokens / total.range.fast:,.0f}); model FLOPs are "
             f"{prediction.model_flops / total.seconds / peak:.0%} of the peak of {peak / 1e12:.0f} TFLOP/s",
         ]
     )

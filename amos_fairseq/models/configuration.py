@@ -112,6 +112,13 @@ class EncoderConfig(FairseqDataclass):
         default=False,
         metadata={"help": "use torch.compile for the layers while training on a GPU (on a CPU they become slower)"},
     )
+    deterministic: bool = field(
+        default=False,
+        metadata={
+            "help": "on a GPU run only kernels that add in a fixed order: slower, and the same seed gives the same bits, as "
+            "it always does on a CPU (docs/precision.md)"
+        },
+    )
 
 
 @dataclass

@@ -32,6 +32,7 @@ from amos_fairseq.run import (
     collapse,
     compilation,
     console,
+    determinism,
     device,
     divergence,
     failed_updates,
@@ -70,7 +71,12 @@ HOOKS: dict[str, tuple[Callable[..., Any], ...]] = {
     # cfg
     "before_rank": (console.quiet_console, device.keep_memory),
     # cfg; the model exists
-    "before_trainer": (distribution.check_connection, patching.patch_training_script, signals.install_handlers),
+    "before_trainer": (
+        determinism.use_deterministic_kernels,  # first: before anything computes on a GPU
+        distribution.check_connection,
+        patching.patch_training_script,
+        signals.install_handlers,
+    ),
     # trainer
     "after_trainer": (compilation.prepare_kernels, failed_updates.collect_outputs),
     # checkpoint settings, trainer

@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 from rank_functions import succeed_on_two_ranks
 from torch import distributed, nn
 
+from amos_fairseq.compat import master_weights
 from amos_fairseq.compat.master_weights import MasterGradients, can_sum, distributed_model
 from amos_fairseq.errors import UserError
 from amos_fairseq.measure.configuration import BenchSettings, build_task, set_up
@@ -213,6 +214,30 @@ def test_terms_below_the_last_bit_of_the_sum_count() -> None:
     for factor in (1.0, *[2.0**-9] * 256):
         optimizer.backward((parameter.float() * factor).sum())
     assert optimizer.fp32_params[0].grad.eq(1.5).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+@pytest.mark.parametrize("chunk_bytes", [4 * 64, 4 * 192, 2**20])
+def test_chunks_add_the_same_bits_as_one_addition(
+    chunk_bytes: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors above, at and below the size of a chunk, one of them transposed, against float32 + 16-bit by PyTorch itself."""
+    torch.manual_seed(0)
+    shapes = [(1,), (64,), (20, 30), (3,), (), (5, 64), (191,), (0,), (2, 32)]
+    sums = [torch.randn(shape) for shape in shapes]
+    given = [torch.randn(shape).to(dtype) for shape in shapes]
+    given[2] = given[2].t().contiguous().t()
+    expected = [total + gradient for total, gradient in zip(sums, given, strict=True)]
+    sizes = []
+    new_empty = torch.Tensor.new_empty
+    monkeypatch.setattr(master_weights, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(
+        torch.Tensor, "new_empty", lambda self, size: sizes.append(4 * size) or new_empty(self, size).fill_(torch.nan)
+    )
+    master_weights.add_in_float32(sums, given)
+    assert all(torch.equal(total, value) for total, value in zip(sums, expected, strict=True))
+    assert len(sizes) == 1
+    assert sizes[0] <= chunk_bytes
 
 
 def test_updates_do_not_share_their_sums() -> None:

@@ -1,6 +1,7 @@
 """What a fake CUDA device refuses, rule by rule; and the defects that it was made to find."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -43,6 +44,11 @@ def mask(dtype: torch.dtype = torch.bfloat16, length: int = T) -> Tensor:
         ("flash", heads(), mask(), "no mask"),
         ("flash", heads(torch.float32), None, "no torch.float32"),
         ("flash", heads(width=264), None, "no head of 264"),
+        ("cudnn", heads(torch.float32), None, "no torch.float32"),
+        ("cudnn", heads(width=136), None, "no head of 136"),
+        ("cudnn", heads(width=12), None, "no head of 12"),
+        ("cudnn", heads(), mask(), "NaN in the backward pass with a mask"),
+        ("cudnn", [tensor[:, :, :1] for tensor in heads()], None, "no single key"),
     ],
 )
 def test_fused_attention_refuses(backend: attention.Backend, operands: list, bias: Tensor | None, reason: str) -> None:
@@ -58,23 +64,51 @@ def test_fused_attention_refuses(backend: attention.Backend, operands: list, bia
         ("efficient", heads(), mask(length=24)[..., :T, :T]),
         ("efficient", heads(), torch.empty(B, 1, 1, T, dtype=torch.bfloat16, device="meta")),
         ("flash", heads(torch.float16, 256), None),
+        ("cudnn", heads(torch.float16, 128), None),
     ],
 )
 def test_fused_attention_accepts(backend: attention.Backend, operands: list, bias: Tensor | None) -> None:
     check_fused_attention(backend, *operands, bias)
 
 
-def test_gradients_of_query_key_and_value_are_written_into_one_packed_tensor() -> None:
+def test_cudnn_attention_refuses_a_dropout_that_it_would_round() -> None:
+    check_fused_attention("cudnn", *heads(), None, 0.125)
+    with pytest.raises(CudaRuleError, match=r"rounds dropout 0\.1 to a multiple of 1/16"):
+        check_fused_attention("cudnn", *heads(), None, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "length", "width", "dropout", "kernel"),
+    [
+        ((9, 0), torch.bfloat16, 512, 64, 0.0, "cudnn"),
+        ((10, 0), torch.float16, 128, 128, 0.0, "cudnn"),
+        ((8, 0), torch.bfloat16, 512, 64, 0.0, "flash"),
+        ((9, 0), torch.bfloat16, 512, 64, 0.125, "flash"),
+        ((9, 0), torch.bfloat16, 448, 64, 0.0, "flash"),
+        ((9, 0), torch.bfloat16, 512, 136, 0.0, "flash"),
+        ((9, 0), torch.float32, 512, 64, 0.0, "efficient"),
+    ],
+)
+def test_cudnn_attends_without_a_bias_on_hopper(
+    capability: tuple[int, int], dtype: torch.dtype, length: int, width: int, dropout: float, kernel: str
+) -> None:
+    with fake_cuda(capability), Trace(DEVICES["h200"]) as trace:
+        fast_attention(torch.empty(B, length, 3, H, width, device="cuda", dtype=dtype), AttentionBias(), dropout)
+    assert {name for _, name in trace.operators} == {f"_scaled_dot_product_{kernel}_attention"}
+
+
+@pytest.mark.parametrize(("kernel", "dropout"), [("flash", 0.1), ("cudnn", 0.0)])
+def test_gradients_of_query_key_and_value_are_written_into_one_packed_tensor(kernel: str, dropout: float) -> None:
     """By one operator, contiguous as the linear layer behind it reads it. It used to be stacked and then copied."""
     with fake_cuda():
-        packed = torch.empty(B, T, 3, H, D, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-        mixed = fast_attention(packed.view_as(packed), AttentionBias(), 0.1)
+        packed = torch.empty(B, 128, 3, H, D, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        mixed = fast_attention(packed.view_as(packed), AttentionBias(), dropout)
         assert mixed.is_contiguous()
         with Trace(DEVICES["h200"]) as trace:
             mixed.backward(torch.empty_like(mixed))
         assert packed.grad.is_contiguous()
     operators = {name: cost.launches for (_, name), cost in trace.operators.items()}
-    assert operators == {"_scaled_dot_product_flash_attention_backward": 1, "stack": 1}
+    assert operators == {f"_scaled_dot_product_{kernel}_attention_backward": 1, "stack": 1}
 
 
 def on_cuda(*shape: int) -> Tensor:
@@ -103,6 +137,38 @@ def on_cuda(*shape: int) -> Tensor:
 def test_what_a_gpu_refuses_or_waits_for_is_refused(action, error) -> None:
     with fake_cuda(), pytest.raises(error):
         action()
+
+
+@pytest.mark.parametrize(
+    ("action", "is_refused"),
+    [
+        (lambda: on_cuda(3).cumsum(0), True),
+        (lambda: on_cuda(3).long().cumsum(0), False),
+        (lambda: on_cuda(3).long().bincount(on_cuda(3), 5), True),
+        (lambda: on_cuda(3).histc(), True),
+        (lambda: on_cuda(3).put_(on_cuda(2).long(), on_cuda(2)), True),
+        (lambda: on_cuda(3).scatter_add_(0, on_cuda(2).long(), on_cuda(2)), False),
+        (lambda: torch.ones(3).cumsum(0), False),
+    ],
+)
+def test_what_pytorch_refuses_under_deterministic_algorithms(
+    action, is_refused: bool, restored_determinism: None
+) -> None:
+    """By the lists in the documentation of torch.use_deterministic_algorithms."""
+    torch.use_deterministic_algorithms(True)
+    with fake_cuda(), pytest.raises(CudaRuleError, match="no deterministic") if is_refused else nullcontext():
+        action()
+
+
+def test_cudnn_does_not_attend_under_deterministic_algorithms(restored_determinism: None) -> None:
+    device = torch.device("cuda", 0)
+    with fake_cuda():
+        arguments = {"has_bias": False, "length": 512}
+        assert attention.choose_backend(device, torch.bfloat16, 64, **arguments) == "cudnn"
+        torch.use_deterministic_algorithms(True)
+        assert attention.choose_backend(device, torch.bfloat16, 64, **arguments) == "flash"
+        assert attention.choose_backend(device, torch.bfloat16, 64, True) == "efficient"
+        assert attention.choose_backend(device, torch.bfloat16, 64, True, True) == "triton"
 
 
 def test_copies_to_the_device_are_counted() -> None:

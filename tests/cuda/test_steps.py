@@ -6,15 +6,21 @@ in one operator, strides or dtypes that a kernel does not take, a host that read
 without a gradient. Values are compared elsewhere.
 """
 
+from importlib.util import find_spec
+
 import pytest
+import torch
 from fake_steps import FakeRun
 from omegaconf import DictConfig
 from recipe_names import RECIPE_NAMES, WITH_OTHER_CODE
+from synchronization import Operations
 
 from amos_fairseq.composition import compose_recipe
-from amos_fairseq.measure.fake_cuda import fake_cuda
+from amos_fairseq.functional import sampling
+from amos_fairseq.measure.fake_cuda import CudaRuleError, fake_cuda
 from amos_fairseq.modules.mixture import STRATEGIES
 
+NEEDS_TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 OBJECTIVES = ("amos_tiny", "electra_tiny", "electric_tiny", "mlm_tiny", "teams_tiny")
 # Settings of AMOS without a recipe of their own, and those of every model.
 SETTINGS = [
@@ -66,6 +72,34 @@ def test_every_objective_trains_in_every_precision_at_every_length(recipe: str, 
     overrides = [f"task.tokens_per_sample={length}", "model.max_positions=512"]
     with fake_cuda() as cuda:
         FakeRun.of(cuda, recipe, overrides, precision).check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernels", ["fast", pytest.param("triton", marks=NEEDS_TRITON)])
+@pytest.mark.parametrize("recipe", OBJECTIVES)
+def test_every_objective_trains_with_deterministic_kernels(
+    recipe: str, kernels: str, restored_determinism: None
+) -> None:
+    """An operator without a fixed order fails the step. Length 128 without dropout is where cuDNN would attend."""
+    overrides = ["model.deterministic=true", f"model.kernels={kernels}", "task.tokens_per_sample=128"]
+    with fake_cuda() as cuda, Operations() as operations:
+        run = FakeRun.of(cuda, recipe, [*overrides, "model.max_positions=128"])
+        assert torch.are_deterministic_algorithms_enabled()
+        run.check()
+    kernels = {"amos_fairseq::attention"} | {f"aten::_scaled_dot_product_{x}_attention" for x in ("flash", "efficient")}
+    assert operations.names & kernels
+    assert not any("cudnn" in name for name in operations.names)
+
+
+@pytest.mark.slow
+def test_pytorchs_cumulative_sums_would_fail_the_step(
+    monkeypatch: pytest.MonkeyPatch, restored_determinism: None
+) -> None:
+    monkeypatch.setattr(sampling, "running_sums", lambda values: values.cumsum(-1))
+    with fake_cuda() as cuda:
+        run = FakeRun.of(cuda, "electra_tiny", ["model.deterministic=true"])
+        with pytest.raises(CudaRuleError, match="cumsum has no deterministic kernel"):
+            run.check_update(run.full)
 
 
 @pytest.mark.slow

@@ -165,6 +165,7 @@ def test_bias_gradient_is_never_materialized_per_sequence(monkeypatch: pytest.Mo
         (CUDA, torch.float32, 64, False, "efficient"),
         (CUDA, torch.float64, 64, False, "math"),
         (CUDA, torch.bfloat16, 12, True, "math"),
+        (CUDA, torch.bfloat16, 12, False, "math"),
         (torch.device("meta"), torch.float32, 64, True, "reference"),
     ],
 )
@@ -178,7 +179,7 @@ def test_fused_kernel_matches_the_reference(length: int, kind: str, monkeypatch:
     """As on CUDA, with the one kernel of PyTorch that a CPU has for everything."""
     heads, bias = random_inputs(length, kind, torch.float64)
     expected = values_and_gradients(reference_attention, heads, bias)
-    monkeypatch.setattr(attention, "choose_backend", lambda *arguments: "math")
+    monkeypatch.setattr(attention, "choose_backend", lambda *arguments, **others: "math")
     prepared = prepare_bias(bias, CUDA, torch.float64)
     assert as_attention_mask(prepared, torch.float64) is prepared.fixed  # once for all layers
     if prepared.fixed is not None:

@@ -1,6 +1,7 @@
 """How often a whole update waits for a GPU, by CUDA's own account; skips where there is none."""
 
 import warnings
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -11,6 +12,31 @@ from amos_fairseq.measure.configuration import BenchSettings, build_task, set_up
 from amos_fairseq.measure.fairseq_step import FairseqStep, make_synthetic_text
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+def weights_after_updates(recipe: str, *overrides: str) -> list[torch.Tensor]:
+    """The weights after three updates of 32 sequences of 512 tokens, in bf16."""
+    settings = {"precision": "bf16", "device": "cuda", "vocabulary_size": 2_000}
+    shape = ("dataset.batch_size=32", "task.tokens_per_sample=512", "model.max_positions=512")
+    setup = set_up(BenchSettings(recipe, [*shape, "model.attention_dropout=0.1", *overrides], **settings))
+    task = build_task(setup.cfg.task, 2_000)
+    step = FairseqStep(setup, task)
+    for batch in make_synthetic_text(task, 32).batches[:3]:
+        step.step(batch)
+    return [parameter.detach().clone() for parameter in step.module.parameters()]
+
+
+@pytest.mark.parametrize("recipe", ["amos_tiny", "electra_tiny", "teams_tiny", "electric_tiny", "mlm_tiny"])
+def test_deterministic_updates_give_the_same_bits(recipe: str, restored_determinism: None) -> None:
+    """At T = 512, where the gradient of the bias, and that of the queries, otherwise depend on the order of additions."""
+    first, second = (weights_after_updates(recipe, "model.deterministic=true") for _ in range(2))
+    assert all(map(torch.equal, first, second))
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_triton_kernels_give_the_same_bits_without_the_flag() -> None:
+    first, second = (weights_after_updates("amos_tiny", "model.kernels=triton") for _ in range(2))
+    assert all(map(torch.equal, first, second))
 
 
 @pytest.mark.parametrize("recipe", ["amos_tiny", "electra_tiny", "teams_tiny", "electric_tiny", "mlm_tiny"])

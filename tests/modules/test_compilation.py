@@ -163,19 +163,20 @@ def test_an_objective_compiles_few_graphs_without_breaks(objective: str, traced:
 def test_the_kernel_that_a_gpu_uses_is_part_of_the_graph(traced: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chosen by a context that the graph has to keep; a CPU knows one of the kernels, that of plain products."""
     plain, compiled = encoder().eval(), let_compile(encoder().eval())
-    monkeypatch.setattr(attention, "choose_backend", lambda *arguments: "math")
+    monkeypatch.setattr(attention, "choose_backend", lambda *arguments, **others: "math")
     given = random(2, 6, 8).float(), MASK
     torch.testing.assert_close(gradients(compiled, *given), gradients(plain, *given))
     assert num_graphs() == 1
 
 
-def test_the_choice_of_a_fused_kernel_does_not_break_a_graph() -> None:
-    """As an encoder on a GPU calls it; a CPU has one of the kernels."""
+@pytest.mark.parametrize("backend", ["math", "cudnn"])
+def test_the_choice_of_a_fused_kernel_does_not_break_a_graph(backend: attention.Backend) -> None:
+    """As an encoder on a GPU calls it; a CPU has one of the kernels, and one that PyTorch takes in place of cuDNN's."""
     operands = [random(2, 2, 8, 4).float() for _ in range(3)]
-    mask = random(1, 2, 8, 8).float()
+    mask = random(1, 2, 8, 8).float() if backend == "math" else None
     compiled = torch.compile(attention.fused_attention, backend="eager", fullgraph=True)
     expected = attention.fused_attention(*operands, mask, 0.0, "math")
-    torch.testing.assert_close(compiled(*operands, mask, 0.0, "math"), expected)
+    torch.testing.assert_close(compiled(*operands, mask, 0.0, backend), expected)
 
 
 def test_a_model_without_a_trainer_is_not_compiled(traced: None, tmp_path: Path) -> None:

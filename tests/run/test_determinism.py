@@ -1,0 +1,73 @@
+"""``--deterministic``: what it sets on a GPU, that a CPU is left alone, and the cumulative sums that replace PyTorch's."""
+
+import os
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.functional.sampling import pick, running_sums
+from amos_fairseq.run.determinism import WORKSPACE_VARIABLE, use_deterministic_kernels
+
+
+def configuration(deterministic: bool):
+    return OmegaConf.create(
+        {
+            "common": {"cpu": False},
+            "model": {"deterministic": deterministic},
+            "distributed_training": {"distributed_rank": 0},
+        }
+    )
+
+
+@pytest.mark.parametrize(("asked", "gpus", "applies"), [(True, 1, True), (False, 1, False), (True, 0, False)])
+def test_only_the_flag_on_a_gpu_changes_the_process(
+    asked: bool, gpus: int, applies: bool, monkeypatch: pytest.MonkeyPatch, restored_determinism: None
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    use_deterministic_kernels(configuration(asked))
+    assert torch.are_deterministic_algorithms_enabled() is applies
+    assert torch.utils.deterministic.fill_uninitialized_memory is not applies
+    assert os.environ.get(WORKSPACE_VARIABLE) == (":4096:8" if applies else None)
+
+
+def test_the_environment_may_choose_a_workspace_that_is_deterministic(
+    monkeypatch: pytest.MonkeyPatch, restored_determinism: None
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv(WORKSPACE_VARIABLE, ":16:8")
+    use_deterministic_kernels(configuration(True))
+    assert os.environ[WORKSPACE_VARIABLE] == ":16:8"
+    torch.use_deterministic_algorithms(False)
+    monkeypatch.setenv(WORKSPACE_VARIABLE, ":0:0")
+    with pytest.raises(UserError, match=r"^--deterministic does not work with CUBLAS_WORKSPACE_CONFIG=:0:0: unset it"):
+        use_deterministic_kernels(configuration(True))
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("width", [1, 2, 181, 3000])
+def test_sums_of_integers_are_cumulative_sums(width: int, restored_determinism: None) -> None:
+    """Each entry is rounded by at most half of 2^-52 of the whole sum; an entry of 0 adds exactly nothing."""
+    torch.manual_seed(width)
+    values = torch.rand(5, width, dtype=torch.float64).log().mul(-8).exp()  # over many orders of magnitude
+    values[:, ::3] = 0.0
+    values[:, -1] = 1.0
+    expected = running_sums(values)
+    assert torch.equal(expected, values.cumsum(-1))
+    torch.use_deterministic_algorithms(True)
+    sums = running_sums(values)
+    assert ((sums - expected).abs() <= (width + 1) * 2**-52 * expected[:, -1:]).all()
+    steps = sums.diff(dim=-1, prepend=torch.zeros(5, 1, dtype=torch.float64))
+    assert (steps >= 0).all()
+    assert (steps[values == 0] == 0).all()
+
+
+def test_deterministic_samples_follow_the_weights(restored_determinism: None) -> None:
+    """The entry that a point selects is that of the cumulative shares .1, .1, .4, 1, at and beside their ends."""
+    torch.use_deterministic_algorithms(True)
+    weights = torch.tensor([[0.5, 0.0, 1.5, 3.0]])
+    points = torch.tensor([[0.0, 0.0999, 0.1001, 0.3999, 0.4001, 1 - 2**-53]], dtype=torch.float64)
+    assert pick(weights, points).tolist() == [[0, 0, 2, 2, 3, 3]]
+    assert pick(torch.full((1, 4), torch.nan), points).max() <= 3
+    assert pick(torch.zeros(1, 4), points).max() <= 3
