@@ -17,7 +17,7 @@ SIZES = ("tiny", "mini", "small", "base", "large")
 DESCRIPTION = f"""\
 List the recipes: tokens and FLOPs of all planned updates (matrix products of the forward and backward pass, as counted by
 amos flops --reference), and predicted hours of training. Hours are FLOPs divided by a rate: one A100 in bf16,
-{A100_RATE / 1e12:.0f} TFLOP/s (40 % of its peak, not measured); one CPU with two cores in float32, {CPU_RATE / 1e12} TFLOP/s
+{A100_RATE / 1e12:.0f} TFLOP/s (34 % of its peak, not measured); one CPU with two cores in float32, {CPU_RATE / 1e12} TFLOP/s
 ({NARROW_CPU_RATES[64] / 1e12} for the tiny recipes, {NARROW_CPU_RATES[128] / 1e12} for mini), measured.
 Validation, checkpoints and waiting for data are not included.
 """

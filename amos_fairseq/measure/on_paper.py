@@ -95,10 +95,11 @@ INDEXED_SHARE = Share(0.40, 0.60, 0.90)
 LOGITS_SHARE = Share(0.50, 0.70, 0.90)
 # Of the published rates of PyTorch's attention, for the difference between machines and shapes.
 ATTENTION_SHARE = Share(0.85, 1.0, 1.10)
-# Of the ceiling of this package's attention, where instructions are issued in every clock. Two or three programs share a
-# multiprocessor and wait for one another's products, loads and exponentials; an issue rate of three quarters is that of a
-# well-occupied kernel.
-TRITON_SHARE = Share(0.60, 0.75, 0.90)
+# Of the ceiling of this package's attention, where one of two units, the one that issues instructions or the tensor cores, is
+# busy in every clock. The other one is then at 40 to 90 % of its limit and exponentials at half of theirs, and the two or three
+# programs on a multiprocessor wait for loads and for each other's products. At 0.65 the forward pass without dropout reaches
+# 388 TFLOP/s on Hopper; cuDNN's, written for it, reaches 335 without a bias.
+TRITON_SHARE = Share(0.50, 0.65, 0.80)
 
 
 class AttentionRates(NamedTuple):
@@ -152,9 +153,21 @@ CUDNN_ON_HOPPER = AttentionRates(335e12, 266e12, 335e12, 266e12)
 # published for a length of 1,024 without dropout (260 on Hopper); 178 is the assumption for 512 tokens with dropout and a
 # mask.
 EFFICIENT_ON_HOPPER = AttentionRates(178e12, 114e12, 178e12, 114e12)
-# This package's kernels: ceilings by the instructions counted in the code compiled for sm_90 (132 multiprocessors, 4 a clock,
-# 1.83 GHz), with the 8 warps of the backward pass as it is written today. With 4 warps: 469 and 326 with dropout.
-TRITON_ON_HOPPER = AttentionRates(490e12, 342e12, 274e12, 220e12)
+# This package's kernels, with a bias: ceilings by the machine code (Triton 3.6; tests/cuda/compile_kernels.py compiles it). A
+# multiprocessor issues 4 instructions a clock, one for each of the 4 warps of a program, so that a tile of 64 x 64 pairs takes
+# as many clocks as a thread has instructions: in the loop, and an eighth of those outside of it (T = 512).
+#
+#   clocks of a tile                 sm_90: with dropout    without      sm_80: with dropout     without
+#   forward                          517 + 75               355 + 69     580 + 73                416 + 67
+#   backward, queries                529 + 160              369 + 152    621 + 153               461 + 148
+#   backward, keys                   614 + 82               391 + 77     766 + 82                546 + 77
+#   tensor cores, forward; backward  256; 912               256; 912     512; 1,824              512; 1,824
+#
+# The tensor cores compute 4,096 (sm_90) and 2,048 FLOPs a clock; the backward pass has 7 products, and 1/8 for the sums by cells.
+# A tile has 2^20 FLOPs forward, and 5 x 2^19 backward; rates are those of the larger number of clocks. FLOP/s = FLOPs of a tile
+# / clocks x 132 x 1.83 GHz (sm_90) and 108 x 1.41 GHz.
+TRITON_ON_HOPPER = AttentionRates(597e12, 640e12, 428e12, 457e12)
+TRITON_ON_A100 = AttentionRates(312e12, 219e12, 245e12, 219e12)
 ON_HOPPER = {
     "flash": FLASH_ON_HOPPER,
     "cudnn": CUDNN_ON_HOPPER,
@@ -162,6 +175,7 @@ ON_HOPPER = {
     "triton": TRITON_ON_HOPPER,
 }
 ON_A100 = {kernel: rates.scaled(1 / FROM_A100_TO_HOPPER) for kernel, rates in ON_HOPPER.items() if kernel != "cudnn"}
+ON_A100["triton"] = TRITON_ON_A100
 
 DEVICES = {
     "h200": GpuRates(
@@ -466,15 +480,17 @@ def total_bytes(nest: Any) -> int:
 def extra_bytes(packet: Any, args: Any, result: Any) -> int:
     """Return the bytes that a fused kernel moves beyond those included in its published rate.
 
-    These are a mask and its gradient, and the scratch memory of Triton's backward pass. Its sums of dq count as written once:
-    a program adds to 128 KB of them (T = 512, d = 64) while it runs, and the programs of 132 multiprocessors stay in an L2
-    cache of 50 MB. It also reads output and gradient for dO . O, and at given positions writes and reads dS.
+    These are a mask and its gradient. Triton's backward pass also reads the output for dO . O, and writes and reads sums of dS
+    by cells of 8 x 8, or, at given positions, dS.
     """
     if packet._qualified_op_name == "amos_fairseq::attention_backward":
-        grad, heads, bias, _, _, positions, out = args[:7]
+        _, heads, bias, _, _, positions, out = args[:7]
         B, T, _, H, _ = heads.shape
-        scores = 0 if bias is None or positions is None else 2 * 4 * B * H * positions.size(1) * T
-        return 4 * grad.numel() + num_bytes(grad) + num_bytes(out) + scores
+        if bias is None:
+            return num_bytes(out)
+        blocks = math.ceil(T / 64)
+        cells = B * H * blocks * (blocks + 1) * 8
+        return num_bytes(out) + 2 * 4 * (64 * cells if positions is None else B * H * out.size(1) * T)
     masks: tuple = ()
     if packet is aten._scaled_dot_product_efficient_attention:
         masks = args[3:4]

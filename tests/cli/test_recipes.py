@@ -32,7 +32,7 @@ def test_costs_of_recipes(capsys: pytest.CaptureFixture, tmp_path: Path) -> None
     assert own["flops"] * 175 == tiny["flops"]
     main(["flops", "mlm_tiny", "--vocabulary-size", "405", "--reference", "--json"])
     assert tiny["flops"] == json.loads(capsys.readouterr().out)["training"]["today"]["total"]
-    assert tiny["predicted_a100_hours"] == pytest.approx(tiny["flops"] / (0.4 * 312e12) / 3600)
+    assert tiny["predicted_a100_hours"] == pytest.approx(tiny["flops"] / (0.34 * 312e12) / 3600)
     assert tiny["predicted_cpu_hours"] == pytest.approx(tiny["flops"] / 0.064e12 / 3600)
 
 
@@ -52,7 +52,7 @@ def test_table_has_a_row_for_each_recipe(capsys: pytest.CaptureFixture, monkeypa
     rows = capsys.readouterr().out.splitlines()[2:-1]
     assert sorted(line.split()[0] for line in rows) == sorted(names)
     assert [line.split()[0] for line in (first, second)] == ["amos_tiny", "electra_tiny"]
-    assert first.split()[1:] == ["24", "x", "1024", "512", "1,950,000", "2e+12", "2.1e+21", "4,674", "4,050,926"]
+    assert first.split()[1:] == ["24", "x", "1024", "512", "1,950,000", "2e+12", "2.1e+21", "5,499", "4,050,926"]
     for name in ("width", "length", "updates", "tokens", "FLOPs"):  # the end of a column is that of its name
         assert first[head[1].index(name) + len(name) - 1] != " "
         assert first[head[1].index(name) + len(name)] == " "

@@ -157,7 +157,7 @@ def forward_flops(heads: torch.Size, *args, out_shape: tuple[torch.Size, ...], *
 
 @register_flop_formula(torch.ops.amos_fairseq.attention_backward)
 def backward_flops(grad: torch.Size, heads: torch.Size, *args, **kwargs) -> int:
-    """Count the scores again, dP, and the three gradients."""
+    """Count the scores again, dP, and the three gradients; the two kernels compute the first two twice."""
     return 5 * product_flops(heads, grad)
 
 
