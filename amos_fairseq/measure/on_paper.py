@@ -163,9 +163,9 @@ EFFICIENT_ON_HOPPER = AttentionRates(178e12, 114e12, 178e12, 114e12)
 #   backward, keys                   614 + 82               391 + 77     766 + 82                546 + 77
 #   tensor cores, forward; backward  256; 912               256; 912     512; 1,824              512; 1,824
 #
-# The tensor cores compute 4,096 (sm_90) and 2,048 FLOPs a clock; the backward pass has 7 products, and 1/8 for the sums by cells.
-# A tile has 2^20 FLOPs forward, and 5 x 2^19 backward; rates are those of the larger number of clocks. FLOP/s = FLOPs of a tile
-# / clocks x 132 x 1.83 GHz (sm_90) and 108 x 1.41 GHz.
+# The tensor cores compute 4,096 (sm_90) and 2,048 FLOPs a clock; the backward pass has 7 products, and an eighth of one for the
+# sums by cells. A tile has 2^20 FLOPs forward, and 5 x 2^19 backward. Its rate is FLOPs / clocks x 132 x 1.83 GHz (sm_90) or
+# 108 x 1.41 GHz (sm_80), with the larger of the two numbers of clocks.
 TRITON_ON_HOPPER = AttentionRates(597e12, 640e12, 428e12, 457e12)
 TRITON_ON_A100 = AttentionRates(312e12, 219e12, 245e12, 219e12)
 ON_HOPPER = {
