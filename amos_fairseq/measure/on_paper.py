@@ -98,7 +98,7 @@ ATTENTION_SHARE = Share(0.85, 1.0, 1.10)
 # Of the ceiling of this package's attention, where one of two units, the one that issues instructions or the tensor cores, is
 # busy in every clock. The other one is then at 40 to 90 % of its limit and exponentials at half of theirs, and the two or three
 # programs on a multiprocessor wait for loads and for each other's products. At 0.65 the forward pass without dropout reaches
-# 388 TFLOP/s on Hopper; cuDNN's, written for it, reaches 335 without a bias.
+# 390 TFLOP/s on Hopper; cuDNN's, written for it, reaches 335 without a bias.
 TRITON_SHARE = Share(0.50, 0.65, 0.80)
 
 
@@ -158,15 +158,15 @@ EFFICIENT_ON_HOPPER = AttentionRates(178e12, 114e12, 178e12, 114e12)
 # as many clocks as a thread has instructions: in the loop, and an eighth of those outside of it (T = 512).
 #
 #   clocks of a tile                 sm_90: with dropout    without      sm_80: with dropout     without
-#   forward                          517 + 75               355 + 69     580 + 73                416 + 67
-#   backward, queries                529 + 160              369 + 152    621 + 153               461 + 148
-#   backward, keys                   614 + 82               391 + 77     766 + 82                546 + 77
+#   forward                          516 + 73               355 + 67     580 + 72                416 + 66
+#   backward, queries                529 + 126              369 + 117    663 + 123               464 + 118
+#   backward, keys                   607 + 79               386 + 75     811 + 81                533 + 73
 #   tensor cores, forward; backward  256; 912               256; 912     512; 1,824              512; 1,824
 #
 # The tensor cores compute 4,096 (sm_90) and 2,048 FLOPs a clock; the backward pass has 7 products, and an eighth of one for the
 # sums by cells. A tile has 2^20 FLOPs forward, and 5 x 2^19 backward. Its rate is FLOPs / clocks x 132 x 1.83 GHz (sm_90) or
 # 108 x 1.41 GHz (sm_80), with the larger of the two numbers of clocks.
-TRITON_ON_HOPPER = AttentionRates(597e12, 640e12, 428e12, 457e12)
+TRITON_ON_HOPPER = AttentionRates(600e12, 669e12, 430e12, 472e12)
 TRITON_ON_A100 = AttentionRates(312e12, 219e12, 245e12, 219e12)
 ON_HOPPER = {
     "flash": FLASH_ON_HOPPER,

@@ -28,7 +28,7 @@ THREADS = 128  # four warps
 # Products of 64 x 64 x 64 in a tile, besides one of a matrix of zeros and ones.
 PRODUCTS = {"forward_kernel": 2, "query_kernel": 3, "key_kernel": 4}
 # Instructions of a thread for a tile of 64 x 64 pairs, with a bias and dropout. The installed Triton may need a tenth more than
-# 3.6 and 3.7.1, which gave (sm_80, sm_90): forward 580, 517 to 523; queries 621, 529; keys 755 to 766, 575 to 614. The kernels
+# 3.6, which gave (sm_80, sm_90): forward 580, 516; queries 663, 529; keys 811, 607. The kernels
 # before this test, one for the whole backward pass, had 990, 923 (forward) and 3,800, 3,142 (backward; per four warps).
 MOST_INSTRUCTIONS = {
     "sm_80": {"forward_kernel": 640, "query_kernel": 690, "key_kernel": 840},

@@ -162,6 +162,14 @@ def key_range(
 
 
 @triton.jit
+def query_addresses(base, first_row, rows, queries, columns, row_stride, HAS_POSITIONS: tl.constexpr):
+    """Return the addresses of queries [len(rows),len(columns)]; those of consecutive queries are a scalar and offsets of 32 bits."""
+    if HAS_POSITIONS:
+        return base + queries[:, None] * row_stride + columns[None, :]
+    return base + first_row * row_stride + (rows[:, None] * row_stride + columns[None, :])
+
+
+@triton.jit
 def bias_addresses(bias_of_key, first_row, rows, queries, keys, HAS_POSITIONS: tl.constexpr):
     """Return the addresses of the bias of queries and keys, where ``bias_of_key`` is that of query 0 and the first key.
 
@@ -212,8 +220,8 @@ def forward_kernel(
     queries = row
     if HAS_POSITIONS:
         queries = tl.load(positions + b * M + row, mask=row < M, other=0).to(tl.int32)
-    at = base + queries[:, None] * row_stride + columns[None, :]
-    query = load_rows(at, row, M, columns, CHECKS_ROWS, D, BLOCK_D)
+    query_at = query_addresses(base, first_row, rows, queries, columns, row_stride, HAS_POSITIONS)
+    query = load_rows(query_at, row, M, columns, CHECKS_ROWS, D, BLOCK_D)
     low, high = key_range(first_row, BLOCK_M, BLOCK_N, T, SIDE, HAS_POSITIONS)
     key_at = base + H * D + (low + keys)[:, None] * row_stride + columns[None, :]
     bias_at = bias_addresses(bias + h * (2 * T - 1) + (low + T - 1), first_row, rows, queries, keys, HAS_POSITIONS)
@@ -256,9 +264,9 @@ def forward_kernel(
         bias_at += BLOCK_N
     mixed = mixed * (keep_scale / total)[:, None]
     inside = (row < M)[:, None] & (columns < D)[None, :]
-    at = out + (b * M + row)[:, None] * (H * D) + h * D + columns[None, :]
-    tl.store(at, mixed.to(out.dtype.element_ty), mask=inside)
-    tl.store(lse + (b * H + h) * M + row, largest * factor + tl.log2(total), mask=row < M)
+    out_at = out + (b * M + first_row) * (H * D) + h * D + (rows[:, None] * (H * D) + columns[None, :])
+    tl.store(out_at, mixed.to(out.dtype.element_ty), mask=inside)
+    tl.store(lse + (b * H + h) * M + first_row + rows, largest * factor + tl.log2(total), mask=row < M)
 
 
 @triton.jit
@@ -321,15 +329,15 @@ def query_kernel(
     queries = row
     if HAS_POSITIONS:
         queries = tl.load(positions + b * M + row, mask=row < M, other=0).to(tl.int32)
-    at = base + queries[:, None] * row_stride + columns[None, :]
-    query = load_rows(at, row, M, columns, CHECKS_ROWS, D, BLOCK_D)
-    at = (b * M + row)[:, None] * (H * D) + h * D + columns[None, :]
-    out_grad = load_rows(grad + at, row, M, columns, CHECKS_ROWS, D, BLOCK_D)
-    result = load_rows(out + at, row, M, columns, CHECKS_ROWS, D, BLOCK_D)
+    query_at = query_addresses(base, first_row, rows, queries, columns, row_stride, HAS_POSITIONS)
+    query = load_rows(query_at, row, M, columns, CHECKS_ROWS, D, BLOCK_D)
+    offset, offsets = (b * M + first_row) * (H * D) + h * D, rows[:, None] * (H * D) + columns[None, :]
+    out_grad = load_rows(grad + offset + offsets, row, M, columns, CHECKS_ROWS, D, BLOCK_D)
+    result = load_rows(out + offset + offsets, row, M, columns, CHECKS_ROWS, D, BLOCK_D)
     delta_of = tl.sum(out_grad.to(tl.float32) * result.to(tl.float32), 1)
-    of_row = (b * H + h) * M + row
-    tl.store(delta + of_row, delta_of, mask=row < M)
-    lse_of = tl.load(lse + of_row, mask=row < M, other=float("inf"))
+    of_block = (b * H + h) * M + first_row
+    tl.store(delta + of_block + rows, delta_of, mask=row < M)
+    lse_of = tl.load(lse + of_block + rows, mask=row < M, other=float("inf"))
     low, high = key_range(first_row, BLOCK, BLOCK, T, SIDE, HAS_POSITIONS)
     key_at = base + H * D + (low + keys)[:, None] * row_stride + columns[None, :]
     bias_at = bias_addresses(bias + h * (2 * T - 1) + (low + T - 1), first_row, rows, queries, keys, HAS_POSITIONS)
@@ -384,7 +392,7 @@ def query_kernel(
         rounded = grad_scores.to(key.dtype)
         query_grad += product(rounded, key, UPCAST)
         if HAS_BIAS and HAS_POSITIONS:
-            scores_at = scores_out + of_row[:, None] * T + (first_key + keys)[None, :]
+            scores_at = scores_out + of_block * T + rows[:, None] * T + (first_key + keys)[None, :]
             tl.store(scores_at, grad_scores, mask=(row < M)[:, None] & (first_key + keys < T)[None, :])
         if HAS_BIAS and not HAS_POSITIONS:
             cells = tl.permute(tl.reshape(rounded, [SIDE_CELLS, CELL, SIDE_CELLS, CELL]), [0, 2, 1, 3])
@@ -397,9 +405,13 @@ def query_kernel(
         bias_at += BLOCK
     if HAS_BIAS and not HAS_POSITIONS:
         tl.store(cells_at, of_next)
-    at = grad_query + (b * M + row)[:, None] * query_stride + h * D + columns[None, :]
+    grad_at = grad_query + (b * M + first_row) * query_stride + h * D
     inside = (row < M)[:, None] & (columns < D)[None, :]
-    tl.store(at, (query_grad * scale).to(grad_query.dtype.element_ty), mask=inside)
+    tl.store(
+        grad_at + (rows[:, None] * query_stride + columns[None, :]),
+        (query_grad * scale).to(grad_query.dtype.element_ty),
+        mask=inside,
+    )
 
 
 @triton.jit
@@ -442,9 +454,10 @@ def key_kernel(
     columns, rows, keys = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
     row_stride = 3 * H * D
     base = heads + b * T * row_stride + h * D
-    at = base + H * D + (first_key + keys)[:, None] * row_stride + columns[None, :]
-    key = load_rows(at, first_key + keys, T, columns, MASKS, D, BLOCK_D)
-    value = load_rows(at + H * D, first_key + keys, T, columns, MASKS, D, BLOCK_D)
+    offsets = keys[:, None] * row_stride + columns[None, :]
+    key_at = base + first_key * row_stride + H * D
+    key = load_rows(key_at + offsets, first_key + keys, T, columns, MASKS, D, BLOCK_D)
+    value = load_rows(key_at + H * D + offsets, first_key + keys, T, columns, MASKS, D, BLOCK_D)
     low, high = 0, M
     if not HAS_POSITIONS:
         if SIDE == 1:
@@ -452,7 +465,7 @@ def key_kernel(
         if SIDE == 2:
             high = tl.minimum(M, first_key + BLOCK_N)
     query_at = base + (low + rows)[:, None] * row_stride + columns[None, :]
-    grad_at = grad + (b * M + low + rows)[:, None] * (H * D) + h * D + columns[None, :]
+    grad_at = grad + b * M * (H * D) + h * D + (low + rows)[:, None] * (H * D) + columns[None, :]
     bias_of_head = bias + h * (2 * T - 1) + (first_key + T - 1)
     bias_at = bias_of_head - low + keys[:, None] - rows[None, :]
     zero, first, second = scale, scale, scale
@@ -471,13 +484,13 @@ def key_kernel(
             bias_at = bias_of_head + keys[:, None] - queries[None, :]
         query = load_rows(query_at, row, M, columns, CHECKS_ROWS, D, BLOCK_D)
         out_grad = load_rows(grad_at, row, M, columns, CHECKS_ROWS, D, BLOCK_D)
-        of_row = (b * H + h) * M + row
+        of_block = (b * H + h) * M + first_row
         if CHECKS_ROWS:
-            lse_of = tl.load(lse + of_row, mask=row < M, other=float("inf"))
-            delta_of = tl.load(delta + of_row, mask=row < M, other=0.0)
+            lse_of = tl.load(lse + of_block + rows, mask=row < M, other=float("inf"))
+            delta_of = tl.load(delta + of_block + rows, mask=row < M, other=0.0)
         else:
-            lse_of = tl.load(lse + of_row)
-            delta_of = tl.load(delta + of_row)
+            lse_of = tl.load(lse + of_block + rows)
+            delta_of = tl.load(delta + of_block + rows)
         products = product(key, tl.trans(query), UPCAST)
         scores = scores_of(
             products,
@@ -509,10 +522,10 @@ def key_kernel(
         query_at += BLOCK_M * row_stride
         grad_at += BLOCK_M * H * D
         bias_at -= BLOCK_M
-    at = grad_heads + (b * T + first_key + keys)[:, None] * row_stride + h * D + columns[None, :]
+    at = grad_heads + (b * T + first_key) * row_stride + h * D
     inside = (first_key + keys < T)[:, None] & (columns < D)[None, :]
-    tl.store(at + H * D, (key_grad * scale).to(grad_heads.dtype.element_ty), mask=inside)
-    tl.store(at + 2 * H * D, (value_grad * keep_scale).to(grad_heads.dtype.element_ty), mask=inside)
+    tl.store(at + H * D + offsets, (key_grad * scale).to(grad_heads.dtype.element_ty), mask=inside)
+    tl.store(at + 2 * H * D + offsets, (value_grad * keep_scale).to(grad_heads.dtype.element_ty), mask=inside)
 
 
 @triton.jit
