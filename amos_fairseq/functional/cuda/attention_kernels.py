@@ -163,7 +163,7 @@ def key_range(
 
 @triton.jit
 def query_addresses(base, first_row, rows, queries, columns, row_stride, HAS_POSITIONS: tl.constexpr):
-    """Return the addresses of queries [len(rows),len(columns)]; those of consecutive queries are a scalar and offsets of 32 bits."""
+    """Return the addresses of queries [len(rows),len(columns)]; of consecutive ones, a scalar and offsets of 32 bits."""
     if HAS_POSITIONS:
         return base + queries[:, None] * row_stride + columns[None, :]
     return base + first_row * row_stride + (rows[:, None] * row_stride + columns[None, :])
