@@ -38,6 +38,7 @@ from amos_fairseq.run import (
     metrics_log,
     mistakes,
     names,
+    precision,
     progress,
     resume,
     save_dir,
@@ -59,7 +60,7 @@ HOOKS: dict[str, tuple[Callable[..., Any], ...]] = {
     # cfg; no rank exists
     "before_launch": (
         check_configuration,
-        device.choose_precision,
+        precision.check_settings,
         distribution.arrange_ranks,
         distribution.isolate_ranks,
         progress.announce,  # the number of ranks is known
@@ -70,7 +71,13 @@ HOOKS: dict[str, tuple[Callable[..., Any], ...]] = {
     # cfg
     "before_rank": (console.quiet_console, device.keep_memory),
     # cfg; the model exists
-    "before_trainer": (distribution.check_connection, patching.patch_training_script, signals.install_handlers),
+    "before_trainer": (
+        distribution.check_connection,
+        precision.choose_precision,  # the first that needs the other ranks
+        distribution.check_exchange,  # the precision is known
+        patching.patch_training_script,
+        signals.install_handlers,
+    ),
     # trainer
     "after_trainer": (compilation.prepare_kernels, failed_updates.collect_outputs),
     # checkpoint settings, trainer
