@@ -20,7 +20,15 @@ OF_THE_PROCESS = {
     "collapse_updates",
     "save_interval_minutes",
 }
-OF_SPEED = {"kernels", "compile", "activation_checkpointing", "update_freq", "max_positions", "total_num_update"}
+OF_SPEED = {
+    "kernels",
+    "compile",
+    "activation_checkpointing",
+    "precision",
+    "update_freq",
+    "max_positions",
+    "total_num_update",
+}
 OF_FINE_TUNING = {"pooler_dropout", "pooler_activation_fn", "layer_wise_lr_decay"}
 WITHOUT_EFFECT = OF_THE_PROCESS | OF_SPEED | OF_FINE_TUNING
 
