@@ -3,11 +3,20 @@
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from amos_fairseq.errors import UserError
 
 # Values of task.precision and of --precision; `auto` is bf16 where the device multiplies it, and float32 elsewhere.
 PRECISIONS = ("auto", "float32", "bf16", "fp16")
+# fairseq's settings in the section `common`. None of them: float32.
+FLAGS = ("fp16", "bf16", "amp")
+
+
+def precision_of(common: Mapping[str, Any]) -> str:
+    """Return the precision that the section ``common`` of a run's settings states: float32 or one of :data:`FLAGS`."""
+    return next((flag for flag in FLAGS if common.get(flag) is True), "float32")
 
 
 def multiplies_bf16(on_gpu: bool) -> bool:

@@ -23,8 +23,9 @@ from amos_fairseq.composition import compose_recipe
 from amos_fairseq.data.block_iterator import blocks_per_batch
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.errors import UserError
+from amos_fairseq.precisions import FLAGS
 from amos_fairseq.recipe_files import DEFAULT_VOCABULARY, find_recipe
-from amos_fairseq.run.precision import FLAGS, requested_precision, set_precision
+from amos_fairseq.run.precision import requested_precision, set_precision
 from amos_fairseq.setting_checks import check_ranges, config_class, model_settings
 from amos_fairseq.special_tokens import LARGEST_VOCABULARY, MASK_SYMBOL
 from amos_fairseq.tasks.text_pretraining import TextPretrainingConfig, TextPretrainingTask

@@ -25,13 +25,10 @@ from amos_fairseq.compat.checkpoints import newest_complete_checkpoint
 from amos_fairseq.compat.distribution import visible_gpus
 from amos_fairseq.compat.patching import running_scripts
 from amos_fairseq.errors import UserError
-from amos_fairseq.precisions import multiplies_bf16
+from amos_fairseq.precisions import FLAGS, multiplies_bf16, precision_of
 from amos_fairseq.run.resume import DEFAULT_FILE, checkpoint_to_load
 
 logger = logging.getLogger(__name__)
-
-# fairseq's settings in the section `common`. None of them: float32.
-FLAGS = ("fp16", "bf16", "amp")
 
 
 # fp16 and bf16 have the same master weights: a run of one continues in the other. fairseq refuses any other change.
@@ -39,7 +36,7 @@ WITH_STATE_OF = {"float32": "float32", "bf16": "fp16", "fp16": "fp16", "amp": "a
 
 
 class Saved(NamedTuple):
-    """The precision of the run that a run continues: float32 or one of :data:`FLAGS`, and the checkpoint that says so."""
+    """The precision of the run that a run continues: float32 or one of fairseq's flags, and the checkpoint that says so."""
 
     precision: str
     path: str
@@ -200,7 +197,7 @@ def saved_precision(cfg: Any) -> Saved | None:
     common = settings.get("common") if isinstance(settings, dict) else None
     if not isinstance(common, dict) or not header.get("last_optimizer_state"):  # of another program, or weights alone
         return None
-    return Saved(next((flag for flag in FLAGS if common.get(flag) is True), "float32"), path)
+    return Saved(precision_of(common), path)
 
 
 def ranks_without_bf16(on_gpu: bool) -> list[int]:

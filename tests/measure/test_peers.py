@@ -126,6 +126,7 @@ def test_amos_is_compared_with_the_electra_of_its_encoder() -> None:
     found = training_flops(setup.cfg, setup.vocabulary_size)
     assert (found.per_update, found.tokens_per_update) == (expected.per_update, expected.tokens_per_update)
     assert (setup.cfg.model.dropout, setup.cfg.model.embedding_dim) == (0.2, 48)
+    assert setup.cfg.task.precision == "float32"  # the peer does not choose its own
 
 
 @pytest.mark.parametrize(("multiplies", "expected"), [(True, "bf16"), (False, "float32")])
