@@ -4,12 +4,23 @@ A problem that only one rank finds, for example on disk, is broadcast, so that n
 """
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from fairseq.distributed import utils as distributed_utils
 from torch import Tensor
 
 from amos_fairseq.errors import UserError
+
+Value = TypeVar("Value")
+
+
+def from_first_rank(read: Callable[[], Value]) -> Value:
+    """Return on every rank what ``read`` returns on the first one, which must be picklable. Every rank has to call this."""
+    shared = [read() if distributed_utils.get_global_rank() == 0 else None]
+    if distributed_utils.get_global_world_size() > 1:
+        torch.distributed.broadcast_object_list(shared, src=0)
+    return shared[0]
 
 
 def raise_on_every_rank(problem: str | None, kind: type[UserError] = UserError) -> None:
@@ -22,13 +33,9 @@ def raise_on_every_rank(problem: str | None, kind: type[UserError] = UserError) 
     Raises:
         UserError: on the first rank. The others raise ``SystemExit``, so that the message is printed once.
     """
-    rank = distributed_utils.get_global_rank()
-    if distributed_utils.get_global_world_size() > 1:
-        shared = [problem]
-        torch.distributed.broadcast_object_list(shared, src=0)
-        problem = shared[0]
-    if problem is not None:
-        raise kind(problem) if rank == 0 else SystemExit(kind.exit_code)
+    shared = from_first_rank(lambda: problem)
+    if shared is not None:
+        raise kind(shared) if distributed_utils.get_global_rank() == 0 else SystemExit(kind.exit_code)
 
 
 def on_first_rank(action: Callable[[], object]) -> None:

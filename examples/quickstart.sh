@@ -84,9 +84,9 @@ binarize() {
 
 pretrain() {
     step "Pretraining amos_tiny (the same command continues a run that was stopped)"
-    # One process on any machine: the settings of amos_tiny are for one.
+    # One process on any machine: the settings of amos_tiny are for one. float32: as the numbers in docs/quickstart.md.
     amos train amos_tiny task.data="$(quoted "$DATA")" checkpoint.save_dir="$(quoted "$RUN")" \
-        distributed_training.distributed_world_size=1 ${OVERRIDES[@]+"${OVERRIDES[@]}"}
+        distributed_training.distributed_world_size=1 task.precision=float32 ${OVERRIDES[@]+"${OVERRIDES[@]}"}
 }
 
 show_results() {

@@ -40,7 +40,11 @@ def add_parser(subparsers: Any) -> None:
         default=[],
         help="models to compare with: hf, hf_naive, reference (default: none)",
     )
-    add("--precision", choices=("float32", "bf16", "fp16"), help="dtype of the step (default: that of the recipe)")
+    add(
+        "--precision",
+        choices=("float32", "bf16", "fp16"),
+        help="dtype of the step (default: that of the recipe here)",
+    )
     add("--steps", type=int, metavar="N", help="measured steps of each model (default: 20)")
     add("--warmup", type=int, metavar="N", help="unmeasured steps of each model before these (default: 5)")
     add("--threads", type=int, metavar="N", help="CPU threads (default: PyTorch's choice)")

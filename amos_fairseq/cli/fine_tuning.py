@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from amos_fairseq.cli.arguments import import_fairseq
 from amos_fairseq.errors import INTERRUPTED, UserError
+from amos_fairseq.precisions import PRECISIONS
+from amos_fairseq.terminal import say
 
 if TYPE_CHECKING:
     from amos_fairseq.finetuning.benchmark import Benchmark
@@ -70,9 +72,8 @@ def add_arguments(
 
     add("--parallel", type=int, metavar="N", default=1, help="concurrent runs on the CPU; each GPU runs one at a time")
     add("--cpu", action="store_true", help="do not use GPUs")
-    precision = parser.add_mutually_exclusive_group()
-    precision.add_argument("--fp16", action="store_true", help="train in float16 instead of float32, on a GPU")
-    precision.add_argument("--bf16", action="store_true", help="train in bfloat16 instead of float32, on a GPU")
+    text = "dtype of the training; auto: bf16 where the CPU, or every GPU, multiplies bfloat16, else float32; fp16 needs a GPU"
+    add("--precision", choices=PRECISIONS, default="float32", help=text)
     text = "keep all checkpoints of every run, not only the weights of each task's best run"
     add("--keep-checkpoints", action="store_true", help=text)
 
@@ -83,8 +84,7 @@ def session_from(arguments: argparse.Namespace) -> "Session":
     from amos_fairseq.finetuning.session import OVERRIDES, open_session
 
     overrides = {name: getattr(arguments, name) for name in OVERRIDES}
-    precision = "fp16" if arguments.fp16 else "bf16" if arguments.bf16 else "fp32"
-    return open_session(
+    session = open_session(
         arguments.checkpoint,
         arguments.out,
         arguments.recipe,
@@ -94,9 +94,12 @@ def session_from(arguments: argparse.Namespace) -> "Session":
         overrides=overrides,
         cpu=arguments.cpu,
         parallel=arguments.parallel,
-        precision=precision,
+        precision=arguments.precision,
         keep_checkpoints=arguments.keep_checkpoints,
     )
+    if arguments.precision == "auto":
+        say(f"precision {session.precision}", arguments.subcommand)
+    return session
 
 
 def raw_files(arguments: argparse.Namespace) -> tuple[Path, Path] | None:

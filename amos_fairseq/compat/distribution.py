@@ -27,6 +27,7 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.trainer import Trainer
 from torch.nn.parallel import DistributedDataParallel
 
+from amos_fairseq.collectives import raise_on_every_rank
 from amos_fairseq.compat.device_reads import true_norm
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.python_process import leave_out_current_folder
@@ -94,13 +95,11 @@ def arrange_ranks(cfg: Any, environment: Mapping[str, str] = os.environ, num_gpu
         num_gpus: number of GPUs; None for :func:`visible_gpus`.
 
     Raises:
-        UserError: the launch would train no model, or several that overwrite one another; or the exchange would lose
-            the range of bf16.
+        UserError: the launch would train no model, or several that overwrite one another.
     """
     if num_gpus is None:
         num_gpus = visible_gpus(cfg)
     training = cfg.distributed_training
-    _check_exchange(cfg)
     if num_gpus == 0:
         training.distributed_backend = "gloo"
     if training.distributed_init_method is not None:
@@ -126,13 +125,18 @@ def arrange_ranks(cfg: Any, environment: Mapping[str, str] = os.environ, num_gpu
         _stay_on_this_machine(training, num_gpus)
 
 
-def _check_exchange(cfg: Any) -> None:
-    """Refuse to compress the gradients of ``--bf16``, which are exchanged in the model's dtype, in 16 bits."""
+def check_exchange(cfg: Any) -> None:
+    """Refuse to compress the gradients of ``--bf16``, which are exchanged in the model's dtype, in 16 bits.
+
+    Called in the ranks, which choose the precision. A collective operation.
+    """
+    problem = None
     if cfg.common.bf16 and cfg.distributed_training.ddp_comm_hook == "fp16":
-        raise UserError(
+        problem = (
             "--ddp-comm-hook fp16 would convert the gradients of --bf16, which already have 16 bits, to the smaller range "
             "of fp16: remove it (distributed_training.ddp_comm_hook=none)"
         )
+    raise_on_every_rank(problem)
 
 
 def _join_torchrun(training: Any, environment: Mapping[str, str], num_gpus: int) -> None:

@@ -19,6 +19,7 @@ from amos_fairseq.finetuning.runs import BenchmarkTask, TaskRun, content_sha256,
 from amos_fairseq.fingerprint import TOKENIZER_DIRECTORY, file_sha256
 from amos_fairseq.models.configuration import EncoderConfig
 from amos_fairseq.models.electric import NO_ENCODER
+from amos_fairseq.precisions import gpus_multiply_bf16, multiplies_bf16
 from amos_fairseq.setting_checks import check_saved_settings, model_settings
 from amos_fairseq.tokenization import Tokenizer
 
@@ -117,7 +118,7 @@ class Session:
     Attributes:
         overrides: values from the command line that replace the recipe's for every task.
         devices: "cpu" or "cuda:N"; one run at a time on each entry. An entry may occur several times.
-        precision: "fp32", "fp16" or "bf16".
+        precision: "float32", "fp16" or "bf16".
         keep_checkpoints: keep all checkpoints with the optimizer state, not only the weights of each task's best run.
     """
 
@@ -136,7 +137,8 @@ class Session:
         return {
             "checkpoint_sha256": self.checkpoint.sha256,
             "from_scratch": self.checkpoint.from_scratch,
-            "precision": self.precision,
+            # The name of float32 in tables and runs of every version.
+            "precision": "fp32" if self.precision == "float32" else self.precision,
         }
 
     def setup(self, trials: Mapping[str, Sequence[Hyperparameters]]) -> dict[str, Any]:
@@ -174,7 +176,7 @@ def open_session(
     overrides: Mapping[str, Any] | None = None,
     cpu: bool = False,
     parallel: int = 1,
-    precision: str = "fp32",
+    precision: str = "float32",
     keep_checkpoints: bool = False,
 ) -> Session:
     """Check the arguments and read the checkpoint's header. Nothing is written.
@@ -182,6 +184,7 @@ def open_session(
     Args:
         size: size of the recipe; by default that of the encoder's width.
         overrides: values that replace the recipe's for every task; None values are ignored.
+        precision: one of :data:`~amos_fairseq.precisions.PRECISIONS`.
 
     Raises:
         UserError: an argument cannot be used.
@@ -191,10 +194,7 @@ def open_session(
     if num_seeds > MOST_SEEDS:
         raise UserError(f"--seeds {num_seeds} asks for too many runs: give at most {MOST_SEEDS:,}")
     devices = find_devices(cpu, parallel)
-    if precision != "fp32" and devices[0] == "cpu":
-        raise UserError(f"--{precision} needs a GPU: omit it to fine-tune in float32")
-    if precision == "bf16" and not torch.cuda.is_bf16_supported():
-        raise UserError("--bf16: this GPU does not support bfloat16; give --fp16")
+    precision = choose_precision(precision, on_gpu=devices[0] != "cpu")
     pretrained = read_pretrained_checkpoint(checkpoint, from_scratch)
     given = {name: value for name, value in (overrides or {}).items() if value is not None}
     for name, value in given.items():
@@ -203,6 +203,27 @@ def open_session(
     chosen = load_recipe(recipe, size or pretrained.size, given)
     seeds = tuple(range(1, num_seeds + 1))
     return Session(pretrained, chosen, given, seeds, Path(out).resolve(), devices, precision, keep_checkpoints)
+
+
+def choose_precision(asked: str, on_gpu: bool) -> str:
+    """Return the precision of all runs: "float32", "bf16" or "fp16". A CPU emulates bf16; ``auto`` avoids that.
+
+    Args:
+        asked: one of :data:`~amos_fairseq.precisions.PRECISIONS`.
+
+    Raises:
+        UserError: a device does not support it.
+    """
+    if asked == "fp16" and not on_gpu:
+        raise UserError("--precision fp16 needs a GPU: give bf16, float32 or auto")
+    if asked not in ("auto", "bf16"):
+        return asked
+    multiplies = gpus_multiply_bf16() if on_gpu else multiplies_bf16(on_gpu=False)
+    if asked == "bf16" and on_gpu and not multiplies:
+        raise UserError(
+            "--precision bf16 needs GPUs that multiply bfloat16, unlike one of these: give fp16, float32 or auto"
+        )
+    return "bf16" if multiplies or asked == "bf16" else "float32"
 
 
 def find_devices(cpu: bool, parallel: int) -> tuple[str, ...]:

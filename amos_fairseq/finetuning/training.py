@@ -54,7 +54,7 @@ def training_command(run: TaskRun, benchmark: Benchmark, device: str) -> list[st
     # With a GPU, a loader process hides the collating of a batch; on a CPU it would take a core from the training.
     command += ["--cpu", "--num-workers", "0"] if device == "cpu" else ["--num-workers", "1"]
     precision = benchmark.session.precision
-    return command if precision == "fp32" else [*command, f"--{precision}"]
+    return command if precision == "float32" else [*command, f"--{precision}"]
 
 
 def log_interval(total_updates: int) -> int:

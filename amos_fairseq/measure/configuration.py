@@ -23,8 +23,9 @@ from amos_fairseq.composition import compose_recipe
 from amos_fairseq.data.block_iterator import blocks_per_batch
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.errors import UserError
+from amos_fairseq.precisions import FLAGS
 from amos_fairseq.recipe_files import DEFAULT_VOCABULARY, find_recipe
-from amos_fairseq.run.device import choose_precision
+from amos_fairseq.run.precision import requested_precision, set_precision
 from amos_fairseq.setting_checks import check_ranges, config_class, model_settings
 from amos_fairseq.special_tokens import LARGEST_VOCABULARY, MASK_SYMBOL
 from amos_fairseq.tasks.text_pretraining import TextPretrainingConfig, TextPretrainingTask
@@ -247,9 +248,12 @@ def set_up(settings: BenchSettings) -> BenchSetup:
     cfg.optimization.update_freq = [1]
     cfg.distributed_training.distributed_world_size = 1
     cfg.common.cpu = device.type == "cpu"
-    precision = settings.precision or recipe_precision(cfg)
-    cfg.common.bf16, cfg.common.fp16, cfg.common.amp = precision == "bf16", precision == "fp16", False
-    choose_precision(cfg, has_gpu=device.type == "cuda")
+    if settings.precision is not None:
+        cfg.task.precision = settings.precision
+        cfg.common.update(dict.fromkeys(FLAGS, False))
+    elif requested_precision(cfg)[0] == "amp":
+        raise UserError("common.amp=true cannot be measured: give --precision float32, bf16 or fp16")
+    precision = set_precision(cfg, on_gpu=device.type == "cuda")
     if settings.vocabulary_size is not None:
         vocabulary_size = settings.vocabulary_size
     if settings.threads is not None:
@@ -273,10 +277,3 @@ def choose_device(name: str | None) -> torch.device:
     if name == "cuda" and not has_gpu:
         raise UserError("--device cuda: PyTorch finds no GPU here; remove the flag or give --device cpu")
     return torch.device(name or ("cuda" if has_gpu else "cpu"))
-
-
-def recipe_precision(cfg: DictConfig) -> str:
-    """Return the precision that the recipe trains in; raise :class:`UserError` for ``common.amp``."""
-    if cfg.common.amp:
-        raise UserError("common.amp=true cannot be measured: give --precision float32, bf16 or fp16")
-    return "bf16" if cfg.common.bf16 else "fp16" if cfg.common.fp16 else "float32"

@@ -56,6 +56,7 @@ COPIED = (
     "common.amp",
     "common.cpu",
     "common.seed",
+    "task.precision",
     "task.tokens_per_sample",
     "task.mask_prob",
     "model.max_positions",

@@ -6,6 +6,7 @@ collates a batch, and an update of fairseq's trainer with the hooks of this pack
 sets its length.
 """
 
+import dataclasses
 import itertools
 import tempfile
 import time
@@ -95,9 +96,9 @@ def bench_fine_tuning(settings: BenchSettings, data: str, progress: Progress = l
     Raises:
         UserError: the settings or the data cannot be used.
     """
-    setup = set_up(settings)
-    if setup.precision != "float32":
+    if settings.precision not in (None, "float32"):
         raise UserError("--finetuning measures float32: leave --precision out, or give float32")
+    setup = set_up(dataclasses.replace(settings, precision="float32"))
     if setup.cfg.model.get("relative_position_scheme", "none") != "none":
         raise UserError(
             f"Hugging Face's ELECTRA has no relative positions: give a recipe such as electra_small, or --set "

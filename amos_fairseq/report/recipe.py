@@ -21,7 +21,7 @@ OF_THE_PROCESS = {
     "save_interval_minutes",
 }
 OF_SPEED = {
-    *("kernels", "compile", "deterministic", "activation_checkpointing"),
+    *("kernels", "compile", "deterministic", "activation_checkpointing", "precision"),
     *("update_freq", "max_positions", "total_num_update"),
 }
 OF_FINE_TUNING = {"pooler_dropout", "pooler_activation_fn", "layer_wise_lr_decay"}

@@ -11,6 +11,7 @@ import numpy as np
 from amos_fairseq.functional.replaced_token_detection import EQUAL_LOGITS
 from amos_fairseq.metrics_file import FILE_NAME
 from amos_fairseq.pictures import RC_PARAMS
+from amos_fairseq.precisions import precision_of
 from amos_fairseq.probing.results import (
     MAJORITY,
     ProbeResult,
@@ -123,6 +124,7 @@ def cost_section(runs: Sequence[PretrainingRun]) -> Section:
         "objective": lambda run: run.objective or UNKNOWN,
         "replaced tokens from": lambda run: run.setup or UNKNOWN,
         "encoder": _size,
+        "precision": _precision,
         "updates": lambda run: f"{run.cost.num_updates:,}",
         "tokens": _tokens,
         "FLOPs, matrix products": lambda run: _flops(run, run.cost.flops_per_update),
@@ -155,6 +157,10 @@ def _size(run: PretrainingRun) -> str:
         return UNKNOWN
     model = run.cfg.model
     return f"{model.encoder_layers} layers of width {model.encoder_embed_dim}, {run.cfg.task.tokens_per_sample} tokens"
+
+
+def _precision(run: PretrainingRun) -> str:
+    return UNKNOWN if run.cfg is None or "common" not in run.cfg else precision_of(run.cfg.common)
 
 
 def _tokens(run: PretrainingRun) -> str:

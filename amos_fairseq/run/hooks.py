@@ -39,6 +39,7 @@ from amos_fairseq.run import (
     metrics_log,
     mistakes,
     names,
+    precision,
     progress,
     resume,
     save_dir,
@@ -60,7 +61,7 @@ HOOKS: dict[str, tuple[Callable[..., Any], ...]] = {
     # cfg; no rank exists
     "before_launch": (
         check_configuration,
-        device.choose_precision,
+        precision.check_settings,
         distribution.arrange_ranks,
         distribution.isolate_ranks,
         progress.announce,  # the number of ranks is known
@@ -74,6 +75,8 @@ HOOKS: dict[str, tuple[Callable[..., Any], ...]] = {
     "before_trainer": (
         determinism.use_deterministic_kernels,  # first: before anything computes on a GPU
         distribution.check_connection,
+        precision.choose_precision,  # the first that needs the other ranks
+        distribution.check_exchange,  # the precision is known
         patching.patch_training_script,
         signals.install_handlers,
     ),

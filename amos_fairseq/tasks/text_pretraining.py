@@ -28,6 +28,7 @@ from amos_fairseq.data.seeding import Purpose, noise_seed
 from amos_fairseq.data.vocabulary import Vocabulary, shard_directories
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.pretraining import PretrainingModel
+from amos_fairseq.precisions import PRECISIONS
 from amos_fairseq.setting_checks import check_ranges
 from amos_fairseq.special_tokens import MASK_SYMBOL, special_ids
 from amos_fairseq.tasks.corpus_task import CorpusTask, arch_name
@@ -100,6 +101,13 @@ class TextPretrainingConfig(FairseqDataclass):
             "range": "0 or more",
             "help": "write checkpoint_last.pt when the last checkpoint is older than this (0: only at --save-interval and "
             "--save-interval-updates; ours)",
+        },
+    )
+    precision: Optional[ChoiceEnum(PRECISIONS)] = field(  # noqa: UP045
+        default=None,
+        metadata={
+            "help": "auto: bf16 where the device multiplies bfloat16 (of several ranks, each device), else float32; a run that "
+            "continues keeps its own (default: --bf16, --fp16 or --amp, else float32)"
         },
     )
     objective: str = II("criterion._name")

@@ -30,6 +30,7 @@ from amos_fairseq.hugging_face.convert import to_hugging_face
 from amos_fairseq.hugging_face.families import PartKind
 from amos_fairseq.measure.hugging_face import HuggingFaceObjective, build_objective, fused_adamw
 from amos_fairseq.models.electra import ElectraModel
+from amos_fairseq.run.precision import set_precision
 
 TOKEN_TYPES = "electra.embeddings.token_type_embeddings.weight"
 INPUTS = ("tokens", "masked_tokens", "masked_positions")
@@ -51,7 +52,6 @@ def main() -> None:
 
 # Settings that this loop does not have, with the value that leaves them out.
 LEFT_OUT = {
-    "common.fp16": False,
     "criterion.detection_positions": "all",
     "model.adversarial": False,
     "model.disallow_true_token": False,
@@ -83,7 +83,8 @@ def train(cfg: DictConfig, out: Path) -> None:
     objective = with_weights_of(models.build_model(cfg.model, task), cfg, task.source_dictionary.pad())
     optimizer = fused_adamw(objective, cfg)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: share_of_peak(cfg, update))
-    precision = torch.autocast("cpu", torch.bfloat16) if cfg.common.bf16 else contextlib.nullcontext()
+    in_bf16 = set_precision(cfg, on_gpu=False) == "bf16"
+    precision = torch.autocast("cpu", torch.bfloat16) if in_bf16 else contextlib.nullcontext()
     task.load_dataset("valid")
     out.mkdir(parents=True, exist_ok=True)
     meter = Meter()

@@ -18,8 +18,8 @@ NAME = re.compile(r"[A-Za-z0-9_.-]+")
 # Settings that all entries must share. The length of the schedule follows from the budget; mask_treatment and the settings that
 # a model adds to EncoderConfig belong to the objective, and so does its paper's activation in a classification head.
 SHARED = {
-    "common": ("seed", "bf16", "fp16", "amp"),
-    "task": ("tokens_per_sample", "sample_break_mode", "mask_prob", "data"),
+    "common": ("seed",),
+    "task": ("tokens_per_sample", "sample_break_mode", "mask_prob", "precision", "data"),
     "model": tuple(
         name for name in EncoderConfig.__dataclass_fields__ if name not in ("_name", "pooler_activation_fn")
     ),

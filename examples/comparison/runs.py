@@ -32,7 +32,7 @@ SECONDS_BETWEEN_LINES = 30.0
 COMPARED = {
     **dict.fromkeys(("task", "model", "criterion", "optimization", "optimizer", "lr_scheduler")),
     "dataset": ("batch_size", "max_tokens", "train_subset"),
-    "common": ("seed", "bf16", "fp16", "amp"),
+    "common": ("seed",),
 }
 NOT_COMPARED = {"task.data", "task.save_dir", "task.tokenizer_directory"}
 TIMED_UPDATES, TIMED_LINES = 48, 6
@@ -158,6 +158,8 @@ class Pretraining:
             old = saved.get(group) or {}
             for key in sorted(old.keys() & self.cfg[group].keys() & set(keys or old)):
                 new = OmegaConf.to_container(OmegaConf.create({"value": self.cfg[group][key]}))["value"]
+                if (group, key, new) == ("task", "precision", "auto"):  # a run that continues keeps its own
+                    continue
                 if f"{group}.{key}" not in NOT_COMPARED and not _equal(old[key], new):
                     raise UserError(
                         f"{self.save_dir} was trained with {group}.{key}={old[key]}, not {new}: give another OUT, or "

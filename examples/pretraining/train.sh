@@ -20,18 +20,17 @@ esac
 recipe="$1" data="$2" save_dir="$3"
 
 # What a size changes in the flags of amos_base below: the last value of a flag counts.
-half_precision=(--bf16)
 case "$recipe" in
-    amos_tiny) half_precision=() size=(--arch amos_tiny --tokens-per-sample 64 --max-positions 64 --dropout 0 --attention-dropout 0
+    amos_tiny) size=(--arch amos_tiny --tokens-per-sample 64 --max-positions 64 --dropout 0 --attention-dropout 0
         --batch-size 128 --update-freq 1 --num-workers 1 --log-interval 50
         --max-update 1750 --total-num-update 1750 --lr 0.002 --warmup-updates 100 --power 0.5
         --save-interval-updates 400 --validate-interval-updates 200
         --keep-interval-updates 2 --keep-interval-updates-pattern -1) ;;
-    amos_mini) half_precision=() size=(--arch amos_mini --tokens-per-sample 128 --max-positions 128 --dropout 0 --attention-dropout 0
+    amos_mini) size=(--arch amos_mini --tokens-per-sample 128 --max-positions 128 --dropout 0 --attention-dropout 0
         --discriminator-lr-scale 0.05 --update-freq 1 --num-workers 1
         --max-update 16000 --total-num-update 16000 --lr 0.001 --warmup-updates 500
         --keep-interval-updates 2 --keep-interval-updates-pattern -1) ;;
-    amos_small) half_precision=() size=(--arch amos_small --tokens-per-sample 128 --max-positions 128
+    amos_small) size=(--arch amos_small --tokens-per-sample 128 --max-positions 128
         --batch-size 128 --update-freq 1 --max-update 1000000 --total-num-update 1000000 --adam-betas '(0.9, 0.999)'
         --save-interval-updates 5000 --validate-interval-updates 5000 --keep-interval-updates-pattern 100000) ;;
     amos_base) size=() ;;
@@ -57,4 +56,4 @@ exec fairseq-train "$data" --save-dir "$save_dir" --user-dir "$checkout/amos_fai
     --validate-interval 1000000000 --validate-interval-updates 1000 \
     --keep-interval-updates 3 --keep-interval-updates-pattern 25000 \
     --best-checkpoint-metric num_updates --maximize-best-checkpoint-metric \
-    ${half_precision[@]+"${half_precision[@]}"} ${size[@]+"${size[@]}"} "${@:4}"
+    --precision auto ${size[@]+"${size[@]}"} "${@:4}"

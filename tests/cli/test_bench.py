@@ -31,7 +31,7 @@ def small_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def bench(out: Path, *arguments: str) -> tuple[dict[str, Any], str]:
     """The JSON and the page of one run."""
-    main(["bench", *arguments, *SMALL, "--device", "cpu", "--out", str(out)])
+    main(["bench", "--precision", "float32", *arguments, *SMALL, "--device", "cpu", "--out", str(out)])
     (page,), (values,) = out.glob("*.md"), out.glob("*.json")
     assert page.stem == values.stem
     return json.loads(values.read_text()), page.read_text()
@@ -151,7 +151,7 @@ def test_nothing_is_written_without_out(
         (["mlm_tiny", "--threads", "0"], "--threads 0 must be at least 1"),
         (["mlm_tiny", "--set", "optimization.update_freq=[2]"], "a step is one micro-batch"),
         (["mlm_tiny", "--set", "common.amp=true"], "give --precision float32, bf16 or fp16"),
-        (["mlm_tiny", "--precision", "fp16", "--device", "cpu"], "--fp16 needs a GPU"),
+        (["mlm_tiny", "--precision", "fp16", "--device", "cpu"], "task.precision=fp16 needs a GPU"),
         (["mlm_tiny", "--peer", "nobody"], f"--peer nobody is unknown: choose among {', '.join(PEERS)}"),
         (["mlm_tiny", "--out", "/dev/null/results"], "--out /dev/null/results cannot be made"),
     ],

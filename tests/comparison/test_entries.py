@@ -33,10 +33,10 @@ def test_all_entries_share_everything_but_the_objective(size: str):
 
 
 def test_settings_with_special_characters():
-    cfg = composed("tiny", "mlm", **{"task.data": 'a "b", c=d\\e', "optimization.lr": [0.5, 1e-7], "common.bf16": True})
+    cfg = composed("tiny", "mlm", **{"task.data": 'a "b", c=d\\e', "optimization.lr": [0.5, 1e-7], "common.cpu": True})
     assert cfg.task.data == 'a "b", c=d\\e'
     assert list(cfg.optimization.lr) == [0.5, 1e-7]
-    assert cfg.common.bf16 is True
+    assert cfg.common.cpu is True
     assert cfg.lr_scheduler.total_num_update == 2400
 
 

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -22,15 +23,14 @@ RECIPES = ("amos_tiny", "electra_tiny", "teams_tiny", "electric_tiny", "mlm_tiny
 
 def warm_step(recipe: str, precision: str, num_ranks: int = 1) -> tuple[FairseqStep, list[dict[str, Any]]]:
     """A trainer after its first update, which makes the optimizer's moments, and batches."""
-    given = None if precision == "fp16" else precision
-    settings = {"precision": given, "device": "cpu", "vocabulary_size": VOCABULARY}
-    setup = set_up(BenchSettings(recipe, ["dataset.batch_size=2"], **settings))
-    if precision == "fp16":  # refused on a CPU, but its operations are those of a GPU
-        setup.cfg.common.fp16 = setup.cfg.common.fp16_no_flatten_grads = True
+    settings = {"precision": precision, "device": "cpu", "vocabulary_size": VOCABULARY}
+    # fp16 is refused on a CPU, but its operations are those of a GPU.
+    with mock.patch("amos_fairseq.run.precision.refusal", return_value=None):
+        setup = set_up(BenchSettings(recipe, ["dataset.batch_size=2"], **settings))
         setup.cfg.common.fp16_init_scale = 1  # no overflow, which would end in CUDA
-    setup.cfg.distributed_training.distributed_world_size = num_ranks
-    task = build_task(setup.cfg.task, VOCABULARY)
-    step, batches = FairseqStep(setup, task), make_synthetic_text(task, 2).batches
+        setup.cfg.distributed_training.distributed_world_size = num_ranks
+        task = build_task(setup.cfg.task, VOCABULARY)
+        step, batches = FairseqStep(setup, task), make_synthetic_text(task, 2).batches
     step.step(batches[0])
     return step, batches
 

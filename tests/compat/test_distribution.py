@@ -84,10 +84,10 @@ def test_invalid_launches_are_refused(values, environment, num_gpus, message) ->
 
 def test_fp16_communication_of_bf16_gradients_is_refused() -> None:
     cfg = settings(ddp_comm_hook="fp16")
-    arrange_ranks(cfg, {}, num_gpus=0)
+    distribution.check_exchange(cfg)
     cfg.common.bf16 = True
     with pytest.raises(UserError, match=r"--ddp-comm-hook fp16 would convert the gradients of --bf16"):
-        arrange_ranks(cfg, {}, num_gpus=0)
+        distribution.check_exchange(cfg)
 
 
 def test_launches_that_fairseq_handles_are_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:

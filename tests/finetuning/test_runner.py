@@ -35,7 +35,7 @@ class Toy(Benchmark):
 
     def __init__(self, out, devices=("cpu",), keep_checkpoints=False, scores=SCORES):
         recipe = Recipe("r", "a recipe", "base", {})
-        self.session = Session(START, recipe, {}, (1, 2, 3), out, devices, "fp32", keep_checkpoints)
+        self.session = Session(START, recipe, {}, (1, 2, 3), out, devices, "float32", keep_checkpoints)
         self.scores, self.evaluated = scores, []
 
     def train_flags(self, task):

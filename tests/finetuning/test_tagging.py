@@ -23,7 +23,7 @@ def session(tmp_path, monkeypatch) -> Session:
     checkpoint = PretrainedCheckpoint(file, "", "amos_tiny", settings, {}, num_updates=10)
     overrides = {"lr": 1e-5, "epochs": 2, "batch_size": 16}
     recipe = load_recipe("amos_grid", "small", overrides)
-    return Session(checkpoint, recipe, overrides, (1,), tmp_path / "out", ("cpu",), "fp32", keep_checkpoints=False)
+    return Session(checkpoint, recipe, overrides, (1,), tmp_path / "out", ("cpu",), "float32", keep_checkpoints=False)
 
 
 def execute(self, runs):

@@ -18,7 +18,7 @@ VOCABULARY = 600
 
 
 def setup_of(recipe: str, *overrides: str, **settings) -> BenchSetup:
-    settings = {"vocabulary_size": VOCABULARY} | settings
+    settings = {"vocabulary_size": VOCABULARY, "precision": "float32"} | settings
     return set_up(BenchSettings(recipe, ["dataset.batch_size=2", *overrides], **settings))
 
 
@@ -126,11 +126,21 @@ def test_amos_is_compared_with_the_electra_of_its_encoder() -> None:
     found = training_flops(setup.cfg, setup.vocabulary_size)
     assert (found.per_update, found.tokens_per_update) == (expected.per_update, expected.tokens_per_update)
     assert (setup.cfg.model.dropout, setup.cfg.model.embedding_dim) == (0.2, 48)
+    assert setup.cfg.task.precision == "float32"  # the peer does not choose its own
 
 
-def test_default_precision_is_that_of_the_recipe() -> None:
-    assert setup_of("mlm_base").precision == "bf16"
-    assert setup_of("mlm_tiny").precision == "float32"
+@pytest.mark.parametrize(("multiplies", "expected"), [(True, "bf16"), (False, "float32")])
+def test_default_precision_is_that_of_the_recipe_on_this_device(
+    multiplies: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("amos_fairseq.run.precision.multiplies_bf16", lambda on_gpu: multiplies)
+    found = [setup_of(recipe, precision=None) for recipe in ("mlm_base", "mlm_tiny")]
+    assert [setup.precision for setup in found] == [expected, expected]
+    assert [setup.cfg.common.bf16 for setup in found] == [multiplies, multiplies]
+    assert setup_of("mlm_tiny", "common.bf16=true", precision=None).precision == "bf16"
+
+
+def test_precision_of_the_command_line() -> None:
     assert setup_of("mlm_base", precision="float32").cfg.common.bf16 is False
     assert setup_of("mlm_tiny", precision="bf16").cfg.common.bf16 is True
 

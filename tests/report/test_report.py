@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from saved_models import CORPUS, UPDATES, add_settings, write_run
 
 from amos_fairseq.cli.main import main
+from amos_fairseq.composition import compose_recipe
 from amos_fairseq.probing.results import ProbeResult, write_results
 from amos_fairseq.report import page as pages
 from amos_fairseq.report.curves import read_curves
@@ -297,6 +298,19 @@ def test_curriculum_setups_are_ways_to_mix_the_depths_of_one_model(changes, expe
     assert are_curriculum_setups(runs) == expected
     assert not are_curriculum_setups(runs[:1])
     assert not are_curriculum_setups([*runs, PretrainingRun(Path("flags"), "flags", PretrainingCost(1))])
+
+
+def test_precision_is_that_of_the_trainer(tmp_path):
+    """A run on several ranks of unlike hardware, or a resumed one, may have another than its recipe asks for."""
+    runs = [PretrainingRun(tmp_path, "run", PretrainingCost(3))]
+    for common in ({"bf16": True, "fp16": False}, {"fp16": True}, {"amp": True}, {"bf16": False}):
+        cfg = compose_recipe("mlm_tiny", ["task.data=DATA", "distributed_training.distributed_world_size=1"])
+        cfg.common.update(common)
+        runs.append(PretrainingRun(tmp_path, "run", PretrainingCost(3), cfg=cfg))
+    (table,) = cost_section(runs).tables
+    (row,) = [row for row in table.rows if row[0] == "precision"]
+    assert row[2:] == ["bf16", "fp16", "amp", "float32"]
+    assert row[1] not in row[2:]
 
 
 def test_gpus_of_the_log(tmp_path):

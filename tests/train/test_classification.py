@@ -230,3 +230,19 @@ def test_what_cannot_be_used_is_refused_in_one_line(place, tmp_path, capsys):
     labels = ["--checkpoint", place / "classes", "--out", tmp_path / "l.tsv"]
     assert "other.csv has no column 'text'" in refused(*labels, "--predict", tmp_path / "other.csv")
     assert not (tmp_path / "l.tsv").exists()
+
+
+def test_bf16_on_a_cpu(place: Path) -> None:
+    """The training is in bf16 with float32 masters and learns; runs of another precision are not mixed in."""
+    given = ["--train", place / "classes.tsv", "--label", "colour", "--precision", "bf16", "--keep-checkpoints"]
+    classify(place, "bf16", *given)
+    assert summary(place, "bf16")["accuracy"] > 80  # a third by chance; in float32 100
+    assert json.loads((place / "bf16" / "classification.json").read_text())["setup"]["precision"] == "bf16"
+    assert "precision: bf16" in (place / "bf16" / RUN / "train.log").read_text()
+    saved = torch.load(place / "bf16" / RUN / "checkpoint_last.pt", weights_only=True)
+    # fairseq saves the model's weights as float32; the masters have digits that bfloat16 lacks.
+    assert all(torch.equal(weight, weight.bfloat16().to(weight.dtype)) for weight in saved["model"].values())
+    masters = saved["last_optimizer_state"]["master_weights"]
+    assert any((master != master.bfloat16().float()).any() for master in masters)
+    with pytest.raises(AssertionError, match="precision: bf16 there, fp32 here"):
+        classify(place, "bf16", *given[:4])

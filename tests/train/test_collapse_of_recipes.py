@@ -16,7 +16,7 @@ from amos_fairseq.recipe_files import RECIPES
 SHORTER = shlex.split(
     "task.tokens_per_sample=64 dataset.batch_size=16 dataset.num_workers=0 dataset.max_valid_steps=20 "
     "optimization.max_update=300 lr_scheduler.total_num_update=1600 lr_scheduler.warmup_updates=100 "
-    "dataset.validate_interval_updates=300 common.bf16=true common.tensorboard_logdir=null"
+    "dataset.validate_interval_updates=300 task.precision=bf16 common.tensorboard_logdir=null"
 )
 # Collapsed states widen again for a short time, at an update that depends on the processor: three validations are late enough,
 # and the narrowest one counts.

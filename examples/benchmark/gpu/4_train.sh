@@ -21,7 +21,7 @@ DATA="$(realpath -m "${ARGUMENTS[0]}")" GLUE="$(realpath -m "${ARGUMENTS[1]}")"
 [ -f "$DATA/dict.txt" ] || fail "DATA=${ARGUMENTS[0]} holds no dict.txt: give the output of preprocess/pretraining/prepare.sh"
 [ -d "$GLUE" ] || fail "GLUE=${ARGUMENTS[1]} is not a folder: give the output of preprocess/glue/prepare.sh"
 
-SIZE=small UPDATES="${UPDATES:-4000}" MINUTES="${MINUTES:-4.5}" TASKS="${TASKS:-MRPC,RTE}" GLUE_FLAGS=--bf16
+SIZE=small UPDATES="${UPDATES:-4000}" MINUTES="${MINUTES:-4.5}" TASKS="${TASKS:-MRPC,RTE}" GLUE_FLAGS="--precision bf16"
 TRAINING="common.bf16=true dataset.num_workers=1 lr_scheduler.warmup_updates=200 dataset.validate_interval_updates=500"
 if [ "$DEVICE" = cpu ]; then
     SIZE=tiny UPDATES=4 GLUE_FLAGS="--cpu --epochs 1"

@@ -39,7 +39,7 @@ def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_tra
         ([str(data), "--tasks", "CoLA", "--epochs", "1" + "0" * 21], "must be above 0 and at most 1,000,000"),
         ([str(data), "--tasks", "CoLA", "--seeds", "1" + "0" * 21], "asks for too many runs: give at most 10,000"),
         ([str(data), "--tasks", "CoLA", "--batch-size", "0"], "--batch-size 0 must be above 0"),
-        ([str(data), "--tasks", "CoLA", "--fp16"], "--fp16 needs a GPU"),
+        ([str(data), "--tasks", "CoLA", "--precision", "fp16"], "--precision fp16 needs a GPU"),
         ([str(data), "--tasks", "CoLA", "--squad", str(tmp_path)], "holds no results of amos squad"),
         ([str(data), "--tasks", "CoLA", "--squad", str(tmp_path / "squad")], "from_scratch True, not False"),
         ([str(data), "--tasks", "RTE", "--write-test"], "holds no test set of RTE"),

@@ -12,7 +12,7 @@ from attacks.commands import Place, amos_harm, command_harm, run_amos, run_comma
 from attacks.workplace import COMMANDS, SMALL_RUN
 
 SETTINGS_OF_SECTIONS = {
-    "task": "tokens_per_sample mask_prob mask_treatment sample_break_mode _name data divergence_factor",
+    "task": "tokens_per_sample mask_prob mask_treatment sample_break_mode _name data divergence_factor precision",
     "model": "_name encoder_layers encoder_embed_dim encoder_attention_heads max_positions dropout layer_norm_eps kernels "
     "relative_position_scheme relative_position_buckets generator_depths mixture gumbel_temperature gumbel_entries",
     "criterion": "_name discriminator_loss_weight",

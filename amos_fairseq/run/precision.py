@@ -1,0 +1,230 @@
+"""The precision of a run: ``task.precision``, or fairseq's flags.
+
+``auto`` is bf16 where every rank's device multiplies bfloat16, and float32 elsewhere; a run that continues keeps its own. The
+choice is made in the rank, since asking a GPU opens a CUDA context on it: in a launcher, that would keep the ranks off a GPU
+that admits one process. It is logged, and stored in the checkpoint as the same settings that fairseq reads (``common.bf16``,
+``common.fp16``) and as ``task.precision``.
+
+Stock fairseq, as observed: ``--amp`` on a CPU silently trains in float32; ``--fp16`` on a CPU fails inside CUDA. Under
+``--fp16`` fairseq merges all float32 master weights into one flat tensor, which cannot keep the parameter groups of this
+package's optimizers, and asks the user for another flag.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from fairseq.distributed import utils as distributed_utils
+from fairseq.optim import OPTIMIZER_REGISTRY
+from hydra.core.hydra_config import HydraConfig
+
+from amos_fairseq.checkpoint_files import read_header
+from amos_fairseq.collectives import from_first_rank, raise_on_every_rank, sum_over_ranks
+from amos_fairseq.compat.checkpoints import newest_complete_checkpoint
+from amos_fairseq.compat.distribution import visible_gpus
+from amos_fairseq.compat.patching import running_scripts
+from amos_fairseq.errors import UserError
+from amos_fairseq.precisions import FLAGS, multiplies_bf16, precision_of
+from amos_fairseq.run.resume import DEFAULT_FILE, checkpoint_to_load
+
+logger = logging.getLogger(__name__)
+
+
+# fp16 and bf16 have the same master weights: a run of one continues in the other. fairseq refuses any other change.
+WITH_STATE_OF = {"float32": "float32", "bf16": "fp16", "fp16": "fp16", "amp": "amp"}
+
+
+class Saved(NamedTuple):
+    """The precision of the run that a run continues: float32 or one of fairseq's flags, and the checkpoint that says so."""
+
+    precision: str
+    path: str
+
+
+def requested_precision(cfg: Any) -> tuple[str, str]:
+    """Return what the settings ask for, a value of ``task.precision`` or "amp", and the setting that says so.
+
+    A flag of fairseq decides what ``task.precision=auto`` leaves open.
+
+    Raises:
+        UserError: two settings contradict each other.
+    """
+    flags = [name for name in FLAGS if getattr(cfg.common, name)]
+    if len(flags) > 1:
+        raise UserError(f"--{flags[0]} and --{flags[1]} exclude each other: choose one")
+    named = getattr(cfg.task, "precision", None)
+    named = None if named is None else str(named)
+    if flags and named not in (None, "auto", flags[0]):
+        raise UserError(
+            f"task.precision={named} (--precision) and common.{flags[0]}=true (--{flags[0]}) contradict each other: leave one "
+            "of them out"
+        )
+    if flags:
+        return flags[0], f"--{flags[0]}"
+    return ("float32", "") if named is None else (named, f"task.precision={named}")
+
+
+def check_settings(cfg: Any) -> None:
+    """Refuse settings that no device, or no CPU, can follow, before any rank exists. No GPU is asked anything.
+
+    Raises:
+        UserError: a setting contradicts another one, or needs a GPU or another optimizer.
+    """
+    name, setting = requested_precision(cfg)
+    if problem := refusal(name, setting, None, [], visible_gpus(cfg) > 0):
+        raise UserError(problem)
+    if name == "auto" and HydraConfig.initialized() and "common.bf16=false" in HydraConfig.get().overrides.task:
+        raise UserError(
+            "common.bf16=false does not say which precision to train in instead: give task.precision=float32 or fp16"
+        )
+    if not _has_our_optimizer(cfg):
+        return
+    for name in ("memory_efficient_fp16", "memory_efficient_bf16"):
+        if getattr(cfg.common, name):
+            flag = name.replace("_", "-")
+            raise UserError(
+                f"--{flag} keeps no float32 weights, which --optimizer {cfg.optimizer._name} updates: "
+                f"use --{flag.removeprefix('memory-efficient-')}"
+            )
+
+
+def choose_precision(cfg: Any) -> None:
+    """Choose the precision of a run in its ranks, log it, and set it. A collective operation.
+
+    Raises:
+        UserError: settings contradict each other, or a device does not support what they or the continued run demand.
+    """
+    # A program that has a trainer without fairseq's script, such as amos bench, continues no run.
+    saved = from_first_rank(lambda: saved_precision(cfg.checkpoint)) if running_scripts() else None
+    set_precision(cfg, visible_gpus(cfg) > 0, saved)
+
+
+def set_precision(cfg: Any, on_gpu: bool, saved: Saved | None = None) -> str:
+    """Set the precision that the settings ask for on this device and those of the other ranks, and log it.
+
+    Args:
+        saved: what the run continues.
+
+    Returns:
+        "float32", "bf16", "fp16" or "amp".
+
+    Raises:
+        UserError: as :func:`choose_precision`.
+    """
+    request, setting = requested_precision(cfg)
+    lacking = ranks_without_bf16(on_gpu) if request in ("auto", "bf16") else []
+    name, reason = decide(request, saved, lacking, on_gpu)
+    raise_on_every_rank(refusal(name, setting, saved, lacking, on_gpu))
+    for flag in FLAGS:
+        setattr(cfg.common, flag, flag == name)
+    if getattr(cfg.task, "precision", None) is not None:
+        cfg.task.precision = None if name == "amp" else name
+    if name == "fp16" and _has_our_optimizer(cfg):
+        cfg.common.fp16_no_flatten_grads = True
+    logger.info(f"precision: {name}{f' ({reason})' if reason else ''}")
+    return name
+
+
+def decide(request: str, saved: Saved | None, lacking: Sequence[int], on_gpu: bool) -> tuple[str, str]:
+    """Return the precision of a run, and why it is that one: the table of all cases.
+
+    Args:
+        request: from :func:`requested_precision`.
+        lacking: ranks whose device does not multiply bfloat16.
+    """
+    if request != "auto":
+        emulated = request == "bf16" and lacking and not on_gpu
+        return request, f"slower than float32: {_multiplies(lacking, on_gpu)}" if emulated else ""
+    if saved is None:
+        return "float32" if lacking else "bf16", f"auto: {_multiplies(lacking, on_gpu)}"
+    kept = f"auto: that of {saved.path}"
+    if saved.precision == "bf16" and lacking:
+        kept += f", slower than float32: {_multiplies(lacking, on_gpu)}"
+    return saved.precision, kept
+
+
+def refusal(name: str, setting: str, saved: Saved | None, lacking: Sequence[int], on_gpu: bool) -> str | None:
+    """Return why these devices cannot train in the precision ``name``, or why it cannot continue a run; None if it can.
+
+    A CPU emulates bf16.
+    """
+    anew = f"start a new run from its weights (--finetune-from-model {saved.path}, another --save-dir)" if saved else ""
+    if saved and WITH_STATE_OF[name] != WITH_STATE_OF[saved.precision]:
+        kept = "common.amp=true" if saved.precision == "amp" else f"task.precision={saved.precision}"
+        trained = f"{saved.path} was trained in {saved.precision} and has no state to continue in {name}"
+        return f"{trained}: keep {saved.precision} ({kept}), or {anew}"
+    if name == "bf16" and lacking and on_gpu:
+        reason, others, with_state = (
+            f"needs bfloat16 products, and {_multiplies(lacking, on_gpu)}",
+            "fp16 or float32",
+            "fp16",
+        )
+    elif name in ("fp16", "amp") and not on_gpu:
+        reason, others, with_state = "needs a GPU", "bf16 or float32", "bf16" if name == "fp16" else None
+    else:
+        return None
+    if saved is None or saved.precision != name:
+        return f"{setting} {reason}: train in {others}"
+    advice = f"give task.precision={with_state} to continue with its master weights" if with_state else anew
+    return f"{saved.path} was trained in {name}, which {reason}: {advice}"
+
+
+def saved_precision(cfg: Any) -> Saved | None:
+    """Return the precision of the run that is continued with its optimizer; None for a new run.
+
+    A new run from the weights of another one (``--finetune-from-model``, ``--reset-optimizer``) keeps nothing of it. What is
+    wrong with a checkpoint is reported later, where it is loaded.
+
+    Args:
+        cfg: section ``checkpoint`` of the configuration.
+    """
+    if cfg.reset_optimizer:
+        return None
+    path, header = None, None
+    try:
+        path = checkpoint_to_load(cfg, cfg.checkpoint_suffix)
+        if path == cfg.finetune_from_model:
+            path = None
+        header = None if path is None else read_header(path, whole=False)
+    except UserError:
+        path = None
+    if path is None and cfg.restore_file == DEFAULT_FILE:
+        # What replaces a checkpoint_last.pt that is missing or damaged.
+        newest = newest_complete_checkpoint(cfg.save_dir, cfg.checkpoint_suffix)
+        path, header = (newest[0], read_header(newest[0])) if newest else (None, None)
+    settings = (header or {}).get("cfg")
+    common = settings.get("common") if isinstance(settings, dict) else None
+    if not isinstance(common, dict) or not header.get("last_optimizer_state"):  # of another program, or weights alone
+        return None
+    return Saved(precision_of(common), path)
+
+
+def ranks_without_bf16(on_gpu: bool) -> list[int]:
+    """Return the ranks whose device does not multiply bfloat16. A collective operation."""
+    lacks = not multiplies_bf16(on_gpu)
+    num_ranks = distributed_utils.get_global_world_size()
+    if num_ranks == 1:
+        return [0] if lacks else []
+    of_rank = torch.zeros(num_ranks, dtype=torch.int64)
+    of_rank[distributed_utils.get_global_rank()] = lacks
+    return sum_over_ranks(of_rank).nonzero().flatten().tolist()
+
+
+def _multiplies(lacking: Sequence[int], on_gpu: bool) -> str:
+    num_ranks = distributed_utils.get_global_world_size()
+    if not lacking or len(lacking) == num_ranks:
+        device = "GPU" if on_gpu else "processor"
+        whose = f"this {device}" if num_ranks == 1 else f"the {device} of every rank"
+        return f"{whose} {'does not multiply' if lacking else 'multiplies'} bfloat16"
+    several = len(lacking) > 1
+    whose = f"{'those' if several else 'that'} of rank{'s'[:several]} {', '.join(map(str, lacking))}"
+    return (
+        f"{'GPUs' if on_gpu else 'processors'} differ, and {whose} {'do' if several else 'does'} not multiply bfloat16"
+    )
+
+
+def _has_our_optimizer(cfg: Any) -> bool:
+    """Return whether the optimizer is of this package: only those need parameter groups and float32 weights."""
+    optimizer = OPTIMIZER_REGISTRY.get(getattr(cfg.optimizer, "_name", None))
+    return optimizer is not None and optimizer.__module__.startswith("amos_fairseq.")

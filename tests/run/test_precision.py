@@ -1,0 +1,330 @@
+"""The precision of a run: every case of the choice, in launcher and ranks, and over a resume."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from failures import refusal
+from fairseq.dataclass.configs import FairseqConfig
+from hydra.core.hydra_config import HydraConfig
+from interrupted_run import assert_same_bits, checkpoint
+from omegaconf import OmegaConf
+from rank_functions import succeed_on_two_ranks
+
+from amos_fairseq.composition import compose_recipe
+from amos_fairseq.errors import UserError
+from amos_fairseq.run import hooks, precision
+from amos_fairseq.run.precision import Saved, check_settings, choose_precision, saved_precision, set_precision
+
+
+def configuration(named: str | None = None, optimizer: str = "grouped_adam", **common: Any) -> Any:
+    cfg = OmegaConf.structured(FairseqConfig)
+    cfg.optimizer = {"_name": optimizer}
+    cfg.task = {"_name": "text_pretraining", "precision": named}
+    for name, value in common.items():
+        cfg.common[name] = value
+    return cfg
+
+
+@pytest.fixture
+def hardware(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool, bool], None]:
+    """``hardware(has_gpu, multiplies)``: what this process finds."""
+
+    def use(has_gpu: bool, multiplies: bool) -> None:
+        monkeypatch.setattr(precision, "visible_gpus", lambda cfg: int(has_gpu))
+
+        def answer(on_gpu: bool) -> bool:
+            assert on_gpu is has_gpu
+            return multiplies
+
+        monkeypatch.setattr(precision, "multiplies_bf16", answer)
+
+    return use
+
+
+CPU, GPU = False, True
+NO = "does not multiply bfloat16"
+TABLE = [
+    # task.precision, flag of fairseq, on a GPU, multiplies bfloat16, continued run -> precision, reason in the log
+    ("auto", None, CPU, True, None, "bf16", "auto: this processor multiplies bfloat16"),
+    ("auto", None, CPU, False, None, "float32", f"auto: this processor {NO}"),
+    ("auto", None, GPU, True, None, "bf16", "auto: this GPU multiplies bfloat16"),
+    ("auto", None, GPU, False, None, "float32", f"auto: this GPU {NO}"),
+    ("auto", None, GPU, True, "float32", "float32", "auto: that of last.pt"),
+    ("auto", None, GPU, True, "fp16", "fp16", "auto: that of last.pt"),
+    ("auto", None, GPU, True, "amp", "amp", "auto: that of last.pt"),
+    ("auto", None, GPU, False, "float32", "float32", "auto: that of last.pt"),
+    ("auto", None, CPU, True, "bf16", "bf16", "auto: that of last.pt"),
+    ("auto", None, CPU, False, "bf16", "bf16", f"auto: that of last.pt, slower than float32: this processor {NO}"),
+    ("auto", "bf16", CPU, False, None, "bf16", f"slower than float32: this processor {NO}"),
+    ("auto", "fp16", GPU, True, None, "fp16", ""),
+    ("auto", "amp", GPU, True, None, "amp", ""),
+    ("float32", None, GPU, True, None, "float32", ""),
+    ("bf16", None, CPU, True, None, "bf16", ""),
+    ("bf16", "bf16", CPU, True, "bf16", "bf16", ""),
+    ("fp16", None, GPU, False, "bf16", "fp16", ""),  # they have the same masters
+    ("bf16", None, CPU, True, "fp16", "bf16", ""),
+    (None, None, GPU, True, None, "float32", ""),
+    (None, None, GPU, True, "float32", "float32", ""),
+    (None, "bf16", GPU, True, None, "bf16", ""),
+    (None, "fp16", GPU, False, None, "fp16", ""),
+    (None, "amp", GPU, False, None, "amp", ""),
+]
+
+
+@pytest.mark.parametrize(("named", "flag", "has_gpu", "multiplies", "before", "expected", "reason"), TABLE)
+def test_every_choice(
+    named: str | None,
+    flag: str | None,
+    has_gpu: bool,
+    multiplies: bool,
+    before: str | None,
+    expected: str,
+    reason: str,
+    hardware: Callable[[bool, bool], None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    hardware(has_gpu, multiplies)
+    cfg = configuration(named, **({flag: True} if flag else {}))
+    check_settings(cfg)
+    with caplog.at_level("INFO", precision.__name__):
+        assert set_precision(cfg, has_gpu, before and Saved(before, "last.pt")) == expected
+    assert caplog.messages == [f"precision: {expected}{f' ({reason})' if reason else ''}"]
+    assert {name: cfg.common[name] for name in precision.FLAGS} == {name: name == expected for name in precision.FLAGS}
+    # What a checkpoint says: the choice, or that fairseq's flags made it.
+    assert cfg.task.precision == (None if named is None or expected == "amp" else expected)
+    # A second trainer of the process finds the same.
+    assert set_precision(cfg, has_gpu, before and Saved(before, "last.pt")) == expected
+
+
+@pytest.mark.parametrize(
+    ("named", "common", "has_gpu", "message"),
+    [
+        (None, {"fp16": True}, CPU, r"^--fp16 needs a GPU: train in bf16 or float32$"),
+        (None, {"amp": True}, CPU, r"^--amp needs a GPU"),
+        ("fp16", {}, CPU, r"^task\.precision=fp16 needs a GPU: train in bf16 or float32$"),
+        (None, {"fp16": True, "bf16": True}, GPU, r"^--fp16 and --bf16 exclude each other"),
+        ("auto", {"fp16": True, "amp": True}, GPU, r"^--fp16 and --amp exclude each other"),
+        ("float32", {"bf16": True}, GPU, r"task\.precision=float32 .* and common\.bf16=true .* contradict each other"),
+        ("bf16", {"fp16": True}, GPU, r"task\.precision=bf16 .* and common\.fp16=true .* contradict each other"),
+        ("float32", {"amp": True}, GPU, r"task\.precision=float32 .* and common\.amp=true"),
+        (None, {"fp16": True, "memory_efficient_fp16": True}, GPU, r"--memory-efficient-fp16 keeps .* use --fp16"),
+        (None, {"bf16": True, "memory_efficient_bf16": True}, CPU, r"--memory-efficient-bf16 keeps .* use --bf16"),
+    ],
+)
+def test_settings_that_are_refused_before_the_launch(
+    named: str | None, common: dict, has_gpu: bool, message: str, hardware: Callable[[bool, bool], None]
+) -> None:
+    hardware(has_gpu, True)
+    with pytest.raises(UserError, match=message):
+        check_settings(configuration(named, **common))
+
+
+@pytest.mark.parametrize("others", [[], ["common.fp16=true"]])
+def test_bf16_false_does_not_say_what_instead(
+    others: list[str], hardware: Callable[[bool, bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the command line of a recipe; with another flag it says so."""
+    hardware(GPU, True)
+    hydra = SimpleNamespace(overrides=SimpleNamespace(task=["task.data=DATA", "common.bf16=false", *others]))
+    monkeypatch.setattr(HydraConfig, "initialized", lambda: True)
+    monkeypatch.setattr(HydraConfig, "get", lambda: hydra)
+    if others:
+        check_settings(configuration("auto", fp16=True))
+        return
+    with pytest.raises(UserError, match=r"common\.bf16=false does not say .* give task\.precision=float32 or fp16"):
+        check_settings(configuration("auto"))
+
+
+@pytest.mark.parametrize(
+    ("named", "flag", "has_gpu", "multiplies", "before", "message"),
+    [
+        ("bf16", None, GPU, False, None, rf"^task\.precision=bf16 needs .* this GPU {NO}: train in fp16 or float32$"),
+        (None, "bf16", GPU, False, None, rf"^--bf16 needs bfloat16 products, and this GPU {NO}: train in"),
+        (
+            "auto",
+            None,
+            GPU,
+            False,
+            "bf16",
+            rf"^last\.pt was trained in bf16, .* this GPU {NO}: give task\.precision=fp16",
+        ),
+        (
+            "auto",
+            None,
+            CPU,
+            True,
+            "fp16",
+            r"^last\.pt was trained in fp16, which needs a GPU: give task\.precision=bf16",
+        ),
+        ("auto", None, CPU, True, "amp", r"trained in amp, which needs a GPU: start .*--finetune-from-model last\.pt"),
+        (
+            "float32",
+            None,
+            CPU,
+            True,
+            "bf16",
+            r"trained in bf16 and has no state .* in float32: keep .*precision=bf16\)",
+        ),
+        ("bf16", None, CPU, True, "float32", r"trained in float32 and has no state .* in bf16: keep float32 \(task\."),
+        (None, None, CPU, True, "bf16", r"trained in bf16 and has no state to continue in float32"),
+        ("float32", None, GPU, True, "amp", r"trained in amp .* in float32: keep amp \(common\.amp=true\), or start"),
+    ],
+)
+def test_what_the_device_or_the_continued_run_excludes(
+    named: str | None,
+    flag: str | None,
+    has_gpu: bool,
+    multiplies: bool,
+    before: str | None,
+    message: str,
+    hardware: Callable[[bool, bool], None],
+) -> None:
+    hardware(has_gpu, multiplies)
+    cfg = configuration(named, **({flag: True} if flag else {}))
+    with pytest.raises(UserError, match=message):
+        set_precision(cfg, has_gpu, before and Saved(before, "last.pt"))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "common", "has_gpu", "flat"),
+    [
+        ("grouped_adam", {"fp16": True}, GPU, False),
+        ("adam", {"fp16": True}, GPU, True),
+        ("grouped_adam", {"bf16": True}, CPU, True),
+        ("grouped_adam", {}, CPU, True),
+        ("adam", {"fp16": True, "memory_efficient_fp16": True}, GPU, True),
+    ],
+)
+def test_parameter_groups_survive_fp16(
+    optimizer: str, common: dict, has_gpu: bool, flat: bool, hardware: Callable[[bool, bool], None]
+) -> None:
+    """fairseq's flat float32 masters lose the groups; bf16 is never flat, for any setting."""
+    hardware(has_gpu, True)
+    cfg = configuration(None, optimizer, **common)
+    check_settings(cfg)
+    set_precision(cfg, has_gpu)
+    assert cfg.common.fp16_no_flatten_grads is not flat
+
+
+@pytest.mark.parametrize("setting", ["task.precision=auto", "task.precision=bf16", "common.bf16=true"])
+def test_the_launcher_opens_no_cuda_context(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two GPUs in exclusive-process mode: a rank is started on each, and asks its own."""
+    asked: list[str] = []
+
+    def question(including_emulation: bool = True) -> bool:
+        asked.append("bf16")
+        return not including_emulation
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: asked.append("context"))
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", question)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *device: asked.append("properties"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *device: asked.append("capability"))
+    cfg = compose_recipe("amos_tiny", ["distributed_training.distributed_world_size=2", setting])
+    launched: list[Any] = []
+    hooks.call_main(lambda cfg, main: launched.append(cfg), cfg, None)
+    assert launched == [cfg]
+    assert asked == []
+    choose_precision(cfg)
+    assert asked == ["bf16"]
+    assert cfg.common.bf16 is True
+
+
+def unlike_ranks(rank: int) -> None:
+    """Rank 1 emulates bfloat16."""
+    precision.multiplies_bf16 = lambda on_gpu: rank == 0
+    reason = "processors differ, and that of rank 1 does not multiply bfloat16"
+    cfg = configuration("auto")
+    lines: list[str] = []
+    precision.logger.info = lines.append
+    assert set_precision(cfg, on_gpu=False) == "float32"
+    assert lines == [f"precision: float32 (auto: {reason})"]
+    assert set_precision(configuration("bf16"), on_gpu=False) == "bf16"
+    assert lines[1:] == [f"precision: bf16 (slower than float32: {reason})"]
+    with pytest.raises(UserError if rank == 0 else SystemExit) as ended:
+        set_precision(configuration("bf16"), on_gpu=True)
+    assert rank == 1 or "GPUs differ, and that of rank 1 does not multiply bfloat16" in str(ended.value)
+    precision.multiplies_bf16 = lambda on_gpu: True
+    # Only the first rank reads what the run continues.
+    precision.running_scripts = lambda: [None]
+    precision.saved_precision = lambda cfg: Saved("float32", "last.pt") if rank == 0 else 1 / 0
+    cfg = configuration("auto", cpu=True)
+    choose_precision(cfg)
+    assert (cfg.task.precision, lines[-1]) == ("float32", "precision: float32 (auto: that of last.pt)")
+
+
+@pytest.mark.slow
+def test_unlike_ranks_agree() -> None:
+    succeed_on_two_ranks(unlike_ranks)
+
+
+def write(path: Path, flags: Sequence[str] = (), updates: int = 1, **changes: Any) -> None:
+    content = {
+        "cfg": {"common": {name: name in flags for name in precision.FLAGS}},
+        "model": {},
+        "optimizer_history": [{"num_updates": updates}],
+        "last_optimizer_state": {"state": {}, "param_groups": [{}]},
+    }
+    torch.save(content | changes, path)
+
+
+def settings(folder: Path, **changes: Any) -> Any:
+    cfg = OmegaConf.structured(FairseqConfig).checkpoint
+    cfg.save_dir = str(folder)
+    for name, value in changes.items():
+        cfg[name] = value
+    return cfg
+
+
+def test_precision_of_the_continued_run(tmp_path: Path) -> None:
+    run, other = tmp_path / "run", tmp_path / "other.pt"
+    run.mkdir()
+    assert saved_precision(settings(run)) is None
+    write(other, ["fp16"])
+    assert saved_precision(settings(run, finetune_from_model=str(other))) is None
+    assert saved_precision(settings(run, restore_file=str(other))) == Saved("fp16", str(other))
+    assert saved_precision(settings(run, restore_file=str(other), reset_optimizer=True)) is None
+    assert saved_precision(settings(run, restore_file=str(tmp_path / "absent.pt"))) is None
+
+    last = run / "checkpoint_last.pt"
+    for flags, expected in (([], "float32"), (["bf16"], "bf16"), (["amp"], "amp")):
+        write(last, flags)
+        assert saved_precision(settings(run)) == Saved(expected, str(last))
+        assert saved_precision(settings(run, finetune_from_model=str(other))) == Saved(expected, str(last))
+    write(last, ["bf16"], last_optimizer_state=None)  # weights alone
+    assert saved_precision(settings(run)) is None
+    write(last, ["bf16"], cfg=None)  # an old checkpoint of stock fairseq
+    assert saved_precision(settings(run)) is None
+    # What replaces a damaged file.
+    write(run / "checkpoint_1_4.pt", ["fp16"], updates=4)
+    write(run / "checkpoint_1_8.pt", ["bf16"], updates=8)
+    last.write_bytes(last.read_bytes()[:100])
+    assert saved_precision(settings(run)) == Saved("bf16", str(run / "checkpoint_1_8.pt"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "plain"), [("bf16", ["--bf16"]), ("float32", [])])
+def test_a_resume_keeps_the_precision_bit_for_bit(
+    first: str, plain: list[str], run_training: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Three updates and, with auto, three more are six; fairseq's own flag, or none, trains the same."""
+    run_training(tmp_path / "whole", *plain)
+    run_training(tmp_path / "parts", "--precision", first, "--max-update", "3")
+    last = tmp_path / "parts" / "checkpoint_last.pt"
+    done = run_training(tmp_path / "parts", "--precision", "auto")
+    assert f"precision: {first} (auto: that of {last}" in done.stdout
+    found, expected = checkpoint(tmp_path / "parts"), checkpoint(tmp_path / "whole")
+    assert (found["cfg"]["task"]["precision"], expected["cfg"]["task"]["precision"]) == (first, None)
+    assert found["cfg"]["common"]["bf16"] is expected["cfg"]["common"]["bf16"] is (first == "bf16")
+    for part in ("model", "last_optimizer_state"):
+        assert_same_bits(found[part], expected[part], part)
+
+    other = "float32" if first == "bf16" else "bf16"
+    before = last.read_bytes()
+    line = refusal(run_training(tmp_path / "parts", "--precision", other, "--max-update", "8", check=False))
+    assert line.startswith(f"{last} was trained in {first} and has no state to continue in {other}: keep {first}")
+    assert last.read_bytes() == before

@@ -1,0 +1,104 @@
+"""Whether a device multiplies bfloat16: CPUs and GPUs of each kind, this machine's own flags, and GPUs asked from outside."""
+
+import platform
+import re
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.precisions import gpus_multiply_bf16, multiplies_bf16
+
+
+@pytest.mark.parametrize(("major", "expected"), [(6, False), (7, False), (8, True), (9, True), (12, True)])
+def test_a_gpu_that_emulates_bf16_does_not_multiply_it(
+    major: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compute capability 8.0 is Ampere; V100 and T4 (7.0, 7.5) make bfloat16 tensors, which PyTorch's default counts."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(major=major))
+    monkeypatch.setattr(torch.cuda, "_check_bf16_tensor_supported", lambda device: True)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.version, "cuda", "12.4")
+    assert torch.cuda.is_bf16_supported()
+    assert multiplies_bf16(on_gpu=True) is expected
+
+
+@pytest.mark.parametrize(
+    ("machine", "has_onednn", "onednn_takes_bf16", "avx512_bf16", "amx", "expected"),
+    [
+        ("x86_64", True, False, False, False, False),  # AVX2
+        ("x86_64", True, True, False, False, False),  # AVX-512 without bfloat16: oneDNN converts
+        ("x86_64", True, True, True, False, True),  # Zen 4
+        ("AMD64", True, True, True, False, True),
+        ("x86_64", True, True, False, True, True),
+        ("x86_64", False, False, True, True, False),
+        ("aarch64", True, True, False, False, True),  # Neoverse V1
+        ("aarch64", True, False, False, False, False),
+        ("arm64", False, False, False, False, False),  # macOS
+    ],
+)
+def test_processors(
+    machine: str,
+    has_onednn: bool,
+    onednn_takes_bf16: bool,
+    avx512_bf16: bool,
+    amx: bool,
+    expected: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: has_onednn)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: onednn_takes_bf16)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    assert multiplies_bf16(on_gpu=False) is expected
+
+
+@pytest.mark.skipif(
+    platform.machine() != "x86_64" or not Path("/proc/cpuinfo").is_file(), reason="the flags of Linux on x86"
+)
+def test_this_processor_against_the_kernel() -> None:
+    flags = set(re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[1].split())
+    assert multiplies_bf16(on_gpu=False) == bool(flags & {"avx512_bf16", "amx_bf16"})
+
+
+def use_stand_in(folder: Path, supported: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let new processes import a torch with a GPU for each expression in ``supported``."""
+    (folder / "path").mkdir()
+    (folder / "path" / "torch.py").write_text(
+        textwrap.dedent(f"""
+            answers, chosen = [{supported}], []
+            class cuda:
+                device_count = staticmethod(lambda: len(answers))
+                set_device = staticmethod(chosen.append)
+                def is_bf16_supported(including_emulation):
+                    assert not including_emulation
+                    return answers[chosen[-1]]()
+        """)
+    )
+    monkeypatch.setenv("PYTHONPATH", str(folder / "path"))
+    (folder / "torch.py").write_text("raise SystemExit(0)")  # must not be imported from the current folder
+    monkeypatch.chdir(folder)
+
+
+@pytest.mark.parametrize(
+    ("supported", "expected"),
+    [("lambda: True, lambda: True", True), ("lambda: True, lambda: False", False), ("lambda: False", False)],
+)
+def test_all_gpus_are_asked_in_another_process(
+    supported: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_stand_in(tmp_path, supported, monkeypatch)
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: pytest.fail("a CUDA context was opened"))
+    assert gpus_multiply_bf16() is expected
+
+
+def test_a_gpu_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_stand_in(tmp_path, "lambda: 1 / 0", monkeypatch)
+    with pytest.raises(UserError, match=r"\(ZeroDivisionError: division by zero\): free them, or give --cpu"):
+        gpus_multiply_bf16()
