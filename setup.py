@@ -33,6 +33,7 @@ setup(
     py_modules=["amos_start"],
     package_data={
         "amos_fairseq": ["recipes/**/*.yaml"],
+        "amos_fairseq.functional.cuda": ["tuned_launches.json"],
         "amos_fairseq.measure": ["fake_cuda.cpp"],
         "amos_fairseq.finetuning": ["paper_results.yaml", "recipes/*.yaml"],
     },

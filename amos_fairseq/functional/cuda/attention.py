@@ -8,6 +8,7 @@ import triton
 from torch import Tensor, library
 from torch.utils.flop_counter import register_flop_formula
 
+from amos_fairseq.functional.cuda import launches
 from amos_fairseq.functional.cuda.attention_kernels import (
     ALL,
     FUTURE,
@@ -22,30 +23,16 @@ from amos_fairseq.functional.cuda.attention_kernels import (
 SIDES = {"all": ALL, "past": PAST, "future": FUTURE}
 
 
-def forward_launch(width: int) -> dict[str, int]:
-    """Return tile sizes and warps of the forward pass for heads of ``width``; small tiles in Triton's interpreter.
-
-    Chosen by what the compiler reports for sm_80 and sm_90: no register is spilled up to d = 64. Not yet tuned on a GPU.
-    """
-    block_d = max(16, triton.next_power_of_2(width))
-    block = 16 if IS_INTERPRETED else 64
-    return {
-        "BLOCK_M": block,
-        "BLOCK_N": block,
-        "BLOCK_D": block_d,
-        "num_warps": 4,
-        "num_stages": 3 if block_d <= 64 else 2,
-    }
+def forward_launch(width: int, device: torch.device | None = None) -> dict[str, int]:
+    """Return tile sizes and warps of the forward pass for heads of ``width``."""
+    launch = launches.launch_of("attention_forward", width, launches.device_name(device))
+    return {**launch, "BLOCK_D": launches.padded_width(width)}
 
 
-def backward_launch(width: int) -> dict[str, int]:
-    """Return tile sizes and warps of the backward pass, whose tiles are square.
-
-    It needs 255 registers for each of 256 threads, so one program runs on a multiprocessor at a time, and a few are spilled
-    (40 bytes on sm_90 at d = 64, 72 on sm_80). Four warps, or prefetched loads, spilled several times as much.
-    """
-    block_d = max(16, triton.next_power_of_2(width))
-    return {"BLOCK": 16 if IS_INTERPRETED else 64, "BLOCK_D": block_d, "num_warps": 8, "num_stages": 1}
+def backward_launch(width: int, device: torch.device | None = None) -> dict[str, int]:
+    """Return tile sizes and warps of the backward pass, whose tiles are square."""
+    launch = launches.launch_of("attention_backward", width, launches.device_name(device))
+    return {**launch, "BLOCK_D": launches.padded_width(width)}
 
 
 @library.custom_op("amos_fairseq::attention", mutates_args=())
@@ -62,7 +49,7 @@ def attention_op(
     M = T if positions is None else positions.size(1)
     out = heads.new_empty(B, M, H, D)
     lse = torch.empty(B, H, M, dtype=torch.float32, device=heads.device)
-    launch = forward_launch(D)
+    launch = forward_launch(D, heads.device)
     check_layout(heads, bias, padding, positions)
     with torch.cuda.device_of(heads):
         forward_kernel[(triton.cdiv(M, launch["BLOCK_M"]) * B * H,)](
@@ -106,7 +93,7 @@ def attention_backward_op(
     B, T, _, H, D = heads.shape
     M = out.size(1)
     has_bias, has_positions = bias is not None, positions is not None
-    launch = backward_launch(D)
+    launch = backward_launch(D, heads.device)
     block = launch["BLOCK"]
     middle = triton.cdiv(T, block) * block
     delta, query_sums = torch.empty_like(lse), heads.new_empty(B, H, M, D, dtype=torch.float32)

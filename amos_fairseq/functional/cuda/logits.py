@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, library
 
+from amos_fairseq.functional.cuda import launches
 from amos_fairseq.functional.cuda.attention_kernels import IS_INTERPRETED
 
 # Rows of a block. Sampling loads 8 bytes per block of a position, and 64 logits of each depth per sample. With V = 32,768,
@@ -25,25 +26,27 @@ from amos_fairseq.functional.cuda.attention_kernels import IS_INTERPRETED
 BLOCK_ROWS = 64
 # Blocks per program of the summary: 2,048 rows of one position, for all depths.
 PART_BLOCKS = 32
-# A program of the gradient handles GRADIENT_POSITIONS positions, GRADIENT_TILE at a time, and GRADIENT_ROWS rows of one depth.
-# It writes one float32 sum over its positions for each row: 4 bytes per 64 logits.
-GRADIENT_POSITIONS, GRADIENT_TILE, GRADIENT_ROWS = 64, 8, 256
+# Positions of a program of the gradient, of one depth. It writes one float32 sum over them for each row: 4 bytes per 64 logits.
+GRADIENT_POSITIONS = 64
 
 
-def summary_sizes() -> dict[str, int]:
+def summary_sizes(device: torch.device | None = None) -> dict[str, int]:
     """Launch constants of :func:`summary_kernel`; 2,048 logits of a depth are 16 for each of 128 threads."""
-    return {"BLOCKS": PART_BLOCKS, "ROWS": BLOCK_ROWS, "num_warps": 4}
+    launch = launches.launch_of("summary", BLOCK_ROWS, launches.device_name(device))
+    return {"BLOCKS": PART_BLOCKS, "ROWS": BLOCK_ROWS, **launch}
 
 
-def sampling_sizes(num_samples: int) -> dict[str, int]:
+def sampling_sizes(num_samples: int, kernel: str = "pick", device: torch.device | None = None) -> dict[str, int]:
     """Launch constants of :func:`block_summary_kernel` and :func:`pick_kernel` for S samples of each position."""
+    launch = launches.launch_of(kernel, BLOCK_ROWS, launches.device_name(device))
     samples = min(triton.next_power_of_2(max(1, num_samples)), 512 if IS_INTERPRETED else 16)
-    return {"SAMPLES_PER_PROGRAM": samples, "ROWS": BLOCK_ROWS, "num_warps": 4 if samples >= 16 else 1}
+    return {"SAMPLES_PER_PROGRAM": samples, "ROWS": BLOCK_ROWS, **launch}
 
 
-def gradient_sizes() -> dict[str, int]:
+def gradient_sizes(device: torch.device | None = None) -> dict[str, int]:
     """Launch constants of :func:`gradient_kernel`; a tile of 2,048 logits is 16 for each of 128 threads."""
-    return {"POSITIONS": GRADIENT_POSITIONS, "TILE": GRADIENT_TILE, "ROWS": GRADIENT_ROWS, "num_warps": 4}
+    launch = launches.launch_of("gradient", BLOCK_ROWS, launches.device_name(device))
+    return {"POSITIONS": GRADIENT_POSITIONS, **launch}
 
 
 @triton.jit
@@ -263,7 +266,7 @@ def summarize_logits(
             outputs[0].size(-1),
             K=K,
             SAMPLES=mixture_weights is not None,
-            **summary_sizes(),
+            **summary_sizes(logits.device),
         )
     return outputs
 
@@ -303,7 +306,7 @@ def summarize_blocks(
     """
     K, n, V = logits.shape
     largest, total = (torch.empty(blocks.shape, dtype=torch.float32, device=logits.device) for _ in range(2))
-    sizes = sampling_sizes(blocks.size(1))
+    sizes = sampling_sizes(blocks.size(1), "block_summary", logits.device)
     assert logits.is_contiguous()  # the kernel computes addresses from the shape alone
     with torch.cuda.device_of(logits):
         block_summary_kernel[(n, triton.cdiv(blocks.size(1), sizes["SAMPLES_PER_PROGRAM"]))](
@@ -354,7 +357,7 @@ def pick_rows(
     """
     K, n, V = logits.shape
     rows, depth_logits = empty_picked(logits, blocks)
-    sizes = sampling_sizes(blocks.size(1))
+    sizes = sampling_sizes(blocks.size(1), "pick", logits.device)
     assert logits.is_contiguous()  # the kernel computes addresses from the shape alone
     with torch.cuda.device_of(logits):
         pick_kernel[(n, triton.cdiv(blocks.size(1), sizes["SAMPLES_PER_PROGRAM"]))](
@@ -405,8 +408,9 @@ def gradient_of_logits(logits: Tensor, log_sum: Tensor, targets: Tensor, grad_nl
     sums = empty_sums(logits)
     assert logits.is_contiguous()  # the kernel computes addresses from the shape alone
     with torch.cuda.device_of(logits):
-        gradient_kernel[(len(sums), triton.cdiv(V, GRADIENT_ROWS), K)](
-            logits, log_sum, targets, grad_nll, sums, n, V, K, **gradient_sizes()
+        sizes = gradient_sizes(logits.device)
+        gradient_kernel[(len(sums), triton.cdiv(V, sizes["ROWS"]), K)](
+            logits, log_sum, targets, grad_nll, sums, n, V, K, **sizes
         )
     return sums
 
