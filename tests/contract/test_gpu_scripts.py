@@ -1,15 +1,17 @@
 """examples/benchmark/gpu: every script from end to end on a CPU, at tiny size, offline, in an active environment."""
 
+import gzip
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import torch
-from benchmark.gpu import correct, decide_kernels, sanitizer, sweep
+from benchmark.gpu import correct, decide_kernels, profile_step, sanitizer, sweep
 from failures import refusal
 from shell_scripts import run_script
 from synthetic_glue import write_glue, write_pretraining_data
@@ -113,13 +115,54 @@ def test_sanitizer_is_found_in_the_packages_of_nvidia(tmp_path: Path, monkeypatc
 @pytest.mark.slow
 def test_3_baseline(tmp_path: Path) -> None:
     page = rehearse(tmp_path, "3_baseline")
-    contests = {"electra_2.json", "amos_2.json", "amos_2_triton.json", "amos_4.json"}
-    assert files_of(tmp_path) == {"3_baseline.md", "3_baseline.log", *contests}
+    contests = {"electra_2.json", "amos_2.json", "amos_4.json"}
+    assert files_of(tmp_path) == {"3_baseline.md", "3_baseline.log", "trace.json.gz", *contests}
     contestants = json.loads((tmp_path / "out" / "electra_2.json").read_text())["contestants"]
     assert {contestant["name"] for contestant in contestants} == {"ours", "hf"}
     assert "| attention | " in page
     assert "Operators of a step: " in page
-    assert "failed" not in page.split("ms, predicted for an H200")[1].split("Operators")[0]
+    assert "failed" not in page.split("ms, predicted (H200, the nearest to a CPU)")[1].split("Operators")[0]
+    trace = json.loads(gzip.decompress((tmp_path / "out" / "trace.json.gz").read_bytes()))
+    assert any("addmm" in event["name"] for event in trace["traceEvents"])
+    decided = decisions(page)
+    assert decided[0].startswith("amos_tiny, 2 sequences, kernels=fast: ours ")
+    assert any("sequences, kernels=fast: ours " in line and "; hf " in line for line in decided)
+    assert any(line.startswith("the host launches fast enough: ") for line in decided)
+
+
+def test_gaps_between_kernels() -> None:
+    """By hand: 0 to 4, 3 to 5 and 1 to 2 overlap; idle from 5 to 7 and from 8 to 8.5, of 10 microseconds."""
+    times = [(3, 5, "b"), (0, 4, "a"), (1, 2, "c"), (7, 8, "d"), (8.5, 10, "e")]
+    events = [SimpleNamespace(time_range=SimpleNamespace(start=start, end=end), name=n) for start, end, n in times]
+    assert profile_step.gaps_of(events) == (7.5, 10, [(2, "d"), (0.5, "e")])
+
+
+def test_a_large_trace_keeps_what_the_gpu_ran() -> None:
+    events = [{"ph": "X", "cat": "cpu_op"}, {"ph": "X", "cat": "kernel"}, {"ph": "M", "name": "process_name"}]
+    kept = json.loads(profile_step.only_gpu_events(json.dumps({"traceEvents": events, "other": 1}).encode()))
+    assert kept == {"traceEvents": events[1:], "other": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "devices", "key", "label"),
+    [
+        ("NVIDIA H200", (9, 0), ("h200", "a100"), "h200", "H200"),
+        ("NVIDIA A100-SXM4-80GB", (8, 0), ("h200", "h100", "a100"), "a100", "A100 80GB"),
+        ("NVIDIA H100 80GB HBM3", (9, 0), ("h200", "h100", "a100"), "h100", "H100"),
+        ("NVIDIA GH200 480GB", (9, 0), ("h200", "h100", "a100"), "h200", "H200"),
+        ("NVIDIA B200", (10, 0), ("h200", "h100", "a100"), "h100", "H100, the nearest to NVIDIA B200"),
+        ("NVIDIA B200", (10, 0), ("h200", "a100"), "h200", "H200, the nearest to NVIDIA B200"),
+        ("NVIDIA RTX A1000", (8, 6), ("h200", "a100"), "a100", "A100 80GB, the nearest to NVIDIA RTX A1000"),
+        ("NVIDIA L4", (8, 9), ("h200", "h100", "a100"), "a100", "A100 80GB, the nearest to NVIDIA L4"),
+    ],
+)
+def test_the_prediction_is_that_of_the_gpu(
+    name: str, capability: tuple[int, int], devices: Sequence[str], key: str, label: str
+) -> None:
+    names = {"h200": "H200", "h100": "H100", "a100": "A100 80GB"}
+    known = {device: SimpleNamespace(name=names[device]) for device in devices}
+    with mock.patch.object(profile_step, "DEVICES", known):
+        assert profile_step.paper_device(name, capability) == (key, label)
 
 
 @pytest.mark.slow
