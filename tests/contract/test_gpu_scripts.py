@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import math
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -11,12 +13,15 @@ from unittest import mock
 
 import pytest
 import torch
-from benchmark.gpu import correct, decide_kernels, profile_step, sanitizer, sweep
+from benchmark.gpu import correct, decide_kernels, profile_step, sanitizer, sweep, training_curves
 from failures import refusal
+from fairseq.data import Dictionary
 from shell_scripts import run_script
-from synthetic_glue import write_glue, write_pretraining_data
+from synthetic_glue import write_glue, write_pretraining_data, write_rows
 from tiny_runs import ROOT
 from torch import Tensor
+
+from amos_fairseq.errors import UserError
 
 MOST_FILES = 8  # that a script may leave in OUT
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
@@ -253,15 +258,59 @@ def test_only_a_launch_with_the_right_values_can_win(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_5_train(tmp_path: Path) -> None:
-    data, glue = tmp_path / "text", tmp_path / "glue"
+    """The curve of a CPU first, and then everything beside it: on one machine the same bits."""
+    data, glue, first = tmp_path / "text", tmp_path / "glue", {"OUT": str(tmp_path / "first")}
+    small = {"CURVE_UPDATES": "5", "CURVE_SEQUENCES": "2"}
     write_pretraining_data(data)
-    write_glue(glue, data, "MRPC", ["0", "1"], {"train": 32, "valid": 16}, pair=True)
-    page = rehearse(tmp_path, "5_train", data, glue, TASKS="MRPC")
+    write_glue(glue, data, "SST-2", ["0", "1"], {"train": 32, "valid": 16}, pair=False)
+    curve = run_script(
+        "examples/benchmark/gpu/5_train.sh", tmp_path, data, "--curve", "--device", "cpu", **first, **small
+    )
+    assert curve.returncode == 0, curve.stderr
+    curves = {"cpu_curve_mlm.jsonl", "cpu_curve_amos.jsonl"}
+    assert {path.name for path in (tmp_path / "first").iterdir()} == {"5_train.md", "5_train.log", *curves}
+    page = rehearse(tmp_path, "5_train", data, glue, TASKS="SST-2", CPU_CURVE=str(tmp_path / "first"))
     scores = {f"glue_{objective}.json" for objective in ("mlm", "electra", "amos")}
-    assert files_of(tmp_path) == {"5_train.md", "5_train.log", "curves.png", *scores}
+    assert files_of(tmp_path) == {"5_train.md", "5_train.log", "curves.png", *scores, *curves}
     for objective in ("mlm", "electra", "amos"):
         assert f"### {objective}\n" in page
     assert page.count('"split": "valid"') == 3
+    decided = "\n".join(decisions(page))
+    assert "follow the curve of a CPU: yes (mlm differs by 0.000 of " in decided
+    assert re.search(r"learned more than token frequencies \(\d\.\d\d nats\): mlm NO, \d\.", decided)
+    assert re.search(r": mlm SST-2 \d+\.\d; electra SST-2 \d+\.\d; amos SST-2 \d+\.\d", decided)
+
+
+def test_curves_are_compared_after_smoothing() -> None:
+    """By hand: of 12 records three means of 10; an outlier of 5 nats moves a mean by 0.5."""
+    one = [{"update": 5 * number, "mlm_loss_1": 7.0, "rtd_loss": 0.5} for number in range(12)]
+    other = [dict(record) for record in one]
+    other[0]["mlm_loss_1"] = 12.0
+    assert training_curves.largest_differences(one, other) == {"mlm_loss_1": pytest.approx(0.5), "rtd_loss": 0.0}
+    other[3]["rtd_loss"] = None
+    assert training_curves.largest_differences(one, other)["rtd_loss"] == float("inf")
+    with pytest.raises(UserError, match="other updates"):
+        training_curves.largest_differences(one, other[1:])
+
+
+def test_entropy_of_the_token_frequencies(tmp_path: Path) -> None:
+    """Three tokens with shares 1/2, 1/4, 1/4: 1.5 bits; the end of a line does not count."""
+    dictionary = Dictionary()
+    tokens = [dictionary.add_symbol(symbol) for symbol in "abc"]
+    dictionary.save(str(tmp_path / "dict.txt"))
+    a, b, c = tokens
+    write_rows(tmp_path, "train", [[a, b, dictionary.eos()], [a, c, dictionary.eos()]])
+    assert training_curves.unigram_entropy(tmp_path) == pytest.approx(1.5 * math.log(2))
+
+
+@pytest.mark.slow
+def test_too_many_rows_are_refused(tmp_path: Path) -> None:
+    data, glue = tmp_path / "text", tmp_path / "glue"
+    write_pretraining_data(data)
+    write_glue(glue, data, "SST-2", ["0", "1"], {"train": 32, "valid": 16}, pair=False)
+    arguments = (data, glue, "--device", "cpu")
+    result = run_script("examples/benchmark/gpu/5_train.sh", tmp_path, *arguments, MOST_ROWS="31")
+    assert "SST-2 has 32 training rows, more than MOST_ROWS=31" in refusal(result)
 
 
 @pytest.mark.slow

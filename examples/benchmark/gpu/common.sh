@@ -116,7 +116,7 @@ step() {
 write_page() {
     {
         printf '# %s, %s, %s\n\n' "$NAME" "$DEVICE" "$(date -u '+%Y-%m-%d %H:%M UTC')"
-        [ "$DEVICE" = cuda ] || printf 'A rehearsal at tiny size: it shows that the script runs; its numbers have no meaning.\n\n'
+        [ "$DEVICE" = cuda ] || [ -n "$HAS_OWN_FLAG" ] || printf 'A rehearsal at tiny size: it shows that the script runs; its numbers have no meaning.\n\n'
         printf '| step | seconds | result |\n|---|---:|---|\n'
         cat "$SCRATCH/results" "$SCRATCH/pages"
         print_decisions '- '
