@@ -256,6 +256,29 @@ def test_only_a_launch_with_the_right_values_can_win(tmp_path: Path) -> None:
     assert sweep.winner(late, plan) is None
 
 
+def test_a_lost_context_starts_the_process_again(tmp_path: Path) -> None:
+    """The candidate is recorded first, so that it does not run again; here CUDA fails because there is none."""
+    records, restart = sweep.Records(tmp_path / "records.jsonl"), mock.Mock()
+    record = {"kernel": "pick", "launch": {"num_warps": 8}, "final": False}
+    with mock.patch.object(torch.cuda, "synchronize", side_effect=RuntimeError("illegal memory access")):
+        sweep.Timing(torch.device("cuda"), records, restart).fail(record, RuntimeError("illegal memory access"))
+    restart.assert_called_once_with()
+    found = sweep.Records(records.path).find("pick", {"num_warps": 8}, False)
+    assert found["status"] == "FAILED: RuntimeError: illegal memory access"
+    with mock.patch.object(torch.cuda, "synchronize"):  # another error leaves the context as it is
+        sweep.Timing(torch.device("cuda"), records, restart).fail(record, ValueError("no"))
+    restart.assert_called_once_with()
+
+
+@needs_triton
+def test_a_kernel_whose_launch_cannot_be_changed_is_refused() -> None:
+    """The sweep would time the same launch again and again."""
+    nothing = sweep.Workload(lambda: None, lambda: ())
+    refused = pytest.raises(UserError, match=r"the kernel pick does not call launches\.launch_of")
+    with mock.patch.object(sweep, "build", return_value=nothing), refused:
+        sweep.width_and_default("pick", sweep.TINY, torch.device("cpu"))
+
+
 @pytest.mark.slow
 def test_5_train(tmp_path: Path) -> None:
     """The curve of a CPU first, and then everything beside it: on one machine the same bits."""

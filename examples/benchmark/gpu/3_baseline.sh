@@ -65,5 +65,5 @@ step "where a step of amos_$SIZE spends its time" 120 python "$GPU_SCRIPTS/profi
 [ "$DEVICE" = cpu ] ||
     step "amos_$SIZE, ${SEQUENCES[0]} sequences, model.kernels=triton" 150 bash -c "set -euo pipefail; contest amos_${SEQUENCES[0]}_triton.json amos_$SIZE ${SEQUENCES[0]} ${COMPILE[*]} --set model.kernels=triton"
 step "electra_$SIZE beside Hugging Face" 220 bash -c "set -euo pipefail; contest electra_${SEQUENCES[0]}.json electra_$SIZE ${SEQUENCES[0]} --peer hf ${COMPILE[*]}"
-step "amos_$SIZE, ${SEQUENCES[1]} sequences" 150 bash -c "set -euo pipefail; contest amos_${SEQUENCES[1]}.json amos_$SIZE ${SEQUENCES[1]} ${COMPILE[*]}"
+step "amos_$SIZE, ${SEQUENCES[1]} sequences" 150 bash -c "set -euo pipefail; contest amos_${SEQUENCES[1]}.json amos_$SIZE ${SEQUENCES[1]}"
 finish

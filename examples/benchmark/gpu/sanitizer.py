@@ -36,7 +36,9 @@ def check(sanitizer: str, tool: str, device: str) -> str:
     """Return what ``tool`` found in one run of all kernels, such as "0 errors"."""
     kernels = [sys.executable, str(Path(__file__).with_name("sweep.py")), "once", "--device", device]
     variables = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "CUDA_MODULE_LOADING": "LAZY"}
-    command = [sanitizer, "--tool", tool, "--error-exitcode", "99", "--print-limit", "20", *kernels]
+    # Not in the processes that Triton starts to compile.
+    flags = ["--target-processes", "application-only", "--error-exitcode", "99", "--print-limit", "20"]
+    command = [sanitizer, "--tool", tool, *flags, *kernels]
     try:
         finished = subprocess.run(
             command,

@@ -25,7 +25,9 @@ from amos_fairseq.metrics_file import read_records
 
 OBJECTIVES = ("mlm", "amos")  # of the curves of a CPU
 WINDOW = 10  # records of 5 updates each: the mean of 50 updates
-TOLERANCES = {"mlm": 0.05, "amos": 0.1}
+# Nats, of a mean of 50 updates: three times the largest difference on a CPU with 13 MB of text and 4,000 pieces, 200 updates. bf16
+# instead of float32 gave 0.010 (mlm) and 0.009 (amos), other samples of the generator (kernels=reference) 0.003.
+TOLERANCE = 0.03
 # Nats below the entropy of the token frequencies, where a model stays that ignores its input.
 LEAST_GAIN = 0.3
 COUNTED_LINES = 20_000
@@ -77,12 +79,11 @@ def compare(cpu_folder: Path, folder: Path, data: Path, device: str) -> None:
         if head != own_head or head["data"] != identity(data):
             raise UserError(f"{cpu_folder} has curves of other data or settings: write them again with --curve")
         differences = largest_differences(expected, got)
-        tolerance = TOLERANCES[objective]
         for key, difference in differences.items():
-            print(f"| {objective} | {key} | {expected[-1]['update']} | {difference:.4f} | {tolerance} |")
+            print(f"| {objective} | {key} | {expected[-1]['update']} | {difference:.4f} | {TOLERANCE} |")
         largest = max(differences.values())
-        is_close = is_close and largest <= tolerance
-        summary.append(f"{objective} differs by {largest:.3f} of {tolerance} nats")
+        is_close = is_close and largest <= TOLERANCE
+        summary.append(f"{objective} differs by {largest:.3f} of {TOLERANCE} nats")
     print(
         f"\nDecided: the first updates follow the curve of a CPU: {'yes' if is_close else 'NO'} ({', '.join(summary)})"
     )
