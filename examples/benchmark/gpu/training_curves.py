@@ -25,8 +25,8 @@ from amos_fairseq.metrics_file import read_records
 
 OBJECTIVES = ("mlm", "amos")  # of the curves of a CPU
 WINDOW = 10  # records of 5 updates each: the mean of 50 updates
-# Nats, of a mean of 50 updates: three times the largest difference on a CPU with 13 MB of text and 4,000 pieces, 200 updates. bf16
-# instead of float32 gave 0.010 (mlm) and 0.009 (amos), other samples of the generator (kernels=reference) 0.003.
+# Nats, of a mean of 50 updates: three times the largest difference in 200 updates on a CPU (13 MB of text, 4,000 pieces).
+# bf16 instead of float32 gave 0.010 (mlm) and 0.009 (amos), other samples of the generator (kernels=reference) 0.003.
 TOLERANCE = 0.03
 # Nats below the entropy of the token frequencies, where a model stays that ignores its input.
 LEAST_GAIN = 0.3
