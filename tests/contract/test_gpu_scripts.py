@@ -344,7 +344,9 @@ def test_too_many_rows_are_refused(tmp_path: Path) -> None:
         ("1_correct.sh", ("--device", "tpu"), "--device tpu is not known: give cpu or cuda"),
         ("4_kernels.sh", ("--fast",), "--fast is not a flag of 4_kernels.sh"),
         ("5_train.sh", ("--device", "cpu"), "give DATA and GLUE"),
+        ("5_train.sh", ("nowhere", "--device", "cpu"), "give DATA and GLUE, or DATA and --curve"),
         ("5_train.sh", ("nowhere", "nowhere", "--device", "cpu"), "DATA=nowhere holds no dict.txt"),
+        ("5_train.sh", ("nowhere", "--curve", "--device", "cpu"), "DATA=nowhere holds no dict.txt"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path: Path, name: str, arguments: tuple[str, ...], words: str) -> None:
