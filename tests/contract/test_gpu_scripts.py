@@ -1,15 +1,30 @@
 """examples/benchmark/gpu: every script from end to end on a CPU, at tiny size, offline, in an active environment."""
 
+import gzip
 import json
+import math
+import re
+import sys
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
+import torch
+from benchmark.gpu import correct, decide_kernels, profile_step, sanitizer, sweep, training_curves
 from failures import refusal
+from fairseq.data import Dictionary
 from shell_scripts import run_script
-from synthetic_glue import write_glue, write_pretraining_data
+from synthetic_glue import write_glue, write_pretraining_data, write_rows
 from tiny_runs import ROOT
+from torch import Tensor
+
+from amos_fairseq.errors import UserError
 
 MOST_FILES = 8  # that a script may leave in OUT
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 
 
 def files_of(folder: Path) -> set[str]:
@@ -27,58 +42,298 @@ def results(page: str) -> dict[str, str]:
 
 
 def rehearse(folder: Path, name: str, *arguments: str | Path, **variables: str) -> str:
-    """Run a script on the CPU; assert that all steps pass, and return its page."""
+    """Run a script on the CPU; assert that all steps pass, that it ends with what was decided, and return its page."""
     result = run_script(f"examples/benchmark/gpu/{name}.sh", folder, *arguments, "--device", "cpu", **variables)
     page = (folder / "out" / f"{name}.md").read_text(encoding="utf-8")
     log = (folder / "out" / f"{name}.log").read_text(encoding="utf-8", errors="replace")
     assert result.returncode == 0, page[:2000] + log[-3000:]
     assert set(results(page).values()) == {"passed"}
+    assert decisions(page)
+    terminal = result.stderr.splitlines()[-10:]
+    assert terminal[terminal.index("Decided:") + 1 :] == [f"  {line}" for line in decisions(page)]
     return page
+
+
+def decisions(page: str) -> list[str]:
+    """The last lines of the page."""
+    return [line.removeprefix("- ") for line in page.split("\nDecided:\n\n")[-1].splitlines()]
 
 
 @pytest.mark.slow
 def test_1_correct(tmp_path: Path) -> None:
     page = rehearse(tmp_path, "1_correct")
     assert files_of(tmp_path) == {"1_correct.md", "1_correct.log"}
-    assert "after 8 updates, resumed after 4: the same bits" in page
     for recipe in ("amos_tiny", "electra_tiny", "electric_tiny", "mlm_tiny", "teams_tiny"):
         assert f"| {recipe} | fast | " in page
-        assert f"| {recipe} | triton | " in page
-    assert page.count(" skipped, ") == 2  # every test, for want of a GPU
+    assert page.count(" skipped, ") == 1  # every test, for want of a GPU
+    decided = decisions(page)
+    resumed = (
+        "amos_tiny, bf16, kernels=fast: after 8 updates, resumed after 4, 325 tensors of model and optimizer have the "
+    )
+    assert f"{resumed}same bits" in decided
+    assert "2 runs of attention with kernels=fast give the same bits" in decided
+    assert decided[-1] == "the defaults are right on this machine: yes"
 
 
 @pytest.mark.slow
-def test_2_baseline(tmp_path: Path) -> None:
-    page = rehearse(tmp_path, "2_baseline")
-    contests = {"electra_2.json", "amos_2.json", "amos_2_triton.json", "amos_4.json"}
-    assert files_of(tmp_path) == {"2_baseline.md", "2_baseline.log", *contests}
+def test_2_triton(tmp_path: Path) -> None:
+    """A stand-in for compute-sanitizer starts what it is given, as that does, in Triton's interpreter."""
+    sanitizer = tmp_path / "cuda" / "bin" / "compute-sanitizer"
+    sanitizer.parent.mkdir(parents=True)
+    sanitizer.write_text(
+        '#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift 2; done\n'
+        'TRITON_INTERPRET=1 "$@" && echo "========= ERROR SUMMARY: 0 errors"\n'
+    )
+    sanitizer.chmod(0o755)
+    page = rehearse(tmp_path, "2_triton", CUDA_HOME=str(tmp_path / "cuda"))
+    assert files_of(tmp_path) == {"2_triton.md", "2_triton.log"}
+    assert page.count(" skipped, ") == 1  # every test, for want of a GPU
+    decided = decisions(page)
+    assert decided[-1] == "the Triton kernels are right on this machine: yes"
+    if find_spec("triton") is not None:
+        assert "2 runs of attention with kernels=triton give the same bits" in decided
+        assert "compute-sanitizer: memcheck 0 errors, racecheck 0 errors" in decided
+        assert "6 kernels ran" in (tmp_path / "out" / "2_triton.log").read_text()
+
+
+def test_a_kernel_with_other_bits_is_seen() -> None:
+    """The largest difference of five results from the first, by hand; nan is a difference."""
+    results = iter([1.0, 1.0, 1.5, 0.75, 1.0])
+    found = correct.differences_of_runs(lambda: (torch.tensor([2.0, -3.0]), torch.tensor([next(results)])), 5)
+    assert found == [(3.0, 0.0), (1.0, 0.5)]
+    with_nan = iter([1.0, float("nan")])
+    assert correct.differences_of_runs(lambda: (torch.tensor([next(with_nan)]),), 2)[0][1] == float("inf")
+
+
+def test_sanitizer_is_found_in_the_packages_of_nvidia(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    for name, value in {"PATH": str(tmp_path), "CUDA_HOME": str(tmp_path), "CUDA_PATH": ""}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sanitizer, "TOOLKIT", str(tmp_path))
+    assert sanitizer.find_sanitizer() is None
+    program = tmp_path / "nvidia" / "cu13" / "bin" / "compute-sanitizer"
+    program.parent.mkdir(parents=True)
+    program.touch(0o755)
+    assert sanitizer.find_sanitizer() == str(program)
+
+
+@pytest.mark.slow
+def test_3_baseline(tmp_path: Path) -> None:
+    page = rehearse(tmp_path, "3_baseline")
+    contests = {"electra_2.json", "amos_2.json", "amos_4.json"}
+    assert files_of(tmp_path) == {"3_baseline.md", "3_baseline.log", "trace.json.gz", *contests}
     contestants = json.loads((tmp_path / "out" / "electra_2.json").read_text())["contestants"]
     assert {contestant["name"] for contestant in contestants} == {"ours", "hf"}
     assert "| attention | " in page
     assert "Operators of a step: " in page
-    assert "failed" not in page.split("ms, predicted for an H200")[1].split("Operators")[0]
+    assert "failed" not in page.split("ms, predicted (H200, the nearest to a CPU)")[1].split("Operators")[0]
+    trace = json.loads(gzip.decompress((tmp_path / "out" / "trace.json.gz").read_bytes()))
+    assert any("addmm" in event["name"] for event in trace["traceEvents"])
+    decided = decisions(page)
+    assert decided[0].startswith("amos_tiny, 2 sequences, kernels=fast: ours ")
+    assert any("sequences, kernels=fast: ours " in line and "; hf " in line for line in decided)
+    assert any(line.startswith("the host launches fast enough: ") for line in decided)
+
+
+def test_gaps_between_kernels() -> None:
+    """By hand: 0 to 4, 3 to 5 and 1 to 2 overlap; idle from 5 to 7 and from 8 to 8.5, of 10 microseconds."""
+    times = [(3, 5, "b"), (0, 4, "a"), (1, 2, "c"), (7, 8, "d"), (8.5, 10, "e")]
+    events = [SimpleNamespace(time_range=SimpleNamespace(start=start, end=end), name=n) for start, end, n in times]
+    assert profile_step.gaps_of(events) == (7.5, 10, [(2, "d"), (0.5, "e")])
+
+
+def test_a_large_trace_keeps_what_the_gpu_ran() -> None:
+    events = [{"ph": "X", "cat": "cpu_op"}, {"ph": "X", "cat": "kernel"}, {"ph": "M", "name": "process_name"}]
+    kept = json.loads(profile_step.only_gpu_events(json.dumps({"traceEvents": events, "other": 1}).encode()))
+    assert kept == {"traceEvents": events[1:], "other": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "devices", "key", "label"),
+    [
+        ("NVIDIA H200", (9, 0), ("h200", "a100"), "h200", "H200"),
+        ("NVIDIA A100-SXM4-80GB", (8, 0), ("h200", "h100", "a100"), "a100", "A100 80GB"),
+        ("NVIDIA H100 80GB HBM3", (9, 0), ("h200", "h100", "a100"), "h100", "H100"),
+        ("NVIDIA GH200 480GB", (9, 0), ("h200", "h100", "a100"), "h200", "H200"),
+        ("NVIDIA B200", (10, 0), ("h200", "h100", "a100"), "h100", "H100, the nearest to NVIDIA B200"),
+        ("NVIDIA B200", (10, 0), ("h200", "a100"), "h200", "H200, the nearest to NVIDIA B200"),
+        ("NVIDIA RTX A1000", (8, 6), ("h200", "a100"), "a100", "A100 80GB, the nearest to NVIDIA RTX A1000"),
+        ("NVIDIA L4", (8, 9), ("h200", "h100", "a100"), "a100", "A100 80GB, the nearest to NVIDIA L4"),
+    ],
+)
+def test_the_prediction_is_that_of_the_gpu(
+    name: str, capability: tuple[int, int], devices: Sequence[str], key: str, label: str
+) -> None:
+    names = {"h200": "H200", "h100": "H100", "a100": "A100 80GB"}
+    known = {device: SimpleNamespace(name=names[device]) for device in devices}
+    with mock.patch.object(profile_step, "DEVICES", known):
+        assert profile_step.paper_device(name, capability) == (key, label)
 
 
 @pytest.mark.slow
-def test_3_kernels(tmp_path: Path) -> None:
-    page = rehearse(tmp_path, "3_kernels")
-    assert files_of(tmp_path) == {"3_kernels.md", "3_kernels.log"}
+@needs_triton
+def test_4_kernels(tmp_path: Path) -> None:
+    (tmp_path / "baseline").mkdir()
+    for name, speeds in {"amos_64": (10.0, 11.0), "amos_64_triton": (12.0, 13.2), "amos_256": (10.0, 5.0)}.items():
+        write_contest(tmp_path / "baseline" / f"{name}.json", *speeds)
+    page = rehearse(tmp_path, "4_kernels", BASELINE=str(tmp_path / "baseline"))
+    assert files_of(tmp_path) == {"4_kernels.md", "4_kernels.log", "sweep.json", "tuned_launches.json"}
+    sweep_of = json.loads((tmp_path / "out" / "sweep.json").read_text())
+    for kernel in sweep.kernels():
+        assert f"### {kernel}, width " in page
+        timed = [record for record in sweep_of["records"] if record["kernel"] == kernel and not record["final"]]
+        assert [record["status"] for record in timed] == ["ok", "ok"]
+    assert "2 launches: 2 timed, 0 do not fit, 0 with other values, 0 failed, 0 not run" in page
+    tuned = json.loads((tmp_path / "out" / "tuned_launches.json").read_text())
+    assert set(tuned.get("cpu", {})) == set(sweep_of["gains"])
+    # 13.2 / 11 and 11 / 10 tokens/s of 64 sequences
+    assert "model.kernels=triton should be the default: yes (a step 1.20 times as fast as with fast" in page
+    assert "model.compile=true should be the default: yes (a step 1.10 times as fast as written)" in page
     assert "| ours on a CPU | 0.1 | yes | " in page
     assert page.count("| in chunks | ") == 5
     assert page.count("| definition | ") == 2
 
 
+def write_contest(file: Path, as_written: float, compiled: float) -> None:
+    """Two rows of ours and a peer, which does not count, in the format of ``amos bench``."""
+    speeds = {"ours": as_written, "ours, compiled": compiled, "hf": 99.0}
+    rows = [{"name": n, "is_ours": n != "hf", "tokens_per_second": {"median": speed}} for n, speed in speeds.items()]
+    file.write_text(json.dumps({"contestants": rows}))
+
+
+def test_defaults_without_a_measured_step() -> None:
+    attention = {"fast": 3.0, "triton": 4.0, "triton, tuned": 2.0}
+    own = decide_kernels.decisions(attention, {}, 1.01)
+    assert own[0].startswith(
+        "model.kernels=triton should be the default: yes (attention 1.50 times as fast as fast, tuned"
+    )
+    assert own[1] == "model.compile=true should be the default: no (3 layers 1.01 times as fast as written)"
+    of_step = decide_kernels.decisions(attention, {"triton": 0.9}, None)
+    assert of_step[0].startswith(
+        "model.kernels=triton should be the default: no (a step 0.90 times as fast as with fast"
+    )
+    assert of_step[1] == "model.compile=true should be the default: not measured"
+
+
+@needs_triton
+def test_only_a_launch_with_the_right_values_can_win(tmp_path: Path) -> None:
+    """One wrong launch and one that does not fit, both fast; a right one is twice as fast as the default."""
+    milliseconds = {1: 4.0, 2: 2.0, 3: 1.0, 4: 1.0}
+
+    class OutOfResources(Exception):
+        pass
+
+    class Stub(sweep.Timing):
+        def seconds(self, call: Callable[[], object], budget: float) -> float:
+            return milliseconds[launch_now()] / 1e3
+
+    def launch_now() -> int:
+        from amos_fairseq.functional.cuda import launches
+
+        return launches.launch_of("summary", 0, torch.device("cpu"))["num_warps"]
+
+    def result() -> tuple[Tensor, ...]:
+        if launch_now() == 4:
+            raise OutOfResources("shared memory")
+        return (torch.full((3,), 2.0 if launch_now() == 3 else 1.0),)
+
+    default, *others = ({"num_warps": number} for number in (1, 2, 3, 4))
+    plan = sweep.Plan("summary", 0, default, others)
+    records = sweep.Records(tmp_path / "records.jsonl")
+    timing = Stub(torch.device("cpu"), records, restart=pytest.fail)
+    with mock.patch.object(sweep, "build", return_value=sweep.Workload(lambda: None, result)):
+        sweep.run_plan(plan, sweep.TINY, timing, until=float("inf"))
+    statuses = [record["status"] for record in records.all if not record["final"]]
+    assert statuses == ["ok", "ok", "other values", "does not fit"]
+    assert sweep.winner(records, plan) == ({"num_warps": 2}, 2.0)
+    again = sweep.Records(records.path)  # a process that starts again measures nothing twice
+    assert again.all == records.all
+    # Without time only the default runs.
+    late = sweep.Records(tmp_path / "late.jsonl")
+    with mock.patch.object(sweep, "build", return_value=sweep.Workload(lambda: None, result)):
+        sweep.run_plan(plan, sweep.TINY, Stub(torch.device("cpu"), late, restart=pytest.fail), until=0.0)
+    assert [record["launch"] for record in late.all] == [default, default]
+    assert sweep.winner(late, plan) is None
+
+
+def test_a_lost_context_starts_the_process_again(tmp_path: Path) -> None:
+    """The candidate is recorded first, so that it does not run again; here CUDA fails because there is none."""
+    records, restart = sweep.Records(tmp_path / "records.jsonl"), mock.Mock()
+    record = {"kernel": "pick", "launch": {"num_warps": 8}, "final": False}
+    with mock.patch.object(torch.cuda, "synchronize", side_effect=RuntimeError("illegal memory access")):
+        sweep.Timing(torch.device("cuda"), records, restart).fail(record, RuntimeError("illegal memory access"))
+    restart.assert_called_once_with()
+    found = sweep.Records(records.path).find("pick", {"num_warps": 8}, False)
+    assert found["status"] == "FAILED: RuntimeError: illegal memory access"
+    with mock.patch.object(torch.cuda, "synchronize"):  # another error leaves the context as it is
+        sweep.Timing(torch.device("cuda"), records, restart).fail(record, ValueError("no"))
+    restart.assert_called_once_with()
+
+
+@needs_triton
+def test_a_kernel_whose_launch_cannot_be_changed_is_refused() -> None:
+    """The sweep would time the same launch again and again."""
+    nothing = sweep.Workload(lambda: None, lambda: ())
+    refused = pytest.raises(UserError, match=r"the kernel pick does not call launches\.launch_of")
+    with mock.patch.object(sweep, "build", return_value=nothing), refused:
+        sweep.width_and_default("pick", sweep.TINY, torch.device("cpu"))
+
+
 @pytest.mark.slow
-def test_4_train(tmp_path: Path) -> None:
-    data, glue = tmp_path / "text", tmp_path / "glue"
+def test_5_train(tmp_path: Path) -> None:
+    """The curve of a CPU first, and then everything beside it: on one machine the same bits."""
+    data, glue, first = tmp_path / "text", tmp_path / "glue", {"OUT": str(tmp_path / "first")}
+    small = {"CURVE_UPDATES": "5", "CURVE_SEQUENCES": "2"}
     write_pretraining_data(data)
-    write_glue(glue, data, "MRPC", ["0", "1"], {"train": 32, "valid": 16}, pair=True)
-    page = rehearse(tmp_path, "4_train", data, glue, TASKS="MRPC")
+    write_glue(glue, data, "SST-2", ["0", "1"], {"train": 32, "valid": 16}, pair=False)
+    curve = run_script(
+        "examples/benchmark/gpu/5_train.sh", tmp_path, data, "--curve", "--device", "cpu", **first, **small
+    )
+    assert curve.returncode == 0, curve.stderr
+    curves = {"cpu_curve_mlm.jsonl", "cpu_curve_amos.jsonl"}
+    assert {path.name for path in (tmp_path / "first").iterdir()} == {"5_train.md", "5_train.log", *curves}
+    page = rehearse(tmp_path, "5_train", data, glue, TASKS="SST-2", CPU_CURVE=str(tmp_path / "first"))
     scores = {f"glue_{objective}.json" for objective in ("mlm", "electra", "amos")}
-    assert files_of(tmp_path) == {"4_train.md", "4_train.log", "curves.png", *scores}
+    assert files_of(tmp_path) == {"5_train.md", "5_train.log", "curves.png", *scores, *curves}
     for objective in ("mlm", "electra", "amos"):
         assert f"### {objective}\n" in page
     assert page.count('"split": "valid"') == 3
+    decided = "\n".join(decisions(page))
+    assert "follow the curve of a CPU: yes (mlm differs by 0.000 of " in decided
+    assert re.search(r"learned more than token frequencies \(\d\.\d\d nats\): mlm NO, \d\.", decided)
+    assert re.search(r": mlm SST-2 \d+\.\d; electra SST-2 \d+\.\d; amos SST-2 \d+\.\d", decided)
+
+
+def test_curves_are_compared_after_smoothing() -> None:
+    """By hand: of 12 records three means of 10; an outlier of 5 nats moves a mean by 0.5."""
+    one = [{"update": 5 * number, "mlm_loss_1": 7.0, "rtd_loss": 0.5} for number in range(12)]
+    other = [dict(record) for record in one]
+    other[0]["mlm_loss_1"] = 12.0
+    assert training_curves.largest_differences(one, other) == {"mlm_loss_1": pytest.approx(0.5), "rtd_loss": 0.0}
+    other[3]["rtd_loss"] = None
+    assert training_curves.largest_differences(one, other)["rtd_loss"] == float("inf")
+    with pytest.raises(UserError, match="other updates"):
+        training_curves.largest_differences(one, other[1:])
+
+
+def test_entropy_of_the_token_frequencies(tmp_path: Path) -> None:
+    """Three tokens with shares 1/2, 1/4, 1/4: 1.5 bits; the end of a line does not count."""
+    dictionary = Dictionary()
+    tokens = [dictionary.add_symbol(symbol) for symbol in "abc"]
+    dictionary.save(str(tmp_path / "dict.txt"))
+    a, b, c = tokens
+    write_rows(tmp_path, "train", [[a, b, dictionary.eos()], [a, c, dictionary.eos()]])
+    assert training_curves.unigram_entropy(tmp_path) == pytest.approx(1.5 * math.log(2))
+
+
+@pytest.mark.slow
+def test_too_many_rows_are_refused(tmp_path: Path) -> None:
+    data, glue = tmp_path / "text", tmp_path / "glue"
+    write_pretraining_data(data)
+    write_glue(glue, data, "SST-2", ["0", "1"], {"train": 32, "valid": 16}, pair=False)
+    arguments = (data, glue, "--device", "cpu")
+    result = run_script("examples/benchmark/gpu/5_train.sh", tmp_path, *arguments, MOST_ROWS="31")
+    assert "SST-2 has 32 training rows, more than MOST_ROWS=31" in refusal(result)
 
 
 @pytest.mark.slow
@@ -87,9 +342,11 @@ def test_4_train(tmp_path: Path) -> None:
     [
         ("1_correct.sh", (), "PyTorch finds no CUDA device"),
         ("1_correct.sh", ("--device", "tpu"), "--device tpu is not known: give cpu or cuda"),
-        ("3_kernels.sh", ("--fast",), "--fast is not a flag of 3_kernels.sh"),
-        ("4_train.sh", ("--device", "cpu"), "give DATA and GLUE"),
-        ("4_train.sh", ("nowhere", "nowhere", "--device", "cpu"), "DATA=nowhere holds no dict.txt"),
+        ("4_kernels.sh", ("--fast",), "--fast is not a flag of 4_kernels.sh"),
+        ("5_train.sh", ("--device", "cpu"), "give DATA and GLUE"),
+        ("5_train.sh", ("nowhere", "--device", "cpu"), "give DATA and GLUE, or DATA and --curve"),
+        ("5_train.sh", ("nowhere", "nowhere", "--device", "cpu"), "DATA=nowhere holds no dict.txt"),
+        ("5_train.sh", ("nowhere", "--curve", "--device", "cpu"), "DATA=nowhere holds no dict.txt"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path: Path, name: str, arguments: tuple[str, ...], words: str) -> None:
@@ -102,7 +359,7 @@ def test_a_step_that_fails_is_named_and_the_next_one_runs(tmp_path: Path) -> Non
     script.write_text(
         f'set -euo pipefail\nsource "{ROOT}/examples/benchmark/gpu/common.sh"\nbegin "${{BASH_SOURCE[0]}}" --device cpu\n'
         'step "first" 60 false\nstep "slow" 1 sleep 60\nstep "second" 60 echo of the second\n'
-        'LIMIT_SECONDS=0\nstep "third" 60 true\nfinish\n'
+        'step "fourth" 60 echo "Decided: four is even"\nLIMIT_SECONDS=0\nstep "third" 60 true\nfinish\n'
     )
     finished = run_script(str(script), tmp_path)
     assert finished.returncode == 1
@@ -111,12 +368,16 @@ def test_a_step_that_fails_is_named_and_the_next_one_runs(tmp_path: Path) -> Non
         "first": "FAILED (exit status 1)",
         "slow": "FAILED (stopped after 1 s)",
         "second": "passed",
+        "fourth": "passed",
         "third": "not run: no time left",
     }
     assert "## second\n\nof the second" in page
+    assert "## fourth\n\nDecided: four is even\n" in page
+    expected = ["first: FAILED (exit status 1)", "slow: FAILED (stopped after 1 s)", "second: passed", "four is even"]
+    assert decisions(page) == [*expected, "third: not run"]
 
 
-@pytest.mark.parametrize("name", ["1_correct.sh", "2_baseline.sh", "3_kernels.sh", "4_train.sh"])
+@pytest.mark.parametrize("name", ["1_correct.sh", "2_triton.sh", "3_baseline.sh", "4_kernels.sh", "5_train.sh"])
 def test_help(tmp_path: Path, name: str) -> None:
     result = run_script(f"examples/benchmark/gpu/{name}", tmp_path, "--help")
     assert result.returncode == 0

@@ -114,11 +114,11 @@ def main() -> None:
             (attention.window_kernel, {"BLOCK": 128}, {}),
         ]
         rows = {"ROWS": logits.BLOCK_ROWS}
-        sampling = {"SAMPLES_PER_PROGRAM": 1, "num_warps": 1}
+        one, sixteen = ({"SAMPLES_PER_PROGRAM": samples, **default_launch("pick", samples)} for samples in (1, 16))
         cases[" of the output layer"] = [
             (logits.summary_kernel, default_launch("summary", 0), {"K": 3, "SAMPLES": True, "BLOCKS": 32, **rows}),
-            (logits.block_summary_kernel, sampling, {"K": 1, "X": 2, **rows}),
-            (logits.pick_kernel, default_launch("pick", 0), {"K": 3, "X": 0, **rows}),
+            (logits.block_summary_kernel, one, {"K": 1, "X": 2, **rows}),
+            (logits.pick_kernel, sixteen, {"K": 3, "X": 0, **rows}),
             (logits.gradient_kernel, default_launch("gradient", 0), {"POSITIONS": logits.GRADIENT_POSITIONS}),
         ]
     print(

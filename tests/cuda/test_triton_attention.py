@@ -129,7 +129,7 @@ def test_odd_sizes_with_the_tiles_of_a_gpu(
         launch = default_launch(kernel, width)
         return launch | {name: 64 for name in ("BLOCK", "BLOCK_M", "BLOCK_N") if name in launch}
 
-    monkeypatch.setattr(kernels, "launch_of", launch_of)
+    monkeypatch.setattr(kernels.launches, "launch_of", launch_of)
     heads, bias, padding, positions = random_inputs(length, width, has_bias, has_padding, has_positions)
     heads = torch.cat([heads, heads[:1].flip(1)])
     if has_padding:

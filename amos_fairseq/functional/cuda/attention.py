@@ -8,6 +8,7 @@ import triton
 from torch import Tensor, library
 from torch.utils.flop_counter import register_flop_formula
 
+from amos_fairseq.functional.cuda import launches
 from amos_fairseq.functional.cuda.attention_kernels import (
     ALL,
     CELL,
@@ -20,7 +21,6 @@ from amos_fairseq.functional.cuda.attention_kernels import (
     query_kernel,
     window_kernel,
 )
-from amos_fairseq.functional.cuda.launches import launch_of
 
 SIDES = {"all": ALL, "past": PAST, "future": FUTURE}
 
@@ -39,7 +39,7 @@ def attention_op(
     M = T if positions is None else positions.size(1)
     out = heads.new_empty(B, M, H, D)
     lse = torch.empty(B, H, M, dtype=torch.float32, device=heads.device)
-    launch = launch_of("attention_forward", D, heads.device)
+    launch = launches.launch_of("attention_forward", D, heads.device)
     check_layout(heads, bias, padding, positions)
     with torch.cuda.device_of(heads):
         forward_kernel[(triton.cdiv(M, launch["BLOCK_M"]) * B * H,)](
@@ -83,7 +83,9 @@ def attention_backward_op(
     B, T, _, H, D = heads.shape
     M = out.size(1)
     has_bias, has_positions = bias is not None, positions is not None
-    of_queries, of_keys = (launch_of(f"attention_backward_{what}", D, heads.device) for what in ("query", "key"))
+    of_queries, of_keys = (
+        launches.launch_of(f"attention_backward_{what}", D, heads.device) for what in ("query", "key")
+    )
     block = of_queries["BLOCK"]
     query_blocks, num_cells = triton.cdiv(M, block), (triton.cdiv(T, block) + 1) * (block // CELL.value)
     delta = torch.empty_like(lse)

@@ -1,8 +1,9 @@
 """Tile sizes, warps and stages of the kernels: defaults, the candidates of a sweep, and what a sweep chose for a device.
 
-``examples/benchmark/gpu/3_kernels.sh`` measures the candidates and writes ``tuned_launches.json``, which replaces the file of
-that name in this folder: {name of the device: {kernel: {"width 64": launch}}}, the width of a head, or 0 for the kernels of
-the output layer. A launch changes the order of sums, so results are the same bits only with the same table.
+``examples/benchmark/gpu/4_kernels.sh`` measures the candidates and writes ``tuned_launches.json``, which replaces the file of
+that name in this folder: {name of the device: {kernel: {"width 64": launch}}}. The width is that of a head; of ``block_summary``
+and ``pick`` it is the number of samples of a program, and of the other kernels of the output layer 0. A launch changes the
+order of sums, so results are the same bits only with the same table.
 """
 
 import functools
@@ -25,12 +26,12 @@ KERNELS = (*ATTENTION, *OUTPUT_LAYER)
 
 
 def default_launch(kernel: str, width: int) -> dict[str, int]:
-    """Return the launch constants of ``kernel``, one of :data:`KERNELS`, for heads of ``width``.
+    """Return the launch constants of ``kernel``, one of :data:`KERNELS`, for a ``width``.
 
     Not chosen by a GPU, but by the machine code for sm_80 and sm_90: tiles of few instructions per pair of query and key,
     whose registers and shared memory let two programs run on a multiprocessor. A warp group of four warps computes 64 rows of
-    a product, so with eight warps a tile of 64 rows would be computed twice.
-    Triton's interpreter gets small tiles, so that small inputs have several of them.
+    a product, so with eight warps a tile of 64 rows would be computed twice. Triton's interpreter gets small tiles, so that
+    small inputs have several of them.
     """
     if kernel in ATTENTION:
         block_d = max(16, triton.next_power_of_2(width))
@@ -45,34 +46,37 @@ def default_launch(kernel: str, width: int) -> dict[str, int]:
     return {
         # 2,048 logits of a depth, 16 for each of 128 threads.
         "summary": {"num_warps": 4},
-        "block_summary": {"SAMPLES_PER_PROGRAM": 512 if IS_INTERPRETED else 16, "num_warps": 4},
-        "pick": {"SAMPLES_PER_PROGRAM": 512 if IS_INTERPRETED else 16, "num_warps": 4},
+        # 64 logits of a depth for each sample.
+        "block_summary": {"num_warps": 4 if width >= 16 else 1},
+        "pick": {"num_warps": 4 if width >= 16 else 1},
         # A tile of 2,048 logits is 16 for each of 128 threads.
         "gradient": {"TILE": 8, "ROWS": 256, "num_warps": 4},
     }[kernel]
 
 
 def candidates(kernel: str, width: int) -> Iterator[dict[str, int]]:
-    """Yield what a sweep tries: first the default, then others, some of which may not fit into a GPU's shared memory."""
+    """Yield what a sweep tries: first the default, then others, some of which may not fit into a GPU's shared memory.
+
+    Eight warps only for products of 128 rows: of fewer, both groups of four would compute the same.
+    """
     default = default_launch(kernel, width)
     yield default
     if kernel in ATTENTION:
-        square = "BLOCK" in default
-        sizes = [(n, n) for n in (32, 64, 128)] if square else product((32, 64, 128), repeat=2)
-        tiles = [{"BLOCK": m} if square else {"BLOCK_M": m, "BLOCK_N": n} for m, n in sizes]
-        choices = ({**tile, "num_warps": w, "num_stages": s} for tile in tiles for w in (4, 8) for s in (1, 2, 3))
+        # The rows of the products are queries, except in the kernel of the keys.
+        rows, others = ("BLOCK_N", "BLOCK_M") if kernel == "attention_backward_key" else ("BLOCK_M", "BLOCK_N")
+        sizes = [(64, 4), (128, 4), (128, 8)]
+        if "BLOCK" in default:
+            tiles = [{"BLOCK": size, "num_warps": warps} for size, warps in sizes]
+        else:
+            tiles = [{rows: n, "num_warps": warps, others: m} for n, warps in sizes for m in (32, 64, 128)]
+        choices = ({**tile, "num_stages": stages} for tile in tiles for stages in (1, 2, 3))
     elif kernel == "gradient":
         choices = (
             {"TILE": tile, "ROWS": rows, "num_warps": warps}
             for tile, rows, warps in product((4, 8, 16), (128, 256, 512, 1024), (2, 4, 8))
         )
-    elif kernel == "summary":
-        choices = ({"num_warps": warps} for warps in (2, 8, 16))
     else:
-        choices = (
-            {"SAMPLES_PER_PROGRAM": samples, "num_warps": warps}
-            for samples, warps in product((8, 16, 32), (1, 2, 4, 8))
-        )
+        choices = ({"num_warps": warps} for warps in (1, 2, 4, 8))
     for choice in choices:
         if default != (launch := default | choice):
             yield launch
@@ -85,7 +89,7 @@ def tuned_launches() -> dict[str, dict[str, dict[str, dict[str, int]]]]:
 
 @functools.cache
 def launch_of(kernel: str, width: int, device: torch.device) -> dict[str, int]:
-    """Return the launch constants of ``kernel`` for heads of ``width`` on ``device``: the tuned ones, or the default."""
+    """Return the launch constants of ``kernel`` for a ``width`` on ``device``: the tuned ones, or the default."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     tuned = tuned_launches().get(name, {}).get(kernel, {}).get(f"width {width}", {})
     return default_launch(kernel, width) | tuned

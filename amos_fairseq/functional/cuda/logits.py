@@ -17,7 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor, library
 
-from amos_fairseq.functional.cuda.launches import launch_of
+from amos_fairseq.functional.cuda import launches
+from amos_fairseq.functional.cuda.attention_kernels import IS_INTERPRETED
 
 # Rows of a block. Sampling loads 8 bytes per block of a position, and 64 logits of each depth per sample. With V = 32,768,
 # K = 3 and the 128 samples of AMOS this is 4 KB and 49 KB; all bfloat16 logits of a position are 196 KB. Blocks of 128 rows
@@ -32,11 +33,8 @@ GRADIENT_POSITIONS = 64
 
 def sampling_launch(kernel: str, num_samples: int, device: torch.device) -> dict[str, int]:
     """Return the launch constants of ``block_summary`` or ``pick`` for S samples of each position."""
-    launch = launch_of(kernel, 0, device)
-    samples = triton.next_power_of_2(max(1, num_samples))
-    if samples >= launch["SAMPLES_PER_PROGRAM"]:
-        return launch
-    return launch | {"SAMPLES_PER_PROGRAM": samples, "num_warps": 1 if samples < 16 else launch["num_warps"]}
+    samples = min(triton.next_power_of_2(max(1, num_samples)), 512 if IS_INTERPRETED else 16)
+    return {"SAMPLES_PER_PROGRAM": samples, **launches.launch_of(kernel, samples, device)}
 
 
 @triton.jit
@@ -258,7 +256,7 @@ def summarize_logits(
             SAMPLES=mixture_weights is not None,
             BLOCKS=PART_BLOCKS,
             ROWS=BLOCK_ROWS,
-            **launch_of("summary", 0, logits.device),
+            **launches.launch_of("summary", 0, logits.device),
         )
     return outputs
 
@@ -401,7 +399,7 @@ def gradient_of_logits(logits: Tensor, log_sum: Tensor, targets: Tensor, grad_nl
     K, n, V = logits.shape
     sums = empty_sums(logits)
     assert logits.is_contiguous()  # the kernel computes addresses from the shape alone
-    launch = launch_of("gradient", 0, logits.device)
+    launch = launches.launch_of("gradient", 0, logits.device)
     with torch.cuda.device_of(logits):
         gradient_kernel[(len(sums), triton.cdiv(V, launch["ROWS"]), K)](
             logits, log_sum, targets, grad_nll, sums, n, V, K, POSITIONS=GRADIENT_POSITIONS, **launch

@@ -8,11 +8,11 @@ source "$GPU_SCRIPTS/../../environment.sh"
 LEAST_SECONDS=30
 
 # begin SCRIPT [ARGUMENTS OF THE SCRIPT]: parse the flags, prepare the environment and $OUT, set DEVICE and ARGUMENTS.
-# EXTRA=test: also install the requirements of the tests.
+# EXTRA=test: also install the requirements of the tests. OWN_FLAG=--name: a flag of this script, which sets HAS_OWN_FLAG=yes.
 begin() {
     local script="$1"
     NAME="$(basename "$script" .sh)"
-    DEVICE=cuda ARGUMENTS=()
+    DEVICE=cuda ARGUMENTS=() HAS_OWN_FLAG=""
     shift
     while [ $# -gt 0 ]; do
         case "$1" in
@@ -24,6 +24,7 @@ begin() {
                 case "${2:-}" in cpu | cuda) DEVICE="$2" ;; *) fail "--device ${2:-} is not known: give cpu or cuda" ;; esac
                 shift
                 ;;
+            "${OWN_FLAG:---device}") HAS_OWN_FLAG=yes ;;
             -*) fail "$1 is not a flag of $NAME.sh: see --help" ;;
             *) ARGUMENTS+=("$1") ;;
         esac
@@ -50,17 +51,40 @@ begin() {
     : >"$LOG"
     : >"$SCRATCH/results"
     : >"$SCRATCH/pages"
+    : >"$SCRATCH/decided"
     export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$([ "$DEVICE" = cpu ] && echo 1 || echo 8)}" PYTHONUNBUFFERED=1
     echo "== $NAME on $DEVICE; results in $OUT" >&2
 }
 
+# begin_with_tests SCRIPT [ARGUMENTS]: begin, and set TESTS, the command for the fast tests of tests/gpu; -k selects some.
+begin_with_tests() {
+    [ "${AMOS_ENVIRONMENT:-}" = active ] || EXTRA=test
+    begin "$@"
+    (cd "$CHECKOUT" && python -c 'import pytest, xdist') 2>>"$LOG" || fail "this environment has no pytest or no pytest-xdist: install both"
+    # After an interrupt pytest still prints the failures. Several processes compile kernels.
+    TESTS=(env -C "$CHECKOUT" timeout -s INT -k 20 220 python -m pytest tests/gpu -q -rf -p no:cacheprovider --tb=short --color=no -m "not slow")
+    [ "$DEVICE" = cpu ] || TESTS+=(-n 8)
+}
+
+# verdict: whether every step so far has passed.
+verdict() {
+    if [ "$FAILED" -eq 0 ]; then echo yes; else echo "NO, see the table of steps"; fi
+}
+
+# decide TEXT: add a line to what the script decided.
+decide() {
+    printf '%s\n' "$1" >>"$SCRATCH/decided"
+}
+
 # step NAME MAX_SECONDS COMMAND...: its standard output becomes a part of the page, stderr goes to the log. A step that
-# fails or has no time left is listed in the table of results, and the next one runs.
+# fails or has no time left is listed in the table of results, and the next one runs. Lines "Decided: TEXT" of its output are
+# what it decided; of a step without any, and of one that failed, its result is.
 step() {
     local name="$1" most="$2" remaining=$((LIMIT_SECONDS - (SECONDS - STARTED))) began=$SECONDS status=0 result=passed child
     shift 2
     if [ "$remaining" -lt "$LEAST_SECONDS" ]; then
         printf '| %s | | not run: no time left |\n' "$name" >>"$SCRATCH/results"
+        decide "$name: not run"
         FAILED=1
         return
     fi
@@ -81,6 +105,10 @@ step() {
         { printf '\nIt failed. The end of its log:\n\n```\n'; tail -n 15 "$LOG"; printf '```\n'; } >>"$SCRATCH/pages"
     fi
     printf '| %s | %d | %s |\n' "$name" "$((SECONDS - began))" "$result" >>"$SCRATCH/results"
+    if ! grep -q '^Decided: ' "$SCRATCH/page" || [ "$status" -ne 0 ]; then
+        decide "$name: $result"
+    fi
+    sed -n 's/^Decided: //p' "$SCRATCH/page" >>"$SCRATCH/decided"
     write_page
 }
 
@@ -88,16 +116,26 @@ step() {
 write_page() {
     {
         printf '# %s, %s, %s\n\n' "$NAME" "$DEVICE" "$(date -u '+%Y-%m-%d %H:%M UTC')"
-        [ "$DEVICE" = cuda ] || printf 'A rehearsal at tiny size: it shows that the script runs; its numbers have no meaning.\n\n'
+        [ "$DEVICE" = cuda ] || [ -n "$HAS_OWN_FLAG" ] || printf 'A rehearsal at tiny size: it shows that the script runs; its numbers have no meaning.\n\n'
         printf '| step | seconds | result |\n|---|---:|---|\n'
         cat "$SCRATCH/results" "$SCRATCH/pages"
+        print_decisions '- '
     } >"$PAGE.part"
     mv "$PAGE.part" "$PAGE"
 }
 
+# print_decisions PREFIX: the last lines of the page and of the terminal, at most ten.
+print_decisions() {
+    printf '\nDecided:\n\n'
+    sed "s/^/$1/" "$SCRATCH/decided"
+}
+
 finish() {
     write_page
-    cat "$SCRATCH/results" >&2
-    echo "$PAGE" >&2
+    {
+        cat "$SCRATCH/results"
+        echo "$PAGE"
+        print_decisions '  ' | sed '/^$/d'
+    } >&2
     exit "$FAILED"
 }

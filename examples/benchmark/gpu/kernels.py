@@ -10,15 +10,18 @@ import dataclasses
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.functional import logit_chunks
 from amos_fairseq.functional import output_layer as chunked
 from amos_fairseq.functional.attention import (
+    SDPA_BACKENDS,
     AttentionBias,
     ToeplitzBias,
     as_attention_mask,
@@ -75,7 +78,7 @@ class Variant:
 
 
 def attention_variants(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Iterator[Variant]:
-    """Yield the backends; flash attention, which supports no bias, is a bound for the others."""
+    """Yield the backends; flash and cuDNN's attention, whose bias gets no gradient, are bounds for the others."""
     torch.manual_seed(0)
     shape = (sizes.sequences, sizes.length, 3, sizes.heads, sizes.head_width)
     heads = torch.randn(shape, device=device, dtype=dtype).requires_grad_()
@@ -85,14 +88,19 @@ def attention_variants(sizes: Sizes, device: torch.device, dtype: torch.dtype) -
 
     def fused(backend: str, mask: Tensor | None, dropout: float) -> Tensor:
         query, key, value = (part.transpose(1, 2) for part in heads.unbind(2))
-        return fused_attention(query, key, value, mask, dropout, backend).transpose(1, 2)
+        with mock.patch.dict(
+            SDPA_BACKENDS, {"cudnn": SDPBackend.CUDNN_ATTENTION}
+        ):  # timed also where it is never chosen
+            return fused_attention(query, key, value, mask, dropout, backend).transpose(1, 2)
 
     def with_bias(attend: Callable, source: Tensor, dropout: float) -> Tensor:
         return attend(heads, AttentionBias(learned=toeplitz(source)), dropout)
 
     if on_gpu:
-        for dropout in (0.0, DROPOUT):
-            yield Variant("flash, no bias", lambda p=dropout: fused("flash", None, p), (heads,), dropout)
+        for name, backend in (("flash", "flash"), ("cuDNN", "cudnn")):
+            for dropout in (0.0, DROPOUT):
+                call = partial(fused, backend, None, dropout)
+                yield Variant(f"{name}, no bias", call, (heads,), dropout)
         for source, leaves in ((values, (heads,)), (learned, (heads, learned))):
             for dropout in (0.0, DROPOUT):
                 yield Variant(

@@ -1,0 +1,84 @@
+"""Run every Triton kernel of this package at a small shape under compute-sanitizer, where that is installed. Prints Markdown.
+
+``memcheck`` finds accesses outside of a tensor, ``racecheck`` threads that use the same shared memory without a barrier.
+PyTorch's allocator gives each tensor its own memory here: an access beside a tensor is not one into another tensor.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from amos_fairseq.errors import UserError, report_user_errors
+
+NAME = "compute-sanitizer"
+TOOLKIT = "/usr/local/cuda"  # where NVIDIA's installer puts it
+# Seconds. It loads every library of PyTorch and instruments each kernel; racecheck is the slower one.
+LIMITS = {"memcheck": 90, "racecheck": 60}
+
+
+def find_sanitizer() -> str | None:
+    """Return the path of compute-sanitizer: of PATH, of the CUDA toolkit, or of one of NVIDIA's Python packages."""
+    toolkits = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), TOOLKIT]
+    folders = [Path(toolkit, folder) for toolkit in toolkits if toolkit for folder in ("bin", "compute-sanitizer")]
+    packages = [Path(entry, "nvidia") for entry in sys.path if entry and Path(entry, "nvidia").is_dir()]
+    found = shutil.which(NAME) or shutil.which(NAME, path=os.pathsep.join(map(str, folders)))
+    in_packages = (path for folder in packages for path in sorted(folder.rglob(NAME)) if os.access(path, os.X_OK))
+    return found or next((str(path) for path in in_packages if path.is_file()), None)
+
+
+def check(sanitizer: str, tool: str, device: str) -> str:
+    """Return what ``tool`` found in one run of all kernels, such as "0 errors"."""
+    kernels = [sys.executable, str(Path(__file__).with_name("sweep.py")), "once", "--device", device]
+    variables = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "CUDA_MODULE_LOADING": "LAZY"}
+    # Not in the processes that Triton starts to compile.
+    flags = ["--target-processes", "application-only", "--error-exitcode", "99", "--print-limit", "20"]
+    command = [sanitizer, "--tool", tool, *flags, *kernels]
+    try:
+        finished = subprocess.run(
+            command,
+            env=os.environ | variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=LIMITS[tool],
+            check=False,
+        )
+    except subprocess.TimeoutExpired as expired:
+        print(expired.stdout or "", file=sys.stderr)
+        return f"not finished after {LIMITS[tool]} s"
+    print(finished.stdout, file=sys.stderr)
+    # "ERROR SUMMARY: 0 errors"; racecheck: "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)".
+    summary = re.search(r"SUMMARY: .*?(\d+) error", finished.stdout)
+    if finished.returncode == 0 and summary is not None:
+        return f"{summary.group(1)} errors"
+    if summary is not None and int(summary.group(1)):
+        return f"FAILED: {summary.group(1)} errors, see the log"
+    return f"FAILED: ended with status {finished.returncode}, see the log"
+
+
+@report_user_errors()
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    arguments = parser.parse_args()
+    sanitizer = find_sanitizer()
+    if sanitizer is None:
+        print(f"Decided: {NAME}: not installed")
+        return 0
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("PyTorch finds no CUDA device")
+    results = {tool: check(sanitizer, tool, arguments.device) for tool in LIMITS}
+    print(f"Decided: {NAME}: {', '.join(f'{tool} {result}' for tool, result in results.items())}")
+    if any(result.startswith("FAILED") for result in results.values()):
+        raise UserError(f"{NAME} found errors in the Triton kernels")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

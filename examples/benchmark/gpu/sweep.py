@@ -1,0 +1,550 @@
+"""Find the fastest launch constants of each Triton kernel of this package: tiles, warps and stages. Prints Markdown.
+
+    python sweep.py sweep --out OUT --seconds 280     # writes OUT/tuned_launches.json and OUT/sweep.json
+    python sweep.py once                              # every kernel at a small odd shape, as sanitizer.py runs it
+
+``sweep`` first compiles the candidates of :func:`amos_fairseq.functional.cuda.launches.candidates` in several processes;
+Triton keeps them on disk. Then it runs them one after the other at the shapes of amos_base. A candidate must compute what
+the default computes before its time counts. An error that ends CUDA in the process (an illegal memory access) ends this
+candidate alone: the process starts again behind it. On a CPU the kernels need TRITON_INTERPRET=1.
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from amos_fairseq.errors import UserError, report_user_errors
+from amos_fairseq.functional.attention import AttentionBias, ToeplitzBias, fast_attention, toeplitz_attention
+from amos_fairseq.functional.relative_position import toeplitz
+from amos_fairseq.measure.measurement import seconds_of, sustained_seconds
+
+DROPOUT = 0.1
+# Norm of the difference from the default's result, relative to its norm: sums in another order, rounded to the 8 bits of
+# bfloat16 (2^-9 of each value at most, once or twice). A wrong tile is wrong by far more.
+TOLERANCE = 0.01
+SECONDS, FINAL_SECONDS = 0.12, 0.6  # of the timing of a candidate, and of the fastest ones again
+FINALISTS = 3
+LEAST_GAIN = 1.02  # a smaller one is noise
+SHOWN = 5
+COMPILING_SHARE = 0.4  # of the time, at most
+PROCESSES = 8
+
+Launch = dict[str, int]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """amos_base with 64 sequences of 512 tokens; of the output layer one chunk of 256 MiB."""
+
+    sequences: int = 64
+    length: int = 512
+    heads: int = 12
+    head_width: int = 64
+    depths: int = 3
+    positions: int = 1232
+    vocabulary: int = 32_768
+    samples: int = 128
+    dtype: torch.dtype = torch.bfloat16
+
+
+TINY = Sizes(1, 16, 2, 16, 2, 3, 200, 4, torch.float32)
+# The last tile of each kernel is not full.
+ODD = Sizes(2, 130, 2, 64, 3, 9, 1000, 20)
+
+
+class Workload(NamedTuple):
+    """Calls of one kernel: ``call`` is timed, ``result`` computes what is compared."""
+
+    call: Callable[[], object]
+    result: Callable[[], tuple[Tensor, ...]]
+
+
+def attention_forward(sizes: Sizes, device: torch.device) -> Workload:
+    heads, bias = (leaf.detach() for leaf in attention_leaves(sizes, device))
+
+    def result() -> tuple[Tensor, ...]:
+        torch.manual_seed(1)
+        return (attend(heads, bias),)
+
+    return Workload(lambda: attend(heads, bias), result)
+
+
+def attention_backward(sizes: Sizes, device: torch.device) -> Workload:
+    leaves = attention_leaves(sizes, device)
+    out = attend(*leaves)
+    grad = torch.randn_like(out)
+
+    def result() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(out, leaves, grad, retain_graph=True)
+
+    return Workload(result, result)
+
+
+def attention_leaves(sizes: Sizes, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Heads [B,T,3,H,d] and values of the bias [H,2T-1] float32."""
+    torch.manual_seed(0)
+    shape = (sizes.sequences, sizes.length, 3, sizes.heads, sizes.head_width)
+    heads = torch.randn(shape, device=device, dtype=sizes.dtype).requires_grad_()
+    bias = torch.randn(sizes.heads, 2 * sizes.length - 1, device=device).mul_(0.1).requires_grad_()
+    return heads, bias
+
+
+def attend(heads: Tensor, bias: Tensor) -> Tensor:
+    return toeplitz_attention(heads, ToeplitzBias(bias, None), DROPOUT, None)
+
+
+class Logits:
+    """A chunk of logits [K,n,V], and what the kernels of the output layer read beside it."""
+
+    def __init__(self, sizes: Sizes, device: torch.device, depths: int) -> None:
+        torch.manual_seed(0)
+        n, V, S = sizes.positions, sizes.vocabulary, sizes.samples
+        self.logits = torch.randn(depths, n, V, device=device, dtype=sizes.dtype)
+        self.gamma = torch.full((n, depths), 1 / depths, device=device)
+        self.never_sampled_mask = torch.zeros(V, dtype=torch.bool, device=device)
+        self.never_sampled_mask[:5] = True
+        self.blocks = torch.randint(V // 64, (n, S), device=device)
+        self.points = torch.rand(n, S, dtype=torch.float64, device=device)
+        self.targets = torch.randint(5, V, (n,), device=device)
+        self.log_sum = self.logits.float().logsumexp(-1)
+        self.mixture = (self.logits, self.gamma, self.never_sampled_mask)
+
+
+def summary(sizes: Sizes, device: torch.device) -> Workload:
+    from amos_fairseq.functional.cuda.logits import summarize_logits
+
+    mixture = Logits(sizes, device, sizes.depths).mixture
+    return Workload(lambda: summarize_logits(*mixture), lambda: summarize_logits(*mixture))
+
+
+def block_summary(sizes: Sizes, device: torch.device) -> Workload:
+    """As TEAMS, which draws five tokens without replacement from one distribution: one block of each position."""
+    from amos_fairseq.functional.cuda.logits import summarize_blocks
+
+    of = Logits(sizes, device, depths=1)
+    arguments = (*of.mixture, of.targets[:, None].repeat(1, 2), of.blocks[:, :1].contiguous())
+    return Workload(lambda: summarize_blocks(*arguments), lambda: summarize_blocks(*arguments))
+
+
+def pick(sizes: Sizes, device: torch.device) -> Workload:
+    from amos_fairseq.functional.cuda.logits import pick_rows
+
+    of = Logits(sizes, device, sizes.depths)
+    arguments = (*of.mixture, of.targets[:, None][:, :0].contiguous(), of.blocks, of.points)
+    return Workload(lambda: pick_rows(*arguments), lambda: pick_rows(*arguments))
+
+
+def gradient(sizes: Sizes, device: torch.device) -> Workload:
+    from amos_fairseq.functional.cuda.logits import gradient_of_logits
+
+    of = Logits(sizes, device, sizes.depths)
+    arguments = (of.log_sum, of.targets, torch.ones_like(of.log_sum))
+
+    def result() -> tuple[Tensor, ...]:
+        logits = of.logits.clone()
+        return gradient_of_logits(logits, *arguments), logits
+
+    # In place: a timed call takes the result of the one before it as logits, which is finite again.
+    overwritten = of.logits.clone()
+    return Workload(lambda: gradient_of_logits(overwritten, *arguments), result)
+
+
+# By the start of a kernel's name: attention_backward may be one kernel or several. The most expensive of a step come first.
+WORKLOADS = {
+    build.__name__: build for build in (attention_backward, attention_forward, gradient, summary, pick, block_summary)
+}
+
+
+def kernels() -> list[str]:
+    """Return the names of all kernels with launch constants, in the order of the sweep."""
+    from amos_fairseq.functional.cuda import launches
+
+    known = [name for start in WORKLOADS for name in launches.KERNELS if name.startswith(start)]
+    if unknown := set(launches.KERNELS) - set(known):
+        raise UserError(f"sweep.py has no workload for {', '.join(sorted(unknown))}")
+    return known
+
+
+def build(kernel: str, sizes: Sizes, device: torch.device) -> Workload:
+    return next(WORKLOADS[start] for start in WORKLOADS if kernel.startswith(start))(sizes, device)
+
+
+class Asked(Exception):
+    """A kernel asks for its launch constants."""
+
+    def __init__(self, width: int, launch: Launch) -> None:
+        self.width, self.launch = width, launch
+
+
+@contextlib.contextmanager
+def launched_by(choose: Callable[[str, int, Launch], Launch]) -> Iterator[None]:
+    """Replace the launch constants of every kernel by ``choose(kernel, width, own)``."""
+    from amos_fairseq.functional.cuda import launches
+
+    original = launches.launch_of
+
+    def launch_of(kernel: str, width: int, *args: Any, **kwargs: Any) -> Launch:
+        return dict(choose(kernel, width, original(kernel, width, *args, **kwargs)))
+
+    with mock.patch.object(launches, "launch_of", launch_of):
+        yield
+
+
+def launched_with(kernel: str, launch: Launch) -> contextlib.AbstractContextManager[None]:
+    return launched_by(lambda name, width, own: launch if name == kernel else own)
+
+
+def width_and_default(kernel: str, sizes: Sizes, device: torch.device) -> tuple[int, Launch]:
+    """Return what the kernel asks for, without compiling it.
+
+    Raises:
+        UserError: it takes its launch constants from elsewhere, so a sweep would change nothing.
+    """
+
+    def stop(name: str, width: int, own: Launch) -> Launch:
+        if name == kernel:
+            raise Asked(width, own)
+        return own
+
+    try:
+        with launched_by(stop):
+            build(kernel, sizes, device).result()
+    except Asked as asked:
+        return asked.width, asked.launch
+    raise UserError(f"the kernel {kernel} does not call launches.launch_of")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The candidates of a kernel; the default is not among them."""
+
+    kernel: str
+    width: int
+    default: Launch
+    candidates: list[Launch]
+
+
+def make_plan(sizes: Sizes, device: torch.device) -> list[Plan]:
+    from amos_fairseq.functional.cuda import launches
+
+    plans, small = [], small_version(sizes)
+    for kernel in kernels():
+        width, default = width_and_default(kernel, small, device)
+        others = (dict(launch) for launch in launches.candidates(kernel, width))
+        candidates = [launch for launch in others if launch != default]
+        plans.append(Plan(kernel, width, default, candidates if device.type == "cuda" else candidates[:1]))
+    return plans
+
+
+def small_version(sizes: Sizes) -> Sizes:
+    """Fewer programs of the same code: Triton compiles for lengths that are multiples of 16, or are not."""
+    return replace(sizes, sequences=1, positions=min(16, sizes.positions))
+
+
+def compile_part(sizes: Sizes, device: torch.device, part: int, parts: int, until: float) -> None:
+    """Compile every ``parts``-th candidate, those of all kernels in turns, without running any."""
+    from triton.runtime import JITFunction
+
+    own_run = JITFunction.run
+
+    def only_compile(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return own_run(self, *args, **{**kwargs, "warmup": True})
+
+    with mock.patch.object(JITFunction, "run", only_compile):
+        plans = make_plan(sizes, device)
+        turns = itertools.zip_longest(*([(plan.kernel, launch) for launch in plan.candidates] for plan in plans))
+        pairs = [pair for turn in turns for pair in turn if pair is not None]
+        for kernel, launch in pairs[part::parts]:
+            if time.time() > until:
+                return
+            try:
+                with launched_with(kernel, launch):
+                    build(kernel, small_version(sizes), device).result()
+            except Exception as error:  # it fails again, and is counted, when it is timed
+                print(f"{kernel} {launch}: {first_line(error)}", file=sys.stderr)
+
+
+def compile_in_processes(device: torch.device, until: float) -> None:
+    """Fill Triton's cache. A process that fails, or is not done in time, leaves its candidates to the timing."""
+    parts = max(1, min(PROCESSES, len(os.sched_getaffinity(0)) - 1))
+    command = [sys.executable, os.path.abspath(__file__), "compile", "--device", device.type, "--until", str(until)]
+    workers = [subprocess.Popen([*command, "--part", str(part), "--parts", str(parts)]) for part in range(parts)]
+    for worker in workers:
+        try:
+            worker.wait(max(0.0, until + 5 - time.time()))
+        except subprocess.TimeoutExpired:
+            worker.kill()
+            worker.wait()
+
+
+class Records:
+    """What was measured, a line of JSON each, in a file that survives the process."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        self.all: list[dict[str, Any]] = [json.loads(line) for line in lines]
+
+    def add(self, **record: Any) -> None:
+        self.all.append(record)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def find(self, kernel: str, launch: Launch | None, is_final: bool) -> dict[str, Any] | None:
+        wanted = {"kernel": kernel, "launch": launch, "final": is_final}
+        return next((record for record in self.all if wanted.items() <= record.items()), None)
+
+
+def first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:120] if lines else ''}".replace("|", "\\|")
+
+
+def difference(got: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> float:
+    """Return the largest relative difference of the tensors; of integers the share that differs. Not finite is infinite."""
+    largest = 0.0
+    for one, other in zip(got, expected, strict=True):
+        if one.is_floating_point():
+            # Blocks without a row have a maximum of -inf.
+            both = torch.isneginf(one) & torch.isneginf(other)
+            one, other = (tensor.double().masked_fill(both, 0.0) for tensor in (one, other))
+            value = ((one - other).norm() / other.norm().clamp(min=1e-30)).nan_to_num(nan=float("inf"))
+        else:
+            value = (one != other).double().mean()
+        largest = max(largest, value.item())
+    return largest
+
+
+@dataclass
+class Timing:
+    """Runs candidates and records them; starts the process again where CUDA has ended in it."""
+
+    device: torch.device
+    records: Records
+    restart: Callable[[], None]
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def measure(
+        self, kernel: str, launch: Launch, workload: Workload, expected: tuple[Tensor, ...], budget: float, final: bool
+    ) -> None:
+        if self.records.find(kernel, launch, final) is not None:
+            return
+        record: dict[str, Any] = {"kernel": kernel, "launch": launch, "final": final}
+        try:
+            with launched_with(kernel, launch):
+                far = difference(workload.result(), expected)
+                if far <= TOLERANCE:
+                    record |= {"status": "ok", "ms": self.seconds(workload.call, budget) * 1e3}
+                else:
+                    record |= {"status": "other values", "difference": far if far < float("inf") else None}
+            self.records.add(**record)
+        except Exception as error:
+            self.fail(record, error)
+
+    def expected(self, kernel: str, launch: Launch, workload: Callable[[], Workload]) -> Any:
+        """Return the workload and its result with the default launch; None if that fails, which is recorded."""
+        try:
+            with launched_with(kernel, launch):
+                built = workload()
+                return built, tuple(tensor.clone() for tensor in built.result())
+        except Exception as error:
+            self.fail({"kernel": kernel, "launch": None, "final": False}, error)
+            return None
+
+    def fail(self, record: dict[str, Any], error: Exception) -> None:
+        name = type(error).__name__
+        self.records.add(
+            **record, status="does not fit" if name == "OutOfResources" else f"FAILED: {first_line(error)}"
+        )
+        if self.device.type == "cuda":
+            try:
+                torch.cuda.synchronize()
+            except Exception:  # the context is lost
+                self.restart()
+
+    def seconds(self, call: Callable[[], object], budget: float) -> float:
+        return (
+            sustained_seconds(call, self.device, budget)
+            if self.device.type == "cuda"
+            else seconds_of(call, self.device)
+        )
+
+
+def run_plan(plan: Plan, sizes: Sizes, timing: Timing, until: float) -> None:
+    """Time the default, the candidates until the time is over, and the fastest again."""
+    records, kernel = timing.records, plan.kernel
+    if records.find(kernel, None, False) is not None:  # its default has failed
+        return
+    prepared = timing.expected(kernel, plan.default, lambda: build(kernel, sizes, timing.device))
+    if prepared is None:
+        return
+    for launch in (plan.default, *plan.candidates):
+        if launch is plan.default or time.time() < until:
+            timing.measure(kernel, launch, *prepared, SECONDS, final=False)
+    finalists = fastest(records, kernel, final=False)[:FINALISTS]
+    for launch in (plan.default, *(record["launch"] for record in finalists if record["launch"] != plan.default)):
+        timing.measure(kernel, launch, *prepared, FINAL_SECONDS, final=True)
+
+
+def fastest(records: Records, kernel: str, final: bool) -> list[dict[str, Any]]:
+    timed = (record for record in records.all if record["kernel"] == kernel and record["final"] == final)
+    return sorted((record for record in timed if record["status"] == "ok"), key=lambda record: record["ms"])
+
+
+def winner(records: Records, plan: Plan) -> tuple[Launch, float] | None:
+    """Return the fastest launch and how many times as fast as the default it is; None if that is noise, or nothing ran."""
+    finals = fastest(records, plan.kernel, final=True)
+    default = records.find(plan.kernel, plan.default, True)
+    if not finals or default is None or default["status"] != "ok":
+        return None
+    gain = default["ms"] / finals[0]["ms"]
+    return (finals[0]["launch"], gain) if gain >= LEAST_GAIN else None
+
+
+def print_plan(records: Records, plan: Plan) -> None:
+    own = [record for record in records.all if record["kernel"] == plan.kernel and not record["final"]]
+    kinds = ("ok", "does not fit", "other values")
+    counts = {kind: sum(record["status"] == kind for record in own) for kind in kinds}
+    failed = [record for record in own if record["status"] not in kinds]
+    total = len(plan.candidates) + 1
+    missing = total - len(own) if not failed or failed[0]["launch"] is not None else total
+    print(f"\n### {plan.kernel}, width {plan.width}\n")
+    print(f"{total} launches: {counts['ok']} timed, {counts['does not fit']} do not fit, ", end="")
+    print(f"{counts['other values']} with other values, {len(failed)} failed, {missing} not run\n")
+    for record in failed[:3]:
+        print(f"- {record['launch'] or 'the default'}: {record['status']}")
+    finals, quick = fastest(records, plan.kernel, True), fastest(records, plan.kernel, False)
+    default = records.find(plan.kernel, plan.default, True)
+    if default is None or default["status"] != "ok":
+        print("\nThe default was not timed.")
+        return
+    again = [record["launch"] for record in finals]
+    rows = [*finals, *(record for record in quick if record["launch"] not in again)][:SHOWN]
+    print("\n| launch | ms | times as fast as the default |\n|---|---:|---:|")
+    for record in rows if default in rows else [*rows, default]:
+        label = ", ".join(f"{name} {value}" for name, value in record["launch"].items())
+        mark = " (default)" if record["launch"] == plan.default else ""
+        print(f"| {label}{mark} | {record['ms']:.4f} | {default['ms'] / record['ms']:.2f} |")
+
+
+def time_attention(sizes: Sizes, timing: Timing, table: dict[str, dict[str, Launch]]) -> dict[str, float]:
+    """Time a whole attention with dropout and the gradient of a learned bias, in ms: ``fast``, ``triton``, and that tuned."""
+    heads, bias = attention_leaves(sizes, timing.device)
+
+    def both(call: Callable[[], Tensor]) -> Callable[[], object]:
+        grad = torch.randn_like(call())
+        return lambda: torch.autograd.grad(call(), (heads, bias), grad)
+
+    def tuned(kernel: str, width: int, own: Launch) -> Launch:
+        return table.get(kernel, {}).get(f"width {width}", own)
+
+    found = {}
+    with launched_by(lambda kernel, width, own: own):
+        call = both(lambda: fast_attention(heads, AttentionBias(learned=toeplitz(bias)), DROPOUT))
+        found["fast"] = timing.seconds(call, FINAL_SECONDS) * 1e3
+        found["triton"] = timing.seconds(both(lambda: attend(heads, bias)), FINAL_SECONDS) * 1e3
+    with launched_by(tuned):
+        found["triton, tuned"] = timing.seconds(both(lambda: attend(heads, bias)), FINAL_SECONDS) * 1e3
+    return found
+
+
+def sweep(device: torch.device, out: Path, scratch: Path, until: float) -> None:
+    sizes = Sizes() if device.type == "cuda" else TINY
+    records = Records(scratch / "sweep.jsonl")
+
+    def restart() -> None:
+        print("CUDA has ended in this process: it starts again behind the candidate", file=sys.stderr)
+        os.execv(sys.executable, [sys.executable, *sys.argv, "--until", str(until)])
+
+    timing = Timing(device, records, restart)
+    if device.type == "cuda" and not records.all:
+        now = time.time()
+        compile_in_processes(device, now + COMPILING_SHARE * (until - now))
+    plans = make_plan(sizes, device)
+    for number, plan in enumerate(plans):
+        # Each kernel gets time in proportion to its candidates; what it does not use is left to the others.
+        share = len(plan.candidates) / max(1, sum(len(each.candidates) for each in plans[number:]))
+        run_plan(plan, sizes, timing, time.time() + share * (until - time.time()))
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    winners = {plan.kernel: found for plan in plans if (found := winner(records, plan)) is not None}
+    widths = {plan.kernel: f"width {plan.width}" for plan in plans}
+    table = {kernel: {widths[kernel]: launch} for kernel, (launch, _) in winners.items()}
+    attention = time_attention(sizes, timing, table)
+    (out / "tuned_launches.json").write_text(json.dumps({name: table} if table else {}, indent=2) + "\n")
+    gains = {kernel: gain for kernel, (_, gain) in winners.items()}
+    described = {"device": name, "sizes": {**asdict(sizes), "dtype": str(sizes.dtype)}, "records": records.all}
+    (out / "sweep.json").write_text(json.dumps(described | {"gains": gains, "attention": attention}) + "\n")
+    for plan in plans:
+        print_plan(records, plan)
+    print("\nAttention with dropout and the gradient of a learned bias, forward and backward pass, ms: ", end="")
+    print(", ".join(f"{way} {ms:.3f}" for way, ms in attention.items()))
+    faster = ", ".join(f"{kernel} {gain:.2f}" for kernel, gain in gains.items())
+    print(f"\nDecided: launch constants on {name}: ", end="")
+    print(
+        f"faster than the defaults: {faster} times (tuned_launches.json)" if gains else "the defaults are the fastest"
+    )
+    if any(records.find(plan.kernel, plan.default, True) is None for plan in plans):
+        raise UserError("a kernel was not timed with its default launch")
+
+
+def once(device: torch.device) -> None:
+    """Run every kernel once, and attention with padding, one-sided and at some positions."""
+    sizes = ODD if device.type == "cuda" else TINY
+    for kernel in WORKLOADS:
+        results = build(kernel, sizes, device).result()
+        if any(tensor.isnan().any() for tensor in results):
+            raise UserError(f"{kernel} has nan")
+    heads, bias = attention_leaves(sizes, device)
+    padding = torch.zeros(sizes.sequences, sizes.length, dtype=torch.bool, device=device)
+    padding[-1, sizes.length // 2 :] = True
+    positions = torch.randint(sizes.length // 2, (sizes.sequences, 7), device=device)
+    for side, places in (("past", None), ("future", None), ("all", positions)):
+        out = toeplitz_attention(heads, ToeplitzBias(bias, padding, side), DROPOUT, places)
+        torch.autograd.grad(out.float().sum(), (heads, bias))
+    print(f"{len(WORKLOADS)} kernels ran")
+
+
+@report_user_errors()
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("what", choices=("sweep", "compile", "once"))
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--out", type=Path, help="folder for tuned_launches.json and sweep.json")
+    parser.add_argument("--scratch", type=Path, help="folder for what was measured so far, if the process starts again")
+    parser.add_argument("--seconds", type=float, default=280.0, help="time of the sweep")
+    parser.add_argument("--until", type=float, help="its end, in seconds since 1970, instead of --seconds")
+    parser.add_argument("--part", type=int, default=0, help="of compile")
+    parser.add_argument("--parts", type=int, default=1, help="of compile")
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    until = arguments.until or time.time() + arguments.seconds
+    if find_spec("triton") is None:
+        print("Decided: launch constants: not run, Triton is not installed")
+        return 0
+    if arguments.what == "once":
+        once(device)
+    elif arguments.what == "compile":
+        compile_part(Sizes(), device, arguments.part, arguments.parts, until)
+    else:
+        if arguments.out is None or arguments.scratch is None:
+            raise UserError("sweep needs --out and --scratch")
+        sweep(device, arguments.out, arguments.scratch, until)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
