@@ -137,8 +137,7 @@ class Session:
         return {
             "checkpoint_sha256": self.checkpoint.sha256,
             "from_scratch": self.checkpoint.from_scratch,
-            # The name of float32 in tables and runs of every version.
-            "precision": "fp32" if self.precision == "float32" else self.precision,
+            "precision": self.precision,
         }
 
     def setup(self, trials: Mapping[str, Sequence[Hyperparameters]]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from amos_fairseq.finetuning.session import PretrainedCheckpoint, Session
 from amos_fairseq.finetuning.training import RunFailed, log_interval
 
 HYPERPARAMETERS = Hyperparameters(lr=1e-3, epochs=2, batch_size=16, warmup=0.1)
-ORIGIN = {"checkpoint_sha256": "c" * 64, "precision": "fp32"}
+ORIGIN = {"checkpoint_sha256": "c" * 64, "precision": "float32"}
 START = PretrainedCheckpoint(Path("start.pt"), "c" * 64, "amos", {"max_positions": 80, "encoder_embed_dim": 16}, {}, 7)
 
 
@@ -120,7 +120,7 @@ def test_checkpoints_are_stored_with_keep_checkpoints(tmp_path, trainings):
     [
         ({"trials": (dataclasses.replace(HYPERPARAMETERS, lr=2e-3),)}, r"settings lr: 0.001 there, 0.002 here"),
         ({"origin": ORIGIN | {"checkpoint_sha256": "e" * 64}}, r"checkpoint_sha256: cccccccccccc\.\.\. there, eeee"),
-        ({"origin": ORIGIN | {"precision": "fp16"}}, "precision: fp32 there, fp16 here"),
+        ({"origin": ORIGIN | {"precision": "fp16"}}, "precision: float32 there, fp16 here"),
     ],
 )
 def test_directory_of_another_run_is_refused_before_training(tmp_path, trainings, changed, message):

@@ -244,5 +244,5 @@ def test_bf16_on_a_cpu(place: Path) -> None:
     assert all(torch.equal(weight, weight.bfloat16().to(weight.dtype)) for weight in saved["model"].values())
     masters = saved["last_optimizer_state"]["master_weights"]
     assert any((master != master.bfloat16().float()).any() for master in masters)
-    with pytest.raises(AssertionError, match="precision: bf16 there, fp32 here"):
+    with pytest.raises(AssertionError, match="precision: bf16 there, float32 here"):
         classify(place, "bf16", *given[:4])
