@@ -95,11 +95,10 @@ INDEXED_SHARE = Share(0.40, 0.60, 0.90)
 LOGITS_SHARE = Share(0.50, 0.70, 0.90)
 # Of the published rates of PyTorch's attention, for the difference between machines and shapes.
 ATTENTION_SHARE = Share(0.85, 1.0, 1.10)
-# Of the ceiling of this package's attention, where one of two units, the one that issues instructions or the tensor cores, is
-# busy in every clock. The other one is then at 40 to 90 % of its limit and exponentials at half of theirs, and the two or three
-# programs on a multiprocessor wait for loads and for each other's products. At 0.65 the forward pass without dropout reaches
-# 390 TFLOP/s on Hopper; cuDNN's, written for it, reaches 335 without a bias.
-TRITON_SHARE = Share(0.50, 0.65, 0.80)
+# Of the ceiling of this package's attention (:func:`ceilings`), where one of two units is busy in every clock. The two or three
+# programs on a multiprocessor wait for loads, exponentials and each other's products. A half is 300 TFLOP/s for a forward pass
+# without dropout on Hopper; cuDNN, written for it, reaches 335 without a bias, and FlashAttention-2 282.
+TRITON_SHARE = Share(0.40, 0.50, 0.65)
 
 
 class AttentionRates(NamedTuple):
@@ -153,21 +152,58 @@ CUDNN_ON_HOPPER = AttentionRates(335e12, 266e12, 335e12, 266e12)
 # published for a length of 1,024 without dropout (260 on Hopper); 178 is the assumption for 512 tokens with dropout and a
 # mask.
 EFFICIENT_ON_HOPPER = AttentionRates(178e12, 114e12, 178e12, 114e12)
-# This package's kernels, with a bias: ceilings by the machine code (Triton 3.6; tests/cuda/compile_kernels.py compiles it). A
-# multiprocessor issues 4 instructions a clock, one for each of the 4 warps of a program, so that a tile of 64 x 64 pairs takes
-# as many clocks as a thread has instructions: in the loop, and an eighth of those outside of it (T = 512).
-#
-#   clocks of a tile                 sm_90: with dropout    without      sm_80: with dropout     without
-#   forward                          516 + 73               355 + 67     580 + 72                416 + 66
-#   backward, queries                529 + 126              369 + 117    663 + 123               464 + 118
-#   backward, keys                   607 + 79               386 + 75     811 + 81                533 + 73
-#   tensor cores, forward; backward  256; 912               256; 912     512; 1,824              512; 1,824
-#
-# The tensor cores compute 4,096 (sm_90) and 2,048 FLOPs a clock; the backward pass has 7 products, and an eighth of one for the
-# sums by cells. A tile has 2^20 FLOPs forward, and 5 x 2^19 backward. Its rate is FLOPs / clocks x 132 x 1.83 GHz (sm_90) or
-# 108 x 1.41 GHz (sm_80), with the larger of the two numbers of clocks.
-TRITON_ON_HOPPER = AttentionRates(600e12, 669e12, 430e12, 472e12)
-TRITON_ON_A100 = AttentionRates(312e12, 219e12, 245e12, 219e12)
+
+
+class Instructions(NamedTuple):
+    """Instructions of a thread of a kernel for a tile of 64 x 64 pairs of query and key, and outside of the loop over tiles."""
+
+    of_tile: int
+    outside: int
+
+
+# This package's kernels with a bias, heads of 64, bf16, without dropout and with it, as Triton 3.6 compiles them
+# (tests/cuda/compile_kernels.py does so with the installed version).
+ON_SM_90 = {
+    "forward": (Instructions(355, 533), Instructions(516, 588)),
+    "queries": (Instructions(344, 968), Instructions(510, 1042)),
+    "keys": (Instructions(386, 598), Instructions(607, 633)),
+}
+ON_SM_80 = {
+    "forward": (Instructions(416, 528), Instructions(580, 572)),
+    "queries": (Instructions(470, 970), Instructions(672, 1016)),
+    "keys": (Instructions(533, 587), Instructions(811, 645)),
+}
+# Matrix products of 64 x 64 x 64 in a tile; the sums of dS by cells are one of 64 x 16 x 64.
+PRODUCTS_OF_TILE = {"forward": 2, "queries": 3.25, "keys": 4}
+TILES = 8  # of a program at T = 512; shorter texts have a larger part of the instructions outside of the loop
+
+
+def ceilings(
+    counted: dict[str, tuple[Instructions, Instructions]], multiprocessors: int, clock: float, flops_per_clock: int
+) -> AttentionRates:
+    """Return the FLOP/s at which the busiest unit of a multiprocessor works in every clock.
+
+    It issues 4 instructions a clock, one for each warp of a program, and its tensor cores compute ``flops_per_clock``.
+    """
+    product = 2 * 64**3
+
+    def clocks(kernel: str, has_dropout: bool) -> float:
+        instructions = counted[kernel][has_dropout]
+        issued = instructions.of_tile + instructions.outside / TILES
+        return max(issued, PRODUCTS_OF_TILE[kernel] * product / flops_per_clock)
+
+    def rate(products: int, has_dropout: bool, *kernels: str) -> float:
+        return products * product / sum(clocks(kernel, has_dropout) for kernel in kernels) * multiprocessors * clock
+
+    forward, backward = (
+        [rate(2, d, "forward") for d in (False, True)],
+        [rate(5, d, "queries", "keys") for d in (False, True)],
+    )
+    return AttentionRates(forward[0], backward[0], forward[1], backward[1])
+
+
+TRITON_ON_HOPPER = ceilings(ON_SM_90, 132, 1.83e9, 4096)
+TRITON_ON_A100 = ceilings(ON_SM_80, 108, 1.41e9, 2048)
 ON_HOPPER = {
     "flash": FLASH_ON_HOPPER,
     "cudnn": CUDNN_ON_HOPPER,

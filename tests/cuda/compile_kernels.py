@@ -1,8 +1,9 @@
 """Compile kernels for GPUs that are not there: ``python compile_kernels.py [attention]`` prints what the machine code needs.
 
-One line of JSON: by kernel its shared memory and spilled bytes, registers, and of each loop with matrix products the number of
-instructions of a thread and the FLOPs of the products. A process of its own, because Triton compiles or interprets for as
-long as a process lives; cuobjdump comes with Triton. With ``attention`` only the kernels of the training step of a base model.
+One line of JSON: by kernel its shared memory and spilled bytes, registers, the instructions of a thread, of each loop with
+matrix products its instructions and the FLOPs of the products, and the warnings of the assembler. A process of its own, because
+Triton compiles or interprets for as long as a process lives; cuobjdump and ptxas come with Triton. With ``attention`` only the
+kernels of the training step of a base model.
 """
 
 import inspect
@@ -41,8 +42,8 @@ WARPS_OF_PRODUCT = {"HMMA": 1, "HGMMA": 4}
 
 
 def compiled(kernel: JITFunction, launch: dict[str, int], flags: dict[str, object], architecture: int) -> dict:
-    """What a program needs; pointers and the lengths are multiples of 16, as they mostly are."""
-    options = {name: value for name, value in launch.items() if name.startswith("num_")}
+    """What a program needs, specialized as in training: pointers and lengths are multiples of 16, except the bias of a head."""
+    options = {name: value for name, value in launch.items() if name.startswith(("num_", "enable_"))}
     constants = {**flags, **{name: value for name, value in launch.items() if name not in options}}
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     signature, aligned = {}, []
@@ -61,15 +62,21 @@ def compiled(kernel: JITFunction, launch: dict[str, int], flags: dict[str, objec
             subprocess.run([BINARIES / "cuobjdump", flag, file.name], capture_output=True, text=True, check=True).stdout
             for flag in ("-sass", "-res-usage")
         )
+    # A line with the number of a warning; C7510 to C7519 say that asynchronous products wait for each other.
+    assembled = [f"--gpu-name=sm_{architecture}{'a' * (architecture >= 90)}", "-v", "-o", "/dev/null", "-"]
+    assembler = subprocess.run(
+        [BINARIES / "ptxas", *assembled], input=program.asm["ptx"], capture_output=True, text=True
+    )
     registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
     used = {"shared": program.metadata.shared, "registers": registers, "spilled": stack}
-    return used | {"loops": loops_with_products(code, options.get("num_warps", 4))}
+    used["warnings"] = [line for line in assembler.stderr.splitlines() if re.search(r"\(C\d+\)", line)]
+    instructions = re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?);", code, re.M)
+    loops = loops_with_products([(int(at, 16), text) for at, text in instructions], options.get("num_warps", 4))
+    return used | {"instructions": len(instructions), "loops": loops}
 
 
-def loops_with_products(code: str, warps: int) -> list[dict[str, int]]:
+def loops_with_products(instructions: list[tuple[int, str]], warps: int) -> list[dict[str, int]]:
     """Instructions of a thread and FLOPs of all warps, in one pass through each loop that has matrix products."""
-    found = re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?);", code, re.M)
-    instructions = [(int(address, 16), text) for address, text in found]
     loops = []
     for end, text in instructions:
         branch = re.match(r"(?:@!?U?P\w+ +)?BRA(?:\.\w+)* +(?:!?U?P\w+, +)?`?\(?(0x[0-9a-f]+)", text)

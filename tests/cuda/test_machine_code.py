@@ -22,18 +22,29 @@ pytestmark = [
 # have; from the tables of compute capabilities in CUDA's programming guide.
 SHARED = {"sm_80": 164 * 1024, "sm_90": 228 * 1024}
 MOST_SHARED = {"sm_80": 163 * 1024, "sm_90": 227 * 1024}
-REGISTERS = 65_536  # of a multiprocessor of either
-THREADS = 128  # four warps
-
-# Products of 64 x 64 x 64 in a tile, besides one of a matrix of zeros and ones.
+# Products of all pairs of a tile, and in the kernel of the queries one of 64 pairs of a cell, 16 diagonals, 64 cells.
 PRODUCTS = {"forward_kernel": 2, "query_kernel": 3, "key_kernel": 4}
-# Instructions of a thread for a tile of 64 x 64 pairs, with a bias and dropout. The installed Triton may need a tenth more than
-# 3.6, which gave (sm_80, sm_90): forward 580, 516; queries 663, 529; keys 811, 607. The kernels
-# before this test, one for the whole backward pass, had 990, 923 (forward) and 3,800, 3,142 (backward; per four warps).
+SUMS_BY_CELL = 2 * 64 * 16 * 64
+# Instructions of a thread for a tile of 64 x 64 pairs, with a bias and dropout; in the second table also with padding. Triton
+# 3.6 gives (sm_80, sm_90): forward 580, 516; queries 672, 510; keys 811, 607; with padding 923, 721; 1,054, 748; 1,202, 841.
+# Other versions differ: the bounds are a quarter above. The kernels before this test, one for the whole backward pass,
+# had 990, 923 (forward) and 3,800, 3,142 (backward; of 4 warps).
 MOST_INSTRUCTIONS = {
-    "sm_80": {"forward_kernel": 640, "query_kernel": 690, "key_kernel": 840},
-    "sm_90": {"forward_kernel": 570, "query_kernel": 660, "key_kernel": 680},
+    "sm_80": {"forward_kernel": 725, "query_kernel": 840, "key_kernel": 1010},
+    "sm_90": {"forward_kernel": 645, "query_kernel": 640, "key_kernel": 760},
 }
+MOST_MASKED_INSTRUCTIONS = {
+    "sm_80": {"forward_kernel": 1150, "query_kernel": 1320, "key_kernel": 1500},
+    "sm_90": {"forward_kernel": 900, "query_kernel": 935, "key_kernel": 1050},
+}
+# Three programs of 128 threads have 168 registers a thread on a multiprocessor; two have all 255, so nothing may be spilled.
+MOST_REGISTERS = {"forward_kernel": 168, "query_kernel": 255, "key_kernel": 255}
+
+
+def least_triton() -> bool:
+    from importlib.metadata import version
+
+    return tuple(map(int, version("triton").split(".")[:2])) >= (3, 6)
 
 
 def compile_kernels(*arguments: str, triton: str = "") -> tuple[int, str, str]:
@@ -51,35 +62,47 @@ def programs() -> dict[str, dict]:
 
 
 def check_products(name: str, program: dict) -> None:
-    """Nothing is computed by two groups of warps: the machine code has the FLOPs of the arithmetic."""
-    kernel, architecture = name.split()[0], name.split()[-1]
-    # Sums by cells: 16 diagonals of 64 cells of 64 pairs.
-    expected = PRODUCTS[kernel] * 2 * 64**3 + (kernel == "query_kernel") * 2 * 16 * 64 * 64
-    assert [loop["flops"] for loop in program["loops"]] == [expected], (name, architecture)
+    """Nothing is computed by two groups of warps: the machine code has the FLOPs of the arithmetic, padded to 64 or 128."""
+    kernel = name.split()[0]
+    is_wide = "heads of" in name
+    expected = PRODUCTS[kernel] * 2 * 64 * 64 * (128 if is_wide else 64)
+    if is_wide and kernel == "key_kernel":
+        expected //= 2  # its tiles have 32 queries
+    if kernel == "query_kernel" and not any(case in name for case in ("past", "positions", "without bias")):
+        expected += SUMS_BY_CELL
+    assert [loop["flops"] for loop in program["loops"]] == [expected], name
 
 
 def test_no_product_is_issued_twice(programs) -> None:
     for name, program in programs.items():
-        if len(name.split()) == 3 and name.split()[0] in PRODUCTS:
+        if name.split()[0] in PRODUCTS:
             check_products(name, program)
 
 
-def test_a_tile_needs_few_instructions(programs) -> None:
-    for architecture, kernels in MOST_INSTRUCTIONS.items():
+def test_no_product_waits_for_another_one_without_need(programs) -> None:
+    """The assembler warns where Hopper's asynchronous products have to be serialized."""
+    assert {name: program["warnings"] for name, program in programs.items() if program["warnings"]} == {}
+
+
+@pytest.mark.skipif(find_spec("triton") is not None and not least_triton(), reason="counted with Triton 3.6 and later")
+@pytest.mark.parametrize(("case", "bounds"), [("", MOST_INSTRUCTIONS), (" masked", MOST_MASKED_INSTRUCTIONS)])
+def test_a_tile_needs_few_instructions(programs, case: str, bounds: dict[str, dict[str, int]]) -> None:
+    for architecture, kernels in bounds.items():
         for kernel, most in kernels.items():
-            (loop,) = programs[f"{kernel} on {architecture}"]["loops"]
+            (loop,) = programs[f"{kernel}{case} on {architecture}"]["loops"]
             assert loop["instructions"] <= most, (kernel, architecture)
 
 
 def test_two_programs_of_attention_fit_on_a_multiprocessor(programs) -> None:
-    """By registers and by shared memory; nothing is spilled where nothing is masked, and little elsewhere."""
+    """By shared memory, and by registers without spilling, but for a few bytes where pairs are masked; three forward."""
     for name, program in programs.items():
-        if not name.startswith(tuple(PRODUCTS)):
+        if (kernel := name.split()[0]) not in PRODUCTS:
             continue
         assert 2 * (program["shared"] + 1024) <= SHARED[name.split()[-1]], name
-        assert 2 * THREADS * program["registers"] <= REGISTERS, name
         is_plain = len(name.split()) == 3
         assert program["spilled"] <= (0 if is_plain else 64), name
+        if is_plain:
+            assert program["registers"] <= MOST_REGISTERS[kernel], name
 
 
 def test_every_kernel_compiles_and_fits(programs) -> None:

@@ -355,7 +355,7 @@ def test_the_output_layer_in_triton_by_hand() -> None:
 
 # amos_base, 64 sequences of 512 tokens on an H200: expected milliseconds, and those of the fast and the slow shares. The goal
 # is 86.5 ms, half of an H200's measured peak.
-TOTALS = {"fast": (127.6, 112.6, 151.8), "triton": (89.1, 77.1, 106.6)}
+TOTALS = {"fast": (127.6, 112.6, 151.8), "triton": (92.2, 79.0, 109.9)}
 KERNELS = ["fast", pytest.param("triton", marks=NEEDS_TRITON)]
 
 

@@ -108,28 +108,35 @@ def check_values_and_gradients(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("length", "width", "has_bias", "has_padding", "side", "has_positions"),
+    ("length", "width", "has_bias", "has_padding", "side", "has_positions", "tiles"),
     [
-        (97, 17, True, True, "all", False),
-        (130, 80, True, False, "all", False),
-        (257, 16, True, False, "past", False),
-        (130, 16, True, True, "future", False),
-        (257, 128, True, False, "all", True),
-        (128, 64, True, False, "all", False),
-        (97, 64, False, True, "past", True),
+        (97, 17, True, True, "all", False, {}),
+        (130, 80, True, False, "all", False, {"attention_backward_key": {"BLOCK_M": 32}}),
+        (257, 16, True, False, "past", False, {}),
+        (130, 16, True, True, "future", False, {"attention_backward_key": {"BLOCK_M": 128}}),
+        (257, 128, True, False, "all", True, {"attention_backward_key": {"BLOCK_M": 32}}),
+        (128, 64, True, False, "all", False, {}),
+        (97, 64, False, True, "past", True, {}),
+        (130, 16, True, True, "past", False, {"attention_forward": {"BLOCK_N": 32}}),
+        (
+            96,
+            16,
+            True,
+            False,
+            "all",
+            False,
+            {"attention_forward": {"BLOCK_M": 128}, "attention_backward_query": {"BLOCK": 128}},
+        ),
     ],
 )
 def test_odd_sizes_with_the_tiles_of_a_gpu(
-    kernels, monkeypatch, length, width, has_bias, has_padding, side, has_positions
+    kernels, monkeypatch, length, width, has_bias, has_padding, side, has_positions, tiles
 ) -> None:
-    """Tiles of 64 x 64 as compiled, in float32: 1e-5 of the norm for sums of up to 257 terms; one of three sequences, where
-    there is padding, consists of it alone, and every position is given twice."""
+    """Tiles of 64 x 64 as compiled, or others that a sweep tries, in float32: 1e-5 of the norm for sums of up to 257 terms.
 
-    def launch_of(kernel: str, width: int, device: torch.device) -> dict[str, int]:
-        launch = default_launch(kernel, width)
-        return launch | {name: 64 for name in ("BLOCK", "BLOCK_M", "BLOCK_N") if name in launch}
-
-    monkeypatch.setattr(kernels.launches, "launch_of", launch_of)
+    One of three sequences, where there is padding, consists of it alone, and every position is given twice.
+    """
+    use_tiles(kernels, monkeypatch, tiles)
     heads, bias, padding, positions = random_inputs(length, width, has_bias, has_padding, has_positions)
     heads = torch.cat([heads, heads[:1].flip(1)])
     if has_padding:
@@ -137,6 +144,33 @@ def test_odd_sizes_with_the_tiles_of_a_gpu(
     if has_positions:
         positions = torch.randint((length + 1) // 2, (3, 40)).repeat(1, 2)
     check_values_and_gradients(kernels, (heads, bias, padding, positions), side, torch.float32, 1e-5)
+
+
+def use_tiles(kernels: ModuleType, monkeypatch: pytest.MonkeyPatch, tiles: dict[str, dict[str, int]]) -> None:
+    """Launch with tiles of 64 x 64, and with ``tiles`` by kernel instead."""
+
+    def launch_of(kernel: str, width: int, device: torch.device) -> dict[str, int]:
+        launch = default_launch(kernel, width)
+        compiled = {name: 64 for name in ("BLOCK", "BLOCK_M", "BLOCK_N") if name in launch}
+        return launch | compiled | tiles.get(kernel, {})
+
+    monkeypatch.setattr(kernels.launches, "launch_of", launch_of)
+
+
+@pytest.mark.parametrize("side", ["all", "past", "future"])
+def test_dropout_does_not_depend_on_the_tiles(kernels, monkeypatch, side: str) -> None:
+    """Values and gradients with tiles of 16 x 16 and of 64 x 64: float32 sums in another order, 1e-5 of the norm."""
+    heads, bias, padding, _ = random_inputs(97, 16, True, True, False)
+    results = []
+    for tiles in (None, {"attention_backward_key": {"BLOCK_M": 32}}):
+        if tiles is not None:
+            use_tiles(kernels, monkeypatch, tiles)
+        torch.manual_seed(4)
+        leaves = [heads.float().requires_grad_(), bias.float().requires_grad_()]
+        out = kernels.triton_attention(*leaves, padding, side, 0.3) * ~padding[:, :, None, None]
+        results.append([out.detach(), *torch.autograd.grad(out.sin().sum(), leaves)])
+    for one, other in zip(*results, strict=True):
+        assert (one - other).norm() <= 1e-5 * one.norm()
 
 
 def mask_of(kernels, length: int, dropout: float, num_heads: int = 1, sequences: int = 1) -> Tensor:

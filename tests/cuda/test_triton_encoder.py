@@ -12,12 +12,14 @@ from small_models import encoder_config
 from torch import Tensor
 from triton_interpreter import interpreted
 
+from amos_fairseq.errors import UserError
 from amos_fairseq.functional import attention
 from amos_fairseq.functional.attention import choose_backend
 from amos_fairseq.measure.fake_cuda import fake_cuda
 from amos_fairseq.modules import encoder as encoders
 from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
 from amos_fairseq.modules.generators import TwoTower
+from amos_fairseq.run.compilation import require_triton
 from tests.cuda.test_compiled_steps import Calls, calls, compiled_run  # noqa: F401 (a fixture)
 
 if find_spec("triton") is None:
@@ -78,6 +80,33 @@ def test_an_encoder_equals_its_reference(takes_triton, has_padding: bool, scheme
     for of_fast, of_reference in zip(*results, strict=True):
         torch.testing.assert_close(of_fast, of_reference, rtol=1e-5, atol=1e-5)
     assert_equal_gradients(fast, reference)
+
+
+def test_kernels_are_tried_as_a_training_needs_them(kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a bias and dropout, forward and backward, once for each width of a head; what fails is one line."""
+    wide = dataclasses.replace(SHAPE, kernels="triton")
+    narrow = dataclasses.replace(wide, width=40, num_heads=1)
+    too_narrow = dataclasses.replace(wide, width=32, num_heads=4)  # 8: not for Triton
+    model = torch.nn.ModuleList(TransformerEncoder(shape) for shape in (wide, wide, narrow, too_narrow))
+    tried = []
+    attend = kernels.triton_attention
+
+    def recorded(heads: Tensor, bias: Tensor, dropout: float) -> Tensor:
+        tried.append((heads.size(-1), bias.requires_grad, dropout))
+        return attend(heads, bias, dropout=dropout)
+
+    monkeypatch.setattr(kernels, "triton_attention", recorded)
+    require_triton(torch.device("cpu"), model)
+    assert tried == [(16, True, 0.1), (40, True, 0.1)]
+
+    def fail(*arguments, **named) -> None:
+        raise RuntimeError("\nno compiler\nand more")
+
+    monkeypatch.setattr(kernels, "triton_attention", fail)
+    with pytest.raises(
+        UserError, match=r"^model\.kernels=triton does not work on this machine \(no compiler\): install"
+    ):
+        require_triton(torch.device("cpu"), model)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from small_models import NUM_TOKENS, amos_criterion, small_amos, small_batch, small_task
 
 from amos_fairseq.models.amos import AmosModel
+from amos_fairseq.run import precision
 
 MASK = 4 + NUM_TOKENS
 
@@ -60,8 +61,10 @@ DTYPES = {"cpu": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "
 
 
 @pytest.mark.parametrize(("flag", "dtype"), DTYPES.items())
-def test_in_the_trainer_of_fairseq(flag, dtype, tmp_path):
+def test_in_the_trainer_of_fairseq(flag, dtype, tmp_path, monkeypatch):
     """fairseq's trainer converts the model and puts shared parameters back in its own way; then a checkpoint is loaded."""
+    # The trainer of a CPU refuses fp16 and amp, but it converts a model as that of a GPU does.
+    monkeypatch.setattr(precision, "visible_gpus", lambda cfg: int(flag in ("fp16", "amp")))
     config = OmegaConf.structured(FairseqConfig)
     config.common.update({"cpu": True, flag: True})
     model = small_amos(seed=1)

@@ -136,7 +136,7 @@ def attention_backward_op(
             **of_keys,
         )
     if has_positions:
-        # A position may occur several times. A product adds its gradients in a fixed order and in float32.
+        # A position may occur several times. A product adds its gradients in a fixed order.
         is_position = positions.unsqueeze(1) == torch.arange(T, device=heads.device).unsqueeze(1)  # [B,T,M]
         grad_heads[:, :, 0] = (is_position.to(heads.dtype) @ grad_query.flatten(2)).unflatten(2, (H, D))
     if not has_bias:
@@ -169,7 +169,8 @@ def product_flops(heads: torch.Size, out: torch.Size) -> int:
 
 
 def check_layout(heads: Tensor, bias: Tensor | None, padding: Tensor | None, positions: Tensor | None) -> None:
-    """Check that tensors are contiguous: the kernels compute addresses from the shapes alone."""
+    """Check that tensors are contiguous: the kernels compute addresses from the shapes alone. Dropout counts to 2^16."""
+    assert heads.size(1) < 2**16 and (positions is None or positions.size(1) < 2**16)
     assert all(tensor is None or tensor.is_contiguous() for tensor in (heads, bias, padding, positions))
     assert bias is None or bias.dtype == torch.float32
 

@@ -1,4 +1,4 @@
-"""Self-attention with a learned Toeplitz bias in Triton, forward and backward, without a tensor of the size of the scores.
+"""Self-attention with a learned Toeplitz bias in Triton, forward and backward, without a mask or weights of size T x T.
 
     O_i = sum_j D_ij P_ij v_j,   P_ij = softmax_j(q_i . k_j / sqrt(d) + c_(j - i)),   D_ij = 0 or 1 / (1 - p)
 
@@ -13,8 +13,8 @@ in two kernels: one program per block of queries computes dq and its part of dc,
 compute the scores, so that there are seven products instead of five, but every sum stays in registers and runs in a fixed
 order: the same inputs give the same bits, without atomic additions.
 
-Outside of the products, a pair of query and key costs a GPU about as much time as inside of them, so the elementwise code is
-written for few instructions; tests/cuda/test_machine_code.py counts them.
+The elementwise code between the products takes longer than the products themselves (docs/speed.md), so it is written for few
+instructions; tests/cuda/test_machine_code.py counts them.
 
 Shapes: B sequences, T tokens, M queries (T, or some positions of every sequence), H heads, d width of a head.
 """
@@ -271,7 +271,11 @@ def forward_kernel(
 
 @triton.jit
 def weights_and_gradient(scores, factor, lse, grad_weights, delta, keep, zero, keep_scale, DROPS: tl.constexpr):
-    """Compute dS and the weights after dropout but for the factor 1 / (1 - p), both float32, in the shape of ``scores``."""
+    """Compute dS and the weights after dropout but for the factor 1 / (1 - p), both float32, in the shape of ``scores``.
+
+    Both are 0 at masked pairs and beyond the last query and key: there the weight is exp2 of -30,000, or of -inf. A row that is
+    masked as a whole has equal weights, as in :func:`~amos_fairseq.functional.attention.reference_attention`.
+    """
     weights = tl.exp2(scores * factor - lse)
     if DROPS:
         return weights * tl.where(keep, grad_weights * keep_scale - delta, -delta), tl.where(keep, weights, zero)
@@ -351,15 +355,15 @@ def query_kernel(
     NUM_CELLS: tl.constexpr = SIDE_CELLS * SIDE_CELLS
     PAIRS: tl.constexpr = CELL * CELL
     if HAS_BIAS and not HAS_POSITIONS:
-        # Row u selects the cells (I, J), in the order I SIDE_CELLS + J, with J - I + SIDE_CELLS - 1 = u.
+        # Column u selects the cells (I, J), in the order I SIDE_CELLS + J, with J - I + SIDE_CELLS - 1 = u.
         cell, pair = tl.arange(0, NUM_CELLS), tl.arange(0, PAIRS)
         diagonal = cell % SIDE_CELLS - cell // SIDE_CELLS + SIDE_CELLS - 1
-        selection = tl.arange(0, 2 * SIDE_CELLS)[:, None] == diagonal[None, :]
+        selection = diagonal[:, None] == tl.arange(0, 2 * SIDE_CELLS)[None, :]
         selection = selection.to(tl.float32).to(heads.dtype.element_ty)  # the interpreter takes bits for bfloat16
-        of_next = tl.zeros([SIDE_CELLS, PAIRS], tl.float32)
+        of_next = tl.zeros([PAIRS, SIDE_CELLS], tl.float32)
         cells_at = cell_sums + tl.program_id(0).to(tl.int64) * ((tl.cdiv(T, BLOCK) + 1) * SIDE_CELLS * PAIRS)
         cells_at += low // BLOCK * (SIDE_CELLS * PAIRS)
-        cells_at = cells_at + tl.arange(0, SIDE_CELLS)[:, None] * PAIRS + pair[None, :]
+        cells_at = cells_at + pair[:, None] + tl.arange(0, SIDE_CELLS)[None, :] * PAIRS
     for first_key in range(low, high, BLOCK):
         key = load_rows(key_at, first_key + keys, T, columns, MASKS, D, BLOCK_D)
         value = load_rows(key_at + H * D, first_key + keys, T, columns, MASKS, D, BLOCK_D)
@@ -384,20 +388,17 @@ def query_kernel(
         grad_scores, _ = weights_and_gradient(
             scores, factor, lse_of[:, None], grad_weights, delta_of[:, None], keep, zero, keep_scale, DROPS
         )
-        if MASKS:
-            attended = attended_pairs(
-                queries[:, None], (first_key + keys)[None, :], padding + b * T, T, HAS_PADDING, SIDE
-            )
-            grad_scores = tl.where(attended, grad_scores, 0.0)
         rounded = grad_scores.to(key.dtype)
         query_grad += product(rounded, key, UPCAST)
         if HAS_BIAS and HAS_POSITIONS:
             scores_at = scores_out + of_block * T + rows[:, None] * T + (first_key + keys)[None, :]
             tl.store(scores_at, grad_scores, mask=(row < M)[:, None] & (first_key + keys < T)[None, :])
         if HAS_BIAS and not HAS_POSITIONS:
-            cells = tl.permute(tl.reshape(rounded, [SIDE_CELLS, CELL, SIDE_CELLS, CELL]), [0, 2, 1, 3])
-            sums = product(selection, tl.reshape(cells, [NUM_CELLS, PAIRS]), UPCAST)
-            whole, unfinished = tl.split(tl.permute(tl.reshape(sums, [2, SIDE_CELLS, PAIRS]), [1, 2, 0]))
+            # 64 rows, as the other products: Hopper computes one of 16 rows by other instructions, and then waits for each of
+            # the other products before the next one starts.
+            cells = tl.permute(tl.reshape(rounded, [SIDE_CELLS, CELL, SIDE_CELLS, CELL]), [1, 3, 0, 2])
+            sums = product(tl.reshape(cells, [PAIRS, NUM_CELLS]), selection, UPCAST)
+            whole, unfinished = tl.split(tl.permute(tl.reshape(sums, [PAIRS, 2, SIDE_CELLS]), [0, 2, 1]))
             tl.store(cells_at, of_next + whole)
             of_next = unfinished
             cells_at += SIDE_CELLS * PAIRS
@@ -512,11 +513,6 @@ def key_kernel(
         grad_scores, dropped = weights_and_gradient(
             scores, factor, lse_of[None, :], grad_weights, delta_of[None, :], keep, zero, keep_scale, DROPS
         )
-        if MASKS:
-            attended = attended_pairs(
-                queries[None, :], (first_key + keys)[:, None], padding + b * T, T, HAS_PADDING, SIDE
-            )
-            grad_scores = tl.where(attended, grad_scores, 0.0)
         value_grad += product(dropped.to(out_grad.dtype), out_grad, UPCAST)
         key_grad += product(grad_scores.to(query.dtype), query, UPCAST)
         query_at += BLOCK_M * row_stride

@@ -33,6 +33,10 @@ def default_launch(kernel: str, width: int) -> dict[str, int]:
     a product, so with eight warps a tile of 64 rows would be computed twice. Triton's interpreter gets small tiles, so that
     small inputs have several of them.
     """
+    return {**_sizes(kernel, width), "enable_fp_fusion": True}  # Triton's default until 3.9; it will be False
+
+
+def _sizes(kernel: str, width: int) -> dict[str, int]:
     if kernel in ATTENTION:
         block_d = max(16, triton.next_power_of_2(width))
         block = 16 if IS_INTERPRETED else 64
