@@ -88,8 +88,8 @@ def choose_backend(
     other   any                         any   reference
 
     Layers with attention dropout keep flash, as all of the base recipes do in training. cuDNN on Hopper takes 0.7 to 0.85 of
-    the time of flash (https://arxiv.org/abs/2407.08608, figures 5 and 6, T = 512, d = 64; not run here). Its limits, and why the
-    table leaves them out:
+    the time of flash (https://arxiv.org/abs/2407.08608, figures 5 and 6, T = 512, d = 64; not run here). Its limits, and why
+    the table leaves them out:
 
     - a mask: NaN in the backward pass at T % 128 == 64, torch 2.11 to 2.13 (pytorch issue 196678);
     - T that is not a multiple of 128: invalid accesses to memory before cuDNN 9.15.1 (pytorch issue 169849);
