@@ -170,7 +170,8 @@ def product_flops(heads: torch.Size, out: torch.Size) -> int:
 
 def check_layout(heads: Tensor, bias: Tensor | None, padding: Tensor | None, positions: Tensor | None) -> None:
     """Check that tensors are contiguous: the kernels compute addresses from the shapes alone. Dropout counts to 2^16."""
-    assert heads.size(1) < 2**16 and (positions is None or positions.size(1) < 2**16)
+    assert heads.size(1) < 2**16
+    assert positions is None or positions.size(1) < 2**16
     assert all(tensor is None or tensor.is_contiguous() for tensor in (heads, bias, padding, positions))
     assert bias is None or bias.dtype == torch.float32
 
