@@ -31,9 +31,9 @@ def from_first_rank(read: Callable[[], Value]) -> Value:
             error = raised
     if distributed_utils.get_global_world_size() > 1:
         # An exception of any library cannot always be pickled; the other ranks need its exit code alone.
-        shared = [value, None if error is None else getattr(error, "exit_code", 1)]
+        shared = [(value, None if error is None else getattr(error, "exit_code", 1))]
         torch.distributed.broadcast_object_list(shared, src=0)
-        value, exit_code = shared
+        value, exit_code = shared[0]
         if exit_code is not None and not is_first:
             raise SystemExit(exit_code)
     if error is not None:
