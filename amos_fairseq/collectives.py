@@ -16,11 +16,29 @@ Value = TypeVar("Value")
 
 
 def from_first_rank(read: Callable[[], Value]) -> Value:
-    """Return on every rank what ``read`` returns on the first one, which must be picklable. Every rank has to call this."""
-    shared = [read() if distributed_utils.get_global_rank() == 0 else None]
+    """Return on every rank what ``read`` returns on the first one, which must be picklable. Every rank has to call this.
+
+    Raises:
+        Exception: that of ``read``, on the first rank. The others raise ``SystemExit`` with the same exit code, so that none of
+            them waits and the message is printed once.
+    """
+    is_first = distributed_utils.get_global_rank() == 0
+    value, error = None, None
+    if is_first:
+        try:
+            value = read()
+        except Exception as raised:
+            error = raised
     if distributed_utils.get_global_world_size() > 1:
+        # An exception of any library cannot always be pickled; the other ranks need its exit code alone.
+        shared = [(value, None if error is None else getattr(error, "exit_code", 1))]
         torch.distributed.broadcast_object_list(shared, src=0)
-    return shared[0]
+        value, exit_code = shared[0]
+        if exit_code is not None and not is_first:
+            raise SystemExit(exit_code)
+    if error is not None:
+        raise error
+    return value
 
 
 def raise_on_every_rank(problem: str | None, kind: type[UserError] = UserError) -> None:
@@ -33,20 +51,21 @@ def raise_on_every_rank(problem: str | None, kind: type[UserError] = UserError) 
     Raises:
         UserError: on the first rank. The others raise ``SystemExit``, so that the message is printed once.
     """
-    shared = from_first_rank(lambda: problem)
-    if shared is not None:
-        raise kind(shared) if distributed_utils.get_global_rank() == 0 else SystemExit(kind.exit_code)
+
+    def report() -> None:
+        if problem is not None:
+            raise kind(problem)
+
+    from_first_rank(report)
 
 
 def on_first_rank(action: Callable[[], object]) -> None:
-    """Call ``action`` on the first rank; if it raises :class:`UserError`, end all ranks. Every rank has to call this."""
-    problem = None
-    if distributed_utils.get_global_rank() == 0:
-        try:
-            action()
-        except UserError as error:
-            problem = str(error)
-    raise_on_every_rank(problem)
+    """Call ``action`` on the first rank; if it raises, end all ranks. Every rank has to call this."""
+
+    def act() -> None:
+        action()  # what it returns stays on the first rank
+
+    from_first_rank(act)
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:

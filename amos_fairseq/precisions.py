@@ -63,5 +63,7 @@ def gpus_multiply_bf16() -> bool:
     asked = subprocess.run([sys.executable, "-c", ASK_ALL_GPUS], capture_output=True, text=True, check=False)
     if asked.returncode not in (0, 3):
         reason = (asked.stderr.strip().splitlines() or ["no output"])[-1]
-        raise UserError(f"the GPUs do not say whether they multiply bfloat16 ({reason}): free them, or give --cpu")
+        raise UserError(
+            f"the GPUs do not say whether they multiply bfloat16 ({reason}): give --precision float32, free them, or give --cpu"
+        )
     return asked.returncode == 0

@@ -100,5 +100,7 @@ def test_all_gpus_are_asked_in_another_process(
 
 def test_a_gpu_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_stand_in(tmp_path, "lambda: 1 / 0", monkeypatch)
-    with pytest.raises(UserError, match=r"\(ZeroDivisionError: division by zero\): free them, or give --cpu"):
+    with pytest.raises(
+        UserError, match=r"\(ZeroDivisionError: division by zero\): give --precision float32, free them"
+    ):
         gpus_multiply_bf16()

@@ -66,8 +66,10 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
         raise UserError("--baseline adds the runs that --from-scratch makes: leave one of them out")
     if not arguments.label_separator:
         raise UserError("--label-separator is empty: give the text between two labels, such as ','")
-    session = fine_tuning.session_from(arguments)
+    import_fairseq(arguments.checkpoint, arguments.subcommand)
     from amos_fairseq.finetuning.classification import Classification
+
+    session = fine_tuning.session_from(arguments, Classification.name)
     from amos_fairseq.prepare.classification import ClassificationSource, prepare_inside
     from amos_fairseq.prepare.labeled_rows import find_columns, open_table
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from amos_fairseq.cli.arguments import import_fairseq
 from amos_fairseq.errors import INTERRUPTED, UserError
 from amos_fairseq.precisions import PRECISIONS
 from amos_fairseq.terminal import say
@@ -72,15 +71,21 @@ def add_arguments(
 
     add("--parallel", type=int, metavar="N", default=1, help="concurrent runs on the CPU; each GPU runs one at a time")
     add("--cpu", action="store_true", help="do not use GPUs")
-    text = "dtype of the training; auto: bf16 where the CPU, or every GPU, multiplies bfloat16, else float32; fp16 needs a GPU"
+    text = (
+        "dtype of the training; auto: that of the results in OUT, and for new ones bf16 where the CPU, or every GPU, "
+    )
+    text += "multiplies bfloat16, else float32; fp16 needs a GPU"
     add("--precision", choices=PRECISIONS, default="float32", help=text)
     text = "keep all checkpoints of every run, not only the weights of each task's best run"
     add("--keep-checkpoints", action="store_true", help=text)
 
 
-def session_from(arguments: argparse.Namespace) -> "Session":
-    """Open the session that the arguments describe; raise :class:`UserError` for values that cannot be used."""
-    import_fairseq(arguments.checkpoint, arguments.subcommand)
+def session_from(arguments: argparse.Namespace, name: str) -> "Session":
+    """Open the session of the benchmark ``name`` that the arguments describe. fairseq is imported.
+
+    Raises:
+        UserError: a value cannot be used.
+    """
     from amos_fairseq.finetuning.session import OVERRIDES, open_session
 
     overrides = {name: getattr(arguments, name) for name in OVERRIDES}
@@ -88,6 +93,7 @@ def session_from(arguments: argparse.Namespace) -> "Session":
         arguments.checkpoint,
         arguments.out,
         arguments.recipe,
+        name,
         size=arguments.size,
         num_seeds=arguments.seeds,
         from_scratch=arguments.from_scratch,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.cli import fine_tuning
-from amos_fairseq.cli.arguments import add_subcommand
+from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
 from amos_fairseq.data.glue_tasks import AVERAGED, DIAGNOSTIC, TASK_FILE, TASKS, parse_tasks
 from amos_fairseq.prepare.glue_tables import has_any_file
 
@@ -37,8 +37,10 @@ def run(arguments: argparse.Namespace) -> None:
     data, intermediate = Path(arguments.data), None
     is_raw = holds_official_files(data)
     tasks = tasks_to_run(arguments.tasks, data, is_raw)
-    session = fine_tuning.session_from(arguments)
+    import_fairseq(arguments.checkpoint, arguments.subcommand)
     from amos_fairseq.finetuning.glue.benchmark import Glue
+
+    session = fine_tuning.session_from(arguments, Glue.name)
 
     if is_raw:
         from amos_fairseq.prepare.glue import prepare_glue_inside

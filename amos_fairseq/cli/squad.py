@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amos_fairseq.cli import fine_tuning
-from amos_fairseq.cli.arguments import add_subcommand
+from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
 from amos_fairseq.data.official_squad import evaluate, read_null_odds, read_predictions, read_squad
 from amos_fairseq.errors import UserError
 
@@ -63,8 +63,10 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     if missing:
         parser.error(f"the following arguments are required: {', '.join(missing)} (or --evaluate)")
     files = fine_tuning.raw_files(arguments)
-    session = fine_tuning.session_from(arguments)
+    import_fairseq(arguments.checkpoint, arguments.subcommand)
     from amos_fairseq.finetuning.squad import Squad
+
+    session = fine_tuning.session_from(arguments, Squad.name)
 
     settings = read_settings(arguments, session.checkpoint.max_positions)
     if files is None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.cli import fine_tuning
-from amos_fairseq.cli.arguments import add_label_columns, add_subcommand
+from amos_fairseq.cli.arguments import add_label_columns, add_subcommand, import_fairseq
 from amos_fairseq.errors import UserError
 
 DESCRIPTION = """\
@@ -38,8 +38,10 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(
             "--column and --columns choose from raw files; the column of --data was chosen when it was prepared"
         )
-    session = fine_tuning.session_from(arguments)
+    import_fairseq(arguments.checkpoint, arguments.subcommand)
     from amos_fairseq.finetuning.tagging import Tagging
+
+    session = fine_tuning.session_from(arguments, Tagging.name)
 
     if files is None:
         data = Path(arguments.data)

@@ -144,7 +144,7 @@ def claim_output_directory(out: Path, name: str, setup: dict[str, Any]) -> None:
     Raises:
         UserError: OUT holds results of another setup, or cannot be written.
     """
-    found = read_optional_json(setup_file(out, name))
+    found = read_setup(out, name)
     if found is not None:
         refuse_difference(out, found, setup)
     with explain_os_errors(f"{out} cannot be written", ": give another --out"):
@@ -154,9 +154,14 @@ def claim_output_directory(out: Path, name: str, setup: dict[str, Any]) -> None:
 
 def check_setup(out: Path, name: str, part: dict[str, Any]) -> None:
     """Raise :class:`UserError` if results in OUT differ in this part of their setup: a check before any work."""
-    found = read_optional_json(setup_file(out, name))
+    found = read_setup(out, name)
     if found is not None:
         refuse_difference(out, {key: found.get(key) for key in part}, part)
+
+
+def read_setup(out: Path, name: str) -> dict[str, Any] | None:
+    """Return the settings that all results of a benchmark in OUT share; None if there are no results."""
+    return read_optional_json(setup_file(out, name))
 
 
 def setup_file(out: Path, name: str) -> Path:

@@ -15,11 +15,12 @@ from amos_fairseq.checkpoints.read import read_tokenizer
 from amos_fairseq.checkpoints.write import as_flags
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.recipes import Hyperparameters, Recipe, load_recipe, size_for_width
-from amos_fairseq.finetuning.runs import BenchmarkTask, TaskRun, content_sha256, plan_runs
+from amos_fairseq.finetuning.runs import BenchmarkTask, TaskRun, content_sha256, plan_runs, read_setup, setup_file
 from amos_fairseq.fingerprint import TOKENIZER_DIRECTORY, file_sha256
 from amos_fairseq.models.configuration import EncoderConfig
 from amos_fairseq.models.electric import NO_ENCODER
-from amos_fairseq.precisions import gpus_multiply_bf16, multiplies_bf16
+from amos_fairseq.precisions import PRECISIONS, gpus_multiply_bf16, multiplies_bf16
+from amos_fairseq.run.precision import Device, Saved, decide, missing_support, refusal
 from amos_fairseq.setting_checks import check_saved_settings, model_settings
 from amos_fairseq.tokenization import Tokenizer
 
@@ -169,6 +170,7 @@ def open_session(
     checkpoint: str,
     out: str,
     recipe: str,
+    name: str,
     size: str | None = None,
     num_seeds: int = 5,
     from_scratch: bool = False,
@@ -181,6 +183,7 @@ def open_session(
     """Check the arguments and read the checkpoint's header. Nothing is written.
 
     Args:
+        name: of the benchmark, whose results OUT may hold.
         size: size of the recipe; by default that of the encoder's width.
         overrides: values that replace the recipe's for every task; None values are ignored.
         precision: one of :data:`~amos_fairseq.precisions.PRECISIONS`.
@@ -193,7 +196,7 @@ def open_session(
     if num_seeds > MOST_SEEDS:
         raise UserError(f"--seeds {num_seeds} asks for too many runs: give at most {MOST_SEEDS:,}")
     devices = find_devices(cpu, parallel)
-    precision = choose_precision(precision, on_gpu=devices[0] != "cpu")
+    precision = choose_precision(precision, devices, saved_precision(Path(out), name))
     pretrained = read_pretrained_checkpoint(checkpoint, from_scratch)
     given = {name: value for name, value in (overrides or {}).items() if value is not None}
     for name, value in given.items():
@@ -204,8 +207,17 @@ def open_session(
     return Session(pretrained, chosen, given, seeds, Path(out).resolve(), devices, precision, keep_checkpoints)
 
 
-def choose_precision(asked: str, on_gpu: bool) -> str:
-    """Return the precision of all runs: "float32", "bf16" or "fp16". A CPU emulates bf16; ``auto`` avoids that.
+def saved_precision(out: Path, name: str) -> Saved | None:
+    """Return the precision of the results of the benchmark ``name`` in ``out``; None if there are none."""
+    precision = (read_setup(out, name) or {}).get("precision")
+    # Another value is no setting of this package: refused where the setups are compared.
+    return Saved(precision, str(setup_file(out, name))) if precision in PRECISIONS[1:] else None
+
+
+def choose_precision(asked: str, devices: Sequence[str], saved: Saved | None = None) -> str:
+    """Return the precision of all runs: "float32", "bf16" or "fp16". ``auto`` keeps that of results that are continued.
+
+    The GPUs are asked only where the answer matters: it takes seconds.
 
     Args:
         asked: one of :data:`~amos_fairseq.precisions.PRECISIONS`.
@@ -213,16 +225,31 @@ def choose_precision(asked: str, on_gpu: bool) -> str:
     Raises:
         UserError: a device does not support it.
     """
-    if asked == "fp16" and not on_gpu:
-        raise UserError("--precision fp16 needs a GPU: give bf16, float32 or auto")
-    if asked not in ("auto", "bf16"):
-        return asked
-    multiplies = gpus_multiply_bf16() if on_gpu else multiplies_bf16(on_gpu=False)
-    if asked == "bf16" and on_gpu and not multiplies:
-        raise UserError(
-            "--precision bf16 needs GPUs that multiply bfloat16, unlike one of these: give fp16, float32 or auto"
+    wanted = saved.precision if saved and asked == "auto" else asked
+    device = _device_of_runs(devices) if wanted in ("auto", "bf16") else Device(devices[0] != "cpu")
+    precision, _ = decide(asked, saved, device)
+    if asked != "auto":  # whether it is that of the results is compared with their other settings
+        problem = refusal(precision, f"--precision {precision}", None, device)
+    elif missing := missing_support(precision, device):
+        problem = f"{saved.path}: its results are of {precision}, which {missing}: give another --out"
+    else:
+        problem = None
+    if problem:
+        raise UserError(problem)
+    return precision
+
+
+def _device_of_runs(devices: Sequence[str]) -> Device:
+    """Ask the CPU, or all GPUs, whether they multiply bfloat16."""
+    if devices[0] == "cpu":
+        multiplies = multiplies_bf16(on_gpu=False)
+        return Device(
+            False, multiplies, f"this processor {'multiplies' if multiplies else 'does not multiply'} bfloat16"
         )
-    return "bf16" if multiplies or asked == "bf16" else "float32"
+    multiplies, several = gpus_multiply_bf16(), len(devices) > 1
+    if multiplies:
+        return Device(True, True, f"{'every' if several else 'this'} GPU multiplies bfloat16")
+    return Device(True, False, f"{'one of the GPUs' if several else 'this GPU'} does not multiply bfloat16")
 
 
 def find_devices(cpu: bool, parallel: int) -> tuple[str, ...]:

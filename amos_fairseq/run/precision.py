@@ -10,14 +10,16 @@ Stock fairseq, as observed: ``--amp`` on a CPU silently trains in float32; ``--f
 package's optimizers, and asks the user for another flag.
 """
 
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from fairseq.distributed import utils as distributed_utils
 from fairseq.optim import OPTIMIZER_REGISTRY
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from amos_fairseq.checkpoint_files import read_header
 from amos_fairseq.collectives import from_first_rank, raise_on_every_rank, sum_over_ranks
@@ -36,10 +38,23 @@ WITH_STATE_OF = {"float32": "float32", "bf16": "fp16", "fp16": "fp16", "amp": "a
 
 
 class Saved(NamedTuple):
-    """The precision of the run that a run continues: float32 or one of fairseq's flags, and the checkpoint that says so."""
+    """What is continued: its precision, float32 or one of fairseq's flags, and the path that says so."""
 
     precision: str
     path: str
+
+
+class Device(NamedTuple):
+    """What all ranks of a run, or all runs of a benchmark, train on.
+
+    Attributes:
+        multiplies: whether all of them multiply bfloat16; True where nobody asked.
+        reason: says for messages which of them do, or do not.
+    """
+
+    on_gpu: bool
+    multiplies: bool = True
+    reason: str = ""
 
 
 def requested_precision(cfg: Any) -> tuple[str, str]:
@@ -72,9 +87,9 @@ def check_settings(cfg: Any) -> None:
         UserError: a setting contradicts another one, or needs a GPU or another optimizer.
     """
     name, setting = requested_precision(cfg)
-    if problem := refusal(name, setting, None, [], visible_gpus(cfg) > 0):
+    if problem := refusal(name, setting, None, Device(visible_gpus(cfg) > 0)):
         raise UserError(problem)
-    if name == "auto" and HydraConfig.initialized() and "common.bf16=false" in HydraConfig.get().overrides.task:
+    if name == "auto" and HydraConfig.initialized() and _name_bf16(HydraConfig.get().overrides.task):
         raise UserError(
             "common.bf16=false does not say which precision to train in instead: give task.precision=float32 or fp16"
         )
@@ -113,9 +128,9 @@ def set_precision(cfg: Any, on_gpu: bool, saved: Saved | None = None) -> str:
         UserError: as :func:`choose_precision`.
     """
     request, setting = requested_precision(cfg)
-    lacking = ranks_without_bf16(on_gpu) if request in ("auto", "bf16") else []
-    name, reason = decide(request, saved, lacking, on_gpu)
-    raise_on_every_rank(refusal(name, setting, saved, lacking, on_gpu))
+    device = device_of_ranks(on_gpu) if request in ("auto", "bf16") else Device(on_gpu)
+    name, reason = decide(request, saved, device)
+    raise_on_every_rank(refusal(name, setting, saved, device))
     for flag in FLAGS:
         setattr(cfg.common, flag, flag == name)
     if getattr(cfg.task, "precision", None) is not None:
@@ -126,47 +141,51 @@ def set_precision(cfg: Any, on_gpu: bool, saved: Saved | None = None) -> str:
     return name
 
 
-def decide(request: str, saved: Saved | None, lacking: Sequence[int], on_gpu: bool) -> tuple[str, str]:
+def decide(request: str, saved: Saved | None, device: Device) -> tuple[str, str]:
     """Return the precision of a run, and why it is that one: the table of all cases.
 
     Args:
-        request: from :func:`requested_precision`.
-        lacking: ranks whose device does not multiply bfloat16.
+        request: "amp", or a value of ``task.precision`` or ``--precision``.
     """
     if request != "auto":
-        emulated = request == "bf16" and lacking and not on_gpu
-        return request, f"slower than float32: {_multiplies(lacking, on_gpu)}" if emulated else ""
+        emulated = request == "bf16" and not device.multiplies and not device.on_gpu
+        return request, f"slower than float32: {device.reason}" if emulated else ""
     if saved is None:
-        return "float32" if lacking else "bf16", f"auto: {_multiplies(lacking, on_gpu)}"
+        return "bf16" if device.multiplies else "float32", f"auto: {device.reason}"
     kept = f"auto: that of {saved.path}"
-    if saved.precision == "bf16" and lacking:
-        kept += f", slower than float32: {_multiplies(lacking, on_gpu)}"
+    if saved.precision == "bf16" and not device.multiplies:
+        kept += f", slower than float32: {device.reason}"
     return saved.precision, kept
 
 
-def refusal(name: str, setting: str, saved: Saved | None, lacking: Sequence[int], on_gpu: bool) -> str | None:
-    """Return why these devices cannot train in the precision ``name``, or why it cannot continue a run; None if it can.
+def missing_support(name: str, device: Device) -> str | None:
+    """Return what the precision ``name`` needs that the device lacks; None if it trains. A CPU emulates bf16."""
+    if name == "bf16" and device.on_gpu and not device.multiplies:
+        return f"needs bfloat16 products, and {device.reason}"
+    if name in ("fp16", "amp") and not device.on_gpu:
+        return "needs a GPU"
+    return None
 
-    A CPU emulates bf16.
+
+def refusal(name: str, setting: str, saved: Saved | None, device: Device) -> str | None:
+    """Return why the device cannot train in the precision ``name``, or why it cannot continue a run; None if it can.
+
+    Args:
+        setting: what asks for it, for the message.
     """
     anew = f"start a new run from its weights (--finetune-from-model {saved.path}, another --save-dir)" if saved else ""
     if saved and WITH_STATE_OF[name] != WITH_STATE_OF[saved.precision]:
         kept = "common.amp=true" if saved.precision == "amp" else f"task.precision={saved.precision}"
         trained = f"{saved.path} was trained in {saved.precision} and has no state to continue in {name}"
         return f"{trained}: keep {saved.precision} ({kept}), or {anew}"
-    if name == "bf16" and lacking and on_gpu:
-        reason, others, with_state = (
-            f"needs bfloat16 products, and {_multiplies(lacking, on_gpu)}",
-            "fp16 or float32",
-            "fp16",
-        )
-    elif name in ("fp16", "amp") and not on_gpu:
-        reason, others, with_state = "needs a GPU", "bf16 or float32", "bf16" if name == "fp16" else None
-    else:
+    reason = missing_support(name, device)
+    if reason is None:
         return None
+    other = "fp16" if device.on_gpu else "bf16"
     if saved is None or saved.precision != name:
-        return f"{setting} {reason}: train in {others}"
-    advice = f"give task.precision={with_state} to continue with its master weights" if with_state else anew
+        return f"{setting} {reason}: train in {other} or float32"
+    has_its_state = WITH_STATE_OF[other] == WITH_STATE_OF[name]
+    advice = f"give task.precision={other} to continue with its master weights" if has_its_state else anew
     return f"{saved.path} was trained in {name}, which {reason}: {advice}"
 
 
@@ -181,38 +200,53 @@ def saved_precision(cfg: Any) -> Saved | None:
     """
     if cfg.reset_optimizer:
         return None
-    path, header = None, None
-    try:
+
+    def named() -> str | None:
         path = checkpoint_to_load(cfg, cfg.checkpoint_suffix)
-        if path == cfg.finetune_from_model:
-            path = None
-        header = None if path is None else read_header(path, whole=False)
-    except UserError:
-        path = None
-    if path is None and cfg.restore_file == DEFAULT_FILE:
-        # What replaces a checkpoint_last.pt that is missing or damaged.
-        newest = newest_complete_checkpoint(cfg.save_dir, cfg.checkpoint_suffix)
-        path, header = (newest[0], read_header(newest[0])) if newest else (None, None)
-    settings = (header or {}).get("cfg")
+        return None if path == cfg.finetune_from_model else path
+
+    def newest() -> str | None:  # what replaces a checkpoint_last.pt that is missing or damaged
+        found = newest_complete_checkpoint(cfg.save_dir, cfg.checkpoint_suffix)
+        return found[0] if found else None
+
+    path, header = _first_readable([named, newest] if cfg.restore_file == DEFAULT_FILE else [named])
+    settings = header.get("cfg")
     common = settings.get("common") if isinstance(settings, dict) else None
     if not isinstance(common, dict) or not header.get("last_optimizer_state"):  # of another program, or weights alone
         return None
     return Saved(precision_of(common), path)
 
 
-def ranks_without_bf16(on_gpu: bool) -> list[int]:
-    """Return the ranks whose device does not multiply bfloat16. A collective operation."""
+def device_of_ranks(on_gpu: bool) -> Device:
+    """Return whether all ranks multiply bfloat16, and a reason that names those that do not. A collective operation."""
     lacks = not multiplies_bf16(on_gpu)
     num_ranks = distributed_utils.get_global_world_size()
-    if num_ranks == 1:
-        return [0] if lacks else []
     of_rank = torch.zeros(num_ranks, dtype=torch.int64)
     of_rank[distributed_utils.get_global_rank()] = lacks
-    return sum_over_ranks(of_rank).nonzero().flatten().tolist()
+    lacking = sum_over_ranks(of_rank).nonzero().flatten().tolist()
+    return Device(on_gpu, not lacking, _multiplies(lacking, num_ranks, on_gpu))
 
 
-def _multiplies(lacking: Sequence[int], on_gpu: bool) -> str:
-    num_ranks = distributed_utils.get_global_world_size()
+def _first_readable(finders: Sequence[Callable[[], str | None]]) -> tuple[str, dict[str, Any]]:
+    """Return path and header of the first file that one finds and that can be read; both empty if there is none."""
+    for find in finders:
+        with contextlib.suppress(UserError):
+            path = find()
+            if path is not None:
+                return path, read_header(path, whole=False)
+    return "", {}
+
+
+def _name_bf16(overrides: Sequence[str]) -> bool:
+    """Return whether an override of Hydra's command line sets ``common.bf16``, in any of its spellings."""
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        key, value = override.key_or_group, override.value()
+        if key == "common.bf16" or (key == "common" and isinstance(value, dict) and "bf16" in value):
+            return True
+    return False
+
+
+def _multiplies(lacking: Sequence[int], num_ranks: int, on_gpu: bool) -> str:
     if not lacking or len(lacking) == num_ranks:
         device = "GPU" if on_gpu else "processor"
         whose = f"this {device}" if num_ranks == 1 else f"the {device} of every rank"

@@ -57,5 +57,5 @@ fairseq-train "$out/data" --user-dir "$checkout/amos_fairseq" --task text_pretra
     --warmup-updates "$((updates / 10))" --total-num-update "$updates" --max-update "$updates" \
     --tokens-per-sample 128 --batch-size 32 --save-interval-updates 1000 --keep-interval-updates 1 --no-epoch-checkpoints \
     --best-checkpoint-metric num_updates --maximize-best-checkpoint-metric \
-    ${flags[@]+"${flags[@]}"}
+    --precision auto ${flags[@]+"${flags[@]}"}
 echo "run: $out/run; amos export $out/run FOLDER writes it for Hugging Face's libraries"

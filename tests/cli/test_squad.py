@@ -119,7 +119,7 @@ def test_benchmark_settings_for_the_runner(squad_data, tmp_path):
     """Rows are the windows of training; unofficial data have a note."""
 
     def benchmark(recipe, *flags):
-        session = open_session(str(squad_data / "start"), str(tmp_path), recipe, cpu=True)
+        session = open_session(str(squad_data / "start"), str(tmp_path), recipe, "squad", cpu=True)
         return Squad(session, squad_data / "data", settings_of(64, *flags))
 
     best = "tasks: {SQuAD: {lr: 1e-4, epochs: 1, batch_size: 8, warmup: 0, checkpoint: best}}"
@@ -139,7 +139,7 @@ def test_benchmark_settings_for_the_runner(squad_data, tmp_path):
 def test_version_one_and_sampled_questions_are_named(tmp_path):
     data = prepare_squad(tmp_path, without_impossible(make_squad()), "--max-train-questions", "10")
     start = untrained_checkpoint(tmp_path / "start", data)
-    tasks = Squad(open_session(str(start), str(tmp_path), "amos", cpu=True), data, settings_of(64)).tasks
+    tasks = Squad(open_session(str(start), str(tmp_path), "amos", "squad", cpu=True), data, settings_of(64)).tasks
     assert list(tasks) == ["SQuAD1.1"]
     assert any("trained on 10 of 30 questions" in note for note in tasks["SQuAD1.1"].notes)
 

@@ -88,7 +88,7 @@ print(amos_fairseq.__file__)
 amos("recipes", "amos_tiny")
 amos("prepare", "my.txt", "--out", "D", "--vocab-size", "600")
 amos("prepare", "tagging", "words.txt", "words.txt", "D/tokenizer", "--out", "TAGS")
-amos("train", "amos_tiny", "task.data=D", "optimization.max_update=20")
+amos("train", "amos_tiny", "task.data=D", "task.precision=float32", "optimization.max_update=20")
 """
 USE = """
 import amos_fairseq

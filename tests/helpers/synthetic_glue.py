@@ -181,7 +181,7 @@ def write_pretrained_checkpoint(directory: Path) -> Path:
 
 def session(start: Path, out: Path, **options: Any) -> Session:
     """Recipe ``amos`` on the CPU, two seeds unless ``options`` of :func:`open_session` say otherwise."""
-    return open_session(str(start), str(out), "amos", cpu=True, **{"num_seeds": 2, **options})
+    return open_session(str(start), str(out), "amos", "glue", cpu=True, **{"num_seeds": 2, **options})
 
 
 def write_pretraining_data(data: Path) -> None:

@@ -1,6 +1,7 @@
 """``fairseq-hydra-train`` and ``amos train``: they train, continue the same run, and refuse what the flags refuse."""
 
 import os
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -40,15 +41,19 @@ def hydra_train(checkout: Path, *overrides: str, env: dict[str, str] | None = No
 def test_same_command_continues_the_run_bit_for_bit(
     checkout: Path, binarized_corpus: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """The run without an interruption is one of ``amos train`` in a folder without a checkout, with a recipe of that folder."""
+    """The run without an interruption is one of ``amos train`` in a folder without a checkout, with a recipe of that folder.
+
+    The first half names the precision, and the second one has the recipe's ``auto``, which keeps it on any processor.
+    """
     data = f"task.data={binarized_corpus}"
     elsewhere = tmp_path_factory.mktemp("with a space")
     (elsewhere / "mine.yaml").write_text(
         "# @package _global_\ndefaults: [/fairseq/defaults@_global_, /amos_tiny, _self_]\ncheckpoint: {save_dir: runs/whole}\n"
     )
-    whole_run = ["train", "mine.yaml", *SMALLER, data, "optimization.max_update=8"]
+    bf16 = "task.precision=bf16"
+    whole_run = ["train", "mine.yaml", *SMALLER, data, bf16, "optimization.max_update=8"]
     for done in (
-        hydra_train(checkout, data, "checkpoint.save_dir=runs/halves", "optimization.max_update=4"),
+        hydra_train(checkout, data, bf16, "checkpoint.save_dir=runs/halves", "optimization.max_update=4"),
         hydra_train(checkout, data, "checkpoint.save_dir=runs/halves", "optimization.max_update=8"),
         run_module("amos_fairseq.cli.main", whole_run, elsewhere),
     ):
@@ -59,11 +64,15 @@ def test_same_command_continues_the_run_bit_for_bit(
 
     assert sorted(path.name for path in checkout.iterdir()) == ["amos_fairseq", "examples", "runs"]
     assert {".hydra", "tensorboard", "tokenizer", "hydra_train.log", "metrics.jsonl"} <= set(os.listdir(halves))
-    loaded = "Loaded checkpoint runs/halves/checkpoint_last.pt (epoch 2 @ 4 updates)"
-    assert loaded in (halves / "hydra_train.log").read_text(encoding="utf-8")
+    log = (halves / "hydra_train.log").read_text(encoding="utf-8")
+    assert "Loaded checkpoint runs/halves/checkpoint_last.pt (epoch 2 @ 4 updates)" in log
+    chosen = re.findall(r"precision: (\w+(?: \(auto: that of [^,)\n]+)?)", log)
+    assert chosen == ["bf16", "bf16 (auto: that of runs/halves/checkpoint_last.pt"]
 
     continued, straight = read_state(halves / "checkpoint_last.pt"), read_state(whole / "checkpoint_last.pt")
     assert continued["optimizer_history"][-1]["num_updates"] == 8
+    assert continued["cfg"]["task"]["precision"] == straight["cfg"]["task"]["precision"] == "bf16"
+    assert continued["cfg"]["common"]["bf16"] is straight["cfg"]["common"]["bf16"] is True
     assert_same_bits(continued["model"], straight["model"], "model")
     assert_same_bits(continued["last_optimizer_state"]["state"], straight["last_optimizer_state"]["state"], "state")
     losses = [
@@ -80,6 +89,7 @@ def test_same_command_continues_the_run_bit_for_bit(
 def test_each_job_of_a_sweep_has_its_own_folder(checkout: Path, binarized_corpus: Path) -> None:
     """Two learning rates: neither run continues or skips the other, and the same sweep with more updates continues both."""
     sweep = [f"task.data={binarized_corpus}", "checkpoint.save_dir=runs/sweep", "optimization.lr=[0.001],[0.002]"]
+    sweep += ["task.precision=float32"]
     for updates in (2, 4):
         done = hydra_train(checkout, *sweep, f"optimization.max_update={updates}", "--multirun")
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -88,6 +98,7 @@ def test_each_job_of_a_sweep_has_its_own_folder(checkout: Path, binarized_corpus
         states = [read_state(run / "checkpoint_last.pt") for run in runs]
         assert [state["optimizer_history"][-1]["num_updates"] for state in states] == [updates, updates]
         assert [state["cfg"]["optimization"]["lr"] for state in states] == [[0.001], [0.002]]
+        assert [state["cfg"]["task"]["precision"] for state in states] == ["float32", "float32"]
         assert all(set(os.listdir(run)) >= {".hydra", "tensorboard", "tokenizer", "metrics.jsonl"} for run in runs)
     assert "Loaded checkpoint" in (runs[1] / "hydra_train.log").read_text(encoding="utf-8")
 

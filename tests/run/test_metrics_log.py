@@ -187,11 +187,11 @@ def test_full_disk_while_cutting_back_is_one_clear_line_and_keeps_the_file(save_
 
 def test_error_on_the_first_rank_while_cutting_back_ends_the_others(save_dir, monkeypatch):
     def receive(objects, src):
-        objects[0] = "what rank 0 found"
+        objects[0] = (None, 1)  # no value, but the exit code of what rank 0 raised
 
     monkeypatch.setattr(collectives.distributed_utils, "get_global_rank", lambda: 1)
     monkeypatch.setattr(collectives.distributed_utils, "get_global_world_size", lambda: 2)
     monkeypatch.setattr(torch.distributed, "broadcast_object_list", receive)
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit, match=r"^1$"):
         train(save_dir, first_update=1, last_update=4)
     assert os.listdir(save_dir) == []

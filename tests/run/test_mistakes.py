@@ -16,7 +16,6 @@ from fairseq.tasks.masked_lm import MaskedLMTask
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 
-from amos_fairseq.collectives import raise_on_every_rank
 from amos_fairseq.errors import UserError
 from amos_fairseq.run.mistakes import exit_on_mistake, line_for
 
@@ -151,9 +150,3 @@ def test_hydra_reports_a_user_error_as_one_line(capsys: pytest.CaptureFixture) -
     with pytest.raises(KeyError):
         job(KeyError("bug")).return_value  # noqa: B018
     assert JobReturn(status=JobStatus.COMPLETED, _return_value=0.5).return_value == 0.5
-
-
-def test_raise_on_every_rank_with_one_rank() -> None:
-    raise_on_every_rank(None)
-    with pytest.raises(UserError, match="damaged"):
-        raise_on_every_rank("damaged")

@@ -123,20 +123,37 @@ def test_settings_that_are_refused_before_the_launch(
         check_settings(configuration(named, **common))
 
 
-@pytest.mark.parametrize("others", [[], ["common.fp16=true"]])
+SPELLINGS = [
+    "common.bf16=false",
+    "common.bf16=False",
+    "common.bf16=FALSE",
+    "++common.bf16=false",
+    "common.bf16='false'",
+    "common.bf16=0",
+    "common={bf16: false, seed: 2}",
+]
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
 def test_bf16_false_does_not_say_what_instead(
-    others: list[str], hardware: Callable[[bool, bool], None], monkeypatch: pytest.MonkeyPatch
+    spelling: str, hardware: Callable[[bool, bool], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the command line of a recipe; with another flag it says so."""
+    """On the command line of a recipe, where Hydra takes each of them for false; another setting says what instead."""
     hardware(GPU, True)
-    hydra = SimpleNamespace(overrides=SimpleNamespace(task=["task.data=DATA", "common.bf16=false", *others]))
-    monkeypatch.setattr(HydraConfig, "initialized", lambda: True)
-    monkeypatch.setattr(HydraConfig, "get", lambda: hydra)
-    if others:
-        check_settings(configuration("auto", fp16=True))
-        return
+    assert compose_recipe("amos_tiny", [spelling]).common.bf16 is False
+
+    def give(*overrides: str) -> None:
+        hydra = SimpleNamespace(overrides=SimpleNamespace(task=["task.data=DATA", *overrides]))
+        monkeypatch.setattr(HydraConfig, "initialized", lambda: True)
+        monkeypatch.setattr(HydraConfig, "get", lambda: hydra)
+
+    give(spelling)
     with pytest.raises(UserError, match=r"common\.bf16=false does not say .* give task\.precision=float32 or fp16"):
         check_settings(configuration("auto"))
+    check_settings(configuration("auto", fp16=True))
+    check_settings(configuration("float32"))
+    give("common.seed=2", "common={seed: 2}", "common.fp16=false", "model.bf16=false")
+    check_settings(configuration("auto"))
 
 
 @pytest.mark.parametrize(
@@ -280,7 +297,7 @@ def settings(folder: Path, **changes: Any) -> Any:
     return cfg
 
 
-def test_precision_of_the_continued_run(tmp_path: Path) -> None:
+def test_precision_of_the_continued_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, other = tmp_path / "run", tmp_path / "other.pt"
     run.mkdir()
     assert saved_precision(settings(run)) is None
@@ -304,6 +321,9 @@ def test_precision_of_the_continued_run(tmp_path: Path) -> None:
     write(run / "checkpoint_1_8.pt", ["bf16"], updates=8)
     last.write_bytes(last.read_bytes()[:100])
     assert saved_precision(settings(run)) == Saved("bf16", str(run / "checkpoint_1_8.pt"))
+    # It disappears once it was found, as where another run cleans up: loading reports that.
+    monkeypatch.setattr(precision, "newest_complete_checkpoint", lambda *given: (str(run / "checkpoint_1_9.pt"), 9))
+    assert saved_precision(settings(run)) is None
 
 
 @pytest.mark.slow

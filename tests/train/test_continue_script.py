@@ -11,6 +11,7 @@ from amos_fairseq.checkpoints.read import read_state
 
 SCRIPT = "examples/hugging_face/continue.sh"
 FLAGS = ("2", "--tokens-per-sample", "32", "--batch-size", "4", "--num-workers", "0")
+FLOAT32 = ("--precision", "float32")
 
 
 @pytest.mark.slow
@@ -22,12 +23,12 @@ def test_both_networks_are_trained_and_the_same_command_does_nothing(tmp_path: P
     # An import that was interrupted, by this command and by another one.
     (out / "imported").mkdir(parents=True)
     (out / "imported" / "model.pt").write_text("a part of a file", encoding="utf-8")
-    refused = run_script(*arguments, GENERATOR=str(tmp_path / "generator"))
+    refused = run_script(*arguments, *FLOAT32, GENERATOR=str(tmp_path / "generator"))
     assert refused.returncode == 1
     assert refused.stderr.splitlines()[-1].endswith("imported is not from this command: give another OUT")
     (out / "imported" / "flags.new").touch()
 
-    done = run_script(*arguments, GENERATOR=str(tmp_path / "generator"))
+    done = run_script(*arguments, *FLOAT32, GENERATOR=str(tmp_path / "generator"))
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     last = out / "run" / "checkpoint_last.pt"
     trained, imported = (read_state(file)["model"] for file in (last, out / "imported" / "model.pt"))
@@ -41,4 +42,5 @@ def test_both_networks_are_trained_and_the_same_command_does_nothing(tmp_path: P
     before = {path: path.stat().st_mtime_ns for path in out.glob("*/*.pt")} | {last: last.stat().st_mtime_ns}
     again = run_script(*arguments)
     assert again.returncode == 0, again.stdout[-2000:] + again.stderr[-2000:]
+    assert f"precision: float32 (auto: that of {last})" in again.stdout + again.stderr  # the script's own flag
     assert before == {path: path.stat().st_mtime_ns for path in before}

@@ -148,7 +148,7 @@ def test_torchrun_starts_amos_train(binarized_corpus: Path, tmp_path: Path) -> N
     command = ["--standalone", "--nproc-per-node", "2", "--no-python", amos, "train", "amos_tiny"]
     command += [f"task.data={binarized_corpus}", "task.tokens_per_sample=32", "model.max_positions=32"]
     command += ["dataset.batch_size=8", "dataset.num_workers=0", "optimization.max_update=2"]
-    command += ["dataset.disable_validation=true", "common.cpu=true"]
+    command += ["dataset.disable_validation=true", "common.cpu=true", "task.precision=float32"]
     result = run_module("torch.distributed.run", command, tmp_path, ON_CPU)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     assert "= 512 tokens, on 2 ranks" in result.stdout + result.stderr
