@@ -1,9 +1,9 @@
 """The precisions that can be chosen, and whether a device multiplies bfloat16."""
 
 import platform
-import subprocess
-import sys
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 from amos_fairseq.errors import UserError
@@ -41,29 +41,29 @@ def multiplies_bf16(on_gpu: bool) -> bool:
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
-ASK_ALL_GPUS = """
-import sys
-sys.path[:] = filter(None, sys.path)  # import nothing from the current folder
-import torch
-for index in range(torch.cuda.device_count()):
-    torch.cuda.set_device(index)
-    if not torch.cuda.is_bf16_supported(including_emulation=False):
-        sys.exit(3)
-"""
-
-
 def gpus_multiply_bf16() -> bool:
     """Return whether all GPUs that this process sees multiply bfloat16, without opening a CUDA context in this process.
 
-    A process that ends before this function does asks them. It takes as long as an import of PyTorch.
+    A forked process, which ends before this function does, asks them.
 
     Raises:
         UserError: the GPUs cannot be used.
     """
-    asked = subprocess.run([sys.executable, "-c", ASK_ALL_GPUS], capture_output=True, text=True, check=False)
-    if asked.returncode not in (0, 3):
-        reason = (asked.stderr.strip().splitlines() or ["no output"])[-1]
+    try:
+        with ProcessPoolExecutor(1, get_context("fork")) as pool:
+            return pool.submit(_each_gpu_multiplies_bf16).result()
+    except Exception as error:  # of the driver, or the end of the process
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or ['no reason'])[0]}"
         raise UserError(
             f"the GPUs do not say whether they multiply bfloat16 ({reason}): give --precision float32, free them, or give --cpu"
-        )
-    return asked.returncode == 0
+        ) from error
+
+
+def _each_gpu_multiplies_bf16() -> bool:
+    import torch
+
+    for index in range(torch.cuda.device_count()):
+        torch.cuda.set_device(index)
+        if not multiplies_bf16(on_gpu=True):
+            return False
+    return True

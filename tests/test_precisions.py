@@ -2,7 +2,7 @@
 
 import platform
 import re
-import textwrap
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -67,39 +67,31 @@ def test_this_processor_against_the_kernel() -> None:
     assert multiplies_bf16(on_gpu=False) == bool(flags & {"avx512_bf16", "amx_bf16"})
 
 
-def use_stand_in(folder: Path, supported: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let new processes import a torch with a GPU for each expression in ``supported``."""
-    (folder / "path").mkdir()
-    (folder / "path" / "torch.py").write_text(
-        textwrap.dedent(f"""
-            answers, chosen = [{supported}], []
-            class cuda:
-                device_count = staticmethod(lambda: len(answers))
-                set_device = staticmethod(chosen.append)
-                def is_bf16_supported(including_emulation):
-                    assert not including_emulation
-                    return answers[chosen[-1]]()
-        """)
-    )
-    monkeypatch.setenv("PYTHONPATH", str(folder / "path"))
-    (folder / "torch.py").write_text("raise SystemExit(0)")  # must not be imported from the current folder
-    monkeypatch.chdir(folder)
+def use_stand_in(answers: Sequence[Callable[[], bool]], monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let this process and its forks see a GPU for each answer; return the list of those that this process chooses."""
+    chosen: list[int] = []
+
+    def is_bf16_supported(including_emulation: bool) -> bool:
+        assert not including_emulation
+        return answers[chosen[-1]]()
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(answers))
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_bf16_supported)
+    return chosen
 
 
-@pytest.mark.parametrize(
-    ("supported", "expected"),
-    [("lambda: True, lambda: True", True), ("lambda: True, lambda: False", False), ("lambda: False", False)],
-)
+@pytest.mark.parametrize(("supported", "expected"), [((True, True), True), ((True, False), False), ((False,), False)])
 def test_all_gpus_are_asked_in_another_process(
-    supported: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    supported: tuple[bool, ...], expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use_stand_in(tmp_path, supported, monkeypatch)
-    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: pytest.fail("a CUDA context was opened"))
+    chosen_here = use_stand_in([lambda answer=answer: answer for answer in supported], monkeypatch)
     assert gpus_multiply_bf16() is expected
+    assert chosen_here == []
 
 
-def test_a_gpu_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_stand_in(tmp_path, "lambda: 1 / 0", monkeypatch)
+def test_a_gpu_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_stand_in([lambda: 1 / 0], monkeypatch)
     with pytest.raises(
         UserError, match=r"\(ZeroDivisionError: division by zero\): give --precision float32, free them"
     ):
