@@ -20,5 +20,5 @@ step "attention twice" 60 python "$GPU_SCRIPTS/correct.py" bits --device "$DEVIC
 # fairseq's fp16 does not run on a CPU.
 [ "$DEVICE" = cpu ] || step "amos train with a resume, fp16" 100 python "$GPU_SCRIPTS/correct.py" resume --recipe amos_tiny --precision fp16
 step "rates of products and copies" 60 python "$GPU_SCRIPTS/correct.py" peaks --device "$DEVICE"
-decide "the defaults are right on this machine: $(verdict)"
+decide_whether_right "the defaults"
 finish

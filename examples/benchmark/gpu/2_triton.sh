@@ -24,5 +24,5 @@ if [ "$DEVICE" = cuda ]; then
     step "amos train with a resume, bf16" 200 python "$GPU_SCRIPTS/correct.py" resume --kernels triton
 fi
 step "compute-sanitizer" 160 python "$GPU_SCRIPTS/sanitizer.py" --device "$DEVICE"
-decide "the Triton kernels are right on this machine: $(verdict)"
+decide_whether_right "the Triton kernels"
 finish

@@ -14,7 +14,7 @@
 #   CURVE_SEQUENCES=32    sequences of 128 tokens of each, for --curve
 #   MINUTES=4             duration of pretraining, all three together; it ends after these minutes or after UPDATES
 #   UPDATES=4000          maximum updates of each, the end of the learning rate schedule
-#   SETTINGS=             settings of all three, such as SETTINGS="model.kernels=reference common.seed=2"
+#   SETTINGS=             settings of all three and of the first updates, such as SETTINGS=task.precision=float32
 #   TASKS=SST-2,QNLI      two GLUE tasks, one epoch each
 #   MOST_ROWS=40000       refuse tasks with more training rows: 1,250 updates of 32 rows take about 35 seconds
 #   LIMIT_SECONDS=560     time limit of the script
@@ -23,9 +23,8 @@ set -euo pipefail
 
 # shellcheck source=examples/benchmark/gpu/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-OWN_FLAG=--curve
 begin "${BASH_SOURCE[0]}" "$@"
-[ "${#ARGUMENTS[@]}" -eq "$([ -n "$HAS_OWN_FLAG" ] && echo 1 || echo 2)" ] || fail "give DATA and GLUE, or DATA and --curve: see --help"
+[ "${#ARGUMENTS[@]}" -eq "$([ -n "$CURVE" ] && echo 1 || echo 2)" ] || fail "give DATA and GLUE, or DATA and --curve: see --help"
 DATA="$(realpath -m "${ARGUMENTS[0]}")" GLUE="$(realpath -m "${ARGUMENTS[1]:-.}")"
 [ -f "$DATA/dict.txt" ] || fail "DATA=${ARGUMENTS[0]} holds no dict.txt: give the output of preprocess/pretraining/prepare.sh"
 [ -d "$GLUE" ] || fail "GLUE=${ARGUMENTS[1]} is not a folder: give the output of preprocess/glue/prepare.sh"
@@ -71,7 +70,7 @@ train() {
 }
 first_updates() {
     # shellcheck disable=SC2086
-    train "$1_mini" "$SCRATCH/curve_$1" $CURVE_SETTINGS
+    train "$1_mini" "$SCRATCH/curve_$1" $CURVE_SETTINGS $SETTINGS
 }
 # first_curves [--beside CPU_CURVE]
 first_curves() {
@@ -135,7 +134,7 @@ PYTHON
 export -f for_each train first_updates first_curves pretrain fine_tune curves scores
 
 rm -f "$OUT/${DEVICE}"_curve_*.jsonl
-if [ -n "$HAS_OWN_FLAG" ]; then
+if [ -n "$CURVE" ]; then
     step "the first updates" "$LIMIT_SECONDS" bash -c "set -euo pipefail; first_curves"
     finish
 fi

@@ -8,11 +8,11 @@ source "$GPU_SCRIPTS/../../environment.sh"
 LEAST_SECONDS=30
 
 # begin SCRIPT [ARGUMENTS OF THE SCRIPT]: parse the flags, prepare the environment and $OUT, set DEVICE and ARGUMENTS.
-# EXTRA=test: also install the requirements of the tests. OWN_FLAG=--name: a flag of this script, which sets HAS_OWN_FLAG=yes.
+# EXTRA=test: also install the requirements of the tests. --curve, of 5_train.sh alone, sets CURVE=yes.
 begin() {
     local script="$1"
     NAME="$(basename "$script" .sh)"
-    DEVICE=cuda ARGUMENTS=() HAS_OWN_FLAG=""
+    DEVICE=cuda ARGUMENTS=() CURVE=""
     shift
     while [ $# -gt 0 ]; do
         case "$1" in
@@ -24,8 +24,10 @@ begin() {
                 case "${2:-}" in cpu | cuda) DEVICE="$2" ;; *) fail "--device ${2:-} is not known: give cpu or cuda" ;; esac
                 shift
                 ;;
-            "${OWN_FLAG:---device}") HAS_OWN_FLAG=yes ;;
-            -*) fail "$1 is not a flag of $NAME.sh: see --help" ;;
+            -*)
+                [ "$NAME $1" = "5_train --curve" ] || fail "$1 is not a flag of $NAME.sh: see --help"
+                CURVE=yes
+                ;;
             *) ARGUMENTS+=("$1") ;;
         esac
         shift
@@ -66,9 +68,58 @@ begin_with_tests() {
     [ "$DEVICE" = cpu ] || TESTS+=(-n 8)
 }
 
-# verdict: whether every step so far has passed.
-verdict() {
-    if [ "$FAILED" -eq 0 ]; then echo yes; else echo "NO, see the table of steps"; fi
+# prepare_contests: set what `contest` and the scripts that call it need: the size, the flags, and two numbers of sequences.
+prepare_contests() {
+    SIZE=base STEPS=10 WARMUP=3 COMPILE=(--compile) PRECISION=bf16 VOCABULARY=32768 KERNELS=40
+    if [ "$DEVICE" = cpu ]; then
+        SIZE=tiny STEPS=1 WARMUP=1 SEQUENCES=(2 4) COMPILE=() PRECISION=float32 VOCABULARY=500 KERNELS=5
+    else
+        GIGABYTES="$(python -c 'import torch; print(torch.cuda.get_device_properties(0).total_memory // 10**9)')"
+        SEQUENCES=(16 64)
+        [ "$GIGABYTES" -lt 70 ] || SEQUENCES=(64 128)
+        [ "$GIGABYTES" -lt 100 ] || SEQUENCES=(64 256)
+    fi
+    export -f contest
+    export DEVICE PRECISION STEPS WARMUP VOCABULARY SCRATCH OUT
+}
+
+# contest FILE RECIPE SEQUENCES [FLAGS OF AMOS BENCH]: print the page and the result, and move the JSON to OUT/FILE.
+contest() {
+    local file="$1" recipe="$2" sequences="$3" status=0
+    shift 3
+    amos bench "$recipe" --device "$DEVICE" --precision "$PRECISION" --steps "$STEPS" \
+        --warmup "$WARMUP" --vocabulary-size "$VOCABULARY" --out "$SCRATCH/bench" "$@" --set "dataset.batch_size=$sequences" \
+        >"$SCRATCH/bench.md" || status=$?
+    # Lower its headings below the one of the step; remove the last line, which names temporary files.
+    sed -e 's/^#/###/' -e "/^$(printf '%s' "$SCRATCH/bench" | sed 's/[\/&]/\\&/g')/d" "$SCRATCH/bench.md"
+    if [ "$status" -eq 0 ]; then
+        mv "$SCRATCH"/bench/*.json "$OUT/$file"
+        python -I - "$OUT/$file" <<'PYTHON'
+import json, sys
+with open(sys.argv[1], encoding="utf-8") as file:
+    contest = json.load(file)
+def described(row):
+    faster = row["ours_is_faster_by"]
+    share = "" if faster else f", {row['fraction_of_peak']:.0%} of the peak"
+    ratio = f", of which ours is {faster['median']:.2f} times" if faster else ""
+    return f"{row['name']} {row['tokens_per_second']['median']:,.0f} tokens/s{share}{ratio}"
+rows = "; ".join(map(described, contest["contestants"]))
+settings = contest["settings"]
+kernels = contest["config"]["model"]["kernels"]
+print(f"\nDecided: {settings['config']}, {contest['work']['sequences']} sequences, kernels={kernels}: {rows}")
+PYTHON
+    fi
+    rm -rf "$SCRATCH/bench"
+    return "$status"
+}
+
+# decide_whether_right WHAT: whether every step so far has passed and was finished; a rehearsal does not say it.
+decide_whether_right() {
+    local answer=yes
+    ! grep -q "not finished" "$SCRATCH/decided" || answer="yes, as far as it was finished"
+    [ "$FAILED" -eq 0 ] || answer="NO, see the table of steps"
+    [ "$DEVICE" = cuda ] || answer="not known: $([ "$FAILED" -eq 0 ] && echo rehearsed || echo "the rehearsal FAILED")"
+    decide "$1 are right on this machine: $answer"
 }
 
 # decide TEXT: add a line to what the script decided.
@@ -78,7 +129,7 @@ decide() {
 
 # step NAME MAX_SECONDS COMMAND...: its standard output becomes a part of the page, stderr goes to the log. A step that
 # fails or has no time left is listed in the table of results, and the next one runs. Lines "Decided: TEXT" of its output are
-# what it decided; of a step without any, and of one that failed, its result is.
+# what it decided; of a step without any, its result is. A step that failed has one line.
 step() {
     local name="$1" most="$2" remaining=$((LIMIT_SECONDS - (SECONDS - STARTED))) began=$SECONDS status=0 result=passed child
     shift 2
@@ -105,10 +156,13 @@ step() {
         { printf '\nIt failed. The end of its log:\n\n```\n'; tail -n 15 "$LOG"; printf '```\n'; } >>"$SCRATCH/pages"
     fi
     printf '| %s | %d | %s |\n' "$name" "$((SECONDS - began))" "$result" >>"$SCRATCH/results"
-    if ! grep -q '^Decided: ' "$SCRATCH/page" || [ "$status" -ne 0 ]; then
+    if ! grep -q '^Decided: ' "$SCRATCH/page"; then
         decide "$name: $result"
+    elif [ "$status" -ne 0 ]; then
+        decide "$name: $result$(sed -n 's/^Decided: /; /p' "$SCRATCH/page" | tr -d '\n')"
+    else
+        sed -n 's/^Decided: //p' "$SCRATCH/page" >>"$SCRATCH/decided"
     fi
-    sed -n 's/^Decided: //p' "$SCRATCH/page" >>"$SCRATCH/decided"
     write_page
 }
 
@@ -116,7 +170,7 @@ step() {
 write_page() {
     {
         printf '# %s, %s, %s\n\n' "$NAME" "$DEVICE" "$(date -u '+%Y-%m-%d %H:%M UTC')"
-        [ "$DEVICE" = cuda ] || [ -n "$HAS_OWN_FLAG" ] || printf 'A rehearsal at tiny size: it shows that the script runs; its numbers have no meaning.\n\n'
+        [ "$DEVICE" = cuda ] || [ -n "$CURVE" ] || printf 'A rehearsal at tiny size: it shows that the script runs; its numbers have no meaning.\n\n'
         printf '| step | seconds | result |\n|---|---:|---|\n'
         cat "$SCRATCH/results" "$SCRATCH/pages"
         print_decisions '- '

@@ -14,6 +14,7 @@ from functools import partial
 from unittest import mock
 
 import torch
+from gpu_workload import DROPOUT, Sizes, attention_leaves, first_line, name_of, sizes_on
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
@@ -35,35 +36,11 @@ from amos_fairseq.functional.relative_position import toeplitz
 from amos_fairseq.measure.measurement import step_peak, sustained_seconds
 from amos_fairseq.modules.mixture import Adversary, OutputLayerWeights, predict_chunked, predict_reference
 
-DROPOUT = 0.1
 MIB = 2**20
 CHUNKS = (32, 64, 128, 256, 512)  # MiB
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes of amos_base, with 64 sequences of 512 tokens and 77 masked positions in each."""
-
-    sequences: int = 64
-    length: int = 512
-    heads: int = 12
-    head_width: int = 64
-    depths: int = 3
-    masked: int = 77
-    rows: int = 32_768
-    seconds: float = 0.6  # of each measurement
-
-    @property
-    def product(self) -> int:
-        """FLOPs of one product of attention."""
-        return 2 * self.sequences * self.heads * self.length**2 * self.head_width
-
-    @property
-    def width(self) -> int:
-        return self.heads * self.head_width
-
-
-TINY = Sizes(sequences=1, length=16, heads=2, head_width=16, depths=2, masked=3, rows=64, seconds=0.01)
+SECONDS = {"cuda": 0.6, "cpu": 0.01}  # of each measurement
 
 
 @dataclass(frozen=True)
@@ -77,72 +54,44 @@ class Variant:
     bias_gradient: bool = False
 
 
-def attention_variants(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Iterator[Variant]:
+def attention_variants(sizes: Sizes, device: torch.device) -> Iterator[Variant]:
     """Yield the backends; flash and cuDNN's attention, whose bias gets no gradient, are bounds for the others."""
-    torch.manual_seed(0)
-    shape = (sizes.sequences, sizes.length, 3, sizes.heads, sizes.head_width)
-    heads = torch.randn(shape, device=device, dtype=dtype).requires_grad_()
-    values = torch.randn(sizes.heads, 2 * sizes.length - 1, device=device).mul_(0.1)
-    learned = values.clone().requires_grad_()
+    heads, learned = attention_leaves(sizes, device)
+    dtype = sizes.dtype
     on_gpu = device.type == "cuda"
 
     def fused(backend: str, mask: Tensor | None, dropout: float) -> Tensor:
         query, key, value = (part.transpose(1, 2) for part in heads.unbind(2))
-        with mock.patch.dict(
-            SDPA_BACKENDS, {"cudnn": SDPBackend.CUDNN_ATTENTION}
-        ):  # timed also where it is never chosen
+        with mock.patch.dict(SDPA_BACKENDS, {"cudnn": SDPBackend.CUDNN_ATTENTION}):  # alone, without flash behind it
             return fused_attention(query, key, value, mask, dropout, backend).transpose(1, 2)
 
     def with_bias(attend: Callable, source: Tensor, dropout: float) -> Tensor:
         return attend(heads, AttentionBias(learned=toeplitz(source)), dropout)
 
+    def efficient(source: Tensor, dropout: float) -> Tensor:
+        return fused("efficient", as_attention_mask(AttentionBias(learned=toeplitz(source)), dtype), dropout)
+
+    def in_triton(source: Tensor | None, dropout: float) -> Tensor:
+        return toeplitz_attention(heads, ToeplitzBias(source, None), dropout, None)
+
+    both = (heads, learned)
     if on_gpu:
         for name, backend in (("flash", "flash"), ("cuDNN", "cudnn")):
             for dropout in (0.0, DROPOUT):
-                call = partial(fused, backend, None, dropout)
-                yield Variant(f"{name}, no bias", call, (heads,), dropout)
-        for source, leaves in ((values, (heads,)), (learned, (heads, learned))):
-            for dropout in (0.0, DROPOUT):
-                yield Variant(
-                    "efficient",
-                    lambda s=source, p=dropout: fused(
-                        "efficient", as_attention_mask(AttentionBias(learned=toeplitz(s)), dtype), p
-                    ),
-                    leaves,
-                    dropout,
-                    source is learned,
-                )
-        compiled = torch.compile(reference_attention)
-        yield Variant(
-            "compiled definition", lambda: with_bias(compiled, learned, DROPOUT), (heads, learned), DROPOUT, True
-        )
-        yield Variant("FlexAttention", flex_attention(heads, learned, sizes.length), (heads, learned), 0.0, True)
+                yield Variant(f"{name}, no bias", partial(fused, backend, None, dropout), (heads,), dropout)
+        for dropout in (0.0, DROPOUT):
+            yield Variant("efficient", partial(efficient, learned.detach(), dropout), (heads,), dropout)
+            yield Variant("efficient", partial(efficient, learned, dropout), both, dropout, True)
+        compiled = partial(with_bias, torch.compile(reference_attention), learned, DROPOUT)
+        yield Variant("compiled definition", compiled, both, DROPOUT, True)
+        yield Variant("FlexAttention", flex_attention(heads, learned, sizes.length), both, 0.0, True)
     else:
-        yield Variant(
-            "ours on a CPU", lambda: with_bias(fast_attention, learned, DROPOUT), (heads, learned), DROPOUT, True
-        )
-    yield Variant(
-        "definition",
-        lambda: with_bias(reference_attention, learned, DROPOUT),
-        (heads, learned),
-        DROPOUT,
-        True,
-    )
+        yield Variant("ours on a CPU", partial(with_bias, fast_attention, learned, DROPOUT), both, DROPOUT, True)
+    yield Variant("definition", partial(with_bias, reference_attention, learned, DROPOUT), both, DROPOUT, True)
     if on_gpu:  # last, because an illegal memory access makes everything after it fail
         for dropout in (0.0, DROPOUT):
-            yield Variant(
-                "ours in Triton, no bias",
-                lambda p=dropout: toeplitz_attention(heads, ToeplitzBias(None, None), p, None),
-                (heads,),
-                dropout,
-            )
-            yield Variant(
-                "ours in Triton",
-                lambda p=dropout: toeplitz_attention(heads, ToeplitzBias(learned, None), p, None),
-                (heads, learned),
-                dropout,
-                True,
-            )
+            yield Variant("ours in Triton, no bias", partial(in_triton, None, dropout), (heads,), dropout)
+            yield Variant("ours in Triton", partial(in_triton, learned, dropout), both, dropout, True)
 
 
 def flex_attention(heads: Tensor, values: Tensor, length: int) -> Callable[[], Tensor]:
@@ -161,21 +110,19 @@ def flex_attention(heads: Tensor, values: Tensor, length: int) -> Callable[[], T
     return call
 
 
-def print_attention(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> list[str]:
+def print_attention(sizes: Sizes, device: torch.device) -> list[str]:
     """Print the table and return the backends that failed."""
-    print(
-        f"{sizes.sequences} sequences of {sizes.length} tokens, {sizes.heads} heads of {sizes.head_width}, "
-        f"{str(dtype).removeprefix('torch.')}; the gradient of the bias includes the sum over sequences and diagonals\n"
-    )
+    print(f"{sizes}; the gradient of the bias includes the sum over sequences and diagonals\n")
     print("| backend | dropout | gradient of the bias | forward, ms | TFLOP/s | GB/s | backward, ms | TFLOP/s | GB/s |")
     print("|---|---:|---|---:|---:|---:|---:|---:|---:|")
-    tensor = sizes.sequences * sizes.length * sizes.width * dtype.itemsize
-    work = ((2 * sizes.product, 4 * tensor), (5 * sizes.product, 8 * tensor))
-    failed = []
-    for variant in attention_variants(sizes, device, dtype):
+    product = 2 * sizes.sequences * sizes.heads * sizes.length**2 * sizes.head_width
+    tensor = sizes.sequences * sizes.length * sizes.heads * sizes.head_width * sizes.dtype.itemsize
+    work = ((2 * product, 4 * tensor), (5 * product, 8 * tensor))
+    failed, without_bias = [], []
+    for variant in attention_variants(sizes, device):
         head = f"| {variant.name} | {variant.dropout} | {'yes' if variant.bias_gradient else 'no'} | "
         try:
-            times = forward_and_backward(variant, device, sizes.seconds)
+            times = forward_and_backward(variant, device)
         except Exception as error:  # continue with the other backends
             failed.append(variant.name)
             print(f"{head}FAILED: {first_line(error)} | | | | | |", flush=True)
@@ -185,34 +132,38 @@ def print_attention(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> l
             for seconds, (flops, moved) in zip(times, work, strict=True)
         )
         print(f"{head}{' | '.join(cells)} |", flush=True)
+        # The rows that choose_backend has to choose from.
+        if variant.name.endswith(", no bias") and not variant.dropout:
+            without_bias.append(f"{variant.name.removesuffix(', no bias')} {sum(times) * 1e3:.3f} ms")
+    if without_bias:
+        print(f"\nDecided: attention without a bias and dropout, forward and backward: {', '.join(without_bias)}")
     return failed
 
 
-def forward_and_backward(variant: Variant, device: torch.device, budget: float) -> tuple[float, float]:
+def forward_and_backward(variant: Variant, device: torch.device) -> tuple[float, float]:
     """Return the sustained seconds of each pass; the backward pass is the difference."""
     grad = torch.randn_like(variant.call())
 
     def both() -> None:
         torch.autograd.grad(variant.call(), variant.leaves, grad)
 
+    budget = SECONDS[device.type]
     forward = sustained_seconds(variant.call, device, budget)
     return forward, max(sustained_seconds(both, device, budget) - forward, 1e-9)
 
 
-def print_output_layer(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> list[str]:
+def print_output_layer(sizes: Sizes, device: torch.device) -> list[str]:
     """Time cross entropy alone, and AMOS: samples from a mixture and its gradient, forward and backward pass together."""
     torch.manual_seed(0)
-    positions = (sizes.sequences, sizes.masked)
-    hidden = [
-        torch.randn(*positions, sizes.width, device=device).to(dtype).requires_grad_() for _ in range(sizes.depths)
-    ]
-    embedding = torch.randn(sizes.rows, sizes.width, device=device).mul_(0.02).to(dtype).requires_grad_()
-    biases = torch.zeros(1, sizes.rows, device=device, dtype=dtype).requires_grad_()
+    positions, width, dtype = (sizes.sequences, sizes.masked), sizes.heads * sizes.head_width, sizes.dtype
+    hidden = [torch.randn(*positions, width, device=device).to(dtype).requires_grad_() for _ in range(sizes.depths)]
+    embedding = torch.randn(sizes.vocabulary, width, device=device).mul_(0.02).to(dtype).requires_grad_()
+    biases = torch.zeros(1, sizes.vocabulary, device=device, dtype=dtype).requires_grad_()
     gamma = torch.full((*positions, sizes.depths), 1 / sizes.depths, device=device).requires_grad_()
-    originals = torch.randint(5, sizes.rows, positions, device=device)
+    originals = torch.randint(5, sizes.vocabulary, positions, device=device)
     unsampled = torch.arange(5, device=device)
     rows = OutputLayerWeights(embedding, biases, unsampled)
-    adversary = Adversary(temperature=0.3, hidden_gradient=0.0, num_entries=min(128, sizes.rows))
+    adversary = Adversary(temperature=0.3, hidden_gradient=0.0, num_entries=sizes.samples)
     leaves = (*hidden, embedding, biases)
     all_leaves = (*leaves, gamma)
     targets = originals.flatten()
@@ -240,31 +191,46 @@ def print_output_layer(sizes: Sizes, device: torch.device, dtype: torch.dtype) -
         ]
     product = 2 * sizes.depths * targets.numel() * embedding.numel()
     print(
-        f"{sizes.depths} depths, {targets.numel():,} positions, width {sizes.width}, {sizes.rows:,} rows, "
-        f"{str(dtype).removeprefix('torch.')}; forward and backward pass\n"
+        f"{sizes.depths} depths, {targets.numel():,} positions, width {width}, {sizes.vocabulary:,} rows, "
+        f"{name_of(dtype)}; forward and backward pass\n"
     )
     traffic = 3 * (embedding.nbytes + sum(h.nbytes for h in hidden))
     print(
         "| way | chunk, MiB | cross entropy, ms: forward | backward | TFLOP/s | GB/s | mixture of AMOS, ms | memory, MiB |"
     )
     print("|---|---:|---:|---:|---:|---:|---:|---:|")
-    failed = []
+    failed, budget = [], SECONDS[device.type]
+    milliseconds: dict[str, dict[int, float]] = {}  # of the mixture, by way and chunk
     for name, size, alone, mixed in ways:
         head = f"| {name} | {size or ''} | "
         try:
             with chunk_bytes(name, size, device):
-                forward = sustained_seconds(alone, device, sizes.seconds)
-                both = sustained_seconds(lambda a=alone: torch.autograd.grad(a(), leaves), device, sizes.seconds)
-                whole = sustained_seconds(lambda m=mixed: torch.autograd.grad(m(), all_leaves), device, sizes.seconds)
+                forward = sustained_seconds(alone, device, budget)
+                both = sustained_seconds(lambda a=alone: torch.autograd.grad(a(), leaves), device, budget)
+                whole = sustained_seconds(lambda m=mixed: torch.autograd.grad(m(), all_leaves), device, budget)
                 peak = step_peak(lambda m=mixed: torch.autograd.grad(m(), all_leaves), device)
         except Exception as error:  # continue with the other implementations
             failed.append(name)
             print(f"{head}FAILED: {first_line(error)} | | | | | |", flush=True)
             continue
+        if size is not None:
+            milliseconds.setdefault(name, {})[size] = whole * 1e3
         rates = f"{3 * product / both / 1e12:.1f} | {traffic / both / 1e9:.0f}"
         times = f"{forward * 1e3:.2f} | {(both - forward) * 1e3:.2f} | {rates} | {whole * 1e3:.2f}"
         print(f"{head}{times} | {peak / MIB:.0f} |", flush=True)
+    print(f"\nDecided: {'; '.join(fastest_chunk(name, own, device) for name, own in milliseconds.items())}")
     return failed
+
+
+def fastest_chunk(name: str, milliseconds: dict[int, float], device: torch.device) -> str:
+    """Return the size of chunk with the least time, beside the one that the package uses."""
+    now = logit_chunks.CHUNK_BYTES.get(device.type, logit_chunks.CHUNK_BYTES_ELSEWHERE)
+    if name == "ours in Triton":
+        from amos_fairseq.functional.cuda import output_layer as in_triton
+
+        now = in_triton.CHUNK_BYTES
+    best = min(milliseconds, key=milliseconds.__getitem__)
+    return f"output layer {name}: fastest chunk {best} MiB, {milliseconds[best]:.2f} ms (now {now // MIB} MiB)"
 
 
 def chunk_bytes(name: str, size: int | None, device: torch.device) -> mock._patch:
@@ -276,11 +242,6 @@ def chunk_bytes(name: str, size: int | None, device: torch.device) -> mock._patc
     return mock.patch.dict(logit_chunks.CHUNK_BYTES, {device.type: size * MIB} if size else {})
 
 
-def first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:150] if lines else ''}".replace("|", "\\|")
-
-
 @report_user_errors()
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -288,9 +249,8 @@ def main() -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
-    sizes, dtype = (Sizes(), torch.bfloat16) if device.type == "cuda" else (TINY, torch.float32)
     measure = {"attention": print_attention, "output_layer": print_output_layer}[arguments.what]
-    failed = measure(sizes, device, dtype)
+    failed = measure(sizes_on(device), device)
     if failed:
         raise UserError(f"backends that failed: {', '.join(failed)}")
     return 0

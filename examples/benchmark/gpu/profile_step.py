@@ -1,6 +1,6 @@
 """Profile of a step: its parts beside their prediction, its most expensive kernels, and the gaps between them. Prints Markdown.
 
-The prediction is that of ``amos bench --on-paper`` for this GPU or the most similar known one, made in a separate process
+The prediction is that of ``amos bench --on-paper`` for this GPU, for an H200 if it is not known, made in a separate process
 without a GPU. ``--trace FILE.json.gz`` saves the profiled steps for chrome://tracing or ui.perfetto.dev.
 """
 
@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.autograd import DeviceType
@@ -33,35 +33,22 @@ PROFILED = {"cuda": 5, "cpu": 1}  # steps
 SECONDS = {"cuda": 4.0, "cpu": 0.1}
 NAME_LENGTH = 110  # of a kernel; templates are longer than a line
 TRACE_BYTES = 15 * 2**20
-# Kinds of events of a trace that are kept where all of them are too large: what the GPU ran, and its launches.
-GPU_EVENTS = ("kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda_driver")
+PREDICTION_SECONDS = 60  # of waiting for it
 SHOWN_GAPS = 5
 # Share of a step. A GPU that waits for longer gains from CUDA graphs, torch.compile or larger batches.
 LARGEST_IDLE = 0.05
 
 
-def paper_device(name: str, capability: tuple[int, int] | None) -> tuple[str, str]:
-    """Return the key in DEVICES of a GPU, and its label: "H200", or "H200, the nearest to L40S".
-
-    Args:
-        name: as PyTorch reports it.
-        capability: compute capability, for a GPU that is not in the table; None without a GPU.
-    """
-    for key in DEVICES:
-        if re.search(rf"{key}(?!\d)", name.lower()):  # not the RTX A1000
-            return key, DEVICES[key].name
-    newest = next(key for key in ("h100", "h200") if key in DEVICES)
-    key = "h200" if capability is None else newest if capability >= (9, 0) else "a100"
-    return key, f"{DEVICES[key].name}, the nearest to {name}"
+def paper_device(name: str) -> tuple[str, str]:
+    """Return the key in DEVICES of a GPU by its name in PyTorch, and a label: "H200", or "H200; L40S is not known"."""
+    found = next((key for key in DEVICES if re.search(rf"{key}(?!\d)", name.lower())), None)  # not the RTX A1000
+    return (found, DEVICES[found].name) if found else ("h200", f"{DEVICES['h200'].name}; {name} is not known")
 
 
 def measure(settings: BenchSettings, num_kernels: int, trace: Path | None) -> None:
     setup = set_up(settings)
     on_gpu = setup.device.type == "cuda"
-    key, label = paper_device(
-        torch.cuda.get_device_name(setup.device) if on_gpu else "a CPU",
-        torch.cuda.get_device_capability(setup.device) if on_gpu else None,
-    )
+    key, label = paper_device(torch.cuda.get_device_name(setup.device) if on_gpu else "a CPU")
     prediction = start_prediction(settings, key)
     task = build_task(setup.cfg.task, setup.vocabulary_size)
     sequences = setup.batch_size
@@ -77,26 +64,30 @@ def measure(settings: BenchSettings, num_kernels: int, trace: Path | None) -> No
     print_parts(shares_of_parts(step, batch, setup.device, steps), seconds, predicted, label)
     profiled = profile_steps(step, batch, setup.device, steps)
     events = device_events(profiled.events(), on_gpu)
-    if trace is not None:
-        save_trace(profiled, trace)
-        print(f"{steps} steps: {trace.name}\n")
     print_gaps(gaps_of(events), seconds, steps)
     print_kernels(events, steps, num_kernels, on_gpu)
     total = f"predicted for {label}: {sum(predicted.values()):.1f}" if predicted else "the prediction failed"
     print(f"\nDecided: a step of {settings.config}, {sequences} sequences: {seconds * 1e3:.1f} ms; {total}")
+    if trace is not None:  # last: a failure here loses nothing else
+        print(f"\n{steps} steps: {save_trace(profiled, trace)}", flush=True)
 
 
 def start_prediction(settings: BenchSettings, device: str) -> subprocess.Popen:
     """Start the process that predicts while the measurement is prepared."""
     command = [sys.executable, __file__, settings.config, "--predict", device, "--precision", settings.precision]
-    command += ["--set", *settings.overrides]
+    command += ["--set", *settings.overrides] if settings.overrides else []
     command += [] if settings.vocabulary_size is None else ["--vocabulary-size", str(settings.vocabulary_size)]
     return subprocess.Popen(command, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, stdout=subprocess.PIPE, text=True)
 
 
 def predicted_parts(process: subprocess.Popen) -> dict[str, float] | None:
     """Return milliseconds by part; None if the prediction failed, with the reason on stderr."""
-    written, _ = process.communicate()
+    try:
+        written, _ = process.communicate(timeout=PREDICTION_SECONDS)
+    except subprocess.TimeoutExpired:
+        print(f"the prediction takes more than {PREDICTION_SECONDS} s", file=sys.stderr)
+        process.kill()
+        process.communicate()
     return None if process.returncode else json.loads(written.splitlines()[-1])
 
 
@@ -133,25 +124,16 @@ def device_events(events: Sequence[FunctionEvent], on_gpu: bool) -> list[Functio
     return [event for event in events if event.device_type == kind and not event.is_user_annotation]
 
 
-def save_trace(profiled: profile, file: Path) -> None:
-    """Write the trace with gzip; without the operators of the host where it would be larger than :data:`TRACE_BYTES`."""
+def save_trace(profiled: profile, file: Path) -> str:
+    """Write the trace with gzip, unless it is larger than :data:`TRACE_BYTES`; return what was done."""
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(folder) / "trace.json"
         profiled.export_chrome_trace(str(whole))
-        content = whole.read_bytes()
-    packed = gzip.compress(content)
+        packed = gzip.compress(whole.read_bytes())
     if len(packed) > TRACE_BYTES:
-        packed = gzip.compress(only_gpu_events(content))
-    if len(packed) > TRACE_BYTES:
-        raise UserError(f"the trace has {len(packed) / 2**20:.0f} MiB: profile fewer steps")
+        return f"the trace is not saved, it has {len(packed) / 2**20:.0f} MiB"
     file.write_bytes(packed)
-
-
-def only_gpu_events(trace: bytes) -> bytes:
-    """Return the trace with the events of :data:`GPU_EVENTS` and the names of processes and threads (phase M) alone."""
-    content: dict[str, Any] = json.loads(trace)
-    kept = [event for event in content["traceEvents"] if event.get("cat") in GPU_EVENTS or event.get("ph") == "M"]
-    return json.dumps({**content, "traceEvents": kept}).encode()
+    return file.name
 
 
 class Gaps(NamedTuple):

@@ -5,9 +5,11 @@ PyTorch's allocator gives each tensor its own memory here: an access beside a te
 """
 
 import argparse
+import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -23,13 +25,10 @@ LIMITS = {"memcheck": 90, "racecheck": 60}
 
 
 def find_sanitizer() -> str | None:
-    """Return the path of compute-sanitizer: of PATH, of the CUDA toolkit, or of one of NVIDIA's Python packages."""
+    """Return the path of compute-sanitizer: of PATH or of the CUDA toolkit."""
     toolkits = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), TOOLKIT]
-    folders = [Path(toolkit, folder) for toolkit in toolkits if toolkit for folder in ("bin", "compute-sanitizer")]
-    packages = [Path(entry, "nvidia") for entry in sys.path if entry and Path(entry, "nvidia").is_dir()]
-    found = shutil.which(NAME) or shutil.which(NAME, path=os.pathsep.join(map(str, folders)))
-    in_packages = (path for folder in packages for path in sorted(folder.rglob(NAME)) if os.access(path, os.X_OK))
-    return found or next((str(path) for path in in_packages if path.is_file()), None)
+    folders = [f"{toolkit}/{folder}" for toolkit in toolkits if toolkit for folder in ("bin", "compute-sanitizer")]
+    return shutil.which(NAME) or shutil.which(NAME, path=os.pathsep.join(folders))
 
 
 def check(sanitizer: str, tool: str, device: str) -> str:
@@ -39,27 +38,32 @@ def check(sanitizer: str, tool: str, device: str) -> str:
     # Not in the processes that Triton starts to compile.
     flags = ["--target-processes", "application-only", "--error-exitcode", "99", "--print-limit", "20"]
     command = [sanitizer, "--tool", tool, *flags, *kernels]
+    # A session of its own, so that the program that compute-sanitizer starts ends with it.
+    process = subprocess.Popen(
+        command,
+        env=os.environ | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
     try:
-        finished = subprocess.run(
-            command,
-            env=os.environ | variables,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=LIMITS[tool],
-            check=False,
-        )
-    except subprocess.TimeoutExpired as expired:
-        print(expired.stdout or "", file=sys.stderr)
+        written, _ = process.communicate(timeout=LIMITS[tool])
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        print(process.communicate()[0], file=sys.stderr)
         return f"not finished after {LIMITS[tool]} s"
-    print(finished.stdout, file=sys.stderr)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    print(written, file=sys.stderr)
     # "ERROR SUMMARY: 0 errors"; racecheck: "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)".
-    summary = re.search(r"SUMMARY: .*?(\d+) error", finished.stdout)
-    if finished.returncode == 0 and summary is not None:
+    summary = re.search(r"SUMMARY: .*?(\d+) error", written)
+    if process.returncode == 0 and summary is not None:
         return f"{summary.group(1)} errors"
     if summary is not None and int(summary.group(1)):
         return f"FAILED: {summary.group(1)} errors, see the log"
-    return f"FAILED: ended with status {finished.returncode}, see the log"
+    return f"FAILED: ended with status {process.returncode}, see the log"
 
 
 @report_user_errors()
@@ -73,6 +77,8 @@ def main() -> int:
         return 0
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise UserError("PyTorch finds no CUDA device")
+    # When the step is stopped, what it has started is too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     results = {tool: check(sanitizer, tool, arguments.device) for tool in LIMITS}
     print(f"Decided: {NAME}: {', '.join(f'{tool} {result}' for tool, result in results.items())}")
     if any(result.startswith("FAILED") for result in results.values()):

@@ -1,30 +1,34 @@
 """Find the fastest launch constants of each Triton kernel of this package: tiles, warps and stages. Prints Markdown.
 
-    python sweep.py sweep --out OUT --seconds 280     # writes OUT/tuned_launches.json and OUT/sweep.json
+    python sweep.py sweep --out OUT --until TIME      # writes OUT/sweep.jsonl and OUT/tuned_launches.json
     python sweep.py once                              # every kernel at a small odd shape, as sanitizer.py runs it
 
 ``sweep`` first compiles the candidates of :func:`amos_fairseq.functional.cuda.launches.candidates` in several processes;
 Triton keeps them on disk. Then it runs them one after the other at the shapes of amos_base. A candidate must compute what
-the default computes before its time counts. An error that ends CUDA in the process (an illegal memory access) ends this
-candidate alone: the process starts again behind it. On a CPU the kernels need TRITON_INTERPRET=1.
+the default computes before its time counts. Each is recorded at once, and the table is written after each kernel. An error
+that ends CUDA in the process (an illegal memory access) exits with status 75: started again, it continues behind the
+candidate. On a CPU the kernels need TRITON_INTERPRET=1.
 """
 
 import argparse
 import contextlib
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
+from gpu_workload import DROPOUT, TINY, Sizes, attention_leaves, first_line, sizes_on
 from torch import Tensor
 
 from amos_fairseq.errors import UserError, report_user_errors
@@ -32,7 +36,6 @@ from amos_fairseq.functional.attention import AttentionBias, ToeplitzBias, fast_
 from amos_fairseq.functional.relative_position import toeplitz
 from amos_fairseq.measure.measurement import seconds_of, sustained_seconds
 
-DROPOUT = 0.1
 # Norm of the difference from the default's result, relative to its norm: sums in another order, rounded to the 8 bits of
 # bfloat16 (2^-9 of each value at most, once or twice). A wrong tile is wrong by far more.
 TOLERANCE = 0.01
@@ -42,28 +45,13 @@ LEAST_GAIN = 1.02  # a smaller one is noise
 SHOWN = 5
 COMPILING_SHARE = 0.4  # of the time, at most
 PROCESSES = 8
+LOST = 75  # exit status of a process without CUDA
 
 Launch = dict[str, int]
+Table = dict[str, dict[str, dict[str, Launch]]]
 
-
-@dataclass(frozen=True)
-class Sizes:
-    """amos_base with 64 sequences of 512 tokens; of the output layer one chunk of 256 MiB."""
-
-    sequences: int = 64
-    length: int = 512
-    heads: int = 12
-    head_width: int = 64
-    depths: int = 3
-    positions: int = 1232
-    vocabulary: int = 32_768
-    samples: int = 128
-    dtype: torch.dtype = torch.bfloat16
-
-
-TINY = Sizes(1, 16, 2, 16, 2, 3, 200, 4, torch.float32)
 # The last tile of each kernel is not full.
-ODD = Sizes(2, 130, 2, 64, 3, 9, 1000, 20)
+ODD = Sizes(2, 130, 2, 64, 3, 3, 1000, 9, 20)
 
 
 class Workload(NamedTuple):
@@ -94,15 +82,6 @@ def attention_backward(sizes: Sizes, device: torch.device) -> Workload:
     return Workload(result, result)
 
 
-def attention_leaves(sizes: Sizes, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Heads [B,T,3,H,d] and values of the bias [H,2T-1] float32."""
-    torch.manual_seed(0)
-    shape = (sizes.sequences, sizes.length, 3, sizes.heads, sizes.head_width)
-    heads = torch.randn(shape, device=device, dtype=sizes.dtype).requires_grad_()
-    bias = torch.randn(sizes.heads, 2 * sizes.length - 1, device=device).mul_(0.1).requires_grad_()
-    return heads, bias
-
-
 def attend(heads: Tensor, bias: Tensor) -> Tensor:
     return toeplitz_attention(heads, ToeplitzBias(bias, None), DROPOUT, None)
 
@@ -112,7 +91,7 @@ class Logits:
 
     def __init__(self, sizes: Sizes, device: torch.device, depths: int) -> None:
         torch.manual_seed(0)
-        n, V, S = sizes.positions, sizes.vocabulary, sizes.samples
+        n, V, S = sizes.chunk, sizes.vocabulary, sizes.samples
         self.logits = torch.randn(depths, n, V, device=device, dtype=sizes.dtype)
         self.gamma = torch.full((n, depths), 1 / depths, device=device)
         self.never_sampled_mask = torch.zeros(V, dtype=torch.bool, device=device)
@@ -238,25 +217,22 @@ class Plan:
     candidates: list[Launch]
 
 
-def make_plan(sizes: Sizes, device: torch.device) -> list[Plan]:
+def make_plan(kernel: str, sizes: Sizes, device: torch.device) -> Plan:
     from amos_fairseq.functional.cuda import launches
 
-    plans, small = [], small_version(sizes)
-    for kernel in kernels():
-        width, default = width_and_default(kernel, small, device)
-        others = (dict(launch) for launch in launches.candidates(kernel, width))
-        candidates = [launch for launch in others if launch != default]
-        plans.append(Plan(kernel, width, default, candidates if device.type == "cuda" else candidates[:1]))
-    return plans
+    width, default = width_and_default(kernel, small_version(sizes), device)
+    others = (dict(launch) for launch in launches.candidates(kernel, width))
+    candidates = [launch for launch in others if launch != default]
+    return Plan(kernel, width, default, candidates if device.type == "cuda" else candidates[:1])
 
 
 def small_version(sizes: Sizes) -> Sizes:
     """Fewer programs of the same code: Triton compiles for lengths that are multiples of 16, or are not."""
-    return replace(sizes, sequences=1, positions=min(16, sizes.positions))
+    return replace(sizes, sequences=1, chunk=min(16, sizes.chunk))
 
 
 def compile_part(sizes: Sizes, device: torch.device, part: int, parts: int, until: float) -> None:
-    """Compile every ``parts``-th candidate, those of all kernels in turns, without running any."""
+    """Compile every ``parts``-th candidate, those of all kernels in turns, without running any; print a line for each."""
     from triton.runtime import JITFunction
 
     own_run = JITFunction.run
@@ -265,7 +241,10 @@ def compile_part(sizes: Sizes, device: torch.device, part: int, parts: int, unti
         return own_run(self, *args, **{**kwargs, "warmup": True})
 
     with mock.patch.object(JITFunction, "run", only_compile):
-        plans = make_plan(sizes, device)
+        plans = []
+        for kernel in kernels():
+            with contextlib.suppress(Exception):  # it fails again, and is recorded, in the sweep
+                plans.append(make_plan(kernel, sizes, device))
         turns = itertools.zip_longest(*([(plan.kernel, launch) for launch in plan.candidates] for plan in plans))
         pairs = [pair for turn in turns for pair in turn if pair is not None]
         for kernel, launch in pairs[part::parts]:
@@ -274,21 +253,28 @@ def compile_part(sizes: Sizes, device: torch.device, part: int, parts: int, unti
             try:
                 with launched_with(kernel, launch):
                     build(kernel, small_version(sizes), device).result()
+                print(kernel, flush=True)
             except Exception as error:  # it fails again, and is counted, when it is timed
                 print(f"{kernel} {launch}: {first_line(error)}", file=sys.stderr)
 
 
-def compile_in_processes(device: torch.device, until: float) -> None:
-    """Fill Triton's cache. A process that fails, or is not done in time, leaves its candidates to the timing."""
+def compile_in_processes(device: torch.device, until: float) -> int:
+    """Fill Triton's cache, and return the number of compiled candidates; the others are left to the timing."""
     parts = max(1, min(PROCESSES, len(os.sched_getaffinity(0)) - 1))
     command = [sys.executable, os.path.abspath(__file__), "compile", "--device", device.type, "--until", str(until)]
-    workers = [subprocess.Popen([*command, "--part", str(part), "--parts", str(parts)]) for part in range(parts)]
+    workers = [
+        subprocess.Popen([*command, "--part", str(part), "--parts", str(parts)], stdout=subprocess.PIPE)
+        for part in range(parts)
+    ]
+    compiled = 0
     for worker in workers:
         try:
-            worker.wait(max(0.0, until + 5 - time.time()))
+            written, _ = worker.communicate(timeout=max(0.1, until + 5 - time.time()))
         except subprocess.TimeoutExpired:
             worker.kill()
-            worker.wait()
+            written, _ = worker.communicate()
+        compiled += len(written.splitlines())
+    return compiled
 
 
 class Records:
@@ -309,11 +295,6 @@ class Records:
         return next((record for record in self.all if wanted.items() <= record.items()), None)
 
 
-def first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:120] if lines else ''}".replace("|", "\\|")
-
-
 def difference(got: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> float:
     """Return the largest relative difference of the tensors; of integers the share that differs. Not finite is infinite."""
     largest = 0.0
@@ -331,12 +312,10 @@ def difference(got: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> float:
 
 @dataclass
 class Timing:
-    """Runs candidates and records them; starts the process again where CUDA has ended in it."""
+    """Runs candidates and records them; ends the process where CUDA has ended in it."""
 
     device: torch.device
     records: Records
-    restart: Callable[[], None]
-    failures: dict[str, str] = field(default_factory=dict)
 
     def measure(
         self, kernel: str, launch: Launch, workload: Workload, expected: tuple[Tensor, ...], budget: float, final: bool
@@ -373,8 +352,9 @@ class Timing:
         if self.device.type == "cuda":
             try:
                 torch.cuda.synchronize()
-            except Exception:  # the context is lost
-                self.restart()
+            except Exception:
+                print("CUDA has ended in this process", file=sys.stderr, flush=True)
+                os._exit(LOST)  # without the destructors, which would use CUDA
 
     def seconds(self, call: Callable[[], object], budget: float) -> float:
         return (
@@ -387,8 +367,6 @@ class Timing:
 def run_plan(plan: Plan, sizes: Sizes, timing: Timing, until: float) -> None:
     """Time the default, the candidates until the time is over, and the fastest again."""
     records, kernel = timing.records, plan.kernel
-    if records.find(kernel, None, False) is not None:  # its default has failed
-        return
     prepared = timing.expected(kernel, plan.default, lambda: build(kernel, sizes, timing.device))
     if prepared is None:
         return
@@ -415,6 +393,19 @@ def winner(records: Records, plan: Plan) -> tuple[Launch, float] | None:
     return (finals[0]["launch"], gain) if gain >= LEAST_GAIN else None
 
 
+def timed_part(kernel: str) -> str:
+    """Return which part of a step the times of a kernel are, if it is more than the kernel."""
+    return " (of the whole backward pass)" if kernel.startswith("attention_backward") else ""
+
+
+def merged(table: Table, device: str, winners: dict[str, tuple[str, Launch]]) -> Table:
+    """Return the table with the winners {kernel: (width, launch)} of a device; other entries stay."""
+    table = deepcopy(table)
+    for kernel, (width, launch) in winners.items():
+        table.setdefault(device, {}).setdefault(kernel, {})[width] = launch
+    return table
+
+
 def print_plan(records: Records, plan: Plan) -> None:
     own = [record for record in records.all if record["kernel"] == plan.kernel and not record["final"]]
     kinds = ("ok", "does not fit", "other values")
@@ -422,7 +413,7 @@ def print_plan(records: Records, plan: Plan) -> None:
     failed = [record for record in own if record["status"] not in kinds]
     total = len(plan.candidates) + 1
     missing = total - len(own) if not failed or failed[0]["launch"] is not None else total
-    print(f"\n### {plan.kernel}, width {plan.width}\n")
+    print(f"\n### {plan.kernel}, width {plan.width}{timed_part(plan.kernel)}\n")
     print(f"{total} launches: {counts['ok']} timed, {counts['does not fit']} do not fit, ", end="")
     print(f"{counts['other values']} with other values, {len(failed)} failed, {missing} not run\n")
     for record in failed[:3]:
@@ -441,8 +432,8 @@ def print_plan(records: Records, plan: Plan) -> None:
         print(f"| {label}{mark} | {record['ms']:.4f} | {default['ms'] / record['ms']:.2f} |")
 
 
-def time_attention(sizes: Sizes, timing: Timing, table: dict[str, dict[str, Launch]]) -> dict[str, float]:
-    """Time a whole attention with dropout and the gradient of a learned bias, in ms: ``fast``, ``triton``, and that tuned."""
+def time_attention(sizes: Sizes, timing: Timing, table: dict[str, dict[str, Launch]]) -> None:
+    """Print the times of a whole attention with dropout and a learned bias: ``fast``, ``triton``, and that tuned."""
     heads, bias = attention_leaves(sizes, timing.device)
 
     def both(call: Callable[[], Tensor]) -> Callable[[], object]:
@@ -452,53 +443,68 @@ def time_attention(sizes: Sizes, timing: Timing, table: dict[str, dict[str, Laun
     def tuned(kernel: str, width: int, own: Launch) -> Launch:
         return table.get(kernel, {}).get(f"width {width}", own)
 
-    found = {}
+    def print_time(way: str, call: Callable[[], Tensor]) -> None:
+        print(f"{way} {timing.seconds(both(call), FINAL_SECONDS) * 1e3:.3f} ms", flush=True)
+
+    print("\nAttention with dropout and the gradient of a learned bias, forward and backward pass:\n", flush=True)
     with launched_by(lambda kernel, width, own: own):
-        call = both(lambda: fast_attention(heads, AttentionBias(learned=toeplitz(bias)), DROPOUT))
-        found["fast"] = timing.seconds(call, FINAL_SECONDS) * 1e3
-        found["triton"] = timing.seconds(both(lambda: attend(heads, bias)), FINAL_SECONDS) * 1e3
+        print_time("- fast", lambda: fast_attention(heads, AttentionBias(learned=toeplitz(bias)), DROPOUT))
+        print_time("- triton", lambda: attend(heads, bias))
     with launched_by(tuned):
-        found["triton, tuned"] = timing.seconds(both(lambda: attend(heads, bias)), FINAL_SECONDS) * 1e3
-    return found
+        print_time("- triton, tuned", lambda: attend(heads, bias))
 
 
-def sweep(device: torch.device, out: Path, scratch: Path, until: float) -> None:
-    sizes = Sizes() if device.type == "cuda" else TINY
-    records = Records(scratch / "sweep.jsonl")
+def sweep(device: torch.device, out: Path, until: float) -> None:
+    """Time all kernels; a kernel that fails is left out. Continues where an earlier process ended."""
+    from amos_fairseq.functional.cuda import launches
 
-    def restart() -> None:
-        print("CUDA has ended in this process: it starts again behind the candidate", file=sys.stderr)
-        os.execv(sys.executable, [sys.executable, *sys.argv, "--until", str(until)])
-
-    timing = Timing(device, records, restart)
+    sizes = sizes_on(device)
+    records = Records(out / "sweep.jsonl")
+    timing = Timing(device, records)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    compiled = None
     if device.type == "cuda" and not records.all:
         now = time.time()
-        compile_in_processes(device, now + COMPILING_SHARE * (until - now))
-    plans = make_plan(sizes, device)
+        compiled = compile_in_processes(device, now + COMPILING_SHARE * (until - now))
+    plans, failed = [], []
+    for kernel in kernels():
+        if records.find(kernel, None, False) is None:  # not of a process before this one
+            try:
+                plans.append(make_plan(kernel, sizes, device))
+                continue
+            except Exception as error:
+                timing.fail({"kernel": kernel, "launch": None, "final": False}, error)
+        failed.append(kernel)
+        print(f"\n### {kernel}\n\n{records.find(kernel, None, False)['status']}", flush=True)
+    if compiled is not None:
+        print(f"\n{compiled} of {sum(len(plan.candidates) for plan in plans)} candidates were compiled beforehand")
+    winners: dict[str, tuple[str, Launch]] = {}
+    gains = []
     for number, plan in enumerate(plans):
         # Each kernel gets time in proportion to its candidates; what it does not use is left to the others.
         share = len(plan.candidates) / max(1, sum(len(each.candidates) for each in plans[number:]))
+        known = len(records.all)
         run_plan(plan, sizes, timing, time.time() + share * (until - time.time()))
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    winners = {plan.kernel: found for plan in plans if (found := winner(records, plan)) is not None}
-    widths = {plan.kernel: f"width {plan.width}" for plan in plans}
-    table = {kernel: {widths[kernel]: launch} for kernel, (launch, _) in winners.items()}
-    attention = time_attention(sizes, timing, table)
-    (out / "tuned_launches.json").write_text(json.dumps({name: table} if table else {}, indent=2) + "\n")
-    gains = {kernel: gain for kernel, (_, gain) in winners.items()}
-    described = {"device": name, "sizes": {**asdict(sizes), "dtype": str(sizes.dtype)}, "records": records.all}
-    (out / "sweep.json").write_text(json.dumps(described | {"gains": gains, "attention": attention}) + "\n")
-    for plan in plans:
-        print_plan(records, plan)
-    print("\nAttention with dropout and the gradient of a learned bias, forward and backward pass, ms: ", end="")
-    print(", ".join(f"{way} {ms:.3f}" for way, ms in attention.items()))
-    faster = ", ".join(f"{kernel} {gain:.2f}" for kernel, gain in gains.items())
+        if (found := winner(records, plan)) is not None:
+            winners[plan.kernel] = (f"width {plan.width}", found[0])
+            gains.append(f"{plan.kernel} {found[1]:.2f}{timed_part(plan.kernel)}")
+        table = merged(launches.tuned_launches(), name, winners)
+        (out / "tuned_launches.json").write_text(json.dumps(table, indent=2) + "\n")
+        if len(records.all) > known:  # otherwise the process before has printed it
+            print_plan(records, plan)
+            sys.stdout.flush()
+        if records.find(plan.kernel, plan.default, True) is None:
+            failed.append(plan.kernel)
     print(f"\nDecided: launch constants on {name}: ", end="")
-    print(
-        f"faster than the defaults: {faster} times (tuned_launches.json)" if gains else "the defaults are the fastest"
-    )
-    if any(records.find(plan.kernel, plan.default, True) is None for plan in plans):
-        raise UserError("a kernel was not timed with its default launch")
+    print(f"times as fast as those in use: {', '.join(gains)}" if gains else "none is faster than those in use")
+    sys.stdout.flush()
+    try:
+        time_attention(sizes, timing, {kernel: {width: launch} for kernel, (width, launch) in winners.items()})
+    except Exception as error:
+        failed.append("attention as a whole")
+        print(f"It has failed: {first_line(error)}")
+    if failed:
+        raise UserError(f"not timed: {', '.join(failed)}")
 
 
 def once(device: torch.device) -> None:
@@ -523,26 +529,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("what", choices=("sweep", "compile", "once"))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--out", type=Path, help="folder for tuned_launches.json and sweep.json")
-    parser.add_argument("--scratch", type=Path, help="folder for what was measured so far, if the process starts again")
-    parser.add_argument("--seconds", type=float, default=280.0, help="time of the sweep")
-    parser.add_argument("--until", type=float, help="its end, in seconds since 1970, instead of --seconds")
+    parser.add_argument("--out", type=Path, default=Path(), help="folder of sweep.jsonl and tuned_launches.json")
+    parser.add_argument("--until", type=float, default=math.inf, help="end of the sweep, in seconds since 1970")
     parser.add_argument("--part", type=int, default=0, help="of compile")
     parser.add_argument("--parts", type=int, default=1, help="of compile")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
-    until = arguments.until or time.time() + arguments.seconds
     if find_spec("triton") is None:
         print("Decided: launch constants: not run, Triton is not installed")
         return 0
     if arguments.what == "once":
         once(device)
     elif arguments.what == "compile":
-        compile_part(Sizes(), device, arguments.part, arguments.parts, until)
+        compile_part(Sizes(), device, arguments.part, arguments.parts, arguments.until)
     else:
-        if arguments.out is None or arguments.scratch is None:
-            raise UserError("sweep needs --out and --scratch")
-        sweep(device, arguments.out, arguments.scratch, until)
+        sweep(device, arguments.out, arguments.until)
     return 0
 
 
