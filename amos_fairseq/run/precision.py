@@ -221,9 +221,12 @@ def device_of_ranks(on_gpu: bool) -> Device:
     """Return whether all ranks multiply bfloat16, and a reason that names those that do not. A collective operation."""
     lacks = not multiplies_bf16(on_gpu)
     num_ranks = distributed_utils.get_global_world_size()
-    of_rank = torch.zeros(num_ranks, dtype=torch.int64)
-    of_rank[distributed_utils.get_global_rank()] = lacks
-    lacking = sum_over_ranks(of_rank).nonzero().flatten().tolist()
+    if num_ranks == 1:  # no tensor is read, which the tensors of amos bench --on-paper do not allow
+        lacking = [0] if lacks else []
+    else:
+        of_rank = torch.zeros(num_ranks, dtype=torch.int64)
+        of_rank[distributed_utils.get_global_rank()] = lacks
+        lacking = sum_over_ranks(of_rank).nonzero().flatten().tolist()
     return Device(on_gpu, not lacking, _multiplies(lacking, num_ranks, on_gpu))
 
 
