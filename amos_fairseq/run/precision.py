@@ -48,8 +48,8 @@ class Device(NamedTuple):
     """What all ranks of a run, or all runs of a benchmark, train on.
 
     Attributes:
-        multiplies: whether all of them multiply bfloat16; True where nobody asked.
-        reason: says for messages which of them do, or do not.
+        multiplies: whether all of them have bfloat16 matrix products; True if the precision does not depend on it.
+        reason: for messages, which of them have these products, or do not.
     """
 
     on_gpu: bool
@@ -173,11 +173,11 @@ def refusal(name: str, setting: str, saved: Saved | None, device: Device) -> str
     Args:
         setting: what asks for it, for the message.
     """
-    anew = f"start a new run from its weights (--finetune-from-model {saved.path}, another --save-dir)" if saved else ""
+    new_run = f"start a new run from its weights (--finetune-from-model {saved.path}, another --save-dir)" if saved else ""
     if saved and WITH_STATE_OF[name] != WITH_STATE_OF[saved.precision]:
         kept = "common.amp=true" if saved.precision == "amp" else f"task.precision={saved.precision}"
         trained = f"{saved.path} was trained in {saved.precision} and has no state to continue in {name}"
-        return f"{trained}: keep {saved.precision} ({kept}), or {anew}"
+        return f"{trained}: keep {saved.precision} ({kept}), or {new_run}"
     reason = missing_support(name, device)
     if reason is None:
         return None
@@ -185,7 +185,7 @@ def refusal(name: str, setting: str, saved: Saved | None, device: Device) -> str
     if saved is None or saved.precision != name:
         return f"{setting} {reason}: train in {other} or float32"
     has_its_state = WITH_STATE_OF[other] == WITH_STATE_OF[name]
-    advice = f"give task.precision={other} to continue with its master weights" if has_its_state else anew
+    advice = f"give task.precision={other} to continue with its master weights" if has_its_state else new_run
     return f"{saved.path} was trained in {name}, which {reason}: {advice}"
 
 
