@@ -173,7 +173,9 @@ def refusal(name: str, setting: str, saved: Saved | None, device: Device) -> str
     Args:
         setting: what asks for it, for the message.
     """
-    new_run = f"start a new run from its weights (--finetune-from-model {saved.path}, another --save-dir)" if saved else ""
+    new_run = (
+        f"start a new run from its weights (--finetune-from-model {saved.path}, another --save-dir)" if saved else ""
+    )
     if saved and WITH_STATE_OF[name] != WITH_STATE_OF[saved.precision]:
         kept = "common.amp=true" if saved.precision == "amp" else f"task.precision={saved.precision}"
         trained = f"{saved.path} was trained in {saved.precision} and has no state to continue in {name}"
