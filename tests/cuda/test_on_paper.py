@@ -16,19 +16,16 @@ from amos_fairseq.measure import on_paper
 from amos_fairseq.measure.configuration import BenchSettings
 from amos_fairseq.measure.fake_cuda import fake_cuda
 from amos_fairseq.measure.flops import training_flops
-from amos_fairseq.measure.on_paper import (
+from amos_fairseq.measure.gpu_rates import (
     DEVICES,
     PRODUCT_SHARE,
-    SHARES,
     SHORTEST_KERNEL,
     STREAM_SHARE,
     TRITON_SHARE,
     AttentionRates,
     GpuRates,
-    Trace,
-    predict_step,
-    trace_step,
 )
+from amos_fairseq.measure.on_paper import SHARES, Trace, predict_step, trace_step
 
 aten = torch.ops.aten
 NEEDS_TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")

@@ -16,7 +16,8 @@ from amos_fairseq.functional import attention
 from amos_fairseq.functional.attention import AttentionBias, fast_attention
 from amos_fairseq.measure import fake_cuda as fakes
 from amos_fairseq.measure.fake_cuda import CudaRuleError, check_fused_attention, fake_cuda
-from amos_fairseq.measure.on_paper import DEVICES, Trace
+from amos_fairseq.measure.gpu_rates import DEVICES
+from amos_fairseq.measure.on_paper import Trace
 
 B, H, T, D = 2, 3, 16, 8
 

@@ -24,8 +24,9 @@ from torch.profiler import ProfilerActivity, profile
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.measure.configuration import BenchSettings, build_task, set_up
 from amos_fairseq.measure.fairseq_step import FairseqStep, random_batch
+from amos_fairseq.measure.gpu_rates import DEVICES
 from amos_fairseq.measure.measurement import sustained_seconds, synchronize
-from amos_fairseq.measure.on_paper import DEVICES, predict_step
+from amos_fairseq.measure.on_paper import predict_step
 from amos_fairseq.measure.step_profile import PARTS, shares_of_parts
 
 WARMUP = 5
