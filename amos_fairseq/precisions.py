@@ -1,4 +1,4 @@
-"""The precisions that can be chosen, and whether a device multiplies bfloat16."""
+"""The precisions that can be chosen, and whether a device supports bfloat16 in hardware."""
 
 import platform
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any
 
 from amos_fairseq.errors import UserError
 
-# Values of task.precision and of --precision; `auto` is bf16 where the device multiplies it, and float32 elsewhere.
+# Values of task.precision and of --precision; `auto` is bf16 where the device supports it in hardware, and float32 elsewhere.
 PRECISIONS = ("auto", "float32", "bf16", "fp16")
 # fairseq's settings in the section `common`. None of them: float32.
 FLAGS = ("fp16", "bf16", "amp")
@@ -19,12 +19,12 @@ def precision_of(common: Mapping[str, Any]) -> str:
     return next((flag for flag in FLAGS if common.get(flag) is True), "float32")
 
 
-def multiplies_bf16(on_gpu: bool) -> bool:
+def supports_bf16(on_gpu: bool) -> bool:
     """Return whether matrix products in bfloat16 are instructions of the device; emulated ones are slower than float32.
 
     Args:
         on_gpu: ask the current GPU, which opens a CUDA context on it: in a process that only starts others, ask
-            :func:`gpus_multiply_bf16`.
+            :func:`gpus_support_bf16`.
     """
     import torch  # not needed for the names, which the command line shows
 
@@ -41,8 +41,8 @@ def multiplies_bf16(on_gpu: bool) -> bool:
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
-def gpus_multiply_bf16() -> bool:
-    """Return whether all GPUs that this process sees multiply bfloat16, without opening a CUDA context in this process.
+def gpus_support_bf16() -> bool:
+    """Return whether all visible GPUs support bfloat16 in hardware, without opening a CUDA context in this process.
 
     A forked process, which ends before this function does, asks them.
 
@@ -51,19 +51,20 @@ def gpus_multiply_bf16() -> bool:
     """
     try:
         with ProcessPoolExecutor(1, get_context("fork")) as pool:
-            return pool.submit(_each_gpu_multiplies_bf16).result()
+            return pool.submit(_each_gpu_supports_bf16).result()
     except Exception as error:  # of the driver, or the end of the process
         reason = f"{type(error).__name__}: {(str(error).splitlines() or ['no reason'])[0]}"
         raise UserError(
-            f"the GPUs do not say whether they multiply bfloat16 ({reason}): give --precision float32, free them, or give --cpu"
+            f"the GPUs do not say whether they support bfloat16 in hardware ({reason}): give --precision float32, free them, "
+            "or give --cpu"
         ) from error
 
 
-def _each_gpu_multiplies_bf16() -> bool:
+def _each_gpu_supports_bf16() -> bool:
     import torch
 
     for index in range(torch.cuda.device_count()):
         torch.cuda.set_device(index)
-        if not multiplies_bf16(on_gpu=True):
+        if not supports_bf16(on_gpu=True):
             return False
     return True

@@ -1,4 +1,4 @@
-"""Whether a device multiplies bfloat16: CPUs and GPUs of each kind, this machine's own flags, and GPUs asked from outside."""
+"""Which devices support bfloat16 in hardware: CPUs and GPUs of each kind, this machine's flags, GPUs asked from outside."""
 
 import platform
 import re
@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.precisions import gpus_multiply_bf16, multiplies_bf16
+from amos_fairseq.precisions import gpus_support_bf16, supports_bf16
 
 
 @pytest.mark.parametrize(("major", "expected"), [(6, False), (7, False), (8, True), (9, True), (12, True)])
-def test_a_gpu_that_emulates_bf16_does_not_multiply_it(
+def test_a_gpu_that_emulates_bf16_does_not_support_it(
     major: int, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compute capability 8.0 is Ampere; V100 and T4 (7.0, 7.5) make bfloat16 tensors, which PyTorch's default counts."""
@@ -25,7 +25,7 @@ def test_a_gpu_that_emulates_bf16_does_not_multiply_it(
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.version, "cuda", "12.4")
     assert torch.cuda.is_bf16_supported()
-    assert multiplies_bf16(on_gpu=True) is expected
+    assert supports_bf16(on_gpu=True) is expected
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_processors(
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: onednn_takes_bf16)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
-    assert multiplies_bf16(on_gpu=False) is expected
+    assert supports_bf16(on_gpu=False) is expected
 
 
 @pytest.mark.skipif(
@@ -64,7 +64,7 @@ def test_processors(
 )
 def test_this_processor_against_the_kernel() -> None:
     flags = set(re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[1].split())
-    assert multiplies_bf16(on_gpu=False) == bool(flags & {"avx512_bf16", "amx_bf16"})
+    assert supports_bf16(on_gpu=False) == bool(flags & {"avx512_bf16", "amx_bf16"})
 
 
 def use_stand_in(answers: Sequence[Callable[[], bool]], monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -86,7 +86,7 @@ def test_all_gpus_are_asked_in_another_process(
     supported: tuple[bool, ...], expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen_here = use_stand_in([lambda answer=answer: answer for answer in supported], monkeypatch)
-    assert gpus_multiply_bf16() is expected
+    assert gpus_support_bf16() is expected
     assert chosen_here == []
 
 
@@ -95,4 +95,4 @@ def test_a_gpu_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         UserError, match=r"\(ZeroDivisionError: division by zero\): give --precision float32, free them"
     ):
-        gpus_multiply_bf16()
+        gpus_support_bf16()

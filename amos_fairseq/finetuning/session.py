@@ -19,7 +19,7 @@ from amos_fairseq.finetuning.runs import BenchmarkTask, TaskRun, content_sha256,
 from amos_fairseq.fingerprint import TOKENIZER_DIRECTORY, file_sha256
 from amos_fairseq.models.configuration import EncoderConfig
 from amos_fairseq.models.electric import NO_ENCODER
-from amos_fairseq.precisions import PRECISIONS, gpus_multiply_bf16, multiplies_bf16
+from amos_fairseq.precisions import PRECISIONS, gpus_support_bf16, supports_bf16
 from amos_fairseq.run.precision import Device, Saved, decide, missing_support, refusal
 from amos_fairseq.setting_checks import check_saved_settings, model_settings
 from amos_fairseq.tokenization import Tokenizer
@@ -240,16 +240,16 @@ def choose_precision(asked: str, devices: Sequence[str], saved: Saved | None = N
 
 
 def _device_of_runs(devices: Sequence[str]) -> Device:
-    """Ask the CPU, or all GPUs, whether they multiply bfloat16."""
+    """Ask the CPU, or all GPUs, whether they support bfloat16 in hardware."""
     if devices[0] == "cpu":
-        multiplies = multiplies_bf16(on_gpu=False)
+        supported = supports_bf16(on_gpu=False)
         return Device(
-            False, multiplies, f"this processor {'multiplies' if multiplies else 'does not multiply'} bfloat16"
+            False, supported, f"this processor {'supports' if supported else 'does not support'} bfloat16 in hardware"
         )
-    multiplies, several = gpus_multiply_bf16(), len(devices) > 1
-    if multiplies:
-        return Device(True, True, f"{'every' if several else 'this'} GPU multiplies bfloat16")
-    return Device(True, False, f"{'one of the GPUs' if several else 'this GPU'} does not multiply bfloat16")
+    supported, several = gpus_support_bf16(), len(devices) > 1
+    if supported:
+        return Device(True, True, f"{'every' if several else 'this'} GPU supports bfloat16 in hardware")
+    return Device(True, False, f"{'one of the GPUs' if several else 'this GPU'} does not support bfloat16 in hardware")
 
 
 def find_devices(cpu: bool, parallel: int) -> tuple[str, ...]:

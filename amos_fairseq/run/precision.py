@@ -1,9 +1,9 @@
 """The precision of a run: ``task.precision``, or fairseq's flags.
 
-``auto`` is bf16 where every rank's device multiplies bfloat16, and float32 elsewhere; a run that continues keeps its own. The
-choice is made in the rank, since asking a GPU opens a CUDA context on it: in a launcher, that would keep the ranks off a GPU
-that admits one process. It is logged, and stored in the checkpoint as the same settings that fairseq reads (``common.bf16``,
-``common.fp16``) and as ``task.precision``.
+``auto`` is bf16 where every rank's device supports bfloat16 in hardware, and float32 elsewhere; a run that continues keeps
+its own. The choice is made in the rank, since asking a GPU opens a CUDA context on it: in a launcher, that would keep the ranks
+off a GPU that admits one process. It is logged, and stored in the checkpoint as the same settings that fairseq reads
+(``common.bf16``, ``common.fp16``) and as ``task.precision``.
 
 Stock fairseq, as observed: ``--amp`` on a CPU silently trains in float32; ``--fp16`` on a CPU fails inside CUDA. Under
 ``--fp16`` fairseq merges all float32 master weights into one flat tensor, which cannot keep the parameter groups of this
@@ -27,7 +27,7 @@ from amos_fairseq.compat.checkpoints import newest_complete_checkpoint
 from amos_fairseq.compat.distribution import visible_gpus
 from amos_fairseq.compat.patching import running_scripts
 from amos_fairseq.errors import UserError
-from amos_fairseq.precisions import FLAGS, multiplies_bf16, precision_of
+from amos_fairseq.precisions import FLAGS, precision_of, supports_bf16
 from amos_fairseq.run.resume import DEFAULT_FILE, checkpoint_to_load
 
 logger = logging.getLogger(__name__)
@@ -48,12 +48,12 @@ class Device(NamedTuple):
     """What all ranks of a run, or all runs of a benchmark, train on.
 
     Attributes:
-        multiplies: whether all of them have bfloat16 matrix products; True if the precision does not depend on it.
+        supports_bf16: whether all of them have bfloat16 matrix products; True if the precision does not depend on it.
         reason: for messages, which of them have these products, or do not.
     """
 
     on_gpu: bool
-    multiplies: bool = True
+    supports_bf16: bool = True
     reason: str = ""
 
 
@@ -148,19 +148,19 @@ def decide(request: str, saved: Saved | None, device: Device) -> tuple[str, str]
         request: "amp", or a value of ``task.precision`` or ``--precision``.
     """
     if request != "auto":
-        emulated = request == "bf16" and not device.multiplies and not device.on_gpu
+        emulated = request == "bf16" and not device.supports_bf16 and not device.on_gpu
         return request, f"slower than float32: {device.reason}" if emulated else ""
     if saved is None:
-        return "bf16" if device.multiplies else "float32", f"auto: {device.reason}"
-    kept = f"auto: that of {saved.path}"
-    if saved.precision == "bf16" and not device.multiplies:
+        return "bf16" if device.supports_bf16 else "float32", f"auto: {device.reason}"
+    kept = f"auto: as in {saved.path}"
+    if saved.precision == "bf16" and not device.supports_bf16:
         kept += f", slower than float32: {device.reason}"
     return saved.precision, kept
 
 
 def missing_support(name: str, device: Device) -> str | None:
     """Return what the precision ``name`` needs that the device lacks; None if it trains. A CPU emulates bf16."""
-    if name == "bf16" and device.on_gpu and not device.multiplies:
+    if name == "bf16" and device.on_gpu and not device.supports_bf16:
         return f"needs bfloat16 products, and {device.reason}"
     if name in ("fp16", "amp") and not device.on_gpu:
         return "needs a GPU"
@@ -220,8 +220,8 @@ def saved_precision(cfg: Any) -> Saved | None:
 
 
 def device_of_ranks(on_gpu: bool) -> Device:
-    """Return whether all ranks multiply bfloat16, and a reason that names those that do not. A collective operation."""
-    lacks = not multiplies_bf16(on_gpu)
+    """Return whether all ranks support bfloat16 in hardware, with a reason that names those that do not. A collective."""
+    lacks = not supports_bf16(on_gpu)
     num_ranks = distributed_utils.get_global_world_size()
     if num_ranks == 1:  # no tensor is read, which the tensors of amos bench --on-paper do not allow
         lacking = [0] if lacks else []
@@ -229,7 +229,7 @@ def device_of_ranks(on_gpu: bool) -> Device:
         of_rank = torch.zeros(num_ranks, dtype=torch.int64)
         of_rank[distributed_utils.get_global_rank()] = lacks
         lacking = sum_over_ranks(of_rank).nonzero().flatten().tolist()
-    return Device(on_gpu, not lacking, _multiplies(lacking, num_ranks, on_gpu))
+    return Device(on_gpu, not lacking, _support_of(lacking, num_ranks, on_gpu))
 
 
 def _first_readable(finders: Sequence[Callable[[], str | None]]) -> tuple[str, dict[str, Any]]:
@@ -251,16 +251,15 @@ def _name_bf16(overrides: Sequence[str]) -> bool:
     return False
 
 
-def _multiplies(lacking: Sequence[int], num_ranks: int, on_gpu: bool) -> str:
+def _support_of(lacking: Sequence[int], num_ranks: int, on_gpu: bool) -> str:
     if not lacking or len(lacking) == num_ranks:
         device = "GPU" if on_gpu else "processor"
         whose = f"this {device}" if num_ranks == 1 else f"the {device} of every rank"
-        return f"{whose} {'does not multiply' if lacking else 'multiplies'} bfloat16"
+        return f"{whose} {'does not support' if lacking else 'supports'} bfloat16 in hardware"
     several = len(lacking) > 1
     whose = f"{'those' if several else 'that'} of rank{'s'[:several]} {', '.join(map(str, lacking))}"
-    return (
-        f"{'GPUs' if on_gpu else 'processors'} differ, and {whose} {'do' if several else 'does'} not multiply bfloat16"
-    )
+    lack = f"{'do' if several else 'does'} not support bfloat16 in hardware"
+    return f"{'GPUs' if on_gpu else 'processors'} differ, and {whose} {lack}"
 
 
 def _has_our_optimizer(cfg: Any) -> bool:

@@ -106,8 +106,8 @@ class TextPretrainingConfig(FairseqDataclass):
     precision: Optional[ChoiceEnum(PRECISIONS)] = field(  # noqa: UP045
         default=None,
         metadata={
-            "help": "auto: bf16 where the device multiplies bfloat16 (of several ranks, each device), else float32; a run that "
-            "continues keeps its own (default: --bf16, --fp16 or --amp, else float32)"
+            "help": "auto: bf16 where the device supports bfloat16 in hardware (of several ranks, each device), else "
+            "float32; a run that continues keeps its own (default: --bf16, --fp16 or --amp, else float32)"
         },
     )
     objective: str = II("criterion._name")

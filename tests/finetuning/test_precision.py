@@ -22,18 +22,18 @@ REFUSED = "(refused)"
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool, bool], None]:
-    """``device(on_gpu, multiplies)``: what the CPU, or the GPUs, answer; the other ones are not asked."""
+    """``device(on_gpu, supported)``: what the CPU, or the GPUs, answer; the other ones are not asked."""
 
-    def use(on_gpu: bool, multiplies: bool) -> None:
+    def use(on_gpu: bool, supported: bool) -> None:
         monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: pytest.fail("a CUDA context was opened"))
-        monkeypatch.setattr(session, "gpus_multiply_bf16", lambda: multiplies if on_gpu else 1 / 0)
-        monkeypatch.setattr(session, "multiplies_bf16", lambda on_gpu: 1 / 0 if on_gpu else multiplies)
+        monkeypatch.setattr(session, "gpus_support_bf16", lambda: supported if on_gpu else 1 / 0)
+        monkeypatch.setattr(session, "supports_bf16", lambda on_gpu: 1 / 0 if on_gpu else supported)
 
     return use
 
 
 @pytest.mark.parametrize(
-    ("asked", "on_gpu", "multiplies", "expected"),
+    ("asked", "on_gpu", "supported", "expected"),
     [
         ("auto", False, True, "bf16"),
         ("auto", False, False, "float32"),
@@ -50,9 +50,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool, bool], None]:
     ],
 )
 def test_every_choice(
-    asked: str, on_gpu: bool, multiplies: bool, expected: str, device: Callable[[bool, bool], None]
+    asked: str, on_gpu: bool, supported: bool, expected: str, device: Callable[[bool, bool], None]
 ) -> None:
-    device(on_gpu, multiplies)
+    device(on_gpu, supported)
     devices = ("cuda:0",) if on_gpu else ("cpu", "cpu")
     if expected == REFUSED:
         with pytest.raises(UserError, match=f"^--precision {asked} needs"):
@@ -62,7 +62,7 @@ def test_every_choice(
 
 
 BEFORE = [
-    # the results in OUT, on a GPU, multiplies bfloat16 (None: not asked) -> the precision with auto
+    # the results in OUT, on a GPU, supports bfloat16 in hardware (None: not asked) -> the precision with auto
     ("bf16", False, False, "bf16"),  # emulated
     ("bf16", False, True, "bf16"),
     ("bf16", True, True, "bf16"),
@@ -74,21 +74,21 @@ BEFORE = [
 ]
 
 
-@pytest.mark.parametrize(("before", "on_gpu", "multiplies", "expected"), BEFORE)
+@pytest.mark.parametrize(("before", "on_gpu", "supported", "expected"), BEFORE)
 def test_auto_keeps_the_precision_of_results(
     before: str,
     on_gpu: bool,
-    multiplies: bool | None,
+    supported: bool | None,
     expected: str,
     device: Callable[[bool, bool], None],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Those of the same benchmark: another one in OUT, or another OUT, decides nothing."""
-    device(on_gpu, bool(multiplies))
-    if multiplies is None:
-        monkeypatch.setattr(session, "gpus_multiply_bf16", lambda: pytest.fail("seconds for nothing"))
-        monkeypatch.setattr(session, "multiplies_bf16", lambda on_gpu: pytest.fail("not needed"))
+    device(on_gpu, bool(supported))
+    if supported is None:
+        monkeypatch.setattr(session, "gpus_support_bf16", lambda: pytest.fail("seconds for nothing"))
+        monkeypatch.setattr(session, "supports_bf16", lambda on_gpu: pytest.fail("not needed"))
     claim_output_directory(tmp_path, "glue", {"precision": before, "recipe": "amos"})
     claim_output_directory(tmp_path, "squad", {"precision": "bf16" if before == "float32" else "float32"})
     saved, devices = session.saved_precision(tmp_path, "glue"), ("cuda:0",) if on_gpu else ("cpu",)
@@ -128,13 +128,15 @@ def test_each_command_reads_its_own_results(
 
 def test_several_gpus_of_which_one_emulates(device: Callable[[bool, bool], None]) -> None:
     device(True, False)
-    with pytest.raises(UserError, match=r"and one of the GPUs does not multiply bfloat16: train in fp16 or float32$"):
+    with pytest.raises(
+        UserError, match=r"and one of the GPUs does not support bfloat16 in hardware: train in fp16 or float32$"
+    ):
         session.choose_precision("bf16", ("cuda:0", "cuda:1"))
 
 
-@pytest.mark.parametrize(("begun", "multiplies"), [("bf16", False), ("float32", True)])
+@pytest.mark.parametrize(("begun", "supported"), [("bf16", False), ("float32", True)])
 def test_a_command_continues_on_another_machine(
-    begun: str, multiplies: bool, device: Callable[[bool, bool], None], tmp_path: Path
+    begun: str, supported: bool, device: Callable[[bool, bool], None], tmp_path: Path
 ) -> None:
     """The stored setup of the whole session is that of the second command with auto; a named precision is compared."""
     start, out = write_pretrained_checkpoint(tmp_path / "start"), tmp_path / "out"
@@ -142,7 +144,7 @@ def test_a_command_continues_on_another_machine(
     first = open_glue(start, out, precision="auto")
     assert first.precision == begun
     claim_output_directory(out, "glue", first.setup(first.recipe.trials))
-    device(False, multiplies)
+    device(False, supported)
     second = open_glue(start, out, precision="auto")
     assert second == first
     claim_output_directory(out, "glue", second.setup(second.recipe.trials))

@@ -129,14 +129,14 @@ def test_amos_is_compared_with_the_electra_of_its_encoder() -> None:
     assert setup.cfg.task.precision == "float32"  # the peer does not choose its own
 
 
-@pytest.mark.parametrize(("multiplies", "expected"), [(True, "bf16"), (False, "float32")])
+@pytest.mark.parametrize(("supported", "expected"), [(True, "bf16"), (False, "float32")])
 def test_default_precision_is_that_of_the_recipe_on_this_device(
-    multiplies: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+    supported: bool, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("amos_fairseq.run.precision.multiplies_bf16", lambda on_gpu: multiplies)
+    monkeypatch.setattr("amos_fairseq.run.precision.supports_bf16", lambda on_gpu: supported)
     found = [setup_of(recipe, precision=None) for recipe in ("mlm_base", "mlm_tiny")]
     assert [setup.precision for setup in found] == [expected, expected]
-    assert [setup.cfg.common.bf16 for setup in found] == [multiplies, multiplies]
+    assert [setup.cfg.common.bf16 for setup in found] == [supported, supported]
     assert setup_of("mlm_tiny", "common.bf16=true", precision=None).precision == "bf16"
 
 

@@ -66,8 +66,8 @@ def test_same_command_continues_the_run_bit_for_bit(
     assert {".hydra", "tensorboard", "tokenizer", "hydra_train.log", "metrics.jsonl"} <= set(os.listdir(halves))
     log = (halves / "hydra_train.log").read_text(encoding="utf-8")
     assert "Loaded checkpoint runs/halves/checkpoint_last.pt (epoch 2 @ 4 updates)" in log
-    chosen = re.findall(r"precision: (\w+(?: \(auto: that of [^,)\n]+)?)", log)
-    assert chosen == ["bf16", "bf16 (auto: that of runs/halves/checkpoint_last.pt"]
+    chosen = re.findall(r"precision: (\w+(?: \(auto: as in [^,)\n]+)?)", log)
+    assert chosen == ["bf16", "bf16 (auto: as in runs/halves/checkpoint_last.pt"]
 
     continued, straight = read_state(halves / "checkpoint_last.pt"), read_state(whole / "checkpoint_last.pt")
     assert continued["optimizer_history"][-1]["num_updates"] == 8

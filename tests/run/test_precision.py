@@ -31,34 +31,34 @@ def configuration(named: str | None = None, optimizer: str = "grouped_adam", **c
 
 @pytest.fixture
 def hardware(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool, bool], None]:
-    """``hardware(has_gpu, multiplies)``: what this process finds."""
+    """``hardware(has_gpu, supported)``: what this process finds."""
 
-    def use(has_gpu: bool, multiplies: bool) -> None:
+    def use(has_gpu: bool, supported: bool) -> None:
         monkeypatch.setattr(precision, "visible_gpus", lambda cfg: int(has_gpu))
 
         def answer(on_gpu: bool) -> bool:
             assert on_gpu is has_gpu
-            return multiplies
+            return supported
 
-        monkeypatch.setattr(precision, "multiplies_bf16", answer)
+        monkeypatch.setattr(precision, "supports_bf16", answer)
 
     return use
 
 
 CPU, GPU = False, True
-NO = "does not multiply bfloat16"
+NO = "does not support bfloat16 in hardware"
 TABLE = [
-    # task.precision, flag of fairseq, on a GPU, multiplies bfloat16, continued run -> precision, reason in the log
-    ("auto", None, CPU, True, None, "bf16", "auto: this processor multiplies bfloat16"),
+    # task.precision, flag of fairseq, on a GPU, supports bfloat16 in hardware, continued run -> precision, reason in the log
+    ("auto", None, CPU, True, None, "bf16", "auto: this processor supports bfloat16 in hardware"),
     ("auto", None, CPU, False, None, "float32", f"auto: this processor {NO}"),
-    ("auto", None, GPU, True, None, "bf16", "auto: this GPU multiplies bfloat16"),
+    ("auto", None, GPU, True, None, "bf16", "auto: this GPU supports bfloat16 in hardware"),
     ("auto", None, GPU, False, None, "float32", f"auto: this GPU {NO}"),
-    ("auto", None, GPU, True, "float32", "float32", "auto: that of last.pt"),
-    ("auto", None, GPU, True, "fp16", "fp16", "auto: that of last.pt"),
-    ("auto", None, GPU, True, "amp", "amp", "auto: that of last.pt"),
-    ("auto", None, GPU, False, "float32", "float32", "auto: that of last.pt"),
-    ("auto", None, CPU, True, "bf16", "bf16", "auto: that of last.pt"),
-    ("auto", None, CPU, False, "bf16", "bf16", f"auto: that of last.pt, slower than float32: this processor {NO}"),
+    ("auto", None, GPU, True, "float32", "float32", "auto: as in last.pt"),
+    ("auto", None, GPU, True, "fp16", "fp16", "auto: as in last.pt"),
+    ("auto", None, GPU, True, "amp", "amp", "auto: as in last.pt"),
+    ("auto", None, GPU, False, "float32", "float32", "auto: as in last.pt"),
+    ("auto", None, CPU, True, "bf16", "bf16", "auto: as in last.pt"),
+    ("auto", None, CPU, False, "bf16", "bf16", f"auto: as in last.pt, slower than float32: this processor {NO}"),
     ("auto", "bf16", CPU, False, None, "bf16", f"slower than float32: this processor {NO}"),
     ("auto", "fp16", GPU, True, None, "fp16", ""),
     ("auto", "amp", GPU, True, None, "amp", ""),
@@ -75,19 +75,19 @@ TABLE = [
 ]
 
 
-@pytest.mark.parametrize(("named", "flag", "has_gpu", "multiplies", "before", "expected", "reason"), TABLE)
+@pytest.mark.parametrize(("named", "flag", "has_gpu", "supported", "before", "expected", "reason"), TABLE)
 def test_every_choice(
     named: str | None,
     flag: str | None,
     has_gpu: bool,
-    multiplies: bool,
+    supported: bool,
     before: str | None,
     expected: str,
     reason: str,
     hardware: Callable[[bool, bool], None],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    hardware(has_gpu, multiplies)
+    hardware(has_gpu, supported)
     cfg = configuration(named, **({flag: True} if flag else {}))
     check_settings(cfg)
     with caplog.at_level("INFO", precision.__name__):
@@ -157,7 +157,7 @@ def test_bf16_false_does_not_say_what_instead(
 
 
 @pytest.mark.parametrize(
-    ("named", "flag", "has_gpu", "multiplies", "before", "message"),
+    ("named", "flag", "has_gpu", "supported", "before", "message"),
     [
         ("bf16", None, GPU, False, None, rf"^task\.precision=bf16 needs .* this GPU {NO}: train in fp16 or float32$"),
         (None, "bf16", GPU, False, None, rf"^--bf16 needs bfloat16 products, and this GPU {NO}: train in"),
@@ -195,12 +195,12 @@ def test_what_the_device_or_the_continued_run_excludes(
     named: str | None,
     flag: str | None,
     has_gpu: bool,
-    multiplies: bool,
+    supported: bool,
     before: str | None,
     message: str,
     hardware: Callable[[bool, bool], None],
 ) -> None:
-    hardware(has_gpu, multiplies)
+    hardware(has_gpu, supported)
     cfg = configuration(named, **({flag: True} if flag else {}))
     with pytest.raises(UserError, match=message):
         set_precision(cfg, has_gpu, before and Saved(before, "last.pt"))
@@ -253,8 +253,8 @@ def test_the_launcher_opens_no_cuda_context(setting: str, monkeypatch: pytest.Mo
 
 def unlike_ranks(rank: int) -> None:
     """Rank 1 emulates bfloat16."""
-    precision.multiplies_bf16 = lambda on_gpu: rank == 0
-    reason = "processors differ, and that of rank 1 does not multiply bfloat16"
+    precision.supports_bf16 = lambda on_gpu: rank == 0
+    reason = "processors differ, and that of rank 1 does not support bfloat16 in hardware"
     cfg = configuration("auto")
     lines: list[str] = []
     precision.logger.info = lines.append
@@ -264,14 +264,14 @@ def unlike_ranks(rank: int) -> None:
     assert lines[1:] == [f"precision: bf16 (slower than float32: {reason})"]
     with pytest.raises(UserError if rank == 0 else SystemExit) as ended:
         set_precision(configuration("bf16"), on_gpu=True)
-    assert rank == 1 or "GPUs differ, and that of rank 1 does not multiply bfloat16" in str(ended.value)
-    precision.multiplies_bf16 = lambda on_gpu: True
+    assert rank == 1 or "GPUs differ, and that of rank 1 does not support bfloat16 in hardware" in str(ended.value)
+    precision.supports_bf16 = lambda on_gpu: True
     # Only the first rank reads what the run continues.
     precision.running_scripts = lambda: [None]
     precision.saved_precision = lambda cfg: Saved("float32", "last.pt") if rank == 0 else 1 / 0
     cfg = configuration("auto", cpu=True)
     choose_precision(cfg)
-    assert (cfg.task.precision, lines[-1]) == ("float32", "precision: float32 (auto: that of last.pt)")
+    assert (cfg.task.precision, lines[-1]) == ("float32", "precision: float32 (auto: as in last.pt)")
 
 
 @pytest.mark.slow
@@ -336,7 +336,7 @@ def test_a_resume_keeps_the_precision_bit_for_bit(
     run_training(tmp_path / "parts", "--precision", first, "--max-update", "3")
     last = tmp_path / "parts" / "checkpoint_last.pt"
     done = run_training(tmp_path / "parts", "--precision", "auto")
-    assert f"precision: {first} (auto: that of {last}" in done.stdout
+    assert f"precision: {first} (auto: as in {last}" in done.stdout
     found, expected = checkpoint(tmp_path / "parts"), checkpoint(tmp_path / "whole")
     assert (found["cfg"]["task"]["precision"], expected["cfg"]["task"]["precision"]) == (first, None)
     assert found["cfg"]["common"]["bf16"] is expected["cfg"]["common"]["bf16"] is (first == "bf16")

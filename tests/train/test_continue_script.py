@@ -42,5 +42,5 @@ def test_both_networks_are_trained_and_the_same_command_does_nothing(tmp_path: P
     before = {path: path.stat().st_mtime_ns for path in out.glob("*/*.pt")} | {last: last.stat().st_mtime_ns}
     again = run_script(*arguments)
     assert again.returncode == 0, again.stdout[-2000:] + again.stderr[-2000:]
-    assert f"precision: float32 (auto: that of {last})" in again.stdout + again.stderr  # the script's own flag
+    assert f"precision: float32 (auto: as in {last})" in again.stdout + again.stderr  # the script's own flag
     assert before == {path: path.stat().st_mtime_ns for path in before}
