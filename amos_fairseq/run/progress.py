@@ -135,6 +135,11 @@ class RunProgress:
             self._bar.update(num_updates - self._bar.n)
         if not self._is_due(now, seconds):
             return
+        loss = metrics.get_meter(INTERVAL, "loss")
+        if loss is None or not loss.count:
+            # The interval is empty: its record has just been logged (then a validation may have taken longer than the time
+            # between lines), or all its updates overflowed. Derived values are not defined.
+            return
         had_rate = self._has_rate
         self.note_line()
         stats = metrics.get_smoothed_values(INTERVAL)
@@ -142,7 +147,7 @@ class RunProgress:
             self._show_beside_bar(stats)
             return
         of = f" of {self._total:,}" if self._total else ""
-        values = [f"loss {_number(stats['loss']):.3f}"] if "loss" in stats else []  # an overflow has none
+        values = [f"loss {_number(stats['loss']):.3f}"]
         values += [rate] if (rate := self._rate()) else []
         left = self.time_left(", about {} to the end" if had_rate else ", first estimate: {} to the end")
         logger.info(f"update {num_updates:,}{of}: {', '.join(values)}{left}")
@@ -188,7 +193,9 @@ class RunProgress:
         seconds = self._seconds_per_update()
         if seconds is None:
             return ""
-        return f"{seconds:.2g} s per update" if seconds >= 0.1 else f"{1 / max(seconds, 1e-9):.0f} updates/s"
+        if seconds < 0.1:
+            return f"{1 / max(seconds, 1e-9):.0f} updates/s"
+        return f"{seconds:{'.2g' if seconds < 10 else '.0f'}} s per update"
 
     def _seconds_per_update(self) -> float | None:
         if len(self._times) < 2:

@@ -13,6 +13,7 @@ from fairseq.logging import metrics, progress_bar
 from omegaconf import OmegaConf
 
 from amos_fairseq.composition import compose_recipe
+from amos_fairseq.criterions.detection import area_under_curve
 from amos_fairseq.criterions.mlm import MlmCriterion
 from amos_fairseq.measure.configuration import build_task
 from amos_fairseq.run import hooks, progress
@@ -238,6 +239,37 @@ def test_slow_first_updates_are_not_in_the_estimate(clock: list[float], caplog: 
         # (3 x 3 + 4 x 20) / 7 seconds
         "update 9 of 10: loss 5.000, 13 s per update, about 13 s to the end",
     ]
+
+
+def test_a_validation_of_minutes_after_an_interval_was_logged(
+    clock: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    """fairseq logs update 3, empties the interval and validates; the next line would be due before there is another update.
+
+    rtd_auc is derived from sums of the interval, which are the number 0 then, not histograms.
+    """
+    done = [0]
+    trainer = SimpleNamespace(get_num_updates=lambda: done[0], cfg=settings(**{"optimization.max_update": 10}))
+
+    def train(cfg: Any, trainer: Any, task: Any, epoch_itr: Any) -> tuple[list[None], bool]:
+        formats = {"log_format": "simple", "log_interval": 100, "aim_param_checkpoint_dir": "runs/a"}
+        for _ in progress_bar.progress_bar(range(5), epoch=1, **formats):
+            clock[0] += 1.0
+            done[0] += 1
+            with metrics.aggregate("train_inner"):
+                metrics.log_scalar("loss", done[0])
+                for name in ("_replaced_logits", "_original_logits"):
+                    metrics.log_scalar_sum(name, torch.ones(4))
+                metrics.log_derived("rtd_auc", area_under_curve)
+            if done[0] == 3:
+                metrics.get_smoothed_values("train_inner")
+                metrics.reset_meters("train_inner")
+                clock[0] += 600.0
+        return [None], True
+
+    with caplog.at_level(logging.INFO):
+        hooks.train_epoch(train, trainer.cfg, trainer, None, SimpleNamespace(next_epoch_idx=1))
+    assert caplog.messages == ["update 4 of 10: loss 4.000, 301 s per update, first estimate: 30 min 6 s to the end"]
 
 
 def test_bar_of_the_whole_run_on_a_terminal(
