@@ -3,6 +3,7 @@
 encoder = amos_fairseq.load("out/run", device="cuda", dtype=torch.bfloat16)
 features = encoder(["A first text.", "And a second one.", ("A question?", "And its answer.")])
 vectors = features.pooled()    # [3, D]; features.states[0, features.mask[0]] are the tokens of the first text, [L, D]
+layers = encoder(["A text."], all_layers=True).layers    # layers[k] are the states of layer k, [1, T, D]
 """
 
 import itertools
@@ -16,6 +17,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.checkpoints.read import CheckpointPath, LoadedCheckpoint, load_checkpoint
 from amos_fairseq.errors import UserError
+from amos_fairseq.functional.positions import mean_state
+from amos_fairseq.models.fine_tuning import FineTunedModel
+from amos_fairseq.modules.encoder import with_layers
 from amos_fairseq.tokenization.truncation import kept_lengths
 
 # One text, or a pair: <s> A </s>, <s> A </s> B </s>, or <s> A </s> </s> B </s> if the model was fine-tuned so.
@@ -29,14 +33,18 @@ class Features(NamedTuple):
     """The output of :class:`Encoder` for B texts; T is the number of tokens of the longest.
 
     Attributes:
-        states: [B,T,D] hidden states of the last layer, in the encoder's dtype and on its device; 0 at padding.
+        states: [B,T,D] hidden states of the last layer, or of the layer that :func:`load` was asked for, in the encoder's dtype
+            and on its device; 0 at padding. Of a model that was fine-tuned with ``--layers mix``, the mixture.
         mask: [B,T] bool, True at real tokens, False at padding.
         tokens: [B,T] int64, the input: ``<s>``, pieces, ``</s>``.
+        layers: with ``all_layers``, a tuple of such states: item 0 is the input of the first layer, item k the output of
+            layer k, as in ``hidden_states`` of Hugging Face; else None.
     """
 
     states: Tensor
     mask: Tensor
     tokens: Tensor
+    layers: tuple[Tensor, ...] | None = None
 
     def pooled(self, how: str = "mean") -> Tensor:
         """Return one vector per text: [B,D].
@@ -52,7 +60,7 @@ class Features(NamedTuple):
             return self.states[:, 0]
         if how != "mean":
             raise UserError(f"there is no pooling {how!r}: give 'mean' or 'first'")
-        return self.states.masked_fill(~self.mask[..., None], 0).sum(1) / self.mask.sum(1, keepdim=True)
+        return mean_state(self.states, self.mask)
 
 
 class _Sequence(NamedTuple):
@@ -68,21 +76,26 @@ class Encoder(nn.Module):
 
     Args:
         batch_size: number of texts in one forward pass.
+        layer: the layer whose states are returned, from 0 (the input of the first layer) on; those above it are not computed.
+            None for what the heads read, mostly the last layer.
 
     Raises:
-        UserError: ``batch_size`` is below 1, or the model has no encoder after pretraining.
+        UserError: ``batch_size`` is below 1, the model has no encoder after pretraining, or no such layer.
     """
 
-    def __init__(self, loaded: LoadedCheckpoint, batch_size: int = BATCH_SIZE) -> None:
+    def __init__(self, loaded: LoadedCheckpoint, batch_size: int = BATCH_SIZE, layer: int | None = None) -> None:
         super().__init__()
         if batch_size < 1:
             raise UserError(f"batch_size {batch_size} is too small: give 1 or more")
-        _ = loaded.model.encoder  # raises now, not at the first text, if the model has no encoder
+        num_layers = len(loaded.model.encoder.layers)  # raises now, not at the first text, if the model has no encoder
+        if layer is not None and not (type(layer) is int and 0 <= layer <= num_layers):
+            raise UserError(f"layer {layer} is no layer of this encoder: give a number from 0 to {num_layers}")
         self.model = loaded.model
         self.loaded = loaded
         self.batch_size = batch_size
+        self.layer = layer
 
-    def forward(self, texts: str | Iterable[Text], truncate: bool = False) -> Features:
+    def forward(self, texts: str | Iterable[Text], truncate: bool = False, all_layers: bool = False) -> Features:
         """Return the features of all texts, in their order, padded to the longest; texts of similar length share a batch.
 
         Each line of a text ends in ``</s>``, as in pretraining; each text of a pair is one line.
@@ -90,6 +103,7 @@ class Encoder(nn.Module):
         Args:
             texts: one string, or any iterable of strings and of pairs of strings.
             truncate: cut inputs that are longer than ``max_positions``; of a pair the longer text first.
+            all_layers: return the states of all layers too, in ``layers``, up to the layer that :func:`load` was asked for.
 
         Raises:
             UserError: there is no text, one is empty, or too long while ``truncate`` is off.
@@ -97,22 +111,24 @@ class Encoder(nn.Module):
         sequences = list(self._sequences(texts, truncate))
         if not sequences:
             raise UserError("there is no text to encode: give at least one")
-        states: list[Tensor | None] = [None] * len(sequences)
+        states: list[tuple[Tensor, ...]] = [()] * len(sequences)
         by_length = sorted(range(len(sequences)), key=lambda i: len(sequences[i].tokens), reverse=True)
         for start in range(0, len(sequences), self.batch_size):
             batch = by_length[start : start + self.batch_size]
-            for i, encoded in zip(batch, self._encode([sequences[i] for i in batch]), strict=True):
+            for i, encoded in zip(batch, self._encode([sequences[i] for i in batch], all_layers), strict=True):
                 states[i] = encoded
         return self._features(sequences, states)
 
-    def stream(self, texts: str | Iterable[Text], truncate: bool = False) -> Iterator[Features]:
+    def stream(
+        self, texts: str | Iterable[Text], truncate: bool = False, all_layers: bool = False
+    ) -> Iterator[Features]:
         """Yield the features of ``batch_size`` texts at a time, in their order, for more texts than fit in memory.
 
         Arguments and errors are those of :meth:`forward`; an error is raised when its text is reached.
         """
         sequences = self._sequences(texts, truncate)
         while batch := list(itertools.islice(sequences, self.batch_size)):
-            yield self._features(batch, self._encode(batch))
+            yield self._features(batch, self._encode(batch, all_layers))
 
     def _sequences(self, texts: str | Iterable[Text], truncate: bool) -> Iterator[_Sequence]:
         limit = self.model.max_positions()
@@ -146,16 +162,22 @@ class Encoder(nn.Module):
             raise UserError(f"expected a string or a pair of strings, got {text!r:.60}")
         return [self.loaded.tokens(re.sub(r"[\r\n]+", " ", part))[1:-1] for part in text]
 
-    def _encode(self, sequences: list[_Sequence]) -> list[Tensor]:
-        """Run one batch: returns [L,D] for each sequence."""
-        tokens = self._padded_tokens(sequences)
+    def _encode(self, sequences: list[_Sequence], all_layers: bool) -> list[tuple[Tensor, ...]]:
+        """Run one batch: returns [L,D] for each sequence, first the states to return, then those of all layers if asked for."""
+        tokens, encoder = self._padded_tokens(sequences), self.model.encoder
+        if self.layer is not None:
+            encoder = with_layers(encoder, encoder.layers[: self.layer])
         with torch.set_grad_enabled(self.training and torch.is_grad_enabled()):
-            states = self.model.encoder(
+            layers = encoder(
                 self.model.embed_tokens(tokens),
                 padding_mask=tokens.eq(self.loaded.dictionary.pad()),
                 token_types=self._token_types(sequences, tokens.size(1)),
-            )[-1]
-        return [each[: len(sequence.tokens)] for sequence, each in zip(sequences, states, strict=True)]
+                with_input=True,
+            )
+            is_fine_tuned = isinstance(self.model, FineTunedModel) and self.layer is None
+            states = self.model.read_layers(layers) if is_fine_tuned else layers[-1]
+        wanted = [states, *layers] if all_layers else [states]
+        return [tuple(each[row, : len(sequence.tokens)] for each in wanted) for row, sequence in enumerate(sequences)]
 
     def _token_types(self, sequences: list[_Sequence], length: int) -> Tensor | None:
         """Return [B,T] int64: 0 in the first text, 1 in the second; None if the encoder has no types."""
@@ -166,10 +188,11 @@ class Encoder(nn.Module):
         types = torch.arange(length) >= first_lengths
         return types.long().clamp(max=num_types - 1).to(self._device())
 
-    def _features(self, sequences: list[_Sequence], states: list[Tensor]) -> Features:
+    def _features(self, sequences: list[_Sequence], encoded: list[tuple[Tensor, ...]]) -> Features:
         tokens = self._padded_tokens(sequences)
         mask = tokens.ne(self.loaded.dictionary.pad())
-        return Features(pad_sequence(states, batch_first=True), mask, tokens)
+        states, *layers = (pad_sequence(list(each), batch_first=True) for each in zip(*encoded, strict=True))
+        return Features(states, mask, tokens, tuple(layers) or None)
 
     def _padded_tokens(self, sequences: list[_Sequence]) -> Tensor:
         pad = self.loaded.dictionary.pad()
@@ -186,6 +209,7 @@ def load(
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
     batch_size: int = BATCH_SIZE,
+    layer: int | None = None,
 ) -> Encoder:
     """Return the encoder of a checkpoint in eval mode; ``load(path)(texts)`` gives :class:`Features`.
 
@@ -195,15 +219,18 @@ def load(
         device: such as ``"cuda"`` or ``"cuda:1"``; the default is the CPU.
         dtype: float32 (the default), bfloat16 or float16, on every device.
         batch_size: number of texts in one forward pass.
+        layer: the layer whose states are returned: 1 for the first, 0 for its input; those above it are not computed. By
+            default the last. Where labels are few, an earlier one is often better (docs/few_labels.md).
 
     Raises:
-        UserError: as for :func:`amos_fairseq.checkpoints.read.load_checkpoint`; or the device or dtype is not available.
+        UserError: as for :func:`amos_fairseq.checkpoints.read.load_checkpoint`; or there is no such layer, or the device or
+            dtype is not available.
     """
     if dtype is not None and dtype not in DTYPES:
         raise UserError(f"dtype {dtype} is not supported: give one of {', '.join(map(str, DTYPES))}")
     if device is not None:
         check_device(device)
-    encoder = Encoder(load_checkpoint(checkpoint, tokenizer), batch_size).eval()
+    encoder = Encoder(load_checkpoint(checkpoint, tokenizer), batch_size, layer).eval()
     return encoder.to(device=device, dtype=dtype)
 
 

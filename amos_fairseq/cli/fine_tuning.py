@@ -25,6 +25,7 @@ def add_arguments(
     required: bool = True,
     has_paper: bool = True,
     has_pairs: bool = True,
+    has_pooling: bool = True,
     raw_help: str | None = None,
 ) -> None:
     """Add what to fine-tune, the recipe and options that override it (None leaves the recipe's value), and the devices.
@@ -34,6 +35,7 @@ def add_arguments(
         required: whether the parser itself requires --checkpoint, --data and --out.
         has_paper: whether the papers report the scores.
         has_pairs: whether an input can be a pair of texts.
+        has_pooling: whether the head reads one vector for each input.
         raw_help: what a raw file is, for --train and --dev, which may then replace --data (:func:`raw_files`).
     """
     add = parser.add_argument
@@ -65,6 +67,19 @@ def add_arguments(
         add("--num-separators", type=int, choices=(1, 2), metavar="N", help=text)
     else:
         parser.set_defaults(num_separators=None)
+
+    text = "train for more epochs where these have fewer than N updates, for small data (default: the recipe's, 0)"
+    add("--min-updates", type=int, metavar="N", help=text)
+    text = "the head reads layer K (a number from 1 on), and the layers above it are left out; mix: a learned mixture of all "
+    text += "layers; or last (default: the recipe's, last)"
+    add("--layers", metavar="K", help=text)
+    text = "start the N upper layers from new random weights, for small data (default: the recipe's, 0)"
+    add("--new-top-layers", type=int, metavar="N", help=text)
+    if has_pooling:
+        text = "the head reads the state of the first token, or the mean of all (default: the recipe's, first)"
+        add("--pooling", choices=("first", "mean"), help=text)
+    else:
+        parser.set_defaults(pooling=None)
 
     text = "batches of examples of similar length, which need little padding, or random ones (default: the recipe's)"
     add("--similar-lengths", action=argparse.BooleanOptionalAction, help=text)

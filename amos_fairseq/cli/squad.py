@@ -32,6 +32,7 @@ def add_parser(subparsers: Any) -> None:
         parser,
         "directory that amos prepare squad wrote",
         required=False,
+        has_pooling=False,
         raw_help="an official JSON file of SQuAD 1.1 or 2.0, plain or as .gz, .xz or .zst",
     )
     add = parser.add_argument

@@ -26,6 +26,7 @@ def add_parser(subparsers: Any) -> None:
         "directory that amos prepare tagging wrote",
         has_paper=False,
         has_pairs=False,
+        has_pooling=False,
         raw_help="CoNLL-U (.conllu), or one word a line with its labels behind it, plain or as .gz, .xz or .zst",
     )
     add_label_columns(parser.add_argument)

@@ -67,12 +67,12 @@ class ActiveRun:
         return f"{self.run.label}, {self.epoch}" + (f"\n  {self.values}" if self.values else "")
 
     def epoch_name(self, epoch: int) -> str:
-        return f"epoch {epoch} of {self.run.hyperparameters.epochs}"
+        return f"epoch {epoch} of {self.run.num_epochs}"
 
     @property
     def epoch(self) -> str:
         """The epoch of the next update."""
-        return self.epoch_name(min(self.update // self.run.updates_per_epoch + 1, self.run.hyperparameters.epochs))
+        return self.epoch_name(min(self.update // self.run.updates_per_epoch + 1, self.run.num_epochs))
 
     @property
     def values(self) -> str:
@@ -127,7 +127,7 @@ class ProgressDisplay:
         with self._lock:
             bar = self._bars.add_task(run.label, total=run.total_updates)
             self._active[run.label] = ActiveRun(run, bar, monotonic())
-        epochs, updates = counted(run.hyperparameters.epochs, "epoch"), counted(run.total_updates, "update")
+        epochs, updates = counted(run.num_epochs, "epoch"), counted(run.total_updates, "update")
         self._print(f"{run.label}: {epochs}, {updates}")
 
     def advance(self, run: TaskRun, update: int, records: Sequence[dict[str, Any]]) -> None:

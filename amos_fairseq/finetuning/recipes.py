@@ -25,7 +25,8 @@ import yaml
 from fairseq.data import Dictionary
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.modules.heads import LINEAR_HEAD
+from amos_fairseq.models.configuration import check_new_top_layers, parse_layers
+from amos_fairseq.modules.heads import LINEAR_HEAD, POOLINGS
 
 DIRECTORY = Path(__file__).with_name("recipes")
 SECTIONS = ("description", "defaults", "sizes", "tasks", "grid", "extends")
@@ -49,6 +50,12 @@ class Hyperparameters:
         num_separators: number of ``</s>`` between the texts of a pair, 1 or 2.
         checkpoint: which checkpoint is scored: ``best`` on the dev set after an epoch, or ``last``.
         similar_lengths: batches of examples of similar length, which need little padding, instead of random ones.
+        min_updates: train for more epochs than ``epochs`` if those have fewer updates (Mosbach et al. 2021 and Zhang et al.
+            2021: small data need more epochs than BERT's 3).
+        layers: what the head reads: ``last``, the number of a layer, as a string, or ``mix``; see
+            :class:`~amos_fairseq.models.fine_tuning.FineTunedModel`.
+        new_top_layers: how many of the upper layers start from new random weights.
+        pooling: what a classification head reads: the state of the ``first`` token, or the ``mean`` of all.
 
     Raises:
         UserError: a value is out of range.
@@ -71,6 +78,10 @@ class Hyperparameters:
     num_separators: int = 1
     checkpoint: str = "best"
     similar_lengths: bool = False
+    min_updates: int = 0
+    layers: str = "last"
+    new_top_layers: int = 0
+    pooling: str = "first"
 
     def __post_init__(self) -> None:
         fractions = ("dropout", "attention_dropout", "pooler_dropout", "warmup", "adam_betas")
@@ -79,7 +90,9 @@ class Hyperparameters:
             (("epochs", "batch_size"), lambda value: 0 < value <= 1_000_000, "above 0 and at most 1,000,000"),
             (fractions, lambda value: 0 <= value < 1, "at least 0 and below 1"),
             (("weight_decay", "clip_norm"), lambda value: 0 <= value <= 1_000_000, "0 or above, at most 1,000,000"),
+            (("min_updates", "new_top_layers"), lambda value: 0 <= value <= 1_000_000, "from 0 to 1,000,000"),
             (("head",), lambda value: value in HEADS, " or ".join(HEADS)),
+            (("pooling",), lambda value: value in POOLINGS, " or ".join(POOLINGS)),
             (("num_separators",), lambda value: value in (1, 2), "1 or 2"),
             (("checkpoint",), lambda value: value in CHECKPOINTS, " or ".join(CHECKPOINTS)),
         ):
@@ -101,8 +114,20 @@ class Hyperparameters:
         """Return the number of batches in an epoch; the last one may be smaller."""
         return math.ceil(num_examples / self.batch_size)
 
+    def num_epochs(self, num_examples: int) -> int:
+        """Return the number of epochs: ``epochs``, or as many as have ``min_updates``."""
+        return max(self.epochs, math.ceil(self.min_updates / self.updates_per_epoch(num_examples)))
+
     def total_updates(self, num_examples: int) -> int:
-        return self.updates_per_epoch(num_examples) * self.epochs
+        return self.updates_per_epoch(num_examples) * self.num_epochs(num_examples)
+
+    def check_layers(self, num_layers: int) -> None:
+        """Raise :class:`UserError` if an encoder with this number of layers lacks some that these settings name."""
+        try:
+            kept, _ = parse_layers(self.layers, num_layers)
+            check_new_top_layers(self.new_top_layers, kept)
+        except ValueError as error:
+            raise UserError(str(error)) from error
 
     def warmup_updates(self, num_examples: int) -> int:
         """Round down, as the integer division by 16 or 10 in AMOS's released script does."""
@@ -119,7 +144,7 @@ class Hyperparameters:
         flags = {
             "batch-size": self.batch_size,
             "required-batch-size-multiple": 1,
-            "max-epoch": self.epochs,
+            "max-epoch": self.num_epochs(num_examples),
             "optimizer": "grouped_adam",
             "adam-betas": f"({first_moment}, {second_moment})",
             "adam-eps": self.adam_eps,
@@ -133,6 +158,9 @@ class Hyperparameters:
             "dropout": self.dropout,
             "attention-dropout": self.attention_dropout,
             "pooler-dropout": self.pooler_dropout,
+            "layers": self.layers,
+            "new-top-layers": self.new_top_layers,
+            "pooling": self.pooling,
         }
         if self.head == LINEAR_HEAD:
             flags["pooler-activation-fn"] = LINEAR_HEAD

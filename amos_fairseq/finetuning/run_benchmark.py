@@ -57,7 +57,7 @@ def notes(benchmark: Benchmark, results: Sequence[RunResult], summaries: Mapping
     session = benchmark.session
     recipe, labels = session.recipe, {task: benchmark.label(task) for task in summaries}
     given = {
-        name: str(value).lower() if isinstance(value, bool) else f"{value:g}"
+        name: str(value).lower() if isinstance(value, bool | str) else f"{value:g}"
         for name, value in session.overrides.items()
     }
     changed = f"; given instead: {', '.join(f'{name} {value}' for name, value in given.items())}" if given else ""

@@ -80,6 +80,10 @@ class TaskRun:
         return self.hyperparameters.total_updates(self.task.num_examples)
 
     @property
+    def num_epochs(self) -> int:
+        return self.hyperparameters.num_epochs(self.task.num_examples)
+
+    @property
     def updates_per_epoch(self) -> int:
         return self.hyperparameters.updates_per_epoch(self.task.num_examples)
 

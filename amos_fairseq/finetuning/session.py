@@ -17,7 +17,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.recipes import Hyperparameters, Recipe, load_recipe, size_for_width
 from amos_fairseq.finetuning.runs import BenchmarkTask, TaskRun, content_sha256, plan_runs, read_setup, setup_file
 from amos_fairseq.fingerprint import TOKENIZER_DIRECTORY, file_sha256
-from amos_fairseq.models.configuration import EncoderConfig
+from amos_fairseq.models.configuration import LAST_LAYER, OF_FINE_TUNING, EncoderConfig
 from amos_fairseq.models.electric import NO_ENCODER
 from amos_fairseq.precisions import PRECISIONS, gpus_support_bf16, supports_bf16
 from amos_fairseq.run.precision import Device, Saved, decide, missing_support, refusal
@@ -28,7 +28,7 @@ ENCODER_FIELDS = {field.name for field in dataclasses.fields(EncoderConfig)} - {
 # Settings of single objectives that decide which encoder of a checkpoint is fine-tuned.
 BRANCH_FIELDS = {"representation", "task_heads", "mws_loss_weight", "rtd_loss_weight"}
 # Settings that the recipe provides.
-RECIPE_FIELDS = {"dropout", "attention_dropout", "pooler_dropout"}
+RECIPE_FIELDS = {"dropout", "attention_dropout", "pooler_dropout", *OF_FINE_TUNING}
 # Settings of the pretraining process, which do not describe the encoder.
 RUN_FIELDS = {"activation_checkpointing", "compile", "deterministic", "kernels"}
 MODEL_FIELDS = (ENCODER_FIELDS | BRANCH_FIELDS) - RECIPE_FIELDS - RUN_FIELDS
@@ -36,7 +36,11 @@ MODEL_FIELDS = (ENCODER_FIELDS | BRANCH_FIELDS) - RECIPE_FIELDS - RUN_FIELDS
 MOST_SEEDS = 10_000
 MOST_RUNS = 1024  # at a time
 # Hyperparameters that the command line may replace for every task.
-OVERRIDES = ("lr", "epochs", "batch_size", "num_separators", "similar_lengths")
+OVERRIDES = (
+    *("lr", "epochs", "batch_size", "num_separators", "similar_lengths"),
+    *("min_updates", "layers", "new_top_layers", "pooling"),
+)
+MAY_BE_ZERO = {"min_updates", "new_top_layers"}
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,11 @@ class PretrainedCheckpoint:
     @property
     def max_positions(self) -> int:
         return int(self.model["max_positions"])
+
+    @property
+    def num_layers(self) -> int:
+        """The number of layers of the encoder; TEAMS with ``--task-heads extra_layer`` has one more than its setting."""
+        return int(self.model["encoder_layers"]) + (self.model.get("task_heads") == "extra_layer")
 
     @property
     def size(self) -> str:
@@ -105,6 +114,8 @@ def read_pretrained_checkpoint(checkpoint: str | Path, from_scratch: bool = Fals
     check_saved_settings(file, header["cfg"])
     settings = OmegaConf.to_container(model_settings(file, header["cfg"]["model"]), enum_to_str=True)
     model = {name: settings[name] for name in sorted(MODEL_FIELDS & settings.keys())}
+    if (layers := str(settings.get("layers", LAST_LAYER))).isdigit():  # fine-tuned: the layers above were left out
+        model = {name: value for name, value in model.items() if name != "task_heads"} | {"encoder_layers": int(layers)}
     num_updates = int(header["optimizer_history"][-1]["num_updates"])
     if settings.get("electric_variant") == "two_tower":
         raise UserError(f"{file}: {NO_ENCODER}")
@@ -200,9 +211,12 @@ def open_session(
     pretrained = read_pretrained_checkpoint(checkpoint, from_scratch)
     given = {name: value for name, value in (overrides or {}).items() if value is not None}
     for name, value in given.items():
-        if not isinstance(value, bool) and not value > 0:
-            raise UserError(f"--{name.replace('_', '-')} {value} must be above 0")
+        least, expected = (0, "0 or above") if name in MAY_BE_ZERO else (1e-300, "above 0")
+        if not isinstance(value, bool | str) and not value >= least:
+            raise UserError(f"--{name.replace('_', '-')} {value} must be {expected}")
     chosen = load_recipe(recipe, size or pretrained.size, given)
+    for trial in {trial for trials in chosen.trials.values() for trial in trials}:
+        trial.check_layers(pretrained.num_layers)
     seeds = tuple(range(1, num_seeds + 1))
     return Session(pretrained, chosen, given, seeds, Path(out).resolve(), devices, precision, keep_checkpoints)
 

@@ -28,6 +28,11 @@ def add_at_positions(states: Tensor, positions: Tensor, values: Tensor, weights:
     return states.scatter_add(1, positions.unsqueeze(-1).expand_as(weighted), weighted.to(states.dtype))
 
 
+def mean_state(states: Tensor, is_token: Tensor) -> Tensor:
+    """Return the mean of ``states`` [B,T,D] over the tokens [B,T] bool: [B,D]. Values at padding may be anything."""
+    return states.masked_fill(~is_token[..., None], 0).sum(1) / is_token.sum(1, keepdim=True)
+
+
 def mark_positions(positions: Tensor, weights: Tensor, num_tokens: int) -> Tensor:
     """Return the ``positions`` [B,M] whose weight is not 0 as a mask: [B,T] bool."""
     marks = weights.new_zeros(len(positions), num_tokens)

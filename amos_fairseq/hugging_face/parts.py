@@ -28,7 +28,7 @@ from amos_fairseq.models.electric import ElectricModel
 from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.models.teams import TeamsModel
-from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder, with_last_layer
+from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder, with_layers
 from amos_fairseq.modules.heads import DenseDetectionHead
 from amos_fairseq.modules.span_heads import IndependentSpanHead
 from amos_fairseq.strangers import read_json
@@ -117,11 +117,13 @@ def choose_part(
 
 
 def encoder_part(model: nn.Module) -> ExportedPart:
-    """Return the encoder that fine-tuning would use."""
+    """Return the encoder that fine-tuning would use, or has used."""
     weights = encoder_weights(model.embed_tokens, model.encoder)
-    return ExportedPart(
-        PartKind.ENCODER, model.encoder.shape, weights, model.extract_features, nn.Identity(), "the encoder"
+    # Its last layer, also where the head of a fine-tuned model reads a mixture.
+    states = (
+        (lambda tokens: model.all_states(tokens)[-1]) if isinstance(model, FineTunedModel) else model.extract_features
     )
+    return ExportedPart(PartKind.ENCODER, model.encoder.shape, weights, states, nn.Identity(), "the encoder")
 
 
 def generator_part(loaded: LoadedCheckpoint, depth: str | None) -> ExportedPart:
@@ -177,7 +179,9 @@ def discriminator_part(loaded: LoadedCheckpoint) -> ExportedPart:
     encoder = model.encoder
     if isinstance(model, TeamsModel):
         own_layer = getattr(model, "rtd_layer", None)
-        encoder = model.discriminator if own_layer is None else with_last_layer(model.discriminator, own_layer)
+        encoder = model.discriminator
+        if own_layer is not None:
+            encoder = with_layers(encoder, [*encoder.layers[:-1], own_layer])
     kind, settings, description = PartKind.DETECTION, {}, "the discriminator"
     if isinstance(head, DenseDetectionHead):
         if encoder.relative_position is not None:
@@ -232,6 +236,16 @@ def fine_tuned_part(loaded: LoadedCheckpoint, name: str | None, labels: Sequence
     else:
         (head,) = heads.values()
         kind, prefix, description = PartKind.SEQUENCE_CLASSIFICATION, "classification_head.", "its classification head"
+        if head.pooling == "mean":
+            raise UserError(
+                f"{loaded.file} classifies by the mean of all states (--pooling mean), which no Hugging Face class for these "
+                "encoders does: fine-tune with --pooling first, or export the encoder alone, with --part encoder"
+            )
+    if model.layer_mixture is not None:
+        raise UserError(
+            f"the head of {loaded.file} reads a mixture of all layers (--layers mix), which no Hugging Face class for these "
+            "encoders does: fine-tune with --layers K or last, or export the encoder alone, with --part encoder"
+        )
     return ExportedPart(
         kind,
         model.encoder.shape,

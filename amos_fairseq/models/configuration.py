@@ -7,6 +7,7 @@ and have its hash, so models compare choices with strings. The modules take plai
 
 import argparse
 import dataclasses
+import re
 from dataclasses import dataclass, field
 
 import torch
@@ -16,7 +17,7 @@ from fairseq.models import register_model_architecture
 from torch import Tensor, nn
 
 from amos_fairseq.modules.encoder import TransformerConfig
-from amos_fairseq.modules.heads import CLASSIFICATION_HEADS
+from amos_fairseq.modules.heads import CLASSIFICATION_HEADS, POOLINGS
 from amos_fairseq.special_tokens import special_ids
 
 # base: AMOS section 4 (BERT-base). small and large: thesis Table 5.1. tiny and mini: ours, the smallest that visibly
@@ -74,6 +75,27 @@ class EncoderConfig(FairseqDataclass):
     pooler_activation_fn: ChoiceEnum(list(CLASSIFICATION_HEADS)) = field(
         default="tanh",
         metadata={"help": "activation of a classification head's dense layer; linear: a head without dense layer"},
+    )
+    layers: str = field(
+        default="last",
+        metadata={
+            "help": "fine-tuning: states that the head reads: those of the last layer, those of layer K (a number from 1 on; "
+            "the layers above it are left out), or mix, a learned mixture of all layers"
+        },
+    )
+    new_top_layers: int = field(
+        default=0,
+        metadata={
+            "range": "0 or more",
+            "help": "fine-tuning: start this many of the top layers below the head from new random weights instead of "
+            "pretrained ones",
+        },
+    )
+    pooling: ChoiceEnum(list(POOLINGS)) = field(
+        default="first",
+        metadata={
+            "help": "fine-tuning: what a classification head reads: the state of the first token, or the mean of all"
+        },
     )
     layer_norm_eps: float = field(default=1e-5, metadata={"range": "above 0", "help": "epsilon of every LayerNorm"})
     init_std: float = field(
@@ -153,6 +175,34 @@ class DetectorWithMlmConfig(DetectorConfig):
             "tokens, with this weight (0: no; neither ELECTRA nor AMOS has it)",
         },
     )
+
+
+# Settings of the encoder that only fine-tuning has, with the value that leaves the pretrained model as it is. They have no
+# place in recipes of pretraining.
+OF_FINE_TUNING = {"layers": "last", "new_top_layers": 0, "pooling": "first"}
+LAST_LAYER, MIXED_LAYERS = "last", "mix"
+
+
+def parse_layers(layers: str, num_layers: int) -> tuple[int, bool]:
+    """Return how many layers of an encoder of ``num_layers`` fine-tuning keeps, and whether the head reads a mixture of them.
+
+    Raises:
+        ValueError: ``layers`` is no value of ``--layers`` for this encoder.
+    """
+    if layers in (LAST_LAYER, MIXED_LAYERS):
+        return num_layers, layers == MIXED_LAYERS
+    if not (re.fullmatch(r"[1-9]\d{0,5}", layers) and int(layers) <= num_layers):
+        raise ValueError(
+            f"--layers {layers} is no layer of this encoder: give a number from 1 to {num_layers}, {LAST_LAYER}, or "
+            f"{MIXED_LAYERS}"
+        )
+    return int(layers), False
+
+
+def check_new_top_layers(number: int, num_layers: int) -> None:
+    """Raise ValueError unless an encoder of which fine-tuning keeps ``num_layers`` can start ``number`` of them anew."""
+    if not 0 <= number <= num_layers:
+        raise ValueError(f"--new-top-layers {number} must be from 0 to {num_layers}, the layers of the encoder")
 
 
 def embedding_width(cfg: EncoderConfig) -> int:

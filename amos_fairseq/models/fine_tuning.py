@@ -1,5 +1,6 @@
 """The encoder of any pretraining model, with heads for labeled tasks."""
 
+import dataclasses
 import logging
 import math
 import re
@@ -13,11 +14,13 @@ from amos_fairseq.functional.positions import gather_positions
 from amos_fairseq.models.configuration import (
     EncoderConfig,
     PaddedVocabulary,
+    check_new_top_layers,
     embedding_width,
+    parse_layers,
     transformer_config,
 )
 from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
-from amos_fairseq.modules.heads import ClassificationHead, TaggingHead
+from amos_fairseq.modules.heads import ClassificationHead, LayerMixture, TaggingHead
 from amos_fairseq.modules.initialization import initialize, mark_layer_depths, mark_undecayed
 from amos_fairseq.modules.span_heads import SPAN_HEADS, SpanOutput, build_span_head
 from amos_fairseq.setting_checks import check_ranges
@@ -30,7 +33,8 @@ ENCODER = "encoder."
 EMBEDDING = "embed_tokens."
 # Name of the head for texts, fairseq's own in ``sentence_prediction``.
 TEXT_HEAD = "sentence_classification_head"
-HEADS = ("classification_heads.", "span_head.", "tagging_head.")
+HEADS = ("classification_heads.", "span_head.", "tagging_head.", "layer_mixture.")
+NEW_LAYERS = "num_new_layers"
 
 
 class FineTunedModel(BaseFairseqModel):
@@ -38,6 +42,15 @@ class FineTunedModel(BaseFairseqModel):
 
     It loads the encoder of a pretraining checkpoint. It also loads a fine-tuned checkpoint, with its head if that has the
     shape of this task's head.
+
+    ``--layers K`` keeps the K lower layers alone; with ``mix`` the heads read a :class:`LayerMixture` of the input of the first
+    layer and the outputs of all. ``--new-top-layers N`` leaves the N upper layers that are kept at their random initial
+    values when a checkpoint is loaded that has no such new layers yet (Zhang et al. 2021, "Revisiting Few-sample BERT
+    Fine-tuning", section 5).
+
+    Raises:
+        UserError: a setting is out of range.
+        ValueError: ``--layers`` or ``--new-top-layers`` do not fit the encoder.
     """
 
     def __init__(self, cfg: EncoderConfig, vocabulary: PaddedVocabulary):
@@ -46,7 +59,14 @@ class FineTunedModel(BaseFairseqModel):
         self.cfg = cfg
         self.vocabulary = vocabulary
         self.embed_tokens = vocabulary.embedding(embedding_width(cfg))
-        self.encoder = TransformerEncoder(self.final_encoder_config(cfg))
+        pretrained = self.final_encoder_config(cfg)
+        num_layers, is_mixed = parse_layers(cfg.layers, pretrained.num_layers)
+        check_new_top_layers(cfg.new_top_layers, num_layers)
+        self.num_pretrained_layers = pretrained.num_layers
+        self.encoder = TransformerEncoder(dataclasses.replace(pretrained, num_layers=num_layers))
+        self.layer_mixture = LayerMixture(num_layers + 1) if is_mixed else None
+        # In a checkpoint this number says that the new layers have been trained, and stay when it is loaded again.
+        self.register_buffer(NEW_LAYERS, torch.tensor(cfg.new_top_layers) if cfg.new_top_layers else None)
         self.classification_heads = nn.ModuleDict()
         self.span_head: nn.Module | None = None
         self.tagging_head: TaggingHead | None = None
@@ -71,7 +91,12 @@ class FineTunedModel(BaseFairseqModel):
         """
         cfg = self.cfg
         head = ClassificationHead(
-            cfg.encoder_embed_dim, num_classes, str(cfg.pooler_activation_fn), cfg.pooler_dropout, scale
+            cfg.encoder_embed_dim,
+            num_classes,
+            str(cfg.pooler_activation_fn),
+            cfg.pooler_dropout,
+            str(cfg.pooling),
+            scale,
         )
         self._initialize(head)
         self.classification_heads[name] = head
@@ -119,10 +144,10 @@ class FineTunedModel(BaseFairseqModel):
         span_targets: tuple[Tensor, Tensor] | None = None,
         word_positions: Tensor | None = None,
     ) -> tuple[Tensor, None] | SpanOutput | Tensor:
-        """Compute the logits [B, classes] of a classification head from tokens [B,T] int64, or without a head's name the last
-        states [B,T,D]; with ``answer_mask`` ([B,T] bool, True at tokens that an answer may consist of) the output of the span
-        head; with ``word_positions`` ([B,W] int64, the first piece of each word) the logits of labels [B,W,labels] float32. The
-        other arguments, and the second value, are those of fairseq's own encoders.
+        """Compute the logits [B, classes] of a classification head from tokens [B,T] int64, or without a head's name the states
+        [B,T,D] that heads read; with ``answer_mask`` ([B,T] bool, True at tokens that an answer may consist of) the output of
+        the span head; with ``word_positions`` ([B,W] int64, the first piece of each word) the logits of labels [B,W,labels]
+        float32. The other arguments, and the second value, are those of fairseq's own encoders.
         """
         states = self.extract_features(src_tokens)
         if answer_mask is not None:
@@ -130,13 +155,22 @@ class FineTunedModel(BaseFairseqModel):
         if word_positions is not None:
             return self.tagging_head(gather_positions(states, word_positions))
         if classification_head_name is not None:
-            return self.classification_heads[classification_head_name](states), None
+            padding_mask = src_tokens.eq(self.vocabulary.pad)
+            return self.classification_heads[classification_head_name](states, padding_mask), None
         return states, None
 
     def extract_features(self, tokens: Tensor) -> Tensor:
-        """Compute the hidden states of the last layer: [B,T] int64 -> [B,T,D]."""
-        padding_mask = tokens.eq(self.vocabulary.pad)
-        return self.encoder(self.embed_tokens(tokens), padding_mask, token_types=self.token_types(tokens))[-1]
+        """Compute the states that the heads read, of the last layer or a mixture of all: [B,T] int64 -> [B,T,D]."""
+        return self.read_layers(self.all_states(tokens))
+
+    def all_states(self, tokens: Tensor) -> list[Tensor]:
+        """Compute the input of the first layer and the output of every layer: [B,T] int64 -> 1 + layers tensors [B,T,D]."""
+        padding_mask, types = tokens.eq(self.vocabulary.pad), self.token_types(tokens)
+        return self.encoder(self.embed_tokens(tokens), padding_mask, token_types=types, with_input=True)
+
+    def read_layers(self, states: list[Tensor]) -> Tensor:
+        """Return what the heads read of :meth:`all_states`."""
+        return states[-1] if self.layer_mixture is None else self.layer_mixture(torch.stack(states, dim=-2))
 
     def token_types(self, tokens: Tensor) -> Tensor | None:
         """Return 0 in the first text, its ``</s>`` included, and 1 in the rest, a second separator included: [B,T] int64.
@@ -159,6 +193,7 @@ class FineTunedModel(BaseFairseqModel):
         """
         self.take_encoder(state_dict)
         here = self.state_dict()
+        self._choose_layers(state_dict, here)
         # The values of this task may have another unit than those of the task before.
         state_dict.update({key: value for key, value in here.items() if key.endswith(".scale_bits")})
         self._check_shapes(state_dict, here)
@@ -189,6 +224,26 @@ class FineTunedModel(BaseFairseqModel):
                 dropped.add(key.partition(".")[0])
                 del state_dict[key]
         logger.info(f"fine-tuning uses the encoder of a pretraining checkpoint; not used: {', '.join(sorted(dropped))}")
+
+    def _choose_layers(self, state_dict: dict[str, Tensor], here: dict[str, Tensor]) -> None:
+        """Leave out the layers above ``--layers``, and replace those of ``--new-top-layers``, in place."""
+        kept, trained = len(self.encoder.layers), state_dict.pop(NEW_LAYERS, None)
+        if self.num_new_layers is not None:
+            state_dict[NEW_LAYERS] = self.num_new_layers
+        num_new = (
+            0
+            if trained is not None and trained.equal(torch.tensor(self.cfg.new_top_layers))
+            else self.cfg.new_top_layers
+        )
+        for key in list(state_dict):
+            found = re.match(rf"{re.escape(ENCODER)}layers\.(\d+)\.", key)
+            number = int(found.group(1)) if found else -1
+            if kept <= number < self.num_pretrained_layers:
+                del state_dict[key]
+            elif kept - num_new <= number < kept:
+                state_dict[key] = here[key]
+        if num_new:
+            logger.info(f"new random weights in the layers {kept - num_new + 1} to {kept} (--new-top-layers {num_new})")
 
     @staticmethod
     def _check_shapes(state_dict: dict[str, Tensor], here: dict[str, Tensor]) -> None:

@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.output_layer import Sampler, cross_entropy, output_layer, runs_in_triton
-from amos_fairseq.models.configuration import EncoderConfig, PaddedVocabulary, embedding_width
+from amos_fairseq.models.configuration import OF_FINE_TUNING, EncoderConfig, PaddedVocabulary, embedding_width
 from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.heads import MlmHead, TokenPrediction
@@ -52,6 +52,9 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         super().__init__()
         # register_model() sets __dataclass.
         check_ranges(cfg, getattr(type(self), "__dataclass", EncoderConfig))
+        for name, default in OF_FINE_TUNING.items():
+            if (value := getattr(cfg, name)) != default:
+                raise ValueError(f"--{name.replace('_', '-')} {value} is a setting of fine-tuning: leave it out")
         self.cfg = cfg
         self.vocabulary = vocabulary
         self.embed_tokens = vocabulary.embedding(embedding_width(cfg))

@@ -31,7 +31,7 @@ from amos_fairseq.modules.encoder import (
     TransformerEncoder,
     TransformerLayer,
     share_bottom,
-    with_last_layer,
+    with_layers,
 )
 from amos_fairseq.modules.heads import DetectionHead, EmbeddingHead, FeedForwardHead
 
@@ -193,7 +193,7 @@ class TeamsModel(SingleMlmModel):
     def encoder(self) -> TransformerEncoder:
         """The branch that ``--representation`` names, its last layer included."""
         if self.cfg.representation == "rtd" and len(self.tasks) == 2:
-            return with_last_layer(self.discriminator, self.rtd_layer)
+            return with_layers(self.discriminator, [*self.discriminator.layers[:-1], self.rtd_layer])
         return self.discriminator
 
     @property

@@ -5,8 +5,8 @@ Shapes: B sequences, T tokens, M selected positions, H heads, D width of the enc
 
 import copy
 import functools
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -208,6 +208,7 @@ class TransformerEncoder(nn.Module):
         detach_after: Collection[int] = (),
         token_types: Tensor | None = None,
         last_positions: Tensor | None = None,
+        with_input: bool = False,
     ) -> list[Tensor]:
         """Return the output of every layer: token embeddings [B,T,E] -> ``num_layers`` tensors [B,T,D].
 
@@ -219,11 +220,12 @@ class TransformerEncoder(nn.Module):
             last_positions: [B,M] int64, the positions at which the output of the last layer is needed, which then is [B,M,D];
                 None for all. The fast kernels compute only these after the attention of the last layer, which saves up to two
                 thirds of a layer.
+            with_input: return the input of the first layer too, [B,T,D], before the outputs: item k is then that of layer k.
         """
         is_fast = self.shape.kernels != "reference"
         bias = self.attention_bias(embeddings, padding_mask)
         states = self.embed(embeddings, token_types)
-        outputs = []
+        outputs = [states] if with_input else []
         for depth, layer in enumerate(self.layers, start=1):
             positions = last_positions if depth == len(self.layers) and is_fast else None
             outputs.append(self.run_layer(layer, states, bias, positions))
@@ -288,8 +290,9 @@ def share_bottom(encoder: TransformerEncoder, owner: TransformerEncoder, num_lay
         encoder.layers[number] = owner.layers[number]
 
 
-def with_last_layer(encoder: TransformerEncoder, layer: TransformerLayer) -> TransformerEncoder:
-    """Return a view of ``encoder`` with another last layer. Nothing is copied: both share the same parameters."""
+def with_layers(encoder: TransformerEncoder, layers: Iterable[TransformerLayer]) -> TransformerEncoder:
+    """Return a view of ``encoder`` with these layers. Nothing is copied: both share the same parameters."""
     view = copy.copy(encoder)
-    view._modules = {**encoder._modules, "layers": nn.ModuleList([*encoder.layers[:-1], layer])}
+    view._modules = {**encoder._modules, "layers": nn.ModuleList(layers)}
+    view.shape = replace(encoder.shape, num_layers=len(view.layers))
     return view

@@ -9,6 +9,7 @@ from torch.nn.functional import gelu, linear
 
 from amos_fairseq.functional.cross_entropy import copy_cross_entropy
 from amos_fairseq.functional.output_layer import cross_entropy
+from amos_fairseq.functional.positions import mean_state
 from amos_fairseq.modules.encoder import TransformerConfig, make_dropout
 
 
@@ -162,27 +163,58 @@ class TaggingHead(nn.Module):
         return self.output(self.dropout(states)).float()
 
 
+class LayerMixture(nn.Module):
+    """A learned mixture of layers, g * sum_l softmax(s)_l x_l (ELMo: Peters et al. 2018, Eq. 1; Tenney et al. 2019b).
+
+    It starts as the mean of the layers: s is 0 and g is 1.
+
+    Args:
+        num_layers: L, the input of the first layer included.
+    """
+
+    def __init__(self, num_layers: int):
+        super().__init__()
+        self.scores = nn.Parameter(torch.zeros(num_layers))
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[...,L,D] -> [...,D]."""
+        shares = self.scores.float().softmax(0).to(features.dtype)
+        return self.scale * torch.einsum("...ld,l->...d", features, shares)
+
+
 POOLER_ACTIVATIONS = {"tanh": torch.tanh, "gelu": gelu}
 # A classification head without a dense layer.
 LINEAR_HEAD = "linear"
 CLASSIFICATION_HEADS = (*POOLER_ACTIVATIONS, LINEAR_HEAD)
+# What a classification head reads: the state of <s>, or the mean over the tokens of the text.
+POOLINGS = ("first", "mean")
 
 
 class ClassificationHead(nn.Module):
-    """Predict classes, or one regression value, from the state of a sequence's first token: dense, activation, output.
+    """Predict classes, or one regression value, from one vector for each sequence: dense, activation, output.
 
     With tanh this is the head of Hugging Face's MPNet (and BERT's pooler and classifier), with gelu that of its ELECTRA.
     With ``linear`` it is the output layer alone, the "simple linear classifier" of ELECTRA (thesis 5.2.4 and released code).
 
     Args:
+        pooling: the vector is the state of the ``first`` token (as in the papers), or the ``mean`` of the states of all tokens,
+            ``<s>`` and ``</s>`` included.
         scale: (mean, standard deviation) of the values of a regression in the training set: the output is mean + deviation *
             layer, so that the layer learns values of mean 0 and deviation 1. None leaves the output as it is.
     """
 
     def __init__(
-        self, width: int, num_classes: int, activation: str, dropout: float, scale: tuple[float, float] | None = None
+        self,
+        width: int,
+        num_classes: int,
+        activation: str,
+        dropout: float,
+        pooling: str = "first",
+        scale: tuple[float, float] | None = None,
     ):
         super().__init__()
+        self.pooling = pooling
         self.dense = None if activation == LINEAR_HEAD else nn.Linear(width, width)
         self.output = nn.Linear(width, num_classes)
         self.activation = POOLER_ACTIVATIONS.get(activation)
@@ -191,9 +223,13 @@ class ClassificationHead(nn.Module):
         bits = None if scale is None else torch.tensor(scale, dtype=torch.float64).view(torch.int64)
         self.register_buffer("scale_bits", bits)
 
-    def forward(self, states: Tensor) -> Tensor:
-        """[B,T,D] -> logits [B, classes]."""
-        pooled = self.dropout(states[:, 0])
+    def forward(self, states: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """[B,T,D], and [B,T] bool, True at padding (None: there is none) -> logits [B, classes]."""
+        if self.pooling == "first":
+            pooled = states[:, 0]
+        else:
+            pooled = states.mean(1) if padding_mask is None else mean_state(states, ~padding_mask)
+        pooled = self.dropout(pooled)
         if self.dense is not None:
             pooled = self.dropout(self.activation(self.dense(pooled)))
         output = self.output(pooled)

@@ -127,7 +127,7 @@ def hidden_states(part: ProbedPart, layers: Sequence[Layer], tokens: Tensor, pad
     embeddings, padding_mask = part.embed_tokens(tokens), tokens.eq(pad)
     states: dict[Layer, Tensor] = {PIECES: embeddings}
     for encoder in {id(part.layers[layer][0]): part.layers[layer][0] for layer in layers if layer != PIECES}.values():
-        outputs = [encoder.embed(embeddings, None), *encoder(embeddings, padding_mask)]
+        outputs = encoder(embeddings, padding_mask, with_input=True)
         states |= {number: outputs[own] for number, (owner, own) in part.layers.items() if owner is encoder}
     return {layer: states[layer] for layer in layers}
 

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from amos_fairseq.modules.heads import LayerMixture
+
 CLASSIFIERS = ("linear", "mlp")
 PROJECTION = 256  # width of projected pieces and of the hidden layer of the MLP (Tenney et al., 2019b)
 
@@ -46,18 +48,6 @@ class SpanPooling(nn.Module):
         weights = (scores - largest[owner]).exp().unsqueeze(-1)  # [P,1]
         total = weights.new_zeros(len(lengths), 1).index_add(0, owner, weights)
         return x.new_zeros(len(lengths), x.size(1)).index_add(0, owner, weights * x) / total
-
-
-class LayerMixture(nn.Module):
-    """One mixture of all layers, g * sum_l softmax(s)_l x_l (Tenney et al., 2019b, after ELMo): [P,L,D] -> [P,D]."""
-
-    def __init__(self, num_layers: int):
-        super().__init__()
-        self.scores = nn.Parameter(torch.zeros(num_layers))
-        self.scale = nn.Parameter(torch.ones(()))
-
-    def forward(self, features: Tensor) -> Tensor:
-        return self.scale * torch.einsum("pld,l->pd", features, self.scores.softmax(0))
 
 
 class Probe(nn.Module):

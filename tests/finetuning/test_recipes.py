@@ -120,6 +120,25 @@ def test_schedule_by_hand(rows, batch_size, epochs, warmup, total, rising):
     assert flags[flags.index("--clip-norm") + 1] == "0.0"
 
 
+@pytest.mark.parametrize(
+    ("rows", "min_updates", "epochs", "total"),
+    [
+        (502, 0, 5, 160),  # 31 whole batches of 16 and a rest, five times
+        (502, 160, 5, 160),
+        (502, 161, 6, 192),
+        (502, 1000, 32, 1024),  # 1,000 / 32 = 31.25
+        (12543, 1000, 5, 3920),
+    ],
+)
+def test_least_number_of_updates_by_hand(rows, min_updates, epochs, total):
+    settings = Hyperparameters(lr=1e-4, epochs=5, batch_size=16, warmup=0.1, min_updates=min_updates)
+    assert (settings.num_epochs(rows), settings.total_updates(rows)) == (epochs, total)
+    flags = settings.train_flags(rows)
+    assert flags[flags.index("--max-epoch") + 1] == str(epochs)
+    assert flags[flags.index("--total-num-update") + 1] == str(total)
+    assert flags[flags.index("--warmup-updates") + 1] == str(total // 10)
+
+
 def test_command_line_replaces_settings_of_a_recipe_and_a_grid():
     assert only(load_recipe("electra", "base", {"lr": 1e-3, "epochs": 1}), "RTE").lr == 1e-3
     trials = load_recipe("amos_grid", "base", {"lr": 1e-3, "batch_size": 8}).trials_of("CoLA")
@@ -167,6 +186,9 @@ COMPLETE = "lr: 1e-4, epochs: 2, batch_size: 8, warmup: 0.1"
         (f"tasks: {{CoLA: {{{COMPLETE}, adam_betas: [0.9, 1.5]}}}}", "adam_betas 1.5 must be at least 0 and below 1"),
         (f"tasks: {{CoLA: {{{COMPLETE}, num_separators: 3}}}}", "num_separators 3 must be 1 or 2"),
         (f"tasks: {{CoLA: {{{COMPLETE}, head: deep}}}}", "head deep must be dense or linear"),
+        (f"tasks: {{CoLA: {{{COMPLETE}, pooling: max}}}}", "pooling max must be first or mean"),
+        (f"tasks: {{CoLA: {{{COMPLETE}, min_updates: -1}}}}", "min_updates -1 must be from 0 to 1,000,000"),
+        (f"tasks: {{CoLA: {{{COMPLETE}, new_top_layers: 1.5}}}}", "new_top_layers 1.5 must be an integer"),
         (f"tasks: {{CoLA: {{{COMPLETE}, bias_correction: 0}}}}", "bias_correction 0 must be true or false"),
         (f"tasks: {{CoLA: {{{COMPLETE}}}}}\ngrid: 5", "grid must map names"),
         (f"tasks: {{CoLA: {{{COMPLETE}, grid: 5}}}}", "CoLA: grid must map names"),

@@ -1,0 +1,219 @@
+"""``--layers``, ``--new-top-layers``, ``--pooling``: against computation layer by layer and text by text; refusals."""
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from small_models import (
+    AMOS_SETTINGS,
+    ELECTRA_SETTINGS,
+    ENCODER_SETTINGS,
+    TEAMS_SETTINGS,
+    build_randomized,
+    fine_tuning_task,
+    small_dictionary,
+)
+from torch import Tensor
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.models.amos import AmosConfig, AmosModel
+from amos_fairseq.models.configuration import EncoderConfig
+from amos_fairseq.models.electra import ElectraConfig, ElectraModel
+from amos_fairseq.models.fine_tuning import FineTunedModel
+from amos_fairseq.models.mlm import MlmModel
+from amos_fairseq.models.pretraining import PretrainingModel
+from amos_fairseq.models.teams import TeamsConfig, TeamsModel
+from amos_fairseq.modules.encoder import TransformerEncoder
+from amos_fairseq.modules.heads import ClassificationHead, LayerMixture
+from amos_fairseq.modules.initialization import parameter_group
+from amos_fairseq.optim.grouped_adam import parameter_groups
+
+HEAD = "sentence_classification_head"
+TOKENS = torch.tensor([[0, 5, 6, 2, 7, 8, 9, 2], [0, 10, 2, 11, 2, 1, 1, 1]])
+FOUR_LAYERS = {"encoder_layers": 4, "relative_position_scheme": "t5"}
+OBJECTIVES = {
+    "mlm": (MlmModel, EncoderConfig, ENCODER_SETTINGS | FOUR_LAYERS),
+    "amos": (AmosModel, AmosConfig, AMOS_SETTINGS | FOUR_LAYERS),
+    "electra": (ElectraModel, ElectraConfig, ELECTRA_SETTINGS | FOUR_LAYERS),
+    "teams": (TeamsModel, TeamsConfig, TEAMS_SETTINGS),
+    "teams rtd": (TeamsModel, TeamsConfig, TEAMS_SETTINGS | {"representation": "rtd"}),
+}
+
+
+def pretrained(objective: str) -> PretrainingModel:
+    model_class, config_class, settings = OBJECTIVES[objective]
+    task = SimpleNamespace(source_dictionary=small_dictionary(), masked_share=0.25)
+    return build_randomized(model_class, config_class(**settings), task).eval()
+
+
+def fine_tuned(objective: str, **settings: Any) -> FineTunedModel:
+    torch.manual_seed(1)
+    model_class, config_class, own = OBJECTIVES[objective]
+    model = model_class.build_model(config_class(**(own | settings)), fine_tuning_task())
+    model.register_classification_head(HEAD, 3)
+    return model.eval()
+
+
+def started_from(source: torch.nn.Module, objective: str, **settings: Any) -> FineTunedModel:
+    """A fine-tuned model with the weights of another model."""
+    model = fine_tuned(objective, **settings)
+    model.load_state_dict({key: value.clone() for key, value in source.state_dict().items()})
+    return model
+
+
+def layer_by_layer(embedded: Tensor, encoder: TransformerEncoder) -> list[Tensor]:
+    """The input of the first layer and the output of each, one call of a layer after another."""
+    bias = encoder.attention_bias(embedded, TOKENS.eq(1))
+    states = [encoder.embed(embedded, None)]
+    for layer in encoder.layers:
+        states.append(layer(states[-1], bias))
+    return states
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("kept", [1, 3, 4])
+@torch.no_grad()
+def test_layer_k_is_the_k_th_layer_of_the_checkpoint(objective: str, kept: int) -> None:
+    source = pretrained(objective)
+    model = started_from(source, objective, layers=str(kept))
+    expected = layer_by_layer(source.embed_tokens(TOKENS), source.encoder)[kept]
+    torch.testing.assert_close(model.extract_features(TOKENS), expected, rtol=0, atol=0)
+    assert len(model.encoder.layers) == model.encoder.shape.num_layers == kept
+    # A fine-tuned checkpoint of K layers is loaded by a model with the same setting, and by one of K layers.
+    for settings in ({"layers": str(kept)}, {"encoder_layers": kept}):
+        again = started_from(model, objective, **settings)
+        assert again.state_dict().keys() == model.state_dict().keys()
+        torch.testing.assert_close(again.extract_features(TOKENS), expected, rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_mixture_is_elmos_formula() -> None:
+    """g sum_l softmax(s)_l x_l over the input of the first layer and four outputs, in float64; at the start their mean."""
+    source = pretrained("amos")
+    model = started_from(source, "amos", layers="mix")
+    states = [each.double() for each in layer_by_layer(source.embed_tokens(TOKENS), source.encoder)]
+    assert len(states) == 5
+    torch.testing.assert_close(model.extract_features(TOKENS).double(), sum(states) / 5, rtol=1e-6, atol=1e-6)
+    scores = torch.tensor([0.5, -1.0, 2.0, 0.0, 0.3])
+    model.layer_mixture.scores.copy_(scores)
+    model.layer_mixture.scale.fill_(1.7)
+    shares = [score.double().exp() for score in scores]
+    expected = 1.7 * sum(share * state for share, state in zip(shares, states, strict=True)) / sum(shares)
+    # Five terms of about 1 in float32.
+    torch.testing.assert_close(model.extract_features(TOKENS).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_mixture_learns_at_the_rate_of_the_heads_without_decay() -> None:
+    model = fine_tuned("mlm", layers="mix")
+    groups = [parameter_group(parameter) for parameter in model.layer_mixture.parameters()]
+    assert [(group.depth, group.is_decayed) for group in groups] == [(0, False), (0, False)]
+    logits, _ = model(TOKENS, classification_head_name=HEAD)
+    logits.sum().backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in model.layer_mixture.parameters())
+    assert len(list(parameter_groups(model.parameters(), 0.1, False, 0.5))) == 2 * (1 + 4 + 1)
+
+
+def test_mixture_in_bfloat16_keeps_shares_that_add_up_to_one() -> None:
+    mixture = LayerMixture(3).bfloat16()
+    assert mixture(torch.ones(2, 5, 3, 4, dtype=torch.bfloat16)).dtype == torch.bfloat16
+    torch.testing.assert_close(
+        mixture(torch.ones(1, 3, 4, dtype=torch.bfloat16)), torch.ones(1, 4, dtype=torch.bfloat16)
+    )
+
+
+@pytest.mark.parametrize(("kept", "number"), [("last", 2), ("3", 1), ("mix", 4)])
+def test_upper_layers_are_new_once(kept: str, number: int) -> None:
+    source = pretrained("electra")
+    before = {f"encoder.{name}": value for name, value in source.discriminator.state_dict().items()}
+    model = started_from(source, "electra", layers=kept, new_top_layers=number)
+    initial = fine_tuned("electra", layers=kept, new_top_layers=number)
+    num_layers = len(model.encoder.layers)
+    for name, value in model.state_dict().items():
+        if not name.startswith("encoder."):
+            continue
+        layer = int(name.split(".")[2]) if name.startswith("encoder.layers.") else -1
+        is_new = layer >= num_layers - number
+        assert torch.equal(value, (initial.state_dict() if is_new else before)[name]), name
+    # A resume keeps them as they are; another number makes others new; without the setting all are as trained.
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1)
+    again = started_from(model, "electra", layers=kept, new_top_layers=number)
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
+    plain = started_from(model, "electra", layers=kept)
+    assert plain.state_dict().keys() == model.state_dict().keys() - {"num_new_layers"}
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in plain.state_dict().items())
+    if number > 1:
+        other = started_from(model, "electra", layers=kept, new_top_layers=1)
+        top = f"encoder.layers.{num_layers - 1}.ffn_in.weight"
+        assert torch.equal(other.state_dict()[top], initial.state_dict()[top])
+
+
+def test_new_layers_have_the_initial_deviation() -> None:
+    """4 x 16 x (16 x 4 + 24 x 2) = 1,792 weights a layer: the deviation of N(0, 0.3) is within 10 %, six of its own errors."""
+    model = started_from(pretrained("mlm"), "mlm", new_top_layers=1)
+    weights = [value.flatten() for name, value in model.encoder.layers[3].named_parameters() if value.ndim == 2]
+    assert torch.cat(weights).std().item() == pytest.approx(ENCODER_SETTINGS["linear_init_std"], rel=0.1)
+
+
+@torch.no_grad()
+def test_mean_pooling_by_hand() -> None:
+    """The mean over the tokens of each text, without padding; the same alone and in a batch."""
+    model = started_from(pretrained("mlm"), "mlm", pooling="mean")
+    states, head = model.extract_features(TOKENS), model.classification_heads[HEAD]
+    pooled = torch.stack([states[0].mean(0), states[1, :5].mean(0)])
+    expected = torch.tanh(pooled @ head.dense.weight.t() + head.dense.bias) @ head.output.weight.t() + head.output.bias
+    logits, _ = model(TOKENS, classification_head_name=HEAD)
+    torch.testing.assert_close(logits, expected)
+    alone, _ = model(TOKENS[1:, :5], classification_head_name=HEAD)
+    torch.testing.assert_close(alone, logits[1:])
+    assert not torch.allclose(logits, head(states[:, :1]))
+
+
+def test_mean_pooling_ignores_what_stands_at_padding() -> None:
+    head = ClassificationHead(4, 2, "linear", 0.0, "mean")
+    states, padding = torch.randn(1, 3, 4), torch.tensor([[False, False, True]])
+    other = states.clone()
+    other[0, 2] = float("nan")
+    assert torch.equal(head(states, padding), head(other, padding))
+
+
+def test_defaults_change_nothing() -> None:
+    """The parameters, buffers and values of a model without these settings."""
+    model = fine_tuned("amos")
+    explicit = fine_tuned("amos", layers="last", new_top_layers=0, pooling="first")
+    assert not [name for name in model.state_dict() if "mixture" in name or "new_layers" in name]
+    assert all(torch.equal(value, explicit.state_dict()[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"layers": "5"}, r"--layers 5 is no layer of this encoder: give a number from 1 to 4, last, or mix"),
+        ({"layers": "0"}, r"--layers 0 is no layer"),
+        ({"layers": "-1"}, r"--layers -1 is no layer"),
+        ({"layers": "all"}, r"--layers all is no layer"),
+        ({"layers": "2", "new_top_layers": 3}, r"--new-top-layers 3 must be from 0 to 2, the layers of the encoder"),
+        ({"new_top_layers": -1}, r"new_top_layers|new-top-layers"),
+    ],
+)
+def test_refused_settings(settings: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        fine_tuned("mlm", **settings)
+
+
+@pytest.mark.parametrize("settings", [{"layers": "2"}, {"new_top_layers": 1}, {"pooling": "mean"}])
+def test_pretraining_refuses_settings_of_fine_tuning(settings: dict) -> None:
+    model_class, config_class, own = OBJECTIVES["mlm"]
+    task = SimpleNamespace(source_dictionary=small_dictionary(), masked_share=0.25)
+    with pytest.raises(UserError, match=r"--(layers|new-top-layers|pooling) \w+ is a setting of fine-tuning"):
+        model_class.build_model(config_class(**(own | settings)), task)
+
+
+def test_a_checkpoint_with_fewer_layers_than_the_setting_says_is_refused() -> None:
+    model = fine_tuned("mlm", encoder_layers=2)
+    with pytest.raises(UserError, match=r"encoder\.layers\.2\.\S+ is absent in the checkpoint"):
+        started_from(model, "mlm", layers="3")
+    assert dataclasses.asdict(model.encoder.shape)["num_layers"] == 2
