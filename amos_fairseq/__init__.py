@@ -47,6 +47,7 @@ def load(
     device: "str | torch.device | None" = None,
     dtype: "torch.dtype | None" = None,
     batch_size: int = 32,
+    layer: int | None = None,
 ) -> "Encoder":
     """Load the encoder of a checkpoint or SAVE_DIR in eval mode: ``load(path)(["a text"]).pooled()`` returns features.
 
@@ -57,7 +58,7 @@ def load(
     from amos_fairseq.errors import UserError
 
     try:
-        return encoder.load(checkpoint, tokenizer, device, dtype, batch_size)
+        return encoder.load(checkpoint, tokenizer, device, dtype, batch_size, layer)
     except UserError as error:
         raise error.with_traceback(None) from None  # the message says it all; a traceback would bury it
 

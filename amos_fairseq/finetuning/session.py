@@ -17,7 +17,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.recipes import Hyperparameters, Recipe, load_recipe, size_for_width
 from amos_fairseq.finetuning.runs import BenchmarkTask, TaskRun, content_sha256, plan_runs, read_setup, setup_file
 from amos_fairseq.fingerprint import TOKENIZER_DIRECTORY, file_sha256
-from amos_fairseq.models.configuration import LAST_LAYER, OF_FINE_TUNING, EncoderConfig
+from amos_fairseq.models.configuration import OF_FINE_TUNING, EncoderConfig, parse_layers
 from amos_fairseq.models.electric import NO_ENCODER
 from amos_fairseq.precisions import PRECISIONS, gpus_support_bf16, supports_bf16
 from amos_fairseq.run.precision import Device, Saved, decide, missing_support, refusal
@@ -66,11 +66,6 @@ class PretrainedCheckpoint:
         return int(self.model["max_positions"])
 
     @property
-    def num_layers(self) -> int:
-        """The number of layers of the encoder; TEAMS with ``--task-heads extra_layer`` has one more than its setting."""
-        return int(self.model["encoder_layers"]) + (self.model.get("task_heads") == "extra_layer")
-
-    @property
     def size(self) -> str:
         """The size of the recipe to use: "small", "base" or "large"."""
         return size_for_width(int(self.model["encoder_embed_dim"]))
@@ -114,13 +109,27 @@ def read_pretrained_checkpoint(checkpoint: str | Path, from_scratch: bool = Fals
     check_saved_settings(file, header["cfg"])
     settings = OmegaConf.to_container(model_settings(file, header["cfg"]["model"]), enum_to_str=True)
     model = {name: settings[name] for name in sorted(MODEL_FIELDS & settings.keys())}
-    if (layers := str(settings.get("layers", LAST_LAYER))).isdigit():  # fine-tuned: the layers above were left out
-        model = {name: value for name, value in model.items() if name != "task_heads"} | {"encoder_layers": int(layers)}
+    if (kept := _kept_layers(file, model, str(settings["layers"]))) != number_of_layers(model):
+        # It was fine-tuned without its upper layers, of which TEAMS may have one more than its setting.
+        model = {name: value for name, value in model.items() if name != "task_heads"} | {"encoder_layers": kept}
     num_updates = int(header["optimizer_history"][-1]["num_updates"])
     if settings.get("electric_variant") == "two_tower":
         raise UserError(f"{file}: {NO_ENCODER}")
     state = task_state_of(str(file), header)
     return PretrainedCheckpoint(file, digest.hexdigest(), settings["_name"], model, state, num_updates, from_scratch)
+
+
+def number_of_layers(model: Mapping[str, Any]) -> int:
+    """Return the number of layers of an encoder; TEAMS with ``--task-heads extra_layer`` has one more than its setting."""
+    return int(model["encoder_layers"]) + (model.get("task_heads") == "extra_layer")
+
+
+def _kept_layers(file: Path, model: Mapping[str, Any], layers: str) -> int:
+    """Return how many layers a checkpoint has whose setting ``layers`` this is."""
+    try:
+        return parse_layers(layers, number_of_layers(model))[0]
+    except ValueError as error:
+        raise UserError(f"{file}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -216,7 +225,7 @@ def open_session(
             raise UserError(f"--{name.replace('_', '-')} {value} must be {expected}")
     chosen = load_recipe(recipe, size or pretrained.size, given)
     for trial in {trial for trials in chosen.trials.values() for trial in trials}:
-        trial.check_layers(pretrained.num_layers)
+        trial.check_layers(number_of_layers(pretrained.model))
     seeds = tuple(range(1, num_seeds + 1))
     return Session(pretrained, chosen, given, seeds, Path(out).resolve(), devices, precision, keep_checkpoints)
 

@@ -193,7 +193,7 @@ def parse_layers(layers: str, num_layers: int) -> tuple[int, bool]:
         return num_layers, layers == MIXED_LAYERS
     if not (re.fullmatch(r"[1-9]\d{0,5}", layers) and int(layers) <= num_layers):
         raise ValueError(
-            f"--layers {layers} is no layer of this encoder: give a number from 1 to {num_layers}, {LAST_LAYER}, or "
+            f"--layers {layers:.40} is no layer of this encoder: give a number from 1 to {num_layers}, {LAST_LAYER}, or "
             f"{MIXED_LAYERS}"
         )
     return int(layers), False

@@ -54,7 +54,7 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         check_ranges(cfg, getattr(type(self), "__dataclass", EncoderConfig))
         for name, default in OF_FINE_TUNING.items():
             if (value := getattr(cfg, name)) != default:
-                raise ValueError(f"--{name.replace('_', '-')} {value} is a setting of fine-tuning: leave it out")
+                raise ValueError(f"--{name.replace('_', '-')} {value!s:.40} is a setting of fine-tuning: leave it out")
         self.cfg = cfg
         self.vocabulary = vocabulary
         self.embed_tokens = vocabulary.embedding(embedding_width(cfg))

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from saved_models import write_checkpoint, write_save_dir
+from saved_models import write_checkpoint, write_run, write_save_dir
 
 import amos_fairseq
 from amos_fairseq.checkpoints.encoder import Encoder, Features
@@ -135,6 +135,37 @@ def test_token_types_of_a_pair(save_dir):
     assert (before - after).abs().max() > 0.01
 
 
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_states_of_a_layer(save_dir, encoder, layer):
+    """One of ``all_layers``, in batches of texts that differ in length; the layers above it are not computed."""
+    every = encoder(TEXTS, all_layers=True)
+    assert encoder(TEXTS).layers is None
+    assert len(every.layers) == 3
+    assert torch.equal(every.layers[2], every.states)
+    of_layer = amos_fairseq.load(save_dir, batch_size=3, layer=layer)
+    called = []
+    for number, module in enumerate(of_layer.model.encoder.layers, start=1):
+        module.register_forward_hook(lambda *_, number=number: called.append(number))
+    found = of_layer(TEXTS, all_layers=True)
+    assert set(called) == set(range(1, layer + 1))
+    assert torch.equal(found.states, every.layers[layer])
+    assert len(found.layers) == layer + 1
+    assert found.layers[0][~found.mask].abs().sum() == 0
+    streamed = list(of_layer.stream(TEXTS, all_layers=True))
+    assert [len(batch.layers) for batch in streamed] == [layer + 1] * 3
+    torch.testing.assert_close(streamed[0].states, found.states[:3, : streamed[0].states.size(1)], **ROUNDING)
+
+
+def test_states_of_a_mixture_are_what_its_head_reads(tmp_path):
+    loaded = amos_fairseq.load(write_run(tmp_path, "mlm", classes=2, layers="mix"))
+    features = loaded(TEXTS[0], all_layers=True)
+    shares = loaded.model.layer_mixture.scores.softmax(0)
+    expected = loaded.model.layer_mixture.scale * sum(w * h for w, h in zip(shares, features.layers, strict=True))
+    torch.testing.assert_close(features.states, expected.detach(), **ROUNDING)
+    last = amos_fairseq.load(tmp_path, layer=2)(TEXTS[0])
+    assert torch.equal(last.states, features.layers[2])
+
+
 def test_mean_pooling_is_that_of_sentence_transformers(encoder):
     """Its own layer, on states whose padding is not 0."""
     models = pytest.importorskip("sentence_transformers.models")
@@ -213,6 +244,9 @@ def test_invalid_texts_are_refused(encoder, texts, message):
         ({"device": "abacus"}, "device abacus cannot be used"),
         ({"dtype": torch.int64}, r"dtype torch\.int64 is not supported"),
         ({"batch_size": 0}, "batch_size 0 is too small"),
+        ({"layer": 3}, "layer 3 is no layer of this encoder: give a number from 0 to 2"),
+        ({"layer": -1}, "layer -1 is no layer"),
+        ({"layer": "mix"}, "layer mix is no layer"),
     ],
 )
 def test_unusable_settings_are_refused(save_dir, arguments, message):

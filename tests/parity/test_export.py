@@ -1,6 +1,7 @@
 """Every class that ``amos export`` writes, of every objective, loaded with the Auto classes and compared with our own code."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from saved_models import write_run
 from torch import Tensor
 from torch.nn.functional import linear
 
+import amos_fairseq
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
 from amos_fairseq.cli.main import main
 from amos_fairseq.tokenization import load_tokenizer
@@ -202,6 +204,52 @@ def test_classifier(name, tmp_path):
     tokens = padded_tokens(pretrained)
     ours = pretrained.model(tokens, classification_head_name="sentence_classification_head")[0]
     assert_close(ours, outputs(out, "AutoModelForSequenceClassification", tokens).logits)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("scheme", ["t5", "none"])
+def test_states_of_each_layer_are_those_of_hugging_face(scheme, tmp_path):
+    """``load(..., layer=k)`` is item k of ``hidden_states``, from the input of the first layer on."""
+    pretrained, out, _ = exported(tmp_path, {"relative_position_scheme": scheme})
+    text = "the quick brown fox jumps"
+    tokens = pretrained.tokens(text)[None]
+    theirs = outputs(out, "AutoModel", tokens, output_hidden_states=True).hidden_states
+    assert len(theirs) == 3
+    for layer, expected in enumerate(theirs):
+        assert_close(amos_fairseq.load(tmp_path / "run", layer=layer)(text).states, expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("head", [{"classes": 2}, {"labels": 3}, {"span_head": "independent"}])
+def test_a_head_on_an_earlier_layer_is_a_shorter_model(head, tmp_path):
+    _, out, config = exported(tmp_path, head | {"layers": "1", "new_top_layers": 1}, check=True)
+    assert config["num_hidden_layers"] == 1
+    names = load_file(out / "model.safetensors")
+    assert {int(found[1]) for name in names if (found := re.search(r"layer\.(\d+)\.", name))} == {0}
+    export(tmp_path / "run", tmp_path / "encoder", "--part", "encoder", check=True)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"classes": 2, "pooling": "mean"}, "classifies by the mean of all states (--pooling mean)"),
+        ({"classes": 2, "layers": "mix"}, "reads a mixture of all layers (--layers mix)"),
+        ({"labels": 3, "layers": "mix"}, "reads a mixture of all layers (--layers mix)"),
+        ({"span_head": "independent", "layers": "mix"}, "reads a mixture of all layers (--layers mix)"),
+    ],
+)
+def test_heads_that_no_class_has_are_refused_and_their_encoder_is_not(settings, message, tmp_path, capsys):
+    """The encoder alone is its plain layers, also where the head reads a mixture of them."""
+    run = write_run(tmp_path / "run", **settings)
+    assert message in error_line(capsys, main, "export", run, tmp_path / "out", reports_progress=True)
+    assert not (tmp_path / "out").exists()
+    export(run, tmp_path / "encoder", "--part", "encoder", check=True)
+    pretrained = load_checkpoint(run)
+    tokens = padded_tokens(pretrained)
+    real = tokens.ne(1)
+    theirs = outputs(tmp_path / "encoder", "AutoModel", tokens).last_hidden_state
+    assert_close(pretrained.model.all_states(tokens)[-1][real], theirs[real])
 
 
 @torch.no_grad()

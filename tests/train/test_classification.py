@@ -206,6 +206,51 @@ def test_two_ranks_train_and_score_as_one(place, tmp_path):
     assert all(torch.equal(value, found[1][1][name]) for name, value in found[0][1].items())
 
 
+def test_options_for_few_labels(place, tmp_path, capsys):
+    """A mixture, the mean and new layers are trained, continued and used for other rows; no class of Hugging Face has them."""
+    given = ["--train", place / "classes.tsv", "--label", "colour", "--epochs", 1, "--min-updates", 100]
+    given += ["--layers", "mix", "--pooling", "mean", "--new-top-layers", 1]
+    classify(place, "few", *given)
+    printed = (place / "few" / "classification.md").read_text()
+    options = "epochs 1, layers mix, min_updates 100, new_top_layers 1, pooling mean"
+    assert all(option in printed for option in options.split(", "))
+    state = read_state(place / "few" / RUN / "checkpoint_best.pt")
+    log = (place / "few" / RUN / "train.log").read_text()
+    assert "new random weights in the layers 2 to 2 (--new-top-layers 1)" in log
+    assert "num_updates 110 " in log  # 10 epochs of 81 rows: the smallest number of epochs with 100 updates
+    assert state["model"]["layer_mixture.scores"].abs().max() > 0
+    assert summary(place, "few")["accuracy"] > 80
+    rows = read_tsv(place / "few" / RUN / "predictions.dev.tsv")
+    label(place / "few", place / "classes.tsv", tmp_path / "l.tsv")
+    lines = read_tsv(tmp_path / "l.tsv")
+    assert [lines[int(row["line"]) - 2]["prediction"] for row in rows] == [row["prediction"] for row in rows]
+    message = error_line(capsys, main, "export", place / "few" / RUN, tmp_path / "hf", reports_progress=True)
+    assert "the encoder alone, with --part encoder" in message
+
+
+def test_a_head_on_the_first_layer_is_exported_as_a_model_of_one_layer(place):
+    classify(place, "first", "--train", place / "classes.tsv", "--label", "colour", "--layers", 1)
+    pipeline = exported(place, "first")
+    assert pipeline.model.config.num_hidden_layers == 1
+    table = (place / "classes.tsv").read_text().splitlines()
+    rows = read_tsv(place / "first" / RUN / "predictions.dev.tsv")
+    answers = pipeline([table[int(row["line"]) - 1].split("\t")[1] for row in rows], truncation=True)
+    assert [answer[0]["label"] for answer in answers] == [row["prediction"] for row in rows]
+
+
+def test_new_layers_stay_when_a_run_continues(place, tmp_path):
+    """Four updates in one run, and two and two."""
+    classify(place, "classes", "--train", place / "classes.tsv", "--label", "colour")
+    start = ["--finetune-from-model", place / "start" / "checkpoint_last.pt", "--new-top-layers", 1]
+    flags = [place / "classes" / "data" / "classification", *shlex.split(TWO_UPDATES), *start]
+    for out, updates in (("whole", 4), ("parts", 2), ("parts", 4)):
+        given = [*flags, "--save-dir", tmp_path / out, "--max-update", updates]
+        run_command("fairseq_cli.train", list(map(str, given)))
+    whole, parts = (read_state(tmp_path / out / "checkpoint_last.pt") for out in ("whole", "parts"))
+    assert whole["optimizer_history"][-1]["num_updates"] == parts["optimizer_history"][-1]["num_updates"] == 4
+    assert all(torch.equal(value, parts["model"][name]) for name, value in whole["model"].items())
+
+
 def test_what_cannot_be_used_is_refused_in_one_line(place, tmp_path, capsys):
     checkpoint, table = ["--checkpoint", place / "start"], ["--train", place / "classes.tsv"]
 
@@ -217,6 +262,11 @@ def test_what_cannot_be_used_is_refused_in_one_line(place, tmp_path, capsys):
     assert "no such file" in refused(*checkpoint, *out, "--train", tmp_path / "absent.tsv")
     assert "has no column 'x'" in refused(*checkpoint, *out, *table, "--text", "x")
     assert "is not a finite number" in refused(*checkpoint, *out, *table, "--label", "colour", "--kind", "number")
+    assert "--layers 3 is no layer of this encoder" in refused(*checkpoint, *out, *table, "--layers", 3)
+    assert "--new-top-layers 2 must be from 0 to 1" in refused(
+        *checkpoint, *out, *table, "--layers", 1, "--new-top-layers", 2
+    )
+    assert "--min-updates -1 must be 0 or above" in refused(*checkpoint, *out, *table, "--min-updates", -1)
     assert not (tmp_path / "out").exists()
     predict = ["--predict", place / "classes.tsv"]
     assert "with --predict it is a file" in refused(*checkpoint, *out, *predict)
