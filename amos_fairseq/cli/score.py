@@ -1,4 +1,4 @@
-"""``amos score``: pseudo-log-likelihoods of lines, and reranking of n-best lists with them."""
+"""``amos score``: pseudo-log-likelihoods of lines, reranking of n-best lists with them, and accuracy on minimal pairs."""
 
 import argparse
 import math
@@ -16,6 +16,10 @@ scores are unnormalized. A piece that the vocabulary does not contain is scored 
 line longer than the maximum input of the model has no score. With --out, the same command continues after a stop. With
 --rerank, the command reranks n-best lists of a speech recognizer or translation system by score + lambda PLL, and reports word
 error rates before and after.
+
+With --pairs, the command reports how often the model scores the grammatical one of two sentences higher. The score is the PLL
+of an mlm or electric. Of electra, teams and amos it is the sum of log P(original) over the pieces, from one pass of the
+discriminator: no probability of a sentence, but an order.
 """
 NBEST_FORMAT = 'JSON {"id": {"reference": "...", "hypotheses": [{"text": "...", "score": -1.5}, ...]}, ...}'
 
@@ -34,7 +38,8 @@ def add_parser(subparsers: Any) -> None:
         "--out",
         metavar="OUT",
         type=Path,
-        help="file for the scores, or for the JSON of --rerank (default: the terminal)",
+        help="file for the scores, or for the JSON of --rerank; with --pairs NAME.json, beside which NAME.md, NAME.csv and "
+        "NAME.pairs.csv are written (default: the terminal)",
     )
     add(
         "--electra-formula",
@@ -59,6 +64,26 @@ def add_parser(subparsers: Any) -> None:
     weight.add_argument(
         "--lambda", dest="weight", metavar="X", type=float, help="weight of the PLL (default: the best on --dev)"
     )
+    group = parser.add_argument_group("minimal pairs")
+    group.add_argument(
+        "--pairs",
+        metavar="F",
+        type=Path,
+        nargs="+",
+        help="instead of FILE: JSON lines with sentence_good and sentence_bad, as in BLiMP; also compressed "
+        "(.gz, .xz, .zst) (default: score FILE)",
+    )
+    group.add_argument(
+        "--corpus",
+        metavar="DATA",
+        type=Path,
+        help="also score by the frequencies of pieces in the training text of this directory of amos prepare (default: do not)",
+    )
+    group.add_argument(
+        "--baseline",
+        action="store_true",
+        help="also score by random weights in the same architecture (default: do not)",
+    )
     parser.set_defaults(run=lambda arguments: run(arguments, parser))
 
 
@@ -68,11 +93,20 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     from amos_fairseq.checkpoints.encoder import check_device
     from amos_fairseq.checkpoints.read import load_checkpoint
     from amos_fairseq.scoring.jobs import rerank, score_file, stored_input
+    from amos_fairseq.scoring.minimal_pairs import score_pairs
     from amos_fairseq.scoring.pseudo_likelihood import LineScorer
 
     check_device(arguments.device)
     loaded = load_checkpoint(arguments.checkpoint, arguments.tokenizer)
     loaded.model.to(arguments.device)
+    if arguments.pairs is not None:
+        score_pairs(
+            loaded, arguments.pairs, arguments.batch_tokens, arguments.out, arguments.corpus, arguments.baseline
+        ).print()
+        if arguments.out is not None:
+            stem = arguments.out.with_suffix("")
+            print(f"results: {arguments.out}, {stem}.md, {stem}.csv, {stem}.pairs.csv")
+        return
     scorer = LineScorer(loaded, arguments.batch_tokens, arguments.electra_formula)
     if arguments.rerank is not None:
         rerank(scorer, arguments.rerank, arguments.dev, arguments.weight, arguments.out)
@@ -85,18 +119,34 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
 
 def check_arguments(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     """Exit with status 2 for arguments that exclude each other; raise :class:`UserError` for values out of range."""
-    reranks = arguments.rerank is not None
-    if reranks == (arguments.file is not None):
-        parser.error("give either FILE or --rerank NBEST")
-    if reranks and arguments.dev is None and arguments.weight is None:
+    jobs = {"FILE": arguments.file, "--rerank": arguments.rerank, "--pairs": arguments.pairs}
+    if len(given := [name for name, value in jobs.items() if value is not None]) != 1:
+        parser.error("give either FILE, --rerank NBEST or --pairs FILE")
+    (job,) = given
+    if job == "--rerank" and arguments.dev is None and arguments.weight is None:
         parser.error("--rerank needs --dev NBEST to choose lambda on, or --lambda X")
-    misplaced = {"--format": arguments.format} if reranks else {"--dev": arguments.dev, "--lambda": arguments.weight}
-    for flag, value in misplaced.items():
-        if value is not None:
-            parser.error(f"{flag} has no effect {'with' if reranks else 'without'} --rerank")
-    inputs = [Path(path).resolve() for path in (arguments.file, arguments.rerank, arguments.dev) if path is not None]
+    for flag, value, owners in (
+        ("--format", arguments.format, ("FILE",)),
+        ("--electra-formula", arguments.electra_formula, ("FILE", "--rerank")),
+        ("--dev", arguments.dev, ("--rerank",)),
+        ("--lambda", arguments.weight, ("--rerank",)),
+        ("--corpus", arguments.corpus, ("--pairs",)),
+        ("--baseline", arguments.baseline or None, ("--pairs",)),
+    ):
+        if value is not None and job not in owners:
+            parser.error(f"{flag} has no effect " + (f"without {owners[0]}" if job == "FILE" else f"with {job}"))
+    paths = (arguments.file, arguments.rerank, arguments.dev, *(arguments.pairs or ()))
+    inputs = [Path(path).resolve() for path in paths if path is not None]
     if arguments.out is not None and arguments.out.resolve() in inputs:
         raise UserError(f"--out {arguments.out} is the input file itself: give another path")
+    if arguments.out is not None and job == "--pairs":
+        if arguments.out.suffix != ".json":
+            raise UserError(
+                f"--out {arguments.out} must end with .json: the tables get the same name with .md and .csv"
+            )
+        for suffix in (".md", ".csv", ".pairs.csv"):
+            if (beside := arguments.out.with_suffix(suffix)).resolve() in inputs:
+                raise UserError(f"--out {arguments.out} would overwrite the input file {beside}: give another name")
     if arguments.out is not None and arguments.out.is_dir():
         raise UserError(f"--out {arguments.out} is a folder: give the name of a file")
     if arguments.batch_tokens < 1:

@@ -70,15 +70,25 @@ class LineScorer:
 
     Args:
         tokens_per_batch, electra_formula: see :func:`build_token_scorer`.
+        token_scorer: the scorer of the model's tokens, in place of that function's.
+        place: number of a line -> what errors call it.
 
     Raises:
         UserError: the objective gives no probability of a token.
     """
 
-    def __init__(self, loaded: LoadedCheckpoint, tokens_per_batch: int, electra_formula: str | None = None):
+    def __init__(
+        self,
+        loaded: LoadedCheckpoint,
+        tokens_per_batch: int,
+        electra_formula: str | None = None,
+        token_scorer: TokenScorer | None = None,
+        place: Callable[[int], str] = "line {}".format,
+    ):
         self.loaded = loaded
         self.electra_formula = electra_formula
-        self.token_scorer: TokenScorer = build_token_scorer(loaded, tokens_per_batch, electra_formula)
+        self.token_scorer = token_scorer or build_token_scorer(loaded, tokens_per_batch, electra_formula)
+        self._place = place
         self.max_tokens: int = loaded.model.max_positions()
 
     def score_windows(self, texts: Iterable[str], first: int = 1) -> Iterator[list[ScoredLine]]:
@@ -109,13 +119,16 @@ class LineScorer:
         if not values.isfinite().all():
             piece = line.pieces[int((~values.isfinite()).nonzero()[0]) - 1]
             raise UserError(
-                f"{self.loaded.file} has no finite score for {piece!r} in line {line.number}: its training diverged "
+                f"{self.loaded.file} has no finite score for {piece!r} in {self._place(line.number)}: its training diverged "
                 "(use an earlier checkpoint), or its generator never predicts this piece"
             )
-        scores = values.tolist()[1:-1]
-        for index, num_characters in line.unknown.items():
-            scores[index] = unknown_log_prob(num_characters, len(self.loaded.dictionary))
-        return scores
+        return with_unknown_pieces(values.tolist()[1:-1], line, len(self.loaded.dictionary))
+
+
+def with_unknown_pieces(scores: list[float], line: EncodedLine, vocabulary_size: int) -> list[float]:
+    """Return one score per piece, those of unknown pieces replaced by :func:`unknown_log_prob`."""
+    unknown = {index: unknown_log_prob(length, vocabulary_size) for index, length in line.unknown.items()}
+    return [unknown.get(index, score) for index, score in enumerate(scores)]
 
 
 def read_texts(file: Path) -> Iterator[str]:

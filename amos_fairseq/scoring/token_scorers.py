@@ -1,5 +1,7 @@
 """log p(x_t | all other tokens) of every token of a text, for each objective that defines it (thesis section 5.4.5).
 
+For minimal pairs also the score that a discriminator gives each token: :class:`DetectionScorer`.
+
 Shapes: L tokens of a sequence, B sequences of a batch, T tokens of the longest of them, V padded vocabulary size.
 """
 
@@ -9,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from fairseq.models import BaseFairseqModel
 from torch import Tensor
+from torch.nn.functional import softplus
 from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
@@ -16,9 +19,12 @@ from amos_fairseq.data.block_iterator import batches_by_length
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.nce import energies_of
 from amos_fairseq.functional.replaced_token_detection import log_prob_of_original
+from amos_fairseq.models.amos import AmosModel
 from amos_fairseq.models.electra import ElectraModel
 from amos_fairseq.models.electric import ElectricModel
+from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.models.mlm import MlmModel
+from amos_fairseq.models.teams import TeamsModel
 from amos_fairseq.special_tokens import MASK_SYMBOL
 
 # Tokens [B,T] int64 -> a value for each token [B,T] float32.
@@ -145,7 +151,7 @@ class ElectraScorer(TokenScorer):
 
     def log_probs(self, sequences: Sequence[Tensor]) -> list[Tensor]:
         noise = self.with_each_masked(sequences, self._noise_log_probs)
-        logits = self.in_one_pass(sequences, self._detection_logits)
+        logits = self.in_one_pass(sequences, lambda tokens: detection_logits(self.model, tokens))
         combined = map(self.combine, logits, noise)
         return [values.where(self.is_scored(tokens), 0.0) for values, tokens in zip(combined, sequences, strict=True)]
 
@@ -163,22 +169,67 @@ class ElectraScorer(TokenScorer):
         log_q = model.noise_logits(hidden, originals).log_softmax(-1)  # [B,1,V]
         return log_q.gather(-1, originals.unsqueeze(-1)).flatten()
 
-    def _detection_logits(self, tokens: Tensor) -> Tensor:
-        """Return logits [B,T] float32, positive for "replaced"."""
-        return self.model.detection_head(self.model.extract_features(tokens))
+
+class DetectionScorer(TokenScorer):
+    """Discriminators: log P(original) of each token, from one pass.
+
+    With the logit z of "replaced" the score of a token is
+
+        log P(original) = log(1 - sigmoid(z)) = -softplus(z)
+
+    It is not the probability of the token, and the sum is not that of a text: a likely token and an unlikely one that no
+    generator would sample can have the same score. It orders texts that differ in a few tokens.
+
+    Raises:
+        UserError: the model does not detect replacements at all tokens.
+    """
+
+    def __init__(self, loaded: LoadedCheckpoint, tokens_per_batch: int):
+        if reason := why_it_cannot_detect(loaded):
+            raise UserError(
+                f"{loaded.file} has no score for minimal pairs: {reason}; give an electra, teams or amos that detects "
+                "replacements at all tokens, or an mlm or electric"
+            )
+        super().__init__(loaded, tokens_per_batch)
+
+    def num_passes(self, tokens: Tensor) -> int:
+        return 1
+
+    def log_probs(self, sequences: Sequence[Tensor]) -> list[Tensor]:
+        """Map sequences [L] int64 to log P(original) [L] float32, in nats; 0 at special tokens."""
+        return self.in_one_pass(sequences, lambda tokens: -softplus(detection_logits(self.model, tokens)))
+
+
+def detection_logits(model: ElectraModel | TeamsModel | AmosModel, tokens: Tensor) -> Tensor:
+    """Compute the discriminator's logits of a text [B,T] int64: [B,T] float32, positive for "replaced".
+
+    TEAMS detects in its own branch, whichever fine-tuning would use.
+    """
+    if isinstance(model, TeamsModel):
+        _, states = model.discriminate(tokens, tokens.eq(model.vocabulary.pad))
+    else:
+        states = model.extract_features(tokens)
+    return model.detection_head(states)
+
+
+def why_it_cannot_detect(loaded: LoadedCheckpoint) -> str | None:
+    """Return why a model with a discriminator was not trained to detect replacements at all tokens; None if it was."""
+    model, positions = loaded.model, str(loaded.criterion.get("detection_positions", "all"))
+    if isinstance(model, ElectraModel) and str(model.cfg.main_objective) != "detection":
+        return f"its main network is not trained to detect replacements (--main-objective {model.cfg.main_objective})"
+    if isinstance(model, TeamsModel) and "rtd" not in model.tasks:
+        return "it was trained without replaced token detection (--rtd-loss-weight 0)"
+    if positions == "masked":
+        return "it was trained at masked positions only (--detection-positions masked), where every token is sampled"
+    return None
 
 
 def check_electra_variant(loaded: LoadedCheckpoint) -> None:
     """Raise :class:`UserError` for variants of ELECTRA that define no probability of a token."""
-    cfg, positions = loaded.model.cfg, str(loaded.criterion.get("detection_positions", "all"))
-    reason = None
-    if str(cfg.main_objective) != "detection":
-        reason = f"its main network is not trained to detect replacements (--main-objective {cfg.main_objective})"
-    elif cfg.disallow_true_token:
+    reason = why_it_cannot_detect(loaded)
+    if reason is None and loaded.model.cfg.disallow_true_token:
         reason = "its generator was never allowed to sample the original (--disallow-true-token)"
-    elif positions == "masked":
-        reason = "it was trained at masked positions only (--detection-positions masked), where every token is sampled"
-    elif loaded.task.get("mask_rare_tokens"):
+    elif reason is None and loaded.task.get("mask_rare_tokens"):
         reason = "rare tokens were sampled more often than others (--mask-rare-tokens)"
     if reason:
         raise UserError(f"{loaded.file} gives no probability of a token: {reason}; use plain ELECTRA, mlm or electric")
@@ -210,3 +261,18 @@ def build_token_scorer(
         f"{loaded.file} holds a model of the class {name}, which gives no probability of a token: amos score needs a "
         "pretraining checkpoint of the objectives mlm, electra or electric"
     )
+
+
+def build_pair_scorer(loaded: LoadedCheckpoint, tokens_per_batch: int) -> TokenScorer:
+    """Build the scorer that compares the sentences of minimal pairs: the PLL of mlm and electric, detection for the others.
+
+    Raises:
+        UserError: the model was fine-tuned, or does not detect replacements at all tokens.
+    """
+    if isinstance(loaded.model, FineTunedModel):
+        raise UserError(
+            f"{loaded.file} was fine-tuned and has no score for minimal pairs: give a pretraining checkpoint"
+        )
+    if isinstance(loaded.model, ElectraModel | TeamsModel | AmosModel):
+        return DetectionScorer(loaded, tokens_per_batch)
+    return build_token_scorer(loaded, tokens_per_batch)

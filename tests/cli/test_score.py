@@ -1,5 +1,6 @@
 """``amos score`` on untrained models: its files, continuation after a stop, a full disk, memory, and errors."""
 
+import csv
 import io
 import json
 import math
@@ -17,7 +18,7 @@ from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
 from amos_fairseq.scoring.jobs import score_file
 from amos_fairseq.scoring.pseudo_likelihood import LineScorer, windows
-from amos_fairseq.scoring.token_scorers import MaskedScorer
+from amos_fairseq.scoring.token_scorers import DetectionScorer, MaskedScorer
 
 LINES = ["the quick brown fox", "", "a lazy dog jumps", "Xyz the end", "the fox " * 100, " ", "jumps over the end"]
 TOO_LONG = 5
@@ -226,6 +227,12 @@ def test_mistakes_are_one_line(run, text, monkeypatch, capsys, arguments, messag
         *("", "text.txt --rerank nbest.json --lambda 1", "--rerank nbest.json", "text.txt --dev dev.json"),
         *("--rerank nbest.json --lambda 1 --dev dev.json", "--rerank nbest.json --lambda 1 --format tsv"),
         "text.txt --lambda 1",
+        *("text.txt --pairs p.jsonl", "--rerank nbest.json --lambda 1 --pairs p.jsonl", "text.txt --baseline"),
+        *(
+            f"--pairs p.jsonl {flag}"
+            for flag in ("--format tsv", "--electra-formula exact", "--dev d.json", "--lambda 1")
+        ),
+        *("text.txt --corpus DATA", "--rerank nbest.json --lambda 1 --baseline"),
     ],
 )
 def test_incompatible_flags_exit_with_2(arguments, capsys):
@@ -342,3 +349,173 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_file(run, long_text, tmp_pat
     assert out.read_text(encoding="utf-8") == "old"
     score_file(scorer, long_text, "tsv", out)  # the same call continues
     assert len(table(out.read_text(encoding="utf-8"))) == 40
+
+
+PAIRS = [("the quick fox", "the quick end"), ("a lazy dog jumps", "a lazy dog over"), ("the  end", "the end")]
+
+
+def write_pairs(file, uids=("nouns", "verbs", "spaces")):
+    lines = [
+        json.dumps({"sentence_good": good, "sentence_bad": bad, "UID": uid, "linguistics_term": "agreement"}) + "\n"
+        for (good, bad), uid in zip(PAIRS, uids, strict=True)
+    ]
+    file.write_text("".join(lines), encoding="utf-8")
+    return file
+
+
+def scores_of_pairs(out):
+    with out.with_suffix(".pairs.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("objective", ["mlm", "electric"])
+def test_accuracy_on_pairs_is_that_of_the_scores_of_lines(tmp_path, capsys, objective):
+    """PLLs equal those of the command without --pairs, and so does the accuracy that follows from them."""
+    run = str(write_run(tmp_path / "run", objective))
+    pairs, out, text = write_pairs(tmp_path / "pairs.jsonl"), tmp_path / "out.json", tmp_path / "text.txt"
+    text.write_text("".join(f"{line}\n" for pair in PAIRS for line in pair), encoding="utf-8")
+    main(["score", run, str(text)])
+    plls = [float(row[1]) for row in table(capsys.readouterr().out)]
+    assert main(["score", run, "--pairs", str(pairs), "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    found = [float(row[f"{objective}, {side}"]) for row in scores_of_pairs(out) for side in ("good", "bad")]
+    assert found == pytest.approx(plls, abs=2e-4)  # other batches
+    right = sum(plls[i] > plls[i + 1] for i in (0, 2)) + 0.5
+    overall = json.loads(out.read_text(encoding="utf-8"))["overall"]
+    assert overall["scores"][objective]["accuracy"] == round(100 * right / 3, 4)
+    assert overall["scores"][objective]["ties"] == 1
+    assert f"* equal scores, of 3 pairs: {objective} 1\n" in printed
+    assert "* no column unigram: the tokenizer's dict.txt has no counts" in printed
+    assert printed.endswith(f"results: {out}, {tmp_path}/out.md, {tmp_path}/out.csv, {tmp_path}/out.pairs.csv\n")
+
+
+def test_pairs_with_both_baselines_and_all_files(tmp_path, capsys):
+    run = write_run(tmp_path / "run", "teams")
+    text, data = tmp_path / "corpus.txt", tmp_path / "data"
+    text.write_text("the quick brown fox jumps over the lazy dog\n\nthe end of the dog\n" * 20, encoding="utf-8")
+    main(["prepare", str(text), "--out", str(data), "--tokenizer", str(run / "tokenizer"), "--workers", "1"])
+    out = tmp_path / "out.json"
+    command = ["score", str(run), "--pairs", str(write_pairs(tmp_path / "pairs.jsonl")), "--corpus", str(data)]
+    capsys.readouterr()
+    assert main([*command, "--baseline", "--out", str(out)]) == 0
+    content = json.loads(out.read_text(encoding="utf-8"))
+    columns = ["teams", "unigram", "random weights"]
+    assert list(content["overall"]["scores"]) == columns
+    setup = content["setup"]
+    assert setup["checkpoint"]["objective"] == "teams"
+    assert "no probability of a sentence, but an order" in setup["score"]["teams"]
+    assert setup["random_weights_seed"] == 1
+    assert (setup["files"][0]["file"], setup["files"][0]["pairs"]) == (str(tmp_path / "pairs.jsonl"), 3)
+    low, high = content["overall"]["scores"]["teams"]["interval"]
+    assert 0 <= low < content["overall"]["scores"]["teams"]["accuracy"] < high <= 100
+    header, *rows = csv.reader(out.with_suffix(".csv").read_text(encoding="utf-8").splitlines())
+    assert header == ["UID", "pairs", *columns]
+    assert [row[:2] for row in rows[-3:]] == [["all of agreement", "3"], ["all pairs", "3"], ["95 % interval", ""]]
+    names = sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("out"))
+    assert names == ["out.csv", "out.json", "out.md", "out.pairs.csv"]
+    first = out.read_bytes()
+    capsys.readouterr()
+    main([*command, "--baseline", "--out", str(out)])
+    assert out.read_bytes() == first
+
+
+GOOD = '{"sentence_good": "the fox", "sentence_bad": "the dog"}'
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (f"{GOOD}\n{{oops", "p.jsonl, line 2: the line is not JSON .*; each line must be an object with the strings"),
+        (f'{GOOD}\n["the fox"]', "p.jsonl, line 2: the line contains .'the fox'., not an object"),
+        ('{"sentence_good": "the fox"}', "p.jsonl, line 1: it has no field sentence_bad"),
+        ('{"sentence_good": 3, "sentence_bad": "a"}', "p.jsonl, line 1: sentence_good is 3, not a string"),
+        ('{"sentence_good": "a", "sentence_bad": "  "}', "p.jsonl, line 1: sentence_bad is empty"),
+        (
+            '{"sentence_good": "a", "sentence_bad": "\\u200b"}',
+            "line 1: sentence_bad has no character that the tokenizer",
+        ),
+        ('{"sentence_good": "a\\u001b[31m", "sentence_bad": "b"}', "line 1: sentence_good: .* cannot be printed"),
+        ('{"sentence_good": "a\\ud800", "sentence_bad": "b"}', "line 1: sentence_good: .* cannot be printed"),
+        (f'{GOOD[:-1]}, "UID": "\\u001b[2J"}}', "line 1: UID: .*x1b.2J' has a character that cannot be printed"),
+        (f'{GOOD[:-1]}, "UID": null}}', "line 1: UID: None is not a string"),
+        (f'{GOOD[:-1]}, "linguistics_term": 7}}', "line 1: linguistics_term: 7 is not a string"),
+        ("\n \n", "p.jsonl has no pairs: each line must be an object"),
+        (b"a\xff", "p.jsonl, line 1, byte 1: not UTF-8"),
+    ],
+)
+def test_files_that_are_no_pairs_are_one_line(run, tmp_path, monkeypatch, capsys, content, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.jsonl").write_bytes(content if isinstance(content, bytes) else content.encode())
+    line = error_line(capsys, main, "score", run, "--pairs", "p.jsonl", "--out", "out.json")
+    assert re.search(message, line)
+    assert line.isprintable()
+    assert [path.name for path in tmp_path.iterdir()] == ["p.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            "--pairs absent.jsonl",
+            r"absent.jsonl: the pairs cannot be read \(No such file or directory\): give files of",
+        ),
+        ("--pairs folder", "folder is a folder or a pipe, not a file: give files of JSON lines"),
+        ("--pairs p.jsonl ./p.jsonl", "--pairs names .*p.jsonl twice, and its pairs would count twice"),
+        ("--pairs p.zip", "p.zip: .zip files are not supported"),
+        ("--pairs broken.jsonl.gz", "broken.jsonl.gz is damaged"),
+        ("--pairs p.jsonl --out p.txt", "--out p.txt must end with .json"),
+        ("--pairs p.json --out p.json", "--out p.json is the input file itself"),
+        ("--pairs p.csv --out p.json", "--out p.json would overwrite the input file p.csv"),
+        ("--pairs p.jsonl --out folder.json", "--out folder.json is a folder"),
+        ("--pairs p.jsonl --out absent/out.json", r"absent/out.json.unfinished cannot be written \(No such file"),
+        ("--pairs p.jsonl --corpus absent", "--corpus absent is not a directory: give the one that amos prepare wrote"),
+        ("--pairs p.jsonl --corpus folder", "folder/train.bin is missing"),
+    ],
+)
+def test_mistakes_around_pairs_are_one_line(run, tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    for name in ("p.jsonl", "p.json", "p.csv", "p.zip", "broken.jsonl.gz"):
+        (tmp_path / name).write_text(GOOD)
+    for name in ("folder", "folder.json"):
+        (tmp_path / name).mkdir()
+    assert re.search(message, error_line(capsys, main, "score", run, *arguments.split()))
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_refused_models_say_so_in_one_line(tmp_path, capsys):
+    pairs = write_pairs(tmp_path / "pairs.jsonl")
+    fine_tuned = write_run(tmp_path / "fine_tuned", "electra", classes=2)
+    line = error_line(capsys, main, "score", fine_tuned, "--pairs", pairs)
+    assert "was fine-tuned and has no score for minimal pairs" in line
+    run = write_run(tmp_path / "run", "electra")
+    state = torch.load(run / "checkpoint_last.pt", weights_only=True)
+    state["model"]["detection_head.output.bias"].fill_(math.nan)
+    torch.save(state, run / "checkpoint_last.pt")
+    line = error_line(capsys, main, "score", run, "--pairs", pairs)
+    assert re.search(r"no finite score for .* in .*pairs.jsonl, line 1: its training diverged", line)
+
+
+def test_stopped_pairs_continue(tmp_path, capsys, monkeypatch):
+    """Stopped while random weights score: the model's own scores are kept, and the results are those of one call."""
+    run, pairs = write_run(tmp_path / "run", "electra"), write_pairs(tmp_path / "pairs.jsonl")
+    command = ["score", str(run), "--pairs", str(pairs), "--baseline", "--out"]
+    main([*command, str(tmp_path / "whole.json")])
+    calls, log_probs = [], DetectionScorer.log_probs
+
+    def interrupted(self, sequences):
+        calls.append(len(sequences))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return log_probs(self, sequences)
+
+    monkeypatch.setattr(DetectionScorer, "log_probs", interrupted)
+    assert main([*command, str(tmp_path / "out.json")]) == 130
+    names = sorted(path.name for path in tmp_path.glob("out*"))
+    assert names == ["out.json.unfinished", "out.random.json.unfinished"]
+    capsys.readouterr()
+    assert main([*command, str(tmp_path / "out.json")]) == 0
+    assert "out.json.unfinished: 5 of 5 lines are already scored" in capsys.readouterr().err
+    assert calls == [5, 5, 5]
+    assert not list(tmp_path.glob("*unfinished"))
+    for name in ("{}.json", "{}.md", "{}.csv", "{}.pairs.csv"):
+        assert (tmp_path / name.format("out")).read_bytes() == (tmp_path / name.format("whole")).read_bytes()

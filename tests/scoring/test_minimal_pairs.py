@@ -1,0 +1,370 @@
+"""Minimal pairs: accuracies by hand, detection against a loop in float64, frequencies counted by hand, and the example."""
+
+import copy
+import csv
+import gzip
+import json
+import math
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
+from saved_models import SCORED_SIZES, TEXT, pretrained, sequences, write_run
+from scipy.stats import binomtest
+from tiny_runs import ROOT, run_process
+from torch.nn.functional import gelu
+
+from amos_fairseq.checkpoints.read import load_checkpoint
+from amos_fairseq.errors import UserError
+from amos_fairseq.hugging_face.parts import discriminator_part
+from amos_fairseq.models.amos import AmosConfig, AmosModel
+from amos_fairseq.models.electra import ElectraConfig, ElectraModel
+from amos_fairseq.models.teams import TeamsConfig, TeamsModel
+from amos_fairseq.probing.features import random_weights
+from amos_fairseq.scoring import minimal_pairs
+from amos_fairseq.scoring.minimal_pairs import Accuracy, default_uid, encode_pairs, read_pairs, score_pairs
+from amos_fairseq.scoring.pseudo_likelihood import unknown_log_prob
+from amos_fairseq.scoring.token_scorers import DetectionScorer, build_pair_scorer, build_token_scorer
+
+NUM_WORDS = 5
+LENGTHS = (4, 1, 6, 2)
+UNKNOWN = "日本"
+
+# term, UID, scores of the good and of the bad sentence.
+BY_HAND = [
+    ("agreement", "noun", -1.0, -2.0),
+    ("agreement", "noun", -3.0, -2.5),
+    ("agreement", "noun", -4.0, -4.0),
+    ("agreement", "verb", -1.0, -1.5),
+    ("npi", "ever", -7.0, -6.0),
+    ("npi", "ever", -5.0, -5.0),
+    ("npi", "noun", -1.0, -9.0),  # a UID of the same name in another term
+]
+ACCURACY = {
+    ("agreement", "noun"): (3, 50.0, 1),
+    ("agreement", "verb"): (1, 100.0, 0),
+    ("npi", "ever"): (2, 25.0, 1),
+    ("npi", "noun"): (1, 100.0, 0),
+}
+OF_TERM = {"agreement": (4, 62.5, 1), "npi": (3, 50.0, 1)}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    return {name: write_run(folder / name, name) for name in ("amos", "electra", "mlm", "teams")}
+
+
+def write_pairs(file: Path, pairs: list[tuple[str, str]], **fields: str) -> Path:
+    lines = [json.dumps({"sentence_good": good, "sentence_bad": bad} | fields) + "\n" for good, bad in pairs]
+    file.write_text("".join(lines), encoding="utf-8")
+    return file
+
+
+def scores_of_pairs(out: Path) -> list[dict[str, str]]:
+    with out.with_suffix(".pairs.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_accuracies_by_hand(runs, tmp_path, monkeypatch):
+    """Scores are given by sentence; the JSON, the table and the CSV have the accuracies of BY_HAND."""
+    words = ["a", "the", "fox", "dog", "end", "lazy", "quick"]
+    scores, lines = {}, []
+    for word, (term, uid, good, bad) in zip(words, BY_HAND, strict=True):
+        record = {
+            "sentence_good": f"{word} jumps",
+            "sentence_bad": f"{word} over",
+            "UID": uid,
+            "linguistics_term": term,
+        }
+        scores |= {f"{word} jumps": good, f"{word} over": bad}
+        lines.append(json.dumps(record | {"field": "morphology", "pairID": 3}))
+    (tmp_path / "pairs.jsonl").write_text("\n\n".join(lines), encoding="utf-8")
+    monkeypatch.setattr(
+        minimal_pairs, "sentence_scores", lambda scorer, encoded, _: [scores[line.text] for line in encoded.lines]
+    )
+    out = tmp_path / "out.json"
+    table = score_pairs(load_checkpoint(runs["amos"]), [tmp_path / "pairs.jsonl"], 4096, out)
+    content = json.loads(out.read_text(encoding="utf-8"))
+
+    def result(group):
+        return group["pairs"], group["scores"]["amos"]["accuracy"], group["scores"]["amos"]["ties"]
+
+    assert {(group["term"], group["uid"]): result(group) for group in content["uids"]} == ACCURACY
+    assert {group["term"]: result(group) for group in content["terms"]} == OF_TERM
+    assert result(content["overall"]) == (7, round(100 * 4 / 7, 4), 2)  # three right, two halves
+    rows = [row[:3] for row in table.rows]
+    assert rows == [
+        ["noun", "3", "50.0"],
+        ["verb", "1", "100.0"],
+        ["all of agreement", "4", "62.5"],
+        ["ever", "2", "25.0"],
+        ["noun", "1", "100.0"],
+        ["all of npi", "3", "50.0"],
+        ["all pairs", "7", "57.1"],
+        ["95 % interval", "", "25.0 to 84.2"],
+    ]
+    assert "equal scores, of 7 pairs: amos 2" in table.notes
+    assert out.with_suffix(".md").read_text(encoding="utf-8") == table.as_markdown()
+    assert out.with_suffix(".csv").read_text(encoding="utf-8") == table.as_csv()
+    found = [(row["linguistics_term"], row["UID"], row["amos, good"], row["amos, bad"]) for row in scores_of_pairs(out)]
+    assert found == [(term, uid, f"{good:.6f}", f"{bad:.6f}") for term, uid, good, bad in BY_HAND]
+    assert [row["line"] for row in scores_of_pairs(out)] == ["1", "3", "5", "7", "9", "11", "13"]
+
+
+@pytest.mark.parametrize(("right", "pairs"), [(0, 5), (5, 5), (3, 7), (620, 1000), (1, 1)])
+def test_interval_is_that_of_scipy(right, pairs):
+    expected = binomtest(right, pairs).proportion_ci(method="wilson")
+    found = Accuracy(pairs, right, ties=0).interval()
+    assert found == pytest.approx((100 * expected.low, 100 * expected.high), abs=1e-9)
+    halves = Accuracy(pairs, right // 2, ties=2 * (right - right // 2))  # the same accuracy
+    assert halves.interval() == found
+
+
+TEAMS = {"generator_layers": 2, "negative_samples": 2}
+DETECTORS = {
+    "electra": (ElectraModel, ElectraConfig, {"generator_size": 0.5}),
+    "electra_t5": (ElectraModel, ElectraConfig, {"generator_size": 0.5, "relative_position_scheme": "t5"}),
+    "amos": (AmosModel, AmosConfig, {"generator_depths": "1,2", "max_update": 30}),
+    "teams_mws": (TeamsModel, TeamsConfig, TEAMS | {"representation": "mws"}),
+    "teams_rtd": (TeamsModel, TeamsConfig, TEAMS | {"representation": "rtd"}),
+    "teams_extra": (TeamsModel, TeamsConfig, TEAMS | {"task_heads": "extra_layer"}),
+    "teams_ffn": (TeamsModel, TeamsConfig, TEAMS | {"task_heads": "ffn"}),
+    "teams_one": (TeamsModel, TeamsConfig, TEAMS | {"mws_loss_weight": 0.0, "representation": "rtd"}),
+}
+
+
+def detector(name):
+    model_class, config_class, settings = DETECTORS[name]
+    return pretrained(model_class, config_class(**(SCORED_SIZES | settings)), NUM_WORDS)
+
+
+@torch.no_grad()
+def naive_detection(model, tokens):
+    """log(1 - sigmoid(logit)) of each token of one sequence [L], through the parts of the model in float64."""
+    model = copy.deepcopy(model).double()
+    embeddings = model.embed_tokens(tokens[None])
+    encoder = model.discriminator
+    states, bias = [encoder.embed(embeddings, None)], encoder.attention_bias(embeddings, None)
+    for layer in encoder.layers:
+        states.append(layer(states[-1], bias))
+    last = states[-1]
+    if getattr(model, "rtd_layer", None) is not None:
+        last = model.rtd_layer(states[-2], bias)
+    if getattr(model, "rtd_ffn", None) is not None:
+        last = model.rtd_ffn(last)
+    if hasattr(model.detection_head, "dense"):
+        last = gelu(model.detection_head.dense(last))
+    logits = last[0] @ model.detection_head.output.weight[0] + model.detection_head.output.bias
+    return (1 - logits.sigmoid()).log()
+
+
+@pytest.mark.parametrize("tokens_per_batch", [1, 4096])
+@pytest.mark.parametrize("name", DETECTORS)
+def test_detection_equals_a_loop_in_float64(name, tokens_per_batch):
+    loaded = detector(name)
+    texts = sequences(loaded.dictionary, LENGTHS, NUM_WORDS)
+    scorer = build_pair_scorer(loaded, tokens_per_batch)
+    assert isinstance(scorer, DetectionScorer)
+    spread = torch.cat([naive_detection(loaded.model, tokens)[1:-1] for tokens in texts])
+    assert float(spread.max() - spread.min()) > 0.1, "tokens have different scores"
+    for tokens, values in zip(texts, scorer.log_probs(texts), strict=True):
+        assert scorer.num_passes(tokens) == 1
+        assert values[0] == values[-1] == 0
+        expected = naive_detection(loaded.model, tokens)[1:-1]
+        # Layers in float32, other sums with padding.
+        torch.testing.assert_close(values[1:-1].double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_branches_of_teams_differ():
+    """So that the loop above would notice the wrong one: the head on the states of multi-word selection."""
+    loaded = detector("teams_mws")
+    (tokens,) = sequences(loaded.dictionary, (6,), NUM_WORDS)
+    with torch.no_grad():
+        mws_states, _ = loaded.model.discriminate(tokens[None], None)
+        wrong = (1 - loaded.model.detection_head(mws_states)[0].sigmoid()).log()
+    assert float((naive_detection(loaded.model, tokens)[1:-1] - wrong[1:-1]).abs().max()) > 0.1
+
+
+@pytest.mark.parametrize("name", [name for name in DETECTORS if name not in ("electra_t5", "teams_ffn")])
+def test_detection_equals_the_part_that_is_exported(name):
+    """Hugging Face's classes are compared with that part."""
+    loaded = detector(name)
+    texts = sequences(loaded.dictionary, LENGTHS, NUM_WORDS)
+    part = discriminator_part(loaded)
+    for tokens, values in zip(texts, build_pair_scorer(loaded, 4096).log_probs(texts), strict=True):
+        with torch.no_grad():
+            logits = part.head(part.states(tokens[None]))[0]
+        torch.testing.assert_close(values[1:-1], torch.log1p(-logits.sigmoid())[1:-1], rtol=1e-4, atol=1e-5)
+
+
+REFUSED = {
+    "its main network is not trained to detect replacements": ("electra", {"main_objective": "replace_mlm"}, {}),
+    "it was trained at masked positions only": ("electra", {}, {"detection_positions": "masked"}),
+    "it was trained without replaced token detection": ("teams_mws", {"rtd_loss_weight": 0.0}, {}),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_variants_that_do_not_detect_are_refused(reason):
+    name, settings, criterion = REFUSED[reason]
+    model_class, config_class, own = DETECTORS[name]
+    loaded = pretrained(model_class, config_class(**(SCORED_SIZES | own | settings)), NUM_WORDS, **criterion)
+    with pytest.raises(UserError, match=f"tiny.pt has no score for minimal pairs: {reason}.*; give an electra"):
+        build_pair_scorer(loaded, 4096)
+
+
+def test_ordinary_scoring_still_refuses_them():
+    for name in ("amos", "teams_mws"):
+        with pytest.raises(UserError, match="gives no probability of a token"):
+            build_token_scorer(detector(name), 4096)
+
+
+def test_fine_tuned_checkpoints_are_refused(tmp_path):
+    loaded = load_checkpoint(write_run(tmp_path, "electra", classes=2))
+    with pytest.raises(UserError, match="was fine-tuned and has no score for minimal pairs: give a pretraining"):
+        build_pair_scorer(loaded, 4096)
+
+
+def write_corpus(folder: Path, loaded, lines: list[str]) -> Counter:
+    """Write a binarized training text, and return the count of each piece."""
+    folder.mkdir()
+    (folder / "dict.txt").write_text("".join(f"{piece} 1\n" for piece in loaded.tokenizer.dictionary_symbols))
+    builder, counts = MMapIndexedDatasetBuilder(str(folder / "train.bin")), Counter()
+    for line in lines:
+        pieces = loaded.tokenizer.encode(line)
+        counts.update(piece for piece in pieces if piece in loaded.tokenizer.dictionary_symbols)
+        builder.add_item(torch.tensor([*map(loaded.dictionary.index, pieces), loaded.dictionary.eos()]))
+    builder.finalize(str(folder / "train.idx"))
+    return counts
+
+
+def test_unigram_equals_frequencies_counted_by_hand(runs, tmp_path):
+    loaded = load_checkpoint(runs["amos"])
+    counts = write_corpus(
+        tmp_path / "data", loaded, ["the quick fox", "the lazy dog", "the end", f"a {UNKNOWN} fox"] * 3
+    )
+    pairs = [("the fox jumps", "the fox over"), ("a quick dog", "a quick end"), ("the dog", f"the {UNKNOWN}")]
+    out = tmp_path / "out.json"
+    score_pairs(loaded, [write_pairs(tmp_path / "p.jsonl", pairs)], 64, out, tmp_path / "data")
+    symbols = loaded.tokenizer.dictionary_symbols
+
+    def by_hand(text):
+        total = 0.0
+        for piece in loaded.tokenizer.encode(text):
+            if piece in symbols:
+                total += math.log((counts[piece] + 1) / (counts.total() + len(symbols)))
+            else:
+                total += unknown_log_prob(len(UNKNOWN), len(loaded.dictionary))
+        return total
+
+    found = [(float(row["unigram, good"]), float(row["unigram, bad"])) for row in scores_of_pairs(out)]
+    assert found == [pytest.approx((by_hand(good), by_hand(bad)), abs=2e-6) for good, bad in pairs]
+    assert found[2][1] < found[2][0] - 30, "an unknown piece is scored as random characters"
+
+
+def test_a_corpus_with_another_dictionary_is_refused(runs, tmp_path):
+    loaded = load_checkpoint(runs["amos"])
+    file = write_pairs(tmp_path / "p.jsonl", [("the fox", "the end")])
+    write_corpus(tmp_path / "data", loaded, ["the fox"])
+    dictionary = tmp_path / "data" / "dict.txt"
+    dictionary.write_text("".join(reversed(dictionary.read_text().splitlines(keepends=True))))
+    with pytest.raises(UserError, match=r"--corpus .*data has another dictionary than .*: give the corpus of its"):
+        score_pairs(loaded, [file], 64, corpus=tmp_path / "data")
+    with pytest.raises(UserError, match=r"--corpus .*absent is not a directory"):
+        score_pairs(loaded, [file], 64, corpus=tmp_path / "absent")
+
+
+@pytest.mark.parametrize("objective", ["amos", "mlm"])
+def test_order_and_batches_do_not_change_the_results(runs, tmp_path, objective):
+    loaded = load_checkpoint(runs[objective])
+    words = [*TEXT.split()[:9], "and", "a", "fox", "jumps", "over", "the", "end"]
+    pairs = [(" ".join(words[i : i + 3 + i % 4]), " ".join(words[i + 1 : i + 4 + i % 4])) for i in range(10)]
+    results = []
+    for number, (order, tokens_per_batch) in enumerate([(pairs, 4096), (pairs[::-1], 4096), (pairs, 8)]):
+        file, out = tmp_path / f"{number}" / "p.jsonl", tmp_path / f"{number}.json"
+        file.parent.mkdir()
+        score_pairs(loaded, [write_pairs(file, order)], tokens_per_batch, out)
+        rows = scores_of_pairs(out)
+        rows = rows if order == pairs else rows[::-1]
+        scores = [float(row[f"{objective}, {side}"]) for row in rows for side in ("good", "bad")]
+        results.append((json.loads(out.read_text())["overall"], scores))
+    for overall, scores in results[1:]:
+        assert overall == results[0][0]
+        assert scores == pytest.approx(results[0][1], abs=1e-3)
+
+
+def test_sentences_that_are_read_alike_are_equal(runs, tmp_path):
+    """Two spaces between words are one for the tokenizer; whole batches of other sentences are between them."""
+    pairs = [("the fox  jumps", "the fox jumps"), *[("the dog", "the end")] * 3, ("the quick", "the  quick")]
+    out = tmp_path / "out.json"
+    for objective in ("mlm", "teams"):
+        loaded = load_checkpoint(runs[objective])
+        score_pairs(loaded, [write_pairs(tmp_path / "p.jsonl", pairs)], 1, out)
+        assert json.loads(out.read_text())["overall"]["scores"][objective]["ties"] == 2
+        encoded = encode_pairs(loaded, read_pairs([tmp_path / "p.jsonl"])[0])
+        assert encoded.members == [(0, 0), (1, 2), (1, 2), (1, 2), (3, 3)], "each is scored once"
+
+
+def test_unknown_pieces_and_long_sentences(runs, tmp_path):
+    loaded = load_checkpoint(runs["amos"])
+    pairs = [("the fox", f"the {UNKNOWN}"), ("the fox", "the fox " * 100), ("a dog", "the dog")]
+    out = tmp_path / "out.json"
+    table = score_pairs(loaded, [write_pairs(tmp_path / "p.jsonl", pairs)], 64, out)
+    rows = scores_of_pairs(out)
+    assert [row["line"] for row in rows] == ["1", "3"]
+    assert float(rows[0]["amos, bad"]) < unknown_log_prob(len(UNKNOWN), len(loaded.dictionary))
+    assert "pairs left out because a sentence is longer than the model's limit: 1" in table.notes
+    content = json.loads(out.read_text())
+    assert (content["setup"]["too_long"], content["overall"]["pairs"]) == (1, 2)
+    with pytest.raises(UserError, match=r"every pair has a sentence of more than 150 tokens"):
+        score_pairs(loaded, [write_pairs(tmp_path / "p.jsonl", pairs[1:2])], 64)
+
+
+def test_random_weights_are_those_of_the_package_and_seed_1(runs, tmp_path):
+    loaded, out = load_checkpoint(runs["teams"]), tmp_path / "out.json"
+    file = write_pairs(tmp_path / "p.jsonl", [("the quick fox", "the quick end")])
+    score_pairs(loaded, [file], 64, out, with_random=True)
+    (row,) = scores_of_pairs(out)
+    for column, model in (("teams", loaded.model), ("random weights", random_weights(loaded.model, seed=1))):
+        with torch.no_grad():
+            _, states = model.discriminate(loaded.tokens("the quick fox")[None], None)
+            logits = model.detection_head(states)[0, 1:-1]
+        assert float(row[f"{column}, good"]) == pytest.approx(float((1 - logits.sigmoid()).log().sum()), abs=1e-4)
+    assert abs(float(row["teams, good"]) - float(row["random weights, good"])) > 0.01
+
+
+def test_files_may_be_compressed_and_names_are_optional(tmp_path):
+    lines = write_pairs(tmp_path / "plain.v2.jsonl", [("a", "b"), ("c", "d")]).read_bytes()
+    (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress(lines))
+    pairs, records = read_pairs([tmp_path / "plain.v2.jsonl", tmp_path / "packed.jsonl.gz"])
+    assert [(pair.uid, pair.term, pair.line) for pair in pairs] == [
+        *[("plain.v2", "-", 1), ("plain.v2", "-", 2), ("packed", "-", 1), ("packed", "-", 2)]
+    ]
+    assert [record["pairs"] for record in records] == [2, 2]
+    assert default_uid(Path("some/PAIRS")) == "PAIRS"
+
+
+def test_example_writes_minimal_and_balanced_pairs(tmp_path):
+    """The command of the documentation: two words differ, and each of them is right as often as it is wrong."""
+    script = ROOT / "examples" / "minimal_pairs" / "agreement.py"
+    for name in ("first.jsonl", "second.jsonl"):
+        done = run_process([sys.executable, script, tmp_path / name])
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == f"1000 pairs: {tmp_path / name}\n"
+    assert (tmp_path / "first.jsonl").read_bytes() == (tmp_path / "second.jsonl").read_bytes()
+    pairs, _ = read_pairs([tmp_path / "first.jsonl"])
+    assert set(Counter(pair.uid for pair in pairs).values()) == {100}
+    assert len({(pair.good, pair.bad) for pair in pairs}) == 1000
+    balance: dict[str, Counter] = {}
+    for pair in pairs:
+        good, bad = pair.good.split(), pair.bad.split()
+        ((right, wrong),) = [words for words in zip(good, bad, strict=True) if words[0] != words[1]]
+        balance.setdefault(pair.uid, Counter()).update({(right, wrong): 1, (wrong, right): -1})
+    assert len(balance) == 10
+    assert not [uid for uid, counts in balance.items() if any(counts.values())]
+    done = run_process([sys.executable, script])
+    assert (done.returncode, done.stderr) == (1, f"usage: python {script} OUT.jsonl\n")
