@@ -115,12 +115,12 @@ def divisible_updates(budget: Budget, name: str, wanted: float, updates_per_epoc
     return possible[0]
 
 
-def schedule_settings(max_update: int, warmup_share: float) -> dict[str, int]:
+def schedule_settings(max_update: int, warmup_updates: int) -> dict[str, int]:
     """Return the Hydra keys of the schedule, with a checkpoint and a validation at every sixteenth of ``max_update``."""
     part = max_update // PARTS
     return {
         "optimization.max_update": max_update,
-        "lr_scheduler.warmup_updates": max(1, round(max_update * warmup_share)),
+        "lr_scheduler.warmup_updates": warmup_updates,
         "checkpoint.save_interval_updates": part,
         "checkpoint.keep_interval_updates": -1,
         "dataset.validate_interval_updates": part,

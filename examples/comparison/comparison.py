@@ -61,7 +61,7 @@ class Comparison:
         return Path(self.options.data.split(":")[0])
 
     def _settings(self, entry: Entry, max_update: int) -> dict[str, Any]:
-        schedule = schedule_settings(max_update, self.preset.warmup_share)
+        schedule = schedule_settings(max_update, self.preset.warmup(max_update))
         return {"task.data": self.options.data, **self.preset.settings, **entry.settings, **schedule}
 
     def _compose(self, entry: Entry, max_update: int) -> DictConfig:

@@ -54,13 +54,21 @@ class Preset:
     Attributes:
         settings: Hydra key -> value.
         warmup_share: fraction of all updates.
+        warmup_updates: instead of a fraction, their number, at most a quarter of all.
         fine_tuning: flags of ``amos glue`` with their values.
     """
 
     size: str
     settings: dict[str, Any]
-    warmup_share: float
+    warmup_share: float | None
+    warmup_updates: int | None
     fine_tuning: dict[str, Any]
+
+    def warmup(self, max_update: int) -> int:
+        """Return the updates in which the rate rises, of a run of ``max_update``."""
+        if self.warmup_updates is not None:
+            return min(self.warmup_updates, max_update // 4)
+        return max(1, round(max_update * self.warmup_share))
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
@@ -81,7 +89,8 @@ def read_yaml(file: Path) -> dict[str, Any]:
 def read_preset(size: str, settings: dict[str, Any]) -> Preset:
     """Read a preset; ``settings`` of the user override it."""
     content = read_yaml(CONFIGS / f"{size}.yaml")
-    return Preset(size, content["settings"] | settings, content["warmup_share"], content["fine_tuning"])
+    warmup = [content.get(name) for name in ("warmup_share", "warmup_updates")]
+    return Preset(size, content["settings"] | settings, *warmup, content["fine_tuning"])
 
 
 def read_entries(file: Path, size: str, names: list[str] | None) -> list[Entry]:

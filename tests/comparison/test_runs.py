@@ -18,7 +18,7 @@ from amos_fairseq.errors import UserError
 def pretraining(tmp_path) -> Pretraining:
     """AMOS for 32 updates, nothing trained yet."""
     (entry,) = entries.read_entries(entries.CONFIGS / "entries.yaml", "tiny", ["amos_uniform"])
-    settings = {"task.data": "a, DATA", **entry.settings, **schedule_settings(32, 0.1)}
+    settings = {"task.data": "a, DATA", **entry.settings, **schedule_settings(32, 3)}
     return Pretraining(entry, entries.compose_entry(entry, settings), settings, tmp_path / "run", "cpu")
 
 
