@@ -34,7 +34,7 @@ EMBEDDING = "embed_tokens."
 # Name of the head for texts, fairseq's own in ``sentence_prediction``.
 TEXT_HEAD = "sentence_classification_head"
 HEADS = ("classification_heads.", "span_head.", "tagging_head.", "layer_mixture.")
-NEW_LAYERS = "num_new_layers"
+NEW_LAYERS = "new_layers"
 
 
 class FineTunedModel(BaseFairseqModel):
@@ -65,8 +65,9 @@ class FineTunedModel(BaseFairseqModel):
         self.num_pretrained_layers = pretrained.num_layers
         self.encoder = TransformerEncoder(dataclasses.replace(pretrained, num_layers=num_layers))
         self.layer_mixture = LayerMixture(num_layers + 1) if is_mixed else None
-        # In a checkpoint this number says that the new layers have been trained, and stay when it is loaded again.
-        self.register_buffer(NEW_LAYERS, torch.tensor(cfg.new_top_layers) if cfg.new_top_layers else None)
+        # First and last new layer. In a checkpoint they say that these layers have been trained: loaded again, they stay.
+        first_new = num_layers - cfg.new_top_layers + 1
+        self.register_buffer(NEW_LAYERS, torch.tensor([first_new, num_layers]) if cfg.new_top_layers else None)
         self.classification_heads = nn.ModuleDict()
         self.span_head: nn.Module | None = None
         self.tagging_head: TaggingHead | None = None
@@ -227,14 +228,11 @@ class FineTunedModel(BaseFairseqModel):
 
     def _choose_layers(self, state_dict: dict[str, Tensor], here: dict[str, Tensor]) -> None:
         """Leave out the layers above ``--layers``, and replace those of ``--new-top-layers``, in place."""
-        kept, trained = len(self.encoder.layers), state_dict.pop(NEW_LAYERS, None)
-        if self.num_new_layers is not None:
-            state_dict[NEW_LAYERS] = self.num_new_layers
-        num_new = (
-            0
-            if trained is not None and trained.equal(torch.tensor(self.cfg.new_top_layers))
-            else self.cfg.new_top_layers
-        )
+        kept, num_new, trained = len(self.encoder.layers), self.cfg.new_top_layers, state_dict.pop(NEW_LAYERS, None)
+        if num_new:
+            state_dict[NEW_LAYERS] = self.new_layers
+            if trained is not None and trained.tolist() == self.new_layers.tolist():
+                num_new = 0
         for key in list(state_dict):
             found = re.match(rf"{re.escape(ENCODER)}layers\.(\d+)\.", key)
             number = int(found.group(1)) if found else -1
