@@ -147,6 +147,10 @@ def check_arguments(arguments: argparse.Namespace, parser: argparse.ArgumentPars
         for suffix in (".md", ".csv", ".pairs.csv"):
             if (beside := arguments.out.with_suffix(suffix)).resolve() in inputs:
                 raise UserError(f"--out {arguments.out} would overwrite the input file {beside}: give another name")
+            if beside.is_dir():
+                raise UserError(
+                    f"--out {arguments.out} would also write {beside}, which is a folder: give another name"
+                )
     if arguments.out is not None and arguments.out.is_dir():
         raise UserError(f"--out {arguments.out} is a folder: give the name of a file")
     if arguments.batch_tokens < 1:

@@ -50,8 +50,9 @@ class Hyperparameters:
         num_separators: number of ``</s>`` between the texts of a pair, 1 or 2.
         checkpoint: which checkpoint is scored: ``best`` on the dev set after an epoch, or ``last``.
         similar_lengths: batches of examples of similar length, which need little padding, instead of random ones.
-        min_updates: train for more epochs than ``epochs`` if those have fewer updates (Mosbach et al. 2021 and Zhang et al.
-            2021: small data need more epochs than BERT's 3).
+        min_updates: train for twice, three times, ... as many epochs as ``epochs`` says if those have fewer updates (Mosbach et
+            al. 2021 and Zhang et al. 2021: small data need more epochs than BERT's 3). The number of checkpoints and scores on
+            dev stays that of ``epochs``.
         layers: what the head reads: ``last``, the number of a layer, as a string, or ``mix``; see
             :class:`~amos_fairseq.models.fine_tuning.FineTunedModel`.
         new_top_layers: how many of the upper layers start from new random weights.
@@ -114,9 +115,12 @@ class Hyperparameters:
         """Return the number of batches in an epoch; the last one may be smaller."""
         return math.ceil(num_examples / self.batch_size)
 
+    def repetitions(self, num_examples: int) -> int:
+        """Return how often the training set is read in the place of one epoch, so that there are ``min_updates``."""
+        return max(1, math.ceil(self.min_updates / (self.updates_per_epoch(num_examples) * self.epochs)))
+
     def num_epochs(self, num_examples: int) -> int:
-        """Return the number of epochs: ``epochs``, or as many as have ``min_updates``."""
-        return max(self.epochs, math.ceil(self.min_updates / self.updates_per_epoch(num_examples)))
+        return self.epochs * self.repetitions(num_examples)
 
     def total_updates(self, num_examples: int) -> int:
         return self.updates_per_epoch(num_examples) * self.num_epochs(num_examples)
@@ -166,6 +170,8 @@ class Hyperparameters:
             flags["pooler-activation-fn"] = LINEAR_HEAD
         if self.separator is not None:
             flags["separator-token"] = self.separator
+        if (interval := self.repetitions(num_examples)) > 1:
+            flags |= {"save-interval": interval, "validate-interval": interval}
         arguments = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
         arguments += ["--similar-lengths"] if self.similar_lengths else []
         return arguments if self.bias_correction else [*arguments, "--no-bias-correction"]

@@ -84,7 +84,8 @@ class Squad(Benchmark):
 
     def __init__(self, session: Session, data: Path, settings: SquadSettings, with_paper: bool = False) -> None:
         self.session, self.data, self.with_paper = session, data.resolve(), with_paper
-        trials = session.recipe.trials_of(RECIPE_TASK)
+        # The head reads each token.
+        trials = tuple(dataclasses.replace(trial, pooling="first") for trial in session.recipe.trials_of(RECIPE_TASK))
         num_separators = {trial.num_separators for trial in trials}
         if len(num_separators) > 1:
             raise UserError(

@@ -51,7 +51,9 @@ class Tagging(Benchmark):
                 f"--out {data} is the directory of the data, which has a tagging.json too: give another --out"
             )
         # There is no pair of texts to separate.
-        trials = [dataclasses.replace(trial, num_separators=1) for trial in session.recipe.trials_of(RECIPE_TASK)]
+        # There is one text, and the head reads each word.
+        recipe = session.recipe.trials_of(RECIPE_TASK)
+        trials = [dataclasses.replace(trial, num_separators=1, pooling="first") for trial in recipe]
         if os.pathsep in str(self.data):
             raise UserError(f"{self.data}: fairseq separates folders at {os.pathsep!r}: give a path without it")
         manifest = read_tagging_manifest(self.data)

@@ -118,12 +118,19 @@ def choose_part(
 
 def encoder_part(model: nn.Module) -> ExportedPart:
     """Return the encoder that fine-tuning would use, or has used."""
-    weights = encoder_weights(model.embed_tokens, model.encoder)
-    # Its last layer, also where the head of a fine-tuned model reads a mixture.
-    states = (
-        (lambda tokens: model.all_states(tokens)[-1]) if isinstance(model, FineTunedModel) else model.extract_features
+    weights, states, limits = encoder_weights(model.embed_tokens, model.encoder), model.extract_features, ""
+    if isinstance(model, FineTunedModel) and model.layer_mixture is not None:
+
+        def states(tokens: Tensor) -> Tensor:
+            return model.all_states(tokens)[-1]
+
+        limits = (
+            "It was fine-tuned with a head that read a learned mixture of all layers, which is not in this folder: its output "
+            "is the last layer alone."
+        )
+    return ExportedPart(
+        PartKind.ENCODER, model.encoder.shape, weights, states, nn.Identity(), "the encoder", limits=limits
     )
-    return ExportedPart(PartKind.ENCODER, model.encoder.shape, weights, states, nn.Identity(), "the encoder")
 
 
 def generator_part(loaded: LoadedCheckpoint, depth: str | None) -> ExportedPart:

@@ -33,7 +33,8 @@ ENCODER = "encoder."
 EMBEDDING = "embed_tokens."
 # Name of the head for texts, fairseq's own in ``sentence_prediction``.
 TEXT_HEAD = "sentence_classification_head"
-HEADS = ("classification_heads.", "span_head.", "tagging_head.", "layer_mixture.")
+MIXTURE = "layer_mixture."
+HEADS = ("classification_heads.", "span_head.", "tagging_head.", MIXTURE)
 NEW_LAYERS = "new_layers"
 
 
@@ -106,15 +107,21 @@ class FineTunedModel(BaseFairseqModel):
     def register_span_head(self, kind: str) -> None:
         """Add a head for answer spans: one of ``modules.span_heads.SPAN_HEADS``."""
         cfg = self.cfg
+        self._refuse_pooling("answer spans")
         self.span_head = build_span_head(kind, cfg.encoder_embed_dim, cfg.pooler_dropout, cfg.layer_norm_eps)
         self._initialize(self.span_head)
         mark_layer_depths(self)
 
     def register_tagging_head(self, num_labels: int) -> None:
         """Add a head for labels of words."""
+        self._refuse_pooling("labels of words")
         self.tagging_head = TaggingHead(self.cfg.encoder_embed_dim, num_labels, self.cfg.pooler_dropout)
         self._initialize(self.tagging_head)
         mark_layer_depths(self)
+
+    def _refuse_pooling(self, what: str) -> None:
+        if self.cfg.pooling != "first":
+            raise UserError(f"--pooling {self.cfg.pooling} has no effect on a head for {what}: leave it out")
 
     @staticmethod
     def is_fine_tuned(state_dict: dict[str, Tensor]) -> bool:
@@ -199,6 +206,8 @@ class FineTunedModel(BaseFairseqModel):
         state_dict.update({key: value for key, value in here.items() if key.endswith(".scale_bits")})
         self._check_shapes(state_dict, here)
         unused = [key for key in state_dict if key.startswith(HEADS) and not same_shape(key, state_dict, here)]
+        if MIXTURE + "scores" in unused:  # of another number of layers
+            unused.append(MIXTURE + "scale")
         for key in unused:
             del state_dict[key]
         newly_initialized = [key for key in here if key.startswith(HEADS) and key not in state_dict]
@@ -231,8 +240,13 @@ class FineTunedModel(BaseFairseqModel):
         kept, num_new, trained = len(self.encoder.layers), self.cfg.new_top_layers, state_dict.pop(NEW_LAYERS, None)
         if num_new:
             state_dict[NEW_LAYERS] = self.new_layers
-            if trained is not None and trained.tolist() == self.new_layers.tolist():
+            first, last = self.new_layers.tolist()
+            which = f"the layer {last}" if first == last else f"the layers {first} to {last}"
+            if trained is not None and trained.tolist() == [first, last]:
+                logger.info(f"{which} of the checkpoint started anew before, and stay (--new-top-layers {num_new})")
                 num_new = 0
+            else:
+                logger.info(f"new random weights in {which} (--new-top-layers {num_new})")
         for key in list(state_dict):
             found = re.match(rf"{re.escape(ENCODER)}layers\.(\d+)\.", key)
             number = int(found.group(1)) if found else -1
@@ -240,8 +254,6 @@ class FineTunedModel(BaseFairseqModel):
                 del state_dict[key]
             elif kept - num_new <= number < kept:
                 state_dict[key] = here[key]
-        if num_new:
-            logger.info(f"new random weights in the layers {kept - num_new + 1} to {kept} (--new-top-layers {num_new})")
 
     @staticmethod
     def _check_shapes(state_dict: dict[str, Tensor], here: dict[str, Tensor]) -> None:
@@ -280,6 +292,8 @@ def _advice(key: str, checkpoint: dict[str, Tensor], here: dict[str, Tensor]) ->
             return "give the checkpoint's --max-positions"
         if key.startswith(EMBEDDING):
             return "binarize the task with the tokenizer of the checkpoint (SAVE_DIR/tokenizer)"
+    if key in here and key not in checkpoint and key.startswith(f"{ENCODER}layers."):
+        return "give the --layers with which the checkpoint was fine-tuned, or its --arch and sizes"
     if "relative_position" in key:
         return "give the checkpoint's --relative-position-scheme and its sizes"
     return "give the checkpoint's --arch and sizes"

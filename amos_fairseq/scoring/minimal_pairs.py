@@ -401,6 +401,9 @@ def score_pairs(
             "too_long": encoded.num_too_long,
         }
         table = results_table(loaded, encoded, columns)
+        if loaded.imported_from and not loaded.num_updates:
+            note = "the weights are imported and not trained here: a head that their source lacks is random (see amos import)"
+            table = dataclasses.replace(table, notes=[*table.notes, note])
         if out is not None:
             save_results(out, setup, encoded, columns, table)
     return table

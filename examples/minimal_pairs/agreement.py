@@ -8,6 +8,7 @@ wrong in one pair is right in the other ("The dogs bark." and "The dog barks.").
 the frequency of words, is right in half of the pairs. The output is the same on every call.
 """
 
+import argparse
 import json
 import random
 import sys
@@ -216,14 +217,15 @@ def records() -> Iterator[dict[str, str]]:
 
 
 def main() -> None:
-    if len(sys.argv) != 2:
-        sys.exit(f"usage: python {sys.argv[0]} OUT.jsonl")
+    parser = argparse.ArgumentParser(description="Write 1,000 minimal pairs about agreement and irregular verbs.")
+    parser.add_argument("out", metavar="OUT.jsonl", type=Path, help="file of JSON lines to write, in BLiMP's format")
+    out = parser.parse_args().out
     lines = "".join(json.dumps(record) + "\n" for record in records())
     try:
-        Path(sys.argv[1]).write_text(lines, encoding="utf-8")
+        out.write_text(lines, encoding="utf-8")
     except OSError as error:
-        sys.exit(f"{sys.argv[1]} cannot be written ({error.strerror}): give another path")
-    print(f"{lines.count(chr(10))} pairs: {sys.argv[1]}")
+        sys.exit(f"{out} cannot be written ({error.strerror}): give another path")
+    print(f"{lines.count(chr(10))} pairs: {out}")
 
 
 if __name__ == "__main__":

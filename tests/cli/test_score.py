@@ -467,6 +467,7 @@ def test_files_that_are_no_pairs_are_one_line(run, tmp_path, monkeypatch, capsys
         ("--pairs p.json --out p.json", "--out p.json is the input file itself"),
         ("--pairs p.csv --out p.json", "--out p.json would overwrite the input file p.csv"),
         ("--pairs p.jsonl --out folder.json", "--out folder.json is a folder"),
+        ("--pairs p.jsonl --out q.json", "--out q.json would also write q.md, which is a folder: give another name"),
         ("--pairs p.jsonl --out absent/out.json", r"absent/out.json.unfinished cannot be written \(No such file"),
         ("--pairs p.jsonl --corpus absent", "--corpus absent is not a directory: give the one that amos prepare wrote"),
         ("--pairs p.jsonl --corpus folder", "folder/train.bin is missing"),
@@ -476,7 +477,7 @@ def test_mistakes_around_pairs_are_one_line(run, tmp_path, monkeypatch, capsys, 
     monkeypatch.chdir(tmp_path)
     for name in ("p.jsonl", "p.json", "p.csv", "p.zip", "broken.jsonl.gz"):
         (tmp_path / name).write_text(GOOD)
-    for name in ("folder", "folder.json"):
+    for name in ("folder", "folder.json", "q.md"):
         (tmp_path / name).mkdir()
     assert re.search(message, error_line(capsys, main, "score", run, *arguments.split()))
     assert not list(tmp_path.glob("out*"))

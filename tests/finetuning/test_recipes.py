@@ -125,8 +125,8 @@ def test_schedule_by_hand(rows, batch_size, epochs, warmup, total, rising):
     [
         (502, 0, 5, 160),  # 31 whole batches of 16 and a rest, five times
         (502, 160, 5, 160),
-        (502, 161, 6, 192),
-        (502, 1000, 32, 1024),  # 1,000 / 32 = 31.25
+        (502, 161, 10, 320),
+        (502, 1000, 35, 1120),  # 1,000 / 160 = 6.25
         (12543, 1000, 5, 3920),
     ],
 )
@@ -137,6 +137,8 @@ def test_least_number_of_updates_by_hand(rows, min_updates, epochs, total):
     assert flags[flags.index("--max-epoch") + 1] == str(epochs)
     assert flags[flags.index("--total-num-update") + 1] == str(total)
     assert flags[flags.index("--warmup-updates") + 1] == str(total // 10)
+    for name in ("--save-interval", "--validate-interval"):  # in epochs: five in each run
+        assert (flags[flags.index(name) + 1] if name in flags else "1") == str(epochs // 5)
 
 
 def test_command_line_replaces_settings_of_a_recipe_and_a_grid():

@@ -208,6 +208,25 @@ def test_refused_settings(settings: dict, message: str) -> None:
         fine_tuned("mlm", **settings)
 
 
+def test_a_mixture_of_another_number_of_layers_starts_anew() -> None:
+    before = fine_tuned("mlm", layers="mix")
+    with torch.no_grad():
+        before.layer_mixture.scale.fill_(3.0)
+    state = {name: value for name, value in before.state_dict().items() if ".layers.3." not in name}
+    model = fine_tuned("mlm", encoder_layers=3, layers="mix")
+    model.load_state_dict(state)
+    assert model.layer_mixture.scale.item() == 1
+    assert model.layer_mixture.scores.tolist() == [0] * 4
+
+
+def test_heads_of_tokens_refuse_pooling() -> None:
+    model = fine_tuned("mlm", pooling="mean")
+    with pytest.raises(UserError, match=r"--pooling mean has no effect on a head for labels of words"):
+        model.register_tagging_head(3)
+    with pytest.raises(UserError, match=r"--pooling mean has no effect on a head for answer spans"):
+        model.register_span_head("independent")
+
+
 @pytest.mark.parametrize("settings", [{"layers": "2"}, {"new_top_layers": 1}, {"pooling": "mean"}])
 def test_pretraining_refuses_settings_of_fine_tuning(settings: dict) -> None:
     model_class, config_class, own = OBJECTIVES["mlm"]
@@ -218,6 +237,7 @@ def test_pretraining_refuses_settings_of_fine_tuning(settings: dict) -> None:
 
 def test_a_checkpoint_with_fewer_layers_than_the_setting_says_is_refused() -> None:
     model = fine_tuned("mlm", encoder_layers=2)
-    with pytest.raises(UserError, match=r"encoder\.layers\.2\.\S+ is absent in the checkpoint"):
+    expected = r"encoder\.layers\.2\.\S+ is absent in the checkpoint.*give the --layers with which"
+    with pytest.raises(UserError, match=expected):
         started_from(model, "mlm", layers="3")
     assert dataclasses.asdict(model.encoder.shape)["num_layers"] == 2

@@ -366,5 +366,6 @@ def test_example_writes_minimal_and_balanced_pairs(tmp_path):
         balance.setdefault(pair.uid, Counter()).update({(right, wrong): 1, (wrong, right): -1})
     assert len(balance) == 10
     assert not [uid for uid, counts in balance.items() if any(counts.values())]
-    done = run_process([sys.executable, script])
-    assert (done.returncode, done.stderr) == (1, f"usage: python {script} OUT.jsonl\n")
+    done = run_process([sys.executable, script, tmp_path / "absent" / "out.jsonl"])
+    assert done.returncode == 1
+    assert done.stderr.endswith("out.jsonl cannot be written (No such file or directory): give another path\n")

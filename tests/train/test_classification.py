@@ -216,8 +216,10 @@ def test_options_for_few_labels(place, tmp_path, capsys):
     assert all(option in printed for option in options.split(", "))
     state = read_state(place / "few" / RUN / "checkpoint_best.pt")
     log = (place / "few" / RUN / "train.log").read_text()
-    assert "new random weights in the layers 2 to 2 (--new-top-layers 1)" in log
-    assert "num_updates 110 " in log  # 10 epochs of 81 rows: the smallest number of epochs with 100 updates
+    assert "new random weights in the layer 2 (--new-top-layers 1)" in log
+    # 10 epochs of 81 rows, the smallest number with 100 updates, are one epoch of the recipe: one score on dev.
+    assert "num_updates 110 " in log
+    assert log.count("| valid |") == log.count("Saved checkpoint") == 1
     assert state["model"]["layer_mixture.scores"].abs().max() > 0
     assert summary(place, "few")["accuracy"] > 80
     rows = read_tsv(place / "few" / RUN / "predictions.dev.tsv")

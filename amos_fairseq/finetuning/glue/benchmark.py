@@ -24,6 +24,7 @@ from amos_fairseq.finetuning.summary import (
     summarize,
     summary_of_same_weights,
 )
+from amos_fairseq.models.configuration import LAST_LAYER
 from amos_fairseq.summary_file import Summary
 from amos_fairseq.tables import MISSING, Table, format_score
 
@@ -112,8 +113,10 @@ class Glue(Benchmark):
         if not any(task in INTERMEDIATE_FOR for task in self.tasks):
             raise UserError(f"--intermediate has no effect: none of {', '.join(INTERMEDIATE_FOR)} is among --tasks")
         if intermediate == self.session.out and INTERMEDIATE_TASK in self.tasks:
+            self._check_layers({trial.layers for trial in self.tasks[INTERMEDIATE_TASK].trials})
             return
-        if best_intermediate(intermediate) is None:
+        found = best_intermediate(intermediate)
+        if found is None:
             raise UserError(
                 f"{intermediate} holds no finished run of {INTERMEDIATE_TASK}: add it to --tasks, or give the --out of one "
                 "as --intermediate OUT"
@@ -123,6 +126,17 @@ class Glue(Benchmark):
             raise UserError(
                 f"{intermediate} holds {INTERMEDIATE_TASK} runs of another checkpoint: give those of this checkpoint"
             )
+        self._check_layers({found.best.identity["settings"].get("layers", LAST_LAYER)})
+
+    def _check_layers(self, before: set[str]) -> None:
+        """Raise :class:`UserError` unless the runs that start from MNLI's have the ``--layers`` of those, ``before``."""
+        for name in INTERMEDIATE_FOR:
+            own = {trial.layers for trial in self.tasks[name].trials} if name in self.tasks else before
+            if own != before:
+                raise UserError(
+                    f"{name} with --layers {', '.join(sorted(own))} cannot start from {INTERMEDIATE_TASK} with --layers "
+                    f"{', '.join(sorted(before))}: give both the same"
+                )
 
     def execute(self, execute_runs: Callable[[Sequence[TaskRun]], list[Failure]]) -> list[Failure]:
         """Execute all runs; with ``intermediate``, runs that start from MNLI's best run on dev come last.

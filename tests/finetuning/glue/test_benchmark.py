@@ -171,6 +171,10 @@ def test_small_tasks_start_from_the_best_mnli_run(start, tmp_path, fake_training
     assert fake_training.flag(fake_training.commands[-1], "--finetune-from-model") == mnli
     with pytest.raises(UserError, match="intermediate_sha256"):
         glue(out, "RTE")
+    with pytest.raises(
+        UserError, match="RTE with --layers 1 cannot start from MNLI with --layers last: give both the same"
+    ):
+        glue(tmp_path / "shorter", "RTE", intermediate=out, overrides={"layers": "1"})
 
 
 def test_intermediate_training_without_mnli_is_refused(tmp_path, fake_training, glue):
