@@ -10,6 +10,7 @@ from fairseq.data import Dictionary
 from fairseq.logging import metrics
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig as SentencePredictionTaskConfig
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
+from omegaconf import open_dict
 from saved_models import write_save_dir
 from small_models import small_dictionary
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -89,13 +90,19 @@ JOBS = {
 }
 
 
-def fine_tune(cuda: FakeCuda, recipe: str, job: str, length: int, precision: str) -> None:
-    """Two updates and a batch of validation; every parameter gets a gradient, and an update reads the device once."""
+def fine_tune(cuda: FakeCuda, recipe: str, job: str, length: int, precision: str, **settings: Any) -> None:
+    """Two updates and a batch of validation; every parameter gets a gradient, and an update reads the device once.
+
+    ``settings``: of the model, which recipes of pretraining do not have.
+    """
     metrics.reset()
     with unset_fake_temporarily():
         cfg = set_up(BenchSettings(recipe, ["model.max_positions=512"], precision=precision)).cfg
+        with open_dict(cfg.model):
+            cfg.model.update(settings)
         task, criterion, batch = JOBS[job](length)
     trainer = UnsavedTrainer(cfg, task, task.build_model(cfg.model), criterion)
+    assert all(getattr(trainer.get_model().cfg, name) == value for name, value in settings.items())
     reached: set[str] = set()
     for name, parameter in trainer.get_model().named_parameters():
         parameter.register_post_accumulate_grad_hook(lambda parameter, name=name: reached.add(name))
@@ -119,6 +126,14 @@ def test_heads_are_trained(recipe: str, job: str, length: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "bf16", "fp16"])
+def test_options_for_few_labels(precision: str) -> None:
+    with fake_cuda() as cuda:
+        fine_tune(cuda, "amos_mini", "classes", 65, precision, layers="mix", pooling="mean", new_top_layers=1)
+        fine_tune(cuda, "amos_mini", "spans, independent", 65, precision, layers="2")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "fp16"])
 @pytest.mark.parametrize("recipe", ["amos_tiny", "electric_tiny", "mlm_tiny", "teams_tiny"])
 def test_every_objective_is_fine_tuned_in_every_precision(recipe: str, precision: str) -> None:
@@ -133,7 +148,8 @@ def test_a_checkpoint_is_read_on_the_device(tmp_path: Path, dtype: torch.dtype) 
     encoder = amos_fairseq.load(tmp_path)
     with fake_cuda() as cuda:
         replace_tensors(encoder, cuda.mode.from_tensor)
-        features = encoder.to("cuda", dtype)(["the lazy dog jumps", "the end", ("the quick fox", "over the dog")])
-        assert {tensor.device.type for tensor in features} == {"cuda"}
+        texts = ["the lazy dog jumps", "the end", ("the quick fox", "over the dog")]
+        features = encoder.to("cuda", dtype)(texts, all_layers=True)
+        assert {tensor.device.type for tensor in (*features[:3], *features.layers)} == {"cuda"}
         assert features.pooled().dtype == dtype
         assert cuda.host_reads == 0
