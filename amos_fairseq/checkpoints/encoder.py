@@ -220,7 +220,7 @@ def load(
         dtype: float32 (the default), bfloat16 or float16, on every device.
         batch_size: number of texts in one forward pass.
         layer: the layer whose states are returned: 1 for the first, 0 for its input; those above it are not computed. By
-            default the last. Where labels are few, an earlier one is often better (docs/few_labels.md).
+            default the last.
 
     Raises:
         UserError: as for :func:`amos_fairseq.checkpoints.read.load_checkpoint`; or there is no such layer, or the device or

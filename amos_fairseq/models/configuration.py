@@ -200,7 +200,7 @@ def parse_layers(layers: str, num_layers: int) -> tuple[int, bool]:
 
 
 def check_new_top_layers(number: int, num_layers: int) -> None:
-    """Raise ValueError unless an encoder of which fine-tuning keeps ``num_layers`` can start ``number`` of them anew."""
+    """Raise ValueError unless ``number`` of the ``num_layers`` that fine-tuning keeps can be newly initialized."""
     if not 0 <= number <= num_layers:
         raise ValueError(f"--new-top-layers {number} must be from 0 to {num_layers}, the layers of the encoder")
 

@@ -243,7 +243,7 @@ class FineTunedModel(BaseFairseqModel):
             first, last = self.new_layers.tolist()
             which = f"the layer {last}" if first == last else f"the layers {first} to {last}"
             if trained is not None and trained.tolist() == [first, last]:
-                logger.info(f"{which} of the checkpoint started anew before, and stay (--new-top-layers {num_new})")
+                logger.info(f"{which}: newly initialized in an earlier run and kept (--new-top-layers {num_new})")
                 num_new = 0
             else:
                 logger.info(f"new random weights in {which} (--new-top-layers {num_new})")
