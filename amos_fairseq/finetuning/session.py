@@ -220,8 +220,11 @@ def open_session(
     pretrained = read_pretrained_checkpoint(checkpoint, from_scratch)
     given = {name: value for name, value in (overrides or {}).items() if value is not None}
     for name, value in given.items():
-        least, expected = (0, "0 or above") if name in MAY_BE_ZERO else (1e-300, "above 0")
-        if not isinstance(value, bool | str) and not value >= least:
+        if isinstance(value, bool | str):
+            continue
+        may_be_zero = name in MAY_BE_ZERO
+        if not (value >= 0 if may_be_zero else value > 0):
+            expected = "0 or above" if may_be_zero else "above 0"
             raise UserError(f"--{name.replace('_', '-')} {value} must be {expected}")
     chosen = load_recipe(recipe, size or pretrained.size, given)
     for trial in {trial for trials in chosen.trials.values() for trial in trials}:
