@@ -68,7 +68,7 @@ def add_arguments(
     else:
         parser.set_defaults(num_separators=None)
 
-    text = "train for more epochs where these have fewer than N updates, for small data (default: the recipe's, 0)"
+    text = "repeat all epochs until there are N updates or more, for small data (default: the recipe's, 0)"
     add("--min-updates", type=int, metavar="N", help=text)
     text = "the head reads layer K (a number from 1 on), and the layers above it are left out; mix: a learned mixture of all "
     text += "layers; or last (default: the recipe's, last)"
