@@ -38,7 +38,8 @@ class Features(NamedTuple):
         mask: [B,T] bool, True at real tokens, False at padding.
         tokens: [B,T] int64, the input: ``<s>``, pieces, ``</s>``.
         layers: with ``all_layers``, a tuple of such states: item 0 is the input of the first layer, item k the output of
-            layer k, as in ``hidden_states`` of Hugging Face; else None.
+            layer k, as in ``hidden_states`` of Hugging Face; else None. Those of ModernBERT have all been through its last
+            LayerNorm, which Hugging Face applies to the last layer alone.
     """
 
     states: Tensor
@@ -168,15 +169,15 @@ class Encoder(nn.Module):
         if self.layer is not None:
             encoder = with_layers(encoder, encoder.layers[: self.layer])
         with torch.set_grad_enabled(self.training and torch.is_grad_enabled()):
-            layers = encoder(
+            outputs = encoder(
                 self.model.embed_tokens(tokens),
                 padding_mask=tokens.eq(self.loaded.dictionary.pad()),
                 token_types=self._token_types(sequences, tokens.size(1)),
                 with_input=True,
             )
             is_fine_tuned = isinstance(self.model, FineTunedModel) and self.layer is None
-            states = self.model.read_layers(layers) if is_fine_tuned else layers[-1]
-        wanted = [states, *layers] if all_layers else [states]
+            states = self.model.read_layers(outputs) if is_fine_tuned else outputs[-1]
+        wanted = [states, *outputs] if all_layers else [states]
         return [tuple(each[row, : len(sequence.tokens)] for each in wanted) for row, sequence in enumerate(sequences)]
 
     def _token_types(self, sequences: list[_Sequence], length: int) -> Tensor | None:

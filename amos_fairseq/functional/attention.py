@@ -12,6 +12,7 @@ from torch.nn.functional import dropout as torch_dropout
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from amos_fairseq.functional.cpu.attention import cpu_attention
+from amos_fairseq.functional.rotary import Rotation, rotate, rotate_queries_and_keys
 
 # Added to the score of a masked pair. Its exponential is exactly 0 beside any real score, and float16 can represent it. Unlike
 # -inf it gives a query whose keys are all masked finite weights and gradients (which have no meaning).
@@ -45,6 +46,41 @@ class AttentionBias(NamedTuple):
 
 
 NO_BIAS = AttentionBias()
+
+
+def masked_pairs(
+    length: int, padding_mask: Tensor | None, side: str = "all", reach: int | None = None, *, device: torch.device
+) -> Tensor | None:
+    """Return True where a query must not attend to a key: [B or 1, 1, T or 1 (queries), T (keys)] bool; None: nowhere.
+
+    Args:
+        length: T.
+        padding_mask: [B,T] bool, True at padding; None if there is none.
+        side: attend to all keys, or to the "past" or "future" keys and the query's own position.
+        reach: largest distance of a key; None for any.
+    """
+    padding = None if padding_mask is None else padding_mask[:, None, None, :]
+    is_local = reach is not None and reach < length - 1
+    if side == "all" and not is_local:
+        return padding
+    positions = torch.arange(length, device=device)
+    ahead = positions - positions[:, None]  # [T,T], key position minus query position
+    excluded = is_excluded(ahead, side, reach)[None, None]
+    # A query that is padding may see no text; it always attends to itself.
+    return excluded if padding is None else excluded | (padding & (ahead != 0))
+
+
+def is_excluded(ahead: Tensor, side: str, reach: int | None) -> Tensor:
+    """Return True where a key, ``ahead`` positions after its query, is on the wrong side or too far away: bool."""
+    excluded = (
+        torch.zeros_like(ahead, dtype=torch.bool) if side == "all" else ahead > 0 if side == "past" else ahead < 0
+    )
+    return excluded if reach is None else excluded | (ahead.abs() > reach)
+
+
+def scores_of_masked_pairs(masked: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Return what is added to the scores: 0, or :data:`MASKED_SCORE` at ``masked`` pairs."""
+    return None if masked is None else masked.to(dtype) * MASKED_SCORE
 
 
 class ToeplitzBias(NamedTuple):
@@ -152,18 +188,21 @@ def as_attention_mask(bias: AttentionBias, dtype: torch.dtype) -> Tensor | None:
     return pad(mask, (0, missing))[..., :length] if missing else mask.clone(memory_format=torch.contiguous_format)
 
 
-def reference_attention(heads: Tensor, bias: AttentionBias, dropout: float) -> Tensor:
+def reference_attention(heads: Tensor, bias: AttentionBias, dropout: float, rotation: Rotation | None = None) -> Tensor:
     """Compute softmax(q k^T / sqrt(d) + bias) v, each weight dropped with probability ``dropout``.
 
     Args:
         heads: [B,T,3,H,d], query, key and value of every head.
         bias: added to the scores.
         dropout: a probability below 1; the other weights are scaled by 1 / (1 - dropout).
+        rotation: of q and k before their product; None for none.
 
     Returns:
         [B,T,H,d], in the dtype of ``heads``; the softmax is in float32 or above.
     """
     query, key, value = heads.permute(2, 0, 3, 1, 4)  # each [B,H,T,d]
+    if rotation is not None:
+        query, key = rotate(query, rotation), rotate(key, rotation)
     scores = (query * query.size(-1) ** -0.5) @ key.transpose(-2, -1)  # [B,H,T,T]
     for part in bias:
         scores = scores if part is None else scores + part  # float32 where the learned bias is
@@ -171,7 +210,7 @@ def reference_attention(heads: Tensor, bias: AttentionBias, dropout: float) -> T
     return (torch_dropout(weights, dropout) @ value).transpose(1, 2)
 
 
-def fast_attention(heads: Tensor, bias: AttentionBias, dropout: float) -> Tensor:
+def fast_attention(heads: Tensor, bias: AttentionBias, dropout: float, rotation: Rotation | None = None) -> Tensor:
     """Compute :func:`reference_attention` with the backend of :func:`choose_backend`.
 
     Prepare ``bias`` with :func:`prepare_bias` when several layers use it.
@@ -180,9 +219,11 @@ def fast_attention(heads: Tensor, bias: AttentionBias, dropout: float) -> Tensor
     length, head_width = heads.size(1), heads.size(-1)
     backend = choose_backend(heads.device, heads.dtype, head_width, has_bias, length=length, dropout=dropout)
     if backend == "reference":
-        return reference_attention(heads, bias, dropout)
+        return reference_attention(heads, bias, dropout, rotation)
     if backend == "cpu":
-        return cpu_attention(heads, bias.learned, bias.fixed, dropout)
+        return cpu_attention(heads, bias.learned, bias.fixed, dropout, rotation)
+    if rotation is not None:
+        heads = rotate_queries_and_keys(heads, rotation)
     # Unbind query, key and value without a permutation: autograd then writes the three gradients into one packed [B,T,3,H,d].
     # After a permutation it would stack them in another order and copy the result.
     query, key, value = (part.transpose(1, 2) for part in heads.unbind(2))  # each [B,H,T,d]

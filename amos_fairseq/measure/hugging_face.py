@@ -24,7 +24,7 @@ from transformers.models.bert.modeling_bert import BertEncoder
 from amos_fairseq.measure.configuration import BenchSetup
 from amos_fairseq.measure.fairseq_step import moments_of, tensors_of
 from amos_fairseq.models.configuration import generator_config, transformer_config
-from amos_fairseq.modules.encoder import TransformerConfig
+from amos_fairseq.modules.bert_encoder import BertEncoderConfig
 from amos_fairseq.optim.grouped_adam import first, parse_betas
 
 INPUTS = ("tokens", "masked_tokens", "masked_positions")
@@ -123,7 +123,7 @@ def build_objective(cfg: DictConfig, vocabulary_size: int, pad: int, naive: bool
     return HuggingFaceObjective(generator, ElectraForPreTraining(main), cfg.criterion.discriminator_loss_weight, naive)
 
 
-def network_config(shape: TransformerConfig, **settings: Any) -> ElectraConfig:
+def network_config(shape: BertEncoderConfig, **settings: Any) -> ElectraConfig:
     return ElectraConfig(
         num_hidden_layers=shape.num_layers,
         hidden_size=shape.width,

@@ -23,7 +23,6 @@ from amos_fairseq.measure.bench_report import MicroBenchmarkTime
 from amos_fairseq.measure.configuration import BenchSetup
 from amos_fairseq.measure.measurement import Batch, Progress, best_seconds
 from amos_fairseq.models.configuration import PaddedVocabulary, embedding_width, transformer_config
-from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.mixture import Adversary, OutputLayerWeights, predict_chunked, predict_reference
 from amos_fairseq.optim.grouped_adam import first, parse_betas
 from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
@@ -77,7 +76,7 @@ def attention(setup: BenchSetup, num_sequences: int) -> MicroBenchmark:
     shape, length = transformer_config(setup.cfg.model), setup.cfg.task.tokens_per_sample
     width, heads, size = shape.width, shape.num_heads, setup.dtype.itemsize
     products = 8 * num_sequences * length * width**2 + 4 * num_sequences * length**2 * width
-    bias = 0 if shape.position_scheme == "none" else heads * length**2
+    bias = heads * length**2 if shape.has_learned_bias else 0
     return MicroBenchmark(
         "attention" + (" with a learned bias" if bias else ""),
         f"B={num_sequences} T={length} H={heads} D={width}",
@@ -90,7 +89,7 @@ def attention(setup: BenchSetup, num_sequences: int) -> MicroBenchmark:
 def attention_step(setup: BenchSetup, way: str, num_sequences: int) -> Callable[[], None]:
     """Return the forward and backward pass of the first layer's attention, with the arguments that the encoder passes."""
     shape = dataclasses.replace(transformer_config(setup.cfg.model), num_layers=1, kernels=way)
-    encoder = TransformerEncoder(shape).to(setup.device, setup.dtype).train()
+    encoder = shape.build().to(setup.device, setup.dtype).train()
     module = encoder.layers[0].attention
     arguments: list[object] = []
     hook = module.register_forward_pre_hook(

@@ -20,9 +20,11 @@ from torch.utils.checkpoint import set_checkpoint_early_stop
 from amos_fairseq.measure.fairseq_step import FairseqStep
 from amos_fairseq.measure.measurement import Batch, synchronize
 from amos_fairseq.models.pretraining import PretrainingModel
-from amos_fairseq.modules.encoder import SelfAttention, TransformerEncoder, TransformerLayer
+from amos_fairseq.modules.bert_encoder import BertLayer, SelfAttention
+from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.heads import DetectionHead, EmbeddingHead
 from amos_fairseq.modules.mixture import MixtureWeights
+from amos_fairseq.modules.modern_encoder import ModernBertLayer, RotaryAttention
 from amos_fairseq.modules.relative_position import RelativePositionBias
 
 PREFIX = "part: "
@@ -35,7 +37,9 @@ PARTS = (EMBEDDINGS, ATTENTION, FFN, HEADS, OUTPUT, LOSS, OPTIMIZER, OTHER)
 PART_OF_MODULE: tuple[tuple[type[nn.Module], str], ...] = (
     (SelfAttention, ATTENTION),
     (RelativePositionBias, ATTENTION),
-    (TransformerLayer, FFN),
+    (RotaryAttention, ATTENTION),
+    (BertLayer, FFN),
+    (ModernBertLayer, FFN),
     (TransformerEncoder, EMBEDDINGS),
     (nn.Embedding, EMBEDDINGS),
     (EmbeddingHead, HEADS),

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from amos_fairseq.functional.positions import add_at_positions, gather_positions, replace_positions
 from amos_fairseq.models.configuration import (
     MINI,
+    MODERN_MINI,
     DetectorWithMlmConfig,
     PaddedVocabulary,
+    make_detection_head,
     register_sizes,
     transformer_config,
 )
@@ -112,15 +114,14 @@ class AmosModel(PretrainingModel):
         generator_layers = self.depths if cfg.separate_generators else [max(self.depths)]
 
         self.generators = nn.ModuleList(
-            TransformerEncoder(transformer_config(cfg, num_layers, with_dropout=False))
-            for num_layers in generator_layers
+            transformer_config(cfg, num_layers, with_dropout=False).build() for num_layers in generator_layers
         )
         self.mlm_heads = nn.ModuleList(self.make_mlm_head(width) for _ in range(num_generators))
         self.mixture = MixtureWeights(
             str(cfg.mixture), num_depths, width, parse_weights(cfg.fixed_mixture_weights), cfg.max_update
         )
-        self.discriminator = TransformerEncoder(transformer_config(cfg))
-        self.detection_head = DetectionHead(width)
+        self.discriminator = transformer_config(cfg).build()
+        self.detection_head = make_detection_head(cfg, DetectionHead)
         self.token_prediction = self.make_token_prediction() if cfg.encoder_mlm_weight else None
         self.initialize()
 
@@ -197,7 +198,7 @@ class AmosModel(PretrainingModel):
         else:
             stops = () if self.cfg.no_stop_gradient else self.depths[:-1]
             layers = self.generators[0](embeddings, padding_mask, stops, last_positions=masked_positions)
-            between = [gather_positions(layers[depth - 1], masked_positions) for depth in self.depths[:-1]]
+            between = [layers.at(depth - 1, masked_positions) for depth in self.depths[:-1]]
             features = [*between, layers[-1]]
         return features, [head(f) for head, f in zip(self.head_of_depth, features, strict=True)]
 
@@ -270,4 +271,5 @@ register_sizes(
     "amos",
     tiny={"generator_depths": "1,2", "linear_init_std": 0.1},
     mini={"generator_depths": "2,4", "discriminator_lr_scale": 0.05, **MINI},
+    modern_mini={"generator_depths": "2,4", "discriminator_lr_scale": 0.05, **MODERN_MINI},
 )

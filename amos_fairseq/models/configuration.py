@@ -16,8 +16,16 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import register_model_architecture
 from torch import Tensor, nn
 
+from amos_fairseq.modules.bert_encoder import BertEncoderConfig
 from amos_fairseq.modules.encoder import TransformerConfig
-from amos_fairseq.modules.heads import CLASSIFICATION_HEADS, POOLINGS
+from amos_fairseq.modules.heads import (
+    CLASSIFICATION_HEADS,
+    POOLINGS,
+    DetectionHead,
+    EmbeddingHead,
+    NormedDetectionHead,
+)
+from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
 from amos_fairseq.special_tokens import special_ids
 
 # base: AMOS section 4 (BERT-base). small and large: thesis Table 5.1. tiny and mini: ours, the smallest that visibly
@@ -39,6 +47,37 @@ SIZES = {
 }
 # What the mini models of all objectives have besides their sizes; a source for each value is in their YAMLs.
 MINI = {"linear_init_std": 0.07, "relative_position_scheme": "t5"}
+BERT, MODERN = "bert", "modernbert"
+# The second part of the names of ModernBERT's architectures: MODEL_modern_SIZE.
+MODERN_ARCH = "modern"
+# What all of them have, besides their sizes: section 2.1 of the ModernBERT paper and the released configuration.
+MODERN_SETTINGS = {
+    "encoder": MODERN,
+    "max_positions": 8192,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+    "relative_position_scheme": "none",
+}
+# base and large: the released models of Warner et al. (2024). small: that of Weller et al. (2025) with 32 million parameters,
+# the nearest to the cost of the other small models. mini: ours, with width, depth and number of weights of the other minis.
+MODERN_SIZES = {
+    size: {
+        "encoder_layers": layers,
+        "encoder_embed_dim": width,
+        "encoder_ffn_embed_dim": ffn_width,
+        "encoder_attention_heads": heads,
+        **MODERN_SETTINGS,
+    }
+    for size, layers, width, ffn_width, heads in (
+        ("mini", 6, 128, 344, 4),
+        ("small", 10, 384, 576, 6),
+        ("base", 22, 768, 1152, 12),
+        ("large", 28, 1024, 2624, 16),
+    )
+}
+# What the mini models of all objectives have besides, as MINI.
+MODERN_MINI = {"linear_init_std": 0.05, "max_positions": 128}
 # Matrix products are faster on whole tiles.
 VOCABULARY_MULTIPLE = 64
 
@@ -47,6 +86,35 @@ VOCABULARY_MULTIPLE = 64
 class EncoderConfig(FairseqDataclass):
     """The encoder; the defaults are BERT-base."""
 
+    encoder: ChoiceEnum([BERT, MODERN]) = field(
+        default=BERT,
+        metadata={
+            "help": "architecture of all networks: bert, or modernbert (rotary positions, gated feed-forward networks, "
+            "LayerNorm before each block, local attention in most layers; docs/which_encoder.md)"
+        },
+    )
+    global_attention_every: int = field(
+        default=3,
+        metadata={"range": "above 0", "help": "modernbert: every which layer attends to all tokens, from the first on"},
+    )
+    local_attention: int = field(
+        default=128,
+        metadata={
+            "range": "2 or more",
+            "help": "modernbert: window of the other layers in tokens, half of it on each side (an even number)",
+        },
+    )
+    global_rope_theta: float = field(
+        default=160_000.0,
+        metadata={
+            "range": "1 or more",
+            "help": "modernbert: base of the rotary angles in layers that attend to all tokens",
+        },
+    )
+    local_rope_theta: float = field(
+        default=10_000.0,
+        metadata={"range": "1 or more", "help": "modernbert: base of the rotary angles in the other layers"},
+    )
     encoder_layers: int = field(default=12, metadata={"range": "above 0", "help": "layers of the main encoder"})
     encoder_embed_dim: int = field(default=768, metadata={"range": "above 0", "help": "width of the encoder"})
     encoder_ffn_embed_dim: int = field(
@@ -213,25 +281,73 @@ def embedding_width(cfg: EncoderConfig) -> int:
 def transformer_config(
     cfg: EncoderConfig, num_layers: int | None = None, with_dropout: bool = True
 ) -> TransformerConfig:
-    """Return the sizes of the main encoder, or of a network as wide with ``num_layers`` layers or without dropout."""
-    return TransformerConfig(
-        num_layers=num_layers or cfg.encoder_layers,
-        width=cfg.encoder_embed_dim,
-        ffn_width=cfg.encoder_ffn_embed_dim,
-        num_heads=cfg.encoder_attention_heads,
-        max_positions=cfg.max_positions,
-        dropout=cfg.dropout if with_dropout else 0.0,
-        attention_dropout=cfg.attention_dropout if with_dropout else 0.0,
-        activation_dropout=cfg.activation_dropout if with_dropout else 0.0,
-        layer_norm_eps=cfg.layer_norm_eps,
+    """Return the sizes of the main encoder, or of a network as wide with ``num_layers`` layers or without dropout.
+
+    Raises:
+        ValueError: a setting has no meaning for this encoder.
+    """
+    common = {
+        "num_layers": num_layers or cfg.encoder_layers,
+        "width": cfg.encoder_embed_dim,
+        "ffn_width": cfg.encoder_ffn_embed_dim,
+        "num_heads": cfg.encoder_attention_heads,
+        "max_positions": cfg.max_positions,
+        "dropout": cfg.dropout if with_dropout else 0.0,
+        "attention_dropout": cfg.attention_dropout if with_dropout else 0.0,
+        "activation_dropout": cfg.activation_dropout if with_dropout else 0.0,
+        "layer_norm_eps": cfg.layer_norm_eps,
+        "embedding_width": cfg.embedding_dim,
+        "kernels": str(cfg.kernels),
+        "activation_checkpointing": cfg.activation_checkpointing,
+    }
+    if cfg.encoder == MODERN:
+        check_modern(cfg)
+        return ModernBertEncoderConfig(
+            **common,
+            global_every=cfg.global_attention_every,
+            local_attention=cfg.local_attention,
+            global_theta=cfg.global_rope_theta,
+            local_theta=cfg.local_rope_theta,
+        )
+    return BertEncoderConfig(
+        **common,
         position_scheme=str(cfg.relative_position_scheme),
         position_buckets=cfg.relative_position_buckets,
         position_max_distance=cfg.relative_position_max_distance,
-        embedding_width=cfg.embedding_dim,
         num_token_types=cfg.token_types,
-        kernels=str(cfg.kernels),
-        activation_checkpointing=cfg.activation_checkpointing,
     )
+
+
+def check_modern(cfg: EncoderConfig) -> None:
+    """Raise ValueError for settings that ModernBERT's encoder cannot have."""
+    if cfg.relative_position_scheme != "none":
+        raise ValueError(
+            f"--encoder {MODERN} has rotary positions, and no relative positions of the scheme {cfg.relative_position_scheme}: "
+            "give --relative-position-scheme none"
+        )
+    if cfg.token_types:
+        raise ValueError(f"--encoder {MODERN} has no token types: leave --token-types out")
+    if cfg.local_attention % 2:
+        raise ValueError(
+            f"--local-attention {cfg.local_attention} is odd: give an even number, half of it on each side of a token"
+        )
+    if cfg.encoder_embed_dim // cfg.encoder_attention_heads % 2:
+        raise ValueError(
+            f"--encoder {MODERN} rotates pairs of numbers, and {cfg.encoder_attention_heads} attention heads of the width "
+            f"{cfg.encoder_embed_dim} have odd widths: give fewer or more heads"
+        )
+
+
+def make_transform(cfg: EncoderConfig) -> EmbeddingHead | None:
+    """Return the module between an encoder and the output layer of a head for fine-tuning: ModernBERT's, or None for BERT's."""
+    width = cfg.encoder_embed_dim
+    return EmbeddingHead(width, width, cfg.layer_norm_eps, has_biases=False) if cfg.encoder == MODERN else None
+
+
+def make_detection_head(cfg: EncoderConfig, of_bert: type[DetectionHead]) -> DetectionHead:
+    """Return a detection head on the main encoder: ``of_bert``, or ModernBERT's."""
+    width = cfg.encoder_embed_dim
+    return NormedDetectionHead(width, cfg.layer_norm_eps) if cfg.encoder == MODERN else of_bert(width)
 
 
 def generator_config(cfg: EncoderConfig, num_layers: int = 0) -> TransformerConfig:
@@ -301,8 +417,12 @@ class PaddedVocabulary:
 
 
 def register_sizes(model: str, **also: dict) -> None:
-    """Register ``MODEL_tiny`` to ``MODEL_large``; ``also`` adds the model's own defaults for a size."""
-    for size, sizes in SIZES.items():
+    """Register ``MODEL_tiny`` to ``MODEL_large`` and ``MODEL_modern_mini`` to ``MODEL_modern_large``.
+
+    ``also`` adds the model's own defaults for a name without that of the model, such as ``small`` or ``modern_small``.
+    """
+    modern = {f"{MODERN_ARCH}_{size}": sizes for size, sizes in MODERN_SIZES.items()}
+    for size, sizes in (SIZES | modern).items():
         defaults = {**sizes, **also.get(size, {})}
 
         def set_defaults(args: argparse.Namespace, defaults: dict = defaults) -> None:

@@ -22,10 +22,12 @@ from amos_fairseq.functional.reference_sampling import forbid_tokens, gumbel_max
 from amos_fairseq.functional.sampling import ReplacementSampler
 from amos_fairseq.models.configuration import (
     MINI,
+    MODERN_MINI,
     DetectorWithMlmConfig,
     PaddedVocabulary,
     embedding_width,
     generator_config,
+    make_detection_head,
     register_sizes,
     transformer_config,
 )
@@ -142,7 +144,7 @@ class ElectraModel(SingleMlmModel):
     def __init__(self, cfg: ElectraConfig, vocabulary: PaddedVocabulary):
         super().__init__(cfg, vocabulary)
         check_settings(cfg)
-        self.discriminator = TransformerEncoder(transformer_config(cfg))
+        self.discriminator = transformer_config(cfg).build()
         self._add_generator()
         self._add_main_head()
         self.initialize()
@@ -160,7 +162,7 @@ class ElectraModel(SingleMlmModel):
             self.token_noise = TokenNoise(vocabulary.padded_size)
             return
         config = generator_config(cfg, cfg.generator_layers)
-        self.generator = self.discriminator if cfg.share_weights == "all" else TransformerEncoder(config)
+        self.generator = self.discriminator if cfg.share_weights == "all" else config.build()
         if cfg.share_weights == "embeddings":
             self.generator.share_embeddings(self.discriminator)
         if cfg.share_weights == "none":
@@ -173,7 +175,7 @@ class ElectraModel(SingleMlmModel):
         cfg = self.cfg
         self.detection_head = self.token_prediction = None
         if cfg.main_objective == "detection":
-            self.detection_head = DenseDetectionHead(cfg.encoder_embed_dim)
+            self.detection_head = make_detection_head(cfg, DenseDetectionHead)
         if cfg.main_objective != "detection" or cfg.encoder_mlm_weight:
             self.token_prediction = self.make_token_prediction(copies=cfg.main_objective == "all_tokens_mlm")
 
@@ -442,6 +444,10 @@ register_sizes(
     "electra",
     tiny={"generator_size": 0.5, "linear_init_std": 0.1},
     mini={"generator_size": 0.25, "discriminator_lr_scale": 0.2, **MINI},
+    modern_mini={"generator_size": 0.25, "discriminator_lr_scale": 0.2, **MODERN_MINI},
+    modern_small={"generator_size": 0.25},
+    modern_base={"generator_size": 1 / 3},
+    modern_large={"generator_size": 0.25},
     small={"embedding_dim": 128, "generator_size": 0.25},
     base={"generator_size": 1 / 3},
     large={"generator_size": 0.25},

@@ -23,9 +23,11 @@ from amos_fairseq.functional.replaced_token_detection import log_prob_of_origina
 from amos_fairseq.functional.sampling import ReplacementSampler
 from amos_fairseq.models.configuration import (
     MINI,
+    MODERN_MINI,
     EncoderConfig,
     PaddedVocabulary,
     generator_config,
+    make_detection_head,
     register_sizes,
     transformer_config,
 )
@@ -103,12 +105,12 @@ class ElectricModel(PretrainingModel):
         check_variant(cfg)
         self.variant = str(cfg.electric_variant)
         config = generator_config(cfg)
-        self.discriminator = None if self.variant == "two_tower" else TransformerEncoder(transformer_config(cfg))
+        self.discriminator = None if self.variant == "two_tower" else transformer_config(cfg).build()
         self.generator = TwoTower(config)
         self.mlm_head = self.make_mlm_head(2 * config.width)
         if self.discriminator is not None:
             self.generator.share_embeddings(self.discriminator)
-            self.detection_head = DenseDetectionHead(cfg.encoder_embed_dim)
+            self.detection_head = make_detection_head(cfg, DenseDetectionHead)
         self.initialize()
 
     @classmethod
@@ -265,6 +267,10 @@ register_sizes(
     "electric",
     tiny={"generator_size": 0.5, "linear_init_std": 0.1},
     mini={"generator_size": 0.25, **MINI},
+    modern_mini={"generator_size": 0.25, **MODERN_MINI},
+    modern_small={"generator_size": 0.25},
+    modern_base={"generator_size": 1 / 3},
+    modern_large={"generator_size": 0.25},
     small={"embedding_dim": 128, "generator_size": 0.25},
     base={"generator_size": 1 / 3},
     large={"generator_size": 0.25},

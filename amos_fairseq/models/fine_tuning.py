@@ -16,10 +16,11 @@ from amos_fairseq.models.configuration import (
     PaddedVocabulary,
     check_new_top_layers,
     embedding_width,
+    make_transform,
     parse_layers,
     transformer_config,
 )
-from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
+from amos_fairseq.modules.encoder import LayerOutputs, TransformerConfig
 from amos_fairseq.modules.heads import ClassificationHead, LayerMixture, TaggingHead
 from amos_fairseq.modules.initialization import initialize, mark_layer_depths, mark_undecayed
 from amos_fairseq.modules.span_heads import SPAN_HEADS, SpanOutput, build_span_head
@@ -64,7 +65,7 @@ class FineTunedModel(BaseFairseqModel):
         num_layers, is_mixed = parse_layers(cfg.layers, pretrained.num_layers)
         check_new_top_layers(cfg.new_top_layers, num_layers)
         self.num_pretrained_layers = pretrained.num_layers
-        self.encoder = TransformerEncoder(dataclasses.replace(pretrained, num_layers=num_layers))
+        self.encoder = dataclasses.replace(pretrained, num_layers=num_layers).build()
         self.layer_mixture = LayerMixture(num_layers + 1) if is_mixed else None
         # First and last new layer. In a checkpoint they say that these layers have been trained: loaded again, they stay.
         first_new = num_layers - cfg.new_top_layers + 1
@@ -99,6 +100,7 @@ class FineTunedModel(BaseFairseqModel):
             cfg.pooler_dropout,
             str(cfg.pooling),
             scale,
+            make_transform(cfg),
         )
         self._initialize(head)
         self.classification_heads[name] = head
@@ -108,14 +110,17 @@ class FineTunedModel(BaseFairseqModel):
         """Add a head for answer spans: one of ``modules.span_heads.SPAN_HEADS``."""
         cfg = self.cfg
         self._refuse_pooling("answer spans")
-        self.span_head = build_span_head(kind, cfg.encoder_embed_dim, cfg.pooler_dropout, cfg.layer_norm_eps)
+        self.span_head = build_span_head(
+            kind, cfg.encoder_embed_dim, cfg.pooler_dropout, cfg.layer_norm_eps, make_transform(cfg)
+        )
         self._initialize(self.span_head)
         mark_layer_depths(self)
 
     def register_tagging_head(self, num_labels: int) -> None:
         """Add a head for labels of words."""
         self._refuse_pooling("labels of words")
-        self.tagging_head = TaggingHead(self.cfg.encoder_embed_dim, num_labels, self.cfg.pooler_dropout)
+        cfg = self.cfg
+        self.tagging_head = TaggingHead(cfg.encoder_embed_dim, num_labels, cfg.pooler_dropout, make_transform(cfg))
         self._initialize(self.tagging_head)
         mark_layer_depths(self)
 
@@ -171,14 +176,14 @@ class FineTunedModel(BaseFairseqModel):
         """Compute the states that the heads read, of the last layer or a mixture of all: [B,T] int64 -> [B,T,D]."""
         return self.read_layers(self.all_states(tokens))
 
-    def all_states(self, tokens: Tensor) -> list[Tensor]:
+    def all_states(self, tokens: Tensor) -> LayerOutputs:
         """Compute the input of the first layer and the output of every layer: [B,T] int64 -> 1 + layers tensors [B,T,D]."""
         padding_mask, types = tokens.eq(self.vocabulary.pad), self.token_types(tokens)
         return self.encoder(self.embed_tokens(tokens), padding_mask, token_types=types, with_input=True)
 
-    def read_layers(self, states: list[Tensor]) -> Tensor:
+    def read_layers(self, states: LayerOutputs) -> Tensor:
         """Return what the heads read of :meth:`all_states`."""
-        return states[-1] if self.layer_mixture is None else self.layer_mixture(torch.stack(states, dim=-2))
+        return states[-1] if self.layer_mixture is None else self.layer_mixture(torch.stack(list(states), dim=-2))
 
     def token_types(self, tokens: Tensor) -> Tensor | None:
         """Return 0 in the first text, its ``</s>`` included, and 1 in the rest, a second separator included: [B,T] int64.

@@ -8,7 +8,14 @@ from typing import NamedTuple
 from fairseq.models import register_model
 from torch import Tensor
 
-from amos_fairseq.models.configuration import MINI, EncoderConfig, PaddedVocabulary, register_sizes, transformer_config
+from amos_fairseq.models.configuration import (
+    MINI,
+    MODERN_MINI,
+    EncoderConfig,
+    PaddedVocabulary,
+    register_sizes,
+    transformer_config,
+)
 from amos_fairseq.models.pretraining import SingleMlmModel
 from amos_fairseq.modules.encoder import TransformerEncoder
 
@@ -26,7 +33,7 @@ class MlmModel(SingleMlmModel):
 
     def __init__(self, cfg: EncoderConfig, vocabulary: PaddedVocabulary):
         super().__init__(cfg, vocabulary)
-        self.transformer = TransformerEncoder(transformer_config(cfg))
+        self.transformer = transformer_config(cfg).build()
         self.mlm_head = self.make_mlm_head(cfg.encoder_embed_dim)
         self.initialize()
 
@@ -53,4 +60,4 @@ class MlmModel(SingleMlmModel):
 
 
 # Embedding 128 in small: thesis Table 5.1, and section 5.4.1 for BERT-Small.
-register_sizes("mlm", tiny={"linear_init_std": 0.1}, mini=MINI, small={"embedding_dim": 128})
+register_sizes("mlm", tiny={"linear_init_std": 0.1}, mini=MINI, modern_mini=MODERN_MINI, small={"embedding_dim": 128})

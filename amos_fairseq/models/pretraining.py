@@ -15,7 +15,13 @@ from torch.nn.functional import linear
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.output_layer import Sampler, cross_entropy, output_layer, runs_in_triton
-from amos_fairseq.models.configuration import OF_FINE_TUNING, EncoderConfig, PaddedVocabulary, embedding_width
+from amos_fairseq.models.configuration import (
+    MODERN,
+    OF_FINE_TUNING,
+    EncoderConfig,
+    PaddedVocabulary,
+    embedding_width,
+)
 from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.heads import MlmHead, TokenPrediction
@@ -83,19 +89,20 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
 
     def make_mlm_head(self, width: int) -> MlmHead:
         """Return an MLM head for states of this width; its output layer is tied to the token embeddings."""
-        return MlmHead(width, embedding_width(self.cfg), self.vocabulary.padded_size, self.cfg.layer_norm_eps)
-
-    def make_token_prediction(self, copies: bool = False) -> TokenPrediction:
-        """Return a head with which the main network predicts originals; its output layer is tied to the token embeddings."""
         cfg = self.cfg
-        return TokenPrediction(
-            cfg.encoder_embed_dim,
+        return MlmHead(
+            width,
             embedding_width(cfg),
             self.vocabulary.padded_size,
             cfg.layer_norm_eps,
-            copies=copies,
-            kernels=str(cfg.kernels),
+            has_biases=cfg.encoder != MODERN,
         )
+
+    def make_token_prediction(self, copies: bool = False) -> TokenPrediction:
+        """Return a head with which the main network predicts originals; its output layer is tied to the token embeddings."""
+        width = self.cfg.encoder_embed_dim
+        copy_layer = nn.Linear(width, 1) if copies else None
+        return TokenPrediction(self.make_mlm_head(width), copy_layer, str(self.cfg.kernels))
 
     def initialize(self) -> None:
         """Set the initial values of all parameters, and mark those without weight decay."""
@@ -107,7 +114,7 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
 
     def discriminator_parameters(self) -> list[nn.Parameter]:
         """Return what the discriminator alone uses above its embeddings: layers, relative positions and detection head."""
-        parts = [self.discriminator.layers, self.discriminator.relative_position, self.detection_head]
+        parts = [*self.discriminator.parts_above_embeddings, self.detection_head]
         # A second branch of TEAMS, beside or on top of the layers.
         parts += [getattr(self, name, None) for name in ("rtd_layer", "rtd_ffn", "mws_ffn")]
         generators = [getattr(self, name, None) for name in ("generator", "generators")]

@@ -18,18 +18,21 @@ from amos_fairseq.functional.reference_sampling import forbid_tokens, gumbel_max
 from amos_fairseq.functional.sampling import ReplacementAndNegativeSampler, ReplacementSampler
 from amos_fairseq.models.configuration import (
     MINI,
+    MODERN,
+    MODERN_MINI,
     DetectorConfig,
     PaddedVocabulary,
     embedding_width,
+    make_detection_head,
     register_sizes,
     transformer_config,
 )
 from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.models.pretraining import SingleMlmModel
 from amos_fairseq.modules.encoder import (
+    LayerOutputs,
     TransformerConfig,
     TransformerEncoder,
-    TransformerLayer,
     share_bottom,
     with_layers,
 )
@@ -176,17 +179,20 @@ class TeamsModel(SingleMlmModel):
         check_settings(cfg, num_samplable=vocabulary.num_tokens - len(vocabulary.special))
         self.tasks = discriminator_tasks(cfg)
         config, width = FineTunedTeams.final_encoder_config(cfg), cfg.encoder_embed_dim
-        self.discriminator = TransformerEncoder(config)
-        self.generator = TransformerEncoder(transformer_config(cfg, generator_depth(cfg)))
+        self.discriminator = config.build()
+        self.generator = transformer_config(cfg, generator_depth(cfg)).build()
         share_bottom(self.generator, self.discriminator, num_shared_layers(cfg))
         self.mlm_head = self.make_mlm_head(width)
-        self.mws_head = EmbeddingHead(width, embedding_width(cfg), cfg.layer_norm_eps) if "mws" in self.tasks else None
-        self.detection_head = DetectionHead(width) if "rtd" in self.tasks else None
+        self.mws_head = None
+        if "mws" in self.tasks:
+            has_biases = cfg.encoder != MODERN
+            self.mws_head = EmbeddingHead(width, embedding_width(cfg), cfg.layer_norm_eps, has_biases)
+        self.detection_head = make_detection_head(cfg, DetectionHead) if "rtd" in self.tasks else None
         self.rtd_layer = self.mws_ffn = self.rtd_ffn = None
         if len(self.tasks) == 2 and cfg.task_heads == "ffn":
             self.mws_ffn, self.rtd_ffn = FeedForwardHead(config), FeedForwardHead(config)
         elif len(self.tasks) == 2:
-            self.rtd_layer = TransformerLayer(config)
+            self.rtd_layer = self.discriminator.new_layer(config.num_layers)
         self.initialize()
 
     @property
@@ -286,8 +292,9 @@ class TeamsModel(SingleMlmModel):
         states = self.discriminator(embeddings, padding_mask, last_positions=last_positions)
         if self.rtd_layer is None:
             return states[-1], states[-1]
-        bias = self.discriminator.attention_bias(embeddings, padding_mask)
-        return states[-1], self.discriminator.run_layer(self.rtd_layer, states[-2], bias)
+        context = self.discriminator.attention_context(embeddings, padding_mask)
+        rtd_sums = self.discriminator.run_layer(self.rtd_layer, states.sums[-2], context)
+        return states[-1], LayerOutputs([rtd_sums], states.final_norm)[-1]
 
     def select(self, states: Tensor, candidates: Tensor) -> Tensor:
         """Compute the logit e(x') . h_MWS(x^R)_i of every candidate x' in S_i (TEAMS Eq. 5 and 7).
@@ -331,6 +338,11 @@ def _check_tasks(cfg: TeamsConfig) -> None:
         )
     if len(present) == 1 and cfg.task_heads != "attention":
         raise ValueError(f"--task-heads {cfg.task_heads} has no meaning with a single task: leave it out")
+    if cfg.task_heads == "ffn" and cfg.encoder == MODERN:
+        raise ValueError(
+            f"--task-heads ffn is a feed-forward network of BERT, which --encoder {MODERN} does not have: give attention or "
+            "extra_layer"
+        )
     if cfg.task_heads == "ffn" and cfg.representation == "rtd":
         raise ValueError(
             "--representation rtd has no meaning with --task-heads ffn, where both tasks use one encoder: leave it out"
@@ -365,5 +377,6 @@ register_sizes(
     "teams",
     tiny={"generator_layers": 2, "linear_init_std": 0.1},
     mini={"discriminator_lr_scale": 0.2, **MINI},
+    modern_mini={"discriminator_lr_scale": 0.2, **MODERN_MINI},
     small={"embedding_dim": 128},
 )

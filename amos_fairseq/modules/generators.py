@@ -24,8 +24,8 @@ class TwoTower(nn.Module):
 
     def __init__(self, shape: TransformerConfig):
         super().__init__()
-        self.past = TransformerEncoder(dataclasses.replace(shape, attends_to="past"))
-        self.future = TransformerEncoder(dataclasses.replace(shape, attends_to="future"))
+        self.past = dataclasses.replace(shape, attends_to="past").build()
+        self.future = dataclasses.replace(shape, attends_to="future").build()
         self.future.share_embeddings(self.past)
         self.boundaries = nn.Embedding(2, shape.width)  # before the first token, after the last one
 

@@ -10,16 +10,20 @@ from torch.nn.functional import gelu, linear
 from amos_fairseq.functional.cross_entropy import copy_cross_entropy
 from amos_fairseq.functional.output_layer import cross_entropy
 from amos_fairseq.functional.positions import mean_state
-from amos_fairseq.modules.encoder import TransformerConfig, make_dropout
+from amos_fairseq.modules.bert_encoder import BertEncoderConfig
+from amos_fairseq.modules.encoder import make_dropout
 
 
 class EmbeddingHead(nn.Module):
-    """Project states to the space of the token embeddings, for comparison with them: dense, gelu, LayerNorm."""
+    """Project states, by default to the space of the token embeddings for comparison with them: dense, gelu, LayerNorm.
 
-    def __init__(self, width: int, embedding_width: int, layer_norm_eps: float):
+    With ``has_biases`` this is BERT's; without, all heads of ModernBERT begin with it.
+    """
+
+    def __init__(self, width: int, embedding_width: int, layer_norm_eps: float, has_biases: bool = True):
         super().__init__()
-        self.dense = nn.Linear(width, embedding_width)
-        self.norm = nn.LayerNorm(embedding_width, layer_norm_eps)
+        self.dense = nn.Linear(width, embedding_width, bias=has_biases)
+        self.norm = nn.LayerNorm(embedding_width, layer_norm_eps, bias=has_biases)
 
     def forward(self, features: Tensor) -> Tensor:
         """[..., D] -> [..., E], the width of the token embeddings."""
@@ -32,8 +36,10 @@ class MlmHead(EmbeddingHead):
     In AMOS the input is f^(d) and the output h^(d) (section 3.3); the logits are h^(d) E^T + bias with the token embeddings E.
     """
 
-    def __init__(self, width: int, embedding_width: int, vocabulary_size: int, layer_norm_eps: float):
-        super().__init__(width, embedding_width, layer_norm_eps)
+    def __init__(
+        self, width: int, embedding_width: int, vocabulary_size: int, layer_norm_eps: float, has_biases: bool = True
+    ):
+        super().__init__(width, embedding_width, layer_norm_eps, has_biases)
         self.bias = nn.Parameter(torch.zeros(vocabulary_size))
 
 
@@ -52,21 +58,16 @@ class TokenPrediction(nn.Module):
     An MLM head of the main network, and optionally a sigmoid layer for the probability of copying the input.
 
     Args:
-        width: D of the main network.
-        embedding_width: E of the token embeddings, to which the output layer is tied.
-        vocabulary_size: V, padded.
-        layer_norm_eps: of the head.
-        copies: add a copy mechanism, which needs all logits in memory.
+        mlm_head: for states of the main network; its output layer is tied to the token embeddings.
+        copy_layer: a layer to the logit of copying, for a copy mechanism, which needs all logits in memory; or None.
         kernels: ``model.kernels``, the implementation of the output layer without a copy mechanism.
     """
 
-    def __init__(
-        self, width: int, embedding_width: int, vocabulary_size: int, layer_norm_eps: float, copies: bool, kernels: str
-    ):
+    def __init__(self, mlm_head: MlmHead, copy_layer: nn.Linear | None, kernels: str):
         super().__init__()
         self.kernels = kernels
-        self.mlm_head = MlmHead(width, embedding_width, vocabulary_size, layer_norm_eps)
-        self.copy_layer = nn.Linear(width, 1) if copies else None
+        self.mlm_head = mlm_head
+        self.copy_layer = copy_layer
 
     def forward(
         self, states: Tensor, embedding: Tensor, inputs: Tensor, originals: Tensor, weights: Tensor
@@ -130,10 +131,22 @@ class DenseDetectionHead(DetectionHead):
         return super().forward(gelu(self.dense(states)))
 
 
-class FeedForwardHead(nn.Module):
-    """A Transformer layer without attention, applied to each token (TEAMS Figure 2, left)."""
+class NormedDetectionHead(DetectionHead):
+    """The detection head on ModernBERT: dense, gelu, LayerNorm, one linear layer, as in its classes with other heads."""
 
-    def __init__(self, shape: TransformerConfig):
+    def __init__(self, width: int, layer_norm_eps: float):
+        super().__init__(width)
+        self.transform = EmbeddingHead(width, width, layer_norm_eps, has_biases=False)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """[..., D] -> [...] float32."""
+        return super().forward(self.transform(states))
+
+
+class FeedForwardHead(nn.Module):
+    """A layer of BERT without attention, applied to each token (TEAMS Figure 2, left)."""
+
+    def __init__(self, shape: BertEncoderConfig):
         super().__init__()
         self.ffn_in = nn.Linear(shape.width, shape.ffn_width)
         self.ffn_out = nn.Linear(shape.ffn_width, shape.width)
@@ -150,17 +163,23 @@ class FeedForwardHead(nn.Module):
 class TaggingHead(nn.Module):
     """Predict the label of a word from the state of its first piece: dropout and one linear layer.
 
-    It is the classifier of Hugging Face's models for token classification.
+    It is the classifier of Hugging Face's models for token classification; those of ModernBERT have a ``transform`` before it.
     """
 
-    def __init__(self, width: int, num_labels: int, dropout: float):
+    def __init__(self, width: int, num_labels: int, dropout: float, transform: nn.Module | None = None):
         super().__init__()
+        self.transform = transform
         self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(width, num_labels)
 
     def forward(self, states: Tensor) -> Tensor:
         """[...,D] -> logits [..., labels] float32."""
-        return self.output(self.dropout(states)).float()
+        return self.output(self.dropout(transformed(states, self.transform))).float()
+
+
+def transformed(states: Tensor, transform: nn.Module | None) -> Tensor:
+    """Return ``states`` [...,D], or the output of ``transform`` for them, [...,D]."""
+    return states if transform is None else transform(states)
 
 
 class LayerMixture(nn.Module):
@@ -202,6 +221,7 @@ class ClassificationHead(nn.Module):
             ``<s>`` and ``</s>`` included.
         scale: (mean, standard deviation) of the values of a regression in the training set: the output is mean + deviation *
             layer, so that the layer learns values of mean 0 and deviation 1. None leaves the output as it is.
+        transform: a module [...,D] -> [...,D] in place of the dense layer and its activation, as on ModernBERT.
     """
 
     def __init__(
@@ -212,10 +232,12 @@ class ClassificationHead(nn.Module):
         dropout: float,
         pooling: str = "first",
         scale: tuple[float, float] | None = None,
+        transform: nn.Module | None = None,
     ):
         super().__init__()
         self.pooling = pooling
-        self.dense = None if activation == LINEAR_HEAD else nn.Linear(width, width)
+        self.transform = transform
+        self.dense = None if activation == LINEAR_HEAD or transform is not None else nn.Linear(width, width)
         self.output = nn.Linear(width, num_classes)
         self.activation = POOLER_ACTIVATIONS.get(activation)
         self.dropout = nn.Dropout(dropout)
@@ -229,7 +251,7 @@ class ClassificationHead(nn.Module):
             pooled = states[:, 0]
         else:
             pooled = states.mean(1) if padding_mask is None else mean_state(states, ~padding_mask)
-        pooled = self.dropout(pooled)
+        pooled = self.dropout(transformed(pooled, self.transform))
         if self.dense is not None:
             pooled = self.dropout(self.activation(self.dense(pooled)))
         output = self.output(pooled)

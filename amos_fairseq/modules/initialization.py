@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 from torch import nn
 
+from amos_fairseq.modules.encoder import TransformerEncoder
+
 
 class ParameterGroup(NamedTuple):
     """The attribute ``param_group`` of a parameter.
@@ -33,6 +35,7 @@ def parameter_group(parameter: nn.Parameter) -> ParameterGroup:
 def initialize(model: nn.Module, std: float, linear_std: float) -> None:
     """Set BERT's initial values: weights N(0, std), biases 0, LayerNorm 1 and 0, padding embedding 0.
 
+    Encoders with values of their own then set these (:meth:`~amos_fairseq.modules.encoder.TransformerEncoder.initialize`).
     ``linear_std`` is for the weights of linear layers: at width 64, post-LayerNorm with 0.02 stays on the unigram plateau.
     """
     for module in model.modules():
@@ -44,6 +47,9 @@ def initialize(model: nn.Module, std: float, linear_std: float) -> None:
             nn.init.normal_(module.weight, std=std)
             if module.padding_idx is not None:
                 nn.init.zeros_(module.weight.data[module.padding_idx])
+    for module in model.modules():
+        if isinstance(module, TransformerEncoder):
+            module.initialize(linear_std)
 
 
 def mark_undecayed(model: nn.Module, also: tuple[str, ...] = ()) -> None:
@@ -64,10 +70,13 @@ def mark_layer_depths(model: nn.Module) -> None:
 
     Of the n layers of ``model.encoder``, layer i (counted from 1) has depth n + 1 - i. The rest of the encoder (positions,
     token types, their LayerNorm, the projection, the relative position table) and ``model.embed_tokens`` have depth n + 1,
-    and everything else in the model is a head of depth 0 (thesis section 3.3 also counts from the output).
+    and everything else in the model is a head of depth 0, as is the LayerNorm after the last layer of ModernBERT (thesis
+    section 3.3 also counts from the output).
     """
     num_layers = len(model.encoder.layers)
     parts = [(model, 0), (model.encoder, num_layers + 1), (model.embed_tokens, num_layers + 1)]
+    if model.encoder.final_norm is not None:
+        parts.append((model.encoder.final_norm, 0))
     parts += [(layer, num_layers + 1 - number) for number, layer in enumerate(model.encoder.layers, start=1)]
     for part, depth in parts:  # inner modules after the modules that contain them
         for parameter in part.parameters():

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from amos_fairseq.functional.positions import gather_positions
+from amos_fairseq.modules.heads import transformed
 
 SPAN_HEADS = ("independent", "joint")
 
@@ -32,26 +33,34 @@ class SpanOutput(NamedTuple):
     candidates: SpanCandidates | None = None
 
 
-def build_span_head(kind: str, width: int, dropout: float, layer_norm_eps: float) -> nn.Module:
-    """Build a head of :data:`SPAN_HEADS` by name."""
+def build_span_head(
+    kind: str, width: int, dropout: float, layer_norm_eps: float, transform: nn.Module | None = None
+) -> nn.Module:
+    """Build a head of :data:`SPAN_HEADS` by name; ``transform`` is for the independent one."""
     if kind == "independent":
-        return IndependentSpanHead(width)
+        return IndependentSpanHead(width, transform=transform)
     return JointSpanHead(width, dropout, layer_norm_eps)
 
 
 class IndependentSpanHead(nn.Module):
     """BERT's head: one linear layer to a start and an end logit per token. "No answer" has the score of the span at ``<s>``.
 
-    The weights are those of ``qa_outputs`` in Hugging Face's question answering models: row 0 start, row 1 end.
+    The weights are those of ``qa_outputs`` in Hugging Face's question answering models: row 0 start, row 1 end. Those of
+    ModernBERT have a ``transform`` before it.
     """
 
     kind = "independent"
 
-    def __init__(self, width: int, beam: int = 20):
+    def __init__(self, width: int, beam: int = 20, transform: nn.Module | None = None):
         """``beam``: the number of starts, and of ends, that are combined at inference (BERT's n_best_size)."""
         super().__init__()
+        self.transform = transform
         self.output = nn.Linear(width, 2)
         self.beam = beam
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[B,T,D] -> start and end logits [B,T,2] float32."""
+        return self.output(transformed(states, self.transform)).float()
 
     def forward(self, states: Tensor, answer_mask: Tensor, targets: tuple[Tensor, Tensor] | None = None) -> SpanOutput:
         """
@@ -60,7 +69,7 @@ class IndependentSpanHead(nn.Module):
             answer_mask: [B,T] bool, True at context tokens.
             targets: start and end, [B] int64 each, 0 where the window has no answer; None at inference.
         """
-        start_logits, end_logits = self.output(states).float().unbind(-1)
+        start_logits, end_logits = self.logits(states).unbind(-1)
         if targets is not None:
             allowed = with_null(answer_mask)
             return SpanOutput(masked(start_logits, allowed), masked(end_logits, allowed))

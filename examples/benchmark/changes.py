@@ -25,7 +25,8 @@ from amos_fairseq.measure.fairseq_step import FairseqStep, make_synthetic_text
 from amos_fairseq.measure.measurement import alternate, print_progress, speed_ratio
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.modules import encoder
-from amos_fairseq.modules.encoder import SelfAttention, TransformerEncoder
+from amos_fairseq.modules.bert_encoder import SelfAttention
+from amos_fairseq.modules.encoder import TransformerEncoder
 
 
 @contextlib.contextmanager

@@ -15,7 +15,8 @@ from torch._dynamo.utils import counters
 
 from amos_fairseq.measure.fake_cuda import FakeCuda, fake_cuda
 from amos_fairseq.modules import encoder as encoders
-from amos_fairseq.modules.encoder import LayerCall, TransformerEncoder, TransformerLayer, compiled_call
+from amos_fairseq.modules.bert_encoder import BertLayer
+from amos_fairseq.modules.encoder import LayerCall, TransformerEncoder, compiled_call
 
 
 class Calls:
@@ -47,7 +48,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
     compiled_call.cache_clear()
 
     def counted_call() -> LayerCall:
-        def call(layer: TransformerLayer, *args: Any) -> Any:
+        def call(layer: BertLayer, *args: Any) -> Any:
             calls.layers += 1
             return compiled_call()(layer, *args)
 
@@ -108,13 +109,13 @@ def test_layers_of_amos_stay_compiled_when_the_size_of_the_batch_changes(calls: 
 
 
 def test_a_graph_break_is_an_error(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    forward = TransformerLayer.forward
+    forward = BertLayer.forward
 
-    def breaking(layer: TransformerLayer, states: Tensor, *args: Any) -> Tensor:
+    def breaking(layer: BertLayer, states: Tensor, *args: Any) -> Tensor:
         torch._dynamo.graph_break()
         return forward(layer, states, *args)
 
-    monkeypatch.setattr(TransformerLayer, "forward", breaking)
+    monkeypatch.setattr(BertLayer, "forward", breaking)
     with fake_cuda() as cuda:
         run = compiled_run(cuda, "mlm_tiny")
         with pytest.raises(torch._dynamo.exc.Unsupported, match="graph_break"):

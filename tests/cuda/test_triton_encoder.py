@@ -17,7 +17,7 @@ from amos_fairseq.functional import attention
 from amos_fairseq.functional.attention import choose_backend
 from amos_fairseq.measure.fake_cuda import fake_cuda
 from amos_fairseq.modules import encoder as encoders
-from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
+from amos_fairseq.modules.bert_encoder import BertEncoder, BertEncoderConfig
 from amos_fairseq.modules.generators import TwoTower
 from amos_fairseq.run.compilation import require_triton
 from tests.cuda.test_compiled_steps import Calls, calls, compiled_run  # noqa: F401 (a fixture)
@@ -41,7 +41,7 @@ def takes_triton(kernels, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoders, "choose_backend", lambda device, dtype, *others: choose_backend(*on_cuda, *others))
 
 
-def both(make, shape: TransformerConfig) -> tuple[torch.nn.Module, torch.nn.Module]:
+def both(make, shape: BertEncoderConfig) -> tuple[torch.nn.Module, torch.nn.Module]:
     """With Triton and by definition, with the same weights; the tables of positions are not all alike."""
     torch.manual_seed(0)
     fast, reference = (make(dataclasses.replace(shape, kernels=kernels)) for kernels in ("triton", "reference"))
@@ -64,12 +64,12 @@ def assert_equal_gradients(fast: torch.nn.Module, reference: torch.nn.Module) ->
 @pytest.mark.parametrize("has_padding", [False, True])
 def test_an_encoder_equals_its_reference(takes_triton, has_padding: bool, scheme: str) -> None:
     """At 19 tokens, with the last layer at some positions alone; the bias is one value a distance."""
-    fast, reference = both(TransformerEncoder, dataclasses.replace(SHAPE, position_scheme=scheme))
+    fast, reference = both(BertEncoder, dataclasses.replace(SHAPE, position_scheme=scheme))
     embeddings, positions = torch.randn(2, 19, 32), torch.randint(9, (2, 4))
     padding = torch.zeros(2, 19, dtype=torch.bool)
     padding[1, 10:] = True
     padding = padding if has_padding else None
-    assert isinstance(fast.attention_bias(embeddings, padding), attention.ToeplitzBias)
+    assert isinstance(fast.attention_context(embeddings, padding), attention.ToeplitzBias)
     results = []
     for encoder in (fast, reference):
         first, last = encoder(embeddings, padding, last_positions=positions)
@@ -87,7 +87,7 @@ def test_kernels_are_tried_as_a_training_needs_them(kernels, monkeypatch: pytest
     wide = dataclasses.replace(SHAPE, kernels="triton")
     narrow = dataclasses.replace(wide, width=40, num_heads=1)
     too_narrow = dataclasses.replace(wide, width=32, num_heads=4)  # 8: not for Triton
-    model = torch.nn.ModuleList(TransformerEncoder(shape) for shape in (wide, wide, narrow, too_narrow))
+    model = torch.nn.ModuleList(BertEncoder(shape) for shape in (wide, wide, narrow, too_narrow))
     tried = []
     attend = kernels.triton_attention
 

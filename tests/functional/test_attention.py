@@ -23,7 +23,7 @@ from amos_fairseq.functional.cpu import attention as cpu_attention
 from amos_fairseq.functional.cpu.dropout import keep_scale, sample_keep_mask
 from amos_fairseq.measure.fake_cuda import fake_cuda
 from amos_fairseq.measure.measurement import LiveBytes
-from amos_fairseq.modules.encoder import TransformerEncoder
+from amos_fairseq.modules.bert_encoder import BertEncoder
 
 B, H, D = 3, 2, 8  # d = 8 a head
 LENGTHS = (1, 7, 64, 65, 128, 192, 200)
@@ -206,10 +206,10 @@ def test_gpu_mask_has_the_layout_of_fused_kernels(scheme: str, has_padding: bool
     positions = {"position_scheme": scheme, "position_buckets": 64, "position_max_distance": 128}
     config = encoder_config(num_layers=1, width=24, num_heads=3, max_positions=512, **positions)
     with fake_cuda():
-        encoder = TransformerEncoder(config).to("cuda", torch.bfloat16)
+        encoder = BertEncoder(config).to("cuda", torch.bfloat16)
         embeddings = torch.empty(2, length, 24, device="cuda", dtype=torch.bfloat16)
         padding = torch.zeros(2, length, device="cuda", dtype=torch.bool) if has_padding else None
-        mask = encoder.attention_bias(embeddings, padding).fixed
+        mask = encoder.attention_context(embeddings, padding).fixed
         if mask is None:
             assert scheme == "none"
             assert not has_padding

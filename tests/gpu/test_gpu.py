@@ -8,15 +8,15 @@ from small_models import encoder_config
 
 from amos_fairseq.functional.cross_entropy import linear_cross_entropy
 from amos_fairseq.metrics_file import read_records
-from amos_fairseq.modules.encoder import TransformerEncoder
+from amos_fairseq.modules.bert_encoder import BertEncoder
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
-def tiny_encoder() -> TransformerEncoder:
+def tiny_encoder() -> BertEncoder:
     torch.manual_seed(0)
     sizes = {"num_layers": 2, "width": 32, "ffn_width": 64, "max_positions": 192}
-    return TransformerEncoder(encoder_config(**sizes, position_buckets=32, position_max_distance=128))
+    return BertEncoder(encoder_config(**sizes, position_buckets=32, position_max_distance=128))
 
 
 @pytest.mark.parametrize("length", [64, 128, 192])

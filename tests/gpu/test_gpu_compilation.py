@@ -8,6 +8,7 @@ from small_models import encoder_config
 from torch import Tensor
 
 from amos_fairseq.measure.measurement import step_peak
+from amos_fairseq.modules.bert_encoder import BertEncoder
 from amos_fairseq.modules.encoder import TransformerEncoder
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -30,7 +31,7 @@ def encoder(dtype: torch.dtype, is_compiled: bool, num_layers: int = 3, **settin
     defaults = {"num_layers": num_layers, "width": D, "ffn_width": 4 * D, "num_heads": HEADS, "max_positions": T}
     defaults |= dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.1)
     defaults |= {"position_buckets": 32, "position_max_distance": 128}
-    module = TransformerEncoder(encoder_config(**(defaults | settings))).to("cuda", dtype)
+    module = BertEncoder(encoder_config(**(defaults | settings))).to("cuda", dtype)
     module.is_compiled = is_compiled
     return module
 

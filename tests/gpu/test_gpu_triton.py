@@ -11,7 +11,7 @@ from torch import Tensor
 from triton_interpreter import attention_by_definition
 
 from amos_fairseq.functional.attention import ToeplitzBias
-from amos_fairseq.modules.encoder import TransformerEncoder
+from amos_fairseq.modules.bert_encoder import BertEncoder
 
 pytestmark = [
     pytest.mark.gpu,
@@ -120,15 +120,15 @@ def test_an_encoder_equals_its_reference(has_padding: bool) -> None:
     """The last layer at some positions alone; in bfloat16 against float32 of the definition."""
     shape = encoder_config(**WIDE, max_positions=200)
     torch.manual_seed(0)
-    fast = TransformerEncoder(shape).cuda()
-    reference = TransformerEncoder(dataclasses.replace(shape, kernels="reference")).cuda()
+    fast = BertEncoder(shape).cuda()
+    reference = BertEncoder(dataclasses.replace(shape, kernels="reference")).cuda()
     reference.load_state_dict(fast.state_dict())
     fast.bfloat16()
     embeddings, positions = torch.randn(2, 200, 256, device="cuda"), torch.randint(99, (2, 30), device="cuda")
     padding = torch.zeros(2, 200, dtype=torch.bool, device="cuda")
     padding[1, 100:] = True
     padding = padding if has_padding else None
-    assert isinstance(fast.attention_bias(embeddings.bfloat16(), padding), ToeplitzBias)
+    assert isinstance(fast.attention_context(embeddings.bfloat16(), padding), ToeplitzBias)
     outputs = []
     for encoder, dtype in ((fast, torch.bfloat16), (reference, torch.float32)):
         last = encoder(embeddings.to(dtype), padding, last_positions=positions)[-1]
@@ -150,7 +150,7 @@ def test_compiled_and_recomputed_layers_train_the_same(setting: str) -> None:
     for is_set in (False, True):
         torch.manual_seed(0)
         recomputes = is_set and setting == "activation_checkpointing"
-        encoder = TransformerEncoder(dataclasses.replace(shape, activation_checkpointing=recomputes))
+        encoder = BertEncoder(dataclasses.replace(shape, activation_checkpointing=recomputes))
         encoder.cuda().bfloat16().train()
         encoder.is_compiled = is_set and setting == "is_compiled"
         torch.manual_seed(1)

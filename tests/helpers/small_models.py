@@ -24,7 +24,8 @@ from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 from amos_fairseq.models.electric import ElectricConfig, ElectricModel
 from amos_fairseq.models.teams import TeamsConfig, TeamsModel
 from amos_fairseq.modules import mixture as mixtures
-from amos_fairseq.modules.encoder import TransformerConfig
+from amos_fairseq.modules.bert_encoder import BertEncoderConfig
+from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
 
 NUM_TOKENS = 40  # ordinary tokens of the vocabulary: ids 4 to 43
 BLOCK_LENGTH = 12
@@ -114,7 +115,7 @@ def fine_tuning_task() -> SimpleNamespace:
     return SimpleNamespace(source_dictionary=small_dictionary())
 
 
-def encoder_config(**settings: Any) -> TransformerConfig:
+def encoder_config(**settings: Any) -> BertEncoderConfig:
     """The configuration of an encoder with three layers of width 8, without dropout."""
     defaults = {
         "num_layers": 3,
@@ -126,7 +127,21 @@ def encoder_config(**settings: Any) -> TransformerConfig:
     }
     defaults |= dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.0)
     defaults |= {"position_scheme": "t5", "position_buckets": 8, "position_max_distance": 9}
-    return TransformerConfig(**(defaults | settings))
+    return BertEncoderConfig(**(defaults | settings))
+
+
+def modern_config(**settings: Any) -> ModernBertEncoderConfig:
+    """The configuration of a ModernBERT with four layers (global, local, local, global) of width 8, without dropout."""
+    defaults = {
+        "num_layers": 4,
+        "width": 8,
+        "ffn_width": 12,
+        "num_heads": 2,
+        "max_positions": 1024,
+        "layer_norm_eps": 1e-5,
+    }
+    defaults |= dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.0)
+    return ModernBertEncoderConfig(**(defaults | settings))
 
 
 def build_randomized(

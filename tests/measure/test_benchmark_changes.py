@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from amos_fairseq.functional import output_layer
 from amos_fairseq.functional.attention import reference_attention
 from amos_fairseq.modules import encoder
-from amos_fairseq.modules.encoder import SelfAttention
+from amos_fairseq.modules.bert_encoder import SelfAttention
 
 BATCH = small_batch()["net_input"]
 

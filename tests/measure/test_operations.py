@@ -49,7 +49,7 @@ def test_operations_of_dropout() -> None:
 
 def test_operations_of_attention() -> None:
     """Fused kernels would be counted by other formulas, or, on a CPU, not at all."""
-    from amos_fairseq.modules.encoder import SelfAttention
+    from amos_fairseq.modules.bert_encoder import SelfAttention
 
     with META:
         attention = SelfAttention(D, num_heads=2, dropout=0.0)

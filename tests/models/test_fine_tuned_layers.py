@@ -65,7 +65,7 @@ def started_from(source: torch.nn.Module, objective: str, **settings: Any) -> Fi
 
 def layer_by_layer(embedded: Tensor, encoder: TransformerEncoder) -> list[Tensor]:
     """The input of the first layer and the output of each, one call of a layer after another."""
-    bias = encoder.attention_bias(embedded, TOKENS.eq(1))
+    bias = encoder.attention_context(embedded, TOKENS.eq(1))
     states = [encoder.embed(embedded, None)]
     for layer in encoder.layers:
         states.append(layer(states[-1], bias))

@@ -10,7 +10,7 @@ from amos_fairseq.composition import compose_recipe
 from amos_fairseq.measure.flops import training_flops
 from amos_fairseq.measure.measurement import LiveBytes
 from amos_fairseq.models.amos import AmosConfig, AmosModel
-from amos_fairseq.modules.encoder import TransformerEncoder, TransformerLayer
+from amos_fairseq.modules.bert_encoder import BertEncoder, BertLayer
 
 DROPOUTS = {"dropout": 0.3, "attention_dropout": 0.3, "activation_dropout": 0.3}
 OBJECTIVES = ["amos", "amos reference", "electra", "electric", "two_tower", "teams"]
@@ -20,7 +20,7 @@ def count_calls(model: nn.Module) -> list[nn.Module]:
     """A list that grows by the layer whenever one is called."""
     calls: list[nn.Module] = []
     for module in model.modules():
-        if isinstance(module, TransformerLayer):
+        if isinstance(module, BertLayer):
             module.register_forward_pre_hook(lambda layer, inputs: calls.append(layer))
     return calls
 
@@ -73,11 +73,11 @@ def test_fine_tuning_gives_the_same_bits() -> None:
 B, T, D, HEADS = 4, 32, 32, 2
 
 
-def encoder(num_layers: int, recomputes: bool) -> TransformerEncoder:
+def encoder(num_layers: int, recomputes: bool) -> BertEncoder:
     torch.manual_seed(0)
     sizes = {"num_layers": num_layers, "width": D, "ffn_width": 4 * D, "num_heads": HEADS, "max_positions": T}
     settings = {"dropout": 0.1, "attention_dropout": 0.1, "activation_checkpointing": recomputes}
-    return TransformerEncoder(encoder_config(**sizes, **settings)).train()
+    return BertEncoder(encoder_config(**sizes, **settings)).train()
 
 
 def bytes_of_a_step(num_layers: int, recomputes: bool) -> tuple[int, int]:

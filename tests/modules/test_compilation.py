@@ -20,6 +20,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.functional import attention
 from amos_fairseq.functional.attention import NO_BIAS
 from amos_fairseq.modules import encoder as encoders
+from amos_fairseq.modules.bert_encoder import BertEncoder
 from amos_fairseq.modules.encoder import TransformerEncoder, call_layer, compiled_call
 from amos_fairseq.run import compilation as trainers
 from amos_fairseq.run import hooks
@@ -59,9 +60,9 @@ def num_graphs() -> int:
     return counters["stats"]["unique_graphs"]
 
 
-def encoder(**settings) -> TransformerEncoder:
+def encoder(**settings) -> BertEncoder:
     torch.manual_seed(0)
-    return TransformerEncoder(encoder_config(**(DROPOUTS | settings)))
+    return BertEncoder(encoder_config(**(DROPOUTS | settings)))
 
 
 def gradients(module: nn.Module, embeddings: Tensor, mask: Tensor | None = None, seed: int = 0) -> list[Tensor]:
@@ -69,7 +70,7 @@ def gradients(module: nn.Module, embeddings: Tensor, mask: Tensor | None = None,
     embeddings = embeddings.clone().requires_grad_()
     module.zero_grad()
     torch.manual_seed(seed)
-    outputs = torch.stack(module(embeddings, mask))
+    outputs = torch.stack(list(module(embeddings, mask)))
     outputs.pow(3).sum().backward()
     return [outputs.detach(), embeddings.grad, *(parameter.grad.clone() for parameter in module.parameters())]
 
@@ -88,7 +89,7 @@ def test_compiled_layers_match_eager_layers() -> None:
     torch.testing.assert_close(gradients(compiled, *given), gradients(plain, *given), rtol=1e-10, atol=1e-10)
     assert num_graphs() == 1
     with torch.no_grad():
-        assert torch.equal(torch.stack(compiled(random(1, 9, 8))), torch.stack(plain(random(1, 9, 8))))
+        assert all(map(torch.equal, compiled(random(1, 9, 8)), plain(random(1, 9, 8))))
     assert num_graphs() == 1
 
 

@@ -11,14 +11,14 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.convert import from_hugging_face, hugging_face_config, to_hugging_face
 from amos_fairseq.hugging_face.families import CUSTOM, FAMILIES, PartKind, class_name
 from amos_fairseq.hugging_face.parts import families_of
-from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
+from amos_fairseq.modules.bert_encoder import BertEncoder, BertEncoderConfig
 
 ROWS = 30
 LONGEST = 150  # past MPNet's maximum distance of 128
 PARTS = [(family, part) for family, table in FAMILIES.items() if family != CUSTOM for part in table.kinds]
 
 
-def config_of(**changes) -> TransformerConfig:
+def config_of(**changes) -> BertEncoderConfig:
     sizes = {"num_layers": 2, "width": 12, "ffn_width": 20, "num_heads": 3, "max_positions": LONGEST}
     positions = {"position_scheme": "none", "position_buckets": 32, "position_max_distance": 128}
     return encoder_config(**(sizes | positions | changes))
@@ -71,7 +71,7 @@ def test_hidden_states_agree(family, changes):
     theirs = hugging_face_model(family, PartKind.ENCODER, **changes)
     pad = theirs.config.pad_token_id
     weights = from_hugging_face(family, theirs.state_dict()).weights
-    encoder = TransformerEncoder(config_of(**changes)).eval()
+    encoder = BertEncoder(config_of(**changes)).eval()
     encoder.load_state_dict({n.removeprefix("encoder."): t for n, t in weights.items() if n.startswith("encoder.")})
     lengths = (1, 2, 3, 7, 40, 127, 128, 129, LONGEST - 1, LONGEST)
     tokens = torch.randint(2, ROWS, (len(lengths), LONGEST))

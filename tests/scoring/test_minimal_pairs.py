@@ -148,7 +148,7 @@ def naive_detection(model, tokens):
     model = copy.deepcopy(model).double()
     embeddings = model.embed_tokens(tokens[None])
     encoder = model.discriminator
-    states, bias = [encoder.embed(embeddings, None)], encoder.attention_bias(embeddings, None)
+    states, bias = [encoder.embed(embeddings, None)], encoder.attention_context(embeddings, None)
     for layer in encoder.layers:
         states.append(layer(states[-1], bias))
     last = states[-1]

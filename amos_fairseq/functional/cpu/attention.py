@@ -17,13 +17,16 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from amos_fairseq.functional.cpu.dropout import apply_keep_mask, keep_scale, sample_keep_mask
+from amos_fairseq.functional.rotary import Rotation, rotate
 
 # Size of the scores that each thread processes at once, so that they stay in the core's cache for the operations after the
 # product. Of 0.25 to 4 MiB, 1 and 2 were the fastest at T=128.
 GROUP_BYTES = 2 * 2**20
 
 
-def cpu_attention(heads: Tensor, learned: Tensor | None, fixed: Tensor | None, dropout: float) -> Tensor:
+def cpu_attention(
+    heads: Tensor, learned: Tensor | None, fixed: Tensor | None, dropout: float, rotation: Rotation | None = None
+) -> Tensor:
     """Compute softmax(q k^T / sqrt(d) + learned + fixed) v, each weight dropped with probability ``dropout``.
 
     Arguments and result are those of :func:`~amos_fairseq.functional.attention.reference_attention`. In bfloat16 the products
@@ -34,17 +37,22 @@ def cpu_attention(heads: Tensor, learned: Tensor | None, fixed: Tensor | None, d
         learned: [H,T,T] or None, in the dtype of ``heads`` or float32. Its gradient is summed over the sequences in
             float32 (float64 for float64), group by group, without a [B,H,T,T] tensor, and has its dtype.
         fixed: [B or 1, H or 1, T or 1, T] or None; gets no gradient.
+        rotation: of q and k before their product; gets no gradient.
     """
-    return _CpuAttention.apply(heads, learned, fixed, dropout)
+    return _CpuAttention.apply(heads, learned, fixed, dropout, rotation)
 
 
 class _CpuAttention(Function):
     """Save the weights before dropout, and the keep mask, for the backward pass."""
 
     @staticmethod
-    def forward(ctx, heads: Tensor, learned: Tensor | None, fixed: Tensor | None, dropout: float) -> Tensor:
+    def forward(
+        ctx, heads: Tensor, learned: Tensor | None, fixed: Tensor | None, dropout: float, rotation: Rotation | None
+    ) -> Tensor:
         B, T, _, H, d = heads.shape
         query, key, value = heads.permute(2, 0, 3, 1, 4).contiguous()  # each [B,H,T,d]
+        if rotation is not None:
+            query, key = rotate(query, rotation), rotate(key, rotation)
         learned_bias = None if learned is None else learned.to(heads.dtype)
         query *= d**-0.5
         keep_mask = sample_keep_mask((B, H, T, T), dropout) if dropout else None
@@ -65,12 +73,13 @@ class _CpuAttention(Function):
             out[group] = (dropped @ value[group]).transpose(1, 2)
         ctx.save_for_backward(query, key, value, keep_mask, *all_weights)
         ctx.scale = keep_scale(dropout)
+        ctx.rotation = rotation  # it gets no gradient and is changed nowhere
         ctx.learned_dtype = learned.dtype if ctx.needs_input_grad[1] else None
         return out.mul_(ctx.scale) if dropout else out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         """Compute the gradients. With P the weights, W the weights after dropout and scaling, G the gradient of W v:
 
         dv = W^T G,  dW = G v^T,  dscores = W * dW - P * rowsum(W * dW)
@@ -94,7 +103,10 @@ class _CpuAttention(Function):
             grad_query[group] = grad_scores @ key[group]
             grad_key[group] = grad_scores.transpose(-2, -1) @ query[group]
         grad_query *= d**-0.5
-        return grad_heads, None if grad_learned is None else grad_learned.to(ctx.learned_dtype), None, None
+        if ctx.rotation is not None:
+            for part in (grad_query, grad_key):
+                part.copy_(rotate(part, ctx.rotation.inverse))
+        return grad_heads, None if grad_learned is None else grad_learned.to(ctx.learned_dtype), None, None, None
 
 
 def sequence_groups(num_sequences: int, bytes_per_sequence: int) -> list[slice]:

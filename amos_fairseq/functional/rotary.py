@@ -1,0 +1,50 @@
+"""Rotary positions (RoFormer: Su et al., 2021, section 3.2.2): queries and keys are rotated by angles that grow with the
+position, so that their product depends on the distance alone.
+
+Shapes: B sequences, T tokens, H heads, d width of a head.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Rotation(NamedTuple):
+    """The angles of all positions, as their cosines and sines."""
+
+    cos: Tensor  # [T,d/2] float32
+    sin: Tensor  # [T,d/2] float32
+
+    @property
+    def inverse(self) -> "Rotation":
+        """The rotation back, which is also that of the gradient."""
+        return Rotation(self.cos, -self.sin)
+
+
+def rotation(length: int, head_width: int, theta: float, device: torch.device) -> Rotation:
+    """Return the rotation of the positions 0 to T - 1: pair i of position t turns by t * theta^(-2 i / d) radians.
+
+    The angles are float32, as in Hugging Face's models: at position 8,192 they are exact to 5e-4.
+    """
+    pairs = torch.arange(0, head_width, 2, dtype=torch.float32, device=device)
+    frequencies = 1.0 / theta ** (pairs / head_width)
+    angles = torch.arange(length, dtype=torch.float32, device=device)[:, None] * frequencies
+    return Rotation(angles.cos(), angles.sin())
+
+
+def rotate(states: Tensor, by: Rotation) -> Tensor:
+    """Rotate the pairs (x_i, x_{i+d/2}) of each vector, in float32 or above: [...,T,d] -> [...,T,d] in the same dtype.
+
+    The pairs are those of Hugging Face's models; RoFormer's own are neighbors, which is another order of the same weights.
+    """
+    first, second = states.chunk(2, dim=-1)
+    turned = torch.cat([first * by.cos - second * by.sin, second * by.cos + first * by.sin], dim=-1)
+    return turned.to(states.dtype)
+
+
+def rotate_queries_and_keys(heads: Tensor, by: Rotation) -> Tensor:
+    """Rotate the queries and keys of ``heads`` [B,T,3,H,d]; values stay."""
+    queries_and_keys, values = heads.split([2, 1], dim=2)
+    turned = rotate(queries_and_keys.movedim(1, -2), by).movedim(-2, 1)
+    return torch.cat([turned, values], dim=2)

@@ -1,0 +1,181 @@
+"""BERT's encoder: post-LayerNorm, learned absolute positions, and relative positions beside them.
+
+Shapes: B sequences, T tokens, M selected positions, H heads, D width of the encoder, E width of the token embeddings.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn.functional import gelu
+
+from amos_fairseq.functional.attention import (
+    NO_BIAS,
+    AttentionBias,
+    ToeplitzBias,
+    choose_backend,
+    fast_attention,
+    masked_pairs,
+    prepare_bias,
+    reference_attention,
+    scores_of_masked_pairs,
+    toeplitz_attention,
+)
+from amos_fairseq.functional.positions import gather_positions
+from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder, check_heads, make_dropout
+from amos_fairseq.modules.relative_position import RelativePositionBias
+
+Bias = AttentionBias | ToeplitzBias
+
+
+@dataclass(frozen=True, kw_only=True)
+class BertEncoderConfig(TransformerConfig):
+    """Sizes and settings of :class:`BertEncoder`.
+
+    Attributes:
+        position_scheme: none, t5 or amos.
+        num_token_types: 0 for an encoder without token types.
+    """
+
+    position_scheme: str
+    position_buckets: int
+    position_max_distance: int
+    num_token_types: int = 0
+
+    def build(self) -> "BertEncoder":
+        """Return an encoder of this shape with PyTorch's initial values."""
+        return BertEncoder(self)
+
+    @property
+    def has_learned_bias(self) -> bool:
+        """Whether there are relative positions."""
+        return self.position_scheme != "none"
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention: softmax(q k^T / sqrt(d) + bias) v, then an output projection.
+
+    Args:
+        width: D, a multiple of ``num_heads``.
+        num_heads: H.
+        dropout: probability of dropping an attention weight in training.
+        kernels: ``fast``, ``triton`` or ``reference``; the results are equal up to rounding.
+
+    Raises:
+        ValueError: ``width`` is not a multiple of ``num_heads``.
+    """
+
+    def __init__(self, width: int, num_heads: int, dropout: float, kernels: str = "fast"):
+        super().__init__()
+        check_heads(width, num_heads)
+        self.num_heads = num_heads
+        self.dropout = dropout
+        self.attend = reference_attention if kernels == "reference" else fast_attention
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.output = nn.Linear(width, width)
+
+    def forward(self, states: Tensor, bias: Bias = NO_BIAS, positions: Tensor | None = None) -> Tensor:
+        """Compute attention: [B,T,D] -> [B,T,D], or [B,M,D] at ``positions`` [B,M] int64.
+
+        ``bias`` is added to the scores. With a :class:`ToeplitzBias` the Triton kernels run, which compute only the given
+        positions; the other backends compute all positions and select.
+        """
+        B, T, D = states.shape
+        heads = self.query_key_value(states).view(B, T, 3, self.num_heads, D // self.num_heads)  # [B,T,3,H,d]
+        dropout = self.dropout if self.training else 0.0
+        if isinstance(bias, ToeplitzBias):
+            return self.output(toeplitz_attention(heads, bias, dropout, positions).flatten(2))
+        attended = self.attend(heads, bias, dropout).reshape(B, T, D)
+        return self.output(attended if positions is None else gather_positions(attended, positions))
+
+
+class BertLayer(nn.Module):
+    """Attention and feed-forward network, each followed by dropout, residual connection and LayerNorm (post-LayerNorm)."""
+
+    def __init__(self, shape: BertEncoderConfig):
+        super().__init__()
+        self.attention = SelfAttention(shape.width, shape.num_heads, shape.attention_dropout, shape.kernels)
+        self.attention_norm = nn.LayerNorm(shape.width, shape.layer_norm_eps)
+        self.ffn_in = nn.Linear(shape.width, shape.ffn_width)
+        self.ffn_out = nn.Linear(shape.ffn_width, shape.width)
+        self.ffn_norm = nn.LayerNorm(shape.width, shape.layer_norm_eps)
+        self.activation_dropout = make_dropout(shape.activation_dropout, shape.kernels)
+        self.dropout = make_dropout(shape.dropout, shape.kernels)
+
+    def forward(self, states: Tensor, bias: Bias, positions: Tensor | None = None) -> Tensor:
+        """[B,T,D] -> [B,T,D], or [B,M,D]; arguments as for :class:`SelfAttention`."""
+        attended = self.attention(states, bias, positions)
+        states = states if positions is None else gather_positions(states, positions)
+        states = self.attention_norm(states + self.dropout(attended))
+        expanded = self.activation_dropout(gelu(self.ffn_in(states)))
+        return self.ffn_norm(states + self.dropout(self.ffn_out(expanded)))
+
+
+class BertEncoder(TransformerEncoder):
+    """Add positions and token types to given token embeddings, apply LayerNorm, dropout, a projection to D, and the layers.
+
+    The projection exists only if E differs from D. With scheme ``t5`` this is exactly Hugging Face's ``MPNetModel`` (positions
+    count from 0 here), with ``none`` its ``ElectraModel``.
+    """
+
+    def __init__(self, shape: BertEncoderConfig):
+        super().__init__(shape)
+        embedding_width = shape.embedding_width or shape.width
+        self.embed_positions = nn.Embedding(shape.max_positions, embedding_width)
+        self.embed_token_types = nn.Embedding(shape.num_token_types, embedding_width) if shape.num_token_types else None
+        self.embedding_norm = nn.LayerNorm(embedding_width, shape.layer_norm_eps)
+        self.dropout = make_dropout(shape.dropout, shape.kernels)
+        self.embedding_projection = nn.Linear(embedding_width, shape.width) if shape.is_projected else None
+        self.relative_position = (
+            RelativePositionBias(
+                shape.position_scheme, shape.position_buckets, shape.position_max_distance, shape.num_heads
+            )
+            if shape.has_learned_bias
+            else None
+        )
+        self.layers = nn.ModuleList(map(self.new_layer, range(1, shape.num_layers + 1)))
+
+    def new_layer(self, number: int) -> BertLayer:
+        """Return a new layer; all are alike."""
+        return BertLayer(self.shape)
+
+    def share_embeddings(self, other: "BertEncoder") -> None:
+        """Use the positions, token types and embedding LayerNorm of ``other``."""
+        self.embed_positions = other.embed_positions
+        self.embed_token_types = other.embed_token_types
+        self.embedding_norm = other.embedding_norm
+
+    def share_input(self, other: "BertEncoder") -> None:
+        """Use the embedding modules of ``other``, its projection and its relative positions."""
+        self.share_embeddings(other)
+        self.embedding_projection = other.embedding_projection
+        self.relative_position = other.relative_position
+
+    @property
+    def parts_above_embeddings(self) -> list[nn.Module]:
+        """The layers and the table of relative positions."""
+        return [self.layers, *filter(None, [self.relative_position])]
+
+    def embed(self, embeddings: Tensor, token_types: Tensor | None) -> Tensor:
+        """Compute the input of the first layer: [B,T,E] -> [B,T,D]."""
+        embeddings = embeddings + self.embed_positions.weight[: embeddings.size(1)]
+        if self.embed_token_types is not None:
+            types = self.embed_token_types.weight
+            embeddings = embeddings + (types[0] if token_types is None else types[token_types])
+        states = self.dropout(self.embedding_norm(embeddings))
+        return states if self.embedding_projection is None else self.embedding_projection(states)
+
+    def attention_context(self, embeddings: Tensor, padding_mask: Tensor | None) -> Bias:
+        """Return relative positions and masked pairs in the form that the layers require.
+
+        Either a value [H,2T-1] for each distance, or [H,T,T] float32 and [B or 1, 1, T or 1, T].
+        """
+        length, has_bias = embeddings.size(1), self.relative_position is not None
+        head_width, with_triton = self.shape.width // self.shape.num_heads, self.shape.kernels == "triton"
+        if choose_backend(embeddings.device, embeddings.dtype, head_width, has_bias, with_triton) == "triton":
+            values = self.relative_position.values(length) if has_bias else None
+            return ToeplitzBias(values, padding_mask, self.shape.attends_to)
+        learned = self.relative_position(length) if has_bias else None
+        masked = masked_pairs(length, padding_mask, self.shape.attends_to, device=embeddings.device)
+        bias = AttentionBias(learned, scores_of_masked_pairs(masked, embeddings.dtype))
+        is_reference = self.shape.kernels == "reference"
+        return bias if is_reference else prepare_bias(bias, embeddings.device, embeddings.dtype)

@@ -1,0 +1,210 @@
+"""ModernBERT's encoder (Warner et al., 2024, "Smarter, Better, Faster, Longer", section 2.1).
+
+LayerNorm before each block, rotary positions, gated feed-forward networks, no biases, local attention in two of three layers.
+
+Shapes: B sequences, T tokens, M selected positions, H heads, D width of the encoder, E width of the token embeddings.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor, nn
+from torch.nn.functional import gelu
+
+from amos_fairseq.functional.attention import (
+    AttentionBias,
+    fast_attention,
+    masked_pairs,
+    prepare_bias,
+    reference_attention,
+    scores_of_masked_pairs,
+)
+from amos_fairseq.functional.positions import gather_positions
+from amos_fairseq.functional.rotary import Rotation, rotate_queries_and_keys, rotation
+from amos_fairseq.functional.window_attention import block_mask, runs_in_blocks, window_attention
+from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder, make_dropout
+
+# Initial values are drawn again beyond this number of standard deviations (initializer_cutoff_factor of the released models).
+CUTOFF = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModernBertEncoderConfig(TransformerConfig):
+    """Sizes and settings of :class:`ModernBertEncoder`; source of the defaults: section 2.1.
+
+    Attributes:
+        global_every: the layers 1, 1 + n, 1 + 2 n, ... attend to all tokens, the others to those near them.
+        local_attention: size of the window of a local layer, the token itself not counted: half of it on each side.
+        global_theta: base of the rotary angles in global layers.
+        local_theta: the same in local layers.
+    """
+
+    global_every: int = 3
+    local_attention: int = 128
+    global_theta: float = 160_000.0
+    local_theta: float = 10_000.0
+
+    def build(self) -> "ModernBertEncoder":
+        """Return an encoder of this shape with PyTorch's initial values."""
+        return ModernBertEncoder(self)
+
+    def is_global(self, number: int) -> bool:
+        """Return whether the layer ``number``, counted from 1, attends to all tokens."""
+        return (number - 1) % self.global_every == 0
+
+
+class KindOfAttention(NamedTuple):
+    """What the attention of all global layers, or of all local ones, needs beside its input."""
+
+    rotation: Rotation
+    bias: AttentionBias
+    blocks: Tensor | None = None  # of block_mask(), where attention runs in blocks
+
+
+class ModernContext(NamedTuple):
+    """:class:`KindOfAttention` for both kinds of layers; ``local`` is None if there is no local layer."""
+
+    globally: KindOfAttention
+    locally: KindOfAttention | None
+
+
+class RotaryAttention(nn.Module):
+    """Multi-head self-attention with rotated queries and keys, without biases."""
+
+    def __init__(self, shape: ModernBertEncoderConfig, is_global: bool):
+        super().__init__()
+        self.num_heads = shape.num_heads
+        self.is_global = is_global
+        self.dropout = shape.attention_dropout
+        self.attend = reference_attention if shape.kernels == "reference" else fast_attention
+        self.query_key_value = nn.Linear(shape.width, 3 * shape.width, bias=False)
+        self.output = nn.Linear(shape.width, shape.width, bias=False)
+
+    def forward(self, states: Tensor, context: ModernContext, positions: Tensor | None = None) -> Tensor:
+        """Compute attention: [B,T,D] -> [B,T,D], or [B,M,D] at ``positions`` [B,M] int64."""
+        B, T, D = states.shape
+        heads = self.query_key_value(states).view(B, T, 3, self.num_heads, D // self.num_heads)  # [B,T,3,H,d]
+        dropout = self.dropout if self.training else 0.0
+        kind = context.globally if self.is_global else context.locally
+        if kind.blocks is not None:
+            attended = window_attention(rotate_queries_and_keys(heads, kind.rotation), kind.blocks, dropout)
+        else:
+            attended = self.attend(heads, kind.bias, dropout, kind.rotation)
+        attended = attended.reshape(B, T, D)
+        return self.output(attended if positions is None else gather_positions(attended, positions))
+
+
+class ModernBertLayer(nn.Module):
+    """x + attention(LayerNorm(x)), then x + FFN(LayerNorm(x)) with FFN(x) = W_o (gelu(a) * b), (a, b) = W_i x (GeGLU).
+
+    Args:
+        shape: of the encoder.
+        number: of the layer, counted from 1. The first has no LayerNorm before its attention: the embeddings have just been
+            normalized (unless a projection follows).
+    """
+
+    def __init__(self, shape: ModernBertEncoderConfig, number: int):
+        super().__init__()
+        has_normed_input = number == 1 and not shape.is_projected
+        self.attention_norm = nn.Identity() if has_normed_input else layer_norm(shape.width, shape)
+        self.attention = RotaryAttention(shape, shape.is_global(number))
+        self.ffn_norm = layer_norm(shape.width, shape)
+        self.ffn_in = nn.Linear(shape.width, 2 * shape.ffn_width, bias=False)
+        self.ffn_out = nn.Linear(shape.ffn_width, shape.width, bias=False)
+        self.activation_dropout = make_dropout(shape.activation_dropout, shape.kernels)
+        self.dropout = make_dropout(shape.dropout, shape.kernels)
+
+    def forward(self, states: Tensor, context: ModernContext, positions: Tensor | None = None) -> Tensor:
+        """[B,T,D] -> [B,T,D], or [B,M,D] at ``positions`` [B,M] int64."""
+        attended = self.attention(self.attention_norm(states), context, positions)
+        states = states if positions is None else gather_positions(states, positions)
+        states = states + self.dropout(attended)
+        values, gates = self.ffn_in(self.ffn_norm(states)).chunk(2, dim=-1)
+        expanded = self.activation_dropout(gelu(values) * gates)
+        return states + self.dropout(self.ffn_out(expanded))
+
+
+def layer_norm(width: int, shape: ModernBertEncoderConfig) -> nn.LayerNorm:
+    return nn.LayerNorm(width, shape.layer_norm_eps, bias=False)
+
+
+class ModernBertEncoder(TransformerEncoder):
+    """Apply LayerNorm and dropout to given token embeddings, then the layers; heads read their sum through a last LayerNorm.
+
+    This is Hugging Face's ``ModernBertModel``. Departure: if E differs from D, as in a generator that is narrower than its
+    discriminator, a projection without bias follows the LayerNorm of the embeddings.
+    """
+
+    def __init__(self, shape: ModernBertEncoderConfig):
+        super().__init__(shape)
+        embedding_width = shape.embedding_width or shape.width
+        self.embedding_norm = layer_norm(embedding_width, shape)
+        self.dropout = make_dropout(shape.dropout, shape.kernels)
+        self.embedding_projection = nn.Linear(embedding_width, shape.width, bias=False) if shape.is_projected else None
+        self.layers = nn.ModuleList(map(self.new_layer, range(1, shape.num_layers + 1)))
+        self.final_norm = layer_norm(shape.width, shape)
+
+    def new_layer(self, number: int) -> ModernBertLayer:
+        """Return a new layer like the layer ``number``, counted from 1, which decides whether its attention is local."""
+        return ModernBertLayer(self.shape, number)
+
+    def share_embeddings(self, other: "ModernBertEncoder") -> None:
+        """Use the LayerNorm of the embeddings of ``other``."""
+        self.embedding_norm = other.embedding_norm
+
+    def share_input(self, other: "ModernBertEncoder") -> None:
+        """Use the LayerNorm of the embeddings of ``other`` and its projection."""
+        self.share_embeddings(other)
+        self.embedding_projection = other.embedding_projection
+
+    @property
+    def parts_above_embeddings(self) -> list[nn.Module]:
+        """The layers and the last LayerNorm."""
+        return [self.layers, self.final_norm]
+
+    def initialize(self, std: float) -> None:
+        """Set the initial weights of linear layers as the authors' code does for its base model.
+
+        N(0, std), drawn again beyond 2 std; std is divided by sqrt(2 L) in the layers that add to the sum, of which there are 2
+        L (``full_megatron`` of https://github.com/AnswerDotAI/ModernBERT).
+        """
+        added_std = std / math.sqrt(2 * len(self.layers))
+        for layer in self.layers:
+            for linear in (layer.attention.query_key_value, layer.ffn_in):
+                truncated_normal_(linear.weight, std)
+            for linear in (layer.attention.output, layer.ffn_out):
+                truncated_normal_(linear.weight, added_std)
+
+    def embed(self, embeddings: Tensor, token_types: Tensor | None) -> Tensor:
+        """Compute the input of the first layer: [B,T,E] -> [B,T,D]. There are no token types."""
+        states = self.dropout(self.embedding_norm(embeddings))
+        return states if self.embedding_projection is None else self.embedding_projection(states)
+
+    def attention_context(self, embeddings: Tensor, padding_mask: Tensor | None) -> ModernContext:
+        """Return rotations and masked pairs of the global layers, and of the local ones if there are any."""
+        has_local = any(not layer.attention.is_global for layer in self.layers)
+        return ModernContext(
+            self._kind(embeddings, padding_mask, self.shape.global_theta, None),
+            self._kind(embeddings, padding_mask, self.shape.local_theta, self.shape.local_attention // 2)
+            if has_local
+            else None,
+        )
+
+    def _kind(
+        self, embeddings: Tensor, padding_mask: Tensor | None, theta: float, reach: int | None
+    ) -> KindOfAttention:
+        shape, length, device = self.shape, embeddings.size(1), embeddings.device
+        angles = rotation(length, shape.width // shape.num_heads, theta, device)
+        is_reference = shape.kernels == "reference"
+        if reach is not None and not is_reference and runs_in_blocks(length, reach):
+            blocks = block_mask(length, reach, padding_mask, shape.attends_to, device=device)
+            return KindOfAttention(angles, AttentionBias(), blocks)
+        masked = masked_pairs(length, padding_mask, shape.attends_to, reach, device=device)
+        bias = AttentionBias(fixed=scores_of_masked_pairs(masked, embeddings.dtype))
+        return KindOfAttention(angles, bias if is_reference else prepare_bias(bias, device, embeddings.dtype))
+
+
+def truncated_normal_(weight: Tensor, std: float) -> None:
+    """Fill ``weight`` with N(0, std), values beyond :data:`CUTOFF` standard deviations drawn again."""
+    nn.init.trunc_normal_(weight, std=std, a=-CUTOFF * std, b=CUTOFF * std)

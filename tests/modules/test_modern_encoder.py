@@ -1,0 +1,309 @@
+"""ModernBERT's encoder against Hugging Face's ModernBertModel, dense masks, complex numbers, and its own reference."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from small_models import modern_config
+from torch import Tensor
+from transformers import ModernBertConfig, ModernBertModel
+
+from amos_fairseq.functional.attention import AttentionBias, cpu_attention, masked_pairs, reference_attention
+from amos_fairseq.functional.rotary import rotate, rotate_queries_and_keys, rotation
+from amos_fairseq.functional.window_attention import block_mask, runs_in_blocks, window_attention
+from amos_fairseq.modules.encoder import with_layers
+from amos_fairseq.modules.generators import TwoTower
+from amos_fairseq.modules.initialization import initialize
+from amos_fairseq.modules.modern_encoder import CUTOFF, ModernBertEncoder
+
+CPU = torch.device("cpu")
+# The lengths of the window's edges (64 on each side), of one block, and of several.
+LENGTHS = (1, 7, 64, 65, 66, 128, 129, 300, 600)
+
+
+def random(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def encoder(**settings) -> ModernBertEncoder:
+    """Four layers: global, local, local, global. Weights are large, LayerNorms random."""
+    torch.manual_seed(0)
+    module = modern_config(**settings).build()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(1.0 if parameter.ndim == 1 else 0.0, 0.3)
+    return module.double()
+
+
+def their_name(ours: str) -> str:
+    for old, new in (
+        ("embedding_norm.", "embeddings.norm."),
+        ("attention_norm.", "attn_norm."),
+        ("attention.query_key_value.", "attn.Wqkv."),
+        ("attention.output.", "attn.Wo."),
+        ("ffn_norm.", "mlp_norm."),
+        ("ffn_in.", "mlp.Wi."),
+        ("ffn_out.", "mlp.Wo."),
+    ):
+        ours = ours.replace(old, new)
+    return ours
+
+
+def hugging_face(module: ModernBertEncoder) -> ModernBertModel:
+    """The same weights in float64. Hugging Face rotates in float32 even then."""
+    shape = module.shape
+    config = ModernBertConfig(
+        vocab_size=8,
+        hidden_size=shape.width,
+        intermediate_size=shape.ffn_width,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        local_attention=shape.local_attention,
+        norm_eps=shape.layer_norm_eps,
+        pad_token_id=1,
+        attn_implementation="sdpa",
+    )
+    theirs = ModernBertModel(config).double().eval()
+    state = {"embeddings.tok_embeddings.weight": torch.zeros(8, shape.width, dtype=torch.float64)}
+    state |= {their_name(name): tensor.clone() for name, tensor in module.state_dict().items()}
+    theirs.load_state_dict(state)
+    return theirs
+
+
+def both(module: ModernBertEncoder, length: int, padded: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Last states and all gradients of both, for a whole sequence and one whose last tokens are padding."""
+    real = torch.ones(2, length, dtype=torch.bool)
+    real[1, length - padded :] = padded == 0
+    found = []
+    theirs = hugging_face(module)
+    for network in (module, theirs):
+        embeddings = random(2, length, module.shape.width).requires_grad_()
+        if network is module:
+            states = module(embeddings, None if real.all() else ~real)[-1]
+        else:
+            states = theirs(inputs_embeds=embeddings, attention_mask=real.long()).last_hidden_state
+        (states[real] ** 3).sum().backward()
+        found.append([states[real].detach(), embeddings.grad])
+    gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
+    names = [name for name, _ in module.named_parameters()]
+    ours = [parameter.grad for parameter in module.parameters()]
+    return found[0] + ours, found[1] + [gradients[their_name(name)] for name in names]
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_values_and_gradients_equal_hugging_faces(length: int) -> None:
+    """Relative to the largest of each tensor: the float32 angles and rotations of Hugging Face differ by 1e-7 each."""
+    for padded in {0, min(3, length - 1), length // 2}:
+        for ours, theirs in zip(*both(encoder(), length, padded), strict=True):
+            assert (ours - theirs).abs().max() <= 3e-6 * theirs.abs().max()
+
+
+@pytest.mark.parametrize(
+    "error", ["thetas exchanged", "gate and value exchanged", "window one wider", "window one narrower", "no window"]
+)
+def test_planted_errors_are_found(error: str) -> None:
+    module = encoder()
+    with torch.no_grad():
+        if error == "gate and value exchanged":
+            for layer in module.layers:
+                layer.ffn_in.weight.copy_(layer.ffn_in.weight.roll(module.shape.ffn_width, 0))
+    planted = {
+        "thetas exchanged": {"global_theta": 10_000.0, "local_theta": 160_000.0},
+        "window one wider": {"local_attention": 130},
+        "window one narrower": {"local_attention": 126},
+        "no window": {"local_attention": 600},
+    }.get(error, {})
+    theirs = hugging_face(encoder())
+    module.shape = dataclasses.replace(module.shape, **planted)
+    embeddings = random(1, 300, module.shape.width)
+    with torch.no_grad():
+        difference = module(embeddings)[-1] - theirs(inputs_embeds=embeddings).last_hidden_state
+    assert difference.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("length", [5, 130, 600])
+@torch.no_grad()
+def test_local_layers_equal_a_dense_mask(length: int) -> None:
+    module, embeddings = encoder(num_layers=2), random(2, length, 8)
+    local = module.layers[1]
+    heads = local.attention.query_key_value(embeddings).view(2, length, 3, 2, 4)
+    query, key, value = rotate_queries_and_keys(heads, rotation(length, 4, 10_000.0, CPU)).permute(2, 0, 3, 1, 4)
+    positions = torch.arange(length)
+    is_near = (positions - positions[:, None]).abs() <= 64
+    scores = (query @ key.transpose(-2, -1) / math.sqrt(4)).masked_fill(~is_near, -math.inf)
+    attended = (scores.softmax(-1) @ value).transpose(1, 2).reshape(2, length, 8)
+    got = local.attention(embeddings, module.attention_context(embeddings, None))
+    torch.testing.assert_close(got, local.attention.output(attended), rtol=1e-10, atol=1e-10)
+
+
+@torch.no_grad()
+def test_rotation_is_a_product_of_complex_numbers() -> None:
+    """Pair i of position t is multiplied by exp(i t theta^(-2i/d)); angles are float32, so 1e-5 at position 99."""
+    states = random(2, 3, 100, 8)
+    pairs = torch.complex(states[..., :4], states[..., 4:])
+    angles = torch.arange(100)[:, None] * 160_000.0 ** (-torch.arange(0, 8, 2, dtype=torch.float64) / 8)
+    turned = pairs * torch.polar(torch.ones_like(angles), angles)
+    by = rotation(100, 8, 160_000.0, CPU)
+    torch.testing.assert_close(rotate(states, by), torch.cat([turned.real, turned.imag], -1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(rotate(rotate(states, by), by.inverse), states, rtol=1e-6, atol=1e-6)
+
+
+@torch.no_grad()
+def test_scores_depend_on_the_distance_alone() -> None:
+    """Float32 angles up to 200: rounded to 1e-5."""
+    query, key = random(8), random(8, seed=2)
+    queries, keys = (rotate(vector.expand(200, 8), rotation(200, 8, 10_000.0, CPU)) for vector in (query, key))
+    scores = queries @ keys.T
+    for distance in (-7, 0, 1, 64):
+        along = scores.diagonal(distance)
+        torch.testing.assert_close(along, along[:1].expand_as(along), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_the_cpu_kernel_rotates_as_the_reference(has_mask: bool, dropout: float) -> None:
+    """Float64; with dropout the rotated heads go through the same kernel without a rotation, under the same seed."""
+    by = rotation(9, 4, 100.0, CPU)
+    fixed = random(2, 1, 1, 9) if has_mask else None
+    found = []
+    for way in ("inside", "before"):
+        torch.manual_seed(3)
+        heads = random(2, 9, 3, 2, 4).requires_grad_()
+        if way == "inside":
+            out = cpu_attention(heads, None, fixed, dropout, by)
+        elif dropout:
+            out = cpu_attention(rotate_queries_and_keys(heads, by), None, fixed, dropout)
+        else:
+            out = reference_attention(heads, AttentionBias(fixed=fixed), 0.0, by)
+        out.backward(random(2, 9, 2, 4, seed=2))
+        found.append([out.detach(), heads.grad])
+    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("side", ["all", "past", "future"])
+@pytest.mark.parametrize("length", [40, 41, 57])
+def test_blocks_equal_one_product_of_all_pairs(length: int, side: str) -> None:
+    """Values and gradients in float64, a window of 5 tokens on each side, padding in the second sequence."""
+    padding = torch.zeros(2, length, dtype=torch.bool)
+    padding[1, length - 13 :] = True
+    for mask in (None, padding):
+        real = torch.ones(2, length, dtype=torch.bool) if mask is None else ~mask
+        found = []
+        for way in ("blocks", "all pairs"):
+            heads = random(2, length, 3, 2, 4).requires_grad_()
+            if way == "blocks":
+                out = window_attention(heads, block_mask(length, 5, mask, side, device=CPU), 0.0)
+            else:
+                excluded = masked_pairs(length, mask, side, 5, device=CPU)
+                out = reference_attention(heads, AttentionBias(fixed=excluded.double() * -30_000), 0.0)
+            (out[real] ** 3).sum().backward()
+            found.append([out[real].detach(), heads.grad])
+        torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
+
+
+def test_blocks_compute_fewer_scores_from_some_length_on() -> None:
+    assert not runs_in_blocks(256, 64)
+    assert runs_in_blocks(512, 64)
+    assert not runs_in_blocks(512, 0)
+    assert block_mask(512, 64, None, device=CPU).shape == (1, 8, 64, 192)
+
+
+def test_dropout_of_windows_keeps_the_mean() -> None:
+    """A mean over 400 samples of each of 40 values, whose standard deviations are below 0.5 each: 4.5 sigma is 0.12."""
+    torch.manual_seed(0)
+    heads, mask = random(1, 40, 3, 1, 2), block_mask(40, 5, None, device=CPU)
+    heads[:, :, 2] = 1.0  # all values are 1, so that every output is the sum of the kept weights
+    outputs = torch.stack([window_attention(heads, mask, 0.25) for _ in range(400)])
+    assert outputs.std(0).max() < 0.5
+    assert (outputs.mean(0) - 1).abs().max() < 0.12
+
+
+@pytest.mark.parametrize("length", [10, 520])
+def test_fast_kernels_match_the_reference(length: int) -> None:
+    mask = torch.zeros(2, length, dtype=torch.bool)
+    mask[1, length - 4 :] = True
+    results = []
+    for kernels in ("fast", "reference"):
+        module = encoder(kernels=kernels).train()
+        embeddings = random(2, length, 8).requires_grad_()
+        outputs = torch.stack(list(module(embeddings, mask)))[:, ~mask]
+        outputs.pow(3).sum().backward()
+        results.append([outputs.detach(), embeddings.grad, *(parameter.grad for parameter in module.parameters())])
+    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-9)
+
+
+def test_last_layer_at_some_positions_equals_that_of_all() -> None:
+    positions = torch.tensor([[3, 5, 0, 0], [1, 9, 2, 0]])
+    for kernels in ("fast", "reference"):
+        module, embeddings = encoder(kernels=kernels), random(2, 10, 8)
+        *between, last = module(embeddings, last_positions=positions)
+        assert [tuple(layer.shape) for layer in (*between, last)] == [(2, 10, 8)] * 3 + [(2, 4, 8)]
+        complete = module(embeddings)
+        torch.testing.assert_close(last, complete[-1].gather(1, positions.unsqueeze(-1).expand(-1, -1, 8)))
+        torch.testing.assert_close(
+            complete.at(1, positions), complete[1].gather(1, positions[..., None].expand(-1, -1, 8))
+        )
+
+
+def test_heads_read_sums_through_the_last_layer_norm() -> None:
+    module, embeddings = encoder(), random(2, 6, 8)
+    outputs = module(embeddings, with_input=True)
+    assert len(outputs) == 5
+    normed = torch.nn.functional.layer_norm(outputs.sums[2], (8,), module.final_norm.weight, None, 1e-5)
+    torch.testing.assert_close(outputs[2], normed)
+    view = with_layers(module, module.layers[:2])  # layer 2 of all is the last of the first two
+    torch.testing.assert_close(view(embeddings)[-1], outputs[2])
+
+
+def test_detached_layer_passes_no_gradient_down() -> None:
+    module = encoder()
+    outputs = module(random(2, 6, 8), detach_after=[1])
+    (outputs[2] ** 2).sum().backward()
+    assert all(parameter.grad is None for parameter in module.layers[0].parameters())
+    assert module.layers[1].ffn_in.weight.grad.abs().max() > 0
+    assert module.final_norm.weight.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("length", [9, 520])
+@torch.no_grad()
+def test_two_towers_see_one_side_each(length: int) -> None:
+    """A change of one token, seen from the states of all others: entry t depends on all tokens but t."""
+    towers = TwoTower(modern_config(embedding_width=6))
+    for parameter in towers.parameters():
+        parameter.normal_(1.0 if parameter.ndim == 1 else 0.0, 0.3)
+    towers.double()
+    embeddings = random(1, length, 6)
+    changed = embeddings.clone()
+    changed[0, 5] += 1.0
+    before, after = towers(embeddings), towers(changed)
+    assert torch.equal(before[0, 5], after[0, 5])
+    moved = (before != after).any(-1)[0].nonzero().flatten().tolist()
+    assert {4, 6} <= set(moved)
+    past, future = (before != after)[0].chunk(2, dim=-1)
+    assert past.any(-1).nonzero().min() == 6
+    assert future.any(-1).nonzero().max() == 4
+
+
+def test_projection_of_narrow_embeddings_is_normed_before_the_first_attention() -> None:
+    wide, narrow = encoder(), encoder(embedding_width=6)
+    assert isinstance(wide.layers[0].attention_norm, torch.nn.Identity)
+    assert isinstance(narrow.layers[0].attention_norm, torch.nn.LayerNorm)
+    assert narrow(random(2, 5, 6))[-1].shape == (2, 5, 8)
+
+
+def test_no_parameter_is_a_bias() -> None:
+    assert not [name for name, _ in encoder(embedding_width=6).named_parameters() if name.endswith("bias")]
+
+
+def test_initial_weights_are_truncated_and_smaller_where_layers_add() -> None:
+    """Standard deviation of N(0, s) cut at 2 s: 0.880 s (integral). Over 24,576 values it is within 2 %, 4.4 sigma."""
+    module = modern_config(width=64, ffn_width=96, num_layers=4, num_heads=2).build()
+    torch.manual_seed(0)
+    initialize(module, 0.02, 0.05)
+    into = torch.cat([layer.ffn_in.weight.detach().flatten() for layer in module.layers])[:24_576]
+    out = torch.cat([layer.ffn_out.weight.detach().flatten() for layer in module.layers])
+    assert into.abs().max() <= CUTOFF * 0.05
+    assert math.isclose(into.std().item(), 0.880 * 0.05, rel_tol=0.02)
+    assert math.isclose(out.std().item(), 0.880 * 0.05 / math.sqrt(8), rel_tol=0.02)
+    assert (module.final_norm.weight == 1).all()
