@@ -40,18 +40,20 @@ class Renaming(NamedTuple):
         ours: the name in this package.
         theirs: the name in the other library, or several names whose tensors are one tensor of ours.
         conversion: what changes beside the name, in a form that the tables of a library share; None: nothing.
+        first_layer: number of the first layer that has these weights, counted from 0.
     """
 
     ours: str
     theirs: str | tuple[str, ...]
     conversion: Any = None
+    first_layer: int = 0
 
 
 def expand_names(table: Collection[Renaming], num_layers: int) -> Iterator[tuple[str, list[str], Any]]:
     """Yield each line once per layer and once for weight and bias: our name, their names, conversion."""
     for line in table:
         theirs = [line.theirs] if isinstance(line.theirs, str) else line.theirs
-        for layer in range(num_layers) if ".N." in line.ours else (0,):
+        for layer in range(line.first_layer, num_layers) if ".N." in line.ours else (0,):
             for kind in ("weight", "bias") if line.ours.endswith("*") else ("",):
                 ours, *others = (name.replace(".N.", f".{layer}.").replace("*", kind) for name in (line.ours, *theirs))
                 yield ours, others, line.conversion

@@ -26,7 +26,9 @@ from amos_fairseq.hugging_face.families import (
     PartKind,
 )
 from amos_fairseq.hugging_face.parts import ExportedPart
+from amos_fairseq.models.configuration import MODERN
 from amos_fairseq.modules.encoder import TransformerConfig
+from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
 from amos_fairseq.tokenization.fast_tokenizer import ABSENT
 from amos_fairseq.tokenization.tokenizer import BOS, EOS, PAD
 
@@ -38,6 +40,8 @@ TOKEN_TYPES, PROJECTION = "encoder.embed_token_types.weight", "encoder.embedding
 # activation is there nearly linear with the second as its slope, and the output layer divides by both. A state x is changed
 # by the factor 1 - (2^-12 x)^2 / 3 (tanh) or 1 + 0.8 * 2^-24 x (gelu): less than float32 rounding of its sums.
 LINEAR_HEAD_SCALES = {"tanh": (2.0**-12, 1.0), "gelu": (2.0**-24, 0.5)}
+# Kinds of layers of ModernBERT.
+GLOBAL, LOCAL = "full_attention", "sliding_attention"
 # Token types of an exported BERT where our encoder has none: tokenizers send types 0 and 1 for pairs.
 EXPORTED_TOKEN_TYPES = 2
 # Names of LayerNorm weights in the first BERTs.
@@ -84,7 +88,7 @@ def to_hugging_face(family: str, kind: PartKind, weights: Weights) -> Weights:
     that belong to no position (the first two of MPNet and RoBERTa) are zeros, as are token types that our encoder lacks.
 
     Args:
-        family: mpnet, electra, bert, roberta or ``CUSTOM``.
+        family: mpnet, electra, bert, roberta, modernbert or ``CUSTOM``.
         kind: of the part; one that the family has.
         weights: ours, flat, with at least the encoder and the head of ``kind``; others are ignored.
 
@@ -93,10 +97,12 @@ def to_hugging_face(family: str, kind: PartKind, weights: Weights) -> Weights:
     """
     table = FAMILIES[family]
     ours_by_name = dict(weights)
-    if TOKEN_TYPES not in weights:
+    names = table.encoder + (table.heads[kind] if kind != PartKind.ENCODER else ())
+    expected = {row.ours for row in names}
+    if TOKEN_TYPES in expected - weights.keys():
         positions = weights["encoder.embed_positions.weight"]
         ours_by_name[TOKEN_TYPES] = positions.new_zeros(EXPORTED_TOKEN_TYPES, positions.size(1))
-    if kind == PartKind.SEQUENCE_CLASSIFICATION and "classification_head.dense.weight" not in weights:
+    if "classification_head.dense.*" in expected and "classification_head.dense.weight" not in weights:
         # A dense layer after which the linear head computes the same as before.
         scale, slope = LINEAR_HEAD_SCALES["gelu" if family == "electra" else "tanh"]
         output = weights["classification_head.output.weight"]
@@ -105,7 +111,6 @@ def to_hugging_face(family: str, kind: PartKind, weights: Weights) -> Weights:
             "classification_head.dense.bias": torch.zeros(output.size(1)),
             "classification_head.output.weight": output / (scale * slope),
         }
-    names = table.encoder + (table.heads[kind] if kind != PartKind.ENCODER else ())
     converted: Weights = {}
     for ours, theirs, conversion in expand_names(names, count_layers(weights, "encoder.layers.")):
         if ours.startswith(PROJECTION) and ours not in ours_by_name:
@@ -132,7 +137,7 @@ def from_hugging_face(family: str, weights: Weights, heads: Collection[PartKind]
     its rows computes the same function.
 
     Args:
-        family: mpnet, electra, bert, roberta or distilbert.
+        family: mpnet, electra, bert, roberta, distilbert or modernbert.
         weights: a state with or without a head; names with or without the prefix of the encoder.
         heads: kinds of parts whose heads must be present.
 
@@ -208,9 +213,16 @@ def their_config_class(family: str) -> type["PretrainedConfig"]:
         from amos_fairseq.hugging_face.custom_code.modeling_amos import AmosConfig
 
         return AmosConfig
-    from transformers import BertConfig, DistilBertConfig, ElectraConfig, MPNetConfig, RobertaConfig
+    from transformers import (
+        BertConfig,
+        DistilBertConfig,
+        ElectraConfig,
+        ModernBertConfig,
+        MPNetConfig,
+        RobertaConfig,
+    )
 
-    classes = (MPNetConfig, ElectraConfig, BertConfig, RobertaConfig, DistilBertConfig)
+    classes = (MPNetConfig, ElectraConfig, BertConfig, RobertaConfig, DistilBertConfig, ModernBertConfig)
     return {config.model_type: config for config in classes}[family]
 
 
@@ -226,6 +238,23 @@ def hugging_face_config(family: str, shape: TransformerConfig, num_rows: int, **
         "intermediate_size": shape.ffn_width,
         "num_attention_heads": shape.num_heads,
         "max_position_embeddings": shape.max_positions + POSITION_OFFSET[family],
+    }
+    if isinstance(shape, ModernBertEncoderConfig):
+        settings |= {
+            "embedding_dropout": shape.dropout,
+            "attention_dropout": shape.attention_dropout,
+            "mlp_dropout": shape.activation_dropout,
+            "norm_eps": shape.layer_norm_eps,
+            "local_attention": shape.local_attention,
+            # Names of transformers 4; version 5 converts them to layer_types and rope_parameters.
+            "global_attn_every_n_layers": shape.global_every,
+            "global_rope_theta": shape.global_theta,
+            "local_rope_theta": shape.local_theta,
+            "cls_token_id": others.get("bos_token_id"),
+            "sep_token_id": others.get("eos_token_id"),
+        }
+        return their_config_class(family)(**settings, **others)
+    settings |= {
         "hidden_act": "gelu",
         "hidden_dropout_prob": shape.dropout,
         "attention_probs_dropout_prob": shape.attention_dropout,
@@ -244,6 +273,8 @@ def hugging_face_config(family: str, shape: TransformerConfig, num_rows: int, **
 
 def encoder_settings(family: str, config: "PretrainedConfig") -> dict[str, object]:
     """Return the encoder's settings under the names of our flags: the inverse of :func:`hugging_face_config`."""
+    if family == "modernbert":
+        return modern_settings(config)
     if family == "distilbert":
         own = {"intermediate_size": config.hidden_dim, "hidden_dropout_prob": config.dropout}
         own |= {"attention_probs_dropout_prob": config.attention_dropout, "layer_norm_eps": DISTILBERT_LAYER_NORM_EPS}
@@ -267,3 +298,50 @@ def encoder_settings(family: str, config: "PretrainedConfig") -> dict[str, objec
         "relative_position_buckets": MPNET_BUCKETS,
         "relative_position_max_distance": MPNET_MAX_DISTANCE,
     }
+
+
+def modern_settings(config: "PretrainedConfig") -> dict[str, object]:
+    """Return the settings of ModernBERT's encoder under the names of our flags.
+
+    The configuration has passed the checks of an import: its layers are global at every n-th place.
+    """
+    layers, every = config.num_hidden_layers, global_every(config)
+    thetas = {kind: rope["rope_theta"] for kind, rope in rope_parameters(config).items()}
+    return {
+        "encoder": MODERN,
+        "encoder_layers": layers,
+        "encoder_embed_dim": config.hidden_size,
+        "encoder_ffn_embed_dim": config.intermediate_size,
+        "encoder_attention_heads": config.num_attention_heads,
+        "embedding_dim": 0,
+        "token_types": 0,
+        "max_positions": config.max_position_embeddings,
+        "dropout": config.embedding_dropout,
+        "attention_dropout": config.attention_dropout,
+        "activation_dropout": config.mlp_dropout,
+        "layer_norm_eps": config.norm_eps,
+        "relative_position_scheme": "none",
+        "global_attention_every": every,
+        "local_attention": config.local_attention,
+        "global_rope_theta": thetas[GLOBAL],
+        "local_rope_theta": thetas[LOCAL],
+    }
+
+
+def global_every(config: "PretrainedConfig") -> int | None:
+    """Return n if just the layers 1, 1 + n, 1 + 2 n, ... of a ModernBERT attend to all tokens; None without such an n."""
+    types = getattr(config, "layer_types", None)
+    if types is None:  # transformers 4
+        return config.global_attn_every_n_layers
+    layers = len(types)
+    found = [i for i in range(1, layers) if types[i] == GLOBAL]
+    every = found[0] if found else max(layers, getattr(config, "global_attn_every_n_layers", 1))
+    return every if types == [LOCAL if i % every else GLOBAL for i in range(layers)] else None
+
+
+def rope_parameters(config: "PretrainedConfig") -> dict[str, dict[str, Any]]:
+    """Return the settings of the rotary positions of a ModernBERT for both kinds of layers."""
+    if (parameters := getattr(config, "rope_parameters", None)) is not None:
+        return parameters
+    thetas = {GLOBAL: config.global_rope_theta, LOCAL: config.local_rope_theta or config.global_rope_theta}
+    return {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()}

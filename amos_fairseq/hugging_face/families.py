@@ -1,6 +1,7 @@
 """Hugging Face's families of classes: which computes which part of a model, and the names of its weights, ours | theirs.
 
-On the left is one flat name space: ``embed_tokens``, ``encoder.*`` (:class:`~amos_fairseq.modules.encoder.TransformerEncoder`),
+On the left is one flat name space: ``embed_tokens``, ``encoder.*`` (:class:`~amos_fairseq.modules.bert_encoder.BertEncoder`, or
+:class:`~amos_fairseq.modules.modern_encoder.ModernBertEncoder` for the family modernbert),
 ``mlm_head.*``, ``detection_head.*``, ``classification_head.*``, ``span_head.*``, ``tagging_head.*``. On the right are the names
 of the class with the head; a bare encoder (``MPNetModel``) has them without ``mpnet.``. ``N`` is the number of a layer, ``*``
 means ``weight`` and ``bias``. Rows of the vocabulary keep their order. :mod:`.convert` uses these tables in both directions.
@@ -27,7 +28,10 @@ class PartKind(Enum):
 
     ENCODER = "encoder", ""
     MASKED_LM = "masked_lm", "ForMaskedLM"
-    DETECTION = "detection", "ForTokenClassification"  # AMOS: one linear layer, as token classification
+    DETECTION = (
+        "detection",
+        "ForTokenClassification",
+    )  # of AMOS, and of ModernBERT: the head is that of token classification
     PRETRAINING = "pretraining", "ForPreTraining"  # ELECTRA: dense, gelu, linear
     ENERGY = "energy", "ForPreTraining"  # Electric: the same layers with another meaning
     SEQUENCE_CLASSIFICATION = "sequence_classification", "ForSequenceClassification"
@@ -51,7 +55,7 @@ CUSTOM = "custom"
 # Constants in MPNet's code, whatever its configuration says.
 MPNET_BUCKETS, MPNET_MAX_DISTANCE = 32, 128
 # Number of first rows of the position table that belong to no position.
-POSITION_OFFSET = {"mpnet": 2, "roberta": 2, "electra": 0, "bert": 0, "distilbert": 0, CUSTOM: 2}
+POSITION_OFFSET = {"mpnet": 2, "roberta": 2, "electra": 0, "bert": 0, "distilbert": 0, "modernbert": 0, CUSTOM: 2}
 # Other names of model_type: the same classes with another vocabulary.
 SAME_AS = {"xlm-roberta": "roberta"}
 
@@ -172,6 +176,28 @@ _COMMON_HEADS = {
 }
 
 
+_MODERN = (
+    Renaming("embed_tokens.weight",                             "model.embeddings.tok_embeddings.weight"),
+    Renaming("encoder.embedding_norm.weight",                   "model.embeddings.norm.weight"),
+    Renaming("encoder.layers.N.attention_norm.weight",          "model.layers.N.attn_norm.weight", first_layer=1),
+    Renaming("encoder.layers.N.attention.query_key_value.weight", "model.layers.N.attn.Wqkv.weight"),
+    Renaming("encoder.layers.N.attention.output.weight",        "model.layers.N.attn.Wo.weight"),
+    Renaming("encoder.layers.N.ffn_norm.weight",                "model.layers.N.mlp_norm.weight"),
+    Renaming("encoder.layers.N.ffn_in.weight",                  "model.layers.N.mlp.Wi.weight"),
+    Renaming("encoder.layers.N.ffn_out.weight",                 "model.layers.N.mlp.Wo.weight"),
+    Renaming("encoder.final_norm.weight",                       "model.final_norm.weight"),
+)
+
+
+def _modern_head(ours: str, output: str, conversion: Conversion | None = None) -> tuple[Renaming, ...]:
+    """``ours``: the prefix of the dense layer and LayerNorm with which all heads of ModernBERT begin."""
+    return (
+        Renaming(f"{ours}dense.weight", "head.dense.weight"),
+        Renaming(f"{ours}norm.weight", "head.norm.weight"),
+        Renaming(output, "decoder.bias" if output == "mlm_head.bias" else "classifier.*", conversion),
+    )
+
+
 def _tied(decoder: str, prefix: str, bias: str = "") -> dict[str, str]:
     copies = {f"{decoder}weight": f"{prefix}.embeddings.word_embeddings.weight"}
     return copies | ({f"{decoder}bias": bias} if bias else {})
@@ -220,6 +246,21 @@ FAMILIES: dict[str, Family] = {
         _tied("vocab_projector.", "distilbert"), layers="transformer.layer.",
     ),
 }
+FAMILIES["modernbert"] = Family(
+    "ModernBert", "model", _MODERN,
+    {
+        PartKind.MASKED_LM: _modern_head("mlm_head.", "mlm_head.bias"),
+        PartKind.DETECTION: _modern_head("detection_head.transform.", "detection_head.output.*", ZERO_AND_W),
+    } | {
+        kind: _modern_head(f"{head}.transform.", f"{head}.output.*")
+        for kind, head in (
+            (PartKind.SEQUENCE_CLASSIFICATION, "classification_head"),
+            (PartKind.QUESTION_ANSWERING, "span_head"),
+            (PartKind.TOKEN_CLASSIFICATION, "tagging_head"),
+        )
+    },
+    {"decoder.weight": "model.embeddings.tok_embeddings.weight"}, layers="layers.",
+)
 FAMILIES[CUSTOM] = FAMILIES["mpnet"]._replace(name="Amos")
 # fmt: on
 

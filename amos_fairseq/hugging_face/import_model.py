@@ -26,7 +26,13 @@ from amos_fairseq.checkpoints.write import (
     fill,
 )
 from amos_fairseq.errors import UserError
-from amos_fairseq.hugging_face.convert import encoder_settings, from_hugging_face, their_config_class
+from amos_fairseq.hugging_face.convert import (
+    encoder_settings,
+    from_hugging_face,
+    global_every,
+    rope_parameters,
+    their_config_class,
+)
 from amos_fairseq.hugging_face.families import (
     CONFIG_FILE,
     CUSTOM,
@@ -38,7 +44,7 @@ from amos_fairseq.hugging_face.families import (
     WEIGHTS_FILE,
     PartKind,
 )
-from amos_fairseq.models.configuration import SIZES
+from amos_fairseq.models.configuration import MODERN, MODERN_ARCH, MODERN_SIZES, SIZES
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.strangers import finite_number, plain_name, read_json, whole_number
 from amos_fairseq.tokenization.fast_tokenizer import ABSENT, FastTokenizer, row_map
@@ -62,6 +68,8 @@ _INTEGER_SETTINGS = (
     "dim",
     "hidden_dim",
     "n_heads",
+    "local_attention",
+    "global_attn_every_n_layers",
 )
 _FLOAT_SETTINGS = (
     "hidden_dropout_prob",
@@ -69,8 +77,12 @@ _FLOAT_SETTINGS = (
     "layer_norm_eps",
     "dropout",
     "attention_dropout",
+    "embedding_dropout",
+    "mlp_dropout",
+    "norm_eps",
 )
 LARGEST_SIZE = 2**31 - 1
+MOST_LAYERS = 10_000
 # transformers creates a name for each label.
 MOST_LABELS = 1_000_000
 # Tensors of a file may share values, as tied layers do; more of them than this in one file would exhaust the memory.
@@ -79,7 +91,6 @@ MOST_SHARED = 8
 _OTHER_ENCODERS = {
     "deberta": "disentangled attention",
     "deberta-v2": "disentangled attention",
-    "modernbert": "rotary positions and gated feed-forward networks",
     "albert": "one layer that is applied several times",
 }
 
@@ -106,7 +117,11 @@ class Folder:
 
     def has_head(self, part: PartKind) -> bool:
         """Return whether the weights include this head, or some of its weights."""
-        prefixes = {str(row.theirs).removesuffix("*") for row in FAMILIES[self.family].heads[part]}
+        heads = FAMILIES[self.family].heads
+        in_all = set.intersection(
+            *({row.theirs for row in rows} for rows in heads.values())
+        )  # as ModernBERT's first layer
+        prefixes = {str(row.theirs).removesuffix("*") for row in heads[part] if row.theirs not in in_all}
         return any(name.startswith(prefix) for name in self.weights for prefix in prefixes)
 
 
@@ -116,7 +131,7 @@ def import_folder(
     """Convert a folder, and ELECTRA's generator from a second folder, to a model of this package.
 
     Args:
-        path: an MPNet, ELECTRA (discriminator), BERT, DistilBERT, RoBERTa or XLM-R folder.
+        path: an MPNet, ELECTRA (discriminator), BERT, DistilBERT, RoBERTa, XLM-R or ModernBERT folder.
         arch: an architecture, such as amos_base. Sizes come from the folder, settings that it lacks (generator, depths) from
             the architecture. For the default see :func:`default_arch`.
         generator: folder of an ``ElectraForMaskedLM`` with the same embeddings; for ``electra_*`` only.
@@ -185,6 +200,8 @@ def read_config(path: Path) -> tuple[str, "PretrainedConfig"]:
     if family not in known:
         other = f" (it has {_OTHER_ENCODERS[family]}, another kind of encoder)" if family in _OTHER_ENCODERS else ""
         raise UserError(f"{path}: model_type {reprlib.repr(family)} cannot be imported{other}, only {', '.join(known)}")
+    if family == "modernbert" and content.get("num_hidden_layers", 1) > MOST_LAYERS:  # their class makes a list of them
+        raise UserError(f"{path}: num_hidden_layers is above {MOST_LAYERS:,}: take the file from the model again")
     try:
         config = their_config_class(family).from_dict(content)
     except Exception as error:  # transformers raises whatever its code meets: IndexError, its own classes
@@ -225,7 +242,30 @@ def _reason(error: Exception) -> str:
     return textwrap.shorten(str(error) or type(error).__name__, width=300, placeholder=" ...")
 
 
+def _unsupported_modern_setting(config: "PretrainedConfig") -> str | None:
+    for name in ("hidden_activation", "classifier_activation"):
+        if getattr(config, name) != "gelu":
+            return f"{name} is {reprlib.repr(getattr(config, name))}, not the exact 'gelu'"
+    for name in ("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"):
+        if getattr(config, name):
+            return f"{name} is {reprlib.repr(getattr(config, name))}, not false"
+    if global_every(config) is None:
+        return "layer_types do not repeat: every n-th layer, from the first on, must be full_attention"
+    for kind, rope in rope_parameters(config).items():
+        if rope.get("rope_type", "default") != "default" or rope.keys() - {"rope_type", "rope_theta"}:
+            return f"rope_parameters of {kind} are {reprlib.repr(rope)}, not of the type 'default'"
+        try:
+            finite_number(rope.get("rope_theta"), 1, LARGEST_SIZE)
+        except ValueError:
+            return f"rope_theta of {kind} is {reprlib.repr(rope.get('rope_theta'))}, not a number from 1 on"
+    if config.local_attention % 2:
+        return f"local_attention is {config.local_attention}, an odd number"
+    return None
+
+
 def _unsupported_setting(family: str, config: "PretrainedConfig") -> str | None:
+    if family == "modernbert":
+        return _unsupported_modern_setting(config)
     activation = "activation" if family == "distilbert" else "hidden_act"
     if getattr(config, activation) != "gelu":
         return f"{activation} is {reprlib.repr(getattr(config, activation))}, not the exact 'gelu'"
@@ -346,8 +386,11 @@ def read_folder_tokenizer(path: Path) -> FastTokenizer:
 
 def default_arch(folder: Folder) -> str:
     """Return the objective of the folder's head (ELECTRA, or MLM), else AMOS, in the size with this width, else base."""
-    width = folder.config.hidden_size
-    size = next((size for size, settings in SIZES.items() if settings["encoder_embed_dim"] == width), "base")
+    width, sizes = folder.config.hidden_size, SIZES
+    if folder.family == "modernbert":
+        sizes = {f"{MODERN_ARCH}_{size}": settings for size, settings in MODERN_SIZES.items()}
+    base = next(size for size in sizes if size.endswith("base"))
+    size = next((size for size, settings in sizes.items() if settings["encoder_embed_dim"] == width), base)
     if folder.family == "electra":
         return f"electra_{size}"
     return f"mlm_{size}" if folder.has_head(PartKind.MASKED_LM) else f"amos_{size}"
@@ -357,12 +400,12 @@ def head_to_import(folder: Folder, objective: str) -> PartKind | None:
     """Return the head of the folder that the objective continues to train, if there is one."""
     if objective == "mlm":
         return PartKind.MASKED_LM if folder.has_head(PartKind.MASKED_LM) else None
-    if objective == "electra":
+    if objective == "electra" and folder.family != "modernbert":
         return PartKind.PRETRAINING if folder.family == "electra" and folder.has_head(PartKind.PRETRAINING) else None
     labels = {int(number): label for number, label in (folder.config.id2label or {}).items()}
     return (
         PartKind.DETECTION
-        if objective == "amos" and labels == DETECTION_LABELS and folder.has_head(PartKind.DETECTION)
+        if objective in ("amos", "electra") and labels == DETECTION_LABELS and folder.has_head(PartKind.DETECTION)
         else None
     )
 
@@ -372,14 +415,14 @@ def check_sizes(path: Path, settings: dict[str, Any], weights: Weights) -> None:
     width, layers = settings["encoder_embed_dim"], settings["encoder_layers"]
     num_layers = count_layers(weights, "encoder.layers.")
     problem = f"they have {num_layers} layers, the configuration says {layers}" if layers != num_layers else ""
-    first = "encoder.layers.0."
+    first, is_modern = "encoder.layers.0.", settings.get("encoder") == MODERN
     embedding_width = settings["embedding_dim"] or width
     expected = {
         "embed_tokens.weight": [len(weights["embed_tokens.weight"]), embedding_width],
         "encoder.embed_positions.weight": [settings["max_positions"], embedding_width],
         "encoder.embed_token_types.weight": [settings["token_types"], embedding_width],
         f"{first}attention.query_key_value.weight": [3 * width, width],
-        f"{first}ffn_in.weight": [settings["encoder_ffn_embed_dim"], width],
+        f"{first}ffn_in.weight": [settings["encoder_ffn_embed_dim"] * (2 if is_modern else 1), width],
     }
     for key, tensor in weights.items():
         same = re.sub(r"^encoder\.layers\.\d+\.", first, key)  # all layers are as large as the first

@@ -20,6 +20,7 @@ from amos_fairseq.hugging_face.families import PartKind
 from amos_fairseq.hugging_face.parts import ExportedPart
 from amos_fairseq.hugging_face.verify import Agreement
 from amos_fairseq.metrics_file import read_records
+from amos_fairseq.modules.bert_encoder import BertEncoderConfig
 from amos_fairseq.strangers import plain_name, read_json
 from amos_fairseq.tokenization.fast_tokenizer import HUGGING_FACE
 from amos_fairseq.versions import version_of
@@ -39,6 +40,7 @@ _UNITS = {
 _OTHER_UNITS = "Losses in nats."
 _LIBRARIES = ("amos_fairseq", "fairseq-fixed", "torch", "transformers", "tokenizers")
 _POSITIONS = {"none": "absolute", "t5": "absolute, and relative as in T5", "amos": "absolute, and relative as released"}
+_ROTARY = "rotary"
 # Keys of a validation record that describe speed or position in the run.
 _NOT_METRICS = ("split", "update", "epoch", "wps", "ups", "wpb", "bsz", "best_loss", "best_num_updates")
 # Weights with one row per token of the vocabulary.
@@ -199,7 +201,7 @@ def write_card(
     model = {
         "Layers, width, FFN width, heads": f"{shape.num_layers}, {shape.width}, {shape.ffn_width}, {shape.num_heads}",
         "Longest input": f"{shape.max_positions} tokens",
-        "Positions": _POSITIONS[shape.position_scheme],
+        "Positions": _POSITIONS[shape.position_scheme] if isinstance(shape, BertEncoderConfig) else _ROTARY,
         "Vocabulary": f"{len(tokenizer):,} pieces, {tokenizer.kind}, {'cased' if tokenizer.cased else 'uncased'}",
         "Parameters": f"{num_parameters:,}",
     }

@@ -28,8 +28,10 @@ from amos_fairseq.models.electric import ElectricModel
 from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.models.teams import TeamsModel
+from amos_fairseq.modules.bert_encoder import BertEncoderConfig
 from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder, with_layers
 from amos_fairseq.modules.heads import DenseDetectionHead
+from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
 from amos_fairseq.modules.span_heads import IndependentSpanHead
 from amos_fairseq.strangers import read_json
 
@@ -41,9 +43,9 @@ class ExportedPart:
     Attributes:
         shape: of its encoder.
         weights: under our names of :mod:`.families`, the vocabulary in our rows.
-        states: our own code, which the exported model is compared with: tokens [B,T] in our ids -> states [B,T,D].
-        head: states -> what the exported class returns: the states of a bare encoder; logits [B,T,dictionary size] of the
-            masked language model; [B,T] logits of "replaced"; [B, classes]; [B,T,2] start and end; [B,T,labels].
+        outputs: our own code, which the exported model is compared with: tokens [B,T] in our ids -> what the exported class
+            returns: the states [B,T,D] of a bare encoder; logits [B,T,dictionary size] of the masked language model; [B,T]
+            logits of "replaced"; [B, classes]; [B,T,2] start and end; [B,T,labels].
         settings: for its configuration: labels, kind of problem.
         limits: for the model card, instead of the text for its kind.
         family: of the exported class.
@@ -53,8 +55,7 @@ class ExportedPart:
     kind: PartKind
     shape: TransformerConfig
     weights: Weights
-    states: Callable[[Tensor], Tensor]
-    head: Callable[[Tensor], Tensor]
+    outputs: Callable[[Tensor], Tensor]
     description: str
     settings: dict[str, Any] = field(default_factory=dict)
     limits: str = ""
@@ -118,19 +119,17 @@ def choose_part(
 
 def encoder_part(model: nn.Module) -> ExportedPart:
     """Return the encoder that fine-tuning would use, or has used."""
-    weights, states, limits = encoder_weights(model.embed_tokens, model.encoder), model.extract_features, ""
+    weights, outputs, limits = encoder_weights(model.embed_tokens, model.encoder), model.extract_features, ""
     if isinstance(model, FineTunedModel) and model.layer_mixture is not None:
 
-        def states(tokens: Tensor) -> Tensor:
+        def outputs(tokens: Tensor) -> Tensor:
             return model.all_states(tokens)[-1]
 
         limits = (
             "It was fine-tuned with a head that read a learned mixture of all layers, which is not in this folder: its output "
             "is the last layer alone."
         )
-    return ExportedPart(
-        PartKind.ENCODER, model.encoder.shape, weights, states, nn.Identity(), "the encoder", limits=limits
-    )
+    return ExportedPart(PartKind.ENCODER, model.encoder.shape, weights, outputs, "the encoder", limits=limits)
 
 
 def generator_part(loaded: LoadedCheckpoint, depth: str | None) -> ExportedPart:
@@ -159,12 +158,15 @@ def generator_part(loaded: LoadedCheckpoint, depth: str | None) -> ExportedPart:
         raise UserError(f"{loaded.file} has no generator that a masked language model of Hugging Face can represent")
     embedding, num_tokens = model.generator_embedding, len(loaded.dictionary)
 
+    def outputs(tokens: Tensor) -> Tensor:
+        states = encoder(embedding(tokens), tokens.eq(model.vocabulary.pad))[num_layers - 1]
+        return linear(head(states), embedding.weight, head.bias)[..., :num_tokens]
+
     return ExportedPart(
         PartKind.MASKED_LM,
         dataclasses.replace(encoder.shape, num_layers=num_layers),
         encoder_weights(embedding, encoder, num_layers) | state_of("mlm_head.", head),
-        lambda tokens: encoder(embedding(tokens), tokens.eq(model.vocabulary.pad))[num_layers - 1],
-        lambda states: linear(head(states), embedding.weight, head.bias)[..., :num_tokens],
+        outputs,
         description,
         limits=limits,
     )
@@ -190,23 +192,22 @@ def discriminator_part(loaded: LoadedCheckpoint) -> ExportedPart:
         if own_layer is not None:
             encoder = with_layers(encoder, [*encoder.layers[:-1], own_layer])
     kind, settings, description = PartKind.DETECTION, {}, "the discriminator"
+    if isinstance(model, ElectricModel) and model.variant == "electric":
+        kind, description = PartKind.ENERGY, "the energies of tokens"
     if isinstance(head, DenseDetectionHead):
-        if encoder.relative_position is not None:
+        if encoder.shape.has_learned_bias:
             raise UserError(
                 "no Hugging Face class has a detection head of two layers on relative positions: export the encoder alone, "
                 "with --part encoder"
             )
-        kind = PartKind.PRETRAINING
-        if isinstance(model, ElectricModel) and model.variant == "electric":
-            kind, description = PartKind.ENERGY, "the energies of tokens"
-    else:  # the others have one logit, and a random classifier must not get these names
+        kind = kind if kind == PartKind.ENERGY else PartKind.PRETRAINING
+    elif kind == PartKind.DETECTION:  # the others have one logit, and a random classifier must not get these names
         settings = {"id2label": DETECTION_LABELS, "label2id": {label: i for i, label in DETECTION_LABELS.items()}}
     return ExportedPart(
         kind,
         encoder.shape,
         encoder_weights(model.embed_tokens, encoder) | state_of("detection_head.", head),
-        lambda tokens: encoder(model.embed_tokens(tokens), tokens.eq(model.vocabulary.pad))[-1],
-        head,
+        lambda tokens: head(encoder(model.embed_tokens(tokens), tokens.eq(model.vocabulary.pad))[-1]),
         description,
         settings,
     )
@@ -215,6 +216,7 @@ def discriminator_part(loaded: LoadedCheckpoint) -> ExportedPart:
 def fine_tuned_part(loaded: LoadedCheckpoint, name: str | None, labels: Sequence[str] | None) -> ExportedPart:
     """Return the encoder with its head, or alone if ``name`` says so; arguments and errors as for :func:`choose_part`."""
     model: FineTunedModel = loaded.model
+    is_modern = isinstance(model.encoder.shape, ModernBertEncoderConfig)
     heads = model.classification_heads
     if name not in (None, "encoder"):
         raise UserError(f"{loaded.file} was fine-tuned and has no {name} any more: give the pretraining checkpoint")
@@ -243,7 +245,7 @@ def fine_tuned_part(loaded: LoadedCheckpoint, name: str | None, labels: Sequence
     else:
         (head,) = heads.values()
         kind, prefix, description = PartKind.SEQUENCE_CLASSIFICATION, "classification_head.", "its classification head"
-        if head.pooling == "mean":
+        if head.pooling == "mean" and not is_modern:
             raise UserError(
                 f"{loaded.file} classifies by the mean of all states (--pooling mean), which no Hugging Face class for these "
                 "encoders does: fine-tune with --pooling first, or export the encoder alone, with --part encoder"
@@ -253,19 +255,31 @@ def fine_tuned_part(loaded: LoadedCheckpoint, name: str | None, labels: Sequence
             f"the head of {loaded.file} reads a mixture of all layers (--layers mix), which no Hugging Face class for these "
             "encoders does: fine-tune with --layers K or last, or export the encoder alone, with --part encoder"
         )
+
+    def outputs(tokens: Tensor) -> Tensor:
+        states = model.extract_features(tokens)
+        if kind == PartKind.QUESTION_ANSWERING:  # without the mask of answers
+            return head.logits(states)
+        return head(states, tokens.eq(model.vocabulary.pad)) if head in heads.values() else head(states)
+
+    settings = {}
+    if kind != PartKind.QUESTION_ANSWERING:
+        settings = label_settings(loaded, kind, head.output.out_features, labels)
+    if kind == PartKind.SEQUENCE_CLASSIFICATION and is_modern:
+        settings["classifier_pooling"] = "mean" if head.pooling == "mean" else "cls"
     return ExportedPart(
         kind,
         model.encoder.shape,
         encoder_weights(model.embed_tokens, model.encoder) | without_scale(prefix, state_of(prefix, head)),
-        model.extract_features,
-        head.output if kind == PartKind.QUESTION_ANSWERING else head,  # without the mask of answers
+        outputs,
         f"the encoder with {description}",
-        {} if kind == PartKind.QUESTION_ANSWERING else label_settings(loaded, kind, head.output.out_features, labels),
+        settings,
     )
 
 
 def families_of(kind: PartKind, shape: TransformerConfig, activation: str = "tanh") -> list[str]:
-    """Return the families of classes that compute a part, the closest first: mpnet, electra, bert, roberta or ``CUSTOM``.
+    """Return the families of classes that compute a part, the closest first: modernbert, mpnet, electra, bert, roberta or
+    ``CUSTOM``.
 
     Args:
         kind: of the part.
@@ -276,7 +290,10 @@ def families_of(kind: PartKind, shape: TransformerConfig, activation: str = "tan
     Raises:
         UserError: no Hugging Face class computes this part.
     """
-    projected = shape.embedding_width not in (0, shape.width)  # only ELECTRA projects its embeddings
+    projected = shape.is_projected  # only ELECTRA projects its embeddings
+    if isinstance(shape, ModernBertEncoderConfig):
+        _check_modern(kind, projected)
+        return ["modernbert"]
     if shape.position_scheme == "amos":
         return [CUSTOM]
     if shape.position_scheme == "t5":
@@ -296,7 +313,20 @@ def families_of(kind: PartKind, shape: TransformerConfig, activation: str = "tan
     return ["electra", "bert", "roberta"] if activation == "gelu" else ["bert", "electra", "roberta"]
 
 
-def _check_mpnet(shape: TransformerConfig, projected: bool) -> None:
+def _check_modern(kind: PartKind, projected: bool) -> None:
+    """Raise :class:`UserError` if ModernBERT has no class for a part on its encoder."""
+    if projected:
+        raise UserError(
+            "Hugging Face's ModernBERT has no embeddings of another width than the encoder's, as a generator that is narrower "
+            "than its discriminator has them: export the discriminator or the encoder"
+        )
+    if kind == PartKind.ENERGY:
+        raise UserError(
+            "Hugging Face has no class for energies of tokens on ModernBERT: export the encoder alone, with --part encoder"
+        )
+
+
+def _check_mpnet(shape: BertEncoderConfig, projected: bool) -> None:
     """Raise :class:`UserError` if MPNet does not compute an encoder with t5 positions."""
     if (shape.position_buckets, shape.position_max_distance) != (MPNET_BUCKETS, MPNET_MAX_DISTANCE):
         raise UserError(

@@ -191,7 +191,7 @@ def outputs_of_both(
     inputs = {"input_ids": ids[tokens], "attention_mask": real.long()}
     if part.token_types is not None and (types := part.token_types(tokens)) is not None:
         inputs["token_type_ids"] = types
-    ours, output = part.head(part.states(tokens)), model(**inputs)
+    ours, output = part.outputs(tokens), model(**inputs)
     if part.kind == PartKind.ENCODER:
         theirs = output.last_hidden_state
     elif part.kind == PartKind.QUESTION_ANSWERING:

@@ -7,10 +7,14 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from amos_fairseq.composition import compose_recipe
+from amos_fairseq.models.configuration import MODERN, MODERN_ARCH, MODERN_SIZES
 from amos_fairseq.recipe_files import packaged_recipes, recipe_texts
 
 SECTIONS = ("task", "model", "criterion", "optimization", "optimizer", "lr_scheduler")
 SIZE_OF_WIDTH = {256: "small", 768: "base", 1024: "large"}
+MODERN_SIZE_OF_WIDTH = {
+    settings["encoder_embed_dim"]: size for size, settings in MODERN_SIZES.items() if size != "mini"
+}
 # Settings that change where and how fast a run trains, but not what, and settings that belong to fine-tuning.
 OF_THE_PROCESS = {
     "_name",
@@ -51,7 +55,10 @@ def paper_recipe(cfg: DictConfig) -> str | None:
 
     None for an objective that has none.
     """
-    size = SIZE_OF_WIDTH.get(cfg.model.encoder_embed_dim, "base")
+    width = cfg.model.encoder_embed_dim
+    size = SIZE_OF_WIDTH.get(width, "base")
+    if cfg.model.get("encoder") == MODERN:
+        size = f"{MODERN_ARCH}_{MODERN_SIZE_OF_WIDTH.get(width, 'base')}"
     name = f"{cfg.criterion._name}_{size}"
     return name if name in packaged_recipes() else None
 

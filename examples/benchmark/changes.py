@@ -26,7 +26,7 @@ from amos_fairseq.measure.measurement import alternate, print_progress, speed_ra
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.modules import encoder
 from amos_fairseq.modules.bert_encoder import SelfAttention
-from amos_fairseq.modules.encoder import TransformerEncoder
+from amos_fairseq.modules.encoder import LayerOutputs, TransformerEncoder
 
 
 @contextlib.contextmanager
@@ -56,9 +56,13 @@ def kept_logits(model: nn.Module) -> contextlib.AbstractContextManager:
 def masked_positions_of_the_last_layer(model: nn.Module) -> contextlib.AbstractContextManager:
     narrow = TransformerEncoder.forward
 
-    def forward(encoder: TransformerEncoder, *args: Any, last_positions: Tensor | None = None, **kwargs: Any) -> list:
-        *between, last = narrow(encoder, *args, **kwargs)
-        return [*between, last if last_positions is None else gather_positions(last, last_positions)]
+    def forward(
+        encoder: TransformerEncoder, *args: Any, last_positions: Tensor | None = None, **kwargs: Any
+    ) -> LayerOutputs:
+        outputs = narrow(encoder, *args, **kwargs)
+        if last_positions is not None:
+            outputs.sums[-1] = gather_positions(outputs.sums[-1], last_positions)
+        return outputs
 
     return mock.patch.object(TransformerEncoder, "forward", forward)
 

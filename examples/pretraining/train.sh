@@ -3,7 +3,8 @@
 #
 #   bash examples/pretraining/train.sh RECIPE DATA SAVE_DIR [flags of fairseq-train, which override those below]
 #
-# RECIPE: amos_tiny, amos_mini, amos_small, amos_base, amos_base_pp or amos_large.
+# RECIPE: amos_tiny, amos_mini, amos_small, amos_base, amos_base_pp or amos_large; with ModernBERT's encoder amos_modern_mini,
+# amos_modern_small, amos_modern_base or amos_modern_large.
 # The same command continues the run. Change --max-update and --total-num-update (of the learning rate) together.
 # Global batch: --batch-size x --update-freq x number of GPUs. These values are for ONE GPU.
 set -euo pipefail
@@ -26,7 +27,8 @@ case "$recipe" in
         --max-update 1750 --total-num-update 1750 --lr 0.002 --warmup-updates 100 --power 0.5
         --save-interval-updates 400 --validate-interval-updates 200
         --keep-interval-updates 2 --keep-interval-updates-pattern -1) ;;
-    amos_mini) size=(--arch amos_mini --tokens-per-sample 128 --max-positions 128 --dropout 0 --attention-dropout 0
+    amos_mini | amos_modern_mini) size=(--arch "$recipe" --tokens-per-sample 128 --max-positions 128
+        --dropout 0 --attention-dropout 0
         --discriminator-lr-scale 0.05 --update-freq 1 --num-workers 1
         --max-update 16000 --total-num-update 16000 --lr 0.001 --warmup-updates 500
         --keep-interval-updates 2 --keep-interval-updates-pattern -1) ;;
@@ -39,7 +41,14 @@ case "$recipe" in
     amos_large) size=(--arch amos_large --batch-size 16 --update-freq 128
         --max-update 400000 --total-num-update 400000 --lr 0.0002 --adam-betas '(0.9, 0.999)'
         --keep-interval-updates-pattern 50000) ;;
-    *) fail "there are no flags for '$recipe': give amos_tiny, amos_mini, amos_small, amos_base, amos_base_pp or amos_large" ;;
+    amos_modern_small) size=(--arch amos_modern_small --max-positions 8192
+        --batch-size 64 --update-freq 4 --max-update 500000 --total-num-update 500000
+        --save-interval-updates 5000 --validate-interval-updates 5000 --keep-interval-updates-pattern 100000) ;;
+    amos_modern_base) size=(--arch amos_modern_base --max-positions 8192) ;;
+    amos_modern_large) size=(--arch amos_modern_large --max-positions 8192 --batch-size 16 --update-freq 128
+        --max-update 400000 --total-num-update 400000 --lr 0.0002 --adam-betas '(0.9, 0.999)'
+        --keep-interval-updates-pattern 50000) ;;
+    *) fail "there are no flags for '$recipe': give amos_SIZE or amos_modern_SIZE; --help lists them" ;;
 esac
 prepare_active_environment
 

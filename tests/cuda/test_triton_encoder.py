@@ -16,7 +16,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.functional import attention
 from amos_fairseq.functional.attention import choose_backend
 from amos_fairseq.measure.fake_cuda import fake_cuda
-from amos_fairseq.modules import encoder as encoders
+from amos_fairseq.modules import bert_encoder as encoders
 from amos_fairseq.modules.bert_encoder import BertEncoder, BertEncoderConfig
 from amos_fairseq.modules.generators import TwoTower
 from amos_fairseq.run.compilation import require_triton

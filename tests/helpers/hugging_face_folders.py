@@ -4,6 +4,7 @@ Tolerance of comparisons: float32 on both sides, the same formulas in another or
 fifty roundings.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ LINES = [f"the quick brown fox number {i} jumps over {i * 7} lazy dogs, doesn't 
 # In the order of the ids in the families' own vocabularies.
 _BRACKETS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 _ANGLES = {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"}
-SPECIAL_TOKENS = dict.fromkeys(("bert", "distilbert", "electra"), _BRACKETS)
+SPECIAL_TOKENS = dict.fromkeys(("bert", "distilbert", "electra", "modernbert"), _BRACKETS)
 SPECIAL_TOKENS |= dict.fromkeys(("mpnet", "roberta", "xlm-roberta"), _ANGLES)
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
 POSITIONS = 40
@@ -80,7 +81,8 @@ def randomized(model: nn.Module, seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(torch.randn_like(parameter) * 0.3 + ("LayerNorm.weight" in name))
+            is_norm_weight = re.search(r"(LayerNorm|norm)\.weight$", name) is not None
+            parameter.copy_(torch.randn_like(parameter) * 0.3 + is_norm_weight)
     return model.eval()
 
 
@@ -91,6 +93,8 @@ def write_model(folder: Path, family: str, class_name: str, padded_rows: int = 3
     sizes = SIZES | settings
     if family == "distilbert":
         sizes["hidden_dim"] = sizes.pop("intermediate_size")
+    if family == "modernbert":  # most pairs are outside of the window
+        sizes = {"local_attention": 8} | sizes
     config = getattr(transformers, class_name).config_class(
         vocab_size=tokenizer.get_vocab_size() + padded_rows,
         max_position_embeddings=POSITIONS + offset,

@@ -35,6 +35,8 @@ def predicted_everywhere(pretrained: LoadedCheckpoint, tokens: Tensor) -> Tensor
 
 
 ABSOLUTE = {"relative_position_scheme": "none"}
+# A narrow window, so that most pairs are outside of it; as wide as the embeddings.
+MODERN = ABSOLUTE | {"encoder": "modernbert", "local_attention": 6, "global_attention_every": 2, "embedding_dim": 0}
 ENCODERS = {
     "t5": ({}, [], "MPNetModel"),
     "none": (ABSOLUTE, [], "BertModel"),
@@ -45,6 +47,9 @@ ENCODERS = {
     "token types": ({"objective": "electra", "token_types": 2}, [], "ElectraModel"),
     "other epsilon": ({"layer_norm_eps": 0.05}, [], "MPNetModel"),
     "mlm": ({"objective": "mlm"}, ["--part", "encoder"], "BertModel"),
+    "modernbert": (MODERN | {"encoder_layers": 3, "global_rope_theta": 900.0}, [], "ModernBertModel"),
+    "modernbert, other n": (MODERN | {"global_attention_every": 5, "local_rope_theta": 30.0}, [], "ModernBertModel"),
+    "electra on modernbert": (MODERN | {"objective": "electra"}, [], "ModernBertModel"),
 }
 
 
@@ -67,6 +72,7 @@ TEAMS_BRANCHES = {
     "mws": {},
     "rtd": {"representation": "rtd"},
     "extra layer": {"task_heads": "extra_layer", "representation": "rtd"},
+    "rtd on modernbert": MODERN | {"representation": "rtd"},
     "rtd alone": {"mws_loss_weight": 0.0, "representation": "rtd"},
 }
 
@@ -81,7 +87,7 @@ def test_encoder_of_teams_is_the_chosen_branch(name, tmp_path):
     of_mws, of_rtd = pretrained.model.discriminate(tokens, ~real)
     ours = of_mws if name == "mws" else of_rtd
     assert_close(ours[real], outputs(out, "AutoModel", tokens).last_hidden_state[real])
-    if name in ("rtd", "extra layer"):
+    if name in ("rtd", "extra layer", "rtd on modernbert"):
         assert (of_mws - of_rtd)[real].abs().max() > 0.1, "the branches differ"
 
 
@@ -100,6 +106,9 @@ MASKED_LMS = {
     "teams": ({}, "", 2, "BertForMaskedLM"),
     "mlm": ({}, "", 2, "BertForMaskedLM"),
     "mlm, t5": ({"relative_position_scheme": "t5"}, "", 2, "MPNetForMaskedLM"),
+    "mlm, modernbert": (MODERN, "", 2, "ModernBertForMaskedLM"),
+    "amos, modernbert, depth 2": (MODERN, "2", 2, "ModernBertForMaskedLM"),
+    "electra, modernbert as wide": (MODERN | {"generator_size": 1.0}, "", 2, "ModernBertForMaskedLM"),
     "mlm, narrow embeddings": ({"embedding_dim": 8}, "", 2, "ElectraForMaskedLM"),
 }
 
@@ -133,6 +142,9 @@ DETECTORS = {
     "teams": ({"objective": "teams"}, "BertForTokenClassification"),
     "teams, extra layer": ({"objective": "teams", "task_heads": "extra_layer"}, "BertForTokenClassification"),
     "teams, t5": ({"objective": "teams", "relative_position_scheme": "t5"}, "MPNetForTokenClassification"),
+    "amos on modernbert": (MODERN, "ModernBertForTokenClassification"),
+    "electra on modernbert": (MODERN | {"objective": "electra"}, "ModernBertForTokenClassification"),
+    "teams on modernbert": (MODERN | {"objective": "teams"}, "ModernBertForTokenClassification"),
 }
 
 
@@ -186,6 +198,8 @@ CLASSIFIERS = {
     "regression": ({"classes": 1, "task": {"regression_target": True}}, "MPNetForSequenceClassification"),
     "teams": ({"objective": "teams", "classes": 3}, "BertForSequenceClassification"),
     "electric": ({"objective": "electric", "classes": 3}, "ElectraForSequenceClassification"),
+    "modernbert": (MODERN | {"classes": 3}, "ModernBertForSequenceClassification"),
+    "modernbert, mean": (MODERN | {"classes": 3, "pooling": "mean"}, "ModernBertForSequenceClassification"),
     "linear, tanh": ({"classes": 3} | LINEAR, "MPNetForSequenceClassification"),
     "linear, gelu": ({"objective": "electra", "classes": 2} | LINEAR, "ElectraForSequenceClassification"),
 }
@@ -201,6 +215,8 @@ def test_classifier(name, tmp_path):
     assert config["architectures"] == [class_name]
     assert config["problem_type"] == ("regression" if name == "regression" else "single_label_classification")
     assert list(config["id2label"].values()) == names
+    if name.startswith("modernbert"):
+        assert config["classifier_pooling"] == ("mean" if "mean" in name else "cls")
     tokens = padded_tokens(pretrained)
     ours = pretrained.model(tokens, classification_head_name="sentence_classification_head")[0]
     assert_close(ours, outputs(out, "AutoModelForSequenceClassification", tokens).logits)
@@ -220,6 +236,22 @@ def test_states_of_each_layer_are_those_of_hugging_face(scheme, tmp_path):
 
 
 @torch.no_grad()
+def test_states_of_each_layer_of_modernbert_are_normalized(tmp_path):
+    """Hugging Face normalizes the last alone; ours are all through its last LayerNorm, as those of a shorter model."""
+    _, out, _ = exported(tmp_path, MODERN)
+    loaded = amos_fairseq.load(tmp_path / "run")
+    text = "the quick brown fox jumps"
+    tokens = loaded.loaded.tokens(text)[None]
+    theirs = outputs(out, "AutoModel", tokens, output_hidden_states=True).hidden_states
+    norm = transformers.AutoModel.from_pretrained(out).final_norm
+    assert len(theirs) == 3
+    for layer, states in enumerate(theirs):
+        expected = states if layer == 2 else norm(states)
+        assert_close(amos_fairseq.load(tmp_path / "run", layer=layer)(text).states, expected)
+        assert_close(loaded(text, all_layers=True).layers[layer], expected)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("head", [{"classes": 2}, {"labels": 3}, {"span_head": "independent"}])
 def test_a_head_on_an_earlier_layer_is_a_shorter_model(head, tmp_path):
     _, out, config = exported(tmp_path, head | {"layers": "1", "new_top_layers": 1}, check=True)
@@ -233,6 +265,7 @@ def test_a_head_on_an_earlier_layer_is_a_shorter_model(head, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        (MODERN | {"classes": 2, "layers": "mix"}, "reads a mixture of all layers (--layers mix)"),
         ({"classes": 2, "pooling": "mean"}, "classifies by the mean of all states (--pooling mean)"),
         ({"classes": 2, "layers": "mix"}, "reads a mixture of all layers (--layers mix)"),
         ({"labels": 3, "layers": "mix"}, "reads a mixture of all layers (--layers mix)"),
@@ -252,10 +285,24 @@ def test_heads_that_no_class_has_are_refused_and_their_encoder_is_not(settings, 
     assert_close(pretrained.model.all_states(tokens)[-1][real], theirs[real])
 
 
+@pytest.mark.parametrize(
+    ("settings", "part", "message"),
+    [
+        ({"objective": "electra"}, "generator", "no embeddings of another width than the encoder's"),
+        ({"objective": "electric"}, "discriminator", "no class for energies of tokens on ModernBERT"),
+    ],
+)
+def test_parts_that_modernbert_has_no_class_for_are_refused(settings, part, message, tmp_path, capsys):
+    run = write_run(tmp_path / "run", **(MODERN | settings))
+    assert message in error_line(capsys, main, "export", run, tmp_path / "out", "--part", part, reports_progress=True)
+    assert not (tmp_path / "out").exists()
+
+
 @torch.no_grad()
-def test_question_answering(tmp_path):
+@pytest.mark.parametrize("encoder", [{}, MODERN], ids=["mpnet", "modernbert"])
+def test_question_answering(encoder, tmp_path):
     """Against the logits of our span head in training, in which it masks tokens outside the answer text."""
-    pretrained, out, _ = exported(tmp_path, {"span_head": "independent"})
+    pretrained, out, _ = exported(tmp_path, encoder | {"span_head": "independent"})
     tokens = padded_tokens(pretrained)
     real = tokens.ne(1)
     targets = torch.zeros(len(tokens), dtype=torch.int64)
@@ -269,6 +316,7 @@ TAGGERS = {
     "t5": ({}, "MPNetForTokenClassification"),
     "none": (ABSOLUTE, "BertForTokenClassification"),
     "electra": ({"objective": "electra"}, "ElectraForTokenClassification"),
+    "modernbert": (MODERN, "ModernBertForTokenClassification"),
 }
 
 

@@ -29,6 +29,7 @@ CLASSES = {
     "distilbert": ("DistilBertForMaskedLM", "DistilBertModel"),
     "roberta": ("RobertaForMaskedLM", "RobertaModel"),
     "xlm-roberta": ("XLMRobertaForMaskedLM", "XLMRobertaModel"),
+    "modernbert": ("ModernBertForMaskedLM", "ModernBertModel"),
 }
 
 
@@ -178,12 +179,52 @@ def test_seed_determines_newly_initialized_weights(folders, checkpoints, tmp_pat
     assert differing == {"detection_head", "generators", "mlm_heads", "mixture", "embed_tokens"}
 
 
+DETECTION_LABELS = {"id2label": {0: "original", 1: "replaced"}, "label2id": {"original": 0, "replaced": 1}}
+
+
 def test_detection_classifier_is_imported_into_amos(tmp_path):
-    labels = {"id2label": {0: "original", 1: "replaced"}, "label2id": {"original": 0, "replaced": 1}}
-    theirs = write_model(tmp_path / "in", "mpnet", "MPNetForTokenClassification", **labels)
+    theirs = write_model(tmp_path / "in", "mpnet", "MPNetForTokenClassification", **DETECTION_LABELS)
     run_import(tmp_path / "in", tmp_path / "model.pt", "--arch", "amos_tiny")
     held = read_state(tmp_path / "model.pt")["model"]["detection_head.output.weight"]
     assert torch.equal(held[0], theirs.classifier.weight[1] - theirs.classifier.weight[0])
+
+
+@pytest.mark.parametrize("arch", ["amos_modern_mini", "electra_modern_mini"])
+@torch.no_grad()
+def test_detector_on_modernbert_is_imported_with_its_whole_head(arch, tmp_path):
+    theirs = write_model(tmp_path / "in", "modernbert", "ModernBertForTokenClassification", **DETECTION_LABELS)
+    run_import(tmp_path / "in", tmp_path / "model.pt", "--arch", arch)
+    pretrained = load_checkpoint(tmp_path / "model.pt")
+    rows = pretrained.tokens(TEXTS[0])[None]
+    logits = theirs(row_map(pretrained.tokenizer)[rows]).logits
+    ours = pretrained.model.detection_head(pretrained.model.extract_features(rows))
+    torch.testing.assert_close(
+        ours, logits[..., 1] - logits[..., 0], rtol=0, atol=TOLERANCE * logits.abs().max().item()
+    )
+
+
+@pytest.mark.parametrize(
+    ("class_name", "arch"), [("ModernBertForMaskedLM", "mlm_modern_base"), ("ModernBertModel", "amos_modern_base")]
+)
+def test_default_objective_of_modernbert_is_that_of_its_head(class_name, arch, tmp_path):
+    """A width that is no size's takes what the folder lacks from base: AMOS there has depths up to 8."""
+    write_model(tmp_path / "in", "modernbert", class_name, num_hidden_layers=9)
+    run_import(tmp_path / "in", tmp_path / "model.pt")
+    model = read_state(tmp_path / "model.pt")["cfg"]["model"]
+    assert (model["_name"], model["encoder"], model["encoder_layers"]) == (arch, "modernbert", 9)
+
+
+def test_continued_masked_language_model_on_modernbert_predicts_the_same(tmp_path):
+    theirs = write_model(tmp_path / "in", "modernbert", "ModernBertForMaskedLM")
+    run_import(tmp_path / "in", tmp_path / "model.pt", "--arch", "mlm_modern_mini")
+    pretrained = load_checkpoint(tmp_path / "model.pt")
+    rows, ids = pretrained.tokens(TEXTS[0])[None], row_map(pretrained.tokenizer)
+    positions = torch.arange(rows.size(1))[None]
+    logits, _ = pretrained.model.predict_logits(rows, rows, positions, torch.ones_like(positions).float())
+    with torch.no_grad():
+        expected = theirs(ids[rows]).logits[..., ids]
+    tolerance = TOLERANCE * expected.abs().max().item()
+    torch.testing.assert_close(logits[0][..., : len(ids)], expected, rtol=0, atol=tolerance)
 
 
 def test_half_precision_pickled_weights_and_a_tokenizer_without_json(folders, tmp_path):

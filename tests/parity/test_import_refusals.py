@@ -33,7 +33,8 @@ def refused(capsys, *arguments: str | Path, reports_progress: bool = False) -> s
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("folders")
-    for family, name in (("mpnet", "MPNetModel"), ("bert", "BertModel"), ("roberta", "RobertaModel")):
+    classes = {"mpnet": "MPNet", "bert": "Bert", "roberta": "Roberta", "modernbert": "ModernBert"}
+    for family, name in ((family, f"{name}Model") for family, name in classes.items()):
         write_model(root / family, family, name)
     write_electra(root)
     (root / "discriminator").rename(root / "electra")
@@ -51,7 +52,29 @@ def changed(folder: Path, copy: Path, **settings) -> Path:
     ("family", "settings", "message"),
     [
         ("bert", {"model_type": "deberta-v2"}, "'deberta-v2' cannot be imported (it has disentangled attention, anot"),
-        ("bert", {"model_type": "modernbert"}, "'modernbert' cannot be imported (it has rotary positions and gated"),
+        ("bert", {"model_type": "modernbert"}, "is not a configuration of a modernbert model"),
+        ("modernbert", {"hidden_activation": "relu"}, "hidden_activation is 'relu', not the exact 'gelu'"),
+        ("modernbert", {"classifier_activation": "silu"}, "classifier_activation is 'silu'"),
+        ("modernbert", {"attention_bias": True}, "attention_bias is True, not false"),
+        ("modernbert", {"norm_bias": True}, "norm_bias is True, not false"),
+        ("modernbert", {"local_attention": 7}, "local_attention is 7, an odd number"),
+        ("modernbert", {"layer_types": ["sliding_attention"] * 2}, "layer_types do not repeat"),
+        ("modernbert", {"intermediate_size": 23}, "do not fit their configuration"),
+        (
+            "modernbert",
+            {"num_hidden_layers": 3, "layer_types": None},
+            "do not fit their configuration: they have 2 layers",
+        ),
+        (
+            "modernbert",
+            {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}},
+            "rope_parameters of full_attention are",
+        ),
+        (
+            "modernbert",
+            {"rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 0.0}}},
+            "rope_theta of sliding_attention is 0.0",
+        ),
         ("bert", {"model_type": "gpt2"}, "'gpt2' cannot be imported, only mpnet, electra, bert, roberta, distilbert, "),
         ("bert", {"hidden_act": "gelu_new"}, "hidden_act is 'gelu_new'"),
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
@@ -86,6 +109,14 @@ SIZES = "hidden_size", "num_hidden_layers", "intermediate_size", "max_position_e
         ("bert", {"num_attention_heads": LARGE}),
         ("electra", {"embedding_size": LARGE}),
         ("mpnet", {"relative_attention_num_buckets": LARGE}),
+        *(("modernbert", {name: LARGE}) for name in ("num_hidden_layers", "intermediate_size")),
+        *(("modernbert", {"layer_types": value}) for value in (5, [5, 5], ["x"] * 2, [["full_attention"]] * 2, [])),
+        *(
+            ("modernbert", {"rope_parameters": value})
+            for value in (5, [], {"full_attention": 5})
+        ),
+        *(("modernbert", {"norm_eps": value}) for value in (-1, math.nan)),
+        ("modernbert", {"global_attn_every_n_layers": 0, "layer_types": None}),
         ("bert", {"num_labels": LARGE}),
         ("bert", {"attribute_map": {"hidden_size": "width"}, "width": LARGE, "hidden_size": 32}),
         *(("bert", {"architectures": value}) for value in (5, [5], [None], [["a"]], ["x" * 5000], ["a\0"], ["\ud800"])),

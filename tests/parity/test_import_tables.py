@@ -4,21 +4,23 @@ import pytest
 import torch
 import transformers
 from hugging_face_folders import TOLERANCE
-from small_models import encoder_config
+from small_models import encoder_config, modern_config
 from torch import nn
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.convert import from_hugging_face, hugging_face_config, to_hugging_face
 from amos_fairseq.hugging_face.families import CUSTOM, FAMILIES, PartKind, class_name
 from amos_fairseq.hugging_face.parts import families_of
-from amos_fairseq.modules.bert_encoder import BertEncoder, BertEncoderConfig
+from amos_fairseq.modules.encoder import TransformerConfig
 
 ROWS = 30
 LONGEST = 150  # past MPNet's maximum distance of 128
 PARTS = [(family, part) for family, table in FAMILIES.items() if family != CUSTOM for part in table.kinds]
 
 
-def config_of(**changes) -> BertEncoderConfig:
+def config_of(family: str = "bert", **changes) -> TransformerConfig:
+    if family == "modernbert":
+        return modern_config(**{"width": 12, "ffn_width": 20, "num_heads": 3, "max_positions": LONGEST} | changes)
     sizes = {"num_layers": 2, "width": 12, "ffn_width": 20, "num_heads": 3, "max_positions": LONGEST}
     positions = {"position_scheme": "none", "position_buckets": 32, "position_max_distance": 128}
     return encoder_config(**(sizes | positions | changes))
@@ -26,9 +28,10 @@ def config_of(**changes) -> BertEncoderConfig:
 
 def hugging_face_model(family: str, part: str, seed: int = 0, **changes) -> nn.Module:
     """One of their classes with random values everywhere, except in rows of positions that they never use."""
-    pad = 0 if family in ("bert", "electra") else 1
-    config = hugging_face_config(family, config_of(**changes), ROWS, pad_token_id=pad)
-    bare = {"add_pooling_layer": False} if part == PartKind.ENCODER and family != "electra" else {}
+    pad = 0 if family in ("bert", "electra", "modernbert") else 1
+    config = hugging_face_config(family, config_of(family, **changes), ROWS, pad_token_id=pad)
+    is_pooled = part == PartKind.ENCODER and family not in ("electra", "modernbert")
+    bare = {"add_pooling_layer": False} if is_pooled else {}
     torch.manual_seed(seed)
     model = getattr(transformers, class_name(family, part))(config, **bare).eval()
     with torch.no_grad():
@@ -64,6 +67,8 @@ def test_round_trip_is_the_identity(family, part):
         ("electra", {"num_token_types": 2, "layer_norm_eps": 1e-12}),
         ("bert", {"num_token_types": 2, "layer_norm_eps": 1e-12}),
         ("roberta", {"num_token_types": 1}),
+        ("modernbert", {}),
+        ("modernbert", {"global_every": 2, "local_attention": 6, "global_theta": 1000.0, "local_theta": 50.0}),
     ],
 )
 def test_hidden_states_agree(family, changes):
@@ -71,17 +76,18 @@ def test_hidden_states_agree(family, changes):
     theirs = hugging_face_model(family, PartKind.ENCODER, **changes)
     pad = theirs.config.pad_token_id
     weights = from_hugging_face(family, theirs.state_dict()).weights
-    encoder = BertEncoder(config_of(**changes)).eval()
+    encoder = config_of(family, **changes).build().eval()
     encoder.load_state_dict({n.removeprefix("encoder."): t for n, t in weights.items() if n.startswith("encoder.")})
     lengths = (1, 2, 3, 7, 40, 127, 128, 129, LONGEST - 1, LONGEST)
     tokens = torch.randint(2, ROWS, (len(lengths), LONGEST))
     for row, length in enumerate(lengths):
         tokens[row, length:] = pad
-    types = None if family == "mpnet" else torch.randint(0, changes["num_token_types"], tokens.shape)
+    types = None if family in ("mpnet", "modernbert") else torch.randint(0, changes["num_token_types"], tokens.shape)
     given = {} if types is None else {"token_type_ids": types}
     expected = theirs(tokens, attention_mask=tokens.ne(pad).long(), output_hidden_states=True, **given).hidden_states
-    ours = encoder(weights["embed_tokens.weight"][tokens], tokens.eq(pad), token_types=types)
+    outputs = encoder(weights["embed_tokens.weight"][tokens], tokens.eq(pad), token_types=types)
     real = tokens.ne(pad)
+    ours = [*outputs.sums[:-1], outputs[-1]]  # Hugging Face normalizes the last layer of ModernBERT alone
     for depth, (a, b) in enumerate(zip(ours, expected[1:], strict=True), start=1):
         assert (a[real] - b[real]).abs().max() < TOLERANCE * b[real].abs().max(), f"layer {depth}"
 
