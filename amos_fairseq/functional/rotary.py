@@ -38,9 +38,9 @@ def rotate(states: Tensor, by: Rotation) -> Tensor:
 
     The pairs are those of Hugging Face's models; RoFormer's own are neighbors, which is another order of the same weights.
     """
-    first, second = states.chunk(2, dim=-1)
-    turned = torch.cat([first * by.cos - second * by.sin, second * by.cos + first * by.sin], dim=-1)
-    return turned.to(states.dtype)
+    first, second = states.to(torch.promote_types(states.dtype, torch.float32)).chunk(2, dim=-1)
+    turned = (torch.addcmul(first * by.cos, second, by.sin, value=-1), torch.addcmul(second * by.cos, first, by.sin))
+    return torch.cat(turned, dim=-1).to(states.dtype)
 
 
 def rotate_queries_and_keys(heads: Tensor, by: Rotation) -> Tensor:

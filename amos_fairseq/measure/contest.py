@@ -25,7 +25,7 @@ from amos_fairseq.measure.measurement import (
 )
 from amos_fairseq.measure.micro_benchmarks import all_micro_benchmarks, time_micro_benchmark
 from amos_fairseq.measure.step_profile import shares_of_parts
-from amos_fairseq.models.configuration import SIZES, PaddedVocabulary
+from amos_fairseq.models.configuration import MODERN, MODERN_ARCH, MODERN_SIZES, SIZES, PaddedVocabulary
 from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
 
 PROFILED_STEPS = 2
@@ -265,14 +265,17 @@ def check_supported(cfg: DictConfig, plain: dict[str, object]) -> None:
 
 def electra_of_equal_size(cfg: DictConfig) -> DictConfig:
     """Return the ELECTRA recipe with the same encoder, and the batch, length, embedding width and dropout of ``cfg``."""
-    for size, values in SIZES.items():
-        if all(cfg.model[name] == value for name, value in values.items()):
+    modern = {f"{MODERN_ARCH}_{size}": values for size, values in MODERN_SIZES.items()}
+    sizes = modern if cfg.model.encoder == MODERN else SIZES
+    compared = SIZES["base"]  # the names of the sizes
+    for size, values in sizes.items():
+        if all(cfg.model[name] == values[name] for name in compared):
             electra = compose_recipe(f"electra_{size}")
             break
     else:
         raise UserError(
             "no ELECTRA recipe has an encoder of these sizes to compare with: remove the peers "
-            f"{' and '.join(HUGGING_FACE)}, or use the sizes of a recipe ({', '.join(SIZES)})"
+            f"{' and '.join(HUGGING_FACE)}, or use the sizes of a recipe ({', '.join(sizes)})"
         )
     for key in COPIED:
         group, name = key.split(".")

@@ -34,7 +34,7 @@ from amos_fairseq.measure.configuration import BenchSettings, BenchSetup, set_up
 from amos_fairseq.measure.fairseq_step import UnsavedTrainer
 from amos_fairseq.measure.hugging_face import network_config
 from amos_fairseq.measure.measurement import MedianAndRange, Progress, describe_machine, synchronize, versions
-from amos_fairseq.models.configuration import PaddedVocabulary, transformer_config
+from amos_fairseq.models.configuration import MODERN, PaddedVocabulary, transformer_config
 from amos_fairseq.tasks.text_classification import TextClassificationTask
 
 NUM_ROWS = 4000  # of synthetic texts
@@ -187,15 +187,21 @@ class HuggingFaceLoop:
         self, model: DictConfig, device: torch.device, task: TextClassificationTask, dataset: LabeledSequences
     ) -> None:
         # Imported here: transformers takes seconds to import.
-        from transformers import ElectraForSequenceClassification, get_linear_schedule_with_warmup
+        from transformers import (
+            ElectraForSequenceClassification,
+            ModernBertForSequenceClassification,
+            get_linear_schedule_with_warmup,
+        )
 
         rows = PaddedVocabulary.of(task.source_dictionary).padded_size
-        config = network_config(transformer_config(model), layer_norm_eps=model.layer_norm_eps, vocab_size=rows)
-        config.num_labels, config.pad_token_id = task.record["num_classes"], dataset.pad
+        config = network_config(transformer_config(model), rows, dataset.pad)
+        config.num_labels = task.record["num_classes"]
         config.classifier_dropout = model.pooler_dropout
         config._attn_implementation = "sdpa"
         self.device, self.dataset = device, dataset
-        self.model = ElectraForSequenceClassification(config).to(device).train()
+        is_modern = model.encoder == MODERN
+        model_class = ModernBertForSequenceClassification if is_modern else ElectraForSequenceClassification
+        self.model = model_class(config).to(device).train()
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=RECIPE["lr"], weight_decay=RECIPE["weight_decay"]
         )

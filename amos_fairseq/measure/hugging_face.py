@@ -7,6 +7,8 @@
   ELECTRA's.
 - naive: the classes as they are, with eager attention and logits of the whole vocabulary at every token.
 
+A recipe with ModernBERT's encoder is compared with the library's classes of that encoder, which have sdpa in every version.
+
 Shapes: B sequences, T tokens, M masked positions per sequence, D hidden size of a network, V padded vocabulary size.
 """
 
@@ -18,20 +20,30 @@ import torch
 import torch.nn.functional as F
 from omegaconf import DictConfig
 from torch import Tensor, nn
-from transformers import BertConfig, ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
+from transformers import (
+    BertConfig,
+    ElectraConfig,
+    ElectraForMaskedLM,
+    ElectraForPreTraining,
+    ModernBertForMaskedLM,
+    ModernBertForTokenClassification,
+    PretrainedConfig,
+)
 from transformers.models.bert.modeling_bert import BertEncoder
 
+from amos_fairseq.hugging_face.convert import hugging_face_config
 from amos_fairseq.measure.configuration import BenchSetup
 from amos_fairseq.measure.fairseq_step import moments_of, tensors_of
-from amos_fairseq.models.configuration import generator_config, transformer_config
-from amos_fairseq.modules.bert_encoder import BertEncoderConfig
+from amos_fairseq.models.configuration import MODERN, generator_config, transformer_config
+from amos_fairseq.modules.encoder import TransformerConfig
+from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
 from amos_fairseq.optim.grouped_adam import first, parse_betas
 
 INPUTS = ("tokens", "masked_tokens", "masked_positions")
 
 
 class HuggingFaceObjective(nn.Module):
-    """Masked language modeling, plus replaced token detection if there is a discriminator.
+    """Masked language modeling, plus replaced token detection if there is a discriminator, with the library's ELECTRA.
 
     Args:
         masked_lm: the generator, or BERT itself.
@@ -42,8 +54,8 @@ class HuggingFaceObjective(nn.Module):
 
     def __init__(
         self,
-        masked_lm: ElectraForMaskedLM,
-        discriminator: ElectraForPreTraining | None,
+        masked_lm: nn.Module,
+        discriminator: nn.Module | None,
         detection_weight: float,
         naive: bool,
     ):
@@ -51,13 +63,20 @@ class HuggingFaceObjective(nn.Module):
         self.masked_lm, self.discriminator = masked_lm, discriminator
         self.detection_weight = detection_weight
         self.naive = naive
-        networks = [masked_lm] if discriminator is None else [masked_lm, discriminator]
         if discriminator is not None:
-            masked_lm.electra.embeddings = discriminator.electra.embeddings
-            masked_lm.tie_weights()
+            self.share_embeddings()
         if not naive:
-            for network in networks:
-                network.electra.encoder = with_fused_attention(network)
+            self.use_fused_attention()
+
+    def share_embeddings(self) -> None:
+        """Let ``masked_lm`` use the embeddings of ``discriminator``, in its output layer too."""
+        self.masked_lm.electra.embeddings = self.discriminator.electra.embeddings
+        self.masked_lm.tie_weights()
+
+    def use_fused_attention(self) -> None:
+        """Replace eager attention by sdpa."""
+        for network in filter(None, (self.masked_lm, self.discriminator)):
+            network.electra.encoder = with_fused_attention(network)
 
     def forward(self, tokens: Tensor, masked_tokens: Tensor, masked_positions: Tensor) -> Tensor:
         """Return mean MLM loss over masked positions + lambda * mean detection loss over tokens (a scalar).
@@ -73,18 +92,26 @@ class HuggingFaceObjective(nn.Module):
         if self.discriminator is None:
             return loss
         corrupted = tokens.scatter(1, masked_positions, self.sample(logits.detach()).view_as(masked_positions))
-        detected = self.discriminator.discriminator_predictions(self.encode(self.discriminator, corrupted))  # [B,T]
+        detected = self.detect(self.encode(self.discriminator, corrupted))
         replaced = corrupted.ne(tokens).float()
         return loss + self.detection_weight * F.binary_cross_entropy_with_logits(detected.float(), replaced)
 
     def predict_masked(self, masked_tokens: Tensor, masked_positions: Tensor) -> Tensor:
         """Return the logits at the masked positions: [B,M,V]."""
         if self.naive:
-            logits = self.masked_lm(masked_tokens).logits  # [B,T,V]
+            logits = self.predict(self.encode(self.masked_lm, masked_tokens))  # [B,T,V]
             return logits.gather(1, masked_positions.unsqueeze(-1).expand(-1, -1, logits.size(-1)))
         states = self.encode(self.masked_lm, masked_tokens)
         states = states.gather(1, masked_positions.unsqueeze(-1).expand(-1, -1, states.size(-1)))  # [B,M,D]
+        return self.predict(states)
+
+    def predict(self, states: Tensor) -> Tensor:
+        """Return the logits of the masked language model: [...,D] -> [...,V]."""
         return self.masked_lm.generator_lm_head(self.masked_lm.generator_predictions(states))
+
+    def detect(self, states: Tensor) -> Tensor:
+        """Return the logits of "replaced": [B,T,D] -> [B,T]."""
+        return self.discriminator.discriminator_predictions(states)
 
     def encode(self, network: nn.Module, tokens: Tensor) -> Tensor:
         """Return the last hidden states of a network: [B,T] -> [B,T,D]."""
@@ -101,6 +128,43 @@ class HuggingFaceObjective(nn.Module):
         return torch.multinomial(logits.softmax(-1), 1).squeeze(-1)
 
 
+class ModernBertObjective(HuggingFaceObjective):
+    """The same with the library's ModernBERT: ``ModernBertForMaskedLM``, and token classification with one label.
+
+    Its embeddings are as wide as the network. A generator that is narrower than the discriminator gets a projection of the
+    shared embeddings, and a head and an output layer of their width, as in the library's ELECTRA.
+    """
+
+    def share_embeddings(self) -> None:
+        generator, shared = self.masked_lm, self.discriminator.model.embeddings
+        wide, narrow = self.discriminator.config.hidden_size, generator.config.hidden_size
+        if wide == narrow:
+            generator.model.embeddings = shared
+        else:
+            generator.model.embeddings.tok_embeddings = nn.Identity()  # it gets projected embeddings
+            self.projection = nn.Linear(wide, narrow, bias=False)
+            generator.head.dense = nn.Linear(narrow, wide, bias=False)
+            generator.head.norm = nn.LayerNorm(wide, generator.config.norm_eps, bias=False)
+            generator.decoder = nn.Linear(wide, generator.config.vocab_size)
+        generator.decoder.weight = shared.tok_embeddings.weight
+
+    def use_fused_attention(self) -> None:
+        for network in filter(None, (self.masked_lm, self.discriminator)):
+            network.set_attn_implementation("sdpa")
+
+    def encode(self, network: nn.Module, tokens: Tensor) -> Tensor:
+        if network is self.masked_lm and hasattr(self, "projection"):
+            embeddings = self.discriminator.model.embeddings(tokens)
+            return network.model(inputs_embeds=self.projection(embeddings)).last_hidden_state
+        return network.model(tokens).last_hidden_state
+
+    def predict(self, states: Tensor) -> Tensor:
+        return self.masked_lm.decoder(self.masked_lm.head(states))
+
+    def detect(self, states: Tensor) -> Tensor:
+        return self.discriminator.classifier(self.discriminator.head(states)).squeeze(-1)
+
+
 def with_fused_attention(network: nn.Module) -> BertEncoder:
     """Return BERT's encoder with sdpa and the weights of the network's own encoder."""
     settings = {name: value for name, value in network.config.to_dict().items() if name != "model_type"}
@@ -115,15 +179,29 @@ def build_objective(cfg: DictConfig, vocabulary_size: int, pad: int, naive: bool
     Args:
         vocabulary_size: V, padded.
     """
-    common = {"layer_norm_eps": cfg.model.layer_norm_eps, "vocab_size": vocabulary_size, "pad_token_id": pad}
-    main = network_config(transformer_config(cfg.model), **common)
+    main = network_config(transformer_config(cfg.model), vocabulary_size, pad)
+    objective, masked_lm, detector = HuggingFaceObjective, ElectraForMaskedLM, ElectraForPreTraining
+    if cfg.model.encoder == MODERN:
+        objective, masked_lm, detector = ModernBertObjective, ModernBertForMaskedLM, ModernBertForTokenClassification
+        main.num_labels = 1
     if cfg.criterion._name == "mlm":
-        return HuggingFaceObjective(ElectraForMaskedLM(main), None, 0.0, naive)
-    generator = ElectraForMaskedLM(network_config(generator_config(cfg.model, cfg.model.generator_layers), **common))
-    return HuggingFaceObjective(generator, ElectraForPreTraining(main), cfg.criterion.discriminator_loss_weight, naive)
+        return objective(masked_lm(main), None, 0.0, naive)
+    generator = network_config(generator_config(cfg.model, cfg.model.generator_layers), vocabulary_size, pad)
+    return objective(masked_lm(generator), detector(main), cfg.criterion.discriminator_loss_weight, naive)
 
 
-def network_config(shape: BertEncoderConfig, **settings: Any) -> ElectraConfig:
+def network_config(shape: TransformerConfig, vocabulary_size: int, pad: int) -> PretrainedConfig:
+    """Return the configuration of the library's ELECTRA, or ModernBERT, with eager attention."""
+    if isinstance(shape, ModernBertEncoderConfig):
+        return hugging_face_config(
+            MODERN,
+            shape,
+            vocabulary_size,
+            pad_token_id=pad,
+            bos_token_id=0,
+            eos_token_id=0,
+            attn_implementation="eager",
+        )
     return ElectraConfig(
         num_hidden_layers=shape.num_layers,
         hidden_size=shape.width,
@@ -135,7 +213,9 @@ def network_config(shape: BertEncoderConfig, **settings: Any) -> ElectraConfig:
         attention_probs_dropout_prob=shape.attention_dropout,
         type_vocab_size=max(shape.num_token_types, 1),  # the library needs at least one
         attn_implementation="eager",
-        **settings,
+        layer_norm_eps=shape.layer_norm_eps,
+        vocab_size=vocabulary_size,
+        pad_token_id=pad,
     )
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor, nn
-from torch.nn.functional import gelu
 
 from amos_fairseq.functional.attention import (
     AttentionBias,
@@ -20,6 +19,7 @@ from amos_fairseq.functional.attention import (
     reference_attention,
     scores_of_masked_pairs,
 )
+from amos_fairseq.functional.geglu import geglu
 from amos_fairseq.functional.positions import gather_positions
 from amos_fairseq.functional.rotary import Rotation, rotate_queries_and_keys, rotation
 from amos_fairseq.functional.window_attention import block_mask, runs_in_blocks, window_attention
@@ -96,7 +96,7 @@ class RotaryAttention(nn.Module):
 
 
 class ModernBertLayer(nn.Module):
-    """x + attention(LayerNorm(x)), then x + FFN(LayerNorm(x)) with FFN(x) = W_o (gelu(a) * b), (a, b) = W_i x (GeGLU).
+    """x + attention(LayerNorm(x)), then x + W_o geglu(LayerNorm(x)).
 
     Args:
         shape: of the encoder.
@@ -120,8 +120,7 @@ class ModernBertLayer(nn.Module):
         attended = self.attention(self.attention_norm(states), context, positions)
         states = states if positions is None else gather_positions(states, positions)
         states = states + self.dropout(attended)
-        values, gates = self.ffn_in(self.ffn_norm(states)).chunk(2, dim=-1)
-        expanded = self.activation_dropout(gelu(values) * gates)
+        expanded = self.activation_dropout(geglu(self.ffn_norm(states), self.ffn_in.weight))
         return states + self.dropout(self.ffn_out(expanded))
 
 

@@ -6,12 +6,19 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from amos_fairseq.hugging_face.convert import to_hugging_face
 from amos_fairseq.hugging_face.families import PartKind
 from amos_fairseq.measure.configuration import BenchSettings, BenchSetup, build_task, set_up
 from amos_fairseq.measure.fairseq_step import FairseqStep, make_synthetic_text
-from amos_fairseq.measure.hugging_face import INPUTS, HuggingFaceObjective, HuggingFaceStep, build_objective
+from amos_fairseq.measure.hugging_face import (
+    INPUTS,
+    HuggingFaceObjective,
+    HuggingFaceStep,
+    ModernBertObjective,
+    build_objective,
+)
 
 # One token type, the minimum of the library; no dropout, so that both sides compute the same values.
 EQUAL = ["dataset.batch_size=3", "model.token_types=1", "model.dropout=0", "model.attention_dropout=0"]
@@ -31,17 +38,36 @@ def part(tensors: dict[str, Tensor], encoder: str, *heads: str) -> dict[str, Ten
 
 
 def give_weights(peer: HuggingFaceObjective, weights: dict[str, Tensor]) -> None:
+    is_modern = isinstance(peer, ModernBertObjective)
+    family = "modernbert" if is_modern else "electra"
     generator = "transformer" if peer.discriminator is None else "generator"
-    peer.masked_lm.load_state_dict(to_hugging_face("electra", PartKind.MASKED_LM, part(weights, generator, "mlm_head")))
+    peer.masked_lm.load_state_dict(to_hugging_face(family, PartKind.MASKED_LM, part(weights, generator, "mlm_head")))
     if peer.discriminator is not None:
         discriminator = part(weights, "discriminator", "detection_head")
-        peer.discriminator.load_state_dict(to_hugging_face("electra", PartKind.PRETRAINING, discriminator))
+        state = to_hugging_face(family, PartKind.DETECTION if is_modern else PartKind.PRETRAINING, discriminator)
+        if is_modern:  # one label: the row of "replaced"
+            state |= {name: state[name][1:] for name in ("classifier.weight", "classifier.bias")}
+        peer.discriminator.load_state_dict(state)
+
+
+# ModernBERT has no token types; the generator is as wide as the discriminator, as in the library.
+MODERN = ("model.token_types=0", "model.local_attention=8")
 
 
 @pytest.mark.parametrize("naive", [False, True])
-@pytest.mark.parametrize("recipe", ["electra_tiny", "mlm_tiny"])
-def test_parameters_loss_and_gradients_are_ours(recipe: str, naive: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    setup = setup_of(recipe)
+@pytest.mark.parametrize(
+    ("recipe", "overrides"),
+    [
+        ("electra_tiny", ()),
+        ("mlm_tiny", ()),
+        ("electra_modern_mini", (*MODERN, "model.generator_size=1")),
+        ("mlm_modern_mini", MODERN),
+    ],
+)
+def test_parameters_loss_and_gradients_are_ours(
+    recipe: str, overrides: tuple[str, ...], naive: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = setup_of(recipe, *overrides)
     task = build_task(setup.cfg.task, setup.vocabulary_size)
     ours = FairseqStep(setup, task)
     model, batch = ours.module.train(), make_synthetic_text(task, 3).batches[0]
@@ -61,9 +87,31 @@ def test_parameters_loss_and_gradients_are_ours(recipe: str, naive: bool, monkey
 
     torch.testing.assert_close(peer_loss, loss / sample_size, **CLOSE)
     # The shared embedding receives every gradient.
-    theirs = peer.masked_lm.electra.embeddings.word_embeddings.weight.grad
+    theirs = peer.masked_lm.get_input_embeddings().weight.grad
     torch.testing.assert_close(theirs, model.embed_tokens.weight.grad, **CLOSE)
     assert theirs.abs().max() > 100 * CLOSE["atol"]
+
+
+def test_narrow_generator_on_modernbert_does_equal_work() -> None:
+    """As many parameters and FLOPs. Our first layer normalizes the projected embeddings before its attention, theirs before."""
+    setup = setup_of("electra_modern_mini", *MODERN)
+    task = build_task(setup.cfg.task, setup.vocabulary_size)
+    ours = FairseqStep(setup, task)
+    rows = ours.module.vocabulary
+    peer = build_objective(setup.cfg, rows.padded_size, rows.pad, naive=False)
+    assert sum(p.numel() for p in peer.parameters()) == sum(p.numel() for p in ours.module.parameters())
+    batch = make_synthetic_text(task, 3).batches[0]
+    inputs = {name: batch["net_input"][name] for name in INPUTS}
+    for network in (peer.masked_lm, peer.discriminator):
+        network.set_attn_implementation("eager")  # PyTorch's counter omits its fused attention on a CPU
+    counts = []
+    for forward in (lambda: ours.criterion(ours.module, batch), lambda: peer(**inputs)):
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            forward()
+        counts.append(counter.get_total_flops())
+    # Ours computes the last layer of the generator at the masked positions alone.
+    assert 0.85 < counts[0] / counts[1] <= 1
+    assert peer.masked_lm.decoder.weight is peer.discriminator.model.embeddings.tok_embeddings.weight
 
 
 def test_the_networks_share_their_embeddings_and_output_layer() -> None:

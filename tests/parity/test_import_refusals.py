@@ -111,10 +111,7 @@ SIZES = "hidden_size", "num_hidden_layers", "intermediate_size", "max_position_e
         ("mpnet", {"relative_attention_num_buckets": LARGE}),
         *(("modernbert", {name: LARGE}) for name in ("num_hidden_layers", "intermediate_size")),
         *(("modernbert", {"layer_types": value}) for value in (5, [5, 5], ["x"] * 2, [["full_attention"]] * 2, [])),
-        *(
-            ("modernbert", {"rope_parameters": value})
-            for value in (5, [], {"full_attention": 5})
-        ),
+        *(("modernbert", {"rope_parameters": value}) for value in (5, [], {"full_attention": 5})),
         *(("modernbert", {"norm_eps": value}) for value in (-1, math.nan)),
         ("modernbert", {"global_attn_every_n_layers": 0, "layer_types": None}),
         ("bert", {"num_labels": LARGE}),

@@ -50,9 +50,8 @@ class _CpuAttention(Function):
         ctx, heads: Tensor, learned: Tensor | None, fixed: Tensor | None, dropout: float, rotation: Rotation | None
     ) -> Tensor:
         B, T, _, H, d = heads.shape
-        query, key, value = heads.permute(2, 0, 3, 1, 4).contiguous()  # each [B,H,T,d]
-        if rotation is not None:
-            query, key = rotate(query, rotation), rotate(key, rotation)
+        *query_key, value = heads.permute(2, 0, 3, 1, 4).contiguous()  # each [B,H,T,d]
+        query, key = query_key if rotation is None else (rotate(part, rotation) for part in query_key)
         learned_bias = None if learned is None else learned.to(heads.dtype)
         query *= d**-0.5
         keep_mask = sample_keep_mask((B, H, T, T), dropout) if dropout else None
