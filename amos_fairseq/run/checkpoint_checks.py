@@ -13,12 +13,11 @@ from fairseq.logging import meters
 
 from amos_fairseq.checkpoint_files import num_updates_of, read_header, task_state_of, training_seconds_of
 from amos_fairseq.errors import UserError
-from amos_fairseq.models.configuration import MODERN
 from amos_fairseq.strangers import field, finite_number, whole_number
 
 POSITION_SCHEME = ("relative_position_scheme", "relative_position_buckets", "relative_position_max_distance")
-OF_MODERN = ("global_attention_every", "local_attention", "global_rope_theta", "local_rope_theta")
-LAYER_NORM_EPS = "layer_norm_eps"  # 1e-12 in most imported models
+# The epsilon is 1e-12 in most imported models; the others are of ModernBERT.
+OTHERS = ("global_attention_every", "local_attention", "global_rope_theta", "local_rope_theta", "layer_norm_eps")
 
 
 def check_parts(path: str, header: dict[str, Any], cfg: Any) -> None:
@@ -179,6 +178,4 @@ def scheme_settings(model_cfg: Any) -> tuple[str, ...]:
     if not isinstance(model_cfg, dict) or POSITION_SCHEME[0] not in model_cfg:
         return ()
     scheme = POSITION_SCHEME[:1] if str(model_cfg[POSITION_SCHEME[0]]) == "none" else POSITION_SCHEME
-    if str(model_cfg.get("encoder")) == MODERN:
-        scheme += OF_MODERN
-    return (*scheme, LAYER_NORM_EPS) if LAYER_NORM_EPS in model_cfg else scheme
+    return (*scheme, *(name for name in OTHERS if name in model_cfg))

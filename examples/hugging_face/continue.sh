@@ -3,13 +3,14 @@
 #
 #   bash examples/hugging_face/continue.sh MODEL TEXT OUT UPDATES [FLAG...]
 #
-# MODEL    folder of an ELECTRA discriminator, BERT, DistilBERT, RoBERTa, XLM-R or MPNet, as downloaded from the hub
+# MODEL    folder of an ELECTRA discriminator, BERT, DistilBERT, RoBERTa, XLM-R, MPNet or ModernBERT, as downloaded from the hub
 # TEXT     UTF-8 text: a line is a paragraph, an empty line separates documents
 # OUT      directory to write: imported/, data/ and run/ (SAVE_DIR of the run)
 # UPDATES  number of updates; the learning rate rises for a tenth of them and then falls to 0
 # FLAG     of fairseq-train, after the defaults below and instead of them, for example --lr 1e-4 or --batch-size 64
 #
-# GENERATOR=DIR names the folder of ELECTRA's generator; without it the generator starts from random values.
+# GENERATOR=DIR names the folder of ELECTRA's generator; without it the generator starts from random values. ARCH=electra_base, or
+# another arch of this package, continues with another objective than the folder's own; its sizes stay those of the folder.
 # The same command continues an interrupted run, and does nothing when it is finished.
 set -euo pipefail
 
@@ -40,7 +41,7 @@ if [ ! -f "$imported/flags.txt" ]; then
     rm -rf "$imported"
     mkdir -p "$imported"
     : >"$imported/flags.new"
-    report="$(amos import "$model" "$imported/model.pt" ${GENERATOR:+--generator "$GENERATOR"})"
+    report="$(amos import "$model" "$imported/model.pt" ${ARCH:+--arch "$ARCH"} ${GENERATOR:+--generator "$GENERATOR"})"
     echo "$report"
     sed -n 's/^flags of fairseq-train that build this model: //p' <<<"$report" >"$imported/flags.new"
     mv "$imported/flags.new" "$imported/flags.txt"

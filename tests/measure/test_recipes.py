@@ -18,7 +18,8 @@ from amos_fairseq.measure.flops_report import report_flops
 V = 30_522  # thesis Table 5.3: BERT's vocabulary
 ROWS = 30_528  # the next multiple of 64
 # In tiny sizes: every objective, and every variant with code of its own.
-TINY = [[name] for name in RECIPE_NAMES if name.endswith("_tiny")] + [[name, "+sizes=tiny"] for name in WITH_OTHER_CODE]
+TINY = [[name] for name in RECIPE_NAMES if name.endswith(("_tiny", "modern_mini"))]
+TINY += [[name, "+sizes=tiny"] for name in WITH_OTHER_CODE]
 
 
 def recipe(name: str, *overrides: str) -> DictConfig:
@@ -88,6 +89,24 @@ def test_amos_flops_by_formula() -> None:
     flops = training_flops(recipe("amos_small", "model.relative_position_scheme=none"), V, reference=True)
     expected = 3 * (encoder + generator + predictions + detection) - stopped + 2 * sampling + 2 * mixture
     assert flops.per_update == 128 * expected
+
+
+def test_flops_of_modernbert_by_formula() -> None:
+    """mlm_modern_small: 10 layers of width 384, F = 576, T = 512, 30 % masked; layers 1, 4, 7 and 10 attend to all tokens.
+
+    A layer: 8 T D^2 for the projections of attention, 6 T D F for the gated network, 4 T D for each key of a query. In the
+    reference each query has T keys; the fast kernels give it 192 in local layers, and of the last layer they compute the
+    masked positions alone after its attention.
+    """
+    width, ffn_width, length, masked = 384, 576, 512, 154
+    products = 8 * length * width**2 + 6 * length * width * ffn_width
+    head = mlm_head(masked, width, width) + output_layer(masked, width)
+    cfg = recipe("mlm_modern_small")
+    forward = 10 * products + 10 * 4 * length**2 * width + head
+    assert training_flops(cfg, V, reference=True).per_update == 256 * 3 * forward
+    skipped_here = (length - masked) * (2 * width**2 + 6 * width * ffn_width)
+    fast = 10 * products + 4 * length * width * (4 * length + 6 * 192) + head - skipped_here
+    assert training_flops(cfg, V).per_update == 256 * (3 * fast + output_layer(masked, width))
 
 
 def test_flops_multiply_with_batches_and_ranks() -> None:

@@ -139,11 +139,12 @@ def test_matching_checkpoints_are_accepted(here: dict, there: Any, tmp_path: Pat
         ({"relative_position_max_distance": 256}, "--relative-position-max-distance 256, not 128"),
         ({"relative_position_scheme": "none"}, "--relative-position-scheme none, not t5"),
         ({"layer_norm_eps": 1e-12}, "--layer-norm-eps 1e-12, not 1e-05"),
+        ({"local_attention": 64}, "--local-attention 64, not 128"),
     ],
 )
 def test_another_scheme_or_epsilon_is_refused(change: dict, message: str, tmp_path: Path) -> None:
     path = saved(tmp_path, {}, {**POSITIONS, **change})
-    config = OmegaConf.create(POSITIONS)
+    config = OmegaConf.create(POSITIONS | {"local_attention": 128})
     OmegaConf.set_struct(config, True)
     with pytest.raises(UserError, match=message):
         check_fits(path, Task(), config)

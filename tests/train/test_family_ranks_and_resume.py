@@ -29,6 +29,7 @@ SETTINGS = {
     "electra_adversarial": ("electra", "--adversarial"),
     "electra_random_15": ("electra", "--detection-positions random"),
     "electra_unigram": ("electra", "--generator unigram"),
+    "electra_modern": ("electra", "--encoder modernbert --local-attention 32"),
     "all_tokens_mlm": ("electra", "--main-objective all_tokens_mlm"),
     "teams": ("teams", ""),
     "electric": ("electric", ""),
