@@ -170,7 +170,7 @@ class Encoder(nn.Module):
             encoder = with_layers(encoder, encoder.layers[: self.layer])
         with torch.set_grad_enabled(self.training and torch.is_grad_enabled()):
             outputs = encoder(
-                self.model.embed_tokens(tokens),
+                self.model.encoder_embedding(tokens),
                 padding_mask=tokens.eq(self.loaded.dictionary.pad()),
                 token_types=self._token_types(sequences, tokens.size(1)),
                 with_input=True,

@@ -33,6 +33,7 @@ def truncated_adversarial_term(
     hidden: Tensor,
     weights: Tensor,
     embedding: Tensor,
+    sampled_embedding: Tensor,
     temperature: float,
     hidden_gradient: float = 0.0,
 ) -> Tensor:
@@ -46,19 +47,20 @@ def truncated_adversarial_term(
         entries: sampled from the mixture of ``hidden`` by ``weights``.
         hidden: h^(d) [K,N,E], after the MLM head.
         weights: gamma [N,K] float32.
-        embedding: [V,E]; receives no gradient.
+        embedding: [V,E], of the output layer; receives no gradient.
+        sampled_embedding: [V,E], with which the discriminator reads a sampled token; receives no gradient.
         temperature: tau > 0.
         hidden_gradient: factor of the gradient that reaches h^(d).
 
     Returns:
-        [N,E] of ``embedding``'s dtype.
+        [N,E] of ``sampled_embedding``'s dtype.
     """
-    logits, embedding = entries.logits, embedding.detach()
+    logits = entries.logits
     if hidden_gradient:
-        logits = _LogitsOfEntries.apply(hidden, logits, entries.tokens, embedding, hidden_gradient)
+        logits = _LogitsOfEntries.apply(hidden, logits, entries.tokens, embedding.detach(), hidden_gradient)
     mixed = (logits * weights.unsqueeze(1)).sum(-1)  # [N,J]
     y = ((entries.scores + (mixed - mixed.detach())) / temperature).softmax(-1)
-    return _ZeroTimesEmbedding.apply(reverse_gradient(y), entries.tokens, embedding)
+    return _ZeroTimesEmbedding.apply(reverse_gradient(y), entries.tokens, sampled_embedding.detach())
 
 
 def truncated_mass(scores: Tensor, other_scores: Tensor, temperature: float) -> Tensor:

@@ -119,7 +119,7 @@ def choose_part(
 
 def encoder_part(model: nn.Module) -> ExportedPart:
     """Return the encoder that fine-tuning would use, or has used."""
-    weights, outputs, limits = encoder_weights(model.embed_tokens, model.encoder), model.extract_features, ""
+    weights, outputs, limits = encoder_weights(model.encoder_embedding, model.encoder), model.extract_features, ""
     if isinstance(model, FineTunedModel) and model.layer_mixture is not None:
 
         def outputs(tokens: Tensor) -> Tensor:
@@ -206,8 +206,8 @@ def discriminator_part(loaded: LoadedCheckpoint) -> ExportedPart:
     return ExportedPart(
         kind,
         encoder.shape,
-        encoder_weights(model.embed_tokens, encoder) | state_of("detection_head.", head),
-        lambda tokens: head(encoder(model.embed_tokens(tokens), tokens.eq(model.vocabulary.pad))[-1]),
+        encoder_weights(model.encoder_embedding, encoder) | state_of("detection_head.", head),
+        lambda tokens: head(encoder(model.encoder_embedding(tokens), tokens.eq(model.vocabulary.pad))[-1]),
         description,
         settings,
     )
@@ -270,7 +270,7 @@ def fine_tuned_part(loaded: LoadedCheckpoint, name: str | None, labels: Sequence
     return ExportedPart(
         kind,
         model.encoder.shape,
-        encoder_weights(model.embed_tokens, model.encoder) | without_scale(prefix, state_of(prefix, head)),
+        encoder_weights(model.encoder_embedding, model.encoder) | without_scale(prefix, state_of(prefix, head)),
         outputs,
         f"the encoder with {description}",
         settings,
@@ -379,7 +379,7 @@ def label_settings(
     return settings
 
 
-def encoder_weights(embedding: nn.Embedding, encoder: TransformerEncoder, num_layers: int | None = None) -> Weights:
+def encoder_weights(embedding: nn.Module, encoder: TransformerEncoder, num_layers: int | None = None) -> Weights:
     """Return token embeddings and the encoder with its first ``num_layers`` layers, by default all."""
     layers = range(num_layers or len(encoder.layers))
     weights = {

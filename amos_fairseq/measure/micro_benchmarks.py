@@ -142,7 +142,9 @@ class SyntheticOutputLayer:
             return torch.randn(*shape, device=device).mul_(model.init_std).to(dtype).requires_grad_()
 
         embedding, biases = leaf(vocabulary.padded_size, width), leaf(1, vocabulary.padded_size)
-        weights = OutputLayerWeights(embedding, biases, vocabulary.never_sampled_indices().to(device))
+        weights = OutputLayerWeights(
+            embedding, biases, vocabulary.never_sampled_indices().to(device), embedding.detach()
+        )
         gamma = torch.full((*shape, len(depths)), 1 / len(depths), device=device).requires_grad_()
         originals = torch.randint(vocabulary.num_tokens, shape, device=device)
         return cls([leaf(*shape, width) for _ in depths], gamma, originals, weights)

@@ -152,7 +152,7 @@ class AmosModel(PretrainingModel):
         gamma = self.mixture(features)
         prediction = self.predict_and_sample(hidden, gamma, originals)
         corrupted = replace_positions(tokens, masked_positions, prediction.sampled, masked_weights)
-        embeddings = self.embed_tokens(corrupted)
+        embeddings = self.encoder_embedding(corrupted)
         if prediction.adversarial_term is not None:
             embeddings = add_at_positions(embeddings, masked_positions, prediction.adversarial_term, masked_weights)
         states = self.discriminator(embeddings, padding_mask)[-1]
@@ -177,7 +177,7 @@ class AmosModel(PretrainingModel):
             return None
         inputs = corrupted.gather(1, masked_positions)
         states = gather_positions(states, masked_positions)
-        return self.token_prediction(states, self.embed_tokens.weight, inputs, originals, masked_weights)
+        return self.token_prediction(states, self.encoder_embedding.weight, inputs, originals, masked_weights)
 
     def generate(
         self, masked_tokens: Tensor, masked_positions: Tensor, padding_mask: Tensor | None
@@ -216,7 +216,13 @@ class AmosModel(PretrainingModel):
             originals: [B,M] int64.
         """
         biases = torch.stack([head.bias for head in self.mlm_heads])
-        weights = OutputLayerWeights(self.embed_tokens.weight, biases, self.never_sampled_indices, self.with_triton)
+        weights = OutputLayerWeights(
+            self.embed_tokens.weight,
+            biases,
+            self.never_sampled_indices,
+            self.encoder_embedding.weight.detach(),
+            self.with_triton,
+        )
         predict = predict_chunked if self.is_fast else predict_reference
         return predict(hidden, gamma, originals, weights, self.adversary if torch.is_grad_enabled() else None)
 

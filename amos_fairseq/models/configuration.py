@@ -221,6 +221,13 @@ class DetectorConfig(EncoderConfig):
             "help": "start the bias of the detection head at the logit of the fraction of masked tokens instead of 0"
         },
     )
+    disentangled_embeddings: bool = field(
+        default=False,
+        metadata={
+            "help": "give the discriminator the generator's token embeddings plus a difference, and let it train only this "
+            "(gradient-disentangled embedding sharing, DeBERTaV3); off: both train the same embeddings"
+        },
+    )
     discriminator_lr_scale: float = field(
         default=1.0,
         metadata={

@@ -216,7 +216,7 @@ class ElectraModel(SingleMlmModel):
             features = self.encode_masked(masked_tokens, masked_positions, padding_mask)
         generated = self.predict_and_sample(features, originals)
         corrupted = replace_positions(tokens, masked_positions, generated.sampled, masked_weights)
-        states = self.discriminator(self.embed_tokens(corrupted), padding_mask)[-1]
+        states = self.discriminator(self.encoder_embedding(corrupted), padding_mask)[-1]
         predictions = None
         if self.token_prediction is not None:
             predictions = self.predict(states, corrupted, tokens, masked_positions, masked_weights)
@@ -312,7 +312,7 @@ class ElectraModel(SingleMlmModel):
         else:
             states, weights = gather_positions(states, masked_positions), masked_weights
             tokens, corrupted = tokens.gather(1, masked_positions), corrupted.gather(1, masked_positions)
-        return self.token_prediction(states, self.embed_tokens.weight, corrupted, tokens, weights)
+        return self.token_prediction(states, self.encoder_embedding.weight, corrupted, tokens, weights)
 
     @torch.no_grad()
     def predict_logits(
@@ -414,6 +414,11 @@ def check_settings(cfg: ElectraConfig) -> None:
     if cfg.share_weights == "all" and cfg.discriminator_lr_scale != 1:
         raise ValueError(
             "--discriminator-lr-scale with --share-weights all has no layers of the discriminator alone: give 1"
+        )
+    if cfg.disentangled_embeddings and (cfg.share_weights != "embeddings" or cfg.generator != "masked_lm"):
+        raise ValueError(
+            "--disentangled-embeddings needs a generator that shares its embeddings: give --generator masked_lm "
+            "--share-weights embeddings, or leave it out"
         )
     if cfg.second_stage_start == "random" and not cfg.frozen_generator:
         raise ValueError("--second-stage-start random has no meaning without --frozen-generator: leave it out")

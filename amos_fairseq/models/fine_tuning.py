@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 ENCODER_IN_PRETRAINING = ("discriminator.", "transformer.")
 ENCODER = "encoder."
 EMBEDDING = "embed_tokens."
+# What the discriminator adds to the generator's embeddings, in a model with disentangled embeddings.
+DELTA = "disentangled_embedding.delta.weight"
 # Name of the head for texts, fairseq's own in ``sentence_prediction``.
 TEXT_HEAD = "sentence_classification_head"
 MIXTURE = "layer_mixture."
@@ -75,6 +77,11 @@ class FineTunedModel(BaseFairseqModel):
         self.tagging_head: TaggingHead | None = None
         self._initialize(self)
         mark_layer_depths(self)
+
+    @property
+    def encoder_embedding(self) -> nn.Embedding:
+        """The token embeddings of ``encoder``."""
+        return self.embed_tokens
 
     @staticmethod
     def final_encoder_config(cfg: EncoderConfig) -> TransformerConfig:
@@ -231,6 +238,9 @@ class FineTunedModel(BaseFairseqModel):
         """Rename the encoder of a pretraining model, in place, and remove its generator and heads."""
         if not any(key.startswith(ENCODER_IN_PRETRAINING) for key in state_dict):
             return
+        if DELTA in state_dict:
+            table = f"{EMBEDDING}weight"
+            state_dict[table] = state_dict[table] + state_dict.pop(DELTA)
         dropped = set()
         for key in list(state_dict):
             if key.startswith(ENCODER_IN_PRETRAINING):

@@ -22,7 +22,8 @@ from amos_fairseq.models.configuration import (
     PaddedVocabulary,
     embedding_width,
 )
-from amos_fairseq.models.fine_tuning import FineTunedModel
+from amos_fairseq.models.fine_tuning import DELTA, FineTunedModel
+from amos_fairseq.modules.disentangled_embedding import DisentangledEmbedding
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.heads import MlmHead, TokenPrediction
 from amos_fairseq.modules.initialization import initialize, mark_lr_scale, mark_undecayed
@@ -41,7 +42,7 @@ class PretrainingTask(Protocol):
 
 
 class PretrainingModel(BaseFairseqModel, abc.ABC):
-    """A model that is pretrained on masked blocks. After pretraining, users need ``encoder`` and ``embed_tokens``.
+    """A model that is pretrained on masked blocks. After pretraining, users need ``encoder`` and ``encoder_embedding``.
 
     A subclass adds its modules and then calls :meth:`initialize`.
 
@@ -64,6 +65,8 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         self.cfg = cfg
         self.vocabulary = vocabulary
         self.embed_tokens = vocabulary.embedding(embedding_width(cfg))
+        is_disentangled = getattr(cfg, "disentangled_embeddings", False)
+        self.disentangled_embedding = DisentangledEmbedding(self.embed_tokens) if is_disentangled else None
         # The mask is looked up by token id, the indices select columns of logits.
         self.register_buffer("never_sampled_mask", vocabulary.never_sampled_mask(), persistent=False)
         self.register_buffer("never_sampled_indices", vocabulary.never_sampled_indices(), persistent=False)
@@ -107,6 +110,8 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
     def initialize(self) -> None:
         """Set the initial values of all parameters, and mark those without weight decay."""
         initialize(self, self.cfg.init_std, self.cfg.linear_init_std)
+        if self.disentangled_embedding is not None:
+            self.disentangled_embedding.initialize()
         mark_undecayed(self, also=("relative_position",))
         lr_scale = getattr(self.cfg, "discriminator_lr_scale", 1.0)
         if lr_scale != 1:
@@ -133,6 +138,11 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
     @abc.abstractmethod
     def encoder(self) -> TransformerEncoder:
         """The encoder that is fine-tuned, exported and loaded."""
+
+    @property
+    def encoder_embedding(self) -> nn.Embedding | DisentangledEmbedding:
+        """The token embeddings of ``encoder``, with its table as ``weight`` [V,E]."""
+        return self.embed_tokens if self.disentangled_embedding is None else self.disentangled_embedding
 
     @property
     @abc.abstractmethod
@@ -195,7 +205,7 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
 
     def extract_features(self, tokens: Tensor) -> Tensor:
         """Compute the hidden states of the encoder's last layer: [B,T] int64 -> [B,T,D]."""
-        return self.encoder(self.embed_tokens(tokens), tokens.eq(self.vocabulary.pad))[-1]
+        return self.encoder(self.encoder_embedding(tokens), tokens.eq(self.vocabulary.pad))[-1]
 
     @abc.abstractmethod
     def predict_logits(
@@ -208,6 +218,12 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         Returns:
             Logits [K,B,M,V] float32 before special tokens are excluded, and mixture weights [B,M,K].
         """
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
+        """Prepare weights to be loaded: those of a model with plainly shared embeddings have a difference of 0."""
+        super().upgrade_state_dict_named(state_dict, name)
+        if self.disentangled_embedding is not None:
+            state_dict.setdefault(DELTA, torch.zeros_like(self.disentangled_embedding.delta.weight))
 
     def max_positions(self) -> int:
         return self.cfg.max_positions

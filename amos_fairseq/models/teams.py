@@ -282,7 +282,7 @@ class TeamsModel(SingleMlmModel):
         With a single task both are the same tensor. With ``selected`` [B,M] int64 the states of multi-word selection are
         computed at these positions alone: [B,M,D].
         """
-        embeddings = self.embed_tokens(corrupted)
+        embeddings = self.encoder_embedding(corrupted)
         if self.rtd_ffn is not None:
             states = self.discriminator(embeddings, padding_mask)[-1]
             mws_states = self.mws_ffn(states)
@@ -302,7 +302,7 @@ class TeamsModel(SingleMlmModel):
         [B,M,D] states, [B,M,1+K] int64 candidates -> [B,M,1+K] float32.
         """
         hidden = self.mws_head(states)  # [B,M,E]
-        return torch.einsum("bme,bmke->bmk", hidden, self.embed_tokens(candidates)).float()
+        return torch.einsum("bme,bmke->bmk", hidden, self.encoder_embedding(candidates)).float()
 
 
 def check_settings(cfg: TeamsConfig, num_samplable: int) -> None:

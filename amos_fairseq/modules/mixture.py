@@ -132,15 +132,17 @@ class OutputLayerWeights:
     """The output layer and the tokens that are never sampled.
 
     Attributes:
-        embedding: [V,E].
+        embedding: [V,E], of the output layer.
         biases: [1 or K,V].
         never_sampled: int64 ids of these tokens.
+        sampled_embedding: [V,E], with which the discriminator reads a sampled token, without a gradient.
         with_triton: run the chunks in Triton, see :func:`amos_fairseq.functional.output_layer.runs_in_triton`.
     """
 
     embedding: Tensor
     biases: Tensor
     never_sampled: Tensor
+    sampled_embedding: Tensor
     with_triton: bool = False
 
 
@@ -190,7 +192,7 @@ def sample_reference(
     sampled = gumbel_max(logits, noise)
     if adversary is None:
         return sampled, None
-    return sampled, adversarial_term(logits, noise, adversary.temperature, weights.embedding)
+    return sampled, adversarial_term(logits, noise, adversary.temperature, weights.sampled_embedding)
 
 
 def predict_chunked(
@@ -221,7 +223,13 @@ def predict_chunked(
         return MixturePrediction(nll, correct, sampled)
     entries, mass = TopEntries(*samples[1:4]), samples[4]
     term = truncated_adversarial_term(
-        entries, states, flat_gamma, weights.embedding, adversary.temperature, adversary.hidden_gradient
+        entries,
+        states,
+        flat_gamma,
+        weights.embedding,
+        weights.sampled_embedding,
+        adversary.temperature,
+        adversary.hidden_gradient,
     )
     return MixturePrediction(nll, correct, sampled, term.unflatten(0, shape), mass)
 

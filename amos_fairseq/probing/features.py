@@ -50,7 +50,7 @@ class ProbedPart:
     """
 
     name: str
-    embed_tokens: nn.Embedding
+    embed_tokens: nn.Module
     layers: dict[int, tuple[TransformerEncoder, int]]
     default_layers: list[int]
 
@@ -94,12 +94,12 @@ def parts_of(model: BaseFairseqModel) -> dict[str, ProbedPart]:
             parts.append(_part("generator", model.generator_embedding, model.mlm_encoder))
     elif isinstance(model, PretrainingModel) and hasattr(model, "discriminator"):
         main = "discriminator"
-    parts.append(_part(main, model.embed_tokens, model.encoder))
+    parts.append(_part(main, model.encoder_embedding, model.encoder))
     return {part.name: part for part in parts}
 
 
 def _part(
-    name: str, embed_tokens: nn.Embedding, encoder: TransformerEncoder, default_layers: list[int] | None = None
+    name: str, embed_tokens: nn.Module, encoder: TransformerEncoder, default_layers: list[int] | None = None
 ) -> ProbedPart:
     layers = {number: (encoder, number) for number in range(len(encoder.layers) + 1)}
     return ProbedPart(name, embed_tokens, layers, default_layers or [len(encoder.layers)])

@@ -424,7 +424,7 @@ def test_no_chunk_is_copied_to_float32_at_the_sizes_of_a_base_model(kernels) -> 
         hidden, embedding, bias = [leaf(B, M, width) for _ in range(K)], leaf(V, width), leaf(1, V)
         gamma, originals = leaf(B, M, K, of=torch.float32), torch.empty(B, M, dtype=torch.int64)
         unsampled = torch.empty(69, dtype=torch.int64)
-        rows = OutputLayerWeights(embedding, bias, unsampled, with_triton=True)
+        rows = OutputLayerWeights(embedding, bias, unsampled, embedding.detach(), with_triton=True)
         with LiveBytes() as live, Float32Tensors() as made:
             prediction = predict_chunked(hidden, gamma, originals, rows, Adversary(0.3, 0.0, 128))
             (prediction.nll.sum() + prediction.adversarial_term.float().sum()).backward()

@@ -24,7 +24,7 @@ def forward_and_backward(predict: Callable, dtype: torch.dtype, num_entries: int
         hidden, embedding, bias = [leaf(B, M, E) for _ in range(K)], leaf(V, E), leaf(1, V)
         gamma, originals = leaf(B, M, K, of=torch.float32), torch.empty(B, M, dtype=torch.int64)
         unsampled = torch.empty(69, dtype=torch.int64)
-        rows = OutputLayerWeights(embedding, bias, unsampled)
+        rows = OutputLayerWeights(embedding, bias, unsampled, embedding.detach())
         with LiveBytes() as live:
             predictions = predict(hidden, gamma, originals, rows, Adversary(0.3, 0.0, num_entries))
             (predictions.nll.sum() + predictions.adversarial_term.float().sum()).backward()

@@ -47,7 +47,9 @@ class Mixture:
         return TopEntries(rows, top_k.scores.double(), kept), scores - logits
 
     def truncated(self, entries: TopEntries, hidden_gradient: float) -> torch.Tensor:
-        return truncated_adversarial_term(entries, self.hidden, self.weights, self.embedding, TAU, hidden_gradient)
+        return truncated_adversarial_term(
+            entries, self.hidden, self.weights, self.embedding, self.embedding, TAU, hidden_gradient
+        )
 
     def gradients(self, residual: torch.Tensor) -> list[torch.Tensor]:
         found = torch.autograd.grad(residual, [self.scores, self.hidden], self.upstream, allow_unused=True)
@@ -121,12 +123,14 @@ def test_bfloat16_embeddings_keep_the_softmax_in_float32() -> None:
     mixture = Mixture(16, 300, 8, 1.0)
     entries, _ = mixture.entries(40)
     rounded, upstream = mixture.embedding.bfloat16(), mixture.upstream.bfloat16()
-    exact = truncated_adversarial_term(entries, mixture.hidden, mixture.weights, rounded.double(), TAU)
+    table = rounded.double()
+    exact = truncated_adversarial_term(entries, mixture.hidden, mixture.weights, table, table, TAU)
     mixture.upstream = upstream.double()
     (expected,) = mixture.gradients(exact)
     weights = mixture.scores.detach().float().requires_grad_()
     entries = TopEntries(entries.tokens, entries.scores.float(), entries.logits.float())
-    residual = truncated_adversarial_term(entries, mixture.hidden.bfloat16(), weights.softmax(-1), rounded, TAU)
+    gamma = weights.softmax(-1)
+    residual = truncated_adversarial_term(entries, mixture.hidden.bfloat16(), gamma, rounded, rounded, TAU)
     assert residual.dtype == torch.bfloat16
     residual.backward(upstream)
     assert (weights.grad.double() - expected).norm() < 2**-7 * expected.norm()

@@ -162,7 +162,7 @@ def print_output_layer(sizes: Sizes, device: torch.device) -> list[str]:
     gamma = torch.full((*positions, sizes.depths), 1 / sizes.depths, device=device).requires_grad_()
     originals = torch.randint(5, sizes.vocabulary, positions, device=device)
     unsampled = torch.arange(5, device=device)
-    rows = OutputLayerWeights(embedding, biases, unsampled)
+    rows = OutputLayerWeights(embedding, biases, unsampled, embedding.detach())
     adversary = Adversary(temperature=0.3, hidden_gradient=0.0, num_entries=sizes.samples)
     leaves = (*hidden, embedding, biases)
     all_leaves = (*leaves, gamma)
