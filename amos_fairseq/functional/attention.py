@@ -123,6 +123,9 @@ def choose_backend(
     cuda    others; heads with d % 8    any   math        not supported by any fused kernel
     other   any                         any   reference
 
+    Local attention in blocks (:mod:`amos_fairseq.functional.window_attention`) has a mask and follows the rows with a bias; on
+    a CPU it takes PyTorch's, because its queries and keys differ in number.
+
     Layers with attention dropout keep flash, as all of the base recipes do in training. cuDNN on Hopper takes 0.7 to 0.85 of
     the time of flash (https://arxiv.org/abs/2407.08608, figures 5 and 6, T = 512, d = 64; not run here). Its limits, and why
     the table leaves them out:

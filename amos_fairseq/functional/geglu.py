@@ -19,7 +19,7 @@ def geglu(states: Tensor, weight: Tensor) -> Tensor:
         weight: [2F,D], W_a above W_b.
     """
     if states.device.type == "cpu":
-        of_values, of_gates = weight.chunk(2)
-        return gelu(linear(states, of_values)) * linear(states, of_gates)
-    values, gates = linear(states, weight).chunk(2, dim=-1)
-    return gelu(values) * gates
+        weight_a, weight_b = weight.chunk(2)
+        return gelu(linear(states, weight_a)) * linear(states, weight_b)
+    a, b = linear(states, weight).chunk(2, dim=-1)
+    return gelu(a) * b

@@ -341,7 +341,11 @@ def global_every(config: "PretrainedConfig") -> int | None:
 
 def rope_parameters(config: "PretrainedConfig") -> dict[str, dict[str, Any]]:
     """Return the settings of the rotary positions of a ModernBERT for both kinds of layers."""
-    if (parameters := getattr(config, "rope_parameters", None)) is not None:
-        return parameters
-    thetas = {GLOBAL: config.global_rope_theta, LOCAL: config.local_rope_theta or config.global_rope_theta}
-    return {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()}
+    parameters = getattr(config, "rope_parameters", None)
+    if parameters is None:  # transformers 4
+        thetas = {GLOBAL: config.global_rope_theta, LOCAL: config.local_rope_theta}
+        parameters = {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()}
+    local = dict(parameters[LOCAL])
+    if local.get("rope_theta") is None:  # null: as in global layers
+        local["rope_theta"] = parameters[GLOBAL].get("rope_theta")
+    return parameters | {LOCAL: local}

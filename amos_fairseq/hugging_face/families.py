@@ -28,10 +28,8 @@ class PartKind(Enum):
 
     ENCODER = "encoder", ""
     MASKED_LM = "masked_lm", "ForMaskedLM"
-    DETECTION = (
-        "detection",
-        "ForTokenClassification",
-    )  # of AMOS, and of ModernBERT: the head is that of token classification
+    # Of AMOS, and of all objectives on ModernBERT: the head is that of token classification.
+    DETECTION = "detection", "ForTokenClassification"
     PRETRAINING = "pretraining", "ForPreTraining"  # ELECTRA: dense, gelu, linear
     ENERGY = "energy", "ForPreTraining"  # Electric: the same layers with another meaning
     SEQUENCE_CLASSIFICATION = "sequence_classification", "ForSequenceClassification"

@@ -118,9 +118,8 @@ class Folder:
     def has_head(self, part: PartKind) -> bool:
         """Return whether the weights include this head, or some of its weights."""
         heads = FAMILIES[self.family].heads
-        in_all = set.intersection(
-            *({row.theirs for row in rows} for rows in heads.values())
-        )  # as ModernBERT's first layer
+        # The dense layer and LayerNorm with which every head of ModernBERT begins.
+        in_all = set.intersection(*({row.theirs for row in rows} for rows in heads.values()))
         prefixes = {str(row.theirs).removesuffix("*") for row in heads[part] if row.theirs not in in_all}
         return any(name.startswith(prefix) for name in self.weights for prefix in prefixes)
 
@@ -249,6 +248,8 @@ def _unsupported_modern_setting(config: "PretrainedConfig") -> str | None:
     for name in ("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"):
         if getattr(config, name):
             return f"{name} is {reprlib.repr(getattr(config, name))}, not false"
+    if not config.decoder_bias:
+        return "decoder_bias is false, not true"
     if global_every(config) is None:
         return "layer_types do not repeat: every n-th layer, from the first on, must be full_attention"
     for kind, rope in rope_parameters(config).items():
@@ -258,8 +259,8 @@ def _unsupported_modern_setting(config: "PretrainedConfig") -> str | None:
             finite_number(rope.get("rope_theta"), 1, LARGEST_SIZE)
         except ValueError:
             return f"rope_theta of {kind} is {reprlib.repr(rope.get('rope_theta'))}, not a number from 1 on"
-    if config.local_attention % 2:
-        return f"local_attention is {config.local_attention}, an odd number"
+    if config.local_attention < 2 or config.local_attention % 2:
+        return f"local_attention is {config.local_attention}, not an even number from 2 on"
     return None
 
 

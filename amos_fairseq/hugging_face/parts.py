@@ -317,8 +317,8 @@ def _check_modern(kind: PartKind, projected: bool) -> None:
     """Raise :class:`UserError` if ModernBERT has no class for a part on its encoder."""
     if projected:
         raise UserError(
-            "Hugging Face's ModernBERT has no embeddings of another width than the encoder's, as a generator that is narrower "
-            "than its discriminator has them: export the discriminator or the encoder"
+            "Hugging Face's ModernBERT needs embeddings as wide as the encoder, and this generator is narrower than its "
+            "discriminator: export the discriminator or the encoder"
         )
     if kind == PartKind.ENERGY:
         raise UserError(

@@ -25,7 +25,14 @@ from amos_fairseq.measure.measurement import (
 )
 from amos_fairseq.measure.micro_benchmarks import all_micro_benchmarks, time_micro_benchmark
 from amos_fairseq.measure.step_profile import shares_of_parts
-from amos_fairseq.models.configuration import MODERN, MODERN_ARCH, MODERN_SIZES, SIZES, PaddedVocabulary
+from amos_fairseq.models.configuration import (
+    MODERN,
+    MODERN_ARCH,
+    MODERN_SIZES,
+    SIZE_SETTINGS,
+    SIZES,
+    PaddedVocabulary,
+)
 from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
 
 PROFILED_STEPS = 2
@@ -45,9 +52,12 @@ PLAIN_ELECTRA = {
     "model.adversarial": False,
     "model.frozen_generator": False,
     "model.main_objective": "detection",
+    "model.disentangled_embeddings": False,
     "criterion.detection_positions": "all",
 }
 PLAIN_MLM = {"model.relative_position_scheme": "none"}
+# Hugging Face's ModernBERT drops nothing where the layers add to their sum.
+PLAIN_MODERN = {"model.dropout": 0.0}
 PLAIN = {"model.activation_dropout": 0.0, "optimizer._name": "grouped_adam"}
 # Settings that an ELECTRA recipe copies from the recipe of another objective when it becomes its peer.
 COPIED = (
@@ -242,7 +252,8 @@ def comparable_setup(setup: BenchSetup) -> tuple[BenchSetup, str]:
     """
     objective = setup.cfg.criterion._name
     if objective in ("electra", "mlm"):
-        check_supported(setup.cfg, PLAIN_ELECTRA if objective == "electra" else PLAIN_MLM)
+        plain = PLAIN_ELECTRA if objective == "electra" else PLAIN_MLM
+        check_supported(setup.cfg, plain | (PLAIN_MODERN if setup.cfg.model.encoder == MODERN else {}))
         return setup, ""
     cfg = electra_of_equal_size(setup.cfg)
     check_supported(cfg, PLAIN_ELECTRA)
@@ -267,9 +278,8 @@ def electra_of_equal_size(cfg: DictConfig) -> DictConfig:
     """Return the ELECTRA recipe with the same encoder, and the batch, length, embedding width and dropout of ``cfg``."""
     modern = {f"{MODERN_ARCH}_{size}": values for size, values in MODERN_SIZES.items()}
     sizes = modern if cfg.model.encoder == MODERN else SIZES
-    compared = SIZES["base"]  # the names of the sizes
     for size, values in sizes.items():
-        if all(cfg.model[name] == values[name] for name in compared):
+        if all(cfg.model[name] == values[name] for name in SIZE_SETTINGS):
             electra = compose_recipe(f"electra_{size}")
             break
     else:

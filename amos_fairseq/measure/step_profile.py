@@ -24,7 +24,7 @@ from amos_fairseq.modules.bert_encoder import BertLayer, SelfAttention
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.heads import DetectionHead, EmbeddingHead
 from amos_fairseq.modules.mixture import MixtureWeights
-from amos_fairseq.modules.modern_encoder import ModernBertLayer, RotaryAttention
+from amos_fairseq.modules.modern_encoder import FinalNorm, ModernBertLayer, RotaryAttention
 from amos_fairseq.modules.relative_position import RelativePositionBias
 
 PREFIX = "part: "
@@ -40,6 +40,7 @@ PART_OF_MODULE: tuple[tuple[type[nn.Module], str], ...] = (
     (RotaryAttention, ATTENTION),
     (BertLayer, FFN),
     (ModernBertLayer, FFN),
+    (FinalNorm, FFN),
     (TransformerEncoder, EMBEDDINGS),
     (nn.Embedding, EMBEDDINGS),
     (EmbeddingHead, HEADS),

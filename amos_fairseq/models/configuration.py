@@ -30,13 +30,9 @@ from amos_fairseq.special_tokens import special_ids
 
 # base: AMOS section 4 (BERT-base). small and large: thesis Table 5.1. tiny and mini: ours, the smallest that visibly
 # learns on two cores, and one for hours on a laptop.
+SIZE_SETTINGS = ("encoder_layers", "encoder_embed_dim", "encoder_ffn_embed_dim", "encoder_attention_heads")
 SIZES = {
-    size: {
-        "encoder_layers": layers,
-        "encoder_embed_dim": width,
-        "encoder_ffn_embed_dim": 4 * width,
-        "encoder_attention_heads": heads,
-    }
+    size: dict(zip(SIZE_SETTINGS, (layers, width, 4 * width, heads), strict=True))
     for size, layers, width, heads in (
         ("tiny", 2, 64, 2),
         ("mini", 6, 128, 4),
@@ -62,18 +58,12 @@ MODERN_SETTINGS = {
 # base and large: the released models of Warner et al. (2024). small: that of Weller et al. (2025) with 32 million parameters,
 # the nearest to the cost of the other small models. mini: ours, with width, depth and number of weights of the other minis.
 MODERN_SIZES = {
-    size: {
-        "encoder_layers": layers,
-        "encoder_embed_dim": width,
-        "encoder_ffn_embed_dim": ffn_width,
-        "encoder_attention_heads": heads,
-        **MODERN_SETTINGS,
-    }
-    for size, layers, width, ffn_width, heads in (
-        ("mini", 6, 128, 344, 4),
-        ("small", 10, 384, 576, 6),
-        ("base", 22, 768, 1152, 12),
-        ("large", 28, 1024, 2624, 16),
+    size: dict(zip(SIZE_SETTINGS, numbers, strict=True)) | MODERN_SETTINGS
+    for size, numbers in (
+        ("mini", (6, 128, 344, 4)),
+        ("small", (10, 384, 576, 6)),
+        ("base", (22, 768, 1152, 12)),
+        ("large", (28, 1024, 2624, 16)),
     )
 }
 # What the mini models of all objectives have besides, as MINI.
@@ -316,6 +306,7 @@ def transformer_config(
             global_theta=cfg.global_rope_theta,
             local_theta=cfg.local_rope_theta,
         )
+    check_bert(cfg)
     return BertEncoderConfig(
         **common,
         position_scheme=str(cfg.relative_position_scheme),
@@ -323,6 +314,17 @@ def transformer_config(
         position_max_distance=cfg.relative_position_max_distance,
         num_token_types=cfg.token_types,
     )
+
+
+def check_bert(cfg: EncoderConfig) -> None:
+    """Raise ValueError for settings of ModernBERT's encoder, which BERT's does not have."""
+    for name in ("global_attention_every", "local_attention", "global_rope_theta", "local_rope_theta"):
+        default = EncoderConfig.__dataclass_fields__[name].default
+        if (value := getattr(cfg, name)) != default:
+            raise ValueError(
+                f"--{name.replace('_', '-')} {value:g} has no meaning with --encoder {BERT}: leave it out, or give --encoder "
+                f"{MODERN}"
+            )
 
 
 def check_modern(cfg: EncoderConfig) -> None:
@@ -334,6 +336,10 @@ def check_modern(cfg: EncoderConfig) -> None:
         )
     if cfg.token_types:
         raise ValueError(f"--encoder {MODERN} has no token types: leave --token-types out")
+    if embedding_width(cfg) != cfg.encoder_embed_dim:
+        raise ValueError(
+            f"--encoder {MODERN} needs token embeddings as wide as the encoder: leave --embedding-dim {cfg.embedding_dim} out"
+        )
     if cfg.local_attention % 2:
         raise ValueError(
             f"--local-attention {cfg.local_attention} is odd: give an even number, half of it on each side of a token"
@@ -345,10 +351,15 @@ def check_modern(cfg: EncoderConfig) -> None:
         )
 
 
+def has_biases(cfg: EncoderConfig) -> bool:
+    """Return whether the linear layers and LayerNorms of heads have biases, as on BERT's encoder."""
+    return cfg.encoder != MODERN
+
+
 def make_transform(cfg: EncoderConfig) -> EmbeddingHead | None:
     """Return the module between an encoder and the output layer of a head for fine-tuning: ModernBERT's, or None for BERT's."""
     width = cfg.encoder_embed_dim
-    return EmbeddingHead(width, width, cfg.layer_norm_eps, has_biases=False) if cfg.encoder == MODERN else None
+    return None if has_biases(cfg) else EmbeddingHead(width, width, cfg.layer_norm_eps, has_biases=False)
 
 
 def make_detection_head(cfg: EncoderConfig, of_bert: type[DetectionHead]) -> DetectionHead:

@@ -16,11 +16,11 @@ from torch.nn.functional import linear
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.output_layer import Sampler, cross_entropy, output_layer, runs_in_triton
 from amos_fairseq.models.configuration import (
-    MODERN,
     OF_FINE_TUNING,
     EncoderConfig,
     PaddedVocabulary,
     embedding_width,
+    has_biases,
 )
 from amos_fairseq.models.fine_tuning import DELTA, FineTunedModel
 from amos_fairseq.modules.disentangled_embedding import DisentangledEmbedding
@@ -98,7 +98,7 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
             embedding_width(cfg),
             self.vocabulary.padded_size,
             cfg.layer_norm_eps,
-            has_biases=cfg.encoder != MODERN,
+            has_biases(cfg),
         )
 
     def make_token_prediction(self, copies: bool = False) -> TokenPrediction:

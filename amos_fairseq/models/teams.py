@@ -23,6 +23,7 @@ from amos_fairseq.models.configuration import (
     DetectorConfig,
     PaddedVocabulary,
     embedding_width,
+    has_biases,
     make_detection_head,
     register_sizes,
     transformer_config,
@@ -185,8 +186,7 @@ class TeamsModel(SingleMlmModel):
         self.mlm_head = self.make_mlm_head(width)
         self.mws_head = None
         if "mws" in self.tasks:
-            has_biases = cfg.encoder != MODERN
-            self.mws_head = EmbeddingHead(width, embedding_width(cfg), cfg.layer_norm_eps, has_biases)
+            self.mws_head = EmbeddingHead(width, embedding_width(cfg), cfg.layer_norm_eps, has_biases(cfg))
         self.detection_head = make_detection_head(cfg, DetectionHead) if "rtd" in self.tasks else None
         self.rtd_layer = self.mws_ffn = self.rtd_ffn = None
         if len(self.tasks) == 2 and cfg.task_heads == "ffn":

@@ -21,7 +21,13 @@ from amos_fairseq.functional.attention import (
     toeplitz_attention,
 )
 from amos_fairseq.functional.positions import gather_positions
-from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder, check_heads, make_dropout
+from amos_fairseq.modules.encoder import (
+    TransformerConfig,
+    TransformerEncoder,
+    TransformerLayer,
+    check_heads,
+    make_dropout,
+)
 from amos_fairseq.modules.relative_position import RelativePositionBias
 
 Bias = AttentionBias | ToeplitzBias
@@ -88,7 +94,7 @@ class SelfAttention(nn.Module):
         return self.output(attended if positions is None else gather_positions(attended, positions))
 
 
-class BertLayer(nn.Module):
+class BertLayer(TransformerLayer):
     """Attention and feed-forward network, each followed by dropout, residual connection and LayerNorm (post-LayerNorm)."""
 
     def __init__(self, shape: BertEncoderConfig):

@@ -23,7 +23,7 @@ from amos_fairseq.functional.positions import gather_positions
 MAX_GRAPHS = 64
 
 # layer, its input [B,T,D], what its kind of attention needs, positions [B,M] or None -> [B,T,D] or [B,M,D]
-LayerCall = Callable[[nn.Module, Tensor, Any, Tensor | None], Tensor]
+LayerCall = Callable[["TransformerLayer", Tensor, Any, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,14 @@ def check_heads(width: int, num_heads: int) -> None:
         raise ValueError(f"the width {width} must be a multiple of the number of attention heads {num_heads}")
 
 
-def call_layer(layer: nn.Module, states: Tensor, context: Any, positions: Tensor | None = None) -> Tensor:
+class TransformerLayer(nn.Module):
+    """A layer of an encoder, called with its input, the result of ``attention_context()`` of the encoder, and positions."""
+
+    def initialize(self, std: float) -> None:
+        """Set initial values of linear layers that differ from BERT's, N(0, ``std``); biases are 0 already."""
+
+
+def call_layer(layer: TransformerLayer, states: Tensor, context: Any, positions: Tensor | None = None) -> Tensor:
     """Call a layer of an encoder."""
     return layer(states, context, positions)
 
@@ -99,9 +106,10 @@ def compiled_call() -> LayerCall:
     Layers of one shape share the result; a graph of the whole model would take as many times longer to compile as there are
     layers. The operations outside of the layers (sampling, the output layer) choose their own memory and kernels.
 
-    An AMOS model has eight kinds: layers of the generator, those whose input is detached, the last one, which computes only
-    some positions, and layers of the discriminator, each with and without padding in the batch. From the second batch size on,
-    sizes are variables, which makes eight more.
+    An AMOS model on BERT's encoder has eight kinds: layers of the generator, those whose input is detached, the last one, which
+    computes only some positions, and layers of the discriminator, each with and without padding in the batch. From the second
+    batch size on, sizes are variables, which makes eight more. On ModernBERT's encoder the first layer, local and global layers
+    are kinds of their own.
     """
     config = torch._dynamo.config
     name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"  # its name up to PyTorch 2.6
@@ -149,7 +157,7 @@ class TransformerEncoder(nn.Module, abc.ABC):
 
     Attributes:
         shape: sizes and settings.
-        layers: one module for each layer; called with its input, :meth:`attention_context` and positions.
+        layers: of :class:`TransformerLayer`, the first one nearest to the input.
         final_norm: see :class:`LayerOutputs`.
         is_compiled: run layers through torch.compile where a gradient is required, that is, in training.
     """
@@ -165,7 +173,7 @@ class TransformerEncoder(nn.Module, abc.ABC):
         self.final_norm = None
 
     @abc.abstractmethod
-    def new_layer(self, number: int) -> nn.Module:
+    def new_layer(self, number: int) -> TransformerLayer:
         """Return a new layer like the layer ``number``, counted from 1."""
 
     @abc.abstractmethod
@@ -183,9 +191,6 @@ class TransformerEncoder(nn.Module, abc.ABC):
     @abc.abstractmethod
     def share_input(self, other: "TransformerEncoder") -> None:
         """Use everything of ``other``, of the same width, but its layers and final LayerNorm."""
-
-    def initialize(self, std: float) -> None:
-        """Set initial values of linear layers that differ from BERT's, N(0, ``std``); biases are 0 already."""
 
     @property
     def parts_above_embeddings(self) -> list[nn.Module]:
@@ -225,7 +230,9 @@ class TransformerEncoder(nn.Module, abc.ABC):
             outputs[-1] = gather_positions(outputs[-1], last_positions)
         return LayerOutputs(outputs, self.final_norm)
 
-    def run_layer(self, layer: nn.Module, states: Tensor, context: Any, positions: Tensor | None = None) -> Tensor:
+    def run_layer(
+        self, layer: TransformerLayer, states: Tensor, context: Any, positions: Tensor | None = None
+    ) -> Tensor:
         """Call ``layer``, one of this encoder's or another one of its shape, compiled or checkpointed as configured."""
         if not torch.is_grad_enabled():  # validation batches differ in shape: each would be compiled separately
             return layer(states, context, positions)
@@ -242,7 +249,7 @@ def share_bottom(encoder: TransformerEncoder, owner: TransformerEncoder, num_lay
         encoder.layers[number] = owner.layers[number]
 
 
-def with_layers(encoder: TransformerEncoder, layers: Iterable[nn.Module]) -> TransformerEncoder:
+def with_layers(encoder: TransformerEncoder, layers: Iterable[TransformerLayer]) -> TransformerEncoder:
     """Return a view of ``encoder`` with these layers. Nothing is copied: both share the same parameters."""
     view = copy.copy(encoder)
     view._modules = {**encoder._modules, "layers": nn.ModuleList(layers)}

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from amos_fairseq.modules.encoder import TransformerEncoder
+from amos_fairseq.modules.encoder import TransformerLayer
 
 
 class ParameterGroup(NamedTuple):
@@ -35,7 +35,7 @@ def parameter_group(parameter: nn.Parameter) -> ParameterGroup:
 def initialize(model: nn.Module, std: float, linear_std: float) -> None:
     """Set BERT's initial values: weights N(0, std), biases 0, LayerNorm 1 and 0, padding embedding 0.
 
-    Encoders with values of their own then set these (:meth:`~amos_fairseq.modules.encoder.TransformerEncoder.initialize`).
+    The layers of ModernBERT then set the weights of their linear layers as its authors do; embeddings and heads keep BERT's.
     ``linear_std`` is for the weights of linear layers: at width 64, post-LayerNorm with 0.02 stays on the unigram plateau.
     """
     for module in model.modules():
@@ -48,7 +48,7 @@ def initialize(model: nn.Module, std: float, linear_std: float) -> None:
             if module.padding_idx is not None:
                 nn.init.zeros_(module.weight.data[module.padding_idx])
     for module in model.modules():
-        if isinstance(module, TransformerEncoder):
+        if isinstance(module, TransformerLayer):
             module.initialize(linear_std)
 
 

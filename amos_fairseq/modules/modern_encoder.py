@@ -23,7 +23,7 @@ from amos_fairseq.functional.geglu import geglu
 from amos_fairseq.functional.positions import gather_positions
 from amos_fairseq.functional.rotary import Rotation, rotate_queries_and_keys, rotation
 from amos_fairseq.functional.window_attention import block_mask, runs_in_blocks, window_attention
-from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder, make_dropout
+from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder, TransformerLayer, make_dropout
 
 # Initial values are drawn again beyond this number of standard deviations (initializer_cutoff_factor of the released models).
 CUTOFF = 2.0
@@ -95,7 +95,7 @@ class RotaryAttention(nn.Module):
         return self.output(attended if positions is None else gather_positions(attended, positions))
 
 
-class ModernBertLayer(nn.Module):
+class ModernBertLayer(TransformerLayer):
     """x + attention(LayerNorm(x)), then x + W_o geglu(LayerNorm(x)).
 
     Args:
@@ -106,6 +106,7 @@ class ModernBertLayer(nn.Module):
 
     def __init__(self, shape: ModernBertEncoderConfig, number: int):
         super().__init__()
+        self.num_layers = shape.num_layers
         has_normed_input = number == 1 and not shape.is_projected
         self.attention_norm = nn.Identity() if has_normed_input else layer_norm(shape.width, shape)
         self.attention = RotaryAttention(shape, shape.is_global(number))
@@ -114,6 +115,17 @@ class ModernBertLayer(nn.Module):
         self.ffn_out = nn.Linear(shape.ffn_width, shape.width, bias=False)
         self.activation_dropout = make_dropout(shape.activation_dropout, shape.kernels)
         self.dropout = make_dropout(shape.dropout, shape.kernels)
+
+    def initialize(self, std: float) -> None:
+        """Set the initial weights of linear layers as the authors' code does for its base model.
+
+        N(0, std), drawn again beyond 2 std; std is divided by sqrt(2 L) in the layers that add to the sum, of which there are 2
+        L (``full_megatron`` of https://github.com/AnswerDotAI/ModernBERT).
+        """
+        for linear in (self.attention.query_key_value, self.ffn_in):
+            truncated_normal_(linear.weight, std)
+        for linear in (self.attention.output, self.ffn_out):
+            truncated_normal_(linear.weight, std / math.sqrt(2 * self.num_layers))
 
     def forward(self, states: Tensor, context: ModernContext, positions: Tensor | None = None) -> Tensor:
         """[B,T,D] -> [B,T,D], or [B,M,D] at ``positions`` [B,M] int64."""
@@ -126,6 +138,10 @@ class ModernBertLayer(nn.Module):
 
 def layer_norm(width: int, shape: ModernBertEncoderConfig) -> nn.LayerNorm:
     return nn.LayerNorm(width, shape.layer_norm_eps, bias=False)
+
+
+class FinalNorm(nn.LayerNorm):
+    """The LayerNorm between the layers and the heads; it runs outside of the encoder, where a head reads a layer."""
 
 
 class ModernBertEncoder(TransformerEncoder):
@@ -142,7 +158,7 @@ class ModernBertEncoder(TransformerEncoder):
         self.dropout = make_dropout(shape.dropout, shape.kernels)
         self.embedding_projection = nn.Linear(embedding_width, shape.width, bias=False) if shape.is_projected else None
         self.layers = nn.ModuleList(map(self.new_layer, range(1, shape.num_layers + 1)))
-        self.final_norm = layer_norm(shape.width, shape)
+        self.final_norm = FinalNorm(shape.width, shape.layer_norm_eps, bias=False)
 
     def new_layer(self, number: int) -> ModernBertLayer:
         """Return a new layer like the layer ``number``, counted from 1, which decides whether its attention is local."""
@@ -161,19 +177,6 @@ class ModernBertEncoder(TransformerEncoder):
     def parts_above_embeddings(self) -> list[nn.Module]:
         """The layers and the last LayerNorm."""
         return [self.layers, self.final_norm]
-
-    def initialize(self, std: float) -> None:
-        """Set the initial weights of linear layers as the authors' code does for its base model.
-
-        N(0, std), drawn again beyond 2 std; std is divided by sqrt(2 L) in the layers that add to the sum, of which there are 2
-        L (``full_megatron`` of https://github.com/AnswerDotAI/ModernBERT).
-        """
-        added_std = std / math.sqrt(2 * len(self.layers))
-        for layer in self.layers:
-            for linear in (layer.attention.query_key_value, layer.ffn_in):
-                truncated_normal_(linear.weight, std)
-            for linear in (layer.attention.output, layer.ffn_out):
-                truncated_normal_(linear.weight, added_std)
 
     def embed(self, embeddings: Tensor, token_types: Tensor | None) -> Tensor:
         """Compute the input of the first layer: [B,T,E] -> [B,T,D]. There are no token types."""
@@ -196,8 +199,8 @@ class ModernBertEncoder(TransformerEncoder):
         shape, length, device = self.shape, embeddings.size(1), embeddings.device
         angles = rotation(length, shape.width // shape.num_heads, theta, device)
         is_reference = shape.kernels == "reference"
-        if reach is not None and not is_reference and runs_in_blocks(length, reach):
-            blocks = block_mask(length, reach, padding_mask, shape.attends_to, device=device)
+        if reach is not None and not is_reference and runs_in_blocks(length, reach, device, embeddings.dtype):
+            blocks = block_mask(length, reach, padding_mask, shape.attends_to, len(embeddings), like=embeddings)
             return KindOfAttention(angles, AttentionBias(), blocks)
         masked = masked_pairs(length, padding_mask, shape.attends_to, reach, device=device)
         bias = AttentionBias(fixed=scores_of_masked_pairs(masked, embeddings.dtype))

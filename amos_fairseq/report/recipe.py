@@ -51,16 +51,19 @@ class ComparedSetting(NamedTuple):
 
 
 def paper_recipe(cfg: DictConfig) -> str | None:
-    """Return the name of the packaged recipe for the objective and width of a run; base for other widths.
+    """Return the name of the packaged recipe for the objective, encoder and width of a run; base for other widths.
+
+    That with BERT's encoder for an objective that has none with ModernBERT's.
 
     None for an objective that has none.
     """
-    width = cfg.model.encoder_embed_dim
-    size = SIZE_OF_WIDTH.get(width, "base")
+    width, objective, packaged = cfg.model.encoder_embed_dim, cfg.criterion._name, packaged_recipes()
     if cfg.model.get("encoder") == MODERN:
-        size = f"{MODERN_ARCH}_{MODERN_SIZE_OF_WIDTH.get(width, 'base')}"
-    name = f"{cfg.criterion._name}_{size}"
-    return name if name in packaged_recipes() else None
+        name = f"{objective}_{MODERN_ARCH}_{MODERN_SIZE_OF_WIDTH.get(width, 'base')}"
+        if name in packaged:
+            return name
+    name = f"{objective}_{SIZE_OF_WIDTH.get(width, 'base')}"
+    return name if name in packaged else None
 
 
 def compare_settings(cfg: DictConfig, name: str, sequences_per_update: int | None) -> list[ComparedSetting]:

@@ -1,6 +1,7 @@
 """Refuse a checkpoint that a run cannot continue from: one with damaged parts, and one of another run.
 
-A checkpoint with another vocabulary, relative position scheme or LayerNorm epsilon would load if its shapes happen to match.
+A checkpoint with another vocabulary, relative position scheme, LayerNorm epsilon, window or rotary angle would load if its
+shapes happen to match.
 """
 
 import hashlib
@@ -16,7 +17,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.strangers import field, finite_number, whole_number
 
 POSITION_SCHEME = ("relative_position_scheme", "relative_position_buckets", "relative_position_max_distance")
-# The epsilon is 1e-12 in most imported models; the others are of ModernBERT.
+# Windows and rotary angles of ModernBERT, and the epsilon of LayerNorms, which is 1e-12 in most imported models.
 OTHERS = ("global_attention_every", "local_attention", "global_rope_theta", "local_rope_theta", "layer_norm_eps")
 
 

@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.attention import HALF_PRECISION, TRITON_HEAD_WIDTHS
+from amos_fairseq.modules.bert_encoder import BertEncoder
 from amos_fairseq.modules.encoder import TransformerEncoder
 
 logger = logging.getLogger(__name__)
@@ -123,7 +124,9 @@ def require_triton(device: torch.device, model: torch.nn.Module) -> None:
         attention = importlib.import_module("amos_fairseq.functional.cuda.attention")
     except ValueError as error:
         raise UserError(str(error)) from error
-    encoders = [module for module in model.modules() if isinstance(module, TransformerEncoder)]
+    encoders = [
+        module for module in model.modules() if isinstance(module, BertEncoder)
+    ]  # ModernBERT's does not use them
     widths = {encoder.shape.width // encoder.shape.num_heads for encoder in encoders} & {*TRITON_HEAD_WIDTHS}
     dtype = next(model.parameters()).dtype
     bias = torch.zeros(1, 127, device=device, requires_grad=True)

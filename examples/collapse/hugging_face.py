@@ -59,6 +59,7 @@ LEFT_OUT = {
     "model.encoder_mlm_weight": 0.0,
     "model.generator_temperature": 1.0,
     "model.main_objective": "detection",
+    "model.disentangled_embeddings": False,
     "optimizer.bias_correction": True,
     "optimizer.layer_wise_lr_decay": 1.0,
 }
@@ -71,8 +72,8 @@ def check(cfg: DictConfig) -> None:
             raise UserError(f"this loop does not have {key}: give {key}={str(neutral).lower()}")
     if cfg.model._name != "electra" or cfg.model.share_weights != "embeddings" or cfg.model.generator != "masked_lm":
         raise UserError("only ELECTRA with shared embeddings can be built from Hugging Face's classes")
-    if cfg.model.relative_position_scheme != "none" or cfg.model.token_types:
-        raise UserError("give model.relative_position_scheme=none model.token_types=0")
+    if cfg.model.relative_position_scheme != "none" or cfg.model.token_types or cfg.model.encoder != "bert":
+        raise UserError("give model.encoder=bert model.relative_position_scheme=none model.token_types=0")
     if cfg.optimization.update_freq != [1] or cfg.lr_scheduler._name != "polynomial_decay":
         raise UserError("give optimization.update_freq=[1] lr_scheduler=polynomial_decay")
 

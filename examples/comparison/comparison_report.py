@@ -79,7 +79,8 @@ def setting_notes(comparison: Comparison, device: str) -> Iterator[str]:
     width = shared["model.embedding_dim"] or shared["model.encoder_embed_dim"]
     yield (
         f"all entries: the same text, vocabulary, order of blocks and optimizer; blocks of {shared['task.tokens_per_sample']} "
-        f"tokens, {shared['dataset.batch_size']} a batch; encoder of {shared['model.encoder_layers']} layers and width "
+        f"tokens, {shared['dataset.batch_size']} a batch; encoder {shared['model.encoder']} of "
+        f"{shared['model.encoder_layers']} layers and width "
         f"{shared['model.encoder_embed_dim']}, token embeddings of width {width}; relative positions: "
         f"{shared['model.relative_position_scheme']}; seed {shared['common.seed']}"
     )

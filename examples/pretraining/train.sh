@@ -48,7 +48,7 @@ case "$recipe" in
     amos_modern_large) size=(--arch amos_modern_large --max-positions 8192 --batch-size 16 --update-freq 128
         --max-update 400000 --total-num-update 400000 --lr 0.0002 --adam-betas '(0.9, 0.999)'
         --keep-interval-updates-pattern 50000) ;;
-    *) fail "there are no flags for '$recipe': give amos_SIZE or amos_modern_SIZE; --help lists them" ;;
+    *) fail "there are no flags for '$recipe': give amos_tiny, amos_mini, amos_small, amos_base, amos_base_pp, amos_large, amos_modern_mini, amos_modern_small, amos_modern_base or amos_modern_large" ;;
 esac
 prepare_active_environment
 

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from fake_steps import FakeRun
+from small_models import modern_config
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.nn import functional
@@ -96,6 +97,21 @@ def test_cudnn_attends_without_a_bias_on_hopper(
     with fake_cuda(capability), Trace(DEVICES["h200"]) as trace:
         fast_attention(torch.empty(B, length, 3, H, width, device="cuda", dtype=dtype), AttentionBias(), dropout)
     assert {name for _, name in trace.operators} == {f"_scaled_dot_product_{kernel}_attention"}
+
+
+@pytest.mark.parametrize("length", [256, 512, 520])
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_local_layers_of_modernbert_use_the_kernel_that_takes_a_mask(length: int, is_padded: bool) -> None:
+    """In both directions, in blocks (from 512 on) and without; never cuDNN, whose backward pass gives NaN with a mask."""
+    shape = modern_config(width=128, num_heads=2, ffn_width=64, num_layers=2)
+    with fake_cuda(), Trace(DEVICES["h200"]) as trace:
+        encoder = shape.build().to("cuda", torch.bfloat16).train()
+        padding = torch.zeros(2, length, dtype=torch.bool, device="cuda") if is_padded else None
+        encoder(torch.empty(2, length, 128, device="cuda", dtype=torch.bfloat16), padding)[-1].sum().backward()
+    used = {name for _, name in trace.operators if "attention" in name}
+    of_mask = {"_scaled_dot_product_efficient_attention", "_scaled_dot_product_efficient_attention_backward"}
+    assert of_mask <= used
+    assert is_padded == (used == of_mask), used
 
 
 @pytest.mark.parametrize(("kernel", "dropout"), [("flash", 0.1), ("cudnn", 0.0)])

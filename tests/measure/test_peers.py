@@ -129,6 +129,16 @@ def test_amos_is_compared_with_the_electra_of_its_encoder() -> None:
     assert setup.cfg.task.precision == "float32"  # the peer does not choose its own
 
 
+def test_amos_on_modernbert_is_compared_with_electra_on_modernbert() -> None:
+    setup, difference = comparable_setup(setup_of("amos_modern_mini"))
+    assert "ELECTRA instead of amos" in difference
+    assert (setup.cfg.model._name, setup.cfg.model.encoder, setup.cfg.model.encoder_ffn_embed_dim) == (
+        "electra",
+        "modernbert",
+        344,
+    )
+
+
 @pytest.mark.parametrize(("supported", "expected"), [(True, "bf16"), (False, "float32")])
 def test_default_precision_is_that_of_the_recipe_on_this_device(
     supported: bool, expected: str, monkeypatch: pytest.MonkeyPatch
@@ -150,6 +160,12 @@ def test_precision_of_the_command_line() -> None:
     [
         ("electra_tiny", ["model.relative_position_scheme=t5"], "scheme=t5 is not supported by"),
         ("electra_tiny", ["model.generator_temperature=2"], "model.generator_temperature=2.0 is not supported by"),
+        (
+            "electra_tiny",
+            ["model.disentangled_embeddings=true"],
+            "model.disentangled_embeddings=True is not supported by",
+        ),
+        ("mlm_modern_mini", ["model.dropout=0.1"], "model.dropout=0.1 is not supported by"),
         ("mlm_tiny", ["model.activation_dropout=0.1"], "model.activation_dropout=0.1 is not supported by"),
         ("amos_tiny", ["model.encoder_layers=3"], "no ELECTRA recipe has an encoder of these sizes"),
     ],

@@ -27,7 +27,7 @@ from amos_fairseq.modules.heads import NormedDetectionHead
 from amos_fairseq.modules.initialization import parameter_group
 from amos_fairseq.modules.modern_encoder import ModernBertEncoder, ModernBertLayer
 
-MODERN = {"encoder": "modernbert", "relative_position_scheme": "none", "local_attention": 6}
+MODERN = {"encoder": "modernbert", "relative_position_scheme": "none", "local_attention": 6, "embedding_dim": 0}
 
 
 def modern(objective: str, **settings: Any) -> tuple[Any, Any]:
@@ -145,6 +145,7 @@ def test_fine_tuning_starts_from_the_pretrained_encoder() -> None:
         ({"local_attention": 5}, "--local-attention 5 is odd"),
         ({"local_attention": 0}, "local-attention"),
         ({"global_attention_every": 0}, "global-attention-every"),
+        ({"embedding_dim": 8}, "needs token embeddings as wide as the encoder: leave --embedding-dim 8 out"),
         ({"global_rope_theta": 0.5}, "global-rope-theta"),
         ({"encoder_embed_dim": 18, "encoder_attention_heads": 6}, "rotates pairs of numbers, and 6 attention heads"),
     ],
@@ -152,6 +153,32 @@ def test_fine_tuning_starts_from_the_pretrained_encoder() -> None:
 def test_settings_that_modernbert_cannot_have_are_refused(settings: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         AmosModel.build_model(AmosConfig(**(ENCODER_SETTINGS | MODERN | settings)), small_task())
+
+
+@pytest.mark.parametrize("name", ["local_attention", "global_attention_every", "global_rope_theta", "local_rope_theta"])
+def test_settings_of_modernbert_are_refused_with_bert(name: str) -> None:
+    flag = f"--{name.replace('_', '-')} 8 has no meaning with --encoder bert"
+    with pytest.raises(UserError, match=flag):
+        AmosModel.build_model(AmosConfig(**(ENCODER_SETTINGS | {name: 8})), small_task())
+
+
+@pytest.mark.parametrize("settings", [{"new_top_layers": 1}, {"layers": "mix"}, {"layers": "1"}], ids=str)
+def test_options_for_few_labels(settings: dict) -> None:
+    """New layers differ from the pretrained ones, the others do not; a mixture of equal shares is the mean of all layers."""
+    state = small_amos(**MODERN).state_dict()
+    tuned = AmosModel.build_model(AmosConfig(**(ENCODER_SETTINGS | MODERN | settings)), fine_tuning_task()).eval()
+    pretrained = {name: tensor.clone() for name, tensor in state.items()}
+    tuned.upgrade_state_dict_named(state, "")
+    tuned.load_state_dict(state)
+    kept = [
+        torch.equal(layer.ffn_in.weight, pretrained[f"discriminator.layers.{number}.ffn_in.weight"])
+        for number, layer in enumerate(tuned.encoder.layers)
+    ]
+    assert kept == {"new_top_layers": [True, False], "layers": [True] * len(tuned.encoder.layers)}[next(iter(settings))]
+    tokens = small_batch()["net_input"]["tokens"]
+    outputs = list(tuned.all_states(tokens))
+    expected = torch.stack(outputs).mean(0) if settings.get("layers") == "mix" else outputs[-1]
+    torch.testing.assert_close(tuned.extract_features(tokens), expected)
 
 
 def test_feed_forward_heads_of_teams_are_refused() -> None:

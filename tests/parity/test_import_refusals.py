@@ -57,7 +57,9 @@ def changed(folder: Path, copy: Path, **settings) -> Path:
         ("modernbert", {"classifier_activation": "silu"}, "classifier_activation is 'silu'"),
         ("modernbert", {"attention_bias": True}, "attention_bias is True, not false"),
         ("modernbert", {"norm_bias": True}, "norm_bias is True, not false"),
-        ("modernbert", {"local_attention": 7}, "local_attention is 7, an odd number"),
+        ("modernbert", {"local_attention": 7}, "local_attention is 7, not an even number"),
+        ("modernbert", {"sliding_window": -5}, "local_attention is -10, not an even number from 2 on"),
+        ("modernbert", {"decoder_bias": False}, "decoder_bias is false, not true"),
         ("modernbert", {"layer_types": ["sliding_attention"] * 2}, "layer_types do not repeat"),
         ("modernbert", {"intermediate_size": 23}, "do not fit their configuration"),
         (
