@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from small_models import encoder_config
+from small_models import encoder_config, modern_config
 
 from amos_fairseq.functional.cross_entropy import linear_cross_entropy
 from amos_fairseq.metrics_file import read_records
@@ -36,6 +36,26 @@ def test_encoder_equals_cpu(length: int) -> None:
     for on_cpu, on_gpu in zip(results["cpu"], results["cuda"], strict=True):
         # float32 sums of up to 2 * 192 * 64 terms in another order.
         torch.testing.assert_close(on_gpu, on_cpu, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("length", [64, 192, 512, 520])
+def test_modernbert_equals_cpu(length: int) -> None:
+    """Values and gradients of the CPU: local layers with a mask, and in blocks from 512 tokens on."""
+    states = torch.randn(2, length, 32)
+    padding = torch.zeros(2, length, dtype=torch.bool)
+    padding[1, -5:] = True
+    results = {}
+    for device in ("cpu", "cuda"):
+        torch.manual_seed(0)
+        encoder = modern_config(width=32, ffn_width=48, num_heads=4).build().to(device)
+        inputs = states.to(device).requires_grad_()
+        output = encoder(inputs, padding.to(device))[-1]
+        output[~padding.to(device)].pow(2).sum().backward()
+        found = (output[~padding.to(device)], inputs.grad, encoder.layers[1].attention.query_key_value.weight.grad)
+        results[device] = [tensor.detach().cpu() for tensor in found]
+    for on_cpu, on_gpu in zip(results["cpu"], results["cuda"], strict=True):
+        # float32 sums of up to 2 * 520 * 64 terms in another order.
+        torch.testing.assert_close(on_gpu, on_cpu, rtol=1e-3, atol=1e-4 * max(1, on_cpu.abs().max().item()))
 
 
 def test_cross_entropy_in_half_precision_is_float32() -> None:
