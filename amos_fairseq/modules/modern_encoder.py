@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from amos_fairseq.functional.attention import (
@@ -25,7 +26,7 @@ from amos_fairseq.functional.rotary import Rotation, rotate_queries_and_keys, ro
 from amos_fairseq.functional.window_attention import block_mask, runs_in_blocks, window_attention
 from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder, TransformerLayer, make_dropout
 
-# Initial values are drawn again beyond this number of standard deviations (initializer_cutoff_factor of the released models).
+# No initial value is beyond this number of standard deviations (initializer_cutoff_factor of the released models).
 CUTOFF = 2.0
 
 
@@ -119,8 +120,8 @@ class ModernBertLayer(TransformerLayer):
     def initialize(self, std: float) -> None:
         """Set the initial weights of linear layers as the authors' code does for its base model.
 
-        N(0, std), drawn again beyond 2 std; std is divided by sqrt(2 L) in the layers that add to the sum, of which there are 2
-        L (``full_megatron`` of https://github.com/AnswerDotAI/ModernBERT).
+        N(0, std) without values beyond 2 std; std is divided by sqrt(2 L) where a linear layer adds to the sum, which happens
+        2 L times (``full_megatron`` of https://github.com/AnswerDotAI/ModernBERT).
         """
         for linear in (self.attention.query_key_value, self.ffn_in):
             truncated_normal_(linear.weight, std)
@@ -208,5 +209,10 @@ class ModernBertEncoder(TransformerEncoder):
 
 
 def truncated_normal_(weight: Tensor, std: float) -> None:
-    """Fill ``weight`` with N(0, std), values beyond :data:`CUTOFF` standard deviations drawn again."""
-    nn.init.trunc_normal_(weight, std=std, a=-CUTOFF * std, b=CUTOFF * std)
+    """Fill ``weight`` with N(0, std) given that no value is beyond :data:`CUTOFF` standard deviations.
+
+    By the inverse of its distribution function. PyTorch's draws again until all values are inside, which the host waits for.
+    """
+    share = math.erf(CUTOFF / math.sqrt(2))
+    with torch.no_grad():
+        weight.uniform_(-share, share).erfinv_().mul_(std * math.sqrt(2)).clamp_(-CUTOFF * std, CUTOFF * std)

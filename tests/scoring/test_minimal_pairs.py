@@ -197,7 +197,7 @@ def test_detection_equals_the_part_that_is_exported(name):
     part = discriminator_part(loaded)
     for tokens, values in zip(texts, build_pair_scorer(loaded, 4096).log_probs(texts), strict=True):
         with torch.no_grad():
-            logits = part.head(part.states(tokens[None]))[0]
+            logits = part.outputs(tokens[None])[0]
         torch.testing.assert_close(values[1:-1], torch.log1p(-logits.sigmoid())[1:-1], rtol=1e-4, atol=1e-5)
 
 
