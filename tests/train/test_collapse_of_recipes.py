@@ -23,7 +23,6 @@ SHORTER = shlex.split(
 COLLAPSED = shlex.split(
     "model.discriminator_lr_scale=1 optimization.max_update=400 dataset.validate_interval_updates=50"
 )
-OWN_BATCH = ["dataset.batch_size=128", "optimization.max_update=120", "dataset.validate_interval_updates=120"]
 
 
 @pytest.fixture(scope="module")
@@ -40,20 +39,17 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("recipe", "settings", "is_alive"),
     [
-        ("electra_tiny", [], True),
-        ("amos_tiny", OWN_BATCH, True),
         ("electra_mini", [], True),
         ("amos_mini", [], True),
         ("electra_mini", COLLAPSED, False),
     ],
-    ids=["electra_tiny", "amos_tiny", "electra_mini", "amos_mini", "one rate for all"],
+    ids=["electra_mini", "amos_mini", "one rate for all"],
 )
 def test_states_keep_several_directions(
     corpus: Path, recipe: str, settings: list[str], is_alive: bool, tmp_path: Path
 ) -> None:
     """Share of the first component at update 300, on three texts and with three seeds of electra_mini: 0.78 to 0.955 alive.
-    Its largest value at updates 300, 350 and 400, three seeds: at most 0.967 alive, 0.997 to 0.999 collapsed. AMOS tiny has
-    0.978 with 16 blocks an update."""
+    Its largest value at updates 300, 350 and 400, three seeds: at most 0.967 alive, 0.997 to 0.999 collapsed."""
     command = ["--config-dir", str(RECIPES), "--config-name", recipe, f"task.data={corpus}"]
     command += [f"checkpoint.save_dir={tmp_path}/RUN", *SHORTER, *settings]
     done = run_module("fairseq_cli.hydra_train", command)
