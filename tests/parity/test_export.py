@@ -288,7 +288,11 @@ def test_heads_that_no_class_has_are_refused_and_their_encoder_is_not(settings, 
 @pytest.mark.parametrize(
     ("settings", "part", "message"),
     [
-        ({"objective": "electra"}, "generator", "no embeddings of another width than the encoder's"),
+        (
+            {"objective": "electra"},
+            "generator",
+            "needs embeddings as wide as the encoder, and this generator is narrower",
+        ),
         ({"objective": "electric"}, "discriminator", "no class for energies of tokens on ModernBERT"),
     ],
 )
