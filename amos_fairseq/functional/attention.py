@@ -72,9 +72,10 @@ def masked_pairs(
 
 def is_excluded(ahead: Tensor, side: str, reach: int | None) -> Tensor:
     """Return True where a key, ``ahead`` positions after its query, is on the wrong side or too far away: bool."""
-    excluded = (
-        torch.zeros_like(ahead, dtype=torch.bool) if side == "all" else ahead > 0 if side == "past" else ahead < 0
-    )
+    if side == "all":
+        excluded = torch.zeros_like(ahead, dtype=torch.bool)
+    else:
+        excluded = ahead > 0 if side == "past" else ahead < 0
     return excluded if reach is None else excluded | (ahead.abs() > reach)
 
 

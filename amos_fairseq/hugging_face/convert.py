@@ -305,11 +305,10 @@ def modern_settings(config: "PretrainedConfig") -> dict[str, object]:
 
     The configuration has passed the checks of an import: its layers are global at every n-th place.
     """
-    layers, every = config.num_hidden_layers, global_every(config)
     thetas = {kind: rope["rope_theta"] for kind, rope in rope_parameters(config).items()}
     return {
         "encoder": MODERN,
-        "encoder_layers": layers,
+        "encoder_layers": config.num_hidden_layers,
         "encoder_embed_dim": config.hidden_size,
         "encoder_ffn_embed_dim": config.intermediate_size,
         "encoder_attention_heads": config.num_attention_heads,
@@ -321,7 +320,7 @@ def modern_settings(config: "PretrainedConfig") -> dict[str, object]:
         "activation_dropout": config.mlp_dropout,
         "layer_norm_eps": config.norm_eps,
         "relative_position_scheme": "none",
-        "global_attention_every": every,
+        "global_attention_every": global_every(config),
         "local_attention": config.local_attention,
         "global_rope_theta": thetas[GLOBAL],
         "local_rope_theta": thetas[LOCAL],
