@@ -174,6 +174,7 @@ class Encoder(nn.Module):
                 padding_mask=tokens.eq(self.loaded.dictionary.pad()),
                 token_types=self._token_types(sequences, tokens.size(1)),
                 with_input=True,
+                lengths=[len(sequence.tokens) for sequence in sequences],
             )
             is_fine_tuned = isinstance(self.model, FineTunedModel) and self.layer is None
             states = self.model.read_layers(outputs) if is_fine_tuned else outputs[-1]

@@ -40,7 +40,7 @@ class LabeledSequences(EpochOrder, FairseqDataset):
 
         Returns:
             ``id`` LongTensor [B]; ``nsentences``, ``ntokens`` (real tokens) and ``first_id`` Python ints; ``net_input``
-            with ``src_tokens`` LongTensor [B,T] and ``src_lengths`` LongTensor [B]; and what a subclass adds.
+            with ``src_tokens`` LongTensor [B,T] and ``lengths``, B Python ints; and what a subclass adds.
         """
         if not samples:
             return {}
@@ -53,7 +53,7 @@ class LabeledSequences(EpochOrder, FairseqDataset):
             "nsentences": len(samples),
             "ntokens": sum(lengths),
             "first_id": samples[0]["id"],
-            "net_input": {"src_tokens": tokens, "src_lengths": torch.tensor(lengths, dtype=torch.long)},
+            "net_input": {"src_tokens": tokens, "lengths": lengths},
         }
         self.add_labels(batch, samples)
         return batch

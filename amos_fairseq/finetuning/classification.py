@@ -220,8 +220,9 @@ def predict_logits(
     model = loaded.model.to(device)
     logits = np.empty((len(sequences), heads[TEXT_HEAD].output.out_features))
     for indices in batches([len(tokens) for tokens in sequences], stop):
-        tokens = pad_sequence([sequences[i] for i in indices], True, loaded.dictionary.pad())
+        rows = [sequences[i] for i in indices]
+        tokens, lengths = pad_sequence(rows, True, loaded.dictionary.pad()).to(device), [len(row) for row in rows]
         with torch.inference_mode():
-            output, _ = model(tokens.to(device), features_only=True, classification_head_name=TEXT_HEAD)
+            output, _ = model(tokens, classification_head_name=TEXT_HEAD, lengths=lengths)
         logits[indices] = output.float().cpu().numpy()
     return logits

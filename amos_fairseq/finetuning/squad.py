@@ -222,7 +222,8 @@ def predict_answers(
     for batch in batches(windows.sizes, stop):
         net_input = windows.collater([windows[index] for index in batch])["net_input"]
         with torch.inference_mode():
-            output = model(net_input["src_tokens"].to(device), answer_mask=net_input["answer_mask"].to(device))
+            mask = net_input["answer_mask"].to(device)
+            output = model(net_input["src_tokens"].to(device), answer_mask=mask, lengths=net_input["lengths"])
         starts, ends, scores, nulls = (part.cpu().numpy() for part in output.candidates)
         for row, index in enumerate(batch):
             window = windows.window(index)

@@ -148,7 +148,8 @@ def predict_tags(
     for batch in batches(sentences.sizes, stop):
         net_input = sentences.collater([sentences[index] for index in batch])["net_input"]
         with torch.inference_mode():
-            logits = model(net_input["src_tokens"].to(device), word_positions=net_input["word_positions"].to(device))
+            positions = net_input["word_positions"].to(device)
+            logits = model(net_input["src_tokens"].to(device), word_positions=positions, lengths=net_input["lengths"])
         for index, row in zip(batch, logits.argmax(-1).tolist(), strict=True):
             predicted[index] = row[: sentences.num_kept(index)]
     return predicted

@@ -3,6 +3,9 @@
 Shapes: B sequences, T tokens, H heads, d width of a head.
 """
 
+import functools
+import importlib
+import inspect
 from typing import Literal, NamedTuple
 
 import torch
@@ -28,7 +31,7 @@ CUDNN_LENGTHS = 128  # and its multiples
 TRITON_HEAD_WIDTHS = range(16, 129)
 HALF_PRECISION = (torch.float16, torch.bfloat16)
 
-Backend = Literal["reference", "cpu", "cudnn", "flash", "efficient", "math", "triton"]
+Backend = Literal["reference", "cpu", "cudnn", "flash", "efficient", "math", "triton", "varlen"]
 # In the order in which PyTorch tries them: its flash kernel runs where PyTorch was built without cuDNN or refuses it.
 SDPA_BACKENDS = {
     "cudnn": [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION],
@@ -100,6 +103,7 @@ def choose_backend(
     with_triton: bool = False,
     length: int = 1,
     dropout: float = 0.0,
+    by_distance: bool = False,
 ) -> Backend:
     """Choose the attention implementation.
 
@@ -108,6 +112,8 @@ def choose_backend(
         with_triton: the setting ``model.kernels=triton``.
         length: T.
         dropout: probability of dropping a weight in this call.
+        by_distance: whether sequence and distance alone say which keys a query attends to, and :func:`varlen_attention`
+            could be used.
 
     device  dtype                       bias  backend
     cpu     any                         any   cpu         takes 0.4 to 0.7 of the time of PyTorch's, whose fused CPU kernel
@@ -116,6 +122,9 @@ def choose_backend(
     cuda    float16, bfloat16           any   triton      if with_triton, for heads of 16 to 128: loads one value per
                                                           distance instead of a mask, and sums its gradient in the kernel;
                                                           float32 products need more registers than there are
+    cuda    float16, bfloat16           no    varlen      if by_distance: packed or local, without dropout, for heads of up to
+                                                          256, from PyTorch 2.11 on, which has windows (2.10 has the function
+                                                          without them)
     cuda    float16, bfloat16           no    cudnn       on Hopper and newer, for heads of up to 128, T a multiple of 128, no
                                                           dropout, without ``torch.use_deterministic_algorithms``; flash
                                                           where PyTorch has no cuDNN
@@ -124,8 +133,9 @@ def choose_backend(
     cuda    others; heads with d % 8    any   math        not supported by any fused kernel
     other   any                         any   reference
 
-    Local attention in blocks (:mod:`amos_fairseq.functional.window_attention`) has a mask and follows the rows with a bias; on
-    a CPU it takes PyTorch's, because its queries and keys differ in number.
+    Where ``varlen`` is not available, packed sequences are padded for their attention, and local attention has a mask, also in
+    blocks (:mod:`amos_fairseq.functional.window_attention`; on a CPU these take PyTorch's, because their queries and keys differ
+    in number).
 
     Layers with attention dropout keep flash, as all of the base recipes do in training. cuDNN on Hopper takes 0.7 to 0.85 of
     the time of flash (https://arxiv.org/abs/2407.08608, figures 5 and 6, T = 512, d = 64; not run here). Its limits, and why
@@ -138,7 +148,8 @@ def choose_backend(
     - its backward pass adds in any order: PyTorch refuses it under ``torch.use_deterministic_algorithms``.
 
     FlexAttention would sum the gradient of the bias over the sequences inside its kernel, but it has no dropout of the weights,
-    and it sums with atomic additions, whose order changes from run to run. The efficient kernel writes [B,H,T,T] for one layer
+    and it sums with atomic additions, whose order changes from run to run; for packed sequences and windows it would compile a
+    kernel where ``varlen`` has one. The efficient kernel writes [B,H,T,T] for one layer
     at a time.
     """
     if device.type == "cpu":
@@ -149,12 +160,24 @@ def choose_backend(
         return "triton"
     if head_width % 8 or dtype not in (*HALF_PRECISION, torch.float32):
         return "math"
+    if by_distance and dropout == 0 and dtype in HALF_PRECISION and head_width <= FLASH_MAX_HEAD_WIDTH and has_varlen():
+        return "varlen"
     if has_bias or dtype == torch.float32 or head_width > FLASH_MAX_HEAD_WIDTH:
         return "efficient"
     suits_cudnn = dropout == 0 and head_width <= CUDNN_MAX_HEAD_WIDTH and length % CUDNN_LENGTHS == 0
     if suits_cudnn and not torch.are_deterministic_algorithms_enabled() and is_hopper_or_newer(device):
         return "cudnn"
     return "flash"
+
+
+@functools.cache
+def has_varlen() -> bool:
+    """Return whether PyTorch has attention for packed sequences with a window."""
+    try:
+        varlen = importlib.import_module("torch.nn.attention.varlen")
+    except ModuleNotFoundError:
+        return False
+    return "window_size" in inspect.signature(varlen.varlen_attn).parameters
 
 
 def is_hopper_or_newer(device: torch.device) -> bool:
@@ -243,6 +266,32 @@ def fused_attention(
     """
     with sdpa_kernel(SDPA_BACKENDS[backend], set_priority=len(SDPA_BACKENDS[backend]) > 1):
         return scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+
+
+class Sequences(NamedTuple):
+    """Which keys the queries of packed sequences attend to, for :func:`varlen_attention`."""
+
+    starts: Tensor  # [B+1] int32, the first token of each sequence, and the number of all tokens
+    longest: int  # number of tokens of the longest sequence, or more
+    window: tuple[int, int]  # largest distance to a key before and after the query; -1 for any
+
+
+def window_of(side: str, reach: int | None) -> tuple[int, int]:
+    """Return the window of :class:`Sequences`; arguments as for :func:`masked_pairs`."""
+    distance = -1 if reach is None else reach
+    return (0 if side == "future" else distance, 0 if side == "past" else distance)
+
+
+def varlen_attention(heads: Tensor, sequences: Sequences) -> Tensor:
+    """Compute softmax(q k^T / sqrt(d)) v within each sequence and window: [N,3,H,d] float16 or bfloat16 -> [N,H,d].
+
+    PyTorch's FlashAttention on CUDA.
+    """
+    from torch.nn.attention.varlen import varlen_attn  # not in every PyTorch, see has_varlen()
+
+    starts, longest, window = sequences
+    query, key, value = heads.unbind(1)
+    return varlen_attn(query, key, value, starts, starts, longest, longest, window_size=window)
 
 
 def toeplitz_attention(heads: Tensor, bias: ToeplitzBias, dropout: float, positions: Tensor | None) -> Tensor:

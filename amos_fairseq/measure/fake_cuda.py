@@ -191,6 +191,10 @@ def fake_cuda(capability: tuple[int, int] = (9, 0)) -> Iterator[FakeCuda]:
         patch(_foreach_utils, "_foreach_supported_types", [*_foreach_utils._foreach_supported_types, FakeTensor])
         patch(nn.Module, "_apply", replace_tensors)
         patch(attention, "fused_attention", fake_fused_attention)
+        if attention.has_varlen():
+            from torch.nn.attention import varlen  # from PyTorch 2.10 on
+
+            patch(varlen, "varlen_attn", functools.partial(checked_varlen_attention, varlen.varlen_attn))
         patch(device_reads, "fetch", cuda.fetch)
         patch(Trainer, "_reduce_and_log_stats", reduce_real_numbers)
         stack.enter_context(mode)
@@ -249,6 +253,33 @@ def check_fused_attention(
             all(stride % attention.MASK_ALIGNMENT == 0 for stride in mask.stride()[:-1]),
             f"the strides of the mask are {mask.stride()}: all but the last must be multiples of {attention.MASK_ALIGNMENT}",
         )
+
+
+def checked_varlen_attention(
+    varlen_attn: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+) -> Tensor:
+    """Call PyTorch's ``varlen_attn``, whose fake kernel accepts everything.
+
+    The rules of PyTorch 2.11 to 2.13 (``mha_varlen_fwd`` in ``flash_attn/flash_api.cpp``): query, key and value are [N,H,d] of
+    one dtype, float16 or bfloat16, with ``stride(-1) == 1`` and a width of up to 256 that is a multiple of 8; the starts of the
+    sequences are int32, contiguous, on the same device.
+
+    Raises:
+        CudaRuleError: PyTorch would refuse an argument.
+    """
+    for name, tensor in {"query": query, "key": key, "value": value}.items():
+        require(tensor.shape == query.shape and tensor.ndim == 3, f"{name} is {list(tensor.shape)}, not [N,H,d]")
+        require(tensor.stride(-1) == 1, f"{name}.stride(-1) is {tensor.stride(-1)}, not 1")
+        require(tensor.dtype == query.dtype, f"{name} is {tensor.dtype}, query is {query.dtype}")
+    width = query.size(-1)
+    require(query.dtype in attention.HALF_PRECISION, f"flash attention takes no {query.dtype}")
+    require(
+        width % 8 == 0 and width <= attention.FLASH_MAX_HEAD_WIDTH, f"flash attention takes no head of {width}"
+    )
+    for starts in args[:2]:
+        require(starts.dtype == torch.int32, f"the starts are {starts.dtype}, not torch.int32")
+        require(starts.is_contiguous() and starts.device == query.device, "the starts are not contiguous on the device")
+    return varlen_attn(query, key, value, *args, **kwargs)
 
 
 def is_floating_point(value: Any) -> bool:

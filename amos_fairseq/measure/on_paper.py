@@ -77,11 +77,15 @@ FUSED_ATTENTION = {
     "aten::_scaled_dot_product_cudnn_attention_backward": ("cudnn", 1),
     "aten::_scaled_dot_product_efficient_attention": ("efficient", 0),
     "aten::_scaled_dot_product_efficient_attention_backward": ("efficient", 1),
+    "torch_attn::_varlen_attn": ("flash", 0),
+    "torch_attn::_varlen_attn_backward": ("flash", 1),
     "amos_fairseq::attention": ("triton", 0),
     "amos_fairseq::attention_backward": ("triton", 1),
 }
 # FLOPs by arguments and result. PyTorch's table, which operators extend later, has no matrix-vector products.
 FLOPS = ChainMap({aten.mv: lambda matrix, vector, out_val: 2 * matrix.numel()}, flop_registry)
+# Rows and columns of the scores that FlashAttention computes at once, for heads of 64.
+FLASH_TILE = 128
 # Operators that only allocate.
 ALLOCATE = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
 # Operators that overwrite their first argument without reading it.
@@ -193,7 +197,10 @@ class Trace(TorchDispatchMode):
         packet = function.overloadpacket
         fused = FUSED_ATTENTION.get(packet._qualified_op_name)
         is_product = packet in FLOPS and fused is None
-        flops = FLOPS[packet](*args, **kwargs, out_val=result) if packet in FLOPS else 0
+        if function.namespace == "torch_attn":
+            flops = varlen_flops(dict(zip((each.name for each in function._schema.arguments), args, strict=False)))
+        else:
+            flops = FLOPS[packet](*args, **kwargs, out_val=result) if packet in FLOPS else 0
         moved = traffic(function, args, kwargs, result)
         bandwidth = self.device.bandwidth
         if fused is not None:
@@ -236,6 +243,18 @@ def starts_kernel(function: Any, args: Any, kwargs: Any, result: Any) -> bool:
         return True
     storages = {tensor.untyped_storage()._cdata for tensor in inputs}
     return not results or any(tensor.untyped_storage()._cdata not in storages for tensor in results)
+
+
+def varlen_flops(arguments: dict[str, Any]) -> int:
+    """Return the FLOPs of attention in packed sequences, as if all were as long as the longest; with a window, of whole tiles.
+
+    A backward pass has five products, a forward pass two (PyTorch's count for its other kernels).
+    """
+    tokens, heads, width = arguments["query"].shape
+    sides = [side if side >= 0 else arguments["max_k"] for side in arguments["window_size"] or (-1, -1)]
+    tiles = 1 + sum(math.ceil(side / FLASH_TILE) for side in sides)
+    keys = min(arguments["max_k"], tiles * FLASH_TILE)
+    return 2 * tokens * heads * width * keys * (5 if "grad_out" in arguments else 2)
 
 
 def drops_weights(function: Any, args: Any, kwargs: Any) -> bool:

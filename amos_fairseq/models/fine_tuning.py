@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import math
 import re
+from collections.abc import Sequence
 
 import torch
 from fairseq.models import BaseFairseqModel
@@ -163,13 +164,15 @@ class FineTunedModel(BaseFairseqModel):
         answer_mask: Tensor | None = None,
         span_targets: tuple[Tensor, Tensor] | None = None,
         word_positions: Tensor | None = None,
+        lengths: Sequence[int] | None = None,
     ) -> tuple[Tensor, None] | SpanOutput | Tensor:
         """Compute the logits [B, classes] of a classification head from tokens [B,T] int64, or without a head's name the states
         [B,T,D] that heads read; with ``answer_mask`` ([B,T] bool, True at tokens that an answer may consist of) the output of
         the span head; with ``word_positions`` ([B,W] int64, the first piece of each word) the logits of labels [B,W,labels]
-        float32. The other arguments, and the second value, are those of fairseq's own encoders.
+        float32. With ``lengths``, the number of tokens of each text, the encoder computes nothing at padding. The other
+        arguments, and the second value, are those of fairseq's own encoders.
         """
-        states = self.extract_features(src_tokens)
+        states = self.extract_features(src_tokens, lengths)
         if answer_mask is not None:
             return self.span_head(states, answer_mask, span_targets)
         if word_positions is not None:
@@ -179,14 +182,15 @@ class FineTunedModel(BaseFairseqModel):
             return self.classification_heads[classification_head_name](states, padding_mask), None
         return states, None
 
-    def extract_features(self, tokens: Tensor) -> Tensor:
+    def extract_features(self, tokens: Tensor, lengths: Sequence[int] | None = None) -> Tensor:
         """Compute the states that the heads read, of the last layer or a mixture of all: [B,T] int64 -> [B,T,D]."""
-        return self.read_layers(self.all_states(tokens))
+        return self.read_layers(self.all_states(tokens, lengths))
 
-    def all_states(self, tokens: Tensor) -> LayerOutputs:
+    def all_states(self, tokens: Tensor, lengths: Sequence[int] | None = None) -> LayerOutputs:
         """Compute the input of the first layer and the output of every layer: [B,T] int64 -> 1 + layers tensors [B,T,D]."""
-        padding_mask, types = tokens.eq(self.vocabulary.pad), self.token_types(tokens)
-        return self.encoder(self.embed_tokens(tokens), padding_mask, token_types=types, with_input=True)
+        embeddings, padding_mask = self.embed_tokens(tokens), tokens.eq(self.vocabulary.pad)
+        types = self.token_types(tokens)
+        return self.encoder(embeddings, padding_mask, token_types=types, with_input=True, lengths=lengths)
 
     def read_layers(self, states: LayerOutputs) -> Tensor:
         """Return what the heads read of :meth:`all_states`."""

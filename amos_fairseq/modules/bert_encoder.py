@@ -20,6 +20,7 @@ from amos_fairseq.functional.attention import (
     scores_of_masked_pairs,
     toeplitz_attention,
 )
+from amos_fairseq.functional.packing import Packing
 from amos_fairseq.functional.positions import gather_positions
 from amos_fairseq.modules.encoder import (
     TransformerConfig,
@@ -79,19 +80,27 @@ class SelfAttention(nn.Module):
         self.query_key_value = nn.Linear(width, 3 * width)
         self.output = nn.Linear(width, width)
 
-    def forward(self, states: Tensor, bias: Bias = NO_BIAS, positions: Tensor | None = None) -> Tensor:
-        """Compute attention: [B,T,D] -> [B,T,D], or [B,M,D] at ``positions`` [B,M] int64.
+    def forward(
+        self,
+        states: Tensor,
+        bias: Bias = NO_BIAS,
+        positions: Tensor | None = None,
+        packing: Packing | None = None,
+    ) -> Tensor:
+        """Compute attention: [B,T,D] -> [B,T,D], or [B,M,D] at ``positions`` [B,M] int64; packed, [1,N,D] -> [1,N,D].
 
         ``bias`` is added to the scores. With a :class:`ToeplitzBias` the Triton kernels run, which compute only the given
-        positions; the other backends compute all positions and select.
+        positions; the other backends compute all positions and select. The scores of packed states are padded.
         """
-        B, T, D = states.shape
-        heads = self.query_key_value(states).view(B, T, 3, self.num_heads, D // self.num_heads)  # [B,T,3,H,d]
+        heads = self.query_key_value(states).unflatten(-1, (3, self.num_heads, -1))  # [B,T,3,H,d]
+        heads = heads if packing is None else packing.unpack(heads)
         dropout = self.dropout if self.training else 0.0
         if isinstance(bias, ToeplitzBias):
-            return self.output(toeplitz_attention(heads, bias, dropout, positions).flatten(2))
-        attended = self.attend(heads, bias, dropout).reshape(B, T, D)
-        return self.output(attended if positions is None else gather_positions(attended, positions))
+            attended = toeplitz_attention(heads, bias, dropout, positions).flatten(2)
+        else:
+            attended = self.attend(heads, bias, dropout).flatten(2)
+            attended = attended if positions is None else gather_positions(attended, positions)
+        return self.output(attended if packing is None else packing.pack(attended))
 
 
 class BertLayer(TransformerLayer):
@@ -107,9 +116,11 @@ class BertLayer(TransformerLayer):
         self.activation_dropout = make_dropout(shape.activation_dropout, shape.kernels)
         self.dropout = make_dropout(shape.dropout, shape.kernels)
 
-    def forward(self, states: Tensor, bias: Bias, positions: Tensor | None = None) -> Tensor:
+    def forward(
+        self, states: Tensor, bias: Bias, positions: Tensor | None = None, packing: Packing | None = None
+    ) -> Tensor:
         """[B,T,D] -> [B,T,D], or [B,M,D]; arguments as for :class:`SelfAttention`."""
-        attended = self.attention(states, bias, positions)
+        attended = self.attention(states, bias, positions, packing)
         states = states if positions is None else gather_positions(states, positions)
         states = self.attention_norm(states + self.dropout(attended))
         expanded = self.activation_dropout(gelu(self.ffn_in(states)))
@@ -170,8 +181,10 @@ class BertEncoder(TransformerEncoder):
         states = self.dropout(self.embedding_norm(embeddings))
         return states if self.embedding_projection is None else self.embedding_projection(states)
 
-    def attention_context(self, embeddings: Tensor, padding_mask: Tensor | None) -> Bias:
-        """Return relative positions and masked pairs in the form that the layers require.
+    def attention_context(
+        self, embeddings: Tensor, padding_mask: Tensor | None, packing: Packing | None = None
+    ) -> Bias:
+        """Return relative positions and masked pairs in the form that the layers require; all kernels take padded sequences.
 
         Either a value [H,2T-1] for each distance, or [H,T,T] float32 and [B or 1, 1, T or 1, T].
         """

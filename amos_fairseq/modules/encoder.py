@@ -7,7 +7,7 @@ of the encoder, E width of the token embeddings.
 import abc
 import copy
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,14 +16,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from amos_fairseq.functional.cpu.dropout import dropout as fast_dropout
+from amos_fairseq.functional.packing import Packing, pack_lengths
 from amos_fairseq.functional.positions import gather_positions
 
 # The number of graphs that PyTorch may compile for one function. With its default of 8, further kinds of layers would run
 # uncompiled without an error.
 MAX_GRAPHS = 64
 
-# layer, its input [B,T,D], what its kind of attention needs, positions [B,M] or None -> [B,T,D] or [B,M,D]
-LayerCall = Callable[["TransformerLayer", Tensor, Any, Tensor | None], Tensor]
+# layer, its input [B,T,D], what its kind of attention needs, positions [B,M] or None, packing or None -> [B,T,D] or [B,M,D]
+LayerCall = Callable[["TransformerLayer", Tensor, Any, Tensor | None, Packing | None], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,15 +89,24 @@ def check_heads(width: int, num_heads: int) -> None:
 
 
 class TransformerLayer(nn.Module):
-    """A layer of an encoder, called with its input, the result of ``attention_context()`` of the encoder, and positions."""
+    """A layer of an encoder, called with its input, the result of ``attention_context()`` of the encoder, positions and packing.
+
+    Its input is [B,T,D], or [1,N,D] where there is a packing.
+    """
 
     def initialize(self, std: float) -> None:
         """Set initial values of linear layers that differ from BERT's, N(0, ``std``); biases are 0 already."""
 
 
-def call_layer(layer: TransformerLayer, states: Tensor, context: Any, positions: Tensor | None = None) -> Tensor:
+def call_layer(
+    layer: TransformerLayer,
+    states: Tensor,
+    context: Any,
+    positions: Tensor | None = None,
+    packing: Packing | None = None,
+) -> Tensor:
     """Call a layer of an encoder."""
-    return layer(states, context, positions)
+    return layer(states, context, positions, packing)
 
 
 @functools.cache
@@ -125,26 +135,31 @@ class LayerOutputs:
     sum through the encoder's last LayerNorm. In a post-LayerNorm encoder both are the same tensor.
 
     Attributes:
-        sums: what each layer passes on, [B,T,D]; the last [B,M,D] if only some positions were computed.
+        sums: what each layer passes on, [B,T,D]; the last [B,M,D] if only some positions were computed; [1,N,D] if packed.
         final_norm: the LayerNorm in front of the heads; None without one.
+        packing: of the sums. What is read is padded again, with zeros.
     """
 
     sums: list[Tensor]
     final_norm: nn.Module | None = None
+    packing: Packing | None = None
 
     def __len__(self) -> int:
         return len(self.sums)
 
     def __getitem__(self, index: int) -> Tensor:
         """Return the states that heads read above one layer: [B,T,D]."""
-        return self._normalize(self.sums[index])
+        return self._restore(self._normalize(self.sums[index]))
 
     def __iter__(self) -> Iterator[Tensor]:
-        return map(self._normalize, self.sums)
+        return (self[index] for index in range(len(self)))
 
     def at(self, index: int, positions: Tensor) -> Tensor:
         """Return the states above one layer at ``positions`` [B,M] int64: [B,M,D]."""
-        return self._normalize(gather_positions(self.sums[index], positions))
+        return self._normalize(gather_positions(self._restore(self.sums[index]), positions))
+
+    def _restore(self, states: Tensor) -> Tensor:
+        return states if self.packing is None else self.packing.unpack(states)
 
     def _normalize(self, states: Tensor) -> Tensor:
         return states if self.final_norm is None else self.final_norm(states)
@@ -181,8 +196,16 @@ class TransformerEncoder(nn.Module, abc.ABC):
         """Compute the input of the first layer: [B,T,E] -> [B,T,D]."""
 
     @abc.abstractmethod
-    def attention_context(self, embeddings: Tensor, padding_mask: Tensor | None) -> Any:
-        """Return what the attention of every layer needs beside its input: biases, masks, rotations."""
+    def attention_context(
+        self, embeddings: Tensor, padding_mask: Tensor | None, packing: Packing | None = None
+    ) -> Any:
+        """Return what the attention of every layer needs beside its input: biases, masks, rotations.
+
+        Args:
+            embeddings: [B,T,E], padded, also where the layers get packed states.
+            padding_mask: [B,T] bool, True at padding; None if there is none.
+            packing: of the states. Attention that takes no packed sequences restores the padding for itself.
+        """
 
     @abc.abstractmethod
     def share_embeddings(self, other: "TransformerEncoder") -> None:
@@ -205,6 +228,7 @@ class TransformerEncoder(nn.Module, abc.ABC):
         token_types: Tensor | None = None,
         last_positions: Tensor | None = None,
         with_input: bool = False,
+        lengths: Sequence[int] | None = None,
     ) -> LayerOutputs:
         """Return the output of every layer: token embeddings [B,T,E] -> ``num_layers`` tensors [B,T,D].
 
@@ -217,29 +241,41 @@ class TransformerEncoder(nn.Module, abc.ABC):
                 None for all. The fast kernels compute only these after the attention of the last layer, which saves up to two
                 thirds of a layer.
             with_input: return the input of the first layer too, [B,T,D], before the outputs: item k is then that of layer k.
+            lengths: number of tokens of each sequence, which padding follows. The layers then compute nothing at padding, where
+                the result is 0; only attention may be padded (:meth:`attention_context`). Not with ``last_positions``.
         """
         is_fast = self.shape.kernels != "reference"
-        context = self.attention_context(embeddings, padding_mask)
+        packing = None
+        if lengths is not None and is_fast:
+            packing = pack_lengths(lengths, embeddings.size(1), embeddings.device)
+            padding_mask = None if packing is None else padding_mask
+        context = self.attention_context(embeddings, padding_mask, packing)
         states = self.embed(embeddings, token_types)
+        states = states if packing is None else packing.pack(states)
         outputs = [states] if with_input else []
         for depth, layer in enumerate(self.layers, start=1):
             positions = last_positions if depth == len(self.layers) and is_fast else None
-            outputs.append(self.run_layer(layer, states, context, positions))
+            outputs.append(self.run_layer(layer, states, context, positions, packing))
             states = outputs[-1].detach() if depth in detach_after else outputs[-1]
         if last_positions is not None and not is_fast:
             outputs[-1] = gather_positions(outputs[-1], last_positions)
-        return LayerOutputs(outputs, self.final_norm)
+        return LayerOutputs(outputs, self.final_norm, packing)
 
     def run_layer(
-        self, layer: TransformerLayer, states: Tensor, context: Any, positions: Tensor | None = None
+        self,
+        layer: TransformerLayer,
+        states: Tensor,
+        context: Any,
+        positions: Tensor | None = None,
+        packing: Packing | None = None,
     ) -> Tensor:
         """Call ``layer``, one of this encoder's or another one of its shape, compiled or checkpointed as configured."""
         if not torch.is_grad_enabled():  # validation batches differ in shape: each would be compiled separately
-            return layer(states, context, positions)
+            return layer(states, context, positions, packing)
         call = compiled_call() if self.is_compiled else call_layer
         if self.shape.activation_checkpointing:
-            return checkpoint(call, layer, states, context, positions, use_reentrant=False)
-        return call(layer, states, context, positions)
+            return checkpoint(call, layer, states, context, positions, packing, use_reentrant=False)
+        return call(layer, states, context, positions, packing)
 
 
 def share_bottom(encoder: TransformerEncoder, owner: TransformerEncoder, num_layers: int) -> None:

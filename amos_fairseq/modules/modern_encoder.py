@@ -13,14 +13,20 @@ import torch
 from torch import Tensor, nn
 
 from amos_fairseq.functional.attention import (
+    NO_BIAS,
     AttentionBias,
+    Sequences,
+    choose_backend,
     fast_attention,
     masked_pairs,
     prepare_bias,
     reference_attention,
     scores_of_masked_pairs,
+    varlen_attention,
+    window_of,
 )
 from amos_fairseq.functional.geglu import geglu
+from amos_fairseq.functional.packing import Packing
 from amos_fairseq.functional.positions import gather_positions
 from amos_fairseq.functional.rotary import Rotation, rotate_queries_and_keys, rotation
 from amos_fairseq.functional.window_attention import block_mask, runs_in_blocks, window_attention
@@ -59,8 +65,9 @@ class KindOfAttention(NamedTuple):
     """What the attention of all global layers, or of all local ones, needs beside its input."""
 
     rotation: Rotation
-    bias: AttentionBias
+    bias: AttentionBias = NO_BIAS
     blocks: Tensor | None = None  # of block_mask(), where attention runs in blocks
+    sequences: Sequences | None = None  # where varlen_attention() runs, for which rotation has the angles of all N tokens
 
 
 class ModernContext(NamedTuple):
@@ -82,18 +89,32 @@ class RotaryAttention(nn.Module):
         self.query_key_value = nn.Linear(shape.width, 3 * shape.width, bias=False)
         self.output = nn.Linear(shape.width, shape.width, bias=False)
 
-    def forward(self, states: Tensor, context: ModernContext, positions: Tensor | None = None) -> Tensor:
-        """Compute attention: [B,T,D] -> [B,T,D], or [B,M,D] at ``positions`` [B,M] int64."""
-        B, T, D = states.shape
-        heads = self.query_key_value(states).view(B, T, 3, self.num_heads, D // self.num_heads)  # [B,T,3,H,d]
-        dropout = self.dropout if self.training else 0.0
+    def forward(
+        self,
+        states: Tensor,
+        context: ModernContext,
+        positions: Tensor | None = None,
+        packing: Packing | None = None,
+    ) -> Tensor:
+        """Compute attention: [B,T,D] -> [B,T,D], or [B,M,D] at ``positions`` [B,M] int64; packed, [1,N,D] -> [1,N,D]."""
+        heads = self.query_key_value(states).unflatten(-1, (3, self.num_heads, -1))  # [B,T,3,H,d]
         kind = context.globally if self.is_global else context.locally
-        if kind.blocks is not None:
-            attended = window_attention(rotate_queries_and_keys(heads, kind.rotation), kind.blocks, dropout)
+        if packing is None or kind.sequences is not None:
+            attended = self._attend(heads, kind)
         else:
-            attended = self.attend(heads, kind.bias, dropout, kind.rotation)
-        attended = attended.reshape(B, T, D)
+            attended = packing.pack(self._attend(packing.unpack(heads), kind))
+        attended = attended.flatten(2)
         return self.output(attended if positions is None else gather_positions(attended, positions))
+
+    def _attend(self, heads: Tensor, kind: KindOfAttention) -> Tensor:
+        """[B,T,3,H,d] -> [B,T,H,d]; [1,N,3,H,d] -> [1,N,H,d] where ``kind`` has the sequences."""
+        dropout = self.dropout if self.training else 0.0
+        if kind.sequences is not None:
+            rotated = rotate_queries_and_keys(heads, kind.rotation)
+            return varlen_attention(rotated.flatten(0, 1), kind.sequences).unflatten(0, heads.shape[:2])
+        if kind.blocks is not None:
+            return window_attention(rotate_queries_and_keys(heads, kind.rotation), kind.blocks, dropout)
+        return self.attend(heads, kind.bias, dropout, kind.rotation)
 
 
 class ModernBertLayer(TransformerLayer):
@@ -128,9 +149,15 @@ class ModernBertLayer(TransformerLayer):
         for linear in (self.attention.output, self.ffn_out):
             truncated_normal_(linear.weight, std / math.sqrt(2 * self.num_layers))
 
-    def forward(self, states: Tensor, context: ModernContext, positions: Tensor | None = None) -> Tensor:
-        """[B,T,D] -> [B,T,D], or [B,M,D] at ``positions`` [B,M] int64."""
-        attended = self.attention(self.attention_norm(states), context, positions)
+    def forward(
+        self,
+        states: Tensor,
+        context: ModernContext,
+        positions: Tensor | None = None,
+        packing: Packing | None = None,
+    ) -> Tensor:
+        """[B,T,D] -> [B,T,D], or [B,M,D] at ``positions`` [B,M] int64; arguments as for :class:`RotaryAttention`."""
+        attended = self.attention(self.attention_norm(states), context, positions, packing)
         states = states if positions is None else gather_positions(states, positions)
         states = states + self.dropout(attended)
         expanded = self.activation_dropout(geglu(self.ffn_norm(states), self.ffn_in.weight))
@@ -184,28 +211,57 @@ class ModernBertEncoder(TransformerEncoder):
         states = self.dropout(self.embedding_norm(embeddings))
         return states if self.embedding_projection is None else self.embedding_projection(states)
 
-    def attention_context(self, embeddings: Tensor, padding_mask: Tensor | None) -> ModernContext:
+    def attention_context(
+        self, embeddings: Tensor, padding_mask: Tensor | None, packing: Packing | None = None
+    ) -> ModernContext:
         """Return rotations and masked pairs of the global layers, and of the local ones if there are any."""
+        shape, texts = self.shape, (embeddings, padding_mask, packing)
         has_local = any(not layer.attention.is_global for layer in self.layers)
         return ModernContext(
-            self._kind(embeddings, padding_mask, self.shape.global_theta, None),
-            self._kind(embeddings, padding_mask, self.shape.local_theta, self.shape.local_attention // 2)
-            if has_local
-            else None,
+            self._kind(*texts, shape.global_theta, None),
+            self._kind(*texts, shape.local_theta, shape.local_attention // 2) if has_local else None,
         )
 
     def _kind(
-        self, embeddings: Tensor, padding_mask: Tensor | None, theta: float, reach: int | None
+        self,
+        embeddings: Tensor,
+        padding_mask: Tensor | None,
+        packing: Packing | None,
+        theta: float,
+        reach: int | None,
     ) -> KindOfAttention:
-        shape, length, device = self.shape, embeddings.size(1), embeddings.device
-        angles = rotation(length, shape.width // shape.num_heads, theta, device)
-        is_reference = shape.kernels == "reference"
+        shape, (num_sequences, length), device = self.shape, embeddings.shape[:2], embeddings.device
+        head_width, is_reference = shape.width // shape.num_heads, shape.kernels == "reference"
+        angles = rotation(length, head_width, theta, device)
+        if self._takes_sequences(embeddings, padding_mask, packing, reach):
+            window = window_of(shape.attends_to, reach)
+            if packing is not None:
+                angles = Rotation(*(part[packing.positions()] for part in angles))
+                return KindOfAttention(angles, sequences=Sequences(packing.starts, packing.longest, window))
+            starts = torch.arange(0, num_sequences * length + 1, length, dtype=torch.int32, device=device)
+            return KindOfAttention(angles, sequences=Sequences(starts, length, window))
         if reach is not None and not is_reference and runs_in_blocks(length, reach, device, embeddings.dtype):
-            blocks = block_mask(length, reach, padding_mask, shape.attends_to, len(embeddings), like=embeddings)
-            return KindOfAttention(angles, AttentionBias(), blocks)
+            blocks = block_mask(length, reach, padding_mask, shape.attends_to, num_sequences, like=embeddings)
+            return KindOfAttention(angles, blocks=blocks)
         masked = masked_pairs(length, padding_mask, shape.attends_to, reach, device=device)
         bias = AttentionBias(fixed=scores_of_masked_pairs(masked, embeddings.dtype))
         return KindOfAttention(angles, bias if is_reference else prepare_bias(bias, device, embeddings.dtype))
+
+    def _takes_sequences(
+        self, embeddings: Tensor, padding_mask: Tensor | None, packing: Packing | None, reach: int | None
+    ) -> bool:
+        """Return whether attention takes packed sequences. Full blocks too, if it is local or one-sided."""
+        shape, length = self.shape, embeddings.size(1)
+        is_masked = (reach is not None and reach < length - 1) or shape.attends_to != "all"
+        by_distance = packing is not None or (is_masked and padding_mask is None)
+        return shape.kernels != "reference" and "varlen" == choose_backend(
+            embeddings.device,
+            embeddings.dtype,
+            shape.width // shape.num_heads,
+            has_bias=False,
+            dropout=shape.attention_dropout if self.training else 0.0,
+            by_distance=by_distance,
+        )
 
 
 def truncated_normal_(weight: Tensor, std: float) -> None:

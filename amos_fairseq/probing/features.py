@@ -118,16 +118,20 @@ def random_weights(model: BaseFairseqModel, seed: int) -> BaseFairseqModel:
 
 
 @torch.no_grad()
-def hidden_states(part: ProbedPart, layers: Sequence[Layer], tokens: Tensor, pad: int) -> dict[Layer, Tensor]:
+def hidden_states(
+    part: ProbedPart, layers: Sequence[Layer], tokens: Tensor, pad: int, lengths: Sequence[int] | None = None
+) -> dict[Layer, Tensor]:
     """Compute states of unmasked text in eval mode: [B,T] int64 -> [B,T,D] for each layer, [B,T,E] for the pieces.
 
     Args:
         layers: numbers of ``part.layers``, or :data:`PIECES`.
+        pad: id of the padding, which follows the text.
+        lengths: number of tokens of each text.
     """
     embeddings, padding_mask = part.embed_tokens(tokens), tokens.eq(pad)
     states: dict[Layer, Tensor] = {PIECES: embeddings}
     for encoder in {id(part.layers[layer][0]): part.layers[layer][0] for layer in layers if layer != PIECES}.values():
-        outputs = encoder(embeddings, padding_mask, with_input=True)
+        outputs = encoder(embeddings, padding_mask, with_input=True, lengths=lengths)
         states |= {number: outputs[own] for number, (owner, own) in part.layers.items() if owner is encoder}
     return {layer: states[layer] for layer in layers}
 
@@ -234,23 +238,25 @@ def _open(folder: Path, split: str, layer: Layer) -> Tensor:
 
 def _write_features(folder, split, part, layers, encoded, pad, device, on_pieces) -> None:
     files: dict[Layer, np.memmap] = {}
-    lengths = [len(sentence) - 2 for sentence in encoded.sentences]
-    starts = np.concatenate([[0], np.cumsum(lengths)])
+    num_pieces = [len(sentence) - 2 for sentence in encoded.sentences]
+    starts = np.concatenate([[0], np.cumsum(num_pieces)])
     for batch in batches_by_length([len(sentence) for sentence in encoded.sentences], TOKENS_PER_BATCH):
-        tokens = pad_sequence([encoded.sentences[i] for i in batch], batch_first=True, padding_value=pad)
-        for layer, states in hidden_states(part, layers, tokens.to(device), pad).items():
+        sentences = [encoded.sentences[i] for i in batch]
+        tokens = pad_sequence(sentences, batch_first=True, padding_value=pad).to(device)
+        lengths = [len(sentence) for sentence in sentences]
+        for layer, states in hidden_states(part, layers, tokens, pad, lengths).items():
             stored = states.float().cpu().numpy().astype(STORED)
             if layer not in files:
                 shape = (encoded.num_pieces, stored.shape[-1])
                 files[layer] = _reserve(_path(folder, split, layer), shape)
             for row, i in zip(stored, batch, strict=True):
-                files[layer][starts[i] : starts[i + 1]] = row[1 : 1 + lengths[i]]
+                files[layer][starts[i] : starts[i + 1]] = row[1 : 1 + num_pieces[i]]
             if not np.isfinite(stored).all():
                 raise UserError(
                     f"the states of {part.name}, layer {layer}, are not finite: its "
                     "training diverged; give an earlier checkpoint"
                 )
-        on_pieces(sum(lengths[i] for i in batch))
+        on_pieces(sum(num_pieces[i] for i in batch))
     for file in files.values():
         file.flush()
 

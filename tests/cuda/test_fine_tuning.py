@@ -40,7 +40,7 @@ def texts(length: int) -> torch.Tensor:
 def batch_of(length: int, **more: Any) -> dict[str, Any]:
     """A batch as our data sets collate it; ``more`` is what the net gets too."""
     tokens = texts(length)
-    net_input = {"src_tokens": tokens, "src_lengths": tokens.ne(1).sum(1)} | more
+    net_input = {"src_tokens": tokens, "lengths": tokens.ne(1).sum(1).tolist()} | more
     ntokens = int(tokens.ne(1).sum())
     return {"id": torch.arange(3), "first_id": 0, "nsentences": 3, "ntokens": ntokens, "net_input": net_input}
 
@@ -53,11 +53,9 @@ def classification(length: int) -> tuple[Any, Any, dict[str, Any]]:
     resolved = {"classification_head_name": "head", "regression_target": False}
     settings = SentencePredictionTaskConfig(num_classes=NUM_CLASSES, **resolved)
     task = SentencePredictionTask(settings, small_dictionary(), labels)
-    return (
-        task,
-        SentencePredictionCriterion(SentencePredictionConfig(**resolved), task),
-        batch_of(length) | {"target": torch.tensor([0, 2, 1])},
-    )
+    batch = batch_of(length) | {"target": torch.tensor([0, 2, 1])}
+    batch["net_input"]["src_lengths"] = torch.tensor(batch["net_input"].pop("lengths"))  # as fairseq collates
+    return task, SentencePredictionCriterion(SentencePredictionConfig(**resolved), task), batch
 
 
 def squad(head: str, length: int) -> tuple[Any, Any, dict[str, Any]]:
@@ -135,7 +133,7 @@ def test_options_for_few_labels(precision: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "fp16"])
-@pytest.mark.parametrize("recipe", ["amos_tiny", "electric_tiny", "mlm_tiny", "teams_tiny"])
+@pytest.mark.parametrize("recipe", ["amos_tiny", "electric_tiny", "mlm_tiny", "teams_tiny", "electra_modern_mini"])
 def test_every_objective_is_fine_tuned_in_every_precision(recipe: str, precision: str) -> None:
     with fake_cuda() as cuda:
         fine_tune(cuda, recipe, "classes", 65, precision)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch.nn import functional
 from amos_fairseq.compat import device_reads
 from amos_fairseq.criterions.mlm import MlmCriterion
 from amos_fairseq.functional import attention
-from amos_fairseq.functional.attention import AttentionBias, fast_attention
+from amos_fairseq.functional.attention import AttentionBias, Sequences, fast_attention
 from amos_fairseq.measure import fake_cuda as fakes
 from amos_fairseq.measure.fake_cuda import CudaRuleError, check_fused_attention, fake_cuda
 from amos_fairseq.measure.gpu_rates import DEVICES
@@ -99,19 +100,60 @@ def test_cudnn_attends_without_a_bias_on_hopper(
     assert {name for _, name in trace.operators} == {f"_scaled_dot_product_{kernel}_attention"}
 
 
-@pytest.mark.parametrize("length", [256, 512, 520])
-@pytest.mark.parametrize("is_padded", [False, True])
-def test_local_layers_of_modernbert_use_the_kernel_that_takes_a_mask(length: int, is_padded: bool) -> None:
-    """In both directions, in blocks (from 512 on) and without; never cuDNN, whose backward pass gives NaN with a mask."""
-    shape = modern_config(width=128, num_heads=2, ffn_width=64, num_layers=2)
+def attention_kernels(length: int, *, is_padded: bool = False, is_packed: bool = False, **settings: Any) -> set[str]:
+    """The operators of attention in both directions of a ModernBERT with a global and a local layer, in bfloat16."""
+    shape = modern_config(width=128, num_heads=2, ffn_width=64, num_layers=2, **settings)
+    lengths = [length, length // 2] if is_packed else None
     with fake_cuda(), Trace(DEVICES["h200"]) as trace:
         encoder = shape.build().to("cuda", torch.bfloat16).train()
-        padding = torch.zeros(2, length, dtype=torch.bool, device="cuda") if is_padded else None
-        encoder(torch.empty(2, length, 128, device="cuda", dtype=torch.bfloat16), padding)[-1].sum().backward()
-    used = {name for _, name in trace.operators if "attention" in name}
-    of_mask = {"_scaled_dot_product_efficient_attention", "_scaled_dot_product_efficient_attention_backward"}
-    assert of_mask <= used
-    assert is_padded == (used == of_mask), used
+        padding = torch.zeros(2, length, dtype=torch.bool, device="cuda") if is_padded or is_packed else None
+        embeddings = torch.empty(2, length, 128, device="cuda", dtype=torch.bfloat16)
+        encoder(embeddings, padding, lengths=lengths)[-1].sum().backward()
+    return {name.removeprefix("_scaled_dot_product_") for _, name in trace.operators if "att" in name}
+
+
+def both_directions(*kernels: str) -> set[str]:
+    return {f"{kernel}{direction}" for kernel in kernels for direction in ("", "_backward")}
+
+
+MASK, CUDNN, VARLEN = "efficient_attention", "cudnn_attention", "_varlen_attn"
+needs_varlen = pytest.mark.skipif(not attention.has_varlen(), reason="from PyTorch 2.11 on")
+
+
+@needs_varlen
+@pytest.mark.parametrize("length", [256, 512])
+def test_kernels_of_modernbert(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Full blocks, padding, packed texts; dropout or an older PyTorch take a mask, also in blocks, but never cuDNN, whose
+    backward pass gives NaN with a mask.
+    """
+    assert attention_kernels(length) == both_directions(CUDNN, VARLEN)
+    assert attention_kernels(length, is_packed=True) == both_directions(VARLEN)
+    assert attention_kernels(length, is_packed=True, attention_dropout=0.1) == both_directions(MASK)
+    assert attention_kernels(length, is_padded=True) == both_directions(MASK)
+    assert attention_kernels(length, attends_to="past") == both_directions(VARLEN)
+    monkeypatch.setattr(attention, "has_varlen", lambda: False)
+    assert attention_kernels(length) == both_directions(CUDNN, MASK)
+    assert attention_kernels(length, is_packed=True) == both_directions(MASK)
+
+
+def test_short_local_layers_need_no_window() -> None:
+    assert attention_kernels(65) == both_directions("flash_attention")
+
+
+@needs_varlen
+@pytest.mark.parametrize(
+    ("dtype", "width", "starts", "message"),
+    [
+        (torch.float32, 64, torch.int32, "takes no torch.float32"),
+        (torch.bfloat16, 12, torch.int32, "no head of 12"),
+        (torch.bfloat16, 264, torch.int32, "no head of 264"),
+        (torch.bfloat16, 64, torch.int64, "starts are torch.int64"),
+    ],
+)
+def test_varlen_attention_refuses(dtype: torch.dtype, width: int, starts: torch.dtype, message: str) -> None:
+    with fake_cuda(), pytest.raises(CudaRuleError, match=message):
+        packed = torch.empty(10, 3, 2, width, dtype=dtype, device="cuda")
+        attention.varlen_attention(packed, Sequences(torch.empty(3, dtype=starts, device="cuda"), 6, (-1, -1)))
 
 
 @pytest.mark.parametrize(("kernel", "dropout"), [("flash", 0.1), ("cudnn", 0.0)])

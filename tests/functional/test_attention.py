@@ -1,5 +1,7 @@
 """Fast attention against the reference: values and gradients, padding, towers, dropout, and intermediate tensors."""
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -172,6 +174,32 @@ def test_bias_gradient_is_never_materialized_per_sequence(monkeypatch: pytest.Mo
 )
 def test_choice_of_backend(device, dtype, head_width, has_bias, expected) -> None:
     assert choose_backend(device, dtype, head_width, has_bias) == expected
+
+
+@pytest.mark.parametrize(
+    ("version", "dtype", "head_width", "dropout", "is_varlen"),
+    [
+        ("with windows", torch.bfloat16, 64, 0.0, True),
+        ("with windows", torch.float16, 256, 0.0, True),
+        ("with windows", torch.bfloat16, 64, 0.1, False),
+        ("with windows", torch.float32, 64, 0.0, False),
+        ("with windows", torch.bfloat16, 12, 0.0, False),
+        ("without windows", torch.bfloat16, 64, 0.0, False),
+        ("without the module", torch.bfloat16, 64, 0.0, False),
+    ],
+)
+def test_packed_sequences_take_varlen_where_pytorch_has_it(
+    version: str, dtype: torch.dtype, head_width: int, dropout: float, is_varlen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = SimpleNamespace(varlen_attn=(lambda q, *, window_size: q) if version == "with windows" else lambda q: q)
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", None if version == "without the module" else module)
+    monkeypatch.setattr(attention, "is_hopper_or_newer", lambda device: False)
+    attention.has_varlen.cache_clear()
+    for by_distance in (True, False):
+        backend = choose_backend(CUDA, dtype, head_width, False, dropout=dropout, by_distance=by_distance)
+        assert (backend == "varlen") == (is_varlen and by_distance)
+    assert choose_backend(CPU, dtype, head_width, False, dropout=dropout, by_distance=True) == "cpu"
+    attention.has_varlen.cache_clear()
 
 
 @pytest.mark.parametrize("kind", KINDS)

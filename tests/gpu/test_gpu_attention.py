@@ -8,7 +8,18 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.profiler import ProfilerActivity, profile
 
 from amos_fairseq.functional import attention
-from amos_fairseq.functional.attention import MASKED_SCORE, AttentionBias, fast_attention, prepare_bias
+from amos_fairseq.functional.attention import (
+    MASKED_SCORE,
+    AttentionBias,
+    Sequences,
+    fast_attention,
+    masked_pairs,
+    prepare_bias,
+    scores_of_masked_pairs,
+    varlen_attention,
+    window_of,
+)
+from amos_fairseq.functional.packing import pack_lengths
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -128,3 +139,26 @@ def test_dropped_weights_keep_their_mean() -> None:
     outputs = torch.stack([fast_attention(heads, bias, 0.2) for _ in range(2000)])
     error = outputs.std(0) / 2000**0.5
     assert ((outputs.mean(0) - fast_attention(heads, bias, 0.0)).abs() < 6 * error).all()
+
+
+@pytest.mark.skipif(not attention.has_varlen(), reason="from PyTorch 2.11 on")
+@pytest.mark.parametrize("reach", [None, 64])
+@pytest.mark.parametrize("side", ["all", "past", "future"])
+def test_packed_sequences_match_the_reference_in_float64(side: str, reach: int | None) -> None:
+    """Lengths at the edges of the window, of tiles of 128, and of one token."""
+    torch.manual_seed(0)
+    lengths, cuda = [300, 1, 65, 128, 129], torch.device("cuda")
+    packing = pack_lengths(lengths, 300, cuda)
+    heads = torch.randn(sum(lengths), 3, H, D, device="cuda").bfloat16().requires_grad_()
+    out = varlen_attention(heads, Sequences(packing.starts, packing.longest, window_of(side, reach)))
+    grad = torch.randn_like(out)
+    out.backward(grad)
+    exact_heads, parts = heads.detach().double().requires_grad_(), []
+    for sequence in exact_heads.split(lengths):
+        masked = masked_pairs(len(sequence), None, side, reach, device=cuda)
+        bias = AttentionBias(fixed=scores_of_masked_pairs(masked, torch.float64))
+        parts.append(attention.reference_attention(sequence[None], bias, 0.0)[0])
+    exact = torch.cat(parts)
+    exact.backward(grad.double())
+    assert relative_error(out, exact) < TOLERANCES[torch.bfloat16]
+    assert relative_error(heads.grad, exact_heads.grad) < TOLERANCES[torch.bfloat16]

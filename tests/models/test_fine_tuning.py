@@ -67,6 +67,31 @@ def test_classification_head_by_hand(activation: str) -> None:
     torch.testing.assert_close(logits, state @ head.output.weight.t() + head.output.bias)
 
 
+@pytest.mark.parametrize("settings", [{}, {"layers": "mix"}, {"layers": "1"}, {"encoder": "modernbert"}], ids=str)
+@pytest.mark.parametrize("pooling", ["first", "mean"])
+def test_every_head_reads_the_same_from_packed_texts(settings: dict, pooling: str) -> None:
+    """Logits, spans, labels of words, and the gradients of the token embeddings, without and with lengths."""
+    schemes = {"relative_position_scheme": "none", "embedding_dim": 0} if "encoder" in settings else {}
+    model, texts, lengths = fine_tuned(pooling=pooling, **settings, **schemes).double(), tokens(), [8, 5]
+    calls = [{"classification_head_name": HEAD}]
+    if pooling == "first":
+        model.register_span_head("joint")
+        model.register_tagging_head(3)
+        mask = torch.arange(8).expand(2, -1) < torch.tensor(lengths)[:, None]
+        calls += [{"answer_mask": mask, "span_targets": (torch.tensor([4, 1]), torch.tensor([5, 1]))}]
+        calls += [{"word_positions": torch.tensor([[1, 4, 6], [1, 3, 0]])}]
+    model.double()
+    for arguments in calls:
+        found = []
+        for given in (None, lengths):
+            model.zero_grad()
+            output = model(texts, lengths=given, **arguments)
+            values = output[0] if isinstance(output, tuple) else output
+            values.pow(2).sum().backward()
+            found.append([values.detach(), model.embed_tokens.weight.grad])
+        torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=1e-10)
+
+
 def test_a_head_of_another_size_is_newly_initialized_and_an_equal_one_is_loaded() -> None:
     torch.manual_seed(0)
     mnli = fine_tuned(num_classes=3)

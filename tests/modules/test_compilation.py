@@ -65,12 +65,14 @@ def encoder(**settings) -> BertEncoder:
     return BertEncoder(encoder_config(**(DROPOUTS | settings)))
 
 
-def gradients(module: nn.Module, embeddings: Tensor, mask: Tensor | None = None, seed: int = 0) -> list[Tensor]:
+def gradients(
+    module: nn.Module, embeddings: Tensor, mask: Tensor | None = None, seed: int = 0, lengths: list[int] | None = None
+) -> list[Tensor]:
     """Outputs of all layers, and all gradients."""
     embeddings = embeddings.clone().requires_grad_()
     module.zero_grad()
     torch.manual_seed(seed)
-    outputs = torch.stack(list(module(embeddings, mask)))
+    outputs = torch.stack(list(module(embeddings, mask, lengths=lengths)))
     outputs.pow(3).sum().backward()
     return [outputs.detach(), embeddings.grad, *(parameter.grad.clone() for parameter in module.parameters())]
 
@@ -99,6 +101,17 @@ def test_batches_of_many_sizes_are_two_graphs(traced: None) -> None:
     for step, (batch_size, length) in enumerate(((2, 6), (3, 7), (5, 9), (4, 10), (7, 3), (2, 6))):
         given = random(batch_size, length, 8).float(), torch.arange(length).expand(batch_size, -1) >= length - 1
         torch.testing.assert_close(gradients(compiled, *given), gradients(plain, *given))
+        assert num_graphs() == min(step + 1, 2)
+
+
+def test_packed_batches_of_many_sizes_are_two_graphs_too(traced: None) -> None:
+    """Graph breaks would raise in num_graphs()."""
+    plain, compiled = encoder().eval(), let_compile(encoder().eval())
+    for step, lengths in enumerate(([6, 4], [3, 7, 5], [9, 1, 2, 3], [2, 8, 8], [6, 4])):
+        embeddings = random(len(lengths), max(lengths), 8).float()
+        mask = torch.arange(max(lengths)) >= torch.tensor(lengths)[:, None]
+        got, expected = (gradients(module, embeddings, mask, lengths=lengths) for module in (compiled, plain))
+        torch.testing.assert_close(got, expected)
         assert num_graphs() == min(step + 1, 2)
 
 
