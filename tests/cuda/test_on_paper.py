@@ -11,6 +11,7 @@ from tiny_runs import ROOT
 
 from amos_fairseq.cli.main import main
 from amos_fairseq.compat import master_weights
+from amos_fairseq.functional import attention
 from amos_fairseq.measure import fake_cuda as fakes
 from amos_fairseq.measure import on_paper
 from amos_fairseq.measure.configuration import BenchSettings
@@ -225,6 +226,24 @@ def test_attention_without_a_bias_by_hand(kernel: str, dropout: float, forward: 
     name, product = f"_scaled_dot_product_{kernel}_attention", 2 * 8 * 8 * 512 * 512 * 64
     assert operators["other", name].seconds == pytest.approx(2 * product / forward)
     assert operators["other", f"{name}_backward"].seconds == pytest.approx(5 * product / backward)
+
+
+@pytest.mark.skipif(not attention.has_varlen(), reason="from PyTorch 2.11 on")
+@pytest.mark.parametrize(
+    ("window", "keys"), [((-1, -1), 512), ((64, 64), 3 * 128), ((128, 128), 3 * 128), ((64, 0), 2 * 128), ((300, 300), 512)]
+)
+def test_packed_attention_by_hand(window: tuple[int, int], keys: int) -> None:
+    """A window of 64 tokens on each side of a tile of 128 queries touches its own tile of keys and the two beside it."""
+
+    def attend() -> None:
+        heads = torch.empty(900, 3, 8, 64, device="cuda", dtype=HALF, requires_grad=True)
+        starts = torch.empty(4, device="cuda", dtype=torch.int32)
+        attention.varlen_attention(heads, attention.Sequences(starts, 512, window)).sum().backward()
+
+    operators, product = trace_of(attend).operators, 2 * 900 * 8 * 64 * keys
+    assert operators["other", "_varlen_attn"].flops == 2 * product
+    assert operators["other", "_varlen_attn"].seconds == pytest.approx(2 * product / 1e12)
+    assert operators["other", "_varlen_attn_backward"].flops == 5 * product
 
 
 @pytest.mark.slow

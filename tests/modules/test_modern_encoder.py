@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -120,6 +121,23 @@ def test_planted_errors_are_found(error: str) -> None:
     with torch.no_grad():
         difference = module(embeddings)[-1] - theirs(inputs_embeds=embeddings).last_hidden_state
     assert difference.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rotated_heads_equal_the_formula(dtype: torch.dtype) -> None:
+    """Values and gradients of what torch.compile traces. In half precision both compute in float32 and round once."""
+    by, results = rotation(70, 8, 100.0, CPU), []
+    for is_compiling in (False, True):
+        heads = random(2, 70, 3, 5, 16, dtype=dtype)[..., ::2].requires_grad_()
+        with mock.patch.object(torch.compiler, "is_compiling", lambda is_compiling=is_compiling: is_compiling):
+            turned = rotate_queries_and_keys(heads, by)
+        turned.backward(random(2, 70, 3, 5, 8, seed=2, dtype=dtype))
+        results.append([turned.detach(), heads.grad])
+    assert results[0][0].is_contiguous()
+    assert results[0][0].dtype == dtype
+    # Sums and products of float32 in another order may round to the neighbor in half precision.
+    tolerance = 1e-6 if dtype == torch.float32 else torch.finfo(dtype).eps
+    torch.testing.assert_close(results[0], results[1], rtol=tolerance, atol=1e-6)
 
 
 @pytest.mark.parametrize("length", [5, 130, 600])
