@@ -53,7 +53,7 @@ def add_parser(subparsers: Any) -> None:
     add(
         "--on-paper",
         choices=("h200", "h100", "a100"),
-        help="count kernels, bytes and FLOPs of a step and predict the time of each part on this GPU; measures "
+        help="count kernels, bytes, FLOPs and memory of a step and predict the time of each part on this GPU; measures "
         "nothing and needs no GPU (default: measure)",
     )
     add(

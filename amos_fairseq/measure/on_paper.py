@@ -52,6 +52,7 @@ from amos_fairseq.measure.gpu_rates import (
     GpuRates,
     Seconds,
 )
+from amos_fairseq.measure.measurement import held_bytes, step_peak
 
 aten = torch.ops.aten
 
@@ -381,12 +382,16 @@ class StepPrediction:
         costs: by row of the table.
         tokens: number of tokens in the micro-batch.
         model_flops: forward and backward pass of the reference implementation.
+        held_bytes: of weights, gradients, master weights and moments.
+        peak_bytes: these and the largest sum of other tensors in the step, without scratch memory inside operators.
     """
 
     setup: BenchSetup
     device: GpuRates
     tokens: int
     model_flops: float
+    held_bytes: int
+    peak_bytes: int
     costs: dict[str, Cost] = field(default_factory=dict)
 
     @property
@@ -409,10 +414,13 @@ def predict_step(settings: BenchSettings, device_name: str) -> StepPrediction:
             setup = set_up(dataclasses.replace(settings, device="cuda")).with_model(compile=False)
             task = build_task(setup.cfg.task, setup.vocabulary_size)
             batch = random_batch(task, setup.batch_size)
-        trace = trace_step(FairseqStep(setup, task), cuda, batch, device)
+        step = FairseqStep(setup, task)
+        trace, held = trace_step(step, cuda, batch, device), held_bytes(*step.state())
+        # Counted by operators, as on a CPU: FakeTensors are not in CUDA's memory.
+        peak = held + step_peak(lambda: step.step(cuda.fake(batch)), torch.device("cpu"))
     tokens = batch["ntokens"]
     model_flops = training_flops(setup.cfg, setup.vocabulary_size, reference=True).per_token * tokens
-    return StepPrediction(setup, device, tokens, model_flops, dict(trace.costs))
+    return StepPrediction(setup, device, tokens, model_flops, held, peak, dict(trace.costs))
 
 
 def trace_step(step: FairseqStep, cuda: FakeCuda, batch: dict[str, Any], device: GpuRates) -> Trace:
@@ -451,5 +459,7 @@ def as_text(prediction: StepPrediction) -> str:
             f"{prediction.tokens / total.seconds:,.0f} tokens/s ({prediction.tokens / total.range.slow:,.0f} to "
             f"{prediction.tokens / total.range.fast:,.0f}); model FLOPs are "
             f"{prediction.model_flops / total.seconds / peak:.0%} of the peak of {peak / 1e12:.0f} TFLOP/s",
+            f"memory: {prediction.held_bytes / 1e9:.1f} GB of weights, gradients and moments; with activations "
+            f"{prediction.peak_bytes / 1e9:.1f} GB",
         ]
     )

@@ -14,7 +14,8 @@ from amos_fairseq.compat import master_weights
 from amos_fairseq.functional import attention
 from amos_fairseq.measure import fake_cuda as fakes
 from amos_fairseq.measure import on_paper
-from amos_fairseq.measure.configuration import BenchSettings
+from amos_fairseq.measure.configuration import BenchSettings, build_task, set_up
+from amos_fairseq.measure.fairseq_step import FairseqStep
 from amos_fairseq.measure.fake_cuda import fake_cuda
 from amos_fairseq.measure.flops import training_flops
 from amos_fairseq.measure.gpu_rates import (
@@ -309,6 +310,29 @@ def test_the_command_prints_milliseconds_per_part_and_a_total(device: str, capsy
     fast, slow = float(total.split()[3].removeprefix("(")), float(total.split()[5].removesuffix("),"))
     assert 0 < fast <= milliseconds <= slow
     assert lines[0].startswith(f"predicted, not measured: amos on one {DEVICES[device].name}, ")
+    assert lines[-1].startswith("memory: ")
+
+
+def test_memory() -> None:
+    """In float32 a parameter has 16 bytes with its gradient and moments. Activations grow with the batch; of checkpointed layers
+    only the input is saved.
+    """
+
+    def predicted(*overrides: str) -> tuple[int, int]:
+        settings = BenchSettings("electra_tiny", list(overrides), precision="float32", vocabulary_size=VOCABULARY)
+        prediction = predict_step(settings, "h200")
+        return prediction.held_bytes, prediction.peak_bytes - prediction.held_bytes
+
+    setup = set_up(BenchSettings("electra_tiny", [], precision="float32", vocabulary_size=VOCABULARY))
+    network = FairseqStep(setup, build_task(setup.cfg.task, VOCABULARY)).module
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    buffers = sum(buffer.numel() * buffer.element_size() for buffer in network.buffers())
+    held, small = predicted("dataset.batch_size=8")
+    assert 0 <= held - 16 * parameters - buffers < 1000  # and the optimizer's counters
+    same, large = predicted("dataset.batch_size=32")
+    assert same == held
+    assert 3 * small < large < 4 * small
+    assert predicted("dataset.batch_size=32", "model.activation_checkpointing=true")[1] < 0.6 * large
 
 
 @pytest.mark.parametrize(
