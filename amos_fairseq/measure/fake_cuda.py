@@ -273,9 +273,7 @@ def checked_varlen_attention(
         require(tensor.dtype == query.dtype, f"{name} is {tensor.dtype}, query is {query.dtype}")
     width = query.size(-1)
     require(query.dtype in attention.HALF_PRECISION, f"flash attention takes no {query.dtype}")
-    require(
-        width % 8 == 0 and width <= attention.FLASH_MAX_HEAD_WIDTH, f"flash attention takes no head of {width}"
-    )
+    require(width % 8 == 0 and width <= attention.FLASH_MAX_HEAD_WIDTH, f"flash attention takes no head of {width}")
     for starts in args[:2]:
         require(starts.dtype == torch.int32, f"the starts are {starts.dtype}, not torch.int32")
         require(starts.is_contiguous() and starts.device == query.device, "the starts are not contiguous on the device")

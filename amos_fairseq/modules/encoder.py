@@ -89,7 +89,7 @@ def check_heads(width: int, num_heads: int) -> None:
 
 
 class TransformerLayer(nn.Module):
-    """A layer of an encoder, called with its input, the result of ``attention_context()`` of the encoder, positions and packing.
+    """A layer of an encoder, called with its input, the encoder's ``attention_context()``, positions and packing.
 
     Its input is [B,T,D], or [1,N,D] where there is a packing.
     """
@@ -196,9 +196,7 @@ class TransformerEncoder(nn.Module, abc.ABC):
         """Compute the input of the first layer: [B,T,E] -> [B,T,D]."""
 
     @abc.abstractmethod
-    def attention_context(
-        self, embeddings: Tensor, padding_mask: Tensor | None, packing: Packing | None = None
-    ) -> Any:
+    def attention_context(self, embeddings: Tensor, padding_mask: Tensor | None, packing: Packing | None = None) -> Any:
         """Return what the attention of every layer needs beside its input: biases, masks, rotations.
 
         Args:

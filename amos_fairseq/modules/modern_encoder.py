@@ -67,7 +67,9 @@ class KindOfAttention(NamedTuple):
     rotation: Rotation
     bias: AttentionBias = NO_BIAS
     blocks: Tensor | None = None  # of block_mask(), where attention runs in blocks
-    sequences: Sequences | None = None  # where varlen_attention() runs, for which rotation has the angles of all N tokens
+    sequences: Sequences | None = (
+        None  # where varlen_attention() runs, for which rotation has the angles of all N tokens
+    )
 
 
 class ModernContext(NamedTuple):
@@ -254,7 +256,9 @@ class ModernBertEncoder(TransformerEncoder):
         shape, length = self.shape, embeddings.size(1)
         is_masked = (reach is not None and reach < length - 1) or shape.attends_to != "all"
         by_distance = packing is not None or (is_masked and padding_mask is None)
-        return shape.kernels != "reference" and "varlen" == choose_backend(
+        if shape.kernels == "reference":
+            return False
+        backend = choose_backend(
             embeddings.device,
             embeddings.dtype,
             shape.width // shape.num_heads,
@@ -262,6 +266,7 @@ class ModernBertEncoder(TransformerEncoder):
             dropout=shape.attention_dropout if self.training else 0.0,
             by_distance=by_distance,
         )
+        return backend == "varlen"
 
 
 def truncated_normal_(weight: Tensor, std: float) -> None:

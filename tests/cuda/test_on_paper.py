@@ -79,7 +79,7 @@ def test_a_total_has_the_range_of_the_shares() -> None:
 
     with fake_cuda(), Trace(PLAIN) as trace:
         act()
-    prediction = on_paper.StepPrediction(None, PLAIN, 1, 1.0, dict(trace.costs))
+    prediction = on_paper.StepPrediction(None, PLAIN, 1, 1.0, 0, 0, dict(trace.costs))
     moved = 2 * 4e6 / 1e9
     expected = [moved / one + moved / other + SHORTEST_KERNEL for one, other in ((0.85, 0.5), (0.95, 0.7), (1.0, 0.9))]
     assert prediction.total.range == pytest.approx(expected)
@@ -231,7 +231,8 @@ def test_attention_without_a_bias_by_hand(kernel: str, dropout: float, forward: 
 
 @pytest.mark.skipif(not attention.has_varlen(), reason="from PyTorch 2.11 on")
 @pytest.mark.parametrize(
-    ("window", "keys"), [((-1, -1), 512), ((64, 64), 3 * 128), ((128, 128), 3 * 128), ((64, 0), 2 * 128), ((300, 300), 512)]
+    ("window", "keys"),
+    [((-1, -1), 512), ((64, 64), 3 * 128), ((128, 128), 3 * 128), ((64, 0), 2 * 128), ((300, 300), 512)],
 )
 def test_packed_attention_by_hand(window: tuple[int, int], keys: int) -> None:
     """A window of 64 tokens on each side of a tile of 128 queries touches its own tile of keys and the two beside it."""
@@ -314,8 +315,8 @@ def test_the_command_prints_milliseconds_per_part_and_a_total(device: str, capsy
 
 
 def test_memory() -> None:
-    """In float32 a parameter has 16 bytes with its gradient and moments. Activations grow with the batch; of checkpointed layers
-    only the input is saved.
+    """In float32 a parameter has 16 bytes with its gradient and moments. Activations grow with the batch; of checkpointed
+    layers only the input is saved.
     """
 
     def predicted(*overrides: str) -> tuple[int, int]:

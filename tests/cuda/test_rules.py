@@ -151,9 +151,11 @@ def test_short_local_layers_need_no_window() -> None:
     ],
 )
 def test_varlen_attention_refuses(dtype: torch.dtype, width: int, starts: torch.dtype, message: str) -> None:
-    with fake_cuda(), pytest.raises(CudaRuleError, match=message):
+    with fake_cuda():
         packed = torch.empty(10, 3, 2, width, dtype=dtype, device="cuda")
-        attention.varlen_attention(packed, Sequences(torch.empty(3, dtype=starts, device="cuda"), 6, (-1, -1)))
+        sequences = Sequences(torch.empty(3, dtype=starts, device="cuda"), 6, (-1, -1))
+        with pytest.raises(CudaRuleError, match=message):
+            attention.varlen_attention(packed, sequences)
 
 
 @pytest.mark.parametrize(("kernel", "dropout"), [("flash", 0.1), ("cudnn", 0.0)])

@@ -1,5 +1,6 @@
 """Packed sequences against padded ones: indices by hand, and the values and gradients of both encoders."""
 
+import itertools
 import math
 from typing import Any
 
@@ -96,7 +97,10 @@ def test_packed_layers_compute_what_padded_ones_do(name: str) -> None:
 
 
 def test_token_types_are_packed_with_their_tokens() -> None:
-    module, types = build(CONFIGURATIONS["absolute positions, token types"]), (torch.arange(28) % 3 > 0).long().view(4, 7)
+    module, types = (
+        build(CONFIGURATIONS["absolute positions, token types"]),
+        (torch.arange(28) % 3 > 0).long().view(4, 7),
+    )
     padded, packed = (results(module, LENGTHS, is_packed=packed, token_types=types) for packed in (False, True))
     torch.testing.assert_close(packed, padded, **EXACT)
 
@@ -112,7 +116,7 @@ def naive_varlen(heads: Tensor, sequences: Sequences) -> Tensor:
     """The definition of PyTorch's ``varlen_attn``: one sequence after another, and one query after another."""
     outputs = []
     starts, (before, after) = sequences.starts.tolist(), sequences.window
-    for start, end in zip(starts[:-1], starts[1:], strict=True):
+    for start, end in itertools.pairwise(starts):
         assert end - start <= sequences.longest
         for query in range(start, end):
             first = start if before < 0 else max(start, query - before)
