@@ -25,6 +25,8 @@ from tiny_runs import ROOT
 from torch import Tensor
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.functional.attention import has_varlen
+from amos_fairseq.measure.fake_cuda import fake_cuda
 
 MOST_FILES = 8  # that a script may leave in OUT
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
@@ -267,6 +269,25 @@ def test_the_table_of_attention_decides_about_cudnn(capsys: pytest.CaptureFixtur
     assert kernels.fastest_chunk("in chunks", {32: 3.0, 64: 2.0, 128: 2.5}, torch.device("cuda")) == (
         "output layer in chunks: fastest chunk 64 MiB, 2.00 ms (now 128 MiB)"
     )
+
+
+def test_backends_of_attention_take_their_arguments() -> None:
+    """Both directions of those that need no compiler, on a fake device."""
+    done = []
+    with fake_cuda():
+        for variant in kernels.attention_variants(kernels.Sizes(2, 256, 2), torch.device("cuda")):
+            if variant.name == "compiled definition":
+                break
+            out = variant.call()
+            gradients = torch.autograd.grad(out, variant.leaves, torch.empty_like(out))
+            assert [gradient.shape for gradient in gradients] == [leaf.shape for leaf in variant.leaves]
+            done.append(variant.name)
+    packed = ["varlen, no bias", "varlen, window"] if has_varlen() else []
+    assert list(dict.fromkeys(done)) == [
+        *("flash, no bias", "cuDNN, no bias"),
+        *packed,
+        *("efficient, mask of the window", "efficient"),
+    ]
 
 
 @needs_triton

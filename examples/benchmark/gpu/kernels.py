@@ -24,12 +24,18 @@ from amos_fairseq.functional import output_layer as chunked
 from amos_fairseq.functional.attention import (
     SDPA_BACKENDS,
     AttentionBias,
+    Sequences,
     ToeplitzBias,
     as_attention_mask,
     fast_attention,
     fused_attention,
+    has_varlen,
+    masked_pairs,
     reference_attention,
+    scores_of_masked_pairs,
     toeplitz_attention,
+    varlen_attention,
+    window_of,
 )
 from amos_fairseq.functional.cross_entropy import linear_cross_entropy
 from amos_fairseq.functional.relative_position import toeplitz
@@ -38,6 +44,7 @@ from amos_fairseq.modules.mixture import Adversary, OutputLayerWeights, predict_
 
 MIB = 2**20
 CHUNKS = (32, 64, 128, 256, 512)  # MiB
+WINDOW = 64  # tokens on each side, of ModernBERT's local layers
 
 
 SECONDS = {"cuda": 0.6, "cpu": 0.01}  # of each measurement
@@ -55,14 +62,18 @@ class Variant:
 
 
 def attention_variants(sizes: Sizes, device: torch.device) -> Iterator[Variant]:
-    """Yield the backends; flash and cuDNN's attention, whose bias gets no gradient, are bounds for the others."""
+    """Yield the backends.
+
+    Flash and cuDNN's attention, whose bias gets no gradient, are bounds for the others; the TFLOP/s of a window are those of
+    all pairs.
+    """
     heads, learned = attention_leaves(sizes, device)
     dtype = sizes.dtype
     on_gpu = device.type == "cuda"
 
     def fused(backend: str, mask: Tensor | None, dropout: float) -> Tensor:
         query, key, value = (part.transpose(1, 2) for part in heads.unbind(2))
-        with mock.patch.dict(SDPA_BACKENDS, {"cudnn": SDPBackend.CUDNN_ATTENTION}):  # alone, without flash behind it
+        with mock.patch.dict(SDPA_BACKENDS, {"cudnn": [SDPBackend.CUDNN_ATTENTION]}):  # alone, without flash behind it
             return fused_attention(query, key, value, mask, dropout, backend).transpose(1, 2)
 
     def with_bias(attend: Callable, source: Tensor, dropout: float) -> Tensor:
@@ -70,6 +81,11 @@ def attention_variants(sizes: Sizes, device: torch.device) -> Iterator[Variant]:
 
     def efficient(source: Tensor, dropout: float) -> Tensor:
         return fused("efficient", as_attention_mask(AttentionBias(learned=toeplitz(source)), dtype), dropout)
+
+    def packed(reach: int | None) -> Tensor:
+        starts = torch.arange(sizes.sequences + 1, dtype=torch.int32, device=device) * sizes.length
+        sequences = Sequences(starts, sizes.length, window_of("all", reach))
+        return varlen_attention(heads.flatten(0, 1), sequences).unflatten(0, heads.shape[:2])
 
     def in_triton(source: Tensor | None, dropout: float) -> Tensor:
         return toeplitz_attention(heads, ToeplitzBias(source, None), dropout, None)
@@ -79,6 +95,12 @@ def attention_variants(sizes: Sizes, device: torch.device) -> Iterator[Variant]:
         for name, backend in (("flash", "flash"), ("cuDNN", "cudnn")):
             for dropout in (0.0, DROPOUT):
                 yield Variant(f"{name}, no bias", partial(fused, backend, None, dropout), (heads,), dropout)
+        if has_varlen():
+            yield Variant("varlen, no bias", partial(packed, None), (heads,))
+            yield Variant("varlen, window", partial(packed, WINDOW), (heads,))
+        pairs = masked_pairs(sizes.length, None, reach=WINDOW, device=device)
+        window = as_attention_mask(AttentionBias(fixed=scores_of_masked_pairs(pairs, dtype)), dtype)
+        yield Variant("efficient, mask of the window", partial(fused, "efficient", window, 0.0), (heads,))
         for dropout in (0.0, DROPOUT):
             yield Variant("efficient", partial(efficient, learned.detach(), dropout), (heads,), dropout)
             yield Variant("efficient", partial(efficient, learned, dropout), both, dropout, True)
