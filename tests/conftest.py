@@ -60,6 +60,15 @@ def binarized_corpus(corpus_text: Path, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture
+def packings(monkeypatch: pytest.MonkeyPatch) -> list:
+    """How the batches of all encoders were packed in this test: each :class:`Packing`, or None."""
+    encoder = import_module("amos_fairseq.modules.encoder")  # here, because of Triton
+    pack_lengths, found = encoder.pack_lengths, []
+    monkeypatch.setattr(encoder, "pack_lengths", lambda *given: found.append(pack_lengths(*given)) or found[-1])
+    return found
+
+
+@pytest.fixture
 def restored_determinism(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """``--deterministic`` changes the process: start without cuBLAS's variable, and undo the rest after the test."""
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is also removed again

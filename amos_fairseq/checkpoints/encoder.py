@@ -171,7 +171,6 @@ class Encoder(nn.Module):
         with torch.set_grad_enabled(self.training and torch.is_grad_enabled()):
             outputs = encoder(
                 self.model.encoder_embedding(tokens),
-                padding_mask=tokens.eq(self.loaded.dictionary.pad()),
                 token_types=self._token_types(sequences, tokens.size(1)),
                 with_input=True,
                 lengths=[len(sequence.tokens) for sequence in sequences],

@@ -60,7 +60,7 @@ def notes(benchmark: Benchmark, results: Sequence[RunResult], summaries: Mapping
         name: str(value).lower() if isinstance(value, bool | str) else f"{value:g}"
         for name, value in session.overrides.items()
     }
-    changed = f"; given instead: {', '.join(f'{name} {value}' for name, value in given.items())}" if given else ""
+    changed = f"; instead of its own: {', '.join(f'{name} {value}' for name, value in given.items())}" if given else ""
     name = Path(recipe.name).name
     yield f"fine-tuning settings: recipe {name} ({recipe.description}; values for {recipe.size} models){changed}"
     counts = [summary.main.count for summary in summaries.values()]

@@ -14,7 +14,7 @@ from amos_fairseq.checkpoint_files import check_content, checkpoint_file, read_h
 from amos_fairseq.checkpoints.read import read_tokenizer
 from amos_fairseq.checkpoints.write import as_flags
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.recipes import Hyperparameters, Recipe, load_recipe, size_for_width
+from amos_fairseq.finetuning.recipes import Hyperparameters, Recipe, load_recipe, recipe_names, size_for_width
 from amos_fairseq.finetuning.runs import BenchmarkTask, TaskRun, content_sha256, plan_runs, read_setup, setup_file
 from amos_fairseq.fingerprint import TOKENIZER_DIRECTORY, file_sha256
 from amos_fairseq.models.configuration import OF_FINE_TUNING, EncoderConfig, parse_layers
@@ -28,6 +28,9 @@ ENCODER_FIELDS = {field.name for field in dataclasses.fields(EncoderConfig)} - {
 # Settings of single objectives that decide which encoder of a checkpoint is fine-tuned.
 BRANCH_FIELDS = {"representation", "task_heads", "mws_loss_weight", "rtd_loss_weight"}
 # Settings that the recipe provides.
+# What the built-in recipes, whose values are for BERT's encoder, do not know of another one: ModernBERT's authors train without
+# attention dropout, which attention to packed texts on a GPU does not have.
+OF_ENCODER = {"modernbert": {"attention_dropout": 0.0}}
 RECIPE_FIELDS = {"dropout", "attention_dropout", "pooler_dropout", *OF_FINE_TUNING}
 # Settings of the pretraining process, which do not describe the encoder.
 RUN_FIELDS = {"activation_checkpointing", "compile", "deterministic", "kernels"}
@@ -137,7 +140,7 @@ class Session:
     """The checked arguments of the command.
 
     Attributes:
-        overrides: values from the command line that replace the recipe's for every task.
+        overrides: values that replace the recipe's for every task, from the command line or for the encoder.
         devices: "cpu" or "cuda:N"; one run at a time on each entry. An entry may occur several times.
         precision: "float32", "fp16" or "bf16".
         keep_checkpoints: keep all checkpoints with the optimizer state, not only the weights of each task's best run.
@@ -226,6 +229,8 @@ def open_session(
         if not (value >= 0 if may_be_zero else value > 0):
             expected = "0 or above" if may_be_zero else "above 0"
             raise UserError(f"--{name.replace('_', '-')} {value} must be {expected}")
+    if recipe in recipe_names():  # those of a recipe of one's own may be meant for this encoder
+        given = OF_ENCODER.get(str(pretrained.model["encoder"]), {}) | given
     chosen = load_recipe(recipe, size or pretrained.size, given)
     for trial in {trial for trials in chosen.trials.values() for trial in trials}:
         trial.check_layers(number_of_layers(pretrained.model))

@@ -29,6 +29,7 @@ FLASH_MAX_HEAD_WIDTH = 256
 CUDNN_MAX_HEAD_WIDTH = 128
 CUDNN_LENGTHS = 128  # and its multiples
 TRITON_HEAD_WIDTHS = range(16, 129)
+AMPERE, HOPPER = 8, 9  # major compute capabilities
 HALF_PRECISION = (torch.float16, torch.bfloat16)
 
 Backend = Literal["reference", "cpu", "cudnn", "flash", "efficient", "math", "triton", "varlen"]
@@ -112,8 +113,8 @@ def choose_backend(
         with_triton: the setting ``model.kernels=triton``.
         length: T.
         dropout: probability of dropping a weight in this call.
-        by_distance: whether sequence and distance alone say which keys a query attends to, and :func:`varlen_attention`
-            could be used.
+        by_distance: whether the keys of a query are a window of its sequence, or all of it, which :func:`varlen_attention`
+            supports.
 
     device  dtype                       bias  backend
     cpu     any                         any   cpu         takes 0.4 to 0.7 of the time of PyTorch's, whose fused CPU kernel
@@ -124,11 +125,11 @@ def choose_backend(
                                                           float32 products need more registers than there are
     cuda    float16, bfloat16           no    varlen      if by_distance: packed or local, without dropout, for heads of up to
                                                           256, from PyTorch 2.11 on, which has windows (2.10 has the function
-                                                          without them)
+                                                          without them); not under autocast (--amp), where dtype is float32
     cuda    float16, bfloat16           no    cudnn       on Hopper and newer, for heads of up to 128, T a multiple of 128, no
                                                           dropout, without ``torch.use_deterministic_algorithms``; flash
                                                           where PyTorch has no cuDNN
-    cuda    float16, bfloat16           no    flash       for heads of up to 256
+    cuda    float16, bfloat16           no    flash       for heads of up to 256; like varlen, from compute capability 8.0 on
     cuda    float16, bfloat16, float32  any   efficient   the only fused kernel that computes the gradient of a bias
     cuda    others; heads with d % 8    any   math        not supported by any fused kernel
     other   any                         any   reference
@@ -148,9 +149,9 @@ def choose_backend(
     - its backward pass adds in any order: PyTorch refuses it under ``torch.use_deterministic_algorithms``.
 
     FlexAttention would sum the gradient of the bias over the sequences inside its kernel, but it has no dropout of the weights,
-    and it sums with atomic additions, whose order changes from run to run; for packed sequences and windows it would compile a
-    kernel where ``varlen`` has one. The efficient kernel writes [B,H,T,T] for one layer
-    at a time.
+    and it sums with atomic additions, whose order changes from run to run, also under ``torch.use_deterministic_algorithms``;
+    for packed sequences and windows it would compile a kernel, although ``varlen`` supports both. The efficient kernel writes
+    [B,H,T,T] for one layer at a time.
     """
     if device.type == "cpu":
         return "reference" if torch.compiler.is_compiling() else "cpu"
@@ -160,12 +161,15 @@ def choose_backend(
         return "triton"
     if head_width % 8 or dtype not in (*HALF_PRECISION, torch.float32):
         return "math"
-    if by_distance and dropout == 0 and dtype in HALF_PRECISION and head_width <= FLASH_MAX_HEAD_WIDTH and has_varlen():
-        return "varlen"
     if has_bias or dtype == torch.float32 or head_width > FLASH_MAX_HEAD_WIDTH:
         return "efficient"
+    generation = compute_generation(device)
+    if generation < AMPERE:
+        return "efficient"
+    if by_distance and dropout == 0 and has_varlen():
+        return "varlen"
     suits_cudnn = dropout == 0 and head_width <= CUDNN_MAX_HEAD_WIDTH and length % CUDNN_LENGTHS == 0
-    if suits_cudnn and not torch.are_deterministic_algorithms_enabled() and is_hopper_or_newer(device):
+    if suits_cudnn and not torch.are_deterministic_algorithms_enabled() and generation >= HOPPER:
         return "cudnn"
     return "flash"
 
@@ -180,10 +184,10 @@ def has_varlen() -> bool:
     return "window_size" in inspect.signature(varlen.varlen_attn).parameters
 
 
-def is_hopper_or_newer(device: torch.device) -> bool:
-    """Return whether a CUDA device has compute capability 9.0 or above."""
+def compute_generation(device: torch.device) -> int:
+    """Return the first number of the compute capability of a CUDA device, such as :data:`AMPERE`."""
     # torch.compile replaces this call by its result; it cannot trace torch.cuda.get_device_capability.
-    return torch.cuda.get_device_properties(device).major >= 9
+    return torch.cuda.get_device_properties(device).major
 
 
 def prepare_bias(bias: AttentionBias, device: torch.device, dtype: torch.dtype) -> AttentionBias:
@@ -268,7 +272,7 @@ def fused_attention(
         return scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
 
 
-class Sequences(NamedTuple):
+class PackedKeys(NamedTuple):
     """Which keys the queries of packed sequences attend to, for :func:`varlen_attention`."""
 
     starts: Tensor  # [B+1] int32, the first token of each sequence, and the number of all tokens
@@ -277,19 +281,19 @@ class Sequences(NamedTuple):
 
 
 def window_of(side: str, reach: int | None) -> tuple[int, int]:
-    """Return the window of :class:`Sequences`; arguments as for :func:`masked_pairs`."""
+    """Return the window of :class:`PackedKeys`; arguments as for :func:`masked_pairs`."""
     distance = -1 if reach is None else reach
     return (0 if side == "future" else distance, 0 if side == "past" else distance)
 
 
-def varlen_attention(heads: Tensor, sequences: Sequences) -> Tensor:
+def varlen_attention(heads: Tensor, keys: PackedKeys) -> Tensor:
     """Compute softmax(q k^T / sqrt(d)) v within each sequence and window: [N,3,H,d] float16 or bfloat16 -> [N,H,d].
 
     PyTorch's FlashAttention on CUDA.
     """
     from torch.nn.attention.varlen import varlen_attn  # not in every PyTorch, see has_varlen()
 
-    starts, longest, window = sequences
+    starts, longest, window = keys
     query, key, value = heads.unbind(1)
     return varlen_attn(query, key, value, starts, starts, longest, longest, window_size=window)
 

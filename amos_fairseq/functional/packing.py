@@ -20,7 +20,7 @@ class Packing(NamedTuple):
     longest: int  # number of tokens of the longest sequence
 
     def pack(self, padded: Tensor) -> Tensor:
-        """Leave the padding out: [B,T,...] -> [1,N,...]."""
+        """Leave the padding out: [B,T,...] -> [1,N,...]. Returns a copy: torch.compile would compile views once more."""
         return _TakeRows.apply(padded.flatten(0, 1).unsqueeze(0), self.slots)
 
     def unpack(self, packed: Tensor) -> Tensor:
@@ -32,52 +32,67 @@ class Packing(NamedTuple):
         """Return the position of each token in its sequence: [N] int64."""
         return self.slots % self.shape[1]
 
+    def padding_mask(self) -> Tensor:
+        """Return True at padding: [B,T] bool."""
+        is_padding = self.slots.new_ones(self.shape, dtype=torch.bool)
+        return is_padding.view(-1).index_fill_(0, self.slots, False).view(self.shape)
 
-def pack_lengths(lengths: Sequence[int], length: int, device: torch.device) -> Packing | None:
-    """Return how sequences of ``lengths`` tokens, padded to T = ``length``, are packed; None if none is padded.
+
+def pack_lengths(lengths: Sequence[int], shape: tuple[int, int], device: torch.device) -> Packing | None:
+    """Return how sequences of ``lengths`` tokens, padded to ``shape`` = (B, T), are packed; None if none is padded.
 
     The lengths are known to the host, which therefore does not wait for the device.
 
     Raises:
-        ValueError: a length is below 1 or above T.
+        ValueError: there are not B lengths from 1 to T.
     """
-    if not all(1 <= each <= length for each in lengths):
-        raise ValueError(f"lengths of 1 to {length} expected, got {list(lengths)}")
-    if sum(lengths) == len(lengths) * length:
+    num_sequences, length = shape
+    if len(lengths) != num_sequences or not all(1 <= each <= length for each in lengths):
+        raise ValueError(f"{num_sequences} lengths from 1 to {length} expected, got {list(lengths)}")
+    if sum(lengths) == num_sequences * length:
         return None
     slots = torch.cat([torch.arange(row * length, row * length + each) for row, each in enumerate(lengths)])
     starts = torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32)
-    return Packing(slots.to(device), starts.to(device), (len(lengths), length), max(lengths))
+    slots, starts = (part.to(device, non_blocking=True) for part in (slots, starts))
+    return Packing(slots, starts, (num_sequences, length), max(lengths))
+
+
+def take_rows(states: Tensor, rows: Tensor) -> Tensor:
+    """Return different rows: [1,R,...] and [N] int64 -> [1,N,...]."""
+    return states.index_select(1, rows)
+
+
+def put_rows(states: Tensor, rows: Tensor, num_rows: int) -> Tensor:
+    """Return zeros with ``states`` in different rows: [1,N,...] and [N] int64 -> [1,R,...]."""
+    return states.new_zeros(1, num_rows, *states.shape[2:]).index_copy_(1, rows, states)
 
 
 class _TakeRows(Function):
-    """Different rows of a tensor: [1,R,...] and [N] int64 -> [1,N,...].
-
-    The backward pass writes each gradient to its row: unlike that of ``index_select`` it adds nothing, and so needs no atomic
-    additions, whose order changes. The result is no view, for which torch.compile would make graphs of its own.
+    """:func:`take_rows`, whose backward pass is :func:`put_rows`: that of ``index_select`` would add, with atomic operations,
+    whose order changes.
     """
 
     @staticmethod
     def forward(ctx, states: Tensor, rows: Tensor) -> Tensor:
         ctx.save_for_backward(rows)
         ctx.num_rows = states.size(1)
-        return states.index_select(1, rows)
+        return take_rows(states, rows)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
         (rows,) = ctx.saved_tensors
-        return grad.new_zeros(1, ctx.num_rows, *grad.shape[2:]).index_copy_(1, rows, grad), None
+        return put_rows(grad, rows, ctx.num_rows), None
 
 
 class _PutRows(Function):
-    """The reverse of :class:`_TakeRows`, [1,N,...] -> [1,R,...]: other rows are zeros."""
+    """:func:`put_rows`, whose backward pass is :func:`take_rows`."""
 
     @staticmethod
     def forward(ctx, states: Tensor, rows: Tensor, num_rows: int) -> Tensor:
         ctx.save_for_backward(rows)
-        return states.new_zeros(1, num_rows, *states.shape[2:]).index_copy_(1, rows, states)
+        return put_rows(states, rows, num_rows)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
         (rows,) = ctx.saved_tensors
-        return grad.index_select(1, rows), None, None
+        return take_rows(grad, rows), None, None

@@ -47,9 +47,8 @@ def rotate(states: Tensor, by: Rotation) -> Tensor:
 
 def rotate_queries_and_keys(heads: Tensor, by: Rotation) -> Tensor:
     """Rotate the queries and keys of ``heads`` [B,T,3,H,d]; values stay. The result is contiguous."""
-    if (
-        torch.compiler.is_compiling()
-    ):  # it makes one kernel of this, and cannot trace kernels that write into given memory
+    # torch.compile makes one kernel of this, and cannot trace kernels that write into given memory.
+    if torch.compiler.is_compiling():
         queries_and_keys, values = heads.split([2, 1], dim=2)
         turned = rotate(queries_and_keys.movedim(1, -2), by).movedim(-2, 1)
         return torch.cat([turned, values], dim=2)

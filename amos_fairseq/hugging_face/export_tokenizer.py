@@ -35,8 +35,10 @@ _ROLES = {
     "unk_token": UNK,
     "mask_token": MASK_SYMBOL,
 }
-# These have no token types, and compute positions from the padding id, which must be 1.
-_LIKE_MPNET = ("mpnet", "roberta", CUSTOM)
+# These compute positions from the padding id, which must be 1.
+_PADDING_AT_1 = ("mpnet", "roberta", CUSTOM)
+# The other classes refuse, or ignore, an input that they do not have.
+_WITH_TOKEN_TYPES = ("bert", "electra")
 
 
 @dataclass(frozen=True)
@@ -80,13 +82,13 @@ def _fast_tokenizer(tokenizer: FastTokenizer, family: str, max_length: int, num_
 
     special_tokens = tokenizer.special_tokens
     ids, library = row_map(tokenizer), exported_tokenizer(tokenizer, num_separators)
-    if family in _LIKE_MPNET:
+    if family in _PADDING_AT_1:
         library, ids = with_padding_at_1(library, special_tokens[PAD], ids)
     special_ids = {symbol: library.token_to_id(token) for symbol, token in special_tokens.items()}
     num_rows = max(library.get_vocab(with_added_tokens=True).values()) + 1
     present = {token.content: token for token in library.get_added_tokens_decoder().values()}
     roles = {role: present[special_tokens[symbol]] for role, symbol in _ROLES.items() if symbol in special_tokens}
-    types = [] if family in _LIKE_MPNET else ["token_type_ids"]
+    types = ["token_type_ids"] if family in _WITH_TOKEN_TYPES else []
 
     def save(folder: Path) -> None:
         library.enable_truncation(max_length, strategy="longest_first")

@@ -188,13 +188,13 @@ class FineTunedModel(BaseFairseqModel):
 
     def all_states(self, tokens: Tensor, lengths: Sequence[int] | None = None) -> LayerOutputs:
         """Compute the input of the first layer and the output of every layer: [B,T] int64 -> 1 + layers tensors [B,T,D]."""
-        embeddings, padding_mask = self.embed_tokens(tokens), tokens.eq(self.vocabulary.pad)
-        types = self.token_types(tokens)
+        padding_mask = tokens.eq(self.vocabulary.pad) if lengths is None else None
+        embeddings, types = self.embed_tokens(tokens), self.token_types(tokens)
         return self.encoder(embeddings, padding_mask, token_types=types, with_input=True, lengths=lengths)
 
     def read_layers(self, states: LayerOutputs) -> Tensor:
         """Return what the heads read of :meth:`all_states`."""
-        return states[-1] if self.layer_mixture is None else self.layer_mixture(torch.stack(list(states), dim=-2))
+        return states[-1] if self.layer_mixture is None else states.mix(self.layer_mixture)
 
     def token_types(self, tokens: Tensor) -> Tensor | None:
         """Return 0 in the first text, its ``</s>`` included, and 1 in the rest, a second separator included: [B,T] int64.

@@ -158,6 +158,10 @@ class LayerOutputs:
         """Return the states above one layer at ``positions`` [B,M] int64: [B,M,D]."""
         return self._normalize(gather_positions(self._restore(self.sums[index]), positions))
 
+    def mix(self, mixture: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return a mixture of the states above all layers, [B,T,L,D] -> [B,T,D]: [B,T,D]."""
+        return self._restore(mixture(torch.stack([self._normalize(states) for states in self.sums], dim=-2)))
+
     def _restore(self, states: Tensor) -> Tensor:
         return states if self.packing is None else self.packing.unpack(states)
 
@@ -239,14 +243,21 @@ class TransformerEncoder(nn.Module, abc.ABC):
                 None for all. The fast kernels compute only these after the attention of the last layer, which saves up to two
                 thirds of a layer.
             with_input: return the input of the first layer too, [B,T,D], before the outputs: item k is then that of layer k.
-            lengths: number of tokens of each sequence, which padding follows. The layers then compute nothing at padding, where
-                the result is 0; only attention may be padded (:meth:`attention_context`). Not with ``last_positions``.
+            lengths: number of tokens of each sequence, which padding follows; instead of ``padding_mask``. The layers then
+                compute nothing at padding, where the result is 0; only attention may be padded
+                (:meth:`attention_context`). The reference implementations pad as without lengths.
+
+        Raises:
+            ValueError: ``lengths`` do not fit the embeddings, or ``last_positions`` are given too.
         """
         is_fast = self.shape.kernels != "reference"
         packing = None
-        if lengths is not None and is_fast:
-            packing = pack_lengths(lengths, embeddings.size(1), embeddings.device)
-            padding_mask = None if packing is None else padding_mask
+        if lengths is not None:
+            if last_positions is not None:
+                raise ValueError("packed layers compute all positions: give lengths or last_positions, not both")
+            packing = pack_lengths(lengths, embeddings.shape[:2], embeddings.device)
+            padding_mask = None if packing is None else packing.padding_mask()
+            packing = packing if is_fast else None
         context = self.attention_context(embeddings, padding_mask, packing)
         states = self.embed(embeddings, token_types)
         states = states if packing is None else packing.pack(states)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from amos_fairseq.functional.attention import (
     NO_BIAS,
     AttentionBias,
-    Sequences,
+    PackedKeys,
     choose_backend,
     fast_attention,
     masked_pairs,
@@ -66,10 +66,10 @@ class KindOfAttention(NamedTuple):
 
     rotation: Rotation
     bias: AttentionBias = NO_BIAS
-    blocks: Tensor | None = None  # of block_mask(), where attention runs in blocks
-    sequences: Sequences | None = (
-        None  # where varlen_attention() runs, for which rotation has the angles of all N tokens
-    )
+    # Of block_mask(), where attention runs in blocks.
+    blocks: Tensor | None = None
+    # Where varlen_attention() runs; rotation then has the angles of all N tokens.
+    packed_keys: PackedKeys | None = None
 
 
 class ModernContext(NamedTuple):
@@ -101,7 +101,7 @@ class RotaryAttention(nn.Module):
         """Compute attention: [B,T,D] -> [B,T,D], or [B,M,D] at ``positions`` [B,M] int64; packed, [1,N,D] -> [1,N,D]."""
         heads = self.query_key_value(states).unflatten(-1, (3, self.num_heads, -1))  # [B,T,3,H,d]
         kind = context.globally if self.is_global else context.locally
-        if packing is None or kind.sequences is not None:
+        if packing is None or kind.packed_keys is not None:
             attended = self._attend(heads, kind)
         else:
             attended = packing.pack(self._attend(packing.unpack(heads), kind))
@@ -111,9 +111,9 @@ class RotaryAttention(nn.Module):
     def _attend(self, heads: Tensor, kind: KindOfAttention) -> Tensor:
         """[B,T,3,H,d] -> [B,T,H,d]; [1,N,3,H,d] -> [1,N,H,d] where ``kind`` has the sequences."""
         dropout = self.dropout if self.training else 0.0
-        if kind.sequences is not None:
+        if kind.packed_keys is not None:
             rotated = rotate_queries_and_keys(heads, kind.rotation)
-            return varlen_attention(rotated.flatten(0, 1), kind.sequences).unflatten(0, heads.shape[:2])
+            return varlen_attention(rotated.flatten(0, 1), kind.packed_keys).unflatten(0, heads.shape[:2])
         if kind.blocks is not None:
             return window_attention(rotate_queries_and_keys(heads, kind.rotation), kind.blocks, dropout)
         return self.attend(heads, kind.bias, dropout, kind.rotation)
@@ -235,13 +235,13 @@ class ModernBertEncoder(TransformerEncoder):
         shape, (num_sequences, length), device = self.shape, embeddings.shape[:2], embeddings.device
         head_width, is_reference = shape.width // shape.num_heads, shape.kernels == "reference"
         angles = rotation(length, head_width, theta, device)
-        if self._takes_sequences(embeddings, padding_mask, packing, reach):
+        if self._takes_packed(embeddings, padding_mask, packing, reach):
             window = window_of(shape.attends_to, reach)
             if packing is not None:
                 angles = Rotation(*(part[packing.positions()] for part in angles))
-                return KindOfAttention(angles, sequences=Sequences(packing.starts, packing.longest, window))
+                return KindOfAttention(angles, packed_keys=PackedKeys(packing.starts, packing.longest, window))
             starts = torch.arange(0, num_sequences * length + 1, length, dtype=torch.int32, device=device)
-            return KindOfAttention(angles, sequences=Sequences(starts, length, window))
+            return KindOfAttention(angles, packed_keys=PackedKeys(starts, length, window))
         if reach is not None and not is_reference and runs_in_blocks(length, reach, device, embeddings.dtype):
             blocks = block_mask(length, reach, padding_mask, shape.attends_to, num_sequences, like=embeddings)
             return KindOfAttention(angles, blocks=blocks)
@@ -249,14 +249,13 @@ class ModernBertEncoder(TransformerEncoder):
         bias = AttentionBias(fixed=scores_of_masked_pairs(masked, embeddings.dtype))
         return KindOfAttention(angles, bias if is_reference else prepare_bias(bias, device, embeddings.dtype))
 
-    def _takes_sequences(
+    def _takes_packed(
         self, embeddings: Tensor, padding_mask: Tensor | None, packing: Packing | None, reach: int | None
     ) -> bool:
-        """Return whether attention takes packed sequences. Full blocks too, if it is local or one-sided."""
+        """Return whether :func:`varlen_attention` runs: for packed texts, and for full blocks where not all pairs count."""
         shape, length = self.shape, embeddings.size(1)
         is_masked = (reach is not None and reach < length - 1) or shape.attends_to != "all"
-        by_distance = packing is not None or (is_masked and padding_mask is None)
-        if shape.kernels == "reference":
+        if shape.kernels == "reference" or (packing is None and (padding_mask is not None or not is_masked)):
             return False
         backend = choose_backend(
             embeddings.device,
@@ -264,7 +263,7 @@ class ModernBertEncoder(TransformerEncoder):
             shape.width // shape.num_heads,
             has_bias=False,
             dropout=shape.attention_dropout if self.training else 0.0,
-            by_distance=by_distance,
+            by_distance=True,
         )
         return backend == "varlen"
 

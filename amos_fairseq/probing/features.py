@@ -128,7 +128,7 @@ def hidden_states(
         pad: id of the padding, which follows the text.
         lengths: number of tokens of each text.
     """
-    embeddings, padding_mask = part.embed_tokens(tokens), tokens.eq(pad)
+    embeddings, padding_mask = part.embed_tokens(tokens), tokens.eq(pad) if lengths is None else None
     states: dict[Layer, Tensor] = {PIECES: embeddings}
     for encoder in {id(part.layers[layer][0]): part.layers[layer][0] for layer in layers if layer != PIECES}.values():
         outputs = encoder(embeddings, padding_mask, with_input=True, lengths=lengths)

@@ -240,7 +240,7 @@ def test_packed_attention_by_hand(window: tuple[int, int], keys: int) -> None:
     def attend() -> None:
         heads = torch.empty(900, 3, 8, 64, device="cuda", dtype=HALF, requires_grad=True)
         starts = torch.empty(4, device="cuda", dtype=torch.int32)
-        attention.varlen_attention(heads, attention.Sequences(starts, 512, window)).sum().backward()
+        attention.varlen_attention(heads, attention.PackedKeys(starts, 512, window)).sum().backward()
 
     operators, product = trace_of(attend).operators, 2 * 900 * 8 * 64 * keys
     assert operators["other", "_varlen_attn"].flops == 2 * product
@@ -328,12 +328,11 @@ def test_memory() -> None:
     network = FairseqStep(setup, build_task(setup.cfg.task, VOCABULARY)).module
     parameters = sum(parameter.numel() for parameter in network.parameters())
     buffers = sum(buffer.numel() * buffer.element_size() for buffer in network.buffers())
-    held, small = predicted("dataset.batch_size=8")
+    (held, small), (same, large) = predicted("dataset.batch_size=2"), predicted("dataset.batch_size=8")
     assert 0 <= held - 16 * parameters - buffers < 1000  # and the optimizer's counters
-    same, large = predicted("dataset.batch_size=32")
     assert same == held
-    assert 3 * small < large < 4 * small
-    assert predicted("dataset.batch_size=32", "model.activation_checkpointing=true")[1] < 0.6 * large
+    assert 2.5 * small < large < 4 * small
+    assert predicted("dataset.batch_size=8", "model.activation_checkpointing=true")[1] < 0.7 * large
 
 
 @pytest.mark.parametrize(

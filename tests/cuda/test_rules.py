@@ -15,7 +15,7 @@ from torch.nn import functional
 from amos_fairseq.compat import device_reads
 from amos_fairseq.criterions.mlm import MlmCriterion
 from amos_fairseq.functional import attention
-from amos_fairseq.functional.attention import AttentionBias, Sequences, fast_attention
+from amos_fairseq.functional.attention import AttentionBias, PackedKeys, fast_attention
 from amos_fairseq.measure import fake_cuda as fakes
 from amos_fairseq.measure.fake_cuda import CudaRuleError, check_fused_attention, fake_cuda
 from amos_fairseq.measure.gpu_rates import DEVICES
@@ -153,7 +153,7 @@ def test_short_local_layers_need_no_window() -> None:
 def test_varlen_attention_refuses(dtype: torch.dtype, width: int, starts: torch.dtype, message: str) -> None:
     with fake_cuda():
         packed = torch.empty(10, 3, 2, width, dtype=dtype, device="cuda")
-        sequences = Sequences(torch.empty(3, dtype=starts, device="cuda"), 6, (-1, -1))
+        sequences = PackedKeys(torch.empty(3, dtype=starts, device="cuda"), 6, (-1, -1))
         with pytest.raises(CudaRuleError, match=message):
             attention.varlen_attention(packed, sequences)
 

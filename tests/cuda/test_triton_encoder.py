@@ -38,6 +38,7 @@ def kernels() -> Iterator[ModuleType]:
 def takes_triton(kernels, monkeypatch: pytest.MonkeyPatch) -> None:
     """Encoders take in float32 on the CPU what they take in float16 on CUDA."""
     on_cuda = (torch.device("cuda"), torch.float16)
+    monkeypatch.setattr(attention, "compute_generation", lambda device: attention.AMPERE)
     monkeypatch.setattr(encoders, "choose_backend", lambda device, dtype, *others: choose_backend(*on_cuda, *others))
 
 
@@ -169,7 +170,8 @@ def test_compiled_layers_have_no_graph_break(recipe: str, calls: Calls) -> None:
     assert calls.layers == calls.graphs > 0
 
 
-def test_the_table_of_backends() -> None:
+def test_the_table_of_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "compute_generation", lambda device: attention.AMPERE)
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
     for has_bias in (False, True):
         assert choose_backend(cuda, torch.bfloat16, 64, has_bias, True) == "triton"

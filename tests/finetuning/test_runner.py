@@ -252,7 +252,7 @@ def test_a_benchmark_of_the_interface_alone_gets_its_table(tmp_path, trainings):
     table = run_benchmark(once).table
     assert (table.title, table.rows) == ("Toys", [["Toy: amos (random weights)", "60.0"]])
     assert table.notes[:2] == [
-        "fine-tuning settings: recipe r (a recipe; values for base models); given instead: epochs 3, similar_lengths true",
+        "fine-tuning settings: recipe r (a recipe; values for base models); instead of its own: epochs 3, similar_lengths true",
         "seeds: 1 per task",
     ]
 

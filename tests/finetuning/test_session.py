@@ -16,7 +16,13 @@ import amos_fairseq
 from amos_fairseq.checkpoint_files import verify_checksums
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.session import PretrainedCheckpoint, number_of_layers, read_pretrained_checkpoint
+from amos_fairseq.finetuning.recipes import Hyperparameters, recipe_names
+from amos_fairseq.finetuning.session import (
+    PretrainedCheckpoint,
+    number_of_layers,
+    open_session,
+    read_pretrained_checkpoint,
+)
 from amos_fairseq.models.fine_tuning import FineTunedModel
 
 TWO_TOWER = {"electric_variant": "two_tower", "generator_size": 1, "generator_loss_tokens": "all"}
@@ -85,6 +91,27 @@ def test_settings_of_computation_are_not_inherited(tmp_path: Path) -> None:
     start = read_pretrained_checkpoint(write_run(tmp_path, "mlm", **computing))
     assert start.model["max_positions"] > 0
     assert not start.model.keys() & computing.keys()
+
+
+@pytest.mark.parametrize("encoder", ["bert", "modernbert"])
+def test_modernbert_is_fine_tuned_without_attention_dropout(encoder: str, tmp_path: Path) -> None:
+    """By the recipes of this package, whose 0.1 is BERT's; a recipe of one's own says what it says."""
+    modern = {"encoder": encoder, "relative_position_scheme": "none", "embedding_dim": 0}
+    run = write_run(tmp_path / "run", "mlm", **(modern if encoder == "modernbert" else {}))
+    own = tmp_path / "own.yaml"
+    own.write_text("extends: electra\ndefaults: {attention_dropout: 0.2}\n", encoding="utf-8")
+    for recipe in (*recipe_names(), str(own)):
+        session = open_session(str(run), str(tmp_path / "out"), recipe, "glue", overrides={"lr": 0.01}, cpu=True)
+        trials = [trial for own_trials in session.recipe.trials.values() for trial in own_trials]
+        values = {flag_of(trial, "--attention-dropout") for trial in trials}
+        assert values == ({"0.2"} if recipe == str(own) else {"0.0" if encoder == "modernbert" else "0.1"})
+        assert {flag_of(trial, "--lr") for trial in trials} == {"0.01"}
+        assert ("attention_dropout" in session.overrides) == (encoder == "modernbert" and recipe != str(own))
+
+
+def flag_of(trial: Hyperparameters, name: str) -> str:
+    flags = trial.train_flags(1000)
+    return flags[flags.index(name) + 1]
 
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="the number of bytes that a process has read")

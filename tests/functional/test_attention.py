@@ -1,5 +1,6 @@
 """Fast attention against the reference: values and gradients, padding, towers, dropout, and intermediate tensors."""
 
+import itertools
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -172,7 +173,8 @@ def test_bias_gradient_is_never_materialized_per_sequence(monkeypatch: pytest.Mo
         (torch.device("meta"), torch.float32, 64, True, "reference"),
     ],
 )
-def test_choice_of_backend(device, dtype, head_width, has_bias, expected) -> None:
+def test_choice_of_backend(device, dtype, head_width, has_bias, expected, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "compute_generation", lambda device: attention.AMPERE)
     assert choose_backend(device, dtype, head_width, has_bias) == expected
 
 
@@ -193,13 +195,13 @@ def test_packed_sequences_take_varlen_where_pytorch_has_it(
 ) -> None:
     module = SimpleNamespace(varlen_attn=(lambda q, *, window_size: q) if version == "with windows" else lambda q: q)
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", None if version == "without the module" else module)
-    monkeypatch.setattr(attention, "is_hopper_or_newer", lambda device: False)
-    attention.has_varlen.cache_clear()
-    for by_distance in (True, False):
+    monkeypatch.setattr(attention, "has_varlen", attention.has_varlen.__wrapped__)  # without its cache
+    for generation, by_distance in itertools.product((7, 8, 9), (True, False)):
+        monkeypatch.setattr(attention, "compute_generation", lambda device, major=generation: major)
         backend = choose_backend(CUDA, dtype, head_width, False, dropout=dropout, by_distance=by_distance)
-        assert (backend == "varlen") == (is_varlen and by_distance)
+        assert (backend == "varlen") == (is_varlen and by_distance and generation >= 8)
+        assert backend != "flash" or generation >= 8
     assert choose_backend(CPU, dtype, head_width, False, dropout=dropout, by_distance=True) == "cpu"
-    attention.has_varlen.cache_clear()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,7 +9,7 @@ import torch
 from small_models import encoder_config, modern_config
 from torch import Tensor
 
-from amos_fairseq.functional.attention import Sequences, window_of
+from amos_fairseq.functional.attention import PackedKeys, window_of
 from amos_fairseq.functional.packing import pack_lengths
 from amos_fairseq.modules import modern_encoder
 from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
@@ -21,12 +21,13 @@ EXACT = {"rtol": 1e-11, "atol": 1e-11}
 
 
 def test_indices_by_hand() -> None:
-    packing = pack_lengths([2, 3, 1], 4, CPU)
+    packing = pack_lengths([2, 3, 1], (3, 4), CPU)
     assert packing.slots.tolist() == [0, 1, 4, 5, 6, 8]
     assert packing.starts.tolist() == [0, 2, 5, 6]
     assert packing.starts.dtype == torch.int32
     assert packing.positions().tolist() == [0, 1, 0, 1, 2, 0]
     assert (packing.shape, packing.longest) == ((3, 4), 3)
+    assert packing.padding_mask().long().tolist() == [[0, 0, 1, 1], [0, 0, 0, 1], [0, 1, 1, 1]]
     padded = torch.arange(24.0).view(3, 4, 2)
     packed = packing.pack(padded)
     assert packed[0, :, 0].tolist() == [0, 2, 8, 10, 12, 16]
@@ -34,7 +35,7 @@ def test_indices_by_hand() -> None:
 
 
 def test_gradients_of_packing_by_finite_differences() -> None:
-    packing = pack_lengths([2, 3, 1], 4, CPU)
+    packing = pack_lengths([2, 3, 1], (3, 4), CPU)
     generator = torch.Generator().manual_seed(0)
     padded = torch.randn(3, 4, 2, generator=generator, dtype=torch.float64, requires_grad=True)
     packed = torch.randn(1, 6, 2, 1, generator=generator, dtype=torch.float64, requires_grad=True)
@@ -43,10 +44,16 @@ def test_gradients_of_packing_by_finite_differences() -> None:
 
 
 def test_full_batches_are_not_packed() -> None:
-    assert pack_lengths([4, 4], 4, CPU) is None
-    for lengths in ([0, 4], [5, 4]):
-        with pytest.raises(ValueError, match="lengths of 1 to 4 expected"):
-            pack_lengths(lengths, 4, CPU)
+    assert pack_lengths([4, 4], (2, 4), CPU) is None
+
+
+@pytest.mark.parametrize("lengths", [[0, 4], [5, 4], [4], [4, 4, 4]], ids=str)
+def test_lengths_that_do_not_fit_are_refused(lengths: list[int]) -> None:
+    with pytest.raises(ValueError, match="2 lengths from 1 to 4 expected"):
+        pack_lengths(lengths, (2, 4), CPU)
+    module = build(modern_config())
+    with pytest.raises(ValueError, match="give lengths or last_positions, not both"):
+        module(torch.zeros(2, 4, 8).double(), lengths=[4, 3], last_positions=torch.zeros(2, 1, dtype=torch.int64))
 
 
 def build(config: TransformerConfig) -> TransformerEncoder:
@@ -66,7 +73,8 @@ def results(module: TransformerEncoder, lengths: list[int], *, is_packed: bool, 
     embeddings = torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
     is_text = torch.arange(length) < torch.tensor(lengths)[:, None]
     module.zero_grad()
-    outputs = module(embeddings, ~is_text, lengths=lengths if is_packed else None, with_input=True, **arguments)
+    given = {"lengths": lengths} if is_packed else {"padding_mask": ~is_text}
+    outputs = module(embeddings, with_input=True, **given, **arguments)
     states = torch.stack(list(outputs))
     assert states.shape == (len(module.layers) + 1, *shape)
     assert not is_packed or not states[:, ~is_text].any()
@@ -112,18 +120,18 @@ def test_local_attention_in_blocks() -> None:
     torch.testing.assert_close(got, expected, **EXACT)
 
 
-def naive_varlen(heads: Tensor, sequences: Sequences) -> Tensor:
+def naive_varlen(heads: Tensor, keys: PackedKeys) -> Tensor:
     """The definition of PyTorch's ``varlen_attn``: one sequence after another, and one query after another."""
     outputs = []
-    starts, (before, after) = sequences.starts.tolist(), sequences.window
+    starts, (before, after) = keys.starts.tolist(), keys.window
     for start, end in itertools.pairwise(starts):
-        assert end - start <= sequences.longest
+        assert end - start <= keys.longest
         for query in range(start, end):
             first = start if before < 0 else max(start, query - before)
             last = end if after < 0 else min(end, query + after + 1)
-            keys, values = heads[first:last, 1], heads[first:last, 2]  # [K,H,d]
-            scores = torch.einsum("hd,khd->hk", heads[query, 0], keys) / math.sqrt(heads.size(-1))
-            outputs.append(torch.einsum("hk,khd->hd", scores.softmax(-1), values))
+            key, value = heads[first:last, 1], heads[first:last, 2]  # [K,H,d]
+            scores = torch.einsum("hd,khd->hk", heads[query, 0], key) / math.sqrt(heads.size(-1))
+            outputs.append(torch.einsum("hk,khd->hd", scores.softmax(-1), value))
     return torch.stack(outputs)
 
 
@@ -135,9 +143,9 @@ def test_attention_that_takes_packed_sequences(side: str, lengths: list[int], mo
     expected = results(module, lengths, is_packed=False)
     calls = []
 
-    def varlen(heads: Tensor, sequences: Sequences) -> Tensor:
-        calls.append((sequences.window, sequences.longest))
-        return naive_varlen(heads, sequences)
+    def varlen(heads: Tensor, keys: PackedKeys) -> Tensor:
+        calls.append((keys.window, keys.longest))
+        return naive_varlen(heads, keys)
 
     def choose(*arguments: Any, by_distance: bool = False, **others: Any) -> str:
         return "varlen" if by_distance else "reference"
@@ -177,6 +185,8 @@ def test_windows() -> None:
 
 
 def test_the_reference_implementation_is_padded() -> None:
-    module = build(modern_config(kernels="reference"))
-    outputs = module(torch.zeros(2, 3, 8).double(), torch.arange(3) >= torch.tensor([[3], [2]]), lengths=[3, 2])
+    module, lengths = build(modern_config(kernels="reference")), [3, 2]
+    embeddings, mask = torch.rand(2, 3, 8).double(), torch.arange(3) >= torch.tensor([[3], [2]])
+    outputs = module(embeddings, lengths=lengths)
     assert outputs.packing is None
+    assert torch.equal(outputs[-1], module(embeddings, mask)[-1])

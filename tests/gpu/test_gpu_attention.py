@@ -11,7 +11,7 @@ from amos_fairseq.functional import attention
 from amos_fairseq.functional.attention import (
     MASKED_SCORE,
     AttentionBias,
-    Sequences,
+    PackedKeys,
     fast_attention,
     masked_pairs,
     prepare_bias,
@@ -112,7 +112,7 @@ def test_cudnn_matches_the_reference_in_float64(length: int, dtype: torch.dtype)
 
 def test_hopper_runs_cudnn_where_the_table_says_so() -> None:
     """The kernel that PyTorch chose, by the name of its operator."""
-    if not attention.is_hopper_or_newer(torch.device("cuda", 0)):
+    if attention.compute_generation(torch.device("cuda", 0)) < attention.HOPPER:
         pytest.skip("the table chooses cuDNN from compute capability 9.0 on")
     heads, bias = random_inputs(512, "none", torch.bfloat16)
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
@@ -148,9 +148,9 @@ def test_packed_sequences_match_the_reference_in_float64(side: str, reach: int |
     """Lengths at the edges of the window, of tiles of 128, and of one token."""
     torch.manual_seed(0)
     lengths, cuda = [300, 1, 65, 128, 129], torch.device("cuda")
-    packing = pack_lengths(lengths, 300, cuda)
+    packing = pack_lengths(lengths, (5, 300), cuda)
     heads = torch.randn(sum(lengths), 3, H, D, device="cuda").bfloat16().requires_grad_()
-    out = varlen_attention(heads, Sequences(packing.starts, packing.longest, window_of(side, reach)))
+    out = varlen_attention(heads, PackedKeys(packing.starts, packing.longest, window_of(side, reach)))
     grad = torch.randn_like(out)
     out.backward(grad)
     exact_heads, parts = heads.detach().double().requires_grad_(), []

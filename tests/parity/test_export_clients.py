@@ -21,6 +21,14 @@ from amos_fairseq.errors import UserError
 
 TOLERANCE = 1e-4
 WORDS = ["the", "jumps", "over", "end", "lazy", "brown"]
+# Local layers see 3 tokens on each side, fewer than the longest text has.
+MODERN = {
+    "encoder": "modernbert",
+    "relative_position_scheme": "none",
+    "embedding_dim": 0,
+    "local_attention": 6,
+    "global_attention_every": 2,
+}
 TEXTS = ["the quick brown fox", "jumps", "over the end of the lazy dog & a quick brown dog, the end"]
 
 
@@ -35,6 +43,10 @@ def folders(tmp_path_factory) -> Path:
     main(["export", str(root / "classified"), str(root / "classifier"), "--labels", "bad,good", "--no-check"])
     write_run(root / "answered", span_head="independent")
     main(["export", str(root / "answered"), str(root / "answers"), "--no-check"])
+    write_run(root / "modern run", **MODERN)
+    main(["export", str(root / "modern run"), str(root / "modern encoder"), "--no-check"])
+    write_run(root / "modern classified", classes=2, **MODERN)
+    main(["export", str(root / "modern classified"), str(root / "modern classifier"), "--no-check"])
     return root
 
 
@@ -89,19 +101,22 @@ def test_question_answering(folders):
     assert context[found["start"] : found["end"]].strip() == found["answer"].strip() != ""
 
 
-@pytest.mark.parametrize("spelled_out", [True, False])
-def test_sentence_transformers_pooling_is_ours(folders, spelled_out):
+@pytest.mark.parametrize(
+    ("run", "exported", "spelled_out"),
+    [("run", "encoder", True), ("run", "encoder", False), ("modern run", "modern encoder", False)],
+)
+def test_sentence_transformers_pooling_is_ours(folders, run, exported, spelled_out):
     """With default and with explicit pooling: both are the mean of our features over real tokens."""
     models = pytest.importorskip("sentence_transformers.models")
     from sentence_transformers import SentenceTransformer
 
-    folder = str(folders / "encoder")
+    folder = str(folders / exported)
     if spelled_out:
         words = models.Transformer(folder)
         model = SentenceTransformer(modules=[words, models.Pooling(words.get_word_embedding_dimension())], device="cpu")
     else:
         model = SentenceTransformer(folder, device="cpu")
-    features = amos_fairseq.load(folders / "run")(TEXTS)
+    features = amos_fairseq.load(folders / run)(TEXTS)
     ours = (features.states * features.mask[..., None]).sum(1) / features.mask.sum(1, keepdim=True)
     theirs = model.encode(TEXTS, convert_to_tensor=True)
     assert (ours - theirs).abs().max() < TOLERANCE
@@ -156,14 +171,21 @@ def test_example_of_sentence_embeddings(folders, tmp_path, capsys):
         fine_tune([str(folders / "encoder"), *flags])
 
 
+def test_the_tokenizer_gives_the_inputs_of_the_class(folders):
+    """ModernBERT's classes have no token types; those of transformers 4 refuse them."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders / "modern encoder")
+    assert set(tokenizer(TEXTS[0], TEXTS[1])) == {"input_ids", "attention_mask"}
+
+
 @pytest.mark.slow
-def test_onnx(folders, tmp_path):
+@pytest.mark.parametrize("exported", ["classifier", "modern classifier"])
+def test_onnx(folders, exported, tmp_path):
     """Exported with one batch, run with others: another number of texts, shorter and longer ones, padding."""
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     auto_class = transformers.AutoModelForSequenceClassification
-    model = auto_class.from_pretrained(folders / "classifier", output_hidden_states=True).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folders / "classifier")
+    model = auto_class.from_pretrained(folders / exported, output_hidden_states=True).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders / exported)
     example = tokenizer(TEXTS[:2], padding=True, return_tensors="pt")
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=150)
     shapes = {name: {0: batch, 1: length} for name in example}

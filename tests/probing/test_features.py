@@ -55,6 +55,15 @@ def modules_of(model: nn.Module, objective: str) -> dict[str, nn.ModuleList]:
     return generators() | {"discriminator": model.discriminator.layers}
 
 
+def test_nothing_is_computed_at_padding(tmp_path, packings):
+    """Four texts of different lengths in one batch."""
+    loaded = load_checkpoint(write_run(tmp_path / "run", "mlm"))
+    encoded = encode_split(loaded, EXAMPLES)
+    part = parts_of(loaded.model)["encoder"]
+    features._write_features(tmp_path, "train", part, [1], encoded, loaded.dictionary.pad(), "cpu", lambda count: None)
+    assert [len(packing.slots) for packing in packings] == [encoded.num_pieces + 2 * len(TEXTS)]
+
+
 SEPARATE = {"separate_generators": True, "generator_depths": "1,2"}
 SETTINGS = {"separate": ("amos", SEPARATE), "fine-tuned": ("electra", {"classes": 2})}
 

@@ -1,5 +1,6 @@
 """The task ``sequence_tagging``: its batches, its model, its files, and errors."""
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from synthetic_tagging import prepare_tagging
 
 from amos_fairseq.data import block_iterator
 from amos_fairseq.errors import UserError
+from amos_fairseq.finetuning.tagging import predict_tags
 from amos_fairseq.models.amos import AmosConfig
 from amos_fairseq.tasks.sequence_tagging import SequenceTaggingConfig, SequenceTaggingTask
 
@@ -97,6 +99,18 @@ def make_task_with_data(data):
     task = make_task(data)
     task.load_dataset("train")
     return task
+
+
+def test_nothing_is_computed_at_padding(data, packings):
+    task = make_task(data)
+    task.load_dataset("valid")
+    sentences, model = task.datasets["valid"], build(task).eval()
+    batch = sentences.collater([sentences[index] for index in range(5)])
+    model(**batch["net_input"])
+    assert [len(packing.slots) for packing in packings] == [sum(sentences.sizes[:5])]
+    predict_tags(model, sentences, "cpu", threading.Event())
+    assert len(packings) > 1
+    assert all(packing is not None for packing in packings)
 
 
 def test_the_head_reads_first_pieces_and_is_restored(data, tmp_path):

@@ -1,5 +1,6 @@
 """The task ``squad``: its batches over ranks and epochs, its model, and errors."""
 
+import threading
 from collections import Counter
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ from synthetic_squad import make_squad, prepare_squad, untrained_checkpoint
 
 from amos_fairseq.checkpoints.read import read_state
 from amos_fairseq.errors import UserError
+from amos_fairseq.finetuning.squad import DecodingLimits, predict_answers
 from amos_fairseq.models.amos import AmosConfig
 from amos_fairseq.modules.span_heads import IndependentSpanHead, JointSpanHead
 from amos_fairseq.tasks.squad import SquadConfig, SquadTask
@@ -96,6 +98,17 @@ def test_a_head_of_the_other_kind_is_newly_initialized(data):
     joint.load_state_dict(state, strict=True)
     assert torch.equal(joint.span_head.start.weight, fresh)
     assert torch.equal(joint.encoder.embed_positions.weight, independent.encoder.embed_positions.weight + 1)
+
+
+def test_nothing_is_computed_at_padding(data, packings):
+    task = make_task(data)
+    task.load_dataset("valid")
+    windows, model = task.datasets["valid"], build(task).eval()
+    model(**windows.collater([windows[index] for index in range(5)])["net_input"])
+    assert [len(packing.slots) for packing in packings] == [sum(windows.sizes[:5])]
+    predict_answers(model, windows, "cpu", DecodingLimits(), threading.Event())
+    assert len(packings) > 1
+    assert any(packings[1:])
 
 
 def test_windows_beyond_the_model_are_refused(data):

@@ -1,6 +1,7 @@
 """The task ``text_classification``: its rows and targets, its head, and errors."""
 
 import json
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +14,7 @@ from synthetic_glue import change_task, write_glue, write_rows
 
 from amos_fairseq.data.labeled_texts import read_targets
 from amos_fairseq.errors import UserError
+from amos_fairseq.finetuning.classification import predict_logits
 from amos_fairseq.finetuning.glue.data import read_glue_data
 from amos_fairseq.models.amos import AmosConfig
 from amos_fairseq.models.fine_tuning import TEXT_HEAD, scale_of
@@ -105,6 +107,19 @@ def test_a_regression_is_scaled(data, tmp_path):
     del other.classification_heads[TEXT_HEAD]
     other.register_heads_of(model.state_dict())
     assert other.classification_heads[TEXT_HEAD].scale_bits.view(torch.float64).tolist() == [1e5, 123.456]
+
+
+def test_nothing_is_computed_at_padding(data, packings):
+    task = make_task(data / "RTE")
+    task.load_dataset("valid")
+    rows, model = task.datasets["valid"], build(task).eval()
+    batch = rows.collater([rows[index] for index in range(len(rows))])
+    logits, _ = model(**batch["net_input"], classification_head_name=TEXT_HEAD)
+    loaded = SimpleNamespace(model=model, dictionary=task.dictionary)
+    sequences = [rows[index]["tokens"] for index in range(len(rows))]
+    predicted = predict_logits(loaded, sequences, "cpu", threading.Event())
+    assert [len(packing.slots) for packing in packings] == 2 * [sum(rows.sizes)]
+    np.testing.assert_allclose(predicted, logits.detach().numpy(), rtol=1e-5, atol=1e-6)  # in another order
 
 
 def test_what_cannot_be_used_is_refused(data, tmp_path, monkeypatch):

@@ -24,7 +24,7 @@ from amos_fairseq.functional import output_layer as chunked
 from amos_fairseq.functional.attention import (
     SDPA_BACKENDS,
     AttentionBias,
-    Sequences,
+    PackedKeys,
     ToeplitzBias,
     as_attention_mask,
     fast_attention,
@@ -84,7 +84,7 @@ def attention_variants(sizes: Sizes, device: torch.device) -> Iterator[Variant]:
 
     def packed(reach: int | None) -> Tensor:
         starts = torch.arange(sizes.sequences + 1, dtype=torch.int32, device=device) * sizes.length
-        sequences = Sequences(starts, sizes.length, window_of("all", reach))
+        sequences = PackedKeys(starts, sizes.length, window_of("all", reach))
         return varlen_attention(heads.flatten(0, 1), sequences).unflatten(0, heads.shape[:2])
 
     def in_triton(source: Tensor | None, dropout: float) -> Tensor:
