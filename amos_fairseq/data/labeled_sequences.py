@@ -1,4 +1,4 @@
-"""What the data sets of SQuAD and of sequence tagging share: the order of an epoch, and padded batches of tokens."""
+"""What the data sets of texts, SQuAD and sequence tagging share: the order of an epoch, and padded batches of tokens."""
 
 from collections.abc import Sequence
 from pathlib import Path

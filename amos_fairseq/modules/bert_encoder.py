@@ -184,7 +184,7 @@ class BertEncoder(TransformerEncoder):
     def attention_context(
         self, embeddings: Tensor, padding_mask: Tensor | None, packing: Packing | None = None
     ) -> Bias:
-        """Return relative positions and masked pairs in the form that the layers require; all kernels take padded sequences.
+        """Return relative positions and masked pairs in the form that the layers require, of padded sequences.
 
         Either a value [H,2T-1] for each distance, or [H,T,T] float32 and [B or 1, 1, T or 1, T].
         """

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from saved_models import TEXT, write_run
-from small_models import amos_criterion, encoder_config, model_and_criterion, small_amos, small_batch
+from small_models import amos_criterion, encoder_config, model_and_criterion, modern_config, small_amos, small_batch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
@@ -22,6 +22,7 @@ from amos_fairseq.functional.attention import NO_BIAS
 from amos_fairseq.modules import encoder as encoders
 from amos_fairseq.modules.bert_encoder import BertEncoder
 from amos_fairseq.modules.encoder import TransformerEncoder, call_layer, compiled_call
+from amos_fairseq.modules.modern_encoder import ModernBertEncoder
 from amos_fairseq.run import compilation as trainers
 from amos_fairseq.run import hooks
 
@@ -106,13 +107,27 @@ def test_batches_of_many_sizes_are_two_graphs(traced: None) -> None:
 
 def test_packed_batches_of_many_sizes_are_two_graphs_too(traced: None) -> None:
     """Graph breaks would raise in num_graphs()."""
-    plain, compiled = encoder().eval(), let_compile(encoder().eval())
+    check_packed(encoder().eval(), let_compile(encoder().eval()), 1)
+
+
+def test_packed_batches_of_modernbert(traced: None) -> None:
+    """The first layer, whose input has been normalized, a local and a global one are graphs of their own."""
+
+    def modern() -> ModernBertEncoder:
+        torch.manual_seed(0)
+        return modern_config(num_layers=7, local_attention=4).build().eval()
+
+    check_packed(modern(), let_compile(modern()), 3)
+
+
+def check_packed(plain: TransformerEncoder, compiled: TransformerEncoder, kinds: int) -> None:
+    """Equal results, and at most two graphs for each kind of layer."""
     for step, lengths in enumerate(([6, 4], [3, 7, 5], [9, 1, 2, 3], [2, 8, 8], [6, 4])):
         embeddings = random(len(lengths), max(lengths), 8).float()
         mask = torch.arange(max(lengths)) >= torch.tensor(lengths)[:, None]
         got, expected = (gradients(module, embeddings, mask, lengths=lengths) for module in (compiled, plain))
         torch.testing.assert_close(got, expected)
-        assert num_graphs() == min(step + 1, 2)
+        assert num_graphs() == kinds * min(step + 1, 2)
 
 
 @needs_compiler

@@ -64,8 +64,7 @@ class Variant:
 def attention_variants(sizes: Sizes, device: torch.device) -> Iterator[Variant]:
     """Yield the backends.
 
-    Flash and cuDNN's attention, whose bias gets no gradient, are bounds for the others; the TFLOP/s of a window are those of
-    all pairs.
+    Flash and cuDNN's attention, whose bias gets no gradient, are bounds for the others. TFLOP/s of windows count all pairs.
     """
     heads, learned = attention_leaves(sizes, device)
     dtype = sizes.dtype
