@@ -52,7 +52,7 @@ from amos_fairseq.measure.gpu_rates import (
     GpuRates,
     Seconds,
 )
-from amos_fairseq.measure.measurement import held_bytes, step_peak
+from amos_fairseq.measure.measurement import LiveBytes, held_bytes
 
 aten = torch.ops.aten
 
@@ -154,6 +154,7 @@ class Trace(TorchDispatchMode):
     Attributes:
         costs: by row of the table.
         operators: by row and name of the operator.
+        created: the memory of what :func:`trace_step` creates, counted by operators: FakeTensors are not in CUDA's.
     """
 
     def __init__(self, device: GpuRates) -> None:
@@ -161,6 +162,7 @@ class Trace(TorchDispatchMode):
         self.device = device
         self.costs: dict[str, Cost] = defaultdict(Cost)
         self.operators: dict[tuple[str, str], Cost] = defaultdict(Cost)
+        self.created = LiveBytes()
         self._ranges: list[str] = []
         self._part_of_node: dict[int, str] = {}
 
@@ -416,11 +418,9 @@ def predict_step(settings: BenchSettings, device_name: str) -> StepPrediction:
             batch = random_batch(task, setup.batch_size)
         step = FairseqStep(setup, task)
         trace, held = trace_step(step, cuda, batch, device), held_bytes(*step.state())
-        # Counted by operators, as on a CPU: FakeTensors are not in CUDA's memory.
-        peak = held + step_peak(lambda: step.step(cuda.fake(batch)), torch.device("cpu"))
     tokens = batch["ntokens"]
     model_flops = training_flops(setup.cfg, setup.vocabulary_size, reference=True).per_token * tokens
-    return StepPrediction(setup, device, tokens, model_flops, held, peak, dict(trace.costs))
+    return StepPrediction(setup, device, tokens, model_flops, held, held + trace.created.peak, dict(trace.costs))
 
 
 def trace_step(step: FairseqStep, cuda: FakeCuda, batch: dict[str, Any], device: GpuRates) -> Trace:
@@ -432,6 +432,7 @@ def trace_step(step: FairseqStep, cuda: FakeCuda, batch: dict[str, Any], device:
         mock.patch.object(step_profile, "record_function", trace.range),
         step_profile.marked_parts(step),
         step_profile.as_written(),
+        trace.created,
         trace,
     ):
         step.step(cuda.fake(batch))
