@@ -99,7 +99,8 @@ def test_modernbert_is_fine_tuned_without_attention_dropout(encoder: str, tmp_pa
     modern = {"encoder": encoder, "relative_position_scheme": "none", "embedding_dim": 0}
     run = write_run(tmp_path / "run", "mlm", **(modern if encoder == "modernbert" else {}))
     own = tmp_path / "own.yaml"
-    own.write_text("extends: electra\ndefaults: {attention_dropout: 0.2}\n", encoding="utf-8")
+    settings = "{lr: 0.1, epochs: 1, batch_size: 8, warmup: 0.1, attention_dropout: 0.2}"
+    own.write_text(f"tasks: {{RTE: {settings}}}\n", encoding="utf-8")
     for recipe in (*recipe_names(), str(own)):
         session = open_session(str(run), str(tmp_path / "out"), recipe, "glue", overrides={"lr": 0.01}, cpu=True)
         trials = [trial for own_trials in session.recipe.trials.values() for trial in own_trials]
