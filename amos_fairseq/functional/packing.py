@@ -12,7 +12,7 @@ from torch.autograd import Function
 
 
 class Packing(NamedTuple):
-    """Where the tokens of B padded sequences lie in a single sequence of N tokens. Padding follows the tokens."""
+    """Maps the tokens of B padded sequences to a single sequence of N tokens. Padding follows the tokens."""
 
     slots: Tensor  # [N] int64, the place of each token among the B * T of the padded batch
     starts: Tensor  # [B+1] int32, the first token of each sequence among the N, and N
@@ -41,7 +41,7 @@ class Packing(NamedTuple):
 def pack_lengths(lengths: Sequence[int], shape: tuple[int, int], device: torch.device) -> Packing | None:
     """Return how sequences of ``lengths`` tokens, padded to ``shape`` = (B, T), are packed; None if none is padded.
 
-    The lengths are known to the host, which therefore does not wait for the device.
+    The lengths are Python ints, so the host does not wait for the device.
 
     Raises:
         ValueError: there are not B lengths from 1 to T.

@@ -109,7 +109,7 @@ class RotaryAttention(nn.Module):
         return self.output(attended if positions is None else gather_positions(attended, positions))
 
     def _attend(self, heads: Tensor, kind: KindOfAttention) -> Tensor:
-        """[B,T,3,H,d] -> [B,T,H,d]; [1,N,3,H,d] -> [1,N,H,d] where ``kind`` has the sequences."""
+        """[B,T,3,H,d] -> [B,T,H,d]; with ``kind.packed_keys`` also [1,N,3,H,d] -> [1,N,H,d]."""
         dropout = self.dropout if self.training else 0.0
         if kind.packed_keys is not None:
             rotated = rotate_queries_and_keys(heads, kind.rotation)
