@@ -2,9 +2,14 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from amos_fairseq.cli.arguments import add_checkpoint, add_subcommand, import_fairseq
+from amos_fairseq.errors import UserError
+
+if TYPE_CHECKING:
+    from amos_fairseq.hugging_face.parts import ExportedPart
+    from amos_fairseq.hugging_face.verify import Agreement
 
 DESCRIPTION = """\
 Write CHECKPOINT as the folder OUT, which transformers, sentence-transformers and ONNX exporters load without this package:
@@ -27,6 +32,9 @@ def add_parser(subparsers: Any) -> None:
         help="part of the checkpoint to export (default: the fine-tuned head with its encoder; of a pretraining checkpoint the "
         "encoder, of an mlm checkpoint the encoder with its MLM head)",
     )
+    text = "task of the head to export, of a model of several tasks; ALL writes a folder in OUT for each (default: the encoder "
+    text += "without a head)"
+    add("--head", metavar="TASK", help=text)
     add("--depth", metavar="D", help="depth of the generator (default: the deepest)")
     add(
         "--as",
@@ -70,26 +78,29 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     import_fairseq(arguments.checkpoint, arguments.subcommand)
-    from amos_fairseq.hugging_face import custom_code
-    from amos_fairseq.hugging_face.export import export
+    from amos_fairseq.hugging_face.export import ALL_HEADS, export, export_heads
     from amos_fairseq.hugging_face.model_card import CardSettings
 
     labels = None if arguments.labels is None else [label.strip() for label in arguments.labels.split(",")]
     card = CardSettings(arguments.data_license, arguments.language, arguments.base_model, tuple(arguments.datasets))
-    part, agreement = export(
-        arguments.checkpoint,
-        arguments.out,
-        arguments.tokenizer,
-        part=arguments.part,
-        depth=arguments.depth,
-        family=arguments.family,
-        labels=labels,
-        card=card,
-        check=arguments.check,
-        force=arguments.force,
-    )
-    code = "; it contains custom code: trust_remote_code=True" if custom_code.is_in(arguments.out) else ""
-    print(f"{arguments.out}: {part.class_name}, {part.description}{code}")
+    options = {"family": arguments.family, "card": card, "check": arguments.check}
+    place = (arguments.checkpoint, arguments.out, arguments.tokenizer, arguments.force)
+    if arguments.head == ALL_HEADS:
+        for flag in ("part", "depth", "labels"):
+            if getattr(arguments, flag) is not None:
+                raise UserError(f"--{flag} has no effect with --head {ALL_HEADS}: leave it out")
+        for head, exported in export_heads(*place, **options).items():
+            _report(arguments.out / head, *exported)
+        return
+    options |= {"part": arguments.part, "depth": arguments.depth, "labels": labels, "head": arguments.head}
+    _report(arguments.out, *export(*place, **options))
+
+
+def _report(out: Path, part: "ExportedPart", agreement: "Agreement | None") -> None:
+    from amos_fairseq.hugging_face import custom_code
+
+    code = "; it contains custom code: trust_remote_code=True" if custom_code.is_in(out) else ""
+    print(f"{out}: {part.class_name}, {part.description}{code}")
     if part.labels:
         print(f"labels: {', '.join(part.labels)}")
     print(f"compared with the checkpoint: {agreement or 'not (--no-check)'}")

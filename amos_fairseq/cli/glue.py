@@ -3,12 +3,17 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from amos_fairseq.cli import fine_tuning
 from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
 from amos_fairseq.data.glue_tasks import AVERAGED, DIAGNOSTIC, TASK_FILE, TASKS, parse_tasks
+from amos_fairseq.errors import UserError
 from amos_fairseq.prepare.glue_tables import has_any_file
+
+if TYPE_CHECKING:
+    from amos_fairseq.finetuning.session import Session
+    from amos_fairseq.finetuning.teachers import Teachers
 
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package, of any objective and size, on GLUE: one fairseq-train process per task and seed, one at
@@ -30,29 +35,88 @@ def add_parser(subparsers: Any) -> None:
     add("--squad", metavar="DIR", type=Path, help=text)
     text = "predict the test sets with each task's best run on dev and write the archive for the leaderboard"
     add("--write-test", action="store_true", help=text)
+    text = "train on N rows of a task, chosen at random, if it has more (default: all)"
+    add("--max-rows", type=int, metavar="N", help=text)
+    text = "outputs of this command whose results become rows of the table; glue_differences.md tests the differences"
+    add("--beside", metavar="OUT", nargs="+", type=Path, default=[], help=text)
+    text = "YAML of your own tasks, run beside GLUE's: NAME: {train: FILE, dev: FILE, text: [COLUMN], label: COLUMN, ...}, the "
+    text += "options of amos classify"
+    add("--own-tasks", metavar="FILE", type=Path, help=text)
+    add("--multi-task", action="store_true", help="train one model for all tasks, with a head for each")
+    text = (
+        "also train on the predictions of other models: OUT of this command with --write-train, or a folder of TASK.tsv"
+    )
+    add("--teachers", metavar="DIR", type=Path, help=text)
+    text = "learn from the mean of the teachers of all seeds (default: each seed from the teacher of the same seed)"
+    add("--ensemble", action="store_true", help=text)
+    text = "weight of the labels beside the teachers' predictions: a number from 0 to 1, or annealed, from 0 to 1 over the "
+    text += "updates (default: annealed)"
+    add("--gold-weight", metavar="W", help=text)
+    text = "write each run's predictions of the rows that it was trained on, for --teachers"
+    add("--write-train", action="store_true", help=text)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    data, intermediate = Path(arguments.data), None
+    data = Path(arguments.data)
     is_raw = holds_official_files(data)
     tasks = tasks_to_run(arguments.tasks, data, is_raw)
+    if arguments.max_rows is not None and arguments.max_rows < 1:
+        raise UserError(f"--max-rows {arguments.max_rows} must be at least 1")
+    for name in ("ensemble", "gold_weight"):
+        if getattr(arguments, name) and arguments.teachers is None:
+            raise UserError(f"--{name.replace('_', '-')} has no effect without --teachers: leave it out")
     import_fairseq(arguments.checkpoint, arguments.subcommand)
-    from amos_fairseq.finetuning.glue.benchmark import Glue
+    from amos_fairseq.finetuning.glue.benchmark import Glue, GlueOptions
+    from amos_fairseq.finetuning.glue.multi_task import MultiTaskGlue
 
     session = fine_tuning.session_from(arguments, Glue.name)
-
+    own = prepare_own_tasks(session, arguments.own_tasks) if arguments.own_tasks else {}
     if is_raw:
         from amos_fairseq.prepare.glue import prepare_glue_inside
 
         with fine_tuning.preparing(session, Glue.name) as tokenizer:
             wanted = [*tasks, DIAGNOSTIC] if arguments.write_test and has_any_file(data, TASKS[DIAGNOSTIC]) else tasks
             data = prepare_glue_inside(session.out, data, wanted, tokenizer)
-    if arguments.intermediate is not None:
-        intermediate = Path(arguments.intermediate or arguments.out).resolve()
-    settings = {"squad": arguments.squad, "with_paper": arguments.paper, "with_test": arguments.write_test}
-    benchmark = Glue(session, data, tasks, intermediate, **settings)
+    options = GlueOptions(
+        own=own,
+        max_rows=arguments.max_rows,
+        teachers=teachers_from(arguments),
+        with_train=arguments.write_train,
+        beside=arguments.beside,
+        intermediate=None
+        if arguments.intermediate is None
+        else Path(arguments.intermediate or arguments.out).resolve(),
+        squad=arguments.squad,
+        with_paper=arguments.paper,
+        with_test=arguments.write_test,
+    )
+    benchmark = (MultiTaskGlue if arguments.multi_task else Glue)(session, data, tasks, options)
     fine_tuning.run_and_print(arguments.out, benchmark)
+
+
+def teachers_from(arguments: argparse.Namespace) -> "Teachers | None":
+    """Return the teachers that the arguments describe; raise :class:`UserError` if they cannot be used."""
+    if arguments.teachers is None:
+        return None
+    from amos_fairseq.finetuning.teachers import Teachers
+    from amos_fairseq.tasks.text_classification import ANNEALED, gold_weight_of
+
+    weight = ANNEALED if arguments.gold_weight in (None, ANNEALED) else str(gold_weight_of(arguments.gold_weight))
+    return Teachers(arguments.teachers, weight, arguments.ensemble)
+
+
+def prepare_own_tasks(session: "Session", file: Path) -> dict[str, Path]:
+    """Convert the tables of the user's own tasks; return their directories by name.
+
+    Raises:
+        UserError: the file or a table cannot be used.
+    """
+    from amos_fairseq.prepare.classification import prepare_inside, read_own_tasks
+
+    sources = read_own_tasks(file)
+    with fine_tuning.preparing(session, "glue") as tokenizer:
+        return {name: prepare_inside(session.out, source, tokenizer, name) for name, source in sources.items()}
 
 
 def holds_official_files(data: Path) -> bool:

@@ -28,7 +28,7 @@ class LabeledSequences(EpochOrder, FairseqDataset):
 
     def __init__(self, directory: Path, split: str, dictionary: Dictionary, seed: int, training: bool) -> None:
         super().__init__()
-        self.source = f"{directory}/{split}"
+        self.directory, self.source = directory, f"{directory}/{split}"
         self.seed, self.training, self.epoch = seed, training, 1
         self.bos, self.pad, self.eos = dictionary.bos(), dictionary.pad(), dictionary.eos()
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from amos_fairseq.data.corpus import check_prepared, open_lines, require_split
 from amos_fairseq.data.glue_tasks import TASK_FILE
 from amos_fairseq.data.labeled_sequences import LabeledSequences
+from amos_fairseq.data.seeding import Purpose, keyed_generator
 from amos_fairseq.data.tagging import are_labels
 from amos_fairseq.errors import UserError
 from amos_fairseq.strangers import field, finite_number, plain_name, read_json, read_text, whole_number
@@ -156,9 +157,14 @@ class ShortenedTexts(BaseWrapperDataset):
         self.max_tokens = max_tokens
 
     @property
+    def is_cut(self) -> np.ndarray:
+        """Whether each row is longer than ``max_tokens``: [N] bool."""
+        return self.dataset.sizes > self.max_tokens
+
+    @property
     def num_cut(self) -> int:
         """Number of rows that are longer than ``max_tokens``."""
-        return int(np.count_nonzero(self.dataset.sizes > self.max_tokens))
+        return int(np.count_nonzero(self.is_cut))
 
     @property
     def sizes(self) -> np.ndarray:
@@ -173,6 +179,16 @@ class ShortenedTexts(BaseWrapperDataset):
         return torch.cat([part for text, start, length in parts for part in (text[: start + length], text[-1:])])
 
 
+def chosen_rows(num_rows: int, most: int | None) -> np.ndarray:
+    """Return the rows that ``--max-rows`` keeps: [N] int64, ascending; all of them for None.
+
+    They depend on the two numbers alone, so that models with other seeds and tokenizers train on the same rows.
+    """
+    if most is None or num_rows <= most:
+        return np.arange(num_rows)
+    return np.sort(keyed_generator(Purpose.TRAINING_ROWS, 0, 0, 0).permutation(num_rows)[:most])
+
+
 class LabeledTexts(LabeledSequences):
     """The rows of a split with their labels, cut to ``max_tokens``.
 
@@ -180,9 +196,13 @@ class LabeledTexts(LabeledSequences):
         record: content of ``task.json``.
         max_tokens: longest input of the model.
         separator: value of ``--separator-token``.
+        max_rows: keep as many rows, see :func:`chosen_rows`; None for all.
+        teacher: predictions of another model for these rows, [N, outputs]: probabilities of the classes or labels, or a
+            number in the unit of the label.
 
     Attributes:
-        targets: see :func:`read_targets`.
+        targets: those of the rows that are kept, see :func:`read_targets`.
+        num_cut: number of rows that are longer than ``max_tokens``.
 
     Raises:
         UserError: a file is missing or damaged, or ``max_tokens`` leaves no room for a token of each text.
@@ -198,6 +218,8 @@ class LabeledTexts(LabeledSequences):
         separator: int | None = None,
         seed: int = 0,
         training: bool = False,
+        max_rows: int | None = None,
+        teacher: np.ndarray | None = None,
     ) -> None:
         super().__init__(directory, split, dictionary, seed, training)
         check_texts(directory, split)
@@ -207,22 +229,24 @@ class LabeledTexts(LabeledSequences):
         if not texts or any(len(text) != len(self.targets) for text in texts):
             raise UserError(f"{self.source}: the files of texts and labels do not belong together; {PREPARE_AGAIN}")
         self._rows = ShortenedTexts(join_texts(texts, self.bos, separator), max_tokens)
-        self.sizes, self.max_tokens = self._rows.sizes, max_tokens
+        self._chosen = chosen_rows(len(self.targets), max_rows)
+        self.targets, self.sizes = self.targets[self._chosen], self._rows.sizes[self._chosen]
+        self.num_cut, self.max_tokens = int(np.count_nonzero(self._rows.is_cut[self._chosen])), max_tokens
         self._target_tensor = torch.from_numpy(self.targets)
-
-    @property
-    def num_cut(self) -> int:
-        """Number of rows that are longer than ``max_tokens``."""
-        return self._rows.num_cut
+        # With --fp16 or --bf16 fairseq converts every float32 tensor of a batch.
+        self._teacher_tensor = None if teacher is None else torch.from_numpy(teacher.astype(np.float64))
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Return ``id`` int and ``tokens`` LongTensor [L]."""
         index = int(index)
-        return {"id": index, "tokens": self._rows[index]}
+        return {"id": index, "tokens": self._rows[self._chosen[index]]}
 
     def add_labels(self, batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
-        """Add ``num_rows``, a Python int, and ``target``: classes [B] int64; labels [B, num_labels] bool; numbers [B] float64.
+        """Add :meth:`labels_of` the rows, and ``num_rows``, a Python int."""
+        batch |= self.labels_of(batch["id"]) | {"num_rows": len(self)}
 
-        With ``--fp16`` or ``--bf16`` fairseq converts every float32 tensor of a batch.
-        """
-        batch |= {"target": self._target_tensor[batch["id"]], "num_rows": len(self)}
+    def labels_of(self, rows: Tensor) -> dict[str, Tensor]:
+        """Return ``target``: classes [B] int64, labels [B, num_labels] bool, or numbers [B] float64; with a teacher also
+        ``teacher``, [B, outputs] float64. ``rows``: [B] int64."""
+        labels = {"target": self._target_tensor[rows]}
+        return labels if self._teacher_tensor is None else labels | {"teacher": self._teacher_tensor[rows]}

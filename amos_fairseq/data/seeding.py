@@ -20,6 +20,8 @@ class Purpose(IntEnum):
     TRAINING_NOISE = 4
     VALIDATION_NOISE = 5
     SIMILAR_LENGTHS = 6
+    TRAINING_ROWS = 7
+    ROWS_OF_A_TASK = 8
 
 
 def keyed_generator(purpose: Purpose, seed: int, epoch: int, block: int) -> np.random.Generator:

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from amos_fairseq.data.glue_tasks import TASKS
+
 SCORES = {
     "classes": ("accuracy", "macro_f1", "matthews"),
     "labels": ("micro_f1", "macro_f1"),
@@ -14,6 +16,11 @@ SCORES = {
 }
 # The score that selects the best checkpoint and seed.
 MAIN_SCORES = {"classes": "accuracy", "labels": "micro_f1", "number": "spearman"}
+
+
+def main_score(task: str, kind: str) -> str:
+    """Return the main score of a task: GLUE's own, else that of its kind of label."""
+    return TASKS[task].main_score if task in TASKS else MAIN_SCORES[kind]
 
 
 def predictions_of(kind: str, logits: Any) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 from amos_fairseq.data.block_iterator import batches_by_length
 from amos_fairseq.finetuning.runs import BenchmarkTask, Failure, RunResult, TaskRun
 from amos_fairseq.finetuning.session import Session
-from amos_fairseq.finetuning.summary import TaskSummary, format_spread
+from amos_fairseq.finetuning.summary import TaskSummary, format_spread, summarize
 from amos_fairseq.tables import Table
 
 TOKENS_PER_BATCH = 8192  # of evaluation
@@ -61,8 +61,8 @@ class Benchmark(ABC):
     tasks: dict[str, BenchmarkTask]
 
     @abstractmethod
-    def train_flags(self, task: str) -> list[str]:
-        """Return the task's arguments of ``fairseq-train``: data directory, task, criterion, and the score that selects
+    def train_flags(self, run: TaskRun) -> list[str]:
+        """Return the run's arguments of ``fairseq-train``: data directory, task, criterion, and the score that selects
         ``checkpoint_best.pt``. The runner adds model, optimizer, schedule, seed, device and SAVE_DIR."""
 
     @abstractmethod
@@ -81,10 +81,11 @@ class Benchmark(ABC):
             Scores in percent by name, including ``main_score``, as Python floats.
         """
 
-    def copy_tokenizer_and_labels(self, task: str, directory: Path) -> None:
-        """Copy what loading a checkpoint needs to ``directory``: ``tokenizer/``, and ``labels.txt`` where there are labels."""
+    def fill_directory(self, run: TaskRun) -> None:
+        """Copy what loading a checkpoint needs to the run's directory: ``tokenizer/``, and names of labels where there are
+        any."""
         hidden = shutil.ignore_patterns(".*")  # no part of a tokenizer
-        shutil.copytree(self.data / "tokenizer", directory / "tokenizer", dirs_exist_ok=True, ignore=hidden)
+        shutil.copytree(self.data / "tokenizer", run.directory / "tokenizer", dirs_exist_ok=True, ignore=hidden)
 
     def setup(self) -> dict[str, Any]:
         """Return the settings that all results in OUT share; a call with others is refused."""
@@ -97,6 +98,11 @@ class Benchmark(ABC):
     def owns(self, task: str) -> bool:
         """Return whether a result in OUT belongs to the table. Override it if tasks of earlier calls belong to it too."""
         return task in self.tasks
+
+    def summarize(self, results: Sequence[RunResult]) -> tuple[Sequence[RunResult], dict[str, TaskSummary]]:
+        """Return the results and the summaries that the table shows, by task. Override it if a run has the scores of several
+        tasks."""
+        return results, summarize(results)
 
     def label(self, task: str) -> str:
         """Return the name of a task in the table."""

@@ -102,18 +102,18 @@ class Classification(Benchmark):
             constant = train.mean(axis=0) > 0.5 if self.kind == "labels" else train.mean()
         return np.broadcast_to(constant, dev.shape), dev
 
-    def train_flags(self, task: str) -> list[str]:
-        flags = [str(self.data), "--task", "text_classification", "--criterion", "text_classification"]
+    def train_flags(self, run: TaskRun) -> list[str]:
+        flags, task = [str(self.data), "--task", "text_classification", "--criterion", "text_classification"], run.task
         flags += ["--tokens-per-text", str(self.max_positions)]
-        if not self.tasks[task].scores_best:
+        if not task.scores_best:
             return [*flags, "--disable-validation"]
-        main = self.tasks[task].main_score
+        main = task.main_score
         return [*flags, "--best-checkpoint-metric", main, "--maximize-best-checkpoint-metric"]
 
-    def copy_tokenizer_and_labels(self, task: str, directory: Path) -> None:
+    def fill_directory(self, run: TaskRun) -> None:
         """Copy ``tokenizer/`` and ``task.json``, with the names of the labels, beside the checkpoints."""
-        super().copy_tokenizer_and_labels(task, directory)
-        shutil.copyfile(self.data / TASK_FILE, directory / TASK_FILE)
+        super().fill_directory(run)
+        shutil.copyfile(self.data / TASK_FILE, run.directory / TASK_FILE)
 
     def evaluate(
         self, task: str, checkpoint: Path, directory: Path, device: str, stop: threading.Event
@@ -202,27 +202,29 @@ def name_predictions(kind: str, labels: Sequence[str], values: np.ndarray) -> li
 
 
 def predict_logits(
-    loaded: LoadedCheckpoint, sequences: Sequence[Tensor], device: str, stop: threading.Event
+    loaded: LoadedCheckpoint, sequences: Sequence[Tensor], device: str, stop: threading.Event, task: str = TEXT_HEAD
 ) -> np.ndarray:
-    """Return the outputs of the head for texts: [N, outputs] float64; of a regression in the unit of its values.
+    """Return the outputs of a head for texts: [N, outputs] float64; of a regression in the unit of its values.
 
     Args:
-        loaded: a checkpoint with one head for texts.
+        loaded: a checkpoint with one head for texts, or a head for each of several tasks.
         sequences: tokens of each row, LongTensors [L].
+        task: name of the head where there are several.
 
     Raises:
         UserError: the checkpoint has no such head.
         Stopped: ``stop`` is set.
     """
     heads = getattr(loaded.model, "classification_heads", {})
-    if TEXT_HEAD not in heads:
+    head = TEXT_HEAD if TEXT_HEAD in heads else task
+    if head not in heads:
         raise UserError(f"{loaded.file} has no head for texts: give the --out of amos classify")
     model = loaded.model.to(device)
-    logits = np.empty((len(sequences), heads[TEXT_HEAD].output.out_features))
+    logits = np.empty((len(sequences), heads[head].output.out_features))
     for indices in batches([len(tokens) for tokens in sequences], stop):
         rows = [sequences[i] for i in indices]
         tokens, lengths = pad_sequence(rows, True, loaded.dictionary.pad()).to(device), [len(row) for row in rows]
         with torch.inference_mode():
-            output, _ = model(tokens, classification_head_name=TEXT_HEAD, lengths=lengths)
+            output, _ = model(tokens, classification_head_name=head, lengths=lengths)
         logits[indices] = output.float().cpu().numpy()
     return logits

@@ -72,7 +72,7 @@ class ActiveRun:
     @property
     def epoch(self) -> str:
         """The epoch of the next update."""
-        return self.epoch_name(min(self.update // self.run.updates_per_epoch + 1, self.run.num_epochs))
+        return self.epoch_name(min(int(self.update // self.run.updates_per_epoch) + 1, self.run.num_epochs))
 
     @property
     def values(self) -> str:

@@ -111,19 +111,23 @@ class Hyperparameters:
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {"adam_betas": list(self.adam_betas)}
 
-    def updates_per_epoch(self, num_examples: int) -> int:
-        """Return the number of batches in an epoch; the last one may be smaller."""
-        return math.ceil(num_examples / self.batch_size)
+    def updates_per_epoch(self, num_examples: int, carries_rest: bool = False) -> float:
+        """Return the number of batches in an epoch. The last one may be smaller; with ``carries_rest`` it is completed in the
+        next epoch, and this is no whole number."""
+        return num_examples / self.batch_size if carries_rest else math.ceil(num_examples / self.batch_size)
 
-    def repetitions(self, num_examples: int) -> int:
+    def repetitions(self, num_examples: int, carries_rest: bool = False) -> int:
         """Return how often the training set is read in the place of one epoch, so that there are ``min_updates``."""
-        return max(1, math.ceil(self.min_updates / (self.updates_per_epoch(num_examples) * self.epochs)))
+        return max(1, math.ceil(self.min_updates / (self.updates_per_epoch(num_examples, carries_rest) * self.epochs)))
 
-    def num_epochs(self, num_examples: int) -> int:
-        return self.epochs * self.repetitions(num_examples)
+    def num_epochs(self, num_examples: int, carries_rest: bool = False) -> int:
+        return self.epochs * self.repetitions(num_examples, carries_rest)
 
-    def total_updates(self, num_examples: int) -> int:
-        return self.updates_per_epoch(num_examples) * self.num_epochs(num_examples)
+    def total_updates(self, num_examples: int, carries_rest: bool = False) -> int:
+        epochs = self.num_epochs(num_examples, carries_rest)
+        if carries_rest:
+            return num_examples * epochs // self.batch_size
+        return self.updates_per_epoch(num_examples) * epochs
 
     def check_layers(self, num_layers: int) -> None:
         """Raise :class:`UserError` if an encoder with this number of layers lacks some that these settings name."""
@@ -133,12 +137,12 @@ class Hyperparameters:
         except ValueError as error:
             raise UserError(str(error)) from error
 
-    def warmup_updates(self, num_examples: int) -> int:
+    def warmup_updates(self, num_examples: int, carries_rest: bool = False) -> int:
         """Round down, as the integer division by 16 or 10 in AMOS's released script does."""
         # In binary, 1/10 of 30 can be 2.9999...; the result must still be 3.
-        return math.floor(self.warmup * self.total_updates(num_examples) + 1e-6)
+        return math.floor(self.warmup * self.total_updates(num_examples, carries_rest) + 1e-6)
 
-    def train_flags(self, num_examples: int) -> list[str]:
+    def train_flags(self, num_examples: int, carries_rest: bool = False) -> list[str]:
         """Return the flags of ``fairseq-train`` for optimizer, schedule, regularization, head, separators and length.
 
         Every batch has ``batch_size`` examples (``--required-batch-size-multiple 1``). fairseq's default would split the
@@ -148,7 +152,7 @@ class Hyperparameters:
         flags = {
             "batch-size": self.batch_size,
             "required-batch-size-multiple": 1,
-            "max-epoch": self.num_epochs(num_examples),
+            "max-epoch": self.num_epochs(num_examples, carries_rest),
             "optimizer": "grouped_adam",
             "adam-betas": f"({first_moment}, {second_moment})",
             "adam-eps": self.adam_eps,
@@ -157,8 +161,8 @@ class Hyperparameters:
             "clip-norm": self.clip_norm,
             "lr": self.lr,
             "lr-scheduler": "polynomial_decay",
-            "warmup-updates": self.warmup_updates(num_examples),
-            "total-num-update": self.total_updates(num_examples),
+            "warmup-updates": self.warmup_updates(num_examples, carries_rest),
+            "total-num-update": self.total_updates(num_examples, carries_rest),
             "dropout": self.dropout,
             "attention-dropout": self.attention_dropout,
             "pooler-dropout": self.pooler_dropout,
@@ -170,7 +174,7 @@ class Hyperparameters:
             flags["pooler-activation-fn"] = LINEAR_HEAD
         if self.separator is not None:
             flags["separator-token"] = self.separator
-        if (interval := self.repetitions(num_examples)) > 1:
+        if (interval := self.repetitions(num_examples, carries_rest)) > 1:
             flags |= {"save-interval": interval, "validate-interval": interval}
         arguments = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
         arguments += ["--similar-lengths"] if self.similar_lengths else []

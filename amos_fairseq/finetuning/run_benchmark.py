@@ -8,7 +8,7 @@ from typing import Any
 from amos_fairseq.finetuning.benchmark import Benchmark
 from amos_fairseq.finetuning.runner import Runner
 from amos_fairseq.finetuning.runs import Failure, RunResult, claim_output_directory, read_results, write_json
-from amos_fairseq.finetuning.summary import TaskSummary, summarize
+from amos_fairseq.finetuning.summary import TaskSummary
 from amos_fairseq.tables import Table
 
 
@@ -43,7 +43,7 @@ def run_benchmark(benchmark: Benchmark) -> Outcome:
     results = [result for result in read_results(out) if benchmark.owns(result.task)]
     if not results:
         return Outcome(None, failures)
-    summaries = summarize(results)
+    results, summaries = benchmark.summarize(results)
     table = benchmark.table(summaries, [*notes(benchmark, results, summaries), *benchmark.notes(results, summaries)])
     if any("±" in cell for row in table.rows for cell in row):  # one seed has no deviation
         table = replace(table, title=f"{table.title}: median ± standard deviation over seeds")

@@ -112,7 +112,7 @@ class Runner:
     def _train_and_evaluate(self, run: TaskRun, device: str, server: ForkServer, display: ProgressDisplay) -> RunResult:
         benchmark, session, task = self.benchmark, self.benchmark.session, run.task
         run.create_directory()
-        benchmark.copy_tokenizer_and_labels(task.name, run.directory)
+        benchmark.fill_directory(run)
         command, variables = training_command(run, benchmark, device), environment(device, len(session.devices))
         advance = functools.partial(display.advance, run)
         train(command, run.directory, variables, self.stop, advance, server.start)

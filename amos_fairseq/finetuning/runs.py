@@ -38,6 +38,7 @@ class BenchmarkTask:
         data_sha256: fingerprint of the prepared data; runs on other data are not continued.
         trials: the combinations of hyperparameters to run: one, or those of a grid.
         notes: footnotes for the scores, such as a training set that differs from the official one.
+        carries_rest: whether the examples that make no whole update at the end of an epoch begin the next one.
     """
 
     name: str
@@ -46,6 +47,7 @@ class BenchmarkTask:
     data_sha256: str
     trials: tuple[Hyperparameters, ...]
     notes: tuple[str, ...] = ()
+    carries_rest: bool = False
 
     @property
     def scores_best(self) -> bool:
@@ -77,15 +79,15 @@ class TaskRun:
 
     @property
     def total_updates(self) -> int:
-        return self.hyperparameters.total_updates(self.task.num_examples)
+        return self.hyperparameters.total_updates(self.task.num_examples, self.task.carries_rest)
 
     @property
     def num_epochs(self) -> int:
-        return self.hyperparameters.num_epochs(self.task.num_examples)
+        return self.hyperparameters.num_epochs(self.task.num_examples, self.task.carries_rest)
 
     @property
-    def updates_per_epoch(self) -> int:
-        return self.hyperparameters.updates_per_epoch(self.task.num_examples)
+    def updates_per_epoch(self) -> float:
+        return self.hyperparameters.updates_per_epoch(self.task.num_examples, self.task.carries_rest)
 
     def check_directory(self) -> None:
         """Raise :class:`UserError` if the directory holds another run."""
@@ -242,13 +244,19 @@ def read_result(directory: Path) -> RunResult | None:
     if content is None:
         return None
     try:
-        values = {"trial" if name == "point" else name: value for name, value in content.items()}
-        result = RunResult(**(values | {"notes": tuple(values.get("notes", ()))}))
-        result.main + 0.0  # a number
-    except (TypeError, KeyError) as error:
+        return parse_result(content)
+    except (TypeError, KeyError, AttributeError) as error:
         raise UserError(
             f"{directory / RESULT_FILE} is not the result of a run: delete it to score the run again"
         ) from error
+
+
+def parse_result(content: dict[str, Any]) -> RunResult:
+    """Return the result that :meth:`RunResult.as_dict` describes; raise ``TypeError``, ``KeyError`` or ``AttributeError`` for
+    anything else."""
+    values = {"trial" if name == "point" else name: value for name, value in content.items()}
+    result = RunResult(**(values | {"notes": tuple(values.get("notes", ()))}))
+    result.main + 0.0  # a number
     return result
 
 

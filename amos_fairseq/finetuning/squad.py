@@ -28,7 +28,7 @@ from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
 from amos_fairseq.finetuning.benchmark import Benchmark, batches
-from amos_fairseq.finetuning.runs import BenchmarkTask, RunResult, content_sha256
+from amos_fairseq.finetuning.runs import BenchmarkTask, RunResult, TaskRun, content_sha256
 from amos_fairseq.finetuning.session import Session
 from amos_fairseq.finetuning.summary import TaskSummary, paper_results, paper_squad_cells
 from amos_fairseq.tables import Table
@@ -103,12 +103,12 @@ class Squad(Benchmark):
         notes = tuple(data_notes(name, manifest))
         self.tasks = {name: BenchmarkTask(name, len(examples), "f1", sha256, trials, notes)}
 
-    def train_flags(self, task: str) -> list[str]:
+    def train_flags(self, run: TaskRun) -> list[str]:
         windows = self.settings.windows
         flags = [str(self.data), "--task", "squad", "--criterion", "squad", "--span-head", self.settings.span_head]
         flags += ["--tokens-per-window", str(windows.tokens), "--doc-stride", str(windows.doc_stride)]
         flags += ["--max-question-length", str(windows.question)]
-        return flags if self.tasks[task].scores_best else [*flags, "--disable-validation"]
+        return flags if run.task.scores_best else [*flags, "--disable-validation"]
 
     def evaluate(
         self, task: str, checkpoint: Path, directory: Path, device: str, stop: threading.Event

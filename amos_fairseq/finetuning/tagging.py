@@ -19,7 +19,7 @@ from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
 from amos_fairseq.finetuning.benchmark import Benchmark, batches
-from amos_fairseq.finetuning.runs import BenchmarkTask, RunResult, content_sha256
+from amos_fairseq.finetuning.runs import BenchmarkTask, RunResult, TaskRun, content_sha256
 from amos_fairseq.finetuning.session import Session
 from amos_fairseq.finetuning.summary import TaskSummary
 
@@ -84,12 +84,12 @@ class Tagging(Benchmark):
                     f"{sentences.cut_sentences:,} sentences of more than {self.max_positions} tokens{counted}"
                 )
 
-    def train_flags(self, task: str) -> list[str]:
+    def train_flags(self, run: TaskRun) -> list[str]:
         flags = [str(self.data), "--task", "sequence_tagging", "--criterion", "sequence_tagging"]
         flags += ["--tokens-per-sentence", str(self.max_positions)]
-        if not self.tasks[task].scores_best:
+        if not run.task.scores_best:
             return [*flags, "--disable-validation"]
-        return [*flags, "--best-checkpoint-metric", self.tasks[task].main_score, "--maximize-best-checkpoint-metric"]
+        return [*flags, "--best-checkpoint-metric", run.task.main_score, "--maximize-best-checkpoint-metric"]
 
     def evaluate(
         self, task: str, checkpoint: Path, directory: Path, device: str, stop: threading.Event

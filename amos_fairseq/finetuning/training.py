@@ -44,9 +44,9 @@ class RunFailed(Exception):
 
 def training_command(run: TaskRun, benchmark: Benchmark, device: str) -> list[str]:
     """Return the complete command. Running it again continues from the run's own ``checkpoint_last.pt``."""
-    command = [*python_command("fairseq_cli.train", with_parent=True), *benchmark.train_flags(run.task.name)]
+    command = [*python_command("fairseq_cli.train", with_parent=True), *benchmark.train_flags(run)]
     command += ["--user-dir", str(PACKAGE), *benchmark.session.checkpoint.model_flags()]
-    command += run.hyperparameters.train_flags(run.task.num_examples)
+    command += run.hyperparameters.train_flags(run.task.num_examples, run.task.carries_rest)
     if run.finetune_from is not None:
         command += ["--finetune-from-model", str(run.finetune_from)]
     command += ["--save-dir", str(run.directory), "--no-epoch-checkpoints", "--seed", str(run.seed)]

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from amos_fairseq.checkpoints.read import CheckpointPath, load_checkpoint
 from amos_fairseq.errors import UserError
@@ -13,20 +14,25 @@ from amos_fairseq.hugging_face.families import CONFIG_FILE
 from amos_fairseq.hugging_face.model_card import CardSettings, check_card_settings, write_card
 from amos_fairseq.hugging_face.parts import ExportedPart, choose_part
 from amos_fairseq.hugging_face.verify import Agreement, verify_folder
+from amos_fairseq.models.fine_tuning import TEXT_HEAD
 from amos_fairseq.strangers import is_unicode
+
+ALL_HEADS = "ALL"
 
 
 def export(
     checkpoint: CheckpointPath,
     out: Path,
     tokenizer: CheckpointPath | None = None,
+    force: bool = False,
+    *,
     part: str | None = None,
     depth: str | None = None,
     family: str | None = None,
     labels: Sequence[str] | None = None,
     card: CardSettings | None = None,
     check: bool = True,
-    force: bool = False,
+    head: str | None = None,
 ) -> tuple[ExportedPart, Agreement | None]:
     """Write the folder ``out``, completely or not at all; return what it holds and, with ``check``, how well it agrees.
 
@@ -38,6 +44,7 @@ def export(
         family: mpnet, electra, bert or roberta, if several can represent the part.
         labels: names of the classes of a fine-tuned head.
         check: load the folder and compare it with the checkpoint.
+        head: name of one of several heads.
 
     Raises:
         UserError: the part does not exist, no class or tokenizer computes the same, ``out`` exists or cannot be written, or
@@ -47,7 +54,7 @@ def export(
     card = card or CardSettings()
     check_card_settings(card)
     loaded = load_checkpoint(checkpoint, tokenizer)
-    chosen = choose_part(loaded, part, depth, labels, family)
+    chosen = choose_part(loaded, part, depth, labels, family, head)
     converted = folder_tokenizer(loaded, chosen.family, chosen.shape.max_positions)
     check_output_folder(out, force)  # again: something else may be there by now
     explained = explain_write_errors(out, "make room, permit writing, or give another folder")
@@ -57,6 +64,22 @@ def export(
         agreement = verify_folder(unfinished, loaded, chosen, converted.ids) if check else None
         write_card(unfinished, out.name, loaded, chosen, card, agreement)
     return chosen, agreement
+
+
+def export_heads(
+    checkpoint: CheckpointPath, out: Path, tokenizer: CheckpointPath | None = None, force: bool = False, **options: Any
+) -> dict[str, tuple[ExportedPart, Agreement | None]]:
+    """Write a folder in ``out`` for each head of a model of several tasks, all of them or none; the arguments and errors are
+    those of :func:`export`."""
+    heads = list(getattr(load_checkpoint(checkpoint, tokenizer).model, "classification_heads", ()))
+    if not heads or TEXT_HEAD in heads:
+        raise UserError(f"--head {ALL_HEADS}: {checkpoint} is not a model of several tasks: leave it out")
+    check_output_folder(out, force, holds=heads)
+    with (
+        explain_write_errors(out, "make room, permit writing, or give another folder"),
+        whole_folder(out, force) as folder,
+    ):
+        return {head: export(checkpoint, folder / head, tokenizer, head=head, **options) for head in heads}
 
 
 @contextmanager
@@ -73,10 +96,11 @@ def without_progress_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def check_output_folder(path: Path, replace: bool) -> None:
+def check_output_folder(path: Path, replace: bool, holds: Sequence[str] = (".",)) -> None:
     """Raise :class:`UserError` unless an export may become ``path``.
 
-    ``replace`` permits only an empty folder, or a folder with a model, which is removed with everything in it.
+    ``replace`` permits only an empty folder, or one with a model in each folder of ``holds``, which is removed with everything in
+    it.
     """
     if path.name in ("", ".."):
         raise UserError(f"{path} has no name of its own: give the name of a folder to write")
@@ -91,7 +115,7 @@ def check_output_folder(path: Path, replace: bool) -> None:
         raise UserError(f"{path} is a file: give the name of a folder")
     if not replace:
         raise UserError(f"{path} exists: give another folder, or --force to replace it")
-    if not (path / CONFIG_FILE).is_file() and any(path.iterdir()):
+    if not all((path / name / CONFIG_FILE).is_file() for name in holds) and any(path.iterdir()):
         raise UserError(
             f"{path} holds no exported model ({CONFIG_FILE} is missing in it), and --force replaces nothing else: give "
             "another folder, or remove this one"

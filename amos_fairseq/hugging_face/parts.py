@@ -25,7 +25,7 @@ from amos_fairseq.hugging_face.families import (
 )
 from amos_fairseq.models.amos import AmosModel
 from amos_fairseq.models.electric import ElectricModel
-from amos_fairseq.models.fine_tuning import FineTunedModel
+from amos_fairseq.models.fine_tuning import TEXT_HEAD, FineTunedModel
 from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.models.teams import TeamsModel
 from amos_fairseq.modules.bert_encoder import BertEncoderConfig
@@ -34,6 +34,8 @@ from amos_fairseq.modules.heads import DenseDetectionHead
 from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
 from amos_fairseq.modules.span_heads import IndependentSpanHead
 from amos_fairseq.strangers import read_json
+
+TASK_FOLDER = "tasks"  # beside a checkpoint of several tasks: the task.json of each
 
 
 @dataclass(frozen=True)
@@ -78,9 +80,10 @@ def choose_part(
     depth: str | None = None,
     labels: Sequence[str] | None = None,
     family: str | None = None,
+    head: str | None = None,
 ) -> ExportedPart:
-    """Return the part called ``name``, or by default a fine-tuned checkpoint's head with its encoder, the network of MLM with
-    its head, or the encoder of any other pretraining.
+    """Return the part called ``name``, or by default a fine-tuned checkpoint's head with its encoder (of several heads the one
+    called ``head``, or the encoder alone), the network of MLM with its head, or the encoder of any other pretraining.
 
     For the arguments see :func:`.export.export`; the default family is the closest.
 
@@ -91,14 +94,21 @@ def choose_part(
     if depth is not None and name != "generator":
         raise UserError(f"--depth {depth} chooses a depth of the generator: give --part generator with it")
     is_fine_tuned, is_mlm = isinstance(model, FineTunedModel), isinstance(model, MlmModel)
+    heads = list(model.classification_heads) if is_fine_tuned else []
+    if head is not None and (name is not None or head not in heads or heads == [TEXT_HEAD]):
+        known = ", ".join(own for own in heads if own != TEXT_HEAD)
+        reason = f"it has {known}" if known else "it is not of several tasks"
+        raise UserError(
+            f"--head {head}: {loaded.file} has no head of this name ({reason}), or --part is given too: leave one out"
+        )
     if labels is not None and not (
-        is_fine_tuned and name is None and (len(model.classification_heads) or model.tagging_head)
+        is_fine_tuned and name is None and (head is not None or len(heads) == 1 or model.tagging_head)
     ):
         raise UserError("--labels names the classes of a fine-tuned classification head, which is not exported here")
     if is_mlm and name in ("generator", "discriminator"):
         raise UserError(f"{loaded.file} is a masked language model and has no {name}: give --part mlm or encoder")
     if is_fine_tuned:
-        part = fine_tuned_part(loaded, name, labels)
+        part = fine_tuned_part(loaded, name, labels, head)
     elif name == "mlm" and not is_mlm:
         raise UserError(f"{loaded.file} is not an mlm: its masked language model is --part generator")
     elif name == "generator" or (is_mlm and name != "encoder"):
@@ -213,13 +223,17 @@ def discriminator_part(loaded: LoadedCheckpoint) -> ExportedPart:
     )
 
 
-def fine_tuned_part(loaded: LoadedCheckpoint, name: str | None, labels: Sequence[str] | None) -> ExportedPart:
-    """Return the encoder with its head, or alone if ``name`` says so; arguments and errors as for :func:`choose_part`."""
+def fine_tuned_part(
+    loaded: LoadedCheckpoint, name: str | None, labels: Sequence[str] | None, head_name: str | None = None
+) -> ExportedPart:
+    """Return the encoder with its head, or alone if ``name`` says so or there are several; arguments and errors as for
+    :func:`choose_part`."""
     model: FineTunedModel = loaded.model
     is_modern = isinstance(model.encoder.shape, ModernBertEncoderConfig)
     heads = model.classification_heads
     if name not in (None, "encoder"):
         raise UserError(f"{loaded.file} was fine-tuned and has no {name} any more: give the pretraining checkpoint")
+    of_several = len(heads) > 1 or TEXT_HEAD not in heads
     if name == "encoder" or not (heads or model.span_head or model.tagging_head):
         return encoder_part(model)
     if model.span_head is not None:
@@ -237,14 +251,16 @@ def fine_tuned_part(loaded: LoadedCheckpoint, name: str | None, labels: Sequence
     elif model.tagging_head is not None:
         kind, prefix, head = PartKind.TOKEN_CLASSIFICATION, "tagging_head.", model.tagging_head
         description = "its head for labels of words"
-    elif len(heads) > 1:
-        raise UserError(
-            f"{loaded.file} has several heads ({', '.join(heads)}), a Hugging Face class has one: "
-            "export the encoder alone, with --part encoder"
+    elif of_several and head_name is None:
+        limits = (
+            f"It was fine-tuned on several tasks ({', '.join(heads)}) whose heads are not in this folder: `amos export --head TASK` "
+            "writes one of them with the encoder."
         )
+        return dataclasses.replace(encoder_part(model), limits=limits)
     else:
-        (head,) = heads.values()
+        head = heads[head_name or TEXT_HEAD]
         kind, prefix, description = PartKind.SEQUENCE_CLASSIFICATION, "classification_head.", "its classification head"
+        description = f"the head of {head_name}" if head_name else description
         if head.pooling == "mean" and not is_modern:
             raise UserError(
                 f"{loaded.file} classifies by the mean of all states (--pooling mean), which no Hugging Face class for these "
@@ -264,7 +280,7 @@ def fine_tuned_part(loaded: LoadedCheckpoint, name: str | None, labels: Sequence
 
     settings = {}
     if kind != PartKind.QUESTION_ANSWERING:
-        settings = label_settings(loaded, kind, head.output.out_features, labels)
+        settings = label_settings(loaded, kind, head.output.out_features, labels, head_name)
     if kind == PartKind.SEQUENCE_CLASSIFICATION and is_modern:
         settings["classifier_pooling"] = "mean" if head.pooling == "mean" else "cls"
     return ExportedPart(
@@ -341,12 +357,13 @@ def _check_mpnet(shape: BertEncoderConfig, projected: bool) -> None:
 
 
 def label_settings(
-    loaded: LoadedCheckpoint, kind: PartKind, num_classes: int, labels: Sequence[str] | None
+    loaded: LoadedCheckpoint, kind: PartKind, num_classes: int, labels: Sequence[str] | None, task: str | None = None
 ) -> dict[str, Any]:
     """Return settings of the exported configuration: names of the classes, and for whole texts the kind of problem.
 
     The names are ``labels``, else those in ``labels.txt`` beside the checkpoint (for labels of words), or in ``task.json``
-    beside the checkpoint or in the task's data, if there are as many as the head has, else ``LABEL_0``, ``LABEL_1``, ...
+    beside the checkpoint or in the task's data, if there are as many as the head has, else ``LABEL_0``, ``LABEL_1``, ... The
+    head of one of several tasks has its own ``task.json``.
 
     Raises:
         UserError: there are more or fewer labels than classes, or two are equal.
@@ -355,7 +372,7 @@ def label_settings(
     if kind == PartKind.TOKEN_CLASSIFICATION:
         names = read_labels(loaded.file.parent)
     else:
-        beside = loaded.file.parent / TASK_FILE
+        beside = loaded.file.parent / (TASK_FILE if task is None else f"{TASK_FOLDER}/{task}/{TASK_FILE}")
         path = beside if beside.is_file() else Path(str(loaded.task.get("data", ""))) / TASK_FILE
         hint = "it does not name the labels of the task, give them with --labels A,B,..."
         record = read_json(path, hint, optional=True) or {}

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from fairseq.models import BaseFairseqModel
@@ -165,14 +165,22 @@ class FineTunedModel(BaseFairseqModel):
         span_targets: tuple[Tensor, Tensor] | None = None,
         word_positions: Tensor | None = None,
         lengths: Sequence[int] | None = None,
-    ) -> tuple[Tensor, None] | SpanOutput | Tensor:
+        rows_of_heads: Mapping[str, Tensor] | None = None,
+    ) -> tuple[Tensor, None] | SpanOutput | Tensor | dict[str, Tensor]:
         """Compute the logits [B, classes] of a classification head from tokens [B,T] int64, or without a head's name the states
         [B,T,D] that heads read; with ``answer_mask`` ([B,T] bool, True at tokens that an answer may consist of) the output of
         the span head; with ``word_positions`` ([B,W] int64, the first piece of each word) the logits of labels [B,W,labels]
-        float32. With ``lengths``, the number of tokens of each text, the encoder computes nothing at padding. The other
-        arguments, and the second value, are those of fairseq's own encoders.
+        float32; with ``rows_of_heads`` (for each classification head the rows of its task, [b] int64, maybe none) the logits of
+        each head, [b, classes]. With ``lengths``, the number of tokens of each text, the encoder computes nothing at padding.
+        The other arguments, and the second value, are those of fairseq's own encoders.
         """
         states = self.extract_features(src_tokens, lengths)
+        if rows_of_heads is not None:
+            padding_mask = src_tokens.eq(self.vocabulary.pad)
+            return {
+                name: self.classification_heads[name](states[rows], padding_mask[rows])
+                for name, rows in rows_of_heads.items()
+            }
         if answer_mask is not None:
             return self.span_head(states, answer_mask, span_targets)
         if word_positions is not None:

@@ -17,7 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from amos_fairseq.data.glue_tasks import TASK_FILE
+from amos_fairseq import strangers
+from amos_fairseq.data.glue_tasks import TASK_FILE, TASKS
+from amos_fairseq.data.labeled_texts import KINDS
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text
 from amos_fairseq.fingerprint import DICTIONARY_FILE, TOKENIZER_DIRECTORY, files_sha256
@@ -30,7 +32,15 @@ from amos_fairseq.prepare.binarizing import (
     start_encoding_process,
 )
 from amos_fairseq.prepare.inside_out import prepared_data
-from amos_fairseq.prepare.labeled_rows import Columns, LabeledRows, is_missing, printable, read_rows
+from amos_fairseq.prepare.labeled_rows import (
+    Columns,
+    LabeledRows,
+    find_columns,
+    is_missing,
+    open_table,
+    printable,
+    read_rows,
+)
 from amos_fairseq.prepare.processes import number_of_processes, process_pool
 from amos_fairseq.terminal import progress_bar, say
 from amos_fairseq.tokenization import Tokenizer
@@ -43,6 +53,7 @@ MOST_CLASSES = 10_000
 # Of labels that are numbers: the largest, and their mean over their deviation. Models compute them in float32.
 LARGEST_NUMBER, LARGEST_RATIO = 1e30, 1e5
 DEV_SHARE, SPLIT_SEED = 0.1, 1
+OWN_TASK_OPTIONS = ("train", "dev", "text", "label", "kind", "label_separator", "no_header")  # of amos classify
 _SHOWN = 100  # characters of a list of labels in a message
 
 
@@ -255,8 +266,8 @@ class ClassificationSource:
         columns = {"texts": list(self.columns.texts), "label": self.columns.label, "header": self.header}
         return columns | {"kind": self.kind, "separator": self.separator if self.kind == "labels" else None}
 
-    def write(self, directory: Path, tokenizer: Tokenizer) -> None:
-        """Read the tables and write the prepared data into the empty ``directory``.
+    def write(self, directory: Path, tokenizer: Tokenizer, name: str = TASK) -> None:
+        """Read the tables and write the prepared data of the task ``name`` into the empty ``directory``.
 
         Raises:
             UserError: a table or a label cannot be used.
@@ -290,7 +301,7 @@ class ClassificationSource:
             label_kind.write(directory / "label", split, rows.labels)
         (directory / "valid.ids").write_text("".join(f"{line}\n" for line in dev.lines), encoding="utf-8")
         record = {
-            "task": TASK,
+            "task": name,
             "kind": kind,
             "num_classes": max(1, len(label_kind.names)),
             "labels": label_kind.names,
@@ -336,9 +347,66 @@ class ClassificationSource:
         return facts
 
 
-def prepare_inside(out: Path, source: ClassificationSource, tokenizer: Tokenizer) -> Path:
-    """Return the data of ``source`` prepared in OUT; see :func:`~amos_fairseq.prepare.inside_out.prepared_data`."""
+def prepare_inside(out: Path, source: ClassificationSource, tokenizer: Tokenizer, name: str = TASK) -> Path:
+    """Return the data of ``source`` prepared in OUT; see :func:`~amos_fairseq.prepare.inside_out.prepared_data`.
+
+    ``name``: of the task, one of several in OUT; by default that of ``amos classify``.
+    """
     files = {"train": source.train} | ({} if source.dev is None else {"dev": source.dev})
-    return prepared_data(
-        out, TASK, files, tokenizer, source.settings, lambda directory: source.write(directory, tokenizer), USED_BY
-    )
+    kind, used_by = (TASK, USED_BY) if name == TASK else (f"own/{name}", [f"runs/{name}", "runs/multi"])
+
+    def write(directory: Path) -> None:
+        source.write(directory, tokenizer, name)
+
+    return prepared_data(out, kind, files, tokenizer, source.settings, write, used_by)
+
+
+def read_own_tasks(file: Path) -> dict[str, ClassificationSource]:
+    """Read the tasks of ``amos glue --own-tasks``: a YAML of names and the options of ``amos classify`` for each.
+
+    ::
+
+        reviews: {train: reviews.tsv, dev: dev.tsv, text: [text], label: stars, kind: number}
+
+    Paths are relative to the YAML; everything but ``train`` may be left out, as for the command.
+
+    Raises:
+        UserError: the file, a name, an option or a table cannot be used.
+    """
+    hint = "give names and the options of amos classify, such as 'reviews: {train: reviews.tsv, label: stars}'"
+    content, sources = strangers.read_yaml(file, hint), {}
+    if not isinstance(content, dict) or not content:
+        raise UserError(f"{file} has no tasks: {hint}")
+    for name, options in content.items():
+        where = f"{file}, {str(name)[:40]!r}"
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,40}", name):
+            raise UserError(f"{where}: a task has a name of letters, digits, - and _")
+        if name.lower() in {TASK, "multi", *map(str.lower, TASKS)}:
+            raise UserError(f"{where} has a name that is taken: give another one")
+        if not isinstance(options, dict) or "train" not in options or set(options) - set(OWN_TASK_OPTIONS):
+            raise UserError(f"{where} needs train, and may only have {', '.join(OWN_TASK_OPTIONS)}")
+        texts = options.get("text")
+        texts = [texts] if isinstance(texts, str) else texts
+        given = [
+            options["train"],
+            options.get("dev", ""),
+            options.get("label", ""),
+            options.get("label_separator", ","),
+            *(texts or []),
+        ]
+        if not all(isinstance(value, str) for value in given) or options.get("kind") not in (None, *KINDS):
+            raise UserError(f"{where}: files and columns are texts, kind is one of {', '.join(KINDS)}")
+        header = not options.get("no_header", False)
+        train, dev = file.parent / options["train"], options.get("dev")
+        if not train.exists():
+            raise UserError(f"{where}: {train}: no such file")
+        columns = find_columns(open_table(train, header), texts, options.get("label"))
+        sources[name] = ClassificationSource(
+            train,
+            None if dev is None else file.parent / dev,
+            columns,
+            options.get("kind"),
+            options.get("label_separator", ","),
+            header,
+        )
+    return sources

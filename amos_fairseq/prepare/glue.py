@@ -129,7 +129,7 @@ def prepare_glue_inside(out: Path, glue: Path, tasks: Sequence[str], tokenizer: 
     """
     _refuse_comma(out)
     files = {name: find_files(glue, TASKS[name]) for name in tasks}  # first all: a missing one is reported at once
-    of_all_tasks = [f"runs/{name}" for name in TASKS]
+    of_all_tasks = [f"runs/{name}" for name in (*TASKS, "multi")]
     place = prepared_data(out, f"glue/{TOKENIZER_DIRECTORY}", {}, tokenizer, {}, tokenizer.save, of_all_tasks)
     for name, sources in files.items():
 
@@ -140,7 +140,9 @@ def prepare_glue_inside(out: Path, glue: Path, tasks: Sequence[str], tokenizer: 
             write_text(directory / TASK_FILE, json_text(record))
 
         tests = list(filter(is_test, sources))
-        prepared_data(out, f"glue/{name}", sources, tokenizer, {}, write, [f"runs/{name}"], unscored=tests)
+        prepared_data(
+            out, f"glue/{name}", sources, tokenizer, {}, write, [f"runs/{name}", "runs/multi"], unscored=tests
+        )
     return place.parent
 
 

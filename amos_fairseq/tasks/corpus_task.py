@@ -86,15 +86,13 @@ class CorpusTask(FairseqTask):
         flag = f"--{self.length.replace('_', '-')}"
         batch_size = blocks_per_batch(self.max_positions(), max_tokens, max_sentences, max_positions, flag)
         dataset.set_epoch(epoch)
-        indices, update_freq = dataset.ordered_indices(), 1
+        update_freq = 1
         if dataset.training:
             schedule = self.cfg.update_freq
             update_freq = schedule[min(epoch, len(schedule)) - 1]
-            if not self.trains_on_rest or num_shards * update_freq > 1:
-                used = whole_updates(indices, num_shards * update_freq * batch_size, dataset.source)
-                logger.info(f"epoch {epoch}: {len(used)} blocks in whole updates, {len(indices) - len(used)} left out")
-                indices = used
-            indices = self.arrange(dataset, indices, num_shards * update_freq * batch_size)
+            indices = self.order_of_epoch(dataset, num_shards * update_freq, batch_size)
+        else:
+            indices = dataset.ordered_indices()
         return BlockBatchIterator(
             dataset,
             equal_batches(indices, batch_size),
@@ -106,9 +104,14 @@ class CorpusTask(FairseqTask):
             buffer_size=data_buffer_size,
         )
 
-    def arrange(self, dataset: Any, indices: np.ndarray, global_batch: int) -> np.ndarray:
-        """Return the order of the samples that train in an epoch, given the data set's own order."""
-        return indices
+    def order_of_epoch(self, dataset: Any, batches_per_update: int, batch_size: int) -> np.ndarray:
+        """Return the samples that train in the data set's current epoch, in their order: [N] int64."""
+        indices = dataset.ordered_indices()
+        if self.trains_on_rest and batches_per_update == 1:
+            return indices
+        used = whole_updates(indices, batches_per_update * batch_size, dataset.source)
+        logger.info(f"epoch {dataset.epoch}: {len(used)} blocks in whole updates, {len(indices) - len(used)} left out")
+        return used
 
     def train_step(
         self,
@@ -174,7 +177,13 @@ class LabeledTask(CorpusTask):
         self.add_head(model)
         return model
 
+    def order_of_epoch(self, dataset: Any, batches_per_update: int, batch_size: int) -> np.ndarray:
+        return self.arrange(
+            dataset, super().order_of_epoch(dataset, batches_per_update, batch_size), batches_per_update * batch_size
+        )
+
     def arrange(self, dataset: Any, indices: np.ndarray, global_batch: int) -> np.ndarray:
+        """Return the order of an epoch, with ``--similar-lengths`` in global batches of similar length."""
         if not self.cfg.similar_lengths:
             return indices
         generator = keyed_generator(Purpose.SIMILAR_LENGTHS, self.cfg.seed, dataset.epoch, 0)

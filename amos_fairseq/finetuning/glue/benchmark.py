@@ -2,18 +2,38 @@
 
 import statistics
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.data.glue_tasks import AVERAGED, INTERMEDIATE_FOR, INTERMEDIATE_TASK, SCORED, TASKS
+import numpy as np
+
+from amos_fairseq.data.glue_tasks import AVERAGED, INTERMEDIATE_FOR, INTERMEDIATE_TASK, SCORED
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import write_text
+from amos_fairseq.files import whole_file, write_text
 from amos_fairseq.finetuning.benchmark import Benchmark
-from amos_fairseq.finetuning.glue.data import read_glue_data
+from amos_fairseq.finetuning.classification import NAME as CLASSIFICATION
+from amos_fairseq.finetuning.glue.data import GlueData, read_glue_data, read_task_data
+from amos_fairseq.finetuning.glue.differences import GlueResults, difference_table, read_results_of_glue
 from amos_fairseq.finetuning.glue.leaderboard import check_test_files, write_submission
-from amos_fairseq.finetuning.glue.predictions import predict_splits, score, write_prediction_table
-from amos_fairseq.finetuning.runs import IDENTITY_FILE, Failure, RunResult, TaskRun, read_optional_json, read_results
+from amos_fairseq.finetuning.glue.predictions import (
+    predict_splits,
+    predict_train,
+    score_split,
+    write_prediction_table,
+)
+from amos_fairseq.finetuning.recipes import Hyperparameters
+from amos_fairseq.finetuning.runs import (
+    IDENTITY_FILE,
+    BenchmarkTask,
+    Failure,
+    RunResult,
+    TaskRun,
+    read_optional_json,
+    read_result,
+    read_results,
+)
 from amos_fairseq.finetuning.session import Session
 from amos_fairseq.finetuning.summary import (
     TaskSummary,
@@ -24,19 +44,52 @@ from amos_fairseq.finetuning.summary import (
     summarize,
     summary_of_same_weights,
 )
+from amos_fairseq.finetuning.teachers import FOLDER as TRAIN_FOLDER
+from amos_fairseq.finetuning.teachers import Teachers, has_train_predictions, write_train_predictions
 from amos_fairseq.models.configuration import LAST_LAYER
 from amos_fairseq.summary_file import Summary
 from amos_fairseq.tables import MISSING, Table, format_score
+from amos_fairseq.tasks.text_classification import ANNEALED
+
+TEACHER_FILE = "teacher.npy"  # in the directory of a run
+
+
+@dataclass(frozen=True)
+class GlueOptions:
+    """What else than its tasks a table of GLUE has.
+
+    Attributes:
+        own: prepared directories of the user's own tasks by name, which are run beside GLUE's.
+        max_rows: number of rows of a task to train on, if it has more.
+        teachers: predictions that train beside the labels.
+        with_train: write the predictions of the rows to train on, for students.
+        beside: outputs of other calls, whose results are rows of the table, and are compared with.
+        intermediate: OUT of the MNLI runs that RTE, STS-B and MRPC start from; it may be the session's own.
+        squad: directory with ``squad.json``; None for OUT, where it may be missing.
+        with_paper: add the papers' rows to the table.
+        with_test: predict the test sets and write the leaderboard's archive.
+    """
+
+    own: Mapping[str, Path] = field(default_factory=dict)
+    max_rows: int | None = None
+    teachers: Teachers | None = None
+    with_train: bool = False
+    beside: Sequence[Path] = ()
+    intermediate: Path | None = None
+    squad: Path | None = None
+    with_paper: bool = False
+    with_test: bool = False
+
+
+NO_OPTIONS = GlueOptions()
 
 
 class Glue(Benchmark):
     """Prepared tasks in one directory, and the table of AMOS: eight tasks, their average, and SQuAD next to them.
 
     Args:
-        intermediate: OUT of the MNLI runs that RTE, STS-B and MRPC start from; it may be the session's own.
-        squad: directory with ``squad.json``; None for OUT, where it may be missing.
-        with_paper: add the papers' rows to the table.
-        with_test: predict the test sets and write the leaderboard's archive.
+        data: directory with a folder for each of GLUE's tasks, and ``tokenizer/``.
+        tasks: those of GLUE to run.
 
     Raises:
         UserError: an argument cannot be used; the recipe lacks a task; a task has not been prepared, or with a tokenizer
@@ -45,68 +98,132 @@ class Glue(Benchmark):
 
     name = "glue"
 
-    def __init__(
-        self,
-        session: Session,
-        data: Path,
-        tasks: Sequence[str],
-        intermediate: Path | None = None,
-        squad: Path | None = None,
-        with_paper: bool = False,
-        with_test: bool = False,
-    ) -> None:
-        self.session, self.intermediate, self.with_paper, self.with_test = session, intermediate, with_paper, with_test
-        self.squad = summary_of_same_weights(squad or session.out, "squad", session.origin)
-        if squad is not None and self.squad is None:
-            raise UserError(f"{squad} holds no results of amos squad: give that command's --out as --squad")
+    def __init__(self, session: Session, data: Path, tasks: Sequence[str], options: GlueOptions = NO_OPTIONS) -> None:
+        self.session, self.options, self.intermediate = session, options, options.intermediate
+        self.squad = summary_of_same_weights(options.squad or session.out, "squad", session.origin)
+        if options.squad is not None and self.squad is None:
+            raise UserError(f"{options.squad} holds no results of amos squad: give that command's --out as --squad")
         if not data.is_dir():
             raise UserError(f"{data} is not a directory: give that of GLUE's official files, or of amos prepare glue")
         self.data, self.max_positions = data.resolve(), session.checkpoint.max_positions
-        self.prepared = {task: read_glue_data(self.data, task) for task in tasks}
+        self.prepared = {task: read_glue_data(self.data, task, options.max_rows) for task in tasks}
         session.checkpoint.check_tokenizer(self.data / "tokenizer")
-        self.tasks = {
-            task: prepared.as_task(self.max_positions, session.recipe.trials_of(task))
-            for task, prepared in self.prepared.items()
-        }
-        if intermediate is not None:
-            self._check_intermediate(intermediate)
-        if with_test:
+        for name, directory in options.own.items():
+            self.prepared[name] = read_task_data(directory.resolve(), name, "repeat the command", options.max_rows)
+            session.checkpoint.check_tokenizer(directory / "tokenizer")
+        self.tasks = self._make_tasks()
+        if options.teachers is not None:  # a missing or other one is reported before any training
+            for seed in session.seeds:
+                for prepared in self.prepared.values():
+                    options.teachers.predictions(prepared, seed)
+        self.others = [read_results_of_glue(folder) for folder in options.beside]
+        if self.intermediate is not None:
+            self._check_intermediate(self.intermediate)
+        if options.with_test:
             check_test_files(self.data, tasks)
+        if options.with_train:
+            self._check_train_predictions()
 
-    def train_flags(self, task: str) -> list[str]:
-        flags = [
-            str(self.prepared[task].directory),
-            "--task",
-            "text_classification",
-            "--criterion",
-            "text_classification",
-        ]
-        flags += ["--tokens-per-text", str(self.max_positions)]
-        return [*flags, "--best-checkpoint-metric", TASKS[task].main_score, "--maximize-best-checkpoint-metric"]
+    def _make_tasks(self) -> dict[str, BenchmarkTask]:
+        return {
+            task: prepared.as_task(self.max_positions, self.trials_of(task)) for task, prepared in self.prepared.items()
+        }
 
-    def copy_tokenizer_and_labels(self, task: str, directory: Path) -> None:
-        """Copy ``tokenizer/`` and, for a classification, write ``labels.txt`` with one class name per line."""
-        super().copy_tokenizer_and_labels(task, directory)
-        names = self.prepared[task].label_names
+    def trials_of(self, task: str) -> tuple[Hyperparameters, ...]:
+        """Return the recipe's settings; those of the user's own tasks are those of ``amos classify``."""
+        return self.session.recipe.trials_of(task if task in SCORED else CLASSIFICATION)
+
+    def _check_train_predictions(self) -> None:
+        """Raise :class:`UserError` if a finished run lacks what ``--write-train`` writes: its weights may be gone."""
+        for run in self.session.plan(self.tasks.values()):
+            tasks = self.tasks_of(run.task.name)
+            if read_result(run.directory) and not all(has_train_predictions(run.directory, task) for task in tasks):
+                raise UserError(
+                    f"{run.directory} was finished without --write-train: give another --out, or delete that directory"
+                )
+
+    def tasks_of(self, run_task: str) -> list[str]:
+        """Return the tasks that a run of this name trains on."""
+        return [run_task]
+
+    def train_flags(self, run: TaskRun) -> list[str]:
+        task = run.task.name
+        flags = [str(self.prepared[task].directory), "--task", "text_classification"]
+        flags += ["--criterion", "text_classification", *self.shared_flags(run)]
+        return [*flags, "--best-checkpoint-metric", run.task.main_score, "--maximize-best-checkpoint-metric"]
+
+    def shared_flags(self, run: TaskRun) -> list[str]:
+        """Return the flags of a run on one or several tasks: length, number of rows, teachers."""
+        flags = ["--tokens-per-text", str(self.max_positions)]
+        if self.options.max_rows is not None:
+            flags += ["--max-rows", str(self.options.max_rows)]
+        if self.options.teachers is not None:
+            flags += [
+                "--teacher",
+                str(run.directory / TEACHER_FILE),
+                "--gold-weight",
+                self.options.teachers.gold_weight,
+            ]
+            flags += ["--max-update", str(run.total_updates)]
+        return flags
+
+    def fill_directory(self, run: TaskRun) -> None:
+        """Copy ``tokenizer/``, write ``labels.txt`` with one class name per line, and the predictions of the teachers."""
+        super().fill_directory(run)
+        names = self.prepared[run.task.name].label_names
         if names:
-            write_text(directory / "labels.txt", "".join(f"{name}\n" for name in names))
+            write_text(run.directory / "labels.txt", "".join(f"{name}\n" for name in names))
+        self.write_teachers(run)
+
+    def write_teachers(self, run: TaskRun) -> None:
+        """Write the predictions of the teachers for all rows of a run as one array: [rows, outputs] float32."""
+        if self.options.teachers is None:
+            return
+        tasks = [self.prepared[task] for task in self.tasks_of(run.task.name)]
+        parts = [self.options.teachers.predictions(prepared, run.seed) for prepared in tasks]
+        widest = max(part.shape[1] for part in parts)
+        array = np.concatenate([np.pad(part, ((0, 0), (0, widest - part.shape[1]))) for part in parts])
+        with whole_file(str(run.directory / TEACHER_FILE)) as unfinished:
+            np.save(unfinished, array, allow_pickle=False)
 
     def evaluate(
         self, task: str, checkpoint: Path, directory: Path, device: str, stop: threading.Event
     ) -> dict[str, float]:
         """Return the scores by name and write ``predictions.SPLIT.tsv``. Scores of MNLI's mismatched set end in ``_mm``."""
-        prepared, scores = self.prepared[task], {}
-        suffixes = {split: suffix for split, suffix in TASKS[task].dev_splits.items() if prepared.has(split)}
-        predictions = predict_splits(prepared, checkpoint, list(suffixes), self.max_positions, device, stop)
-        for split, suffix in suffixes.items():
-            labels = prepared.labels(split)
-            write_prediction_table(directory / f"predictions.{split}.tsv", prepared, split, predictions[split], labels)
-            found = score(TASKS[task], predictions[split], labels)
+        return self.evaluate_task(self.prepared[task], "", checkpoint, directory, device, stop)
+
+    def evaluate_task(
+        self, prepared: GlueData, prefix: str, checkpoint: Path, directory: Path, device: str, stop: threading.Event
+    ) -> dict[str, float]:
+        """Score one task of a checkpoint; ``prefix``: of the split in the names of the files."""
+        scores: dict[str, float] = {}
+        predictions = predict_splits(prepared, checkpoint, list(prepared.dev_splits), self.max_positions, device, stop)
+        for split, suffix in prepared.dev_splits.items():
+            labels, file = prepared.labels(split), directory / f"predictions.{prefix}{split}.tsv"
+            write_prediction_table(file, prepared, split, predictions[split], labels)
+            found = score_split(prepared, predictions[split], labels)
             scores |= {f"{name}{suffix}": value for name, value in found.items()}
+        if self.options.with_train:
+            logits = predict_train(prepared, checkpoint, self.max_positions, device, stop)
+            write_train_predictions(directory / TRAIN_FOLDER, prepared, logits)
         return scores
 
     def owns(self, task: str) -> bool:
-        return task in SCORED
+        return task in SCORED or task in self.options.own
+
+    def setup(self) -> dict[str, Any]:
+        """Return the settings that all results share, those of the teachers among them."""
+        return super().setup() | ({} if self.options.teachers is None else self.options.teachers.settings)
+
+    def plan(self, tasks: Iterable[BenchmarkTask], intermediate: Path | None = None) -> list[TaskRun]:
+        """Return all runs of the tasks. What the teachers of each predict belongs to its identity."""
+        runs, teachers = self.session.plan(tasks, intermediate), self.options.teachers
+        if teachers is None:
+            return runs
+        return [
+            replace(run, identity=run.identity | teachers.identity(self.tasks_of(run.task.name), run.seed))
+            for run in runs
+        ]
 
     def _check_intermediate(self, intermediate: Path) -> None:
         """Raise :class:`UserError` unless an MNLI run of this checkpoint exists, or will exist, to start from."""
@@ -145,9 +262,9 @@ class Glue(Benchmark):
         dependent task starts from the same checkpoint, so that its deviation is that of the task. The output layer is
         newly initialized if the number of classes differs; the head's dense layer is kept, like the pooler of a BERT.
         """
-        plan = self.session.plan
+        plan = self.plan
         if self.intermediate is None:
-            return super().execute(execute_runs)
+            return execute_runs(plan(self.tasks.values()))
         independent = plan(task for name, task in self.tasks.items() if name not in INTERMEDIATE_FOR)
         independent.sort(key=lambda run: run.task.name != INTERMEDIATE_TASK)  # MNLI first: other tasks wait for it
         dependent = [task for name, task in self.tasks.items() if name in INTERMEDIATE_FOR]
@@ -163,11 +280,21 @@ class Glue(Benchmark):
         tasks = dict.fromkeys(result.task for result in results if "intermediate_sha256" in result.identity)
         if tasks:
             yield f"{', '.join(tasks)}: started from the best dev run of {INTERMEDIATE_TASK} (intermediate-task training)"
+        if teachers := self.options.teachers:
+            name, annealed = teachers.folder.resolve().name, teachers.gold_weight == ANNEALED
+            weight = "from 0 to 1 over the updates" if annealed else teachers.gold_weight
+            which = "the mean of all seeds" if teachers.ensemble else "each seed by the same seed"
+            yield f"taught by {name}, {which}; weight of the labels: {weight}"
         if self.squad:
             yield from (f"SQuAD: {note}" for note in self.squad.notes)
 
     def table(self, summaries: Mapping[str, TaskSummary], notes: Sequence[str]) -> Table:
-        return glue_table(self.session.row_name, summaries, self.squad, self.with_paper, notes)
+        names = [*SCORED, *self.options.own]
+        return glue_table(self.row_name, summaries, self.squad, self.options.with_paper, notes, names, self.others)
+
+    @property
+    def row_name(self) -> str:
+        return self.session.row_name
 
     def summary_parts(self, summaries: Mapping[str, TaskSummary]) -> dict[str, Any]:
         name, value = average({task: summary.main.median for task, summary in summaries.items()})
@@ -176,12 +303,15 @@ class Glue(Benchmark):
     def write_more(
         self, summaries: Mapping[str, TaskSummary], stop: threading.Event
     ) -> tuple[Sequence[Path], Sequence[str]]:
-        """Write the leaderboard's archive, with ``with_test``."""
-        if not self.with_test:
-            return (), ()
-        out, device = self.session.out, self.session.devices[0]
-        archive, notices = write_submission(out, self.data, summaries, self.max_positions, device, stop)
-        return [archive], notices
+        """Write the differences from the rows beside, and with ``with_test`` the leaderboard's archive."""
+        out, files, notices = self.session.out, [], []
+        if self.others:
+            files += difference_table(read_results_of_glue(out), self.others).save(out / "glue_differences")
+        if self.options.with_test:
+            device = self.session.devices[0]
+            archive, notices = write_submission(out, self.data, summaries, self.max_positions, device, stop)
+            files.append(archive)
+        return files, notices
 
 
 def best_intermediate(out: Path) -> TaskSummary | None:
@@ -214,30 +344,54 @@ def average(medians: Mapping[str, float]) -> tuple[str, float | None]:
 
 
 def glue_table(
-    row_name: str, summaries: Mapping[str, TaskSummary], squad: Summary | None, with_paper: bool, notes: Sequence[str]
+    row_name: str,
+    summaries: Mapping[str, TaskSummary],
+    squad: Summary | None,
+    with_paper: bool,
+    notes: Sequence[str],
+    names: Sequence[str] = SCORED,
+    others: Sequence[GlueResults] = (),
 ) -> Table:
-    """Build the table with the checkpoint's row and, with ``with_paper``, the papers' rows.
+    """Build the table with the checkpoint's row, those of other results and, with ``with_paper``, the papers' rows.
 
     Args:
         squad: ``squad.json`` for the same checkpoint.
+        names: of the columns, for tasks that have results.
     """
-    tasks = [task for task in SCORED if task in summaries or (with_paper and task in AVERAGED)]
+    tasks = [task for task in names if task in summaries or (with_paper and task in AVERAGED)]
     average_name, value = average({task: summary.main.median for task, summary in summaries.items()})
     average_cell = format_score(value)
     if with_paper and average_name != "AVG":  # the column is the papers' average of all eight tasks
         average_cell = f"{average_cell} ({average_name.removeprefix('AVG ')})"
         average_name = "AVG"
-    row = [row_name, *(task_cell(summaries.get(task)) for task in tasks), average_cell]
+    rows = [[row_name, *(task_cell(summaries.get(task)) for task in tasks), average_cell]]
     columns = ["", *(task_heading(task) for task in tasks), average_name]
+    rows += [other_row(other, tasks, average_name) for other in others]
 
     # Version 2.0 if it was run (AMOS Table 1), otherwise the first version that was.
     spreads = squad.spreads if squad else {}
     squad_task = min(spreads, key=lambda name: "2" not in name, default=None)
     if squad_task or with_paper:
         columns += [f"{squad_task or 'SQuAD2.0'} {score}" for score in ("EM", "F1")]
-        row += [format_spread(spreads.get(squad_task, {}).get(name)) for name in ("em", "f1")]
-    rows = [row, *(paper_row(paper, tasks) for paper in paper_results())] if with_paper else [row]
+        rows[0] += [format_spread(spreads.get(squad_task, {}).get(name)) for name in ("em", "f1")]
+        rows[1:] = [[*row, MISSING, MISSING] for row in rows[1:]]
+    if with_paper:
+        rows += [paper_row(paper, tasks) for paper in paper_results()]
     return Table("GLUE dev", columns, rows, notes)
+
+
+def other_row(other: GlueResults, tasks: Sequence[str], average_name: str) -> list[str]:
+    """Return the row of other results; their average names its tasks where those are others."""
+    summary, cells = other.summary, []
+    for task in tasks:
+        main = summary.main_scores.get(task)
+        spreads = [summary.spreads[task].get(name) for name in (main, f"{main}_mm")] if main else []
+        cells.append(" / ".join(format_spread(spread) for spread in spreads if spread) or MISSING)
+    medians = {task: summary.spreads[task][main].median for task, main in summary.main_scores.items()}
+    name, value = average(medians)
+    own_tasks = set(AVERAGED) & set(medians) == set(AVERAGED) & set(tasks)
+    suffix = "" if name == average_name and own_tasks else f" ({name.removeprefix('AVG ')})"
+    return [other.row_name, *cells, format_score(value) + suffix]
 
 
 def task_heading(task: str) -> str:

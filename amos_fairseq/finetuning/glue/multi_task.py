@@ -1,0 +1,102 @@
+"""One run for all tasks: an encoder with a head for each of them (thesis, chapter 3)."""
+
+import os
+import shutil
+import statistics
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from amos_fairseq.data.glue_tasks import TASK_FILE
+from amos_fairseq.data.mixed_tasks import rows_per_epoch
+from amos_fairseq.errors import UserError
+from amos_fairseq.finetuning.benchmark import Benchmark
+from amos_fairseq.finetuning.glue.benchmark import Glue
+from amos_fairseq.finetuning.runs import BenchmarkTask, RunResult, TaskRun, content_sha256
+from amos_fairseq.finetuning.summary import TaskSummary, summarize
+from amos_fairseq.finetuning.teachers import MULTI
+from amos_fairseq.hugging_face.parts import TASK_FOLDER
+
+AVERAGE = "average"
+
+
+class MultiTaskGlue(Glue):
+    """Every run trains on all tasks. Their scores are shown as those of single tasks; the weights that are kept are those of
+    the run with the best mean of the main scores (thesis, section 3.4: "the highest average dev set score")."""
+
+    def _make_tasks(self) -> dict[str, BenchmarkTask]:
+        if self.options.intermediate is not None:
+            raise UserError("--intermediate has no effect with --multi-task, which trains on MNLI too: leave it out")
+        for prepared in self.prepared.values():
+            if os.pathsep in str(prepared.directory):
+                raise UserError(
+                    f"{prepared.directory}: folders are separated at {os.pathsep!r}: give a path without it"
+                )
+        trials = self.session.recipe.trials_of(MULTI)
+        tasks = [prepared.as_task(self.max_positions, trials) for prepared in self.prepared.values()]
+        num_rows = sum(rows_per_epoch([task.num_examples for task in tasks]))
+        sha256 = content_sha256({task.name: [task.data_sha256, task.num_examples] for task in tasks})
+        notes = tuple(note for task in tasks for note in task.notes)
+        return {MULTI: BenchmarkTask(MULTI, num_rows, AVERAGE, sha256, trials, notes, carries_rest=True)}
+
+    def tasks_of(self, run_task: str) -> list[str]:
+        return list(self.prepared)
+
+    def train_flags(self, run: TaskRun) -> list[str]:
+        directories = os.pathsep.join(str(prepared.directory) for prepared in self.prepared.values())
+        flags = [directories, "--task", "multi_task", "--criterion", "multi_task", *self.shared_flags(run)]
+        return [*flags, "--best-checkpoint-metric", AVERAGE, "--maximize-best-checkpoint-metric"]
+
+    def fill_directory(self, run: TaskRun) -> None:
+        """Copy ``tokenizer/``, the ``task.json`` of each task, with the names of its labels, and write the predictions of the
+        teachers."""
+        Benchmark.fill_directory(self, run)
+        for name, prepared in self.prepared.items():
+            folder = run.directory / TASK_FOLDER / name
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(prepared.directory / TASK_FILE, folder / TASK_FILE)
+        self.write_teachers(run)
+
+    def evaluate(
+        self, task: str, checkpoint: Path, directory: Path, device: str, stop: threading.Event
+    ) -> dict[str, float]:
+        """Return the scores of all tasks, each with the name of its task before it, and their ``average``."""
+        scores, mains = {}, []
+        for name, prepared in self.prepared.items():
+            own = self.evaluate_task(prepared, f"{name}.", checkpoint, directory, device, stop)
+            scores |= {f"{name} {score}": value for score, value in own.items()}
+            mains.append(own[prepared.main_score])
+        return {AVERAGE: statistics.fmean(mains)} | scores
+
+    def owns(self, task: str) -> bool:
+        return task == MULTI
+
+    def setup(self) -> dict[str, Any]:
+        return super().setup() | {"multi_task": list(self.prepared)}
+
+    @property
+    def row_name(self) -> str:
+        return f"{super().row_name}, one model for all tasks"
+
+    def summarize(self, results: Sequence[RunResult]) -> tuple[Sequence[RunResult], dict[str, TaskSummary]]:
+        """Return a result for each task of each run. Trial and best run are those of the average."""
+        of_all = summarize(results)[MULTI]
+        parts = [part for result in results for part in self._divide(result)]
+        summaries = summarize([part for part in parts if part.trial == of_all.trial])
+        for name, summary in summaries.items():
+            best = next(part for part in self._divide(of_all.best) if part.task == name)
+            summaries[name] = replace(summary, best=best, num_trials=of_all.num_trials)
+        return parts, summaries
+
+    def _divide(self, result: RunResult) -> list[RunResult]:
+        """Return the results of the tasks of a run."""
+        parts = []
+        for name, prepared in self.prepared.items():
+            prefix = f"{name} "
+            own = {
+                score.removeprefix(prefix): value for score, value in result.scores.items() if score.startswith(prefix)
+            }
+            parts.append(replace(result, task=name, main_score=prepared.main_score, scores=own))
+        return parts
