@@ -137,7 +137,10 @@ def log_scores(key: str, kind: str) -> None:
 
 
 def scores_of(key: str, kind: str) -> Callable[[Any], dict[str, float]]:
-    """Return the function from meters to the scores of the sum under ``key``, which are computed once for each sum."""
+    """Return the function from meters to the scores of the sum under ``key``, which are computed once for each sum.
+
+    They are 0 before the first row: of several tasks some have none in the first batches of a validation.
+    """
     computed: list[Any] = [None, {}]  # the sum, and its scores
 
     def scores(meters: Any) -> dict[str, float]:
@@ -149,6 +152,8 @@ def scores_of(key: str, kind: str) -> Callable[[Any], dict[str, float]]:
                 predictions, targets, present = total.numpy()
                 dtype = np.int64 if kind == "classes" else np.float64
                 rows = present > 0
+                if not rows.any():
+                    return dict.fromkeys(SCORES[kind], 0.0)
                 computed[:] = total, text_scores(kind, predictions[rows].astype(dtype), targets[rows].astype(dtype))
         return computed[1]
 

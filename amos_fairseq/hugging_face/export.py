@@ -99,8 +99,8 @@ def without_progress_bars() -> Iterator[None]:
 def check_output_folder(path: Path, replace: bool, holds: Sequence[str] = (".",)) -> None:
     """Raise :class:`UserError` unless an export may become ``path``.
 
-    ``replace`` permits only an empty folder, or one with a model in each folder of ``holds``, which is removed with everything in
-    it.
+    ``replace`` permits only an empty folder, or one with a model in each folder of ``holds``, which is removed with everything
+    in it.
     """
     if path.name in ("", ".."):
         raise UserError(f"{path} has no name of its own: give the name of a folder to write")

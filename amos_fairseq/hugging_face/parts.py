@@ -233,7 +233,6 @@ def fine_tuned_part(
     heads = model.classification_heads
     if name not in (None, "encoder"):
         raise UserError(f"{loaded.file} was fine-tuned and has no {name} any more: give the pretraining checkpoint")
-    of_several = len(heads) > 1 or TEXT_HEAD not in heads
     if name == "encoder" or not (heads or model.span_head or model.tagging_head):
         return encoder_part(model)
     if model.span_head is not None:
@@ -251,16 +250,17 @@ def fine_tuned_part(
     elif model.tagging_head is not None:
         kind, prefix, head = PartKind.TOKEN_CLASSIFICATION, "tagging_head.", model.tagging_head
         description = "its head for labels of words"
-    elif of_several and head_name is None:
+    elif len(heads) > 1 and head_name is None:
         limits = (
-            f"It was fine-tuned on several tasks ({', '.join(heads)}) whose heads are not in this folder: `amos export --head TASK` "
-            "writes one of them with the encoder."
+            f"It was fine-tuned on several tasks ({', '.join(heads)}), whose heads are not in this folder: `amos export --head "
+            "TASK` writes one of them with the encoder."
         )
         return dataclasses.replace(encoder_part(model), limits=limits)
     else:
-        head = heads[head_name or TEXT_HEAD]
+        (head_name,) = [head_name] if head_name else heads
+        head = heads[head_name]
         kind, prefix, description = PartKind.SEQUENCE_CLASSIFICATION, "classification_head.", "its classification head"
-        description = f"the head of {head_name}" if head_name else description
+        description = description if head_name == TEXT_HEAD else f"the head of {head_name}"
         if head.pooling == "mean" and not is_modern:
             raise UserError(
                 f"{loaded.file} classifies by the mean of all states (--pooling mean), which no Hugging Face class for these "
@@ -372,7 +372,8 @@ def label_settings(
     if kind == PartKind.TOKEN_CLASSIFICATION:
         names = read_labels(loaded.file.parent)
     else:
-        beside = loaded.file.parent / (TASK_FILE if task is None else f"{TASK_FOLDER}/{task}/{TASK_FILE}")
+        beside = loaded.file.parent / TASK_FOLDER / str(task) / TASK_FILE
+        beside = beside if beside.is_file() else loaded.file.parent / TASK_FILE
         path = beside if beside.is_file() else Path(str(loaded.task.get("data", ""))) / TASK_FILE
         hint = "it does not name the labels of the task, give them with --labels A,B,..."
         record = read_json(path, hint, optional=True) or {}

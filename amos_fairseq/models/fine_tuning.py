@@ -38,7 +38,8 @@ DELTA = "disentangled_embedding.delta.weight"
 # Name of the head for texts, fairseq's own in ``sentence_prediction``.
 TEXT_HEAD = "sentence_classification_head"
 MIXTURE = "layer_mixture."
-HEADS = ("classification_heads.", "span_head.", "tagging_head.", MIXTURE)
+CLASSIFICATION = "classification_heads."
+HEADS = (CLASSIFICATION, "span_head.", "tagging_head.", MIXTURE)
 NEW_LAYERS = "new_layers"
 
 
@@ -74,6 +75,7 @@ class FineTunedModel(BaseFairseqModel):
         first_new = num_layers - cfg.new_top_layers + 1
         self.register_buffer(NEW_LAYERS, torch.tensor([first_new, num_layers]) if cfg.new_top_layers else None)
         self.classification_heads = nn.ModuleDict()
+        self.head_of_task: dict[str, str] = {}  # which head takes that of a task from a checkpoint of several tasks
         self.span_head: nn.Module | None = None
         self.tagging_head: TaggingHead | None = None
         self._initialize(self)
@@ -226,6 +228,7 @@ class FineTunedModel(BaseFairseqModel):
         self.take_encoder(state_dict)
         here = self.state_dict()
         self._choose_layers(state_dict, here)
+        self._take_heads(state_dict, here)
         # The values of this task may have another unit than those of the task before.
         state_dict.update({key: value for key, value in here.items() if key.endswith(".scale_bits")})
         self._check_shapes(state_dict, here)
@@ -281,6 +284,22 @@ class FineTunedModel(BaseFairseqModel):
                 del state_dict[key]
             elif kept - num_new <= number < kept:
                 state_dict[key] = here[key]
+
+    def _take_heads(self, state_dict: dict[str, Tensor], here: dict[str, Tensor]) -> None:
+        """Rename the head that a task had among several, in place; a regression gets the scale of its values here."""
+        for task, name in self.head_of_task.items():
+            before, now = f"{CLASSIFICATION}{task}.", f"{CLASSIFICATION}{name}."
+            if f"{before}output.weight" not in state_dict:
+                continue
+            for key in [key for key in state_dict if key.startswith(before)]:
+                state_dict[now + key.removeprefix(before)] = state_dict.pop(key)
+            logger.info(f"the head of {task} is that of the checkpoint, which was fine-tuned on several tasks")
+            bits = [side.get(f"{now}scale_bits") for side in (state_dict, here)]
+            (mean, scale), (mean_here, scale_here) = ((0.0, 1.0) if own is None else scale_of(own) for own in bits)
+            if (mean, scale) != (mean_here, scale_here):
+                weight, bias = f"{now}output.weight", f"{now}output.bias"
+                state_dict[weight] = state_dict[weight] * (scale / scale_here)
+                state_dict[bias] = (state_dict[bias] * scale + mean - mean_here) / scale_here
 
     @staticmethod
     def _check_shapes(state_dict: dict[str, Tensor], here: dict[str, Tensor]) -> None:

@@ -28,8 +28,8 @@ class MultiTaskConfig(TextClassificationConfig):
     data: str = field(
         default=MISSING,
         metadata={
-            "help": "directories with task.json, of amos prepare glue or amos classify, separated by ':'; each task gets a head "
-            "of its name"
+            "help": "directories with task.json, of amos prepare glue or amos classify, separated by ':'; each task gets a "
+            "head of its name"
         },
     )
 

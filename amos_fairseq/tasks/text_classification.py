@@ -82,6 +82,7 @@ class TextClassificationTask(LabeledTask):
         if "deviation" in self.record:
             scale = self.record["mean"], self.record["deviation"]
         model.register_classification_head(TEXT_HEAD, self.record["num_classes"], scale)
+        model.head_of_task = {self.record["task"]: TEXT_HEAD}
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
         """Load the rows of ``split``; raise :class:`UserError` if its files are missing."""

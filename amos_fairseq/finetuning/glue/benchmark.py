@@ -149,12 +149,16 @@ class Glue(Benchmark):
     def train_flags(self, run: TaskRun) -> list[str]:
         task = run.task.name
         flags = [str(self.prepared[task].directory), "--task", "text_classification"]
-        flags += ["--criterion", "text_classification", *self.shared_flags(run)]
-        return [*flags, "--best-checkpoint-metric", run.task.main_score, "--maximize-best-checkpoint-metric"]
+        return [*flags, "--criterion", "text_classification", *self.shared_flags(run)]
 
     def shared_flags(self, run: TaskRun) -> list[str]:
-        """Return the flags of a run on one or several tasks: length, number of rows, teachers."""
+        """Return the flags of a run on one or several tasks: length, number of rows, teachers, the score of the best checkpoint
+        where the recipe needs it."""
         flags = ["--tokens-per-text", str(self.max_positions)]
+        if run.task.scores_best:
+            flags += ["--best-checkpoint-metric", run.task.main_score, "--maximize-best-checkpoint-metric"]
+        else:
+            flags.append("--disable-validation")
         if self.options.max_rows is not None:
             flags += ["--max-rows", str(self.options.max_rows)]
         if self.options.teachers is not None:

@@ -25,7 +25,8 @@ NOTES = (
     "say how much depends on the choice of the dev set",
     "p of Mann-Whitney: its U test over the seeds of both; it says how much depends on the seeds of fine-tuning, and cannot "
     "be below 0.1 with three seeds each",
-    "both p are two-sided and corrected by Holm for the number of tasks (thesis, Table 3.1); seeds of pretraining are in neither",
+    "both p are two-sided and corrected by Holm for the number of tasks (thesis, Table 3.1); seeds of pretraining are in "
+    "neither",
 )
 
 

@@ -46,8 +46,7 @@ class MultiTaskGlue(Glue):
 
     def train_flags(self, run: TaskRun) -> list[str]:
         directories = os.pathsep.join(str(prepared.directory) for prepared in self.prepared.values())
-        flags = [directories, "--task", "multi_task", "--criterion", "multi_task", *self.shared_flags(run)]
-        return [*flags, "--best-checkpoint-metric", AVERAGE, "--maximize-best-checkpoint-metric"]
+        return [directories, "--task", "multi_task", "--criterion", "multi_task", *self.shared_flags(run)]
 
     def fill_directory(self, run: TaskRun) -> None:
         """Copy ``tokenizer/``, the ``task.json`` of each task, with the names of its labels, and write the predictions of the

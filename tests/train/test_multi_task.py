@@ -1,0 +1,196 @@
+"""Several tasks in one model, end to end: bits of runs with teachers, ranks and stops; ``amos glue --multi-task``, exports."""
+
+import json
+import random
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from forked_command import run_command, run_main
+from interrupted_run import BackgroundRun, assert_same_bits, assert_same_run, num_updates, run_to_end
+from synthetic_glue import WORDS, write_glue, write_pretrained_checkpoint
+
+import amos_fairseq
+from amos_fairseq.checkpoints.read import load_checkpoint, read_state
+from amos_fairseq.cli.main import main
+from amos_fairseq.finetuning.glue.data import read_glue_data
+
+pytestmark = pytest.mark.slow
+
+LAST_UPDATE = 20
+FLAGS = f"""--user-dir amos_fairseq --task multi_task --criterion multi_task --cpu --num-workers 0 --tokens-per-text 80
+--optimizer grouped_adam --lr 1e-3 --max-update {LAST_UPDATE} --log-interval 1 --log-format simple --seed 1
+--save-interval-updates 5 --keep-interval-updates 1 --no-epoch-checkpoints"""
+RECIPE = """\
+extends: bam
+defaults: {lr: 3.0e-3, epochs: 2, batch_size: 8, warmup: 0.1, head: linear, checkpoint: last}
+sizes: {}
+tasks: {RTE: {}, CoLA: {}, STS-B: {}, classification: {}, multi: {epochs: 3, batch_size: 16}}
+"""
+TASKS = ("CoLA", "RTE", "STS-B")
+BAM_RUN = Path("runs") / "multi" / "seed1"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A checkpoint, three tasks of GLUE, a table of one's own with several labels, a recipe, and random teachers."""
+    place, generator = tmp_path_factory.mktemp("multi"), random.Random(1)
+    write_pretrained_checkpoint(place / "start")
+    rows = {"train": 40, "valid": 11}
+    write_glue(place / "data", place / "start", "CoLA", ["0", "1"], {"train": 60, "valid": 13}, pair=False)
+    write_glue(place / "data", place / "start", "RTE", ["entailment", "not_entailment"], rows, pair=True)
+    write_glue(place / "data", place / "start", "STS-B", [], rows, pair=True)
+    texts = [generator.choices(WORDS, k=6) for _ in range(50)]
+    lines = ({"text": " ".join(words), "tags": sorted({"fox", "dog"} & set(words))} for words in texts)
+    (place / "own.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (place / "own.yaml").write_text("animals: {train: own.jsonl, dev: own.jsonl, label: tags}\n")
+    (place / "recipe.yaml").write_text(RECIPE)
+    teacher = np.random.default_rng(1).random((140, 2)).astype(np.float32)
+    np.save(place / "teacher.npy", teacher / teacher.sum(1, keepdims=True))
+    return place
+
+
+def command(place: Path, out: Path, *flags: str) -> list[str]:
+    state = read_state(place / "start" / "checkpoint_last.pt")["cfg"]["model"]
+    sizes = {"encoder_layers", "encoder_embed_dim", "encoder_ffn_embed_dim", "encoder_attention_heads", "max_positions"}
+    model = ["--arch", state["_name"], *(f"--{name.replace('_', '-')}={state[name]}" for name in sorted(sizes))]
+    data = ":".join(str(place / "data" / task) for task in TASKS)
+    start = ["--finetune-from-model", place / "start" / "checkpoint_last.pt", "--save-dir", out]
+    return [data, *shlex.split(FLAGS), *map(str, [*model, *start]), *flags]
+
+
+def train(place: Path, out: Path, *flags: str, num_ranks: int = 1) -> Path:
+    run_command("fairseq_cli.train", command(place, out, *flags), num_ranks)
+    return out
+
+
+def test_bits_of_teachers_ranks_and_stops(place, tmp_path):
+    """lambda = 1 with a teacher is no teacher; two ranks are two micro-batches; a killed run continues exactly."""
+    alone = train(place, tmp_path / "alone", "--batch-size", "16")
+    teacher = ["--teacher", str(place / "teacher.npy")]
+    gold = train(place, tmp_path / "gold", "--batch-size", "16", *teacher, "--gold-weight", "1")
+    expected, found = (read_state(run / "checkpoint_last.pt") for run in (alone, gold))
+    assert num_updates(alone) == LAST_UPDATE
+    for part in ("model", "last_optimizer_state"):
+        assert_same_bits(found[part], expected[part], part)
+    assert "classification_heads.STS-B.scale_bits" in found["model"]
+
+    annealed = train(place, tmp_path / "annealed", "--batch-size", "8", "--update-freq", "2", *teacher)
+    ranks = train(place, tmp_path / "ranks", "--batch-size", "8", *teacher, num_ranks=2)
+    found, expected = (read_state(run / "checkpoint_last.pt")["model"] for run in (ranks, annealed))
+    assert_same_bits(found, expected, "model")
+    output = "classification_heads.RTE.output.weight"
+    assert not torch.equal(expected[output], read_state(gold / "checkpoint_last.pt")["model"][output])
+    log = [json.loads(line) for line in (annealed / "metrics.jsonl").read_text().splitlines()]
+    weights = [line["gold_weight"] for line in log if line["split"] == "train"]
+    assert weights == pytest.approx([update / LAST_UPDATE for update in range(LAST_UPDATE)], abs=1e-4)
+
+    stopped = tmp_path / "stopped"
+    full = [
+        sys.executable,
+        "-m",
+        "fairseq_cli.train",
+        *command(place, stopped, "--batch-size", "8", "--update-freq", "2", *teacher),
+    ]
+    run = BackgroundRun(full, tmp_path / "stopped.log")
+    run.wait_for_update(13)
+    run.kill()
+    assert 5 <= num_updates(stopped) < LAST_UPDATE
+    run_to_end(full, tmp_path / "again.log")
+    assert_same_run(stopped, annealed)
+
+
+def glue(place: Path, out: str, *flags: object) -> str:
+    given = ["--checkpoint", place / "start", "--data", place / "data", "--own-tasks", place / "own.yaml", "--cpu"]
+    given += ["--out", place / out, "--recipe", place / "recipe.yaml", "--seeds", 1]
+    result = run_main(main, "glue", *given, *flags)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return result.stdout
+
+
+def test_single_teachers_teach_one_model_of_all_tasks(place, tmp_path, capsys):
+    glue(place, "single", "--write-train", "--max-rows", 30)
+    glue(place, "bam", "--multi-task", "--max-rows", 30, "--teachers", place / "single", "--beside", place / "single")
+    table = (place / "bam" / "glue.md").read_text()
+    assert "one model for all tasks" in table
+    assert "| single: amos (7 updates) |" in table
+    assert "taught by single, each seed by the same seed; weight of the labels: from 0 to 1 over the updates" in table
+    columns = [cell.strip() for cell in table.splitlines()[2].split("|")[1:-1]]
+    assert columns == ["", "CoLA (Matthews)", "RTE", "STS-B (Spearman)", "animals", "AVG of 3"]
+    differences = (place / "bam" / "glue_differences.md").read_text()
+    assert all(f"| {task}, from single |" in differences for task in (*TASKS, "animals"))
+    run = place / "bam" / BAM_RUN
+    log = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    # 4 tasks of 30 rows, 3 epochs: 360 rows in updates of 16.
+    assert log[-1]["update"] == 22
+
+    teachers = np.load(run / "teacher.npy")
+    names = ["0", "1"], ["entailment", "not_entailment"], ["score"], ["dog", "fox"]
+    for first, task, columns in zip(range(0, 120, 30), (*TASKS, "animals"), names, strict=True):
+        lines = (place / "single" / "runs" / task / "seed1" / "train" / f"{task}.tsv").read_text().splitlines()
+        assert lines[0].split("\t") == ["index", *columns]
+        rows = np.array([line.split("\t")[1:] for line in lines[1:]], dtype=np.float64)
+        own = teachers[first : first + 30]
+        np.testing.assert_allclose(own[:, : len(columns)], rows, rtol=1e-6)  # seven digits
+        assert (own[:, len(columns) :] == 0).all()
+
+    encoder = amos_fairseq.load(run)
+    assert encoder(["the quick fox"]).pooled().shape == (1, 16)
+    main(["export", str(run), str(tmp_path / "encoder")])
+    assert "MPNetModel, the encoder" in capsys.readouterr().out
+    main(["export", str(run), str(tmp_path / "all"), "--head", "ALL"])
+    assert sorted(folder.name for folder in (tmp_path / "all").iterdir()) == sorted((*TASKS, "animals"))
+    kinds = {"STS-B": "regression", "animals": "multi_label_classification", "RTE": "single_label_classification"}
+    for task, kind in kinds.items():
+        config = transformers.AutoConfig.from_pretrained(tmp_path / "all" / task)
+        assert config.problem_type == kind
+    assert list(config.id2label.values()) == ["entailment", "not_entailment"]
+
+    assert_scores_are_those_of_heads(place, run)
+
+    # Cut pairs of RTE, through Hugging Face's tokenizer and through ours.
+    main(["export", str(run), str(tmp_path / "rte"), "--head", "RTE"])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "rte")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "rte").eval()
+    pairs = [(" ".join(WORDS), "the fox"), ("a dog", " ".join(2 * WORDS)), (" ".join(WORDS), " ".join(WORDS))]
+    loaded = load_checkpoint(run)
+    head, limit = loaded.model.classification_heads["RTE"], 20
+    for pair in pairs:
+        theirs = tokenizer(*pair, truncation=True, max_length=limit, return_tensors="pt")
+        assert theirs["input_ids"].size(1) == limit
+        own = encoder_tokens(loaded, pair, limit)
+        with torch.no_grad():
+            expected = head(loaded.model.extract_features(own))
+            torch.testing.assert_close(model(**theirs).logits, expected, rtol=1e-4, atol=1e-5)
+
+
+def encoder_tokens(loaded, pair, limit):
+    """The tokens that the package reads for a pair of texts, cut to ``limit``."""
+    texts = [loaded.tokens(text)[1:-1] for text in pair]
+    kept = [len(text) for text in texts]
+    while sum(kept) + 3 > limit:
+        kept[int(kept[1] > kept[0])] -= 1  # the longer text first
+    bos, eos = torch.tensor([loaded.dictionary.bos()]), torch.tensor([loaded.dictionary.eos()])
+    parts = [bos, texts[0][: kept[0]], eos, texts[1][: kept[1]], eos]
+    return torch.cat(parts)[None]
+
+
+def assert_scores_are_those_of_heads(place, run):
+    """The table of predictions of a task, row by row through its own head, and the scores of all tasks."""
+    data, loaded = read_glue_data(place / "data", "RTE"), load_checkpoint(run)
+    lines = [line.split("\t") for line in (run / "predictions.RTE.valid.tsv").read_text().splitlines()[1:]]
+    inputs = data.inputs("valid", 80, loaded.separator)
+    for number, (_, prediction, label) in enumerate(lines):
+        with torch.no_grad():
+            logits, _ = loaded.model(inputs[number][None], classification_head_name="RTE")
+        assert data.label_names[int(logits.argmax())] == prediction
+        assert data.label_names[int(data.labels("valid")[number])] == label
+    scores = json.loads((run / "result.json").read_text())["scores"]
+    accuracy = 100 * np.mean([prediction == label for _, prediction, label in lines])
+    assert scores["RTE accuracy"] == pytest.approx(accuracy)
+    mains = [scores[name] for name in ("RTE accuracy", "CoLA matthews", "STS-B spearman", "animals micro_f1")]
+    assert scores["average"] == pytest.approx(np.mean(mains))
