@@ -34,6 +34,7 @@ KINDS = ("classes", "labels", "number")
 # A class of the dev set that the training set lacks. It is no class of a model, so that every prediction is wrong.
 UNKNOWN_CLASS = -1
 PREPARE_AGAIN = "prepare the data again"
+TASK_FOLDER = "tasks"  # beside a checkpoint of several tasks: a folder for each, with its task.json
 _SPLIT = re.compile(r"(train|valid|test)\d*")  # a part of the names of files
 
 

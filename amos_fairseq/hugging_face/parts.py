@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.checkpoints.write import Weights
-from amos_fairseq.data.labeled_texts import TASK_FILE
+from amos_fairseq.data.labeled_texts import TASK_FILE, TASK_FOLDER
 from amos_fairseq.data.tagging import are_labels, read_labels
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.families import (
@@ -34,8 +34,6 @@ from amos_fairseq.modules.heads import DenseDetectionHead
 from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
 from amos_fairseq.modules.span_heads import IndependentSpanHead
 from amos_fairseq.strangers import read_json
-
-TASK_FOLDER = "tasks"  # beside a checkpoint of several tasks: the task.json of each
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from failures import error_line
@@ -129,11 +130,11 @@ def test_benchmark_settings_for_the_runner(squad_data, tmp_path):
     assert (task.main_score, task.num_examples > 40) == ("f1", True)
     assert len(task.notes) == 2
     assert "has 40 questions, the official one 130,319" in task.notes[0]
-    assert "--disable-validation" in squad.train_flags(task.name)
+    assert "--disable-validation" in squad.train_flags(SimpleNamespace(task=task))
     other = benchmark(str(tmp_path / "best.yaml"), "--doc-stride", "8")
     assert other.tasks["SQuAD2.0"].num_examples > task.num_examples
     assert other.tasks["SQuAD2.0"].data_sha256 != task.data_sha256
-    assert "--disable-validation" not in other.train_flags(task.name)
+    assert "--disable-validation" not in other.train_flags(SimpleNamespace(task=other.tasks["SQuAD2.0"]))
 
 
 def test_version_one_and_sampled_questions_are_named(tmp_path):

@@ -212,9 +212,9 @@ def test_errors_of_a_recipe(content, message, tmp_path):
 
 
 def test_unknown_recipe_lists_the_known():
-    with pytest.raises(UserError, match="amos, amos_grid, electra, electric, mlm, teams"):
+    with pytest.raises(UserError, match="amos, amos_grid, bam, electra, electric, mlm, teams"):
         load_recipe("bert", "base")
-    assert recipe_names() == ["amos", "amos_grid", "electra", "electric", "mlm", "teams"]
+    assert recipe_names() == ["amos", "amos_grid", "bam", "electra", "electric", "mlm", "teams"]
 
 
 def test_batches_are_similar_in_length_where_no_paper_says_otherwise():

@@ -38,11 +38,11 @@ class Toy(Benchmark):
         self.session = Session(START, recipe, {}, (1, 2, 3), out, devices, "float32", keep_checkpoints)
         self.scores, self.evaluated = scores, []
 
-    def train_flags(self, task):
+    def train_flags(self, run):
         return ["DATA", "--task", "toy"]
 
-    def copy_tokenizer_and_labels(self, task, directory):
-        (directory / "tokenizer").mkdir(exist_ok=True)
+    def fill_directory(self, run):
+        (run.directory / "tokenizer").mkdir(exist_ok=True)
 
     def evaluate(self, task, checkpoint, directory, device, stop):
         self.evaluated.append((directory.name, device))

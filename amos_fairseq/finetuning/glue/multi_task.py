@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.data.glue_tasks import TASK_FILE
+from amos_fairseq.data.labeled_texts import TASK_FILE, TASK_FOLDER
 from amos_fairseq.data.mixed_tasks import rows_per_epoch
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.benchmark import Benchmark
@@ -17,7 +17,6 @@ from amos_fairseq.finetuning.glue.benchmark import Glue
 from amos_fairseq.finetuning.runs import BenchmarkTask, RunResult, TaskRun, content_sha256
 from amos_fairseq.finetuning.summary import TaskSummary, summarize
 from amos_fairseq.finetuning.teachers import MULTI
-from amos_fairseq.hugging_face.parts import TASK_FOLDER
 
 AVERAGE = "average"
 

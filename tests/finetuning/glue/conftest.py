@@ -10,7 +10,7 @@ from synthetic_glue import INFERENCE, session, write_glue, write_pretrained_chec
 
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.finetuning import runner as runner_module
-from amos_fairseq.finetuning.glue.benchmark import Glue
+from amos_fairseq.finetuning.glue.benchmark import Glue, GlueOptions
 from amos_fairseq.finetuning.run_benchmark import run_benchmark
 from amos_fairseq.models.fine_tuning import TEXT_HEAD, FineTunedModel
 
@@ -48,8 +48,11 @@ def fake_training(start, monkeypatch):
         cfg = argparse.Namespace(**state["cfg"]["model"])
         torch.manual_seed(int(flag(command, "--seed")))
         model = FineTunedModel(cfg, load_checkpoint(checkpoint).model.vocabulary)
-        record = json.loads((Path(command[command.index("--task") - 1]) / "task.json").read_text(encoding="utf-8"))
-        model.register_classification_head(TEXT_HEAD, record["num_classes"])
+        directories = command[command.index("--task") - 1].split(":")
+        records = [json.loads((Path(own) / "task.json").read_text(encoding="utf-8")) for own in directories]
+        for record in records:
+            name = TEXT_HEAD if flag(command, "--task") == "text_classification" else record["task"]
+            model.register_classification_head(name, record["num_classes"])
         for parameter in model.classification_heads.parameters():
             torch.nn.init.normal_(parameter)
         task, separator = {"_name": "text_classification"}, flag(command, "--separator-token")
@@ -68,7 +71,7 @@ def glue(start, data, fake_training):
 
     def run(out, *tasks, data=data, intermediate=None, with_test=False, num_seeds=1, **options):
         opened = session(start, out, num_seeds=num_seeds, **options)
-        outcome = run_benchmark(Glue(opened, data, tasks, intermediate, with_test=with_test))
+        outcome = run_benchmark(Glue(opened, data, tasks, GlueOptions(intermediate=intermediate, with_test=with_test)))
         assert outcome.failures == []
         return outcome
 
