@@ -165,7 +165,7 @@ def make_task(cfg: DictConfig, data: str, setup: BenchSetup) -> TextClassificati
         task.load_dataset("train")
         return task
     vocabulary = Vocabulary(Path("dict.txt"), dictionary_sha256="", tokenizer_directory=None, tokenizer_sha256=None)
-    record = {"kind": "classes", "labels": ["0", "1"], "num_classes": 2}
+    record = {"task": "synthetic", "kind": "classes", "labels": ["0", "1"], "num_classes": 2}
     task = TextClassificationTask(cfg.task, vocabulary, synthetic_dictionary(setup.vocabulary_size), record)
     task.datasets["train"] = SyntheticTexts(
         Path("synthetic"), task.dictionary, cfg.model.max_positions, cfg.common.seed
