@@ -64,15 +64,14 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
         raise UserError("give the table to train on as --train, or one to label as --predict")
     if arguments.from_scratch and arguments.baseline:
         raise UserError("--baseline adds the runs that --from-scratch makes: leave one of them out")
-    if not arguments.label_separator:
-        raise UserError("--label-separator is empty: give the text between two labels, such as ','")
     import_fairseq(arguments.checkpoint, arguments.subcommand)
     from amos_fairseq.finetuning.classification import Classification
 
     session = fine_tuning.session_from(arguments, Classification.name)
-    from amos_fairseq.prepare.classification import ClassificationSource, prepare_inside
+    from amos_fairseq.prepare.classification import ClassificationSource, check_separator, prepare_inside
     from amos_fairseq.prepare.labeled_rows import find_columns, open_table
 
+    check_separator(arguments.label_separator)
     header = not arguments.no_header
     columns = find_columns(open_table(arguments.train, header), arguments.text, arguments.label)
     source = ClassificationSource(

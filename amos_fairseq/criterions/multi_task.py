@@ -1,7 +1,6 @@
 """The objective of several tasks of texts at once, each with its own head (thesis, chapter 3)."""
 
-from collections.abc import Callable
-from statistics import fmean
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from amos_fairseq.criterions.pretraining import mean
 from amos_fairseq.criterions.text_classification import place_rows, scores_of, sum_logs, text_loss
 from amos_fairseq.data.labeled_texts import KINDS
-from amos_fairseq.data.text_scores import label_counts, main_score, predictions_of
+from amos_fairseq.data.text_scores import average_score, label_counts, main_score, predictions_of
 
 LOSS, ROWS = "loss_", "_rows_"  # and the name of a task
 AVERAGE = "average"
@@ -25,7 +24,7 @@ class MultiTaskCriterion(FairseqCriterion):
 
     Tasks have no weights: their shares of an update are those of
     :class:`~amos_fairseq.data.mixed_tasks.MixedTasks`. Numbers are scaled to 0 to 1. In validation the main score of each task
-    and their mean, ``average``, are computed from all rows.
+    and their ``average`` (:func:`~amos_fairseq.data.text_scores.average_score`) are computed from all rows.
 
     Departures: the thesis sums over rows, which Adam does not see, except for its epsilon and the clipping.
 
@@ -73,7 +72,7 @@ class MultiTaskCriterion(FairseqCriterion):
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
         """Log the mean loss of all rows and of each task's and, in validation, the scores of all rows so far."""
         totals = sum_logs(logging_outputs)
-        scores: list[Callable[[Any], float]] = []
+        scores: dict[str, Callable[[Any], float]] = {}
         for key, total in totals.items():
             if key.startswith(LOSS):
                 count = float(totals[f"{ROWS}{key.removeprefix(LOSS)}"])
@@ -81,13 +80,19 @@ class MultiTaskCriterion(FairseqCriterion):
             for kind in (kind for kind in KINDS if key.startswith(f"_{kind}_")):
                 metrics.log_scalar_sum(key, total.cpu())
                 name = key.removeprefix(f"_{kind}_")
-                scores.append(log_main_score(key, name, kind))
+                scores[name] = log_main_score(key, name, kind)
         if scores:
-            metrics.log_derived(AVERAGE, lambda meters: round(fmean(score(meters) for score in scores), 4))
+            metrics.log_derived(AVERAGE, lambda meters: round(average_of(scores, meters), 4))
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
         return True
+
+
+def average_of(scores: Mapping[str, Callable[[Any], float]], meters: Any) -> float:
+    """Return the mean of the scores, functions of the meters by task; see
+    :func:`~amos_fairseq.data.text_scores.average_score`."""
+    return average_score({name: score(meters) for name, score in scores.items()})
 
 
 def log_main_score(key: str, name: str, kind: str) -> Callable[[Any], float]:

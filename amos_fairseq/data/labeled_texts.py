@@ -234,8 +234,7 @@ class LabeledTexts(LabeledSequences):
         self.targets, self.sizes = self.targets[self._chosen], self._rows.sizes[self._chosen]
         self.num_cut, self.max_tokens = int(np.count_nonzero(self._rows.is_cut[self._chosen])), max_tokens
         self._target_tensor = torch.from_numpy(self.targets)
-        # With --fp16 or --bf16 fairseq converts every float32 tensor of a batch.
-        self._teacher_tensor = None if teacher is None else torch.from_numpy(teacher.astype(np.float64))
+        self._teacher_tensor = None if teacher is None else torch.from_numpy(teacher)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Return ``id`` int and ``tokens`` LongTensor [L]."""
@@ -248,6 +247,9 @@ class LabeledTexts(LabeledSequences):
 
     def labels_of(self, rows: Tensor) -> dict[str, Tensor]:
         """Return ``target``: classes [B] int64, labels [B, num_labels] bool, or numbers [B] float64; with a teacher also
-        ``teacher``, [B, outputs] float64. ``rows``: [B] int64."""
+        ``teacher``, [B, outputs] float64. ``rows``: [B] int64.
+
+        With ``--fp16`` or ``--bf16`` fairseq converts every float32 tensor of a batch.
+        """
         labels = {"target": self._target_tensor[rows]}
-        return labels if self._teacher_tensor is None else labels | {"teacher": self._teacher_tensor[rows]}
+        return labels if self._teacher_tensor is None else labels | {"teacher": self._teacher_tensor[rows].double()}

@@ -1,13 +1,14 @@
 """Predictions and scores of texts with a class, several labels, or a number."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 import torch
 
-from amos_fairseq.data.glue_tasks import TASKS
+from amos_fairseq.data.glue_tasks import AVERAGED, TASKS
 
 SCORES = {
     "classes": ("accuracy", "macro_f1", "matthews"),
@@ -21,6 +22,11 @@ MAIN_SCORES = {"classes": "accuracy", "labels": "micro_f1", "number": "spearman"
 def main_score(task: str, kind: str) -> str:
     """Return the main score of a task: GLUE's own, else that of its kind of label."""
     return TASKS[task].main_score if task in TASKS else MAIN_SCORES[kind]
+
+
+def average_score(scores: Mapping[str, float]) -> float:
+    """Return the mean of the main scores of tasks: of those in GLUE's average, or of all if none of them is."""
+    return fmean([score for task, score in scores.items() if task in AVERAGED] or scores.values())
 
 
 def predictions_of(kind: str, logits: Any) -> Any:

@@ -81,6 +81,14 @@ class Benchmark(ABC):
             Scores in percent by name, including ``main_score``, as Python floats.
         """
 
+    @staticmethod
+    def selection_flags(run: TaskRun) -> list[str]:
+        """Return the flags of a run for the score that selects ``checkpoint_best.pt``, or without validation where the recipe
+        scores the last checkpoint."""
+        if not run.task.scores_best:
+            return ["--disable-validation"]
+        return ["--best-checkpoint-metric", run.task.main_score, "--maximize-best-checkpoint-metric"]
+
     def fill_directory(self, run: TaskRun) -> None:
         """Copy what loading a checkpoint needs to the run's directory: ``tokenizer/``, and names of labels where there are
         any."""

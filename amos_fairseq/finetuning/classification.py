@@ -103,12 +103,8 @@ class Classification(Benchmark):
         return np.broadcast_to(constant, dev.shape), dev
 
     def train_flags(self, run: TaskRun) -> list[str]:
-        flags, task = [str(self.data), "--task", "text_classification", "--criterion", "text_classification"], run.task
-        flags += ["--tokens-per-text", str(self.max_positions)]
-        if not task.scores_best:
-            return [*flags, "--disable-validation"]
-        main = task.main_score
-        return [*flags, "--best-checkpoint-metric", main, "--maximize-best-checkpoint-metric"]
+        flags = [str(self.data), "--task", "text_classification", "--criterion", "text_classification"]
+        return [*flags, "--tokens-per-text", str(self.max_positions), *self.selection_flags(run)]
 
     def fill_directory(self, run: TaskRun) -> None:
         """Copy ``tokenizer/`` and ``task.json``, with the names of the labels, beside the checkpoints."""
@@ -124,10 +120,7 @@ class Classification(Benchmark):
         logits = predict_logits(loaded, [dev[index]["tokens"] for index in range(len(dev))], device, stop)
         predictions = predictions_of(self.kind, logits)
         lines = (self.data / "valid.ids").read_text(encoding="utf-8").split()
-        columns = (name_predictions(self.kind, self.labels, values) for values in (predictions, dev.targets))
-        cells = (
-            [each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in own] for own in columns
-        )
+        cells = (spell_predictions(self.kind, self.labels, values) for values in (predictions, dev.targets))
         rows = zip(lines, *cells, strict=True)
         write_text(
             directory / PREDICTIONS, "line\tprediction\tlabel\n" + "".join("\t".join(row) + "\n" for row in rows)
@@ -201,6 +194,12 @@ def name_predictions(kind: str, labels: Sequence[str], values: np.ndarray) -> li
     return [[labels[index] for index in np.flatnonzero(row)] for row in values]
 
 
+def spell_predictions(kind: str, labels: Sequence[str], values: np.ndarray) -> list[str]:
+    """Return predictions or targets as cells of a table: names as they are, numbers and lists of names as JSON."""
+    cells = name_predictions(kind, labels, values)
+    return [cell if isinstance(cell, str) else json.dumps(cell, ensure_ascii=False) for cell in cells]
+
+
 def predict_logits(
     loaded: LoadedCheckpoint, sequences: Sequence[Tensor], device: str, stop: threading.Event, task: str = TEXT_HEAD
 ) -> np.ndarray:
@@ -209,7 +208,7 @@ def predict_logits(
     Args:
         loaded: a checkpoint with one head for texts, or a head for each of several tasks.
         sequences: tokens of each row, LongTensors [L].
-        task: name of the head where there are several.
+        task: the one whose head it is, where there are several.
 
     Raises:
         UserError: the checkpoint has no such head.
@@ -218,7 +217,12 @@ def predict_logits(
     heads = getattr(loaded.model, "classification_heads", {})
     head = TEXT_HEAD if TEXT_HEAD in heads else task
     if head not in heads:
-        raise UserError(f"{loaded.file} has no head for texts: give the --out of amos classify")
+        known = ", ".join(heads)
+        raise UserError(
+            f"{loaded.file} has no head for {task} (it has {known})"
+            if heads
+            else f"{loaded.file} has no head for texts: give the --out of amos classify"
+        )
     model = loaded.model.to(device)
     logits = np.empty((len(sequences), heads[head].output.out_features))
     for indices in batches([len(tokens) for tokens in sequences], stop):

@@ -86,10 +86,7 @@ class Tagging(Benchmark):
 
     def train_flags(self, run: TaskRun) -> list[str]:
         flags = [str(self.data), "--task", "sequence_tagging", "--criterion", "sequence_tagging"]
-        flags += ["--tokens-per-sentence", str(self.max_positions)]
-        if not run.task.scores_best:
-            return [*flags, "--disable-validation"]
-        return [*flags, "--best-checkpoint-metric", run.task.main_score, "--maximize-best-checkpoint-metric"]
+        return [*flags, "--tokens-per-sentence", str(self.max_positions), *self.selection_flags(run)]
 
     def evaluate(
         self, task: str, checkpoint: Path, directory: Path, device: str, stop: threading.Event

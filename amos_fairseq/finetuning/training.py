@@ -210,7 +210,8 @@ def epoch_and_seconds(run: TaskRun, checkpoint: Path) -> tuple[float, float]:
     # fairseq adds to the seconds of the checkpoint that the run started from.
     before = training_seconds(run.finetune_from) if run.finetune_from is not None else 0.0
     seconds = training_seconds(run.directory / "checkpoint_last.pt") - before
-    return round(updates / run.updates_per_epoch, 4), round(seconds, 1)
+    epochs = run.num_epochs if updates == run.total_updates else updates / run.updates_per_epoch
+    return round(float(epochs), 4), round(seconds, 1)
 
 
 def training_seconds(checkpoint: Path) -> float:

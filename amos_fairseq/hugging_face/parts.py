@@ -1,6 +1,7 @@
 """The part of a checkpoint that ``amos export`` writes: the encoder, or a network with its head."""
 
 import dataclasses
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,12 +94,11 @@ def choose_part(
         raise UserError(f"--depth {depth} chooses a depth of the generator: give --part generator with it")
     is_fine_tuned, is_mlm = isinstance(model, FineTunedModel), isinstance(model, MlmModel)
     heads = list(model.classification_heads) if is_fine_tuned else []
-    if head is not None and (name is not None or head not in heads or heads == [TEXT_HEAD]):
-        known = ", ".join(own for own in heads if own != TEXT_HEAD)
-        reason = f"it has {known}" if known else "it is not of several tasks"
-        raise UserError(
-            f"--head {head}: {loaded.file} has no head of this name ({reason}), or --part is given too: leave one out"
-        )
+    if head is not None and name is not None:
+        raise UserError(f"--head {head} and --part {name} name two parts: leave one of them out")
+    if head is not None and head not in (known := [own for own in heads if own != TEXT_HEAD]):
+        reason = f"it has {', '.join(known)}" if known else "it is not of several tasks"
+        raise UserError(f"--head {head}: {loaded.file} has no head of this name: {reason}")
     if labels is not None and not (
         is_fine_tuned and name is None and (head is not None or len(heads) == 1 or model.tagging_head)
     ):
@@ -370,14 +370,15 @@ def label_settings(
     if kind == PartKind.TOKEN_CLASSIFICATION:
         names = read_labels(loaded.file.parent)
     else:
-        beside = loaded.file.parent / TASK_FOLDER / str(task) / TASK_FILE
-        beside = beside if beside.is_file() else loaded.file.parent / TASK_FILE
-        path = beside if beside.is_file() else Path(str(loaded.task.get("data", ""))) / TASK_FILE
         hint = "it does not name the labels of the task, give them with --labels A,B,..."
-        record = read_json(path, hint, optional=True) or {}
+        beside, data = loaded.file.parent, str(loaded.task.get("data", "")).split(os.pathsep)
+        files = [folder / TASK_FILE for folder in (beside / TASK_FOLDER / str(task), beside, *map(Path, data))]
+        records = ((file, read_json(file, hint, optional=True) or {}) for file in files)
+        found = ((file, own) for file, own in records if own and (len(data) == 1 or own.get("task") == task))
+        file, record = next(found, (files[0], {}))
         names, kind_of_label = record.get("labels") or [], record.get("kind")
         if names and not are_labels(names):
-            raise UserError(f"{path} has no list of different labels: {hint}")
+            raise UserError(f"{file} has no list of different labels: {hint}")
     if labels:
         names = list(labels)
     if not labels and len(names) != num_classes:

@@ -22,7 +22,7 @@ from amos_fairseq.models.configuration import (
     transformer_config,
 )
 from amos_fairseq.modules.encoder import LayerOutputs, TransformerConfig
-from amos_fairseq.modules.heads import ClassificationHead, LayerMixture, TaggingHead
+from amos_fairseq.modules.heads import ClassificationHead, LayerMixture, TaggingHead, pool
 from amos_fairseq.modules.initialization import initialize, mark_layer_depths, mark_undecayed
 from amos_fairseq.modules.span_heads import SPAN_HEADS, SpanOutput, build_span_head
 from amos_fairseq.setting_checks import check_ranges
@@ -100,7 +100,8 @@ class FineTunedModel(BaseFairseqModel):
     ) -> None:
         """Add a head for ``num_classes`` classes, or for regression (1). fairseq's ``sentence_prediction`` calls this.
 
-        ``scale``: mean and standard deviation of the values of a regression.
+        ``scale``: of the values of a regression, mean and standard deviation or minimum and range: what the head adds to the
+        output of its layer, and multiplies it by.
         """
         cfg = self.cfg
         head = ClassificationHead(
@@ -178,10 +179,9 @@ class FineTunedModel(BaseFairseqModel):
         """
         states = self.extract_features(src_tokens, lengths)
         if rows_of_heads is not None:
-            padding_mask = src_tokens.eq(self.vocabulary.pad)
+            pooled = pool(states, src_tokens.eq(self.vocabulary.pad), str(self.cfg.pooling))
             return {
-                name: self.classification_heads[name](states[rows], padding_mask[rows])
-                for name, rows in rows_of_heads.items()
+                name: self.classification_heads[name].classify(pooled[rows]) for name, rows in rows_of_heads.items()
             }
         if answer_mask is not None:
             return self.span_head(states, answer_mask, span_targets)
@@ -293,7 +293,8 @@ class FineTunedModel(BaseFairseqModel):
                 continue
             for key in [key for key in state_dict if key.startswith(before)]:
                 state_dict[now + key.removeprefix(before)] = state_dict.pop(key)
-            logger.info(f"the head of {task} is that of the checkpoint, which was fine-tuned on several tasks")
+            if now != before:
+                logger.info(f"the head of {task} is that of the checkpoint, which was fine-tuned on several tasks")
             bits = [side.get(f"{now}scale_bits") for side in (state_dict, here)]
             (mean, scale), (mean_here, scale_here) = ((0.0, 1.0) if own is None else scale_of(own) for own in bits)
             if (mean, scale) != (mean_here, scale_here):

@@ -210,6 +210,13 @@ CLASSIFICATION_HEADS = (*POOLER_ACTIVATIONS, LINEAR_HEAD)
 POOLINGS = ("first", "mean")
 
 
+def pool(states: Tensor, padding_mask: Tensor | None, pooling: str) -> Tensor:
+    """Return one vector for each sequence, :data:`POOLINGS`: [B,T,D], and [B,T] bool, True at padding -> [B,D]."""
+    if pooling == "first":
+        return states[:, 0]
+    return states.mean(1) if padding_mask is None else mean_state(states, ~padding_mask)
+
+
 class ClassificationHead(nn.Module):
     """Predict classes, or one regression value, from one vector for each sequence: dense, activation, output.
 
@@ -220,7 +227,8 @@ class ClassificationHead(nn.Module):
         pooling: the vector is the state of the ``first`` token (as in the papers), or the ``mean`` of the states of all tokens,
             ``<s>`` and ``</s>`` included.
         scale: (mean, standard deviation) of the values of a regression in the training set: the output is mean + deviation *
-            layer, so that the layer learns values of mean 0 and deviation 1. None leaves the output as it is.
+            layer, so that the layer learns values of mean 0 and deviation 1; or (minimum, range), for values from 0 to 1. None
+            leaves the output as it is.
         transform: a module [...,D] -> [...,D] in place of the dense layer and its activation, as on ModernBERT.
     """
 
@@ -247,10 +255,10 @@ class ClassificationHead(nn.Module):
 
     def forward(self, states: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """[B,T,D], and [B,T] bool, True at padding (None: there is none) -> logits [B, classes]."""
-        if self.pooling == "first":
-            pooled = states[:, 0]
-        else:
-            pooled = states.mean(1) if padding_mask is None else mean_state(states, ~padding_mask)
+        return self.classify(pool(states, padding_mask, self.pooling))
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """One vector for each sequence, [B,D] -> logits [B, classes]."""
         pooled = self.dropout(transformed(pooled, self.transform))
         if self.dense is not None:
             pooled = self.dropout(self.activation(self.dense(pooled)))

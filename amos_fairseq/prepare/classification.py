@@ -16,6 +16,7 @@ from textwrap import shorten
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from amos_fairseq import strangers
 from amos_fairseq.data.glue_tasks import TASK_FILE, TASKS
@@ -53,6 +54,8 @@ MOST_CLASSES = 10_000
 # Of labels that are numbers: the largest, and their mean over their deviation. Models compute them in float32.
 LARGEST_NUMBER, LARGEST_RATIO = 1e30, 1e5
 DEV_SHARE, SPLIT_SEED = 0.1, 1
+# Folders of runs of other benchmarks, and words of the command line.
+RESERVED_NAMES = {TASK, f"{TASK}-random", "multi", "tagging", "all", *map(str.lower, TASKS)}
 OWN_TASK_OPTIONS = ("train", "dev", "text", "label", "kind", "label_separator", "no_header")  # of amos classify
 _SHOWN = 100  # characters of a list of labels in a message
 
@@ -374,39 +377,50 @@ def read_own_tasks(file: Path) -> dict[str, ClassificationSource]:
         UserError: the file, a name, an option or a table cannot be used.
     """
     hint = "give names and the options of amos classify, such as 'reviews: {train: reviews.tsv, label: stars}'"
-    content, sources = strangers.read_yaml(file, hint), {}
+    content = strangers.read_yaml(file, hint)
     if not isinstance(content, dict) or not content:
         raise UserError(f"{file} has no tasks: {hint}")
+    sources = {}
     for name, options in content.items():
         where = f"{file}, {str(name)[:40]!r}"
         if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,40}", name):
-            raise UserError(f"{where}: a task has a name of letters, digits, - and _")
-        if name.lower() in {TASK, "multi", *map(str.lower, TASKS)}:
+            raise UserError(f"{where}: a task has a name of letters, digits, - and _, with a letter at the beginning")
+        if name.lower() in RESERVED_NAMES or hasattr(nn.ModuleDict, name) or hasattr(nn.ModuleDict(), name):
             raise UserError(f"{where} has a name that is taken: give another one")
         if not isinstance(options, dict) or "train" not in options or set(options) - set(OWN_TASK_OPTIONS):
             raise UserError(f"{where} needs train, and may only have {', '.join(OWN_TASK_OPTIONS)}")
-        texts = options.get("text")
-        texts = [texts] if isinstance(texts, str) else texts
-        given = [
-            options["train"],
-            options.get("dev", ""),
-            options.get("label", ""),
-            options.get("label_separator", ","),
-            *(texts or []),
-        ]
-        if not all(isinstance(value, str) for value in given) or options.get("kind") not in (None, *KINDS):
-            raise UserError(f"{where}: files and columns are texts, kind is one of {', '.join(KINDS)}")
-        header = not options.get("no_header", False)
-        train, dev = file.parent / options["train"], options.get("dev")
-        if not train.exists():
-            raise UserError(f"{where}: {train}: no such file")
-        columns = find_columns(open_table(train, header), texts, options.get("label"))
-        sources[name] = ClassificationSource(
-            train,
-            None if dev is None else file.parent / dev,
-            columns,
-            options.get("kind"),
-            options.get("label_separator", ","),
-            header,
-        )
+        sources[name] = _own_source(file.parent, where, options)
     return sources
+
+
+def _own_source(folder: Path, where: str, given: dict[str, Any]) -> ClassificationSource:
+    """Return the source that the options of a task describe; raise :class:`UserError` for values that cannot be used."""
+    header = given.get("no_header", False) is False
+    texts, label = given.get("text"), given.get("label")
+    texts = texts if isinstance(texts, list) or texts is None else [texts]
+    columns = [*(texts or []), *([] if label is None else [label])]
+    if not header:  # columns are numbers
+        columns = [str(column) if type(column) is int else column for column in columns]
+        texts, label = (columns[: len(texts)] if texts else None), (columns[-1] if label is not None else None)
+    others = [given["train"], given.get("dev", ""), given.get("label_separator", ",")]
+    if (
+        not all(isinstance(value, str) for value in (*columns, *others))
+        or type(given.get("no_header", False)) is not bool
+    ):
+        raise UserError(f"{where}: files, columns and label_separator are texts, no_header is true or false")
+    if given.get("kind") not in (None, *KINDS):
+        raise UserError(f"{where}: kind is one of {', '.join(KINDS)}")
+    train, dev = folder / given["train"], folder / given["dev"] if "dev" in given else None
+    for path in (train, *([] if dev is None else [dev])):
+        if not path.exists():
+            raise UserError(f"{where}: {path}: no such file")
+    separator = check_separator(given.get("label_separator", ","))
+    found = find_columns(open_table(train, header), texts, label)
+    return ClassificationSource(train, dev, found, given.get("kind"), separator, header)
+
+
+def check_separator(separator: str) -> str:
+    """Return the text between labels; raise :class:`UserError` if it is empty."""
+    if not separator:
+        raise UserError("the separator of labels is empty: give the text between two labels, such as ','")
+    return separator

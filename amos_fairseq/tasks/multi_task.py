@@ -10,7 +10,7 @@ from fairseq.tasks import register_task
 from omegaconf import MISSING, OmegaConf
 from torch import nn
 
-from amos_fairseq.data.labeled_texts import chosen_rows, read_targets, read_task_record
+from amos_fairseq.data.labeled_texts import read_targets, read_task_record
 from amos_fairseq.data.mixed_tasks import MixedTasks
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.errors import UserError
@@ -103,9 +103,14 @@ class MultiTask(TextClassificationTask):
             text_tasks[name] = task
         return cls(cfg, *vocabulary_of(directories, cfg.separator_token), text_tasks)
 
+    def has_sharded_data(self, split: str) -> bool:
+        """Return False: the folders of ``data`` are tasks, not shards of which each epoch reads another one."""
+        return False
+
     def add_head(self, model: FineTunedModel) -> None:
         for name, task in self.text_tasks.items():
             model.register_classification_head(name, task.record["num_classes"], task.scale)
+        model.head_of_task = {name: name for name in self.text_tasks}
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
         """Load the rows of ``split`` of all tasks; raise :class:`UserError` if files are missing."""
@@ -119,17 +124,19 @@ class MultiTask(TextClassificationTask):
         self.datasets[split] = MixedTasks(tasks, split, self.dictionary, self.cfg.seed, training)
 
     def _read_teachers(self, split: str) -> dict[str, np.ndarray]:
-        """Divide the array of predictions, which has the rows of all tasks and as many columns as the widest head."""
-        sizes = {
-            name: len(chosen_rows(len(read_targets(task.directory, split, task.record)), self.cfg.max_rows))
+        """Divide the array of predictions, [rows, outputs] of one task after the other in one dimension."""
+        shapes = {
+            name: (self.number_of_rows(task.directory, split, task.record), task.record["num_classes"])
             for name, task in self.text_tasks.items()
         }
-        widths = {name: task.record["num_classes"] for name, task in self.text_tasks.items()}
-        predictions = read_teacher(Path(self.cfg.teacher), (sum(sizes.values()), max(widths.values())))
-        ends = np.cumsum(list(sizes.values()))
-        parts = np.split(predictions, ends[:-1])
-        return {name: part[:, : widths[name]] for name, part in zip(sizes, parts, strict=True)}
+        sizes = [rows * outputs for rows, outputs in shapes.values()]
+        parts = np.split(read_teacher(Path(self.cfg.teacher), (sum(sizes),)), np.cumsum(sizes)[:-1])
+        return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
     def order_of_epoch(self, dataset: MixedTasks, batches_per_update: int, batch_size: int) -> np.ndarray:
+        if len(set(self.cfg.update_freq)) > 1:
+            raise UserError(
+                f"--update-freq {self.cfg.update_freq}: all epochs make one sequence of equal updates: give one number"
+            )
         global_batch = batches_per_update * batch_size
         return self.arrange(dataset, dataset.whole_updates(global_batch), global_batch)

@@ -45,7 +45,7 @@ class TextClassificationConfig(LabeledTaskConfig):
     )
     teacher: Optional[str] = field(  # noqa: UP045
         default=None,
-        metadata={"help": "predictions of a teacher for the training rows, .npy [rows, outputs], that train too"},
+        metadata={"help": "predictions of a teacher that train too: .npy, float32, [rows, outputs] in one dimension"},
     )
     gold_weight: str = field(
         default=ANNEALED,
@@ -88,9 +88,13 @@ class TextClassificationTask(LabeledTask):
         """Load the rows of ``split``; raise :class:`UserError` if its files are missing."""
         directory, training, teacher = Path(self.cfg.data), split == self.cfg.train_subset, None
         if training and self.cfg.teacher is not None:
-            num_rows = len(chosen_rows(len(read_targets(directory, split, self.record)), self.cfg.max_rows))
-            teacher = read_teacher(Path(self.cfg.teacher), (num_rows, self.record["num_classes"]))
+            shape = self.number_of_rows(directory, split, self.record), self.record["num_classes"]
+            teacher = read_teacher(Path(self.cfg.teacher), (shape[0] * shape[1],)).reshape(shape)
         self.datasets[split] = self.rows_of(directory, split, self.record, training, teacher)
+
+    def number_of_rows(self, directory: Path, split: str, record: dict[str, Any]) -> int:
+        """Return how many rows of a prepared directory train."""
+        return len(chosen_rows(len(read_targets(directory, split, record)), self.cfg.max_rows))
 
     def rows_of(
         self, directory: Path, split: str, record: dict[str, Any], training: bool, teacher: np.ndarray | None
@@ -176,7 +180,7 @@ def gold_weight_of(text: str) -> float:
         raise UserError(f"--gold-weight {text}: give {ANNEALED}, or a number from 0 to 1") from error
 
 
-def read_teacher(path: Path, shape: tuple[int, int]) -> np.ndarray:
+def read_teacher(path: Path, shape: tuple[int]) -> np.ndarray:
     """Return the predictions of a teacher; raise :class:`UserError` unless the file is such an array of ``shape``."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)  # which compares the file's size with its shape

@@ -17,6 +17,7 @@ from torch import tensor
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.criterions.multi_task import MultiTaskCriterion
 from amos_fairseq.criterions.text_classification import text_loss
+from amos_fairseq.data.text_scores import average_score
 from amos_fairseq.models.fine_tuning import TEXT_HEAD, FineTunedModel
 from amos_fairseq.tasks.multi_task import MultiTask, MultiTaskConfig
 
@@ -109,8 +110,7 @@ def test_a_mixed_batch_is_a_loop_over_rows_and_tasks(start, data, tmp_path):
     sizes, generator = {"RTE": 12, "CoLA": 30, "STS-B": 12}, np.random.default_rng(1)
     teacher = generator.random((54, 2)).astype(np.float32)
     teacher[:42] /= teacher[:42].sum(1, keepdims=True)
-    teacher[42:, 1] = 0
-    np.save(tmp_path / "teacher.npy", teacher)
+    np.save(tmp_path / "teacher.npy", np.concatenate([teacher[:42].ravel(), teacher[42:, 0]]))
     task, model = make(start, data, *sizes, teacher=tmp_path / "teacher.npy", gold_weight="0.25")
     criterion, rows = MultiTaskCriterion(task), task.datasets["train"]
     criterion.gold_weight = task.gold_weight(3)
@@ -206,4 +206,7 @@ def test_scores_of_validation_are_those_of_all_rows(start, data):
     assert values["spearman_STS-B"] == pytest.approx(expected["STS-B"], abs=1e-3)
     mean = (values["accuracy_RTE"] + values["spearman_STS-B"] + values["matthews_CoLA"]) / 3
     assert values["average"] == pytest.approx(mean, abs=1e-3)
+    # Tasks of one's own do not count beside GLUE's.
+    assert average_score({"RTE": 10, "mine": 50}) == 10
+    assert average_score({"other": 10, "mine": 50}) == 30
     assert set(criterion.of_validation) == {"average", "accuracy_RTE", "matthews_CoLA", "spearman_STS-B"}

@@ -16,6 +16,7 @@ from amos_fairseq.tasks.multi_task import MultiTask, MultiTaskConfig
 from amos_fairseq.tasks.text_classification import TextClassificationConfig, TextClassificationTask
 
 ROWS = {"RTE": 16, "CoLA": 81, "STS-B": 300}
+NUMBERS = 16 * 2 + 81 * 2 + 300  # that teachers predict: probabilities of two classes, and scores
 IN_EPOCH = round(300**0.25 * 16**0.75) + round(300**0.25 * 81**0.75) + 300
 
 
@@ -101,7 +102,7 @@ def test_the_rows_of_max_rows_are_those_of_one_task(data):
 
 
 def test_the_weight_of_the_labels_is_a_function_of_the_update(data, tmp_path):
-    np.save(tmp_path / "teacher.npy", np.zeros((397, 2), dtype=np.float32))
+    np.save(tmp_path / "teacher.npy", np.zeros(NUMBERS, dtype=np.float32))
     task = make_task(data, teacher=str(tmp_path / "teacher.npy"), max_update=40)
     assert [task.gold_weight(update) for update in (0, 10, 39)] == [0, 0.25, 39 / 40]
     assert make_task(data, teacher=str(tmp_path / "teacher.npy"), gold_weight="0.5").gold_weight(39) == 0.5
@@ -109,8 +110,7 @@ def test_the_weight_of_the_labels_is_a_function_of_the_update(data, tmp_path):
 
 
 def test_teachers_are_divided_by_task(data, tmp_path):
-    predictions = np.arange(397 * 2, dtype=np.float32).reshape(397, 2)
-    np.save(tmp_path / "teacher.npy", predictions)
+    np.save(tmp_path / "teacher.npy", np.arange(NUMBERS, dtype=np.float32))
     task = make_task(data, teacher=str(tmp_path / "teacher.npy"), max_update=40)
     task.load_dataset("train")
     rows = task.datasets["train"]
@@ -118,7 +118,7 @@ def test_teachers_are_divided_by_task(data, tmp_path):
     assert {name: own["teacher"].tolist() for name, own in labels.items()} == {
         "RTE": [[0, 1]],
         "CoLA": [[32, 33]],
-        "STS-B": [[792]],
+        "STS-B": [[493]],
     }
     assert labels["RTE"]["teacher"].dtype == torch.float64, "fairseq halves float32 tensors with --fp16"
     task.load_dataset("valid")
@@ -128,14 +128,14 @@ def test_teachers_are_divided_by_task(data, tmp_path):
 
 def test_what_cannot_be_used_is_refused(data, tmp_path):
     (tmp_path / "text.npy").write_text("no array")
-    np.save(tmp_path / "short.npy", np.zeros((396, 2), dtype=np.float32))
-    np.save(tmp_path / "nan.npy", np.full((397, 2), np.nan, dtype=np.float32))
+    np.save(tmp_path / "short.npy", np.zeros(NUMBERS - 1, dtype=np.float32))
+    np.save(tmp_path / "nan.npy", np.full(NUMBERS, np.nan, dtype=np.float32))
     np.save(tmp_path / "objects.npy", np.array([{}]), allow_pickle=True)
     for teacher, message in (
         ("absent.npy", "is no array of numpy"),
         ("text.npy", "is no array of numpy"),
         ("objects.npy", "is no array of numpy"),
-        ("short.npy", r"has float32 \[396, 2\], these rows need float32 \[397, 2\]"),
+        ("short.npy", r"has float32 \[493\], these rows need float32 \[494\]"),
         ("nan.npy", "not finite numbers"),
     ):
         task = make_task(data, teacher=str(tmp_path / teacher), max_update=40)
@@ -161,6 +161,12 @@ def test_what_cannot_be_used_is_refused(data, tmp_path):
     task.load_dataset("train")
     with pytest.raises(UserError, match="fewer than the 4096 of one update"):
         batches(task, 1, 4096)
+    other = make_task(data)
+    other.cfg.update_freq = [1, 2]
+    other.load_dataset("train")
+    with pytest.raises(UserError, match="give one number"):
+        batches(other, 1, 32)
+    assert not task.has_sharded_data("train"), "fairseq would load the rows again in each epoch"
 
 
 def fine_tuned(start, task):

@@ -1,5 +1,6 @@
 """GLUE: the task ``text_classification`` trains; this file runs, scores and shows it as AMOS does."""
 
+import shutil
 import statistics
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -9,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from amos_fairseq.data.glue_tasks import AVERAGED, INTERMEDIATE_FOR, INTERMEDIATE_TASK, SCORED
+from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
+from amos_fairseq.data.glue_tasks import AVERAGED, INTERMEDIATE_FOR, INTERMEDIATE_TASK, SCORED, TASK_FILE, TASKS
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import whole_file, write_text
+from amos_fairseq.files import whole_file
 from amos_fairseq.finetuning.benchmark import Benchmark
+from amos_fairseq.finetuning.classification import HEADINGS
 from amos_fairseq.finetuning.classification import NAME as CLASSIFICATION
 from amos_fairseq.finetuning.glue.data import GlueData, read_glue_data, read_task_data
 from amos_fairseq.finetuning.glue.differences import GlueResults, difference_table, read_results_of_glue
@@ -45,13 +48,14 @@ from amos_fairseq.finetuning.summary import (
     summary_of_same_weights,
 )
 from amos_fairseq.finetuning.teachers import FOLDER as TRAIN_FOLDER
-from amos_fairseq.finetuning.teachers import Teachers, has_train_predictions, write_train_predictions
+from amos_fairseq.finetuning.teachers import Teachers, columns_of, has_train_predictions, write_train_predictions
 from amos_fairseq.models.configuration import LAST_LAYER
 from amos_fairseq.summary_file import Summary
 from amos_fairseq.tables import MISSING, Table, format_score
-from amos_fairseq.tasks.text_classification import ANNEALED
+from amos_fairseq.terminal import say
 
 TEACHER_FILE = "teacher.npy"  # in the directory of a run
+DIFFERENCES = "glue_differences"
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ class Glue(Benchmark):
     name = "glue"
 
     def __init__(self, session: Session, data: Path, tasks: Sequence[str], options: GlueOptions = NO_OPTIONS) -> None:
-        self.session, self.options, self.intermediate = session, options, options.intermediate
+        self.session, self.options = session, options
         self.squad = summary_of_same_weights(options.squad or session.out, "squad", session.origin)
         if options.squad is not None and self.squad is None:
             raise UserError(f"{options.squad} holds no results of amos squad: give that command's --out as --squad")
@@ -113,12 +117,15 @@ class Glue(Benchmark):
             session.checkpoint.check_tokenizer(directory / "tokenizer")
         self.tasks = self._make_tasks()
         if options.teachers is not None:  # a missing or other one is reported before any training
+            say("reads the predictions of the teachers", self.name)
             for seed in session.seeds:
-                for prepared in self.prepared.values():
-                    options.teachers.predictions(prepared, seed)
+                options.teachers.identity(list(self.prepared.values()), seed)
         self.others = [read_results_of_glue(folder) for folder in options.beside]
-        if self.intermediate is not None:
-            self._check_intermediate(self.intermediate)
+        for other in self.others:
+            for task in self.prepared.keys() & other.runs.keys():
+                other.predictions(self.prepared[task])
+        if options.intermediate is not None:
+            self._check_intermediate(options.intermediate)
         if options.with_test:
             check_test_files(self.data, tasks)
         if options.with_train:
@@ -134,17 +141,20 @@ class Glue(Benchmark):
         return self.session.recipe.trials_of(task if task in SCORED else CLASSIFICATION)
 
     def _check_train_predictions(self) -> None:
-        """Raise :class:`UserError` if a finished run lacks what ``--write-train`` writes: its weights may be gone."""
+        """Raise :class:`UserError` for labels that cannot be columns, or if a finished run lacks what ``--write-train`` writes:
+        its weights may be gone."""
+        for prepared in self.prepared.values():
+            columns_of(prepared)
         for run in self.session.plan(self.tasks.values()):
-            tasks = self.tasks_of(run.task.name)
-            if read_result(run.directory) and not all(has_train_predictions(run.directory, task) for task in tasks):
+            names = [prepared.name for prepared in self.prepared_of(run)]
+            if read_result(run.directory) and not all(has_train_predictions(run.directory, name) for name in names):
                 raise UserError(
                     f"{run.directory} was finished without --write-train: give another --out, or delete that directory"
                 )
 
-    def tasks_of(self, run_task: str) -> list[str]:
-        """Return the tasks that a run of this name trains on."""
-        return [run_task]
+    def prepared_of(self, run: TaskRun) -> list[GlueData]:
+        """Return the data that a run trains on."""
+        return [self.prepared[run.task.name]]
 
     def train_flags(self, run: TaskRun) -> list[str]:
         task = run.task.name
@@ -152,13 +162,8 @@ class Glue(Benchmark):
         return [*flags, "--criterion", "text_classification", *self.shared_flags(run)]
 
     def shared_flags(self, run: TaskRun) -> list[str]:
-        """Return the flags of a run on one or several tasks: length, number of rows, teachers, the score of the best checkpoint
-        where the recipe needs it."""
-        flags = ["--tokens-per-text", str(self.max_positions)]
-        if run.task.scores_best:
-            flags += ["--best-checkpoint-metric", run.task.main_score, "--maximize-best-checkpoint-metric"]
-        else:
-            flags.append("--disable-validation")
+        """Return the flags of a run on one or several tasks: length, best checkpoint, number of rows, teachers."""
+        flags = ["--tokens-per-text", str(self.max_positions), *self.selection_flags(run)]
         if self.options.max_rows is not None:
             flags += ["--max-rows", str(self.options.max_rows)]
         if self.options.teachers is not None:
@@ -172,21 +177,18 @@ class Glue(Benchmark):
         return flags
 
     def fill_directory(self, run: TaskRun) -> None:
-        """Copy ``tokenizer/``, write ``labels.txt`` with one class name per line, and the predictions of the teachers."""
+        """Copy ``tokenizer/`` and ``task.json``, with the names of the labels, and write the predictions of the teachers."""
         super().fill_directory(run)
-        names = self.prepared[run.task.name].label_names
-        if names:
-            write_text(run.directory / "labels.txt", "".join(f"{name}\n" for name in names))
+        shutil.copyfile(self.prepared[run.task.name].directory / TASK_FILE, run.directory / TASK_FILE)
         self.write_teachers(run)
 
     def write_teachers(self, run: TaskRun) -> None:
-        """Write the predictions of the teachers for all rows of a run as one array: [rows, outputs] float32."""
+        """Write the predictions of the teachers for all rows of a run as one array: float32, [rows, outputs] of one task after
+        the other in one dimension."""
         if self.options.teachers is None:
             return
-        tasks = [self.prepared[task] for task in self.tasks_of(run.task.name)]
-        parts = [self.options.teachers.predictions(prepared, run.seed) for prepared in tasks]
-        widest = max(part.shape[1] for part in parts)
-        array = np.concatenate([np.pad(part, ((0, 0), (0, widest - part.shape[1]))) for part in parts])
+        tasks = self.prepared_of(run)
+        array = np.concatenate([self.options.teachers.predictions(prepared, run.seed).ravel() for prepared in tasks])
         with whole_file(str(run.directory / TEACHER_FILE)) as unfinished:
             np.save(unfinished, array, allow_pickle=False)
 
@@ -194,21 +196,27 @@ class Glue(Benchmark):
         self, task: str, checkpoint: Path, directory: Path, device: str, stop: threading.Event
     ) -> dict[str, float]:
         """Return the scores by name and write ``predictions.SPLIT.tsv``. Scores of MNLI's mismatched set end in ``_mm``."""
-        return self.evaluate_task(self.prepared[task], "", checkpoint, directory, device, stop)
+        return self.evaluate_task(self.prepared[task], "", load_checkpoint(checkpoint), directory, device, stop)
 
     def evaluate_task(
-        self, prepared: GlueData, prefix: str, checkpoint: Path, directory: Path, device: str, stop: threading.Event
+        self,
+        prepared: GlueData,
+        prefix: str,
+        loaded: LoadedCheckpoint,
+        directory: Path,
+        device: str,
+        stop: threading.Event,
     ) -> dict[str, float]:
         """Score one task of a checkpoint; ``prefix``: of the split in the names of the files."""
         scores: dict[str, float] = {}
-        predictions = predict_splits(prepared, checkpoint, list(prepared.dev_splits), self.max_positions, device, stop)
+        predictions = predict_splits(prepared, loaded, list(prepared.dev_splits), self.max_positions, device, stop)
         for split, suffix in prepared.dev_splits.items():
             labels, file = prepared.labels(split), directory / f"predictions.{prefix}{split}.tsv"
             write_prediction_table(file, prepared, split, predictions[split], labels)
             found = score_split(prepared, predictions[split], labels)
             scores |= {f"{name}{suffix}": value for name, value in found.items()}
         if self.options.with_train:
-            logits = predict_train(prepared, checkpoint, self.max_positions, device, stop)
+            logits = predict_train(prepared, loaded, self.max_positions, device, stop)
             write_train_predictions(directory / TRAIN_FOLDER, prepared, logits)
         return scores
 
@@ -216,8 +224,15 @@ class Glue(Benchmark):
         return task in SCORED or task in self.options.own
 
     def setup(self) -> dict[str, Any]:
-        """Return the settings that all results share, those of the teachers among them."""
-        return super().setup() | ({} if self.options.teachers is None else self.options.teachers.settings)
+        """Return the settings that all results share: also the number of rows, the teachers, and the user's own tasks."""
+        options, more = self.options, {}
+        if options.max_rows is not None:
+            more["max_rows"] = options.max_rows
+        if options.teachers is not None:
+            more["teachers"] = options.teachers.settings
+        if options.own:
+            more["own_tasks"] = sorted(options.own)
+        return super().setup() | more
 
     def plan(self, tasks: Iterable[BenchmarkTask], intermediate: Path | None = None) -> list[TaskRun]:
         """Return all runs of the tasks. What the teachers of each predict belongs to its identity."""
@@ -225,8 +240,7 @@ class Glue(Benchmark):
         if teachers is None:
             return runs
         return [
-            replace(run, identity=run.identity | teachers.identity(self.tasks_of(run.task.name), run.seed))
-            for run in runs
+            replace(run, identity=run.identity | teachers.identity(self.prepared_of(run), run.seed)) for run in runs
         ]
 
     def _check_intermediate(self, intermediate: Path) -> None:
@@ -267,28 +281,25 @@ class Glue(Benchmark):
         newly initialized if the number of classes differs; the head's dense layer is kept, like the pooler of a BERT.
         """
         plan = self.plan
-        if self.intermediate is None:
+        if self.options.intermediate is None:
             return execute_runs(plan(self.tasks.values()))
         independent = plan(task for name, task in self.tasks.items() if name not in INTERMEDIATE_FOR)
         independent.sort(key=lambda run: run.task.name != INTERMEDIATE_TASK)  # MNLI first: other tasks wait for it
         dependent = [task for name, task in self.tasks.items() if name in INTERMEDIATE_FOR]
         check_not_started_without_intermediate(plan(dependent))
         failures = execute_runs(independent) if independent else []
-        start = best_intermediate(self.intermediate)
+        start = best_intermediate(self.options.intermediate)
         if start is None:
             reason = f"it needs a finished run of {INTERMEDIATE_TASK} to start from, and there is none"
             return failures + [Failure(run, reason) for run in plan(dependent)]
-        return failures + execute_runs(plan(dependent, best_checkpoint(self.intermediate, start)))
+        return failures + execute_runs(plan(dependent, best_checkpoint(self.options.intermediate, start)))
 
     def notes(self, results: Sequence[RunResult], summaries: Mapping[str, TaskSummary]) -> Iterator[str]:
         tasks = dict.fromkeys(result.task for result in results if "intermediate_sha256" in result.identity)
         if tasks:
             yield f"{', '.join(tasks)}: started from the best dev run of {INTERMEDIATE_TASK} (intermediate-task training)"
-        if teachers := self.options.teachers:
-            name, annealed = teachers.folder.resolve().name, teachers.gold_weight == ANNEALED
-            weight = "from 0 to 1 over the updates" if annealed else teachers.gold_weight
-            which = "the mean of all seeds" if teachers.ensemble else "each seed by the same seed"
-            yield f"taught by {name}, {which}; weight of the labels: {weight}"
+        if self.options.teachers is not None:
+            yield self.options.teachers.note()
         if self.squad:
             yield from (f"SQuAD: {note}" for note in self.squad.notes)
 
@@ -307,14 +318,19 @@ class Glue(Benchmark):
     def write_more(
         self, summaries: Mapping[str, TaskSummary], stop: threading.Event
     ) -> tuple[Sequence[Path], Sequence[str]]:
-        """Write the differences from the rows beside, and with ``with_test`` the leaderboard's archive."""
+        """Write with ``with_test`` the leaderboard's archive, and the differences from the rows beside."""
         out, files, notices = self.session.out, [], []
-        if self.others:
-            files += difference_table(read_results_of_glue(out), self.others).save(out / "glue_differences")
         if self.options.with_test:
             device = self.session.devices[0]
             archive, notices = write_submission(out, self.data, summaries, self.max_positions, device, stop)
             files.append(archive)
+        if self.others:
+            say("tests the differences from the other rows", self.name)
+            differences = difference_table(read_results_of_glue(out), self.others, self.prepared)
+            files += differences.save(out / DIFFERENCES)
+        else:  # those of an earlier call do not belong to this table
+            for suffix in (".md", ".csv"):
+                (out / f"{DIFFERENCES}{suffix}").unlink(missing_ok=True)
         return files, notices
 
 
@@ -369,7 +385,7 @@ def glue_table(
         average_cell = f"{average_cell} ({average_name.removeprefix('AVG ')})"
         average_name = "AVG"
     rows = [[row_name, *(task_cell(summaries.get(task)) for task in tasks), average_cell]]
-    columns = ["", *(task_heading(task) for task in tasks), average_name]
+    columns = ["", *(task_heading(task, summaries.get(task)) for task in tasks), average_name]
     rows += [other_row(other, tasks, average_name) for other in others]
 
     # Version 2.0 if it was run (AMOS Table 1), otherwise the first version that was.
@@ -398,10 +414,12 @@ def other_row(other: GlueResults, tasks: Sequence[str], average_name: str) -> li
     return [other.row_name, *cells, format_score(value) + suffix]
 
 
-def task_heading(task: str) -> str:
+def task_heading(task: str, summary: TaskSummary | None) -> str:
     """Return the task's name, with the score if it is not accuracy."""
-    names = {"MNLI": "MNLI m/mm", "CoLA": "CoLA (Matthews)", "STS-B": "STS-B (Spearman)"}
-    return names.get(task, task)
+    if task == "MNLI":
+        return "MNLI m/mm"
+    score = TASKS[task].main_score if summary is None else summary.best.main_score
+    return task if score == "accuracy" else f"{task} ({HEADINGS[score]})"
 
 
 def task_cell(summary: TaskSummary | None) -> str:

@@ -113,7 +113,7 @@ class GlueData:
                 )
             if split == "train" and self.num_train < source:
                 yield f"{name}: trained on {self.num_train:,} of {source:,} rows"
-        yield from self.record.get("notes", ())
+        yield from (f"{name}: {note}" for note in self.record.get("notes", ()))
 
     def notes_on_cut_rows(self, max_positions: int, separators: Collection[int | None]) -> Iterator[str]:
         """Yield a footnote if rows of training or dev sets are longer than the model reads."""

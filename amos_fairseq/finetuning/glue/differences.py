@@ -1,32 +1,37 @@
 """Other results of ``amos glue`` beside a table, and tests of the differences from them."""
 
-from collections.abc import Callable, Sequence
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import bootstrap, mannwhitneyu, spearmanr
-from sklearn.metrics import matthews_corrcoef
+from scipy.stats import bootstrap, mannwhitneyu, rankdata
 
+from amos_fairseq.data.glue_tasks import AVERAGED
 from amos_fairseq.data.table_files import TableFile
-from amos_fairseq.data.text_scores import correlation
 from amos_fairseq.errors import UserError
+from amos_fairseq.finetuning.glue.data import GlueData
+from amos_fairseq.finetuning.glue.predictions import spell
 from amos_fairseq.finetuning.runs import RunResult, parse_result, read_optional_json
 from amos_fairseq.summary_file import Summary, parse_summary
 from amos_fairseq.tables import MISSING, Table
 
-NUM_RESAMPLES = 2000
+NUM_RESAMPLES = 4999
 RESAMPLES_AT_ONCE = 50  # in memory
 CONFIDENCE = 0.95
 TITLE = "GLUE dev: differences from the other rows"
 NOTES = (
-    "difference: of the means over seeds, in points; above 0 the first row is better",
+    "difference: of the means over seeds, in points; above 0 the first row of the table is better",
     f"interval and p of the bootstrap: the dev rows are drawn {NUM_RESAMPLES:,} times, the same ones for both (paired); they "
     "say how much depends on the choice of the dev set",
     "p of Mann-Whitney: its U test over the seeds of both; it says how much depends on the seeds of fine-tuning, and cannot "
     "be below 0.1 with three seeds each",
-    "both p are two-sided and corrected by Holm for the number of tasks (thesis, Table 3.1); seeds of pretraining are in "
-    "neither",
+    "both p are two-sided, those of single tasks corrected by Holm for their number (thesis, section 3.4); seeds of "
+    "pretraining are in neither",
+    "AVG: the mean over the tasks of both that GLUE averages, for each seed; its rows of the dev sets are drawn task by task",
 )
 
 
@@ -47,20 +52,30 @@ class GlueResults:
         weights = "random weights" if self.summary.from_scratch else f"{self.summary.num_updates:,} updates"
         return f"{self.summary.folder_name}: {self.summary.setup.get('arch', 'checkpoint')} ({weights})"
 
-    def predictions(self, task: str) -> tuple[list[np.ndarray], np.ndarray]:
-        """Return the predictions of each seed, and the labels of the rows: strings [N].
+    def predictions(self, data: GlueData) -> np.ndarray:
+        """Return the predictions of each seed for the dev rows of a task, as they are spelled in the files: [seeds, N].
 
         Raises:
-            UserError: a file is missing or damaged.
+            UserError: a file is missing or damaged, or its rows are not those of ``data``.
         """
-        predictions, labels = [], np.array([])
-        for run in self.runs[task]:
-            of_all_tasks = self.out / run.directory / f"predictions.{task}.valid.tsv"
-            own = of_all_tasks if of_all_tasks.is_file() else self.out / run.directory / "predictions.valid.tsv"
-            rows = [(row.get("prediction"), row.get("label")) for _, row in TableFile(own, ordinary_quotes=True).rows()]
-            predictions.append(np.array([str(prediction) for prediction, _ in rows]))
-            labels = np.array([str(label) for _, label in rows])
-        return predictions, labels
+        expected, predictions = list(zip(data.ids("valid"), spell(data, data.labels("valid")), strict=True)), []
+        for run in self.runs[data.name]:
+            of_all_tasks = self.out / run.directory / f"predictions.{data.name}.valid.tsv"
+            file = of_all_tasks if of_all_tasks.is_file() else self.out / run.directory / "predictions.valid.tsv"
+            table = TableFile(file, ordinary_quotes=True)
+            if table.columns != ("index", "prediction", "label"):
+                raise UserError(f"{file} has no predictions of amos glue: give another folder as --beside")
+            rows = [row for _, row in table.rows()]
+            if [(row["index"], row["label"]) for row in rows] != expected:
+                raise UserError(f"{file} has predictions for other dev rows of {data.name}: they cannot be compared")
+            predictions.append([row["prediction"] for row in rows])
+        return np.array(predictions)
+
+    def averages(self, tasks: Sequence[str]) -> list[float]:
+        """Return the mean score over the tasks for each seed that has them all."""
+        by_seed = [{run.seed: run.main for run in self.runs[task]} for task in tasks]
+        seeds = set.intersection(*map(set, by_seed))
+        return [statistics.fmean(own[seed] for own in by_seed) for seed in sorted(seeds)]
 
 
 def read_results_of_glue(out: Path) -> GlueResults:
@@ -81,78 +96,93 @@ def read_results_of_glue(out: Path) -> GlueResults:
     return GlueResults(out, summary, runs)
 
 
-def difference_table(own: GlueResults, others: Sequence[GlueResults]) -> Table:
-    """Return a table with a row for each task that is also in another output.
+class Difference(NamedTuple):
+    """How much better one side is, in points.
+
+    Attributes:
+        seeds: p of Mann-Whitney; None with one seed.
+        drawn: the difference of each resample of the dev rows, [NUM_RESAMPLES].
+    """
+
+    value: float
+    seeds: float | None
+    drawn: np.ndarray
+
+    @property
+    def bootstrap(self) -> float:
+        """The two-sided p: twice the share of resamples on the smaller side of 0. The data count as one more resample, so that
+        it is never 0."""
+        smaller = min(np.count_nonzero(self.drawn <= 0), np.count_nonzero(self.drawn >= 0))
+        return min(1.0, 2 * (smaller + 1) / (len(self.drawn) + 1))
+
+    def cells(self, p_bootstrap: float, p_seeds: float | None) -> list[str]:
+        """Return the cells of a row, with these p values."""
+        tail = 100 * (1 - CONFIDENCE) / 2
+        low, high = np.percentile(self.drawn, [tail, 100 - tail])
+        return [f"{self.value:+.1f}", f"{low:+.1f} to {high:+.1f}", _spell_p(p_bootstrap), _spell_p(p_seeds)]
+
+
+def difference_table(own: GlueResults, others: Sequence[GlueResults], prepared: Mapping[str, GlueData]) -> Table:
+    """Return a table with a row for each task that is also in another output, and for their average.
 
     Raises:
         UserError: predictions are missing, or they are of other dev rows.
     """
     rows = []
     for other in others:
-        tasks = [task for task in own.runs if other.runs.get(task)]
-        compared = [_compare(own, other, task) for task in tasks]
-        corrected = [holm([one[kind] for one in compared]) for kind in ("bootstrap", "seeds")]
-        for task, one, *p_values in zip(tasks, compared, *corrected, strict=True):
-            interval = f"{one['low']:+.1f} to {one['high']:+.1f}" if one["low"] is not None else MISSING
-            cells = [f"{one['difference']:+.1f}", interval, *map(_spell, p_values)]
-            rows.append([f"{task}, from {other.summary.folder_name}", *cells])
+        tasks = [task for task in prepared if own.runs.get(task) and other.runs.get(task)]
+        if not tasks:
+            continue
+        found = {task: _compare(own, other, prepared[task]) for task in tasks}
+        p_bootstrap = holm([one.bootstrap for one in found.values()])
+        p_seeds = holm([one.seeds for one in found.values()])
+        name = other.summary.folder_name
+        for (task, one), *p_values in zip(found.items(), p_bootstrap, p_seeds, strict=True):
+            rows.append([f"{task}, from {name}", *one.cells(*p_values)])
+        if averaged := [task for task in tasks if task in AVERAGED]:
+            drawn = np.mean([found[task].drawn for task in averaged], axis=0)
+            average = _difference(own.averages(averaged), other.averages(averaged), drawn)
+            rows.append([f"AVG of {len(averaged)}, from {name}", *average.cells(average.bootstrap, average.seeds)])
     columns = ["", "difference", f"{CONFIDENCE:.0%} interval", "p, bootstrap", "p, Mann-Whitney"]
     return Table(TITLE, columns, rows, NOTES)
 
 
-def _spell(p_value: float | None) -> str:
+def _spell_p(p_value: float | None) -> str:
     if p_value is None:
         return MISSING
     return f"{p_value:.3f}" if p_value >= 0.001 else "< 0.001"
 
 
-def _compare(own: GlueResults, other: GlueResults, task: str) -> dict[str, float | None]:
-    scores = [[run.main for run in side.runs[task]] for side in (own, other)]
-    difference = float(np.mean(scores[0]) - np.mean(scores[1]))
-    found: dict[str, float | None] = {
-        "difference": difference,
-        "low": None,
-        "high": None,
-        "bootstrap": None,
-        "seeds": None,
-    }
-    if min(map(len, scores)) > 1:
-        found["seeds"] = float(mannwhitneyu(*scores, alternative="two-sided").pvalue)
-    score = SCORERS.get(own.summary.main_scores[task])
-    if score is None:
-        return found
-    (ours, labels), (theirs, their_labels) = own.predictions(task), other.predictions(task)
-    if not np.array_equal(labels, their_labels):
-        raise UserError(
-            f"{own.out} and {other.out} have predictions for other dev rows of {task}: they cannot be compared"
-        )
-    return found | paired_bootstrap(score, ours, theirs, labels)
+def _difference(own: Sequence[float], other: Sequence[float], drawn: np.ndarray) -> Difference:
+    several = min(len(own), len(other)) > 1
+    p_seeds = float(mannwhitneyu(own, other, alternative="two-sided").pvalue) if several else None
+    return Difference(statistics.fmean(own) - statistics.fmean(other), p_seeds, drawn)
 
 
-def paired_bootstrap(
-    score: Callable[[np.ndarray, np.ndarray], float],
-    ours: Sequence[np.ndarray],
-    theirs: Sequence[np.ndarray],
-    labels: np.ndarray,
-) -> dict[str, float]:
-    """Resample the rows, the same ones on both sides, and take the difference of the mean scores over seeds.
+def _compare(own: GlueResults, other: GlueResults, data: GlueData) -> Difference:
+    drawn = paired_bootstrap(
+        data.main_score, own.predictions(data), other.predictions(data), np.array(spell(data, data.labels("valid")))
+    )
+    scores = [[run.main for run in side.runs[data.name]] for side in (own, other)]
+    return _difference(*scores, drawn)
+
+
+def paired_bootstrap(score: str, ours: np.ndarray, theirs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Resample the rows, the same ones on both sides, and take the differences of the mean scores over seeds.
 
     Args:
-        score: from predictions and labels [N] to percent.
-        ours, theirs: predictions of each seed, strings [N].
+        score: the main score of the task.
+        ours, theirs: predictions of each seed, strings [seeds, N].
+        labels: strings [N].
 
     Returns:
-        ``low`` and ``high``, the ends of the percentile interval, and ``bootstrap``, the two-sided p: twice the share of
-        resamples on the smaller side of 0.
+        The difference of each resample, in points: [NUM_RESAMPLES].
     """
-    codes, number = _codes([*ours, *theirs, labels]), len(ours)
+    mean_scores = [MEAN_SCORES[score](side, labels) for side in (ours, theirs)]
 
     def difference(rows: np.ndarray) -> float:
-        rows, gold = rows.astype(np.int64), codes[-1]
-        means = (
-            np.mean([score(side[rows], gold[rows]) for side in part]) for part in (codes[:number], codes[number:-1])
-        )
-        return float(np.subtract(*means))
+        rows = rows.astype(np.int64)
+        return mean_scores[0](rows) - mean_scores[1](rows)
 
     found = bootstrap(
         (np.arange(len(labels)),),
@@ -164,35 +194,51 @@ def paired_bootstrap(
         method="percentile",
         random_state=1,
     )
-    drawn = found.bootstrap_distribution
-    p_value = min(1.0, 2 * min(np.mean(drawn <= 0), np.mean(drawn >= 0)))
-    low, high = found.confidence_interval
-    return {"low": float(low), "high": float(high), "bootstrap": float(p_value)}
+    return found.bootstrap_distribution
 
 
-def _codes(columns: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return numbers [N] for columns of strings: their values, or codes that are equal for equal strings."""
-    try:
-        return [column.astype(np.float64) for column in columns]
-    except ValueError:
-        codes = np.unique(np.concatenate(columns), return_inverse=True)[1]
-        return np.split(codes, len(columns))
+# A function of the numbers of rows, which may repeat, to the mean score of these rows over seeds.
+MeanScore = Callable[[np.ndarray], float]
 
 
-def _accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
-    return 100 * float(np.mean(predictions == labels))
+def _accuracy(predictions: np.ndarray, labels: np.ndarray) -> MeanScore:
+    correct = 100 * (predictions == labels).mean(0)
+    return lambda rows: float(correct[rows].mean())
 
 
-def _matthews(predictions: np.ndarray, labels: np.ndarray) -> float:
-    return 100 * float(matthews_corrcoef(labels, predictions))
+def _matthews(predictions: np.ndarray, labels: np.ndarray) -> MeanScore:
+    """Of two classes: the correlation of 0 and 1, which is 0 if one side is constant."""
+    positive = max(labels.tolist())
+    return _correlation((predictions == positive).astype(np.float64), (labels == positive).astype(np.float64))
 
 
-def _spearman(predictions: np.ndarray, labels: np.ndarray) -> float:
-    return 100 * correlation(spearmanr, predictions, labels)
+def _spearman(predictions: np.ndarray, labels: np.ndarray) -> MeanScore:
+    found, gold = predictions.astype(np.float64), labels.astype(np.float64)
+    return lambda rows: _correlation(rankdata(found[:, rows], axis=1), rankdata(gold[rows]))(slice(None))
 
 
-# Main scores; of several labels a row the file has lists, and there is no bootstrap.
-SCORERS = {"accuracy": _accuracy, "matthews": _matthews, "spearman": _spearman}
+def _correlation(found: np.ndarray, gold: np.ndarray) -> MeanScore:
+    def mean(rows: np.ndarray) -> float:
+        own, expected = found[:, rows], gold[rows]
+        own, expected = own - own.mean(1, keepdims=True), expected - expected.mean()
+        scale = np.sqrt((own**2).sum(1) * (expected**2).sum())
+        return 100 * float(np.divide(own @ expected, scale, out=np.zeros(len(own)), where=scale > 0).mean())
+
+    return mean
+
+
+def _micro_f1(predictions: np.ndarray, labels: np.ndarray) -> MeanScore:
+    """Of lists of labels in JSON."""
+    sets, gold = (
+        [[set(json.loads(cell)) for cell in row] for row in predictions],
+        [set(map(str, json.loads(c))) for c in labels],
+    )
+    right = np.array([[len(one & other) for one, other in zip(row, gold, strict=True)] for row in sets])
+    either = np.array([[len(one) + len(other) for one, other in zip(row, gold, strict=True)] for row in sets])
+    return lambda rows: 200 * float((right[:, rows].sum(1) / np.maximum(1, either[:, rows].sum(1))).mean())
+
+
+MEAN_SCORES = {"accuracy": _accuracy, "matthews": _matthews, "spearman": _spearman, "micro_f1": _micro_f1}
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:

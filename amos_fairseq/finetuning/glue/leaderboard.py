@@ -13,6 +13,7 @@ from threading import Event
 
 import numpy as np
 
+from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.data.glue_tasks import DIAGNOSTIC, INTERMEDIATE_TASK, SCORED, TASKS
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
@@ -47,9 +48,9 @@ def write_submission(
         summary = summaries.get(INTERMEDIATE_TASK if task == DIAGNOSTIC else task)
         prepared = prepared_test_data(data, task)
         if summary is not None and prepared is not None:
-            checkpoint = best_checkpoint(out, summary)
+            loaded = load_checkpoint(best_checkpoint(out, summary))
             present = [split for split in splits if prepared.has(split)]
-            predicted = predict_splits(prepared, checkpoint, present, max_positions, device, stop)
+            predicted = predict_splits(prepared, loaded, present, max_positions, device, stop)
             for split in present:
                 rows, notice = fill_broken_lines(prepared, split, spell(prepared, predicted[split]))
                 files[splits[split]] = format_rows(rows)

@@ -2,18 +2,20 @@
 
 import os
 import shutil
-import statistics
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.data.labeled_texts import TASK_FILE, TASK_FOLDER
 from amos_fairseq.data.mixed_tasks import rows_per_epoch
+from amos_fairseq.data.text_scores import average_score
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.benchmark import Benchmark
 from amos_fairseq.finetuning.glue.benchmark import Glue
+from amos_fairseq.finetuning.glue.data import GlueData
 from amos_fairseq.finetuning.runs import BenchmarkTask, RunResult, TaskRun, content_sha256
 from amos_fairseq.finetuning.summary import TaskSummary, summarize
 from amos_fairseq.finetuning.teachers import MULTI
@@ -23,7 +25,8 @@ AVERAGE = "average"
 
 class MultiTaskGlue(Glue):
     """Every run trains on all tasks. Their scores are shown as those of single tasks; the weights that are kept are those of
-    the run with the best mean of the main scores (thesis, section 3.4: "the highest average dev set score")."""
+    the run with the highest average (thesis, section 3.4: "the highest average dev set score"):
+    :func:`~amos_fairseq.data.text_scores.average_score`."""
 
     def _make_tasks(self) -> dict[str, BenchmarkTask]:
         if self.options.intermediate is not None:
@@ -35,13 +38,21 @@ class MultiTaskGlue(Glue):
                 )
         trials = self.session.recipe.trials_of(MULTI)
         tasks = [prepared.as_task(self.max_positions, trials) for prepared in self.prepared.values()]
-        num_rows = sum(rows_per_epoch([task.num_examples for task in tasks]))
+        num_rows, largest = (
+            sum(rows_per_epoch([task.num_examples for task in tasks])),
+            max(t.batch_size for t in trials),
+        )
+        if num_rows < largest:
+            raise UserError(
+                f"an epoch of {', '.join(self.prepared)} has {num_rows} rows, fewer than the {largest} of one update: give a "
+                "smaller --batch-size"
+            )
         sha256 = content_sha256({task.name: [task.data_sha256, task.num_examples] for task in tasks})
         notes = tuple(note for task in tasks for note in task.notes)
         return {MULTI: BenchmarkTask(MULTI, num_rows, AVERAGE, sha256, trials, notes, carries_rest=True)}
 
-    def tasks_of(self, run_task: str) -> list[str]:
-        return list(self.prepared)
+    def prepared_of(self, run: TaskRun) -> list[GlueData]:
+        return list(self.prepared.values())
 
     def train_flags(self, run: TaskRun) -> list[str]:
         directories = os.pathsep.join(str(prepared.directory) for prepared in self.prepared.values())
@@ -61,12 +72,12 @@ class MultiTaskGlue(Glue):
         self, task: str, checkpoint: Path, directory: Path, device: str, stop: threading.Event
     ) -> dict[str, float]:
         """Return the scores of all tasks, each with the name of its task before it, and their ``average``."""
-        scores, mains = {}, []
+        scores, mains, loaded = {}, {}, load_checkpoint(checkpoint)
         for name, prepared in self.prepared.items():
-            own = self.evaluate_task(prepared, f"{name}.", checkpoint, directory, device, stop)
+            own = self.evaluate_task(prepared, f"{name}.", loaded, directory, device, stop)
             scores |= {f"{name} {score}": value for score, value in own.items()}
-            mains.append(own[prepared.main_score])
-        return {AVERAGE: statistics.fmean(mains)} | scores
+            mains[name] = own[prepared.main_score]
+        return {AVERAGE: average_score(mains)} | scores
 
     def owns(self, task: str) -> bool:
         return task == MULTI

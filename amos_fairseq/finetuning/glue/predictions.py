@@ -1,65 +1,65 @@
 """Predictions and scores of GLUE's splits with a fine-tuned checkpoint."""
 
-import json
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.data.glue_tasks import TASKS, GlueTask
-from amos_fairseq.data.labeled_texts import UNKNOWN_CLASS
+from amos_fairseq.checkpoints.read import LoadedCheckpoint
+from amos_fairseq.data.glue_tasks import DIAGNOSTIC, INTERMEDIATE_TASK, TASKS, GlueTask
 from amos_fairseq.data.text_scores import correlation, predictions_of, text_scores
 from amos_fairseq.files import write_text
-from amos_fairseq.finetuning.classification import UNKNOWN_NAME, predict_logits
+from amos_fairseq.finetuning.classification import predict_logits, spell_predictions
 from amos_fairseq.finetuning.glue.data import GlueData
 
 POSITIVE_CLASS = 1  # "1" of MRPC and QQP: a paraphrase
 
 
 def predict_splits(
-    data: GlueData, checkpoint: Path, splits: Sequence[str], max_positions: int, device: str, stop: threading.Event
+    data: GlueData,
+    loaded: LoadedCheckpoint,
+    splits: Sequence[str],
+    max_positions: int,
+    device: str,
+    stop: threading.Event,
 ) -> dict[str, np.ndarray]:
     """Predict splits with a fine-tuned checkpoint: class indices [N] int64, or values of a regression [N] float64.
+
+    The diagnostic set is predicted by the head of MNLI.
 
     Raises:
         Stopped: ``stop`` is set.
     """
-    loaded, predicted = load_checkpoint(checkpoint), {}
+    predicted, task = {}, INTERMEDIATE_TASK if data.name == DIAGNOSTIC else data.name
     for split in splits:
         rows = data.inputs(split, max_positions, loaded.separator)
-        logits = predict_logits(loaded, [rows[index] for index in range(len(rows))], device, stop, data.name)
+        logits = predict_logits(loaded, [rows[index] for index in range(len(rows))], device, stop, task)
         predicted[split] = predictions_of(data.record["kind"], logits)
     return predicted
 
 
 def predict_train(
-    data: GlueData, checkpoint: Path, max_positions: int, device: str, stop: threading.Event
+    data: GlueData, loaded: LoadedCheckpoint, max_positions: int, device: str, stop: threading.Event
 ) -> np.ndarray:
     """Return the outputs of the head for the rows to train on: [N, outputs] float64; see :func:`predict_splits`."""
-    loaded = load_checkpoint(checkpoint)
     return predict_logits(loaded, data.train_inputs(max_positions, loaded.separator), device, stop, data.name)
 
 
 def write_prediction_table(file: Path, data: GlueData, split: str, predictions: np.ndarray, labels: np.ndarray) -> None:
-    """Write a table of index, prediction and label; classes by name, values of a regression with four decimals, several labels
-    as a JSON list."""
+    """Write a table of index, prediction and label; see :func:`spell`."""
+    rows = zip(data.ids(split), spell(data, predictions), spell(data, labels), strict=True)
+    write_text(file, "index\tprediction\tlabel\n" + "".join("\t".join(row) + "\n" for row in rows))
 
-    def spell(value: Any) -> str:
-        if data.record["kind"] == "labels":
-            return json.dumps([data.label_names[index] for index in np.flatnonzero(value)], ensure_ascii=False)
-        return f"{value:.4f}" if data.is_regression else spell_class(int(value))
 
-    def spell_class(value: int) -> str:
-        return UNKNOWN_NAME if value == UNKNOWN_CLASS else data.label_names[value]
-
-    rows = zip(data.ids(split), predictions, labels, strict=True)
-    lines = (f"{index}\t{spell(prediction)}\t{spell(label)}\n" for index, prediction, label in rows)
-    write_text(file, "index\tprediction\tlabel\n" + "".join(lines))
+def spell(data: GlueData, values: np.ndarray) -> list[str]:
+    """Return predictions or labels as cells of a table: classes by name, values of STS-B with four decimals, others as those of
+    ``amos classify``."""
+    if data.name in TASKS and data.is_regression:
+        return [f"{value:.4f}" for value in values]
+    return spell_predictions(data.record["kind"], data.label_names, values)
 
 
 def score_split(data: GlueData, predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:

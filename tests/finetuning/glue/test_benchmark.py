@@ -1,5 +1,6 @@
 """GLUE's data, predictions, flags and intermediate training on synthetic rows, without the training process."""
 
+import json
 import random
 import shutil
 import threading
@@ -119,7 +120,7 @@ def test_an_exported_folder_predicts_the_same_rows(start, data, tmp_path, glue, 
 def test_run_directory_has_tokenizer_and_labels(start, tmp_path, glue):
     glue(tmp_path, "MNLI")
     directory = tmp_path / "runs/MNLI/seed1"
-    assert (directory / "labels.txt").read_text() == "entailment\nneutral\ncontradiction\n"
+    assert json.loads((directory / "task.json").read_text())["labels"] == ["entailment", "neutral", "contradiction"]
     assert {p.name for p in (directory / "tokenizer").iterdir()} == {p.name for p in (start / "tokenizer").iterdir()}
     assert load_checkpoint(directory / "checkpoint_best.pt").tokenizer.encode("fox")
 
@@ -194,7 +195,7 @@ def test_notes_on_unofficial_data(start, data, tmp_path):
     change_task(tmp_path, "QNLI", splits={"train": facts | {"source_rows": 84_794}, "valid": valid}, notes=["rebuilt"])
     notes = list(read_glue_data(tmp_path, "QNLI").notes())
     assert notes[0].startswith("QNLI: the train file (train.tsv) has 84,794 rows, the official one 104,743")
-    assert notes[1:] == ["QNLI: trained on 10,000 of 84,794 rows", "rebuilt"]
+    assert notes[1:] == ["QNLI: trained on 10,000 of 84,794 rows", "QNLI: rebuilt"]
 
 
 def test_hash_of_the_data_changes_with_training_and_dev_data_only(data, tmp_path):
