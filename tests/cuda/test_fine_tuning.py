@@ -16,12 +16,14 @@ from small_models import small_dictionary
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 import amos_fairseq
+from amos_fairseq.criterions.multi_task import MultiTaskCriterion
 from amos_fairseq.criterions.squad import SquadCriterion
 from amos_fairseq.criterions.text_classification import TextClassificationCriterion
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.measure.configuration import BenchSettings, set_up
 from amos_fairseq.measure.fairseq_step import UnsavedTrainer
 from amos_fairseq.measure.fake_cuda import FakeCuda, fake_cuda, replace_tensors
+from amos_fairseq.tasks.multi_task import MultiTask, MultiTaskConfig, TextTask
 from amos_fairseq.tasks.squad import SquadConfig, SquadTask
 from amos_fairseq.tasks.text_classification import TextClassificationConfig, TextClassificationTask
 
@@ -72,10 +74,31 @@ def text_classification(kind: str, length: int) -> tuple[Any, Any, dict[str, Any
         "number": torch.tensor([900.0, 1e3, 1e3]).double(),
     }[kind]
     number = kind == "number"
-    record = {"kind": kind, "num_classes": 1 if number else 3} | ({"mean": 1e3, "deviation": 50.0} if number else {})
+    record = {"task": "texts", "kind": kind, "num_classes": 1 if number else 3}
+    record |= {"mean": 1e3, "deviation": 50.0} if number else {}
     vocabulary = Vocabulary(Path("dict.txt"), dictionary_sha256="", tokenizer_directory=None, tokenizer_sha256=None)
     task = TextClassificationTask(TextClassificationConfig(data="DATA", seed=1), vocabulary, small_dictionary(), record)
     return task, TextClassificationCriterion(task), batch_of(length) | {"target": target, "num_rows": 7}
+
+
+def several_tasks(length: int) -> tuple[Any, Any, dict[str, Any]]:
+    """A row of classes, two with a number, and a task without a row in the batch; all with teachers."""
+    kinds = {"A": "classes", "B": "number", "C": "labels"}
+    records = {
+        name: {"task": name, "kind": kind, "num_classes": 1 if name == "B" else 3} for name, kind in kinds.items()
+    }
+    tasks = {name: TextTask(Path(name), own, (1.0, 4.0) if name == "B" else None) for name, own in records.items()}
+    vocabulary = Vocabulary(Path("dict.txt"), dictionary_sha256="", tokenizer_directory=None, tokenizer_sha256=None)
+    cfg = MultiTaskConfig(data="A:B:C", seed=1, teacher="teacher.npy", gold_weight="0.5", max_update=9)
+    task = MultiTask(cfg, vocabulary, small_dictionary(), tasks)
+    rows = {"A": torch.tensor([1]), "B": torch.tensor([0, 2]), "C": torch.tensor([], dtype=torch.int64)}
+    targets = {"A": torch.tensor([2]), "B": torch.tensor([1.0, 5.0]).double(), "C": torch.zeros(0, 3).bool()}
+    teachers = {"A": torch.full((1, 3), 1 / 3), "B": torch.ones(2, 1), "C": torch.zeros(0, 3)}
+    labels = {
+        name: {"target": targets[name], "teacher": teachers[name].double(), "id": torch.arange(len(own)), "num_rows": 5}
+        for name, own in rows.items()
+    }
+    return task, MultiTaskCriterion(task), batch_of(length, rows_of_heads=rows) | {"labels": labels}
 
 
 JOBS = {
@@ -83,6 +106,7 @@ JOBS = {
     "classes": lambda length: text_classification("classes", length),
     "labels": lambda length: text_classification("labels", length),
     "number": lambda length: text_classification("number", length),
+    "several tasks": several_tasks,
     "spans, independent": lambda length: squad("independent", length),
     "spans, joint": lambda length: squad("joint", length),
 }
@@ -129,6 +153,7 @@ def test_options_for_few_labels(precision: str) -> None:
     with fake_cuda() as cuda:
         fine_tune(cuda, "amos_mini", "classes", 65, precision, layers="mix", pooling="mean", new_top_layers=1)
         fine_tune(cuda, "amos_mini", "spans, independent", 65, precision, layers="2")
+        fine_tune(cuda, "amos_mini", "several tasks", 65, precision, pooling="mean")
 
 
 @pytest.mark.slow
