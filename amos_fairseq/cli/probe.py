@@ -2,11 +2,14 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
 from amos_fairseq.errors import UserError
 from amos_fairseq.terminal import ending_in_one_line, say
+
+if TYPE_CHECKING:
+    from amos_fairseq.checkpoints.read import LoadedCheckpoint
 
 # Far more than a computer finishes; PyTorch refuses larger numbers with its own words.
 LARGEST = {"seeds": 1_000_000, "lr": 1000, "batch_size": 1_000_000_000, "updates": 1_000_000_000}
@@ -55,6 +58,8 @@ def add_parser(subparsers: Any) -> None:
         "generator's depths, and the last layer of the others)",
     )
     add("--tasks", metavar="LIST", help="tasks, separated by commas (default: all in --data)")
+    text = "instead of probes: how often the word that an attention head attends to most is the syntactic head, in a treebank"
+    add("--attention", action="store_true", help=text)
     add("--baseline", action="store_true", help="also probe random weights, and the token embeddings without any layer")
     add("--seeds", type=int, metavar="N", default=1, help="probes per layer and task, with seeds 1 to N")
     add(
@@ -94,6 +99,9 @@ def run(arguments: argparse.Namespace) -> None:
     check_device(device)
     loaded = load_checkpoint(arguments.checkpoint, arguments.tokenizer)
     loaded.model.to(device)
+    if arguments.attention:
+        compare_attention(arguments, loaded, device)
+        return
     lr = arguments.lr or LEARNING_RATES[arguments.classifier]
     settings = ProbeSettings(arguments.classifier, lr, arguments.batch_size, arguments.updates)
     with ending_in_one_line("finished probes are not repeated", "probe"):
@@ -113,6 +121,37 @@ def run(arguments: argparse.Namespace) -> None:
         table = experiment.run()
     table.print()
     print(f"results: {arguments.out}/results.json, results.csv, table.md, probing.svg, probing.png")
+
+
+def compare_attention(arguments: argparse.Namespace, loaded: "LoadedCheckpoint", device: str) -> None:
+    """Compare attention heads with the heads of a treebank."""
+    from amos_fairseq.files import explain_write_errors
+    from amos_fairseq.probing.attention import probe_attention
+    from amos_fairseq.probing.experiment import RANDOM_SEED
+    from amos_fairseq.probing.features import default_parts, parts_of, random_weights
+    from amos_fairseq.probing.targets import read_task
+
+    if arguments.tasks is not None or arguments.layers is not None:
+        raise UserError("--attention compares all layers on the dependencies: leave out --tasks and --layers")
+    parts = parts_of(loaded.model)
+    names = arguments.part or default_parts(parts)
+    for name in names:
+        if name not in parts or not parts[name].mixed_layers:
+            known = ", ".join(name for name, part in parts.items() if part.mixed_layers)
+            raise UserError(f"{loaded.file} has no network {name!r}: give --part with some of {known}")
+    chosen = [parts[name] for name in names]
+    if arguments.baseline:
+        random = parts_of(random_weights(loaded.model, RANDOM_SEED).to(device))
+        chosen, names = [*chosen, *(random[name] for name in names)], [*names, *(f"{name}, random" for name in names)]
+    arguments.tasks = "dependencies"
+    with ending_in_one_line("the command begins again", "probe"):
+        data, _ = prepared_tasks(arguments)
+        task = read_task(data, "dependencies")
+        with explain_write_errors(arguments.out, "permit writing, or give another --out"):
+            arguments.out.mkdir(parents=True, exist_ok=True)
+            table = probe_attention(loaded, chosen, names, task, arguments.out, device)
+    table.print()
+    print(f"results: {arguments.out}/attention.json, attention.csv, attention.md, attention.svg, attention.png")
 
 
 def prepared_tasks(arguments: argparse.Namespace) -> tuple[Path, str | None]:

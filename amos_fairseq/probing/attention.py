@@ -1,0 +1,226 @@
+"""Attention heads as relations: how often the word that a head attends to most is the syntactic head (thesis, Figure 2.8).
+
+The method is that of Clark et al. 2019a ("What Does BERT Look At?", section 4.2), without training: of each word, and for each
+attention head, the other word with the most attention is the prediction of its syntactic head. Attention to a word is the sum
+over its pieces, attention from a word the mean over its pieces; special tokens do not count.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from amos_fairseq.checkpoints.read import LoadedCheckpoint
+from amos_fairseq.data.block_iterator import batches_by_length
+from amos_fairseq.files import json_text, write_text
+from amos_fairseq.functional.attention import attention_weights, reference_attention
+from amos_fairseq.modules.encoder import TransformerEncoder
+from amos_fairseq.pictures import PANEL_INCHES, RC_PARAMS, draw_grid, figure_of_panels, run_colour, save
+from amos_fairseq.probing.features import EncodedSplit, ProbedPart, encode_split
+from amos_fairseq.probing.targets import ProbingTask
+from amos_fairseq.tables import Table
+from amos_fairseq.terminal import progress_bar
+
+TOKENS_PER_BATCH = 2048
+FARTHEST = 10  # of the offsets of the baseline
+LEAST_TARGETS = 100  # of a relation in the table
+ALL = "all relations"
+
+
+@contextlib.contextmanager
+def recorded_attention(encoder: TransformerEncoder) -> Iterator[list[Tensor]]:
+    """Yield a list that gets the attention weights of each layer in order, [B,H,T,T], while ``encoder`` runs."""
+    weights: list[Tensor] = []
+
+    def attend(heads: Tensor, *arguments: object) -> Tensor:
+        bias, _, *rotation = arguments
+        weights.append(attention_weights(heads, bias, *rotation))
+        return reference_attention(heads, *arguments)
+
+    shape, kept = encoder.shape, [(layer.attention, layer.attention.attend) for layer in encoder.layers]
+    encoder.shape = dataclasses.replace(shape, kernels="reference")  # the fused kernels have no weights
+    for attention, _ in kept:
+        attention.attend = attend
+    try:
+        yield weights
+    finally:
+        encoder.shape = shape
+        for attention, before in kept:
+            attention.attend = before
+
+
+def attention_between_words(weights: Tensor, words: Sequence[tuple[int, int]]) -> Tensor:
+    """Return how much each word attends to each other one: [H,T,T] -> [H,W,W], -1 for a word to itself.
+
+    Args:
+        words: places of the pieces of each word (first, end), of W words.
+    """
+    pieces = weights.new_zeros(len(words), weights.size(-1))
+    for word, (start, end) in enumerate(words):
+        pieces[word, start:end] = 1
+    to_words = weights @ pieces.T
+    between = (pieces / pieces.sum(1, keepdim=True)) @ to_words
+    return between.masked_fill(torch.eye(len(words), dtype=torch.bool, device=weights.device), -1)
+
+
+class Counts(NamedTuple):
+    """How often predictions are right, for each relation.
+
+    Attributes:
+        heads: [layers, heads, relations] int64.
+        offsets: [2 * FARTHEST + 1, relations] int64, of the words at a fixed distance, from -FARTHEST on.
+        totals: [relations] int64.
+    """
+
+    heads: np.ndarray
+    offsets: np.ndarray
+    totals: np.ndarray
+
+
+@torch.no_grad()
+def count_heads(
+    part: ProbedPart,
+    task: ProbingTask,
+    split: str,
+    encoded: EncodedSplit,
+    relations: Sequence[str],
+    pad: int,
+    device: str,
+) -> Counts:
+    """Count the right predictions of all attention heads of a part for the dependencies of a split."""
+    encoder = next(iter(part.layers.values()))[0]
+    number = {relation: index for index, relation in enumerate(relations)}
+    heads = np.zeros((len(encoder.layers), encoder.shape.num_heads, len(relations)), dtype=np.int64)
+    offsets, totals = np.zeros((2 * FARTHEST + 1, len(relations)), dtype=np.int64), np.zeros(len(relations), np.int64)
+    starts = np.cumsum([0, *(len(sentence) - 2 for sentence in encoded.sentences)])
+    lengths = [len(sentence) for sentence in encoded.sentences]
+    with progress_bar(len(lengths), f"attention of {part.name}, {split}", "sentence", delay=2) as bar:
+        for batch in batches_by_length(lengths, TOKENS_PER_BATCH):
+            tokens = pad_sequence([encoded.sentences[i] for i in batch], batch_first=True, padding_value=pad).to(device)
+            with recorded_attention(encoder) as weights:
+                encoder(part.embed_tokens(tokens), tokens.eq(pad))
+            for row, i in enumerate(batch):
+                words = [word for word, pieces in enumerate(encoded.word_pieces[i]) if pieces is not None]
+                arcs = [(t.spans[0][0], t.spans[1][0], relation_of(t.labels)) for t in task.splits[split][i].targets]
+                place = {word: index for index, word in enumerate(words)}
+                arcs = [arc for arc in arcs if arc[0] in place and arc[1] in place and arc[2] in number]
+                if not arcs:
+                    continue
+                pieces = [tuple(np.array(encoded.word_pieces[i][word]) - starts[i] + 1) for word in words]
+                dependents, gold = (np.array([place[arc[side]] for arc in arcs]) for side in (0, 1))
+                kinds = np.array([number[arc[2]] for arc in arcs])
+                np.add.at(totals, kinds, 1)
+                for layer, own in enumerate(weights):
+                    most = attention_between_words(own[row], pieces).argmax(-1).cpu().numpy()  # [H,W]
+                    for head, predicted in enumerate(most[:, dependents]):
+                        np.add.at(heads[layer, head], kinds, predicted == gold)
+                distances = np.array([arc[1] - arc[0] for arc in arcs])
+                near = np.abs(distances) <= FARTHEST
+                np.add.at(offsets, (distances[near] + FARTHEST, kinds[near]), 1)
+            bar.update(len(batch))
+    return Counts(heads, offsets, totals)
+
+
+def relation_of(labels: Sequence[str]) -> str:
+    """Return the relation of a target without its subtype; empty without one."""
+    return labels[0].partition(":")[0] if labels else ""
+
+
+class Row(NamedTuple):
+    """What the table says of a relation: numbers in percent."""
+
+    relation: str
+    count: int
+    layer: int
+    head: int
+    accuracy: float
+    offset: int
+    offset_accuracy: float
+
+
+def best_heads(chosen_on: Counts, scored_on: Counts, relations: Sequence[str]) -> list[Row]:
+    """Return, for all relations together and for each one, the best attention head and the best offset of one split, and their
+    accuracy on another, the most frequent relation first."""
+    groups = {ALL: np.arange(len(relations))} | {relation: np.array([i]) for i, relation in enumerate(relations)}
+    rows = []
+    for name, own in groups.items():
+        count = int(scored_on.totals[own].sum())
+        if count < LEAST_TARGETS or not chosen_on.totals[own].sum():
+            continue
+        layer, head = np.unravel_index(chosen_on.heads[..., own].sum(-1).argmax(), chosen_on.heads.shape[:2])
+        offset = int(chosen_on.offsets[:, own].sum(-1).argmax())
+        accuracy, baseline = (
+            100 * float(part.sum()) / count
+            for part in (scored_on.heads[layer, head, own], scored_on.offsets[offset, own])
+        )
+        rows.append(Row(name, count, int(layer) + 1, int(head) + 1, accuracy, offset - FARTHEST, baseline))
+    return sorted(rows, key=lambda row: -row.count)
+
+
+def probe_attention(
+    loaded: LoadedCheckpoint,
+    parts: Sequence[ProbedPart],
+    names: Sequence[str],
+    task: ProbingTask,
+    out: Path,
+    device: str,
+) -> Table:
+    """Compare the attention heads of ``parts``, called ``names`` in the table, with the heads of a treebank.
+
+    Writes ``attention.json``, ``.md``, ``.csv``, ``.png`` and ``.svg`` into ``out``, and returns the table.
+    """
+    splits = ["valid", task.scored_split]
+    encoded = {split: encode_split(loaded, task.splits[split]) for split in splits}
+    labels = (target.labels for split in splits for example in task.splits[split] for target in example.targets)
+    relations = sorted({relation_of(own) for own in labels} - {""})
+    found = {}
+    for name, part in zip(names, parts, strict=True):
+        counts = [
+            count_heads(part, task, split, encoded[split], relations, loaded.dictionary.pad(), device)
+            for split in splits
+        ]
+        found[name] = best_heads(*counts, relations)
+    (first, *_) = found.values()
+    rows = [
+        [row.relation, f"{row.count:,}", f"{row.offset_accuracy:.1f} ({row.offset:+d})"]
+        + [f"{own[index].accuracy:.1f} ({own[index].layer}-{own[index].head})" for own in found.values()]
+        for index, row in enumerate(first)
+    ]
+    notes = (
+        "accuracy in percent: the word with the most attention is the head of the word; in brackets layer and attention head",
+        "offset: the word at a fixed distance, in brackets",
+        f"attention head and offset are those that are best on valid; scored on {task.scored_split}",
+        f"relations without their subtypes, with {LEAST_TARGETS} words and more; the root is left out",
+    )
+    table = Table("attention heads as relations", ["", "words", "offset", *found], rows, notes)
+    table.save(out / "attention")
+    write_text(out / "attention.json", json_text({name: [row._asdict() for row in own] for name, own in found.items()}))
+    plot_attention(found, out)
+    return table
+
+
+@matplotlib.rc_context(RC_PARAMS)
+def plot_attention(found: dict[str, list[Row]], out: Path) -> list[str]:
+    """Draw the accuracy of each relation, of the best attention head and of the best offset."""
+    figure, (ax,) = figure_of_panels(1, 1)
+    series = {"offset": [row.offset_accuracy for row in next(iter(found.values()))]}
+    series |= {name: [row.accuracy for row in own] for name, own in found.items()}
+    relations = [row.relation for row in next(iter(found.values()))]
+    figure.set_size_inches(PANEL_INCHES[0] * 1.4, 0.5 + 0.08 * len(relations) * (len(series) + 1))
+    for index, (name, values) in enumerate(series.items()):
+        places = np.arange(len(relations)) + index / (len(series) + 1)
+        ax.barh(places, values, 0.9 / (len(series) + 1), label=name, color=run_colour(index))
+    ax.set_yticks(np.arange(len(relations)) + 0.3, relations)
+    ax.margins(y=0.01)
+    ax.invert_yaxis()
+    ax.set_xlabel("the most attended word is the head (%)")
+    draw_grid(ax, "x")
+    figure.legend(loc="outside lower center", ncols=2)
+    return save(figure, out, "attention")
