@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import fill
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -27,6 +28,9 @@ from amos_fairseq.pictures import (
     save,
 )
 from amos_fairseq.strangers import plain_name, read_bytes, read_yaml
+
+# Of an entry of the legend: its line with the spaces around it, and a character of its label on average.
+INCHES_OF_A_LINE, INCHES_OF_A_CHARACTER = 0.6, 0.066
 
 
 @dataclass
@@ -318,8 +322,10 @@ def _add_legend(figure: Figure, runs: list[RunCurves], titled: bool) -> None:
     else:
         title = "runs differ in line style and marker, and in color where no depths are shown"
         handles = [Line2D([], [], label=label, **line_style(index)) for index, label in enumerate(labels)] + handles
-    fitting = int(figure.get_figwidth() // 2.5)  # entries of a label and its line
-    columns = min(len(handles), fitting, 5 if max(map(len, labels)) < 30 else 2)
+        title = fill(title, int(figure.get_figwidth() / INCHES_OF_A_CHARACTER))
+    longest = max(len(handle.get_label()) for handle in handles)
+    fitting = int(figure.get_figwidth() / (INCHES_OF_A_LINE + longest * INCHES_OF_A_CHARACTER))
+    columns = max(1, min(len(handles), fitting, 5))
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, title=title)
 
 

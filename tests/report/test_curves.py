@@ -93,6 +93,19 @@ def test_weights_of_other_depths_are_drawn_apart(save_dir, tmp_path):
     assert dashes[:2] == [["-", "-", ":", ":"], ["--", "--"]]
 
 
+def test_the_legend_of_runs_with_long_names_is_inside_of_the_figure(save_dir, tmp_path):
+    files = [tmp_path / f"electra_with_another_generator_{number}.jsonl" for number in range(4)]
+    for file in files:
+        write(file, *(record("train", update, depths=(1, 2)) for update in (10, 20)))
+    for panels in (plotting.PANELS[:1], plotting.PANELS[:3]):
+        figure = plotting.panels_figure(panels, plotting.read_curves(files))
+        figure.canvas.draw()
+        (legend,) = figure.legends
+        inside, drawn = figure.bbox, legend.get_window_extent()
+        assert inside.x0 <= drawn.x0 < drawn.x1 <= inside.x1
+        assert inside.y0 <= drawn.y0 < drawn.y1 <= inside.y1
+
+
 def test_unigram_entropy_is_a_line_for_each_text(save_dir, tmp_path):
     """The last one that validation logged; runs on the same text share it, one without it has none."""
     others = []
