@@ -30,7 +30,7 @@ from amos_fairseq.pictures import (
 from amos_fairseq.strangers import plain_name, read_bytes, read_yaml
 
 # Of an entry of the legend: its line with the spaces around it, and a character of its label on average.
-INCHES_OF_A_LINE, INCHES_OF_A_CHARACTER = 0.6, 0.066
+INCHES_OF_A_LINE, INCHES_OF_A_CHARACTER = 0.6, 0.074
 
 
 @dataclass
