@@ -45,6 +45,7 @@ setup(
         "torch>=2.6,<2.14",
         "huggingface_hub",
         "matplotlib",
+        "networkx",
         "numpy",
         "packaging",
         "protobuf",  # what sentencepiece reads its own model files with

@@ -35,7 +35,7 @@ def register() -> None:
         for objective in OBJECTIVES:
             importlib.import_module(f"amos_fairseq.models.{objective}")
             importlib.import_module(f"amos_fairseq.criterions.{objective}")
-        fine_tuning = ("sequence_tagging", "squad", "text_classification", "multi_task")
+        fine_tuning = ("sequence_tagging", "dependency_parsing", "squad", "text_classification", "multi_task")
         labeled = (f"{part}.{name}" for name in fine_tuning for part in ("tasks", "criterions"))
         for module in (*labeled, "tasks.text_pretraining", "optim.grouped_adam"):
             importlib.import_module(f"amos_fairseq.{module}")

@@ -31,7 +31,7 @@ def add_arguments(
     """Add what to fine-tune, the recipe and options that override it (None leaves the recipe's value), and the devices.
 
     Args:
-        data_help: of --data; None for a command without it.
+        data_help: of --data; None for a command without it, which then needs ``raw_help`` or options of its own.
         required: whether the parser itself requires --checkpoint, --data and --out.
         has_paper: whether the papers report the scores.
         has_pairs: whether an input can be a pair of texts.
@@ -45,7 +45,7 @@ def add_arguments(
         text = f"raw files, converted with the tokenizer of the checkpoint and kept in OUT/data: {raw_help}"
         add("--train", metavar="FILE", type=Path, help=text)
         add("--dev", metavar="FILE", type=Path, help="the same, to score on")
-        data_help = f"instead of --train and --dev: {data_help}"
+        data_help = None if data_help is None else f"instead of --train and --dev: {data_help}"
     if data_help is not None:
         add("--data", metavar="DIR", required=required and raw_help is None, help=data_help)
     text = "directory for runs, tables and predictions; the same command continues there"
@@ -55,7 +55,7 @@ def add_arguments(
     if has_paper:
         add("--paper", action="store_true", help="add rows with the paper's AMOS, ELECTRA and BERT to the table")
 
-    text = "amos, amos_grid, electra, electric, mlm, teams, or the path of a YAML file"
+    text = "amos, amos_grid, bam, electra, electric, mlm, teams, or the path of a YAML file"
     add("--recipe", metavar="NAME", default="amos", help=text)
     text = "small, base or large, where the recipe depends on it (default: from the encoder's width)"
     add("--size", choices=SIZES, metavar="SIZE", help=text)

@@ -231,8 +231,13 @@ def fine_tuned_part(
     heads = model.classification_heads
     if name not in (None, "encoder"):
         raise UserError(f"{loaded.file} was fine-tuned and has no {name} any more: give the pretraining checkpoint")
-    if name == "encoder" or not (heads or model.span_head or model.tagging_head):
+    if name == "encoder" or not (heads or model.span_head or model.tagging_head or model.parsing_head):
         return encoder_part(model)
+    if model.parsing_head is not None:
+        raise UserError(
+            f"{loaded.file} predicts dependency trees, which no Hugging Face class does: export the encoder alone, with --part "
+            "encoder, or load it with amos_fairseq.load"
+        )
     if model.span_head is not None:
         kind, prefix, head, description = (
             PartKind.QUESTION_ANSWERING,

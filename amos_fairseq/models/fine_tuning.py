@@ -22,7 +22,7 @@ from amos_fairseq.models.configuration import (
     transformer_config,
 )
 from amos_fairseq.modules.encoder import LayerOutputs, TransformerConfig
-from amos_fairseq.modules.heads import ClassificationHead, LayerMixture, TaggingHead, pool
+from amos_fairseq.modules.heads import ClassificationHead, LayerMixture, ParsingHead, TaggingHead, pool
 from amos_fairseq.modules.initialization import initialize, mark_layer_depths, mark_undecayed
 from amos_fairseq.modules.span_heads import SPAN_HEADS, SpanOutput, build_span_head
 from amos_fairseq.setting_checks import check_ranges
@@ -39,7 +39,7 @@ DELTA = "disentangled_embedding.delta.weight"
 TEXT_HEAD = "sentence_classification_head"
 MIXTURE = "layer_mixture."
 CLASSIFICATION = "classification_heads."
-HEADS = (CLASSIFICATION, "span_head.", "tagging_head.", MIXTURE)
+HEADS = (CLASSIFICATION, "span_head.", "tagging_head.", "parsing_head.", MIXTURE)
 NEW_LAYERS = "new_layers"
 
 
@@ -78,6 +78,7 @@ class FineTunedModel(BaseFairseqModel):
         self.head_of_task: dict[str, str] = {}  # which head takes that of a task from a checkpoint of several tasks
         self.span_head: nn.Module | None = None
         self.tagging_head: TaggingHead | None = None
+        self.parsing_head: ParsingHead | None = None
         self._initialize(self)
         mark_layer_depths(self)
 
@@ -135,6 +136,14 @@ class FineTunedModel(BaseFairseqModel):
         self._initialize(self.tagging_head)
         mark_layer_depths(self)
 
+    def register_parsing_head(self, num_relations: int) -> None:
+        """Add a head for dependency trees."""
+        self._refuse_pooling("dependency trees")
+        cfg = self.cfg
+        self.parsing_head = ParsingHead(cfg.encoder_embed_dim, num_relations, cfg.pooler_dropout, make_transform(cfg))
+        self._initialize(self.parsing_head)
+        mark_layer_depths(self)
+
     def _refuse_pooling(self, what: str) -> None:
         if self.cfg.pooling != "first":
             raise UserError(f"--pooling {self.cfg.pooling} has no effect on a head for {what}: leave it out")
@@ -157,6 +166,8 @@ class FineTunedModel(BaseFairseqModel):
             self.register_span_head(joint if "span_head.start.weight" in state_dict else independent)
         if (weight := state_dict.get("tagging_head.output.weight")) is not None:
             self.register_tagging_head(num_labels=weight.size(0))
+        if (weight := state_dict.get("parsing_head.relations.weight")) is not None:
+            self.register_parsing_head(num_relations=weight.size(0) // ParsingHead.HIDDEN)
 
     def forward(
         self,
@@ -172,10 +183,11 @@ class FineTunedModel(BaseFairseqModel):
     ) -> tuple[Tensor, None] | SpanOutput | Tensor | dict[str, Tensor]:
         """Compute the logits [B, classes] of a classification head from tokens [B,T] int64, or without a head's name the states
         [B,T,D] that heads read; with ``answer_mask`` ([B,T] bool, True at tokens that an answer may consist of) the output of
-        the span head; with ``word_positions`` ([B,W] int64, the first piece of each word) the logits of labels [B,W,labels]
-        float32; with ``rows_of_heads`` (for each classification head the rows of its task, [b] int64, maybe none) the logits of
-        each head, [b, classes]. With ``lengths``, the number of tokens of each text, the encoder computes nothing at padding.
-        The other arguments, and the second value, are those of fairseq's own encoders.
+        the span head; with ``word_positions`` ([B,W] int64, the first piece of each word, 0 in padded slots) the logits of
+        labels [B,W,labels] float32, or of a head for trees the scores of edges [B,W,1+W,relations] float32; with
+        ``rows_of_heads`` (for each classification head the rows of its task, [b] int64, maybe none) the logits of each head,
+        [b, classes]. With ``lengths``, the number of tokens of each text, the encoder computes nothing at padding. The other
+        arguments, and the second value, are those of fairseq's own encoders.
         """
         states = self.extract_features(src_tokens, lengths)
         if rows_of_heads is not None:
@@ -186,7 +198,10 @@ class FineTunedModel(BaseFairseqModel):
         if answer_mask is not None:
             return self.span_head(states, answer_mask, span_targets)
         if word_positions is not None:
-            return self.tagging_head(gather_positions(states, word_positions))
+            words = gather_positions(states, word_positions)
+            if self.parsing_head is not None:
+                return self.parsing_head(words, word_positions.eq(0))
+            return self.tagging_head(words)
         if classification_head_name is not None:
             padding_mask = src_tokens.eq(self.vocabulary.pad)
             return self.classification_heads[classification_head_name](states, padding_mask), None

@@ -44,16 +44,16 @@ def run(given: argparse.Namespace) -> None:
         UserError: bad input, or OUT contains other files.
     """
     sources = {"train": given.train, "valid": given.dev}
-    _check(given.out, sources, given.columns)
+    check_sources(given.out, sources, given.columns)
     out, tokenizer = given.out, load_tokenizer(given.tokenizer)
     from amos_fairseq.data.tagging import MANIFEST, read_tagging_manifest  # imports fairseq, which takes seconds
 
-    description = _describe(sources, tokenizer, given.column, given.columns)
+    description = describe_tagging(sources, tokenizer, given.column, given.columns)
     if is_finished(out, description, "tagging", MANIFEST, read_tagging_manifest):
         return
     sentences = {split: read_sentences(path, given.columns) for split, path in sources.items()}
     with whole_folder(out.absolute()) as unfinished:
-        _write(unfinished, sources, sentences, description, tokenizer)
+        write_tagging(unfinished, sources, sentences, description, tokenizer)
     say(f"done: amos tag --checkpoint RUN --data {out} --out RESULTS; counts in {out}/{MANIFEST}")
 
 
@@ -71,7 +71,7 @@ def prepare_tagging_inside(
     from amos_fairseq.data.tagging import TASK_PREFIX  # imports fairseq, which takes seconds
 
     sources = {"train": train, "valid": dev}
-    _check(out, sources, columns)
+    check_sources(out, sources, columns)
     # Each column has its own data and runs, however it was chosen.
     is_conllu = kind_and_compression(train)[0] == CONLLU
     chosen = column or (DEFAULT_CONLLU_COLUMN if is_conllu else list(read_columns(train, columns)[0].columns)[-1])
@@ -80,13 +80,13 @@ def prepare_tagging_inside(
 
     def write(directory: Path) -> None:
         sentences = {split: read_sentences(path, columns) for split, path in sources.items()}
-        _write(directory, sources, sentences, _describe(sources, tokenizer, column, columns), tokenizer)
+        write_tagging(directory, sources, sentences, describe_tagging(sources, tokenizer, column, columns), tokenizer)
 
     name, settings = TASK_PREFIX + chosen, {"column": chosen, "columns": columns}
     return prepared_data(out, name, sources, tokenizer, settings, write, used_by=[f"runs/{name}"])
 
 
-def _check(out: Path, sources: dict[str, Path], columns: Sequence[str] | None) -> None:
+def check_sources(out: Path, sources: dict[str, Path], columns: Sequence[str] | None) -> None:
     """Raise :class:`UserError` for what can be seen before any work."""
     check_inputs(list(sources.values()), "give a column file or a CoNLL-U file")
     if os.pathsep in str(out.absolute()):
@@ -100,7 +100,7 @@ def _is_column_name(name: str) -> bool:
     return bool(COLUMN_NAME.fullmatch(name)) and len(name) <= LONGEST_COLUMN_NAME
 
 
-def _describe(
+def describe_tagging(
     sources: dict[str, Path], tokenizer: Tokenizer, column: str | None, columns: Sequence[str] | None
 ) -> dict[str, Any]:
     """Return what determines the data, for the manifest."""
@@ -111,7 +111,7 @@ def _describe(
     }
 
 
-def _write(
+def write_tagging(
     directory: Path,
     sources: dict[str, Path],
     sentences: dict[str, list[Sentence]],

@@ -16,13 +16,16 @@ from small_models import small_dictionary
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 import amos_fairseq
+from amos_fairseq.criterions.dependency_parsing import DependencyParsingCriterion
 from amos_fairseq.criterions.multi_task import MultiTaskCriterion
 from amos_fairseq.criterions.squad import SquadCriterion
 from amos_fairseq.criterions.text_classification import TextClassificationCriterion
+from amos_fairseq.data.tagging import NO_LABEL
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.measure.configuration import BenchSettings, set_up
 from amos_fairseq.measure.fairseq_step import UnsavedTrainer
 from amos_fairseq.measure.fake_cuda import FakeCuda, fake_cuda, replace_tensors
+from amos_fairseq.tasks.dependency_parsing import DependencyParsingConfig, DependencyParsingTask
 from amos_fairseq.tasks.multi_task import MultiTask, MultiTaskConfig, TextTask
 from amos_fairseq.tasks.squad import SquadConfig, SquadTask
 from amos_fairseq.tasks.text_classification import TextClassificationConfig, TextClassificationTask
@@ -101,12 +104,24 @@ def several_tasks(length: int) -> tuple[Any, Any, dict[str, Any]]:
     return task, MultiTaskCriterion(task), batch_of(length, rows_of_heads=rows) | {"labels": labels}
 
 
+def trees(length: int) -> tuple[Any, Any, dict[str, Any]]:
+    """Sentences of two words and of one, in two slots."""
+    vocabulary = Vocabulary(Path("dict.txt"), dictionary_sha256="", tokenizer_directory=None, tokenizer_sha256=None)
+    cfg = DependencyParsingConfig(data="DATA", seed=1)
+    task = DependencyParsingTask(cfg, vocabulary, small_dictionary(), ["root", "det"], False)
+    batch = batch_of(length, word_positions=torch.tensor([[1, 2], [1, 0], [1, 3]]))
+    # Head * 2 + relation: the second word depends on the root, the first one on it.
+    batch |= {"target": torch.tensor([[5, 0], [0, NO_LABEL], [5, 0]]), "nwords": 5}
+    return task, DependencyParsingCriterion(task), batch | {"all_words": 5}
+
+
 JOBS = {
     "stock classes": classification,
     "classes": lambda length: text_classification("classes", length),
     "labels": lambda length: text_classification("labels", length),
     "number": lambda length: text_classification("number", length),
     "several tasks": several_tasks,
+    "trees": trees,
     "spans, independent": lambda length: squad("independent", length),
     "spans, joint": lambda length: squad("joint", length),
 }
@@ -123,6 +138,7 @@ def fine_tune(cuda: FakeCuda, recipe: str, job: str, length: int, precision: str
         with open_dict(cfg.model):
             cfg.model.update(settings)
         task, criterion, batch = JOBS[job](length)
+    replace_tensors(criterion, cuda.mode.from_tensor)
     trainer = UnsavedTrainer(cfg, task, task.build_model(cfg.model), criterion)
     assert all(getattr(trainer.get_model().cfg, name) == value for name, value in settings.items())
     reached: set[str] = set()

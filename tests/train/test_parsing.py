@@ -1,0 +1,113 @@
+"""``amos parse`` end to end: a small model learns the trees of a small grammar; files, another process, and refusals."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from failures import error_line
+from forked_command import run_main
+from synthetic_squad import untrained_checkpoint
+
+import amos_fairseq
+from amos_fairseq.cli.main import main
+from amos_fairseq.data.word_files import read_conllu
+from amos_fairseq.prepare.vocabulary import learn_tokenizer
+
+pytestmark = pytest.mark.slow
+
+RECIPE = """\
+defaults: {lr: 3.0e-3, epochs: 12, batch_size: 8, warmup: 0.1, dropout: 0, attention_dropout: 0, checkpoint: best}
+tasks: {tagging: {}}
+"""
+RUN = Path("runs") / "parsing" / "seed1"
+
+
+def write_treebank(path: Path, count: int, seed: int) -> None:
+    """the ADJ* NOUN sees the ADJ* NOUN [.]: determiners and adjectives depend on their noun, nouns on the verb."""
+    generator, lines = random.Random(seed), []
+    for _ in range(count):
+        words: list[tuple[str, int, str]] = []  # the number of the head is known later
+
+        def phrase(relation: str, words: list = words) -> None:
+            adjectives = generator.choices(["old", "green", "very-unusual"], k=generator.randint(0, 2))
+            noun = len(words) + 1 + len(adjectives) + 1
+            words.append(("the", noun, "det"))
+            words.extend((adjective, noun, "amod") for adjective in adjectives)
+            words.append((generator.choice(["house", "dog"]), -1, relation))
+
+        phrase("nsubj")
+        verb = len(words) + 1
+        words.append(("sees", 0, "root"))
+        phrase("obj:any")
+        words += [(".", -1, "punct")] * generator.randint(0, 1)
+        for number, (word, head, relation) in enumerate(words, start=1):
+            lines.append("\t".join([str(number), word, *"____", str(verb if head < 0 else head), relation, *"__"]))
+        lines.append("")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    place = tmp_path_factory.mktemp("parse")
+    write_treebank(place / "train.conllu", 60, 1)
+    write_treebank(place / "dev.conllu", 20, 2)
+    text = "\n".join(" ".join(one.words) for one in read_conllu(place / "train.conllu"))
+    (place / "text.txt").write_text(text, encoding="utf-8")
+    learn_tokenizer(place / "text.txt", "sentencepiece", 40, cased=False).save(place / "data" / "tokenizer")
+    untrained_checkpoint(place / "start", place / "data", 40)
+    (place / "recipe.yaml").write_text(RECIPE)
+    return place
+
+
+def command(place: Path, out: Path, *flags: object, train: str = "train.conllu") -> list[str]:
+    given = ["--checkpoint", place / "start", "--train", place / train, "--dev", place / "dev.conllu", "--out", out]
+    return ["parse", *map(str, [*given, "--recipe", place / "recipe.yaml", "--seeds", 1, "--cpu", *flags])]
+
+
+def test_trees_of_a_grammar_are_learned(place, tmp_path, capsys):
+    done = run_main(main, *command(place, place / "out"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    scores = json.loads((place / "out" / "parsing.json").read_text())["tasks"]["parsing"]["scores"]
+    assert scores["las"]["median"] > 95, scores
+    assert scores["uas"]["median"] >= scores["las"]["median"]
+    gold, found = read_conllu(place / "dev.conllu"), read_conllu(place / "out" / RUN / "predictions.conllu")
+    assert [one.words for one in found] == [one.words for one in gold]
+    pairs = [
+        (own, true)
+        for one, other in zip(found, gold, strict=True)
+        for own, true in zip(one.columns["head"], other.columns["head"], strict=True)
+    ]
+    assert 100 * sum(own == true for own, true in pairs) / len(pairs) == pytest.approx(scores["uas"]["median"])
+    log = [json.loads(line) for line in (place / "out" / RUN / "metrics.jsonl").read_text().splitlines()]
+    assert log[-1]["las"] > 90
+    assert amos_fairseq.load(place / "out" / RUN / "checkpoint_best.pt")(["the dog"]).pooled().shape == (1, 64)
+    checkpoint = place / "out" / RUN / "checkpoint_best.pt"
+    assert "--part encoder" in error_line(capsys, main, "export", checkpoint, tmp_path / "hf", reports_progress=True)
+    main(["export", str(checkpoint), str(tmp_path / "hf"), "--part", "encoder", "--no-check"])
+    assert (tmp_path / "hf" / "config.json").is_file()
+
+
+def test_what_cannot_be_used_is_refused_in_one_line(place, tmp_path, capsys):
+    text = (place / "train.conllu").read_text()
+    first = text.index("\t0\troot")
+    for name, content, message in (
+        ("cycle", text[:first] + "\t1\troot" + text[first + 7 :], "the heads are no tree with one root"),
+        ("head", text[:first] + "\t99\troot" + text[first + 7 :], "the head '99' of word"),
+        ("empty", text[:first] + "\t_\t_" + text[first + 7 :], "the head '_' of word"),
+    ):
+        (place / f"{name}.conllu").write_text(content)
+        line = error_line(capsys, main, *command(place, tmp_path / name, train=f"{name}.conllu"), reports_progress=True)
+        assert f"{name}.conllu, sentence 1 ('the" in line
+        assert message in line
+    assert "--train needs --dev too" in error_line(
+        capsys,
+        main,
+        "parse",
+        "--checkpoint",
+        place / "start",
+        "--train",
+        place / "train.conllu",
+        "--out",
+        tmp_path / "x",
+    )
