@@ -1,16 +1,24 @@
 """``amos parse``: fine-tune a checkpoint on dependency trees over several seeds."""
 
 import argparse
+import functools
+import threading
+from pathlib import Path
 from typing import Any
 
 from amos_fairseq.cli import fine_tuning
 from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
+from amos_fairseq.errors import UserError
+from amos_fairseq.terminal import say
+
+OF_PREDICTION = ("subcommand", "run", "checkpoint", "predict", "out", "cpu")
 
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package on the dependency trees of a treebank: one fairseq-train process per seed, one at a time
 on each GPU. The command prints and saves medians and standard deviations of LAS and UAS (parsing.md, parsing.csv and
 parsing.json in OUT); each run also has the dev file with its trees (predictions.conllu). After a stop the same command
-continues. The files are converted with the tokenizer of the checkpoint, once; OUT/data keeps the result.
+continues. The files are converted with the tokenizer of the checkpoint, once; OUT/data keeps the result. With --predict the run
+that is best on dev parses other sentences.
 """
 
 
@@ -24,12 +32,20 @@ def add_parser(subparsers: Any) -> None:
         has_pooling=False,
         raw_help="treebank in CoNLL-U, plain or as .gz, .xz or .zst",
     )
-    parser.set_defaults(run=run)
+    text = "OUT of this command as --checkpoint: write the sentences of FILE with the trees of its best run to the file --out"
+    parser.add_argument("--predict", metavar="FILE", type=Path, help=text)
+    parser.set_defaults(run=functools.partial(run, parser))
 
 
-def run(arguments: argparse.Namespace) -> None:
-    arguments.data = None
-    train, dev = fine_tuning.raw_files(arguments)
+def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    if arguments.predict is not None:
+        for name, value in vars(arguments).items():
+            if name not in OF_PREDICTION and value != parser.get_default(name):
+                raise UserError(f"--{name.replace('_', '-')} has no effect with --predict: leave it out")
+        predict(arguments)
+        return
+    if arguments.train is None or arguments.dev is None:
+        raise UserError("give the treebanks as --train FILE --dev FILE, or sentences to parse as --predict FILE")
     import_fairseq(arguments.checkpoint, arguments.subcommand)
     from amos_fairseq.finetuning.parsing import Parsing
 
@@ -37,5 +53,23 @@ def run(arguments: argparse.Namespace) -> None:
     from amos_fairseq.prepare.parsing import prepare_parsing_inside
 
     with fine_tuning.preparing(session, Parsing.name) as tokenizer:
-        data = prepare_parsing_inside(session.out, train, dev, tokenizer)
+        data = prepare_parsing_inside(session.out, arguments.train, arguments.dev, tokenizer)
     fine_tuning.run_and_print(arguments.out, Parsing(session, data))
+
+
+def predict(arguments: argparse.Namespace) -> None:
+    say(f"reading {arguments.checkpoint} and {arguments.predict}", "parse")  # the imports take seconds
+    import_fairseq()
+    from amos_fairseq.finetuning.benchmark import Stopped
+    from amos_fairseq.finetuning.parsing import parse_file
+    from amos_fairseq.finetuning.runner import stop_on_signals
+    from amos_fairseq.finetuning.session import find_devices
+
+    stop = threading.Event()
+    (device, *_) = find_devices(arguments.cpu, 1)
+    with stop_on_signals(stop):
+        try:
+            number = parse_file(Path(arguments.checkpoint), arguments.predict, Path(arguments.out), device, stop)
+        except Stopped:
+            raise KeyboardInterrupt from None
+    print(f"{arguments.out}: {number:,} sentences")

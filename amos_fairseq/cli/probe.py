@@ -1,6 +1,7 @@
 """``amos probe``: train small classifiers on the frozen states of chosen layers, and compare the layers."""
 
 import argparse
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 # Far more than a computer finishes; PyTorch refuses larger numbers with its own words.
 LARGEST = {"seeds": 1_000_000, "lr": 1000, "batch_size": 1_000_000_000, "updates": 1_000_000_000}
+OF_PROBES = ("tasks", "layers", "seeds", "classifier", "lr", "batch_size", "updates")
 DESCRIPTION = """\
 Edge probing (Tenney et al., 2019; AMOS section 5.2): a classifier predicts labels of spans, such as part-of-speech tags and
 dependencies, from the frozen states of one layer. A table compares the layers, as the table under AMOS "Figure 4". The features
@@ -76,10 +78,10 @@ def add_parser(subparsers: Any) -> None:
     add("--batch-size", type=int, metavar="N", default=1024, help="targets in a batch")
     add("--updates", type=int, metavar="N", default=2000, help="updates of each probe")
     add("--device", help="device to compute on, such as cpu or cuda:1 (default: a GPU if there is one, else the CPU)")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=functools.partial(run, parser))
 
 
-def run(arguments: argparse.Namespace) -> None:
+def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     for name, largest in LARGEST.items():
         value = getattr(arguments, name)
         if value is not None and not 0 < value <= largest:
@@ -100,7 +102,7 @@ def run(arguments: argparse.Namespace) -> None:
     loaded = load_checkpoint(arguments.checkpoint, arguments.tokenizer)
     loaded.model.to(device)
     if arguments.attention:
-        compare_attention(arguments, loaded, device)
+        compare_attention(arguments, {name: parser.get_default(name) for name in OF_PROBES}, loaded, device)
         return
     lr = arguments.lr or LEARNING_RATES[arguments.classifier]
     settings = ProbeSettings(arguments.classifier, lr, arguments.batch_size, arguments.updates)
@@ -123,7 +125,9 @@ def run(arguments: argparse.Namespace) -> None:
     print(f"results: {arguments.out}/results.json, results.csv, table.md, probing.svg, probing.png")
 
 
-def compare_attention(arguments: argparse.Namespace, loaded: "LoadedCheckpoint", device: str) -> None:
+def compare_attention(
+    arguments: argparse.Namespace, defaults: dict[str, Any], loaded: "LoadedCheckpoint", device: str
+) -> None:
     """Compare attention heads with the heads of a treebank."""
     from amos_fairseq.files import explain_write_errors
     from amos_fairseq.probing.attention import probe_attention
@@ -131,8 +135,11 @@ def compare_attention(arguments: argparse.Namespace, loaded: "LoadedCheckpoint",
     from amos_fairseq.probing.features import default_parts, parts_of, random_weights
     from amos_fairseq.probing.targets import read_task
 
-    if arguments.tasks is not None or arguments.layers is not None:
-        raise UserError("--attention compares all layers on the dependencies: leave out --tasks and --layers")
+    for name in OF_PROBES:
+        if getattr(arguments, name) != defaults[name]:
+            raise UserError(
+                f"--{name.replace('_', '-')} has no effect with --attention, which trains nothing: leave it out"
+            )
     parts = parts_of(loaded.model)
     names = arguments.part or default_parts(parts)
     for name in names:

@@ -44,7 +44,7 @@ class ParsedSentences(TaggedSentences):
     ) -> None:
         super().__init__(directory, split, dictionary, num_relations, max_tokens, seed, training)
         self.num_relations = num_relations
-        self._heads = open_lines(f"{self.source}.{HEAD}", "prepare the data again")
+        self._heads = open_lines(f"{self.source}.{HEAD}", "give OUT/data/parsing of amos parse")
         if not np.array_equal(self._heads.sizes, self._labels.sizes) or any(
             len(heads) and not 0 <= int(heads.min()) <= int(heads.max()) <= len(heads) for heads in self._heads
         ):
@@ -64,7 +64,7 @@ class ParsedSentences(TaggedSentences):
         relations, target = batch["target"], torch.full_like(batch["target"], NO_LABEL)
         for row, sample in enumerate(samples):
             num_kept = len(sample["positions"])
-            heads = torch.tensor(self.heads(sample["id"])[:num_kept])
+            heads = torch.tensor(self.heads(sample["id"])[:num_kept], dtype=torch.long)
             pairs = heads * self.num_relations + relations[row, :num_kept]
             target[row, :num_kept] = pairs.where(heads <= num_kept, NO_LABEL)
         all_words = sum(len(sample["labels"]) for sample in samples)

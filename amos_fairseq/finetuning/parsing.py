@@ -3,28 +3,33 @@
 import dataclasses
 import json
 import os
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from fairseq.models import BaseFairseqModel
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.data.parsing import ParsedSentences, attachment_counts, best_tree
-from amos_fairseq.data.tagging import read_tagging_manifest
+from amos_fairseq.data.tagging import NUM_SPECIAL, read_labels, read_tagging_manifest
+from amos_fairseq.data.text_files import InputFile
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.data.word_files import read_conllu
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import write_text
+from amos_fairseq.files import explain_write_errors, write_text
 from amos_fairseq.finetuning.benchmark import Benchmark, batches
-from amos_fairseq.finetuning.runs import BenchmarkTask, RunResult, TaskRun, content_sha256
+from amos_fairseq.finetuning.runs import BenchmarkTask, RunResult, TaskRun, content_sha256, read_results
 from amos_fairseq.finetuning.session import Session
-from amos_fairseq.finetuning.summary import TaskSummary
+from amos_fairseq.finetuning.summary import TaskSummary, best_checkpoint, summarize
 from amos_fairseq.strangers import read_text
+from amos_fairseq.tokenization.words import encode_words
 
 NAME = "parsing"
 RECIPE_TASK = "tagging"  # the settings of words with labels
@@ -89,7 +94,9 @@ class Parsing(Benchmark):
     ) -> dict[str, float]:
         """Return the scores of the dev trees, and write ``predictions.conllu``, the dev file with the predicted trees, and
         ``scores.json``. Words that are cut are wrong."""
-        trees = predict_trees(load_checkpoint(checkpoint).model, self.dev, self.relations, device, stop)
+        items = [Words(item["tokens"], item["positions"]) for item in map(self.dev.__getitem__, range(len(self.dev)))]
+        model, pad = load_checkpoint(checkpoint).model, self.dictionary.pad()
+        trees = predict_trees(model, items, pad, self.relations, device, stop)
         write_text(directory / PREDICTIONS, with_trees(read_text(self.data / "valid.conllu", "prepare again"), trees))
         found = tree_scores(self.gold, trees)
         write_text(directory / SCORES, json.dumps(found, indent=1) + "\n")
@@ -101,6 +108,12 @@ class Parsing(Benchmark):
 
     def label(self, task: str) -> str:
         return "trees"
+
+    def write_more(
+        self, summaries: Mapping[str, TaskSummary], stop: threading.Event
+    ) -> tuple[Sequence[Path], Sequence[str]]:
+        """Return the command that parses other sentences."""
+        return (), (f"to parse other sentences: amos parse --checkpoint {self.session.out} --predict FILE --out TREES",)
 
     def notes(self, results: Sequence[RunResult], summaries: Mapping[str, TaskSummary]) -> Iterator[str]:
         yield (
@@ -120,51 +133,108 @@ def tree_scores(gold: Sequence[Sequence[Edge]], found: Sequence[Sequence[Edge]])
     return scores
 
 
+class Words(NamedTuple):
+    """A sentence as a model reads it.
+
+    Attributes:
+        tokens: LongTensor [L], cut to the model's length.
+        positions: LongTensor of the first piece of each word that is not cut.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+
+
 def predict_trees(
-    model: BaseFairseqModel, sentences: ParsedSentences, relations: Sequence[str], device: str, stop: threading.Event
+    model: BaseFairseqModel,
+    sentences: Sequence[Words],
+    pad: int,
+    relations: Sequence[str],
+    device: str,
+    stop: threading.Event,
 ) -> list[list[Edge]]:
     """Predict head and relation of each word that is not cut, by sentence: the most probable tree with one root, where an edge
     has its most probable relation.
 
     Raises:
-        UserError: the model has no head for trees.
+        UserError: the model has no head for trees, or its scores are not finite.
         Stopped: ``stop`` is set.
     """
     if getattr(model, "parsing_head", None) is None:
         raise UserError("the checkpoint has no head for dependency trees: give the --out of amos parse")
     model = model.to(device)
-    predicted: list[list[Edge]] = [[] for _ in range(len(sentences))]
-    for batch in batches(sentences.sizes, stop):
-        net_input = sentences.collater([sentences[index] for index in batch])["net_input"]
+    predicted: list[list[Edge]] = [[] for _ in sentences]
+    for batch in batches([len(sentence.tokens) for sentence in sentences], stop):
+        rows = [sentences[index] for index in batch]
+        tokens = pad_sequence([row.tokens for row in rows], True, pad).to(device)
+        positions = pad_sequence([row.positions for row in rows], True).to(device)
+        if not positions.size(1):
+            continue
         with torch.inference_mode():
-            positions = net_input["word_positions"].to(device)
-            scores = model(net_input["src_tokens"].to(device), word_positions=positions, lengths=net_input["lengths"])
+            scores = model(tokens, word_positions=positions, lengths=[len(row.tokens) for row in rows])
             scores = scores.flatten(2).log_softmax(-1).view_as(scores)
         best = scores.max(-1)  # over relations, [B,W,1+W]
         values, choices = best.values.double().cpu().numpy(), best.indices.cpu().numpy()
         for row, index in enumerate(batch):
-            size = sentences.num_kept(index)
+            size = len(rows[row].positions)
             if not size:
                 continue
-            heads = best_tree(values[row, :size, : size + 1])
+            own = values[row, :size, : size + 1]
+            if np.isnan(own).any():
+                raise UserError("the scores of trees are not finite: the training diverged; give a lower --lr")
+            heads = best_tree(own)
             kinds = choices[row, np.arange(size), heads]
             predicted[index] = [(int(head), relations[kind]) for head, kind in zip(heads, kinds, strict=True)]
     return predicted
 
 
 def with_trees(text: str, trees: Sequence[Sequence[Edge]]) -> str:
-    """Return a CoNLL-U file with other heads and relations; everything else in it stays. Words without an edge, which are cut,
-    get the relation ``dep`` to the word that depends on the root."""
+    """Return a CoNLL-U file with other heads and relations, and without enhanced dependencies; everything else in it stays.
+
+    Words without an edge, which are cut, get the relation ``dep`` to the word that depends on the root; if all words of a
+    sentence are cut, the first one is that word.
+    """
     lines, sentence, has_words = [], 0, False
-    for line in text.splitlines(keepends=True):
+    for line in re.split(r"(?<=\n)", text):  # other characters that end a line may be part of a word
         cells = line.rstrip("\r\n").split("\t")
-        if not line.strip():
+        if not line.strip(" \t\r\n"):
             sentence, has_words = sentence + has_words, False
-        elif cells[0].strip().isdecimal():
-            has_words, word = True, int(cells[0])
-            edges = trees[sentence]
-            rest = [(number, "dep") for number, (head, _) in enumerate(edges, start=1) if head == 0] or [(0, "root")]
-            cells[6:8] = map(str, edges[word - 1] if word <= len(edges) else rest[0])
+        elif not line.startswith("#") and cells[0].strip(" ").isdecimal():
+            has_words, word, edges = True, int(cells[0]), trees[sentence]
+            root = next((number for number, (head, _) in enumerate(edges, start=1) if head == 0), 1)
+            edge = edges[word - 1] if word <= len(edges) else (0, "root") if not edges and word == 1 else (root, "dep")
+            cells[6:9] = [*map(str, edge), "_"]
             line = "\t".join(cells) + line[len(line.rstrip("\r\n")) :]
         lines.append(line)
     return "".join(lines)
+
+
+def parse_file(results: Path, file: Path, out: Path, device: str, stop: threading.Event) -> int:
+    """Write the sentences of a CoNLL-U file with the trees that the best run in an output of ``amos parse`` predicts.
+
+    Returns:
+        The number of sentences.
+
+    Raises:
+        UserError: there is no finished run, or a file cannot be read or written.
+        Stopped: ``stop`` is set.
+    """
+    if out.is_dir() or (out.exists() and file.exists() and out.samefile(file)):
+        raise UserError(f"--out {out}: with --predict it is a file, and not the one to parse: give another name")
+    summary = summarize([result for result in read_results(results) if result.task == NAME]).get(NAME)
+    if summary is None:
+        raise UserError(f"{results} has no finished run of amos parse: give the --out of that command as --checkpoint")
+    checkpoint = best_checkpoint(results, summary)
+    loaded, relations, sentences = load_checkpoint(checkpoint), read_labels(checkpoint.parent), read_conllu(file)
+    dictionary, room = loaded.dictionary, loaded.model.max_positions() - NUM_SPECIAL
+    items = []
+    for sentence in sentences:
+        pieces, ranges = encode_words(loaded.tokenizer, sentence.words)
+        kept = [start + 1 for start, end in ranges if end <= room]
+        tokens = torch.tensor([dictionary.bos(), *pieces[:room], dictionary.eos()])
+        items.append(Words(tokens, torch.tensor(kept, dtype=torch.long)))
+    trees = predict_trees(loaded.model, items, dictionary.pad(), relations, device, stop)
+    text = "".join(line.decode("utf-8") for _, line in InputFile(file).lines())
+    with explain_write_errors(out, "permit writing, or give another name"):
+        write_text(out, with_trees(text, trees))
+    return len(sentences)

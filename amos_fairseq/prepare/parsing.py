@@ -7,7 +7,8 @@ from amos_fairseq.data.word_files import Sentence, read_conllu
 from amos_fairseq.errors import UserError
 from amos_fairseq.prepare.binarizing import BinarizedFile
 from amos_fairseq.prepare.inside_out import prepared_data
-from amos_fairseq.prepare.tagging import check_sources, describe_tagging, write_tagging
+from amos_fairseq.prepare.tagging import describe_tagging, write_tagging
+from amos_fairseq.prepare.workspace import check_inputs
 from amos_fairseq.tokenization import Tokenizer
 
 TASK = "parsing"
@@ -21,7 +22,7 @@ def prepare_parsing_inside(out: Path, train: Path, dev: Path, tokenizer: Tokeniz
         UserError: bad input; or see :func:`~amos_fairseq.prepare.inside_out.prepared_data`.
     """
     sources = {"train": train, "valid": dev}
-    check_sources(out, sources, None)
+    check_inputs(list(sources.values()), "give a treebank in CoNLL-U")
 
     def write(directory: Path) -> None:
         from amos_fairseq.data.parsing import HEAD  # imports fairseq, which takes seconds
@@ -31,6 +32,8 @@ def prepare_parsing_inside(out: Path, train: Path, dev: Path, tokenizer: Tokeniz
             split: [heads_of(sources[split], number, one) for number, one in enumerate(own, start=1)]
             for split, own in sentences.items()
         }
+        if len({relation for one in sentences["train"] for relation in one.columns[RELATION]}) == 1:
+            raise UserError(f"{train}: all words have one relation: give a treebank with several")
         write_tagging(directory, sources, sentences, describe_tagging(sources, tokenizer, RELATION, None), tokenizer)
         for split, own in heads.items():
             with BinarizedFile(f"{directory / split}.{HEAD}", None) as file:
@@ -49,7 +52,7 @@ def heads_of(path: Path, number: int, sentence: Sentence) -> list[int]:
     heads = sentence.columns["head"]
     where = f"{path}, sentence {number} ({' '.join(sentence.words)[:40]!r})"
     for word, head in enumerate(heads, start=1):
-        if not head.isdecimal() or int(head) > len(heads):
+        if not head.isdecimal() or len(head) > 9 or int(head) > len(heads):
             raise UserError(f"{where}: the head {head!r:.20} of word {word} is no word of the sentence: correct it")
     numbers = [int(head) for head in heads]
     if not is_tree(numbers):

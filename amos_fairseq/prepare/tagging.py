@@ -205,8 +205,8 @@ def write_tagging_split(
 
 
 def _report(kind: dict[str, Any], facts: dict[str, dict[str, int]]) -> None:
-    score = "span F1" if kind["has_spans"] else "accuracy"
-    say(f"column {kind['column']}: {len(kind['labels'])} labels, scored by {score}")
+    spans = ", which mark spans" if kind["has_spans"] else ""
+    say(f"column {kind['column']}: {len(kind['labels'])} labels{spans}")
     for split, own in facts.items():
         say(
             f"{split}: {own['sentences']} sentences, {own['words']} words, {own['pieces']} pieces ({own['unknown']} unknown); "

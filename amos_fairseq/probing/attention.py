@@ -1,8 +1,10 @@
 """Attention heads as relations: how often the word that a head attends to most is the syntactic head (thesis, Figure 2.8).
 
-The method is that of Clark et al. 2019a ("What Does BERT Look At?", section 4.2), without training: of each word, and for each
-attention head, the other word with the most attention is the prediction of its syntactic head. Attention to a word is the sum
-over its pieces, attention from a word the mean over its pieces; special tokens do not count.
+The method is that of Clark et al. 2019a ("What Does BERT Look At?"), without training: of each word, and for each attention
+head, the other word with the most attention is the prediction of its syntactic head. Attention to a word is the sum over its
+pieces, attention from a word the mean over its pieces; special tokens do not count.
+
+Departure: only attention from a word to its head is counted, not from the head to the word.
 """
 
 import contextlib
@@ -19,8 +21,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.data.block_iterator import batches_by_length
+from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text, write_text
-from amos_fairseq.functional.attention import attention_weights, reference_attention
+from amos_fairseq.functional.attention import AttentionBias, attention_weights
+from amos_fairseq.functional.rotary import Rotation
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.pictures import PANEL_INCHES, RC_PARAMS, draw_grid, figure_of_panels, run_colour, save
 from amos_fairseq.probing.features import EncodedSplit, ProbedPart, encode_split
@@ -39,10 +43,9 @@ def recorded_attention(encoder: TransformerEncoder) -> Iterator[list[Tensor]]:
     """Yield a list that gets the attention weights of each layer in order, [B,H,T,T], while ``encoder`` runs."""
     weights: list[Tensor] = []
 
-    def attend(heads: Tensor, *arguments: object) -> Tensor:
-        bias, _, *rotation = arguments
-        weights.append(attention_weights(heads, bias, *rotation))
-        return reference_attention(heads, *arguments)
+    def attend(heads: Tensor, bias: AttentionBias, dropout: float, rotation: Rotation | None = None) -> Tensor:
+        weights.append(attention_weights(heads, bias, rotation))
+        return (weights[-1].to(heads.dtype) @ heads[:, :, 2].transpose(1, 2)).transpose(1, 2)
 
     shape, kept = encoder.shape, [(layer.attention, layer.attention.attend) for layer in encoder.layers]
     encoder.shape = dataclasses.replace(shape, kernels="reference")  # the fused kernels have no weights
@@ -57,14 +60,15 @@ def recorded_attention(encoder: TransformerEncoder) -> Iterator[list[Tensor]]:
 
 
 def attention_between_words(weights: Tensor, words: Sequence[tuple[int, int]]) -> Tensor:
-    """Return how much each word attends to each other one: [H,T,T] -> [H,W,W], -1 for a word to itself.
+    """Return how much each word attends to each other one: [...,T,T] -> [...,W,W], -1 for a word to itself.
 
     Args:
         words: places of the pieces of each word (first, end), of W words.
     """
-    pieces = weights.new_zeros(len(words), weights.size(-1))
+    pieces = torch.zeros(len(words), weights.size(-1), dtype=weights.dtype)
     for word, (start, end) in enumerate(words):
         pieces[word, start:end] = 1
+    pieces = pieces.to(weights.device)
     to_words = weights @ pieces.T
     between = (pieces / pieces.sum(1, keepdim=True)) @ to_words
     return between.masked_fill(torch.eye(len(words), dtype=torch.bool, device=weights.device), -1)
@@ -117,10 +121,13 @@ def count_heads(
                 dependents, gold = (np.array([place[arc[side]] for arc in arcs]) for side in (0, 1))
                 kinds = np.array([number[arc[2]] for arc in arcs])
                 np.add.at(totals, kinds, 1)
-                for layer, own in enumerate(weights):
-                    most = attention_between_words(own[row], pieces).argmax(-1).cpu().numpy()  # [H,W]
-                    for head, predicted in enumerate(most[:, dependents]):
-                        np.add.at(heads[layer, head], kinds, predicted == gold)
+                of_layers = torch.stack([own[row] for own in weights])  # [layers,H,T,T]
+                if not torch.isfinite(of_layers).all():
+                    raise UserError(f"the attention of {part.name} is not finite: its training diverged")
+                most = attention_between_words(of_layers, pieces).argmax(-1).cpu().numpy()  # [layers,H,W]
+                right = most[..., dependents] == gold
+                for kind in np.unique(kinds):
+                    heads[..., kind] += right[..., kinds == kind].sum(-1)
                 distances = np.array([arc[1] - arc[0] for arc in arcs])
                 near = np.abs(distances) <= FARTHEST
                 np.add.at(offsets, (distances[near] + FARTHEST, kinds[near]), 1)
@@ -188,6 +195,10 @@ def probe_attention(
         ]
         found[name] = best_heads(*counts, relations)
     (first, *_) = found.values()
+    if not first:
+        raise UserError(
+            f"the treebank has no relation with {LEAST_TARGETS} words in {' and '.join(splits)}: give a larger one"
+        )
     rows = [
         [row.relation, f"{row.count:,}", f"{row.offset_accuracy:.1f} ({row.offset:+d})"]
         + [f"{own[index].accuracy:.1f} ({own[index].layer}-{own[index].head})" for own in found.values()]
@@ -213,11 +224,11 @@ def plot_attention(found: dict[str, list[Row]], out: Path) -> list[str]:
     series = {"offset": [row.offset_accuracy for row in next(iter(found.values()))]}
     series |= {name: [row.accuracy for row in own] for name, own in found.items()}
     relations = [row.relation for row in next(iter(found.values()))]
-    figure.set_size_inches(PANEL_INCHES[0] * 1.4, 0.5 + 0.08 * len(relations) * (len(series) + 1))
+    figure.set_size_inches(PANEL_INCHES[0] * 1.4, 2 + 0.08 * len(relations) * (len(series) + 1))
     for index, (name, values) in enumerate(series.items()):
         places = np.arange(len(relations)) + index / (len(series) + 1)
         ax.barh(places, values, 0.9 / (len(series) + 1), label=name, color=run_colour(index))
-    ax.set_yticks(np.arange(len(relations)) + 0.3, relations)
+    ax.set_yticks(np.arange(len(relations)) + (len(series) - 1) / 2 / (len(series) + 1), relations)
     ax.margins(y=0.01)
     ax.invert_yaxis()
     ax.set_xlabel("the most attended word is the head (%)")

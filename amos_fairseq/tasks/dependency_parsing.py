@@ -1,11 +1,12 @@
 """Fine-tuning on dependency trees (thesis, section 4.2.3)."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fairseq.tasks import register_task
+from omegaconf import MISSING
 
 from amos_fairseq.data.parsing import ParsedSentences
 from amos_fairseq.models.fine_tuning import FineTunedModel
@@ -16,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class DependencyParsingConfig(SequenceTaggingConfig):
-    pass
+    data: str = field(default=MISSING, metadata={"help": "OUT/data/parsing of amos parse"})
 
 
 @register_task("dependency_parsing", dataclass=DependencyParsingConfig)

@@ -1,4 +1,4 @@
-"""Trees against all trees of four words, scores of a hand-made file, and batches."""
+"""Trees against all trees of four words, scores of a hand-made file, and a batch with words that are cut."""
 
 import itertools
 import os
@@ -8,11 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from small_models import small_dictionary
 
 from amos_fairseq.data import parsing
-from amos_fairseq.data.parsing import attachment_counts, best_tree, greedy_heads, is_tree
+from amos_fairseq.data.parsing import ParsedSentences, attachment_counts, best_tree, greedy_heads, is_tree
+from amos_fairseq.data.tagging import NO_LABEL
 from amos_fairseq.data.word_files import read_conllu
 from amos_fairseq.finetuning.parsing import tree_scores, with_trees
+from amos_fairseq.prepare.binarizing import BinarizedFile
 
 # Every case that the official evaluation treats on its own: a range of a multiword token, an empty node, subtypes, punctuation,
 # a comment, a space inside of a word, a sentence of one word.
@@ -52,10 +55,17 @@ def test_scores_by_hand(tmp_path: Path):
     assert scores == {name: pytest.approx(100 * value) for name, value in expected.items()}
     # Words that are cut are missing at the end, and wrong.
     assert attachment_counts(gold[0], TREES[0][:3]) == {"words": 6, "heads": 2, "edges": 1}
-    # Nothing but the two columns changes; words that are cut depend on the root word.
+    # Nothing but these columns and the enhanced dependencies of words changes; words that are cut depend on the root word.
     assert with_trees(GOLD, gold) == GOLD
-    cut = with_trees(GOLD, [[(2, "nsubj"), (0, "root")], [(0, "root")]]).splitlines()
+    odd = GOLD.replace("It\tit", "I\u2028t\x85\tit").replace("SpaceAfter=No", "x\x0c")
+    assert with_trees(odd, gold) == odd
+    assert with_trees("1\ta\t_\t_\t_\t_\t0\troot\t0:root\t_\n", [[(0, "root")]]).split("\t")[8] == "_"
+    cut = with_trees(GOLD, [[(2, "nsubj"), (0, "root")], []]).splitlines()
     assert [line.split("\t")[6:8] for line in cut[5:9]] == [["2", "dep"]] * 4
+    assert cut[10].split("\t")[6:8] == ["0", "root"]
+    whole = with_trees(GOLD, [[], []])
+    (tmp_path / "cut.conllu").write_text(whole, encoding="utf-8")
+    assert edges(tmp_path / "cut.conllu")[0] == [(0, "root"), *[(1, "dep")] * 5]
 
 
 @pytest.mark.skipif(
@@ -99,3 +109,23 @@ def test_the_best_tree_is_that_of_all_trees(likely: int, monkeypatch: pytest.Mon
         np.testing.assert_array_equal(best_tree(scores), every[int(np.argmax(sums))])
         greedy += greedy_heads(scores) is not None
     assert 0 < greedy < 60
+
+
+def test_a_batch_with_words_that_are_cut(tmp_path: Path):
+    """Three tokens fit: two words of the first sentence, whose root is cut, and none of the second."""
+    dictionary = small_dictionary()
+    rows = {"tokens": [[5, 6, 7], [5, 6, 7, 8]], "word_start": [[0, 1, 2], [0, 3]], "word_end": [[1, 2, 3], [3, 4]]}
+    rows |= {"label": [[1, 0, 2], [2, 0]], "head": [[2, 3, 0], [0, 1]]}
+    for name, own in rows.items():
+        with BinarizedFile(f"{tmp_path}/valid.{name}", len(dictionary) if name == "tokens" else None) as file:
+            for row in own:
+                file.add_line(row)
+    (tmp_path / "tagging.json").write_text("{}")
+    sentences = ParsedSentences(tmp_path, "valid", dictionary, 3, max_tokens=4)
+    batch = sentences.collater([sentences[0], sentences[1]])
+    # The first word depends on the second: 2 * 3 + 1. The head of the second is cut.
+    assert batch["target"].tolist() == [[7, NO_LABEL], [NO_LABEL, NO_LABEL]]
+    assert (batch["nwords"], batch["all_words"]) == (1, 5)
+    assert batch["net_input"]["word_positions"].tolist() == [[1, 2], [0, 0]]
+    whole = ParsedSentences(tmp_path, "valid", dictionary, 3, max_tokens=9)
+    assert whole.collater([whole[0]])["target"].tolist() == [[2 * 3 + 1, 3 * 3, 2]]

@@ -141,7 +141,10 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     assert (tmp_path / "out" / "attention.png").stat().st_size > 10_000
     assert len((tmp_path / "out" / "attention.md").read_text().splitlines()) == 2 + 2 + 3 + 1 + 4
     for flags, reason in (
-        (["--layers", "1"], "leave out --tasks and --layers"),
+        (["--layers", "1"], "--layers has no effect with --attention"),
+        (["--updates", "9"], "--updates has no effect with --attention"),
         (["--part", "encoder"], "has no network"),
     ):
         assert reason in error_line(capsys, main, *command, *flags, reports_progress=True)
+    monkeypatch.setattr(attention, "LEAST_TARGETS", 100)
+    assert "no relation with 100 words" in error_line(capsys, main, *command, reports_progress=True)

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,19 @@ def test_trees_of_a_grammar_are_learned(place, tmp_path, capsys):
     log = [json.loads(line) for line in (place / "out" / RUN / "metrics.jsonl").read_text().splitlines()]
     assert log[-1]["las"] > 90
     assert amos_fairseq.load(place / "out" / RUN / "checkpoint_best.pt")(["the dog"]).pooled().shape == (1, 64)
+    main(
+        [
+            "parse",
+            "--checkpoint",
+            str(place / "out"),
+            "--predict",
+            str(place / "dev.conllu"),
+            "--out",
+            str(tmp_path / "t"),
+            "--cpu",
+        ]
+    )
+    assert (tmp_path / "t").read_bytes() == (place / "out" / RUN / "predictions.conllu").read_bytes()
     checkpoint = place / "out" / RUN / "checkpoint_best.pt"
     assert "--part encoder" in error_line(capsys, main, "export", checkpoint, tmp_path / "hf", reports_progress=True)
     main(["export", str(checkpoint), str(tmp_path / "hf"), "--part", "encoder", "--no-check"])
@@ -100,14 +114,14 @@ def test_what_cannot_be_used_is_refused_in_one_line(place, tmp_path, capsys):
         line = error_line(capsys, main, *command(place, tmp_path / name, train=f"{name}.conllu"), reports_progress=True)
         assert f"{name}.conllu, sentence 1 ('the" in line
         assert message in line
-    assert "--train needs --dev too" in error_line(
-        capsys,
-        main,
-        "parse",
-        "--checkpoint",
-        place / "start",
-        "--train",
-        place / "train.conllu",
-        "--out",
-        tmp_path / "x",
-    )
+    start = ["parse", "--checkpoint", place / "start", "--out", tmp_path / "x"]
+    for flags, message in (
+        (["--train", place / "train.conllu"], "give the treebanks as --train FILE --dev FILE"),
+        (["--predict", place / "dev.conllu", "--lr", "1"], "--lr has no effect with --predict"),
+        (["--predict", place / "dev.conllu"], "has no finished run of amos parse"),
+    ):
+        assert message in error_line(capsys, main, *start, *flags, reports_progress=True)
+    one = re.sub(r"\t(det|amod|nsubj|obj:any|punct)\t", "\troot\t", text)
+    (place / "one.conllu").write_text(one)
+    line = error_line(capsys, main, *command(place, tmp_path / "one", train="one.conllu"), reports_progress=True)
+    assert "all words have one relation" in line
