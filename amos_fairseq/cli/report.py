@@ -30,7 +30,7 @@ def add_parser(subparsers: Any) -> None:
         metavar="DIR",
         help="outputs of amos glue, amos squad or amos classify, of one or several checkpoints (default: none)",
     )
-    add("--tag", nargs="+", action="extend", metavar="DIR", help="outputs of amos tag (default: none)")
+    add("--tag", nargs="+", action="extend", metavar="DIR", help="outputs of amos tag or amos parse (default: none)")
     add("--probe", nargs="+", action="extend", metavar="DIR", help="outputs of amos probe (default: none)")
     add("--text", metavar="FILE", help="UTF-8 held-out text for Figure 1a (default: the run's validation split)")
     add(

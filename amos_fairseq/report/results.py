@@ -18,7 +18,7 @@ from amos_fairseq.summary_file import Spread, Summary, parse_summary
 from amos_fairseq.tables import Table
 
 # The benchmarks that each option accepts, as their summaries name them.
-BENCHMARKS = {"--glue": ("glue", "squad", "classification"), "--tag": ("tagging",)}
+BENCHMARKS = {"--glue": ("glue", "squad", "classification"), "--tag": ("tagging", "parsing")}
 
 
 def read_benchmarks(folders: Sequence[str], flag: str) -> list[Summary]:
