@@ -25,6 +25,21 @@ if find_spec("triton") is not None and not torch.cuda.is_available():
             import_module(f"amos_fairseq.functional.cuda.{name}")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the slow tests first, those of every second file at the beginning of each half.
+
+    Of two test processes each begins with a half, and an idle one takes over tests from the end of the other's: they must be
+    short ones there, or one process waits for the last slow tests of the other.
+    """
+    slow, short = (
+        [item for item in items if (item.get_closest_marker("slow") is None) is is_short] for is_short in (False, True)
+    )
+    files = list(dict.fromkeys(item.path for item in slow))
+    halves = [[item for item in slow if files.index(item.path) % 2 == side] for side in (0, 1)]
+    first = max(0, len(items) // 2 - len(halves[0]))
+    items[:] = [*halves[0], *short[:first], *halves[1], *short[first:]]
+
+
 @pytest.fixture(scope="session")
 def corpus_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A text file of documents in which each of 200 words prefers four successors, so that there is something to learn."""

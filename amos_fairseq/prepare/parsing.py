@@ -34,7 +34,9 @@ def prepare_parsing_inside(out: Path, train: Path, dev: Path, tokenizer: Tokeniz
         }
         if len({relation for one in sentences["train"] for relation in one.columns[RELATION]}) == 1:
             raise UserError(f"{train}: all words have one relation: give a treebank with several")
-        write_tagging(directory, sources, sentences, describe_tagging(sources, tokenizer, RELATION, None), tokenizer)
+        write_tagging(
+            directory, sources, sentences, describe_tagging(sources, tokenizer, RELATION, None), tokenizer, "LAS"
+        )
         for split, own in heads.items():
             with BinarizedFile(f"{directory / split}.{HEAD}", None) as file:
                 for row in own:

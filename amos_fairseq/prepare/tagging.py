@@ -117,8 +117,9 @@ def write_tagging(
     sentences: dict[str, list[Sentence]],
     description: dict[str, Any],
     tokenizer: Tokenizer,
+    score: str | None = None,
 ) -> None:
-    """Write both splits of the column and the manifest into an empty folder."""
+    """Write both splits of the column and the manifest into an empty folder; ``score``: of a task other than tagging."""
     from amos_fairseq.data.tagging import MANIFEST  # imports fairseq, which takes seconds
 
     chosen = choose_column({sources[split]: own for split, own in sentences.items()}, description["settings"]["column"])
@@ -136,7 +137,7 @@ def write_tagging(
     }
     content = json_text(description | kind | {"splits": facts, "sha256": files_sha256(directory)})
     (directory / MANIFEST).write_text(content, encoding="utf-8")
-    _report(kind, facts)
+    _report(kind, facts, score or ("span F1" if kind["has_spans"] else "accuracy"))
     if mark_spans(labels_of["train"]) and not kind["has_spans"]:
         say(f"the labels of {sources['train']} mark spans, those of {sources['valid']} do not: the score is accuracy")
     if new := sorted(labels_of["valid"] - labels_of["train"]):
@@ -204,9 +205,8 @@ def write_tagging_split(
     return facts
 
 
-def _report(kind: dict[str, Any], facts: dict[str, dict[str, int]]) -> None:
-    spans = ", which mark spans" if kind["has_spans"] else ""
-    say(f"column {kind['column']}: {len(kind['labels'])} labels{spans}")
+def _report(kind: dict[str, Any], facts: dict[str, dict[str, int]], score: str) -> None:
+    say(f"column {kind['column']}: {len(kind['labels'])} labels, scored by {score}")
     for split, own in facts.items():
         say(
             f"{split}: {own['sentences']} sentences, {own['words']} words, {own['pieces']} pieces ({own['unknown']} unknown); "

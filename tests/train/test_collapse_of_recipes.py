@@ -39,11 +39,10 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("recipe", "settings", "is_alive"),
     [
-        ("electra_mini", [], True),
         ("amos_mini", [], True),
         ("electra_mini", COLLAPSED, False),
     ],
-    ids=["electra_mini", "amos_mini", "one rate for all"],
+    ids=["amos_mini", "one rate for all"],
 )
 def test_states_keep_several_directions(
     corpus: Path, recipe: str, settings: list[str], is_alive: bool, tmp_path: Path

@@ -414,7 +414,7 @@ def other_row(other: GlueResults, tasks: Sequence[str], average_name: str) -> li
     return [other.row_name, *cells, format_score(value) + suffix]
 
 
-def task_heading(task: str, summary: TaskSummary | None) -> str:
+def task_heading(task: str, summary: TaskSummary | None = None) -> str:
     """Return the task's name, with the score if it is not accuracy."""
     if task == "MNLI":
         return "MNLI m/mm"
