@@ -12,5 +12,5 @@ python -m ruff format --check .
 
 # Two test processes with one thread each: more threads than cores are slower on small tensors.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
-# The slow tests are next to each other, so an idle process takes over tests from the other.
+# The slow tests come first (tests/conftest.py), and an idle process takes over tests from the other.
 exec python -m pytest -n "${PYTEST_PROCESSES:-2}" --dist worksteal "$@"
