@@ -55,9 +55,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     if arguments.predict is not None:
-        for name, value in vars(arguments).items():
-            if name not in OF_PREDICTION and value != parser.get_default(name):
-                raise UserError(f"--{name.replace('_', '-')} has no effect with --predict: leave it out")
+        fine_tuning.check_prediction(parser, arguments, OF_PREDICTION)
         label(arguments)
         return
     if arguments.train is None:

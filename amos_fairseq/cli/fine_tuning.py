@@ -121,6 +121,13 @@ def session_from(arguments: argparse.Namespace, name: str) -> "Session":
     return session
 
 
+def check_prediction(parser: argparse.ArgumentParser, arguments: argparse.Namespace, used: tuple[str, ...]) -> None:
+    """Raise :class:`UserError` for an option that was given with ``--predict`` and is not among the ``used`` ones."""
+    for name, value in vars(arguments).items():
+        if name not in used and value != parser.get_default(name):
+            raise UserError(f"--{name.replace('_', '-')} has no effect with --predict: leave it out")
+
+
 def raw_files(arguments: argparse.Namespace) -> tuple[Path, Path] | None:
     """Return the values of --train and --dev; None where --data is given instead.
 

@@ -12,7 +12,6 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.terminal import say
 
 OF_PREDICTION = ("subcommand", "run", "checkpoint", "predict", "out", "cpu")
-
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package on the dependency trees of a treebank: one fairseq-train process per seed, one at a time
 on each GPU. The command prints and saves medians and standard deviations of LAS and UAS (parsing.md, parsing.csv and
@@ -39,9 +38,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     if arguments.predict is not None:
-        for name, value in vars(arguments).items():
-            if name not in OF_PREDICTION and value != parser.get_default(name):
-                raise UserError(f"--{name.replace('_', '-')} has no effect with --predict: leave it out")
+        fine_tuning.check_prediction(parser, arguments, OF_PREDICTION)
         predict(arguments)
         return
     if arguments.train is None or arguments.dev is None:

@@ -1,9 +1,6 @@
 """Fine-tuning on dependency trees (thesis, section 4.2.3)."""
 
-import logging
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 from fairseq.tasks import register_task
 from omegaconf import MISSING
@@ -11,8 +8,6 @@ from omegaconf import MISSING
 from amos_fairseq.data.parsing import ParsedSentences
 from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.tasks.sequence_tagging import SequenceTaggingConfig, SequenceTaggingTask
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -26,20 +21,7 @@ class DependencyParsingTask(SequenceTaggingTask):
     wrong."""
 
     head_for = "dependency trees"
+    data_set = ParsedSentences
 
     def add_head(self, model: FineTunedModel) -> None:
         model.register_parsing_head(len(self.labels))
-
-    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
-        """Load the sentences of ``split``; raise :class:`UserError` if its files are missing."""
-        dataset = ParsedSentences(
-            Path(self.cfg.data),
-            split,
-            self.dictionary,
-            len(self.labels),
-            self.cfg.tokens_per_sentence,
-            seed=self.cfg.seed,
-            training=split == self.cfg.train_subset,
-        )
-        logger.info(f"{dataset.source}: {dataset.describe()}")
-        self.datasets[split] = dataset

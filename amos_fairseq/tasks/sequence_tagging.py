@@ -35,6 +35,7 @@ class SequenceTaggingTask(LabeledTask):
     cfg: SequenceTaggingConfig
     length = "tokens_per_sentence"
     head_for = "labels"
+    data_set: type[TaggedSentences] = TaggedSentences
 
     def __init__(self, cfg: Any, vocabulary: Vocabulary, dictionary: Any, labels: list[str], has_spans: bool) -> None:
         super().__init__(cfg, vocabulary, dictionary)
@@ -53,7 +54,7 @@ class SequenceTaggingTask(LabeledTask):
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
         """Load the sentences of ``split``; raise :class:`UserError` if its files are missing."""
-        dataset = TaggedSentences(
+        dataset = self.data_set(
             Path(self.cfg.data),
             split,
             self.dictionary,

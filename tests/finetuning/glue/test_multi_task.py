@@ -156,7 +156,7 @@ def test_each_seed_learns_from_its_own_or_from_the_mean(start, data, tmp_path, f
     with pytest.raises(UserError, match="rows: 40 there, 30 here"):
         found.predictions(read_glue_data(data, "CoLA", 30), 1)
 
-    # What the teachers are belongs to the identity of a run, and their predictions stand beside it.
+    # Other teachers make another run: run.json names them, and the run has their predictions as a file.
     students = [
         Glue(session(start, tmp_path / name), data, ["CoLA"], GlueOptions(teachers=Teachers(out, *given)))
         for name, given in (("own", ("annealed",)), ("mean", ("annealed", True)), ("half", ("0.5",)))
