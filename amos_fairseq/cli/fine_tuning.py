@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from amos_fairseq.tokenization import Tokenizer
 
 SIZES = ("small", "base", "large")
+# Those of amos_fairseq.modules.cross_views, which imports PyTorch: --help does not wait for it.
+VIEW_LAYERS = ("half", "all")
+TAGGING_VIEWS = ("full", "forward", "backward", "future", "past")
+PARSING_VIEWS = ("full", "forward-forward", "forward-backward", "backward-forward", "backward-backward")
 
 
 def add_arguments(
@@ -27,6 +31,7 @@ def add_arguments(
     has_pairs: bool = True,
     has_pooling: bool = True,
     raw_help: str | None = None,
+    several_data: bool = False,
 ) -> None:
     """Add what to fine-tune, the recipe and options that override it (None leaves the recipe's value), and the devices.
 
@@ -37,6 +42,7 @@ def add_arguments(
         has_pairs: whether an input can be a pair of texts.
         has_pooling: whether the head reads one vector for each input.
         raw_help: what a raw file is, for --train and --dev, which may then replace --data (:func:`raw_files`).
+        several_data: whether --data takes several directories.
     """
     add = parser.add_argument
     text = "checkpoint, or SAVE_DIR of a run (its last checkpoint)"
@@ -47,7 +53,8 @@ def add_arguments(
         add("--dev", metavar="FILE", type=Path, help="the same, to score on")
         data_help = None if data_help is None else f"instead of --train and --dev: {data_help}"
     if data_help is not None:
-        add("--data", metavar="DIR", required=required and raw_help is None, help=data_help)
+        several = {"nargs": "+"} if several_data else {}
+        add("--data", metavar="DIR", required=required and raw_help is None, help=data_help, **several)
     text = "directory for runs, tables and predictions; the same command continues there"
     add("--out", metavar="DIR", required=required, help=text)
     add("--seeds", type=int, metavar="N", default=5, help="runs per task, with seeds 1 to N")
@@ -93,6 +100,18 @@ def add_arguments(
     add("--keep-checkpoints", action="store_true", help=text)
 
 
+def add_cross_views(parser: argparse.ArgumentParser, views: tuple[str, ...]) -> None:
+    """Add the options of cross-view training, of labels of words or of trees; ``views``: those of the head."""
+    add = parser.add_argument
+    text = "cross-view training on the sentences of --unlabeled: views separated by ',', of "
+    text += f"{', '.join(views)}, and the baseline word_dropout (default: the recipe's, none)"
+    add("--views", metavar="A,B,...", help=text)
+    text = "layers, from the lowest one on, of the views that see one side (default: the recipe's, half)"
+    add("--view-layers", choices=VIEW_LAYERS, help=text)
+    text = "fraction of the updates before the first unlabeled sentence (default: the recipe's, 0.1)"
+    add("--unlabeled-start", type=float, metavar="F", help=text)
+
+
 def session_from(arguments: argparse.Namespace, name: str) -> "Session":
     """Open the session of the benchmark ``name`` that the arguments describe. fairseq is imported.
 
@@ -101,7 +120,7 @@ def session_from(arguments: argparse.Namespace, name: str) -> "Session":
     """
     from amos_fairseq.finetuning.session import OVERRIDES, open_session
 
-    overrides = {name: getattr(arguments, name) for name in OVERRIDES}
+    overrides = {name: getattr(arguments, name, None) for name in OVERRIDES}
     session = open_session(
         arguments.checkpoint,
         arguments.out,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.cli import fine_tuning
-from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
+from amos_fairseq.cli.arguments import add_subcommand, add_unlabeled, import_fairseq
 from amos_fairseq.errors import UserError
 from amos_fairseq.terminal import say
 
@@ -17,7 +17,8 @@ Fine-tune a checkpoint of this package on the dependency trees of a treebank: on
 on each GPU. The command prints and saves medians and standard deviations of LAS and UAS (parsing.md, parsing.csv and
 parsing.json in OUT); each run also has the dev file with its trees (predictions.conllu). After a stop the same command
 continues. The files are converted with the tokenizer of the checkpoint, once; OUT/data keeps the result. With --predict the run
-that is best on dev parses other sentences.
+that is best on dev parses other sentences. With --views the model also learns from sentences without trees (cross-view
+training).
 """
 
 
@@ -31,6 +32,8 @@ def add_parser(subparsers: Any) -> None:
         has_pooling=False,
         raw_help="treebank in CoNLL-U, plain or as .gz, .xz or .zst",
     )
+    add_unlabeled(parser.add_argument)
+    fine_tuning.add_cross_views(parser, fine_tuning.PARSING_VIEWS)
     text = "OUT of this command as --checkpoint: write the sentences of FILE with the trees of its best run to the file --out"
     parser.add_argument("--predict", metavar="FILE", type=Path, help=text)
     parser.set_defaults(run=functools.partial(run, parser))
@@ -48,9 +51,11 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
 
     session = fine_tuning.session_from(arguments, Parsing.name)
     from amos_fairseq.prepare.parsing import prepare_parsing_inside
+    from amos_fairseq.prepare.tagging import Choices
 
     with fine_tuning.preparing(session, Parsing.name) as tokenizer:
-        data = prepare_parsing_inside(session.out, arguments.train, arguments.dev, tokenizer)
+        choices = Choices.of(arguments)
+        data = prepare_parsing_inside(session.out, arguments.train, arguments.dev, tokenizer, choices)
     fine_tuning.run_and_print(arguments.out, Parsing(session, data))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.cli.arguments import HelpFormatter, add_label_columns, add_subcommand
+from amos_fairseq.cli.arguments import HelpFormatter, add_label_columns, add_subcommand, add_unlabeled
 from amos_fairseq.data.glue_tasks import TASKS
 from amos_fairseq.prepare import DEFAULT_VOCAB_SIZE, GLUE_BASE_URL, GLUE_BASE_URL_VARIABLE, TEXT_COLUMN
 from amos_fairseq.process_settings import root_logger_kept
@@ -239,6 +239,7 @@ changed.""",
     add_tokenizer(add)
     add_out(add)
     add_label_columns(add)
+    add_unlabeled(add)
 
 
 def add_probing(kinds: Any) -> None:

@@ -5,15 +5,16 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.cli import fine_tuning
-from amos_fairseq.cli.arguments import add_label_columns, add_subcommand, import_fairseq
+from amos_fairseq.cli.arguments import add_label_columns, add_subcommand, add_unlabeled, import_fairseq
 from amos_fairseq.errors import UserError
 
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package on a column of labeled words (parts of speech, chunks, named entities): one
 fairseq-train process per seed, one at a time on each GPU. The command prints and saves medians and standard deviations of
 accuracy or, for IOB labels, of span F1 (tagging.md, tagging.csv and tagging.json in OUT); each run also has its predictions.
-Several columns may share one OUT and then one table. After a stop the same command continues. Raw files are converted with the
-tokenizer of the checkpoint, once; OUT/data keeps the result.
+Several columns may share one OUT and then one table; given as --data A B they are learned together, by one model. With --views
+the model also learns from sentences without labels (cross-view training). After a stop the same command continues. Raw files
+are converted with the tokenizer of the checkpoint, once; OUT/data keeps the result.
 """
 
 
@@ -28,27 +29,36 @@ def add_parser(subparsers: Any) -> None:
         has_pairs=False,
         has_pooling=False,
         raw_help="CoNLL-U (.conllu), or one word a line with its labels behind it, plain or as .gz, .xz or .zst",
+        several_data=True,
     )
     add_label_columns(parser.add_argument)
+    add_unlabeled(parser.add_argument)
+    fine_tuning.add_cross_views(parser, fine_tuning.TAGGING_VIEWS)
+    text = "share of a word's label that is spread over all labels in training (default: the recipe's, 0; thesis: 0.1)"
+    parser.add_argument("--label-smoothing", type=float, metavar="F", help=text)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
     files = fine_tuning.raw_files(arguments)
-    if files is None and (arguments.column is not None or arguments.columns is not None):
-        raise UserError(
-            "--column and --columns choose from raw files; the column of --data was chosen when it was prepared"
-        )
+    if files is None:
+        for name in ("column", "columns", "labeled", "unlabeled"):
+            if getattr(arguments, name) is not None:
+                raise UserError(
+                    f"--{name} chooses from raw files; --data have it from amos prepare tagging: leave it out"
+                )
+        if arguments.encoding != "file":
+            raise UserError("--encoding is for raw files; --data have that of amos prepare tagging: leave it out")
     import_fairseq(arguments.checkpoint, arguments.subcommand)
     from amos_fairseq.finetuning.tagging import Tagging
 
     session = fine_tuning.session_from(arguments, Tagging.name)
 
     if files is None:
-        data = Path(arguments.data)
+        data = list(map(Path, arguments.data))
     else:
-        from amos_fairseq.prepare.tagging import prepare_tagging_inside
+        from amos_fairseq.prepare.tagging import Choices, prepare_tagging_inside
 
         with fine_tuning.preparing(session, Tagging.name) as tokenizer:
-            data = prepare_tagging_inside(session.out, *files, tokenizer, arguments.column, arguments.columns)
+            data = [prepare_tagging_inside(session.out, *files, tokenizer, Choices.of(arguments))]
     fine_tuning.run_and_print(arguments.out, Tagging(session, data))

@@ -10,6 +10,7 @@ from fairseq.data import Dictionary
 from amos_fairseq.data.labeled_sequences import LabeledSequences
 from amos_fairseq.data.labeled_texts import LabeledTexts
 from amos_fairseq.data.seeding import Purpose, keyed_generator
+from amos_fairseq.data.tagging import TaggedSentences
 from amos_fairseq.errors import UserError
 
 SAMPLING_EXPONENT = 0.75  # thesis, section 3.3, from Bowman et al. (2018)
@@ -33,13 +34,18 @@ class MixedTasks(LabeledSequences):
     sequence, which is cut into updates: the rest of an epoch begins the first update of the next one.
 
     Args:
-        tasks: their rows by name; the order matters.
+        tasks: their rows by the name of their head; the order matters.
         split: for messages.
         seed: of the order.
     """
 
     def __init__(
-        self, tasks: Mapping[str, LabeledTexts], split: str, dictionary: Dictionary, seed: int, training: bool
+        self,
+        tasks: Mapping[str, LabeledTexts | TaggedSentences],
+        split: str,
+        dictionary: Dictionary,
+        seed: int,
+        training: bool,
     ) -> None:
         directory = next(iter(tasks.values())).directory
         super().__init__(directory, split, dictionary, seed, training)
@@ -74,10 +80,14 @@ class MixedTasks(LabeledSequences):
                 f"an epoch of {self.source} has {in_epoch} rows, fewer than the {global_batch} of one update: give a smaller "
                 "--batch-size or --update-freq"
             )
-        carried, order = (self.epoch - 1) * in_epoch % global_batch, self.order(self.epoch)
+        carried, order = self.rows_before() % global_batch, self.order(self.epoch)
         if carried:
             order = np.concatenate([self.order(self.epoch - 1)[-carried:], order])
         return order[: len(order) - len(order) % global_batch]
+
+    def rows_before(self) -> int:
+        """Return how many rows the epochs before the current one have drawn."""
+        return (self.epoch - 1) * sum(self.rows_of_tasks)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Return ``id`` int, the place among the rows of all tasks, and ``tokens`` LongTensor [L]."""
@@ -98,3 +108,32 @@ class MixedTasks(LabeledSequences):
             places[name] = (tasks == number).nonzero().squeeze(1)
             own = batch["id"][places[name]] - int(self.starts[number])
             labels[name] = rows.labels_of(own) | {"id": own, "num_rows": len(rows)}
+
+
+class MixedSentences(MixedTasks):
+    """The same for sentences with labels of words, each with the labels of one task."""
+
+    tasks: dict[str, TaggedSentences]
+
+    @property
+    def words_per_sentence(self) -> float:
+        """Mean number of words, not cut, of a sentence in an epoch."""
+        means = [rows.words_per_sentence for rows in self.tasks.values()]
+        return float(np.average(means, weights=self.rows_of_tasks))
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Return what the data set of the task returns, with ``id`` int, the place among the sentences of all tasks."""
+        number = self._task_of(index)
+        return list(self.tasks.values())[number][index - self.starts[number]] | {"id": int(index)}
+
+    def add_labels(self, batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
+        """Add what :meth:`TaggedSentences.add_labels` adds; ``rows_of_heads`` in ``net_input`` as :class:`MixedTasks` does; and
+        ``parts``, for each task ``target`` [b,W], ``labels`` and ``nwords`` of its rows."""
+        next(iter(self.tasks.values())).add_labels(batch, samples)
+        tasks = torch.from_numpy(self._task_of(batch["id"].numpy()))
+        rows_of_heads, parts = batch["net_input"].setdefault("rows_of_heads", {}), batch.setdefault("parts", {})
+        for number, name in enumerate(self.tasks):
+            rows = rows_of_heads[name] = (tasks == number).nonzero().squeeze(1)
+            own = [samples[row] for row in rows.tolist()]
+            parts[name] = {"target": batch["target"][rows], "labels": [sample["labels"] for sample in own]}
+            parts[name]["nwords"] = sum(len(sample["positions"]) for sample in own)

@@ -17,7 +17,6 @@ from fairseq.data import Dictionary
 
 from amos_fairseq.data.corpus import open_lines
 from amos_fairseq.data.tagging import NO_LABEL, TaggedSentences
-from amos_fairseq.errors import UserError
 
 HEAD = "head"
 LIKELY_HEADS = 4  # of a word, in the first search for a tree
@@ -48,7 +47,7 @@ class ParsedSentences(TaggedSentences):
         if not np.array_equal(self._heads.sizes, self._labels.sizes) or any(
             len(heads) and not 0 <= int(heads.min()) <= int(heads.max()) <= len(heads) for heads in self._heads
         ):
-            raise UserError(f"{self.source}.{HEAD}.*: the files do not belong together; prepare the data again")
+            raise self._damaged()
 
     def heads(self, index: int) -> list[int]:
         """Return the head of each word of a sentence, also of those that are cut: 0 for the root."""

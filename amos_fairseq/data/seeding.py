@@ -22,6 +22,7 @@ class Purpose(IntEnum):
     SIMILAR_LENGTHS = 6
     TRAINING_ROWS = 7
     ROWS_OF_A_TASK = 8
+    UNLABELED = 9
 
 
 def keyed_generator(purpose: Purpose, seed: int, epoch: int, block: int) -> np.random.Generator:

@@ -60,3 +60,18 @@ def scores(counts: Mapping[str, float]) -> dict[str, float]:
     right, found, spans = (counts[name] for name in ("right_spans", "found_spans", "spans"))
     precision, recall = percent(right, found), percent(right, spans)
     return {"f1": percent(2 * right, found + spans), "precision": precision, "recall": recall, **accuracy}
+
+
+def main_score(has_spans: bool) -> str:
+    """Return the name of the score that chooses a run: F1 of spans, or accuracy."""
+    return "f1" if has_spans else "accuracy"
+
+
+def to_bioes(labels: Sequence[str]) -> list[str]:
+    """Return the labels of a sentence with the same spans in BIOES: ``S-`` marks a span of one word, ``E-`` the last word."""
+    encoded = [OUTSIDE] * len(labels)
+    for kind, first, last in spans_of(labels):
+        encoded[first : last + 1] = [f"I-{kind}"] * (last + 1 - first)
+        encoded[first] = f"B-{kind}"
+        encoded[last] = f"{'S' if first == last else 'E'}-{kind}"
+    return encoded

@@ -6,6 +6,7 @@ SPLIT.tokens.{bin,idx}                          ids of each sentence, without sp
 SPLIT.word_start, SPLIT.word_end                first piece of each word, and the one after its last
 SPLIT.label.{bin,idx}                           label of each word, an index of ``labels``
 SPLIT.words.jsonl                               the words of each sentence
+unlabeled.*                                     the same without labels and words.jsonl, for cross-view training; optional
 dict.txt  tokenizer/  tagging.json              vocabulary; labels, sources, counts
 """
 
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from fairseq.data import Dictionary
+from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.data.corpus import check_prepared, open_lines
 from amos_fairseq.data.labeled_sequences import LabeledSequences
@@ -31,7 +33,8 @@ MANIFEST = "tagging.json"
 TASK_PREFIX = "tagging-"
 # Beside the checkpoints, one label a line, so that they can be exported without the data.
 LABELS_FILE = "labels.txt"
-ARRAYS = ("tokens", "word_start", "word_end", "label")
+WORD_ARRAYS = ("tokens", "word_start", "word_end")
+ARRAYS = (*WORD_ARRAYS, "label")
 NUM_SPECIAL = 2  # <s> and </s>
 # Target of a padded slot: cross_entropy ignores it.
 NO_LABEL = -100
@@ -99,11 +102,10 @@ def read_words(directory: Path, split: str) -> list[list[str]]:
     return read_json_lines(directory / f"{split}.words.jsonl", _HINT, words_in)
 
 
-class TaggedSentences(LabeledSequences):
-    """The sentences of a split, cut at a word boundary where they are longer than ``max_tokens``.
+class WordSequences(LabeledSequences):
+    """The words of the sentences of a split, cut at a word boundary where they are longer than ``max_tokens``.
 
     Args:
-        num_labels: of the manifest.
         max_tokens: of a sentence with ``<s>`` and ``</s>``.
         training: shuffle, and leave out sentences whose first word does not fit. Otherwise all sentences are included, in
             order.
@@ -121,7 +123,6 @@ class TaggedSentences(LabeledSequences):
         directory: Path,
         split: str,
         dictionary: Dictionary,
-        num_labels: int,
         max_tokens: int,
         seed: int = 0,
         training: bool = False,
@@ -130,16 +131,10 @@ class TaggedSentences(LabeledSequences):
         if max_tokens <= NUM_SPECIAL:
             raise UserError(f"--tokens-per-sentence {max_tokens} leaves no room for a word: raise it")
         check_prepared(directory, MANIFEST, split)
-        self._tokens, self._starts, self._ends, self._labels = (
-            open_lines(f"{self.source}.{name}", _HINT) for name in ARRAYS
-        )
-        num_words = self._labels.sizes.astype(np.int64)
-        if (
-            len(self._tokens) != len(num_words)
-            or not all(np.array_equal(num_words, ranges.sizes) for ranges in (self._starts, self._ends))
-            or any(len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < num_labels for ids in self._labels)
-        ):
-            raise UserError(f"{self.source}.*: the files do not belong together; prepare the data again")
+        self._tokens, self._starts, self._ends = (open_lines(f"{self.source}.{name}", _HINT) for name in WORD_ARRAYS)
+        num_words = self._starts.sizes.astype(np.int64)
+        if len(self._tokens) != len(num_words) or not np.array_equal(num_words, self._ends.sizes):
+            raise self._damaged()
         self._room = max_tokens - NUM_SPECIAL
         kept = [int(np.searchsorted(ends.numpy(), self._room, side="right")) for ends in self._ends]
         self._kept = np.array(kept, dtype=np.int64)
@@ -153,6 +148,9 @@ class TaggedSentences(LabeledSequences):
             )
         self.sizes = np.array([NUM_SPECIAL + self._num_pieces(row) for row in self._rows], dtype=np.int64)
 
+    def _damaged(self) -> UserError:
+        return UserError(f"{self.source}.*: the files do not belong together; prepare the data again")
+
     def _num_pieces(self, row: int) -> int:
         """Return the length of a sentence after the cut, without special tokens.
 
@@ -163,13 +161,14 @@ class TaggedSentences(LabeledSequences):
             return min(len(self._tokens[row]), self._room)
         return int(ends[kept - 1]) if kept else 0
 
-    def labels(self, index: int) -> list[int]:
-        """Return the labels of all words of a sentence, also of those that are cut."""
-        return self._labels[int(self._rows[index])].tolist()
-
     def num_kept(self, index: int) -> int:
         """Return the number of words of a sentence that are not cut."""
         return int(self._kept[self._rows[index]])
+
+    @property
+    def words_per_sentence(self) -> float:
+        """Mean number of words of a sentence that are not cut."""
+        return float(self._kept[self._rows].mean())
 
     def describe(self) -> str:
         """Return the numbers of sentences and words, and of the words that are cut."""
@@ -181,8 +180,8 @@ class TaggedSentences(LabeledSequences):
         return f"{len(self):,} sentences, {self.num_words:,} words" + (f"; {cut}" if cut else "")
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Return ``id`` int, ``tokens`` LongTensor [L], ``positions`` LongTensor of the first pieces of the kept words, and
-        ``labels``, a list of ints for all words."""
+        """Return ``id`` int, ``tokens`` LongTensor [L], and ``positions`` and ``last_positions``, LongTensors of the first and
+        the last pieces of the kept words."""
         index = int(index)
         row, kept = int(self._rows[index]), self.num_kept(index)
         pieces = self._tokens[row][: self._num_pieces(row)].long()
@@ -190,17 +189,58 @@ class TaggedSentences(LabeledSequences):
             "id": index,
             "tokens": torch.cat([torch.tensor([self.bos]), pieces, torch.tensor([self.eos])]),
             "positions": self._starts[row][:kept].long() + 1,
-            "labels": self.labels(index),
+            "last_positions": self._ends[row][:kept].long(),
         }
+
+    def add_labels(self, batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
+        """Add to ``net_input`` ``word_positions`` and ``last_positions``, LongTensors [B,W], 0 in padded slots."""
+        for name, key in (("word_positions", "positions"), ("last_positions", "last_positions")):
+            batch["net_input"][name] = pad_words([sample[key] for sample in samples], 0)
+
+
+def pad_words(rows: Sequence[torch.Tensor], value: int) -> torch.Tensor:
+    """Return LongTensors of different lengths as [B,W], W at least 1, with ``value`` in padded slots."""
+    padded = pad_sequence(rows, batch_first=True, padding_value=value)
+    return padded if padded.size(1) else padded.new_full((len(rows), 1), value)
+
+
+class TaggedSentences(WordSequences):
+    """The sentences of a split with their labels; for the other arguments see :class:`WordSequences`.
+
+    Args:
+        num_labels: of the manifest.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        split: str,
+        dictionary: Dictionary,
+        num_labels: int,
+        max_tokens: int,
+        seed: int = 0,
+        training: bool = False,
+    ) -> None:
+        super().__init__(directory, split, dictionary, max_tokens, seed, training)
+        self._labels = open_lines(f"{self.source}.label", _HINT)
+        if not np.array_equal(self._labels.sizes, self._starts.sizes) or any(
+            len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < num_labels for ids in self._labels
+        ):
+            raise self._damaged()
+
+    def labels(self, index: int) -> list[int]:
+        """Return the labels of all words of a sentence, also of those that are cut."""
+        return self._labels[int(self._rows[index])].tolist()
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Return the words of a sentence, and ``labels``, a list of ints for all words, also for those that are cut."""
+        return super().__getitem__(index) | {"labels": self.labels(int(index))}
 
     def add_labels(self, batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
         """Add ``nwords`` (not cut), a Python int; ``target`` LongTensor [B,W], ``NO_LABEL`` in padded slots; ``labels``, lists
         of ints with the labels of all words; and to ``net_input`` ``word_positions`` LongTensor [B,W], 0 in padded slots."""
-        num_words = [len(sample["positions"]) for sample in samples]
-        positions = torch.zeros(len(samples), max(1, *num_words), dtype=torch.long)
-        target = torch.full_like(positions, NO_LABEL)
-        for row, sample in enumerate(samples):
-            positions[row, : num_words[row]] = sample["positions"]
-            target[row, : num_words[row]] = torch.tensor(sample["labels"][: num_words[row]], dtype=torch.long)
-        batch |= {"nwords": sum(num_words), "target": target, "labels": [sample["labels"] for sample in samples]}
-        batch["net_input"]["word_positions"] = positions
+        super().add_labels(batch, samples)
+        del batch["net_input"]["last_positions"]
+        target = [torch.tensor(own["labels"][: len(own["positions"])], dtype=torch.long) for own in samples]
+        batch |= {"nwords": sum(map(len, target)), "target": pad_words(target, NO_LABEL)}
+        batch["labels"] = [sample["labels"] for sample in samples]

@@ -6,13 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from amos_fairseq.data.text_files import InputFile, refuse_other_formats
+from amos_fairseq.data.text_files import InputFile, kind_and_compression, refuse_other_formats
 from amos_fairseq.errors import UserError
 
 # Names of the columns after the word, by the number of columns: CoNLL-2000 has three, CoNLL-2003 four.
 COLUMN_NAMES = {2: ("label",), 3: ("pos", "chunk"), 4: ("pos", "chunk", "ner")}
 COLUMN_NAME = re.compile(r"[\w.:+-]*\w[\w.:+-]*")  # such as upos: part of the names of folders
 LONGEST_COLUMN_NAME = 100
+CONLLU = ".conllu"
+UNLABELED = "unlabeled"  # the split of words without labels
 CONLLU_NAMES = ("form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 _DOCUMENT_START = "-DOCSTART-"
 _BLANKS = re.compile(r"[ \t]+")  # not str.split(), which also splits at a no-break space inside a word
@@ -124,3 +126,31 @@ def _sentences(path: Path, rows: Iterator[list[str] | None]) -> Iterator[list[li
             sentence = []
     if not found:
         raise UserError(f"{path} has no sentence: expected one word a line")
+
+
+def read_words(path: Path) -> list[list[str]]:
+    """Read sentences whose words are divided, and whose labels are ignored.
+
+    The file is CoNLL-U if its name ends in ``.conllu``. In another one, each line is a word with further columns behind it if
+    blank lines separate sentences and all other lines have the same number of columns, as in the files of
+    :func:`read_columns`; otherwise each line is a sentence with blanks between its words. It may be compressed.
+
+    Raises:
+        UserError: the file is missing, damaged or without a sentence.
+    """
+    if kind_and_compression(path)[0] == CONLLU:
+        return [sentence.words for sentence in read_conllu(path)]
+    rows: list[list[str] | None] = []
+    for _, line in _lines(path):
+        is_end = not line.strip(" \t") or line.startswith(_DOCUMENT_START)
+        cells = [cell.strip(" ") for cell in line.split("\t")]
+        rows.append(None if is_end else cells if len(cells) > 1 else _BLANKS.split(line.strip(" ")))
+    while rows and rows[-1] is None:
+        rows.pop()
+    given = [row for row in rows if row is not None]
+    if len({len(row) for row in given}) == 1 and None in rows:
+        return [columns[0] for columns in _sentences(path, iter(rows))]
+    words = [[word for cell in row for word in _BLANKS.split(cell) if word] for row in given]
+    if not words:
+        raise UserError(f"{path} has no sentence: expected one a line, with blanks between its words")
+    return words

@@ -25,14 +25,17 @@ from amos_fairseq.data.word_files import read_conllu
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import explain_write_errors, write_text
 from amos_fairseq.finetuning.benchmark import Benchmark, batches
+from amos_fairseq.finetuning.recipes import WORDS
 from amos_fairseq.finetuning.runs import BenchmarkTask, RunResult, TaskRun, content_sha256, read_results
 from amos_fairseq.finetuning.session import Session
 from amos_fairseq.finetuning.summary import TaskSummary, best_checkpoint, summarize
+from amos_fairseq.finetuning.tagging import word_flags, word_trials
+from amos_fairseq.models.fine_tuning import TREES
+from amos_fairseq.modules.cross_views import PARSING_VIEWS
 from amos_fairseq.strangers import read_text
 from amos_fairseq.tokenization.words import encode_words
 
 NAME = "parsing"
-RECIPE_TASK = "tagging"  # the settings of words with labels
 PREDICTIONS, SCORES = "predictions.conllu", "scores.json"
 Edge = tuple[int, str]
 
@@ -56,8 +59,9 @@ class Parsing(Benchmark):
 
     def __init__(self, session: Session, data: Path) -> None:
         self.session, self.data, self.max_positions = session, data.resolve(), session.checkpoint.max_positions
-        recipe = session.recipe.trials_of(RECIPE_TASK)
-        trials = tuple(dict.fromkeys(dataclasses.replace(trial, num_separators=1, pooling="first") for trial in recipe))
+        trials = word_trials(session, PARSING_VIEWS, [self.data])
+        # The thesis smooths the labels of words alone.
+        trials = tuple(dict.fromkeys(dataclasses.replace(trial, label_smoothing=0.0) for trial in trials))
         if os.pathsep in str(self.data):
             raise UserError(f"{self.data}: fairseq separates folders at {os.pathsep!r}: give a path without it")
         manifest = read_tagging_manifest(self.data)
@@ -87,7 +91,7 @@ class Parsing(Benchmark):
 
     def train_flags(self, run: TaskRun) -> list[str]:
         flags = [str(self.data), "--task", "dependency_parsing", "--criterion", "dependency_parsing"]
-        return [*flags, "--tokens-per-sentence", str(self.max_positions), *self.selection_flags(run)]
+        return [*flags, *word_flags(run, self.max_positions), *self.selection_flags(run)]
 
     def evaluate(
         self, task: str, checkpoint: Path, directory: Path, device: str, stop: threading.Event
@@ -104,7 +108,7 @@ class Parsing(Benchmark):
 
     def setup(self) -> dict[str, Any]:
         (task,) = self.tasks.values()
-        return self.session.setup({RECIPE_TASK: task.trials})
+        return self.session.setup({WORDS: task.trials})
 
     def label(self, task: str) -> str:
         return "trees"
@@ -160,7 +164,7 @@ def predict_trees(
         UserError: the model has no head for trees, or its scores are not finite.
         Stopped: ``stop`` is set.
     """
-    if getattr(model, "parsing_head", None) is None:
+    if TREES not in getattr(model, "word_heads", {}):
         raise UserError("the checkpoint has no head for dependency trees: give the --out of amos parse")
     model = model.to(device)
     predicted: list[list[Edge]] = [[] for _ in sentences]
@@ -171,7 +175,8 @@ def predict_trees(
         if not positions.size(1):
             continue
         with torch.inference_mode():
-            scores = model(tokens, word_positions=positions, lengths=[len(row.tokens) for row in rows])
+            output = model(tokens, word_positions=positions, lengths=[len(row.tokens) for row in rows])
+            scores = output.logits[TREES]
             scores = scores.flatten(2).log_softmax(-1).view_as(scores)
         best = scores.max(-1)  # over relations, [B,W,1+W]
         values, choices = best.values.double().cpu().numpy(), best.indices.cpu().numpy()

@@ -26,12 +26,14 @@ from fairseq.data import Dictionary
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.configuration import check_new_top_layers, parse_layers
+from amos_fairseq.modules.cross_views import VIEW_LAYERS
 from amos_fairseq.modules.heads import LINEAR_HEAD, POOLINGS
 
 DIRECTORY = Path(__file__).with_name("recipes")
 SECTIONS = ("description", "defaults", "sizes", "tasks", "grid", "extends")
 CHECKPOINTS = ("best", "last")
 HEADS = ("dense", LINEAR_HEAD)
+WORDS = "tagging"  # the section of all words with labels, also of trees
 # Widths of thesis Table 5.1. A width between two of them uses the recipe of the larger size.
 SIZE_WIDTHS = {"small": 256, "base": 768, "large": 1024}
 
@@ -57,6 +59,9 @@ class Hyperparameters:
             :class:`~amos_fairseq.models.fine_tuning.FineTunedModel`.
         new_top_layers: how many of the upper layers start from new random weights.
         pooling: what a classification head reads: the state of the ``first`` token, or the ``mean`` of all.
+        label_smoothing: for words with labels: the share of a label that is spread over all labels in training.
+        views: for words: cross-view training, :class:`~amos_fairseq.tasks.sequence_tagging.SequenceTaggingConfig`; likewise
+            ``view_layers`` and ``unlabeled_start``.
 
     Raises:
         UserError: a value is out of range.
@@ -83,9 +88,14 @@ class Hyperparameters:
     layers: str = "last"
     new_top_layers: int = 0
     pooling: str = "first"
+    label_smoothing: float = 0.0
+    views: str = ""
+    view_layers: str = "half"
+    unlabeled_start: float = 0.1
 
     def __post_init__(self) -> None:
         fractions = ("dropout", "attention_dropout", "pooler_dropout", "warmup", "adam_betas")
+        fractions += ("label_smoothing", "unlabeled_start")
         for names, is_valid, expected in (
             (("lr", "adam_eps", "layer_wise_lr_decay"), lambda value: 0 < value <= 1000, "above 0 and at most 1,000"),
             (("epochs", "batch_size"), lambda value: 0 < value <= 1_000_000, "above 0 and at most 1,000,000"),
@@ -94,6 +104,7 @@ class Hyperparameters:
             (("min_updates", "new_top_layers"), lambda value: 0 <= value <= 1_000_000, "from 0 to 1,000,000"),
             (("head",), lambda value: value in HEADS, " or ".join(HEADS)),
             (("pooling",), lambda value: value in POOLINGS, " or ".join(POOLINGS)),
+            (("view_layers",), lambda value: value in VIEW_LAYERS, " or ".join(VIEW_LAYERS)),
             (("num_separators",), lambda value: value in (1, 2), "1 or 2"),
             (("checkpoint",), lambda value: value in CHECKPOINTS, " or ".join(CHECKPOINTS)),
         ):
@@ -203,6 +214,9 @@ class Recipe:
         if task not in self.trials:
             known = ", ".join(self.trials)
             raise UserError(f"the recipe {self.name} has no settings for {task}: add it under tasks (it has {known})")
+        for name in ("label_smoothing", "views"):
+            if task != WORDS and any(getattr(trial, name) for trial in self.trials[task]):
+                raise UserError(f"the recipe {self.name}, {task}: {name} is for words with labels: move it to {WORDS}")
         return self.trials[task]
 
 

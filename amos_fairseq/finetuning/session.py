@@ -42,8 +42,9 @@ MOST_RUNS = 1024  # at a time
 OVERRIDES = (
     *("lr", "epochs", "batch_size", "num_separators", "similar_lengths"),
     *("min_updates", "layers", "new_top_layers", "pooling"),
+    *("label_smoothing", "views", "view_layers", "unlabeled_start"),
 )
-MAY_BE_ZERO = {"min_updates", "new_top_layers"}
+MAY_BE_ZERO = {"min_updates", "new_top_layers", "label_smoothing", "unlabeled_start"}
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,8 @@ from amos_fairseq.hugging_face.convert import write_model
 from amos_fairseq.hugging_face.export_tokenizer import folder_tokenizer
 from amos_fairseq.hugging_face.families import CONFIG_FILE
 from amos_fairseq.hugging_face.model_card import CardSettings, check_card_settings, write_card
-from amos_fairseq.hugging_face.parts import ExportedPart, choose_part
+from amos_fairseq.hugging_face.parts import ExportedPart, choose_part, heads_of_tasks
 from amos_fairseq.hugging_face.verify import Agreement, verify_folder
-from amos_fairseq.models.fine_tuning import TEXT_HEAD
 from amos_fairseq.strangers import is_unicode
 
 ALL_HEADS = "ALL"
@@ -71,8 +70,8 @@ def export_heads(
 ) -> dict[str, tuple[ExportedPart, Agreement | None]]:
     """Write a folder in ``out`` for each head of a model of several tasks, all of them or none; the arguments and errors are
     those of :func:`export`."""
-    heads = list(getattr(load_checkpoint(checkpoint, tokenizer).model, "classification_heads", ()))
-    if not heads or TEXT_HEAD in heads:
+    heads = heads_of_tasks(load_checkpoint(checkpoint, tokenizer).model)
+    if not heads:
         raise UserError(f"--head {ALL_HEADS}: {checkpoint} is not a model of several tasks: leave it out")
     check_output_folder(out, force, holds=heads)
     with (

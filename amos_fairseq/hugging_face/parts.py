@@ -26,7 +26,7 @@ from amos_fairseq.hugging_face.families import (
 )
 from amos_fairseq.models.amos import AmosModel
 from amos_fairseq.models.electric import ElectricModel
-from amos_fairseq.models.fine_tuning import TEXT_HEAD, FineTunedModel
+from amos_fairseq.models.fine_tuning import TEXT_HEAD, TREES, FineTunedModel, column_of, word_head_name
 from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.models.teams import TeamsModel
 from amos_fairseq.modules.bert_encoder import BertEncoderConfig
@@ -93,15 +93,14 @@ def choose_part(
     if depth is not None and name != "generator":
         raise UserError(f"--depth {depth} chooses a depth of the generator: give --part generator with it")
     is_fine_tuned, is_mlm = isinstance(model, FineTunedModel), isinstance(model, MlmModel)
-    heads = list(model.classification_heads) if is_fine_tuned else []
+    heads = [*model.classification_heads, *model.word_heads] if is_fine_tuned else []
+    known = heads_of_tasks(model)
     if head is not None and name is not None:
         raise UserError(f"--head {head} and --part {name} name two parts: leave one of them out")
-    if head is not None and head not in (known := [own for own in heads if own != TEXT_HEAD]):
+    if head is not None and head not in known:
         reason = f"it has {', '.join(known)}" if known else "it is not of several tasks"
         raise UserError(f"--head {head}: {loaded.file} has no head of this name: {reason}")
-    if labels is not None and not (
-        is_fine_tuned and name is None and (head is not None or len(heads) == 1 or model.tagging_head)
-    ):
+    if labels is not None and not (is_fine_tuned and name is None and (head is not None or len(heads) == 1)):
         raise UserError("--labels names the classes of a fine-tuned classification head, which is not exported here")
     if is_mlm and name in ("generator", "discriminator"):
         raise UserError(f"{loaded.file} is a masked language model and has no {name}: give --part mlm or encoder")
@@ -123,6 +122,13 @@ def choose_part(
         )
     token_types = model.token_types if is_fine_tuned else None
     return dataclasses.replace(part, family=family or possible[0], token_types=token_types)
+
+
+def heads_of_tasks(model: nn.Module) -> list[str]:
+    """Return the names of the heads of a model of several tasks, of labels of words those of the columns; none of another
+    model."""
+    texts, words = getattr(model, "classification_heads", ()), getattr(model, "word_heads", ())
+    return [name for name in texts if name != TEXT_HEAD] + [column_of(name) for name in words if len(words) > 1]
 
 
 def encoder_part(model: nn.Module) -> ExportedPart:
@@ -231,9 +237,9 @@ def fine_tuned_part(
     heads = model.classification_heads
     if name not in (None, "encoder"):
         raise UserError(f"{loaded.file} was fine-tuned and has no {name} any more: give the pretraining checkpoint")
-    if name == "encoder" or not (heads or model.span_head or model.tagging_head or model.parsing_head):
+    if name == "encoder" or not (heads or model.span_head or model.word_heads):
         return encoder_part(model)
-    if model.parsing_head is not None:
+    if TREES in model.word_heads:
         raise UserError(
             f"{loaded.file} predicts dependency trees, which no Hugging Face class does: export the encoder alone, with --part "
             "encoder, or load it with amos_fairseq.load"
@@ -250,15 +256,16 @@ def fine_tuned_part(
                 f"{loaded.file} marks answers with a joint head, which no Hugging Face question answering class for "
                 "these encoders has: fine-tune with the independent head, or export the encoder alone with --part encoder"
             )
-    elif model.tagging_head is not None:
-        kind, prefix, head = PartKind.TOKEN_CLASSIFICATION, "tagging_head.", model.tagging_head
-        description = "its head for labels of words"
-    elif len(heads) > 1 and head_name is None:
+    elif len(heads) + len(model.word_heads) > 1 and head_name is None:
         limits = (
-            f"It was fine-tuned on several tasks ({', '.join(heads)}), whose heads are not in this folder: `amos export --head "
-            "TASK` writes one of them with the encoder."
+            f"It was fine-tuned on several tasks ({', '.join(heads_of_tasks(model))}), whose heads are not in this folder: "
+            "`amos export --head TASK` writes one of them with the encoder."
         )
         return dataclasses.replace(encoder_part(model), limits=limits)
+    elif model.word_heads:
+        (only,) = model.word_heads if head_name is None else [word_head_name(head_name)]
+        kind, prefix, head = PartKind.TOKEN_CLASSIFICATION, "tagging_head.", model.word_heads[only]
+        description = "its head for labels of words" if head_name is None else f"the head of {head_name}"
     else:
         (head_name,) = [head_name] if head_name else heads
         head = heads[head_name]
@@ -373,7 +380,7 @@ def label_settings(
     """
     kind_of_label = None
     if kind == PartKind.TOKEN_CLASSIFICATION:
-        names = read_labels(loaded.file.parent)
+        names = read_labels(loaded.file.parent / TASK_FOLDER / word_head_name(task) if task else loaded.file.parent)
     else:
         hint = "it does not name the labels of the task, give them with --labels A,B,..."
         beside, data = loaded.file.parent, str(loaded.task.get("data", "")).split(os.pathsep)

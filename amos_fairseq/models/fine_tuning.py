@@ -4,7 +4,9 @@ import dataclasses
 import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from fairseq.models import BaseFairseqModel
@@ -21,7 +23,8 @@ from amos_fairseq.models.configuration import (
     parse_layers,
     transformer_config,
 )
-from amos_fairseq.modules.encoder import LayerOutputs, TransformerConfig
+from amos_fairseq.modules.cross_views import FULL, WORD_DROPOUT, CrossViews, Words, number_of_view_layers, remove_words
+from amos_fairseq.modules.encoder import LayerOutputs, TransformerConfig, one_sided
 from amos_fairseq.modules.heads import ClassificationHead, LayerMixture, ParsingHead, TaggingHead, pool
 from amos_fairseq.modules.initialization import initialize, mark_layer_depths, mark_undecayed
 from amos_fairseq.modules.span_heads import SPAN_HEADS, SpanOutput, build_span_head
@@ -39,8 +42,23 @@ DELTA = "disentangled_embedding.delta.weight"
 TEXT_HEAD = "sentence_classification_head"
 MIXTURE = "layer_mixture."
 CLASSIFICATION = "classification_heads."
-HEADS = (CLASSIFICATION, "span_head.", "tagging_head.", "parsing_head.", MIXTURE)
+CROSS_VIEWS = "cross_views."
+HEADS = (CLASSIFICATION, "span_head.", "word_heads.", CROSS_VIEWS, MIXTURE)
 NEW_LAYERS = "new_layers"
+LABELS = "_labels"
+TREES = "dependency_trees"  # name of the head for them
+
+
+class WordOutput(NamedTuple):
+    """Predictions for the words of sentences, by head: [B,W,labels] float32, or [B,W,1+W,relations] of trees.
+
+    ``fixed`` and ``views`` are those of unlabeled sentences, for cross-view training: of the head itself, without dropout and
+    gradient, and of each view.
+    """
+
+    logits: dict[str, Tensor]
+    fixed: dict[str, Tensor] | None = None
+    views: dict[str, dict[str, Tensor]] | None = None
 
 
 class FineTunedModel(BaseFairseqModel):
@@ -77,8 +95,8 @@ class FineTunedModel(BaseFairseqModel):
         self.classification_heads = nn.ModuleDict()
         self.head_of_task: dict[str, str] = {}  # which head takes that of a task from a checkpoint of several tasks
         self.span_head: nn.Module | None = None
-        self.tagging_head: TaggingHead | None = None
-        self.parsing_head: ParsingHead | None = None
+        self.word_heads = nn.ModuleDict()
+        self.cross_views: CrossViews | None = None
         self._initialize(self)
         mark_layer_depths(self)
 
@@ -128,20 +146,40 @@ class FineTunedModel(BaseFairseqModel):
         self._initialize(self.span_head)
         mark_layer_depths(self)
 
-    def register_tagging_head(self, num_labels: int) -> None:
-        """Add a head for labels of words."""
+    def register_tagging_head(self, name: str, num_labels: int) -> None:
+        """Add a head for labels of words; ``name``: of :func:`word_head_name`."""
         self._refuse_pooling("labels of words")
         cfg = self.cfg
-        self.tagging_head = TaggingHead(cfg.encoder_embed_dim, num_labels, cfg.pooler_dropout, make_transform(cfg))
-        self._initialize(self.tagging_head)
-        mark_layer_depths(self)
+        self._add_word_head(
+            name, TaggingHead(cfg.encoder_embed_dim, num_labels, cfg.pooler_dropout, make_transform(cfg))
+        )
 
     def register_parsing_head(self, num_relations: int) -> None:
         """Add a head for dependency trees."""
         self._refuse_pooling("dependency trees")
         cfg = self.cfg
-        self.parsing_head = ParsingHead(cfg.encoder_embed_dim, num_relations, cfg.pooler_dropout, make_transform(cfg))
-        self._initialize(self.parsing_head)
+        self._add_word_head(
+            TREES, ParsingHead(cfg.encoder_embed_dim, num_relations, cfg.pooler_dropout, make_transform(cfg))
+        )
+
+    def _add_word_head(self, name: str, head: nn.Module) -> None:
+        self._initialize(head)
+        self.word_heads[name] = head
+        mark_layer_depths(self)
+
+    def register_cross_views(self, views: Sequence[str], view_layers: str, mask: int) -> None:
+        """Add the auxiliary modules of all heads for words, for :meth:`predict_views`.
+
+        Args:
+            views: names, of :mod:`amos_fairseq.modules.cross_views`.
+            view_layers: ``half`` or ``all`` of the layers give the states of one direction.
+            mask: the token ``<mask>``.
+        """
+        with_module = [view for view in views if view != WORD_DROPOUT]
+        self.cross_views = CrossViews(self.cfg.encoder_embed_dim, with_module, self.word_heads)
+        self.num_view_layers = number_of_view_layers(view_layers, len(self.encoder.layers))
+        self.dropped_word = mask if WORD_DROPOUT in views else None
+        self._initialize(self.cross_views)
         mark_layer_depths(self)
 
     def _refuse_pooling(self, what: str) -> None:
@@ -164,9 +202,10 @@ class FineTunedModel(BaseFairseqModel):
         if any(key.startswith("span_head.") for key in state_dict):
             independent, joint = SPAN_HEADS
             self.register_span_head(joint if "span_head.start.weight" in state_dict else independent)
-        if (weight := state_dict.get("tagging_head.output.weight")) is not None:
-            self.register_tagging_head(num_labels=weight.size(0))
-        if (weight := state_dict.get("parsing_head.relations.weight")) is not None:
+        for key, value in state_dict.items():
+            if found := re.fullmatch(r"word_heads\.(\w+)\.output\.weight", key):
+                self.register_tagging_head(found.group(1), num_labels=value.size(0))
+        if (weight := state_dict.get(f"word_heads.{TREES}.relations.weight")) is not None:
             self.register_parsing_head(num_relations=weight.size(0) // ParsingHead.HIDDEN)
 
     def forward(
@@ -180,16 +219,20 @@ class FineTunedModel(BaseFairseqModel):
         word_positions: Tensor | None = None,
         lengths: Sequence[int] | None = None,
         rows_of_heads: Mapping[str, Tensor] | None = None,
-    ) -> tuple[Tensor, None] | SpanOutput | Tensor | dict[str, Tensor]:
+        unlabeled: Mapping[str, Any] | None = None,
+    ) -> tuple[Tensor, None] | SpanOutput | WordOutput | dict[str, Tensor]:
         """Compute the logits [B, classes] of a classification head from tokens [B,T] int64, or without a head's name the states
         [B,T,D] that heads read; with ``answer_mask`` ([B,T] bool, True at tokens that an answer may consist of) the output of
-        the span head; with ``word_positions`` ([B,W] int64, the first piece of each word, 0 in padded slots) the logits of
-        labels [B,W,labels] float32, or of a head for trees the scores of edges [B,W,1+W,relations] float32; with
-        ``rows_of_heads`` (for each classification head the rows of its task, [b] int64, maybe none) the logits of each head,
-        [b, classes]. With ``lengths``, the number of tokens of each text, the encoder computes nothing at padding. The other
-        arguments, and the second value, are those of fairseq's own encoders.
+        the span head; with ``word_positions`` ([B,W] int64, the first piece of each word, 0 in padded slots) those of the heads
+        for words, and with ``unlabeled`` sentences also those of :meth:`predict_views`; with ``rows_of_heads`` (for each head
+        the rows of its task, [b] int64, maybe none) the logits of each head for these rows. With ``lengths``, the number of
+        tokens of each text, the encoder computes nothing at padding. The other arguments, and the second value, are those of
+        fairseq's own encoders.
         """
         states = self.extract_features(src_tokens, lengths)
+        if word_positions is not None:
+            logits = self.predict_words(states, word_positions, rows_of_heads)
+            return WordOutput(logits, *(() if unlabeled is None else self.predict_views(**unlabeled)))
         if rows_of_heads is not None:
             pooled = pool(states, src_tokens.eq(self.vocabulary.pad), str(self.cfg.pooling))
             return {
@@ -197,15 +240,55 @@ class FineTunedModel(BaseFairseqModel):
             }
         if answer_mask is not None:
             return self.span_head(states, answer_mask, span_targets)
-        if word_positions is not None:
-            words = gather_positions(states, word_positions)
-            if self.parsing_head is not None:
-                return self.parsing_head(words, word_positions.eq(0))
-            return self.tagging_head(words)
         if classification_head_name is not None:
             padding_mask = src_tokens.eq(self.vocabulary.pad)
             return self.classification_heads[classification_head_name](states, padding_mask), None
         return states, None
+
+    def predict_words(
+        self, states: Tensor, word_positions: Tensor, rows_of_heads: Mapping[str, Tensor] | None = None
+    ) -> dict[str, Tensor]:
+        """Return the logits of each head for words, from the states [B,T,D] at their first pieces [B,W]; see
+        :meth:`forward`."""
+        words, is_padding = gather_positions(states, word_positions), word_positions.eq(0)
+        if rows_of_heads is None:
+            return {name: head(words, is_padding) for name, head in self.word_heads.items()}
+        return {name: self.word_heads[name](words[rows], is_padding[rows]) for name, rows in rows_of_heads.items()}
+
+    def predict_views(
+        self, src_tokens: Tensor, lengths: Sequence[int], word_positions: Tensor, last_positions: Tensor
+    ) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
+        """Return what each head predicts for unlabeled sentences, fixed and without dropout, and what its views predict.
+
+        Without a sentence the auxiliary modules run on no word, so that each parameter gets a gradient, of 0.
+
+        Args:
+            src_tokens: [B,T] int64.
+            lengths: number of tokens of each sentence.
+            word_positions, last_positions: [B,W] int64, first and last piece of each word, 0 in padded slots.
+        """
+        words, is_padding = Words(word_positions, last_positions), word_positions.eq(0)
+        if not lengths:
+            nothing = self.embed_tokens.weight.new_zeros(0, 1, self.cfg.encoder_embed_dim)
+            directed = dict.fromkeys(self.cross_views.directions, nothing)
+            words, is_padding = Words(word_positions[:, :1], last_positions[:, :1]), is_padding[:, :1]
+            return {}, self.cross_views({FULL: nothing} | self.cross_views.states(directed, words), is_padding)
+        with torch.no_grad(), evaluating(self):
+            fixed = self.predict_words(self.extract_features(src_tokens, lengths), word_positions)
+        states = {}
+        if FULL in self.cross_views.names:
+            states[FULL] = gather_positions(self.extract_features(src_tokens, lengths), word_positions)
+        embeddings, types = self.embed_tokens(src_tokens), self.token_types(src_tokens)
+        directed = {}
+        for side in self.cross_views.directions:
+            encoder = one_sided(self.encoder, side, self.num_view_layers)
+            directed[side] = encoder(embeddings, token_types=types, lengths=lengths)[-1]
+        views = self.cross_views(states | self.cross_views.states(directed, words), is_padding)
+        if self.dropped_word is not None:
+            kept = self.extract_features(remove_words(src_tokens, words, self.dropped_word), lengths)
+            for name, logits in self.predict_words(kept, word_positions).items():
+                views[name][WORD_DROPOUT] = logits
+        return fixed, views
 
     def extract_features(self, tokens: Tensor, lengths: Sequence[int] | None = None) -> Tensor:
         """Compute the states that the heads read, of the last layer or a mixture of all: [B,T] int64 -> [B,T,D]."""
@@ -242,6 +325,9 @@ class FineTunedModel(BaseFairseqModel):
         """
         self.take_encoder(state_dict)
         here = self.state_dict()
+        if self.cross_views is None:  # they only train
+            for key in [key for key in state_dict if key.startswith(CROSS_VIEWS)]:
+                del state_dict[key]
         self._choose_layers(state_dict, here)
         self._take_heads(state_dict, here)
         # The values of this task may have another unit than those of the task before.
@@ -325,6 +411,39 @@ class FineTunedModel(BaseFairseqModel):
                     "the checkpoint holds another encoder than the flags describe: "
                     f"{describe_mismatch(key, state_dict, here)}; {_advice(key, state_dict, here)}"
                 )
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Turn off dropout, and on again where it was on."""
+    trained = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in trained:
+            module.training = True
+
+
+def parse_views(text: str, known: Sequence[str]) -> tuple[str, ...]:
+    """Return the views in ``a,b,...``; raise :class:`UserError` unless each is known and there once."""
+    views = tuple(filter(None, (part.strip() for part in text.split(","))))
+    allowed = (*known, WORD_DROPOUT)
+    for view in views:
+        if view not in allowed or views.count(view) > 1:
+            what = "is there twice" if view in allowed else "is no view"
+            raise UserError(f"--views {text}: {view} {what}: give some of {','.join(allowed)}")
+    return views
+
+
+def word_head_name(column: str) -> str:
+    """Return the name of the head for a column of labels. As a key of a module it has no point and is no attribute."""
+    return re.sub(r"\W", "_", column) + LABELS
+
+
+def column_of(head: str) -> str:
+    """Return the column that :func:`word_head_name` has named a head after, up to signs that are no letters or digits."""
+    return head.removesuffix(LABELS)
 
 
 def scale_of(bits: Tensor) -> tuple[float, float]:

@@ -300,3 +300,11 @@ def with_layers(encoder: TransformerEncoder, layers: Iterable[TransformerLayer])
     view._modules = {**encoder._modules, "layers": nn.ModuleList(layers)}
     view.shape = replace(encoder.shape, num_layers=len(view.layers))
     return view
+
+
+def one_sided(encoder: TransformerEncoder, side: str, num_layers: int) -> TransformerEncoder:
+    """Return a view of the ``num_layers`` lowest layers of ``encoder`` in which a token attends to the ``past`` or the
+    ``future``, and itself. Nothing is copied."""
+    view = with_layers(encoder, encoder.layers[:num_layers])
+    view.shape = replace(view.shape, attends_to=side)
+    return view

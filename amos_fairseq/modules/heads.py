@@ -172,9 +172,29 @@ class TaggingHead(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(width, num_labels)
 
-    def forward(self, states: Tensor) -> Tensor:
-        """[...,D] -> logits [..., labels] float32."""
+    def forward(self, states: Tensor, is_padding: Tensor | None = None) -> Tensor:
+        """[...,D] -> logits [..., labels] float32. Each word is by itself, so that ``is_padding`` has no effect."""
         return self.output(self.dropout(transformed(states, self.transform))).float()
+
+    def new_view(self) -> "ViewHead":
+        """Return an auxiliary module for one view."""
+        return ViewHead(self.output.in_features, self.output.out_features)
+
+
+class ViewHead(nn.Module):
+    """An auxiliary prediction module for labels of words: linear, ReLU, linear (thesis, section 4.2.2).
+
+    Departure: the hidden layer has the width of the encoder, in the thesis 512.
+    """
+
+    def __init__(self, width: int, num_labels: int):
+        super().__init__()
+        self.hidden = nn.Linear(width, width)
+        self.output = nn.Linear(width, num_labels)
+
+    def forward(self, states: Tensor, is_padding: Tensor | None = None) -> Tensor:
+        """[...,D] -> logits [..., labels] float32; ``is_padding`` has no effect."""
+        return self.output(relu(self.hidden(states))).float()
 
 
 class ParsingHead(nn.Module):
@@ -200,13 +220,25 @@ class ParsingHead(nn.Module):
         self.shared = nn.Linear(self.HIDDEN, self.HIDDEN, bias=False)  # W
         self.relations = nn.Linear(self.HIDDEN, num_relations * self.HIDDEN, bias=False)  # W_r of all r
 
-    def forward(self, states: Tensor, is_padding: Tensor) -> Tensor:
-        """[B,W,D], and [B,W] bool, True at padded slots -> scores [B,W,1+W,R] float32 of each word for each head, the root
-        first, and each relation; -inf for padded slots and for a word as its own head."""
+    def new_view(self) -> "ParsingHead":
+        """Return an auxiliary module for one pair of views."""
+        num_relations = self.relations.out_features // self.HIDDEN
+        return ParsingHead(self.head.in_features, num_relations, self.dropout.p)
+
+    def forward(self, states: Tensor, is_padding: Tensor, dependents: Tensor | None = None) -> Tensor:
+        """Return the scores [B,W,1+W,R] float32 of each word for each head, the root first, and each relation; -inf for padded
+        slots and for a word as its own head.
+
+        Args:
+            states: [B,W,D] of the words as heads.
+            is_padding: [B,W] bool, True at padded slots.
+            dependents: [B,W,D] of the words as dependents; None for ``states``.
+        """
         states = transformed(states, self.transform)
+        dependents = states if dependents is None else transformed(dependents, self.transform)
         root = self.root.weight.expand(len(states), -1, -1).to(states)
         heads = relu(self.head(self.dropout(torch.cat([root, states], dim=1))))  # [B,1+W,h]
-        dependents = relu(self.dependent(self.dropout(states)))  # [B,W,h]
+        dependents = relu(self.dependent(self.dropout(dependents)))  # [B,W,h]
         products = self.relations(heads).unflatten(-1, (-1, self.HIDDEN)) + self.shared(heads)[..., None, :]
         scores = torch.einsum("bwh,burh->bwur", dependents, products).float()
         no_root = torch.zeros_like(is_padding[:, :1])

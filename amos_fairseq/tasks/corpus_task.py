@@ -1,6 +1,8 @@
 """The base classes of this package's tasks: vocabulary, batches in a fixed order, and random numbers of a micro-batch."""
 
 import logging
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, List  # noqa: UP035 (fairseq reads the types of config classes, in typing's spelling)
@@ -20,6 +22,7 @@ from amos_fairseq.data.block_iterator import (
     similar_lengths,
     whole_updates,
 )
+from amos_fairseq.data.mixed_tasks import MixedTasks
 from amos_fairseq.data.seeding import Purpose, keyed_generator, noise_seed
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.errors import UserError
@@ -178,9 +181,14 @@ class LabeledTask(CorpusTask):
         return model
 
     def order_of_epoch(self, dataset: Any, batches_per_update: int, batch_size: int) -> np.ndarray:
-        return self.arrange(
-            dataset, super().order_of_epoch(dataset, batches_per_update, batch_size), batches_per_update * batch_size
-        )
+        global_batch = batches_per_update * batch_size
+        if isinstance(dataset, MixedTasks):
+            if len(set(self.cfg.update_freq)) > 1:
+                raise UserError(
+                    f"--update-freq {self.cfg.update_freq}: all epochs make one sequence of equal updates: give one number"
+                )
+            return self.arrange(dataset, dataset.whole_updates(global_batch), global_batch)
+        return self.arrange(dataset, super().order_of_epoch(dataset, batches_per_update, batch_size), global_batch)
 
     def arrange(self, dataset: Any, indices: np.ndarray, global_batch: int) -> np.ndarray:
         """Return the order of an epoch, with ``--similar-lengths`` in global batches of similar length."""
@@ -195,11 +203,21 @@ class LabeledTask(CorpusTask):
 
 def prepared_directory(cfg: Any, kind: str) -> Path:
     """Return ``cfg.data``; raise :class:`UserError` unless it is a directory that ``amos prepare KIND`` may have written."""
+    return _directories(cfg, kind, lambda data: [data])[0]
+
+
+def prepared_directories(cfg: Any, kind: str) -> list[Path]:
+    """Return the directories of ``cfg.data``, which ``:`` separates; errors as for :func:`prepared_directory`."""
+    return _directories(cfg, kind, lambda data: data.split(os.pathsep))
+
+
+def _directories(cfg: Any, kind: str, split: Callable[[str], list[str]]) -> list[Path]:
     if OmegaConf.is_missing(cfg, "data"):
         raise UserError("no data directory is given: give the directory that amos prepare wrote, as task.data=DIR")
-    if not Path(cfg.data).is_dir():
-        raise UserError(f"{cfg.data} is not a directory: give the one that amos prepare {kind} wrote")
-    return Path(cfg.data)
+    for part in (directories := split(str(cfg.data))):
+        if not Path(part).is_dir():
+            raise UserError(f"{part} is not a directory: give the one that amos prepare {kind} wrote")
+    return list(map(Path, directories))
 
 
 def arch_name(cfg: Any) -> str:

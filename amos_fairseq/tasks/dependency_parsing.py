@@ -6,8 +6,9 @@ from fairseq.tasks import register_task
 from omegaconf import MISSING
 
 from amos_fairseq.data.parsing import ParsedSentences
-from amos_fairseq.models.fine_tuning import FineTunedModel
-from amos_fairseq.tasks.sequence_tagging import SequenceTaggingConfig, SequenceTaggingTask
+from amos_fairseq.models.fine_tuning import TREES, FineTunedModel
+from amos_fairseq.modules.cross_views import PARSING_VIEWS
+from amos_fairseq.tasks.sequence_tagging import Column, SequenceTaggingConfig, SequenceTaggingTask
 
 
 @dataclass
@@ -22,6 +23,15 @@ class DependencyParsingTask(SequenceTaggingTask):
 
     head_for = "dependency trees"
     data_set = ParsedSentences
+    known_views = PARSING_VIEWS
+
+    @staticmethod
+    def head_name(column: Column) -> str:
+        return TREES
+
+    @property
+    def relations(self) -> list[str]:
+        return self.columns[TREES].labels
 
     def add_head(self, model: FineTunedModel) -> None:
-        model.register_parsing_head(len(self.labels))
+        model.register_parsing_head(len(self.relations))

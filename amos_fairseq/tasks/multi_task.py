@@ -132,11 +132,3 @@ class MultiTask(TextClassificationTask):
         sizes = [rows * outputs for rows, outputs in shapes.values()]
         parts = np.split(read_teacher(Path(self.cfg.teacher), (sum(sizes),)), np.cumsum(sizes)[:-1])
         return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
-
-    def order_of_epoch(self, dataset: MixedTasks, batches_per_update: int, batch_size: int) -> np.ndarray:
-        if len(set(self.cfg.update_freq)) > 1:
-            raise UserError(
-                f"--update-freq {self.cfg.update_freq}: all epochs make one sequence of equal updates: give one number"
-            )
-        global_batch = batches_per_update * batch_size
-        return self.arrange(dataset, dataset.whole_updates(global_batch), global_batch)

@@ -197,7 +197,7 @@ def test_no_data_both_kinds_or_half_of_one(
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
-        (["--data", "d", "--column", "a"], "--column and --columns choose from raw files"),
+        (["--data", "d", "--column", "a"], "--column chooses from raw files"),
         (["--train", "{}", "--dev", "{}", "--column", "../a"], "--column '../a' is not a name"),
         (["--train", "{}", "--dev", "{}", "--column", "ner"], "has no column ner: it has pos, chunk"),
         (["--train", "{}", "--dev", "{}", "--columns", "a"], "3 columns, expected 2 (word, a)"),

@@ -9,6 +9,7 @@ from fairseq.logging import metrics
 
 from amos_fairseq.criterions.dependency_parsing import DependencyParsingCriterion
 from amos_fairseq.data.tagging import NO_LABEL
+from amos_fairseq.models.fine_tuning import TREES, WordOutput
 
 RELATIONS = ["det", "nsubj", "nsubj:pass", "root"]
 
@@ -21,8 +22,8 @@ def test_loss_and_scores_by_hand():
     scores[0, 0, 2, 2] = 3.0  # the first word: head 2, nsubj:pass
     scores[0, 1, 1, 3] = 2.0  # the second: head 1, root
     target = torch.tensor([[2 * 4 + 1, 0 * 4 + 3, 1 * 4 + 1, NO_LABEL]])
-    model = type("Model", (), {"training": False, "__call__": lambda self, **_: scores})()
-    criterion = DependencyParsingCriterion(SimpleNamespace(labels=RELATIONS))
+    model = type("Model", (), {"training": False, "__call__": lambda self, **_: WordOutput({TREES: scores})})()
+    criterion = DependencyParsingCriterion(SimpleNamespace(relations=RELATIONS, views=()))
     sample = {"net_input": {}, "target": target, "nwords": 3, "all_words": 4, "ntokens": 5, "nsentences": 1}
     loss, size, log = criterion(model, sample)
     expected = math.log(19 + math.exp(3)) + math.log(19 + math.exp(2)) + math.log(19 + math.exp(1))

@@ -8,12 +8,25 @@ from small_models import logged
 from torch import tensor
 
 from amos_fairseq.criterions.sequence_tagging import SequenceTaggingCriterion
+from amos_fairseq.models.fine_tuning import WordOutput
 
 LABELS = ["B-X", "I-X", "O"]
 # Two sentences: two words; one word, and a second that is cut.
 LOGITS = tensor([[[2.0, 0.0, 1.0], [0.0, 3.0, 0.0]], [[0.0, 0.0, 1.0], [9.0, 9.0, 9.0]]])
 SAMPLE = {"net_input": {}, "nsentences": 2, "ntokens": 9, "nwords": 3}
 SAMPLE |= {"target": tensor([[0, 1], [0, -100]]), "labels": [[0, 1], [0, 2]]}
+
+
+class Fixed:
+    """A model with one output."""
+
+    training = True
+
+    def __init__(self, output: WordOutput):
+        self.output = output
+
+    def __call__(self, **net_input) -> WordOutput:
+        return self.output
 
 
 def nll(logits: list[float], place: int) -> float:
@@ -25,8 +38,10 @@ LOSS = nll([2, 0, 1], 0) + nll([0, 3, 0], 1) + nll([0, 0, 1], 0)
 
 def logged_twice(has_spans: bool) -> dict:
     """What fairseq logs after two equal batches."""
-    criterion = SequenceTaggingCriterion(SimpleNamespace(labels=LABELS, has_spans=has_spans))
-    loss, sample_size, log = criterion(lambda: LOGITS, SAMPLE)
+    column = SimpleNamespace(name="chunk", labels=LABELS, has_spans=has_spans)
+    task = SimpleNamespace(columns={"chunk_labels": column}, views=())
+    criterion = SequenceTaggingCriterion(task, label_smoothing=0.0)
+    loss, sample_size, log = criterion(Fixed(WordOutput({"chunk_labels": LOGITS})), SAMPLE)
     assert float(loss) == pytest.approx(LOSS, rel=1e-6)
     assert sample_size == 3
     values = logged(SequenceTaggingCriterion, log, log)

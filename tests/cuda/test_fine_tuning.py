@@ -25,8 +25,10 @@ from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.measure.configuration import BenchSettings, set_up
 from amos_fairseq.measure.fairseq_step import UnsavedTrainer
 from amos_fairseq.measure.fake_cuda import FakeCuda, fake_cuda, replace_tensors
+from amos_fairseq.models.fine_tuning import TREES
 from amos_fairseq.tasks.dependency_parsing import DependencyParsingConfig, DependencyParsingTask
 from amos_fairseq.tasks.multi_task import MultiTask, MultiTaskConfig, TextTask
+from amos_fairseq.tasks.sequence_tagging import Column
 from amos_fairseq.tasks.squad import SquadConfig, SquadTask
 from amos_fairseq.tasks.text_classification import TextClassificationConfig, TextClassificationTask
 
@@ -108,7 +110,8 @@ def trees(length: int) -> tuple[Any, Any, dict[str, Any]]:
     """Sentences of two words and of one, in two slots."""
     vocabulary = Vocabulary(Path("dict.txt"), dictionary_sha256="", tokenizer_directory=None, tokenizer_sha256=None)
     cfg = DependencyParsingConfig(data="DATA", seed=1)
-    task = DependencyParsingTask(cfg, vocabulary, small_dictionary(), ["root", "det"], False)
+    column = Column(Path("DATA"), "deprel", ["root", "det"], has_spans=False)
+    task = DependencyParsingTask(cfg, vocabulary, small_dictionary(), {TREES: column})
     batch = batch_of(length, word_positions=torch.tensor([[1, 2], [1, 0], [1, 3]]))
     # Head * 2 + relation: the second word depends on the root, the first one on it.
     batch |= {"target": torch.tensor([[5, 0], [0, NO_LABEL], [5, 0]]), "nwords": 5}

@@ -222,7 +222,7 @@ def test_a_mixture_of_another_number_of_layers_starts_anew() -> None:
 def test_heads_of_tokens_refuse_pooling() -> None:
     model = fine_tuned("mlm", pooling="mean")
     with pytest.raises(UserError, match=r"--pooling mean has no effect on a head for labels of words"):
-        model.register_tagging_head(3)
+        model.register_tagging_head("upos_labels", 3)
     with pytest.raises(UserError, match=r"--pooling mean has no effect on a head for answer spans"):
         model.register_span_head("independent")
 

@@ -108,7 +108,7 @@ def test_nothing_is_computed_at_padding(data, packings):
     batch = sentences.collater([sentences[index] for index in range(5)])
     model(**batch["net_input"])
     assert [len(packing.slots) for packing in packings] == [sum(sentences.sizes[:5])]
-    predict_tags(model, sentences, "cpu", threading.Event())
+    predict_tags(model, "chunk_labels", sentences, "cpu", threading.Event())
     assert len(packings) > 1
     assert all(packing is not None for packing in packings)
 
@@ -119,20 +119,19 @@ def test_the_head_reads_first_pieces_and_is_restored(data, tmp_path):
     task.load_dataset("valid")
     model = build(task).eval()
     batch = task.datasets["valid"].collater([task.datasets["valid"][index] for index in range(5)])
-    logits = model(**batch["net_input"])
+    logits = model(**batch["net_input"]).logits["chunk_labels"]
     states = model.extract_features(batch["net_input"]["src_tokens"])
     for row, positions in enumerate(batch["net_input"]["word_positions"].tolist()):
         for word, position in enumerate(positions):
-            expected = torch.nn.functional.linear(states[row, position], *model.tagging_head.parameters())
+            expected = torch.nn.functional.linear(states[row, position], *model.word_heads["chunk_labels"].parameters())
             torch.testing.assert_close(logits[row, word], expected)
-    assert model.tagging_head.dropout.p == MODEL["pooler_dropout"]
-    assert {parameter.param_group.depth for parameter in model.tagging_head.parameters()} == {0}
+    assert model.word_heads["chunk_labels"].dropout.p == MODEL["pooler_dropout"]
+    assert {parameter.param_group.depth for parameter in model.word_heads["chunk_labels"].parameters()} == {0}
     other = build(task)
-    del other.tagging_head
-    other.tagging_head = None
+    other.word_heads = torch.nn.ModuleDict()
     other.register_heads_of(model.state_dict())
     other.load_state_dict(model.state_dict(), strict=True)
-    assert torch.equal(other.eval()(**batch["net_input"]), logits)
+    assert torch.equal(other.eval()(**batch["net_input"]).logits["chunk_labels"], logits)
     task.begin_epoch(1, model)
     assert (tmp_path / "labels.txt").read_text().split() == ["B-NAME", "I-NAME", "O"]
     assert (tmp_path / "tokenizer" / "tokenizer.json").is_file()

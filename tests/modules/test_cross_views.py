@@ -1,0 +1,199 @@
+"""Views of a part of a sentence: what they see, against independent encoders, and words that are removed."""
+
+import dataclasses
+
+import pytest
+import torch
+from small_models import ENCODER_SETTINGS, encoder_config, fine_tuning_task
+from transformers import BertConfig, BertModel
+
+from amos_fairseq.functional.attention import reference_attention
+from amos_fairseq.models.electra import ElectraConfig, ElectraModel
+from amos_fairseq.models.fine_tuning import FineTunedModel
+from amos_fairseq.modules.cross_views import PARSING_VIEWS, REMOVED, TAGGING_VIEWS, Words, remove_words
+from amos_fairseq.modules.encoder import one_sided
+from amos_fairseq.modules.generators import TwoTower
+
+MASK = 44
+MODERN = {"encoder": "modernbert", "local_attention": 4, "global_attention_every": 2, "embedding_dim": 0}
+ENCODERS = {
+    "none": {},
+    "t5": {"relative_position_scheme": "t5"},
+    "modernbert": MODERN,
+    "reference": {"kernels": "reference", "relative_position_scheme": "t5"},
+}
+# <s>, words of 1, 3, 2 and 1 pieces, a piece of no word, </s>; and a sentence of two words.
+TOKENS = torch.tensor([[0, 5, 6, 7, 8, 9, 10, 11, 12, 2], [0, 20, 21, 22, 2, 1, 1, 1, 1, 1]])
+LENGTHS = [10, 5]
+WORDS = Words(torch.tensor([[1, 2, 5, 7], [1, 3, 0, 0]]), torch.tensor([[1, 4, 6, 7], [2, 3, 0, 0]]))
+
+
+def fine_tuned(views: tuple[str, ...], layers: str = "all", **settings) -> FineTunedModel:
+    torch.manual_seed(0)
+    model = ElectraModel.build_model(ElectraConfig(**(ENCODER_SETTINGS | settings)), fine_tuning_task())
+    if "forward-forward" in views:
+        model.register_parsing_head(2)
+    else:
+        model.register_tagging_head("upos_labels", 3)
+    model.register_cross_views(views, layers, MASK)
+    return model
+
+
+def views_of(model: FineTunedModel, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+    (views,) = model.predict_views(tokens, LENGTHS, *WORDS)[1].values()
+    return views
+
+
+def seen(view: str, word: int, row: int = 0) -> set[int]:
+    """The tokens that a view of a word may depend on, from its definition; ``<s>`` and ``</s>`` belong to their side."""
+    count = int(WORDS.is_word[row].sum())
+    first, last = WORDS.first[row].tolist(), WORDS.last[row].tolist()
+    if view == "forward":
+        return set(range(last[word] + 1))
+    if view == "backward":
+        return set(range(first[word], LENGTHS[row]))
+    if view == "future":
+        return set(range(last[word - 1] + 1)) if word else set()
+    return set(range(first[word + 1], LENGTHS[row])) if word + 1 < count else set()
+
+
+@pytest.mark.parametrize("layers", ["half", "all"])
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_a_view_depends_on_what_it_sees_alone(encoder: str, layers: str) -> None:
+    """The gradient of a view's logits for a word is 0 at each hidden token, and not at all of the others; other hidden tokens
+    leave the bits of the logits as they are."""
+    model = fine_tuned(TAGGING_VIEWS, layers, **ENCODERS[encoder]).eval()
+    caught = []
+
+    def catch(module, inputs, output):
+        if output.requires_grad:  # not for the fixed prediction
+            output.retain_grad()
+            caught.append(output)
+
+    model.embed_tokens.register_forward_hook(catch)
+    with torch.enable_grad():
+        views = views_of(model, TOKENS)
+    embeddings = caught[-1]  # of both directions
+    weights = torch.randn(3, generator=torch.Generator().manual_seed(2))
+    for view in ("forward", "backward", "future", "past"):
+        for row, words in enumerate(([0, 1, 2, 3], [0, 1])):
+            for word in words:
+                visible = seen(view, word, row)
+                embeddings.grad = None
+                (views[view][row, word] @ weights).backward(retain_graph=True)
+                reached = (
+                    set() if embeddings.grad is None else set(embeddings.grad[row].any(-1).nonzero().flatten().tolist())
+                )
+                assert reached <= visible, (view, word)
+                assert bool(reached) == bool(visible)
+                if encoder != "modernbert":  # whose local layers see no more than two tokens to a side
+                    assert reached == visible, (view, word)
+                changed = TOKENS.clone()
+                hidden = sorted(set(range(LENGTHS[row])) - visible)
+                changed[row, hidden] = 43
+                with torch.no_grad():
+                    other = views_of(model, changed)
+                assert torch.equal(other[view][row, word], views[view][row, word]), (view, word)
+
+
+def test_views_of_edges_combine_two_sides() -> None:
+    """The score of an edge by forward-backward: the head from the left, the dependent from the right."""
+    model = fine_tuned(PARSING_VIEWS).eval()
+    with torch.no_grad():
+        before = views_of(model, TOKENS)
+        after = views_of(model, TOKENS.index_put((torch.tensor(0), torch.tensor(7)), torch.tensor(43)))  # the last word
+    # The first word as a head of the second: from the left it does not see the last word, from the right the second does.
+    edges = {view: (before[view][0, 1, 1], after[view][0, 1, 1]) for view in PARSING_VIEWS}
+    unchanged = {view for view, (one, other) in edges.items() if torch.equal(one, other)}
+    assert unchanged == {"forward-forward"}
+    # The last word as a head of the second, from both sides.
+    assert all(not torch.equal(before[view][0, 1, 4], after[view][0, 1, 4]) for view in PARSING_VIEWS)
+
+
+@torch.no_grad()
+def test_the_past_is_that_of_a_decoder_of_transformers() -> None:
+    """The lower layers of an encoder without relative positions, with one-sided attention: ``BertModel(is_decoder=True)``."""
+    shape = encoder_config(position_scheme="none", num_layers=3)
+    torch.manual_seed(1)
+    encoder = shape.build().eval()
+    config = BertConfig(
+        vocab_size=10,
+        hidden_size=shape.width,
+        num_hidden_layers=2,
+        num_attention_heads=shape.num_heads,
+        intermediate_size=shape.ffn_width,
+        max_position_embeddings=shape.max_positions,
+        layer_norm_eps=shape.layer_norm_eps,
+        type_vocab_size=1,
+        is_decoder=True,
+    )
+    decoder = BertModel(config, add_pooling_layer=False).eval()
+    for parameter in decoder.parameters():
+        parameter.zero_()
+    theirs = decoder.embeddings
+    theirs.position_embeddings.weight.copy_(encoder.embed_positions.weight)
+    theirs.LayerNorm.load_state_dict(encoder.embedding_norm.state_dict())
+    for own, layer in zip(encoder.layers, decoder.encoder.layer, strict=False):
+        attention, names = own.attention, ("query", "key", "value")
+        for name, weight, bias in zip(
+            names, attention.query_key_value.weight.chunk(3), attention.query_key_value.bias.chunk(3), strict=True
+        ):
+            getattr(layer.attention.self, name).load_state_dict({"weight": weight, "bias": bias})
+        layer.attention.output.dense.load_state_dict(attention.output.state_dict())
+        layer.attention.output.LayerNorm.load_state_dict(own.attention_norm.state_dict())
+        layer.intermediate.dense.load_state_dict(own.ffn_in.state_dict())
+        layer.output.dense.load_state_dict(own.ffn_out.state_dict())
+        layer.output.LayerNorm.load_state_dict(own.ffn_norm.state_dict())
+    embeddings, mask = torch.randn(2, 7, shape.width), torch.arange(7) < torch.tensor([7, 4])[:, None]
+    expected = decoder(inputs_embeds=embeddings, attention_mask=mask.long()).last_hidden_state
+    found = one_sided(encoder, "past", 2)(embeddings, lengths=[7, 4])[-1]
+    torch.testing.assert_close(found[mask], expected[mask], rtol=1e-5, atol=1e-6)  # float32, another order of sums
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("side", ["past", "future"])
+def test_relative_positions_stay_and_a_mask_is_added(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With t5 positions: the same encoder with a dense mask, given to every layer by hand."""
+    encoder = encoder_config(position_scheme="t5", num_layers=2, kernels="reference").build().eval()
+    embeddings = torch.randn(2, 7, 8)
+    found = one_sided(encoder, side, 2)(embeddings)[-1]
+    hidden = torch.ones(7, 7, dtype=torch.bool).triu(1)
+    hidden = hidden if side == "past" else hidden.T
+
+    def masked(heads, bias, dropout):
+        own = bias.learned + torch.zeros(7, 7).masked_fill(hidden, -1e9)
+        return reference_attention(heads, bias._replace(learned=own), dropout)
+
+    for layer in encoder.layers:
+        monkeypatch.setattr(layer.attention, "attend", masked)
+    torch.testing.assert_close(found, encoder(embeddings)[-1])
+
+
+@torch.no_grad()
+def test_both_sides_are_the_towers_with_the_same_weights() -> None:
+    shape = encoder_config(position_scheme="t5", num_layers=2)
+    encoder, towers = shape.build().eval(), TwoTower(shape).eval()
+    for tower in (towers.past, towers.future):
+        tower.load_state_dict(encoder.state_dict())
+    embeddings = torch.randn(2, 7, 8)
+    for side in ("past", "future"):
+        assert torch.equal(one_sided(encoder, side, 2)(embeddings)[-1], getattr(towers, side)(embeddings)[-1])
+    assert encoder.shape == dataclasses.replace(shape, attends_to="all")
+
+
+def test_removed_words_are_removed_whole() -> None:
+    """All pieces of some words, a tenth of them, and nothing else; 4 standard deviations."""
+    tokens, words = TOKENS.repeat(500, 1), Words(WORDS.first.repeat(500, 1), WORDS.last.repeat(500, 1))
+    torch.manual_seed(1)
+    kept = remove_words(tokens, words, MASK)
+    removed = 0
+    for row in range(len(tokens)):
+        expected = tokens[row].clone()
+        for word in range(int(words.is_word[row].sum())):
+            first, last = int(words.first[row, word]), int(words.last[row, word])
+            if kept[row, first] == MASK:
+                expected[first : last + 1] = MASK
+                removed += 1
+        assert torch.equal(kept[row], expected)
+    count = 500 * 6
+    assert abs(removed - REMOVED * count) < 4 * (REMOVED * (1 - REMOVED) * count) ** 0.5
