@@ -1,7 +1,7 @@
 """The objective of sequence tagging."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,12 +41,13 @@ class SequenceTaggingCriterion(FairseqCriterion):
     target of a word is 1 - e for its label and e / labels for each. With the task's ``--views``,
     :func:`~amos_fairseq.criterions.cross_views.cross_view_loss` is added. The log has the scores of ``amos tag``
     (:mod:`amos_fairseq.data.tag_scores`), where words that are cut are wrong; of several columns each, with its name, and the
-    ``average`` of their main scores.
+    ``average`` of their main scores. Scores are those of validation alone.
     """
 
     def __init__(self, task: Any, label_smoothing: float) -> None:
         super().__init__(task)
         self.columns, self.views, self.label_smoothing = task.columns, task.views, label_smoothing
+        self.of_validation = scores_of(list(task.columns.values()))
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
         """Return the summed loss (float32 scalar), the number of words, and the sums to log."""
@@ -64,9 +65,10 @@ class SequenceTaggingCriterion(FairseqCriterion):
                     label_smoothing=smoothing,
                 )
             )
-            suffix = f"/{column.name}" if len(self.columns) > 1 else ""
-            for name, number in count_right(column, logits, parts[head]).items():
-                counts[f"{SCORED}{name}{suffix}"] = number
+            if not model.training:  # an update does not wait for the device
+                suffix = f"/{column.name}" if len(self.columns) > 1 else ""
+                for name, number in count_right(column, logits, parts[head]).items():
+                    counts[f"{SCORED}{name}{suffix}"] = number
         loss, num_words = torch.stack(losses).sum(), sample["nwords"]
         log = {"ntokens": sample["ntokens"], "nsentences": sample["nsentences"], "sample_size": num_words}
         if output.views is not None:
@@ -108,6 +110,13 @@ class SequenceTaggingCriterion(FairseqCriterion):
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
         return True
+
+
+def scores_of(columns: Sequence[Any]) -> list[str]:
+    """Return the names of the scores in the log."""
+    if len(columns) == 1:
+        return list(scores(count([], [], columns[0].has_spans)))
+    return [AVERAGE, *(f"{name}_{own.name}" for own in columns for name in scores(count([], [], own.has_spans)))]
 
 
 def count_right(column: Any, logits: Tensor, part: dict[str, Any]) -> Counter[str]:

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 import amos_fairseq
 from amos_fairseq.criterions.dependency_parsing import DependencyParsingCriterion
 from amos_fairseq.criterions.multi_task import MultiTaskCriterion
+from amos_fairseq.criterions.sequence_tagging import SequenceTaggingCriterion
 from amos_fairseq.criterions.squad import SquadCriterion
 from amos_fairseq.criterions.text_classification import TextClassificationCriterion
 from amos_fairseq.data.tagging import NO_LABEL
@@ -26,9 +27,10 @@ from amos_fairseq.measure.configuration import BenchSettings, set_up
 from amos_fairseq.measure.fairseq_step import UnsavedTrainer
 from amos_fairseq.measure.fake_cuda import FakeCuda, fake_cuda, replace_tensors
 from amos_fairseq.models.fine_tuning import TREES
+from amos_fairseq.modules.cross_views import PARSING_VIEWS, TAGGING_VIEWS, WORD_DROPOUT
 from amos_fairseq.tasks.dependency_parsing import DependencyParsingConfig, DependencyParsingTask
 from amos_fairseq.tasks.multi_task import MultiTask, MultiTaskConfig, TextTask
-from amos_fairseq.tasks.sequence_tagging import Column
+from amos_fairseq.tasks.sequence_tagging import Column, SequenceTaggingConfig, SequenceTaggingTask
 from amos_fairseq.tasks.squad import SquadConfig, SquadTask
 from amos_fairseq.tasks.text_classification import TextClassificationConfig, TextClassificationTask
 
@@ -106,16 +108,43 @@ def several_tasks(length: int) -> tuple[Any, Any, dict[str, Any]]:
     return task, MultiTaskCriterion(task), batch_of(length, rows_of_heads=rows) | {"labels": labels}
 
 
-def trees(length: int) -> tuple[Any, Any, dict[str, Any]]:
+def words(length: int, columns: tuple[str, ...], views: str) -> tuple[Any, Any, dict[str, Any]]:
+    """Sentences of two words and of one, in two slots; of several columns the first has the first sentence. Half of the updates
+    have no unlabeled sentence."""
+    vocabulary = Vocabulary(Path("dict.txt"), dictionary_sha256="", tokenizer_directory=None, tokenizer_sha256=None)
+    cfg = SequenceTaggingConfig(data="DATA", seed=1, views=views, unlabeled_start=0.5, max_update=2, total_num_update=0)
+    of_heads = {f"{name}_labels": Column(Path(name), name, ["A", "B", "O"], has_spans=False) for name in columns}
+    task = SequenceTaggingTask(cfg, vocabulary, small_dictionary(), of_heads)
+    batch = batch_of(length, word_positions=torch.tensor([[1, 2], [1, 0], [1, 3]]))
+    target, labels = torch.tensor([[0, 1], [2, NO_LABEL], [1, 0]]), [[0, 1], [2], [1, 0]]
+    batch |= {"target": target, "labels": labels, "nwords": 5}
+    if len(columns) > 1:
+        rows = dict(zip(of_heads, (torch.tensor([0]), torch.tensor([1, 2])), strict=True))
+        batch["net_input"]["rows_of_heads"] = rows
+        batch["parts"] = {
+            head: {"target": target[own], "labels": [labels[row] for row in own.tolist()]} for head, own in rows.items()
+        }
+    return task, SequenceTaggingCriterion(task, 0.1), with_unlabeled(batch, length) if views else batch
+
+
+def with_unlabeled(batch: dict[str, Any], length: int) -> dict[str, Any]:
+    positions = {"word_positions": torch.tensor([[1, 3], [1, 2], [2, 0]])}
+    positions["last_positions"] = torch.tensor([[2, 3], [1, 4], [3, 0]])
+    batch["net_input"]["unlabeled"] = batch_of(length)["net_input"] | positions
+    return batch | {"num_unlabeled_words": 5, "unlabeled_weight": 1.5}
+
+
+def trees(length: int, views: str = "") -> tuple[Any, Any, dict[str, Any]]:
     """Sentences of two words and of one, in two slots."""
     vocabulary = Vocabulary(Path("dict.txt"), dictionary_sha256="", tokenizer_directory=None, tokenizer_sha256=None)
-    cfg = DependencyParsingConfig(data="DATA", seed=1)
+    cfg = DependencyParsingConfig(data="DATA", seed=1, views=views, unlabeled_start=0.5, max_update=2)
     column = Column(Path("DATA"), "deprel", ["root", "det"], has_spans=False)
     task = DependencyParsingTask(cfg, vocabulary, small_dictionary(), {TREES: column})
     batch = batch_of(length, word_positions=torch.tensor([[1, 2], [1, 0], [1, 3]]))
     # Head * 2 + relation: the second word depends on the root, the first one on it.
     batch |= {"target": torch.tensor([[5, 0], [0, NO_LABEL], [5, 0]]), "nwords": 5}
-    return task, DependencyParsingCriterion(task), batch | {"all_words": 5}
+    batch |= {"all_words": 5}
+    return task, DependencyParsingCriterion(task), with_unlabeled(batch, length) if views else batch
 
 
 JOBS = {
@@ -124,7 +153,11 @@ JOBS = {
     "labels": lambda length: text_classification("labels", length),
     "number": lambda length: text_classification("number", length),
     "several tasks": several_tasks,
+    "words": lambda length: words(length, ("upos",), ""),
+    "words with views": lambda length: words(length, ("upos",), ",".join((*TAGGING_VIEWS, WORD_DROPOUT))),
+    "two columns with views": lambda length: words(length, ("upos", "chunk"), "future,past"),
     "trees": trees,
+    "trees with views": lambda length: trees(length, ",".join(PARSING_VIEWS)),
     "spans, independent": lambda length: squad("independent", length),
     "spans, joint": lambda length: squad("joint", length),
 }
@@ -152,6 +185,8 @@ def fine_tune(cuda: FakeCuda, recipe: str, job: str, length: int, precision: str
         trainer.train_step([cuda.fake(batch)])
         assert cuda.host_reads - reads == (2 if precision == "fp16" else 1)
     assert reached == {name for name, parameter in trainer.get_model().named_parameters() if parameter.requires_grad}
+    if isinstance(criterion, SequenceTaggingCriterion):
+        return  # the host computes its scores, from values that a fake device lacks
     reads = cuda.host_reads
     trainer.valid_step(cuda.fake(batch))
     assert cuda.host_reads - reads == 1

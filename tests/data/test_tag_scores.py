@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from amos_fairseq.data.tag_scores import count, mark_spans, scores, spans_of
+from amos_fairseq.data.tag_scores import count, mark_spans, scores, spans_of, to_bioes
 
 # gold, predicted. CoNLL-2000 is IOB2 (B- begins every span), CoNLL-2003 in the original IOB1 (B- only between neighbours).
 SENTENCES = [
@@ -104,3 +104,18 @@ def test_kinds_of_labels():
     of_spans, others = ["O B-NP I-NP", "O I-PER", "S-LOC O"], ["O", "NOUN VERB", "NN -LRB- O", "B-NP NOUN", "B- O"]
     found = {labels: mark_spans(labels.split()) for labels in of_spans + others}
     assert found == dict.fromkeys(of_spans, True) | dict.fromkeys(others, False)
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        ("O B-A I-A I-A O", "O B-A I-A E-A O"),
+        ("B-A B-A I-B", "S-A S-A S-B"),
+        ("I-A I-A I-B O I-A", "B-A E-A S-B O S-A"),  # IOB1
+        ("B-A I-A B-A", "B-A E-A S-A"),
+        ("O", "O"),
+    ],
+)
+def test_bioes_by_hand(labels, expected):
+    assert to_bioes(labels.split()) == expected.split()
+    assert spans_of(expected.split()) == spans_of(labels.split()), "the spans stay"

@@ -5,7 +5,7 @@ import lzma
 
 import pytest
 
-from amos_fairseq.data.word_files import Sentence, read_columns, read_conllu
+from amos_fairseq.data.word_files import Sentence, read_columns, read_conllu, read_words
 from amos_fairseq.errors import UserError
 
 CONLL2003 = """-DOCSTART- -X- -X- O
@@ -115,3 +115,32 @@ def test_refused_files(tmp_path):
     latin.write_bytes("a X\ncafé X\n".encode("latin-1"))
     with pytest.raises(UserError, match=r"line 2.*not UTF-8"):
         read_columns(latin)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("a.txt", "The dog  sees\nA\tcat\n\nSo 1\u00a0000\n", [["The", "dog", "sees"], ["A", "cat"], ["So", "1\u00a0000"]]),
+        ("a.txt", "one two\nthree four\n", [["one", "two"], ["three", "four"]]),  # no line is blank
+        ("a.txt", "The DT B-NP\ndog NN I-NP\n\nA DT O\n", [["The", "dog"], ["A"]]),
+        ("a.txt", "The\ndog\n\nA\n\n", [["The", "dog"], ["A"]]),
+        ("a.txt", "a b\tX\nc\tY\n\nd\tX\n", [["a b", "c"], ["d"]]),  # a word with a space, before a tab
+        ("a.txt", CONLL2003, [["U.N.", "#1\u00a0000"], ["Peter"]]),
+        ("a.conllu", CONLLU, [["I", "do", "n't"], ["a b"]]),
+    ],
+)  # fmt: skip
+def test_words_without_labels(name, text, expected, tmp_path):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    assert read_words(tmp_path / name) == expected
+    packed = tmp_path / f"{name}.gz"
+    packed.write_bytes(gzip.compress((tmp_path / name).read_bytes()))
+    assert read_words(packed) == expected
+
+
+def test_words_of_nothing_are_refused(tmp_path):
+    for text in ("", "\n \n"):
+        (tmp_path / "a.txt").write_text(text)
+        with pytest.raises(UserError, match=r"a\.txt has no sentence"):
+            read_words(tmp_path / "a.txt")
+    with pytest.raises(UserError, match="no such file"):
+        read_words(tmp_path / "absent.txt")

@@ -130,3 +130,66 @@ def test_finished_data_are_unchanged_and_others_refused(data, capsys, tmp_path):
     assert "contains no tagging data" in refused(source, source, tokenizer, tmp_path / "full")
     (tmp_path / "full" / "tagging.json").write_text(json.dumps({"labels": []}))
     assert "was not written by amos prepare" in refused(source, source, tokenizer, tmp_path / "full")
+
+
+def words_of(data: Path, split: str) -> list[str]:
+    """The text of the pieces of each word, by sentence, from the files alone."""
+    tokenizer = load_tokenizer(data / "tokenizer")
+    arrays = [MMapIndexedDataset(str(data / f"{split}.{name}")) for name in ("tokens", "word_start", "word_end")]
+    found = []
+    for ids, starts, ends in zip(*arrays, strict=True):
+        pieces = [tokenizer.dictionary_symbols[i - 4] for i in ids.tolist()]
+        places = zip(starts.tolist(), ends.tolist(), strict=True)
+        found.append(" ".join(tokenizer.decode(pieces[a:b]).strip() for a, b in places))
+    return found
+
+
+def test_few_labels_and_the_rest_without(data, tmp_path, capsys):
+    """10 of 40 sentences at equal distances: each fourth; the others, or those of a file, have no labels."""
+    source, out = data.parent / "train.txt", tmp_path / "rest"
+    main([source, source, data / "tokenizer", out, "--labeled", 10, "--unlabeled", "rest"])
+    everything = words_of(data, "train")
+    assert words_of(out, "train") == everything[::4]
+    assert words_of(out, "unlabeled") == [one for place, one in enumerate(everything) if place % 4]
+    assert words_of(out, "valid") == everything
+    assert not (out / "unlabeled.label.bin").exists()
+    manifest = read_tagging_manifest(out)
+    assert {split: own["sentences"] for split, own in manifest["splits"].items()} == {
+        "train": 10,
+        "valid": 40,
+        "unlabeled": 30,
+    }
+    assert "unlabeled: 30 sentences" in capsys.readouterr().err
+    (tmp_path / "more.txt").write_text("the house\nAnna sees the (grey) house\n", encoding="utf-8")
+    main([source, source, data / "tokenizer", tmp_path / "file", "--unlabeled", tmp_path / "more.txt"])
+    assert words_of(tmp_path / "file", "unlabeled") == ["the house", "anna sees the (grey) house"]
+    assert words_of(tmp_path / "file", "train") == everything
+
+
+def test_spans_in_bioes(data, tmp_path, capsys):
+    source = data.parent / "train.txt"
+    main([source, source, data / "tokenizer", tmp_path / "out", "--encoding", "bioes"])
+    assert read_tagging_manifest(tmp_path / "out")["labels"] == ["B-NAME", "E-NAME", "O", "S-NAME"]
+    labels = [label for rows in read_back(tmp_path / "out") for _, _, label in rows]
+    before = [chunk for rows in make_sentences() for _, _, chunk in rows]
+    assert [label == "O" for label in labels] == [label == "O" for label in before]
+    assert labels.count("E-NAME") == before.count("I-NAME")  # names of two words at most
+    arguments = [source, source, data / "tokenizer", tmp_path / "pos", "--encoding", "bioes", "--column", "pos"]
+    assert "--encoding bioes is for labels that mark spans" in error_line(capsys, main, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--unlabeled", "rest"], "--unlabeled rest is what --labeled N leaves"),
+        (["--labeled", "41"], "--labeled 41: {} has 40 sentences: give 1 to as many"),
+        (["--labeled", "0"], "--labeled 0"),
+        (["--labeled", "40", "--unlabeled", "rest"], "--labeled 40 leaves no sentence"),
+        (["--unlabeled", "absent.txt"], "absent.txt"),
+    ],
+)
+def test_unlabeled_sentences_that_are_not_there(data, tmp_path, capsys, flags, reason):
+    source = data.parent / "train.txt"
+    line = error_line(capsys, main, source, source, data / "tokenizer", tmp_path / "out", *flags)
+    assert reason.format(source) in line
+    assert not (tmp_path / "out").exists()
