@@ -13,7 +13,7 @@ from amos_fairseq.functional.positions import gather_positions
 
 FULL, WORD_DROPOUT = "full", "word_dropout"
 # What a view reads of a word, by the direction of attention that gives its states.
-DIRECTIONS = {"forward": "past", "future": "past", "backward": "future", "past": "future"}
+DIRECTIONS = {"forward": "past", "backward": "future", "future": "past", "past": "future"}
 TAGGING_VIEWS = (FULL, *DIRECTIONS)
 # Of the word as a head, and of the word as a dependent (section 4.2.3).
 PARSING_VIEWS = (FULL, *(f"{head}-{word}" for head in ("forward", "backward") for word in ("forward", "backward")))

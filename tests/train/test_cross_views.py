@@ -1,0 +1,161 @@
+"""Cross-view training end to end: bits of ranks and stops, ``amos tag --views``, several columns, ``amos parse --views``."""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from failures import error_line
+from forked_command import run_command, run_main
+from interrupted_run import BackgroundRun, assert_same_bits, assert_same_run, num_updates, run_to_end
+from synthetic_squad import untrained_checkpoint
+from synthetic_tagging import make_sentences, prepare_tagging, write_columns
+
+from amos_fairseq.checkpoints.read import load_checkpoint, read_state
+from amos_fairseq.cli import fine_tuning
+from amos_fairseq.cli.main import main
+from amos_fairseq.modules import cross_views
+
+pytestmark = pytest.mark.slow
+
+LAST_UPDATE = 16
+FLAGS = f"""--user-dir amos_fairseq --task sequence_tagging --criterion sequence_tagging --cpu --num-workers 0
+--tokens-per-sentence 40 --views full,forward,past,word_dropout --unlabeled-start 0.2 --label-smoothing 0.1
+--optimizer grouped_adam --lr 1e-3 --max-update {LAST_UPDATE} --log-interval 1 --log-format simple --seed 1
+--arch amos_tiny --encoder-ffn-embed-dim 128 --max-positions 40
+--save-interval-updates 5 --keep-interval-updates 1 --no-epoch-checkpoints"""
+RECIPE = """\
+defaults: {lr: 3.0e-3, epochs: 6, batch_size: 8, warmup: 0.1, dropout: 0, attention_dropout: 0, checkpoint: last}
+tasks: {tagging: {min_updates: 60}, RTE: {views: full}}
+"""
+VIEWS = "full,forward,backward,future,past"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """An untrained checkpoint, 12 sentences with labels of chunks and 28 without, and all with parts of speech."""
+    place = tmp_path_factory.mktemp("views")
+    prepare_tagging(place / "chunk", "--labeled", "12", "--unlabeled", "rest", "--encoding", "bioes")
+    prepare_tagging(place / "pos", "--column", "pos")
+    untrained_checkpoint(place / "start", place / "chunk" / "data", 40)
+    (place / "recipe.yaml").write_text(RECIPE)
+    return place
+
+
+def train_command(place: Path, out: Path, *flags: str) -> list[str]:
+    start = place / "start" / "checkpoint_last.pt"
+    given = [place / "chunk" / "data", *shlex.split(FLAGS), "--finetune-from-model", start, "--save-dir", out, *flags]
+    return list(map(str, given))
+
+
+def test_bits_of_ranks_and_stops(place, tmp_path):
+    """Two ranks are two micro-batches, also in the updates without an unlabeled sentence; a killed run continues exactly."""
+    halves = ["--batch-size", "2", "--update-freq", "2"]
+    run_command("fairseq_cli.train", train_command(place, tmp_path / "alone", *halves), 1)
+    run_command("fairseq_cli.train", train_command(place, tmp_path / "ranks", *halves[:2]), 2)
+    found, expected = (read_state(tmp_path / run / "checkpoint_last.pt")["model"] for run in ("ranks", "alone"))
+    assert num_updates(tmp_path / "alone") == LAST_UPDATE
+    assert_same_bits(found, expected, "model")
+    assert any(key.startswith("cross_views.") for key in expected)
+    log = [json.loads(line) for line in (tmp_path / "alone" / "metrics.jsonl").read_text().splitlines()]
+    trained = [line for line in log if line["split"] == "train"]
+    # 0.2 of 16 updates: the first four have no unlabeled sentence.
+    assert [("cvt_loss" in line) for line in trained] == [update > 4 for update in range(1, LAST_UPDATE + 1)]
+    assert all("labeled_loss" in line for line in trained)
+    parts = [trained[-1][f"kl_{view}"] for view in ("full", "forward", "past", "word_dropout")]
+    assert trained[-1]["cvt_loss"] == pytest.approx(sum(parts), abs=3e-4)
+
+    stopped = [sys.executable, "-m", "fairseq_cli.train", *train_command(place, tmp_path / "stopped", *halves)]
+    run = BackgroundRun(stopped, tmp_path / "stopped.log")
+    run.wait_for_update(12)
+    run.kill()
+    assert 5 <= num_updates(tmp_path / "stopped") < LAST_UPDATE
+    run_to_end(stopped, tmp_path / "again.log")
+    assert_same_run(tmp_path / "stopped", tmp_path / "alone")
+
+
+def tag(place: Path, out: Path, *flags: object) -> str:
+    given = ["--checkpoint", place / "start", "--out", out, "--recipe", place / "recipe.yaml", "--seeds", 1, "--cpu"]
+    result = run_main(main, "tag", *given, *flags)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return result.stdout
+
+
+def test_views_of_raw_files_train_and_are_dropped(place, tmp_path):
+    """`amos tag` with few labels and many sentences; the export is that of a tagger without views."""
+    source = write_columns(tmp_path / "train.txt", make_sentences())
+    files = ["--train", source, "--dev", source, "--labeled", 12, "--unlabeled", "rest", "--encoding", "bioes"]
+    printed = tag(place, tmp_path / "out", *files, "--views", VIEWS, "--unlabeled-start", 0.2, "--label-smoothing", 0.1)
+    assert f"views {VIEWS}" in printed
+    run = tmp_path / "out" / "runs" / "tagging-chunk" / "seed1"
+    scores = json.loads((run / "scores.json").read_text())
+    assert scores["f1"] > 50  # 12 sentences, names are spans
+    log = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    trained = [line for line in log if line["split"] == "train" and "cvt_loss" in line]
+    assert trained[-1]["kl_full"] < trained[0]["kl_full"], "the views learn to agree"
+    loaded = load_checkpoint(run)
+    assert loaded.model.cross_views is None
+    main(["export", str(run), str(tmp_path / "folder")])  # compares the folder with the checkpoint
+    model = transformers.AutoModelForTokenClassification.from_pretrained(tmp_path / "folder")
+    assert sorted(model.config.label2id) == ["B-NAME", "E-NAME", "O", "S-NAME"]
+
+
+def test_one_model_of_two_columns(place, tmp_path):
+    folders = [place / "chunk" / "data", place / "pos" / "data"]
+    printed = tag(place, tmp_path / "out", "--data", *folders, "--views", "future,past")
+    assert "chunk of chunk,pos: amos" in printed
+    assert "pos of chunk,pos: amos" in printed
+    run = tmp_path / "out" / "runs" / "tagging-chunk,pos" / "seed1"
+    result = json.loads((run / "result.json").read_text())
+    assert result["scores"]["average"] == pytest.approx(
+        (result["scores"]["chunk f1"] + result["scores"]["pos accuracy"]) / 2
+    )
+    assert result["scores"]["pos accuracy"] > 80
+    for column in ("chunk", "pos"):
+        own = json.loads((run / f"{column}.scores.json").read_text())
+        assert own["accuracy"] == result["scores"][f"{column} accuracy"]
+        lines = (run / f"{column}.predictions.txt").read_text(encoding="utf-8").splitlines()
+        rows = [line.split("\t") for line in lines if line]
+        share = 100 * sum(gold == found for _, gold, found in rows) / len(rows)
+        # A word that is cut is wrong, also where its prediction O happens to be its label.
+        assert share == pytest.approx(own["accuracy"]) if column == "pos" else share > own["accuracy"]
+    main(["export", str(run), str(tmp_path / "all"), "--head", "ALL"])
+    labels = {}
+    for column in ("chunk", "pos"):
+        model = transformers.AutoModelForTokenClassification.from_pretrained(tmp_path / "all" / column)
+        labels[column] = set(model.config.label2id)
+    assert labels["chunk"] == {"B-NAME", "E-NAME", "O", "S-NAME"}
+    assert labels["pos"] >= {"VERB", "proper noun"}
+    # A head that the columns share with another fine-tuning is taken over.
+    loaded = load_checkpoint(run)
+    assert set(loaded.model.word_heads) == {"chunk_labels", "pos_labels"}
+    tokens = loaded.tokens("anna sees the house")[None]
+    with torch.no_grad():
+        logits = loaded.model(tokens, word_positions=torch.tensor([[1]])).logits
+    assert logits["chunk_labels"].shape == (1, 1, 4)
+
+
+def test_what_does_not_fit_is_refused_in_one_line(place, tmp_path, capsys):
+    start = ["--checkpoint", place / "start", "--out", tmp_path / "out", "--recipe", place / "recipe.yaml", "--cpu"]
+    data = {name: place / name / "data" for name in ("chunk", "pos")}
+    for command, flags, message in (
+        ("tag", ["--data", data["pos"], "--views", "full"], "has no unlabeled sentences: give them with --unlabeled"),
+        ("tag", ["--data", data["chunk"]], "has unlabeled sentences, which only --views use"),
+        ("tag", ["--data", data["chunk"], "--views", "full,up"], "up is no view: give some of full,forward,backward"),
+        ("tag", ["--data", data["chunk"], "--views", "full,full"], "full is there twice"),
+        ("tag", ["--data", data["pos"], "--view-layers", "all"], "--view-layers has no effect without --views"),
+        ("tag", ["--data", data["pos"], "--labeled", "3"], "--labeled chooses from raw files"),
+        ("tag", ["--data", data["pos"], data["pos"]], "is another folder of the column pos"),
+        ("tag", ["--data", data["pos"], "--label-smoothing", "1"], "label_smoothing 1.0 must be"),
+        ("classify", ["--train", "a.tsv", "--dev", "a.tsv"], "the recipe"),
+    ):
+        assert message in error_line(capsys, main, command, *start, *flags, reports_progress=True), flags
+    assert not (tmp_path / "out").exists()
+    assert fine_tuning.VIEW_LAYERS == cross_views.VIEW_LAYERS
+    assert (fine_tuning.TAGGING_VIEWS, fine_tuning.PARSING_VIEWS) == (
+        cross_views.TAGGING_VIEWS,
+        cross_views.PARSING_VIEWS,
+    )
