@@ -226,3 +226,24 @@ def test_batches_are_similar_in_length_where_no_paper_says_otherwise():
             each.similar_lengths for each in load_recipe(name, size, {"similar_lengths": False}).trials["tagging"]
         }
         assert other is False
+
+
+def test_settings_of_words_are_refused_for_texts(tmp_path):
+    path = tmp_path / "own.yaml"
+    path.write_text(
+        "extends: electra\ndefaults: {lr: 1e-3, epochs: 1, batch_size: 8, warmup: 0, label_smoothing: 0.1}\n"
+    )
+    recipe = load_recipe(str(path), "small")
+    assert recipe.trials_of("tagging")[0].label_smoothing == 0.1
+    for section, name in (("RTE", "label_smoothing"), ("SQuAD", "label_smoothing")):
+        with pytest.raises(UserError, match=rf"{section}: {name} is for words with labels: move it to tagging"):
+            recipe.trials_of(section)
+    path.write_text("extends: electra\ntasks: {RTE: {views: full}, tagging: {views: full, view_layers: all}}\n")
+    recipe = load_recipe(str(path), "small")
+    assert (recipe.trials_of("tagging")[0].views, recipe.trials_of("tagging")[0].view_layers) == ("full", "all")
+    with pytest.raises(UserError, match="RTE: views is for words with labels"):
+        recipe.trials_of("RTE")
+    for value, message in (("view_layers: most", "half or all"), ("unlabeled_start: 1", "at least 0 and below 1")):
+        path.write_text(f"extends: electra\ntasks: {{tagging: {{{value}}}}}\n")
+        with pytest.raises(UserError, match=message):
+            load_recipe(str(path), "small")

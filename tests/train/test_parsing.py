@@ -11,6 +11,7 @@ from forked_command import run_main
 from synthetic_squad import untrained_checkpoint
 
 import amos_fairseq
+from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
 from amos_fairseq.data.word_files import read_conllu
 from amos_fairseq.prepare.vocabulary import learn_tokenizer
@@ -100,6 +101,22 @@ def test_trees_of_a_grammar_are_learned(place, tmp_path, capsys):
     assert "--part encoder" in error_line(capsys, main, "export", checkpoint, tmp_path / "hf", reports_progress=True)
     main(["export", str(checkpoint), str(tmp_path / "hf"), "--part", "encoder", "--no-check"])
     assert (tmp_path / "hf" / "config.json").is_file()
+
+
+def test_trees_are_learned_from_few_and_sentences_without(place, tmp_path):
+    """`amos parse --views`: pairs of views agree more and more with the parser, and are not in what it predicts with."""
+    views = "full,forward-forward,forward-backward,backward-forward,backward-backward"
+    flags = ["--labeled", 20, "--unlabeled", "rest", "--views", views, "--view-layers", "all"]
+    done = run_main(main, *command(place, tmp_path / "out", *flags))
+    assert done.returncode == 0, done.stderr[-3000:]
+    log = [json.loads(line) for line in (tmp_path / "out" / RUN / "metrics.jsonl").read_text().splitlines()]
+    trained = [line for line in log if line["split"] == "train" and "cvt_loss" in line]
+    for view in views.split(","):
+        assert 0 < trained[-1][f"kl_{view}"] < trained[0][f"kl_{view}"]
+    assert (
+        json.loads((tmp_path / "out" / RUN / "scores.json").read_text())["las"] > 60
+    )  # 20 sentences of a small grammar
+    assert load_checkpoint(tmp_path / "out" / RUN / "checkpoint_best.pt").model.cross_views is None
 
 
 def test_what_cannot_be_used_is_refused_in_one_line(place, tmp_path, capsys):
