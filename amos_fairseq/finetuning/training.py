@@ -25,6 +25,7 @@ from amos_fairseq.files import no_links, whole_file, write_text
 from amos_fairseq.finetuning.benchmark import Benchmark, Stopped
 from amos_fairseq.finetuning.runs import LOG_FILE, TaskRun
 from amos_fairseq.metrics_file import NewRecords
+from amos_fairseq.models.fine_tuning import CROSS_VIEWS
 from amos_fairseq.python_process import SECONDS_TO_SAVE, ForkedProcess, ForkServer, python_command
 from amos_fairseq.recipe_files import PACKAGE
 from amos_fairseq.strangers import plain_name, read_text
@@ -223,9 +224,11 @@ def training_seconds(checkpoint: Path) -> float:
 
 
 def keep_weights_only(checkpoint: Path) -> None:
-    """Drop the optimizer state, two thirds of the file, from a checkpoint, and remove the other checkpoints beside it."""
+    """Drop what only trains from a checkpoint: the optimizer state, two thirds of the file, and the modules of views. Remove
+    the other checkpoints beside it."""
     state = read_header(str(checkpoint))
     state["last_optimizer_state"] = None
+    state["model"] = {key: value for key, value in state["model"].items() if not key.startswith(CROSS_VIEWS)}
     try:
         with whole_file(str(checkpoint)) as unfinished:
             torch.save(state, unfinished)

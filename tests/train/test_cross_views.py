@@ -98,6 +98,7 @@ def test_views_of_raw_files_train_and_are_dropped(place, tmp_path):
     assert trained[-1]["kl_full"] < trained[0]["kl_full"], "the views learn to agree"
     loaded = load_checkpoint(run)
     assert loaded.model.cross_views is None
+    assert not any(key.startswith("cross_views.") for key in read_state(loaded.file)["model"])
     main(["export", str(run), str(tmp_path / "folder")])  # compares the folder with the checkpoint
     model = transformers.AutoModelForTokenClassification.from_pretrained(tmp_path / "folder")
     assert sorted(model.config.label2id) == ["B-NAME", "E-NAME", "O", "S-NAME"]
