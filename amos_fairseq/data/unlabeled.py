@@ -37,7 +37,7 @@ class WithUnlabeled(LabeledSequences):
         means = [part.words_per_sentence for part in unlabeled]
         words_per_sentence = np.average(means, weights=[len(part) for part in unlabeled])
         self.weight = float(labeled.words_per_sentence / words_per_sentence)
-        self.begin_epoch(np.arange(len(labeled)), 0)
+        self.begin_epoch(np.arange(len(labeled)), 0, by_length=False)
 
     def __len__(self) -> int:
         """Return the number of labeled sentences. An epoch of several tasks may have others."""
@@ -50,15 +50,20 @@ class WithUnlabeled(LabeledSequences):
     def set_epoch(self, epoch: int) -> None:
         self.labeled.set_epoch(epoch)
 
-    def begin_epoch(self, order: np.ndarray, first: int) -> np.ndarray:
+    def begin_epoch(self, order: np.ndarray, first: int, by_length: bool) -> np.ndarray:
         """Set the labeled sentences of the epoch, and return their places: [N] int64.
 
         Args:
             order: [N] int64, indices of ``labeled``.
             first: number of sentences in all epochs before.
+            by_length: give the longest unlabeled sentence of the epoch to the longest labeled one, and so on. Batches of
+                similar lengths then stay such, and have a number of unlabeled words in proportion to the labeled ones.
         """
         self.order, self.sizes = order, self.labeled.sizes[order]
         self.beside = self._endless(first, first + len(order))
+        if by_length:
+            ranks = self.sizes.argsort(kind="stable").argsort(kind="stable")
+            self.beside = self.beside[self.unlabeled.sizes[self.beside].argsort(kind="stable")][ranks]
         return np.arange(len(order), dtype=np.int64)
 
     def _endless(self, first: int, last: int) -> np.ndarray:

@@ -123,6 +123,12 @@ SCORE_PANELS = (
     Panel("spearman", "Spearman correlation", "correlation (%)", "spearman"),
     Panel("pearson", "Pearson correlation", "correlation (%)", "pearson"),
     Panel("span_accuracy", "Answers", "windows with correct start and end", "span_acc", SHARE),
+    Panel("f1", "Spans of words", "F1 (%)", "f1"),
+    Panel("average", "Mean of the main scores", "score (%)", "average"),
+    Panel("labeled_attachment", "Trees: LAS", "words with head and relation (%)", "las"),
+    Panel(
+        "consistency", "Cross-view training", "divergence of all views (nats per unlabeled word)", "cvt_loss", FROM_0
+    ),
 )
 LOSS_PANEL = Panel("loss", "Loss of fine-tuning", "loss, in the unit of its criterion", "loss", FROM_0)
 

@@ -188,7 +188,7 @@ class SequenceTaggingTask(LabeledTask):
         before = (labeled.epoch - 1) * len(labeled)
         if isinstance(labeled, MixedSentences):
             before = labeled.rows_before() // global_batch * global_batch
-        return dataset.begin_epoch(order, before)
+        return dataset.begin_epoch(order, before, self.cfg.similar_lengths)
 
     def train_step(
         self,

@@ -77,6 +77,21 @@ def test_each_unlabeled_sentence_is_read_once_before_one_is_read_again(chunk):
     assert [unlabeled_of(batch) for batch in iterators[1].next_epoch_itr()] == epochs[1][1:]
 
 
+def test_batches_of_similar_lengths_have_unlabeled_sentences_of_similar_lengths(chunk):
+    """In an epoch the order of both by length is the same; the sentences of three epochs are still the 30."""
+    task = make_task(chunk, views="full", similar_lengths=True)
+    dataset, read = task.datasets["train"], []
+    for epoch in (1, 2, 3):
+        lengths = []
+        for batch in batches(task, epoch, 3):
+            others = batch["net_input"]["unlabeled"]["lengths"]
+            lengths += list(zip(batch["net_input"]["lengths"], others, strict=True))
+            read += unlabeled_of(batch)
+        assert [other for _, other in sorted(lengths)] == sorted(other for _, other in lengths)
+        assert len({length for length, _ in lengths}) > 4
+    assert Counter(read) == Counter(tuple(dataset.unlabeled[index]["tokens"].tolist()) for index in range(30))
+
+
 def test_without_views_batches_and_model_are_those_of_tagging(chunk):
     plain, viewed = make_task(chunk), make_task(chunk, views=ALL)
     for one, other in zip(batches(plain), batches(viewed), strict=True):
