@@ -53,7 +53,7 @@ def add_arguments(
         add("--dev", metavar="FILE", type=Path, help="the same, to score on")
         data_help = None if data_help is None else f"instead of --train and --dev: {data_help}"
     if data_help is not None:
-        several = {"nargs": "+"} if several_data else {}
+        several = {"nargs": "+", "action": "extend"} if several_data else {}
         add("--data", metavar="DIR", required=required and raw_help is None, help=data_help, **several)
     text = "directory for runs, tables and predictions; the same command continues there"
     add("--out", metavar="DIR", required=required, help=text)
@@ -106,7 +106,7 @@ def add_cross_views(parser: argparse.ArgumentParser, views: tuple[str, ...]) -> 
     text = "cross-view training on the sentences of --unlabeled: views separated by ',', of "
     text += f"{', '.join(views)}, and the baseline word_dropout (default: the recipe's, none)"
     add("--views", metavar="A,B,...", help=text)
-    text = "layers, from the lowest one on, of the views that see one side (default: the recipe's, half)"
+    text = "layers that compute the one-sided states: the lower half, or all (default: the recipe's, half)"
     add("--view-layers", choices=VIEW_LAYERS, help=text)
     text = "fraction of the updates before the first unlabeled sentence (default: the recipe's, 0.1)"
     add("--unlabeled-start", type=float, metavar="F", help=text)

@@ -50,9 +50,11 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     from amos_fairseq.finetuning.parsing import Parsing
 
     session = fine_tuning.session_from(arguments, Parsing.name)
+    from amos_fairseq.finetuning.tagging import check_unlabeled
     from amos_fairseq.prepare.parsing import prepare_parsing_inside
     from amos_fairseq.prepare.tagging import Choices
 
+    check_unlabeled(session, fine_tuning.PARSING_VIEWS, arguments.unlabeled)
     with fine_tuning.preparing(session, Parsing.name) as tokenizer:
         choices = Choices.of(arguments)
         data = prepare_parsing_inside(session.out, arguments.train, arguments.dev, tokenizer, choices)

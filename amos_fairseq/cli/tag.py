@@ -57,8 +57,10 @@ def run(arguments: argparse.Namespace) -> None:
     if files is None:
         data = list(map(Path, arguments.data))
     else:
+        from amos_fairseq.finetuning.tagging import check_unlabeled
         from amos_fairseq.prepare.tagging import Choices, prepare_tagging_inside
 
+        check_unlabeled(session, fine_tuning.TAGGING_VIEWS, arguments.unlabeled)
         with fine_tuning.preparing(session, Tagging.name) as tokenizer:
             data = [prepare_tagging_inside(session.out, *files, tokenizer, Choices.of(arguments))]
     fine_tuning.run_and_print(arguments.out, Tagging(session, data))

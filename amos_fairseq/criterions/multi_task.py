@@ -11,10 +11,9 @@ from torch import Tensor
 from amos_fairseq.criterions.pretraining import mean
 from amos_fairseq.criterions.text_classification import place_rows, scores_of, sum_logs, text_loss
 from amos_fairseq.data.labeled_texts import KINDS
-from amos_fairseq.data.text_scores import average_score, label_counts, main_score, predictions_of
+from amos_fairseq.data.text_scores import AVERAGE, average_score, label_counts, main_score, predictions_of
 
 LOSS, ROWS = "loss_", "_rows_"  # and the name of a task
-AVERAGE = "average"
 
 
 @register_criterion("multi_task")

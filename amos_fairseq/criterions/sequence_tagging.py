@@ -16,9 +16,9 @@ from amos_fairseq.criterions.cross_views import cross_view_loss, log_cross_views
 from amos_fairseq.criterions.pretraining import mean
 from amos_fairseq.data.tag_scores import count, main_score, scores
 from amos_fairseq.data.tagging import NO_LABEL
+from amos_fairseq.data.text_scores import AVERAGE
 from amos_fairseq.models.fine_tuning import WordOutput
 
-AVERAGE = "average"
 SCORED = "_count_"  # and what is counted, and "/" and the column of several
 
 

@@ -128,12 +128,11 @@ class MixedSentences(MixedTasks):
 
     def add_labels(self, batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
         """Add what :meth:`TaggedSentences.add_labels` adds; ``rows_of_heads`` in ``net_input`` as :class:`MixedTasks` does; and
-        ``parts``, for each task ``target`` [b,W], ``labels`` and ``nwords`` of its rows."""
+        ``parts``, for each task ``target`` [b,W] and ``labels`` of its rows."""
         next(iter(self.tasks.values())).add_labels(batch, samples)
         tasks = torch.from_numpy(self._task_of(batch["id"].numpy()))
         rows_of_heads, parts = batch["net_input"].setdefault("rows_of_heads", {}), batch.setdefault("parts", {})
         for number, name in enumerate(self.tasks):
             rows = rows_of_heads[name] = (tasks == number).nonzero().squeeze(1)
-            own = [samples[row] for row in rows.tolist()]
-            parts[name] = {"target": batch["target"][rows], "labels": [sample["labels"] for sample in own]}
-            parts[name]["nwords"] = sum(len(sample["positions"]) for sample in own)
+            labels = [batch["labels"][row] for row in rows.tolist()]
+            parts[name] = {"target": batch["target"][rows], "labels": labels}

@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.data.corpus import check_prepared, open_lines
 from amos_fairseq.data.labeled_sequences import LabeledSequences
-from amos_fairseq.data.word_files import COLUMN_NAME, LONGEST_COLUMN_NAME
+from amos_fairseq.data.word_files import COLUMN_NAME, LONGEST_COLUMN_NAME, UNLABELED
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
 from amos_fairseq.strangers import is_unicode, parse_json, plain_name, read_json, read_json_lines, read_text
@@ -88,6 +88,11 @@ def read_labels(directory: Path) -> list[str]:
     if labels and not are_labels(labels):
         raise UserError(f"{path} does not have one label a line, each once: {hint}")
     return labels
+
+
+def has_unlabeled(directory: Path) -> bool:
+    """Return whether prepared data have sentences without labels."""
+    return (directory / f"{UNLABELED}.tokens.idx").exists()
 
 
 def read_words(directory: Path, split: str) -> list[list[str]]:

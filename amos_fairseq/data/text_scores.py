@@ -24,6 +24,9 @@ def main_score(task: str, kind: str) -> str:
     return TASKS[task].main_score if task in TASKS else MAIN_SCORES[kind]
 
 
+AVERAGE = "average"  # of the main scores of several tasks, in logs and results
+
+
 def average_score(scores: Mapping[str, float]) -> float:
     """Return the mean of the main scores of tasks: of those in GLUE's average, or of all if none of them is."""
     return fmean([score for task, score in scores.items() if task in AVERAGED] or scores.values())

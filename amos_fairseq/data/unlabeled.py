@@ -4,15 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from fairseq.data import ConcatDataset
+from fairseq.data import ConcatDataset, FairseqDataset
 
-from amos_fairseq.data.labeled_sequences import LabeledSequences
 from amos_fairseq.data.mixed_tasks import MixedSentences
 from amos_fairseq.data.seeding import Purpose, keyed_generator
 from amos_fairseq.data.tagging import TaggedSentences, WordSequences
 
 
-class WithUnlabeled(LabeledSequences):
+class WithUnlabeled(FairseqDataset):
     """Each labeled sentence of an epoch with one unlabeled sentence, so that their batches have the same size (Table 4.1).
 
     An index is a place in the epoch, of which :meth:`begin_epoch` says the order. The n-th labeled sentence since the beginning
@@ -40,8 +39,18 @@ class WithUnlabeled(LabeledSequences):
         self.begin_epoch(np.arange(len(labeled)), 0, by_length=False)
 
     def __len__(self) -> int:
-        """Return the number of labeled sentences. An epoch of several tasks may have others."""
+        """Return the number of labeled sentences. With several tasks, an epoch may draw more or fewer."""
         return len(self.labeled)
+
+    def num_tokens(self, index: int) -> int:
+        return int(self.sizes[index])
+
+    size = num_tokens
+
+    @property
+    def can_reuse_epoch_itr_across_epochs(self) -> bool:
+        """False: a reused iterator would repeat the first epoch's order."""
+        return False
 
     @property
     def epoch(self) -> int:

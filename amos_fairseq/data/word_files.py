@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ UNLABELED = "unlabeled"  # the split of words without labels
 CONLLU_NAMES = ("form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 _DOCUMENT_START = "-DOCSTART-"
 _BLANKS = re.compile(r"[ \t]+")  # not str.split(), which also splits at a no-break space inside a word
+MOST = 0.9  # of the lines
 _RANGE_OR_EMPTY_NODE = re.compile(r"[0-9]+[-.][0-9]+")
 
 
@@ -102,7 +104,8 @@ def read_conllu(path: Path) -> list[Sentence]:
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     refuse_other_formats(path)
     if not path.is_file():
-        raise UserError(f"{path}: no such file: give a column file or a CoNLL-U file")
+        what = "is a directory" if path.is_dir() else "no such file"
+        raise UserError(f"{path}: {what}: give a column file or a CoNLL-U file")
     for number, line in InputFile(path).lines():
         text = line.decode("utf-8").rstrip("\r\n")
         if "\r" in text or "\0" in text:
@@ -128,29 +131,43 @@ def _sentences(path: Path, rows: Iterator[list[str] | None]) -> Iterator[list[li
         raise UserError(f"{path} has no sentence: expected one word a line")
 
 
-def read_words(path: Path) -> list[list[str]]:
+def read_words(path: Path) -> tuple[list[list[str]], str]:
     """Read sentences whose words are divided, and whose labels are ignored.
 
-    The file is CoNLL-U if its name ends in ``.conllu``. In another one, each line is a word with further columns behind it if
-    blank lines separate sentences and all other lines have the same number of columns, as in the files of
-    :func:`read_columns`; otherwise each line is a sentence with blanks between its words. It may be compressed.
+    The file is CoNLL-U if its name ends in ``.conllu``. Another one has a word with further columns behind it in each line if
+    lines have tabs, or if blank lines separate sentences and most other lines have the same number of columns; then all must.
+    Otherwise each line is a sentence with blanks between its words. It may be compressed.
+
+    Returns:
+        The words of each sentence, and how the file was read.
 
     Raises:
-        UserError: the file is missing, damaged or without a sentence.
+        UserError: the file is missing, damaged or without a sentence; a line has another number of columns than most; or it is
+            CoNLL-U by another name.
     """
     if kind_and_compression(path)[0] == CONLLU:
-        return [sentence.words for sentence in read_conllu(path)]
-    rows: list[list[str] | None] = []
-    for _, line in _lines(path):
-        is_end = not line.strip(" \t") or line.startswith(_DOCUMENT_START)
+        return [sentence.words for sentence in read_conllu(path)], "CoNLL-U"
+    rows: list[tuple[int, list[str] | None]] = []
+    has_tabs = False
+    for number, line in _lines(path):
+        if not line.strip(" \t") or line.startswith(_DOCUMENT_START):
+            rows.append((number, None))
+            continue
         cells = [cell.strip(" ") for cell in line.split("\t")]
-        rows.append(None if is_end else cells if len(cells) > 1 else _BLANKS.split(line.strip(" ")))
-    while rows and rows[-1] is None:
+        if len(cells) == 1 + len(CONLLU_NAMES) and cells[0] == "1":
+            raise UserError(f"{path}, line {number}: this is CoNLL-U: give the file a name that ends in {CONLLU}")
+        has_tabs = has_tabs or len(cells) > 1
+        rows.append((number, cells if len(cells) > 1 else _BLANKS.split(line.strip(" "))))
+    while rows and rows[-1][1] is None:
         rows.pop()
-    given = [row for row in rows if row is not None]
-    if len({len(row) for row in given}) == 1 and None in rows:
-        return [columns[0] for columns in _sentences(path, iter(rows))]
-    words = [[word for cell in row for word in _BLANKS.split(cell) if word] for row in given]
-    if not words:
+    widths = Counter(len(row) for _, row in rows if row is not None)
+    if not widths:
         raise UserError(f"{path} has no sentence: expected one a line, with blanks between its words")
-    return words
+    width, count = widths.most_common(1)[0]
+    if not has_tabs and not (any(row is None for _, row in rows) and count >= MOST * widths.total()):
+        return [row for _, row in rows if row is not None], "one sentence a line"
+    for number, row in rows:
+        if row is not None and (len(row) != width or not all(row)):
+            found = f"{len(row)} columns, expected {width} as in most lines" if len(row) != width else "an empty column"
+            raise UserError(f"{path}, line {number}: {found}")
+    return [columns[0] for columns in _sentences(path, (row for _, row in rows))], "one word a line"

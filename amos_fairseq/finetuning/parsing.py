@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.data.parsing import ParsedSentences, attachment_counts, best_tree
-from amos_fairseq.data.tagging import NUM_SPECIAL, read_labels, read_tagging_manifest
+from amos_fairseq.data.tagging import NUM_SPECIAL, has_unlabeled, read_labels, read_tagging_manifest
 from amos_fairseq.data.text_files import InputFile
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.data.word_files import read_conllu
@@ -59,8 +59,8 @@ class Parsing(Benchmark):
 
     def __init__(self, session: Session, data: Path) -> None:
         self.session, self.data, self.max_positions = session, data.resolve(), session.checkpoint.max_positions
-        trials = word_trials(session, PARSING_VIEWS, [self.data])
-        # The thesis smooths the labels of words alone.
+        trials = word_trials(session, PARSING_VIEWS, has_unlabeled(self.data))
+        # As in the thesis, the labels of trees are not smoothed.
         trials = tuple(dict.fromkeys(dataclasses.replace(trial, label_smoothing=0.0) for trial in trials))
         if os.pathsep in str(self.data):
             raise UserError(f"{self.data}: fairseq separates folders at {os.pathsep!r}: give a path without it")

@@ -214,8 +214,9 @@ class Recipe:
         if task not in self.trials:
             known = ", ".join(self.trials)
             raise UserError(f"the recipe {self.name} has no settings for {task}: add it under tasks (it has {known})")
-        for name in ("label_smoothing", "views"):
-            if task != WORDS and any(getattr(trial, name) for trial in self.trials[task]):
+        for name in ("label_smoothing", "views", "view_layers", "unlabeled_start"):
+            default = getattr(Hyperparameters, name)
+            if task != WORDS and any(getattr(trial, name) != default for trial in self.trials[task]):
                 raise UserError(f"the recipe {self.name}, {task}: {name} is for words with labels: move it to {WORDS}")
         return self.trials[task]
 

@@ -17,7 +17,15 @@ from fairseq.models import BaseFairseqModel
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.data.mixed_tasks import rows_per_epoch
 from amos_fairseq.data.tag_scores import OUTSIDE, count, main_score, scores
-from amos_fairseq.data.tagging import TASK_PREFIX, TaggedSentences, read_tagging_manifest, read_words
+from amos_fairseq.data.tagging import (
+    TASK_PREFIX,
+    TaggedSentences,
+    WordSequences,
+    has_unlabeled,
+    read_tagging_manifest,
+    read_words,
+)
+from amos_fairseq.data.text_scores import AVERAGE
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.data.word_files import UNLABELED
 from amos_fairseq.errors import UserError
@@ -28,60 +36,60 @@ from amos_fairseq.finetuning.runs import BenchmarkTask, RunResult, TaskRun, cont
 from amos_fairseq.finetuning.session import Session
 from amos_fairseq.finetuning.summary import TaskSummary, summarize
 from amos_fairseq.models.fine_tuning import parse_views, word_head_name
-from amos_fairseq.modules.cross_views import TAGGING_VIEWS
+from amos_fairseq.modules.cross_views import FULL, TAGGING_VIEWS, WORD_DROPOUT
+from amos_fairseq.tasks.sequence_tagging import Column
 
 PREDICTIONS = "predictions.txt"
 SCORES = "scores.json"
 CUT = "<cut>"  # in predictions: a word that the model did not read; CoNLL-U has the label "_"
 # In the order of the table; labels that do not mark spans have only accuracy.
 SCORE_NAMES = {"f1": "span F1", "precision": "precision", "recall": "recall", "accuracy": "accuracy"}
-AVERAGE = "average"  # of the main scores of several columns
 AND = ","  # between the columns of a run; no column has it in its name
 
 
 @dataclass(frozen=True)
-class ColumnData:
+class ColumnData(Column):
     """The prepared data of a column of labels.
 
     Attributes:
-        dev: sentences to score on.
-        words: of these.
+        sha256: of its manifest.
+        unlabeled: sentences for views; None where there are none, or no views.
+        words: of ``dev``.
     """
 
-    directory: Path
-    name: str
-    labels: list[str]
-    has_spans: bool
     sha256: str
     train: TaggedSentences
     dev: TaggedSentences
+    unlabeled: WordSequences | None
     words: list[list[str]]
 
     @classmethod
-    def of(cls, directory: Path, max_positions: int) -> "ColumnData":
+    def read(cls, directory: Path, max_positions: int, with_views: bool) -> "ColumnData":
         """Read a folder of ``amos prepare tagging``; raise :class:`UserError` if it cannot be used."""
         if os.pathsep in str(directory):
             raise UserError(f"{directory}: fairseq separates folders at {os.pathsep!r}: give a path without it")
-        manifest = read_tagging_manifest(directory)
-        labels, dictionary = manifest["labels"], Vocabulary.of_corpus([directory], None).load_dictionary()
+        column, dictionary = Column.of(directory), Vocabulary.of_corpus([directory], None).load_dictionary()
         train, dev = (
-            TaggedSentences(directory, split, dictionary, len(labels), max_positions, training=split == "train")
+            TaggedSentences(directory, split, dictionary, len(column.labels), max_positions, training=split == "train")
             for split in ("train", "valid")
         )
+        unlabeled = None
+        if with_views and has_unlabeled(directory):
+            unlabeled = WordSequences(directory, UNLABELED, dictionary, max_positions, training=True)
         words = read_words(directory, "valid")
         if list(map(len, words)) != [len(dev.labels(index)) for index in range(len(dev))]:
             raise UserError(f"{directory}: valid.words.jsonl does not belong to the labels: prepare the data again")
-        sha256 = content_sha256(manifest)
-        return cls(directory, manifest["column"], labels, manifest["has_spans"], sha256, train, dev, words)
+        sha256 = content_sha256(read_tagging_manifest(directory))
+        return cls(**vars(column), sha256=sha256, train=train, dev=dev, unlabeled=unlabeled, words=words)
 
     @property
     def main_score(self) -> str:
         return main_score(self.has_spans)
 
     def notes(self, max_positions: int) -> Iterator[str]:
-        """Yield a note for the sentences of a split that are cut."""
-        for name, sentences in (("training", self.train), ("dev", self.dev)):
-            if sentences.cut_words:
+        """Yield a note for the sentences of each split that are cut."""
+        for name, sentences in (("training", self.train), ("dev", self.dev), ("unlabeled", self.unlabeled)):
+            if sentences is not None and sentences.cut_words:
                 counted = ", and counted as wrong" if sentences is self.dev else ""
                 yield (
                     f"{self.name}: {sentences.cut_words:,} of {sentences.num_words:,} {name} words are cut from "
@@ -109,12 +117,12 @@ class Tagging(Benchmark):
             raise UserError(
                 f"--out {session.out} is the directory of the data, which has a tagging.json too: give another --out"
             )
-        trials = word_trials(session, TAGGING_VIEWS, directories)
+        trials = word_trials(session, TAGGING_VIEWS, any(map(has_unlabeled, directories)))
         self.data, self.parts = directories[0], {}
         for directory in directories:
             session.checkpoint.check_tokenizer(directory / "tokenizer")
-            part = ColumnData.of(directory, self.max_positions)
-            if part.name in self.parts:
+            part = ColumnData.read(directory, self.max_positions, any(trial.views for trial in trials))
+            if word_head_name(part.name) in map(word_head_name, self.parts):
                 raise UserError(
                     f"--data: {directory} is another folder of the column {part.name}: give one for each column"
                 )
@@ -189,16 +197,16 @@ class Tagging(Benchmark):
 
     def summarize(self, results: Sequence[RunResult]) -> tuple[Sequence[RunResult], dict[str, TaskSummary]]:
         """Return a result for each column of each run. Trial and best run of several columns are those of their average."""
-        of_runs, parts = summarize(results), [part for result in results for part in divide(result)]
+        of_runs, parts = summarize(results), [part for result in results for part in results_of_columns(result)]
         summaries = {}
         for task, of_run in of_runs.items():
             own = [
                 part
                 for result in results
                 if result.task == task and result.trial == of_run.trial
-                for part in divide(result)
+                for part in results_of_columns(result)
             ]
-            best = {part.task: part for part in divide(of_run.best)}
+            best = {part.task: part for part in results_of_columns(of_run.best)}
             for name, summary in summarize(own).items():
                 summaries[name] = dataclasses.replace(summary, best=best[name], num_trials=of_run.num_trials)
         return parts, summaries
@@ -211,7 +219,7 @@ class Tagging(Benchmark):
             yield "a span is right if its type and both ends are (conlleval's rules, computed by seqeval)"
 
 
-def divide(result: RunResult) -> list[RunResult]:
+def results_of_columns(result: RunResult) -> list[RunResult]:
     """Return the results of the columns of a run; that of a single column as it is."""
     names = result.task.removeprefix(TASK_PREFIX).split(AND)
     if len(names) == 1:
@@ -228,34 +236,36 @@ def divide(result: RunResult) -> list[RunResult]:
     return parts
 
 
-def word_trials(session: Session, views: Sequence[str], directories: Sequence[Path]) -> tuple[Hyperparameters, ...]:
+def word_trials(session: Session, views: Sequence[str], with_unlabeled: bool) -> tuple[Hyperparameters, ...]:
     """Return the settings of a recipe for words.
 
     Args:
         views: those of the head.
-        directories: of the prepared data.
+        with_unlabeled: whether there are sentences without labels.
 
     Raises:
-        UserError: the recipe has no such settings; a view is unknown; or the data have no unlabeled sentences for it, or some
-            that nothing uses.
+        UserError: the recipe has no such settings; a view is unknown, or has no sentences; or a setting of views has no effect.
     """
-    # There is one text without a pair, and the head reads each word.
-    trials = [
-        dataclasses.replace(trial, num_separators=1, pooling="first") for trial in session.recipe.trials_of(WORDS)
-    ]
-    has_unlabeled = any((directory / f"{UNLABELED}.tokens.idx").exists() for directory in directories)
-    listed = ", ".join(map(str, directories))
-    for trial in trials:
-        if parse_views(trial.views, views) and not has_unlabeled:
-            raise UserError(f"--views {trial.views}: {listed} has no unlabeled sentences: give them with --unlabeled")
-        given = {"view_layers": "--view-layers", "unlabeled_start": "--unlabeled-start"}
-        if not trial.views and (names := [flag for name, flag in given.items() if name in session.overrides]):
-            raise UserError(f"{names[0]} has no effect without --views: leave it out")
-    if has_unlabeled and not any(trial.views for trial in trials):
-        raise UserError(
-            f"{listed} has unlabeled sentences, which only --views use: give --views, or leave --unlabeled out"
-        )
+    trials = []
+    for given in session.recipe.trials_of(WORDS):
+        chosen = parse_views(given.views, views)
+        if chosen and not with_unlabeled:
+            raise UserError(f"--views {given.views} needs sentences without labels: give them with --unlabeled")
+        sides = [view for view in chosen if view not in (FULL, WORD_DROPOUT)]
+        for name, is_used in (("view_layers", sides), ("unlabeled_start", chosen)):
+            if not is_used and getattr(given, name) != getattr(Hyperparameters, name):
+                with_views = f"with --views {given.views}" if chosen else "without --views"
+                raise UserError(f"--{name.replace('_', '-')} has no effect {with_views}: leave it out")
+        # There is one text without a pair, and the head reads each word.
+        trials.append(dataclasses.replace(given, num_separators=1, pooling="first", views=",".join(chosen)))
     return tuple(dict.fromkeys(trials))
+
+
+def check_unlabeled(session: Session, views: Sequence[str], file: str | None) -> None:
+    """Raise :class:`UserError` before raw files are converted for views that cannot be used; ``file``: that of --unlabeled."""
+    if file is not None and not any(trial.views for trial in word_trials(session, views, with_unlabeled=True)):
+        raise UserError(f"--unlabeled {file}: only --views learn from these sentences: give --views, or leave it out")
+    word_trials(session, views, file is not None)
 
 
 def word_flags(run: TaskRun, max_positions: int) -> list[str]:

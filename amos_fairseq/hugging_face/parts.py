@@ -95,6 +95,8 @@ def choose_part(
     is_fine_tuned, is_mlm = isinstance(model, FineTunedModel), isinstance(model, MlmModel)
     heads = [*model.classification_heads, *model.word_heads] if is_fine_tuned else []
     known = heads_of_tasks(model)
+    if head is not None and head not in known and (plain := column_of(word_head_name(head))) in known:
+        head = plain  # of a column with other characters in its name
     if head is not None and name is not None:
         raise UserError(f"--head {head} and --part {name} name two parts: leave one of them out")
     if head is not None and head not in known:

@@ -23,7 +23,14 @@ from amos_fairseq.models.configuration import (
     parse_layers,
     transformer_config,
 )
-from amos_fairseq.modules.cross_views import FULL, WORD_DROPOUT, CrossViews, Words, number_of_view_layers, remove_words
+from amos_fairseq.modules.cross_views import (
+    FULL,
+    WORD_DROPOUT,
+    CrossViews,
+    WordPlaces,
+    number_of_view_layers,
+    remove_words,
+)
 from amos_fairseq.modules.encoder import LayerOutputs, TransformerConfig, one_sided
 from amos_fairseq.modules.heads import ClassificationHead, LayerMixture, ParsingHead, TaggingHead, pool
 from amos_fairseq.modules.initialization import initialize, mark_layer_depths, mark_undecayed
@@ -175,10 +182,8 @@ class FineTunedModel(BaseFairseqModel):
             view_layers: ``half`` or ``all`` of the layers give the states of one direction.
             mask: the token ``<mask>``.
         """
-        with_module = [view for view in views if view != WORD_DROPOUT]
-        self.cross_views = CrossViews(self.cfg.encoder_embed_dim, with_module, self.word_heads)
-        self.num_view_layers = number_of_view_layers(view_layers, len(self.encoder.layers))
-        self.dropped_word = mask if WORD_DROPOUT in views else None
+        num_layers = number_of_view_layers(view_layers, len(self.encoder.layers))
+        self.cross_views = CrossViews(self.cfg.encoder_embed_dim, views, self.word_heads, num_layers, mask)
         self._initialize(self.cross_views)
         mark_layer_depths(self)
 
@@ -221,13 +226,22 @@ class FineTunedModel(BaseFairseqModel):
         rows_of_heads: Mapping[str, Tensor] | None = None,
         unlabeled: Mapping[str, Any] | None = None,
     ) -> tuple[Tensor, None] | SpanOutput | WordOutput | dict[str, Tensor]:
-        """Compute the logits [B, classes] of a classification head from tokens [B,T] int64, or without a head's name the states
-        [B,T,D] that heads read; with ``answer_mask`` ([B,T] bool, True at tokens that an answer may consist of) the output of
-        the span head; with ``word_positions`` ([B,W] int64, the first piece of each word, 0 in padded slots) those of the heads
-        for words, and with ``unlabeled`` sentences also those of :meth:`predict_views`; with ``rows_of_heads`` (for each head
-        the rows of its task, [b] int64, maybe none) the logits of each head for these rows. With ``lengths``, the number of
-        tokens of each text, the encoder computes nothing at padding. The other arguments, and the second value, are those of
-        fairseq's own encoders.
+        """Compute what a head predicts for texts, or the states that heads read.
+
+        Args:
+            src_tokens: [B,T] int64.
+            classification_head_name: of the head whose logits are returned, [B, classes].
+            answer_mask: [B,T] bool, True at tokens that an answer may consist of: the span head predicts.
+            span_targets: for the span head in training.
+            word_positions: [B,W] int64, the first piece of each word, 0 in padded slots: the heads for words predict.
+            lengths: number of tokens of each text. The encoder then computes nothing at padding.
+            rows_of_heads: for each head the rows of its task, [b] int64, maybe none: each head predicts for these rows alone.
+            unlabeled: arguments of :meth:`predict_views`, whose results are returned too.
+            src_lengths, features_only: arguments of fairseq's own encoders, without effect.
+
+        Returns:
+            Without a head the states [B,T,D] and None; of one classification head its logits and None; of several the logits by
+            head; the output of the span head; or a :class:`WordOutput`.
         """
         states = self.extract_features(src_tokens, lengths)
         if word_positions is not None:
@@ -267,28 +281,32 @@ class FineTunedModel(BaseFairseqModel):
             lengths: number of tokens of each sentence.
             word_positions, last_positions: [B,W] int64, first and last piece of each word, 0 in padded slots.
         """
-        words, is_padding = Words(word_positions, last_positions), word_positions.eq(0)
+        words = WordPlaces(word_positions, last_positions)
         if not lengths:
-            nothing = self.embed_tokens.weight.new_zeros(0, 1, self.cfg.encoder_embed_dim)
-            directed = dict.fromkeys(self.cross_views.directions, nothing)
-            words, is_padding = Words(word_positions[:, :1], last_positions[:, :1]), is_padding[:, :1]
-            return {}, self.cross_views({FULL: nothing} | self.cross_views.states(directed, words), is_padding)
+            nothing = self.embed_tokens.weight.new_zeros(0, word_positions.size(1), self.cfg.encoder_embed_dim)
+            states = self.cross_views.states(dict.fromkeys(self.cross_views.directions, nothing), words)
+            return {}, self.cross_views({FULL: nothing} | states, ~words.is_word)
         with torch.no_grad(), evaluating(self):
             fixed = self.predict_words(self.extract_features(src_tokens, lengths), word_positions)
-        states = {}
+        states = self.cross_views.states(self.directed_states(src_tokens, lengths), words)
         if FULL in self.cross_views.names:
             states[FULL] = gather_positions(self.extract_features(src_tokens, lengths), word_positions)
-        embeddings, types = self.embed_tokens(src_tokens), self.token_types(src_tokens)
-        directed = {}
-        for side in self.cross_views.directions:
-            encoder = one_sided(self.encoder, side, self.num_view_layers)
-            directed[side] = encoder(embeddings, token_types=types, lengths=lengths)[-1]
-        views = self.cross_views(states | self.cross_views.states(directed, words), is_padding)
-        if self.dropped_word is not None:
-            kept = self.extract_features(remove_words(src_tokens, words, self.dropped_word), lengths)
+        views = self.cross_views(states, ~words.is_word)
+        if (removed := self.cross_views.removed) is not None:
+            kept = self.extract_features(remove_words(src_tokens, words, removed), lengths)
             for name, logits in self.predict_words(kept, word_positions).items():
                 views[name][WORD_DROPOUT] = logits
         return fixed, views
+
+    def directed_states(self, tokens: Tensor, lengths: Sequence[int]) -> dict[str, Tensor]:
+        """Compute the states [B,T,D] of each direction of attention that the views read, from tokens [B,T] int64."""
+        embeddings, types = self.embed_tokens(tokens), self.token_types(tokens)
+        return {
+            side: one_sided(self.encoder, side, self.cross_views.num_layers)(
+                embeddings, token_types=types, lengths=lengths
+            )[-1]
+            for side in self.cross_views.directions
+        }
 
     def extract_features(self, tokens: Tensor, lengths: Sequence[int] | None = None) -> Tensor:
         """Compute the states that the heads read, of the last layer or a mixture of all: [B,T] int64 -> [B,T,D]."""
@@ -427,22 +445,23 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 def parse_views(text: str, known: Sequence[str]) -> tuple[str, ...]:
     """Return the views in ``a,b,...``; raise :class:`UserError` unless each is known and there once."""
-    views = tuple(filter(None, (part.strip() for part in text.split(","))))
+    views = tuple(part.strip() for part in text.split(",")) if text.strip() else ()
     allowed = (*known, WORD_DROPOUT)
     for view in views:
         if view not in allowed or views.count(view) > 1:
             what = "is there twice" if view in allowed else "is no view"
-            raise UserError(f"--views {text}: {view} {what}: give some of {','.join(allowed)}")
+            raise UserError(f"--views {text}: {view!r} {what}: give some of {','.join(allowed)}")
     return views
 
 
 def word_head_name(column: str) -> str:
-    """Return the name of the head for a column of labels. As a key of a module it has no point and is no attribute."""
+    """Return the name of the head for a column of labels. A key of ``nn.ModuleDict`` may not contain a dot or be the name of an
+    attribute."""
     return re.sub(r"\W", "_", column) + LABELS
 
 
 def column_of(head: str) -> str:
-    """Return the column that :func:`word_head_name` has named a head after, up to signs that are no letters or digits."""
+    """Return the column of a head of :func:`word_head_name`; characters other than letters and digits are ``_``."""
     return head.removesuffix(LABELS)
 
 

@@ -21,7 +21,7 @@ VIEW_LAYERS = ("half", "all")
 REMOVED = 0.1  # of the words, section 4.3.2
 
 
-class Words(NamedTuple):
+class WordPlaces(NamedTuple):
     """Where the words of sentences are: first and last piece of each word, [B,W] int64, 0 in padded slots."""
 
     first: Tensor
@@ -51,13 +51,22 @@ class CrossViews(nn.Module):
 
     Args:
         width: D.
-        views: names, of :data:`TAGGING_VIEWS` or :data:`PARSING_VIEWS`; without :data:`WORD_DROPOUT`, which has no module.
+        views: names, of :data:`TAGGING_VIEWS` or :data:`PARSING_VIEWS`, and :data:`WORD_DROPOUT`, which has no module.
         heads: the primary prediction modules by name.
+        num_layers: how many of the lower layers give the states of one side.
+        mask: the token ``<mask>``.
+
+    Attributes:
+        names: of the views with a module.
+        directions: of attention, that they need.
+        removed: the token in place of words that are dropped; None without word dropout.
     """
 
-    def __init__(self, width: int, views: Sequence[str], heads: Mapping[str, nn.Module]):
+    def __init__(self, width: int, views: Sequence[str], heads: Mapping[str, nn.Module], num_layers: int, mask: int):
         super().__init__()
-        self.names = tuple(views)
+        self.num_layers = num_layers
+        self.removed = mask if WORD_DROPOUT in views else None
+        self.names = views = tuple(view for view in views if view != WORD_DROPOUT)
         parts = {part for name in views for part in name.split("-")}
         self.directions = tuple(sorted({DIRECTIONS[part] for part in parts - {FULL}}))
         self.boundaries = nn.Embedding(2, width) if parts & {"future", "past"} else None
@@ -65,7 +74,7 @@ class CrossViews(nn.Module):
             {name: nn.ModuleDict({_key(view): head.new_view() for view in views}) for name, head in heads.items()}
         )
 
-    def states(self, directed: Mapping[str, Tensor], words: Words) -> dict[str, Tensor]:
+    def states(self, directed: Mapping[str, Tensor], words: WordPlaces) -> dict[str, Tensor]:
         """Return what each view reads of each word, [B,W,D], from the states [B,T,D] of :attr:`directions`."""
         states = {}
         if (past := directed.get("past")) is not None:
@@ -109,7 +118,7 @@ def _key(view: str) -> str:
     return f"{view}_view"
 
 
-def remove_words(tokens: Tensor, words: Words, mask: int) -> Tensor:
+def remove_words(tokens: Tensor, words: WordPlaces, mask: int) -> Tensor:
     """Replace all pieces of :data:`REMOVED` of the words, chosen at random, by ``<mask>``: [B,T] int64 -> [B,T].
 
     This is the word dropout of section 4.3.2, with ``<mask>`` as its token ``REMOVED``.

@@ -126,6 +126,8 @@ def _change(record: dict[str, Any], made_from: dict[str, Any], unscored: Collect
         there, here = record["sources"].get(split), made_from["sources"].get(split)
         if here is None:
             return f"the file of the {split} split was taken away"
+        if there is None:
+            return f"the file {here['name']} of the {split} split is new"
         if there != here:
             is_same_name = isinstance(there, dict) and there.get("name") == here["name"]
             return f"the file {here['name']} {'has changed' if is_same_name else 'was put in the place of another one'}"

@@ -1,4 +1,4 @@
-"""``amos prepare tagging``: convert labeled words, and more words, to the input of the task ``sequence_tagging``.
+"""``amos prepare tagging``: convert labeled sentences, and unlabeled ones, to the input of the task ``sequence_tagging``.
 
 Read the files -> encode, find the pieces of each word, write to a temporary directory -> rename.
 """
@@ -39,7 +39,7 @@ from amos_fairseq.tokenization.words import encode_words
 
 DEFAULT_CONLLU_COLUMN = "upos"
 REST = "rest"  # value of --unlabeled: what --labeled leaves
-FILE, BIOES = ENCODINGS = ("file", "bioes")
+FILE, BIOES = "file", "bioes"  # values of --encoding
 
 
 @dataclass(frozen=True)
@@ -133,13 +133,6 @@ def read_splits(
     """
     read = read or (lambda path: read_sentences(path, choices.columns))
     splits = {split: read(sources[split]) for split in ("train", "valid")}
-    splits["train"], rest = divide(splits["train"], choices.labeled, sources["train"])
-    if choices.unlabeled == REST:
-        if not rest:
-            raise UserError(f"--labeled {choices.labeled} leaves no sentence of {sources['train']}: give fewer")
-        splits[UNLABELED] = rest
-    elif choices.unlabeled is not None:
-        splits[UNLABELED] = [Sentence(words, {}) for words in read_words(sources[UNLABELED])]
     if choices.encoding == BIOES:
         column = choose_column({sources[split]: splits[split] for split in ("train", "valid")}, choices.column)
         for split in ("train", "valid"):
@@ -151,10 +144,19 @@ def read_splits(
             splits[split] = [
                 Sentence(one.words, one.columns | {column: to_bioes(one.columns[column])}) for one in splits[split]
             ]
+    splits["train"], rest = choose_labeled(splits["train"], choices.labeled, sources["train"])
+    if choices.unlabeled == REST:
+        if not rest:
+            raise UserError(f"--labeled {choices.labeled} leaves no sentence of {sources['train']}: give fewer")
+        splits[UNLABELED] = rest
+    elif choices.unlabeled is not None:
+        words, how = read_words(sources[UNLABELED])
+        say(f"{sources[UNLABELED]}: {len(words):,} sentences without labels ({how})")
+        splits[UNLABELED] = [Sentence(own, {}) for own in words]
     return splits
 
 
-def divide(sentences: list[Sentence], number: int | None, path: Path) -> tuple[list[Sentence], list[Sentence]]:
+def choose_labeled(sentences: list[Sentence], number: int | None, path: Path) -> tuple[list[Sentence], list[Sentence]]:
     """Return ``number`` sentences at equal distances, by default all, and the others.
 
     Raises:
@@ -210,6 +212,8 @@ def write_tagging(
     labels_of = {split: {label for one in own for label in one.columns[chosen]} for split, own in labeled.items()}
     if len(labels_of["train"]) == 1:
         (only,) = labels_of["train"]
+        if number := description["settings"]["labeled"]:
+            raise UserError(f"--labeled {number}: all words of these sentences have the label {only}: give more")
         raise UserError(
             f"{sources['train']}, column {chosen}: each word has the label {only}: choose another column with --column"
         )

@@ -183,12 +183,16 @@ class LabeledTask(CorpusTask):
     def order_of_epoch(self, dataset: Any, batches_per_update: int, batch_size: int) -> np.ndarray:
         global_batch = batches_per_update * batch_size
         if isinstance(dataset, MixedTasks):
-            if len(set(self.cfg.update_freq)) > 1:
-                raise UserError(
-                    f"--update-freq {self.cfg.update_freq}: all epochs make one sequence of equal updates: give one number"
-                )
+            self.check_update_freq()
             return self.arrange(dataset, dataset.whole_updates(global_batch), global_batch)
         return self.arrange(dataset, super().order_of_epoch(dataset, batches_per_update, batch_size), global_batch)
+
+    def check_update_freq(self) -> None:
+        """Raise :class:`UserError` if the updates of some epochs have more batches than others."""
+        if len(set(self.cfg.update_freq)) > 1:
+            raise UserError(
+                f"--update-freq {self.cfg.update_freq}: all epochs make one sequence of equal updates: give one number"
+            )
 
     def arrange(self, dataset: Any, indices: np.ndarray, global_batch: int) -> np.ndarray:
         """Return the order of an epoch, with ``--similar-lengths`` in global batches of similar length."""

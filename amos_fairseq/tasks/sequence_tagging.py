@@ -1,6 +1,7 @@
 """Fine-tuning on sequence tagging: one label a word, such as parts of speech, chunks and named entities."""
 
 import logging
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,13 @@ from omegaconf import II, MISSING
 
 from amos_fairseq.data.labeled_texts import TASK_FOLDER
 from amos_fairseq.data.mixed_tasks import MixedSentences
-from amos_fairseq.data.tagging import TaggedSentences, WordSequences, read_tagging_manifest, write_labels
+from amos_fairseq.data.tagging import (
+    TaggedSentences,
+    WordSequences,
+    has_unlabeled,
+    read_tagging_manifest,
+    write_labels,
+)
 from amos_fairseq.data.unlabeled import WithUnlabeled
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.data.word_files import UNLABELED
@@ -49,13 +56,13 @@ class SequenceTaggingConfig(LabeledTaskConfig):
         },
     )
     view_layers: ChoiceEnum(list(VIEW_LAYERS)) = field(
-        default="half", metadata={"help": "layers, from the lowest one on, of the views that see one side"}
+        default="half", metadata={"help": "layers that compute the one-sided states: the lower half, or all"}
     )
     unlabeled_start: float = field(
         default=0.1,
         metadata={
             "range": "0 or more and below 1",
-            "help": "fraction of --max-update, or of --total-num-update, before the first unlabeled sentence",
+            "help": "fraction of --max-update, or else of --total-num-update, before the first unlabeled sentence",
         },
     )
     max_update: int = II("optimization.max_update")
@@ -103,6 +110,11 @@ class SequenceTaggingTask(LabeledTask):
     def __init__(self, cfg: Any, vocabulary: Vocabulary, dictionary: Any, columns: dict[str, Column]) -> None:
         super().__init__(cfg, vocabulary, dictionary)
         self.columns, self.views = columns, parse_views(cfg.views, self.known_views)
+        if self.views and cfg.unlabeled_start > 0 and not self.total_updates():
+            raise UserError(
+                f"--unlabeled-start {cfg.unlabeled_start:g} is a fraction of --max-update or of --total-num-update: give one "
+                "of them, or --unlabeled-start 0"
+            )
 
     @classmethod
     def setup_task(cls, cfg: SequenceTaggingConfig, **kwargs: Any) -> "SequenceTaggingTask":
@@ -168,8 +180,7 @@ class SequenceTaggingTask(LabeledTask):
         directories = [column.directory for column in self.columns.values()]
         found = [
             WordSequences(directory, UNLABELED, self.dictionary, self.cfg.tokens_per_sentence, training=True)
-            for directory in directories
-            if (directory / f"{UNLABELED}.tokens.idx").exists()
+            for directory in filter(has_unlabeled, directories)
         ]
         if not found:
             raise UserError(
@@ -178,14 +189,16 @@ class SequenceTaggingTask(LabeledTask):
             )
         for sentences in found:
             logger.info(f"{sentences.source}: {sentences.describe()}")
+        logger.info(f"unlabeled sentences train from update {self.first_unlabeled_update() + 1:,} on")
         return found
 
     def order_of_epoch(self, dataset: Any, batches_per_update: int, batch_size: int) -> np.ndarray:
         if not isinstance(dataset, WithUnlabeled):
             return super().order_of_epoch(dataset, batches_per_update, batch_size)
+        self.check_update_freq()
         labeled, global_batch = dataset.labeled, batches_per_update * batch_size
         order = super().order_of_epoch(labeled, batches_per_update, batch_size)
-        before = (labeled.epoch - 1) * len(labeled)
+        before = (labeled.epoch - 1) * len(order)
         if isinstance(labeled, MixedSentences):
             before = labeled.rows_before() // global_batch * global_batch
         return dataset.begin_epoch(order, before, self.cfg.similar_lengths)
@@ -201,10 +214,14 @@ class SequenceTaggingTask(LabeledTask):
         **kwargs: Any,
     ) -> tuple[Any, int, dict[str, Any]]:
         """Leave the unlabeled sentences out until ``--unlabeled-start``, a function of the update alone."""
-        if self.views and update_num < self.cfg.unlabeled_start * self.total_updates():
+        if self.views and update_num < self.first_unlabeled_update():
             unlabeled = {name: rows[:0] for name, rows in sample["net_input"]["unlabeled"].items()}
             sample = sample | {"net_input": sample["net_input"] | {"unlabeled": unlabeled}, "num_unlabeled_words": 0}
         return super().train_step(sample, model, criterion, optimizer, update_num, *args, **kwargs)
+
+    def first_unlabeled_update(self) -> int:
+        """Return the number of updates before the first unlabeled sentence."""
+        return math.ceil(self.cfg.unlabeled_start * self.total_updates())
 
     def total_updates(self) -> float:
         """Return the number of updates that the settings name; 0 for none, as with ``--max-epoch`` alone."""

@@ -117,24 +117,42 @@ def test_refused_files(tmp_path):
         read_columns(latin)
 
 
+COLUMNS, LINES = "one word a line", "one sentence a line"
+
+
 @pytest.mark.parametrize(
-    ("name", "text", "expected"),
+    ("name", "text", "how", "expected"),
     [
-        ("a.txt", "The dog  sees\nA\tcat\n\nSo 1\u00a0000\n", [["The", "dog", "sees"], ["A", "cat"], ["So", "1\u00a0000"]]),
-        ("a.txt", "one two\nthree four\n", [["one", "two"], ["three", "four"]]),  # no line is blank
-        ("a.txt", "The DT B-NP\ndog NN I-NP\n\nA DT O\n", [["The", "dog"], ["A"]]),
-        ("a.txt", "The\ndog\n\nA\n\n", [["The", "dog"], ["A"]]),
-        ("a.txt", "a b\tX\nc\tY\n\nd\tX\n", [["a b", "c"], ["d"]]),  # a word with a space, before a tab
-        ("a.txt", CONLL2003, [["U.N.", "#1\u00a0000"], ["Peter"]]),
-        ("a.conllu", CONLLU, [["I", "do", "n't"], ["a b"]]),
+        ("a.txt", "The dog  sees\nA\tcat\n", COLUMNS, None),  # a tab, and lines of other widths
+        ("a.txt", "The dog  sees\n\nSo 1\u00a0000\n", LINES, [["The", "dog", "sees"], ["So", "1\u00a0000"]]),
+        ("a.txt", "one two\nthree four\n", LINES, [["one", "two"], ["three", "four"]]),  # no line is blank
+        ("a.txt", "The DT B-NP\ndog NN I-NP\n\nA DT O\n", COLUMNS, [["The", "dog"], ["A"]]),
+        ("a.txt", "The\tDT\ndog\tNN\n", COLUMNS, [["The", "dog"]]),  # one sentence, with tabs
+        ("a.txt", "The\ndog\n\nA\n\n", COLUMNS, [["The", "dog"], ["A"]]),
+        ("a.txt", "a b\tX\nc\tY\n\nd\tX\n", COLUMNS, [["a b", "c"], ["d"]]),  # a word with a space, before a tab
+        ("a.txt", CONLL2003, COLUMNS, [["U.N.", "#1\u00a0000"], ["Peter"]]),
+        ("a.conllu", CONLLU, "CoNLL-U", [["I", "do", "n't"], ["a b"]]),
     ],
-)  # fmt: skip
-def test_words_without_labels(name, text, expected, tmp_path):
+)
+def test_words_without_labels(name, text, how, expected, tmp_path):
+    """What the lines have in common decides how they are read; columns that differ are refused with their line."""
     (tmp_path / name).write_text(text, encoding="utf-8")
-    assert read_words(tmp_path / name) == expected
+    if expected is None:
+        with pytest.raises(UserError, match=r"a\.txt, line \d+: \d columns, expected \d as in most lines"):
+            read_words(tmp_path / name)
+        return
+    assert read_words(tmp_path / name) == (expected, how)
     packed = tmp_path / f"{name}.gz"
     packed.write_bytes(gzip.compress((tmp_path / name).read_bytes()))
-    assert read_words(packed) == expected
+    assert read_words(packed) == (expected, how)
+
+
+def test_a_line_with_a_column_less_is_named(tmp_path):
+    lines = ["word TAG"] * 30
+    lines[9], lines[20] = "", "word"
+    (tmp_path / "a.txt").write_text("\n".join(lines))
+    with pytest.raises(UserError, match=r"a\.txt, line 21: 1 columns, expected 2 as in most lines"):
+        read_words(tmp_path / "a.txt")
 
 
 def test_words_of_nothing_are_refused(tmp_path):
@@ -144,3 +162,10 @@ def test_words_of_nothing_are_refused(tmp_path):
             read_words(tmp_path / "a.txt")
     with pytest.raises(UserError, match="no such file"):
         read_words(tmp_path / "absent.txt")
+    with pytest.raises(UserError, match="is a directory"):
+        read_words(tmp_path)
+    (tmp_path / "a.conll").write_text(CONLLU)
+    with pytest.raises(
+        UserError, match=r"a\.conll, line 3: this is CoNLL-U: give the file a name that ends in \.conllu"
+    ):
+        read_words(tmp_path / "a.conll")

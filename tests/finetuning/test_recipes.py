@@ -243,6 +243,9 @@ def test_settings_of_words_are_refused_for_texts(tmp_path):
     assert (recipe.trials_of("tagging")[0].views, recipe.trials_of("tagging")[0].view_layers) == ("full", "all")
     with pytest.raises(UserError, match="RTE: views is for words with labels"):
         recipe.trials_of("RTE")
+    path.write_text("extends: electra\ntasks: {RTE: {unlabeled_start: 0.3}}\n")
+    with pytest.raises(UserError, match="RTE: unlabeled_start is for words with labels"):
+        load_recipe(str(path), "small").trials_of("RTE")
     for value, message in (("view_layers: most", "half or all"), ("unlabeled_start: 1", "at least 0 and below 1")):
         path.write_text(f"extends: electra\ntasks: {{tagging: {{{value}}}}}\n")
         with pytest.raises(UserError, match=message):

@@ -10,7 +10,7 @@ from transformers import BertConfig, BertModel
 from amos_fairseq.functional.attention import reference_attention
 from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 from amos_fairseq.models.fine_tuning import FineTunedModel
-from amos_fairseq.modules.cross_views import PARSING_VIEWS, REMOVED, TAGGING_VIEWS, Words, remove_words
+from amos_fairseq.modules.cross_views import PARSING_VIEWS, REMOVED, TAGGING_VIEWS, WordPlaces, remove_words
 from amos_fairseq.modules.encoder import one_sided
 from amos_fairseq.modules.generators import TwoTower
 
@@ -25,7 +25,7 @@ ENCODERS = {
 # <s>, words of 1, 3, 2 and 1 pieces, a piece of no word, </s>; and a sentence of two words.
 TOKENS = torch.tensor([[0, 5, 6, 7, 8, 9, 10, 11, 12, 2], [0, 20, 21, 22, 2, 1, 1, 1, 1, 1]])
 LENGTHS = [10, 5]
-WORDS = Words(torch.tensor([[1, 2, 5, 7], [1, 3, 0, 0]]), torch.tensor([[1, 4, 6, 7], [2, 3, 0, 0]]))
+WORDS = WordPlaces(torch.tensor([[1, 2, 5, 7], [1, 3, 0, 0]]), torch.tensor([[1, 4, 6, 7], [2, 3, 0, 0]]))
 
 
 def fine_tuned(views: tuple[str, ...], layers: str = "all", **settings) -> FineTunedModel:
@@ -73,7 +73,7 @@ def test_a_view_depends_on_what_it_sees_alone(encoder: str, layers: str) -> None
     model.embed_tokens.register_forward_hook(catch)
     with torch.enable_grad():
         views = views_of(model, TOKENS)
-    embeddings = caught[-1]  # of both directions
+    embeddings = caught[0]  # of both directions, before those of the view of everything
     weights = torch.randn(3, generator=torch.Generator().manual_seed(2))
     for view in ("forward", "backward", "future", "past"):
         for row, words in enumerate(([0, 1, 2, 3], [0, 1])):
@@ -183,7 +183,7 @@ def test_both_sides_are_the_towers_with_the_same_weights() -> None:
 
 def test_removed_words_are_removed_whole() -> None:
     """All pieces of some words, a tenth of them, and nothing else; 4 standard deviations."""
-    tokens, words = TOKENS.repeat(500, 1), Words(WORDS.first.repeat(500, 1), WORDS.last.repeat(500, 1))
+    tokens, words = TOKENS.repeat(500, 1), WordPlaces(WORDS.first.repeat(500, 1), WORDS.last.repeat(500, 1))
     torch.manual_seed(1)
     kept = remove_words(tokens, words, MASK)
     removed = 0

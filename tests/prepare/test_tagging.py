@@ -160,8 +160,10 @@ def test_few_labels_and_the_rest_without(data, tmp_path, capsys):
         "unlabeled": 30,
     }
     assert "unlabeled: 30 sentences" in capsys.readouterr().err
-    (tmp_path / "more.txt").write_text("the house\nAnna sees the (grey) house\n", encoding="utf-8")
-    main([source, source, data / "tokenizer", tmp_path / "file", "--unlabeled", tmp_path / "more.txt"])
+    more = tmp_path / "more.txt"
+    more.write_text("the house\nAnna sees the (grey) house\n", encoding="utf-8")
+    main([source, source, data / "tokenizer", tmp_path / "file", "--unlabeled", more])
+    assert f"{more}: 2 sentences without labels (one sentence a line)" in capsys.readouterr().err
     assert words_of(tmp_path / "file", "unlabeled") == ["the house", "anna sees the (grey) house"]
     assert words_of(tmp_path / "file", "train") == everything
 
@@ -185,6 +187,10 @@ def test_spans_in_bioes(data, tmp_path, capsys):
         (["--labeled", "41"], "--labeled 41: {} has 40 sentences: give 1 to as many"),
         (["--labeled", "0"], "--labeled 0"),
         (["--labeled", "40", "--unlabeled", "rest"], "--labeled 40 leaves no sentence"),
+        (
+            ["--labeled", "1", "--column", "chunk"],
+            "--labeled 1: all words of these sentences have the label O: give more",
+        ),
         (["--unlabeled", "absent.txt"], "absent.txt"),
     ],
 )

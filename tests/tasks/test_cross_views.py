@@ -67,8 +67,18 @@ def test_each_unlabeled_sentence_is_read_once_before_one_is_read_again(chunk):
     assert Counter(sentence for epoch in epochs[:3] for batch in epoch for sentence in batch) == every
     assert epochs[3] != epochs[0], "the next pass has another order"
     assert [unlabeled_of(batch) for batch in batches(task, 2, num_workers=2)] == epochs[1]
-    ranks = [[unlabeled_of(one) for one in batches(task, 2, 2, num_shards=2, shard_id=rank)] for rank in (0, 1)]
-    assert [one + other for one, other in zip(*ranks, strict=True)] == epochs[1][:2]
+    # Two ranks leave out what makes no whole update, two of ten sentences: 15 epochs of 8 read each of 30 four times.
+    ranks, micro = make_task(chunk, views="full"), make_task(chunk, views="full", update_freq=[2])
+    read = Counter()
+    for epoch in range(1, 16):
+        parts = [
+            [unlabeled_of(one) for one in batches(ranks, epoch, 2, num_shards=2, shard_id=rank)] for rank in (0, 1)
+        ]
+        joined = [one + other for one, other in zip(*parts, strict=True)]
+        read.update(sentence for batch in joined for sentence in batch)
+    alone = [unlabeled_of(batch) for batch in batches(micro, 15, 2)]
+    assert [one + other for one, other in zip(alone[::2], alone[1::2], strict=True)] == joined
+    assert read == Counter({sentence: 4 * count for sentence, count in every.items()})
     iterators = [
         task.get_batch_iterator(dataset, max_sentences=4, max_positions=40, epoch=2) for _ in ("stopped", "resumed")
     ]
@@ -103,8 +113,30 @@ def test_without_views_batches_and_model_are_those_of_tagging(chunk):
     assert all(torch.equal(value, second[key]) for key, value in first.items())
     restored = build(plain)
     restored.load_state_dict(second, strict=True)  # the modules of the views are dropped
-    with pytest.raises(UserError, match="sideways is no view: give some of full,forward"):
-        make_task(chunk, views="sideways")
+    for views, message in (("sideways", "'sideways' is no view: give some of full,forward"), (",", "'' is no view")):
+        with pytest.raises(UserError, match=message):
+            make_task(chunk, views=views)
+    with pytest.raises(
+        UserError, match=r"--unlabeled-start 0\.1 is a fraction of --max-update or of --total-num-update"
+    ):
+        make_task(chunk, views="full", max_update=0)
+    with pytest.raises(UserError, match="all epochs make one sequence of equal updates"):
+        batches(make_task(chunk, views="full", update_freq=[1, 2]))
+
+
+def test_updates_before_the_first_unlabeled_sentence_are_those_of_tagging(chunk):
+    """Five updates with Adam and dropout: the bits of encoder and head are those of a training without views."""
+    trained = []
+    for settings in ({}, {"views": ALL, "unlabeled_start": 0.9}):
+        task = make_task(chunk, **settings)
+        model, criterion = build(task, dropout=0.1).train(), SequenceTaggingCriterion(task, 0.1)
+        adam = torch.optim.Adam(model.parameters(), lr=1e-3)
+        for update, batch in enumerate(batches(task, 1) + batches(task, 2)[:2]):
+            adam.zero_grad()
+            task.train_step(batch, model, criterion, Optimizer(), update)
+            adam.step()
+        trained.append(model.state_dict())
+    assert all(torch.equal(value, trained[1][key]) for key, value in trained[0].items())
 
 
 def losses(task, model, batch) -> tuple[torch.Tensor, dict]:
@@ -188,6 +220,12 @@ def test_unlabeled_sentences_wait_for_the_head(chunk, settings):
     assert float(logs[0]["loss"]) == float(logs[0]["_labeled_loss"])
 
 
+@pytest.fixture(scope="module")
+def pos_and_more(tmp_path_factory):
+    """Parts of speech of 20 sentences, and 20 without."""
+    return prepare_tagging(tmp_path_factory.mktemp("more"), "--column", "pos", "--labeled", "20", "--unlabeled", "rest")
+
+
 def test_several_columns_share_unlabeled_sentences(chunk, pos):
     """10 sentences of chunks and 40 of parts of speech: n = 40^0.25 |D|^0.75 = 14 and 40 an epoch; each unlabeled sentence has
     predictions for both columns, and each labeled one for its own."""
@@ -208,11 +246,48 @@ def test_several_columns_share_unlabeled_sentences(chunk, pos):
             for word, label in enumerate(part["labels"][row][: int(positions.ne(0).sum())]):
                 labeled -= float(own[row, word, label])
                 words += 1
-    assert words == batch["nwords"] == sum(part["nwords"] for part in batch["parts"].values())
+    assert words == batch["nwords"]
     assert float(log["_labeled_loss"]) == pytest.approx(labeled, rel=1e-5)
-    assert float(loss) > float(log["_labeled_loss"])
+    divergence = 0.0
+    for head, views in output.views.items():
+        p = output.fixed[head].double().softmax(-1)
+        for scores in views.values():
+            q = scores.double().softmax(-1)
+            for row, word in batch["net_input"]["unlabeled"]["word_positions"].ne(0).nonzero().tolist():
+                divergence += float((p[row, word] * (p[row, word] / q[row, word]).log()).sum())
+    # The mean number of words of a labeled sentence of an epoch, 14 of chunks and 40 of parts of speech.
+    data = task.datasets["train"]
+    means = [
+        np.mean([len(rows[index]["positions"]) for index in range(len(rows))])
+        for rows in (*data.labeled.tasks.values(), data.unlabeled)
+    ]
+    weight = (14 * means[0] + 40 * means[1]) / 54 / means[2]
+    assert float(loss) == pytest.approx(labeled + weight * divergence, rel=1e-4)
     assert {key for key in log if key.startswith("_count_")} >= {"_count_words/pos", "_count_right_spans/chunk"}
     with pytest.raises(UserError, match="are both the column chunk: give one of them"):
         make_task(chunk, chunk)
     with pytest.raises(UserError, match="no unlabeled sentences, which --views needs"):
         make_task(pos, views="full")
+
+
+def test_columns_with_unlabeled_sentences_of_their_own(chunk, pos_and_more):
+    """n = 20^0.25 |D|^0.75 = 12 and 20 sentences an epoch, in updates of 8; 25 epochs of 32 read the 30 + 20 others 16 times.
+    Two ranks read what one does, and so does a resume."""
+    task = make_task(chunk, pos_and_more, views="full")
+    data = task.datasets["train"]
+    every = Counter(tuple(data.unlabeled[index]["tokens"].tolist()) for index in range(50))
+    read = Counter()
+    for epoch in range(1, 26):
+        read.update(sentence for batch in batches(task, epoch, 8) for sentence in unlabeled_of(batch))
+    assert read == Counter({sentence: 16 * count for sentence, count in every.items()})
+    alone = batches(make_task(chunk, pos_and_more, views="full", update_freq=[2]), 3, 3)
+    parts = [batches(task, 3, 3, num_shards=2, shard_id=rank) for rank in (0, 1)]
+    for number, batch in enumerate(alone):
+        other = parts[number % 2][number // 2]
+        assert torch.equal(batch["id"], other["id"])
+        assert unlabeled_of(batch) == unlabeled_of(other)
+    iterators = [task.get_batch_iterator(data, max_sentences=6, max_positions=40, epoch=3) for _ in range(2)]
+    whole = iterators[0].next_epoch_itr()
+    next(whole)
+    iterators[1].load_state_dict(iterators[0].state_dict())
+    assert [unlabeled_of(one) for one in iterators[1].next_epoch_itr()] == [unlabeled_of(one) for one in whole]

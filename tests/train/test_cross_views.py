@@ -142,14 +142,18 @@ def test_one_model_of_two_columns(place, tmp_path):
 def test_what_does_not_fit_is_refused_in_one_line(place, tmp_path, capsys):
     start = ["--checkpoint", place / "start", "--out", tmp_path / "out", "--recipe", place / "recipe.yaml", "--cpu"]
     data = {name: place / name / "data" for name in ("chunk", "pos")}
+    source = write_columns(tmp_path / "train.txt", make_sentences())
+    files = ["--train", source, "--dev", source]
     for flags, message in (
-        (["--data", data["pos"], "--views", "full"], "has no unlabeled sentences: give them with --unlabeled"),
-        (["--data", data["chunk"]], "has unlabeled sentences, which only --views use"),
-        (["--data", data["chunk"], "--views", "full,up"], "up is no view: give some of full,forward,backward"),
-        (["--data", data["chunk"], "--views", "full,full"], "full is there twice"),
+        (["--data", data["pos"], "--views", "full"], "--views full needs sentences without labels: give them with"),
+        ([*files, "--views", "full"], "--views full needs sentences without labels"),
+        ([*files, "--unlabeled", source], "only --views learn from these sentences: give --views, or leave it out"),
+        ([*files, "--unlabeled", source, "--views", "full,up"], "'up' is no view: give some of full,forward,backward"),
+        (["--data", data["chunk"], "--views", "full,full"], "'full' is there twice"),
+        (["--data", data["chunk"], "--views", "full", "--view-layers", "all"], "no effect with --views full"),
         (["--data", data["pos"], "--view-layers", "all"], "--view-layers has no effect without --views"),
         (["--data", data["pos"], "--labeled", "3"], "--labeled chooses from raw files"),
-        (["--data", data["pos"], data["pos"]], "is another folder of the column pos"),
+        (["--data", data["pos"], "--data", data["pos"]], "is another folder of the column pos"),
         (["--data", data["pos"], "--label-smoothing", "1"], "label_smoothing 1.0 must be"),
     ):
         assert message in error_line(capsys, main, "tag", *start, *flags, reports_progress=True), flags

@@ -11,7 +11,7 @@ from typing import Any
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.data.labeled_texts import TASK_FILE, TASK_FOLDER
 from amos_fairseq.data.mixed_tasks import rows_per_epoch
-from amos_fairseq.data.text_scores import average_score
+from amos_fairseq.data.text_scores import AVERAGE, average_score
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.benchmark import Benchmark
 from amos_fairseq.finetuning.glue.benchmark import Glue
@@ -19,8 +19,6 @@ from amos_fairseq.finetuning.glue.data import GlueData
 from amos_fairseq.finetuning.runs import BenchmarkTask, RunResult, TaskRun, content_sha256
 from amos_fairseq.finetuning.summary import TaskSummary, summarize
 from amos_fairseq.finetuning.teachers import MULTI
-
-AVERAGE = "average"
 
 
 class MultiTaskGlue(Glue):
