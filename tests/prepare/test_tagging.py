@@ -168,6 +168,14 @@ def test_few_labels_and_the_rest_without(data, tmp_path, capsys):
     assert words_of(tmp_path / "file", "train") == everything
 
 
+def test_few_labels_that_are_all_the_same(data, tmp_path, capsys):
+    """The first of two sentences is outside of spans; in BIOES, too."""
+    source = write_columns(tmp_path / "train.txt", [[("a", "X", "O"), ("b", "X", "O")], [("b", "X", "B-Y")]])
+    for flags in ([], ["--encoding", "bioes"]):
+        line = error_line(capsys, main, source, source, data / "tokenizer", tmp_path / "out", "--labeled", 1, *flags)
+        assert "--labeled 1: all words of these sentences have the label O: give more" in line
+
+
 def test_spans_in_bioes(data, tmp_path, capsys):
     source = data.parent / "train.txt"
     main([source, source, data / "tokenizer", tmp_path / "out", "--encoding", "bioes"])
@@ -187,10 +195,6 @@ def test_spans_in_bioes(data, tmp_path, capsys):
         (["--labeled", "41"], "--labeled 41: {} has 40 sentences: give 1 to as many"),
         (["--labeled", "0"], "--labeled 0"),
         (["--labeled", "40", "--unlabeled", "rest"], "--labeled 40 leaves no sentence"),
-        (
-            ["--labeled", "1", "--column", "chunk"],
-            "--labeled 1: all words of these sentences have the label O: give more",
-        ),
         (["--unlabeled", "absent.txt"], "absent.txt"),
     ],
 )
