@@ -288,9 +288,10 @@ class FineTunedModel(BaseFairseqModel):
             return {}, self.cross_views({FULL: nothing} | states, ~words.is_word)
         with torch.no_grad(), evaluating(self):
             fixed = self.predict_words(self.extract_features(src_tokens, lengths), word_positions)
-        states = self.cross_views.states(self.directed_states(src_tokens, lengths), words)
+        states = {}
         if FULL in self.cross_views.names:
             states[FULL] = gather_positions(self.extract_features(src_tokens, lengths), word_positions)
+        states |= self.cross_views.states(self.directed_states(src_tokens, lengths), words)
         views = self.cross_views(states, ~words.is_word)
         if (removed := self.cross_views.removed) is not None:
             kept = self.extract_features(remove_words(src_tokens, words, removed), lengths)

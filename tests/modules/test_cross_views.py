@@ -73,7 +73,7 @@ def test_a_view_depends_on_what_it_sees_alone(encoder: str, layers: str) -> None
     model.embed_tokens.register_forward_hook(catch)
     with torch.enable_grad():
         views = views_of(model, TOKENS)
-    embeddings = caught[0]  # of both directions, before those of the view of everything
+    embeddings = caught[-1]  # of both directions, after those of the view of everything
     weights = torch.randn(3, generator=torch.Generator().manual_seed(2))
     for view in ("forward", "backward", "future", "past"):
         for row, words in enumerate(([0, 1, 2, 3], [0, 1])):
