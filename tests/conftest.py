@@ -1,5 +1,6 @@
 """A small synthetic corpus and tiny training runs that all tests share."""
 
+import os
 import random
 import subprocess
 import sys
@@ -26,18 +27,21 @@ if find_spec("triton") is not None and not torch.cuda.is_available():
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the slow tests first, those of every second file at the beginning of each half.
+    """Divide the tests into as many parts as there are processes, and put slow tests first in each part, those of whole files.
 
-    Of two test processes each begins with a half, and an idle one takes over tests from the end of the other's: they must be
-    short ones there, or one process waits for the last slow tests of the other.
+    Each process begins with a part, and an idle one takes over tests from the end of another's: they must be short ones there,
+    or all wait for the last slow tests of one process.
     """
     slow, short = (
         [item for item in items if (item.get_closest_marker("slow") is None) is is_short] for is_short in (False, True)
     )
-    files = list(dict.fromkeys(item.path for item in slow))
-    halves = [[item for item in slow if files.index(item.path) % 2 == side] for side in (0, 1)]
-    first = max(0, len(items) // 2 - len(halves[0]))
-    items[:] = [*halves[0], *short[:first], *halves[1], *short[first:]]
+    files, parts = list(dict.fromkeys(item.path for item in slow)), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
+    arranged: list[pytest.Item] = []
+    for part in range(parts):
+        arranged += [item for item in slow if files.index(item.path) % parts == part]
+        missing = len(items) * (part + 1) // parts - len(arranged)
+        arranged, short = arranged + short[: max(0, missing)], short[max(0, missing) :]
+    items[:] = arranged
 
 
 @pytest.fixture(scope="session")
