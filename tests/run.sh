@@ -10,8 +10,7 @@ prepare_environment test
 python -m ruff check .
 python -m ruff format --check .
 
-# One thread in each test process: more threads than cores are slower on small tensors. A process more than there are cores
-# (here two), because tests of interrupted runs and of several ranks wait a lot.
+# Two test processes with one thread each: more threads than cores are slower on small tensors.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 # The slow tests come first (tests/conftest.py), and an idle process takes over tests from the other.
-exec python -m pytest -n "${PYTEST_PROCESSES:-3}" --dist worksteal "$@"
+exec python -m pytest -n "${PYTEST_PROCESSES:-2}" --dist worksteal "$@"

@@ -193,9 +193,11 @@ def fine_tune(cuda: FakeCuda, recipe: str, job: str, length: int, precision: str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("recipe", "length"), [("amos_tiny", 65), ("electra_tiny", 128)])
-@pytest.mark.parametrize("job", JOBS)
-def test_heads_are_trained(recipe: str, job: str, length: int) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "length", "job"),
+    [("amos_tiny", 65, job) for job in JOBS] + [("electra_tiny", 128, job) for job in JOBS if "views" not in job],
+)
+def test_heads_are_trained(recipe: str, length: int, job: str) -> None:
     """With and without relative positions and padded rows of the mask; other lengths are in test_steps.py."""
     with fake_cuda() as cuda:
         fine_tune(cuda, recipe, job, length, "bf16")
