@@ -106,7 +106,9 @@ def test_views_of_raw_files_train_and_are_dropped(place, tmp_path):
 
 def test_one_model_of_two_columns(place, tmp_path):
     folders = [place / "chunk" / "data", place / "pos" / "data"]
-    printed = tag(place, tmp_path / "out", "--data", *folders, "--views", "future,past")
+    best = tmp_path / "best.yaml"  # the best checkpoint by the average of the main scores, so that both are validated
+    best.write_text(RECIPE.replace("checkpoint: last", "checkpoint: best"))
+    printed = tag(place, tmp_path / "out", "--data", *folders, "--views", "future,past", "--recipe", best)
     assert "chunk of chunk,pos: amos" in printed
     assert "pos of chunk,pos: amos" in printed
     run = tmp_path / "out" / "runs" / "tagging-chunk,pos" / "seed1"
@@ -115,6 +117,10 @@ def test_one_model_of_two_columns(place, tmp_path):
         (result["scores"]["chunk f1"] + result["scores"]["pos accuracy"]) / 2
     )
     assert result["scores"]["pos accuracy"] > 80
+    log = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    validated = [line for line in log if line["split"] == "valid"]
+    assert max(line["average"] for line in validated) == pytest.approx(result["scores"]["average"], abs=0.01)
+    assert validated[-1].keys() >= {"f1_chunk", "accuracy_chunk", "accuracy_pos"}
     for column in ("chunk", "pos"):
         own = json.loads((run / f"{column}.scores.json").read_text())
         assert own["accuracy"] == result["scores"][f"{column} accuracy"]
