@@ -2,11 +2,11 @@
 
 from typing import Any
 
+import torch
 from fairseq import metrics
 from torch import Tensor
 
 from amos_fairseq.criterions.pretraining import mean
-from amos_fairseq.functional.divergence import summed_divergence
 from amos_fairseq.models.fine_tuning import WordOutput
 
 KL, UNLABELED_WORDS = "_kl_", "_unlabeled_words"
@@ -30,6 +30,23 @@ def cross_view_loss(output: WordOutput, sample: dict, views: tuple[str, ...]) ->
             sums[view] = sums[view] + summed_divergence(fixed, scores, is_word)
     log = {f"{KL}{view}": own.detach() if isinstance(own, Tensor) else own for view, own in sums.items()}
     return sample["unlabeled_weight"] * sum(sums.values()), log | {UNLABELED_WORDS: sample["num_unlabeled_words"]}
+
+
+def summed_divergence(fixed: Tensor, scores: Tensor, is_word: Tensor) -> Tensor:
+    """Return sum_w KL(p_w || q_w), nats, a float32 scalar, with p = softmax(fixed) and q = softmax(scores) of word w.
+
+    Args:
+        fixed: [B,W,...] scores of all classes of a word, in one or more dimensions; they get no gradient.
+        scores: the same shape.
+        is_word: [B,W] bool, False at padded slots, which do not count.
+
+    A class that is excluded, with the score -inf, must be so on both sides; it adds nothing.
+    """
+    log_p = fixed.detach().float().flatten(2).log_softmax(-1)
+    log_q = scores.float().flatten(2).log_softmax(-1)
+    p = log_p.exp()
+    terms = torch.where(p > 0, p * (log_p - log_q), 0.0)  # not -inf - -inf
+    return terms.sum(-1).masked_fill(~is_word, 0.0).sum()
 
 
 def log_cross_views(totals: dict[str, float]) -> None:

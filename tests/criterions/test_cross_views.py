@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from amos_fairseq.functional.divergence import summed_divergence
+from amos_fairseq.criterions.cross_views import summed_divergence
 
 
 def test_two_words_by_hand() -> None:
