@@ -5,6 +5,7 @@ start of an interpreter, and a command that replaces itself, needs a new process
 """
 
 import atexit
+import faulthandler
 import io
 import logging
 import multiprocessing
@@ -93,6 +94,7 @@ class ForkedCommand(ForkServerProcess):
         sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
         os.environ.clear()
         os.environ.update(self.env)
+        faulthandler.enable(2)  # as its variable does in a new process
         os.chdir(self.cwd)
         given = [path for path in self.env.get("PYTHONPATH", "").split(os.pathsep) if path]
         sys.path[:] = [self.cwd, *given, *(path for path in sys.path if path not in ("", str(ROOT), HELPERS))]

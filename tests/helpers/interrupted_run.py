@@ -8,17 +8,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from forked_command import ForkedCommand
-from tiny_runs import ROOT, TINY_RUN, environment
+from tiny_runs import ROOT, TINY_RUN, environment, run_process
 
 # The synthetic corpus has about 16 updates an epoch: the run ends in its third one, and saves within each. A test that
 # signals it a second late still finds it running. One loader process is fairseq's default.
 LAST_UPDATE = 38
 RUN = [*TINY_RUN, "--num-workers", "1", "--save-interval-updates", "5", "--max-update", str(LAST_UPDATE)]
+MOST_SECONDS = 300.0  # of a run that takes about ten on an idle machine
 # Keys that depend on the clock; fairseq stores meters of them in the checkpoint as well.
 CLOCK = {"wps", "ups", "wall", "train_wall", "tokens_per_second", "gb_free"}
 
@@ -46,8 +48,8 @@ class BackgroundRun:
         return self.log.read_text(encoding="utf-8") + self.errors.read_text(encoding="utf-8")
 
     def wait_until(self, condition: Callable[[], object], text: Callable[[], str] | None = None) -> None:
-        """Return when ``condition`` holds; the run must not end before, nor two minutes pass."""
-        end = time.monotonic() + 120
+        """Return when ``condition`` holds; the run must not end before, nor ``MOST_SECONDS`` pass."""
+        end = time.monotonic() + MOST_SECONDS
         while not condition():
             ended = self.process.poll() is not None or time.monotonic() > end
             assert not ended, (text or self.text)()[-3000:]
@@ -64,12 +66,31 @@ class BackgroundRun:
         self.signal_group(signal.SIGKILL)
         assert self.process.wait(30) == -signal.SIGKILL
 
-    def exit_code(self, timeout: float = 120.0) -> int:
+    def exit_code(self, timeout: float = MOST_SECONDS) -> int:
+        """Wait for the end. A run that does not end is killed, and the failure shows where each of its threads was."""
         try:
             return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            for pid in self.all_processes():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGABRT)  # faulthandler prints the stacks
+            time.sleep(1)
+            raise AssertionError(f"not ended after {timeout} s\n{self.text()[-20000:]}") from None
         finally:
-            if self.process.poll() is None:
-                self.signal_group(signal.SIGKILL)
+            for pid in self.all_processes() if self.process.poll() is None else []:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def all_processes(self) -> list[int]:
+        """The ids of the run, its children, and theirs: torchrun's ranks have process groups of their own."""
+        listed = [map(int, line.split()) for line in run_process(["ps", "-e", "-o", "pid=,ppid="]).stdout.splitlines()]
+        children: dict[int, list[int]] = {}
+        for pid, parent in listed:
+            children.setdefault(parent, []).append(pid)
+        found = [self.process.pid]
+        for pid in found:
+            found += children.get(pid, [])
+        return found
 
 
 def run_to_end(command: list[str], log: Path) -> str:

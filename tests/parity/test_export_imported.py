@@ -39,6 +39,9 @@ def modules_cache(tmp_path_factory) -> Iterator[Path]:
     """Make transformers copy the code of folders to this directory instead of the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         cache = tmp_path_factory.mktemp("modules")
+        # A process may come to this file twice; the package of the first time looks for code in the first directory.
+        for name in [name for name in sys.modules if name.partition(".")[0] == "transformers_modules"]:
+            patch.delitem(sys.modules, name)
         patch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(cache))
         patch.setenv("HF_MODULES_CACHE", str(cache))
         patch.setattr(sys, "path", [*sys.path])
