@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import networkx
 import numpy as np
 import torch
 from fairseq.data import Dictionary
@@ -119,6 +118,8 @@ def _spanning_tree(scores: np.ndarray, edges: np.ndarray) -> np.ndarray:
     Universal Dependencies ask for exactly one root. A constant that is larger than any difference of sums is taken from the
     edges of the root, so that the best tree has as few of them as possible: one.
     """
+    import networkx  # a quarter of a second, at the start of every run
+
     finite = scores[np.isfinite(scores)]
     penalty = 1 + len(scores) * float(finite.max() - finite.min())
     graph = networkx.DiGraph()

@@ -145,7 +145,17 @@ def test_amp_on_a_cpu_is_refused_through_hydra(binarized_corpus: Path, tmp_path:
 def test_torchrun_starts_amos_train(binarized_corpus: Path, tmp_path: Path) -> None:
     """Two ranks of ``torchrun --no-python amos train``, outside of the checkout."""
     amos = str(Path(sys.executable).with_name("amos"))
-    command = ["--standalone", "--nproc-per-node", "2", "--no-python", amos, "train", "amos_tiny"]
+    command = [
+        "--standalone",
+        "--local-addr",
+        "127.0.0.1",
+        "--nproc-per-node",
+        "2",
+        "--no-python",
+        amos,
+        "train",
+        "amos_tiny",
+    ]
     command += [f"task.data={binarized_corpus}", "task.tokens_per_sample=32", "model.max_positions=32"]
     command += ["dataset.batch_size=8", "dataset.num_workers=0", "optimization.max_update=2"]
     command += ["dataset.disable_validation=true", "common.cpu=true", "task.precision=float32"]

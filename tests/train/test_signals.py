@@ -184,7 +184,9 @@ def text_of_job(log: Path) -> str:
 
 def two_ranks(module: str, *flags: str) -> list[str]:
     """Under torchrun, which passes the signals of PET_SIGNALS_TO_HANDLE on to the ranks, as torchrun.sh sets it."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    # Without the address torchrun asks the name server for that of this machine.
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    torchrun += ["--nproc-per-node", "2"]
     return [*torchrun, "-m", module, *flags]
 
 
