@@ -9,27 +9,29 @@ from torch import Tensor
 from amos_fairseq.criterions.pretraining import mean
 from amos_fairseq.models.fine_tuning import WordOutput
 
-KL, UNLABELED_WORDS = "_kl_", "_unlabeled_words"
+KL, UNLABELED_WORDS, LABELED_LOSS = "_kl_", "_unlabeled_words", "_labeled_loss"
 
 
-def cross_view_loss(output: WordOutput, sample: dict, views: tuple[str, ...]) -> tuple[Tensor, dict[str, Any]]:
-    """Return c sum_w sum_j KL(p_w || p_w^j), nats, a float32 scalar (thesis, section 4.1.1), and the sums to log.
+def add_cross_views(loss: Tensor, output: WordOutput, sample: dict) -> tuple[Tensor, dict[str, Any]]:
+    """Add c sum_w sum_j KL(p_w || p_w^j) to the summed loss of labeled words, nats, float32 scalars (thesis, section 4.1.1).
 
     w are the unlabeled words of the batch; p is the prediction of a head, fixed and without dropout, and p^j that of a view. Of
     several heads it is the sum. With the constant c, the expected number of labeled words for an unlabeled one, division by
     the labeled words gives the mean over unlabeled words, and sums over ranks and accumulated batches are exact.
 
-    Args:
-        views: all of the task.
+    Returns:
+        The loss, as it is where there are no views, and the sums to log.
     """
+    if output.views is None:
+        return loss, {}
     is_word = sample["net_input"]["unlabeled"]["word_positions"].ne(0)
-    sums: dict[str, Any] = dict.fromkeys(views, 0.0)
+    sums: dict[str, Tensor] = {}
     for head, own in output.views.items():
         for view, scores in own.items():
-            fixed = output.fixed[head] if output.fixed else scores  # before --unlabeled-start: of no word
-            sums[view] = sums[view] + summed_divergence(fixed, scores, is_word)
-    log = {f"{KL}{view}": own.detach() if isinstance(own, Tensor) else own for view, own in sums.items()}
-    return sample["unlabeled_weight"] * sum(sums.values()), log | {UNLABELED_WORDS: sample["num_unlabeled_words"]}
+            sums[view] = sums.get(view, 0.0) + summed_divergence(output.fixed[head], scores, is_word)
+    log = {LABELED_LOSS: loss.detach(), UNLABELED_WORDS: sample["num_unlabeled_words"]}
+    log |= {f"{KL}{view}": own.detach() for view, own in sums.items()}
+    return loss + sample["unlabeled_weight"] * sum(sums.values()), log
 
 
 def summed_divergence(fixed: Tensor, scores: Tensor, is_word: Tensor) -> Tensor:
@@ -50,10 +52,14 @@ def summed_divergence(fixed: Tensor, scores: Tensor, is_word: Tensor) -> Tensor:
 
 
 def log_cross_views(totals: dict[str, float]) -> None:
-    """Log ``cvt_loss``, the mean over unlabeled words of the sum over views, and ``kl_VIEW``, that of each view."""
-    num_words = totals.get(UNLABELED_WORDS, 0.0)
-    if not num_words:
+    """Log what :func:`add_cross_views` has summed, if anything: ``labeled_loss``, the mean over labeled words; ``kl_VIEW``, the
+    mean over unlabeled words, of each view that trains so far; and ``cvt_loss``, their sum."""
+    if LABELED_LOSS not in totals:
         return
+    num_words, num_unlabeled = totals["sample_size"], totals[UNLABELED_WORDS]
+    metrics.log_scalar("labeled_loss", mean(totals[LABELED_LOSS], num_words), num_words, round=4)
     divergences = {key.removeprefix("_"): total for key, total in totals.items() if key.startswith(KL)}
-    for name, total in ({"cvt_loss": sum(divergences.values())} | divergences).items():
-        metrics.log_scalar(name, mean(total, num_words), num_words, round=4)
+    if divergences:
+        divergences["cvt_loss"] = sum(divergences.values())
+    for name, total in divergences.items():
+        metrics.log_scalar(name, mean(total, num_unlabeled), num_unlabeled, round=4)

@@ -8,7 +8,7 @@ from fairseq.criterions import FairseqCriterion, register_criterion
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from amos_fairseq.criterions.cross_views import cross_view_loss, log_cross_views
+from amos_fairseq.criterions.cross_views import add_cross_views, log_cross_views
 from amos_fairseq.criterions.pretraining import mean
 from amos_fairseq.data.tagging import NO_LABEL
 from amos_fairseq.models.fine_tuning import TREES, WordOutput
@@ -20,14 +20,14 @@ class DependencyParsingCriterion(FairseqCriterion):
 
     W is the number of words in an update. In validation ``uas`` and ``las`` are those of the most likely edge of each word,
     which may be no tree; ``amos parse`` scores trees. With the task's ``--views``,
-    :func:`~amos_fairseq.criterions.cross_views.cross_view_loss` is added.
+    :func:`~amos_fairseq.criterions.cross_views.add_cross_views` adds another term.
     """
 
     of_validation = ("uas", "las")
 
     def __init__(self, task: Any) -> None:
         super().__init__(task)
-        self.views, names = task.views, [label.partition(":")[0] for label in task.relations]
+        names = [label.partition(":")[0] for label in task.relations]
         # The scores compare relations without their subtypes: the first relation of the same name stands for all.
         self.register_buffer("plain_relations", torch.tensor([names.index(name) for name in names]), persistent=False)
 
@@ -39,13 +39,10 @@ class DependencyParsingCriterion(FairseqCriterion):
         loss = cross_entropy(scores.flatten(0, 1), target.flatten(), ignore_index=NO_LABEL, reduction="sum")
         num_words = sample["nwords"]
         log = {"ntokens": sample["ntokens"], "nsentences": sample["nsentences"], "sample_size": num_words}
-        if output.views is not None:
-            log["_labeled_loss"] = loss.detach()
-            term, sums = cross_view_loss(output, sample, self.views)
-            loss, log = loss + term, log | sums
+        loss, sums = add_cross_views(loss, output, sample)
         if not model.training:
             log |= self._counts(scores.argmax(-1), target) | {"_words": sample["all_words"]}
-        return loss, num_words, log | {"loss": loss.detach()}
+        return loss, num_words, log | sums | {"loss": loss.detach()}
 
     def _counts(self, found: Tensor, target: Tensor) -> dict[str, Tensor]:
         """Count the right heads, and the right heads with the right relation, of pairs [B,W] int64."""
@@ -61,9 +58,7 @@ class DependencyParsingCriterion(FairseqCriterion):
         totals = {key: float(sum(log[key] for log in logging_outputs)) for key in logging_outputs[0]}
         num_words = totals["sample_size"]
         metrics.log_scalar("loss", mean(totals["loss"], num_words), num_words, round=4)
-        if "_labeled_loss" in totals:
-            metrics.log_scalar("labeled_loss", mean(totals["_labeled_loss"], num_words), num_words, round=4)
-            log_cross_views(totals)
+        log_cross_views(totals)
         if "_words" not in totals:
             return
         for key in ("_words", "_heads", "_edges"):

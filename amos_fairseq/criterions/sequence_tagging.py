@@ -12,7 +12,7 @@ from fairseq.dataclass import FairseqDataclass
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from amos_fairseq.criterions.cross_views import cross_view_loss, log_cross_views
+from amos_fairseq.criterions.cross_views import add_cross_views, log_cross_views
 from amos_fairseq.criterions.pretraining import mean
 from amos_fairseq.data.tag_scores import count, main_score, scores
 from amos_fairseq.data.tagging import NO_LABEL
@@ -39,14 +39,14 @@ class SequenceTaggingCriterion(FairseqCriterion):
 
     W is the number of words in an update, as in Hugging Face's models for token classification. With label smoothing e, the
     target of a word is 1 - e for its label and e / labels for each. With the task's ``--views``,
-    :func:`~amos_fairseq.criterions.cross_views.cross_view_loss` is added. The log has the scores of ``amos tag``
+    :func:`~amos_fairseq.criterions.cross_views.add_cross_views` adds another term. The log has the scores of ``amos tag``
     (:mod:`amos_fairseq.data.tag_scores`), where words that are cut are wrong; of several columns each, with its name, and the
     ``average`` of their main scores. Scores are those of validation alone.
     """
 
     def __init__(self, task: Any, label_smoothing: float) -> None:
         super().__init__(task)
-        self.columns, self.views, self.label_smoothing = task.columns, task.views, label_smoothing
+        self.columns, self.label_smoothing = task.columns, label_smoothing
         self.of_validation = scores_of(list(task.columns.values()))
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
@@ -71,11 +71,8 @@ class SequenceTaggingCriterion(FairseqCriterion):
                     counts[f"{SCORED}{name}{suffix}"] = number
         loss, num_words = torch.stack(losses).sum(), sample["nwords"]
         log = {"ntokens": sample["ntokens"], "nsentences": sample["nsentences"], "sample_size": num_words}
-        if output.views is not None:
-            log["_labeled_loss"] = loss.detach()
-            term, sums = cross_view_loss(output, sample, self.views)
-            loss, log = loss + term, log | sums
-        return loss, num_words, log | counts | {"loss": loss.detach()}
+        loss, sums = add_cross_views(loss, output, sample)
+        return loss, num_words, log | sums | counts | {"loss": loss.detach()}
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
@@ -83,9 +80,7 @@ class SequenceTaggingCriterion(FairseqCriterion):
         totals = {key: float(sum(log.get(key, 0) for log in logging_outputs)) for key in logging_outputs[0]}
         num_words = totals["sample_size"]
         metrics.log_scalar("loss", mean(totals["loss"], num_words), num_words, round=4)
-        if "_labeled_loss" in totals:
-            metrics.log_scalar("labeled_loss", mean(totals["_labeled_loss"], num_words), num_words, round=4)
-            log_cross_views(totals)
+        log_cross_views(totals)
         counted: dict[str, dict[str, str]] = {}  # column -> what is counted -> key
         for key in totals:
             if key.startswith(SCORED):

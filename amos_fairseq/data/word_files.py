@@ -20,6 +20,7 @@ CONLLU_NAMES = ("form", "lemma", "upos", "xpos", "feats", "head", "deprel", "dep
 _DOCUMENT_START = "-DOCSTART-"
 _BLANKS = re.compile(r"[ \t]+")  # not str.split(), which also splits at a no-break space inside a word
 MOST = 0.9  # of the lines
+LONGEST_SENTENCE = 1000  # words
 _RANGE_OR_EMPTY_NODE = re.compile(r"[0-9]+[-.][0-9]+")
 
 
@@ -148,7 +149,7 @@ def read_words(path: Path) -> tuple[list[list[str]], str]:
     if kind_and_compression(path)[0] == CONLLU:
         return [sentence.words for sentence in read_conllu(path)], "CoNLL-U"
     rows: list[tuple[int, list[str] | None]] = []
-    has_tabs = False
+    first_tab = None
     for number, line in _lines(path):
         if not line.strip(" \t") or line.startswith(_DOCUMENT_START):
             rows.append((number, None))
@@ -156,7 +157,8 @@ def read_words(path: Path) -> tuple[list[list[str]], str]:
         cells = [cell.strip(" ") for cell in line.split("\t")]
         if len(cells) == 1 + len(CONLLU_NAMES) and cells[0] == "1":
             raise UserError(f"{path}, line {number}: this is CoNLL-U: give the file a name that ends in {CONLLU}")
-        has_tabs = has_tabs or len(cells) > 1
+        if len(cells) > 1:
+            first_tab = first_tab or number
         rows.append((number, cells if len(cells) > 1 else _BLANKS.split(line.strip(" "))))
     while rows and rows[-1][1] is None:
         rows.pop()
@@ -164,10 +166,17 @@ def read_words(path: Path) -> tuple[list[list[str]], str]:
     if not widths:
         raise UserError(f"{path} has no sentence: expected one a line, with blanks between its words")
     width, count = widths.most_common(1)[0]
-    if not has_tabs and not (any(row is None for _, row in rows) and count >= MOST * widths.total()):
+    has_blank_lines = any(row is None for _, row in rows)
+    if first_tab is None and not (has_blank_lines and count >= MOST * widths.total()):
         return [row for _, row in rows if row is not None], "one sentence a line"
     for number, row in rows:
         if row is not None and (len(row) != width or not all(row)):
             found = f"{len(row)} columns, expected {width} as in most lines" if len(row) != width else "an empty column"
-            raise UserError(f"{path}, line {number}: {found}")
+            why = f"; line {first_tab} has a tab, so the file has one word a line" if first_tab else ""
+            raise UserError(f"{path}, line {number}: {found}{why}")
+    if not has_blank_lines and len(rows) > LONGEST_SENTENCE:
+        raise UserError(
+            f"{path}: line {first_tab} has a tab, so the file has one word a line, but no blank line ends a sentence in "
+            f"{len(rows):,} lines: separate sentences by blank lines, or give one sentence a line without tabs"
+        )
     return [columns[0] for columns in _sentences(path, (row for _, row in rows))], "one word a line"

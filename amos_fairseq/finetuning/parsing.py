@@ -18,10 +18,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.data.parsing import ParsedSentences, attachment_counts, best_tree
-from amos_fairseq.data.tagging import NUM_SPECIAL, has_unlabeled, read_labels, read_tagging_manifest
+from amos_fairseq.data.tagging import NUM_SPECIAL, WordSequences, has_unlabeled, read_labels, read_tagging_manifest
 from amos_fairseq.data.text_files import InputFile
 from amos_fairseq.data.vocabulary import Vocabulary
-from amos_fairseq.data.word_files import read_conllu
+from amos_fairseq.data.word_files import UNLABELED, read_conllu
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import explain_write_errors, write_text
 from amos_fairseq.finetuning.benchmark import Benchmark, batches
@@ -29,7 +29,7 @@ from amos_fairseq.finetuning.recipes import WORDS
 from amos_fairseq.finetuning.runs import BenchmarkTask, RunResult, TaskRun, content_sha256, read_results
 from amos_fairseq.finetuning.session import Session
 from amos_fairseq.finetuning.summary import TaskSummary, best_checkpoint, summarize
-from amos_fairseq.finetuning.tagging import word_flags, word_trials
+from amos_fairseq.finetuning.tagging import notes_of_cuts, word_flags, word_trials
 from amos_fairseq.models.fine_tuning import TREES
 from amos_fairseq.modules.cross_views import PARSING_VIEWS
 from amos_fairseq.strangers import read_text
@@ -75,12 +75,10 @@ class Parsing(Benchmark):
         ]
         if list(map(len, self.gold)) != [len(self.dev.heads(index)) for index in range(len(self.dev))]:
             raise UserError(f"{self.data}: valid.conllu does not belong to the other files: delete {self.data}")
-        notes = tuple(
-            f"{sentences.cut_words:,} of {sentences.num_words:,} {name} words are cut from sentences of more than "
-            f"{self.max_positions} tokens"
-            for name, sentences in (("training", train), ("dev", self.dev))
-            if sentences.cut_words
-        )
+        unlabeled = None
+        if any(trial.views for trial in trials):
+            unlabeled = WordSequences(self.data, UNLABELED, self.dictionary, self.max_positions, training=True)
+        notes = tuple(notes_of_cuts(train, self.dev, unlabeled, self.max_positions))
         self.tasks = {NAME: BenchmarkTask(NAME, len(train), "las", content_sha256(manifest), trials, notes)}
 
     def _sentences(self, split: str) -> ParsedSentences:

@@ -86,16 +86,6 @@ class ColumnData(Column):
     def main_score(self) -> str:
         return main_score(self.has_spans)
 
-    def notes(self, max_positions: int) -> Iterator[str]:
-        """Yield a note for the sentences of each split that are cut."""
-        for name, sentences in (("training", self.train), ("dev", self.dev), ("unlabeled", self.unlabeled)):
-            if sentences is not None and sentences.cut_words:
-                counted = ", and counted as wrong" if sentences is self.dev else ""
-                yield (
-                    f"{self.name}: {sentences.cut_words:,} of {sentences.num_words:,} {name} words are cut from "
-                    f"{sentences.cut_sentences:,} sentences of more than {max_positions} tokens{counted}"
-                )
-
 
 class Tagging(Benchmark):
     """The prepared data of one column of labels, with a single task such as ``tagging-upos``, or of several, which one model
@@ -128,7 +118,11 @@ class Tagging(Benchmark):
                 )
             self.parts[part.name] = part
         parts = list(self.parts.values())
-        notes = tuple(note for part in parts for note in part.notes(self.max_positions))
+        notes = tuple(
+            f"{part.name}: {note}"
+            for part in parts
+            for note in notes_of_cuts(part.train, part.dev, part.unlabeled, self.max_positions)
+        )
         if len(parts) == 1:
             (part,) = parts
             settings = {"num_examples": len(part.train), "main_score": part.main_score, "data_sha256": part.sha256}
@@ -236,6 +230,19 @@ def results_of_columns(result: RunResult) -> list[RunResult]:
     return parts
 
 
+def notes_of_cuts(
+    train: WordSequences, dev: WordSequences, unlabeled: WordSequences | None, max_positions: int
+) -> Iterator[str]:
+    """Yield a note for the sentences of each split that are cut."""
+    for name, sentences in (("training", train), ("dev", dev), ("unlabeled", unlabeled)):
+        if sentences is not None and sentences.cut_words:
+            counted = ", and counted as wrong" if sentences is dev else ""
+            yield (
+                f"{sentences.cut_words:,} of {sentences.num_words:,} {name} words are cut from "
+                f"{sentences.cut_sentences:,} sentences of more than {max_positions} tokens{counted}"
+            )
+
+
 def word_trials(session: Session, views: Sequence[str], with_unlabeled: bool) -> tuple[Hyperparameters, ...]:
     """Return the settings of a recipe for words.
 
@@ -244,7 +251,7 @@ def word_trials(session: Session, views: Sequence[str], with_unlabeled: bool) ->
         with_unlabeled: whether there are sentences without labels.
 
     Raises:
-        UserError: the recipe has no such settings; a view is unknown, or has no sentences; or a setting of views has no effect.
+        UserError: the recipe has no such settings; a view is unknown, or has no sentences; or a flag for views has no effect.
     """
     trials = []
     for given in session.recipe.trials_of(WORDS):
@@ -252,12 +259,14 @@ def word_trials(session: Session, views: Sequence[str], with_unlabeled: bool) ->
         if chosen and not with_unlabeled:
             raise UserError(f"--views {given.views} needs sentences without labels: give them with --unlabeled")
         sides = [view for view in chosen if view not in (FULL, WORD_DROPOUT)]
-        for name, is_used in (("view_layers", sides), ("unlabeled_start", chosen)):
-            if not is_used and getattr(given, name) != getattr(Hyperparameters, name):
-                with_views = f"with --views {given.views}" if chosen else "without --views"
-                raise UserError(f"--{name.replace('_', '-')} has no effect {with_views}: leave it out")
+        unused = [name for name, used in (("view_layers", sides), ("unlabeled_start", chosen)) if not used]
+        for name in session.overrides.keys() & unused:
+            with_views = f"with --views {given.views}" if chosen else "without --views"
+            raise UserError(f"--{name.replace('_', '-')} has no effect {with_views}: leave it out")
         # There is one text without a pair, and the head reads each word.
-        trials.append(dataclasses.replace(given, num_separators=1, pooling="first", views=",".join(chosen)))
+        settings = {"num_separators": 1, "pooling": "first", "views": ",".join(chosen)}
+        settings |= {name: getattr(Hyperparameters, name) for name in unused}  # a recipe may have them
+        trials.append(dataclasses.replace(given, **settings))
     return tuple(dict.fromkeys(trials))
 
 

@@ -104,6 +104,7 @@ class FineTunedModel(BaseFairseqModel):
         self.span_head: nn.Module | None = None
         self.word_heads = nn.ModuleDict()
         self.cross_views: CrossViews | None = None
+        self.newly_initialized: list[str] = []  # weights of heads that the loaded checkpoint does not have
         self._initialize(self)
         mark_layer_depths(self)
 
@@ -270,30 +271,34 @@ class FineTunedModel(BaseFairseqModel):
         return {name: self.word_heads[name](words[rows], is_padding[rows]) for name, rows in rows_of_heads.items()}
 
     def predict_views(
-        self, src_tokens: Tensor, lengths: Sequence[int], word_positions: Tensor, last_positions: Tensor
+        self,
+        src_tokens: Tensor,
+        lengths: Sequence[int],
+        word_positions: Tensor,
+        last_positions: Tensor,
+        modules_alone: bool = False,
     ) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
         """Return what each head predicts for unlabeled sentences, fixed and without dropout, and what its views predict.
-
-        Without a sentence the auxiliary modules run on no word, so that each parameter gets a gradient, of 0.
 
         Args:
             src_tokens: [B,T] int64.
             lengths: number of tokens of each sentence.
             word_positions, last_positions: [B,W] int64, first and last piece of each word, 0 in padded slots.
+            modules_alone: only the auxiliary modules learn: the states get no gradient, and there is no word dropout.
         """
+        if modules_alone and not self.cross_views.names:
+            return {}, {name: {} for name in self.word_heads}
         words = WordPlaces(word_positions, last_positions)
-        if not lengths:
-            nothing = self.embed_tokens.weight.new_zeros(0, word_positions.size(1), self.cfg.encoder_embed_dim)
-            states = self.cross_views.states(dict.fromkeys(self.cross_views.directions, nothing), words)
-            return {}, self.cross_views({FULL: nothing} | states, ~words.is_word)
         with torch.no_grad(), evaluating(self):
             fixed = self.predict_words(self.extract_features(src_tokens, lengths), word_positions)
-        states = {}
-        if FULL in self.cross_views.names:
-            states[FULL] = gather_positions(self.extract_features(src_tokens, lengths), word_positions)
-        states |= self.cross_views.states(self.directed_states(src_tokens, lengths), words)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not modules_alone):
+            full = self.extract_features(src_tokens, lengths) if FULL in self.cross_views.names else None
+            directed = self.directed_states(src_tokens, lengths)
+        states = self.cross_views.states(directed, words)
+        if full is not None:
+            states[FULL] = gather_positions(full, word_positions)
         views = self.cross_views(states, ~words.is_word)
-        if (removed := self.cross_views.removed) is not None:
+        if (removed := self.cross_views.removed) is not None and not modules_alone:
             kept = self.extract_features(remove_words(src_tokens, words, removed), lengths)
             for name, logits in self.predict_words(kept, word_positions).items():
                 views[name][WORD_DROPOUT] = logits
@@ -357,16 +362,16 @@ class FineTunedModel(BaseFairseqModel):
             unused.append(MIXTURE + "scale")
         for key in unused:
             del state_dict[key]
-        newly_initialized = [key for key in here if key.startswith(HEADS) and key not in state_dict]
-        state_dict.update({key: here[key] for key in newly_initialized})
+        self.newly_initialized = [key for key in here if key.startswith(HEADS) and key not in state_dict]
+        state_dict.update({key: here[key] for key in self.newly_initialized})
         if unused:
             logger.info(
                 f"weights of the checkpoint's heads that do not fit this task are not used: {', '.join(unused)}"
             )
-        if newly_initialized:
+        if self.newly_initialized:
             logger.info(
                 "the checkpoint has no head for this task; these weights are newly initialized: "
-                + ", ".join(newly_initialized)
+                + ", ".join(self.newly_initialized)
             )
 
     def take_encoder(self, state_dict: dict[str, Tensor]) -> None:
@@ -445,14 +450,15 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def parse_views(text: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Return the views in ``a,b,...``; raise :class:`UserError` unless each is known and there once."""
+    """Return the views in ``a,b,...``, in the order of ``known``, which is that of their parameters in the optimizer; raise
+    :class:`UserError` unless each is known and there once."""
     views = tuple(part.strip() for part in text.split(",")) if text.strip() else ()
     allowed = (*known, WORD_DROPOUT)
     for view in views:
         if view not in allowed or views.count(view) > 1:
             what = "is there twice" if view in allowed else "is no view"
             raise UserError(f"--views {text}: {view!r} {what}: give some of {','.join(allowed)}")
-    return views
+    return tuple(view for view in allowed if view in views)
 
 
 def word_head_name(column: str) -> str:

@@ -86,7 +86,7 @@ class CrossViews(nn.Module):
         none = torch.zeros_like(words.first[:, :1])
         before, after = self.boundaries.weight[:, None, None]
         if past is not None:
-            # Two words may share a piece: none of them reads it.
+            # Two words may share a piece: these views read it of neither.
             previous = torch.minimum(torch.cat([none, words.last[:, :-1]], dim=1), (words.first - 1).clamp(min=0))
             is_first = torch.arange(words.first.size(1), device=previous.device)[:, None] == 0  # [W,1]
             states["future"] = torch.where(is_first, before.to(past), gather_positions(past, previous))

@@ -135,12 +135,13 @@ def read_splits(
     splits = {split: read(sources[split]) for split in ("train", "valid")}
     if choices.encoding == BIOES:
         column = choose_column({sources[split]: splits[split] for split in ("train", "valid")}, choices.column)
+        labeled = [one for split in ("train", "valid") for one in splits[split]]
+        if not mark_spans(label for one in labeled for label in one.columns[column]):
+            raise UserError(
+                f"--encoding bioes is for labels that mark spans (B-, I-, O), and column {column} of {sources['train']} and "
+                f"{sources['valid']} has others, or no span: leave it out"
+            )
         for split in ("train", "valid"):
-            if not mark_spans(label for one in splits[split] for label in one.columns[column]):
-                raise UserError(
-                    f"--encoding bioes is for labels that mark spans (B-, I-, O), and column {column} of {sources[split]} has "
-                    "others: leave it out"
-                )
             splits[split] = [
                 Sentence(one.words, one.columns | {column: to_bioes(one.columns[column])}) for one in splits[split]
             ]

@@ -81,6 +81,11 @@ def refusal(trainer: Any, restore_file: str) -> str | None:
     updates, optimization = trainer.get_num_updates(), trainer.cfg.optimization
     if updates == 0:
         return None  # the first update of a warm-up has learning rate 0 as well
+    if new := getattr(trainer.get_model(), "newly_initialized", ()):
+        return (
+            f"the checkpoint of update {updates} has no {', '.join(new)}, and its optimizer belongs to other weights: keep "
+            "the settings of the task, such as --views, as they were, or start with --finetune-from-model"
+        )
     max_update = optimization.max_update or math.inf
     if updates >= max_update:
         if restore_file == DEFAULT_FILE:

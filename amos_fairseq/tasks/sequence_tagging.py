@@ -62,7 +62,8 @@ class SequenceTaggingConfig(LabeledTaskConfig):
         default=0.1,
         metadata={
             "range": "0 or more and below 1",
-            "help": "fraction of --max-update, or else of --total-num-update, before the first unlabeled sentence",
+            "help": "fraction of --max-update, or else of --total-num-update, in which only the modules of the views learn "
+            "from unlabeled sentences, and no word is dropped",
         },
     )
     max_update: int = II("optimization.max_update")
@@ -189,7 +190,9 @@ class SequenceTaggingTask(LabeledTask):
             )
         for sentences in found:
             logger.info(f"{sentences.source}: {sentences.describe()}")
-        logger.info(f"unlabeled sentences train from update {self.first_unlabeled_update() + 1:,} on")
+        first = self.first_unlabeled_update()
+        alone = "; until then the modules of the views alone learn from them" if first else ""
+        logger.info(f"unlabeled sentences train the model from update {first + 1:,} on{alone}")
         return found
 
     def order_of_epoch(self, dataset: Any, batches_per_update: int, batch_size: int) -> np.ndarray:
@@ -213,10 +216,12 @@ class SequenceTaggingTask(LabeledTask):
         *args: Any,
         **kwargs: Any,
     ) -> tuple[Any, int, dict[str, Any]]:
-        """Leave the unlabeled sentences out until ``--unlabeled-start``, a function of the update alone."""
-        if self.views and update_num < self.first_unlabeled_update():
-            unlabeled = {name: rows[:0] for name, rows in sample["net_input"]["unlabeled"].items()}
-            sample = sample | {"net_input": sample["net_input"] | {"unlabeled": unlabeled}, "num_unlabeled_words": 0}
+        """Until ``--unlabeled-start``, a function of the update alone, the modules of the views alone learn from unlabeled
+        sentences."""
+        if self.views:
+            alone = {"modules_alone": update_num < self.first_unlabeled_update()}
+            inputs = sample["net_input"]
+            sample = sample | {"net_input": inputs | {"unlabeled": inputs["unlabeled"] | alone}}
         return super().train_step(sample, model, criterion, optimizer, update_num, *args, **kwargs)
 
     def first_unlabeled_update(self) -> int:

@@ -138,13 +138,19 @@ def test_words_without_labels(name, text, how, expected, tmp_path):
     """What the lines have in common decides how they are read; columns that differ are refused with their line."""
     (tmp_path / name).write_text(text, encoding="utf-8")
     if expected is None:
-        with pytest.raises(UserError, match=r"a\.txt, line \d+: \d columns, expected \d as in most lines"):
+        with pytest.raises(UserError, match=r"a\.txt, line 2: 2 columns, expected 3 .*; line 2 has a tab"):
             read_words(tmp_path / name)
         return
     assert read_words(tmp_path / name) == (expected, how)
     packed = tmp_path / f"{name}.gz"
     packed.write_bytes(gzip.compress((tmp_path / name).read_bytes()))
     assert read_words(packed) == (expected, how)
+
+
+def test_numbered_sentences_are_no_words(tmp_path):
+    (tmp_path / "a.txt").write_text("".join(f"{number}\tthe dog sees a cat\n" for number in range(1001)))
+    with pytest.raises(UserError, match=r"line 1 has a tab, .* no blank line ends a sentence in 1,001 lines: separate"):
+        read_words(tmp_path / "a.txt")
 
 
 def test_a_line_with_a_column_less_is_named(tmp_path):

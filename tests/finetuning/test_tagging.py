@@ -1,5 +1,6 @@
 """``amos tag`` before and after the training: what it refuses, and the table of results that were not trained."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from amos_fairseq.finetuning.run_benchmark import run_benchmark
 from amos_fairseq.finetuning.runner import Runner
 from amos_fairseq.finetuning.runs import RunResult, write_result
 from amos_fairseq.finetuning.session import PretrainedCheckpoint, Session
-from amos_fairseq.finetuning.tagging import Tagging
+from amos_fairseq.finetuning.tagging import Tagging, word_trials
+from amos_fairseq.modules.cross_views import TAGGING_VIEWS
 
 
 @pytest.fixture
@@ -44,6 +46,24 @@ def test_notes_of_a_grid_name_the_column(session, tmp_path, monkeypatch):
     expected = "pos: warmup0.1, selected from 2 combinations by the highest median on the same dev set"
     assert table.notes[2:] == [expected, "each run is scored at its best epoch on the same dev set"]
     assert "tagging-" not in "".join(table.notes)
+
+
+def test_settings_of_a_recipe_without_use_are_left_out_and_flags_refused(session, tmp_path):
+    """So two trials that differ in such a setting alone are one."""
+    (tmp_path / "recipe.yaml").write_text(
+        "extends: electra\ntasks: {tagging: {views: 'full,forward'}}\ngrid: {view_layers: [half, all]}\n"
+    )
+
+    def trials(**flags):
+        recipe = load_recipe(str(tmp_path / "recipe.yaml"), "small", flags)
+        own = dataclasses.replace(session, recipe=recipe, overrides=flags)
+        return [(own.views, own.view_layers) for own in word_trials(own, TAGGING_VIEWS, with_unlabeled=True)]
+
+    assert trials() == [("full,forward", "half"), ("full,forward", "all")]
+    assert trials(views="word_dropout") == [("word_dropout", "half")]
+    assert trials(views="forward,full", view_layers="all") == [("full,forward", "all")]  # in one order
+    with pytest.raises(UserError, match="--view-layers has no effect with --views word_dropout: leave it out"):
+        trials(views="word_dropout", view_layers="all")
 
 
 def test_words_of_other_sentences_are_refused_before_the_training(session, tmp_path):

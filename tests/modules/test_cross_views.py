@@ -1,12 +1,17 @@
 """Views of a part of a sentence: what they see, against independent encoders, and words that are removed."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
+from hugging_face_folders import TOLERANCE
+from saved_models import write_run
 from small_models import ENCODER_SETTINGS, encoder_config, fine_tuning_task
-from transformers import BertConfig, BertModel
+from transformers import BertModel
 
+from amos_fairseq.checkpoints.read import load_checkpoint
+from amos_fairseq.cli.main import main
 from amos_fairseq.functional.attention import reference_attention
 from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 from amos_fairseq.models.fine_tuning import FineTunedModel
@@ -111,43 +116,38 @@ def test_views_of_edges_combine_two_sides() -> None:
 
 
 @torch.no_grad()
-def test_the_past_is_that_of_a_decoder_of_transformers() -> None:
-    """The lower layers of an encoder without relative positions, with one-sided attention: ``BertModel(is_decoder=True)``."""
-    shape = encoder_config(position_scheme="none", num_layers=3)
-    torch.manual_seed(1)
-    encoder = shape.build().eval()
-    config = BertConfig(
-        vocab_size=10,
-        hidden_size=shape.width,
-        num_hidden_layers=2,
-        num_attention_heads=shape.num_heads,
-        intermediate_size=shape.ffn_width,
-        max_position_embeddings=shape.max_positions,
-        layer_norm_eps=shape.layer_norm_eps,
-        type_vocab_size=1,
-        is_decoder=True,
+@pytest.mark.parametrize(("layers", "num_layers"), [("half", 1), ("all", 2)])
+def test_the_past_is_that_of_the_exported_encoder_as_a_decoder(layers: str, num_layers: int, tmp_path: Path) -> None:
+    """``BertModel(is_decoder=True)`` of an encoder without relative positions: it sees what precedes a token."""
+    write_run(tmp_path / "run", "electra", labels=3, relative_position_scheme="none", encoder_layers=2, embedding_dim=0)
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "folder"), "--part", "encoder", "--as", "bert"]) == 0
+    decoder = BertModel.from_pretrained(
+        tmp_path / "folder", is_decoder=True, num_hidden_layers=num_layers, add_pooling_layer=False
     )
-    decoder = BertModel(config, add_pooling_layer=False).eval()
-    for parameter in decoder.parameters():
-        parameter.zero_()
-    theirs = decoder.embeddings
-    theirs.position_embeddings.weight.copy_(encoder.embed_positions.weight)
-    theirs.LayerNorm.load_state_dict(encoder.embedding_norm.state_dict())
-    for own, layer in zip(encoder.layers, decoder.encoder.layer, strict=False):
-        attention, names = own.attention, ("query", "key", "value")
-        for name, weight, bias in zip(
-            names, attention.query_key_value.weight.chunk(3), attention.query_key_value.bias.chunk(3), strict=True
-        ):
-            getattr(layer.attention.self, name).load_state_dict({"weight": weight, "bias": bias})
-        layer.attention.output.dense.load_state_dict(attention.output.state_dict())
-        layer.attention.output.LayerNorm.load_state_dict(own.attention_norm.state_dict())
-        layer.intermediate.dense.load_state_dict(own.ffn_in.state_dict())
-        layer.output.dense.load_state_dict(own.ffn_out.state_dict())
-        layer.output.LayerNorm.load_state_dict(own.ffn_norm.state_dict())
-    embeddings, mask = torch.randn(2, 7, shape.width), torch.arange(7) < torch.tensor([7, 4])[:, None]
-    expected = decoder(inputs_embeds=embeddings, attention_mask=mask.long()).last_hidden_state
-    found = one_sided(encoder, "past", 2)(embeddings, lengths=[7, 4])[-1]
-    torch.testing.assert_close(found[mask], expected[mask], rtol=1e-5, atol=1e-6)  # float32, another order of sums
+    model = load_checkpoint(tmp_path / "run").model
+    model.register_cross_views(("forward",), layers, MASK)
+    tokens, mask = TOKENS.clamp(max=30), torch.arange(10) < torch.tensor(LENGTHS)[:, None]
+    expected = decoder.eval()(tokens, attention_mask=mask.long()).last_hidden_state[mask]
+    found = model.eval().directed_states(tokens, LENGTHS)["past"][mask]
+    assert (found - expected).abs().max() < TOLERANCE * expected.abs().max()
+
+
+@torch.no_grad()
+def test_a_piece_of_two_words_is_seen_by_neither_neighbour() -> None:
+    """Words of the pieces 1 and 2, 2 and 3, and 4: the shared piece 2 changes no view of the first two from beside them."""
+    model = fine_tuned(("forward", "future", "past")).eval()
+    words = WordPlaces(torch.tensor([[1, 2, 4]]), torch.tensor([[2, 3, 4]]))
+    tokens = torch.tensor([[0, 5, 6, 7, 8, 2]])
+    found = []
+    for piece in (6, 43):
+        tokens[0, 2] = piece
+        (views,) = model.predict_views(tokens, [6], *words)[1].values()
+        found.append(views)
+    same = {
+        view: [torch.equal(one, other) for one, other in zip(*(v[view][0] for v in found), strict=True)]
+        for view in found[0]
+    }
+    assert same == {"forward": [False] * 3, "future": [True, True, False], "past": [True] * 3}
 
 
 @torch.no_grad()

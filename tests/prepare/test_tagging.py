@@ -184,6 +184,8 @@ def test_spans_in_bioes(data, tmp_path, capsys):
     before = [chunk for rows in make_sentences() for _, _, chunk in rows]
     assert [label == "O" for label in labels] == [label == "O" for label in before]
     assert labels.count("E-NAME") == before.count("I-NAME")  # names of two words at most
+    none = write_columns(tmp_path / "dev.txt", [[("a", "X", "O")]])  # a small file may have no span
+    main([source, none, data / "tokenizer", tmp_path / "none", "--encoding", "bioes"])
     arguments = [source, source, data / "tokenizer", tmp_path / "pos", "--encoding", "bioes", "--column", "pos"]
     assert "--encoding bioes is for labels that mark spans" in error_line(capsys, main, *arguments)
 

@@ -26,6 +26,7 @@ def trainer_at(updates: int, max_update: int, total: int, warmup: int = 2, max_e
     return SimpleNamespace(
         get_num_updates=lambda: updates,
         get_lr=lambda: learning_rate,
+        get_model=lambda: torch.nn.Linear(1, 1),
         cfg=OmegaConf.create({"optimization": {"max_update": max_update, "max_epoch": max_epoch}}),
     )
 
@@ -64,6 +65,17 @@ def test_a_run_is_finished_by_updates_or_epochs() -> None:
     assert finished(early, SimpleNamespace(next_epoch_idx=3)) is None
     assert is_unfinished(early, SimpleNamespace(next_epoch_idx=3))
     assert finished(early, SimpleNamespace(next_epoch_idx=4)) == "3 epochs of --max-epoch 3"
+
+
+def test_an_optimizer_of_other_weights_is_refused() -> None:
+    """Adam's moments are kept by their place, so that new weights would get those of others."""
+    trainer = trainer_at(50, max_update=100, total=100)
+    trainer.get_model = lambda: SimpleNamespace(
+        newly_initialized=["cross_views.heads.upos.backward_view.output.weight"]
+    )
+    problem = refusal(trainer, "checkpoint_last.pt")
+    assert problem.startswith("the checkpoint of update 50 has no cross_views.heads.upos.backward_view.output.weight, ")
+    assert "--views" in problem
 
 
 def checkpoint_config(tmp_path: Path, **changes: Any) -> Any:

@@ -124,7 +124,7 @@ def test_without_views_batches_and_model_are_those_of_tagging(chunk):
         batches(make_task(chunk, views="full", update_freq=[1, 2]))
 
 
-def test_updates_before_the_first_unlabeled_sentence_are_those_of_tagging(chunk):
+def test_updates_before_the_start_are_those_of_tagging(chunk):
     """Five updates with Adam and dropout: the bits of encoder and head are those of a training without views."""
     trained = []
     for settings in ({}, {"views": ALL, "unlabeled_start": 0.9}):
@@ -204,20 +204,31 @@ def test_the_mean_over_words_is_that_of_a_loop(chunk):
 
 
 @pytest.mark.parametrize("settings", [{"max_update": 10}, {"max_update": 0, "total_num_update": 10}], ids=str)
-def test_unlabeled_sentences_wait_for_the_head(chunk, settings):
-    """Until the fraction of all updates no sentence is read, and every parameter has a gradient: of 0 in the views."""
-    task = make_task(chunk, views="full,forward,past", unlabeled_start=0.3, **settings)
+def test_before_the_start_the_modules_of_the_views_learn_alone(chunk, settings):
+    """Until the fraction of all updates the gradient of any other part is that of the labeled words, and no word is dropped."""
+    task = make_task(chunk, views="full,forward,past,word_dropout", unlabeled_start=0.3, **settings)
     model, batch, criterion = build(task).train(), batches(task)[0], SequenceTaggingCriterion(task, 0.0)
-    logs = []
     for update in (0, 2, 3):
-        model.zero_grad()
+        gradients = []
+        for weight in (batch["unlabeled_weight"], 0.0):
+            model.zero_grad()
+            _, _, log = task.train_step(batch | {"unlabeled_weight": weight}, model, criterion, Optimizer(), update)
+            gradients.append({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
+        with_term, without = gradients
+        for name, gradient in with_term.items():
+            learns = update == 3 or name.startswith("cross_views.")
+            assert torch.equal(gradient, without[name]) != learns, (update, name)
+        assert ("_kl_word_dropout" in log) == (update == 3)
+        assert log.keys() >= {"_kl_full", "_kl_forward", "_kl_past"}
+
+
+def test_word_dropout_alone_waits_for_the_head(chunk):
+    task = make_task(chunk, views="word_dropout", unlabeled_start=0.3)
+    model, batch, criterion = build(task).train(), batches(task)[0], SequenceTaggingCriterion(task, 0.0)
+    for update in (2, 3):
         _, _, log = task.train_step(batch, model, criterion, Optimizer(), update)
-        views = [parameter.grad for name, parameter in model.named_parameters() if name.startswith("cross_views.")]
-        assert all(gradient is not None and bool(gradient.any()) == (update == 3) for gradient in views)
-        logs.append(log)
-    assert [log["_unlabeled_words"] > 0 for log in logs] == [False, False, True]
-    assert logs[0].keys() == logs[2].keys()
-    assert float(logs[0]["loss"]) == float(logs[0]["_labeled_loss"])
+        assert (float(log["loss"]) == float(log["_labeled_loss"])) == (update == 2)
+        assert ("_kl_word_dropout" in log) == (update == 3)
 
 
 @pytest.fixture(scope="module")
