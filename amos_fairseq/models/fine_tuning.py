@@ -291,13 +291,11 @@ class FineTunedModel(BaseFairseqModel):
         words = WordPlaces(word_positions, last_positions)
         with torch.no_grad(), evaluating(self):
             fixed = self.predict_words(self.extract_features(src_tokens, lengths), word_positions)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not modules_alone):
-            full = self.extract_features(src_tokens, lengths) if FULL in self.cross_views.names else None
-            directed = self.directed_states(src_tokens, lengths)
-        states = self.cross_views.states(directed, words)
-        if full is not None:
-            states[FULL] = gather_positions(full, word_positions)
-        views = self.cross_views(states, ~words.is_word)
+        read = {FULL: self.extract_features(src_tokens, lengths)} if FULL in self.cross_views.names else {}
+        read |= self.directed_states(src_tokens, lengths)
+        if modules_alone:
+            read = {name: states.detach() for name, states in read.items()}
+        views = self.cross_views(self.cross_views.states(read, words), ~words.is_word)
         if (removed := self.cross_views.removed) is not None and not modules_alone:
             kept = self.extract_features(remove_words(src_tokens, words, removed), lengths)
             for name, logits in self.predict_words(kept, word_positions).items():

@@ -74,12 +74,14 @@ class CrossViews(nn.Module):
             {name: nn.ModuleDict({_key(view): head.new_view() for view in views}) for name, head in heads.items()}
         )
 
-    def states(self, directed: Mapping[str, Tensor], words: WordPlaces) -> dict[str, Tensor]:
-        """Return what each view reads of each word, [B,W,D], from the states [B,T,D] of :attr:`directions`."""
+    def states(self, read: Mapping[str, Tensor], words: WordPlaces) -> dict[str, Tensor]:
+        """Return what each view reads of each word, [B,W,D], from the states [B,T,D] of :attr:`directions` and ``full``."""
         states = {}
-        if (past := directed.get("past")) is not None:
+        if (full := read.get(FULL)) is not None:
+            states[FULL] = gather_positions(full, words.first)
+        if (past := read.get("past")) is not None:
             states["forward"] = gather_positions(past, words.last)
-        if (future := directed.get("future")) is not None:
+        if (future := read.get("future")) is not None:
             states["backward"] = gather_positions(future, words.first)
         if self.boundaries is None:
             return states
