@@ -25,7 +25,7 @@ from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.data.word_files import UNLABELED
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.fine_tuning import FineTunedModel, parse_views, word_head_name
-from amos_fairseq.modules.cross_views import TAGGING_VIEWS, VIEW_LAYERS
+from amos_fairseq.modules.cross_views import TAGGING_VIEWS, VIEW_LAYERS, WORD_DROPOUT
 from amos_fairseq.special_tokens import MASK_SYMBOL
 from amos_fairseq.tasks.corpus_task import LabeledTask, LabeledTaskConfig, prepared_directories
 
@@ -191,7 +191,11 @@ class SequenceTaggingTask(LabeledTask):
         for sentences in found:
             logger.info(f"{sentences.source}: {sentences.describe()}")
         first = self.first_unlabeled_update()
-        alone = "; until then the modules of the views alone learn from them" if first else ""
+        alone = (
+            "; until then only the modules of the views learn from them"
+            if first and self.views != (WORD_DROPOUT,)
+            else ""
+        )
         logger.info(f"unlabeled sentences train the model from update {first + 1:,} on{alone}")
         return found
 
@@ -216,7 +220,7 @@ class SequenceTaggingTask(LabeledTask):
         *args: Any,
         **kwargs: Any,
     ) -> tuple[Any, int, dict[str, Any]]:
-        """Until ``--unlabeled-start``, a function of the update alone, the modules of the views alone learn from unlabeled
+        """Until ``--unlabeled-start``, a function of the update alone, only the modules of the views learn from unlabeled
         sentences."""
         if self.views:
             alone = {"modules_alone": update_num < self.first_unlabeled_update()}
