@@ -148,6 +148,7 @@ def loading(directory: Path) -> tuple[Any, Any]:
     cfg = {"save_dir": str(directory), "restore_file": "checkpoint_last.pt", "finetune_from_model": None}
     resets = {"reset_optimizer": True, "reset_dataloader": True, "reset_meters": False, "no_last_checkpoints": False}
     trainer = SimpleNamespace(
+        get_model=lambda: torch.nn.Linear(1, 1),
         should_save_checkpoint_on_current_rank=True,
         checkpoint_suffix="",
         task=SimpleNamespace(cfg=SimpleNamespace(data=""), load_state_dict=lambda state: None),
