@@ -108,8 +108,8 @@ def add_cross_views(parser: argparse.ArgumentParser, views: tuple[str, ...]) -> 
     add("--views", metavar="A,B,...", help=text)
     text = "layers that compute the one-sided states: the lower half, or all (default: the recipe's, half)"
     add("--view-layers", choices=VIEW_LAYERS, help=text)
-    text = "fraction of the updates in which only the modules of the views learn from unlabeled sentences, and no word "
-    text += "is dropped (default: the recipe's, 0.1)"
+    text = "fraction of the updates before unlabeled sentences train the model itself; until then they train only the "
+    text += "modules of the views (default: the recipe's, 0.1)"
     add("--unlabeled-start", type=float, metavar="F", help=text)
 
 

@@ -62,8 +62,8 @@ class SequenceTaggingConfig(LabeledTaskConfig):
         default=0.1,
         metadata={
             "range": "0 or more and below 1",
-            "help": "fraction of --max-update, or else of --total-num-update, in which only the modules of the views learn "
-            "from unlabeled sentences, and no word is dropped",
+            "help": "fraction of --max-update, or else of --total-num-update, before unlabeled sentences train the model "
+            "itself; until then they train only the modules of the views",
         },
     )
     max_update: int = II("optimization.max_update")

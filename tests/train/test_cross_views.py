@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from failures import error_line
-from forked_command import run_command, run_main
+from failures import error_line, refusal
+from forked_command import run_command, run_main, run_module
 from interrupted_run import BackgroundRun, assert_same_bits, assert_same_run, num_updates, run_to_end
 from synthetic_squad import untrained_checkpoint
 from synthetic_tagging import make_sentences, prepare_tagging, write_columns
@@ -75,6 +75,13 @@ def test_bits_of_ranks_and_stops(place, tmp_path):
     assert 5 <= num_updates(tmp_path / "stopped") < LAST_UPDATE
     run_to_end(stopped, tmp_path / "again.log")
     assert_same_run(tmp_path / "stopped", tmp_path / "alone")
+
+    other = ["--views", "full,backward,past,word_dropout", "--max-update", str(LAST_UPDATE + 2)]
+    refused = run_module("fairseq_cli.train", train_command(place, tmp_path / "alone", *halves, *other))
+    assert refusal(refused).startswith(
+        f"the checkpoint of update {LAST_UPDATE} lacks 4 weights of this run, such as cross_views."
+    )
+    assert num_updates(tmp_path / "alone") == LAST_UPDATE
 
 
 def tag(place: Path, out: Path, *flags: object) -> str:
