@@ -10,6 +10,8 @@ prepare_environment test
 python -m ruff check .
 python -m ruff format --check .
 
+# The tests start hundreds of processes: the first one stores the compiled modules for the others.
+unset PYTHONDONTWRITEBYTECODE
 # Two test processes with one thread each: more threads than cores are slower on small tensors.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 # The slow tests come first (tests/conftest.py), and an idle process takes over tests from the other.

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tiny_runs import ROOT, environment, run_process
+from waiting import wait_until
 
 from amos_fairseq.cli.main import SUBCOMMANDS
 from amos_fairseq.python_process import python_command
@@ -135,9 +136,7 @@ def test_a_process_ends_with_its_parent_and_not_before(closed: str, tmp_path: Pa
     child = subprocess.Popen(
         shell, shell=True, cwd=tmp_path, stdin=subprocess.PIPE, env=environment({"PYTHONPATH": str(tmp_path)})
     )
-    end = time.monotonic() + 60
-    while not (tmp_path / "started").exists() and time.monotonic() < end:
-        time.sleep(0.02)
+    wait_until((tmp_path / "started").exists)
     time.sleep(0.3)
     assert child.poll() is None
     child.stdin.close()

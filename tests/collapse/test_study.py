@@ -2,12 +2,12 @@
 
 import importlib.util
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from tiny_runs import ROOT, environment
+from forked_command import run_module
+from tiny_runs import ROOT
 
 from amos_fairseq.composition import compose_recipe
 from amos_fairseq.metrics_file import read_records
@@ -31,9 +31,7 @@ SMALLER = [
 
 
 def run(script: str, *arguments: str | Path) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(FOLDER / script), *map(str, arguments)]
-    paths = {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, capture_output=True, text=True, env=environment(paths), check=False)
+    return run_module(script, list(map(str, arguments)), env={"PYTHONPATH": f"{FOLDER}:{ROOT}"})
 
 
 def values(save_dir: Path, key: str, split: str) -> list[float]:
@@ -54,14 +52,14 @@ def test_every_row_is_a_recipe() -> None:
 @pytest.mark.slow
 def test_hugging_face_starts_where_a_row_starts(binarized_corpus: Path, tmp_path: Path) -> None:
     """The generator's losses of three updates agree: the same batches, weights, rates and optimizer; only samples differ."""
-    swept = run("sweep.py", binarized_corpus, tmp_path, "--rows", "positions_none", *SMALLER)
+    swept = run("sweep", binarized_corpus, tmp_path, "--rows", "positions_none", *SMALLER)
     assert swept.returncode == 0, swept.stdout + swept.stderr
     table = (tmp_path / "collapse.md").read_text(encoding="utf-8").splitlines()
     assert table[0].startswith("| row | update | generator loss | AUC |")
     assert [line.split("|")[1:3] for line in table[2:]] == [[" positions_none ", " 3 "]]
     row = ["model.discriminator_lr_scale=1", "model.relative_position_scheme=none"]
     row += ["lr_scheduler.total_num_update=6400", f"task.data={binarized_corpus}", *SMALLER]
-    compared = run("hugging_face.py", "electra_mini", "--out", tmp_path / "theirs", *row)
+    compared = run("hugging_face", "electra_mini", "--out", tmp_path / "theirs", *row)
     assert compared.returncode == 0, compared.stderr
     theirs, ours = tmp_path / "theirs", tmp_path / "positions_none"
     losses, expected = (values(run, "mlm_loss_2", "train") for run in (theirs, ours))
@@ -74,10 +72,10 @@ def test_hugging_face_starts_where_a_row_starts(binarized_corpus: Path, tmp_path
 
 
 def test_unknown_rows_and_settings_are_one_line(tmp_path: Path) -> None:
-    refused = run("sweep.py", tmp_path, tmp_path, "--rows", "bass")
+    refused = run("sweep", tmp_path, tmp_path, "--rows", "bass")
     assert (refused.returncode, refused.stderr.count("\n")) == (1, 1), refused.stderr
     assert "there is no row bass" in refused.stderr
     recipe = ["electra_mini", "--out", tmp_path, "task.data=DATA"]
-    refused = run("hugging_face.py", *recipe, "model.discriminator_lr_scale=1")
+    refused = run("hugging_face", *recipe, "model.discriminator_lr_scale=1")
     assert refused.returncode == 1
     assert "give model.encoder=bert model.relative_position_scheme=none" in refused.stderr.splitlines()[-1]

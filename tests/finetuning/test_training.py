@@ -6,12 +6,11 @@ import signal
 import socket
 import sys
 import threading
-import time
-from collections.abc import Callable
 
 import pytest
 from forked_command import ForkedCommand
 from tiny_runs import ROOT
+from waiting import wait_until
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.finetuning.benchmark import Stopped
@@ -210,21 +209,18 @@ def test_stopping_does_not_wait_for_imports(tmp_path, monkeypatch):
         assert len(server._processes) == 1
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def test_second_training_in_one_directory_is_refused(tmp_path):
     """As when the command was killed and repeated while its training still runs."""
-    first = threading.Thread(target=run, args=(python("import time; print(1, flush=True); time.sleep(1)"), tmp_path))
+    end = tmp_path / "end"
+    code = (
+        f"import pathlib, time; print(1, flush=True)\nwhile not pathlib.Path({str(end)!r}).exists(): time.sleep(0.02)"
+    )
+    first = threading.Thread(target=run, args=(python(code), tmp_path))
     first.start()
-    while not (tmp_path / "train.process").exists() or not (tmp_path / "train.log").read_text():
-        time.sleep(0.01)
+    wait_until(lambda: (tmp_path / "train.process").exists() and (tmp_path / "train.log").read_text())
     with pytest.raises(RunFailed, match=rf"^process \d+ on {socket.gethostname()} is training in {tmp_path}: wait "):
         run(python("print(2)"), tmp_path)
+    end.touch()
     first.join()
     run(python("print(3)"), tmp_path)
     assert (tmp_path / "train.log").read_text() == "1\n3\n"

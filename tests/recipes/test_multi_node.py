@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 from tiny_runs import ROOT, run_process
+from waiting import wait_until
 
 from amos_fairseq.compat.distribution import arrange_ranks
 from amos_fairseq.composition import RECIPES, compose_with_hydra
@@ -160,9 +161,7 @@ def test_a_cancelled_job_is_not_requeued(fake_cluster, tmp_path, launcher: str) 
     """scancel sends SIGTERM to the batch script and to the ranks, which then exit with our code."""
     (tmp_path / "srun").write_text(f"#!/bin/sh\ntouch {tmp_path}/started\nsleep 1\nexit {REQUEUE}\n")
     job = subprocess.Popen(job_script(launcher, tmp_path), env=fake_cluster, start_new_session=True)
-    while not (tmp_path / "started").exists():
-        assert job.poll() is None
-        time.sleep(0.02)
+    wait_until((tmp_path / "started").exists)
     job.terminate()
     assert job.wait(30) != REQUEUE
     time.sleep(1.5)  # srun has ended by then

@@ -5,17 +5,16 @@ buckets that start before the last gradient is there: in the format of the model
 """
 
 import json
-import os
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from failures import refusal
 from fairseq import models
+from forked_command import run_module
 from shell_scripts import run_script
-from tiny_runs import ROOT, run_process
+from tiny_runs import ROOT
 
 from amos_fairseq.composition import compose_recipe
 from amos_fairseq.measure.configuration import build_task
@@ -75,8 +74,7 @@ def test_gradients_travel_once_in_an_update(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_one_process_alone_is_refused(tmp_path: Path) -> None:
-    script = [sys.executable, ROOT / "examples" / "benchmark" / "rank_traces.py"]
-    env = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    result = run_process([*script, "amos_tiny", "--out", tmp_path / "out"], env=env)
+    folders = {"PYTHONPATH": f"{ROOT / 'examples' / 'benchmark'}:{ROOT}"}
+    result = run_module("rank_traces", ["amos_tiny", "--out", str(tmp_path / "out")], env=folders)
     assert refusal(result).startswith("there is only one rank: start several with")
     assert not (tmp_path / "out").exists()

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from fairseq import distributed_utils
 from forked_command import ON_CPU, ForkedCommand, rank_variables, run_command, run_module
 from interrupted_run import checkpoint
 from tiny_runs import ROOT, TINY_RUN
+from waiting import wait_until
 
 from amos_fairseq.metrics_file import read_records
 
@@ -91,12 +91,10 @@ def test_the_others_name_a_rank_that_was_killed(lost: int, binarized_corpus: Pat
         outputs = [tmp_path / f"{name}{rank}" for name in ("out", "err")]
         ranks.append(ForkedCommand("fairseq_cli.train", flags, ROOT, *outputs, env=ON_CPU | variables))
     try:
-        end = time.monotonic() + 120
-        while "num_updates=3," not in (tmp_path / "out0").read_text() and time.monotonic() < end:
-            time.sleep(0.05)
+        wait_until(lambda: "num_updates=3," in (tmp_path / "out0").read_text())
         os.killpg(ranks[lost].pid, signal.SIGKILL)
         others = [rank for rank in range(3) if rank != lost]
-        assert [ranks[rank].wait(60) for rank in others] == [1, 1]
+        assert [ranks[rank].wait(120) for rank in others] == [1, 1]
     finally:
         for process in ranks:
             process.kill_group()

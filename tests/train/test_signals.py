@@ -5,11 +5,11 @@ import re
 import shlex
 import signal
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from forked_command import run_command
 from interrupted_run import (
     LAST_UPDATE,
     RUN,
@@ -23,6 +23,7 @@ from interrupted_run import (
 )
 from tiny_runs import run_process
 from torch.distributed.run import get_args_parser
+from waiting import wait_until
 
 from amos_fairseq.errors import INTERRUPTED, REQUEUE
 from amos_fairseq.run.signals import SIGNALS
@@ -40,8 +41,11 @@ def stop_and_continue(
     send: Callable[[BackgroundRun, int], None],
     numbers: Sequence[int] = SIGNALS,
     exit_code: int | None = None,
-) -> None:
-    """Send each signal to ``command``, start it again each time, and let it end; each part begins where the last stopped."""
+) -> str:
+    """Send each signal to ``command``, start it again each time, and let it end; each part begins where the last stopped.
+
+    Returns what the last part prints.
+    """
     before = 0
     for number in numbers:
         update = SENT_AFTER[number]
@@ -57,7 +61,9 @@ def stop_and_continue(
         position = checkpoint(save_dir)["extra_state"]["train_iterator"]
         assert (position["epoch"], position["iterations_in_epoch"]) == (epochs + 1, updates)
         before = stopped
-    assert f"@ {before} updates)" in run_to_end(command, logs / "last.log")
+    text = run_to_end(command, logs / "last.log")
+    assert f"@ {before} updates)" in text
+    return text
 
 
 def stopped_after(run: BackgroundRun, number: int) -> int:
@@ -166,9 +172,8 @@ def test_a_run_that_submitit_has_submitted_is_requeued(
         wait_for(rf"(?s)(scontrol requeue 42\n+exit code {REQUEUE}\n.*){{{starts}}}")
     assert submission.exit_code() == 0, submission.text()[-3000:] + job()[-3000:]
     assert job().count("srun gives 6 CPUs") == 3
-    end = time.monotonic() + 60  # the launcher ends with the task's result; the script writes its last line after that
-    while "exit code 0\n" not in job() and time.monotonic() < end:
-        time.sleep(0.02)
+    # The launcher ends with the task's result; the script writes its last line after that.
+    wait_until(lambda: "exit code 0\n" in job())
     assert job().count("exit code 0\n") == 1
     script = (tmp_path / "script").read_text()
     assert "#SBATCH --signal=USR2@300\n" in script
@@ -229,17 +234,19 @@ def test_a_signal_to_two_ranks(
 
     monkeypatch.setenv("PET_SIGNALS_TO_HANDLE", "SIGTERM,SIGUSR1,SIGUSR2")
 
-    def command(name: str) -> list[str]:
-        if through_hydra:
-            return two_ranks("fairseq_cli.hydra_train", *hydra_flags(binarized_corpus, tmp_path / name))
-        flags = [str(binarized_corpus), *RUN, "--batch-size", "8", "--save-dir", str(tmp_path / name)]
-        return two_ranks("fairseq_cli.train", *flags)
+    def flags(name: str) -> list[str]:
+        return [str(binarized_corpus), *RUN, "--batch-size", "8", "--save-dir", str(tmp_path / name)]
 
-    stop_and_continue(command("run"), tmp_path / "run", tmp_path, send, [number], exit_code=1)
     if through_hydra:
-        return
-    undisturbed = run_to_end(command("undisturbed"), tmp_path / "undisturbed.log")
+        command = two_ranks("fairseq_cli.hydra_train", *hydra_flags(binarized_corpus, tmp_path / "run"))
+    else:
+        command = two_ranks("fairseq_cli.train", *flags("run"))
+
+    text = stop_and_continue(command, tmp_path / "run", tmp_path, send, [number], exit_code=1)
     for rank in range(2):
         cores = len(os.sched_getaffinity(0))
-        assert re.search(rf"rank {rank} of 2 on \S+: {cores} CPUs, OMP_NUM_THREADS=1\n", undisturbed)
+        assert re.search(rf"rank {rank} of 2 on \S+: {cores} CPUs, OMP_NUM_THREADS=1\n", text)
+    if through_hydra:
+        return
+    run_command("fairseq_cli.train", flags("undisturbed"), num_ranks=2)
     assert_same_run(tmp_path / "run", tmp_path / "undisturbed")
