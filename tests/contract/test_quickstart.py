@@ -23,7 +23,7 @@ SHELL_TOOLS = ("bash", "cat", "cut", "dirname", "env", "grep", "head", "mkdir", 
 def checkout(tmp_path: Path) -> Path:
     """A checkout without an environment, in a folder whose name holds a space."""
     copy = tmp_path / "a checkout"
-    shutil.copytree(ROOT / "examples", copy / "examples")
+    shutil.copytree(ROOT / "examples", copy / "examples", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copyfile(ROOT / "setup.py", copy / "setup.py")
     return copy
 
