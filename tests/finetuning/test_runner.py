@@ -170,7 +170,7 @@ def test_stopped_runner_continues_later(tmp_path, trainings):
 
 
 def test_one_run_per_device_at_a_time(tmp_path, trainings, monkeypatch):
-    together = threading.Barrier(2, timeout=20)
+    together = threading.Barrier(2, timeout=60)
     good = runner_module.train
 
     def train(command, directory, *others):

@@ -10,6 +10,7 @@ import io
 import logging
 import multiprocessing
 import os
+import random
 import runpy
 import signal
 import socket
@@ -112,11 +113,19 @@ def _kill_all() -> None:
             process.kill_group()
 
 
+def _free_port() -> int:
+    """A port below those that the system gives out: the ranks of another test process do not get it before it is bound."""
+    draw = random.SystemRandom()
+    while True:
+        port = draw.randrange(10_000, 30_000)
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
+
+
 def rank_variables(num_ranks: int) -> list[dict[str, str]]:
     """The variables that torchrun sets for each rank."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(_free_port())
     world = {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
     world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     return [{**world, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]

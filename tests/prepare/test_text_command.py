@@ -4,13 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from preparing import prepare
 from synthetic_corpus import file_bytes, make_documents, write_text
 from tiny_runs import ROOT
+from waiting import wait_until
 
 main = prepare("text")
 
@@ -108,34 +108,32 @@ def test_second_run_on_the_same_directory_is_refused(tmp_path, refused):
     assert "another amos prepare is writing" in line
 
 
-def wait_for(path: Path, process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 120
-    while not path.exists():
-        assert process.poll() is None, process.stderr.read()
-        assert time.monotonic() < deadline, f"{path} did not appear"
-        time.sleep(0.01)
+def wait_for_another_shard(out: Path, process: subprocess.Popen) -> None:
+    def shards() -> set[Path]:
+        return set((out / ".prepare").glob("shard*"))
+
+    before = shards()
+    wait_until(lambda: shards() - before or process.poll() is not None)
+    assert process.poll() is None, process.stderr.read()
 
 
 def group_is_gone(group: int) -> bool:
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.05)
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
     return False
 
 
 @pytest.mark.slow
 def test_interrupted_and_killed_runs_continue(tmp_path):
-    """Ctrl-C after the first shard, kill -9 after the second: no process remains, and the third run finishes.
+    """Ctrl-C after the first of 15 shards, kill -9 after another one: no process remains, and the third run finishes.
 
     The working directory holds a package of the same name, which must not be imported instead of ours.
     """
     (tmp_path / "preprocess").mkdir()
     (tmp_path / "preprocess" / "__init__.py").write_text("raise SystemExit('the wrong package')")
-    source = write_text(tmp_path / "text.txt", make_documents(800))
+    source = write_text(tmp_path / "text.txt", make_documents(4000))
     flags = [str(source), "--vocab-size", "150", "--shard-megabytes", "0.1", "--workers", "2"]
     out = tmp_path / "out"
 
@@ -148,22 +146,22 @@ def test_interrupted_and_killed_runs_continue(tmp_path):
         cwd=tmp_path,
         env={**os.environ, "VIRTUAL_ENV": sys.prefix, "PATH": path},
     )
-    wait_for(out / ".prepare" / "shard0", run)
+    wait_for_another_shard(out, run)
     os.killpg(run.pid, signal.SIGINT)
     _, errors = run.communicate(timeout=60)
     assert run.returncode == 130, errors
     assert "interrupted: repeat the command" in errors
     assert "Traceback" not in errors
-    assert group_is_gone(run.pid)
+    wait_until(lambda: group_is_gone(run.pid))
     assert {path.name for path in out.iterdir()} == {".prepare"}
 
     command = [sys.executable, "-m", "amos_start", "prepare", *flags, "--out", str(out)]
     run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=ROOT)
-    wait_for(out / ".prepare" / "shard1", run)
+    wait_for_another_shard(out, run)
     run.kill()
     run.communicate(timeout=60)
     assert run.returncode == -signal.SIGKILL
-    assert group_is_gone(run.pid)
+    wait_until(lambda: group_is_gone(run.pid))
     assert {path.name for path in out.iterdir()} == {".prepare"}
 
     main([*flags, "--out", out])

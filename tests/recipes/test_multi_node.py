@@ -159,12 +159,18 @@ def test_job_is_requeued_only_on_our_exit_code(
 @pytest.mark.parametrize("launcher", ["slurm.sbatch", "submitit"])
 def test_a_cancelled_job_is_not_requeued(fake_cluster, tmp_path, launcher: str) -> None:
     """scancel sends SIGTERM to the batch script and to the ranks, which then exit with our code."""
-    (tmp_path / "srun").write_text(f"#!/bin/sh\ntouch {tmp_path}/started\nsleep 1\nexit {REQUEUE}\n")
+    wait = f"while [ ! -e {tmp_path}/end ]; do sleep 0.05; done"
+    (tmp_path / "srun").write_text(
+        f"#!/bin/sh\ntouch {tmp_path}/started\n{wait}\ntouch {tmp_path}/ended\nexit {REQUEUE}\n"
+    )
     job = subprocess.Popen(job_script(launcher, tmp_path), env=fake_cluster, start_new_session=True)
-    wait_until((tmp_path / "started").exists)
+    wait_until(lambda: (tmp_path / "started").exists() or job.poll() is not None)
+    assert job.poll() is None
     job.terminate()
-    assert job.wait(30) != REQUEUE
-    time.sleep(1.5)  # srun has ended by then
+    (tmp_path / "end").touch()
+    assert job.wait(120) != REQUEUE
+    wait_until((tmp_path / "ended").exists)
+    time.sleep(0.5)
     assert not (tmp_path / "scontrol.arguments").exists()
 
 

@@ -63,7 +63,7 @@ def test_a_second_ctrl_c_ends_at_once(seconds: float, code: int, capfd: pytest.C
     """But not the copy of the first one that a launcher sends."""
     process = multiprocessing.get_context("fork").Process(target=press_twice, args=(seconds,))
     process.start()
-    process.join(30)
+    process.join(60)
     assert process.exitcode == code
     assert capfd.readouterr().err.count("Ctrl-C: finishing this update and saving") == 1
 
@@ -119,7 +119,7 @@ def test_a_loader_process_ends_with_its_rank() -> None:
     next(batches)
     process = batches._workers[0]
     process.terminate()  # as torch does with one that does not answer
-    process.join(10)
+    process.join(60)
     assert process.exitcode == 0
 
 

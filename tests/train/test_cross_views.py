@@ -70,7 +70,7 @@ def test_bits_of_ranks_and_stops(place, tmp_path):
 
     stopped = [sys.executable, "-m", "fairseq_cli.train", *train_command(place, tmp_path / "stopped", *halves)]
     run = BackgroundRun(stopped, tmp_path / "stopped.log")
-    run.wait_for_update(12)
+    run.wait_for_update(8)
     run.kill()
     assert 5 <= num_updates(tmp_path / "stopped") < LAST_UPDATE
     run_to_end(stopped, tmp_path / "again.log")

@@ -73,7 +73,9 @@ def test_gradients_travel_once_in_an_update(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_one_process_alone_is_refused(tmp_path: Path) -> None:
+def test_one_process_alone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
     folders = {"PYTHONPATH": f"{ROOT / 'examples' / 'benchmark'}:{ROOT}"}
     result = run_module("rank_traces", ["amos_tiny", "--out", str(tmp_path / "out")], env=folders)
     assert refusal(result).startswith("there is only one rank: start several with")

@@ -98,7 +98,7 @@ def test_bits_of_teachers_ranks_and_stops(place, tmp_path):
         *command(place, stopped, "--batch-size", "8", "--update-freq", "2", *teacher),
     ]
     run = BackgroundRun(full, tmp_path / "stopped.log")
-    run.wait_for_update(13)
+    run.wait_for_update(8)
     run.kill()
     assert 5 <= num_updates(stopped) < LAST_UPDATE
     run_to_end(full, tmp_path / "again.log")

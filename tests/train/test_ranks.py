@@ -91,7 +91,7 @@ def test_the_others_name_a_rank_that_was_killed(lost: int, binarized_corpus: Pat
         outputs = [tmp_path / f"{name}{rank}" for name in ("out", "err")]
         ranks.append(ForkedCommand("fairseq_cli.train", flags, ROOT, *outputs, env=ON_CPU | variables))
     try:
-        wait_until(lambda: "num_updates=3," in (tmp_path / "out0").read_text())
+        wait_until(lambda: "num_updates=3," in (tmp_path / "out0").read_text(), (tmp_path / "err0").read_text)
         os.killpg(ranks[lost].pid, signal.SIGKILL)
         others = [rank for rank in range(3) if rank != lost]
         assert [ranks[rank].wait(120) for rank in others] == [1, 1]

@@ -2,9 +2,9 @@
 
 ``memcheck`` finds accesses outside of a tensor, ``racecheck`` threads that use the same shared memory without a barrier.
 PyTorch's allocator gives each tensor its own memory here: an access beside a tensor is not one into another tensor.
-This process needs the standard library alone: an import of the package takes seconds of the script's time.
 """
 
+# The standard library alone: an import of the package would take seconds of the script's time.
 import argparse
 import contextlib
 import os
@@ -75,8 +75,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     results = {tool: check(sanitizer, tool, arguments.device) for tool in LIMITS}
     print(f"Decided: {NAME}: {', '.join(f'{tool} {result}' for tool, result in results.items())}")
-    if any(result.startswith("FAILED") for result in results.values()):
-        sys.exit(f"amos_fairseq: error: {NAME} found errors in the Triton kernels")
+    failed = [result for result in results.values() if result.startswith("FAILED")]
+    if failed:
+        what = "found errors in" if any("errors" in result for result in failed) else "could not run"
+        sys.exit(f"amos_fairseq: error: {NAME} {what} the Triton kernels: see above")
 
 
 if __name__ == "__main__":

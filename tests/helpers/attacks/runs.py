@@ -14,7 +14,9 @@ import preparing
 import torch
 from forked_command import ForkedCommand
 from interrupted_run import BackgroundRun, assert_same_run, checkpoint, flags_command, run_to_end
+from waiting import has_ended
 
+from amos_fairseq.finetuning.training import PROCESS_FILE
 from amos_fairseq.python_process import SECONDS_TO_SAVE
 from attacks.commands import Place, amos_harm, amos_script, command_harm, run_command
 from attacks.damage import damage
@@ -166,13 +168,12 @@ def killed_commands(place: Place, folder: Path, draw: random.Random) -> Iterator
 
 
 def training_processes(folder: Path) -> list[int]:
-    """Processes whose command line names a run in ``folder``."""
+    """Processes that train a run in ``folder``. Each run's directory names its process until the command has seen its end."""
     found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if f"{folder}/out/tag/runs".encode() in (process / "cmdline").read_bytes():
-                found.append(int(process.name))
-    return found
+    for file in (folder / "out" / "tag").glob(f"runs/*/*/{PROCESS_FILE}"):
+        with suppress(FileNotFoundError):
+            found.append(int(file.read_text().split()[1]))  # "process 123 on HOST"
+    return [pid for pid in found if not has_ended(pid)]
 
 
 def results(folder: Path) -> list[bytes]:
