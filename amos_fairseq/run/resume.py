@@ -83,8 +83,9 @@ def refusal(trainer: Any, restore_file: str) -> str | None:
         return None  # the first update of a warm-up has learning rate 0 as well
     if new := getattr(trainer.get_model(), "newly_initialized", ()):
         return (
-            f"the checkpoint of update {updates} lacks {len(new)} weights of this run, such as {new[0]}, and its optimizer "
-            "belongs to other ones: keep the settings of the task, such as --views, or start with --finetune-from-model"
+            f"the checkpoint of update {updates} lacks weights of this run, such as {new[0]} ({len(new)} in all), and its "
+            "optimizer belongs to other ones: keep the settings of the task, such as --views, or start with "
+            "--finetune-from-model"
         )
     max_update = optimization.max_update or math.inf
     if updates >= max_update:

@@ -170,7 +170,7 @@ def test_a_cancelled_job_is_not_requeued(fake_cluster, tmp_path, launcher: str) 
     (tmp_path / "end").touch()
     assert job.wait(120) != REQUEUE
     wait_until((tmp_path / "ended").exists)
-    time.sleep(0.5)
+    time.sleep(0.5)  # what still runs would have asked for the queue by now
     assert not (tmp_path / "scontrol.arguments").exists()
 
 

@@ -74,7 +74,8 @@ def test_an_optimizer_of_other_weights_is_refused() -> None:
         newly_initialized=["cross_views.heads.upos.backward_view.output.weight"]
     )
     problem = refusal(trainer, "checkpoint_last.pt")
-    assert problem.startswith("the checkpoint of update 50 lacks 1 weights of this run, such as cross_views.heads.")
+    assert problem.startswith("the checkpoint of update 50 lacks weights of this run, such as cross_views.heads.")
+    assert "output.weight (1 in all), " in problem
     assert "--views" in problem
 
 

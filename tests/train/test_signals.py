@@ -29,7 +29,7 @@ from amos_fairseq.errors import INTERRUPTED, REQUEUE
 from amos_fairseq.run.signals import SIGNALS
 
 pytestmark = pytest.mark.slow
-# A run of 38 updates receives signals in turn, in its first and second epoch of 16 updates. It must not end before.
+# A run of 38 updates receives signals in turn, in its first and second epoch of 16 updates; it must not end earlier.
 SENT_AFTER = {signal.SIGTERM: 5, signal.SIGUSR1: 11, signal.SIGUSR2: 18, signal.SIGINT: 24}
 EXIT_CODES = {**dict.fromkeys(SIGNALS, REQUEUE), signal.SIGINT: INTERRUPTED}
 
@@ -228,8 +228,8 @@ def test_a_signal_to_two_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Gloo ranks: one stops all; resuming sends the checkpoint from rank 0 to rank 1; the bits are those of two ranks
-    that were left alone (compared once, for time). torchrun's own exit code is 1, whatever a rank's is; each rank's is in its
-    report.
+    that were left alone, without torchrun (compared once, for time). torchrun's own exit code is 1, whatever a rank's is;
+    each rank's is in its report.
     """
 
     monkeypatch.setenv("PET_SIGNALS_TO_HANDLE", "SIGTERM,SIGUSR1,SIGUSR2")
