@@ -35,7 +35,7 @@ setup(
         "amos_fairseq": ["recipes/**/*.yaml"],
         "amos_fairseq.functional.cuda": ["tuned_launches.json"],
         "amos_fairseq.measure": ["fake_cuda.cpp"],
-        "amos_fairseq.finetuning": ["paper_results.yaml", "recipes/*.yaml"],
+        "amos_fairseq.downstream": ["paper_results.yaml", "recipes/*.yaml"],
     },
     entry_points={"console_scripts": ["amos=amos_start:main"]},
     install_requires=[
@@ -78,7 +78,7 @@ setup(
             "onnxscript",  # what torch.onnx.export(..., dynamo=True) writes with
             "sentence-transformers>=5,<6",
             "pyarrow>=14.0.1",
-            "datasets",  # writes what data/arrow_tables.py reads
+            "datasets",  # writes what text/arrow_tables.py reads
         ],
         # Tables as Parquet and as folders of datasets. Older versions run code of a file's schema (CVE-2023-47248).
         "data": ["pyarrow>=14.0.1"],

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from amos_fairseq.checkpoints.encoder import Encoder
 
 OBJECTIVES = ("mlm", "electra", "teams", "electric", "amos")
+DOWNSTREAM_TASKS = ("tagging", "parsing", "squad", "classification", "multi_task")
 
 
 @functools.cache
@@ -35,9 +36,13 @@ def register() -> None:
         for objective in OBJECTIVES:
             importlib.import_module(f"amos_fairseq.models.{objective}")
             importlib.import_module(f"amos_fairseq.criterions.{objective}")
-        fine_tuning = ("sequence_tagging", "dependency_parsing", "squad", "text_classification", "multi_task")
-        labeled = (f"{part}.{name}" for name in fine_tuning for part in ("tasks", "criterions"))
-        for module in (*labeled, "tasks.text_pretraining", "optim.grouped_adam"):
+        labeled = (f"downstream.{task}.{part}" for task in DOWNSTREAM_TASKS for part in ("task", "criterion"))
+        for module in (
+            *labeled,
+            "downstream.classification.stock_task",
+            "tasks.text_pretraining",
+            "optim.grouped_adam",
+        ):
             importlib.import_module(f"amos_fairseq.{module}")
 
 

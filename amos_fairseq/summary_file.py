@@ -1,6 +1,6 @@
 """The file ``OUT/NAME.json`` of ``amos glue``, ``amos squad`` or ``amos tag``: its format, and how to read it.
 
-It is one JSON object, written by :func:`amos_fairseq.finetuning.run_benchmark.save_results`::
+It is one JSON object, written by :func:`amos_fairseq.downstream.run_benchmark.save_results`::
 
     {"benchmark": "glue", "setup": {"checkpoint_sha256": ..., "from_scratch": false, ...},
      "tasks": {"RTE": {"main_score": "accuracy", "scores": {"accuracy": {"median": 70.5, "deviation": 1.2, "count": 3}}}},

@@ -11,20 +11,21 @@ from typing import Any
 
 import pytest
 
-from amos_fairseq.data.glue_tasks import SCORED, TASKS
-from amos_fairseq.data.official_squad import read_null_odds, read_predictions, read_squad
-from amos_fairseq.data.squad import Example, read_squad_manifest
+from amos_fairseq.downstream.classification.glue import prepare as glue
+from amos_fairseq.downstream.classification.glue.data import read_glue_data
+from amos_fairseq.downstream.classification.glue.prepare import GlueWorkspace
+from amos_fairseq.downstream.classification.glue.tasks import SCORED, TASKS
+from amos_fairseq.downstream.squad.dataset import Example, read_squad_manifest
+from amos_fairseq.downstream.squad.official import read_null_odds, read_predictions, read_squad
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.glue.data import read_glue_data
 from amos_fairseq.hugging_face.families import PartKind
 from amos_fairseq.hugging_face.model_card import dataset_of
 from amos_fairseq.hugging_face.parts import label_settings
-from amos_fairseq.prepare import glue, probing
-from amos_fairseq.prepare.glue import GlueWorkspace
-from amos_fairseq.prepare.text_workspace import TextWorkspace, is_finished_corpus
-from amos_fairseq.prepare.workspace import Sample, is_finished
+from amos_fairseq.probing import prepare as probing
 from amos_fairseq.scoring.reranking import read_nbest
 from amos_fairseq.strangers import read_json_lines
+from amos_fairseq.text.text_workspace import TextWorkspace, is_finished_corpus
+from amos_fairseq.text.workspace import Sample, is_finished
 
 TEXTS = (
     *("null", "5", "[]", "[5]", "{}", '"x"', "true", "", "\0", "{", "Infinity", "NaN", '"\\ud800"'),

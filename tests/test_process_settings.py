@@ -7,7 +7,7 @@ import sys
 import pytest
 from tiny_runs import ROOT, run_process
 
-from amos_fairseq.finetuning.training import IMPORTED
+from amos_fairseq.downstream.training import IMPORTED
 from amos_fairseq.process_settings import MALLOC_VARIABLES, OPENMP_VARIABLES
 
 # Freed and allocated again, 64 MiB cost 16,384 page faults if glibc has returned them to the system.

@@ -20,7 +20,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.functional.positions import mean_state
 from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.modules.encoder import with_layers
-from amos_fairseq.tokenization.truncation import kept_lengths
+from amos_fairseq.text.tokenization.truncation import kept_lengths
 
 # One text, or a pair: <s> A </s>, <s> A </s> B </s>, or <s> A </s> </s> B </s> if the model was fine-tuned so.
 Text = str | tuple[str, str]

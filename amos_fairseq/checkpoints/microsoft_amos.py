@@ -25,8 +25,8 @@ from amos_fairseq.checkpoints.write import (
 )
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.relative_position import amos_bucket
-from amos_fairseq.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
-from amos_fairseq.tokenization.tokenizer import embedding_symbols
+from amos_fairseq.text.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
+from amos_fairseq.text.tokenization.tokenizer import embedding_symbols
 
 EMBEDDING = "encoder.sentence_encoder.embed_tokens.weight"
 # Copies of the embedding in the file; a single tensor in training.

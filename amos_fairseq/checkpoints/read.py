@@ -21,7 +21,7 @@ from amos_fairseq.fingerprint import DICTIONARY_FILE, TOKENIZER_DIRECTORY, direc
 from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.setting_checks import check_saved_settings, model_settings
 from amos_fairseq.special_tokens import MASK_SYMBOL
-from amos_fairseq.tokenization import Tokenizer, load_tokenizer
+from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
 
 CheckpointPath = str | os.PathLike
 IMPORTED_FROM = "imported from "  # in the task's settings of imported weights, in place of the corpus

@@ -25,8 +25,8 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.files import explain_write_errors, whole_file, whole_folder
 from amos_fairseq.fingerprint import DICTIONARY_FILE, TOKENIZER_DIRECTORY, directory_sha256, file_sha256
 from amos_fairseq.models.pretraining import PretrainingModel
-from amos_fairseq.tokenization import Tokenizer
-from amos_fairseq.tokenization.fast_tokenizer import ABSENT
+from amos_fairseq.text.tokenization import Tokenizer
+from amos_fairseq.text.tokenization.fast_tokenizer import ABSENT
 
 # An output bias: exp(-10,000) is 0 in every precision, and float16 can represent it.
 NEVER_PREDICTED = -1e4

@@ -63,11 +63,11 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     if arguments.from_scratch and arguments.baseline:
         raise UserError("--baseline adds the runs that --from-scratch makes: leave one of them out")
     import_fairseq(arguments.checkpoint, arguments.subcommand)
-    from amos_fairseq.finetuning.classification import Classification
+    from amos_fairseq.downstream.classification.command import Classification
 
     session = fine_tuning.session_from(arguments, Classification.name)
-    from amos_fairseq.prepare.classification import ClassificationSource, check_separator, prepare_inside
-    from amos_fairseq.prepare.labeled_rows import find_columns, open_table
+    from amos_fairseq.downstream.classification.prepare import ClassificationSource, check_separator, prepare_inside
+    from amos_fairseq.downstream.classification.rows import find_columns, open_table
 
     check_separator(arguments.label_separator)
     header = not arguments.no_header
@@ -82,13 +82,13 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
 
 def label(arguments: argparse.Namespace) -> None:
     say(f"reading {arguments.checkpoint} and {arguments.predict}", "classify")  # the imports take seconds
-    from amos_fairseq.finetuning.labeling import check_output, label_table
+    from amos_fairseq.downstream.labeling import check_output, label_table
 
     check_output(Path(arguments.out))
     import_fairseq()
-    from amos_fairseq.finetuning.benchmark import Stopped
-    from amos_fairseq.finetuning.runner import stop_on_signals
-    from amos_fairseq.finetuning.session import find_devices
+    from amos_fairseq.downstream.benchmark import Stopped
+    from amos_fairseq.downstream.runner import stop_on_signals
+    from amos_fairseq.downstream.session import find_devices
 
     stop = threading.Event()
     (device, *_) = find_devices(arguments.cpu, 1)

@@ -12,9 +12,9 @@ from amos_fairseq.precisions import PRECISIONS
 from amos_fairseq.terminal import say
 
 if TYPE_CHECKING:
-    from amos_fairseq.finetuning.benchmark import Benchmark
-    from amos_fairseq.finetuning.session import Session
-    from amos_fairseq.tokenization import Tokenizer
+    from amos_fairseq.downstream.benchmark import Benchmark
+    from amos_fairseq.downstream.session import Session
+    from amos_fairseq.text.tokenization import Tokenizer
 
 SIZES = ("small", "base", "large")
 # Those of amos_fairseq.modules.cross_views, which imports PyTorch: --help does not wait for it.
@@ -119,7 +119,7 @@ def session_from(arguments: argparse.Namespace, name: str) -> "Session":
     Raises:
         UserError: a value cannot be used.
     """
-    from amos_fairseq.finetuning.session import OVERRIDES, open_session
+    from amos_fairseq.downstream.session import OVERRIDES, open_session
 
     overrides = {name: getattr(arguments, name, None) for name in OVERRIDES}
     session = open_session(
@@ -178,7 +178,7 @@ def preparing(session: "Session", name: str) -> Iterator["Tokenizer"]:
     Raises:
         UserError: OUT holds results of another checkpoint, or there is no tokenizer beside the checkpoint.
     """
-    from amos_fairseq.finetuning.runs import check_setup
+    from amos_fairseq.downstream.runs import check_setup
     from amos_fairseq.terminal import ending_in_one_line
 
     check_setup(session.out, name, session.origin)
@@ -191,8 +191,8 @@ def run_and_print(out: str, benchmark: "Benchmark") -> None:
 
     SIGINT and SIGTERM exit with a line that says how to continue; raise :class:`UserError` if a run failed.
     """
-    from amos_fairseq.finetuning.benchmark import Stopped
-    from amos_fairseq.finetuning.run_benchmark import run_benchmark
+    from amos_fairseq.downstream.benchmark import Stopped
+    from amos_fairseq.downstream.run_benchmark import run_benchmark
 
     try:
         outcome = run_benchmark(benchmark)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from amos_fairseq.cli import fine_tuning
 from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
-from amos_fairseq.data.glue_tasks import AVERAGED, DIAGNOSTIC, TASK_FILE, TASKS, parse_tasks
+from amos_fairseq.downstream.classification.glue.tables import has_any_file
+from amos_fairseq.downstream.classification.glue.tasks import AVERAGED, DIAGNOSTIC, TASK_FILE, TASKS, parse_tasks
 from amos_fairseq.errors import UserError
-from amos_fairseq.prepare.glue_tables import has_any_file
 
 if TYPE_CHECKING:
-    from amos_fairseq.finetuning.session import Session
-    from amos_fairseq.finetuning.teachers import Teachers
+    from amos_fairseq.downstream.multi_task.teachers import Teachers
+    from amos_fairseq.downstream.session import Session
 
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package, of any objective and size, on GLUE: one fairseq-train process per task and seed, one at
@@ -67,13 +67,13 @@ def run(arguments: argparse.Namespace) -> None:
         if getattr(arguments, name) and arguments.teachers is None:
             raise UserError(f"--{name.replace('_', '-')} has no effect without --teachers: leave it out")
     import_fairseq(arguments.checkpoint, arguments.subcommand)
-    from amos_fairseq.finetuning.glue.benchmark import Glue, GlueOptions
-    from amos_fairseq.finetuning.glue.multi_task import MultiTaskGlue
+    from amos_fairseq.downstream.classification.glue.benchmark import Glue, GlueOptions
+    from amos_fairseq.downstream.multi_task.command import MultiTaskGlue
 
     session = fine_tuning.session_from(arguments, Glue.name)
     own = prepare_own_tasks(session, arguments.own_tasks) if arguments.own_tasks else {}
     if is_raw:
-        from amos_fairseq.prepare.glue import prepare_glue_inside
+        from amos_fairseq.downstream.classification.glue.prepare import prepare_glue_inside
 
         with fine_tuning.preparing(session, Glue.name) as tokenizer:
             wanted = [*tasks, DIAGNOSTIC] if arguments.write_test and has_any_file(data, TASKS[DIAGNOSTIC]) else tasks
@@ -99,8 +99,8 @@ def teachers_from(arguments: argparse.Namespace) -> "Teachers | None":
     """Return the teachers that the arguments describe; raise :class:`UserError` if they cannot be used."""
     if arguments.teachers is None:
         return None
-    from amos_fairseq.finetuning.teachers import Teachers
-    from amos_fairseq.tasks.text_classification import ANNEALED, gold_weight_of
+    from amos_fairseq.downstream.classification.task import ANNEALED, gold_weight_of
+    from amos_fairseq.downstream.multi_task.teachers import Teachers
 
     weight = ANNEALED if arguments.gold_weight in (None, ANNEALED) else str(gold_weight_of(arguments.gold_weight))
     return Teachers(arguments.teachers, weight, arguments.ensemble)
@@ -112,7 +112,7 @@ def prepare_own_tasks(session: "Session", file: Path) -> dict[str, Path]:
     Raises:
         UserError: the file or a table cannot be used.
     """
-    from amos_fairseq.prepare.classification import prepare_inside, read_own_tasks
+    from amos_fairseq.downstream.classification.prepare import prepare_inside, read_own_tasks
 
     sources = read_own_tasks(file)
     with fine_tuning.preparing(session, "glue") as tokenizer:

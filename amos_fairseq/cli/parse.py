@@ -47,12 +47,12 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     if arguments.train is None or arguments.dev is None:
         raise UserError("give the treebanks as --train FILE --dev FILE, or sentences to parse as --predict FILE")
     import_fairseq(arguments.checkpoint, arguments.subcommand)
-    from amos_fairseq.finetuning.parsing import Parsing
+    from amos_fairseq.downstream.parsing.command import Parsing
 
     session = fine_tuning.session_from(arguments, Parsing.name)
-    from amos_fairseq.finetuning.tagging import check_unlabeled
-    from amos_fairseq.prepare.parsing import prepare_parsing_inside
-    from amos_fairseq.prepare.tagging import Choices
+    from amos_fairseq.downstream.parsing.prepare import prepare_parsing_inside
+    from amos_fairseq.downstream.tagging.command import check_unlabeled
+    from amos_fairseq.downstream.tagging.prepare import Choices
 
     check_unlabeled(session, fine_tuning.PARSING_VIEWS, arguments.unlabeled)
     with fine_tuning.preparing(session, Parsing.name) as tokenizer:
@@ -64,10 +64,10 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
 def predict(arguments: argparse.Namespace) -> None:
     say(f"reading {arguments.checkpoint} and {arguments.predict}", "parse")  # the imports take seconds
     import_fairseq()
-    from amos_fairseq.finetuning.benchmark import Stopped
-    from amos_fairseq.finetuning.parsing import parse_file
-    from amos_fairseq.finetuning.runner import stop_on_signals
-    from amos_fairseq.finetuning.session import find_devices
+    from amos_fairseq.downstream.benchmark import Stopped
+    from amos_fairseq.downstream.parsing.command import parse_file
+    from amos_fairseq.downstream.runner import stop_on_signals
+    from amos_fairseq.downstream.session import find_devices
 
     stop = threading.Event()
     (device, *_) = find_devices(arguments.cpu, 1)

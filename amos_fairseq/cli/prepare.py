@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.cli.arguments import HelpFormatter, add_label_columns, add_subcommand, add_unlabeled
-from amos_fairseq.data.glue_tasks import TASKS
-from amos_fairseq.prepare import DEFAULT_VOCAB_SIZE, GLUE_BASE_URL, GLUE_BASE_URL_VARIABLE, TEXT_COLUMN
+from amos_fairseq.downstream.classification.glue import GLUE_BASE_URL, GLUE_BASE_URL_VARIABLE
+from amos_fairseq.downstream.classification.glue.tasks import TASKS
 from amos_fairseq.process_settings import root_logger_kept
+from amos_fairseq.text import DEFAULT_VOCAB_SIZE, TEXT_COLUMN
 
 DESCRIPTION = """\
 Convert raw files to what training reads. Each kind has its own --help.
@@ -68,7 +69,12 @@ def with_kind(arguments: Sequence[str], kinds: Sequence[str]) -> list[str]:
 
 def run(arguments: argparse.Namespace) -> None:
     with root_logger_kept():
-        from amos_fairseq.prepare import glue, glue_download, probing, squad, tagging, text
+        from amos_fairseq.downstream.classification.glue import download as glue_download
+        from amos_fairseq.downstream.classification.glue import prepare as glue
+        from amos_fairseq.downstream.squad import prepare as squad
+        from amos_fairseq.downstream.tagging import prepare as tagging
+        from amos_fairseq.probing import prepare as probing
+        from amos_fairseq.text import prepare as text
     from amos_fairseq.terminal import ending_in_one_line
 
     modules = {

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from amos_fairseq.cli import fine_tuning
 from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
-from amos_fairseq.data.official_squad import evaluate, read_null_odds, read_predictions, read_squad
+from amos_fairseq.downstream.squad.official import evaluate, read_null_odds, read_predictions, read_squad
 from amos_fairseq.errors import UserError
 
 if TYPE_CHECKING:
-    from amos_fairseq.finetuning.squad import SquadSettings
+    from amos_fairseq.downstream.squad.command import SquadSettings
 
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package on SQuAD 1.1 or 2.0, whichever the dev file is of: one fairseq-train process per seed,
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         parser.error(f"the following arguments are required: {', '.join(missing)} (or --evaluate)")
     files = fine_tuning.raw_files(arguments)
     import_fairseq(arguments.checkpoint, arguments.subcommand)
-    from amos_fairseq.finetuning.squad import Squad
+    from amos_fairseq.downstream.squad.command import Squad
 
     session = fine_tuning.session_from(arguments, Squad.name)
 
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     if files is None:
         data = Path(arguments.data)
     else:
-        from amos_fairseq.prepare.squad import prepare_squad_inside
+        from amos_fairseq.downstream.squad.prepare import prepare_squad_inside
 
         with fine_tuning.preparing(session, Squad.name) as tokenizer:
             data = prepare_squad_inside(session.out, *files, tokenizer)
@@ -86,8 +86,8 @@ def read_settings(arguments: argparse.Namespace, max_positions: int) -> "SquadSe
     Raises:
         UserError: a length is out of range.
     """
-    from amos_fairseq.data.squad import WindowLimits
-    from amos_fairseq.finetuning.squad import DecodingLimits, SquadSettings
+    from amos_fairseq.downstream.squad.command import DecodingLimits, SquadSettings
+    from amos_fairseq.downstream.squad.dataset import WindowLimits
 
     def given_or(value: Any, default: Any) -> Any:
         return default if value is None else value

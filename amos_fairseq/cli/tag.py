@@ -50,15 +50,15 @@ def run(arguments: argparse.Namespace) -> None:
         if arguments.encoding != "file":
             raise UserError("--encoding is for raw files; --data have that of amos prepare tagging: leave it out")
     import_fairseq(arguments.checkpoint, arguments.subcommand)
-    from amos_fairseq.finetuning.tagging import Tagging
+    from amos_fairseq.downstream.tagging.command import Tagging
 
     session = fine_tuning.session_from(arguments, Tagging.name)
 
     if files is None:
         data = list(map(Path, arguments.data))
     else:
-        from amos_fairseq.finetuning.tagging import check_unlabeled
-        from amos_fairseq.prepare.tagging import Choices, prepare_tagging_inside
+        from amos_fairseq.downstream.tagging.command import check_unlabeled
+        from amos_fairseq.downstream.tagging.prepare import Choices, prepare_tagging_inside
 
         check_unlabeled(session, fine_tuning.TAGGING_VIEWS, arguments.unlabeled)
         with fine_tuning.preparing(session, Tagging.name) as tokenizer:

@@ -70,7 +70,7 @@ class Vocabulary:
         if self.tokenizer_directory is None:
             return
         from amos_fairseq.data.corpus import shard_record  # imports fairseq
-        from amos_fairseq.tokenization import load_tokenizer
+        from amos_fairseq.text.tokenization import load_tokenizer
 
         record = shard_record(self.dictionary_file.parent)
         try:

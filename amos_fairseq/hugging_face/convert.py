@@ -29,8 +29,8 @@ from amos_fairseq.hugging_face.parts import ExportedPart
 from amos_fairseq.models.configuration import MODERN
 from amos_fairseq.modules.encoder import TransformerConfig
 from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
-from amos_fairseq.tokenization.fast_tokenizer import ABSENT
-from amos_fairseq.tokenization.tokenizer import BOS, EOS, PAD
+from amos_fairseq.text.tokenization.fast_tokenizer import ABSENT
+from amos_fairseq.text.tokenization.tokenizer import BOS, EOS, PAD
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

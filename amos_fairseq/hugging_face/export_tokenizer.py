@@ -19,10 +19,10 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face import custom_code
 from amos_fairseq.hugging_face.families import CUSTOM
 from amos_fairseq.special_tokens import MASK_SYMBOL
-from amos_fairseq.tokenization.conversion import SPACE, token_ids
-from amos_fairseq.tokenization.fast_tokenizer import SENTENCEPIECE, FastTokenizer, frame_inputs, row_map
-from amos_fairseq.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
-from amos_fairseq.tokenization.tokenizer import BOS, EOS, PAD, UNK, unspell_piece
+from amos_fairseq.text.tokenization.conversion import SPACE, token_ids
+from amos_fairseq.text.tokenization.fast_tokenizer import SENTENCEPIECE, FastTokenizer, frame_inputs, row_map
+from amos_fairseq.text.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
+from amos_fairseq.text.tokenization.tokenizer import BOS, EOS, PAD, UNK, unspell_piece
 
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 # The role in Hugging Face's tokenizers | fairseq's symbol. Some clients use the cls/sep names, others bos/eos.

@@ -22,8 +22,8 @@ from amos_fairseq.hugging_face.families import CONFIG_FILE, DETECTION_LABELS, Pa
 from amos_fairseq.hugging_face.read_folder import Folder, read_folder, read_folder_tokenizer
 from amos_fairseq.models.configuration import MODERN, MODERN_ARCH, MODERN_SIZES, SIZES
 from amos_fairseq.models.pretraining import PretrainingModel
-from amos_fairseq.tokenization.fast_tokenizer import ABSENT, row_map
-from amos_fairseq.tokenization.tokenizer import embedding_symbols
+from amos_fairseq.text.tokenization.fast_tokenizer import ABSENT, row_map
+from amos_fairseq.text.tokenization.tokenizer import embedding_symbols
 
 _GENERATOR = "generator."  # ELECTRA's second network in our model
 _SHARED_BY_ELECTRA = ("embed_positions.", "embed_token_types.", "embedding_norm.")

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from amos_fairseq.checkpoint_files import read_header
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, import_source, parent_of
-from amos_fairseq.data.glue_tasks import SCORED
-from amos_fairseq.data.labeled_texts import TASK_FILE
-from amos_fairseq.data.tagging import MANIFEST
+from amos_fairseq.downstream.classification.dataset import TASK_FILE
+from amos_fairseq.downstream.classification.glue.tasks import SCORED
+from amos_fairseq.downstream.tagging.dataset import MANIFEST
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face import custom_code
 from amos_fairseq.hugging_face.families import PartKind
@@ -22,7 +22,7 @@ from amos_fairseq.hugging_face.verify import Agreement
 from amos_fairseq.metrics_file import read_records
 from amos_fairseq.modules.bert_encoder import BertEncoderConfig
 from amos_fairseq.strangers import plain_name, read_json
-from amos_fairseq.tokenization.fast_tokenizer import HUGGING_FACE
+from amos_fairseq.text.tokenization.fast_tokenizer import HUGGING_FACE
 from amos_fairseq.versions import version_of
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from torch.nn.functional import linear
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.checkpoints.write import Weights
-from amos_fairseq.data.labeled_texts import TASK_FILE, TASK_FOLDER
-from amos_fairseq.data.tagging import are_labels, read_labels
+from amos_fairseq.downstream.classification.dataset import TASK_FILE, TASK_FOLDER
+from amos_fairseq.downstream.tagging.dataset import are_labels, read_labels
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.families import (
     CUSTOM,

@@ -29,7 +29,7 @@ from amos_fairseq.hugging_face.families import (
     PartKind,
 )
 from amos_fairseq.strangers import finite_number, plain_name, read_json, whole_number
-from amos_fairseq.tokenization.fast_tokenizer import FastTokenizer
+from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -16,12 +16,12 @@ from fairseq.data import ListDataset
 from torch import Tensor
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
-from amos_fairseq.data.labeled_texts import ShortenedTexts, join_texts
+from amos_fairseq.downstream.classification.dataset import ShortenedTexts, join_texts
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face import custom_code
 from amos_fairseq.hugging_face.families import PartKind
 from amos_fairseq.hugging_face.parts import ExportedPart
-from amos_fairseq.tokenization.fast_tokenizer import ABSENT
+from amos_fairseq.text.tokenization.fast_tokenizer import ABSENT
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

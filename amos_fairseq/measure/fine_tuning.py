@@ -25,17 +25,17 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.checkpoints.write import as_flags
-from amos_fairseq.data.labeled_sequences import LabeledSequences
 from amos_fairseq.data.vocabulary import Vocabulary
+from amos_fairseq.downstream.classification.task import TextClassificationTask
+from amos_fairseq.downstream.labeled_sequences import LabeledSequences
+from amos_fairseq.downstream.recipes import Hyperparameters
+from amos_fairseq.downstream.session import MODEL_FIELDS
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.recipes import Hyperparameters
-from amos_fairseq.finetuning.session import MODEL_FIELDS
 from amos_fairseq.measure.configuration import BenchSettings, BenchSetup, set_up, synthetic_dictionary
 from amos_fairseq.measure.fairseq_step import UnsavedTrainer
 from amos_fairseq.measure.hugging_face import network_config
 from amos_fairseq.measure.measurement import MedianAndRange, Progress, describe_machine, synchronize, versions
 from amos_fairseq.models.configuration import MODERN, PaddedVocabulary, transformer_config
-from amos_fairseq.tasks.text_classification import TextClassificationTask
 
 NUM_ROWS = 4000  # of synthetic texts
 # Lengths of synthetic texts, tokens: log-normal, as those of sentences are.

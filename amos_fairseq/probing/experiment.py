@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
+from amos_fairseq.downstream.runs import content_sha256, first_difference
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import csv_text, take_lock, write_text
-from amos_fairseq.finetuning.runs import content_sha256, first_difference
 from amos_fairseq.fingerprint import file_sha256
 from amos_fairseq.probing.features import (
     MIXTURE,

@@ -29,7 +29,7 @@ from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.probing.targets import AnnotatedText
 from amos_fairseq.strangers import read_json
 from amos_fairseq.terminal import progress_bar, say
-from amos_fairseq.tokenization.words import encode_words
+from amos_fairseq.text.tokenization.words import encode_words
 
 PIECES = "pieces"  # the "layer" of token embeddings that are only looked up
 MIXTURE = "mix"  # all layers, mixed by learned weights

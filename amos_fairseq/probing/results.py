@@ -13,8 +13,8 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from amos_fairseq.downstream.runs import read_optional_json, write_json
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.runs import read_optional_json, write_json
 from amos_fairseq.pictures import GREY, RC_PARAMS, depth_colours, draw_grid, legend_label, run_colour, save
 from amos_fairseq.probing.scores import MICRO_F1, SEMEVAL_MACRO_F1
 from amos_fairseq.probing.targets import sorted_tasks

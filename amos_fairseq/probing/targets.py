@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from amos_fairseq.data.text_files import InputFile
 from amos_fairseq.errors import UserError
 from amos_fairseq.fingerprint import file_sha256
 from amos_fairseq.strangers import is_unicode, parse_json, plain_name
+from amos_fairseq.text.text_files import InputFile
 
 SPLITS = ("train", "valid", "test")
 # Tasks in the order of the semantic depth that AMOS "Figure 4" takes from Tenney et al. (2019a); others follow by name.

@@ -17,7 +17,7 @@ from amos_fairseq.models.electric import ElectricModel
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.report.inspection import DepthSample, Inspection, MaskedToken, Prediction, Token, printable
 from amos_fairseq.report.replaced_tokens import forward_of_depth
-from amos_fairseq.tokenization.tokenizer import Tokenizer
+from amos_fairseq.text.tokenization.tokenizer import Tokenizer
 
 
 @torch.no_grad()

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.data.tagging import TASK_PREFIX
+from amos_fairseq.downstream.classification.command import RANDOM
+from amos_fairseq.downstream.summary import format_spread
+from amos_fairseq.downstream.tagging.command import SCORE_NAMES
+from amos_fairseq.downstream.tagging.dataset import TASK_PREFIX
 from amos_fairseq.errors import UserError
-from amos_fairseq.finetuning.classification import RANDOM
-from amos_fairseq.finetuning.summary import format_spread
-from amos_fairseq.finetuning.tagging import SCORE_NAMES
 from amos_fairseq.probing.results import read_probe_results
 from amos_fairseq.report.curves import distinct_names
 from amos_fairseq.report.figures import CostSeries

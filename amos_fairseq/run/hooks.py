@@ -18,7 +18,6 @@ from typing import Any
 from fairseq import checkpoint_utils, options
 from fairseq.distributed import utils as distributed_utils
 from fairseq.logging import progress_bar
-from fairseq.tasks import sentence_prediction as fairseq_sentence_prediction
 from fairseq.trainer import Trainer
 from hydra.core.utils import JobReturn
 from torch import Tensor
@@ -43,7 +42,6 @@ from amos_fairseq.run import (
     progress,
     resume,
     save_dir,
-    sentence_prediction,
     signals,
 )
 from amos_fairseq.setting_checks import check_configuration
@@ -333,8 +331,6 @@ REPLACED = (
     Patch(JobReturn, "return_value", mistakes.report_mistake_of_job),
     Patch(checkpoint_utils, "verify_checkpoint_directory", save_dir.leave_to_claim),
     Patch(signal_handling, "_set_worker_signal_handlers", signals.handle_in_loader_process),
-    Patch(fairseq_sentence_prediction, "maybe_shorten_dataset", sentence_prediction.cut_longer_text_first),
-    Patch(fairseq_sentence_prediction.SentencePredictionTask, "load_dataset", sentence_prediction.check_labeled_texts),
 )
 
 

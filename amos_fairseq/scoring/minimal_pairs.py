@@ -26,13 +26,6 @@ from fairseq.data import data_utils
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.data.corpus import corpus_directories, count_tokens, require_split
-from amos_fairseq.data.text_files import (
-    COMPRESSIONS,
-    InputFile,
-    kind_and_compression,
-    refuse_many_brackets,
-    refuse_other_formats,
-)
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import csv_text, json_text, write_text
 from amos_fairseq.fingerprint import DICTIONARY_FILE
@@ -48,7 +41,14 @@ from amos_fairseq.scoring.pseudo_likelihood import EncodedLine, LineScorer, enco
 from amos_fairseq.scoring.token_scorers import DetectionScorer, build_pair_scorer
 from amos_fairseq.strangers import field, parse_json, plain_name
 from amos_fairseq.tables import Table, format_score
-from amos_fairseq.tokenization.tokenizer import SPECIAL_SYMBOLS, read_dictionary_symbols
+from amos_fairseq.text.text_files import (
+    COMPRESSIONS,
+    InputFile,
+    kind_and_compression,
+    refuse_many_brackets,
+    refuse_other_formats,
+)
+from amos_fairseq.text.tokenization.tokenizer import SPECIAL_SYMBOLS, read_dictionary_symbols
 
 FORMAT = 1
 NO_TERM = "-"

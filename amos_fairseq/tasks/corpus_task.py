@@ -22,7 +22,6 @@ from amos_fairseq.data.block_iterator import (
     similar_lengths,
     whole_updates,
 )
-from amos_fairseq.data.mixed_tasks import MixedTasks
 from amos_fairseq.data.seeding import Purpose, keyed_generator, noise_seed
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.errors import UserError
@@ -182,7 +181,7 @@ class LabeledTask(CorpusTask):
 
     def order_of_epoch(self, dataset: Any, batches_per_update: int, batch_size: int) -> np.ndarray:
         global_batch = batches_per_update * batch_size
-        if isinstance(dataset, MixedTasks):
+        if hasattr(dataset, "whole_updates"):  # the mixture of several tasks
             self.check_update_freq()
             return self.arrange(dataset, dataset.whole_updates(global_batch), global_batch)
         return self.arrange(dataset, super().order_of_epoch(dataset, batches_per_update, batch_size), global_batch)

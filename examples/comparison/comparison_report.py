@@ -14,10 +14,10 @@ from comparison import NAME, Comparison
 from comparison_results import compare_findings, entry_results, ordering
 from runs import num_threads
 
+from amos_fairseq.downstream.classification.glue.benchmark import task_heading
+from amos_fairseq.downstream.recipes import load_recipe
+from amos_fairseq.downstream.runs import write_json
 from amos_fairseq.files import whole_file
-from amos_fairseq.finetuning.glue.benchmark import task_heading
-from amos_fairseq.finetuning.recipes import load_recipe
-from amos_fairseq.finetuning.runs import write_json
 from amos_fairseq.pictures import RC_PARAMS, RUN_COLOURS, RUN_MARKERS, save
 from amos_fairseq.tables import MISSING, Table, format_score
 

@@ -9,10 +9,10 @@ from typing import Any
 from budgets import SHARES, Cost, share_name, update_at
 from runs import FineTuning, Pretraining
 
-from amos_fairseq.data.glue_tasks import AVERAGED
-from amos_fairseq.finetuning.glue.benchmark import average
-from amos_fairseq.finetuning.runs import RunResult
-from amos_fairseq.finetuning.summary import TaskSummary, spread_of, summarize
+from amos_fairseq.downstream.classification.glue.benchmark import average
+from amos_fairseq.downstream.classification.glue.tasks import AVERAGED
+from amos_fairseq.downstream.runs import RunResult
+from amos_fairseq.downstream.summary import TaskSummary, spread_of, summarize
 
 AGREES, DISAGREES, UNDECIDED = "agrees", "disagrees", "within the spread"
 

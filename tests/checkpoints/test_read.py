@@ -8,7 +8,7 @@ from saved_models import write_checkpoint, write_save_dir
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.errors import UserError
-from amos_fairseq.tokenization.fast_tokenizer import FastTokenizer
+from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer
 
 
 @pytest.fixture

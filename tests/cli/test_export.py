@@ -20,7 +20,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_folder
 from amos_fairseq.hugging_face import export as export_module
 from amos_fairseq.hugging_face.export import check_output_folder, export
-from amos_fairseq.tokenization.fast_tokenizer import FastTokenizer
+from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer
 
 FILES = {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 METRICS = [

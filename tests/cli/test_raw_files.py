@@ -15,7 +15,7 @@ from synthetic_tagging import make_sentences, prepare_tagging, write_columns, wr
 
 from amos_fairseq.cli import fine_tuning
 from amos_fairseq.cli.main import main
-from amos_fairseq.finetuning.benchmark import Benchmark
+from amos_fairseq.downstream.benchmark import Benchmark
 from amos_fairseq.probing import experiment
 from amos_fairseq.probing.results import read_probe_results
 

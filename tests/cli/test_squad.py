@@ -10,8 +10,8 @@ from synthetic_squad import make_squad, prepare_squad, untrained_checkpoint, wit
 
 from amos_fairseq.cli import squad
 from amos_fairseq.cli.main import build_parser, main
-from amos_fairseq.finetuning.session import open_session
-from amos_fairseq.finetuning.squad import Squad, SquadSettings
+from amos_fairseq.downstream.session import open_session
+from amos_fairseq.downstream.squad.command import Squad, SquadSettings
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import time
 import pytest
 from runs import limited_runner
 
-from amos_fairseq.finetuning.benchmark import Stopped
-from amos_fairseq.finetuning.training import RunFailed
+from amos_fairseq.downstream.benchmark import Stopped
+from amos_fairseq.downstream.training import RunFailed
 
 # Runs until SIGTERM, then saves and exits with 75, as a training of this package.
 PROGRAM = """

@@ -16,23 +16,23 @@ from small_models import small_dictionary
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 import amos_fairseq
-from amos_fairseq.criterions.dependency_parsing import DependencyParsingCriterion
-from amos_fairseq.criterions.multi_task import MultiTaskCriterion
-from amos_fairseq.criterions.sequence_tagging import SequenceTaggingCriterion
-from amos_fairseq.criterions.squad import SquadCriterion
-from amos_fairseq.criterions.text_classification import TextClassificationCriterion
-from amos_fairseq.data.tagging import NO_LABEL
 from amos_fairseq.data.vocabulary import Vocabulary
+from amos_fairseq.downstream.classification.criterion import TextClassificationCriterion
+from amos_fairseq.downstream.classification.task import TextClassificationConfig, TextClassificationTask
+from amos_fairseq.downstream.multi_task.criterion import MultiTaskCriterion
+from amos_fairseq.downstream.multi_task.task import MultiTask, MultiTaskConfig, TextTask
+from amos_fairseq.downstream.parsing.criterion import DependencyParsingCriterion
+from amos_fairseq.downstream.parsing.task import DependencyParsingConfig, DependencyParsingTask
+from amos_fairseq.downstream.squad.criterion import SquadCriterion
+from amos_fairseq.downstream.squad.task import SquadConfig, SquadTask
+from amos_fairseq.downstream.tagging.criterion import SequenceTaggingCriterion
+from amos_fairseq.downstream.tagging.dataset import NO_LABEL
+from amos_fairseq.downstream.tagging.task import Column, SequenceTaggingConfig, SequenceTaggingTask
 from amos_fairseq.measure.configuration import BenchSettings, set_up
 from amos_fairseq.measure.fairseq_step import UnsavedTrainer
 from amos_fairseq.measure.fake_cuda import FakeCuda, fake_cuda, replace_tensors
 from amos_fairseq.models.fine_tuning import TREES
 from amos_fairseq.modules.cross_views import PARSING_VIEWS, TAGGING_VIEWS, WORD_DROPOUT
-from amos_fairseq.tasks.dependency_parsing import DependencyParsingConfig, DependencyParsingTask
-from amos_fairseq.tasks.multi_task import MultiTask, MultiTaskConfig, TextTask
-from amos_fairseq.tasks.sequence_tagging import Column, SequenceTaggingConfig, SequenceTaggingTask
-from amos_fairseq.tasks.squad import SquadConfig, SquadTask
-from amos_fairseq.tasks.text_classification import TextClassificationConfig, TextClassificationTask
 
 NUM_CLASSES = 3
 

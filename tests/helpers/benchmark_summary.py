@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
-from amos_fairseq.finetuning.run_benchmark import save_results
-from amos_fairseq.finetuning.runs import RunResult
-from amos_fairseq.finetuning.summary import summarize
-from amos_fairseq.finetuning.tagging import Tagging
+from amos_fairseq.downstream.run_benchmark import save_results
+from amos_fairseq.downstream.runs import RunResult
+from amos_fairseq.downstream.summary import summarize
+from amos_fairseq.downstream.tagging.command import Tagging
 
 
 def write_summary(folder: Path, updates: int, run: Path, from_scratch: bool = False, **scores: float) -> str:

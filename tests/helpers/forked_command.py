@@ -182,11 +182,11 @@ def run_main(
     Args:
         in_new_processes: start each training in a new process instead.
     """
-    from amos_fairseq.finetuning import training
+    from amos_fairseq.downstream import training
 
     out, err, code = io.StringIO(), io.StringIO(), 0
     server = SimpleNamespace(start=training.start_process) if in_new_processes else _training_server()
-    shared = mock.patch("amos_fairseq.finetuning.runner.training_server", return_value=nullcontext(server))
+    shared = mock.patch("amos_fairseq.downstream.runner.training_server", return_value=nullcontext(server))
     with shared, redirect_stdout(out), redirect_stderr(err):
         try:
             code = main([str(argument) for argument in arguments]) or 0
@@ -198,7 +198,7 @@ def run_main(
 @cache
 def _training_server() -> Any:
     """The process that forks the trainings of all commands; it ends with this process."""
-    from amos_fairseq.finetuning.training import training_server
+    from amos_fairseq.downstream.training import training_server
 
     with mock.patch.dict(os.environ, environment(), clear=True):
         return training_server(["cpu"], Event())

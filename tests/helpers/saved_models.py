@@ -22,9 +22,9 @@ from amos_fairseq.models.electric import ElectricConfig, ElectricModel
 from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.models.teams import TeamsConfig, TeamsModel
-from amos_fairseq.tokenization import Tokenizer
-from amos_fairseq.tokenization.conversion import from_sentencepiece, sentencepiece_rules
-from amos_fairseq.tokenization.fast_tokenizer import FastTokenizer
+from amos_fairseq.text.tokenization import Tokenizer
+from amos_fairseq.text.tokenization.conversion import from_sentencepiece, sentencepiece_rules
+from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer
 
 TEXT = "the quick brown fox jumps over the lazy dog & <script>alert(1)</script>\nthe end"
 CORPUS = [TEXT, "a lazy fox and a quick dog", "jumps over the end of the brown dog"]

@@ -15,8 +15,8 @@ from fairseq.data.indexed_dataset import MMapIndexedDataset
 from omegaconf import OmegaConf
 
 from amos_fairseq.tasks.text_pretraining import TextPretrainingConfig, TextPretrainingTask
-from amos_fairseq.tokenization import load_tokenizer
-from amos_fairseq.tokenization.fast_tokenizer import FastTokenizer
+from amos_fairseq.text.tokenization import load_tokenizer
+from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer
 
 Document = tuple[str, ...]
 TOKENS_PER_SAMPLE = 16

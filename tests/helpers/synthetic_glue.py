@@ -11,9 +11,9 @@ from fairseq.data import Dictionary, data_utils
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 from saved_models import small_tokenizer, write_checkpoint
 
-from amos_fairseq.finetuning.session import Session, open_session
-from amos_fairseq.prepare.vocabulary import learn_tokenizer
-from amos_fairseq.tokenization import Tokenizer, load_tokenizer
+from amos_fairseq.downstream.session import Session, open_session
+from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
+from amos_fairseq.text.vocabulary import learn_tokenizer
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "end", "a", "and", "of"]
 INFERENCE = ("entailment", "neutral", "contradiction")

@@ -8,8 +8,8 @@ from typing import Any
 from preparing import prepare
 
 from amos_fairseq.checkpoints.write import Imported, build_model, configuration, write
-from amos_fairseq.prepare.vocabulary import learn_tokenizer
-from amos_fairseq.tokenization import Tokenizer, load_tokenizer
+from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
+from amos_fairseq.text.vocabulary import learn_tokenizer
 
 SYLLABLES = ["ba", "ke", "li", "mo", "nu", "ta", "re", "sí", "on", "ﬁ"]
 COLOURS = ["red", "deep blue", "green", "grey (dark)", "1910s", "snow☃white", "the black", "中国"]

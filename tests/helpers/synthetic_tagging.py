@@ -5,7 +5,7 @@ from pathlib import Path
 
 from preparing import prepare
 
-from amos_fairseq.prepare.vocabulary import learn_tokenizer
+from amos_fairseq.text.vocabulary import learn_tokenizer
 
 NAMES = ["Anna", "ﬁona", "Łukasz", "New", "York", "São"]
 OTHERS = {"sees": "VERB", "the": "DET", "(grey)": "ADJ", "house": "NOUN", ",": "PUNCT", "3.5%": "NUM", "and": "CCONJ"}

@@ -9,7 +9,7 @@ from typing import Any
 import sentencepiece
 from fairseq.data import Dictionary
 
-from amos_fairseq.tokenization import Tokenizer
+from amos_fairseq.text.tokenization import Tokenizer
 
 HOSTILE = [
     "",

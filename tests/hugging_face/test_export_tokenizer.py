@@ -11,8 +11,8 @@ from tokenizers import Tokenizer as Library
 from tokenizers import models, pre_tokenizers, trainers
 
 from amos_fairseq.hugging_face.export_tokenizer import exported_tokenizer, with_padding_at_1
-from amos_fairseq.tokenization import load_tokenizer
-from amos_fairseq.tokenization.fast_tokenizer import row_map
+from amos_fairseq.text.tokenization import load_tokenizer
+from amos_fairseq.text.tokenization.fast_tokenizer import row_map
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])

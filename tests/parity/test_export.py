@@ -17,7 +17,7 @@ from torch.nn.functional import linear
 import amos_fairseq
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
 from amos_fairseq.cli.main import main
-from amos_fairseq.tokenization import load_tokenizer
+from amos_fairseq.text.tokenization import load_tokenizer
 
 
 def exported(tmp_path: Path, settings: dict, *flags: str, check: bool = False) -> tuple[LoadedCheckpoint, Path, dict]:

@@ -18,7 +18,7 @@ from tokenizer_text import SPLIT_LINES, train_bpe
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
-from amos_fairseq.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
+from amos_fairseq.text.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
 
 TEXTS = ["the quick brown fox, 14 lazy dogs!", "it jumps", ""]
 # Quotation marks, and punctuation that the released tokenizer splits off.

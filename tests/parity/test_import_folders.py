@@ -16,8 +16,8 @@ from tokenizers.processors import TemplateProcessing
 import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.cli.main import main
-from amos_fairseq.tokenization import load_tokenizer
-from amos_fairseq.tokenization.fast_tokenizer import row_map
+from amos_fairseq.text.tokenization import load_tokenizer
+from amos_fairseq.text.tokenization.fast_tokenizer import row_map
 
 TEXTS = ["the quick brown fox, 14 lazy dogs!", "it jumps", "fox"]
 PAIRS = [("fox", "it jumps"), ("the lazy dogs", "fox"), ("number 7", "doesn't it jump? " * 9), ("it", "it")]

@@ -13,7 +13,7 @@ from torch import Tensor
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint, read_state
 from amos_fairseq.checkpoints.write import NEVER_PREDICTED
 from amos_fairseq.cli.main import main
-from amos_fairseq.tokenization.fast_tokenizer import row_map
+from amos_fairseq.text.tokenization.fast_tokenizer import row_map
 
 TEXTS = ["the quick brown fox, 14 lazy dogs!", "it jumps over the fox"]
 CLASSES = {"mpnet": "MPNetForMaskedLM", "bert": "BertForMaskedLM", "roberta": "RobertaForMaskedLM"}

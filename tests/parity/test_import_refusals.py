@@ -16,8 +16,8 @@ from hugging_face_folders import write_electra, write_model, write_tokenizer
 from safetensors.torch import load_file, save_file
 
 from amos_fairseq.cli.main import main
-from amos_fairseq.tokenization import load_tokenizer
-from amos_fairseq.tokenization.fast_tokenizer import ABSENT, row_map
+from amos_fairseq.text.tokenization import load_tokenizer
+from amos_fairseq.text.tokenization.fast_tokenizer import ABSENT, row_map
 
 TINY = ("--arch", "amos_tiny")
 

@@ -23,7 +23,7 @@ from synthetic_squad import untrained_checkpoint
 
 from amos_fairseq.checkpoints.read import read_state
 from amos_fairseq.cli.main import main
-from amos_fairseq.prepare.vocabulary import learn_tokenizer
+from amos_fairseq.text.vocabulary import learn_tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -91,7 +91,7 @@ def classify(place: Path, out: str, *flags: object) -> str:
 
 def label(results: Path, table: Path, out: Path) -> None:
     """In several parts of the table."""
-    with mock.patch("amos_fairseq.finetuning.labeling.ROWS_AT_ONCE", 17):
+    with mock.patch("amos_fairseq.downstream.labeling.ROWS_AT_ONCE", 17):
         main(["classify", "--checkpoint", str(results), "--predict", str(table), "--out", str(out), "--cpu"])
 
 

@@ -13,8 +13,8 @@ from synthetic_squad import untrained_checkpoint
 import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
-from amos_fairseq.data.word_files import read_conllu
-from amos_fairseq.prepare.vocabulary import learn_tokenizer
+from amos_fairseq.downstream.word_files import read_conllu
+from amos_fairseq.text.vocabulary import learn_tokenizer
 
 pytestmark = pytest.mark.slow
 

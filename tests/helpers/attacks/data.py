@@ -14,7 +14,7 @@ from saved_models import write_run
 from synthetic_tagging import prepare_tagging
 
 from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.data.tagging import TaggedSentences
+from amos_fairseq.downstream.tagging.dataset import TaggedSentences
 from amos_fairseq.errors import UserError
 from amos_fairseq.probing.features import encode_split, parts_of, stored_features
 from amos_fairseq.probing.targets import AnnotatedText

@@ -18,7 +18,7 @@ from interrupted_run import RUN, checkpoint
 from safetensors.torch import load_file, save_file
 
 from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.tokenization.fast_tokenizer import ABSENT, row_map
+from amos_fairseq.text.tokenization.fast_tokenizer import ABSENT, row_map
 from attacks.commands import Place, amos_harm, command_harm, run_amos, run_command
 from attacks.damage import HOSTILE_VALUES, attack_json, damage, replace
 from attacks.runs import FLAGS

@@ -16,7 +16,7 @@ from forked_command import ForkedCommand
 from interrupted_run import BackgroundRun, assert_same_run, checkpoint, flags_command, run_to_end
 from waiting import has_ended
 
-from amos_fairseq.finetuning.training import PROCESS_FILE
+from amos_fairseq.downstream.training import PROCESS_FILE
 from amos_fairseq.python_process import SECONDS_TO_SAVE
 from attacks.commands import Place, amos_harm, amos_script, command_harm, run_command
 from attacks.damage import damage

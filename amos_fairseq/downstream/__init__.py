@@ -1,0 +1,1 @@
+"""Tasks with labels: one folder a task, and what they share: the encoder with a head, runs, results and their table."""

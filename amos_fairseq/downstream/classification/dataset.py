@@ -1,0 +1,255 @@
+"""Rows of one or two texts with a label: ``<s> A </s>`` or ``<s> A </s> B </s>``, cut to the model's length.
+
+With ``--separator-token 2`` a second ``</s>`` precedes B: ``<s> A </s> </s> B </s>``.
+
+``amos prepare glue`` and ``amos classify`` write a directory for each task:
+
+task.json                                       its name, kind of label, labels, sources, counts
+input0/SPLIT.{bin,idx}  input1/...              the first and, for pairs, the second text of each row; ``dict.txt``
+label/SPLIT.{bin,idx}                           classes: one class a line; labels: any number of labels a line
+label/SPLIT.label                               number: as text, one a line
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from fairseq.data import BaseWrapperDataset, ConcatSentencesDataset, Dictionary, FairseqDataset, PrependTokenDataset
+from torch import Tensor
+
+from amos_fairseq.data.corpus import check_prepared, open_lines, require_split
+from amos_fairseq.data.seeding import Purpose, keyed_generator
+from amos_fairseq.downstream.classification.glue.tasks import TASK_FILE
+from amos_fairseq.downstream.labeled_sequences import LabeledSequences
+from amos_fairseq.downstream.tagging.dataset import are_labels
+from amos_fairseq.errors import UserError
+from amos_fairseq.strangers import field, finite_number, plain_name, read_json, read_text, whole_number
+from amos_fairseq.text.tokenization.truncation import kept_lengths
+
+# What a label is: one class of several, any number of labels, or a number (a regression).
+KINDS = ("classes", "labels", "number")
+# A class of the dev set that the training set lacks. It is no class of a model, so that every prediction is wrong.
+UNKNOWN_CLASS = -1
+PREPARE_AGAIN = "prepare the data again"
+TASK_FOLDER = "tasks"  # beside a checkpoint of several tasks: a folder for each, with its task.json
+_SPLIT = re.compile(r"(train|valid|test)\d*")  # a part of the names of files
+
+
+def read_task_record(directory: Path, hint: str) -> dict[str, Any]:
+    """Read ``task.json``.
+
+    Args:
+        hint: how to write the directory, for the message where it has no such file.
+
+    Raises:
+        UserError: the file is missing, or was not written by this package.
+    """
+    path = directory / TASK_FILE
+    record = read_json(path, PREPARE_AGAIN, optional=True)
+    if record is None:
+        raise UserError(f"{directory} holds no prepared data: {hint}")
+    try:
+        check_task_record(record)
+    except (ValueError, KeyError, TypeError) as error:
+        reason = error if isinstance(error, ValueError) else type(error).__name__
+        raise UserError(f"{path} was not written by amos prepare ({reason}): {PREPARE_AGAIN}") from error
+    return record
+
+
+def check_task_record(record: dict[str, Any]) -> None:
+    """Raise ``ValueError``, ``KeyError`` or ``TypeError`` unless ``task.json`` has what this package reads of it."""
+    task, kind, labels = (field(record, name, kind) for name, kind in (("task", str), ("kind", str), ("labels", list)))
+    plain_name(task, 100)
+    if labels and not are_labels(labels):
+        raise ValueError(f"the labels of {task} are not different names")
+    if (
+        kind not in KINDS
+        or (kind == "number") == bool(labels)
+        or whole_number(record["num_classes"]) != max(1, len(labels))
+    ):
+        raise ValueError("kind, labels and num_classes contradict each other")
+    if kind == "number":
+        finite_number(record.get("mean", 0.0))
+        if not finite_number(record.get("deviation", 1.0)) > 0:
+            raise ValueError("the deviation is not above 0")
+    for note in field({"notes": []} | record, "notes", list):
+        plain_name(note, 10_000)
+    for split, facts in field(record, "splits", dict).items():
+        if not _SPLIT.fullmatch(split):
+            raise ValueError(f"{split!r:.60} is no split")
+        whole_number(facts["rows"])
+        whole_number(facts.get("source_rows", 0))
+        whole_number(facts.get("broken", 0))
+        plain_name(facts.get("source", split))
+
+
+def read_targets(directory: Path, split: str, record: dict[str, Any]) -> np.ndarray:
+    """Return the labels of a split: classes [N] int64, ``UNKNOWN_CLASS`` where the training set lacks the class; labels
+    [N, num_labels] bool; numbers [N] float64.
+
+    Raises:
+        UserError: the files are missing or damaged.
+    """
+    path, num_labels = directory / "label" / split, len(record["labels"])
+    if record["kind"] == "number":
+        file = path.with_suffix(".label")
+        try:
+            return np.array([finite_number(float(line)) for line in read_text(file, PREPARE_AGAIN).split()])
+        except ValueError as error:
+            raise UserError(f"{file} is damaged ({error}): {PREPARE_AGAIN}") from error
+    lines = open_lines(str(path), PREPARE_AGAIN)
+    # Each line ends with </s>.
+    flat, sizes = np.frombuffer(lines._bin_buffer, dtype=lines._index.dtype), lines.sizes.astype(np.int64)
+    ids = np.delete(flat.astype(np.int64), np.cumsum(sizes) - 1) - Dictionary().nspecial
+    of_classes = record["kind"] == "classes"
+    if (of_classes and (sizes != 2).any()) or not ((ids >= UNKNOWN_CLASS) & (ids < num_labels)).all():
+        raise UserError(f"{path}.bin is damaged (it has other labels than {TASK_FILE}): {PREPARE_AGAIN}")
+    if of_classes:
+        return ids
+    targets, known = np.zeros((len(lines), num_labels), dtype=bool), ids != UNKNOWN_CLASS
+    targets[np.repeat(np.arange(len(lines)), sizes - 1)[known], ids[known]] = True
+    return targets
+
+
+def check_texts(directory: Path, split: str) -> None:
+    """Check the files of a split without decoding them; raise :class:`UserError` if one is damaged."""
+    check_prepared(directory, TASK_FILE, split)
+    for path in sorted(directory.glob("*/*.idx")):
+        if path.stem == split:
+            require_split(str(path.with_suffix("")))
+
+
+def join_texts(texts: list[FairseqDataset], bos: int, separator: int | None) -> FairseqDataset:
+    """Join the texts of each row as ``sentence_prediction`` does.
+
+    Args:
+        texts: one or two datasets of rows that end in ``</s>``.
+        bos: value of ``--init-token``.
+        separator: value of ``--separator-token``; None for no additional token before the second text.
+    """
+    first, *second = texts
+    first = PrependTokenDataset(first, bos)
+    if not second:
+        return first
+    return ConcatSentencesDataset(first, second[0] if separator is None else PrependTokenDataset(second[0], separator))
+
+
+class ShortenedTexts(BaseWrapperDataset):
+    """Rows of one or two texts, cut to ``max_tokens`` by :func:`kept_lengths`; all special tokens remain.
+
+    Args:
+        rows: as :func:`join_texts`, or the task itself, joins them.
+        max_tokens: longest input of the model.
+
+    Raises:
+        UserError: ``max_tokens`` leaves no room for a token of each text.
+    """
+
+    def __init__(self, rows: FairseqDataset, max_tokens: int) -> None:
+        super().__init__(rows)
+        self._texts = rows.datasets if isinstance(rows, ConcatSentencesDataset) else [rows]
+        self._starts = [int(isinstance(text, PrependTokenDataset)) for text in self._texts]
+        self._room = max_tokens - sum(self._starts) - len(self._texts)
+        if self._room < len(self._texts):
+            raise UserError(f"--max-positions {max_tokens} leaves no room for text beside the special tokens: raise it")
+        self.max_tokens = max_tokens
+
+    @property
+    def is_cut(self) -> np.ndarray:
+        """Whether each row is longer than ``max_tokens``: [N] bool."""
+        return self.dataset.sizes > self.max_tokens
+
+    @property
+    def num_cut(self) -> int:
+        """Number of rows that are longer than ``max_tokens``."""
+        return int(np.count_nonzero(self.is_cut))
+
+    @property
+    def sizes(self) -> np.ndarray:
+        return np.minimum(self.dataset.sizes, self.max_tokens)
+
+    def __getitem__(self, index: int) -> Tensor:
+        """Return one row: [L] int64."""
+        texts = [text[index] for text in self._texts]
+        lengths = [len(text) - start - 1 for text, start in zip(texts, self._starts, strict=True)]
+        kept = kept_lengths(lengths, self._room)
+        parts = zip(texts, self._starts, kept, strict=True)
+        return torch.cat([part for text, start, length in parts for part in (text[: start + length], text[-1:])])
+
+
+def chosen_rows(num_rows: int, most: int | None) -> np.ndarray:
+    """Return the rows that ``--max-rows`` keeps: [N] int64, ascending; all of them for None.
+
+    They depend on the two numbers alone, so that models with other seeds and tokenizers train on the same rows.
+    """
+    if most is None or num_rows <= most:
+        return np.arange(num_rows)
+    return np.sort(keyed_generator(Purpose.TRAINING_ROWS, 0, 0, 0).permutation(num_rows)[:most])
+
+
+class LabeledTexts(LabeledSequences):
+    """The rows of a split with their labels, cut to ``max_tokens``.
+
+    Args:
+        record: content of ``task.json``.
+        max_tokens: longest input of the model.
+        separator: value of ``--separator-token``.
+        max_rows: keep as many rows, see :func:`chosen_rows`; None for all.
+        teacher: predictions of another model for these rows, [N, outputs]: probabilities of the classes or labels, or a
+            number in the unit of the label.
+
+    Attributes:
+        targets: those of the rows that are kept, see :func:`read_targets`.
+        num_cut: number of rows that are longer than ``max_tokens``.
+
+    Raises:
+        UserError: a file is missing or damaged, or ``max_tokens`` leaves no room for a token of each text.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        split: str,
+        record: dict[str, Any],
+        dictionary: Dictionary,
+        max_tokens: int,
+        separator: int | None = None,
+        seed: int = 0,
+        training: bool = False,
+        max_rows: int | None = None,
+        teacher: np.ndarray | None = None,
+    ) -> None:
+        super().__init__(directory, split, dictionary, seed, training)
+        check_texts(directory, split)
+        inputs = [directory / name for name in ("input0", "input1") if (directory / name).is_dir()]
+        texts = [open_lines(str(path / split), PREPARE_AGAIN) for path in inputs]
+        self.targets = read_targets(directory, split, record)
+        if not texts or any(len(text) != len(self.targets) for text in texts):
+            raise UserError(f"{self.source}: the files of texts and labels do not belong together; {PREPARE_AGAIN}")
+        self._rows = ShortenedTexts(join_texts(texts, self.bos, separator), max_tokens)
+        self._chosen = chosen_rows(len(self.targets), max_rows)
+        self.targets, self.sizes = self.targets[self._chosen], self._rows.sizes[self._chosen]
+        self.num_cut, self.max_tokens = int(np.count_nonzero(self._rows.is_cut[self._chosen])), max_tokens
+        self._target_tensor = torch.from_numpy(self.targets)
+        self._teacher_tensor = None if teacher is None else torch.from_numpy(teacher)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Return ``id`` int and ``tokens`` LongTensor [L]."""
+        index = int(index)
+        return {"id": index, "tokens": self._rows[self._chosen[index]]}
+
+    def add_labels(self, batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
+        """Add :meth:`labels_of` the rows, and ``num_rows``, a Python int."""
+        batch |= self.labels_of(batch["id"]) | {"num_rows": len(self)}
+
+    def labels_of(self, rows: Tensor) -> dict[str, Tensor]:
+        """Return ``target``: classes [B] int64, labels [B, num_labels] bool, or numbers [B] float64; with a teacher also
+        ``teacher``, [B, outputs] float64. ``rows``: [B] int64.
+
+        With ``--fp16`` or ``--bf16`` fairseq converts every float32 tensor of a batch.
+        """
+        labels = {"target": self._target_tensor[rows]}
+        return labels if self._teacher_tensor is None else labels | {"teacher": self._teacher_tensor[rows].double()}

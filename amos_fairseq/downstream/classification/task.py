@@ -1,0 +1,196 @@
+"""Fine-tuning on texts, or pairs of texts, with a class, several labels, or a number."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+from fairseq.data import Dictionary
+from fairseq.tasks import register_task
+from omegaconf import II, MISSING
+
+from amos_fairseq.data.vocabulary import Vocabulary
+from amos_fairseq.downstream.classification.dataset import LabeledTexts, chosen_rows, read_targets, read_task_record
+from amos_fairseq.errors import UserError
+from amos_fairseq.fingerprint import TOKENIZER_DIRECTORY
+from amos_fairseq.models.fine_tuning import TEXT_HEAD, FineTunedModel
+from amos_fairseq.strangers import finite_number
+from amos_fairseq.tasks.corpus_task import LabeledTask, LabeledTaskConfig, prepared_directory
+
+logger = logging.getLogger(__name__)
+ANNEALED = "annealed"
+
+
+@dataclass
+class TextClassificationConfig(LabeledTaskConfig):
+    data: str = field(
+        default=MISSING, metadata={"help": "directory with task.json, of amos classify or amos prepare glue"}
+    )
+    tokens_per_text: int = field(
+        default=512,
+        metadata={
+            "range": "1 or more",
+            "help": "tokens of a row with special tokens; longer ones are cut, of a pair the longer text first",
+        },
+    )
+    separator_token: Optional[int] = field(  # noqa: UP045
+        default=None,
+        metadata={"help": "2 for a second </s> between the texts of a pair (default: one </s>)"},
+    )
+    max_rows: Optional[int] = field(  # noqa: UP045
+        default=None,
+        metadata={"range": "1 or more", "help": "train on as many rows of a task, chosen at random (default: all)"},
+    )
+    teacher: Optional[str] = field(  # noqa: UP045
+        default=None,
+        metadata={"help": "predictions of a teacher that train too: .npy, float32, [rows, outputs] in one dimension"},
+    )
+    gold_weight: str = field(
+        default=ANNEALED,
+        metadata={
+            "help": "weight of the labels beside those of the teacher: a number from 0 to 1, or annealed: it rises from 0 to 1 "
+            "until --max-update (thesis 3.2.2)"
+        },
+    )
+    max_update: int = II("optimization.max_update")
+
+
+@register_task("text_classification", dataclass=TextClassificationConfig)
+class TextClassificationTask(LabeledTask):
+    """Every row is an example; rows beyond the model's length are cut and counted."""
+
+    cfg: TextClassificationConfig
+    length = "tokens_per_text"
+    head_for = "texts"
+
+    def __init__(self, cfg: Any, vocabulary: Vocabulary, dictionary: Any, record: dict[str, Any]) -> None:
+        super().__init__(cfg, vocabulary, dictionary)
+        self.record = record
+        self.fixed_gold_weight = parse_gold_weight(cfg)
+
+    @classmethod
+    def setup_task(cls, cfg: TextClassificationConfig, **kwargs: Any) -> "TextClassificationTask":
+        """Read vocabulary and ``task.json``; raise :class:`UserError` for a directory or settings that cannot be used."""
+        directory = prepared_directory(cfg, "glue")
+        record = read_task_record(directory, "give a directory with task.json, of amos classify or amos prepare glue")
+        return cls(cfg, *vocabulary_of([directory], cfg.separator_token), record)
+
+    def add_head(self, model: FineTunedModel) -> None:
+        scale = None
+        if "deviation" in self.record:
+            scale = self.record["mean"], self.record["deviation"]
+        model.register_classification_head(TEXT_HEAD, self.record["num_classes"], scale)
+        model.head_of_task = {self.record["task"]: TEXT_HEAD}
+
+    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
+        """Load the rows of ``split``; raise :class:`UserError` if its files are missing."""
+        directory, training, teacher = Path(self.cfg.data), split == self.cfg.train_subset, None
+        if training and self.cfg.teacher is not None:
+            shape = self.number_of_rows(directory, split, self.record), self.record["num_classes"]
+            teacher = read_teacher(Path(self.cfg.teacher), (shape[0] * shape[1],)).reshape(shape)
+        self.datasets[split] = self.rows_of(directory, split, self.record, training, teacher)
+
+    def number_of_rows(self, directory: Path, split: str, record: dict[str, Any]) -> int:
+        """Return how many rows of a prepared directory train."""
+        return len(chosen_rows(len(read_targets(directory, split, record)), self.cfg.max_rows))
+
+    def rows_of(
+        self, directory: Path, split: str, record: dict[str, Any], training: bool, teacher: np.ndarray | None
+    ) -> LabeledTexts:
+        """Return the rows of a prepared directory, of which the log has a line."""
+        rows = LabeledTexts(
+            directory,
+            split,
+            record,
+            self.dictionary,
+            self.cfg.tokens_per_text,
+            self.cfg.separator_token,
+            seed=self.cfg.seed,
+            training=training,
+            max_rows=self.cfg.max_rows if training else None,
+            teacher=teacher,
+        )
+        cut = f"; {rows.num_cut:,} of more than {rows.max_tokens} tokens are cut" if rows.num_cut else ""
+        logger.info(f"{rows.source}: {len(rows):,} rows{cut}")
+        return rows
+
+    def gold_weight(self, update: int) -> float:
+        """Return lambda of the update after ``update`` others: the fixed one, or ``update / max_update``."""
+        return update / self.cfg.max_update if self.fixed_gold_weight is None else self.fixed_gold_weight
+
+    def train_step(
+        self,
+        sample: dict[str, Any],
+        model: Any,
+        criterion: Any,
+        optimizer: Any,
+        update_num: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[Any, int, dict[str, Any]]:
+        """Tell the criterion the weight of the labels, a function of the update alone, so that a resume is exact."""
+        criterion.gold_weight = self.gold_weight(update_num)
+        return super().train_step(sample, model, criterion, optimizer, update_num, *args, **kwargs)
+
+
+def vocabulary_of(directories: Sequence[Path], separator: int | None) -> tuple[Vocabulary, Dictionary]:
+    """Return the vocabulary of prepared directories, and its dictionary; GLUE's tasks share a tokenizer in the folder above.
+
+    Raises:
+        UserError: their dictionaries differ, or ``separator``, that of the settings, is no ``</s>``.
+    """
+    first = directories[0]
+    tokenizers = [folder / TOKENIZER_DIRECTORY for folder in (first, first.absolute().parent)]
+    tokenizer = next((str(folder) for folder in tokenizers if folder.is_dir()), None)
+    vocabulary = Vocabulary.of_corpus([directory / "input0" for directory in directories], tokenizer)
+    dictionary = vocabulary.load_dictionary()
+    if separator not in (None, dictionary.eos()):
+        raise UserError(f"--separator-token {separator} is not </s>: give {dictionary.eos()}, or leave it out")
+    return vocabulary, dictionary
+
+
+def parse_gold_weight(cfg: TextClassificationConfig) -> float | None:
+    """Return the fixed lambda of these settings; None for an annealed one.
+
+    Raises:
+        UserError: it is no such number, or the annealing has no end.
+    """
+    if cfg.teacher is None:
+        if cfg.gold_weight != ANNEALED:
+            raise UserError(
+                f"--gold-weight {cfg.gold_weight} has no effect without a teacher: give --teacher, or leave it out"
+            )
+        return 1.0
+    if cfg.gold_weight == ANNEALED:
+        if cfg.max_update <= 0:
+            raise UserError(
+                "the weight of the labels rises from 0 to 1 until --max-update: give that, or a --gold-weight"
+            )
+        return None
+    return gold_weight_of(cfg.gold_weight)
+
+
+def gold_weight_of(text: str) -> float:
+    """Return a fixed lambda; raise :class:`UserError` unless ``text`` is a number from 0 to 1."""
+    try:
+        return finite_number(float(text), 0, 1)
+    except ValueError as error:
+        raise UserError(f"--gold-weight {text}: give {ANNEALED}, or a number from 0 to 1") from error
+
+
+def read_teacher(path: Path, shape: tuple[int]) -> np.ndarray:
+    """Return the predictions of a teacher; raise :class:`UserError` unless the file is such an array of ``shape``."""
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)  # which compares the file's size with its shape
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"{path} is no array of numpy ({error}): give the predictions of a teacher as .npy") from error
+    if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype != np.float32:
+        found = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else "several arrays"
+        raise UserError(
+            f"{path} has {found}, these rows need float32 {list(shape)}: give the predictions for these rows"
+        )
+    if not np.isfinite(array).all():
+        raise UserError(f"{path} has values that are not finite numbers: give other predictions")
+    return np.array(array)

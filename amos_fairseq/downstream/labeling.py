@@ -1,0 +1,180 @@
+"""``amos classify --predict``: label the rows of a table with the run that is best on dev."""
+
+import csv
+import itertools
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import torch
+from fairseq.data import ListDataset
+from scipy.special import softmax
+
+from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
+from amos_fairseq.downstream.classification.command import NAME, name_predictions, predict_logits
+from amos_fairseq.downstream.classification.dataset import ShortenedTexts, join_texts, read_task_record
+from amos_fairseq.downstream.classification.rows import find_columns, open_table, texts_of
+from amos_fairseq.downstream.classification.scores import predictions_of
+from amos_fairseq.downstream.runs import read_results
+from amos_fairseq.downstream.summary import best_checkpoint, summarize
+from amos_fairseq.errors import UserError
+from amos_fairseq.files import explain_write_errors, whole_file
+from amos_fairseq.strangers import field
+from amos_fairseq.terminal import progress_bar, say
+
+PREDICTION, PROBABILITY = "prediction", "probability"  # the columns that are added
+SUFFIXES = (".tsv", ".csv", ".jsonl")
+ROWS_AT_ONCE = 10_000  # in memory
+
+
+def check_output(out: Path) -> None:
+    """Raise :class:`UserError` unless ``out`` names a table that can be written."""
+    if out.suffix.lower() not in SUFFIXES:
+        raise UserError(f"--out {out}: with --predict it is a file: give a name that ends with {', '.join(SUFFIXES)}")
+    if out.is_dir():
+        raise UserError(f"--out {out} is a directory: give the name of a file")
+
+
+def label_table(
+    results: Path, file: Path, out: Path, texts: Sequence[str] | None, device: str, stop: threading.Event
+) -> int:
+    """Write the rows of ``file`` to ``out`` with the columns ``prediction`` and, for classes, ``probability``.
+
+    Args:
+        results: ``--out`` of ``amos classify``.
+        texts: the columns of the texts; None for those that the model was trained on.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        UserError: there is no finished run, a column is missing, or a file cannot be read or written.
+        Stopped: ``stop`` is set.
+    """
+    check_output(out)
+    if out.exists() and file.exists() and out.samefile(file):
+        raise UserError(f"--out {out} is the table to label: give the name of another file")
+    summary = summarize([result for result in read_results(results) if result.task == NAME]).get(NAME)
+    if summary is None:
+        raise UserError(
+            f"{results} has no finished run of amos classify: give the --out of that command as --checkpoint"
+        )
+    checkpoint, best = best_checkpoint(results, summary), summary.best
+    record = read_task_record(checkpoint.parent, "repeat amos classify with another --out")
+    table = open_table(file, record.get("header") is not False)
+    trained_on = text_columns(record, checkpoint)
+    columns = find_columns(table, texts or trained_on, None, labeled=False)
+    if len(columns.texts) != len(trained_on):
+        raise UserError(f"--text {' '.join(columns.texts)}: the model was trained on {len(trained_on)} columns")
+    if taken := {PREDICTION, PROBABILITY} & set(table.columns):
+        raise UserError(f"{file} has a column {taken.pop()!r}, which is added here: rename it")
+    say(f"{best.directory} is the best run on dev ({best.main_score} {best.main:.1f})", "classify")
+    labeler = Labeler(load_checkpoint(checkpoint), record["kind"], record["labels"], columns.texts, device, stop)
+    added = [PREDICTION, PROBABILITY] if record["kind"] == "classes" else [PREDICTION]
+    num_rows = 0
+    with (
+        explain_write_errors(out, "make room, permit writing, or give another --out"),
+        whole_file(str(out)) as unfinished,
+        open(unfinished, "w", encoding="utf-8", newline="") as stream,
+        progress_bar(None, "label", "row", delay=2) as bar,
+    ):
+        write_rows = table_writer(stream, out.suffix.lower(), [*table.columns, *added])
+        rows = table.rows()
+        while chunk := list(itertools.islice(rows, ROWS_AT_ONCE)):
+            write_rows(labeler.label(file, chunk))
+            num_rows += len(chunk)
+            bar.update(len(chunk))
+    for what, count in (
+        ("rows have no text and are labeled anyway", labeler.num_empty),
+        (f"rows of more than {labeler.max_tokens} tokens are cut", labeler.num_cut),
+        ("lines have another number of columns and are left out", len(table.broken_lines)),
+    ):
+        if count:
+            say(f"{file}: {count:,} {what}", "classify")
+    return num_rows
+
+
+@dataclass
+class Labeler:
+    """A fine-tuned model that labels rows of a table.
+
+    Attributes:
+        columns: those of the texts.
+        num_empty, num_cut: numbers of rows without text, and of those that were cut, so far.
+    """
+
+    loaded: LoadedCheckpoint
+    kind: str
+    labels: Sequence[str]
+    columns: Sequence[str]
+    device: str
+    stop: threading.Event
+    num_empty: int = 0
+    num_cut: int = 0
+
+    @property
+    def max_tokens(self) -> int:
+        return self.loaded.model.max_positions()
+
+    def label(self, file: Path, rows: Sequence[tuple[int, dict[str, Any]]]) -> list[dict[str, Any]]:
+        """Return the values of numbered rows with the columns that are added.
+
+        Raises:
+            UserError: a text is none, or the model predicts no finite numbers.
+            Stopped: ``stop`` is set.
+        """
+        inputs = [texts_of(values, self.columns, f"{file}, line {number}") for number, values in rows]
+        encoded = encode(self.loaded, inputs)
+        self.num_empty += sum(not any(map(str.strip, texts)) for texts in inputs)
+        self.num_cut += encoded.num_cut
+        logits = predict_logits(self.loaded, [encoded[index] for index in range(len(rows))], self.device, self.stop)
+        if not np.isfinite(logits).all():
+            raise UserError(
+                f"{self.loaded.file} predicts values that are no finite numbers: train it with a lower --lr"
+            )
+        named = name_predictions(self.kind, self.labels, predictions_of(self.kind, logits))
+        added = [{PREDICTION: each} for each in named]
+        if self.kind == "classes":
+            for own, probability in zip(added, softmax(logits, axis=1).max(axis=1), strict=True):
+                own[PROBABILITY] = round(float(probability), 6)
+        return [values | own for (_, values), own in zip(rows, added, strict=True)]
+
+
+def text_columns(record: Mapping[str, Any], checkpoint: Path) -> list[str]:
+    """Return the columns that the model was trained on; raise :class:`UserError` if ``task.json`` has none."""
+    try:
+        names = field(dict(record), "text_columns", list)
+        if 1 <= len(names) <= 2 and all(isinstance(name, str) for name in names):
+            return names
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise UserError(f"{checkpoint.parent} does not say on which columns the model was trained: repeat amos classify")
+
+
+def encode(loaded: LoadedCheckpoint, inputs: Sequence[tuple[str, ...]]) -> ShortenedTexts:
+    """Return the tokens of rows of one or two texts, as in fine-tuning."""
+    dictionary, texts = loaded.dictionary, []
+    for column in zip(*inputs, strict=True):
+        lines = loaded.tokenizer.encode_lines(list(column))
+        tokens = [torch.tensor([*map(dictionary.index, pieces), dictionary.eos()]) for pieces in lines]
+        texts.append(ListDataset(tokens, np.array([len(line) for line in tokens])))
+    return ShortenedTexts(join_texts(texts, dictionary.bos(), loaded.separator), loaded.model.max_positions())
+
+
+def table_writer(stream: TextIO, suffix: str, columns: Sequence[str]) -> Callable[[Sequence[Mapping[str, Any]]], None]:
+    """Return what writes rows to a stream: as CSV, with tabs for .tsv, or as JSON lines. Lists in CSV are JSON."""
+    if suffix == ".jsonl":
+        return lambda rows: stream.writelines(
+            json.dumps(row, ensure_ascii=False, allow_nan=False, default=str) + "\n" for row in rows
+        )
+    writer = csv.writer(stream, delimiter="\t" if suffix == ".tsv" else ",", lineterminator="\n")
+    writer.writerow(columns)
+
+    def cell(value: Any) -> Any:
+        return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else value
+
+    return lambda rows: writer.writerows([cell(row[name]) for name in columns] for row in rows)

@@ -1,0 +1,1 @@
+"""One encoder for several tasks, with or without teachers (BAM; thesis, chapter 3)."""

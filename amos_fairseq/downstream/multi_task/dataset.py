@@ -1,0 +1,138 @@
+"""The rows of several tasks in one data set: how many of each an epoch has, and in which order."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from fairseq.data import Dictionary
+
+from amos_fairseq.data.seeding import Purpose, keyed_generator
+from amos_fairseq.downstream.classification.dataset import LabeledTexts
+from amos_fairseq.downstream.labeled_sequences import LabeledSequences
+from amos_fairseq.downstream.tagging.dataset import TaggedSentences
+from amos_fairseq.errors import UserError
+
+SAMPLING_EXPONENT = 0.75  # thesis, section 3.3, from Bowman et al. (2018)
+
+
+def rows_per_epoch(sizes: Sequence[int]) -> list[int]:
+    """Return n = |D_max|^0.25 |D|^0.75, rounded, for tasks of |D| rows: the largest task is read once an epoch.
+
+    So P(task) is proportional to |D|^0.75 (thesis, section 3.3); there tasks are drawn at random, here in fixed numbers.
+    """
+    largest = max(sizes)
+    return [round(largest ** (1 - SAMPLING_EXPONENT) * size**SAMPLING_EXPONENT) for size in sizes]
+
+
+class MixedTasks(LabeledSequences):
+    """The rows of several tasks, one task after the other.
+
+    In an epoch each row of a task of |D| rows is read floor(n / |D|) or ceil(n / |D|) times, for n of :func:`rows_per_epoch`;
+    which rows have one more goes round a permutation of the task, so that over several epochs, too, no row is read two times
+    more than another of its task. The rows of all tasks are shuffled together (thesis, section 3.2.1). All epochs make one
+    sequence, which is cut into updates: the rest of an epoch begins the first update of the next one.
+
+    Args:
+        tasks: their rows by the name of their head; the order matters.
+        split: for messages.
+        seed: of the order.
+    """
+
+    def __init__(
+        self,
+        tasks: Mapping[str, LabeledTexts | TaggedSentences],
+        split: str,
+        dictionary: Dictionary,
+        seed: int,
+        training: bool,
+    ) -> None:
+        directory = next(iter(tasks.values())).directory
+        super().__init__(directory, split, dictionary, seed, training)
+        self.source = ", ".join(rows.source for rows in tasks.values())
+        self.tasks = dict(tasks)
+        self.starts = np.cumsum([0, *map(len, tasks.values())])[:-1]
+        self.sizes = np.concatenate([rows.sizes for rows in tasks.values()])
+        self.rows_of_tasks = rows_per_epoch([len(rows) for rows in tasks.values()])
+
+    def order(self, epoch: int) -> np.ndarray:
+        """Return the rows that an epoch draws, shuffled: [sum of n] int64."""
+        drawn = []
+        for number, (start, rows, count) in enumerate(
+            zip(self.starts, self.tasks.values(), self.rows_of_tasks, strict=True)
+        ):
+            whole, rest = divmod(count, len(rows))
+            once_more = keyed_generator(Purpose.ROWS_OF_A_TASK, self.seed, 0, number).permutation(len(rows))
+            first = (epoch - 1) * rest
+            rest_of_epoch = once_more[np.arange(first, first + rest) % len(rows)]
+            drawn.append(start + np.concatenate([np.tile(np.arange(len(rows)), whole), rest_of_epoch]))
+        return keyed_generator(Purpose.BLOCK_ORDER, self.seed, epoch, 0).permutation(np.concatenate(drawn))
+
+    def whole_updates(self, global_batch: int) -> np.ndarray:
+        """Return the rows of the current epoch's updates of ``global_batch`` rows: [N] int64.
+
+        Raises:
+            UserError: an epoch has fewer rows than an update.
+        """
+        in_epoch = sum(self.rows_of_tasks)
+        if in_epoch < global_batch:
+            raise UserError(
+                f"an epoch of {self.source} has {in_epoch} rows, fewer than the {global_batch} of one update: give a smaller "
+                "--batch-size or --update-freq"
+            )
+        carried, order = self.rows_before() % global_batch, self.order(self.epoch)
+        if carried:
+            order = np.concatenate([self.order(self.epoch - 1)[-carried:], order])
+        return order[: len(order) - len(order) % global_batch]
+
+    def rows_before(self) -> int:
+        """Return how many rows the epochs before the current one have drawn."""
+        return (self.epoch - 1) * sum(self.rows_of_tasks)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Return ``id`` int, the place among the rows of all tasks, and ``tokens`` LongTensor [L]."""
+        number = self._task_of(index)
+        rows = list(self.tasks.values())[number]
+        return {"id": int(index), "tokens": rows[index - self.starts[number]]["tokens"]}
+
+    def _task_of(self, index: Any) -> Any:
+        return np.searchsorted(self.starts, index, side="right") - 1
+
+    def add_labels(self, batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
+        """Add ``rows_of_heads`` in ``net_input``, for each task the places of its rows in the batch, [b] int64, maybe none; and
+        ``labels``, for each task what its ``labels_of`` these rows returns, their ``id`` [b] int64 among the rows of the task,
+        and the number of these, ``num_rows``."""
+        tasks = torch.from_numpy(self._task_of(batch["id"].numpy()))
+        places, labels = batch["net_input"].setdefault("rows_of_heads", {}), batch.setdefault("labels", {})
+        for number, (name, rows) in enumerate(self.tasks.items()):
+            places[name] = (tasks == number).nonzero().squeeze(1)
+            own = batch["id"][places[name]] - int(self.starts[number])
+            labels[name] = rows.labels_of(own) | {"id": own, "num_rows": len(rows)}
+
+
+class MixedSentences(MixedTasks):
+    """The same for sentences with labels of words, each with the labels of one task."""
+
+    tasks: dict[str, TaggedSentences]
+
+    @property
+    def words_per_sentence(self) -> float:
+        """Mean number of words, not cut, of a sentence in an epoch."""
+        means = [rows.words_per_sentence for rows in self.tasks.values()]
+        return float(np.average(means, weights=self.rows_of_tasks))
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Return what the data set of the task returns, with ``id`` int, the place among the sentences of all tasks."""
+        number = self._task_of(index)
+        return list(self.tasks.values())[number][index - self.starts[number]] | {"id": int(index)}
+
+    def add_labels(self, batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
+        """Add what :meth:`TaggedSentences.add_labels` adds; ``rows_of_heads`` in ``net_input`` as :class:`MixedTasks` does; and
+        ``parts``, for each task ``target`` [b,W] and ``labels`` of its rows."""
+        next(iter(self.tasks.values())).add_labels(batch, samples)
+        tasks = torch.from_numpy(self._task_of(batch["id"].numpy()))
+        rows_of_heads, parts = batch["net_input"].setdefault("rows_of_heads", {}), batch.setdefault("parts", {})
+        for number, name in enumerate(self.tasks):
+            rows = rows_of_heads[name] = (tasks == number).nonzero().squeeze(1)
+            labels = [batch["labels"][row] for row in rows.tolist()]
+            parts[name] = {"target": batch["target"][rows], "labels": labels}

@@ -1,0 +1,222 @@
+"""Predictions of training rows: what ``--write-train`` writes, and what ``--teachers`` reads to train another model with.
+
+``TASK.tsv`` has a row for each training row, in their order: its number from 0 on, and the probability of each label, or the
+number that is predicted for it. ``TASK.json`` beside it says which rows they are; other programs need not write it.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import expit, softmax
+
+from amos_fairseq import strangers
+from amos_fairseq.downstream.classification.glue.data import GlueData
+from amos_fairseq.downstream.classification.task import ANNEALED
+from amos_fairseq.downstream.runs import content_sha256, read_results
+from amos_fairseq.downstream.summary import summarize
+from amos_fairseq.errors import UserError
+from amos_fairseq.files import json_text, write_text
+from amos_fairseq.text.table_files import TableFile
+
+INDEX, NUMBER = "index", "score"  # columns
+FOLDER = "train"  # in the directory of a run
+MULTI = "multi"  # the name of the run of all tasks
+ROUNDING = 1e-3  # of one probability, with three decimals and more
+
+
+def columns_of(data: GlueData) -> list[str]:
+    """Return the columns beside the index: the labels, or one for a number.
+
+    Raises:
+        UserError: a label has the name of the index.
+    """
+    names = data.label_names or [NUMBER]
+    if INDEX in names:
+        raise UserError(f"{data.name} has a label called {INDEX!r}, as a column of the predictions: rename the label")
+    return names
+
+
+def write_train_predictions(directory: Path, data: GlueData, logits: np.ndarray) -> None:
+    """Write ``TASK.tsv`` and ``TASK.json`` into ``directory``.
+
+    Args:
+        logits: [N, outputs] float64, in the order of the training rows; of a regression the values.
+    """
+    kind = data.record["kind"]
+    values = softmax(logits, axis=1) if kind == "classes" else expit(logits) if kind == "labels" else logits
+    lines = ("\t".join([str(index), *(f"{value:.7g}" for value in row)]) for index, row in enumerate(values))
+    directory.mkdir(exist_ok=True)
+    write_text(directory / f"{data.name}.tsv", "\n".join(["\t".join([INDEX, *columns_of(data)]), *lines, ""]))
+    write_text(directory / f"{data.name}.json", json_text(data.rows_identity()))
+
+
+def has_train_predictions(directory: Path, task: str) -> bool:
+    """Return whether a run has written the predictions of the training rows of a task."""
+    return (directory / FOLDER / f"{task}.json").is_file()
+
+
+class Predictions(NamedTuple):
+    """What one file of a teacher holds."""
+
+    values: np.ndarray  # [rows, outputs] float32
+    sha256: str
+
+
+def read_predictions(file: Path, data: GlueData) -> Predictions:
+    """Return the predictions of another model for the training rows of ``data``.
+
+    Raises:
+        UserError: they are of other rows or labels, or no probabilities.
+    """
+    _check_rows(file, data)
+    kind, names, rows = data.record["kind"], columns_of(data), data.num_train
+    table = TableFile(file, ordinary_quotes=True)
+    if sorted(table.columns) != sorted([INDEX, *names]):
+        raise UserError(
+            f"{file} has the columns {', '.join(table.columns)}, the task {INDEX}, {', '.join(names)}: give predictions for "
+            "this task"
+        )
+    values = np.zeros((rows, len(names)))
+    count = 0
+    for line, row in table.rows():
+        where = f"{file}, line {line}"
+        try:
+            numbers = [strangers.finite_number(float(row[name])) for name in names]
+            index = int(row[INDEX])
+        except ValueError as error:
+            raise UserError(f"{where}: {error}: each row needs an index and finite numbers") from error
+        if index != count or count >= rows:
+            raise UserError(
+                f"{where} is row {index}, expected were {rows:,} rows from 0 on, in the order of the training rows: give "
+                "predictions for these rows"
+            )
+        values[count] = numbers
+        count += 1
+    if table.broken_lines:
+        raise UserError(f"{file}, line {table.broken_lines[0]} has another number of columns: correct it")
+    if count != rows:
+        raise UserError(f"{file} has {count:,} rows, the training set {rows:,}: give predictions for these rows")
+    if kind != "number":
+        values = _checked_probabilities(file, kind, values)
+    return Predictions(values.astype(np.float32), table.sha256)
+
+
+def _checked_probabilities(file: Path, kind: str, values: np.ndarray) -> np.ndarray:
+    """Return probabilities [rows, labels], those of classes with the sum 1; raise :class:`UserError` for anything else."""
+    if values.min() < 0 or values.max() > 1 + ROUNDING:
+        raise UserError(f"{file} has values that are no probabilities, from 0 to 1: give those of each label")
+    if kind == "labels":
+        return values.clip(max=1)
+    sums = values.sum(axis=1)
+    worst = int(np.abs(sums - 1).argmax())
+    if abs(sums[worst] - 1) > ROUNDING * values.shape[1]:
+        raise UserError(f"{file}, row {worst}: the probabilities have the sum {sums[worst]:.4g}, not 1")
+    return values / sums[:, None]
+
+
+def _check_rows(file: Path, data: GlueData) -> None:
+    """Raise :class:`UserError` if the record beside the predictions names other rows than those of ``data``."""
+    found = strangers.read_json(file.with_suffix(".json"), "delete it, or give other predictions", optional=True)
+    if found is None:
+        return
+    for name, here in data.rows_identity().items():
+        if name in found and found[name] != here:
+            shown = [f"{str(value)[:40]}" for value in (found[name], here)]
+            raise UserError(
+                f"{file} has predictions for other rows than those to train on ({name.replace('_', ' ')}: {shown[0]} there, "
+                f"{shown[1]} here): give those for the same files and the same --max-rows"
+            )
+
+
+class Teachers:
+    """The predictions that train beside the labels. Each file is read once.
+
+    Args:
+        folder: ``--out`` of ``amos glue --write-train``, or a folder of ``TASK.tsv``.
+        gold_weight: value of ``--gold-weight`` of ``fairseq-train``.
+        ensemble: take the mean of all seeds; else each seed learns from the same seed.
+
+    Attributes:
+        files: the predictions of each task by seed; None for those of all seeds.
+
+    Raises:
+        UserError: the folder has no predictions.
+    """
+
+    def __init__(self, folder: Path, gold_weight: str, ensemble: bool = False) -> None:
+        self.folder, self.gold_weight, self.ensemble = folder.resolve(), gold_weight, ensemble
+        self.files: dict[str, dict[int | None, Path]] = {}
+        self._read: dict[tuple[Path, str], Predictions] = {}
+        if not folder.is_dir():
+            raise UserError(f"--teachers {folder} is no directory: give an --out of amos glue, or a folder of TASK.tsv")
+        results = read_results(folder)
+        summaries = summarize(results)
+        for result in results:
+            if result.trial == summaries[result.task].trial:
+                for file in sorted((folder / result.directory / FOLDER).glob("*.tsv")):
+                    # A model of its own teaches a task rather than one of all tasks.
+                    if result.task == file.stem or file.stem not in summaries:
+                        self.files.setdefault(file.stem, {})[result.seed] = file
+        for file in sorted(folder.glob("*.tsv")):
+            self.files.setdefault(file.stem, {None: file})
+        if not self.files:
+            raise UserError(
+                f"--teachers {folder} holds no predictions of training rows: repeat its command with --write-train and another "
+                "--out"
+            )
+        if ensemble and all(len(own) == 1 for own in self.files.values()):
+            raise UserError(f"--ensemble: {folder} has one teacher for each task: leave it out")
+
+    def _files_for(self, task: str, seed: int) -> list[Path]:
+        """Return the predictions that a run learns from; raise :class:`UserError` if there are none for this seed."""
+        if task not in self.files:
+            known = ", ".join(self.files)
+            raise UserError(
+                f"--teachers {self.folder} has no predictions for {task} (it has {known}): leave that out of --tasks"
+            )
+        own = self.files[task]
+        if self.ensemble:
+            return list(own.values())
+        if None not in own and seed not in own:
+            raise UserError(
+                f"--teachers {self.folder} has predictions for {task} of the seeds {', '.join(map(str, sorted(own)))} and none "
+                f"of seed {seed}: give --seeds {max(own)}, or --ensemble"
+            )
+        return [own.get(seed) or own[None]]
+
+    def _predictions_for(self, data: GlueData, seed: int) -> list[Predictions]:
+        rows = content_sha256(data.rows_identity())
+        keys = [(file, rows) for file in self._files_for(data.name, seed)]
+        for key in keys:
+            if key not in self._read:
+                self._read[key] = read_predictions(key[0], data)
+        return [self._read[key] for key in keys]
+
+    def predictions(self, data: GlueData, seed: int) -> np.ndarray:
+        """Return the mean of the predictions that a run of this seed learns from: [N, outputs] float32.
+
+        Raises:
+            UserError: there are none, or they are of other rows.
+        """
+        found = [own.values for own in self._predictions_for(data, seed)]
+        return np.mean(found, axis=0, dtype=np.float64).astype(np.float32)
+
+    def identity(self, tasks: Sequence[GlueData], seed: int) -> dict[str, Any]:
+        """Return what of the teachers determines the result of a run, as plain values."""
+        read = {data.name: [own.sha256 for own in self._predictions_for(data, seed)] for data in tasks}
+        return {"gold_weight": self.gold_weight, "teachers_sha256": content_sha256(read)}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What all runs with these teachers share, as plain values."""
+        return {"folder": self.folder.name, "ensemble": self.ensemble, "gold_weight": self.gold_weight}
+
+    def note(self) -> str:
+        """Return the footnote of a table."""
+        weight = "from 0 to 1 over the updates" if self.gold_weight == ANNEALED else self.gold_weight
+        which = "the mean of all seeds" if self.ensemble else "each seed by the same seed"
+        if all(None in own for own in self.files.values()):
+            which = "one for all seeds"
+        return f"taught by {self.folder.name}, {which}; weight of the labels: {weight}"

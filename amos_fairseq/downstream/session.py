@@ -1,0 +1,299 @@
+"""The checked arguments of a fine-tuning command: the checkpoint, the recipe, seeds, OUT and devices."""
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+
+from amos_fairseq.checkpoint_files import check_content, checkpoint_file, read_header, task_state_of
+from amos_fairseq.checkpoints.read import read_tokenizer
+from amos_fairseq.checkpoints.write import as_flags
+from amos_fairseq.downstream.recipes import Hyperparameters, Recipe, load_recipe, recipe_names, size_for_width
+from amos_fairseq.downstream.runs import BenchmarkTask, TaskRun, content_sha256, plan_runs, read_setup, setup_file
+from amos_fairseq.errors import UserError
+from amos_fairseq.fingerprint import TOKENIZER_DIRECTORY, file_sha256
+from amos_fairseq.models.configuration import OF_FINE_TUNING, EncoderConfig, parse_layers
+from amos_fairseq.models.electric import NO_ENCODER
+from amos_fairseq.precisions import PRECISIONS, gpus_support_bf16, supports_bf16
+from amos_fairseq.run.precision import Device, Saved, decide, missing_support, refusal
+from amos_fairseq.setting_checks import check_saved_settings, model_settings
+from amos_fairseq.text.tokenization import Tokenizer
+
+ENCODER_FIELDS = {field.name for field in dataclasses.fields(EncoderConfig)} - {"_name"}
+# Settings of single objectives that decide which encoder of a checkpoint is fine-tuned.
+BRANCH_FIELDS = {"representation", "task_heads", "mws_loss_weight", "rtd_loss_weight"}
+# Settings that the recipe provides.
+# What the built-in recipes, whose values are for BERT's encoder, do not know of another one: ModernBERT's authors train without
+# attention dropout, which attention to packed texts on a GPU does not have.
+OF_ENCODER = {"modernbert": {"attention_dropout": 0.0}}
+RECIPE_FIELDS = {"dropout", "attention_dropout", "pooler_dropout", *OF_FINE_TUNING}
+# Settings of the pretraining process, which do not describe the encoder.
+RUN_FIELDS = {"activation_checkpointing", "compile", "deterministic", "kernels"}
+MODEL_FIELDS = (ENCODER_FIELDS | BRANCH_FIELDS) - RECIPE_FIELDS - RUN_FIELDS
+
+MOST_SEEDS = 10_000
+MOST_RUNS = 1024  # at a time
+# Hyperparameters that the command line may replace for every task.
+OVERRIDES = (
+    *("lr", "epochs", "batch_size", "num_separators", "similar_lengths"),
+    *("min_updates", "layers", "new_top_layers", "pooling"),
+    *("label_smoothing", "views", "view_layers", "unlabeled_start"),
+)
+MAY_BE_ZERO = {"min_updates", "new_top_layers", "label_smoothing", "unlabeled_start"}
+
+
+@dataclass(frozen=True)
+class PretrainedCheckpoint:
+    """The facts about the checkpoint that fine-tuning starts from, without its weights.
+
+    Attributes:
+        model: settings of the encoder, without those that the recipe provides.
+        task_state: the stored hashes of tokenizer and dictionary.
+        from_scratch: whether runs use only the architecture and start from random weights.
+    """
+
+    file: Path
+    sha256: str
+    arch: str
+    model: dict[str, Any]
+    task_state: dict[str, Any]
+    num_updates: int
+    from_scratch: bool = False
+
+    @property
+    def max_positions(self) -> int:
+        return int(self.model["max_positions"])
+
+    @property
+    def size(self) -> str:
+        """The size of the recipe to use: "small", "base" or "large"."""
+        return size_for_width(int(self.model["encoder_embed_dim"]))
+
+    def model_flags(self) -> list[str]:
+        """Return ``--arch`` and every setting of the encoder as flags, so that the model gets the checkpoint's shapes."""
+        return ["--arch", self.arch, *as_flags(self.model)]
+
+    def tokenizer(self) -> Tokenizer:
+        """Read the tokenizer beside the checkpoint; raise :class:`UserError` if it is missing or another one."""
+        try:
+            return read_tokenizer(self.file, self.file.parent / TOKENIZER_DIRECTORY, self.task_state)
+        except UserError as error:
+            raise UserError(
+                f"{error}. Raw files are converted with the tokenizer beside the checkpoint; with another folder, use amos "
+                "prepare and give --data"
+            ) from error
+
+    def check_tokenizer(self, directory: Path) -> None:
+        """Raise :class:`UserError` unless ``directory`` holds the tokenizer that the checkpoint was trained with."""
+        try:
+            read_tokenizer(self.file, directory, self.task_state)
+        except UserError as error:
+            raise UserError(
+                f"the data do not fit the checkpoint: {error}, and prepare the data with that tokenizer"
+            ) from error
+
+
+def read_pretrained_checkpoint(checkpoint: str | Path, from_scratch: bool = False) -> PretrainedCheckpoint:
+    """Read a checkpoint once, for its header and its sha256. Its weights stay on the disk.
+
+    Args:
+        checkpoint: a file, or a SAVE_DIR, whose ``checkpoint_last.pt`` is used.
+
+    Raises:
+        UserError: the file is missing, damaged, not from this package, or of an objective without an encoder.
+    """
+    file, digest = checkpoint_file(Path(checkpoint)).resolve(), hashlib.sha256()
+    header = read_header(str(file), digest)
+    check_content(file, header)
+    check_saved_settings(file, header["cfg"])
+    settings = OmegaConf.to_container(model_settings(file, header["cfg"]["model"]), enum_to_str=True)
+    model = {name: settings[name] for name in sorted(MODEL_FIELDS & settings.keys())}
+    if (kept := _kept_layers(file, model, str(settings["layers"]))) != number_of_layers(model):
+        # It was fine-tuned without its upper layers, of which TEAMS may have one more than its setting.
+        model = {name: value for name, value in model.items() if name != "task_heads"} | {"encoder_layers": kept}
+    num_updates = int(header["optimizer_history"][-1]["num_updates"])
+    if settings.get("electric_variant") == "two_tower":
+        raise UserError(f"{file}: {NO_ENCODER}")
+    state = task_state_of(str(file), header)
+    return PretrainedCheckpoint(file, digest.hexdigest(), settings["_name"], model, state, num_updates, from_scratch)
+
+
+def number_of_layers(model: Mapping[str, Any]) -> int:
+    """Return the number of layers of an encoder; TEAMS with ``--task-heads extra_layer`` has one more than its setting."""
+    return int(model["encoder_layers"]) + (model.get("task_heads") == "extra_layer")
+
+
+def _kept_layers(file: Path, model: Mapping[str, Any], layers: str) -> int:
+    """Return how many layers a checkpoint has whose setting ``layers`` this is."""
+    try:
+        return parse_layers(layers, number_of_layers(model))[0]
+    except ValueError as error:
+        raise UserError(f"{file}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Session:
+    """The checked arguments of the command.
+
+    Attributes:
+        overrides: values that replace the recipe's for every task, from the command line or for the encoder.
+        devices: "cpu" or "cuda:N"; one run at a time on each entry. An entry may occur several times.
+        precision: "float32", "fp16" or "bf16".
+        keep_checkpoints: keep all checkpoints with the optimizer state, not only the weights of each task's best run.
+    """
+
+    checkpoint: PretrainedCheckpoint
+    recipe: Recipe
+    overrides: dict[str, Any]
+    seeds: tuple[int, ...]
+    out: Path
+    devices: tuple[str, ...]
+    precision: str
+    keep_checkpoints: bool
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What determines the results of all runs, besides task, seed and hyperparameters."""
+        return {
+            "checkpoint_sha256": self.checkpoint.sha256,
+            "from_scratch": self.checkpoint.from_scratch,
+            "precision": self.precision,
+        }
+
+    def setup(self, trials: Mapping[str, Sequence[Hyperparameters]]) -> dict[str, Any]:
+        """Return the settings that all results in OUT share, as plain values; ``trials``: by the recipe's tasks."""
+        plain = {task: [trial.as_dict() for trial in own] for task, own in trials.items()}
+        more = {"arch": self.checkpoint.arch, "overrides": self.overrides, "recipe": Path(self.recipe.name).name}
+        more |= {"recipe_sha256": content_sha256(plain), "size": self.recipe.size}
+        return dict(sorted((self.origin | more).items()))
+
+    @property
+    def row_name(self) -> str:
+        """Name of the checkpoint's row in a table."""
+        weights = "random weights" if self.checkpoint.from_scratch else f"{self.checkpoint.num_updates:,} updates"
+        return f"{self.checkpoint.arch} ({weights})"
+
+    def plan(self, tasks: Iterable[BenchmarkTask], intermediate: Path | None = None) -> list[TaskRun]:
+        """Return all runs of the tasks.
+
+        Args:
+            intermediate: checkpoint to start from instead of the session's.
+        """
+        finetune_from, origin = None if self.checkpoint.from_scratch else self.checkpoint.file, self.origin
+        if intermediate is not None:
+            finetune_from, origin = intermediate, origin | {"intermediate_sha256": file_sha256(intermediate)}
+        return plan_runs(tasks, self.seeds, self.out, finetune_from, origin)
+
+
+def open_session(
+    checkpoint: str,
+    out: str,
+    recipe: str,
+    name: str,
+    size: str | None = None,
+    num_seeds: int = 5,
+    from_scratch: bool = False,
+    overrides: Mapping[str, Any] | None = None,
+    cpu: bool = False,
+    parallel: int = 1,
+    precision: str = "float32",
+    keep_checkpoints: bool = False,
+) -> Session:
+    """Check the arguments and read the checkpoint's header. Nothing is written.
+
+    Args:
+        name: of the benchmark, whose results OUT may hold.
+        size: size of the recipe; by default that of the encoder's width.
+        overrides: values that replace the recipe's for every task; None values are ignored.
+        precision: one of :data:`~amos_fairseq.precisions.PRECISIONS`.
+
+    Raises:
+        UserError: an argument cannot be used.
+    """
+    if num_seeds < 1:
+        raise UserError(f"--seeds {num_seeds} asks for no run: give 1 or more")
+    if num_seeds > MOST_SEEDS:
+        raise UserError(f"--seeds {num_seeds} asks for too many runs: give at most {MOST_SEEDS:,}")
+    devices = find_devices(cpu, parallel)
+    precision = choose_precision(precision, devices, saved_precision(Path(out), name))
+    pretrained = read_pretrained_checkpoint(checkpoint, from_scratch)
+    given = {name: value for name, value in (overrides or {}).items() if value is not None}
+    for name, value in given.items():
+        if isinstance(value, bool | str):
+            continue
+        may_be_zero = name in MAY_BE_ZERO
+        if not (value >= 0 if may_be_zero else value > 0):
+            expected = "0 or above" if may_be_zero else "above 0"
+            raise UserError(f"--{name.replace('_', '-')} {value} must be {expected}")
+    if recipe in recipe_names():  # those of a recipe of one's own may be meant for this encoder
+        given = OF_ENCODER.get(str(pretrained.model["encoder"]), {}) | given
+    chosen = load_recipe(recipe, size or pretrained.size, given)
+    for trial in {trial for trials in chosen.trials.values() for trial in trials}:
+        trial.check_layers(number_of_layers(pretrained.model))
+    seeds = tuple(range(1, num_seeds + 1))
+    return Session(pretrained, chosen, given, seeds, Path(out).resolve(), devices, precision, keep_checkpoints)
+
+
+def saved_precision(out: Path, name: str) -> Saved | None:
+    """Return the precision of the results of the benchmark ``name`` in ``out``; None if there are none."""
+    precision = (read_setup(out, name) or {}).get("precision")
+    # Another value is no setting of this package: refused where the setups are compared.
+    return Saved(precision, str(setup_file(out, name))) if precision in PRECISIONS[1:] else None
+
+
+def choose_precision(asked: str, devices: Sequence[str], saved: Saved | None = None) -> str:
+    """Return the precision of all runs: "float32", "bf16" or "fp16". ``auto`` keeps that of results that are continued.
+
+    The GPUs are asked only where the answer matters: it takes seconds.
+
+    Args:
+        asked: one of :data:`~amos_fairseq.precisions.PRECISIONS`.
+
+    Raises:
+        UserError: a device does not support it.
+    """
+    wanted = saved.precision if saved and asked == "auto" else asked
+    device = _device_of_runs(devices) if wanted in ("auto", "bf16") else Device(devices[0] != "cpu")
+    precision, _ = decide(asked, saved, device)
+    if asked != "auto":  # whether it is that of the results is compared with their other settings
+        problem = refusal(precision, f"--precision {precision}", None, device)
+    elif missing := missing_support(precision, device):
+        problem = f"{saved.path}: its results are of {precision}, which {missing}: give another --out"
+    else:
+        problem = None
+    if problem:
+        raise UserError(problem)
+    return precision
+
+
+def _device_of_runs(devices: Sequence[str]) -> Device:
+    """Ask the CPU, or all GPUs, whether they support bfloat16 in hardware."""
+    if devices[0] == "cpu":
+        supported = supports_bf16(on_gpu=False)
+        return Device(
+            False, supported, f"this processor {'supports' if supported else 'does not support'} bfloat16 in hardware"
+        )
+    supported, several = gpus_support_bf16(), len(devices) > 1
+    if supported:
+        return Device(True, True, f"{'every' if several else 'this'} GPU supports bfloat16 in hardware")
+    return Device(True, False, f"{'one of the GPUs' if several else 'this GPU'} does not support bfloat16 in hardware")
+
+
+def find_devices(cpu: bool, parallel: int) -> tuple[str, ...]:
+    """Return the GPUs, for one run each; without GPUs or with ``cpu``, the CPU for ``parallel`` runs at a time.
+
+    Raises:
+        UserError: ``parallel`` is below 1, or more than a machine can run.
+    """
+    if parallel < 1:
+        raise UserError(f"--parallel {parallel} starts no run: give 1 or more")
+    if parallel > MOST_RUNS:
+        raise UserError(f"--parallel {parallel} asks for too many runs at a time: give at most {MOST_RUNS:,}")
+    if cpu or not torch.cuda.is_available():
+        return ("cpu",) * parallel
+    return tuple(f"cuda:{index}" for index in range(torch.cuda.device_count()))

@@ -1,0 +1,346 @@
+"""SQuAD: the task ``squad`` trains; this file decodes answers from scores of spans, scores them and writes the files."""
+
+import dataclasses
+import json
+import math
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from fairseq.models import BaseFairseqModel
+
+from amos_fairseq.checkpoints.read import load_checkpoint
+from amos_fairseq.data.vocabulary import Vocabulary
+from amos_fairseq.downstream.benchmark import Benchmark, batches
+from amos_fairseq.downstream.runs import BenchmarkTask, RunResult, TaskRun, content_sha256
+from amos_fairseq.downstream.session import Session
+from amos_fairseq.downstream.squad.dataset import (
+    SquadSplit,
+    SquadWindowDataset,
+    Window,
+    WindowLimits,
+    read_squad_manifest,
+    window_of_most_context,
+)
+from amos_fairseq.downstream.squad.official import Answer, Question, evaluate, task_name
+from amos_fairseq.downstream.summary import TaskSummary, paper_results, paper_squad_cells
+from amos_fairseq.errors import UserError
+from amos_fairseq.files import write_text
+from amos_fairseq.tables import Table
+
+RECIPE_TASK = "SQuAD"  # recipes do not distinguish the versions
+# Number of questions of the official files, training and dev.
+OFFICIAL_QUESTIONS = {"SQuAD1.1": (87_599, 10_570), "SQuAD2.0": (130_319, 11_873)}
+PREDICTIONS = "predictions.json"
+N_BEST = "nbest_predictions.json"
+NULL_ODDS = "null_odds.json"
+SCORES = "scores.json"
+# Null odds of a question without any valid span: above every threshold, and valid JSON.
+NO_SPAN_ODDS = 1e9
+
+
+class DecodingLimits(NamedTuple):
+    """BERT's limits: answers of up to ``max_answer_length`` tokens, and the ``n_best`` of them for each question."""
+
+    max_answer_length: int = 30
+    n_best: int = 20
+
+
+@dataclass(frozen=True)
+class SquadSettings:
+    """The settings that determine the result besides recipe, checkpoint and data. ``span_head``: one of ``SPAN_HEADS``."""
+
+    span_head: str
+    windows: WindowLimits
+    decoding: DecodingLimits
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"span_head": self.span_head, **self.windows._asdict(), **self.decoding._asdict()}
+
+
+class Squad(Benchmark):
+    """Prepared data of one version, with a single task, ``SQuAD1.1`` or ``SQuAD2.0``.
+
+    The dev set determines the version: 2.0 if it has questions without an answer.
+
+    Args:
+        settings: the number of separators is the recipe's.
+        with_paper: add the papers' rows of version 2.0 to the table.
+
+    Raises:
+        UserError: the recipe does not suit; the data have not been prepared, or with a tokenizer other than the
+            checkpoint's; or the lengths leave no room for a context.
+    """
+
+    name = "squad"
+    title = "SQuAD dev"
+    # Scores of write_answers; version 1.1 has only the first two.
+    columns = {"em": "EM", "f1": "F1", "has_ans_f1": "HasAns F1", "no_ans_em": "NoAns EM", "best_em": "best EM"}
+
+    def __init__(self, session: Session, data: Path, settings: SquadSettings, with_paper: bool = False) -> None:
+        self.session, self.data, self.with_paper = session, data.resolve(), with_paper
+        # The head reads each token.
+        trials = tuple(dataclasses.replace(trial, pooling="first") for trial in session.recipe.trials_of(RECIPE_TASK))
+        num_separators = {trial.num_separators for trial in trials}
+        if len(num_separators) > 1:
+            raise UserError(
+                f"the recipe {session.recipe.name} has several num_separators for SQuAD: run them one by one"
+            )
+        windows = settings.windows._replace(num_separators=num_separators.pop())
+        self.settings = dataclasses.replace(settings, windows=windows)
+        manifest = read_squad_manifest(self.data)
+        session.checkpoint.check_tokenizer(self.data / "tokenizer")
+        windows.check()
+        self.dictionary = Vocabulary.of_corpus([self.data], None).load_dictionary()
+        name = task_name(manifest["splits"]["valid"]["impossible"] > 0)
+        examples = SquadWindowDataset(SquadSplit(self.data, "train"), self.dictionary, limits=windows, training=True)
+        sha256 = content_sha256([manifest, self.settings.as_dict()])
+        notes = tuple(data_notes(name, manifest))
+        self.tasks = {name: BenchmarkTask(name, len(examples), "f1", sha256, trials, notes)}
+
+    def train_flags(self, run: TaskRun) -> list[str]:
+        windows = self.settings.windows
+        flags = [str(self.data), "--task", "squad", "--criterion", "squad", "--span-head", self.settings.span_head]
+        flags += ["--tokens-per-window", str(windows.tokens), "--doc-stride", str(windows.doc_stride)]
+        flags += ["--max-question-length", str(windows.question)]
+        return flags if run.task.scores_best else [*flags, "--disable-validation"]
+
+    def evaluate(
+        self, task: str, checkpoint: Path, directory: Path, device: str, stop: threading.Event
+    ) -> dict[str, float]:
+        """Return the scores of the dev set by name (see :func:`write_answers`) and write the prediction files."""
+        split = SquadSplit(self.data, "valid")
+        windows = SquadWindowDataset(split, self.dictionary, limits=self.settings.windows)
+        decoded = predict_answers(load_checkpoint(checkpoint).model, windows, device, self.settings.decoding, stop)
+        return write_answers(directory, split, decoded)
+
+    def setup(self) -> dict[str, Any]:
+        """OUT may hold the results of both versions, so the recipe's section has one name for both."""
+        (task,) = self.tasks.values()
+        return self.session.setup({RECIPE_TASK: task.trials}) | self.settings.as_dict()
+
+    def owns(self, task: str) -> bool:
+        return task in OFFICIAL_QUESTIONS
+
+    def table(self, summaries: Mapping[str, TaskSummary], notes: Sequence[str]) -> Table:
+        """Add the papers' rows to the table with a row for each version."""
+        table = super().table(summaries, notes)
+        if not self.with_paper:
+            return table
+        shown = [score for score, heading in self.columns.items() if heading in table.columns]
+        rows = [[f"SQuAD2.0: {paper['name']}", *paper_squad_cells(paper, shown)] for paper in paper_results()]
+        return dataclasses.replace(table, rows=[*table.rows, *rows])
+
+    def notes(self, results: Sequence[RunResult], summaries: Mapping[str, TaskSummary]) -> Iterator[str]:
+        windows = self.settings.windows
+        yield (
+            f"{self.settings.span_head} head; windows of {windows.tokens} tokens, stride {windows.doc_stride}, questions of "
+            f"up to {windows.question} tokens, {windows.num_separators} </s> after them; answers of up to "
+            f"{self.settings.decoding.max_answer_length} tokens"
+        )
+        if "SQuAD2.0" in summaries:
+            yield (
+                "SQuAD2.0: the threshold for no answer is the one with the best F1 on the same dev set; best EM has its own"
+            )
+
+
+def data_notes(task: str, manifest: dict[str, Any]) -> Iterator[str]:
+    """Yield footnotes for the scores: files that differ from the official ones, questions left out."""
+    for split, official in zip(("train", "valid"), OFFICIAL_QUESTIONS[task], strict=True):
+        facts = manifest["splits"][split]
+        if facts["source_questions"] != official:
+            yield (
+                f"{task}: the {split} file ({manifest['sources'][split]['name']}) has "
+                f"{facts['source_questions']:,} questions, the official one {official:,}; the scores are not "
+                "comparable with published ones"
+            )
+        if facts["questions"] < facts["source_questions"]:
+            yield f"{task}: trained on {facts['questions']:,} of {facts['source_questions']:,} questions"
+
+
+class ScoredSpan(NamedTuple):
+    """``first`` and ``last`` are token indices of the whole context."""
+
+    score: float
+    first: int
+    last: int
+
+
+class ScoredText(NamedTuple):
+    text: str
+    score: float
+
+
+class Decoded(NamedTuple):
+    """The answers to a question.
+
+    ``texts``: distinct, non-empty answers, best first. ``null_odds``: higher if no answer is more likely.
+    """
+
+    texts: list[ScoredText]
+    null_odds: float
+
+    @property
+    def best(self) -> str:
+        return self.texts[0].text if self.texts else ""
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """Return the entries of the n-best file: texts, scores, and a softmax over the list as probabilities."""
+        highest = max((found.score for found in self.texts), default=0.0)
+        weights = [math.exp(found.score - highest) for found in self.texts]
+        total = sum(weights)
+        return [
+            {"text": found.text, "probability": weight / total, "score": found.score}
+            for found, weight in zip(self.texts, weights, strict=True)
+        ]
+
+
+def predict_answers(
+    model: BaseFairseqModel, windows: SquadWindowDataset, device: str, limits: DecodingLimits, stop: threading.Event
+) -> dict[str, Decoded]:
+    """Predict the answers to every question of a split, by question id, in the order of the split.
+
+    Args:
+        model: in eval mode, with a span head.
+
+    Raises:
+        UserError: the model has no span head, or its input is shorter than a window.
+    """
+    if getattr(model, "span_head", None) is None:
+        raise UserError("the checkpoint has no head for answers: fine-tune it with --task squad first")
+    if windows.limits.tokens > model.max_positions():
+        raise UserError(f"a window has {windows.limits.tokens} tokens, but the model takes {model.max_positions()}")
+    model = model.to(device)
+    owners = owner_windows(windows)
+    spans: dict[int, list[ScoredSpan]] = defaultdict(list)
+    null_scores: dict[int, list[float]] = defaultdict(list)
+    for batch in batches(windows.sizes, stop):
+        net_input = windows.collater([windows[index] for index in batch])["net_input"]
+        with torch.inference_mode():
+            mask = net_input["answer_mask"].to(device)
+            output = model(net_input["src_tokens"].to(device), answer_mask=mask, lengths=net_input["lengths"])
+        starts, ends, scores, nulls = (part.cpu().numpy() for part in output.candidates)
+        for row, index in enumerate(batch):
+            window = windows.window(index)
+            found = spans_of_window(starts[row], ends[row], scores[row], window, owners[window.example], limits)
+            spans[window.example] += found
+            null_scores[window.example].append(float(nulls[row]))
+    decoded, squad, compares_null = {}, windows.squad, model.span_head.kind == "independent"
+    for index, example in enumerate(squad.examples):
+        text, offsets = squad.texts[example.context], squad.offsets(example.context)
+        decoded[example.id] = decode_question(spans[index], null_scores[index], text, offsets, compares_null, limits)
+    return decoded
+
+
+def owner_windows(windows: SquadWindowDataset) -> dict[int, np.ndarray]:
+    """Return for each example the index of the window in which every context token has most context: [tokens] int64."""
+    ranges = defaultdict(list)
+    for index in range(len(windows)):
+        window = windows.window(index)
+        ranges[window.example].append((window.begin, window.end))
+    return {example: window_of_most_context(found) for example, found in ranges.items()}
+
+
+def spans_of_window(
+    starts: np.ndarray, ends: np.ndarray, scores: np.ndarray, window: Window, owner: np.ndarray, limits: DecodingLimits
+) -> list[ScoredSpan]:
+    """Return the valid spans of a window, best first, at most ``n_best``.
+
+    A valid span is inside the context, does not end before it starts, and is not too long. It counts only in the window in
+    which its first token has most context, so that no span is scored twice.
+
+    Args:
+        starts, ends: [C] token positions in the window.
+        scores: [C], -inf for spans that the head excludes.
+        owner: [context tokens] index of the window in which each token has most context (``window_of_most_context``).
+    """
+    first, last = starts - window.offset + window.begin, ends - window.offset + window.begin
+    valid = np.isfinite(scores) & (first >= window.begin) & (last < window.end)
+    valid &= (last >= first) & (last - first < limits.max_answer_length)
+    candidates = np.flatnonzero(valid)
+    candidates = candidates[owner[first[candidates]] == window.number]
+    best = candidates[np.argsort(-scores[candidates], kind="stable")][: limits.n_best]
+    return [ScoredSpan(float(scores[i]), int(first[i]), int(last[i])) for i in best]
+
+
+def decode_question(
+    spans: Iterable[ScoredSpan],
+    null_scores: Sequence[float],
+    context: str,
+    characters: tuple[np.ndarray, np.ndarray],
+    compares_null: bool,
+    limits: DecodingLimits,
+) -> Decoded:
+    """Select the answers to one question from the spans of all its windows.
+
+    Args:
+        null_scores: one per window; the lowest counts, since one window with an answer is enough.
+        context: the original text of the paragraph.
+        characters: begin and end (exclusive) of each context token in ``context``.
+        compares_null: whether null scores have the scale of span scores (independent head). The odds are then their
+            difference to the best span's score; otherwise (joint head) the null score itself.
+    """
+    texts: dict[str, float] = {}
+    for span in sorted(spans, key=lambda span: -span.score):
+        text = context[characters[0][span.first] : characters[1][span.last]].strip()
+        if text and text not in texts:
+            texts[text] = span.score
+            if len(texts) == limits.n_best:
+                break
+    null_odds = min(null_scores)
+    if not texts:
+        null_odds = NO_SPAN_ODDS
+    elif compares_null:
+        null_odds -= next(iter(texts.values()))
+    return Decoded([ScoredText(text, score) for text, score in texts.items()], null_odds)
+
+
+def write_answers(directory: Path, split: SquadSplit, decoded: dict[str, Decoded]) -> dict[str, Any]:
+    """Score the answers and write all files into ``directory``.
+
+    If the split has questions without an answer, the threshold of the null odds is chosen on it: the one that gives the
+    best F1 in the official script's search, on the scale of ``null_odds.json``. Above it, the prediction is "".
+
+    Returns:
+        ``em`` and ``f1`` of ``predictions.json``; with unanswerable questions also ``has_ans_em``, ``has_ans_f1``,
+        ``no_ans_em``, ``best_em`` (the highest over all thresholds) and ``null_threshold``. ``scores.json`` holds the
+        same.
+    """
+    # The questions' texts are not needed for evaluation.
+    questions = [
+        Question(example.id, "", tuple(Answer(a.text, a.start) for a in example.answers), example.is_impossible)
+        for example in split.examples
+    ]
+    answers = {id_: found.best for id_, found in decoded.items()}
+    has_impossible = any(question.is_impossible for question in questions)
+    scores: dict[str, Any] = {}
+    if has_impossible:
+        odds = {id_: found.null_odds for id_, found in decoded.items()}
+        best, _ = evaluate(questions, answers, odds)
+        threshold = best["best_f1_thresh"]
+        if threshold not in odds.values():
+            # The search starts with no question answered and reports threshold 0 for it, which is right only for
+            # probabilities. On our scale, a threshold below all odds has that meaning.
+            threshold = min(odds.values()) - 1
+        scores = {"best_em": best["best_exact"], "null_threshold": threshold}
+        answers = {id_: "" if odds[id_] > threshold else text for id_, text in answers.items()}
+        _write_json(directory / NULL_ODDS, odds)
+    official, _ = evaluate(questions, answers)
+    scores = {"em": official["exact"], "f1": official["f1"]} | scores
+    if has_impossible:
+        scores |= {"has_ans_em": official.get("HasAns_exact", 0.0), "has_ans_f1": official.get("HasAns_f1", 0.0)}
+        scores["no_ans_em"] = official["NoAns_exact"]
+    scores = {name: float(value) for name, value in scores.items()}
+    _write_json(directory / PREDICTIONS, answers)
+    _write_json(directory / N_BEST, {id_: found.as_json() for id_, found in decoded.items()})
+    _write_json(directory / SCORES, scores)
+    return scores
+
+
+def _write_json(path: Path, content: Any) -> None:
+    write_text(path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")

@@ -1,0 +1,298 @@
+"""SQuAD: the binarized files, windows over long contexts, and batches of ``<s> question </s> context </s>``.
+
+Some recipes have a second ``</s>`` before the context.
+
+amos prepare squad writes these files, and the task reads them:
+
+SPLIT.question.{bin,idx}                        ids of each question, without special tokens
+SPLIT.context.{bin,idx}                         ids of each paragraph, once for all of its questions
+SPLIT.context_start, SPLIT.context_end          start and end (exclusive) of every context token, in characters
+SPLIT.contexts.jsonl                            {"title", "text"} of each paragraph
+SPLIT.examples.jsonl                            one question per line, in the file's order: see Example
+dict.txt  tokenizer/  squad.json                vocabulary; sources, counts and answers that could not be aligned
+"""
+
+import functools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from fairseq.data import Dictionary
+
+from amos_fairseq.data.corpus import check_prepared, open_lines
+from amos_fairseq.downstream.labeled_sequences import LabeledSequences
+from amos_fairseq.errors import UserError
+from amos_fairseq.strangers import (
+    LARGEST_COUNT,
+    field,
+    parse_json,
+    plain_name,
+    read_json,
+    read_json_lines,
+    text_in,
+    whole_number,
+)
+
+MANIFEST = "squad.json"
+TOKEN_ARRAYS = ("question", "context", "context_start", "context_end")
+_HINT = "give the directory that amos prepare squad wrote"
+
+
+class AlignedAnswer(NamedTuple):
+    """An answer. ``start``: first character; ``tokens``: first and last context token, None if it cannot be aligned."""
+
+    text: str
+    start: int
+    tokens: tuple[int, int] | None
+
+
+class Example(NamedTuple):
+    """A question. ``context``: index of its paragraph; ``answers`` is empty if ``is_impossible``."""
+
+    id: str
+    context: int
+    answers: tuple[AlignedAnswer, ...]
+    is_impossible: bool
+
+    def to_json(self) -> str:
+        answers = [answer._asdict() for answer in self.answers]
+        return json.dumps(self._asdict() | {"answers": answers}, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, line: str) -> "Example":
+        content = parse_json(line)
+        answers = (
+            AlignedAnswer(text_in(a["text"]), whole_number(a["start"], -LARGEST_COUNT), _token_range(a["tokens"]))
+            for a in field(content, "answers", list)
+        )
+        is_impossible = field(content, "is_impossible", bool)
+        return cls(text_in(content["id"]), whole_number(content["context"]), tuple(answers), is_impossible)
+
+    @property
+    def last_token(self) -> int:
+        """The last context token of all answers; -1 if no answer is aligned."""
+        return max((answer.tokens[1] for answer in self.answers if answer.tokens is not None), default=-1)
+
+    @property
+    def target(self) -> tuple[int, int] | None:
+        """The training target: the tokens of the first aligned answer."""
+        return next((answer.tokens for answer in self.answers if answer.tokens is not None), None)
+
+
+def _token_range(tokens: Any) -> tuple[int, int] | None:
+    if tokens is None:
+        return None
+    first, last = map(whole_number, tokens)
+    if first > last:
+        raise ValueError(f"the tokens {first} to {last} are none")
+    return first, last
+
+
+class SquadSplit:
+    """One memory-mapped split. Question i belongs to example i.
+
+    Raises:
+        UserError: a file is missing or damaged, or the files do not belong together.
+    """
+
+    def __init__(self, directory: Path, split: str) -> None:
+        self.directory, self.split = directory, split
+        prefix = directory / split
+        check_prepared(directory, MANIFEST, split)
+        self.examples: list[Example] = read_json_lines(directory / f"{split}.examples.jsonl", _HINT, Example.from_json)
+        self.questions, self.contexts, self.starts, self.ends = (
+            open_lines(f"{prefix}.{name}", _HINT) for name in TOKEN_ARRAYS
+        )
+        lengths = self.contexts.sizes
+        if len(self.questions) != len(self.examples) or not all(
+            np.array_equal(lengths, offsets.sizes) for offsets in (self.starts, self.ends)
+        ):
+            raise UserError(f"{prefix}.*: the files do not belong together; prepare the data again")
+        for example in self.examples:
+            if example.context >= len(lengths) or example.last_token >= lengths[example.context]:
+                raise UserError(
+                    f"{prefix}.examples.jsonl is damaged (the answers of {example.id!r:.60} are not in its context): "
+                    "prepare the data again"
+                )
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    @functools.cached_property
+    def texts(self) -> list[str]:
+        """The text of each paragraph."""
+        path = self.directory / f"{self.split}.contexts.jsonl"
+        return read_json_lines(path, _HINT, lambda line: text_in(parse_json(line)["text"]))
+
+    def offsets(self, context: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the starts and the ends (exclusive) of a paragraph's tokens, in characters: two [length] arrays."""
+        return self.starts[context].numpy(), self.ends[context].numpy()
+
+
+def read_squad_manifest(directory: Path) -> dict[str, Any]:
+    """Read ``squad.json``; raise :class:`UserError` if the directory has none."""
+    path = directory / MANIFEST
+    manifest = read_json(path, f"it was not written by amos prepare; {_HINT}")
+    try:
+        field(manifest, "settings", dict)
+        text_in(manifest["tokenizer_sha256"])
+        for split in ("train", "valid"):
+            for count in ("questions", "source_questions", "impossible"):
+                whole_number(manifest["splits"][split][count])
+            plain_name(manifest["sources"][split]["name"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} was not written by amos prepare: {_HINT}") from error
+    return manifest
+
+
+class WindowLimits(NamedTuple):
+    """Lengths in tokens. The defaults are BERT's, except ``tokens`` (AMOS Appendix B: sequence length 512).
+
+    Attributes:
+        tokens: the whole window.
+        doc_stride: distance between the starts of two windows.
+        question: a longer question is cut to this length.
+        num_separators: number of ``</s>`` between question and context, 1 or 2.
+    """
+
+    tokens: int = 512
+    doc_stride: int = 128
+    question: int = 64
+    num_separators: int = 1
+
+    @property
+    def num_special(self) -> int:
+        """Number of special tokens in a window: ``<s>``, the separators and the last ``</s>``."""
+        return 2 + self.num_separators
+
+    def check(self) -> None:
+        """Raise :class:`UserError` for lengths that leave no room for a context."""
+        if self.doc_stride < 1:
+            raise UserError(f"--doc-stride {self.doc_stride} must be 1 or more")
+        if self.question < 1:
+            raise UserError(f"--max-question-length {self.question} must be 1 or more")
+        if self.tokens < self.question + self.num_special + 1:
+            raise UserError(
+                f"--tokens-per-window {self.tokens} leaves no room for a context beside --max-question-length "
+                f"{self.question} and {self.num_special} special tokens: raise the first or lower the second"
+            )
+
+    def room(self, question_length: int) -> int:
+        """Return how many context tokens fit beside a question."""
+        return self.tokens - self.num_special - min(question_length, self.question)
+
+
+def context_ranges(length: int, room: int, stride: int) -> list[tuple[int, int]]:
+    """Return ``[begin, end)`` of the windows over a context of ``length`` tokens: at least one, together all tokens.
+
+    All windows but the last are full. Their starts are ``stride`` apart, or ``room`` if that is less (BERT's SQuAD code).
+    """
+    ranges = [(0, min(length, room))]
+    while ranges[-1][1] < length:
+        begin = ranges[-1][0] + min(stride, room)
+        ranges.append((begin, min(length, begin + room)))
+    return ranges
+
+
+def window_of_most_context(ranges: list[tuple[int, int]]) -> np.ndarray:
+    """Return, for every context token, the number of the window in which it has most context: [length] int64.
+
+    The score of a window is the smaller distance of the token to both ends, plus a hundredth of the window's length as a
+    tie-breaker; of equal scores the first window is used (BERT's rule).
+    """
+    length = ranges[-1][1]
+    best_score = np.full(length, -1.0)
+    best = np.zeros(length, dtype=np.int64)
+    for number, (begin, end) in enumerate(ranges):
+        position = np.arange(begin, end)
+        score = np.minimum(position - begin, end - 1 - position) + 0.01 * (end - begin)
+        better = score > best_score[begin:end]
+        best[begin:end][better] = number
+        best_score[begin:end][better] = score[better]
+    return best
+
+
+class Window(NamedTuple):
+    """Context tokens [begin, end) beside the question of an example.
+
+    ``number``: index among the windows of the example. ``offset``: position of context token ``begin`` in the window, so
+    context token i is at position ``offset + i - begin``.
+    """
+
+    example: int
+    number: int
+    begin: int
+    end: int
+    offset: int
+
+
+class SquadWindowDataset(LabeledSequences):
+    """All windows of a split.
+
+    The target of a window that contains the whole answer is the positions of its first and last token; the target of any
+    other window is 0 and 0, the position of ``<s>``.
+
+    Args:
+        training: shuffle, and exclude questions whose answers could not be aligned to tokens, which would be trained as
+            unanswerable. Otherwise all questions are included, in order.
+    """
+
+    def __init__(
+        self, split: SquadSplit, dictionary: Dictionary, *, limits: WindowLimits, seed: int = 0, training: bool = False
+    ) -> None:
+        super().__init__(split.directory, split.split, dictionary, seed, training)
+        limits.check()
+        self.squad, self.limits = split, limits
+        windows = [window for example in range(len(split)) for window in self._windows_of(example)]
+        self._windows = np.array(windows, dtype=np.int64).reshape(-1, len(Window._fields))
+        self.sizes = self._windows[:, 4] + self._windows[:, 3] - self._windows[:, 2] + 1
+
+    def _windows_of(self, index: int) -> list[Window]:
+        example = self.squad.examples[index]
+        if self.training and example.answers and example.target is None:
+            return []
+        question = min(int(self.squad.questions.sizes[index]), self.limits.question)
+        ranges = context_ranges(
+            int(self.squad.contexts.sizes[example.context]), self.limits.room(question), self.limits.doc_stride
+        )
+        offset = question + self.limits.num_special - 1
+        return [Window(index, number, *bounds, offset) for number, bounds in enumerate(ranges)]
+
+    def window(self, index: int) -> Window:
+        return Window(*self._windows[index].tolist())
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Return ``id`` int, ``tokens`` LongTensor [L], ``context`` (first position, number of tokens) and ``target``
+        (start, end)."""
+        index = int(index)
+        window = self.window(index)
+        example = self.squad.examples[window.example]
+        question = self.squad.questions[window.example][: self.limits.question]
+        context = self.squad.contexts[example.context][window.begin : window.end]
+        bos, eos = torch.tensor([self.bos]), torch.tensor([self.eos])
+        return {
+            "id": index,
+            "tokens": torch.cat([bos, question.long(), *[eos] * self.limits.num_separators, context.long(), eos]),
+            "context": (window.offset, len(context)),
+            "target": self._target(window, example.target),
+        }
+
+    @staticmethod
+    def _target(window: Window, answer: tuple[int, int] | None) -> tuple[int, int]:
+        if answer is None or answer[0] < window.begin or answer[1] >= window.end:
+            return 0, 0
+        shift = window.offset - window.begin
+        return answer[0] + shift, answer[1] + shift
+
+    def add_labels(self, batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
+        """Add to ``net_input``: ``answer_mask`` BoolTensor [B,T], True at context tokens, and ``span_targets``, two LongTensors
+        [B]."""
+        answer_mask = torch.zeros_like(batch["net_input"]["src_tokens"], dtype=torch.bool)
+        for row, sample in enumerate(samples):
+            first, count = sample["context"]
+            answer_mask[row, first : first + count] = True
+        targets = torch.tensor([sample["target"] for sample in samples], dtype=torch.long)
+        batch["net_input"] |= {"answer_mask": answer_mask, "span_targets": targets.unbind(1)}

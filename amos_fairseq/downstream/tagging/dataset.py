@@ -1,0 +1,251 @@
+"""Sequence tagging: the binarized files, and batches of ``<s> sentence </s>`` with one label a word, on its first piece.
+
+amos prepare tagging writes these files, and the task reads them:
+
+SPLIT.tokens.{bin,idx}                          ids of each sentence, without special tokens
+SPLIT.word_start, SPLIT.word_end                first piece of each word, and the one after its last
+SPLIT.label.{bin,idx}                           label of each word, an index of ``labels``
+SPLIT.words.jsonl                               the words of each sentence
+unlabeled.*                                     the same without labels and words.jsonl, for cross-view training; optional
+dict.txt  tokenizer/  tagging.json              vocabulary; labels, sources, counts
+"""
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from fairseq.data import Dictionary
+from torch.nn.utils.rnn import pad_sequence
+
+from amos_fairseq.data.corpus import check_prepared, open_lines
+from amos_fairseq.downstream.labeled_sequences import LabeledSequences
+from amos_fairseq.downstream.word_files import COLUMN_NAME, LONGEST_COLUMN_NAME, UNLABELED
+from amos_fairseq.errors import UserError
+from amos_fairseq.files import write_text
+from amos_fairseq.strangers import is_unicode, parse_json, plain_name, read_json, read_json_lines, read_text
+
+MANIFEST = "tagging.json"
+# Names of tasks, and so of folders in OUT of amos tag, begin with this: results of other benchmarks are not taken for these.
+TASK_PREFIX = "tagging-"
+# Beside the checkpoints, one label a line, so that they can be exported without the data.
+LABELS_FILE = "labels.txt"
+WORD_ARRAYS = ("tokens", "word_start", "word_end")
+ARRAYS = (*WORD_ARRAYS, "label")
+NUM_SPECIAL = 2  # <s> and </s>
+# Target of a padded slot: cross_entropy ignores it.
+NO_LABEL = -100
+_HINT = "give the directory that amos prepare tagging wrote"
+
+
+def read_tagging_manifest(directory: Path) -> dict[str, Any]:
+    """Read ``tagging.json``; raise :class:`UserError` if the directory has none."""
+    path = directory / MANIFEST
+    manifest = read_json(path, f"it was not written by amos prepare; {_HINT}")
+    try:
+        is_complete = manifest.keys() >= {"labels", "column", "has_spans", "tokenizer_sha256", "splits"}
+        # The column is part of the names of folders, which must be inside OUT.
+        if (
+            is_complete
+            and COLUMN_NAME.fullmatch(plain_name(manifest["column"], LONGEST_COLUMN_NAME))
+            and are_labels(manifest["labels"])
+        ):
+            return manifest
+    except (ValueError, TypeError):
+        pass
+    raise UserError(f"{path} was not written by amos prepare: {_HINT}")
+
+
+def are_labels(labels: Any) -> bool:
+    """Return whether this is a list of different labels that fit on the lines of ``labels.txt``."""
+    return (
+        isinstance(labels, list)
+        and all(isinstance(label, str) and label != "" and not re.search(r"[\r\n\0]", label) for label in labels)
+        and all(map(is_unicode, labels))
+        and len(labels) == len(set(labels)) > 0
+    )
+
+
+def write_labels(directory: Path, labels: Sequence[str]) -> None:
+    """Write ``labels.txt``."""
+    write_text(directory / LABELS_FILE, "".join(f"{label}\n" for label in labels))
+
+
+def read_labels(directory: Path) -> list[str]:
+    """Read ``labels.txt``; return an empty list without one. Only a line feed separates labels: others may be in them.
+
+    Raises:
+        UserError: the file has something else than different labels.
+    """
+    path = directory / LABELS_FILE
+    if not os.path.lexists(path):
+        return []
+    hint = "give the labels with --labels, or remove it"
+    labels = read_text(path, hint).split("\n")[:-1]
+    if labels and not are_labels(labels):
+        raise UserError(f"{path} does not have one label a line, each once: {hint}")
+    return labels
+
+
+def has_unlabeled(directory: Path) -> bool:
+    """Return whether prepared data have sentences without labels."""
+    return (directory / f"{UNLABELED}.tokens.idx").exists()
+
+
+def read_words(directory: Path, split: str) -> list[list[str]]:
+    """Return the words of each sentence of a split; raise :class:`UserError` if the file is missing or damaged."""
+
+    def words_in(line: str) -> list[str]:
+        words = parse_json(line, list)
+        if not all(isinstance(word, str) and is_unicode(word) for word in words):
+            raise ValueError("a line is not a list of words")
+        return words
+
+    return read_json_lines(directory / f"{split}.words.jsonl", _HINT, words_in)
+
+
+class WordSequences(LabeledSequences):
+    """The words of the sentences of a split, cut at a word boundary where they are longer than ``max_tokens``.
+
+    Args:
+        max_tokens: of a sentence with ``<s>`` and ``</s>``.
+        training: shuffle, and leave out sentences whose first word does not fit. Otherwise all sentences are included, in
+            order.
+
+    Attributes:
+        cut_words: number of words that are cut, in the sentences of the dataset and in those left out.
+        cut_sentences: number of sentences that lose words.
+
+    Raises:
+        UserError: a file is missing or damaged, the files do not belong together, or no word fits into ``max_tokens``.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        split: str,
+        dictionary: Dictionary,
+        max_tokens: int,
+        seed: int = 0,
+        training: bool = False,
+    ) -> None:
+        super().__init__(directory, split, dictionary, seed, training)
+        if max_tokens <= NUM_SPECIAL:
+            raise UserError(f"--tokens-per-sentence {max_tokens} leaves no room for a word: raise it")
+        check_prepared(directory, MANIFEST, split)
+        self._tokens, self._starts, self._ends = (open_lines(f"{self.source}.{name}", _HINT) for name in WORD_ARRAYS)
+        num_words = self._starts.sizes.astype(np.int64)
+        if len(self._tokens) != len(num_words) or not np.array_equal(num_words, self._ends.sizes):
+            raise self._damaged()
+        self._room = max_tokens - NUM_SPECIAL
+        kept = [int(np.searchsorted(ends.numpy(), self._room, side="right")) for ends in self._ends]
+        self._kept = np.array(kept, dtype=np.int64)
+        self.cut_words = int((num_words - self._kept).sum())
+        self.cut_sentences = int((num_words > self._kept).sum())
+        self.num_words = int(num_words.sum())
+        self._rows = np.flatnonzero(self._kept > 0) if training else np.arange(len(kept))
+        if not len(self._rows):
+            raise UserError(
+                f"{self.source}.*: the first word of each sentence is longer than {self._room} pieces: split the words"
+            )
+        self.sizes = np.array([NUM_SPECIAL + self._num_pieces(row) for row in self._rows], dtype=np.int64)
+
+    def _damaged(self) -> UserError:
+        return UserError(f"{self.source}.*: the files do not belong together; prepare the data again")
+
+    def _num_pieces(self, row: int) -> int:
+        """Return the length of a sentence after the cut, without special tokens.
+
+        If no word is cut, it has all its pieces that fit: a tokenizer may add pieces of no word behind the last one.
+        """
+        ends, kept = self._ends[row], int(self._kept[row])
+        if kept == len(ends):
+            return min(len(self._tokens[row]), self._room)
+        return int(ends[kept - 1]) if kept else 0
+
+    def num_kept(self, index: int) -> int:
+        """Return the number of words of a sentence that are not cut."""
+        return int(self._kept[self._rows[index]])
+
+    @property
+    def words_per_sentence(self) -> float:
+        """Mean number of words of a sentence that are not cut."""
+        return float(self._kept[self._rows].mean())
+
+    def describe(self) -> str:
+        """Return the numbers of sentences and words, and of the words that are cut."""
+        cut = (
+            f"{self.cut_words:,} words at the ends of {self.cut_sentences:,} sentences are cut"
+            if self.cut_words
+            else ""
+        )
+        return f"{len(self):,} sentences, {self.num_words:,} words" + (f"; {cut}" if cut else "")
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Return ``id`` int, ``tokens`` LongTensor [L], and ``positions`` and ``last_positions``, LongTensors of the first and
+        the last pieces of the kept words."""
+        index = int(index)
+        row, kept = int(self._rows[index]), self.num_kept(index)
+        pieces = self._tokens[row][: self._num_pieces(row)].long()
+        return {
+            "id": index,
+            "tokens": torch.cat([torch.tensor([self.bos]), pieces, torch.tensor([self.eos])]),
+            "positions": self._starts[row][:kept].long() + 1,
+            "last_positions": self._ends[row][:kept].long(),
+        }
+
+    def add_labels(self, batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
+        """Add to ``net_input`` ``word_positions`` and ``last_positions``, LongTensors [B,W], 0 in padded slots."""
+        for name, key in (("word_positions", "positions"), ("last_positions", "last_positions")):
+            batch["net_input"][name] = pad_words([sample[key] for sample in samples], 0)
+
+
+def pad_words(rows: Sequence[torch.Tensor], value: int) -> torch.Tensor:
+    """Return LongTensors of different lengths as [B,W], W at least 1, with ``value`` in padded slots."""
+    padded = pad_sequence(rows, batch_first=True, padding_value=value)
+    return padded if padded.size(1) else padded.new_full((len(rows), 1), value)
+
+
+class TaggedSentences(WordSequences):
+    """The sentences of a split with their labels; for the other arguments see :class:`WordSequences`.
+
+    Args:
+        num_labels: of the manifest.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        split: str,
+        dictionary: Dictionary,
+        num_labels: int,
+        max_tokens: int,
+        seed: int = 0,
+        training: bool = False,
+    ) -> None:
+        super().__init__(directory, split, dictionary, max_tokens, seed, training)
+        self._labels = open_lines(f"{self.source}.label", _HINT)
+        if not np.array_equal(self._labels.sizes, self._starts.sizes) or any(
+            len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < num_labels for ids in self._labels
+        ):
+            raise self._damaged()
+
+    def labels(self, index: int) -> list[int]:
+        """Return the labels of all words of a sentence, also of those that are cut."""
+        return self._labels[int(self._rows[index])].tolist()
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Return the words of a sentence, and ``labels``, a list of ints for all words, also for those that are cut."""
+        return super().__getitem__(index) | {"labels": self.labels(int(index))}
+
+    def add_labels(self, batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
+        """Add ``nwords`` (not cut), a Python int; ``target`` LongTensor [B,W], ``NO_LABEL`` in padded slots; ``labels``, lists
+        of ints with the labels of all words; and to ``net_input`` ``word_positions`` LongTensor [B,W], 0 in padded slots."""
+        super().add_labels(batch, samples)
+        del batch["net_input"]["last_positions"]
+        target = [torch.tensor(own["labels"][: len(own["positions"])], dtype=torch.long) for own in samples]
+        batch |= {"nwords": sum(map(len, target)), "target": pad_words(target, NO_LABEL)}
+        batch["labels"] = [sample["labels"] for sample in samples]

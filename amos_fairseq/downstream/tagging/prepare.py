@@ -1,0 +1,313 @@
+"""``amos prepare tagging``: convert labeled sentences, and unlabeled ones, to the input of the task ``sequence_tagging``.
+
+Read the files -> encode, find the pieces of each word, write to a temporary directory -> rename.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+from amos_fairseq.downstream.tagging.scores import mark_spans, to_bioes
+from amos_fairseq.downstream.word_files import (
+    COLUMN_NAME,
+    CONLLU,
+    CONLLU_NAMES,
+    LONGEST_COLUMN_NAME,
+    UNLABELED,
+    Sentence,
+    read_columns,
+    read_conllu,
+    read_words,
+)
+from amos_fairseq.errors import UserError
+from amos_fairseq.files import json_text, whole_folder
+from amos_fairseq.fingerprint import files_sha256
+from amos_fairseq.terminal import progress_bar, say
+from amos_fairseq.text.binarizing import BinarizedFile
+from amos_fairseq.text.inside_out import prepared_data
+from amos_fairseq.text.text_files import kind_and_compression
+from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
+from amos_fairseq.text.tokenization.tokenizer import UNK
+from amos_fairseq.text.tokenization.words import encode_words
+from amos_fairseq.text.workspace import check_inputs, describe_source, is_finished, save_tokenizer
+
+DEFAULT_CONLLU_COLUMN = "upos"
+REST = "rest"  # value of --unlabeled: what --labeled leaves
+FILE, BIOES = "file", "bioes"  # values of --encoding
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the options of ``amos tag`` and ``amos prepare tagging`` choose from the files.
+
+    Attributes:
+        column: name of the labels; None for the default.
+        columns: names of the columns after the word; None for the default.
+        encoding: of spans: as in the file, or BIOES (thesis, section 4.3.1).
+        labeled: number of training sentences; None for all.
+        unlabeled: a file of sentences without labels, :data:`REST`, or None for none.
+    """
+
+    column: str | None = None
+    columns: Sequence[str] | None = None
+    encoding: str = FILE
+    labeled: int | None = None
+    unlabeled: str | None = None
+
+    @classmethod
+    def of(cls, given: argparse.Namespace) -> "Choices":
+        """Return the values of options; those that a command lacks have their default."""
+        return cls(**{field.name: getattr(given, field.name) for field in fields(cls) if hasattr(given, field.name)})
+
+    def sources(self, train: Path, dev: Path) -> dict[str, Path]:
+        """Return all files by split; raise :class:`UserError` for options that do not fit together."""
+        if self.unlabeled == REST and self.labeled is None:
+            raise UserError("--unlabeled rest is what --labeled N leaves of the training sentences: give --labeled too")
+        sources = {"train": train, "valid": dev}
+        return sources if self.unlabeled in (None, REST) else sources | {UNLABELED: Path(self.unlabeled)}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the values as they are saved, without the name of a file."""
+        return asdict(self) | {"unlabeled": self.unlabeled and (REST if self.unlabeled == REST else "file")}
+
+
+def run(given: argparse.Namespace) -> None:
+    """Write both files to OUT; nothing is left of it if that fails.
+
+    Raises:
+        UserError: bad input, or OUT contains other files.
+    """
+    choices = Choices.of(given)
+    sources = choices.sources(given.train, given.dev)
+    check_sources(given.out, sources, choices.columns)
+    out, tokenizer = given.out, load_tokenizer(given.tokenizer)
+    from amos_fairseq.downstream.tagging.dataset import (
+        MANIFEST,
+        read_tagging_manifest,
+    )  # imports fairseq, which takes seconds
+
+    description = describe_tagging(sources, tokenizer, choices)
+    if is_finished(out, description, "tagging", MANIFEST, read_tagging_manifest):
+        return
+    sentences = read_splits(sources, choices)
+    with whole_folder(out.absolute()) as unfinished:
+        write_tagging(unfinished, sources, sentences, description, tokenizer)
+    say(f"done: amos tag --checkpoint RUN --data {out} --out RESULTS; counts in {out}/{MANIFEST}")
+
+
+def prepare_tagging_inside(out: Path, train: Path, dev: Path, tokenizer: Tokenizer, choices: Choices) -> Path:
+    """Return what ``amos prepare tagging`` makes of the files, inside of OUT of ``amos tag``.
+
+    Raises:
+        UserError: bad input; or see :func:`~amos_fairseq.text.inside_out.prepared_data`.
+    """
+    from amos_fairseq.downstream.tagging.dataset import TASK_PREFIX  # imports fairseq, which takes seconds
+
+    sources = choices.sources(train, dev)
+    check_sources(out, sources, choices.columns)
+    # Each column has its own data and runs, however it was chosen.
+    is_conllu = kind_and_compression(train)[0] == CONLLU
+    column = choices.column or (
+        DEFAULT_CONLLU_COLUMN if is_conllu else list(read_columns(train, choices.columns)[0].columns)[-1]
+    )
+    if not _is_column_name(column):
+        raise UserError(f"--column {column!r} is not a name: give one such as upos, pos, chunk or ner")
+
+    def write(directory: Path) -> None:
+        sentences = read_splits(sources, choices)
+        write_tagging(directory, sources, sentences, describe_tagging(sources, tokenizer, choices), tokenizer)
+
+    name, settings = TASK_PREFIX + column, choices.as_dict() | {"column": column}
+    return prepared_data(out, name, sources, tokenizer, settings, write, used_by=[f"runs/{name}"])
+
+
+def read_splits(
+    sources: dict[str, Path], choices: Choices, read: Callable[[Path], list[Sentence]] | None = None
+) -> dict[str, list[Sentence]]:
+    """Read all files; the sentences without labels are the split ``unlabeled``.
+
+    ``read``: reads a file of labeled sentences; by default :func:`read_sentences`.
+    """
+    read = read or (lambda path: read_sentences(path, choices.columns))
+    splits = {split: read(sources[split]) for split in ("train", "valid")}
+    if choices.encoding == BIOES:
+        column = choose_column({sources[split]: splits[split] for split in ("train", "valid")}, choices.column)
+        labeled = [one for split in ("train", "valid") for one in splits[split]]
+        if not mark_spans(label for one in labeled for label in one.columns[column]):
+            raise UserError(
+                f"--encoding bioes is for labels that mark spans (B-, I-, O), and column {column} of {sources['train']} and "
+                f"{sources['valid']} has others, or no span: leave it out"
+            )
+        for split in ("train", "valid"):
+            splits[split] = [
+                Sentence(one.words, one.columns | {column: to_bioes(one.columns[column])}) for one in splits[split]
+            ]
+    splits["train"], rest = choose_labeled(splits["train"], choices.labeled, sources["train"])
+    if choices.unlabeled == REST:
+        if not rest:
+            raise UserError(f"--labeled {choices.labeled} leaves no sentence of {sources['train']}: give fewer")
+        splits[UNLABELED] = rest
+    elif choices.unlabeled is not None:
+        words, how = read_words(sources[UNLABELED])
+        say(f"{sources[UNLABELED]}: {len(words):,} sentences without labels ({how})")
+        splits[UNLABELED] = [Sentence(own, {}) for own in words]
+    return splits
+
+
+def choose_labeled(sentences: list[Sentence], number: int | None, path: Path) -> tuple[list[Sentence], list[Sentence]]:
+    """Return ``number`` sentences at equal distances, by default all, and the others.
+
+    Raises:
+        UserError: there are not as many.
+    """
+    if number is None:
+        return sentences, []
+    if not 1 <= number <= len(sentences):
+        raise UserError(f"--labeled {number}: {path} has {len(sentences):,} sentences: give 1 to as many")
+    chosen = {place * len(sentences) // number for place in range(number)}
+    parts: tuple[list[Sentence], list[Sentence]] = ([], [])
+    for place, sentence in enumerate(sentences):
+        parts[place not in chosen].append(sentence)
+    return parts
+
+
+def check_sources(out: Path, sources: dict[str, Path], columns: Sequence[str] | None) -> None:
+    """Raise :class:`UserError` for what can be seen before any work."""
+    check_inputs(list(sources.values()), "give a column file or a CoNLL-U file")
+    if os.pathsep in str(out.absolute()):
+        raise UserError(f"OUT {out.absolute()}: fairseq separates folders at {os.pathsep!r}: give a path without it")
+    for name in columns or ():
+        if not _is_column_name(name) or columns.count(name) > 1:
+            raise UserError(f"--columns: {name!r} is not a name, or there twice: give names such as pos,chunk,ner")
+
+
+def _is_column_name(name: str) -> bool:
+    return bool(COLUMN_NAME.fullmatch(name)) and len(name) <= LONGEST_COLUMN_NAME
+
+
+def describe_tagging(sources: dict[str, Path], tokenizer: Tokenizer, choices: Choices) -> dict[str, Any]:
+    """Return what determines the data, for the manifest."""
+    return {
+        "settings": choices.as_dict(),
+        "tokenizer_sha256": tokenizer.sha256,
+        "sources": {split: describe_source(path) for split, path in sources.items()},
+    }
+
+
+def write_tagging(
+    directory: Path,
+    sources: dict[str, Path],
+    sentences: dict[str, list[Sentence]],
+    description: dict[str, Any],
+    tokenizer: Tokenizer,
+    score: str | None = None,
+) -> None:
+    """Write the splits of the column and the manifest into an empty folder; ``score``: of a task other than tagging."""
+    from amos_fairseq.downstream.tagging.dataset import MANIFEST  # imports fairseq, which takes seconds
+
+    labeled = {split: own for split, own in sentences.items() if split != UNLABELED}
+    chosen = choose_column({sources[split]: own for split, own in labeled.items()}, description["settings"]["column"])
+    labels_of = {split: {label for one in own for label in one.columns[chosen]} for split, own in labeled.items()}
+    if len(labels_of["train"]) == 1:
+        (only,) = labels_of["train"]
+        if number := description["settings"]["labeled"]:
+            raise UserError(f"--labeled {number}: all words of these sentences have the label {only}: give more")
+        raise UserError(
+            f"{sources['train']}, column {chosen}: each word has the label {only}: choose another column with --column"
+        )
+    labels = sorted(set().union(*labels_of.values()))
+    kind = {"column": chosen, "labels": labels, "has_spans": mark_spans(labels)}
+    save_tokenizer(tokenizer, directory)
+    facts = {
+        split: write_tagging_split(directory, split, own, tokenizer, chosen, labels) for split, own in sentences.items()
+    }
+    content = json_text(description | kind | {"splits": facts, "sha256": files_sha256(directory)})
+    (directory / MANIFEST).write_text(content, encoding="utf-8")
+    _report(kind, facts, score or ("span F1" if kind["has_spans"] else "accuracy"))
+    if mark_spans(labels_of["train"]) and not kind["has_spans"]:
+        say(f"the labels of {sources['train']} mark spans, those of {sources['valid']} do not: the score is accuracy")
+    if new := sorted(labels_of["valid"] - labels_of["train"]):
+        say(
+            f"labels of {sources['valid']} that are not in {sources['train']} and cannot be learned: "
+            f"{shorten(' '.join(new), 100)}"
+        )
+
+
+def read_sentences(path: Path, names: Sequence[str] | None) -> list[Sentence]:
+    """Read a file as CoNLL-U if it is called so, else as columns."""
+    kind, _ = kind_and_compression(path)
+    if kind != CONLLU:
+        return read_columns(path, names)
+    if names is not None:
+        raise UserError(f"--columns names those of column files; {path} is CoNLL-U, with {', '.join(CONLLU_NAMES)}")
+    return read_conllu(path)
+
+
+def choose_column(sentences: dict[Path, list[Sentence]], column: str | None) -> str:
+    """Return ``column``, by default upos of CoNLL-U and the last one of other files.
+
+    Raises:
+        UserError: a file does not have it.
+    """
+    for path, own in sentences.items():
+        names = list(own[0].columns)
+        column = column or (DEFAULT_CONLLU_COLUMN if names == list(CONLLU_NAMES) else names[-1])
+        if column not in names:
+            raise UserError(f"{path} has no column {column}: it has {', '.join(names)}")
+    return column
+
+
+def write_tagging_split(
+    directory: Path, split: str, sentences: list[Sentence], tokenizer: Tokenizer, column: str, labels: list[str]
+) -> dict[str, int]:
+    """Write all sentences of a split, of the split ``unlabeled`` the words alone; return counts."""
+    from amos_fairseq.downstream.tagging.dataset import ARRAYS, WORD_ARRAYS  # imports fairseq, which takes seconds
+
+    indices, is_labeled = {label: index for index, label in enumerate(labels)}, split != UNLABELED
+    unknown = tokenizer.embedding_rows[UNK]
+    facts = {"sentences": len(sentences), "words": 0, "pieces": 0, "unknown": 0, "longest": 0}
+    with (
+        contextlib.ExitStack() as files,
+        progress_bar(len(sentences), f"{split}: encode", "sentence", delay=2) as bar,
+    ):
+        # The ids of the dictionary take the least type that holds them, as in the other preparations.
+        symbols = {"tokens": len(tokenizer.embedding_rows)}
+        arrays = [
+            files.enter_context(BinarizedFile(f"{directory / split}.{name}", symbols.get(name)))
+            for name in (ARRAYS if is_labeled else WORD_ARRAYS)
+        ]
+        words_file = None
+        if is_labeled:
+            words_file = files.enter_context(
+                (directory / f"{split}.words.jsonl").open("w", encoding="utf-8", newline="\n")
+            )
+        for sentence in sentences:
+            ids, ranges = encode_words(tokenizer, sentence.words)
+            starts, ends = zip(*ranges, strict=True)
+            rows = [ids, starts, ends]
+            if is_labeled:
+                rows.append([indices[label] for label in sentence.columns[column]])
+                words_file.write(json.dumps(sentence.words, ensure_ascii=False) + "\n")
+            for array, row in zip(arrays, rows, strict=True):
+                array.add_line(row)
+            facts["words"] += len(ranges)
+            facts["pieces"] += len(ids)
+            facts["unknown"] += ids.count(unknown)
+            facts["longest"] = max(facts["longest"], len(ids))
+            bar.update(1)
+    return facts
+
+
+def _report(kind: dict[str, Any], facts: dict[str, dict[str, int]], score: str) -> None:
+    say(f"column {kind['column']}: {len(kind['labels'])} labels, scored by {score}")
+    for split, own in facts.items():
+        say(
+            f"{split}: {own['sentences']} sentences, {own['words']} words, {own['pieces']} pieces ({own['unknown']} unknown); "
+            f"longest sentence {own['longest']} pieces"
+        )

@@ -1,0 +1,246 @@
+"""Fine-tuning on sequence tagging: one label a word, such as parts of speech, chunks and named entities."""
+
+import logging
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fairseq.dataclass import ChoiceEnum
+from fairseq.tasks import register_task
+from omegaconf import II, MISSING
+
+from amos_fairseq.data.vocabulary import Vocabulary
+from amos_fairseq.downstream.classification.dataset import TASK_FOLDER
+from amos_fairseq.downstream.multi_task.dataset import MixedSentences
+from amos_fairseq.downstream.tagging.dataset import (
+    TaggedSentences,
+    WordSequences,
+    has_unlabeled,
+    read_tagging_manifest,
+    write_labels,
+)
+from amos_fairseq.downstream.views.unlabeled import WithUnlabeled
+from amos_fairseq.downstream.word_files import UNLABELED
+from amos_fairseq.errors import UserError
+from amos_fairseq.models.fine_tuning import FineTunedModel, parse_views, word_head_name
+from amos_fairseq.modules.cross_views import TAGGING_VIEWS, VIEW_LAYERS, WORD_DROPOUT
+from amos_fairseq.special_tokens import MASK_SYMBOL
+from amos_fairseq.tasks.corpus_task import LabeledTask, LabeledTaskConfig, prepared_directories
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class SequenceTaggingConfig(LabeledTaskConfig):
+    data: str = field(
+        default=MISSING,
+        metadata={
+            "help": "directory that amos prepare tagging wrote; several, separated by ':', are tasks with a head each"
+        },
+    )
+    tokens_per_sentence: int = field(
+        default=512,
+        metadata={
+            "range": "1 or more",
+            "help": "tokens of a sentence with <s> and </s>; longer ones are cut at a word boundary",
+        },
+    )
+    views: str = field(
+        default="",
+        metadata={
+            "help": "cross-view training on the unlabeled sentences of the data: views separated by ',', of full, forward, "
+            "backward, future, past and word_dropout (dependency_parsing: full, forward-forward, forward-backward, "
+            "backward-forward, backward-backward and word_dropout)"
+        },
+    )
+    view_layers: ChoiceEnum(list(VIEW_LAYERS)) = field(
+        default="half", metadata={"help": "layers that compute the one-sided states: the lower half, or all"}
+    )
+    unlabeled_start: float = field(
+        default=0.1,
+        metadata={
+            "range": "0 or more and below 1",
+            "help": "fraction of --max-update, or else of --total-num-update, before unlabeled sentences train the model "
+            "itself; until then they train only the modules of the views",
+        },
+    )
+    max_update: int = II("optimization.max_update")
+    total_num_update: float = "${oc.select:lr_scheduler.total_num_update,0}"
+
+
+@dataclass(frozen=True)
+class Column:
+    """Prepared labels.
+
+    Attributes:
+        has_spans: whether they mark spans.
+    """
+
+    directory: Path
+    name: str
+    labels: list[str]
+    has_spans: bool
+
+    @classmethod
+    def of(cls, directory: Path) -> "Column":
+        """Read a manifest; raise :class:`UserError` for a directory that cannot be used."""
+        manifest = read_tagging_manifest(directory)
+        return cls(directory, manifest["column"], manifest["labels"], manifest["has_spans"])
+
+
+@register_task("sequence_tagging", dataclass=SequenceTaggingConfig)
+class SequenceTaggingTask(LabeledTask):
+    """Every sentence is an example; words beyond the model's length are cut, counted and, in validation, wrong.
+
+    Several columns of labels are mixed as the tasks of ``multi_task.dataset.MixedTasks``. With ``--views``
+    each batch also has unlabeled sentences, of all of ``data``.
+
+    Attributes:
+        columns: by the name of their head.
+        views: of cross-view training; empty without it.
+    """
+
+    cfg: SequenceTaggingConfig
+    length = "tokens_per_sentence"
+    head_for = "labels"
+    data_set: type[TaggedSentences] = TaggedSentences
+    known_views = TAGGING_VIEWS
+
+    def __init__(self, cfg: Any, vocabulary: Vocabulary, dictionary: Any, columns: dict[str, Column]) -> None:
+        super().__init__(cfg, vocabulary, dictionary)
+        self.columns, self.views = columns, parse_views(cfg.views, self.known_views)
+        if self.views and cfg.unlabeled_start > 0 and not self.total_updates():
+            raise UserError(
+                f"--unlabeled-start {cfg.unlabeled_start:g} is a fraction of --max-update or of --total-num-update: give one "
+                "of them, or --unlabeled-start 0"
+            )
+
+    @classmethod
+    def setup_task(cls, cfg: SequenceTaggingConfig, **kwargs: Any) -> "SequenceTaggingTask":
+        """Read vocabulary and labels; raise :class:`UserError` for a directory that cannot be used."""
+        columns: dict[str, Column] = {}
+        for directory in prepared_directories(cfg, "tagging"):
+            column = Column.of(directory)
+            head = cls.head_name(column)
+            if head in columns:
+                raise UserError(
+                    f"{directory} and {columns[head].directory} are both the column {column.name}: give one of them"
+                )
+            columns[head] = column
+        vocabulary = Vocabulary.of_corpus([column.directory for column in columns.values()], None)
+        return cls(cfg, vocabulary, vocabulary.load_dictionary(), columns)
+
+    @staticmethod
+    def head_name(column: Column) -> str:
+        return word_head_name(column.name)
+
+    def has_sharded_data(self, split: str) -> bool:
+        """Return False: the folders of ``data`` are tasks, not shards of which each epoch reads another one."""
+        return False
+
+    def add_head(self, model: FineTunedModel) -> None:
+        for head, column in self.columns.items():
+            model.register_tagging_head(head, len(column.labels))
+
+    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> FineTunedModel:
+        model = super().build_model(cfg, from_checkpoint)
+        if self.views:
+            model.register_cross_views(self.views, str(self.cfg.view_layers), self.dictionary.index(MASK_SYMBOL))
+        return model
+
+    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
+        """Load the sentences of ``split``, for training with ``--views`` also the unlabeled ones; raise :class:`UserError` if
+        files are missing."""
+        training = split == self.cfg.train_subset
+        parts = {head: self._sentences(column, split, training) for head, column in self.columns.items()}
+        if len(parts) == 1:
+            (dataset,) = parts.values()
+        else:
+            dataset = MixedSentences(parts, split, self.dictionary, self.cfg.seed, training)
+        if training and self.views:
+            dataset = WithUnlabeled(dataset, self._unlabeled(), self.cfg.seed)
+        self.datasets[split] = dataset
+
+    def _sentences(self, column: Column, split: str, training: bool) -> TaggedSentences:
+        dataset = self.data_set(
+            column.directory,
+            split,
+            self.dictionary,
+            len(column.labels),
+            self.cfg.tokens_per_sentence,
+            seed=self.cfg.seed,
+            training=training,
+        )
+        logger.info(f"{dataset.source}: {dataset.describe()}")
+        return dataset
+
+    def _unlabeled(self) -> list[WordSequences]:
+        """Return the unlabeled sentences of all folders that have some."""
+        directories = [column.directory for column in self.columns.values()]
+        found = [
+            WordSequences(directory, UNLABELED, self.dictionary, self.cfg.tokens_per_sentence, training=True)
+            for directory in filter(has_unlabeled, directories)
+        ]
+        if not found:
+            raise UserError(
+                f"{', '.join(map(str, directories))}: no unlabeled sentences, which --views needs: prepare the data with "
+                "--unlabeled"
+            )
+        for sentences in found:
+            logger.info(f"{sentences.source}: {sentences.describe()}")
+        first = self.first_unlabeled_update()
+        alone = (
+            "; until then only the modules of the views learn from them"
+            if first and self.views != (WORD_DROPOUT,)
+            else ""
+        )
+        logger.info(f"unlabeled sentences train the model from update {first + 1:,} on{alone}")
+        return found
+
+    def order_of_epoch(self, dataset: Any, batches_per_update: int, batch_size: int) -> np.ndarray:
+        if not isinstance(dataset, WithUnlabeled):
+            return super().order_of_epoch(dataset, batches_per_update, batch_size)
+        self.check_update_freq()
+        labeled, global_batch = dataset.labeled, batches_per_update * batch_size
+        order = super().order_of_epoch(labeled, batches_per_update, batch_size)
+        before = (labeled.epoch - 1) * len(order)
+        if isinstance(labeled, MixedSentences):
+            before = labeled.rows_before() // global_batch * global_batch
+        return dataset.begin_epoch(order, before, self.cfg.similar_lengths)
+
+    def train_step(
+        self,
+        sample: dict[str, Any],
+        model: Any,
+        criterion: Any,
+        optimizer: Any,
+        update_num: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[Any, int, dict[str, Any]]:
+        """Until ``--unlabeled-start``, a function of the update alone, only the modules of the views learn from unlabeled
+        sentences."""
+        if self.views:
+            alone = {"modules_alone": update_num < self.first_unlabeled_update()}
+            inputs = sample["net_input"]
+            sample = sample | {"net_input": inputs | {"unlabeled": inputs["unlabeled"] | alone}}
+        return super().train_step(sample, model, criterion, optimizer, update_num, *args, **kwargs)
+
+    def first_unlabeled_update(self) -> int:
+        """Return the number of updates before the first unlabeled sentence."""
+        return math.ceil(self.cfg.unlabeled_start * self.total_updates())
+
+    def total_updates(self) -> float:
+        """Return the number of updates that the settings name; 0 for none, as with ``--max-epoch`` alone."""
+        return self.cfg.max_update or self.cfg.total_num_update
+
+    def write_vocabulary(self) -> None:
+        super().write_vocabulary()
+        for head, column in self.columns.items():
+            folder = Path(self.cfg.save_dir)
+            if len(self.columns) > 1:
+                folder = folder / TASK_FOLDER / head
+                folder.mkdir(parents=True, exist_ok=True)
+            write_labels(folder, column.labels)

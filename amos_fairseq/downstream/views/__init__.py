@@ -1,0 +1,1 @@
+"""Cross-view training on unlabeled sentences (CVT; thesis, chapter 4)."""

@@ -1,0 +1,182 @@
+"""Sentences of labeled words: column files of the CoNLL shared tasks, and CoNLL-U."""
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.text.text_files import InputFile, kind_and_compression, refuse_other_formats
+
+# Names of the columns after the word, by the number of columns: CoNLL-2000 has three, CoNLL-2003 four.
+COLUMN_NAMES = {2: ("label",), 3: ("pos", "chunk"), 4: ("pos", "chunk", "ner")}
+COLUMN_NAME = re.compile(r"[\w.:+-]*\w[\w.:+-]*")  # such as upos: part of the names of folders
+LONGEST_COLUMN_NAME = 100
+CONLLU = ".conllu"
+UNLABELED = "unlabeled"  # the split of words without labels
+CONLLU_NAMES = ("form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
+_DOCUMENT_START = "-DOCSTART-"
+_BLANKS = re.compile(r"[ \t]+")  # not str.split(), which also splits at a no-break space inside a word
+MOST = 0.9  # of the lines
+LONGEST_SENTENCE = 1000  # words
+_RANGE_OR_EMPTY_NODE = re.compile(r"[0-9]+[-.][0-9]+")
+
+
+@dataclass
+class Sentence:
+    """The words of a sentence, and its columns by name, each as long as ``words``."""
+
+    words: list[str]
+    columns: dict[str, list[str]]
+
+
+def read_columns(path: Path, names: Sequence[str] | None = None) -> list[Sentence]:
+    """Read a column file: one word a line, its labels behind it, a blank line after each sentence.
+
+    Columns are separated by a tab if the line has one, else by spaces. Lines that start with ``-DOCSTART-`` also end a
+    sentence. The file may be compressed (.gz, .xz, .zst).
+
+    Args:
+        names: of the columns after the word; by default those of :data:`COLUMN_NAMES`, and for other numbers of columns
+            "2", "3", ....
+
+    Raises:
+        UserError: the file is missing, damaged or without a sentence; a line has another number of columns than the first
+            one or than ``names``, or an empty one. The message has the file and the line.
+    """
+    width = None if names is None else 1 + len(names)
+
+    def rows() -> Iterator[list[str] | None]:
+        nonlocal width
+        for number, line in _lines(path):
+            if not line.strip(" \t") or line.startswith(_DOCUMENT_START):
+                yield None
+            else:
+                tabs = [cell.strip(" ") for cell in line.split("\t")]
+                cells = tabs if len(tabs) > 1 else _BLANKS.split(line.strip(" "))
+                width = width or len(cells)
+                if len(cells) != width:
+                    expected = "as in the first line" if names is None else f"word, {', '.join(names)}"
+                    raise UserError(f"{path}, line {number}: {len(cells)} columns, expected {width} ({expected})")
+                if not all(cells):
+                    raise UserError(f"{path}, line {number}: column {cells.index('') + 1} is empty")
+                yield cells
+
+    sentences = list(_sentences(path, rows()))
+    if width == 1:
+        raise UserError(f"{path} has one column: expected a word and at least one label a line")
+    names = names or COLUMN_NAMES.get(width) or [str(place) for place in range(2, width + 1)]
+    return [Sentence(words, dict(zip(names, columns, strict=True))) for words, *columns in sentences]
+
+
+def read_conllu(path: Path) -> list[Sentence]:
+    """Read CoNLL-U: the columns are :data:`CONLLU_NAMES`, and ``form`` is ``words``.
+
+    Comments, ranges of multiword tokens (``1-2``) and empty nodes (``1.1``) are skipped: words are the syntactic ones. The file
+    may be compressed (.gz, .xz, .zst).
+
+    Raises:
+        UserError: the file is missing, damaged or without a sentence; a line does not have ten columns, or its id is not
+            the number of the word in the sentence. The message has the file and the line.
+    """
+
+    def rows() -> Iterator[list[str] | None]:
+        expected = 1
+        for number, line in _lines(path):
+            if not line.strip(" \t"):
+                expected = 1
+                yield None
+            elif not line.startswith("#"):
+                cells = [cell.strip(" ") for cell in line.split("\t")]
+                if len(cells) != 1 + len(CONLLU_NAMES) or not all(cells):
+                    raise UserError(f"{path}, line {number}: not the ten columns of CoNLL-U, separated by tabs")
+                if _RANGE_OR_EMPTY_NODE.fullmatch(cells[0]):
+                    continue
+                if cells[0] != str(expected):
+                    raise UserError(f"{path}, line {number}: word id {cells[0]:.20}, expected {expected}")
+                expected += 1
+                yield cells[1:]
+
+    return [Sentence(columns[0], dict(zip(CONLLU_NAMES, columns, strict=True))) for columns in _sentences(path, rows())]
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    refuse_other_formats(path)
+    if not path.is_file():
+        what = "is a directory" if path.is_dir() else "no such file"
+        raise UserError(f"{path}: {what}: give a column file or a CoNLL-U file")
+    for number, line in InputFile(path).lines():
+        text = line.decode("utf-8").rstrip("\r\n")
+        if "\r" in text or "\0" in text:
+            what = "carriage return" if "\r" in text else "NUL character"
+            raise UserError(
+                f"{path}, line {number}: a {what} inside of the line: convert the file to Unix line ends and UTF-8"
+            )
+        yield number, text
+
+
+def _sentences(path: Path, rows: Iterator[list[str] | None]) -> Iterator[list[list[str]]]:
+    """Yield the columns of each sentence; a row of None ends one."""
+    found = False
+    sentence: list[list[str]] = []
+    for cells in itertools.chain(rows, [None]):  # the last line may end the last sentence
+        if cells is not None:
+            sentence.append(cells)
+        elif sentence:
+            found = True
+            yield [list(column) for column in zip(*sentence, strict=True)]
+            sentence = []
+    if not found:
+        raise UserError(f"{path} has no sentence: expected one word a line")
+
+
+def read_words(path: Path) -> tuple[list[list[str]], str]:
+    """Read sentences whose words are divided, and whose labels are ignored.
+
+    The file is CoNLL-U if its name ends in ``.conllu``. Another one has a word with further columns behind it in each line if
+    lines have tabs, or if blank lines separate sentences and most other lines have the same number of columns; then all must.
+    Otherwise each line is a sentence with blanks between its words. It may be compressed.
+
+    Returns:
+        The words of each sentence, and how the file was read.
+
+    Raises:
+        UserError: the file is missing, damaged or without a sentence; a line has another number of columns than most; or it is
+            CoNLL-U by another name.
+    """
+    if kind_and_compression(path)[0] == CONLLU:
+        return [sentence.words for sentence in read_conllu(path)], "CoNLL-U"
+    rows: list[tuple[int, list[str] | None]] = []
+    first_tab = None
+    for number, line in _lines(path):
+        if not line.strip(" \t") or line.startswith(_DOCUMENT_START):
+            rows.append((number, None))
+            continue
+        cells = [cell.strip(" ") for cell in line.split("\t")]
+        if len(cells) == 1 + len(CONLLU_NAMES) and cells[0] == "1":
+            raise UserError(f"{path}, line {number}: this is CoNLL-U: give the file a name that ends in {CONLLU}")
+        if len(cells) > 1:
+            first_tab = first_tab or number
+        rows.append((number, cells if len(cells) > 1 else _BLANKS.split(line.strip(" "))))
+    while rows and rows[-1][1] is None:
+        rows.pop()
+    widths = Counter(len(row) for _, row in rows if row is not None)
+    if not widths:
+        raise UserError(f"{path} has no sentence: expected one a line, with blanks between its words")
+    width, count = widths.most_common(1)[0]
+    has_blank_lines = any(row is None for _, row in rows)
+    if first_tab is None and not (has_blank_lines and count >= MOST * widths.total()):
+        return [row for _, row in rows if row is not None], "one sentence a line"
+    for number, row in rows:
+        if row is not None and (len(row) != width or not all(row)):
+            found = f"{len(row)} columns, expected {width} as in most lines" if len(row) != width else "an empty column"
+            why = f"; line {first_tab} has a tab, so the file has one word a line" if first_tab else ""
+            raise UserError(f"{path}, line {number}: {found}{why}")
+    if not has_blank_lines and len(rows) > LONGEST_SENTENCE:
+        raise UserError(
+            f"{path}: line {first_tab} has a tab, so the file has one word a line, but no blank line ends a sentence in "
+            f"{len(rows):,} lines: separate sentences by blank lines, or give one sentence a line without tabs"
+        )
+    return [columns[0] for columns in _sentences(path, (row for _, row in rows))], "one word a line"

@@ -1,0 +1,265 @@
+"""Split the inputs in one pass: validation documents, a sample for the vocabulary, and the training text in files.
+
+The split of a document depends only on its content and the seed, not on the number of processes.
+"""
+
+import contextlib
+import hashlib
+import heapq
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.terminal import say
+from amos_fairseq.text import TEXT_COLUMN
+from amos_fairseq.text.arrow_tables import files_of
+from amos_fairseq.text.table_files import FOLDER, PARQUET, TableFile, is_table
+from amos_fairseq.text.text_files import LARGEST_DOCUMENT_BYTES, InputFile, document_of
+
+FILES_PER_SHARD = 16  # small enough to form shards of nearly equal size
+
+
+@dataclass(frozen=True)
+class SplitSettings:
+    seed: int
+    shard_bytes: int
+    valid_share: float
+    valid_bytes: int
+    sample_bytes: int
+    text_column: str = TEXT_COLUMN
+
+
+class TableDocuments:
+    """The documents of a table, in one of its columns; the same methods as :class:`~amos_fairseq.text.text_files.InputFile`."""
+
+    def __init__(self, path: Path, on_read: Callable[[int], object] = lambda size: None) -> None:
+        self._table = TableFile(path, on_read=on_read)
+
+    @property
+    def sha256(self) -> str:
+        return self._table.sha256
+
+    def check_column(self, column: str) -> None:
+        """Raise :class:`UserError` if the table has no such column."""
+        if column not in self._table.columns:
+            found = ", ".join(map(repr, self._table.columns))
+            raise UserError(
+                f"{self._table.path}: no column {column!r:.60}, it has {found[:200]}: give the name of the one with the text "
+                "as --text-column NAME, or rename a file that is plain text to .txt"
+            )
+
+    def documents(self, column: str) -> Iterator[bytes]:
+        """Yield the document of each row in order, without rows whose text is empty or missing.
+
+        Raises:
+            UserError: see :class:`TableFile`; a value is no text, or a document is too large; no row has text.
+        """
+        self.check_column(column)
+        place, empty = "row" if self._table.kind in (PARQUET, FOLDER) else "line", True
+        for number, row in self._table.rows():
+            text = row[column]
+            if not isinstance(text, str | None):
+                raise UserError(f"{self._table.path}, {place} {number}: {column} is {text!r:.60}, not a text")
+            document = document_of(text or "")
+            if len(document) > LARGEST_DOCUMENT_BYTES:
+                raise UserError(
+                    f"{self._table.path}, {place} {number}: the document is larger than {LARGEST_DOCUMENT_BYTES >> 20} MiB: "
+                    "divide it"
+                )
+            if document:
+                empty = False
+                yield document
+        if empty:
+            raise UserError(f"{self._table.path} contains no text in {column}: remove it from the inputs or fill it")
+        if broken := self._table.broken_lines:
+            say(
+                f"{self._table.path}: {len(broken)} of its rows, the first in line {broken[0]}, do not have the "
+                f"{len(self._table.columns)} columns of its first line and are left out"
+            )
+
+
+@dataclass
+class DocumentFile:
+    """A file of complete documents, with a blank line after each."""
+
+    name: str
+    documents: int = 0
+    paragraphs: int = 0
+    bytes: int = 0  # without the blank lines
+
+    def add(self, document: bytes) -> None:
+        self.documents += 1
+        self.paragraphs += document.count(b"\n")
+        self.bytes += len(document)
+
+
+@dataclass
+class Split:
+    """The result of the pass. ``train``: files of the training text, in order."""
+
+    inputs: list[dict[str, object]]
+    train: list[DocumentFile]
+    valid: DocumentFile
+    sample: DocumentFile
+
+
+@dataclass
+class SmallestHashes:
+    """The documents with the smallest keys that fit into ``budget`` bytes: a random sample in constant memory.
+
+    At least one is selected, whatever its size. Documents with equal keys (equal texts) are selected together.
+    """
+
+    budget: int
+    size: int = 0
+    _refused_from: bytes | None = None
+    _heap: list[tuple[int, int, bytes, bytes]] = field(default_factory=list)
+    _copies: dict[bytes, int] = field(default_factory=Counter)
+    _added: int = 0
+
+    def add(self, key: bytes, document: bytes) -> list[bytes]:
+        """Add a document; return those that no longer fit, in order of arrival where keys are equal."""
+        if self._refused_from is not None and key >= self._refused_from:
+            return [document]
+        self._added += 1
+        heapq.heappush(self._heap, (-int.from_bytes(key, "big"), self._added, key, document))
+        self.size += len(document)
+        refused = []
+        self._copies[key] += 1
+        while self.size > self.budget and len(self._copies) > 1:
+            self._refused_from = self._largest_key()
+            while self._largest_key() == self._refused_from:
+                refused.append(self._pop())
+        return refused
+
+    def in_order(self) -> list[tuple[bytes, bytes]]:
+        """Return the selected (key, document) pairs, smallest key first."""
+        return [(key, document) for _, _, key, document in sorted(self._heap, key=lambda entry: (entry[2], entry[1]))]
+
+    def _largest_key(self) -> bytes:
+        return self._heap[0][2]
+
+    def _pop(self) -> bytes:
+        _, _, key, document = heapq.heappop(self._heap)
+        self.size -= len(document)
+        self._copies[key] -= 1
+        if not self._copies[key]:
+            del self._copies[key]
+        return document
+
+
+def split_corpus(
+    inputs: list[Path], directory: Path, settings: SplitSettings, on_read: Callable[[int], object]
+) -> Split:
+    """Write ``valid.txt``, ``sample.txt`` and ``00000.txt``, ``00001.txt``, ... into ``directory``.
+
+    ``on_read`` is called with the number of bytes read from disk.
+
+    Raises:
+        UserError: an input is bad, or the text has fewer than two different documents.
+    """
+    records: list[dict[str, object]] = []
+    valid, sample = SmallestHashes(settings.valid_bytes), SmallestHashes(settings.sample_bytes)
+    total = 0
+    with _Writer(directory, max(1, settings.shard_bytes // FILES_PER_SHARD)) as train:
+        for path in inputs:
+            source = (TableDocuments if is_table(path) else InputFile)(path, on_read)
+            documents = 0
+            for document in source.documents(settings.text_column):
+                documents += 1
+                total += len(document)
+                digest = document_hash(document, settings.seed)
+                sample.add(digest[8:] + digest[:8], document)
+                for refused in valid.add(digest[:8], document):
+                    train.write(refused)
+            records.append({"name": path.name, "bytes": size_of(path), "sha256": source.sha256, "documents": documents})
+        chosen, others = _within(valid.in_order(), settings.valid_share * total)
+        for _, document in others:
+            train.write(document)
+    if not train.files:
+        raise UserError(
+            "the text is too small to leave a validation document: it needs at least two different documents "
+            "(separated by a blank line, or one JSON object per line)"
+        )
+    held_out = {key for key, _ in chosen}
+    learnable = [document for key, document in sample.in_order() if key[8:] not in held_out]
+    if not learnable:
+        raise UserError("--sample-megabytes leaves no document to learn the vocabulary from: give a larger sample")
+    return Split(
+        records,
+        train.files,
+        _write(directory / "valid.txt", [document for _, document in chosen]),
+        _write(directory / "sample.txt", learnable),
+    )
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of an input on disk, of all files where it is a folder."""
+    return sum(file.stat().st_size for file in files_of(path))
+
+
+def document_hash(document: bytes, seed: int) -> bytes:
+    """Return 16 bytes: the first 8 select validation documents, the last 8 the vocabulary's sample."""
+    return hashlib.blake2b(document, digest_size=16, key=str(seed).encode("ascii")).digest()
+
+
+def group_into_shards(sizes: list[int], limit: int) -> list[list[int]]:
+    """Return the indices of the files of each shard: consecutive, of nearly equal size, at most ``limit`` bytes.
+
+    A single file that is larger forms a shard.
+    """
+    total = sum(sizes)
+    for number in range(max(1, math.ceil(total / limit)), len(sizes) + 1):
+        groups: list[list[int]] = [[] for _ in range(number)]
+        before = 0
+        for index, size in enumerate(sizes):
+            groups[min(number - 1, (2 * before + size) * number // (2 * total))].append(index)
+            before += size
+        if all(groups) and all(sum(sizes[i] for i in group) <= limit for group in groups):
+            return groups
+    return [[index] for index in range(len(sizes))]
+
+
+class _Writer(contextlib.AbstractContextManager):
+    """Write documents into files of at most ``limit`` bytes of text (or of one larger document)."""
+
+    def __init__(self, directory: Path, limit: int) -> None:
+        self.files: list[DocumentFile] = []
+        self._directory, self._limit = directory, limit
+        self._stream: BinaryIO | None = None
+
+    def __exit__(self, *exception: object) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
+    def write(self, document: bytes) -> None:
+        if self._stream is None or self.files[-1].bytes + len(document) > self._limit:
+            self.__exit__()
+            self.files.append(DocumentFile(f"{len(self.files):05d}.txt"))
+            self._stream = open(self._directory / self.files[-1].name, "wb")  # noqa: SIM115
+        self._stream.write(document + b"\n")
+        self.files[-1].add(document)
+
+
+def _within(documents: list[tuple[bytes, bytes]], budget: float) -> tuple[list, list]:
+    """Split into the first documents that fit into ``budget`` bytes (at least one, with its duplicates) and the rest."""
+    size = number = 0
+    for key, document in documents:
+        size += len(document)
+        if number and size > budget and key != documents[number - 1][0]:
+            break
+        number += 1
+    return documents[:number], documents[number:]
+
+
+def _write(path: Path, documents: Iterable[bytes]) -> DocumentFile:
+    file = DocumentFile(path.name)
+    with open(path, "wb") as stream:
+        for document in documents:
+            stream.write(document + b"\n")
+            file.add(document)
+    return file

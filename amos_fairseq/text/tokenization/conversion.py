@@ -1,0 +1,196 @@
+"""Conversion of a learned BPE vocabulary to a ``tokenizer.json`` that splits every text into the same pieces.
+
+SentencePiece and the BPE trainer of ``amos prepare`` only learn. What they learn is converted once, and all later steps use the
+``tokenizer.json``. Its ids are the rows of our embedding: ``<s>`` 0, ``<pad>`` 1, ``</s>`` 2, ``<unk>`` 3, pieces from 4 on,
+``<mask>`` last.
+
+Both kinds split a text at its spaces before they look for pieces, so words can be encoded separately.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+
+import sentencepiece
+import tokenizers
+from sentencepiece import sentencepiece_model_pb2
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.special_tokens import MASK_SYMBOL
+from amos_fairseq.text.tokenization.fast_tokenizer import FASTBPE, SENTENCEPIECE, FastTokenizer, frame_inputs
+from amos_fairseq.text.tokenization.tokenizer import SPECIAL_SYMBOLS, UNK, spell_piece
+
+END_OF_WORD = "</w>"  # marks the last piece of a word in BPE's pieces
+SPACE = "▁"  # how SentencePiece writes a space in pieces
+# Constants of sentencepiece_model.proto.
+_BPE, _NORMAL, _USER_DEFINED = 2, 1, 4
+# The sets of SentencePiece's nmt_nfkc rules, completed: all control characters, and every kind of space.
+_CONTROL = r"[\x00-\x08\x0e-\x1f\x7f\x{80}-\x{84}\x{86}-\x{9f}]"
+_OTHER_SPACE = r"[\s\x{200b}\x{200c}\x{200e}\x{200f}\x{2581}\x{feff}\x{fffd}&&[^ ]]"
+
+
+def basic_rules(cased: bool) -> tuple[normalizers.Normalizer, pre_tokenizers.PreTokenizer]:
+    """BERT's basic tokenization: control characters removed, spaces around CJK, split at spaces and punctuation.
+
+    Uncased text is lower-cased and loses its accents (NFD, combining marks removed); cased text keeps both and is not
+    normalized otherwise.
+    """
+    normalizer = normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=True, strip_accents=not cased, lowercase=not cased
+    )
+    return normalizer, pre_tokenizers.BertPreTokenizer()
+
+
+def sentencepiece_rules(cased: bool) -> normalizers.Normalizer:
+    """The normalization of the text that SentencePiece learns from: NFKC, control characters removed, single spaces.
+
+    NFKC makes plain letters of ligatures and full-width letters. Uncased text is lower-cased and keeps its accents.
+    """
+    return normalizers.Sequence(
+        [
+            # The pre-tokenizer recognizes the beginning of a text by its first character, which must not be removed.
+            normalizers.Replace(Regex(rf"\A{_CONTROL}+"), " "),
+            normalizers.Replace(Regex(_CONTROL), ""),
+            normalizers.NFKC(),
+            *([] if cased else [normalizers.Lowercase()]),
+            normalizers.Replace(Regex(_OTHER_SPACE), " "),
+            *_single_spaces(),
+        ]
+    )
+
+
+def _single_spaces() -> list[normalizers.Normalizer]:
+    """Make one space of a run of spaces, and remove spaces at the end. One at the beginning is SentencePiece's own."""
+    return [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(r" +\z"), "")]
+
+
+def from_sentencepiece(model: bytes, normalizer: normalizers.Normalizer | None = None) -> FastTokenizer:
+    """Convert a SentencePiece BPE model.
+
+    Args:
+        model: a serialized model.
+        normalizer: the normalization of the text that the model was learned from; None if there was none.
+
+    Raises:
+        UserError: it is no SentencePiece model, is of another kind, or has settings that cannot be converted exactly.
+    """
+    proto = sentencepiece_model_pb2.ModelProto()
+    try:
+        proto.ParseFromString(model)
+    except Exception as error:  # protobuf's implementations raise different classes
+        raise UserError(f"not a SentencePiece model: {error}") from error
+    scores = {piece.piece: piece.score for piece in proto.pieces if piece.type == _NORMAL}
+    _refuse_inexact(proto, scores)
+    ids, special_tokens = token_ids(list(scores))
+    # SentencePiece makes one piece of a run of unknown characters, hence fuse_unk.
+    library = tokenizers.Tokenizer(models.BPE(ids, _merges(scores), unk_token=special_tokens[UNK], fuse_unk=True))
+    given_spaces = [normalizers.Replace(SPACE, " "), *_single_spaces()]
+    library.normalizer = normalizer or normalizers.Sequence(given_spaces)
+    # Only the beginning of the text gets SentencePiece's first space, not the part after a <mask>.
+    library.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="first", split=True)
+    library.decoder = decoders.Metaspace(replacement=SPACE, prepend_scheme="first")
+    return _finished(library, special_tokens, SENTENCEPIECE)
+
+
+def from_bpe(characters: Iterable[str], merges: list[tuple[str, str]], cased: bool) -> FastTokenizer:
+    """Build the tokenizer of learned merges: pieces are the characters, then the results of the merges, in their order.
+
+    Args:
+        characters: pieces of one character: ``x`` inside a word, ``x</w>`` at its end.
+        merges: pairs of pieces, best first, as a file of fastBPE lists them.
+        cased: keep case and accents.
+    """
+    # Two merges may produce the same piece; the first one determines its id.
+    pieces = dict.fromkeys([*characters, *(first + second for first, second in merges)])
+    ids, special_tokens = token_ids(list(pieces))
+    # Without fuse_unk each unknown character is a token of its own, as in fastBPE.
+    library = tokenizers.Tokenizer(
+        models.BPE(ids, merges, unk_token=special_tokens[UNK], end_of_word_suffix=END_OF_WORD, fuse_unk=False)
+    )
+    library.normalizer, library.pre_tokenizer = basic_rules(cased)
+    library.decoder = decoders.BPEDecoder(suffix=END_OF_WORD)
+    return _finished(library, special_tokens, FASTBPE)
+
+
+def token_ids(pieces: list[str]) -> tuple[dict[str, int], dict[str, str]]:
+    """Return token -> id in the order of our embedding, and fairseq's symbol -> its token.
+
+    A symbol that is also a piece (a text about HTML makes ``<s>`` one) gets more brackets.
+    """
+    special_tokens = {}
+    for symbol in SPECIAL_SYMBOLS:
+        special_tokens[symbol] = symbol
+        while special_tokens[symbol] in pieces:
+            special_tokens[symbol] = f"<{special_tokens[symbol]}>"
+    *first, mask = special_tokens.values()
+    return {token: index for index, token in enumerate([*first, *pieces, mask])}, special_tokens
+
+
+def _finished(library: tokenizers.Tokenizer, special_tokens: dict[str, str], kind: str) -> FastTokenizer:
+    for symbol, token in special_tokens.items():
+        # In SentencePiece a space belongs to the word after it, so <mask>, which replaces a word, includes the space.
+        takes_space = symbol == MASK_SYMBOL and kind == SENTENCEPIECE
+        library.add_special_tokens([AddedToken(token, lstrip=takes_space, normalized=False, special=True)])
+    frame_inputs(library, special_tokens)
+    return FastTokenizer(library.to_str(pretty=True).encode("utf-8"), special_tokens, kind)
+
+
+def _merges(scores: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Return every way to join two pieces to a third, best result first: the order in which SentencePiece merges.
+
+    Of two ways to the same piece, SentencePiece takes the leftmost, whose first part is the longer one.
+    """
+    ways = [
+        (score, piece[:cut], piece[cut:])
+        for piece, score in scores.items()
+        for cut in range(1, len(piece))
+        if piece[:cut] in scores and piece[cut:] in scores
+    ]
+    ways.sort(key=lambda way: (way[0], len(way[1])), reverse=True)
+    return [(first, second) for _, first, second in ways]
+
+
+def _refuse_inexact(proto: sentencepiece_model_pb2.ModelProto, scores: Mapping[str, float]) -> None:
+    normalizer, trainer = proto.normalizer_spec, proto.trainer_spec
+    alphabet = {piece for piece in scores if len(piece) == 1}
+    obstacles = {
+        "is not a BPE model": trainer.model_type != _BPE,
+        # The library's step for its table of rules (Precompiled) takes the shortest rule of several characters, where
+        # SentencePiece takes the longest: it drops the second accent of a letter that is written with two combining ones.
+        "normalizes text by its own table": bool(normalizer.precompiled_charsmap),
+        "falls back to bytes": trainer.byte_fallback,
+        "has user-defined pieces": any(piece.type == _USER_DEFINED for piece in proto.pieces),
+        "puts spaces at the end of words": trainer.treat_whitespace_as_suffix,
+        "adds no space before the first word": not normalizer.add_dummy_prefix,
+        "keeps runs of spaces": not normalizer.remove_extra_whitespaces,
+        "does not mark spaces": not normalizer.escape_whitespaces,
+        "has no piece for a space": SPACE not in alphabet,
+        "has pieces of several words": any(SPACE in piece[1:] for piece in scores),
+        "has pieces of characters that are not pieces themselves": not set("".join(scores)) <= alphabet,
+    }
+    found = next((name for name, applies in obstacles.items() if applies), None)
+    if found is not None:
+        raise UserError(
+            f"the SentencePiece model {found}: no tokenizer.json is known that gives the same ids; give a BPE model learned "
+            "with --normalization_rule_name=identity, or a tokenizer.json"
+        )
+
+
+def sentencepiece_encoder(model: bytes, normalizer: normalizers.Normalizer) -> Callable[[str], list[str]]:
+    """Return SentencePiece's own line -> pieces, in dictionary spelling; an unknown piece is ``<unk>``."""
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    spellings = [
+        UNK if processor.is_unknown(index) else spell_piece(processor.id_to_piece(index))
+        for index in range(len(processor))
+    ]
+    return lambda line: [spellings[index] for index in processor.encode(normalizer.normalize_str(line))]
+
+
+def check_pieces(tokenizer: FastTokenizer, lines: Iterable[str], expected: Callable[[str], list[str]]) -> None:
+    """Raise ``RuntimeError`` at the first line for which ``tokenizer`` and its learner give different pieces.
+
+    Unknown pieces are not compared, because some learners ignore them.
+    """
+    for line in lines:
+        found, wanted = ([piece for piece in pieces(line) if piece != UNK] for pieces in (tokenizer.encode, expected))
+        if found != wanted:
+            raise RuntimeError(f"tokenizer.json splits {line!r} into {found}, {tokenizer.kind} into {wanted}")

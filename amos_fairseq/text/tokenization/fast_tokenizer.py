@@ -1,0 +1,287 @@
+"""A ``tokenizer.json`` of the `tokenizers` library: a vocabulary that ``amos prepare`` learned, or one of Hugging Face."""
+
+import contextlib
+import itertools
+import json
+import logging
+import reprlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tokenizers
+from tokenizers import processors
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.special_tokens import MASK_SYMBOL
+from amos_fairseq.strangers import is_unicode, parse_json, read_json
+from amos_fairseq.text.tokenization.tokenizer import (
+    BOS,
+    EOS,
+    PAD,
+    SPECIAL_SYMBOLS,
+    UNK,
+    AlignedPiece,
+    Tokenizer,
+    embedding_symbols,
+    read_model_file,
+    tidy_spans,
+    unspell_piece,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+# Kinds: what learned the vocabulary. The last is a file of unknown origin.
+SENTENCEPIECE, FASTBPE, HUGGING_FACE = "sentencepiece", "fastbpe", "huggingface"
+# Limits of the cache of encoded words: its memory is bounded for any text.
+_CACHE_SIZE = 1 << 18
+_LONGEST_CACHED = 64
+# In a row map: the tokenizer has no token for this row.
+ABSENT = -1
+# Every input needs these: <s> text </s>, padded.
+_REQUIRED = (BOS, PAD, EOS)
+# fairseq's symbol | names in Hugging Face's configuration files | usual spellings, both in order of preference
+_ROLES = (
+    (BOS, ("cls_token", "bos_token"), ("[CLS]", "<s>")),
+    (PAD, ("pad_token",), ("[PAD]", "<pad>")),
+    (EOS, ("sep_token", "eos_token"), ("[SEP]", "</s>")),
+    (UNK, ("unk_token",), ("[UNK]", "<unk>")),
+    (MASK_SYMBOL, ("mask_token",), ("[MASK]", "<mask>")),
+)
+_CONFIGURATION_FILES = ("special_tokens_map.json", "tokenizer_config.json")
+
+
+class FastTokenizer(Tokenizer):
+    """A tokenizer of the `tokenizers` library; the vocabulary is its own, in the order of its ids.
+
+    Its special tokens stand for fairseq's symbols (``special_tokens``: fairseq's symbol to its token) and have no line in
+    ``dict.txt``; other added tokens are pieces and remain whole. Text is normalized by its own normalizer. Unknown words and
+    characters become ``<unk>``, because its encoding has no surface form for them.
+
+    A learned tokenizer (``kind`` sentencepiece or fastbpe, made by :mod:`.conversion`) splits text at spaces first, so the
+    pieces of frequent words are cached; and it has no merge that produces a special token.
+    """
+
+    model_file = "tokenizer.json"
+
+    def __init__(self, model: bytes, special_tokens: dict[str, str], kind: str = HUGGING_FACE) -> None:
+        """``model``: the bytes of a ``tokenizer.json``; raises ``ValueError`` for anything else."""
+        self.kind = kind
+        self._tokenizer = _parse(_without_special_roles(model, special_tokens.values()))
+        # The task decides about lengths, and a text that spells "[MASK]" is text.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True
+        self.special_tokens = special_tokens
+        ids = self._tokenizer.get_vocab(with_added_tokens=True)
+        absent = sorted(token for token in special_tokens.values() if token not in ids)
+        if absent:
+            raise ValueError(f"the special token {absent[0]} is not in its vocabulary")
+        special_ids = {ids[token]: symbol for symbol, token in special_tokens.items()}
+        vocabulary = sorted((piece for piece in ids if ids[piece] not in special_ids), key=ids.__getitem__)
+        super().__init__(vocabulary, cased=self._keeps_case(), model=model)
+        is_learned = kind != HUGGING_FACE
+        self._words = _Words(self._encode_words) if is_learned else None
+        # The special tokens that the model may find in a text.
+        self._token_of_id = {} if is_learned else {i: special_tokens[symbol] for i, symbol in special_ids.items()}
+        self._symbol_of_id = {ids[piece]: self._spellings[piece] for piece in vocabulary}
+        self._symbol_of_id.update({index: UNK for index, symbol in special_ids.items() if symbol == UNK})
+        self.hugging_face_ids: dict[str, int] = {self._spellings[piece]: ids[piece] for piece in vocabulary}
+        self.hugging_face_ids.update({symbol: index for index, symbol in special_ids.items()})
+
+    @classmethod
+    def from_files(cls, directory: Path, settings: dict[str, Any]) -> "FastTokenizer":
+        path = directory / cls.model_file
+        model = read_model_file(path)
+        try:
+            library = _parse(model)
+            if dropout := getattr(library.model, "dropout", None):
+                library.model.dropout = None
+                model = library.to_str(pretty=True).encode("utf-8")
+                logger.warning(
+                    f"{path}: the dropout of its merges ({dropout:g}) is switched off, so that a text has one encoding"
+                )
+            special_tokens = settings.get("special_tokens") or find_special_tokens(directory, library)
+            return cls(model, special_tokens, settings.get("kind", HUGGING_FACE))
+        except ValueError as error:
+            raise UserError(f"{path} is not a usable tokenizer.json: {error}") from error
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "special_tokens": self.special_tokens}
+
+    def hugging_face_tokenizer(self) -> tokenizers.Tokenizer:
+        """Return a copy of the library's tokenizer, in which a text that spells a special token is that token."""
+        return _parse(_without_special_roles(self.model, self.special_tokens.values()))
+
+    def encode_lines(self, lines: list[str]) -> list[list[str]]:
+        with _explaining_refused_text(lines):
+            if self._words is not None:
+                words = [line.split(" ") for line in lines]
+                self._words.add(itertools.chain.from_iterable(words))
+                return [list(itertools.chain.from_iterable(map(self._words.__getitem__, line))) for line in words]
+            encodings = self._tokenizer.encode_batch(lines, add_special_tokens=False)
+        return [self._symbols(line, encoding) for line, encoding in zip(lines, encodings, strict=True)]
+
+    def encode_with_offsets(self, line: str) -> list[AlignedPiece]:
+        with _explaining_refused_text([line]):
+            encoding = self._tokenizer.encode(line, add_special_tokens=False)
+        return tidy_spans(line, self._aligned_symbols(line, encoding))
+
+    def decode(self, pieces: list[str]) -> str:
+        # Not through ids: fairseq's symbols have no id if the tokenizer lacks the role.
+        tokens = [self.special_tokens.get(piece, piece) if piece in SPECIAL_SYMBOLS else piece for piece in pieces]
+        tokens = [unspell_piece(token) for token in tokens]
+        return self._tokenizer.decoder.decode(tokens) if self._tokenizer.decoder else " ".join(tokens)
+
+    def _keeps_case(self) -> bool:
+        normalizer = self._tokenizer.normalizer
+        return normalizer is None or "A" in normalizer.normalize_str("A")
+
+    def _encode_words(self, words: list[str]) -> list[tuple[str, ...]]:
+        encodings = self._tokenizer.encode_batch_fast(words, add_special_tokens=False)  # without offsets
+        return [tuple(map(self._symbol_of_id.__getitem__, encoding.ids)) for encoding in encodings]
+
+    def _symbols(self, line: str, encoding: tokenizers.Encoding) -> list[str]:
+        symbol_of_id, token_of_id = self._symbol_of_id, self._token_of_id
+        if token_of_id.keys().isdisjoint(encoding.ids):
+            return [symbol_of_id[index] for index in encoding.ids]
+        return [symbol for symbol, _, _ in self._aligned_symbols(line, encoding)]
+
+    def _aligned_symbols(self, line: str, encoding: tokenizers.Encoding) -> Iterator[AlignedPiece]:
+        symbol_of_id, token_of_id = self._symbol_of_id, self._token_of_id
+        for index, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            surface = line[start:end].strip()
+            # The text spells a special token, or a model without pre-tokenizer found one in its own vocabulary.
+            if index in token_of_id and (index not in symbol_of_id or surface == token_of_id[index]):
+                yield from self._symbols_of_characters(surface, line.index(surface, start))
+            else:
+                yield symbol_of_id[index], start, end
+
+    def _symbols_of_characters(self, surface: str, start: int) -> Iterator[AlignedPiece]:
+        """Encode each character by itself: a single character cannot spell a special token."""
+        for position, character in enumerate(surface, start):
+            for index in self._tokenizer.encode(character, add_special_tokens=False).ids:
+                yield self._symbol_of_id.get(index, UNK), position, position + 1
+
+
+@contextlib.contextmanager
+def _explaining_refused_text(lines: list[str]) -> Iterator[None]:
+    """Raise :class:`UserError` where the library refuses a string that is not Unicode, with a TypeError about its type."""
+    try:
+        yield
+    except TypeError as error:
+        if all(isinstance(line, str) for line in lines) and not all(map(is_unicode, lines)):
+            raise UserError("the text is not Unicode, such as bytes that are not UTF-8: convert it") from error
+        raise
+
+
+class _Words(dict[str, tuple[str, ...]]):
+    """``words[word]`` is the pieces of a word. Short words that were added are cached; a full cache is emptied."""
+
+    def __init__(self, encode: Callable[[list[str]], list[tuple[str, ...]]]) -> None:
+        super().__init__()
+        self._encode = encode
+
+    def __missing__(self, word: str) -> tuple[str, ...]:
+        return self._encode([word])[0]
+
+    def add(self, words: Iterable[str]) -> None:
+        """Encode new words together, which takes two thirds of the time."""
+        if len(self) > _CACHE_SIZE:
+            self.clear()
+        new = [word for word in set(words) if word not in self and len(word) <= _LONGEST_CACHED]
+        self.update(zip(new, self._encode(new), strict=True))
+
+
+def frame_inputs(tokenizer: tokenizers.Tokenizer, special_tokens: Mapping[str, str], num_separators: int = 1) -> None:
+    """Make the library's tokenizer encode a text as ``<s> text </s>``, and a pair as ``<s> A </s> B </s>``.
+
+    ``num_separators``: number of ``</s>`` between A and B, 1 or 2.
+    """
+    begin, end = special_tokens[BOS], special_tokens[EOS]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=[f"{begin}:0", "$A:0", f"{end}:0"],
+        pair=[f"{begin}:0", "$A:0", f"{end}:0", *[f"{end}:1"] * (num_separators - 1), "$B:1", f"{end}:1"],
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in (begin, end)],
+    )
+
+
+def row_map(tokenizer: FastTokenizer) -> "Tensor":
+    """Return the Hugging Face id of each row of our embedding: [dictionary size] int64, ``ABSENT`` where it has none.
+
+    Raises:
+        UserError: the tokenizer has no token for ``<s>``, ``<pad>`` or ``</s>``.
+    """
+    import torch  # not needed to tokenize
+
+    ids = tokenizer.hugging_face_ids
+    absent = [symbol for symbol in _REQUIRED if symbol not in ids]
+    if absent:
+        raise UserError(
+            f"the tokenizer has no token in the role of {', '.join(absent)}: name it in special_tokens_map.json "
+            "(cls_token or bos_token, pad_token, sep_token or eos_token)"
+        )
+    return torch.tensor([ids.get(symbol, ABSENT) for symbol in embedding_symbols(tokenizer.dictionary_symbols)])
+
+
+def find_special_tokens(directory: Path, tokenizer: tokenizers.Tokenizer) -> dict[str, str]:
+    """Return fairseq's symbol -> the tokenizer's token, from its configuration files, else from the usual spellings.
+
+    Roles that the tokenizer lacks are left out.
+
+    Raises:
+        UserError: a configuration file is broken.
+    """
+    configured: dict[str, str | None] = {}
+    for name in _CONFIGURATION_FILES:
+        configured = {**_configured_tokens(directory / name), **configured}
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    configured.setdefault("unk_token", getattr(tokenizer.model, "unk_token", None))
+    special_tokens: dict[str, str] = {}
+    for symbol, names, spellings in _ROLES:
+        candidates = (*(configured.get(name) for name in names), *spellings)
+        found = next((token for token in candidates if token in vocabulary), None)
+        # Some tokenizers use one token in two roles; an id can stand for one symbol only.
+        if found is not None and found not in special_tokens.values():
+            special_tokens[symbol] = found
+    return special_tokens
+
+
+def _configured_tokens(path: Path) -> dict[str, str | None]:
+    content = read_json(path, "take it from the model again, or remove it", optional=True) or {}
+    configured: dict[str, str | None] = {}
+    for name in (name for _, names, _ in _ROLES for name in names if name in content):
+        # A token is written as a string or as {"content": string, ...}.
+        token = content[name].get("content") if isinstance(content[name], dict) else content[name]
+        if not isinstance(token, str | None):
+            raise UserError(f"{path}: {name} is {reprlib.repr(token)}, not a token: take it from the model again")
+        configured[name] = token
+    return configured
+
+
+def _without_special_roles(model: bytes, roles: Collection[str]) -> bytes:
+    """Return a ``tokenizer.json`` in which only the tokens in ``roles`` are special.
+
+    Special tokens are text in a text. Others that were added to a vocabulary (markers of entities, names of fields) were added
+    so that they remain whole.
+    """
+    try:
+        content = parse_json(model)
+        others = [token for token in content["added_tokens"] if token["special"] and token["content"] not in roles]
+    except (ValueError, KeyError, TypeError):
+        return model  # the library explains what is wrong
+    if not others:
+        return model
+    for token in others:
+        token["special"] = False
+    return json.dumps(content, ensure_ascii=False).encode("utf-8")
+
+
+def _parse(model: bytes) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_str(model.decode("utf-8"))
+    except Exception as error:  # the library raises nothing narrower
+        raise ValueError(str(error)) from error

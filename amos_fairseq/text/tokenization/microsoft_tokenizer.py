@@ -1,0 +1,92 @@
+"""The tokenizer of the released AMOS checkpoint: its normalization, SentencePiece, and a dictionary of its own."""
+
+from pathlib import Path
+from typing import Any
+
+import sentencepiece
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.fingerprint import DICTIONARY_FILE
+from amos_fairseq.text.tokenization.microsoft_text import normalize, text_of, without_lone_marks
+from amos_fairseq.text.tokenization.tokenizer import (
+    SPECIAL_SYMBOLS,
+    AlignedPiece,
+    Tokenizer,
+    read_dictionary_symbols,
+    read_model_file,
+    tidy_spans,
+    unspell_piece,
+)
+
+
+class MicrosoftAmosTokenizer(Tokenizer):
+    """Pieces of ``sp.model`` on normalized text, without lone word marks at the end or before punctuation.
+
+    The vocabulary and its order are those of ``dict.txt``, not of the model: a piece that it does not list is ``<unk>``. As
+    everywhere in this package, and unlike in the release, a text that spells a special symbol does not become that symbol.
+    """
+
+    kind = "microsoft_amos"
+    model_file = "sp.model"
+
+    def __init__(self, model: bytes, vocabulary: list[str]) -> None:
+        """``model``: a serialized SentencePiece model; raises ``RuntimeError`` for anything else."""
+        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        super().__init__(vocabulary, cased=True, model=model)
+
+    @classmethod
+    def from_files(cls, directory: Path, settings: dict[str, Any]) -> "MicrosoftAmosTokenizer":
+        symbols = read_dictionary_symbols(directory / DICTIONARY_FILE)
+        return cls._build(directory, [unspell_piece(symbol) for symbol in symbols])
+
+    @classmethod
+    def from_release(cls, directory: Path) -> "MicrosoftAmosTokenizer":
+        """Read the two files of the release, which come without settings.
+
+        Raises:
+            UserError: one is missing or broken, or ``dict.txt`` lists a piece twice or a special symbol.
+        """
+        for name in (cls.model_file, DICTIONARY_FILE):
+            if not (directory / name).is_file():
+                raise UserError(
+                    f"{directory / name} is missing: give the directory with the sp.model and dict.txt of the release"
+                )
+        symbols = read_dictionary_symbols(directory / DICTIONARY_FILE)
+        seen = set(SPECIAL_SYMBOLS)
+        for number, symbol in enumerate(symbols, 1):
+            if symbol in seen:
+                raise UserError(
+                    f"{directory / DICTIONARY_FILE}, line {number}: {symbol!r} is listed twice, or is one of fairseq's own "
+                    "symbols; give the dictionary of the release"
+                )
+            seen.add(symbol)
+        return cls._build(directory, symbols)
+
+    @classmethod
+    def _build(cls, directory: Path, vocabulary: list[str]) -> "MicrosoftAmosTokenizer":
+        path = directory / cls.model_file
+        try:
+            return cls(read_model_file(path), vocabulary)
+        except RuntimeError as error:
+            raise UserError(f"{path} is not a SentencePiece model: {error}") from error
+
+    def encode_lines(self, lines: list[str]) -> list[list[str]]:
+        normalized = [text_of(normalize(line)) for line in lines]
+        encoded = self._processor.encode(normalized, out_type=str, num_threads=1)
+        return [[self._spellings[pieces[index]] for index in without_lone_marks(pieces)] for pieces in encoded]
+
+    def encode_with_offsets(self, line: str) -> list[AlignedPiece]:
+        characters = normalize(line)
+        encoded = self._processor.encode(text_of(characters), return_type="offset_mapping")
+        pieces = encoded["pieces"]
+        # Pieces without characters of their own may begin after the last character: at the end of the line.
+        starts = [character.start for character in characters] + [len(line)]
+        ends = [0] + [character.end for character in characters]
+        aligned = []
+        for index in without_lone_marks(pieces):
+            start, end = encoded["offsets"][index]
+            aligned.append((pieces[index], starts[start], max(starts[start], ends[end])))
+        return [(self._spellings[piece], start, end) for piece, start, end in tidy_spans(line, aligned)]
+
+    def decode(self, pieces: list[str]) -> str:
+        return self._processor.decode_pieces([unspell_piece(piece) for piece in pieces])

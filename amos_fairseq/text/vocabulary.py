@@ -1,0 +1,202 @@
+"""Learn a vocabulary from the sample: SentencePiece BPE, or BPE as fastBPE learns it, deterministically."""
+
+import io
+import itertools
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import sentencepiece
+import tokenizers
+from tokenizers import models, normalizers, trainers
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.text.tokenization.conversion import (
+    END_OF_WORD,
+    SPACE,
+    basic_rules,
+    check_pieces,
+    from_bpe,
+    from_sentencepiece,
+    sentencepiece_encoder,
+    sentencepiece_rules,
+)
+from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer
+from amos_fairseq.text.tokenization.tokenizer import spell_piece
+
+# SentencePiece silently skips longer lines (its max_sentence_length).
+LONGEST_LINE_BYTES = 4192
+# Stored in the model file, so it must not depend on the machine; the pieces do not depend on it.
+SENTENCEPIECE_THREADS = 4
+# BERT's own limit (the default of the tokenizers library too): rarer characters become <unk>.
+MOST_CHARACTERS = 1000
+# For both types: the rarest 0.01 % of all characters may have no piece. At 0.9995, SentencePiece's default,
+# English books and Wikipedia lose "$", "%" and "/"; 0.9999 takes about 100 characters.
+CHARACTER_COVERAGE = 0.9999
+# Text of the sample on which the learned tokenizer is compared with its learner.
+CHECKED_CHARACTERS = 1_000_000
+
+
+def learn_tokenizer(sample: Path, bpe: str, vocab_size: int, cased: bool) -> FastTokenizer:
+    """Learn a tokenizer of exactly ``vocab_size`` pieces (in addition to fairseq's symbols and ``<mask>``).
+
+    ``sample``: UTF-8 text, one paragraph per line; ``bpe``: ``sentencepiece`` or ``fastbpe``.
+
+    Raises:
+        UserError: the text allows fewer pieces, or has more distinct characters than pieces.
+        RuntimeError: the learned tokenizer splits a line of the sample in another way than its learner.
+    """
+    learn = {"sentencepiece": _learn_sentencepiece, "fastbpe": _learn_fastbpe}[bpe]
+    return learn(sample, vocab_size, cased)
+
+
+def sample_lines(sample: Path) -> Iterator[str]:
+    """Yield the paragraphs of the sample; those over ``LONGEST_LINE_BYTES`` are split, if possible at a space."""
+    with open(sample, encoding="utf-8", newline="\n") as stream:
+        for line in stream:
+            if paragraph := line.strip():
+                yield from cut_long_line(paragraph)
+
+
+def cut_long_line(line: str, limit: int = LONGEST_LINE_BYTES) -> Iterator[str]:
+    """Yield parts of at most ``limit`` bytes of UTF-8 that together contain the line except spaces at the cuts."""
+    rest = line.encode("utf-8")
+    while len(rest) > limit:
+        cut = rest.rfind(b" ", 1, limit + 1)
+        if cut == -1:
+            cut = limit
+            while rest[cut] & 0xC0 == 0x80:  # do not split a character
+                cut -= 1
+        yield rest[:cut].decode("utf-8")
+        rest = rest[cut:].lstrip(b" ")
+    if rest:
+        yield rest.decode("utf-8")
+
+
+def checked_lines(sample: Path) -> Iterator[str]:
+    """Yield the first lines of the sample, ``CHECKED_CHARACTERS`` in all."""
+    characters = 0
+    for line in sample_lines(sample):
+        if characters > CHECKED_CHARACTERS:
+            return
+        characters += len(line)
+        yield line
+
+
+def _learn_sentencepiece(sample: Path, vocab_size: int, cased: bool) -> FastTokenizer:
+    normalizer = sentencepiece_rules(cased)
+    model = train_sentencepiece(sample, vocab_size, normalizer)
+    tokenizer = from_sentencepiece(model, normalizer)
+    check_pieces(tokenizer, checked_lines(sample), sentencepiece_encoder(model, normalizer))
+    return tokenizer
+
+
+def train_sentencepiece(sample: Path, vocab_size: int, normalizer: normalizers.Normalizer) -> bytes:
+    """Return a SentencePiece model of ``vocab_size`` pieces and ``<unk>``, learned from the normalized sample."""
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=(
+                part for line in sample_lines(sample) for part in cut_long_line(normalizer.normalize_str(line))
+            ),
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=vocab_size + 1,  # its <unk> has no line in dict.txt
+            normalization_rule_name="identity",
+            required_chars=SPACE,
+            max_sentence_length=LONGEST_LINE_BYTES,
+            character_coverage=CHARACTER_COVERAGE,
+            num_threads=SENTENCEPIECE_THREADS,
+            # fairseq adds its own.
+            bos_id=-1,
+            eos_id=-1,
+            pad_id=-1,
+            unk_id=0,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise _explain_sentencepiece_error(error, vocab_size) from error
+    return model.getvalue()
+
+
+def _explain_sentencepiece_error(error: RuntimeError, vocab_size: int) -> Exception:
+    if found := re.search(r"size too high .*<= (\d+)", str(error)):
+        return _too_large(vocab_size, int(found.group(1)) - 1)
+    if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error)):
+        return _too_small(vocab_size, int(found.group(1)) - 1)
+    return error
+
+
+def _learn_fastbpe(sample: Path, vocab_size: int, cased: bool) -> FastTokenizer:
+    alphabet, finals = _characters(sample, cased, vocab_size)
+    learner = _train_bpe(sample, cased, vocab_size, alphabet, finals)
+    model = json.loads(learner.to_str())["model"]
+    if len(model["vocab"]) < vocab_size:
+        raise _too_large(vocab_size, len(model["vocab"]))
+    tokenizer = from_bpe(alphabet + finals, [(first, second) for first, second in model["merges"]], cased)
+    learner.encode_special_tokens = True  # its characters are special tokens
+    check_pieces(tokenizer, checked_lines(sample), lambda line: [spell_piece(p) for p in learner.encode(line).tokens])
+    return tokenizer
+
+
+def _characters(sample: Path, cased: bool, vocab_size: int) -> tuple[list[str], list[str]]:
+    """Return the most frequent characters and, of these, the ones that end a word, both sorted.
+
+    At most a third of the vocabulary and ``MOST_CHARACTERS``, to leave room for merges. The library would select
+    and number them in the order of a hash table, which differs between runs and changes how ties between merges are
+    resolved.
+
+    Raises:
+        UserError: these characters cover less than ``CHARACTER_COVERAGE`` of the sample.
+    """
+    normalizer, _ = basic_rules(cased)
+    counts: dict[str, int] = Counter()
+    for line in sample_lines(sample):
+        counts.update(normalizer.normalize_str(line))
+    pieces = _train_bpe(sample, cased, 0, [], []).get_vocab()
+    by_frequency = sorted((p for p in pieces if len(p) == 1), key=lambda character: (-counts[character], character))
+    alphabet = set(by_frequency[: min(MOST_CHARACTERS, vocab_size // 3)])
+    if len(alphabet) < MOST_CHARACTERS:
+        needed = _number_that_covers([counts[character] for character in by_frequency])
+        if len(alphabet) < needed:
+            raise _too_small(vocab_size, 3 * needed)
+    finals = [p for p in pieces if p.endswith(END_OF_WORD) and p[: -len(END_OF_WORD)] in alphabet]
+    return sorted(alphabet), sorted(finals)
+
+
+def _number_that_covers(counts: list[int]) -> int:
+    """Return how many of the ``counts``, in descending order, sum to ``CHARACTER_COVERAGE`` of the total."""
+    wanted = CHARACTER_COVERAGE * sum(counts)
+    return 1 + sum(1 for covered in itertools.accumulate(counts) if covered < wanted)
+
+
+def _train_bpe(
+    sample: Path, cased: bool, vocab_size: int, alphabet: list[str], finals: list[str]
+) -> tokenizers.Tokenizer:
+    """Return the learner after training. An empty alphabet allows every character."""
+    learner = tokenizers.Tokenizer(models.BPE())
+    learner.normalizer, learner.pre_tokenizer = basic_rules(cased)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        end_of_word_suffix=END_OF_WORD,
+        special_tokens=alphabet + finals,  # these get the first ids, in this order
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet) or sys.maxunicode,
+        show_progress=False,
+    )
+    learner.train_from_iterator(sample_lines(sample), trainer)
+    return learner
+
+
+def _too_large(vocab_size: int, largest: int) -> UserError:
+    return UserError(f"--vocab-size {vocab_size} is larger than the text allows: give at most {largest}, or more text")
+
+
+def _too_small(vocab_size: int, smallest: int) -> UserError:
+    return UserError(
+        f"--vocab-size {vocab_size} is smaller than the number of characters that need a piece: give at least "
+        f"{smallest}"
+    )

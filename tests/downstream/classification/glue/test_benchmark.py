@@ -1,0 +1,221 @@
+"""GLUE's data, predictions, flags and intermediate training on synthetic rows, without the training process."""
+
+import json
+import random
+import shutil
+import threading
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from fairseq.data import Dictionary
+from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
+from hugging_face_folders import export
+from synthetic_glue import INFERENCE, WORDS, change_task, session, write_labels, write_texts
+
+import amos_fairseq
+from amos_fairseq.checkpoints.read import load_checkpoint, read_state
+from amos_fairseq.downstream.benchmark import Stopped, batches
+from amos_fairseq.downstream.classification.glue.benchmark import Glue, best_intermediate
+from amos_fairseq.downstream.classification.glue.data import read_glue_data
+from amos_fairseq.errors import UserError
+from amos_fairseq.models.fine_tuning import TEXT_HEAD
+from amos_fairseq.text.tokenization import load_tokenizer
+
+
+def test_rows_are_those_of_fairseqs_task(data):
+    """Evaluation and training read the same tokens: in order, with all special symbols, cut alike."""
+    for task, limit, separator in (("CoLA", 80, None), ("CoLA", 7, None), ("STS-B", 80, None), ("STS-B", 12, 2)):
+        kind = {"regression_target": task == "STS-B", "num_classes": 1 if task == "STS-B" else 2}
+        cut = {"max_positions": limit, "shorten_method": "truncate", "no_shuffle": True, "seed": 1}
+        symbols = {"init_token": 0, "separator_token": separator}
+        cfg = SentencePredictionConfig(data=str(data / task), **kind, **cut, **symbols)
+        theirs = SentencePredictionTask.setup_task(cfg).load_dataset("valid")
+        prepared = read_glue_data(data, task)
+        items = (theirs[i] for i in range(len(theirs)))
+        rows = prepared.inputs("valid", limit, separator)
+        for number, (label, item) in enumerate(zip(prepared.labels("valid"), items, strict=True)):
+            row = rows[number]
+            assert len(row) == rows.sizes[number]
+            assert torch.equal(row, item["net_input.src_tokens"])
+            assert float(label) == float(torch.as_tensor(item["target"]).item())
+            assert row.tolist().count(2) == (1 if task == "CoLA" else 3 if separator else 2)
+        assert max(rows.sizes) <= limit
+        assert rows.num_cut == (rows.dataset.sizes > limit).sum() > 0 or limit == 80
+
+
+def test_batches_have_every_row_once_longest_first():
+    stop, lengths = threading.Event(), (3, 9, 1, 9, 5000, 4000, 200)
+    found = list(batches(lengths, stop))
+    assert sorted(row for rows in found for row in rows) == list(range(7))
+    assert found[0] == [4]
+    assert all(len(rows) * max(lengths[row] for row in rows) <= 8192 for rows in found)
+    stop.set()
+    with pytest.raises(Stopped):
+        next(batches(lengths, stop))
+
+
+def test_predictions_are_those_of_single_rows_through_the_model(data, tmp_path, glue):
+    glue(tmp_path, "STS-B", "MNLI")
+    for task, split in (("STS-B", "valid"), ("MNLI", "valid1")):
+        directory = tmp_path / "runs" / task / "seed1"
+        prepared, loaded = read_glue_data(data, task), load_checkpoint(directory / "checkpoint_best.pt")
+        rows = [line.split("\t") for line in (directory / f"predictions.{split}.tsv").read_text().splitlines()]
+        assert rows.pop(0) == ["index", "prediction", "label"]
+        assert [row[0] for row in rows] == [str(i) for i in range(len(rows))]
+        inputs = prepared.inputs(split, 80, 2)  # the recipe's separators
+        texts = [inputs[number] for number in range(len(inputs))]
+        for row, text, label in zip(rows, texts, prepared.labels(split), strict=True):
+            with torch.no_grad():
+                logits, _ = loaded.model(text[None], features_only=True, classification_head_name=TEXT_HEAD)
+            if task == "STS-B":
+                # Four digits are written, and padding changes sums by float32 rounding.
+                assert float(row[1]) == pytest.approx(logits.item(), abs=1e-3)
+                assert float(row[2]) == label
+            else:
+                assert row[1] == INFERENCE[logits.argmax()]
+                assert row[2] == INFERENCE[label]
+
+
+@pytest.mark.slow
+@torch.no_grad()
+@pytest.mark.parametrize("num_separators", [1, 2])
+def test_an_exported_folder_predicts_the_same_rows(start, data, tmp_path, glue, num_separators):
+    """From texts to classes with the folder's own tokenizer and model; one text, the other or both are cut."""
+    generator = random.Random(num_separators)
+    texts = [[" ".join(generator.choices(WORDS, k=generator.randint(1, 40))) for _ in range(60)] for _ in range(2)]
+    shutil.copytree(data, tmp_path / "data")
+    tokenizer = load_tokenizer(start / "tokenizer")
+    dictionary = Dictionary.load(str(start / "tokenizer" / "dict.txt"))
+    for name, column in zip(("input0", "input1"), texts, strict=True):
+        write_texts(tmp_path / "data/RTE" / name, "valid", column, tokenizer, dictionary)
+    names = ["entailment", "not_entailment"]
+    write_labels(tmp_path / "data/RTE/label", "valid", [0] * 60, names)
+    splits = read_glue_data(data, "RTE").record["splits"] | {"valid": {"source": "dev.tsv", "rows": 60}}
+    change_task(tmp_path / "data", "RTE", splits=splits)
+
+    outcome = glue(tmp_path / "out", "RTE", data=tmp_path / "data", overrides={"num_separators": num_separators})
+    run = tmp_path / "out/runs/RTE/seed1"
+    written = [line.split("\t")[1] for line in (run / "predictions.valid.tsv").read_text().splitlines()[1:]]
+    assert set(written) == set(names)
+    shutil.move(run / "checkpoint_best.pt", run / "checkpoint_last.pt")
+    export(run, tmp_path / "folder", "--labels", ",".join(names), check=num_separators == 2)
+    folder = transformers.AutoTokenizer.from_pretrained(tmp_path / "folder")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "folder").eval()
+    pairs = folder(*texts, truncation=True, padding=True, return_tensors="pt")
+    assert [names[index] for index in model(**pairs).logits.argmax(1)] == written
+    whole = folder(*texts)["input_ids"]
+    num_cut = sum(len(row) > 80 for row in whole)
+    assert 20 < num_cut < 60
+    assert {row.count(folder.eos_token_id) for row in whole} == {num_separators + 1}
+    assert any(note.startswith("RTE: rows of more than 80 tokens are cut") for note in outcome.table.notes)
+    assert any(f"{num_cut} of 60 in valid" in note for note in outcome.table.notes)
+    # load() gives the states of the same tokens.
+    features = amos_fairseq.load(run)(list(zip(*texts, strict=True)), truncate=True)
+    ids = pairs["input_ids"]
+    assert torch.equal(features.tokens, ids)
+
+
+def test_run_directory_has_tokenizer_and_labels(start, tmp_path, glue):
+    glue(tmp_path, "MNLI")
+    directory = tmp_path / "runs/MNLI/seed1"
+    assert json.loads((directory / "task.json").read_text())["labels"] == ["entailment", "neutral", "contradiction"]
+    assert {p.name for p in (directory / "tokenizer").iterdir()} == {p.name for p in (start / "tokenizer").iterdir()}
+    assert load_checkpoint(directory / "checkpoint_best.pt").tokenizer.encode("fox")
+
+
+def test_flags_describe_the_checkpoint_and_the_task(start, tmp_path, fake_training, glue):
+    glue(tmp_path, "CoLA", "STS-B")
+    (cola, sts), flag = fake_training.commands, fake_training.flag
+    settings = read_state(start / "checkpoint_last.pt")["cfg"]["model"]
+    for name in ("encoder_layers", "encoder_embed_dim", "max_positions", "layer_norm_eps", "relative_position_scheme"):
+        assert f"--{name.replace('_', '-')}={settings[name]}" in cola
+    assert flag(cola, "--arch") == "amos"
+    assert flag(cola, "--finetune-from-model") == str(start / "checkpoint_last.pt")
+    assert (flag(cola, "--best-checkpoint-metric"), flag(sts, "--best-checkpoint-metric")) == ("matthews", "spearman")
+    # 40 rows in batches of 32, ten epochs, a tenth of them rising; 20 rows in batches of 16
+    assert [flag(cola, f) for f in ("--total-num-update", "--warmup-updates", "--lr")] == ["20", "2", "2e-05"]
+    assert [flag(sts, f) for f in ("--total-num-update", "--warmup-updates", "--lr")] == ["20", "1", "4e-05"]
+
+
+@pytest.mark.parametrize("similar_lengths", [False, True])
+def test_batches_of_similar_length_are_asked_for(similar_lengths, tmp_path, fake_training, glue):
+    glue(tmp_path, "RTE", overrides={"similar_lengths": similar_lengths})
+    assert ("--similar-lengths" in fake_training.commands[0]) is similar_lengths
+
+
+def test_from_scratch_uses_random_weights_and_a_note(tmp_path, fake_training, glue):
+    outcome = glue(tmp_path, "CoLA", from_scratch=True)
+    assert all("--finetune-from-model" not in command for command in fake_training.commands)
+    assert outcome.table.rows[0][0] == "amos (random weights)"
+    assert any("none of its weights" in note for note in outcome.table.notes)
+    with pytest.raises(UserError, match="from_scratch: True there, False here"):
+        glue(tmp_path, "CoLA")
+
+
+@pytest.mark.slow
+def test_small_tasks_start_from_the_best_mnli_run(start, tmp_path, fake_training, glue):
+    out = tmp_path / "out"
+    outcome = glue(out, "RTE", "STS-B", "CoLA", "MNLI", intermediate=out, num_seeds=2)
+    best = best_intermediate(out).best
+    starts = {}
+    for command in fake_training.commands:
+        task = command[4].rpartition("/")[2]
+        starts.setdefault(task, set()).add(fake_training.flag(command, "--finetune-from-model"))
+    mnli, original = str(out / best.directory / "checkpoint_best.pt"), str(start / "checkpoint_last.pt")
+    assert starts == {"MNLI": {original}, "CoLA": {original}, "RTE": {mnli}, "STS-B": {mnli}}
+    assert list(starts) == ["MNLI", "CoLA", "RTE", "STS-B"]
+    assert any(note.startswith("RTE, STS-B: started from the best dev run of MNLI") for note in outcome.table.notes)
+    # Another OUT takes the MNLI runs of this one; without the flag they would be other runs.
+    glue(tmp_path / "other", "RTE", intermediate=out)
+    assert fake_training.flag(fake_training.commands[-1], "--finetune-from-model") == mnli
+    with pytest.raises(UserError, match="intermediate_sha256"):
+        glue(out, "RTE")
+    with pytest.raises(
+        UserError, match="RTE with --layers 1 cannot start from MNLI with --layers last: give both the same"
+    ):
+        glue(tmp_path / "shorter", "RTE", intermediate=out, overrides={"layers": "1"})
+
+
+def test_intermediate_training_without_mnli_is_refused(tmp_path, fake_training, glue):
+    with pytest.raises(UserError, match="holds no finished run of MNLI"):
+        glue(tmp_path, "RTE", intermediate=tmp_path)
+    with pytest.raises(UserError, match="has no effect"):
+        glue(tmp_path, "CoLA", intermediate=tmp_path)
+    assert fake_training.commands == []
+
+
+def test_notes_on_unofficial_data(start, data, tmp_path):
+    facts = {"source": "train.tsv", "source_rows": 104_743, "broken": 0, "rows": 10_000}
+    valid = {"source": "dev.tsv", "source_rows": 5_463, "broken": 0, "rows": 5_463}
+    shutil.copytree(data / "RTE", tmp_path / "QNLI")
+    change_task(tmp_path, "QNLI", task="QNLI", splits={"train": facts, "valid": valid})
+    assert list(read_glue_data(tmp_path, "QNLI").notes()) == ["QNLI: trained on 10,000 of 104,743 rows"]
+    change_task(tmp_path, "QNLI", splits={"train": facts | {"source_rows": 84_794}, "valid": valid}, notes=["rebuilt"])
+    notes = list(read_glue_data(tmp_path, "QNLI").notes())
+    assert notes[0].startswith("QNLI: the train file (train.tsv) has 84,794 rows, the official one 104,743")
+    assert notes[1:] == ["QNLI: trained on 10,000 of 84,794 rows", "QNLI: rebuilt"]
+
+
+def test_hash_of_the_data_changes_with_training_and_dev_data_only(data, tmp_path):
+    shutil.copytree(data / "RTE", tmp_path / "RTE")
+    before, record = read_glue_data(tmp_path, "RTE").sha256(), read_glue_data(tmp_path, "RTE").record
+    change_task(tmp_path, "RTE", splits=record["splits"] | {"test": {"source": "test.tsv", "rows": 5}}, workers=3)
+    assert read_glue_data(tmp_path, "RTE").sha256() == before
+    for change in (
+        {"splits": record["splits"] | {"valid": record["splits"]["valid"] | {"sha256": "0" * 64}}},
+        {"splits": record["splits"] | {"train": record["splits"]["train"] | {"rows": 15}}},
+        {"labels": record["labels"][::-1]},
+        {"tokenizer_sha256": "1" * 64},
+        {"seed": 2},
+    ):
+        change_task(tmp_path, "RTE", **record | change)
+        assert read_glue_data(tmp_path, "RTE").sha256() != before, change
+
+
+def test_tasks_of_the_benchmark(start, data, tmp_path):
+    tasks = Glue(session(start, tmp_path), data, ["CoLA", "STS-B"]).tasks.values()
+    found = [(task.name, task.num_examples, task.main_score) for task in tasks]
+    assert found == [("CoLA", 40, "matthews"), ("STS-B", 20, "spearman")]
+    assert np.unique(read_glue_data(data, "CoLA").labels("valid")).tolist() == [0, 1]

@@ -1,0 +1,66 @@
+"""The archive for the leaderboard on synthetic test sets: predictions, rows, filled files."""
+
+import shutil
+import threading
+import zipfile
+
+import pytest
+from synthetic_glue import change_task
+
+from amos_fairseq.checkpoints.read import load_checkpoint
+from amos_fairseq.downstream.classification.glue.data import read_glue_data
+from amos_fairseq.downstream.classification.glue.leaderboard import fill_broken_lines, write_submission
+from amos_fairseq.downstream.classification.glue.predictions import predict_splits
+from amos_fairseq.downstream.runs import read_results
+from amos_fairseq.downstream.summary import summarize
+from amos_fairseq.errors import UserError
+
+
+@pytest.mark.slow
+def test_archive_of_the_leaderboard(data, tmp_path, glue):
+    outcome = glue(tmp_path, "CoLA", "STS-B", "MNLI", "RTE", with_test=True, num_seeds=2)
+    with zipfile.ZipFile(tmp_path / "glue_submission.zip") as archive:
+        files = {name: archive.read(name).decode().splitlines() for name in archive.namelist()}
+    official = {"SST-2": 1821, "MRPC": 1725, "QNLI": 5463, "QQP": 390965, "RTE": 3000, "WNLI": 146}
+    official |= {"CoLA": 7, "STS-B": 5, "MNLI-m": 6, "MNLI-mm": 4, "AX": 3}  # prepared
+    assert {name: len(lines) - 1 for name, lines in files.items()} == {f"{n}.tsv": rows for n, rows in official.items()}
+    assert {lines[0] for lines in files.values()} == {"index\tprediction"}
+    assert [line.split("\t")[0] for line in files["MNLI-mm.tsv"][1:]] == ["0", "1", "2", "3"]
+    # RTE was run, but no test file was prepared; SST-2 was not run at all.
+    filled = [notice.split()[0] for notice in outcome.notices]
+    assert filled == ["QQP.tsv", "QNLI.tsv", "SST-2.tsv", "RTE.tsv", "MRPC.tsv", "WNLI.tsv"]
+    assert {line.split("\t")[1] for line in files["RTE.tsv"][1:]} == {"entailment"}
+    summaries = summarize(read_results(tmp_path))
+    for task, name, split in (("CoLA", "CoLA", "test"), ("MNLI", "MNLI-mm", "test1"), ("MNLI", "AX", "test")):
+        prepared = read_glue_data(data, "AX" if name == "AX" else task)
+        best = max((r for r in read_results(tmp_path) if r.task == task), key=lambda result: result.main)
+        assert summaries[task].best.seed == best.seed
+        checkpoint = tmp_path / best.directory / "checkpoint_best.pt"
+        expected = predict_splits(prepared, load_checkpoint(checkpoint), [split], 80, "cpu", threading.Event())[split]
+        assert [line.split("\t")[1] for line in files[f"{name}.tsv"][1:]] == [prepared.label_names[i] for i in expected]
+    assert all(0 <= float(line.split("\t")[1]) <= 5 for line in files["STS-B.tsv"][1:])
+    (tmp_path / best.directory / "checkpoint_best.pt").unlink()
+    with pytest.raises(UserError, match="the checkpoint of the best run of MNLI, is missing"):
+        write_submission(tmp_path, data, summaries, 80, "cpu", threading.Event())
+
+
+def test_rows_of_broken_lines_are_filled_in_order(data, tmp_path):
+    """The server takes a row for every line. CoLA's official test set has 1,063 rows, this one 7."""
+    shutil.copytree(data / "CoLA", tmp_path / "CoLA")
+
+    def rows_of(num_broken, ids):
+        facts = {"source": "test.tsv", "rows": len(ids), "broken": num_broken}
+        change_task(tmp_path, "CoLA", splits=read_glue_data(data, "CoLA").record["splits"] | {"test": facts})
+        (tmp_path / "CoLA" / "test.ids").write_text("".join(f"{i}\n" for i in ids))
+        return fill_broken_lines(read_glue_data(tmp_path, "CoLA"), "test", ["1"] * len(ids))
+
+    assert rows_of(0, [0, 1]) == ([("0", "1"), ("1", "1")], "")
+    rows, notice = rows_of(2, [0, 2, 3])
+    assert rows == [("0", "1"), ("1", "0"), ("2", "1"), ("3", "1"), ("4", "0")]
+    assert notice.startswith("2 rows, for broken lines of the test file, are filled")
+    # A row that a line end has broken in two: two lines, one row.
+    rows, notice = rows_of(2, [i for i in range(1063) if i != 500])
+    assert (len(rows), rows[500], notice[:6]) == (1063, ("500", "0"), "1 rows")
+    rows, notice = rows_of(1, ["a", "b"])
+    assert [row[0] for row in rows] == ["a", "b"]
+    assert "the server may refuse the file" in notice

@@ -1,0 +1,142 @@
+"""Scores, statistics and tables against values by hand, written formulas, and the averages that the papers print."""
+
+import csv
+import io
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+from scipy.stats import rankdata
+
+from amos_fairseq.downstream.classification.glue.benchmark import average, glue_table
+from amos_fairseq.downstream.classification.glue.predictions import score
+from amos_fairseq.downstream.classification.glue.tasks import AVERAGED, TASKS
+from amos_fairseq.downstream.runs import RunResult
+from amos_fairseq.downstream.summary import best_run, paper_results, spread_of, summarize
+from amos_fairseq.summary_file import Spread, Summary
+
+
+def test_scores_by_hand():
+    # 3 true positives, 1 false positive, 2 false negatives, 4 true negatives
+    labels = np.array([1, 1, 1, 1, 1, 0, 0, 0, 0, 0])
+    predictions = np.array([1, 1, 1, 0, 0, 1, 0, 0, 0, 0])
+    matthews = (3 * 4 - 1 * 2) / math.sqrt(4 * 5 * 5 * 6)
+    assert score(TASKS["CoLA"], predictions, labels) == pytest.approx({"matthews": 100 * matthews, "accuracy": 70.0})
+    # precision 3/4, recall 3/5
+    assert score(TASKS["MRPC"], predictions, labels) == pytest.approx({"accuracy": 70.0, "f1": 100 * 2 * 0.45 / 1.35})
+    assert score(TASKS["RTE"], predictions, labels) == {"accuracy": 70.0}
+
+
+def test_correlations_are_those_of_their_formulas():
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 11, 200) / 2  # many ties, as in STS-B
+    predictions = labels + generator.normal(0, 2, 200)
+
+    def pearson(a, b):
+        a, b = a - a.mean(), b - b.mean()
+        return (a * b).sum() / math.sqrt((a * a).sum() * (b * b).sum())
+
+    found = score(TASKS["STS-B"], predictions, labels)
+    expected = {"pearson": pearson(predictions, labels), "spearman": pearson(rankdata(predictions), rankdata(labels))}
+    assert found == pytest.approx({name: 100 * value for name, value in expected.items()})
+    assert all(type(value) is float for value in found.values()), "numpy scalars do not go into JSON"
+
+
+def test_matthews_and_f1_are_those_of_their_formulas():
+    generator = np.random.default_rng(0)
+    labels, predictions = generator.integers(0, 2, (2, 300))
+    tp, tn = (predictions & labels).sum(), ((1 - predictions) & (1 - labels)).sum()
+    fp, fn = (predictions & (1 - labels)).sum(), ((1 - predictions) & labels).sum()
+    matthews = (tp * tn - fp * fn) / math.sqrt(float((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)))
+    assert score(TASKS["CoLA"], predictions, labels)["matthews"] == pytest.approx(100 * matthews)
+    assert score(TASKS["QQP"], predictions, labels)["f1"] == pytest.approx(100 * 2 * tp / (2 * tp + fp + fn))
+
+
+def test_constant_predictions_score_zero():
+    constant, labels = np.full(6, 2.5), np.array([0, 1, 2, 3, 4, 5.0])
+    assert score(TASKS["STS-B"], constant, labels) == {"spearman": 0.0, "pearson": 0.0}
+    assert score(TASKS["CoLA"], np.ones(4, int), np.array([0, 1, 1, 1])) == {"matthews": 0.0, "accuracy": 75.0}
+    assert score(TASKS["MRPC"], np.zeros(2, int), np.zeros(2, int)) == {"accuracy": 100.0, "f1": 0.0}
+
+
+def test_median_and_deviation_by_hand():
+    found = spread_of([70.0, 72.0, 71.0, 75.0, 60.0])
+    # mean 69.6; squares 0.16, 5.76, 1.96, 29.16, 92.16; sum 129.2; divided by 4
+    assert (found.median, found.count) == (71.0, 5)
+    assert found.deviation == pytest.approx(math.sqrt(129.2 / 4))
+    assert spread_of([70.0, 72.0]).median == 71.0
+    assert spread_of([70.0]).deviation is None
+
+
+def result(task, seed, main, trial="", **scores):
+    name, directory = TASKS[task].main_score, f"runs/{task}/{trial}/seed{seed}"
+    scores = {name: main, **scores}
+    return RunResult(task, trial, seed, directory, name, scores, "checkpoint_best.pt", 1.0, 1.0, None, identity={})
+
+
+def test_grid_reports_the_trial_of_the_highest_median_and_the_best_run():
+    results = [result("RTE", seed, main, "lr1") for seed, main in enumerate((60.0, 61.0, 80.0), start=1)]
+    results += [result("RTE", seed, main, "lr2") for seed, main in enumerate((70.0, 65.0, 66.0), start=1)]
+    summary = summarize(results)["RTE"]
+    assert (summary.trial, summary.num_trials, summary.main.median) == ("lr2", 2, 66.0)
+    assert (summary.best.trial, summary.best.seed) == ("lr1", 3)
+    # Of equal runs the first seed is best.
+    assert best_run([result("RTE", 2, 60.0), result("RTE", 1, 60.0), result("RTE", 3, 59.0)]).seed == 1
+
+
+def test_averages_of_the_papers_rows_are_those_that_it_prints():
+    """The papers print one digit; the mean of eight rounded numbers is within 0.05 of theirs, rounded itself."""
+    for paper in paper_results():
+        medians = {task: value[0] if isinstance(value, list) else value for task, value in paper["scores"].items()}
+        name, value = average(medians)
+        assert name == "AVG"
+        assert value == pytest.approx(paper["average"], abs=0.05 + 1e-9), paper["name"]
+
+
+def test_average_of_fewer_tasks_and_without_wnli():
+    assert average({"CoLA": 50.0, "RTE": 60.0, "WNLI": 0.0}) == ("AVG of 2", 55.0)
+    assert average({"WNLI": 50.0}) == ("AVG", None)
+    assert len(AVERAGED) == 8
+
+
+def summaries():
+    results = [result("MNLI", seed, 80.0 + seed, accuracy_mm=79.0 + seed) for seed in (1, 2, 3)]
+    return summarize(results + [result("CoLA", seed, 10.0 * seed) for seed in (1, 2, 3)])
+
+
+SPREADS = {"SQuAD2.0": {"em": Spread(50.0, None, 1), "f1": Spread(52.25, None, 1)}}
+SETUP = {"from_scratch": False}
+SQUAD = Summary(Path("squad.json"), "squad", SETUP, {"SQuAD2.0": "f1"}, SPREADS, {}, Path("model.pt"), 1, [])
+
+
+def test_table_cells():
+    table = glue_table("ours", summaries(), SQUAD, with_paper=False, notes=["a note | with a bar"])
+    assert table.columns == ["", "MNLI m/mm", "CoLA (Matthews)", "AVG of 2", "SQuAD2.0 EM", "SQuAD2.0 F1"]
+    assert table.rows == [["ours", "82.0 ± 1.0 / 81.0 ± 1.0", "20.0 ± 10.0", "51.0", "50.0", "52.2"]]
+    assert list(csv.reader(io.StringIO(table.as_csv()))) == [table.columns, *table.rows]
+    markdown = table.as_markdown().splitlines()
+    assert markdown[2] == "|  | MNLI m/mm | CoLA (Matthews) | AVG of 2 | SQuAD2.0 EM | SQuAD2.0 F1 |"
+    assert markdown[4] == "| ours | 82.0 ± 1.0 / 81.0 ± 1.0 | 20.0 ± 10.0 | 51.0 | 50.0 | 52.2 |"
+    assert markdown[6] == "- a note | with a bar"
+
+
+def test_rows_of_the_papers_are_separate_rows():
+    table = glue_table("ours", summaries(), None, with_paper=True, notes=[])
+    assert [row[0] for row in table.rows] == ["ours", "AMOS base (paper)", "ELECTRA base (paper)", "BERT base (paper)"]
+    assert {len(row) for row in table.rows} == {len(table.columns)}
+    ours = dict(zip(table.columns, table.rows[0], strict=True))
+    assert (ours["RTE"], ours["SQuAD2.0 F1"], ours["AVG"]) == ("-", "-", "51.0 (of 2)")
+    amos = dict(zip(table.columns, table.rows[1], strict=True))
+    expected = {"MNLI m/mm": "88.9 ± 0.1 / 88.7 ± 0.1", "CoLA (Matthews)": "70.7 ± 1.5", "AVG": "88.6"}
+    expected |= {"SQuAD2.0 EM": "84.2 ± 0.2", "SQuAD2.0 F1": "87.2 ± 0.3"}  # Table 6, first row
+    assert {name: amos[name] for name in expected} == expected
+
+
+def test_terminal_shows_complete_numbers():
+    console = Console(width=80, file=io.StringIO(), force_terminal=False)
+    table = glue_table("amos_small (10,000 updates)", summaries(), SQUAD, with_paper=True, notes=["[note]"])
+    table.print(console)
+    text = " ".join(console.file.getvalue().split())
+    assert [cell for cell in ("70.7 ± 1.5", "20.0 ± 10.0", "52.2", "[note]") if cell not in text] == []

@@ -1,0 +1,236 @@
+"""What ``amos classify`` makes of a table: columns, kinds of labels, dev rows, counts, and files, by hand."""
+
+import csv
+import json
+import math
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fairseq.data import Dictionary
+from saved_models import small_tokenizer
+
+from amos_fairseq.downstream.classification.dataset import LabeledTexts, read_targets, read_task_record
+from amos_fairseq.downstream.classification.prepare import (
+    ClassificationSource,
+    infer_kind,
+    split_off_dev,
+)
+from amos_fairseq.downstream.classification.rows import Columns, find_columns, open_table, read_rows
+from amos_fairseq.errors import UserError
+
+
+def write_csv(path: Path, header: list[str], rows: list[tuple]) -> Path:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    return path
+
+
+def write_jsonl(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def prepared(tmp_path: Path, source: ClassificationSource) -> tuple[Path, dict]:
+    directory = tmp_path / "prepared"
+    directory.mkdir()
+    source.write(directory, small_tokenizer())
+    return directory, read_task_record(directory, "")
+
+
+@pytest.mark.parametrize(
+    ("header", "texts", "label", "expected"),
+    [
+        ("id,text,label", None, None, (("text",), "label")),
+        ("premise,hypothesis,label", None, None, (("premise", "hypothesis"), "label")),
+        ("a,b", None, "b", (("a",), "b")),
+        ("a,b", ["b"], None, (("b",), "a")),
+        ("label,what", None, None, (("what",), "label")),
+        ("text,label,class", ["class"], "text", (("class",), "text")),
+        ("a,b,c", ["a", "b"], None, (("a", "b"), "c")),
+        ("a,b,c", None, None, "which column is the text is not clear"),
+        ("a,b,c", ["a"], None, "which column is the label is not clear"),
+        ("a,b,c", ["x"], "c", "has no column 'x': give --text with one of a, b, c"),
+        ("a,b,c", ["a"], "x", "has no column 'x': give --label with one of a, b, c"),
+        ("a,b,c", ["a"], "a", "not that of the label"),
+    ],
+)
+def test_columns(header, texts, label, expected, tmp_path):
+    table = open_table(write_csv(tmp_path / "t.csv", header.split(","), [tuple("x" * 3)]))
+    if isinstance(expected, str):
+        with pytest.raises(UserError, match=expected):
+            find_columns(table, texts, label)
+        return
+    assert find_columns(table, texts, label) == Columns(*expected)
+
+
+def test_without_a_header_columns_have_numbers(tmp_path):
+    path = tmp_path / "t.tsv"
+    path.write_text("good\tA film .\nbad\tA bore .\n", encoding="utf-8")
+    assert find_columns(open_table(path, header=False), ["2"], "1") == Columns(("2",), "1")
+    rows = read_rows(path, Columns(("2",), "1"), header=False)
+    assert (rows.texts, rows.labels, rows.lines) == ([("A film .",), ("A bore .",)], ["good", "bad"], [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind"),
+    [
+        (["good", "bad"], "classes"),
+        (["1", "5", "3"], "classes"),
+        ([True, False], "classes"),
+        ([1.0, 2.0], "classes"),
+        (["1", "x"], "classes"),
+        (["1.5", "2"], "number"),
+        (list(range(21)), "number"),
+        (list(range(20)), "classes"),
+        ([["a"], []], "labels"),
+    ],
+)
+def test_kinds_are_inferred(labels, kind):
+    assert infer_kind(labels) == kind
+
+
+def test_classes_with_all_that_is_counted(tmp_path):
+    train = [("good .", "pos"), ("bad .", "neg"), ("good .", "neg"), ("", "pos"), ("bad .", ""), ("so so .", "10")]
+    train += [("so so so .", "9")]
+    dev = [("bad .", "neg"), ("new .", "other"), ("new\nline .", "pos"), (" ", "pos"), ("old .", "other")]
+    files = [write_csv(tmp_path / name, ["text", "label"], rows) for name, rows in (("a.csv", train), ("b.csv", dev))]
+    directory, record = prepared(tmp_path, ClassificationSource(*files, Columns(("text",), "label")))
+    assert (record["kind"], record["labels"], record["num_classes"]) == ("classes", ["10", "9", "neg", "pos"], 4)
+    assert read_targets(directory, "train", record).tolist() == [3, 2, 2, 0, 1]
+    assert read_targets(directory, "valid", record).tolist() == [2, -1, 3, -1]
+    # The third row takes two lines of the file.
+    assert (directory / "valid.ids").read_text().split() == ["2", "3", "4", "7"]
+    assert record["notes"] == [
+        "label: 4 classes (10, 9, neg, pos), inferred (--kind labels or number for something else)",
+        "a.csv: 1 training rows without text are left out",
+        "a.csv: 1 training rows without label are left out",
+        "b.csv: 1 dev rows without text are left out",
+        "a.csv: 1 training rows repeat the text of an earlier row; 1 texts have different labels",
+        "b.csv: 1 of 4 dev rows have a text that trains too: the scores may be too high",
+        "b.csv: 2 labels that no training row has are counted as wrong: other",
+    ]
+    tokenizer = small_tokenizer()
+    dictionary = Dictionary.load(str(directory / "tokenizer" / "dict.txt"))
+    rows = LabeledTexts(directory, "valid", record, dictionary, 30)
+    expected = [dictionary.index(piece) for piece in tokenizer.encode("new line .")]
+    assert rows[2]["tokens"].tolist() == [0, *expected, 2]
+
+
+def test_several_labels(tmp_path):
+    """Lists, and a column in which a separator divides them; a row without labels is a row."""
+    lists = [{"text": f"row {i}", "tags": tags} for i, tags in enumerate([["b", "a"], [], ["b", "b"], None])]
+    text = [(f"row {i}", tags) for i, tags in enumerate(["b; a", "", "b;b", ""])]
+    for file, kind, separator in (
+        (write_jsonl(tmp_path / "l.jsonl", lists), None, ","),
+        (write_csv(tmp_path / "l.csv", ["text", "tags"], text), "labels", ";"),
+    ):
+        place = tmp_path / file.suffix
+        place.mkdir()
+        source = ClassificationSource(file, file, Columns(("text",), "tags"), kind, separator)
+        directory, record = prepared(place, source)
+        assert (record["kind"], record["labels"]) == ("labels", ["a", "b"])
+        assert read_targets(directory, "train", record).tolist() == [[1, 1], [0, 0], [0, 1], [0, 0]]
+
+
+def test_numbers_keep_their_values(tmp_path):
+    values = [0.1, -2.0, 1e6, 1 / 3]
+    rows = [("same", f"text {i}", repr(value)) for i, value in enumerate(values)]
+    file = write_csv(tmp_path / "n.csv", ["a", "b", "price"], rows)
+    directory, record = prepared(tmp_path, ClassificationSource(file, file, Columns(("a", "b"), "price")))
+    assert read_targets(directory, "train", record).tolist() == values
+    mean = sum(values) / 4
+    assert record["mean"] == pytest.approx(mean)
+    assert record["deviation"] == pytest.approx(math.sqrt(sum((value - mean) ** 2 for value in values) / 4))
+    assert (directory / "input1" / "train.bin").is_file()
+
+
+def test_whole_numbers_of_a_table_with_a_gap_are_the_same_classes(tmp_path):
+    """pandas writes 0.0 and 1.0 where a label is missing, 0 and 1 elsewhere."""
+    train, dev = ([(f"text {i}", label) for i, label in enumerate(own)] for own in (["0.0", "1.0", ""], ["1", "0"]))
+    files = [write_csv(tmp_path / name, ["text", "label"], rows) for name, rows in (("a.csv", train), ("b.csv", dev))]
+    directory, record = prepared(tmp_path, ClassificationSource(*files, Columns(("text",), "label")))
+    assert record["labels"] == ["0", "1"]
+    assert read_targets(directory, "valid", record).tolist() == [1, 0]
+
+
+def test_many_given_classes_are_taken(tmp_path):
+    rows = [(f"text {i}", f"name {i}") for i in range(60)]
+    file = write_csv(tmp_path / "t.csv", ["text", "label"], rows)
+    _, record = prepared(tmp_path, ClassificationSource(file, file, Columns(("text",), "label"), "classes"))
+    assert record["num_classes"] == 60
+
+
+def test_lists_are_no_texts_and_odd_names_can_be_read_again(tmp_path):
+    file = write_jsonl(tmp_path / "l.jsonl", [{"text": ["a", "b"], "label": "x"}])
+    with pytest.raises(UserError, match=r"l\.jsonl, line 1: text is a list or an object, no text"):
+        read_rows(file, Columns(("text",), "label"))
+    file = write_csv(tmp_path / "o\x1bd.csv", ["text", "la\x1bbel"], [("a", "x"), ("b", "y")])
+    _, record = prepared(tmp_path, ClassificationSource(file, file, Columns(("text",), "la\x1bbel")))
+    assert record["splits"]["train"]["source"] == "o?d.csv"
+
+
+def test_a_text_of_most_rows_trains(tmp_path):
+    rows = [("same", "a")] * 500 + [(f"text {i}", "b") for i in range(60)]
+    read = read_rows(write_csv(tmp_path / "t.csv", ["text", "label"], rows), Columns(("text",), "label"))
+    train, dev = split_off_dev(read)
+    assert ("same",) not in dev.texts
+    assert len(dev) == 56
+    assert set(train.labels) == {"a", "b"}
+
+
+def test_missing_keys_and_halves_of_pairs_are_counted(tmp_path):
+    rows = [{"a": "x", "b": "y", "label": "p"}, {"a": "x"}, {"a": "z", "label": "q"}, {"b": " ", "label": "q"}]
+    file = write_jsonl(tmp_path / "l.jsonl", rows)
+    _, record = prepared(tmp_path, ClassificationSource(file, file, Columns(("a", "b"), "label")))
+    assert record["splits"]["train"]["rows"] == 2
+    assert record["notes"][1:4] == [
+        "l.jsonl: 1 training rows without text are left out",
+        "l.jsonl: 1 training rows without label are left out",
+        "l.jsonl: 1 training pairs have one empty text",
+    ]
+
+
+def test_dev_rows_are_a_tenth_and_share_no_text(tmp_path):
+    rows = [(f"text {i % 150}", "ab"[i % 2]) for i in range(200)]
+    read = read_rows(write_csv(tmp_path / "t.csv", ["text", "label"], rows), Columns(("text",), "label"))
+    train, dev = split_off_dev(read)
+    assert 19 <= len(dev) <= 20
+    assert not set(train.texts) & set(dev.texts)
+    assert Counter(train.lines + dev.lines) == Counter(read.lines)
+    assert [part.lines for part in split_off_dev(read)] == [train.lines, dev.lines]
+    with pytest.raises(UserError, match="has 2 different texts, too few to choose dev rows: give --dev"):
+        split_off_dev(read.choose([0, 1]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels", "message"),
+    [
+        (None, ["a", "a"], "each row has the label a"),
+        ("number", ["1", "x"], "line 3: the label 'x' is not a finite number"),
+        ("number", ["1", "inf"], "line 3: the label 'inf' is not a finite number"),
+        ("number", ["2", "2"], "each row has the label 2"),
+        (None, [f"name {i}" for i in range(60)], "the 60 labels have 60 different values"),
+        (None, ["a", "b\tc"], "has a tab, a line end or another character that cannot be printed"),
+        ("labels", [",", ","], "no row has a label"),
+        (None, ["a", "b\x1b[31m"], "another character that cannot be printed"),
+        ("number", ["1700000000.5", "1700000001.5"], "which float32 does not tell apart: subtract a constant"),
+        ("number", ["1", "2e300"], "a label is larger than"),
+    ],
+)
+def test_labels_that_cannot_be_learned_are_refused(kind, labels, message, tmp_path):
+    file = write_csv(tmp_path / "t.csv", ["text", "label"], [(f"text {i}", label) for i, label in enumerate(labels)])
+    with pytest.raises(UserError, match=message):
+        prepared(tmp_path, ClassificationSource(file, file, Columns(("text",), "label"), kind))
+
+
+def test_values_of_parquet(tmp_path):
+    """Numbers that a missing value turned into floats are the same classes; NaN is no label."""
+    parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    table = arrow.table({"text": ["a", "b", "c"], "label": [1.0, math.nan, 2.0]})
+    parquet.write_table(table, tmp_path / "t.parquet")
+    source = ClassificationSource(tmp_path / "t.parquet", tmp_path / "t.parquet", Columns(("text",), "label"))
+    directory, record = prepared(tmp_path, source)
+    assert record["labels"] == ["1", "2"]
+    np.testing.assert_array_equal(read_targets(directory, "train", record), [0, 1])

@@ -1,0 +1,136 @@
+"""The task ``text_classification``: its rows and targets, its head, and errors."""
+
+import json
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from fairseq.models.roberta import RobertaModel
+from omegaconf import OmegaConf
+from saved_models import write_save_dir
+from synthetic_glue import change_task, write_glue, write_rows
+
+from amos_fairseq.downstream.classification.command import predict_logits
+from amos_fairseq.downstream.classification.dataset import read_targets
+from amos_fairseq.downstream.classification.glue.data import read_glue_data
+from amos_fairseq.downstream.classification.task import TextClassificationConfig, TextClassificationTask
+from amos_fairseq.errors import UserError
+from amos_fairseq.models.amos import AmosConfig
+from amos_fairseq.models.fine_tuning import TEXT_HEAD, scale_of
+
+MODEL = {"encoder_layers": 2, "encoder_embed_dim": 64, "encoder_ffn_embed_dim": 128, "encoder_attention_heads": 2}
+MODEL |= {"max_positions": 40, "generator_depths": "1,2", "_name": "amos", "max_update": 10}
+ROWS = {"train": 23, "valid": 9}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("glue")
+    write_save_dir(directory / "run")
+    write_glue(directory, directory / "run", "RTE", ["entailment", "not_entailment"], ROWS, pair=True)
+    write_glue(directory, directory / "run", "STS-B", [], ROWS, pair=True)
+    write_glue(directory, directory / "run", "SST-2", ["0", "1"], ROWS, pair=False)
+    # Several labels a row: the first has both, the second none, the third one that only the dev set has (3).
+    write_glue(directory, directory / "run", "WNLI", ["no", "yes"], ROWS, pair=False)
+    change_task(directory, "WNLI", kind="labels")
+    for split, count in ROWS.items():
+        write_rows(directory / "WNLI" / "label", split, [[4, 5, 2], [2], [3, 5, 2], *[[4, 2]] * (count - 3)])
+    return directory
+
+
+def make_task(directory, **settings) -> TextClassificationTask:
+    values = {"data": str(directory), "tokens_per_text": 16, "seed": 3, "save_dir": "unused"}
+    values |= {"train_subset": "train", "update_freq": [1]} | settings
+    return TextClassificationTask.setup_task(OmegaConf.merge(OmegaConf.structured(TextClassificationConfig), values))
+
+
+def build(task: TextClassificationTask):
+    return task.build_model(OmegaConf.merge(OmegaConf.structured(AmosConfig), MODEL))
+
+
+@pytest.mark.parametrize("name", ["RTE", "SST-2", "STS-B"])
+@pytest.mark.parametrize("separator", [None, 2])
+def test_rows_are_those_of_glue(name, separator, data):
+    """As the evaluation of GLUE reads them, whose rows are compared with Hugging Face's tokenizers."""
+    task, expected = make_task(data / name, separator_token=separator), read_glue_data(data, name)
+    for split in ROWS:
+        task.load_dataset(split)
+        dataset, inputs, labels = task.datasets[split], expected.inputs(split, 16, separator), expected.labels(split)
+        batch = dataset.collater([dataset[index] for index in range(len(dataset))])
+        for index, row in enumerate(batch["net_input"]["src_tokens"]):
+            assert row[row.ne(1)].tolist() == inputs[index].tolist()
+        np.testing.assert_array_equal(batch["target"], labels)
+        assert batch["target"].dtype == (torch.float64 if name == "STS-B" else torch.int64)
+
+
+def test_labels_of_a_row(data):
+    task = make_task(data / "WNLI")
+    task.load_dataset("valid")
+    dataset = task.datasets["valid"]
+    batch = dataset.collater([dataset[index] for index in (1, 0, 2, 3)])
+    assert batch["target"].tolist() == [[0, 0], [1, 1], [0, 1], [1, 0]]
+    assert batch["target"].dtype == torch.bool
+
+
+def test_every_row_occurs_once_in_an_epoch(data):
+    task = make_task(data / "RTE")
+    task.load_dataset("train")
+    orders = []
+    for epoch in (1, 2):
+        iterator = task.get_batch_iterator(task.datasets["train"], max_sentences=7, max_positions=40, epoch=epoch)
+        orders.append([index for batch in iterator.next_epoch_itr() for index in batch["id"].tolist()])
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(ROWS["train"]))
+    assert orders[0] != orders[1]
+
+
+def test_a_regression_is_scaled(data, tmp_path):
+    """The output is mean + deviation * layer; the scale is in the checkpoint, and that of another task is not loaded."""
+    change_task(data, "STS-B", mean=1e5, deviation=123.456)
+    model = build(make_task(data / "STS-B")).eval()
+    tokens = torch.tensor([[0, 5, 6, 2]])
+    head = model.classification_heads[TEXT_HEAD]
+    with torch.no_grad():
+        raw = head.output(torch.tanh(head.dense(model.extract_features(tokens)[:, 0])))
+        torch.testing.assert_close(model(tokens, classification_head_name=TEXT_HEAD)[0], 1e5 + 123.456 * raw)
+    state = {name: value.clone() for name, value in model.half().state_dict().items()}
+    change_task(data, "STS-B", mean=0.0, deviation=2.0)
+    other = build(make_task(data / "STS-B"))
+    other.upgrade_state_dict_named(state, "")
+    other.load_state_dict(state, strict=True)
+    assert other.classification_heads[TEXT_HEAD].scale_bits.view(torch.float64).tolist() == [0, 2]
+    without_deviation = torch.tensor([1.0, 0.0], dtype=torch.float64).view(torch.int64)
+    for bits in (torch.zeros(3, dtype=torch.int64), torch.zeros(2), without_deviation):
+        with pytest.raises(ValueError, match="the scale of a head"):
+            scale_of(bits)
+    del other.classification_heads[TEXT_HEAD]
+    other.register_heads_of(model.state_dict())
+    assert other.classification_heads[TEXT_HEAD].scale_bits.view(torch.float64).tolist() == [1e5, 123.456]
+
+
+def test_nothing_is_computed_at_padding(data, packings):
+    task = make_task(data / "RTE")
+    task.load_dataset("valid")
+    rows, model = task.datasets["valid"], build(task).eval()
+    batch = rows.collater([rows[index] for index in range(len(rows))])
+    logits, _ = model(**batch["net_input"], classification_head_name=TEXT_HEAD)
+    loaded = SimpleNamespace(model=model, dictionary=task.dictionary)
+    sequences = [rows[index]["tokens"] for index in range(len(rows))]
+    predicted = predict_logits(loaded, sequences, "cpu", threading.Event())
+    assert [len(packing.slots) for packing in packings] == 2 * [sum(rows.sizes)]
+    np.testing.assert_allclose(predicted, logits.detach().numpy(), rtol=1e-5, atol=1e-6)  # in another order
+
+
+def test_what_cannot_be_used_is_refused(data, tmp_path, monkeypatch):
+    for directory, message in ((tmp_path / "absent", "is not a directory"), (tmp_path, "holds no prepared data")):
+        with pytest.raises(UserError, match=message):
+            make_task(directory)
+    with pytest.raises(UserError, match="--separator-token 5 is not </s>"):
+        make_task(data / "RTE", separator_token=5)
+    record = json.loads((data / "SST-2" / "task.json").read_text(encoding="utf-8"))
+    with pytest.raises(UserError, match="it has other labels than"):
+        read_targets(data / "SST-2", "train", record | {"labels": ["0"]})
+    monkeypatch.setattr("fairseq.tasks.FairseqTask.build_model", lambda *_: RobertaModel.__new__(RobertaModel))
+    with pytest.raises(UserError, match="has no head for texts"):
+        make_task(data / "RTE").build_model(SimpleNamespace(arch="roberta_base"))

@@ -1,0 +1,200 @@
+"""The task of several tasks: the order of rows on two ranks and after a stop, teachers, heads of other checkpoints, and what is
+refused."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from synthetic_glue import change_task, write_glue, write_pretrained_checkpoint
+
+from amos_fairseq.checkpoints.read import load_checkpoint
+from amos_fairseq.downstream.classification.task import TextClassificationConfig, TextClassificationTask
+from amos_fairseq.downstream.multi_task.task import MultiTask, MultiTaskConfig
+from amos_fairseq.errors import UserError
+from amos_fairseq.models.fine_tuning import TEXT_HEAD, FineTunedModel
+
+ROWS = {"RTE": 16, "CoLA": 81, "STS-B": 300}
+NUMBERS = 16 * 2 + 81 * 2 + 300  # that teachers predict: probabilities of two classes, and scores
+IN_EPOCH = round(300**0.25 * 16**0.75) + round(300**0.25 * 81**0.75) + 300
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("start")
+    write_pretrained_checkpoint(directory)
+    return directory
+
+
+@pytest.fixture
+def data(start, tmp_path):
+    for name, labels in (("RTE", ["entailment", "not_entailment"]), ("CoLA", ["0", "1"]), ("STS-B", [])):
+        write_glue(tmp_path / "data", start, name, labels, {"train": ROWS[name], "valid": 5}, pair=name != "CoLA")
+    return tmp_path / "data"
+
+
+def make_task(data, names=tuple(ROWS), kind=MultiTask, config=MultiTaskConfig, update_freq=1, **settings):
+    given = {"data": ":".join(str(data / name) for name in names), "tokens_per_text": 16, "seed": 1, "max_update": 0}
+    given |= {"train_subset": "train", "update_freq": [update_freq]} | settings
+    return kind.setup_task(OmegaConf.merge(OmegaConf.structured(config), given))
+
+
+def batches(task, epoch, batch_size, num_ranks=1, rank=0):
+    arguments = {"max_sentences": batch_size, "max_positions": 16, "num_shards": num_ranks, "shard_id": rank}
+    return task.get_batch_iterator(task.datasets["train"], epoch=epoch, **arguments)
+
+
+def test_ranks_and_micro_batches_read_the_updates_of_one(data):
+    """32 rows an update: one batch, 2 ranks of 16, and 2 micro-batches on each of 2 ranks; over three epochs."""
+    one, two, four = make_task(data), make_task(data), make_task(data, update_freq=2)
+    for task in (one, two, four):
+        task.load_dataset("train")
+    updates = 0
+    for epoch in (1, 2, 3):
+        whole = [batch["id"].tolist() for batch in batches(one, epoch, 32).next_epoch_itr()]
+        updates += len(whole)
+        assert updates == epoch * IN_EPOCH // 32
+        for task, size in ((two, 16), (four, 8)):
+            of_ranks = [
+                [batch["id"].tolist() for batch in batches(task, epoch, size, 2, rank).next_epoch_itr()]
+                for rank in (0, 1)
+            ]
+            joined = [row for pair in zip(*of_ranks, strict=True) for part in pair for row in part]
+            assert joined == [row for rows in whole for row in rows]
+
+
+def test_a_stop_continues_with_the_next_row(data):
+    task = make_task(data)
+    task.load_dataset("train")
+    iterator = batches(task, 2, 32)
+    expected = [batch["id"].tolist() for batch in iterator.next_epoch_itr()]
+    stopped = batches(task, 2, 32)
+    read = stopped.next_epoch_itr()
+    seen = [next(read)["id"].tolist() for _ in range(4)]
+    other = make_task(data)
+    other.load_dataset("train")
+    resumed = batches(other, 2, 32)
+    resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
+    assert seen + [batch["id"].tolist() for batch in resumed.next_epoch_itr()] == expected
+
+
+def test_the_rows_of_max_rows_are_those_of_one_task(data):
+    mixed, alone = (
+        make_task(data, max_rows=20),
+        make_task(data, ["CoLA"], TextClassificationTask, TextClassificationConfig, max_rows=20),
+    )
+    for task in (mixed, alone):
+        task.load_dataset("train")
+    rows = mixed.datasets["train"]
+    assert [len(own) for own in rows.tasks.values()] == [16, 20, 20]
+    cola = rows.tasks["CoLA"]
+    assert [cola[index]["tokens"].tolist() for index in range(20)] == [
+        alone.datasets["train"][index]["tokens"].tolist() for index in range(20)
+    ]
+    np.testing.assert_array_equal(cola.targets, alone.datasets["train"].targets)
+    other = make_task(data)
+    other.load_dataset("train")
+    every = [other.datasets["train"].tasks["CoLA"][index]["tokens"].tolist() for index in range(81)]
+    assert all(cola[index]["tokens"].tolist() in every for index in range(20))
+    mixed.load_dataset("valid")
+    assert len(mixed.datasets["valid"]) == 15, "a dev set is whole"
+
+
+def test_the_weight_of_the_labels_is_a_function_of_the_update(data, tmp_path):
+    np.save(tmp_path / "teacher.npy", np.zeros(NUMBERS, dtype=np.float32))
+    task = make_task(data, teacher=str(tmp_path / "teacher.npy"), max_update=40)
+    assert [task.gold_weight(update) for update in (0, 10, 39)] == [0, 0.25, 39 / 40]
+    assert make_task(data, teacher=str(tmp_path / "teacher.npy"), gold_weight="0.5").gold_weight(39) == 0.5
+    assert make_task(data).gold_weight(3) == 1
+
+
+def test_teachers_are_divided_by_task(data, tmp_path):
+    np.save(tmp_path / "teacher.npy", np.arange(NUMBERS, dtype=np.float32))
+    task = make_task(data, teacher=str(tmp_path / "teacher.npy"), max_update=40)
+    task.load_dataset("train")
+    rows = task.datasets["train"]
+    labels = rows.collater([rows[index] for index in (396, 0, 16)])["labels"]
+    assert {name: own["teacher"].tolist() for name, own in labels.items()} == {
+        "RTE": [[0, 1]],
+        "CoLA": [[32, 33]],
+        "STS-B": [[493]],
+    }
+    assert labels["RTE"]["teacher"].dtype == torch.float64, "fairseq halves float32 tensors with --fp16"
+    task.load_dataset("valid")
+    valid = task.datasets["valid"]
+    assert "teacher" not in valid.collater([valid[0]])["labels"]["RTE"]
+
+
+def test_what_cannot_be_used_is_refused(data, tmp_path):
+    (tmp_path / "text.npy").write_text("no array")
+    np.save(tmp_path / "short.npy", np.zeros(NUMBERS - 1, dtype=np.float32))
+    np.save(tmp_path / "nan.npy", np.full(NUMBERS, np.nan, dtype=np.float32))
+    np.save(tmp_path / "objects.npy", np.array([{}]), allow_pickle=True)
+    for teacher, message in (
+        ("absent.npy", "is no array of numpy"),
+        ("text.npy", "is no array of numpy"),
+        ("objects.npy", "is no array of numpy"),
+        ("short.npy", r"has float32 \[493\], these rows need float32 \[494\]"),
+        ("nan.npy", "not finite numbers"),
+    ):
+        task = make_task(data, teacher=str(tmp_path / teacher), max_update=40)
+        with pytest.raises(UserError, match=message):
+            task.load_dataset("train")
+    for settings, message in (
+        ({"teacher": "t.npy"}, "rises from 0 to 1 until --max-update"),
+        ({"teacher": "t.npy", "gold_weight": "1.5"}, "give annealed, or a number from 0 to 1"),
+        ({"teacher": "t.npy", "gold_weight": "nan"}, "give annealed, or a number from 0 to 1"),
+        ({"gold_weight": "0.5"}, "has no effect without a teacher"),
+        ({"names": ("RTE", "RTE")}, "are both the task RTE"),
+        ({"names": ("RTE", "absent")}, "holds no prepared data"),
+        ({"separator_token": 5}, "--separator-token 5 is not </s>"),
+    ):
+        with pytest.raises(UserError, match=message):
+            make_task(data, **settings)
+    for name in ("a.b", "training"):
+        change_task(data, "RTE", task=name)
+        with pytest.raises(UserError, match="a head cannot have the name"):
+            make_task(data)
+    change_task(data, "RTE", task="RTE")
+    task = make_task(data)
+    task.load_dataset("train")
+    with pytest.raises(UserError, match="fewer than the 4096 of one update"):
+        batches(task, 1, 4096)
+    other = make_task(data)
+    other.cfg.update_freq = [1, 2]
+    other.load_dataset("train")
+    with pytest.raises(UserError, match="give one number"):
+        batches(other, 1, 32)
+    assert not task.has_sharded_data("train"), "fairseq would load the rows again in each epoch"
+
+
+def fine_tuned(start, task):
+    loaded = load_checkpoint(start)
+    torch.manual_seed(2)
+    model = FineTunedModel(loaded.model.cfg, loaded.model.vocabulary)
+    task.add_head(model)
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", ["RTE", "STS-B"])
+def test_one_task_starts_from_its_head_among_several(start, data, name):
+    """A checkpoint of several tasks, loaded for one of them, predicts as before; the score of STS-B has no scale there."""
+    task = make_task(data)
+    task.text_tasks["STS-B"] = dataclasses.replace(task.text_tasks["STS-B"], scale=(1.5, 3.0))
+    several = fine_tuned(start, task)
+    for parameter in several.classification_heads.parameters():
+        torch.nn.init.normal_(parameter)
+    one = fine_tuned(start, make_task(data, [name], TextClassificationTask, TextClassificationConfig))
+    state = {key: value.clone() for key, value in several.state_dict().items()}
+    one.upgrade_state_dict_named(state, "")
+    one.load_state_dict(state, strict=True)
+    tokens = torch.tensor([[0, 5, 6, 2], [0, 7, 2, 1]])
+    with torch.no_grad():
+        expected, _ = several(tokens, classification_head_name=name)
+        found, _ = one(tokens, classification_head_name=TEXT_HEAD)
+    torch.testing.assert_close(found, expected)
+    if name == "STS-B":
+        assert one.classification_heads[TEXT_HEAD].scale_bits is None
+        assert several.classification_heads[name].scale_bits is not None

@@ -1,0 +1,131 @@
+"""Trees against all trees of four words, scores of a hand-made file, and a batch with words that are cut."""
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_models import small_dictionary
+
+from amos_fairseq.downstream.parsing import dataset as parsing
+from amos_fairseq.downstream.parsing.command import tree_scores, with_trees
+from amos_fairseq.downstream.parsing.dataset import ParsedSentences, attachment_counts, best_tree, greedy_heads, is_tree
+from amos_fairseq.downstream.tagging.dataset import NO_LABEL
+from amos_fairseq.downstream.word_files import read_conllu
+from amos_fairseq.text.binarizing import BinarizedFile
+
+# Every case that the official evaluation treats on its own: a range of a multiword token, an empty node, subtypes, punctuation,
+# a comment, a space inside of a word, a sentence of one word.
+GOLD = """\
+# text = It's a New York dog.
+1-2\tIt's\t_\t_\t_\t_\t_\t_\t_\t_
+1\tIt\tit\tPRON\t_\t_\t5\tnsubj\t_\t_
+2\t's\tbe\tAUX\t_\t_\t5\tcop\t_\t_
+2.1\tnot\tnot\tPART\t_\t_\t_\t_\t5:advmod\t_
+3\ta\ta\tDET\t_\t_\t5\tdet\t_\t_
+4\tNew York\tNew York\tPROPN\t_\t_\t5\tnmod:poss\t_\t_
+5\tdog\tdog\tNOUN\t_\t_\t0\troot\t_\t_
+6\t.\t.\tPUNCT\t_\t_\t5\tpunct\t_\tSpaceAfter=No
+
+1\tYes\tyes\tINTJ\t_\t_\t0\troot\t_\t_
+
+"""
+# it: right head, wrong relation; 's: wrong head; New York: another subtype; the full stop: wrong.
+TREES = [[(5, "obj"), (1, "cop"), (5, "det"), (5, "nmod:of"), (0, "root"), (1, "punct")], [(0, "root")]]
+
+
+def edges(path: Path) -> list[list[tuple[int, str]]]:
+    return [
+        [(int(head), relation) for head, relation in zip(one.columns["head"], one.columns["deprel"], strict=True)]
+        for one in read_conllu(path)
+    ]
+
+
+def test_scores_by_hand(tmp_path: Path):
+    """Of seven words five have the right head, four of them the right relation; without the full stop five of six, four."""
+    (tmp_path / "gold.conllu").write_text(GOLD, encoding="utf-8")
+    (tmp_path / "found.conllu").write_text(with_trees(GOLD, TREES), encoding="utf-8")
+    gold, found = edges(tmp_path / "gold.conllu"), edges(tmp_path / "found.conllu")
+    assert found == TREES
+    scores = tree_scores(gold, found)
+    expected = {"uas": 5 / 7, "las": 4 / 7, "uas_no_punctuation": 5 / 6, "las_no_punctuation": 4 / 6}
+    assert scores == {name: pytest.approx(100 * value) for name, value in expected.items()}
+    # Words that are cut are missing at the end, and wrong.
+    assert attachment_counts(gold[0], TREES[0][:3]) == {"words": 6, "heads": 2, "edges": 1}
+    # Nothing but these columns and the enhanced dependencies of words changes; words that are cut depend on the root word.
+    assert with_trees(GOLD, gold) == GOLD
+    odd = GOLD.replace("It\tit", "I\u2028t\x85\tit").replace("SpaceAfter=No", "x\x0c")
+    assert with_trees(odd, gold) == odd
+    assert with_trees("1\ta\t_\t_\t_\t_\t0\troot\t0:root\t_\n", [[(0, "root")]]).split("\t")[8] == "_"
+    cut = with_trees(GOLD, [[(2, "nsubj"), (0, "root")], []]).splitlines()
+    assert [line.split("\t")[6:8] for line in cut[5:9]] == [["2", "dep"]] * 4
+    assert cut[10].split("\t")[6:8] == ["0", "root"]
+    whole = with_trees(GOLD, [[], []])
+    (tmp_path / "cut.conllu").write_text(whole, encoding="utf-8")
+    assert edges(tmp_path / "cut.conllu")[0] == [(0, "root"), *[(1, "dep")] * 5]
+
+
+@pytest.mark.skipif(
+    "CONLL18_UD_EVAL" not in os.environ, reason="CONLL18_UD_EVAL: the path of the official conll18_ud_eval.py"
+)
+def test_scores_are_those_of_the_official_script(tmp_path: Path):
+    gold, found = tmp_path / "gold.conllu", tmp_path / "found.conllu"
+    gold.write_text(GOLD.replace("New York", "New-York"), encoding="utf-8")
+    found.write_text(with_trees(gold.read_text(), TREES), encoding="utf-8")
+    command = [sys.executable, os.environ["CONLL18_UD_EVAL"], "-v", str(gold), str(found)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    rows = {line.split("|")[0].strip(): line.split("|")[3] for line in printed.splitlines() if line.count("|") == 4}
+    scores = tree_scores(edges(gold), edges(found))
+    assert [float(rows["UAS"]), float(rows["LAS"])] == pytest.approx([scores["uas"], scores["las"]], abs=0.01)
+
+
+def test_trees_by_hand():
+    for heads, expected in (
+        ([0], True),
+        ([2, 0], True),
+        ([0, 1, 2], True),
+        ([0, 0], False),  # two roots
+        ([2, 1], False),  # no root
+        ([0, 3, 2], False),  # a cycle beside the root
+        ([0, 4], False),  # no such word
+    ):
+        assert is_tree(heads) is expected
+
+
+@pytest.mark.parametrize("likely", [1, 2, 4])
+def test_the_best_tree_is_that_of_all_trees(likely: int, monkeypatch: pytest.MonkeyPatch):
+    """Random scores of four words; greedy choices are trees now and then. With few likely heads a second search is needed."""
+    monkeypatch.setattr(parsing, "LIKELY_HEADS", likely)
+    generator, greedy = np.random.default_rng(1), 0
+    every = [np.array(heads) for heads in itertools.product(range(5), repeat=4) if is_tree(heads)]
+    for _ in range(60):
+        scores = generator.normal(size=(4, 5)) * 3
+        scores[np.arange(4), np.arange(1, 5)] = -np.inf  # a word is not its own head
+        scores[:, 0] += 2  # of several roots
+        sums = [scores[np.arange(4), heads].sum() for heads in every]
+        np.testing.assert_array_equal(best_tree(scores), every[int(np.argmax(sums))])
+        greedy += greedy_heads(scores) is not None
+    assert 0 < greedy < 60
+
+
+def test_a_batch_with_words_that_are_cut(tmp_path: Path):
+    """Three tokens fit: two words of the first sentence, whose root is cut, and none of the second."""
+    dictionary = small_dictionary()
+    rows = {"tokens": [[5, 6, 7], [5, 6, 7, 8]], "word_start": [[0, 1, 2], [0, 3]], "word_end": [[1, 2, 3], [3, 4]]}
+    rows |= {"label": [[1, 0, 2], [2, 0]], "head": [[2, 3, 0], [0, 1]]}
+    for name, own in rows.items():
+        with BinarizedFile(f"{tmp_path}/valid.{name}", len(dictionary) if name == "tokens" else None) as file:
+            for row in own:
+                file.add_line(row)
+    (tmp_path / "tagging.json").write_text("{}")
+    sentences = ParsedSentences(tmp_path, "valid", dictionary, 3, max_tokens=4)
+    batch = sentences.collater([sentences[0], sentences[1]])
+    # The first word depends on the second: 2 * 3 + 1. The head of the second is cut.
+    assert batch["target"].tolist() == [[7, NO_LABEL], [NO_LABEL, NO_LABEL]]
+    assert (batch["nwords"], batch["all_words"]) == (1, 5)
+    assert batch["net_input"]["word_positions"].tolist() == [[1, 2], [0, 0]]
+    whole = ParsedSentences(tmp_path, "valid", dictionary, 3, max_tokens=9)
+    assert whole.collater([whole[0]])["target"].tolist() == [[2 * 3 + 1, 3 * 3, 2]]

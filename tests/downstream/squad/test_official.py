@@ -1,0 +1,138 @@
+"""Exact match and F1: cases by hand, a naive implementation, and the library's scores of random predictions."""
+
+import random
+import re
+import string
+from collections import Counter
+
+import pytest
+
+from amos_fairseq.downstream.squad.official import Answer, Question, evaluate
+from amos_fairseq.errors import UserError
+
+
+def question(name: str, *answers: str) -> Question:
+    return Question(name, "?", tuple(Answer(text, 0) for text in answers), not answers)
+
+
+@pytest.mark.parametrize(
+    ("answers", "prediction", "exact", "f1"),
+    [
+        (["the Black Death"], "Black death.", 100, 100),
+        (["an apple"], "Apple", 100, 100),
+        (["theatre"], "the atre", 0, 0),
+        (["U.S.A."], "USA", 100, 100),
+        (["well-known man"], "well known man", 0, 2 * (1 / 3) * (1 / 2) / (1 / 3 + 1 / 2) * 100),
+        (["in the 10th century"], "10th century", 0, 80),
+        (["10th century", "in the 10th century"], "10th century", 100, 100),
+        (["a a b b"], "b b b", 0, 80),
+        (["café"], "cafe", 0, 0),
+        (["CAFÉ  au\u00a0lait"], "café au lait", 100, 100),
+        (["中国"], "中国", 100, 100),
+        (["“quoted”"], '"quoted"', 0, 0),
+        ([], "", 100, 100),
+        ([], "something", 0, 0),
+        (["something"], "", 0, 0),
+        (["the"], "", 100, 100),
+    ],
+)
+def test_cases_by_hand(answers, prediction, exact, f1):
+    """Articles, ASCII punctuation, case and repeated spaces are ignored; accents and typographic quotes are not.
+
+    As in the official script, an answer that is only an article is empty.
+    """
+    scores, missing = evaluate([question("q", *answers)], {"q": prediction})
+    assert (scores["exact"], scores["f1"], missing) == (exact, pytest.approx(f1), 0)
+
+
+def naive_words(text: str) -> list[str]:
+    text = "".join(character for character in text.lower() if character not in string.punctuation)
+    return re.sub(r"\b(a|an|the)\b", " ", text).split()
+
+
+def naive_f1(gold: list[str], found: list[str]) -> float:
+    if not gold or not found:
+        return float(gold == found)
+    same = sum((Counter(gold) & Counter(found)).values())
+    return 0.0 if same == 0 else 2 * same / (len(gold) + len(found))
+
+
+def naive_scores(questions, predictions) -> tuple[float, float]:
+    exact = f1 = 0.0
+    for asked in questions:
+        golds = [words for answer in asked.answers if (words := naive_words(answer.text))] or [[]]
+        found = naive_words(predictions[asked.id])
+        exact += max(found == gold for gold in golds)
+        f1 += max(naive_f1(gold, found) for gold in golds)
+    return 100 * exact / len(questions), 100 * f1 / len(questions)
+
+
+@pytest.fixture(scope="module")
+def random_file():
+    generator = random.Random(4)
+    words = ["the", "a", "An", "cat", "Cat.", "dog", "x-y", "naïve", "3", "—", "!"]
+
+    def text() -> str:
+        return " ".join(generator.choices(words, k=generator.randint(0, 4)))
+
+    questions = [question(f"q{i}", *(text() for _ in range(generator.randint(0, 3)))) for i in range(400)]
+    predictions = {asked.id: text() for asked in questions}
+    centres = [-40.0, -1.5, -0.1, 0.0, 0.2, 3.0, 55.5]
+    odds = {asked.id: generator.choice(centres) + generator.random() for asked in questions}
+    return questions, predictions, odds
+
+
+def test_random_predictions_against_a_naive_implementation(random_file):
+    questions, predictions, _ = random_file
+    scores, _ = evaluate(questions, predictions)
+    assert (scores["exact"], scores["f1"]) == pytest.approx(naive_scores(questions, predictions))
+    for prefix, chosen in (("HasAns", True), ("NoAns", False)):
+        part = [asked for asked in questions if bool(asked.answers) == chosen]
+        expected = naive_scores(part, predictions)
+        assert (scores[f"{prefix}_exact"], scores[f"{prefix}_f1"]) == pytest.approx(expected)
+        assert scores[f"{prefix}_total"] == len(part)
+    assert not any(name.startswith("best") for name in scores)
+
+
+def test_best_thresholds_by_exhaustive_search(random_file):
+    """No threshold gives a better score than the reported one, which gives the reported score."""
+    questions, predictions, odds = random_file
+    scores, _ = evaluate(questions, predictions, odds)
+    single = {q.id: {text: naive_scores([q], {q.id: text}) for text in ("", predictions[q.id])} for q in questions}
+    scores_at = {}
+    for threshold in (-1e9, *odds.values()):
+        each = [single[name]["" if odds[name] > threshold else text] for name, text in predictions.items()]
+        scores_at[threshold] = [sum(column) / len(questions) for column in zip(*each, strict=True)]
+    # The official search counts a prediction that normalises to nothing as an answer, so it is not above the true best.
+    for column, name in enumerate(("exact", "f1")):
+        assert scores[f"best_{name}"] <= max(values[column] for values in scores_at.values()) + 1e-9
+        assert scores_at[scores[f"best_{name}_thresh"]][column] >= scores[f"best_{name}"] - 1e-9
+    at_zero, _ = evaluate(questions, predictions, odds, null_threshold=0.0)
+    taken = {name: "" if odds[name] > 0 else text for name, text in predictions.items()}
+    assert at_zero["NoAns_exact"] == pytest.approx(evaluate(questions, taken)[0]["NoAns_exact"])
+
+
+def test_equal_to_the_library(random_file):
+    """With everything the library's own call gets, and with questions that have no prediction; up to rounding."""
+    squad_metrics = pytest.importorskip("transformers.data.metrics.squad_metrics", reason="removed from transformers")
+    from transformers.data.processors.squad import SquadExample
+
+    questions, predictions, odds = random_file
+    few = {name: predictions[name] for name in list(predictions)[::3]}
+    examples = [
+        SquadExample(q.id, q.text, "", None, None, "", [{"text": a.text} for a in q.answers], q.is_impossible)
+        for q in questions[::3]
+    ]
+    few_odds = {name: odds[name] for name in few}
+    scores, missing = evaluate(questions, few, odds)
+    assert missing == len(questions) - len(few)
+    assert scores == pytest.approx(dict(squad_metrics.squad_evaluate(examples, few, few_odds, float("inf"))), rel=1e-12)
+    scores, _ = evaluate(questions, few, odds, 1.0)
+    assert scores == pytest.approx(dict(squad_metrics.squad_evaluate(examples, few, few_odds)), rel=1e-12)
+
+
+def test_files_that_do_not_belong_together_are_refused():
+    with pytest.raises(UserError, match="no question of the data set has a prediction"):
+        evaluate([question("q", "x")], {"other": "x"})
+    with pytest.raises(UserError, match="q has a prediction, but no null odds"):
+        evaluate([question("q", "x")], {"q": "x"}, {"other": 1.0})

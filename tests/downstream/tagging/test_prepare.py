@@ -1,0 +1,207 @@
+"""amos prepare tagging: every word with its label and its pieces, and errors."""
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from failures import error_line, harm_last_byte
+from fairseq.data import Dictionary
+from fairseq.data.indexed_dataset import MMapIndexedDataset
+from preparing import prepare
+from synthetic_tagging import make_sentences, prepare_tagging, write_columns, write_conllu
+
+from amos_fairseq.downstream.tagging.dataset import TaggedSentences, read_tagging_manifest, read_words
+from amos_fairseq.errors import UserError
+from amos_fairseq.text.tokenization import load_tokenizer
+
+main = prepare("tagging")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return prepare_tagging(tmp_path_factory.mktemp("tagging"))
+
+
+def read_back(data: Path) -> list[list[tuple[str, str, str]]]:
+    """(word, text of its pieces, label) of every word, from the files alone."""
+    manifest, tokenizer = read_tagging_manifest(data), load_tokenizer(data / "tokenizer")
+    arrays = [MMapIndexedDataset(str(data / f"valid.{name}")) for name in ("tokens", "word_start", "word_end", "label")]
+    found = []
+    for words, ids, starts, ends, labels in zip(read_words(data, "valid"), *arrays, strict=True):
+        pieces = [tokenizer.dictionary_symbols[i - 4] for i in ids.tolist()]
+        texts = [tokenizer.decode(pieces[a:b]).strip() for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
+        found.append(list(zip(words, texts, [manifest["labels"][i] for i in labels.tolist()], strict=True)))
+    return found
+
+
+def test_every_word_has_its_label_and_its_pieces(data):
+    sentences = make_sentences()
+    expected = [[(word, word.lower().replace("ﬁ", "fi"), chunk) for word, _, chunk in rows] for rows in sentences]
+    assert read_back(data) == expected
+    manifest = read_tagging_manifest(data)
+    assert (manifest["column"], manifest["labels"], manifest["has_spans"]) == ("chunk", ["B-NAME", "I-NAME", "O"], True)
+    num_words = sum(map(len, expected))
+    assert manifest["splits"]["train"]["words"] == manifest["splits"]["valid"]["words"] == num_words
+    assert manifest["splits"]["train"]["unknown"] == 0
+
+
+@pytest.mark.parametrize("name", ["valid.label.bin", "valid.tokens.idx", "valid.words.jsonl", "dict.txt"])
+def test_a_changed_file_is_refused_at_opening(data, tmp_path, name):
+    """The other split is read as before, unless it shares the file."""
+    copy = tmp_path / "data"
+    shutil.copytree(data, copy)
+    dictionary = Dictionary.load(str(data / "dict.txt"))
+    assert len(TaggedSentences(copy, "valid", dictionary, 3, 64))
+    harm_last_byte(copy / name)
+    with pytest.raises(UserError, match=rf"{name} is not the file that amos prepare wrote: copy"):
+        TaggedSentences(copy, "valid", dictionary, 3, 64)
+    if name != "dict.txt":
+        assert len(TaggedSentences(copy, "train", dictionary, 3, 64))
+
+
+def test_conllu_and_other_columns(data, tmp_path, capsys):
+    """CoNLL-U by its name, compressed; the same sentences give the same pieces, with other labels."""
+    source = write_conllu(tmp_path / "dev.conllu", make_sentences())
+    packed = tmp_path / "dev.conllu.gz"
+    packed.write_bytes(gzip.compress(source.read_bytes()))
+    for files, flags in (([source, packed], []), ([data.parent / "train.txt"] * 2, ["--column", "pos"])):
+        out = tmp_path / f"out{len(flags)}"
+        main([*files, data / "tokenizer", out, *flags])
+        labels = [[label for _, _, label in rows] for rows in read_back(out)]
+        assert labels == [[pos for _, pos, _ in rows] for rows in make_sentences()]
+        assert (out / "valid.tokens.bin").read_bytes() == (data / "valid.tokens.bin").read_bytes()
+    assert "scored by accuracy" in capsys.readouterr().err
+    named = ["--columns", "tag,group", "--column", "tag"]
+    main([*files, data / "tokenizer", tmp_path / "named", *named])
+    assert read_tagging_manifest(tmp_path / "named")["column"] == "tag"
+
+
+def test_labels_of_dev_alone_are_reported(data, tmp_path, capsys):
+    source = write_columns(tmp_path / "train.txt", [[("a", "X", "O"), ("b", "X", "B-Y")]])
+    dev = write_columns(tmp_path / "dev.txt", [[("a", "X", "B-Z"), ("b", "X", "O"), ("c", "X", "B-A")]])
+    main([source, dev, data / "tokenizer", tmp_path / "out"])
+    assert f"labels of {dev} that are not in {source} and cannot be learned: B-A B-Z" in capsys.readouterr().err
+    assert read_tagging_manifest(tmp_path / "out")["labels"] == ["B-A", "B-Y", "B-Z", "O"]
+    main([source, source, data / "tokenizer", tmp_path / "other"])
+    assert "cannot be learned" not in capsys.readouterr().err
+    other = write_columns(tmp_path / "other.txt", [[("a", "X", "NEW")]])
+    main([source, other, data / "tokenizer", tmp_path / "classes"])
+    printed = capsys.readouterr().err
+    assert f"the labels of {source} mark spans, those of {other} do not: the score is accuracy" in printed
+
+
+@pytest.mark.parametrize("name", ["x" * 101, "../x", "..", "a\nb", ""])
+def test_columns_that_cannot_name_a_folder_are_refused(data, tmp_path, capsys, name):
+    source = data.parent / "train.txt"
+    flags = [f"--columns=pos,{name}", f"--column={name}"]
+    line = error_line(capsys, main, source, source, data.parent / "tokenizer", tmp_path / "out", *flags)
+    assert f"--columns: {name!r}"[:50] in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_finished_data_are_unchanged_and_others_refused(data, capsys, tmp_path):
+    source, tokenizer = str(data.parent / "train.txt"), str(data / "tokenizer")
+    before = (data / "tagging.json").stat().st_mtime_ns
+    main([source, source, tokenizer, data])
+    assert "nothing to do" in capsys.readouterr().err
+    assert (data / "tagging.json").stat().st_mtime_ns == before
+
+    def refused(*arguments: object) -> str:
+        return error_line(capsys, main, *arguments)
+
+    assert "other settings" in refused(source, source, tokenizer, data, "--column", "pos")
+    assert "no column ner: it has pos, chunk" in refused(source, source, tokenizer, tmp_path / "a", "--column", "ner")
+    assert "fairseq separates folders at ':'" in refused(source, source, tokenizer, tmp_path / "a:b")
+    assert "no such file" in refused(tmp_path / "absent", source, tokenizer, tmp_path / "a")
+    conllu = write_conllu(tmp_path / "x.conllu", make_sentences(3))
+    for names in ("../../x,y", "pos,", "pos,pos"):
+        assert "is not a name" in refused(source, source, tokenizer, tmp_path / "a", "--columns", names)
+    assert "is CoNLL-U" in refused(conllu, conllu, tokenizer, tmp_path / "a", "--columns", "a")
+    broken = write_columns(tmp_path / "broken.txt", [[("a", "X", "O")]])
+    broken.write_text(broken.read_text() + "b X\n")
+    assert "broken.txt, line 2" in refused(source, broken, tokenizer, tmp_path / "a")
+    same = write_columns(tmp_path / "same.txt", [[("a", "X", "O"), ("b", "X", "B-Y")]])
+    assert "column pos: each word has the label" in refused(same, source, tokenizer, tmp_path / "a", "--column", "pos")
+    assert not (tmp_path / "a").exists()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    assert "contains no tagging data" in refused(source, source, tokenizer, tmp_path / "full")
+    (tmp_path / "full" / "tagging.json").write_text(json.dumps({"labels": []}))
+    assert "was not written by amos prepare" in refused(source, source, tokenizer, tmp_path / "full")
+
+
+def words_of(data: Path, split: str) -> list[str]:
+    """The text of the pieces of each word, by sentence, from the files alone."""
+    tokenizer = load_tokenizer(data / "tokenizer")
+    arrays = [MMapIndexedDataset(str(data / f"{split}.{name}")) for name in ("tokens", "word_start", "word_end")]
+    found = []
+    for ids, starts, ends in zip(*arrays, strict=True):
+        pieces = [tokenizer.dictionary_symbols[i - 4] for i in ids.tolist()]
+        places = zip(starts.tolist(), ends.tolist(), strict=True)
+        found.append(" ".join(tokenizer.decode(pieces[a:b]).strip() for a, b in places))
+    return found
+
+
+def test_few_labels_and_the_rest_without(data, tmp_path, capsys):
+    """10 of 40 sentences at equal distances: each fourth; the others, or those of a file, have no labels."""
+    source, out = data.parent / "train.txt", tmp_path / "rest"
+    main([source, source, data / "tokenizer", out, "--labeled", 10, "--unlabeled", "rest"])
+    everything = words_of(data, "train")
+    assert words_of(out, "train") == everything[::4]
+    assert words_of(out, "unlabeled") == [one for place, one in enumerate(everything) if place % 4]
+    assert words_of(out, "valid") == everything
+    assert not (out / "unlabeled.label.bin").exists()
+    manifest = read_tagging_manifest(out)
+    assert {split: own["sentences"] for split, own in manifest["splits"].items()} == {
+        "train": 10,
+        "valid": 40,
+        "unlabeled": 30,
+    }
+    assert "unlabeled: 30 sentences" in capsys.readouterr().err
+    more = tmp_path / "more.txt"
+    more.write_text("the house\nAnna sees the (grey) house\n", encoding="utf-8")
+    main([source, source, data / "tokenizer", tmp_path / "file", "--unlabeled", more])
+    assert f"{more}: 2 sentences without labels (one sentence a line)" in capsys.readouterr().err
+    assert words_of(tmp_path / "file", "unlabeled") == ["the house", "anna sees the (grey) house"]
+    assert words_of(tmp_path / "file", "train") == everything
+
+
+def test_few_labels_that_are_all_the_same(data, tmp_path, capsys):
+    """The first of two sentences is outside of spans; in BIOES, too."""
+    source = write_columns(tmp_path / "train.txt", [[("a", "X", "O"), ("b", "X", "O")], [("b", "X", "B-Y")]])
+    for flags in ([], ["--encoding", "bioes"]):
+        line = error_line(capsys, main, source, source, data / "tokenizer", tmp_path / "out", "--labeled", 1, *flags)
+        assert "--labeled 1: all words of these sentences have the label O: give more" in line
+
+
+def test_spans_in_bioes(data, tmp_path, capsys):
+    source = data.parent / "train.txt"
+    main([source, source, data / "tokenizer", tmp_path / "out", "--encoding", "bioes"])
+    assert read_tagging_manifest(tmp_path / "out")["labels"] == ["B-NAME", "E-NAME", "O", "S-NAME"]
+    labels = [label for rows in read_back(tmp_path / "out") for _, _, label in rows]
+    before = [chunk for rows in make_sentences() for _, _, chunk in rows]
+    assert [label == "O" for label in labels] == [label == "O" for label in before]
+    assert labels.count("E-NAME") == before.count("I-NAME")  # names of two words at most
+    none = write_columns(tmp_path / "dev.txt", [[("a", "X", "O")]])  # a small file may have no span
+    main([source, none, data / "tokenizer", tmp_path / "none", "--encoding", "bioes"])
+    arguments = [source, source, data / "tokenizer", tmp_path / "pos", "--encoding", "bioes", "--column", "pos"]
+    assert "--encoding bioes is for labels that mark spans" in error_line(capsys, main, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--unlabeled", "rest"], "--unlabeled rest is what --labeled N leaves"),
+        (["--labeled", "41"], "--labeled 41: {} has 40 sentences: give 1 to as many"),
+        (["--labeled", "0"], "--labeled 0"),
+        (["--labeled", "40", "--unlabeled", "rest"], "--labeled 40 leaves no sentence"),
+        (["--unlabeled", "absent.txt"], "absent.txt"),
+    ],
+)
+def test_unlabeled_sentences_that_are_not_there(data, tmp_path, capsys, flags, reason):
+    source = data.parent / "train.txt"
+    line = error_line(capsys, main, source, source, data / "tokenizer", tmp_path / "out", *flags)
+    assert reason.format(source) in line
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,252 @@
+"""Recipes against the values that the papers print, and schedules against values by hand."""
+
+import itertools
+
+import pytest
+
+from amos_fairseq.downstream.recipes import SIZE_WIDTHS, Hyperparameters, load_recipe, recipe_names, size_for_width
+from amos_fairseq.errors import UserError
+
+GLUE = ("MNLI", "QQP", "QNLI", "SST-2", "CoLA", "RTE", "MRPC", "STS-B")
+
+
+def only(recipe, task):
+    (settings,) = recipe.trials_of(task)
+    return settings
+
+
+RELEASED = [
+    ("MNLI", 1e-5, 3, 32, 1 / 16),
+    ("QQP", 2e-5, 5, 32, 1 / 16),
+    ("QNLI", 2e-5, 3, 32, 1 / 16),
+    ("SST-2", 1e-5, 5, 32, 1 / 16),
+    ("CoLA", 2e-5, 10, 32, 1 / 10),
+    ("RTE", 4e-5, 5, 32, 1 / 10),
+    ("MRPC", 4e-5, 10, 32, 1 / 16),
+    ("STS-B", 4e-5, 10, 16, 1 / 16),
+]
+
+
+@pytest.mark.parametrize(("task", "lr", "epochs", "batch_size", "warmup"), RELEASED)
+def test_amos_has_the_released_settings(task, lr, epochs, batch_size, warmup):
+    """The table "Optimal Hyperparameters" in the README of the released code."""
+    settings = only(load_recipe("amos", "base"), task)
+    assert (settings.lr, settings.epochs, settings.batch_size) == (lr, epochs, batch_size)
+    assert settings.warmup == pytest.approx(warmup, rel=1e-12)
+    assert (settings.weight_decay, settings.clip_norm, settings.layer_wise_lr_decay) == (0.01, 0.0, 1.0)
+    assert (settings.dropout, settings.attention_dropout, settings.pooler_dropout) == (0.1, 0.1, 0.1)
+    assert (settings.adam_betas, settings.adam_eps, settings.checkpoint) == ((0.9, 0.98), 1e-6, "best")
+    assert (settings.bias_correction, settings.head, settings.num_separators) == (True, "dense", 2)
+    flags = settings.train_flags(100)
+    assert flags[flags.index("--separator-token") + 1] == "2"
+    assert {"--no-bias-correction", "--pooler-activation-fn"}.isdisjoint(flags)
+
+
+def test_amos_grid_spans_the_ranges_of_appendix_b():
+    recipe = load_recipe("amos_grid", "base")
+    for task in GLUE:
+        trials = recipe.trials_of(task)
+        assert len(set(trials)) == len(trials) == 4 * 5 * 2 * 2
+        assert {t.epochs for t in trials} == {2, 3, 5, 10}
+        assert {t.lr for t in trials} == {1e-5, 2e-5, 3e-5, 4e-5, 5e-5}
+        assert {t.batch_size for t in trials} == {16, 32}
+        assert {t.warmup for t in trials} == {0.06, 0.1}
+    squad = recipe.trials_of("SQuAD")
+    assert len(squad) == 2 * 4 * 2 * 2
+    assert {t.epochs for t in squad} == {2, 3}
+    assert min(t.lr for t in squad) == 2e-5
+
+
+@pytest.mark.parametrize("name", ["electra", "electric", "mlm"])
+@pytest.mark.parametrize(("size", "lr", "decay"), [("small", 3e-4, 0.8), ("base", 1e-4, 0.8), ("large", 5e-5, 0.9)])
+def test_recipes_of_the_thesis_are_its_table_5_2(size, lr, decay, name):
+    recipe = load_recipe(name, size)
+    for task in (*GLUE, "SQuAD"):
+        settings = only(recipe, task)
+        assert (settings.lr, settings.layer_wise_lr_decay) == (lr, decay)
+        assert (settings.weight_decay, settings.warmup, settings.batch_size) == (0.0, 0.1, 32)
+        assert (settings.adam_betas, settings.adam_eps) == ((0.9, 0.999), 1e-6)
+        expected = {"RTE": 10, "STS-B": 10, "SQuAD": 2}.get(task, 3)
+        assert settings.epochs == expected, task
+        # The released code, to which the learning rates belong, and section 5.2.4.
+        assert (settings.bias_correction, settings.head, settings.num_separators) == (False, "linear", 1)
+        flags = settings.train_flags(100)
+        assert "--no-bias-correction" in flags
+        assert flags[flags.index("--pooler-activation-fn") + 1] == "linear"
+        assert "--separator-token" not in flags
+
+
+def test_tagging_has_the_rate_of_its_size():
+    for name, size, lr in (("amos", "small", 3e-4), ("amos", "base", 5e-5), ("electra", "small", 3e-4)):
+        assert only(load_recipe(name, size), "tagging").lr == lr
+
+
+@pytest.mark.parametrize(
+    ("size", "lr", "squad"),
+    [("small", 1e-4, (8e-5, 48, 5)), ("base", 3e-5, (5e-5, 32, 2)), ("large", 3e-5, (3e-5, 48, 2))],
+)
+def test_teams_is_its_table_6(size, lr, squad):
+    recipe = load_recipe("teams", size)
+    for task in GLUE:
+        settings = only(recipe, task)
+        assert (settings.lr, settings.epochs, settings.batch_size, settings.warmup) == (lr, 5, 32, 0.1)
+        assert (settings.layer_wise_lr_decay, settings.checkpoint) == (1.0, "best")
+    settings = only(recipe, "SQuAD")
+    assert ((settings.lr, settings.batch_size, settings.epochs), settings.checkpoint) == (squad, "last")
+
+
+def test_size_by_width():
+    sizes = {64: "small", 256: "small", 257: "base", 768: "base", 1024: "large", 2048: "large"}
+    assert {width: size_for_width(width) for width in sizes} == sizes
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch_size", "epochs", "warmup", "total", "rising"),
+    [
+        (8551, 32, 10, 0.1, 2680, 268),  # CoLA: 267 whole batches and a rest of 7 rows, ten times
+        (5749, 16, 10, 1 / 16, 3600, 225),  # STS-B: 359 whole batches and a rest of 5 rows
+        (64, 32, 3, 0.1, 6, 0),
+        (320, 32, 10, 0.29, 100, 29),  # 0.29 * 100 is 28.999999999999996 in binary
+        (100, 32, 3, 1 / 3, 12, 4),
+    ],
+)
+def test_schedule_by_hand(rows, batch_size, epochs, warmup, total, rising):
+    settings = Hyperparameters(lr=1e-4, epochs=epochs, batch_size=batch_size, warmup=warmup)
+    assert settings.updates_per_epoch(rows) * epochs == total == settings.total_updates(rows)
+    assert settings.warmup_updates(rows) == rising
+    flags = settings.train_flags(rows)
+    assert flags[flags.index("--warmup-updates") + 1] == str(rising)
+    assert flags[flags.index("--total-num-update") + 1] == str(total)
+    assert flags[flags.index("--clip-norm") + 1] == "0.0"
+
+
+@pytest.mark.parametrize(
+    ("rows", "min_updates", "epochs", "total"),
+    [
+        (502, 0, 5, 160),  # 31 whole batches of 16 and a rest, five times
+        (502, 160, 5, 160),
+        (502, 161, 10, 320),
+        (502, 1000, 35, 1120),  # 1,000 / 160 = 6.25
+        (12543, 1000, 5, 3920),
+    ],
+)
+def test_least_number_of_updates_by_hand(rows, min_updates, epochs, total):
+    settings = Hyperparameters(lr=1e-4, epochs=5, batch_size=16, warmup=0.1, min_updates=min_updates)
+    assert (settings.num_epochs(rows), settings.total_updates(rows)) == (epochs, total)
+    flags = settings.train_flags(rows)
+    assert flags[flags.index("--max-epoch") + 1] == str(epochs)
+    assert flags[flags.index("--total-num-update") + 1] == str(total)
+    assert flags[flags.index("--warmup-updates") + 1] == str(total // 10)
+    for name in ("--save-interval", "--validate-interval"):  # in epochs: five in each run
+        assert (flags[flags.index(name) + 1] if name in flags else "1") == str(epochs // 5)
+
+
+def test_command_line_replaces_settings_of_a_recipe_and_a_grid():
+    assert only(load_recipe("electra", "base", {"lr": 1e-3, "epochs": 1}), "RTE").lr == 1e-3
+    trials = load_recipe("amos_grid", "base", {"lr": 1e-3, "batch_size": 8}).trials_of("CoLA")
+    assert len(trials) == 4 * 2
+    assert {(t.lr, t.batch_size) for t in trials} == {(1e-3, 8)}
+
+
+def test_recipe_from_a_file(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "defaults: {epochs: 2, batch_size: 8, warmup: 1/4, lr: 2e-5}\n"
+        "grid: {lr: [1e-5, 3e-5], dropout: [0.0, 0.1]}\n"
+        "tasks: {CoLA: {dropout: 0.2}, RTE: {lr: 1e-3, dropout: 0}}\n"
+    )
+    recipe = load_recipe(str(file), "small")
+    # The grid replaces a default, but not a setting of a task.
+    assert [(t.lr, t.dropout, t.warmup) for t in recipe.trials_of("CoLA")] == [(1e-5, 0.2, 0.25), (3e-5, 0.2, 0.25)]
+    assert [(t.lr, t.dropout) for t in recipe.trials_of("RTE")] == [(1e-3, 0.0)]
+    with pytest.raises(UserError, match=r"no settings for QNLI.*CoLA, RTE"):
+        recipe.trials_of("QNLI")
+
+
+def test_extended_recipe(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("extends: teams\ntasks: {CoLA: {epochs: 7}}\n")
+    recipe, teams = load_recipe(str(file), "base"), load_recipe("teams", "base")
+    assert (only(recipe, "CoLA").epochs, only(teams, "CoLA").epochs) == (7, 5)
+    assert only(recipe, "CoLA").lr == only(teams, "CoLA").lr == 3e-5
+    assert list(recipe.trials) == ["CoLA"]
+
+
+COMPLETE = "lr: 1e-4, epochs: 2, batch_size: 8, warmup: 0.1"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("tasks: {CoLA: {lr: 1e-4, epochs: 2, batch_size: 8}}", "warmup is missing"),
+        (f"tasks: {{CoLA: {{{COMPLETE}, momentum: 1}}}}", "momentum is not a known setting"),
+        (f"tasks: {{CoLA: {{{COMPLETE}, weight_decay: much}}}}", "CoLA: weight_decay 'much' must be a number"),
+        ("tasks: {CoLA: {lr: 1e-4, epochs: 2.5, batch_size: 8, warmup: 0.1}}", "epochs 2.5 must be an integer"),
+        (f"tasks: {{CoLA: {{{COMPLETE}, dropout: 1.0}}}}", "dropout 1.0 must be at least 0 and below 1"),
+        (f"tasks: {{CoLA: {{{COMPLETE}, warmup: 1/0}}}}", "CoLA: warmup '1/0' must be a number"),
+        (f"tasks: {{CoLA: {{{COMPLETE}, adam_betas: 0.9}}}}", "CoLA: adam_betas 0.9 must be two numbers"),
+        (f"tasks: {{CoLA: {{{COMPLETE}, adam_betas: [0.9, 1.5]}}}}", "adam_betas 1.5 must be at least 0 and below 1"),
+        (f"tasks: {{CoLA: {{{COMPLETE}, num_separators: 3}}}}", "num_separators 3 must be 1 or 2"),
+        (f"tasks: {{CoLA: {{{COMPLETE}, head: deep}}}}", "head deep must be dense or linear"),
+        (f"tasks: {{CoLA: {{{COMPLETE}, pooling: max}}}}", "pooling max must be first or mean"),
+        (f"tasks: {{CoLA: {{{COMPLETE}, min_updates: -1}}}}", "min_updates -1 must be from 0 to 1,000,000"),
+        (f"tasks: {{CoLA: {{{COMPLETE}, new_top_layers: 1.5}}}}", "new_top_layers 1.5 must be an integer"),
+        (f"tasks: {{CoLA: {{{COMPLETE}, bias_correction: 0}}}}", "bias_correction 0 must be true or false"),
+        (f"tasks: {{CoLA: {{{COMPLETE}}}}}\ngrid: 5", "grid must map names"),
+        (f"tasks: {{CoLA: {{{COMPLETE}, grid: 5}}}}", "CoLA: grid must map names"),
+        (f"tasks: {{CoLA: {{{COMPLETE}}}}}\ndefaults: 7", "defaults must map names"),
+        (f"tasks: {{CoLA: {{{COMPLETE}}}}}\nsizes: {{base: {{tasks: [1]}}}}", "tasks must map names"),
+        (f"tasks: {{CoLA: {{{COMPLETE}}}}}\ngrid: {{dropout: 0.1}}", "grid's dropout must be a list"),
+        (f"settings: {{CoLA: {{{COMPLETE}}}}}", "needs the section tasks"),
+        ("extends: bert", "extends must name a built-in recipe, one of amos, .* not bert"),
+        ("tasks: {CoLA: [1, 2]}", "must map names to settings"),
+        ("tasks: {CoLA: {", "cannot be read"),
+    ],
+)
+def test_errors_of_a_recipe(content, message, tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(content)
+    with pytest.raises(UserError, match=message) as caught:
+        load_recipe(str(file), "base")
+    assert "mine.yaml" in str(caught.value)
+
+
+def test_unknown_recipe_lists_the_known():
+    with pytest.raises(UserError, match="amos, amos_grid, bam, electra, electric, mlm, teams"):
+        load_recipe("bert", "base")
+    assert recipe_names() == ["amos", "amos_grid", "bam", "electra", "electric", "mlm", "teams"]
+
+
+def test_batches_are_similar_in_length_where_no_paper_says_otherwise():
+    for name, size in itertools.product(recipe_names(), SIZE_WIDTHS):
+        for task, trials in load_recipe(name, size).trials.items():
+            flags = {"--similar-lengths" in trial.train_flags(100) for trial in trials}
+            assert flags == {task in ("tagging", "classification")}
+        (other,) = {
+            each.similar_lengths for each in load_recipe(name, size, {"similar_lengths": False}).trials["tagging"]
+        }
+        assert other is False
+
+
+def test_settings_of_words_are_refused_for_texts(tmp_path):
+    path = tmp_path / "own.yaml"
+    path.write_text(
+        "extends: electra\ndefaults: {lr: 1e-3, epochs: 1, batch_size: 8, warmup: 0, label_smoothing: 0.1}\n"
+    )
+    recipe = load_recipe(str(path), "small")
+    assert recipe.trials_of("tagging")[0].label_smoothing == 0.1
+    for section, name in (("RTE", "label_smoothing"), ("SQuAD", "label_smoothing")):
+        with pytest.raises(UserError, match=rf"{section}: {name} is for words with labels: move it to tagging"):
+            recipe.trials_of(section)
+    path.write_text("extends: electra\ntasks: {RTE: {views: full}, tagging: {views: full, view_layers: all}}\n")
+    recipe = load_recipe(str(path), "small")
+    assert (recipe.trials_of("tagging")[0].views, recipe.trials_of("tagging")[0].view_layers) == ("full", "all")
+    with pytest.raises(UserError, match="RTE: views is for words with labels"):
+        recipe.trials_of("RTE")
+    path.write_text("extends: electra\ntasks: {RTE: {unlabeled_start: 0.3}}\n")
+    with pytest.raises(UserError, match="RTE: unlabeled_start is for words with labels"):
+        load_recipe(str(path), "small").trials_of("RTE")
+    for value, message in (("view_layers: most", "half or all"), ("unlabeled_start: 1", "at least 0 and below 1")):
+        path.write_text(f"extends: electra\ntasks: {{tagging: {{{value}}}}}\n")
+        with pytest.raises(UserError, match=message):
+            load_recipe(str(path), "small")

@@ -1,0 +1,348 @@
+"""The plan of runs and the runner with a fake training: what is repeated, stored, refused and reported."""
+
+import dataclasses
+import json
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from amos_fairseq.downstream import progress_display
+from amos_fairseq.downstream import runner as runner_module
+from amos_fairseq.downstream.benchmark import Benchmark, Stopped
+from amos_fairseq.downstream.progress_display import ProgressDisplay
+from amos_fairseq.downstream.recipes import Hyperparameters, Recipe
+from amos_fairseq.downstream.run_benchmark import run_benchmark
+from amos_fairseq.downstream.runner import Runner
+from amos_fairseq.downstream.runs import BenchmarkTask, claim_output_directory, plan_runs, read_results
+from amos_fairseq.downstream.session import PretrainedCheckpoint, Session
+from amos_fairseq.downstream.training import RunFailed, log_interval
+from amos_fairseq.errors import UserError
+
+HYPERPARAMETERS = Hyperparameters(lr=1e-3, epochs=2, batch_size=16, warmup=0.1)
+ORIGIN = {"checkpoint_sha256": "c" * 64, "precision": "float32"}
+START = PretrainedCheckpoint(Path("start.pt"), "c" * 64, "amos", {"max_positions": 80, "encoder_embed_dim": 16}, {}, 7)
+
+
+SCORES = {"seed1": 60.0, "seed2": 80.0, "seed3": 70.0, "seed4": 75.0}
+
+
+class Toy(Benchmark):
+    """A benchmark whose scores are given by seed."""
+
+    name = "toy"
+
+    def __init__(self, out, devices=("cpu",), keep_checkpoints=False, scores=SCORES):
+        recipe = Recipe("r", "a recipe", "base", {})
+        self.session = Session(START, recipe, {}, (1, 2, 3), out, devices, "float32", keep_checkpoints)
+        self.scores, self.evaluated = scores, []
+
+    def train_flags(self, run):
+        return ["DATA", "--task", "toy"]
+
+    def fill_directory(self, run):
+        (run.directory / "tokenizer").mkdir(exist_ok=True)
+
+    def evaluate(self, task, checkpoint, directory, device, stop):
+        self.evaluated.append((directory.name, device))
+        return {"score": self.scores[directory.name], "other": 1.0}
+
+
+@pytest.fixture
+def trainings(monkeypatch):
+    """Record the calls of training, and write checkpoints instead of starting a process."""
+    calls = []
+
+    def train(command, directory, variables, stop, report, start):
+        calls.append(directory.name)
+        state = {"last_optimizer_state": {"m": torch.zeros(9)}, "model": {"w": torch.ones(2)}}
+        state |= {"optimizer_history": [{"num_updates": 4}], "extra_state": {"previous_training_time": 2.5}}
+        for name in ("best", "last"):
+            torch.save(state, directory / f"checkpoint_{name}.pt")
+        report(8, [])
+
+    monkeypatch.setattr(runner_module, "train", train)
+    return calls
+
+
+def plan(out, seeds=(1, 2, 3), trials=(HYPERPARAMETERS,), origin=ORIGIN):
+    task = BenchmarkTask("Toy", 64, "score", "d" * 64, trials, notes=("toy data",))
+    return plan_runs([task], seeds, out, None, origin)
+
+
+def execute(out, *, seeds=(1, 2, 3), **changed):
+    return Runner(Toy(out)).execute(plan(out, seeds, **changed))
+
+
+def test_every_run_once_and_only_the_weights_of_the_best_are_stored(tmp_path, trainings):
+    assert execute(tmp_path) == []
+    assert trainings == ["seed1", "seed2", "seed3"]
+    checkpoints = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.pt"))
+    assert checkpoints == ["runs/Toy/seed2/checkpoint_best.pt"]
+    state = torch.load(tmp_path / checkpoints[0], weights_only=True)
+    assert state["last_optimizer_state"] is None
+    assert torch.equal(state["model"]["w"], torch.ones(2))
+    stored = json.loads((tmp_path / "runs/Toy/seed2/result.json").read_text())
+    assert stored.keys() >= {"task", "point", "seed", "scores", "identity"}, "the names of the file"
+    assert stored["identity"].keys() == ORIGIN.keys() | {"task", "seed", "settings", "data_sha256", "rows"}
+    results = read_results(tmp_path)
+    assert [(r.seed, r.main, r.scores["other"]) for r in results] == [(1, 60.0, 1.0), (2, 80.0, 1.0), (3, 70.0, 1.0)]
+    # 64 rows in batches of 16 are four updates an epoch.
+    assert {(r.epoch, r.seconds, r.notes) for r in results} == {(1.0, 2.5, ("toy data",))}
+
+
+def test_finished_runs_are_not_repeated_and_new_seeds_are_added(tmp_path, trainings):
+    execute(tmp_path)
+    again = Toy(tmp_path)
+    Runner(again).execute(plan(tmp_path, seeds=(1, 2, 3, 4)))
+    assert trainings == ["seed1", "seed2", "seed3", "seed4"]
+    assert [name for name, _ in again.evaluated] == ["seed4"]
+    assert len(read_results(tmp_path)) == 4
+
+
+def test_run_without_result_is_repeated(tmp_path, trainings):
+    execute(tmp_path)
+    (tmp_path / "runs" / "Toy" / "seed1" / "result.json").unlink()
+    execute(tmp_path)
+    assert trainings[3:] == ["seed1"]
+
+
+def test_checkpoints_are_stored_with_keep_checkpoints(tmp_path, trainings):
+    Runner(Toy(tmp_path, keep_checkpoints=True)).execute(plan(tmp_path))
+    assert len(list(tmp_path.rglob("*.pt"))) == 6
+    state = torch.load(tmp_path / "runs/Toy/seed1/checkpoint_last.pt", weights_only=True)
+    assert state["last_optimizer_state"] is not None
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"trials": (dataclasses.replace(HYPERPARAMETERS, lr=2e-3),)}, r"settings lr: 0.001 there, 0.002 here"),
+        ({"origin": ORIGIN | {"checkpoint_sha256": "e" * 64}}, r"checkpoint_sha256: cccccccccccc\.\.\. there, eeee"),
+        ({"origin": ORIGIN | {"precision": "fp16"}}, "precision: float32 there, fp16 here"),
+    ],
+)
+def test_directory_of_another_run_is_refused_before_training(tmp_path, trainings, changed, message):
+    execute(tmp_path, seeds=(2,))
+    with pytest.raises(UserError, match=message):
+        execute(tmp_path, **changed)
+    assert trainings == ["seed2"]
+
+
+def test_failed_run_is_reported_and_the_others_continue(tmp_path, trainings, monkeypatch):
+    good = runner_module.train
+
+    def train(command, directory, *others):
+        if directory.name == "seed2":
+            raise RunFailed("it failed")
+        good(command, directory, *others)
+
+    monkeypatch.setattr(runner_module, "train", train)
+    (failure,) = execute(tmp_path)
+    assert (failure.run.seed, failure.reason) == (2, "it failed")
+    assert failure.log == tmp_path / "runs/Toy/seed2/train.log"
+    assert [result.seed for result in read_results(tmp_path)] == [1, 3]
+
+
+def test_exception_of_an_evaluation_is_a_failure_with_a_traceback_in_the_log(tmp_path, trainings):
+    (failure,) = Runner(Toy(tmp_path, scores={"seed1": 1.0, "seed3": 1.0})).execute(plan(tmp_path))
+    assert failure.reason == "KeyError: 'seed2'"
+    assert "Traceback" in failure.log.read_text()
+
+
+def test_stopped_runner_continues_later(tmp_path, trainings):
+    benchmark = Toy(tmp_path)
+    runner = Runner(benchmark)
+
+    def stop_in_the_second(*arguments):
+        if len(benchmark.evaluated) == 1:
+            runner.stop.set()
+            raise Stopped
+        return Toy.evaluate(benchmark, *arguments)
+
+    benchmark.evaluate = stop_in_the_second
+    with pytest.raises(Stopped):
+        runner.execute(plan(tmp_path))
+    assert [result.seed for result in read_results(tmp_path)] == [1]
+    execute(tmp_path)
+    assert trainings == ["seed1", "seed2", "seed2", "seed3"]
+
+
+def test_one_run_per_device_at_a_time(tmp_path, trainings, monkeypatch):
+    together = threading.Barrier(2, timeout=60)
+    good = runner_module.train
+
+    def train(command, directory, *others):
+        together.wait()  # breaks unless another run is here at the same time
+        good(command, directory, *others)
+
+    monkeypatch.setattr(runner_module, "train", train)
+    monkeypatch.setattr(runner_module, "environment", lambda device, number: {})
+    benchmark = Toy(tmp_path, devices=("cuda:0", "cuda:1"))
+    assert Runner(benchmark).execute(plan(tmp_path, seeds=(1, 2, 3, 4))) == []
+    assert sorted(device for _, device in benchmark.evaluated) == ["cuda:0", "cuda:0", "cuda:1", "cuda:1"]
+
+
+def test_trials_of_a_grid_have_directories_named_by_what_differs(tmp_path):
+    more = [dataclasses.replace(HYPERPARAMETERS, **changed) for changed in ({"lr": 2e-3}, {"epochs": 3})]
+    runs = plan(tmp_path, seeds=(1,), trials=(HYPERPARAMETERS, *more))
+    assert [run.trial for run in runs] == ["lr0.001-epochs2", "lr0.002-epochs2", "lr0.001-epochs3"]
+    assert len({run.directory for run in runs}) == 3
+    (single,) = plan(tmp_path, seeds=(1,))
+    assert (single.trial, single.directory) == ("", tmp_path / "runs/Toy/seed1")
+
+
+def test_out_belongs_to_one_checkpoint_and_recipe(tmp_path):
+    claim_output_directory(tmp_path / "out", "glue", {"recipe": "amos", "overrides": {}})
+    claim_output_directory(tmp_path / "out", "glue", {"recipe": "amos", "overrides": {}})
+    with pytest.raises(UserError, match=r"other settings \(recipe: amos there, electra here\): give another --out"):
+        claim_output_directory(tmp_path / "out", "glue", {"recipe": "electra", "overrides": {}})
+    with pytest.raises(UserError, match=r"other settings \(overrides lr: None there, 0\.1 here\)"):
+        claim_output_directory(tmp_path / "out", "glue", {"recipe": "amos", "overrides": {"lr": 0.1}})
+    claim_output_directory(tmp_path / "out", "squad", {"recipe": "electra"})  # another benchmark in the same directory
+
+
+def test_damaged_results_are_refused(tmp_path, trainings):
+    execute(tmp_path, seeds=(1,))
+    file = tmp_path / "runs/Toy/seed1/result.json"
+    whole = json.loads(file.read_text())
+    for content in ("{", "[]", "3", "[" * 9999):
+        file.write_text(content)
+        with pytest.raises(UserError, match=r"result\.json (is not JSON|contains|is nested)"):
+            read_results(tmp_path)
+    for content in ({"task": "Toy"}, whole | {"scores": []}, whole | {"scores": {whole["main_score"]: "80"}}):
+        file.write_text(json.dumps(content))
+        with pytest.raises(UserError, match="is not the result of a run"):
+            read_results(tmp_path)
+    (tmp_path / "glue.setup.json").write_text("[]")
+    with pytest.raises(UserError, match=r"glue\.setup\.json contains \[\], not an object"):
+        claim_output_directory(tmp_path, "glue", {})
+
+
+def test_a_benchmark_of_the_interface_alone_gets_its_table(tmp_path, trainings):
+    """With nothing but flags, scores and columns: a row for each task, the common notes, and the three files."""
+    benchmark = Toy(tmp_path)
+    benchmark.title, benchmark.columns = "Toys", {"absent": "Absent", "score": "Score", "other": "Other"}
+    benchmark.tasks = {"Toy": plan(tmp_path)[0].task}
+    start = dataclasses.replace(START, from_scratch=True)
+    benchmark.session = dataclasses.replace(benchmark.session, checkpoint=start)
+    outcome = run_benchmark(benchmark)
+    assert (outcome.table.title, outcome.table.columns) == (
+        "Toys: median ± standard deviation over seeds",
+        ["", "Score", "Other"],
+    )
+    assert outcome.table.rows == [["Toy: amos (random weights)", "70.0 ± 10.0", "1.0 ± 0.0"]]
+    assert outcome.table.notes == [
+        "fine-tuning settings: recipe r (a recipe; values for base models)",
+        "seeds: 3 per task; standard deviations divide by n - 1",
+        "random weights: only the architecture of the checkpoint, none of its weights",
+        "each run is scored at its best epoch on the same dev set",
+        "toy data",
+    ]
+    assert [path.name for path in outcome.files] == ["toy.md", "toy.csv", "toy.json"]
+    assert json.loads((tmp_path / "toy.json").read_text())["tasks"]["Toy"]["scores"]["score"]["median"] == 70.0
+    assert (tmp_path / "toy.setup.json").is_file()
+
+    once = Toy(tmp_path / "once")
+    once.title, once.columns = "Toys", {"score": "Score"}
+    once.tasks = {"Toy": plan(tmp_path)[0].task}
+    given = {"epochs": 3, "similar_lengths": True}
+    once.session = dataclasses.replace(once.session, checkpoint=start, seeds=(1,), overrides=given)
+    table = run_benchmark(once).table
+    assert (table.title, table.rows) == ("Toys", [["Toy: amos (random weights)", "60.0"]])
+    assert table.notes[:2] == [
+        "fine-tuning settings: recipe r (a recipe; values for base models); instead of its own: epochs 3, similar_lengths true",
+        "seeds: 1 per task",
+    ]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time of the display in seconds, as a list of one."""
+    seconds = [1000.0]
+    monkeypatch.setattr(progress_display, "monotonic", lambda: seconds[0])
+    return seconds
+
+
+def train_record(update, loss):
+    return {"split": "train", "update": update, "loss": loss, "accuracy": 40.0}
+
+
+def test_lines_tell_loss_time_left_and_dev_scores(tmp_path, clock, capsys):
+    """A line after 5 seconds, then every 30. Two epochs of four updates; by hand: update 1 at 2 s and update 3 at 6 s are two
+    seconds an update, and five are left."""
+    (run,) = plan(tmp_path, seeds=(1,))
+    steps = [
+        (1.0, 0, []),
+        (2.0, 1, [train_record(1, 0.7512)]),
+        (4.0, 2, [train_record(2, 0.7)]),
+        (6.0, 3, [train_record(3, 0.65)]),
+        (8.0, 4, [train_record(4, 0.6), {"split": "valid", "update": 4, "loss": 0.5, "score": 61.26}]),
+        (35.9, 4, []),
+        (36.0, 5, [train_record(5, None)]),
+        (37.0, 8, [train_record(8, 0.4), {"split": "valid", "update": 8, "loss": 0.4, "score": 70.0}]),
+    ]
+    with ProgressDisplay(1, num_done=0) as display:
+        display.start(run)
+        for seconds, update, records in steps:
+            clock[0] = 1000 + seconds
+            display.advance(run, update, records)
+        display.evaluating(run)
+        display.finish(run, "score 70.0")
+    assert capsys.readouterr().out.splitlines() == [
+        "Toy seed 1: 2 epochs, 8 updates",
+        "Toy seed 1: update 3 of 8, epoch 1 of 2, loss 0.650, about 10 s left",
+        "Toy seed 1, epoch 1 of 2: dev score 61.3",
+        # 34 seconds for four updates
+        "Toy seed 1: update 5 of 8, epoch 2 of 2, loss is not finite, dev score 61.3, about 26 s left",
+        "Toy seed 1, epoch 2 of 2: dev score 70.0",
+        "Toy seed 1: scoring",
+        "Toy seed 1: score 70.0 (1 of 1 runs)",
+    ]
+
+
+def test_lines_of_a_short_run_and_of_one_without_a_loss(tmp_path, clock, capsys):
+    once = dataclasses.replace(HYPERPARAMETERS, epochs=1)
+    (run,) = plan(tmp_path, seeds=(1,), trials=(once,))
+    with ProgressDisplay(3, num_done=1) as display:
+        display.start(run)
+        display.advance(run, 4, [train_record(4, 0.6), {"split": "valid", "update": 4, "loss": 0.5}])
+        display.evaluating(run)
+        display.finish(run, "score 70.0")
+        display.start(run)
+        for seconds in (29.0, 30.5, 59.0, 61.0):
+            clock[0] = 1000 + seconds
+            display.advance(run, 0, [])
+        display.stopped(run)
+    assert capsys.readouterr().out.splitlines() == [
+        "1 of 3 runs are already finished",
+        "Toy seed 1: 1 epoch, 4 updates",
+        "Toy seed 1, epoch 1 of 1: dev loss 0.500",
+        "Toy seed 1: score 70.0 (2 of 3 runs)",
+        "Toy seed 1: 1 epoch, 4 updates",
+        "Toy seed 1: no loss yet after 30 s",
+        "Toy seed 1: no loss yet after 1 min 1 s",
+        "Toy seed 1: stopped",
+    ]
+
+
+def test_the_bar_tells_the_same(tmp_path, clock, capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    (run,) = plan(tmp_path, seeds=(1,))
+    with ProgressDisplay(1, num_done=0) as display:
+        display.start(run)
+        display.advance(run, 1, [train_record(1, 0.7)])
+        clock[0] += 30
+        display.advance(run, 4, [train_record(4, 0.6), {"split": "valid", "update": 4, "loss": 0.5, "score": 61.26}])
+    printed = capsys.readouterr().out
+    assert "Toy seed 1, epoch 2 of 2 " in printed
+    assert "\n  loss 0.600, dev score 61.3, about 40 s left " in printed
+    assert "update 4 of 8" not in printed
+    assert "4/8" in printed
+
+
+@pytest.mark.parametrize(("total", "interval"), [(8, 1), (780, 7), (122_720, 20)])
+def test_records_are_not_far_apart(total, interval):
+    assert log_interval(total) == interval

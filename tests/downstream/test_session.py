@@ -1,0 +1,190 @@
+"""Fine-tuning of every objective: the flags that are read from a checkpoint build its encoder."""
+
+import hashlib
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq import options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import build_model
+from saved_models import TEXT, write_run
+
+import amos_fairseq
+from amos_fairseq.checkpoint_files import verify_checksums
+from amos_fairseq.checkpoints.read import load_checkpoint
+from amos_fairseq.downstream.recipes import Hyperparameters, recipe_names
+from amos_fairseq.downstream.session import (
+    PretrainedCheckpoint,
+    number_of_layers,
+    open_session,
+    read_pretrained_checkpoint,
+)
+from amos_fairseq.errors import UserError
+from amos_fairseq.models.fine_tuning import FineTunedModel
+
+TWO_TOWER = {"electric_variant": "two_tower", "generator_size": 1, "generator_loss_tokens": "all"}
+RUNS = {
+    "mlm": ("mlm", {}),
+    "mlm with t5": ("mlm", {"relative_position_scheme": "t5", "embedding_dim": 0}),
+    "mlm, compiled and checkpointed": ("mlm", {"compile": True, "activation_checkpointing": True}),
+    "teams": ("teams", {}),
+    "teams, rtd branch": ("teams", {"representation": "rtd"}),
+    "teams, extra layer": ("teams", {"task_heads": "extra_layer"}),
+    "teams, extra layer, rtd branch": ("teams", {"task_heads": "extra_layer", "representation": "rtd"}),
+    "teams, rtd alone": ("teams", {"mws_loss_weight": 0.0, "representation": "rtd"}),
+    "electric": ("electric", {}),
+    "electra_tt": ("electric", {"electric_variant": "electra_tt"}),
+    "electra that shares nothing": ("electra", {"share_weights": "none"}),
+    "electra that shares all": ("electra", {"share_weights": "all", "generator_size": 1}),
+    "electra without a generator's weights": ("electra", {"generator": "uniform"}),
+    "all-tokens mlm": ("electra", {"main_objective": "all_tokens_mlm"}),
+}
+
+
+def fine_tuned(start: PretrainedCheckpoint, pretrained) -> FineTunedModel:
+    """As fairseq-train builds and fills it for a labelled task."""
+    fixed = ["data", "--task", "sentence_prediction", "--criterion", "sentence_prediction", "--optimizer", "adam"]
+    parser = options.get_training_parser()
+    flags = options.parse_args_and_arch(parser, [*fixed, *start.model_flags()])
+    config = convert_namespace_to_omegaconf(flags)
+    model = build_model(config.model, SimpleNamespace(source_dictionary=pretrained.dictionary))
+    state = torch.load(start.file, weights_only=True)["model"]
+    model.load_state_dict(state, strict=True, model_cfg=config.model)
+    return model.eval()
+
+
+@pytest.mark.slow
+@torch.no_grad()
+@pytest.mark.parametrize("name", RUNS)
+def test_flags_and_weights_give_the_encoder_of_the_run(name: str, tmp_path: Path) -> None:
+    """Bit for bit the states of the pretraining model's own encoder; those of `amos_fairseq.load` too."""
+    objective, settings = RUNS[name]
+    run = write_run(tmp_path, objective, **settings)
+    pretrained = load_checkpoint(run)
+    model = fine_tuned(read_pretrained_checkpoint(run), pretrained)
+    tokens = pretrained.tokens(TEXT)[None]
+    expected = pretrained.model.extract_features(tokens)
+    assert isinstance(model, FineTunedModel)
+    assert torch.equal(model.extract_features(tokens), expected)
+    features = amos_fairseq.load(run)(TEXT)
+    assert torch.equal(features.tokens, tokens)
+    assert torch.equal(features.states, expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("task_heads", ["attention", "extra_layer"])
+def test_an_encoder_that_was_fine_tuned_without_its_upper_layers(task_heads: str, tmp_path: Path) -> None:
+    """It is fine-tuned again, whole or with fewer layers; TEAMS' own layer on top is among those that were left out."""
+    run = write_run(tmp_path, "teams", classes=2, task_heads=task_heads, encoder_layers=4, layers="3", new_top_layers=1)
+    start, before = read_pretrained_checkpoint(run), load_checkpoint(run)
+    assert number_of_layers(start.model) == 3
+    model, tokens = fine_tuned(start, before), before.tokens(TEXT)[None]
+    assert torch.equal(model.extract_features(tokens), before.model.extract_features(tokens))
+    assert len(amos_fairseq.load(run).model.encoder.layers) == 3
+
+
+def test_settings_of_computation_are_not_inherited(tmp_path: Path) -> None:
+    computing = {"compile": True, "activation_checkpointing": True, "kernels": "reference"}
+    start = read_pretrained_checkpoint(write_run(tmp_path, "mlm", **computing))
+    assert start.model["max_positions"] > 0
+    assert not start.model.keys() & computing.keys()
+
+
+@pytest.mark.parametrize("encoder", ["bert", "modernbert"])
+def test_modernbert_is_fine_tuned_without_attention_dropout(encoder: str, tmp_path: Path) -> None:
+    """By the recipes of this package, whose 0.1 is BERT's; a recipe of one's own says what it says."""
+    modern = {"encoder": encoder, "relative_position_scheme": "none", "embedding_dim": 0}
+    run = write_run(tmp_path / "run", "mlm", **(modern if encoder == "modernbert" else {}))
+    own = tmp_path / "own.yaml"
+    settings = "{lr: 0.1, epochs: 1, batch_size: 8, warmup: 0.1, attention_dropout: 0.2}"
+    own.write_text(f"tasks: {{RTE: {settings}}}\n", encoding="utf-8")
+    for recipe in (*recipe_names(), str(own)):
+        session = open_session(str(run), str(tmp_path / "out"), recipe, "glue", overrides={"lr": 0.01}, cpu=True)
+        trials = [trial for own_trials in session.recipe.trials.values() for trial in own_trials]
+        values = {flag_of(trial, "--attention-dropout") for trial in trials}
+        assert values == ({"0.2"} if recipe == str(own) else {"0.0" if encoder == "modernbert" else "0.1"})
+        assert {flag_of(trial, "--lr") for trial in trials} == {"0.01"}
+        assert ("attention_dropout" in session.overrides) == (encoder == "modernbert" and recipe != str(own))
+
+
+def flag_of(trial: Hyperparameters, name: str) -> str:
+    flags = trial.train_flags(1000)
+    return flags[flags.index(name) + 1]
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="the number of bytes that a process has read")
+def test_a_checkpoint_is_read_once_for_its_header_and_its_hash(tmp_path: Path) -> None:
+    def read_so_far() -> int:
+        return int(Path("/proc/self/io").read_text().split()[1])
+
+    file = write_run(tmp_path, "mlm") / "checkpoint_last.pt"
+    torch.save(torch.load(file, weights_only=True) | {"last_optimizer_state": torch.zeros(4_000_000)}, file)
+    before = read_so_far()
+    sha256 = read_pretrained_checkpoint(file).sha256
+    assert 1 <= (read_so_far() - before) / file.stat().st_size < 1.05
+    assert sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
+    # Of a file in another order, or of one that is not an archive, too.
+    with zipfile.ZipFile(file) as plain, zipfile.ZipFile(tmp_path / "other.pt", "w") as other:
+        for name in reversed(plain.namelist()):
+            other.writestr(name, plain.read(name))
+        other.filelist.sort(key=lambda member: member.filename)
+    torch.save(torch.load(file, weights_only=True), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    for path in (tmp_path / "other.pt", tmp_path / "old.pt"):
+        digest = hashlib.sha256()
+        verify_checksums(str(path), digest)
+        assert digest.hexdigest() == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_cloze_model_is_refused(tmp_path: Path) -> None:
+    run = write_run(tmp_path, "electric", **TWO_TOWER)
+    with pytest.raises(UserError, match="has no encoder to fine-tune or to load"):
+        read_pretrained_checkpoint(run)
+    with pytest.raises(UserError, match="has no encoder to fine-tune or to load"):
+        amos_fairseq.load(run)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"pooler_activation_fn": "--user-dir=model/src"}, "model.pooler_activation_fn: Invalid value '--user-dir="),
+        ({"kernels": "/tmp/kernels.py"}, "model.kernels: Invalid value"),
+        ({"max_positions": "80 --user-dir=x"}, "model.max_positions: Value '80 --user-dir=x'.* could not be converted"),
+        ({"layer_norm_eps": "__import__('os')"}, "model.layer_norm_eps: Value"),
+        ({"encoder_layers": [2]}, "model.encoder_layers: Value"),
+        ({"dropout": float("nan")}, "--dropout nan must be a finite number"),
+        ({"encoder_attention_heads": -1}, "--encoder-attention-heads -1 must be above 0"),
+        ({"layers": "9" * 5000}, "--layers 9{40} is (no layer of this encoder|a setting of fine-tuning)"),
+        ({"layers": "--user-dir=x"}, "--layers --user-dir=x is (no layer of this encoder|a setting of fine-tuning)"),
+        ({"_name": "os.system"}, "architecture 'os.system', which is not one of this package"),
+        ({"_name": ["mlm"]}, "architecture .*mlm.*, which is not one of this package"),
+        ({"max_positions": "${oc.env:HOME}"}, r"unresolved setting '\${oc.env:HOME}'"),
+    ],
+)
+def test_settings_of_a_stranger_are_refused(tmp_path: Path, settings: dict, reason: str) -> None:
+    """By fine-tuning, which passes them on a command line, and by load; fairseq's training saves none of these."""
+    run = write_run(tmp_path, "mlm")
+    state = torch.load(run / "checkpoint_last.pt", weights_only=True)
+    state["cfg"]["model"] |= settings
+    torch.save(state, run / "checkpoint_last.pt")
+    for read in (read_pretrained_checkpoint, amos_fairseq.load):
+        with pytest.raises(UserError, match=reason) as refused:
+            read(run)
+        assert "\n" not in str(refused.value)
+
+
+def test_setting_of_a_checkpoint_cannot_add_a_flag() -> None:
+    model = {"relative_position_scheme": "--user-dir=/elsewhere", "max_positions": 80}
+    pretrained = PretrainedCheckpoint(Path("x.pt"), "", "amos", model, {}, 7)
+    flags = ["--relative-position-scheme=--user-dir=/elsewhere", "--max-positions=80"]
+    assert pretrained.model_flags() == ["--arch", "amos", *flags]
+
+
+def test_a_checkpoint_of_another_package_is_refused(tmp_path: Path) -> None:
+    cfg = {"model": {"_name": "roberta"}, "task": {}}
+    state = {"cfg": cfg, "optimizer_history": [{"num_updates": 1}], "model": {"weight": torch.zeros(1)}}
+    torch.save(state, tmp_path / "checkpoint_last.pt")
+    with pytest.raises(UserError, match="architecture 'roberta', which is not one of this package"):
+        read_pretrained_checkpoint(tmp_path)

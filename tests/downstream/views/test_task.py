@@ -1,0 +1,304 @@
+"""Cross-view training of words: which sentences are beside the labeled ones, when, what gets a gradient, several columns."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from synthetic_tagging import prepare_tagging
+
+from amos_fairseq.downstream.tagging.criterion import SequenceTaggingCriterion
+from amos_fairseq.downstream.tagging.task import SequenceTaggingConfig, SequenceTaggingTask
+from amos_fairseq.errors import UserError
+from amos_fairseq.models.amos import AmosConfig
+
+MODEL = {"encoder_layers": 2, "encoder_embed_dim": 64, "encoder_ffn_embed_dim": 128, "encoder_attention_heads": 2}
+MODEL |= {"max_positions": 40, "generator_depths": "1,2", "linear_init_std": 0.1}
+ALL = "full,forward,backward,future,past,word_dropout"
+
+
+@pytest.fixture(scope="module")
+def chunk(tmp_path_factory):
+    """10 sentences with labels and the other 30 without."""
+    return prepare_tagging(tmp_path_factory.mktemp("chunk"), "--labeled", "10", "--unlabeled", "rest")
+
+
+@pytest.fixture(scope="module")
+def pos(tmp_path_factory):
+    return prepare_tagging(tmp_path_factory.mktemp("pos"), "--column", "pos", "--encoding", "file")
+
+
+def make_task(*data, **settings) -> SequenceTaggingTask:
+    values = {"data": ":".join(map(str, data)), "tokens_per_sentence": 40, "seed": 3, "save_dir": "unused"}
+    values |= {"train_subset": "train", "update_freq": [1], "max_update": 10, "total_num_update": 0} | settings
+    task = SequenceTaggingTask.setup_task(OmegaConf.merge(OmegaConf.structured(SequenceTaggingConfig), values))
+    task.load_dataset("train")
+    return task
+
+
+def build(task: SequenceTaggingTask, **settings):
+    torch.manual_seed(0)
+    values = MODEL | {"_name": "amos", "max_update": 10} | settings
+    return task.build_model(OmegaConf.merge(OmegaConf.structured(AmosConfig), values))
+
+
+def batches(task, epoch: int = 1, size: int = 4, **settings) -> list[dict]:
+    iterator = task.get_batch_iterator(
+        task.datasets["train"], max_sentences=size, max_positions=40, epoch=epoch, **settings
+    )
+    return list(iterator.next_epoch_itr())
+
+
+def unlabeled_of(batch: dict) -> list[tuple[int, ...]]:
+    unlabeled = batch["net_input"]["unlabeled"]
+    return [
+        tuple(row[:length].tolist()) for row, length in zip(unlabeled["src_tokens"], unlabeled["lengths"], strict=True)
+    ]
+
+
+def test_each_unlabeled_sentence_is_read_once_before_one_is_read_again(chunk):
+    """Three epochs of 10 labeled sentences read the 30 others once. Loader processes, ranks and a resume change nothing."""
+    task = make_task(chunk, views="full")
+    dataset = task.datasets["train"]
+    every = Counter(tuple(dataset.unlabeled[index]["tokens"].tolist()) for index in range(30))
+    epochs = [[unlabeled_of(batch) for batch in batches(task, epoch)] for epoch in (1, 2, 3, 4)]
+    assert [list(map(len, epoch)) for epoch in epochs] == [[4, 4, 2]] * 4, "as many as labeled ones"
+    assert Counter(sentence for epoch in epochs[:3] for batch in epoch for sentence in batch) == every
+    assert epochs[3] != epochs[0], "the next pass has another order"
+    assert [unlabeled_of(batch) for batch in batches(task, 2, num_workers=2)] == epochs[1]
+    # Two ranks leave out what makes no whole update, two of ten sentences: 15 epochs of 8 read each of 30 four times.
+    ranks, micro = make_task(chunk, views="full"), make_task(chunk, views="full", update_freq=[2])
+    read = Counter()
+    for epoch in range(1, 16):
+        parts = [
+            [unlabeled_of(one) for one in batches(ranks, epoch, 2, num_shards=2, shard_id=rank)] for rank in (0, 1)
+        ]
+        joined = [one + other for one, other in zip(*parts, strict=True)]
+        read.update(sentence for batch in joined for sentence in batch)
+    alone = [unlabeled_of(batch) for batch in batches(micro, 15, 2)]
+    assert [one + other for one, other in zip(alone[::2], alone[1::2], strict=True)] == joined
+    assert read == Counter({sentence: 4 * count for sentence, count in every.items()})
+    iterators = [
+        task.get_batch_iterator(dataset, max_sentences=4, max_positions=40, epoch=2) for _ in ("stopped", "resumed")
+    ]
+    next(iterators[0].next_epoch_itr())
+    iterators[1].load_state_dict(iterators[0].state_dict())
+    assert [unlabeled_of(batch) for batch in iterators[1].next_epoch_itr()] == epochs[1][1:]
+
+
+def test_batches_of_similar_lengths_have_unlabeled_sentences_of_similar_lengths(chunk):
+    """In an epoch the order of both by length is the same; the sentences of three epochs are still the 30."""
+    task = make_task(chunk, views="full", similar_lengths=True)
+    dataset, read = task.datasets["train"], []
+    for epoch in (1, 2, 3):
+        lengths = []
+        for batch in batches(task, epoch, 3):
+            others = batch["net_input"]["unlabeled"]["lengths"]
+            lengths += list(zip(batch["net_input"]["lengths"], others, strict=True))
+            read += unlabeled_of(batch)
+        assert [other for _, other in sorted(lengths)] == sorted(other for _, other in lengths)
+        assert len({length for length, _ in lengths}) > 4
+    assert Counter(read) == Counter(tuple(dataset.unlabeled[index]["tokens"].tolist()) for index in range(30))
+
+
+def test_without_views_batches_and_model_are_those_of_tagging(chunk):
+    plain, viewed = make_task(chunk), make_task(chunk, views=ALL)
+    for one, other in zip(batches(plain), batches(viewed), strict=True):
+        assert "unlabeled" not in one["net_input"]
+        assert torch.equal(one["target"], other["target"])
+        assert torch.equal(one["net_input"]["src_tokens"], other["net_input"]["src_tokens"])
+    first, second = build(plain).state_dict(), build(viewed).state_dict()
+    assert not any(key.startswith("cross_views") for key in first)
+    assert all(torch.equal(value, second[key]) for key, value in first.items())
+    restored = build(plain)
+    restored.load_state_dict(second, strict=True)  # the modules of the views are dropped
+    for views, message in (("sideways", "'sideways' is no view: give some of full,forward"), (",", "'' is no view")):
+        with pytest.raises(UserError, match=message):
+            make_task(chunk, views=views)
+    with pytest.raises(
+        UserError, match=r"--unlabeled-start 0\.1 is a fraction of --max-update or of --total-num-update"
+    ):
+        make_task(chunk, views="full", max_update=0)
+    with pytest.raises(UserError, match="all epochs make one sequence of equal updates"):
+        batches(make_task(chunk, views="full", update_freq=[1, 2]))
+
+
+def test_updates_before_the_start_are_those_of_tagging(chunk):
+    """Five updates with Adam and dropout: the bits of encoder and head are those of a training without views."""
+    trained = []
+    for settings in ({}, {"views": ALL, "unlabeled_start": 0.9}):
+        task = make_task(chunk, **settings)
+        model, criterion = build(task, dropout=0.1).train(), SequenceTaggingCriterion(task, 0.1)
+        adam = torch.optim.Adam(model.parameters(), lr=1e-3)
+        for update, batch in enumerate(batches(task, 1) + batches(task, 2)[:2]):
+            adam.zero_grad()
+            task.train_step(batch, model, criterion, Optimizer(), update)
+            adam.step()
+        trained.append(model.state_dict())
+    assert all(torch.equal(value, trained[1][key]) for key, value in trained[0].items())
+
+
+def losses(task, model, batch) -> tuple[torch.Tensor, dict]:
+    criterion = SequenceTaggingCriterion(task, label_smoothing=0.0)
+    loss, _, log = criterion(model, batch)
+    return loss, log
+
+
+def test_gradients_of_the_consistency_term(chunk):
+    """The term leaves the head alone, reaches every other part, and does not train the teacher: without dropout, the prediction
+    that it is compared with has no gradient and is that of the evaluation."""
+    views = ALL.removesuffix(",word_dropout")
+    task = make_task(chunk, views=views, unlabeled_start=0.0)
+    model, batch = build(task, dropout=0.1), batches(task)[0]
+    model.train()
+    task.train_step(batch, model, SequenceTaggingCriterion(task, 0.0), Optimizer(), 0)
+    with_term = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    assert all(gradient.any() for gradient in with_term.values())
+    model.zero_grad()
+    batch["unlabeled_weight"] = 0.0
+    task.train_step(batch, model, SequenceTaggingCriterion(task, 0.0), Optimizer(), 0)
+    for name, parameter in model.named_parameters():
+        is_view, is_head = name.startswith("cross_views."), name.startswith("word_heads.")
+        assert parameter.grad.any() != is_view, name
+        assert torch.equal(parameter.grad, with_term[name]) == is_head, name
+    with torch.no_grad():
+        output = model(**batch["net_input"])
+        assert all(module.training for module in model.modules())
+        model.eval()
+        unlabeled = batch["net_input"]["unlabeled"]
+        alone = model(unlabeled["src_tokens"], word_positions=unlabeled["word_positions"])
+    is_word = unlabeled["word_positions"].ne(0)
+    torch.testing.assert_close(output.fixed["chunk_labels"][is_word], alone.logits["chunk_labels"][is_word])
+
+
+class Optimizer:
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+
+def test_the_mean_over_words_is_that_of_a_loop(chunk):
+    """L = mean over labeled words of the cross-entropy + mean over unlabeled ones of the summed divergences, here with the
+    expected number of words for their number; the log has both means."""
+    task = make_task(chunk, views="forward,past")
+    dataset, model = task.datasets["train"], build(task).eval()
+    batch = dataset.collater([dataset[index] for index in range(10)])
+    with torch.no_grad():
+        loss, log = losses(task, model, batch)
+        output = model(**batch["net_input"])
+    target, logits = batch["target"], output.logits["chunk_labels"].double().log_softmax(-1)
+    places = target.ne(-100).nonzero().tolist()
+    labeled = -sum(logits[row, word, target[row, word]] for row, word in places)
+    assert float(log["_labeled_loss"]) == pytest.approx(float(labeled), rel=1e-5)
+    words = batch["net_input"]["unlabeled"]["word_positions"].ne(0).nonzero().tolist()
+    assert log["_unlabeled_words"] == len(words)
+    p = output.fixed["chunk_labels"].double().softmax(-1)
+    for view in ("forward", "past"):
+        q = output.views["chunk_labels"][view].double().softmax(-1)
+        total = sum((p[row, word] * (p[row, word] / q[row, word]).log()).sum() for row, word in words)
+        assert float(log[f"_kl_{view}"]) == pytest.approx(float(total), rel=1e-4)
+    consistency = (float(loss) - float(labeled)) / (float(log["_kl_forward"]) + float(log["_kl_past"]))
+    labeled_words = np.mean([len(dataset.labeled[index]["positions"]) for index in range(10)])
+    unlabeled_words = np.mean([len(dataset.unlabeled[index]["positions"]) for index in range(30)])
+    assert consistency == pytest.approx(labeled_words / unlabeled_words, rel=1e-4)
+
+
+@pytest.mark.parametrize("settings", [{"max_update": 10}, {"max_update": 0, "total_num_update": 10}], ids=str)
+def test_before_the_start_the_modules_of_the_views_learn_alone(chunk, settings):
+    """Until the fraction of all updates the gradient of any other part is that of the labeled words, and no word is dropped."""
+    task = make_task(chunk, views="full,forward,past,word_dropout", unlabeled_start=0.3, **settings)
+    model, batch, criterion = build(task).train(), batches(task)[0], SequenceTaggingCriterion(task, 0.0)
+    for update in (0, 2, 3):
+        gradients = []
+        for weight in (batch["unlabeled_weight"], 0.0):
+            model.zero_grad()
+            _, _, log = task.train_step(batch | {"unlabeled_weight": weight}, model, criterion, Optimizer(), update)
+            gradients.append({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
+        with_term, without = gradients
+        for name, gradient in with_term.items():
+            learns = update == 3 or name.startswith("cross_views.")
+            assert torch.equal(gradient, without[name]) != learns, (update, name)
+        assert ("_kl_word_dropout" in log) == (update == 3)
+        assert log.keys() >= {"_kl_full", "_kl_forward", "_kl_past"}
+
+
+def test_word_dropout_alone_waits_for_the_head(chunk):
+    task = make_task(chunk, views="word_dropout", unlabeled_start=0.3)
+    model, batch, criterion = build(task).train(), batches(task)[0], SequenceTaggingCriterion(task, 0.0)
+    for update in (2, 3):
+        _, _, log = task.train_step(batch, model, criterion, Optimizer(), update)
+        assert (float(log["loss"]) == float(log["_labeled_loss"])) == (update == 2)
+        assert ("_kl_word_dropout" in log) == (update == 3)
+
+
+@pytest.fixture(scope="module")
+def pos_and_more(tmp_path_factory):
+    """Parts of speech of 20 sentences, and 20 without."""
+    return prepare_tagging(tmp_path_factory.mktemp("more"), "--column", "pos", "--labeled", "20", "--unlabeled", "rest")
+
+
+def test_several_columns_share_unlabeled_sentences(chunk, pos):
+    """10 sentences of chunks and 40 of parts of speech: n = 40^0.25 |D|^0.75 = 14 and 40 an epoch; each unlabeled sentence has
+    predictions for both columns, and each labeled one for its own."""
+    task = make_task(chunk, pos, views="full,future")
+    model, found = build(task).eval(), batches(task, size=9)
+    assert sum(len(batch["id"]) for batch in found) == 54
+    assert sum(len(batch["net_input"]["rows_of_heads"]["chunk_labels"]) for batch in found) == 14
+    batch = found[0]
+    with torch.no_grad():
+        loss, log = losses(task, model, batch)
+        output = model(**batch["net_input"])
+    assert output.views.keys() == output.fixed.keys() == output.logits.keys() == {"chunk_labels", "pos_labels"}
+    labeled, words = 0.0, 0
+    for head, rows in batch["net_input"]["rows_of_heads"].items():
+        part, own = batch["parts"][head], output.logits[head].double().log_softmax(-1)
+        for row, place in enumerate(rows.tolist()):
+            positions = batch["net_input"]["word_positions"][place]
+            for word, label in enumerate(part["labels"][row][: int(positions.ne(0).sum())]):
+                labeled -= float(own[row, word, label])
+                words += 1
+    assert words == batch["nwords"]
+    assert float(log["_labeled_loss"]) == pytest.approx(labeled, rel=1e-5)
+    divergence = 0.0
+    for head, views in output.views.items():
+        p = output.fixed[head].double().softmax(-1)
+        for scores in views.values():
+            q = scores.double().softmax(-1)
+            for row, word in batch["net_input"]["unlabeled"]["word_positions"].ne(0).nonzero().tolist():
+                divergence += float((p[row, word] * (p[row, word] / q[row, word]).log()).sum())
+    # The mean number of words of a labeled sentence of an epoch, 14 of chunks and 40 of parts of speech.
+    data = task.datasets["train"]
+    means = [
+        np.mean([len(rows[index]["positions"]) for index in range(len(rows))])
+        for rows in (*data.labeled.tasks.values(), data.unlabeled)
+    ]
+    weight = (14 * means[0] + 40 * means[1]) / 54 / means[2]
+    assert float(loss) == pytest.approx(labeled + weight * divergence, rel=1e-4)
+    assert {key for key in log if key.startswith("_count_")} >= {"_count_words/pos", "_count_right_spans/chunk"}
+    with pytest.raises(UserError, match="are both the column chunk: give one of them"):
+        make_task(chunk, chunk)
+    with pytest.raises(UserError, match="no unlabeled sentences, which --views needs"):
+        make_task(pos, views="full")
+
+
+def test_columns_with_unlabeled_sentences_of_their_own(chunk, pos_and_more):
+    """n = 20^0.25 |D|^0.75 = 12 and 20 sentences an epoch, in updates of 8; 25 epochs of 32 read the 30 + 20 others 16 times.
+    Two ranks read what one does, and so does a resume."""
+    task = make_task(chunk, pos_and_more, views="full")
+    data = task.datasets["train"]
+    every = Counter(tuple(data.unlabeled[index]["tokens"].tolist()) for index in range(50))
+    read = Counter()
+    for epoch in range(1, 26):
+        read.update(sentence for batch in batches(task, epoch, 8) for sentence in unlabeled_of(batch))
+    assert read == Counter({sentence: 16 * count for sentence, count in every.items()})
+    alone = batches(make_task(chunk, pos_and_more, views="full", update_freq=[2]), 3, 3)
+    parts = [batches(task, 3, 3, num_shards=2, shard_id=rank) for rank in (0, 1)]
+    for number, batch in enumerate(alone):
+        other = parts[number % 2][number // 2]
+        assert torch.equal(batch["id"], other["id"])
+        assert unlabeled_of(batch) == unlabeled_of(other)
+    iterators = [task.get_batch_iterator(data, max_sentences=6, max_positions=40, epoch=3) for _ in range(2)]
+    whole = iterators[0].next_epoch_itr()
+    next(whole)
+    iterators[1].load_state_dict(iterators[0].state_dict())
+    assert [unlabeled_of(one) for one in iterators[1].next_epoch_itr()] == [unlabeled_of(one) for one in whole]

@@ -1,0 +1,29 @@
+"""Inputs and corpora that the tests of amos prepare share."""
+
+import pytest
+from failures import error_line
+from preparing import prepare
+from synthetic_corpus import DOCUMENTS, FLAGS, write_jsonl, write_text
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("inputs")
+    return [
+        str(write_text(directory / "one.txt", DOCUMENTS[: len(DOCUMENTS) // 3])),
+        str(write_jsonl(directory / "two.jsonl", DOCUMENTS[len(DOCUMENTS) // 3 :])),
+    ]
+
+
+@pytest.fixture(scope="module")
+def reference(inputs, tmp_path_factory):
+    """A finished corpus of several shards and the flags that made it, for tests that do not depend on the tokenizer."""
+    out = tmp_path_factory.mktemp("reference") / "corpus"
+    prepare("text")([*inputs, *FLAGS, "--out", str(out), "--workers", "1"])
+    return out, [*inputs, *FLAGS]
+
+
+@pytest.fixture
+def refused(capsys):
+    """Run amos prepare text with arguments that it must refuse; return its error line."""
+    return lambda *arguments: error_line(capsys, prepare("text"), *arguments, reports_progress=True)

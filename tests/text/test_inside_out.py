@@ -1,0 +1,186 @@
+"""Data inside of OUT of a fine-tuning command: when they are made, kept, made again and refused."""
+
+import errno
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.text.inside_out import prepared_data
+
+
+class Preparation:
+    """Data of one file: its words, each ended by the name of the tokenizer. ``count``: how often they were made."""
+
+    def __init__(self, folder: Path) -> None:
+        self.out, self.source, self.count = folder / "out", folder / "train.txt", 0
+        self.source.write_text("a b")
+
+    def __call__(self, tokenizer: str = "T", during: Callable[[], Any] = int, **settings: Any) -> str:
+        def write(directory: Path) -> None:
+            self.count += 1
+            directory.joinpath("begun").write_text("")
+            during()
+            words = self.source.read_text().split()
+            directory.joinpath("words").write_text("".join(f"{word}{tokenizer}" for word in words))
+
+        fake: Any = SimpleNamespace(sha256=tokenizer)
+        folder = prepared_data(
+            self.out, "toy/words", {"train": self.source}, fake, settings, write, ["runs/toy", "results.json"]
+        )
+        assert folder == self.out / "data" / "toy" / "words"
+        return (folder / "words").read_text()
+
+    def files(self) -> set[str]:
+        return {str(path.relative_to(self.out)) for path in self.out.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def prepare(tmp_path: Path) -> Preparation:
+    return Preparation(tmp_path)
+
+
+COMPLETE = {f"data/toy/words/{name}" for name in ("begun", "words", ".made_from.json")}
+
+
+def test_made_once_and_again_after_each_change(prepare: Preparation, capsys: pytest.CaptureFixture[str]) -> None:
+    assert prepare(rows=(1, 2)) == prepare(rows=[1, 2]) == "aTbT"
+    assert prepare.count == 1
+    assert capsys.readouterr().err.count("\n") == 1
+    assert prepare.files() == COMPLETE
+    prepare.source.write_text("c")
+    assert prepare(rows=(1, 2)) == "cT"
+    assert "train.txt has changed" in capsys.readouterr().err
+    assert prepare("U", rows=(1, 2)) == "cU"
+    assert "tokenizer" in capsys.readouterr().err
+    assert prepare("U", rows=3) == "cU"
+    assert "settings" in capsys.readouterr().err
+    assert prepare.count == 4
+    assert prepare.files() == COMPLETE
+
+
+def test_a_source_can_be_a_folder(tmp_path: Path) -> None:
+    """As datasets saves tables: a change of a file in it, or of its name, counts."""
+    folder, count = tmp_path / "table", 0
+    (folder / "train").mkdir(parents=True)
+    (folder / "train" / "a").write_text("1")
+
+    def write(directory: Path) -> None:
+        nonlocal count
+        count += 1
+
+    def again() -> int:
+        prepared_data(tmp_path / "out", "table", {"train": folder}, None, {}, write, [])
+        return count
+
+    assert [again(), again()] == [1, 1]
+    (folder / "train" / "a").write_text("2")
+    assert again() == 2
+    (folder / "train" / "a").rename(folder / "train" / "b")
+    assert [again(), again()] == [3, 3]
+
+
+@pytest.mark.parametrize("result", ["runs/toy", "results.json"])
+def test_data_with_results_are_not_replaced_by_others(prepare: Preparation, result: str) -> None:
+    prepare()
+    before = {path: path.stat().st_mtime_ns for path in prepare.out.rglob("*") if path.is_file()}
+    (prepare.out / result).mkdir(parents=True)
+    prepare.source.write_text("c")
+    with pytest.raises(UserError, match=f"train.txt has changed .* another --out, or delete .*{result} to begin again"):
+        prepare()
+    assert before == {path: path.stat().st_mtime_ns for path in prepare.out.rglob("*") if path.is_file()}
+    prepare.source.write_text("a b")
+    assert prepare() == "aTbT"
+    assert prepare.count == 1
+    # The same data again: they belong to the results.
+    (prepare.out / "data/toy/words/words").write_text("aT")
+    assert prepare() == "aTbT"
+    assert prepare.count == 2
+    (prepare.out / result).rmdir()
+    prepare.source.write_text("c")
+    assert prepare() == "cT"
+
+
+def test_a_failure_leaves_the_earlier_data_or_nothing(prepare: Preparation) -> None:
+    def fail() -> None:
+        raise UserError("train.txt, line 1: no label")
+
+    with pytest.raises(UserError, match="no label"):
+        prepare(during=fail)
+    assert not prepare.out.exists()
+    prepare()
+    prepare.source.write_text("c")
+    with pytest.raises(UserError, match="no label"):
+        prepare(during=fail)
+    assert prepare.files() == COMPLETE
+    assert (prepare.out / "data/toy/words/words").read_text() == "aTbT"
+    assert prepare() == "cT"
+
+
+def test_a_killed_process_leaves_nothing_that_is_taken_for_data(prepare: Preparation) -> None:
+    fork = multiprocessing.get_context("fork")
+    child = fork.Process(target=prepare, kwargs={"during": lambda: os.kill(os.getpid(), signal.SIGKILL)})
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+    assert not (prepare.out / "data/toy/words").exists()
+    assert prepare() == "aTbT"
+    assert prepare.files() == COMPLETE
+
+
+def test_a_second_process_is_refused_while_the_first_writes(prepare: Preparation) -> None:
+    fork = multiprocessing.get_context("fork")
+    writes, goes_on = fork.Event(), fork.Event()
+
+    def wait() -> None:
+        writes.set()
+        goes_on.wait(60)
+
+    child = fork.Process(target=prepare, kwargs={"during": wait})
+    child.start()
+    try:
+        assert writes.wait(60)
+        with pytest.raises(UserError, match=r"another command is preparing .*words: wait for it"):
+            prepare()
+    finally:
+        goes_on.set()
+        child.join()
+    assert child.exitcode == 0
+    assert prepare() == "aTbT"
+    assert prepare.count == 0
+    assert prepare.files() == COMPLETE
+
+
+def test_other_folders_links_and_bad_records_are_not_replaced(prepare: Preparation, tmp_path: Path) -> None:
+    folder = prepare.out / "data/toy/words"
+    folder.mkdir(parents=True)
+    (folder / "thesis").write_text("all of it")
+    with pytest.raises(UserError, match="was not written by this command"):
+        prepare()
+    (folder / ".made_from.json").write_text("{")
+    with pytest.raises(UserError, match=r"made_from.json .*delete .*words and repeat"):
+        prepare()
+    (folder / ".made_from.json").unlink()
+    (folder / ".made_from.json").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="is a link"):
+        prepare()
+    assert (folder / "thesis").read_text() == "all of it"
+
+
+def test_missing_file_and_folder_that_cannot_be_written(prepare: Preparation, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*arguments: object, **more: object) -> None:
+        raise OSError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "mkdir", denied)
+        with pytest.raises(UserError, match=r"cannot be written \(Permission denied\): give another --out"):
+            prepare()
+    prepare.source.unlink()
+    with pytest.raises(UserError, match=r"train.txt: no such file"):
+        prepare()

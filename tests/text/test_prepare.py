@@ -1,0 +1,214 @@
+"""amos prepare's program, called in this process: what it writes, for any number of processes."""
+
+import json
+import logging
+from collections import Counter
+
+import pytest
+import sentencepiece
+from fairseq import options
+from fairseq.data import Dictionary
+from fairseq_cli import preprocess
+from hugging_face_folders import train_wordpiece
+from preparing import prepare
+from synthetic_corpus import DOCUMENTS, FLAGS, encode_naively, file_bytes, read_binarized, shard_directories
+from tokenizer_text import train_bpe
+
+from amos_fairseq.fingerprint import file_sha256
+from amos_fairseq.text import encoding as text_encoding
+from amos_fairseq.text.binarizing import END_ID, start_encoding_process
+from amos_fairseq.text.processes import ordered_results
+from amos_fairseq.text.tokenization import load_tokenizer
+
+main = prepare("text")
+
+
+@pytest.fixture(scope="module", params=["sentencepiece", "fastbpe"])
+def corpus(request, inputs, tmp_path_factory):
+    """A finished corpus of several shards, made by one process, and the flags that made it."""
+    out = tmp_path_factory.mktemp(request.param) / "corpus"
+    flags = [*inputs, "--bpe", request.param, *FLAGS]
+    main([*flags, "--out", out, "--workers", "1"])
+    return out, flags
+
+
+def test_layout(corpus):
+    out, _ = corpus
+    shards = shard_directories(out)
+    assert len(shards) >= 3
+    dictionary = (out / "tokenizer" / "dict.txt").read_bytes()
+    expected = {"corpus.json", "tokenizer/dict.txt", "tokenizer/tokenizer.settings.json"}
+    expected.add(f"tokenizer/{load_tokenizer(out / 'tokenizer').model_file}")
+    for number, shard in enumerate(shards):
+        assert (shard / "dict.txt").read_bytes() == dictionary
+        names = ["dict.txt", "train.bin", "train.idx"] + (["valid.bin", "valid.idx"] if number == 0 else [])
+        expected |= {f"shard{number}/{name}" for name in names}
+    assert set(file_bytes(out)) == expected
+
+
+def test_ids_are_those_of_a_naive_encoding(corpus):
+    """Every document once, whole, in order of paragraphs; training and validation share none."""
+    out, _ = corpus
+    shards = shard_directories(out)
+    train = [document for shard in shards for document in read_binarized(shard / "train")]
+    valid = read_binarized(shards[0] / "valid")
+    assert Counter(train) + Counter(valid) == encode_naively(out, DOCUMENTS)
+    assert not set(train) & set(valid)
+
+
+def test_corpus_json_counts(corpus, inputs):
+    out, _ = corpus
+    manifest = json.loads((out / "corpus.json").read_text(encoding="utf-8"))
+    shards = shard_directories(out)
+    assert manifest["task_data"] == ":".join(map(str, shards))
+    assert manifest["tokenizer"]["sha256"] == load_tokenizer(out / "tokenizer").sha256
+    assert [record["sha256"] for record in manifest["inputs"]] == [file_sha256(path) for path in inputs]
+    train = [read_binarized(shard / "train") for shard in shards]
+    for record, shard, documents in zip(manifest["shards"], shards, train, strict=True):
+        lines = [line for document in documents for line in document]
+        assert record["train"]["documents"] == len(documents)
+        assert record["train"]["paragraphs"] == len(lines)
+        assert record["train"]["tokens"] == sum(map(len, lines)) + len(documents) - 1
+        assert record["train"]["unknown"] == sum(line.count(3) for line in lines)
+        assert record["sha256"] == {path.name: file_sha256(path) for path in shard.glob("*.[bi][id][nx]")}
+    everything = {name: manifest["train"][name] + manifest["valid"][name] for name in manifest["valid"]}
+    paragraphs = [paragraph for document in DOCUMENTS for paragraph in document]
+    assert everything["documents"] == len(DOCUMENTS)
+    assert everything["paragraphs"] == len(paragraphs)
+    assert everything["words"] == sum(len(paragraph.split()) for paragraph in paragraphs)
+    assert everything["bytes"] == sum(len(paragraph.encode("utf-8")) + 1 for paragraph in paragraphs)
+    assert max(shard["train"]["bytes"] for shard in manifest["shards"]) <= manifest["settings"]["shard_bytes"]
+
+
+def test_same_bytes_for_two_processes(corpus, tmp_path, monkeypatch):
+    """Also when the text is split into other ranges."""
+    out, flags = corpus
+    monkeypatch.setattr(text_encoding.document_ranges, "__defaults__", (3000,))
+    main([*flags, "--out", tmp_path / "again", "--workers", "2"])
+    assert file_bytes(tmp_path / "again") == file_bytes(out)
+
+
+def test_finished_corpus_is_unchanged(corpus, inputs, capsys, refused):
+    out, flags = corpus
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    main([*flags, "--out", out])
+    assert "finished already" in capsys.readouterr().err
+    assert "vocab_size = 200, not 201" in refused(*flags, "--vocab-size", "201", "--out", out)
+    assert "cased = " in refused(*flags, "--out", out, "--uncased" if "sentencepiece" in flags else "--cased")
+    assert "of other inputs" in refused(inputs[0], *flags[2:], "--out", out)
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+
+def test_single_shard_is_written_into_the_directory_itself(inputs, tmp_path, capsys):
+    out = tmp_path / "corpus"
+    main([*inputs, "--out", out, "--vocab-size", "200", "--workers", "1"])
+    names = {path.name for path in out.iterdir()}
+    assert names == {"train.bin", "train.idx", "valid.bin", "valid.idx", "dict.txt", "tokenizer", "corpus.json"}
+    assert json.loads((out / "corpus.json").read_text())["task_data"] == str(out)
+    printed = capsys.readouterr().err
+    assert f"train with task.data={out} " in printed
+    # amos_tiny makes 1,750 updates of 128 blocks, each <s> and 63 tokens of the text.
+    documents = [read_binarized(out / name) for name in ("train", "valid")]
+    train, valid = (sum(len(line) for document in each for line in document) + len(each) - 1 for each in documents)
+    assert f"prepare: {train:,} tokens to train on, {valid:,} to validate\n" in printed
+    assert f": amos_tiny {1750 * 128 * 63 / train:,.0f}, amos_mini " in printed
+
+
+def test_existing_tokenizer(corpus, inputs, tmp_path):
+    """The tokenizer of one corpus binarizes another text."""
+    out, _ = corpus
+    other = tmp_path / "other"
+    main([inputs[1], "--out", other, "--tokenizer", out / "tokenizer", "--workers", "1"])
+    assert (other / "dict.txt").read_bytes() == (out / "tokenizer" / "dict.txt").read_bytes()
+    found = read_binarized(other / "train") + read_binarized(other / "valid")
+    assert Counter(found) == encode_naively(out, DOCUMENTS[len(DOCUMENTS) // 3 :])
+
+
+def test_sentencepiece_model_of_a_user(inputs, tmp_path):
+    """Converted once: the corpus has SentencePiece's own ids, after fairseq's four symbols."""
+    lines = [paragraph for document in DOCUMENTS for paragraph in document]
+    (tmp_path / "given.model").write_bytes(train_bpe(lines, 150, normalization_rule_name="identity"))
+    out = tmp_path / "corpus"
+    main([*inputs, "--out", out, "--tokenizer", tmp_path / "given.model", "--workers", "1"])
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "given.model"))
+    found = read_binarized(out / "train") + read_binarized(out / "valid")
+    expected = (tuple((*(i + 3 for i in processor.encode(p)), END_ID) for p in document) for document in DOCUMENTS)
+    assert Counter(found) == Counter(expected)
+
+
+def test_hugging_face_tokenizer(inputs, tmp_path):
+    """A bare tokenizer.json: the ids, mapped back, are those that the library gives to every paragraph."""
+
+    library = train_wordpiece(tmp_path / "given", [p for document in DOCUMENTS for p in document])
+    out = tmp_path / "corpus"
+    main([*inputs, "--out", out, "--tokenizer", tmp_path / "given", "--workers", "1"])
+    ids = load_tokenizer(out / "tokenizer").hugging_face_ids
+    dictionary = Dictionary.load(str(out / "dict.txt"))
+    found = read_binarized(out / "train") + read_binarized(out / "valid")
+    back = Counter(tuple(ids[dictionary[index]] for index in line[:-1]) for document in found for line in document)
+    expected = (library.encode(p, add_special_tokens=False).ids for document in DOCUMENTS for p in document)
+    assert back == Counter(map(tuple, expected))
+
+
+@pytest.mark.parametrize("size", [1, 50, 1000, 10**6])
+def test_ranges_end_with_documents(corpus, tmp_path, size):
+    text = "".join("\n".join(document) + "\n\n" for document in DOCUMENTS)
+    path = tmp_path / "text.txt"
+    path.write_text(text, encoding="utf-8")
+    parts = [text.encode("utf-8")[start:end] for _, start, end in text_encoding.document_ranges(path, size)]
+    assert b"".join(parts).decode("utf-8") == text
+    assert all(part.endswith(b"\n\n") for part in parts)
+    start_encoding_process(corpus[0] / "tokenizer")
+    whole, lengths, counts, _ = text_encoding.encode_range((str(path), 0, path.stat().st_size))
+    assert (sum(lengths), counts.documents) == (len(whole), len(DOCUMENTS))
+    joined: list[int] = []
+    for part in text_encoding.document_ranges(path, size):
+        joined += [END_ID] * bool(joined) + text_encoding.encode_range(part)[0].tolist()
+    assert whole.tolist() == joined
+
+
+def test_paragraphs_of_invisible_characters_are_dropped(corpus, tmp_path):
+    """An empty line would end the document."""
+    path = tmp_path / "text.txt"
+    path.write_text("ba ke\n\u200b\u3000\nli\n\n\u3000\n\nmo\n\n", encoding="utf-8")
+    start_encoding_process(corpus[0] / "tokenizer")
+    ids, lengths, counts, _ = text_encoding.encode_range((str(path), 0, path.stat().st_size))
+    ends = [length == 1 for length in lengths]
+    assert ends == [False, False, True, False], "two paragraphs, the end of a document, one paragraph"
+    assert ids.tolist().count(END_ID) == 4
+    assert (counts.documents, counts.paragraphs, counts.tokens) == (2, 3, len(ids))
+
+
+def test_bytes_are_those_of_fairseq_preprocess(corpus, tmp_path, monkeypatch):
+    """The command of fairseq, on lines of pieces that are written here, with the corpus' own dictionary."""
+    out, _ = corpus
+    shard = shard_directories(out)[0]
+    dictionary = Dictionary.load(str(shard / "dict.txt"))
+    for split in ("train", "valid"):
+        documents = read_binarized(shard / split)
+        text = "\n".join("".join(" ".join(dictionary[i] for i in line[:-1]) + "\n" for line in d) for d in documents)
+        (tmp_path / split).write_text(text, encoding="utf-8")
+    files = ["--trainpref", str(tmp_path / "train"), "--validpref", str(tmp_path / "valid")]
+    flags = ["--only-source", "--srcdict", str(out / "tokenizer" / "dict.txt"), "--destdir", str(tmp_path / "fairseq")]
+    monkeypatch.setattr(logging.getLogger("fairseq_cli.preprocess"), "handlers", [])
+    preprocess.main(options.get_preprocessing_parser().parse_args([*files, *flags, "--workers", "1"]))
+    written = {path.name: path.read_bytes() for path in (tmp_path / "fairseq").iterdir() if path.suffix != ".log"}
+    assert written == {path.name: path.read_bytes() for path in shard.iterdir()}
+
+
+def test_few_results_are_computed_ahead():
+    """At most 6 tasks for 3 processes, and the order is that of the tasks."""
+    taken = []
+
+    class Immediately:
+        def submit(self, function, task):
+            class Done:
+                result = staticmethod(lambda: function(task))
+
+            return Done
+
+    tasks = (taken.append(number) or number for number in range(100))
+    results = ordered_results(Immediately(), 3, lambda number: -number, tasks)
+    for number in range(100):
+        assert next(results) == -number
+        assert len(taken) <= number + 6

@@ -1,0 +1,110 @@
+"""The split of a corpus against naive sorting: every document once, in the same part for any order of the input."""
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from synthetic_corpus import make_documents, write_text
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.text.split import SmallestHashes, SplitSettings, group_into_shards, split_corpus
+
+DOCUMENTS = make_documents(300)
+SETTINGS = SplitSettings(seed=1, shard_bytes=16 * 2000, valid_share=0.1, valid_bytes=10_000, sample_bytes=30_000)
+
+
+def read_piece(path: Path) -> list:
+    text = path.read_text(encoding="utf-8")
+    assert text.endswith("\n\n")
+    return [tuple(document.split("\n")) for document in text[:-2].split("\n\n")]
+
+
+def run(tmp_path: Path, documents, settings=SETTINGS, files=1):
+    """Split documents of several files; return the split and the documents of each part."""
+    size = -(-len(documents) // files)
+    paths = [write_text(tmp_path / f"in{i}.txt", documents[i * size : (i + 1) * size]) for i in range(files)]
+    directory = tmp_path / "split"
+    directory.mkdir()
+    split = split_corpus(paths, directory, settings, lambda size: None)
+    train = [document for piece in split.train for document in read_piece(directory / piece.name)]
+    return split, train, read_piece(directory / "valid.txt"), read_piece(directory / "sample.txt"), directory
+
+
+def text_bytes(documents) -> int:
+    return sum(len(paragraph.encode("utf-8")) + 1 for document in documents for paragraph in document)
+
+
+@pytest.mark.parametrize("budget", [0, 1, 50, 400, 10**6])
+def test_smallest_hashes_against_sorting(budget):
+    """The largest set of smallest keys that fits, with all copies; each other document is returned exactly once."""
+    generator = random.Random(budget)
+    offered = [(bytes([generator.randrange(40)]), bytes(generator.randrange(1, 30))) for _ in range(200)]
+    choice = SmallestHashes(budget)
+    refused = [document for key, document in offered for document in choice.add(key, document)]
+    keys = sorted({key for key, _ in offered})
+    fitting = [last for last in keys if sum(len(d) for key, d in offered if key <= last) <= budget]
+    expected = [(key, document) for key, document in offered if key <= max(fitting, default=keys[0])]
+    assert Counter(choice.in_order()) == Counter(expected)
+    assert [key for key, _ in choice.in_order()] == sorted(key for key, _ in expected)
+    assert Counter(refused) == Counter(d for _, d in offered) - Counter(d for _, d in expected)
+
+
+@pytest.mark.parametrize("valid_bytes", [10_000, 2_000, 1])
+def test_every_document_is_in_one_part(tmp_path, valid_bytes):
+    settings = SplitSettings(**{**vars(SETTINGS), "valid_bytes": valid_bytes})
+    split, train, valid, sample, directory = run(tmp_path, DOCUMENTS, settings, files=3)
+    assert Counter(train) + Counter(valid) == Counter(DOCUMENTS)
+    assert not set(train) & set(valid)
+    assert not set(sample) & set(valid)
+    assert set(sample) <= set(train)
+    assert len(valid) >= 1
+    assert text_bytes(valid) <= max(min(valid_bytes, 0.1 * text_bytes(DOCUMENTS)), text_bytes(valid[:1]))
+    assert text_bytes(sample) <= settings.sample_bytes
+    for piece in [*split.train, split.valid, split.sample]:
+        documents = read_piece(directory / piece.name)
+        assert piece.documents == len(documents)
+        assert piece.paragraphs == sum(map(len, documents))
+        assert piece.bytes == text_bytes(documents)
+    assert max(piece.bytes for piece in split.train) <= 2000
+    assert sum(record["documents"] for record in split.inputs) == len(DOCUMENTS)
+
+
+def test_split_depends_on_content_and_seed_only(tmp_path):
+    """Another order or other files give the same validation documents and sample; another seed gives others."""
+    shuffled = random.Random(2).sample(DOCUMENTS, len(DOCUMENTS))
+    parts = {}
+    for name, documents, files, seed in (("a", DOCUMENTS, 1, 1), ("b", shuffled, 4, 1), ("c", DOCUMENTS, 1, 2)):
+        (tmp_path / name).mkdir()
+        settings = SplitSettings(**{**vars(SETTINGS), "seed": seed})
+        _, _, valid, sample, _ = run(tmp_path / name, documents, settings, files)
+        parts[name] = (valid, sample)
+    assert parts["a"] == parts["b"]
+    assert parts["a"][0] != parts["c"][0]
+    assert parts["a"][1] != parts["c"][1]
+
+
+def test_a_text_must_leave_a_validation_document(tmp_path):
+    """A copy is not a second document."""
+    with pytest.raises(UserError, match="too small to leave a validation document"):
+        run(tmp_path, [("one document", "of two lines")] * 2)
+    (tmp_path / "two").mkdir()
+    _, train, valid, _, _ = run(tmp_path / "two", [("one",), ("two",)])
+    assert len(train) == len(valid) == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_shards_are_consecutive_and_of_similar_size(seed):
+    generator = random.Random(seed)
+    limit = 160
+    sizes = [generator.randint(5, 10) for _ in range(generator.randint(1, 200))]
+    groups = group_into_shards(sizes, limit)
+    assert [index for group in groups for index in group] == list(range(len(sizes)))
+    sums = [sum(sizes[index] for index in group) for group in groups]
+    assert max(sums) <= limit
+    assert max(sums) - min(sums) <= 2 * max(sizes)
+    assert len(groups) <= -(-sum(sizes) // limit) + 1
+
+
+def test_a_document_larger_than_a_shard_is_not_split():
+    assert group_into_shards([5, 500, 5], 100) == [[0], [1], [2]]

@@ -1,0 +1,224 @@
+"""Documents of every kind of file against the list that was written; errors with file and line."""
+
+import gzip
+import hashlib
+import json
+import lzma
+import tracemalloc
+import zlib
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+import zstandard
+from synthetic_corpus import make_documents, write_jsonl, write_text
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.text import text_files
+from amos_fairseq.text.text_files import InputFile, refuse_other_formats
+
+DOCUMENTS = make_documents(40)
+EXPECTED = ["".join(f"{paragraph}\n" for paragraph in document).encode("utf-8") for document in DOCUMENTS]
+
+
+COMPRESS = {"": bytes, ".gz": gzip.compress, ".xz": partial(lzma.compress, preset=0), ".zst": zstandard.compress}
+SUFFIXES = [".gz", ".xz", ".zst"]
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize("kind", [".txt", ".jsonl"])
+def test_all_formats_give_the_same_documents(tmp_path, kind, suffix):
+    """Compressed files may be concatenated with `cat`."""
+    content = (write_text if kind == ".txt" else write_jsonl)(tmp_path / f"plain{kind}", DOCUMENTS).read_bytes()
+    path, cut = tmp_path / f"corpus{kind}{suffix}", len(content) // 3
+    path.write_bytes(COMPRESS[suffix](content[:cut]) + COMPRESS[suffix](content[cut:]))
+    sizes = []
+    file = InputFile(path, sizes.append)
+    assert list(file.documents()) == EXPECTED
+    assert file.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert sum(sizes) == path.stat().st_size
+
+
+@pytest.mark.parametrize("name", ["text", "wiki.train.raw", "wiki_00", "text.JSONL.GZ"])
+def test_file_names(tmp_path, name):
+    """Only suffixes of JSON lines and of compression have a meaning, in upper or lower case."""
+    path = tmp_path / name
+    if name == "text.JSONL.GZ":
+        path.write_bytes(gzip.compress(write_jsonl(tmp_path / "plain.jsonl", DOCUMENTS).read_bytes()))
+    else:
+        write_text(path, DOCUMENTS)
+    assert list(InputFile(path).documents()) == EXPECTED
+
+
+def test_line_ends_byte_order_marks_and_blank_lines(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"\xef\xbb\xbf\r\n  one \r\n\ttwo\rthree\r\n \t \r\n\n\nfour\n\x0c\nfive  six")
+    assert list(InputFile(path).documents()) == [b"one\ntwo\nthree\n", b"four\n", b"five  six\n"]
+
+
+def test_json_text(tmp_path):
+    """Blank lines inside a text do not end the document; empty texts (redirects of Wikipedia) are skipped."""
+    path = tmp_path / "text.jsonl"
+    texts = ["one\n\n\ntwo\r\n three ", "", " \n", "four"]
+    path.write_text("\n".join(json.dumps({"text": text}) for text in texts) + "\n\n")
+    assert list(InputFile(path).documents()) == [b"one\ntwo\nthree\n", b"four\n"]
+
+
+def test_nul_characters_are_removed(tmp_path):
+    """As bytes of a text or escaped in JSON; a line of nothing else is blank."""
+    text, lines = tmp_path / "text.txt", tmp_path / "text.jsonl"
+    text.write_bytes(b"\0o\0ne\0 two \0\nthr\0\0ee\n\0\0\nfour\n")
+    lines.write_text('{"text": "o\\u0000ne two \\u0000\\nthree"}\n{"text": "\\u0000"}\n{"text": "four"}\n')
+    for path in (text, lines):
+        assert list(InputFile(path).documents()) == [b"one two\nthree\n", b"four\n"]
+
+
+OTHER_FORMATS = {name: name[4:] for name in ("text.bz2", "text.zip", "text.7z", "text.tar", "text.tgz", "part.parquet")}
+OTHER_FORMATS |= {"TEXT.JSONL.BZ2": ".bz2", "text.tar.gz": ".tar", "part-0.parquet.zst": ".parquet"}
+
+
+@pytest.mark.parametrize(("name", "kind"), OTHER_FORMATS.items())
+def test_other_formats_are_refused_by_name(tmp_path, name, kind):
+    with pytest.raises(UserError, match=rf"{name}: \{kind} files are not supported: unpack it .* \.gz, \.xz or \.zst"):
+        refuse_other_formats(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["text", "a.tar/text", "a.zip.txt", "a.txt.gz", "a.jsonl.zst", "text.gz", ".zst"])
+def test_names_of_text_are_not_refused(tmp_path, name):
+    refuse_other_formats(tmp_path / name)
+
+
+@contextmanager
+def at_most(num_bytes):
+    """Refuse more memory of Python at any time."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < num_bytes
+    finally:
+        tracemalloc.stop()
+
+
+def test_memory_is_constant(tmp_path):
+    """At most six buffers of 10 MB of text."""
+    path = tmp_path / "large.txt.gz"
+    path.write_bytes(gzip.compress((b"a paragraph of words " * 40 + b"\n\n") * 12_000, compresslevel=1))
+    with at_most(6 * text_files.BUFFER_BYTES):
+        assert sum(1 for _ in InputFile(path).documents()) == 12_000
+
+
+GOOD = b"one line\n\nanother line\n"
+LATIN = "first\nsecond caf\u00e9\n".encode("latin-1")
+CASES = {
+    "empty.txt": (b"", "contains no text"),
+    "blank.txt": (b" \n\n\t\n", "contains no text"),
+    "blank.jsonl": (b'{"text": ""}\n', "contains no text"),
+    "latin.txt": (LATIN, r"latin.txt, line 2, byte 16: not UTF-8"),
+    "latin.txt.gz": (gzip.compress(LATIN), r"line 2, byte 16: not UTF-8"),
+    "latin.jsonl": (b'{"text": "ok"}\n' + b'{"text": "\xe9"}', r"line 2, byte 25: not UTF-8"),
+    "cut.txt.gz": (gzip.compress(GOOD * 999)[:-12], "is damaged"),
+    "noise.txt.gz": (b"this is no gzip file", "is damaged"),
+    "changed.txt.gz": (gzip.compress(GOOD)[:-8] + b"\0" * 8, "is damaged"),
+    "cut.txt.xz": (lzma.compress(GOOD * 999)[:-30], "is damaged"),
+    "noise.txt.xz": (b"this is no xz file at all", "is damaged"),
+    "cut.txt.zst": (zstandard.compress(GOOD * 999)[:-6], "is damaged"),
+    "noise.txt.zst": (b"this is no zstandard file", "is damaged"),
+    "words.jsonl": (b'{"text": "ok"}\nwords\n', r'line 2: not a JSON object with a string "text"'),
+    "list.jsonl": (b'["text"]\n', r'line 1: not a JSON object with a string "text"'),
+    "absent.jsonl": (b'{"title": "no text here"}\n', r'line 1: not a JSON object with a string "text"'),
+    "number.jsonl": (b'{"text": 7}\n', r'line 1: not a JSON object with a string "text"'),
+    "surrogate.jsonl": (b'{"text": "\\ud800"}\n', r'line 1: not a JSON object with a string "text"'),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_errors_name_file_and_line(tmp_path, name):
+    content, message = CASES[name]
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        list(InputFile(path).documents())
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"x" * 300, r"text.txt, line 3: longer than .* blank line between documents"),
+        (b"y" * 90 + b"\n" + b"z" * 90, r"from line 3 on is larger than .* blank line between documents"),
+    ],
+)
+def test_documents_have_a_maximum_size(tmp_path, monkeypatch, content, message):
+    """A file without blank lines is one document, which must not be read into memory."""
+    monkeypatch.setattr(text_files, "LARGEST_DOCUMENT_BYTES", 128)
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"short\n\n" + content)
+    with pytest.raises(UserError, match=message):
+        list(InputFile(path).documents())
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize(("unit", "message"), [(b"x", "line 2: longer"), (b"a\n", "from line 2 on is larger")])
+def test_a_bomb_is_refused_in_constant_memory(tmp_path, monkeypatch, unit, message, suffix):
+    """100 MB of text in at most 100 KB. zstandard's decompressor would return them at once."""
+    monkeypatch.setattr(text_files, "LARGEST_DOCUMENT_BYTES", 1 << 17)
+    path = tmp_path / f"bomb.txt{suffix}"
+    path.write_bytes(COMPRESS[suffix](b"\n" + unit * (100_000_000 // len(unit))))
+    assert path.stat().st_size < 100_000
+    with at_most(20 << 20), pytest.raises(UserError, match=rf"{message} than 0\.125 MiB"):
+        list(InputFile(path).documents())
+
+
+@pytest.mark.parametrize("value", ["[]", "{}"])
+def test_json_of_many_lists_is_refused_before_it_is_parsed(tmp_path, monkeypatch, value):
+    """Each takes eighty bytes. A text has few."""
+    monkeypatch.setattr(text_files, "LARGEST_NUMBER_OF_BRACKETS", 1000)
+    path = tmp_path / "lines.jsonl"
+    documents = [{"text": "[a text] " * 999}, {"text": "a", "b": [json.loads(value)] * 999}]
+    path.write_text("\n".join(map(json.dumps, documents)))
+    with pytest.raises(UserError, match="line 2: more than 1,000 brackets"):
+        list(InputFile(path).documents())
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_whole_content_has_a_maximum_size(tmp_path, suffix):
+    path = tmp_path / f"small.json{suffix}"
+    path.write_bytes(COMPRESS[suffix](b"x" * 1000))
+    assert InputFile(path).content(limit=1000) == b"x" * 1000
+    with pytest.raises(UserError, match=r"holds more than .* MiB: divide it"):
+        InputFile(path).content(limit=999)
+
+
+def zstd_with_window(log):
+    """A frame by hand: header, window of 2^log bytes, and one last block that repeats "x" 1,000 times."""
+    return b"\x28\xb5\x2f\xfd\x00" + bytes([(log - 10) << 3]) + (1 | 1 << 1 | 1000 << 3).to_bytes(3, "little") + b"x"
+
+
+def xz_with_window(log):
+    """A small file whose header asks for a dictionary of 2^log bytes."""
+    content = bytearray(lzma.compress(b"x" * 1000))
+    content[16] = 2 * (log - 12)
+    content[20:24] = zlib.crc32(content[12:20]).to_bytes(4, "little")
+    return bytes(content)
+
+
+@pytest.mark.parametrize(("suffix", "make"), [(".zst", zstd_with_window), (".xz", xz_with_window)])
+def test_a_window_has_a_maximum_size(tmp_path, suffix, make):
+    """A decompressor allocates the window that a file asks for, before it returns a byte."""
+    path = tmp_path / f"text.txt{suffix}"
+    path.write_bytes(make(27))
+    assert list(InputFile(path).documents()) == [b"x" * 1000 + b"\n"]
+    for log in (28, 31):
+        path.write_bytes(make(log))
+        with pytest.raises(UserError, match=rf"text.txt{suffix} was compressed with a window of more than 128 MiB"):
+            list(InputFile(path).documents())
+
+
+def test_zeros_may_follow_compressed_text_but_nothing_else(tmp_path):
+    """As the programs gzip and xz write it to full blocks of a tape."""
+    for suffix, compress in (("gz", gzip.compress), ("xz", lzma.compress)):
+        path = tmp_path / f"text.txt.{suffix}"
+        path.write_bytes(compress(b"text\n") + bytes(2000))
+        assert list(InputFile(path).documents()) == [b"text\n"]
+        path.write_bytes(compress(b"text\n") + b"other bytes")
+        with pytest.raises(UserError, match="is damaged"):
+            list(InputFile(path).documents())

@@ -1,0 +1,148 @@
+"""amos prepare text of tables: the documents of the same text as JSON lines, and inputs that are folders."""
+
+import csv
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from preparing import prepare
+from synthetic_corpus import DOCUMENTS, FLAGS, file_bytes, write_jsonl, write_text
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.fingerprint import joined_sha256
+from amos_fairseq.text import encoding as text_encoding
+from amos_fairseq.text.split import SplitSettings, split_corpus
+
+main = prepare("text")
+ROWS = [{"id": n, "body": "\r\n".join(document)} for n, document in enumerate(DOCUMENTS)]
+# In the middle, so that the numbers of documents behind them are tested too.
+ROWS[100:100] = [{"id": -1, "body": ""}, {"id": -1, "body": " \n\0\n"}]
+
+
+def write_separated(path: Path) -> Path:
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.DictWriter(stream, ["id", "body"], delimiter="\t" if path.suffix == ".tsv" else ",")
+        writer.writeheader()
+        writer.writerows(ROWS)
+    return path
+
+
+def write_lines(path: Path) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return path
+
+
+def write_parquet(path: Path) -> Path:
+    pa = pytest.importorskip("pyarrow")
+    rows = [row | {"body": row["body"] or None} for row in ROWS]
+    pytest.importorskip("pyarrow.parquet").write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+def write_folder(path: Path) -> Path:
+    pytest.importorskip("datasets").Dataset.from_list(ROWS).save_to_disk(path, num_shards=2)
+    return path
+
+
+WRITE = {"t.csv": write_separated, "t.tsv": write_separated, "t.jsonl": write_lines, "t.parquet": write_parquet}
+WRITE |= {"folder": write_folder}
+
+
+def content_of_split(path: Path, directory: Path, **column: str) -> dict[str, bytes]:
+    directory.mkdir()
+    settings = SplitSettings(seed=1, shard_bytes=32_000, valid_share=0.1, valid_bytes=9999, sample_bytes=9999, **column)
+    sizes: list[int] = []
+    split = split_corpus([path], directory, settings, sizes.append)
+    files = (
+        [path] if path.is_file() else [path / "state.json", path / "dataset_info.json", *sorted(path.glob("*.arrow"))]
+    )
+    size = sum(file.stat().st_size for file in files)
+    record = {"name": path.name, "bytes": size, "sha256": joined_sha256(files), "documents": len(DOCUMENTS)}
+    assert split.inputs == [record]
+    assert sum(sizes) == size
+    return {file.name: file.read_bytes() for file in directory.iterdir()}
+
+
+@pytest.mark.parametrize("name", WRITE)
+def test_each_row_is_a_document(tmp_path, name):
+    """As each object of JSON lines with a field "text" is."""
+    expected = content_of_split(write_jsonl(tmp_path / "text.jsonl", DOCUMENTS), tmp_path / "expected")
+    path = WRITE[name](tmp_path / name)
+    assert content_of_split(path, tmp_path / "split", text_column="body") == expected
+
+
+def test_a_folder_is_an_input_like_a_file(tmp_path, monkeypatch, capsys, refused):
+    """A killed run is continued, a finished one recognized, and other contents refused."""
+    folder, out = write_folder(tmp_path / "folder"), tmp_path / "out"
+    text = str(write_text(tmp_path / "text.txt", DOCUMENTS[:20]))
+    command = [folder, text, *FLAGS, "--text-column", "body", "--workers", "1", "--out"]
+    main([*command, tmp_path / "expected"])
+    with monkeypatch.context() as patch:
+        patch.setattr(text_encoding, "encode_files", lambda *a: (_ for _ in ()).throw(SystemError("killed here")))
+        with pytest.raises(SystemError, match="killed here"):
+            main([*command, out])
+    times = (folder / "state.json").stat()
+    os.utime(folder / "state.json")
+    assert "unfinished corpus of other inputs" in refused(*command, out)
+    os.utime(folder / "state.json", ns=(times.st_atime_ns, times.st_mtime_ns))
+    with monkeypatch.context() as patch:
+        patch.setattr("amos_fairseq.text.prepare.split_corpus", None)
+        main([*command, out])
+    assert file_bytes(out) == file_bytes(tmp_path / "expected")
+    main([*command, out])
+    assert "finished already" in capsys.readouterr().err
+    assert "text_column = 'body', not 'id'" in refused(*command[:-4], "id", "--workers", "1", "--out", out)
+    state = (folder / "state.json").read_bytes()
+    (folder / "state.json").write_bytes(state.replace(b'"_split": null', b'"_split":null '))
+    assert (folder / "state.json").stat().st_size == len(state)
+    assert "of other inputs" in refused(*command, out)
+
+
+def test_a_corpus_without_the_setting_had_the_column_text(reference, tmp_path, capsys):
+    """Those that earlier versions made."""
+    out, flags = reference
+    shutil.copytree(out, tmp_path / "corpus")
+    manifest = json.loads((out / "corpus.json").read_text())
+    del manifest["settings"]["text_column"]
+    (tmp_path / "corpus" / "corpus.json").write_text(json.dumps(manifest))
+    main([*flags, "--out", tmp_path / "corpus"])
+    assert "finished already" in capsys.readouterr().err
+
+
+def test_rows_that_are_left_out_are_counted(tmp_path, capsys):
+    path = tmp_path / "t.tsv"
+    path.write_text("text\tlabel\none\t1\ntwo\nthree\t3\nfour\n")
+    (tmp_path / "split").mkdir()
+    settings = SplitSettings(seed=1, shard_bytes=99, valid_share=0.5, valid_bytes=99, sample_bytes=99)
+    split = split_corpus([path], tmp_path / "split", settings, lambda size: None)
+    assert split.inputs[0]["documents"] == 2
+    assert "t.tsv: 2 of its rows, the first in line 3, do not have the 2 columns" in capsys.readouterr().err
+
+
+def test_values_that_are_no_text(tmp_path):
+    (tmp_path / "split").mkdir()
+    settings = SplitSettings(seed=1, shard_bytes=99, valid_share=0.5, valid_bytes=99, sample_bytes=99, text_column="id")
+    with pytest.raises(UserError, match=r"t.parquet, row 1: id is 0, not a text"):
+        split_corpus([write_parquet(tmp_path / "t.parquet")], tmp_path / "split", settings, lambda size: None)
+
+
+FAULTS = {
+    "no column": ("t.csv", b"a,b\n1,2\n", [], "t.csv: no column 'text', it has 'a', 'b': give the name of the one"),
+    "plain text": ("t.tsv", b"A text.\n\nAnother.\n", [], "no column 'text', it has 'A text.': give the name"),
+    "other column": ("t.csv", b"a,b\n1,2\n", ["--text-column", "c"], "no column 'c', it has 'a', 'b'"),
+    "no columns": ("t.txt", b"a\n\nb\n", ["--text-column", "a"], "no input has columns"),
+    "no field": ("t.jsonl", b'{"text": "a"}\n', ["--text-column", "b"], 'not a JSON object with a string "b"'),
+    "empty": ("t.csv", b"text,b\n,2\n", [], "contains no text in text"),
+    "folder": ("state.json", b"{}", [], "state.json cannot be used"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_bad_tables_are_one_line(tmp_path, refused, name):
+    file, content, flags, message = FAULTS[name]
+    (tmp_path / file).write_bytes(content)
+    given = tmp_path if name == "folder" else tmp_path / file
+    assert message in refused(given, *flags, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

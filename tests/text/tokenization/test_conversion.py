@@ -1,0 +1,247 @@
+"""The tokenizer.json of a learned vocabulary against its learner: SentencePiece, and the fastBPE package.
+
+Thousands of random texts and difficult ones, on both ways that the file is used: our tokenizer, word by word, then fairseq's
+own dictionary; and the library with whole texts, as Hugging Face's clients call it.
+"""
+
+import json
+import os
+import random
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import sentencepiece
+from fairseq.data import Dictionary
+from sentencepiece import sentencepiece_model_pb2
+from tokenizer_text import ALPHABETS, HOSTILE, LEARNED_KINDS, random_texts, train_bpe
+from tokenizers import normalizers, pre_tokenizers
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.text.tokenization.conversion import (
+    check_pieces,
+    from_bpe,
+    from_sentencepiece,
+    sentencepiece_encoder,
+    sentencepiece_rules,
+)
+from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer
+from amos_fairseq.text.vocabulary import learn_tokenizer, train_sentencepiece
+
+# The standard is no wrong id in 3,000 texts of each alphabet.
+TEXTS_PER_ALPHABET = int(os.environ.get("AMOS_RANDOM_TEXTS", "400"))
+
+
+class Learned(NamedTuple):
+    """A tokenizer, and text -> ids according to the program that learned it or that defined its format."""
+
+    tokenizer: FastTokenizer
+    expected: Callable[[str], list[int]]
+
+
+@pytest.fixture(scope="module", params=LEARNED_KINDS)
+def learned(request, sample, tmp_path_factory) -> Learned:
+    bpe, case = request.param.split("-")
+    tokenizer = learn_tokenizer(sample, bpe, 300, case == "cased")
+    if bpe == "sentencepiece":
+        return Learned(tokenizer, sentencepiece_ids(sample, case == "cased"))
+    return Learned(tokenizer, fastbpe_ids(tokenizer, case == "cased", tmp_path_factory.mktemp("codes") / "codes"))
+
+
+def sentencepiece_ids(sample: Path, cased: bool) -> Callable[[str], list[int]]:
+    """Its ``<unk>`` is 0 and fairseq's is 3; its pieces follow, as in our dictionary."""
+    normalizer = sentencepiece_rules(cased)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=train_sentencepiece(sample, 300, normalizer))
+    return lambda text: [index + 3 for index in processor.encode(normalizer.normalize_str(text))]
+
+
+def fastbpe_ids(tokenizer: FastTokenizer, cased: bool, codes: Path) -> Callable[[str], list[int]]:
+    """fastBPE gets the merges as a file of codes, and the words of BERT's rules with spaces between them."""
+    fastBPE = pytest.importorskip("fastBPE", reason="the fastBPE package needs a compiler to install")
+    merges = json.loads(tokenizer.model)["model"]["merges"]
+    codes.write_text("".join(f"{a} {b} {len(merges) - rank}\n" for rank, (a, b) in enumerate(merges)), encoding="utf-8")
+    reference = fastBPE.fastBPE(str(codes))
+    normalizer = normalizers.BertNormalizer(lowercase=not cased, strip_accents=not cased)
+    ids = {piece: index for index, piece in enumerate(tokenizer.dictionary_symbols, 4)}
+
+    def expected(text: str) -> list[int]:
+        words = pre_tokenizers.BertPreTokenizer().pre_tokenize_str(normalizer.normalize_str(text))
+        line = " ".join(word for word, _ in words)
+        pieces = reference.apply([line])[0].split(" ") if line else []
+        names = (p.removesuffix("@@") if p.endswith("@@") else f"{p}</w>" for p in pieces if p)
+        return [ids.get(name, 3) for name in names]
+
+    return expected
+
+
+def assert_same_ids(tokenizer: FastTokenizer, expected: Callable[[str], list[int]], texts: list[str]) -> None:
+    library = tokenizer.hugging_face_tokenizer()
+    library.encode_special_tokens = True  # as on our side, spelled symbols are text
+    dictionary = Dictionary()
+    for symbol in [*tokenizer.dictionary_symbols, "<mask>"]:
+        dictionary.add_symbol(symbol)
+    assert (dictionary.bos(), dictionary.eos()) == (0, 2)
+    for text, encoding in zip(texts, library.encode_batch(texts), strict=True):
+        wanted = expected(text)
+        assert [dictionary.index(piece) for piece in tokenizer.encode(text)] == wanted, ascii(text)
+        assert encoding.ids == [0, *wanted, 2], ascii(text)
+
+
+@pytest.mark.parametrize("alphabet", ALPHABETS)
+def test_ids_are_those_of_the_learner(learned, alphabet):
+    assert_same_ids(*learned, random_texts(ALPHABETS[alphabet], TEXTS_PER_ALPHABET))
+
+
+def test_ids_of_hostile_and_long_texts(learned):
+    words = random.Random(2).choices(["bakeli", "moTa", "é", "中", "\x07", "  ", "."], k=3000)
+    assert_same_ids(*learned, [*HOSTILE, "x" * 10_000, " ".join(words), "".join(words), " ", "\x01", "\u2028 \x85"])
+
+
+def test_special_tokens_have_the_ids_of_fairseq(learned):
+    library, symbols = learned.tokenizer.hugging_face_tokenizer(), ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+    assert [library.token_to_id(learned.tokenizer.special_tokens[symbol]) for symbol in symbols] == [0, 1, 2, 3, 304]
+    assert library.get_vocab_size() == 305
+
+
+def test_pairs_have_one_separator(learned):
+    encoding = learned.tokenizer.hugging_face_tokenizer().encode("bake li", "monu")
+    first, second = learned.expected("bake li"), learned.expected("monu")
+    assert encoding.ids == [0, *first, 2, *second, 2]
+    assert encoding.type_ids == [0] * (2 + len(first)) + [1] * (1 + len(second))
+
+
+def test_mask_in_the_text_is_the_mask_token(learned):
+    """It replaces a word: the text to the left and right of it keeps the ids that it has in the whole text."""
+    library = learned.tokenizer.hugging_face_tokenizer()
+    whole = [0, *learned.expected("bake monu. Tali"), 2]
+    masked = library.encode("bake <mask>. Tali").ids
+    mask = masked.index(304)
+    assert masked[:mask] == whole[:mask]
+    after = len(masked) - mask - 1
+    assert masked[mask + 1 :] == whole[-after:]
+
+
+def test_spelled_symbols_are_special_unless_asked(learned):
+    library = learned.tokenizer.hugging_face_tokenizer()
+    assert library.encode("a</s>").ids.count(2) == 2
+    library.encode_special_tokens = True
+    assert library.encode("a</s>").ids.count(2) == 1
+
+
+def test_decoding_gives_the_normalized_text(learned):
+    library = learned.tokenizer.hugging_face_tokenizer()
+    text = "bake limo Tare."
+    ids = library.encode(text).ids
+    expected = text if learned.tokenizer.cased else text.lower()
+    assert library.decode(ids).replace(" .", ".") == expected
+    assert learned.tokenizer.decode(learned.tokenizer.encode(text)).replace(" .", ".") == expected
+    assert "<s>" in library.decode(ids, skip_special_tokens=False)
+
+
+def test_piece_that_spells_a_symbol_keeps_its_id():
+    """A vocabulary in which "<s>" is a word: the special token gets another spelling, and both have their own id."""
+    lines = ["x<s>y a<s>b c<s>d <s>"] * 20
+    tokenizer, expected = sentencepiece_of(lines, vocab_size=16, split_by_unicode_script=False)
+    assert r"\x{3c}s>" in tokenizer.dictionary_symbols, "the piece is in the vocabulary"
+    assert tokenizer.special_tokens["<s>"] == "<<s>>"
+    assert tokenizer.special_tokens["</s>"] == "</s>"
+    text = "ab<s>b <s>"
+    assert 4 + tokenizer.dictionary_symbols.index(r"\x{3c}s>") in expected(text)
+    assert_same_ids(tokenizer, expected, [text])
+    assert tokenizer.hugging_face_tokenizer().encode(text).ids == [0, *expected(text), 2]
+
+
+@pytest.mark.parametrize("alphabet", ["ab", "abc"])
+def test_merges_are_in_the_order_of_sentencepiece(alphabet):
+    """Words of few letters: every text has many overlapping merges, so their order matters."""
+    draw = random.Random(1)
+    lines = [" ".join("".join(draw.choices(alphabet, k=draw.randint(1, 14))) for _ in range(8)) for _ in range(200)]
+    texts = ["".join(draw.choices(alphabet + " ", k=draw.randint(1, 60))) for _ in range(2000)]
+    assert_same_ids(*sentencepiece_of(lines, vocab_size=120), texts)
+
+
+@pytest.mark.parametrize("cased", [True, False])
+def test_normalization_is_nfkc_with_single_spaces(cased):
+    """Against Python's Unicode database, for the characters of Unicode 3.2, which every version knows."""
+    normalizer = sentencepiece_rules(cased)
+    category = unicodedata.ucd_3_2_0.category
+    known = [[c for c in alphabet if category(c[0]) != "Cn"] for alphabet in ALPHABETS.values()]
+    for text in [*HOSTILE, *(text for alphabet in known if alphabet for text in random_texts(alphabet, 400))]:
+        characters = ("" if unicodedata.category(c) == "Cc" and not c.isspace() else c for c in text.translate(_RULES))
+        normalized = unicodedata.normalize("NFKC", "".join(characters)).translate(_RULES)
+        if not cased:
+            normalized = "".join(map(str.lower, normalized))
+        assert normalizer.normalize_str(text).strip(" ") == " ".join(normalized.split()), ascii(text)
+
+
+# SentencePiece's spaces that are none in Unicode, and separators that Python counts as spaces.
+_RULES = dict.fromkeys(map(ord, "\u200b\u200c\u200e\u200f\u2581\ufeff\ufffd"), " ") | dict.fromkeys(range(0x1C, 0x20))
+
+
+def sentencepiece_of(lines: list[str], vocab_size: int, **settings) -> Learned:
+    """A model as a user may have one, learned from text as it is."""
+    model = train_bpe(lines, vocab_size, **({"normalization_rule_name": "identity"} | settings))
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    return Learned(from_sentencepiece(model), lambda text: [index + 3 for index in processor.encode(text)])
+
+
+FOXES = ["the quick brown fox jumps over the lazy dog", "a lazy fox and a quick dog"] * 20
+
+
+def test_model_of_a_user_with_control_symbols():
+    """Its own <s> and </s> have no row: ours take their place."""
+    tokenizer, expected = sentencepiece_of(FOXES, 40, bos_id=1, eos_id=2)
+    texts = ["the dog", "  a  lazy   fox ", "", "☃ quick☃☃ ☃", "<s> the </s>", *random_texts([*"thequickfx ☃"], 400)]
+    assert_same_ids(tokenizer, lambda text: [max(3, index - 2) for index in expected(text)], texts)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"model_type": "unigram", "vocab_size": 30}, "is not a BPE model"),
+        ({"normalization_rule_name": "nmt_nfkc"}, "normalizes text by its own table"),
+        ({"byte_fallback": True, "vocab_size": 300}, "falls back to bytes"),
+        ({"user_defined_symbols": ["@user"]}, "has user-defined pieces"),
+        ({"treat_whitespace_as_suffix": True}, "puts spaces at the end of words"),
+        ({"add_dummy_prefix": False}, "adds no space before the first word"),
+        ({"remove_extra_whitespaces": False}, "keeps runs of spaces"),
+        ({"split_by_whitespace": False, "vocab_size": 75}, "has pieces of several words"),
+    ],
+)
+def test_models_that_cannot_be_converted_exactly_are_refused(settings, reason):
+    with pytest.raises(UserError, match=f"the SentencePiece model {reason}"):
+        sentencepiece_of(FOXES, **({"vocab_size": 40} | settings))
+
+
+def test_bytes_that_are_no_model_are_refused():
+    with pytest.raises(UserError, match="not a SentencePiece model"):
+        from_sentencepiece(b"\xff\xfe no model")
+
+
+def test_the_step_of_the_library_for_the_table_of_a_model_is_inexact():
+    """Why such models are refused. If this fails, the library has changed, and they may be accepted with this step."""
+    proto = sentencepiece_model_pb2.ModelProto()
+    proto.ParseFromString(train_bpe(["a b c"] * 10, 5))
+    step = normalizers.Precompiled(proto.normalizer_spec.precompiled_charsmap)
+    reference = sentencepiece.SentencePieceNormalizer(rule_name="nmt_nfkc", add_dummy_prefix=False)
+    assert reference.normalize("a\u0323\u0302") == "\u1ead"  # a with circumflex and dot below
+    assert step.normalize_str("a\u0323\u0302") != "\u1ead"
+
+
+def test_a_different_piece_is_found(sample):
+    normalizer = sentencepiece_rules(cased=True)
+    model = train_sentencepiece(sample, 300, normalizer)
+    tokenizer, lines = from_sentencepiece(model, normalizer), ["bake li", "monu"]
+    check_pieces(tokenizer, lines, sentencepiece_encoder(model, normalizer))
+    with pytest.raises(RuntimeError, match=r"tokenizer.json splits 'bake li' into \[.*\], sentencepiece into \["):
+        check_pieces(tokenizer, lines, lambda line: ["x"])
+
+
+def test_merges_with_equal_results_share_one_piece():
+    """The first merge determines the id, and both produce the piece."""
+    merges = [("a", "b"), ("ab", "a</w>"), ("b", "a</w>"), ("a", "ba</w>")]
+    tokenizer = from_bpe(["a", "b", "a</w>"], merges, cased=True)
+    assert tokenizer.dictionary_symbols == ["a", "b", "a</w>", "ab", "aba</w>", "ba</w>"]
+    assert tokenizer.encode("aba ba") == ["aba</w>", "ba</w>"]

@@ -1,0 +1,123 @@
+"""What all learned tokenizers have in common: spelling, files, limits of the vocabulary. Ids: test_conversion.py."""
+
+import random
+from pathlib import Path
+
+import pytest
+from tokenizer_text import HOSTILE, LEARNED_KINDS, assert_survives_fairseq
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.fingerprint import directory_sha256
+from amos_fairseq.text.tokenization import load_tokenizer
+from amos_fairseq.text.tokenization.tokenizer import SPECIAL_SYMBOLS, spell_piece, unspell_piece
+from amos_fairseq.text.vocabulary import cut_long_line, learn_tokenizer
+
+NASTY_CHARACTERS = " \t\x0b\x1c\x85\xa0\u2028\u3000\\{}x<>/s@#▁Ġ#é中☃\u0301ab0"
+
+
+@pytest.fixture(scope="module", params=LEARNED_KINDS)
+def learned(request, sample):
+    bpe, case = request.param.split("-")
+    return learn_tokenizer(sample, bpe, 300, case == "cased")
+
+
+def test_spelling_is_reversible_and_one_to_one():
+    generator = random.Random(3)
+    pieces = {"", *SPECIAL_SYMBOLS, "\\x{3c}s>", "\\\\x{20}"}
+    pieces |= {"".join(generator.choices(NASTY_CHARACTERS, k=generator.randint(1, 7))) for _ in range(20000)}
+    spellings = {spell_piece(piece) for piece in pieces}
+    assert len(spellings) == len(pieces)
+    for piece in pieces:
+        spelling = spell_piece(piece)
+        assert unspell_piece(spelling) == piece
+        assert spelling.split() == [spelling]
+        assert spelling not in SPECIAL_SYMBOLS
+
+
+def test_learned_pieces_survive_fairseq(learned, tmp_path):
+    assert len(learned) == 300
+    assert_survives_fairseq(learned, tmp_path)
+
+
+def test_saved_tokenizer_is_the_same_one(learned, tmp_path):
+    learned.save(tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.cased == learned.cased
+    assert loaded.sha256 == learned.sha256 == directory_sha256(tmp_path)
+    assert [loaded.encode(line) for line in HOSTILE] == learned.encode_lines(HOSTILE)
+
+
+def test_learning_is_deterministic(learned, sample):
+    again = learn_tokenizer(sample, learned.kind, len(learned), learned.cased)
+    assert again.sha256 == learned.sha256
+
+
+@pytest.mark.parametrize("bpe", ["sentencepiece", "fastbpe"])
+def test_ties_are_broken_deterministically(tmp_path, bpe):
+    """Words that occur once make every merge a tie, which a hash table would break differently each time."""
+    generator = random.Random(1)
+    words = ["".join(generator.choices("abcdefghij", k=8)) for _ in range(300)]
+    (tmp_path / "text.txt").write_text("\n".join(words) + "\n")
+    learned = {learn_tokenizer(tmp_path / "text.txt", bpe, 400, True).sha256 for _ in range(4)}
+    assert len(learned) == 1
+
+
+def test_every_piece_of_fastbpe_can_occur_in_its_text(sample, tmp_path):
+    """The vocabulary is complete: no piece of the text that it was learned from is unknown."""
+    tokenizer = learn_tokenizer(sample, "fastbpe", 300, False)
+    symbols = set(tokenizer.dictionary_symbols)
+    assert {piece for line in sample.read_text().split("\n") for piece in tokenizer.encode(line)} <= symbols
+
+
+def test_long_lines_are_cut_between_words_and_characters():
+    line = " ".join(f"word{i}é" for i in range(3000))
+    parts = list(cut_long_line(line, 100))
+    assert max(len(part.encode()) for part in parts) <= 100
+    assert " ".join(parts) == line
+    solid = "é中☃" * 100
+    assert "".join(cut_long_line(solid, 50)) == solid
+
+
+def break_dictionary(directory: Path) -> None:
+    path = directory / "dict.txt"
+    lines = path.read_text(encoding="utf-8").split("\n")
+    lines[4], lines[5] = lines[5], lines[4]
+    path.write_text("\n".join(lines), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda d: (d / "tokenizer.settings.json").unlink(), "holds no tokenizer"),
+        (lambda d: (d / "tokenizer.settings.json").write_text("{"), "is not JSON"),
+        (lambda d: (d / "tokenizer.settings.json").write_text('{"kind": "words"}'), "'kind' must be one of"),
+        (lambda d: (d / "tokenizer.json").unlink(), r"tokenizer\.json is missing: give the whole tokenizer directory"),
+        (lambda d: (d / "tokenizer.json").write_bytes(b""), "is empty"),
+        (lambda d: (d / "tokenizer.json").write_bytes(b"no model"), r"json is not a usable tokenizer\.json: "),
+        (lambda d: (d / "tokenizer.json").write_bytes(b"\xff\xfe"), r"json is not a usable tokenizer\.json: "),
+        (lambda d: (d / "dict.txt").unlink(), "dict.txt is missing"),
+        (lambda d: (d / "dict.txt").write_text("a b c\n"), "expected 'piece count'"),
+        (break_dictionary, "does not match"),
+        (lambda d: (d / "dict.txt").write_text("x 1\n"), "does not match"),
+    ],
+)
+def test_damaged_directory_is_refused(learned, tmp_path, damage, message):
+    learned.save(tmp_path)
+    damage(tmp_path)
+    with pytest.raises(UserError, match=message):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("bpe", ["sentencepiece", "fastbpe"])
+def test_impossible_vocabulary_sizes_are_refused_with_the_limit(sample, bpe):
+    """The size in the message is possible, one more is not."""
+    with pytest.raises(UserError, match=r"at most \d+") as refusal:
+        learn_tokenizer(sample, bpe, 100_000, True)
+    largest = int(str(refusal.value).split("at most ")[1].split(",")[0])
+    assert len(learn_tokenizer(sample, bpe, largest, True)) == largest
+    with pytest.raises(UserError, match="larger than the text allows"):
+        learn_tokenizer(sample, bpe, largest + 1, True)
+    with pytest.raises(UserError, match=r"at least \d+") as refusal:
+        learn_tokenizer(sample, bpe, 5, True)
+    smallest = int(str(refusal.value).split("at least ")[1])
+    assert len(learn_tokenizer(sample, bpe, smallest, True)) == smallest

@@ -1,0 +1,83 @@
+"""The pieces of words, for tokenizers of every kind."""
+
+import pytest
+from tokenizer_text import ALPHABETS, random_texts
+
+from amos_fairseq.hugging_face.export_tokenizer import exported_tokenizer
+from amos_fairseq.text.tokenization.tokenizer import UNK, embedding_symbols
+from amos_fairseq.text.tokenization.words import encode_words
+from tests.text.tokenization.test_fast_tokenizer import small_tokenizer_of_kind
+
+KINDS = ["sentencepiece-cased", "fastbpe-uncased", "wordpiece", "bytes", "unigram", "spaces"]
+SENTENCES = [
+    ["bake", "limo", "nu"],
+    ["Rockwell", "'s", "U.S.", "$", "1,000.5", "--", "can't", "ﬁne", "İstanbul", "snow☃man"],
+    ["<mask>", "</s>", "x<s>y", "[MASK]", "中国"],
+    ["a\u00a0b", "New York", "re\u0301sí"],
+]
+# Words of which no piece remains for some tokenizers: removed, or counted as a space.
+VANISHING = ["\u200b", "\x07", "\ufeff", "\u0301"]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def tokenizer(request, tmp_path_factory):
+    return small_tokenizer_of_kind(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def random_sentences():
+    for alphabet in ("ASCII", "the first planes", "two letters", "the vocabulary's letters"):
+        for text in random_texts(ALPHABETS[alphabet], 40, seed=9):
+            if words := text.split():
+                yield words
+
+
+def test_pieces_are_those_of_the_joined_text(tokenizer):
+    """The text's pieces, each once, in order; <unk> is inserted only for words without a piece of their own."""
+    rows = {symbol: row for row, symbol in enumerate(embedding_symbols(tokenizer.dictionary_symbols))}
+    for words in [*SENTENCES, *random_sentences(), ["a", *VANISHING, "b"], VANISHING[:1]]:
+        ids, ranges = encode_words(tokenizer, words)
+        expected = [rows.get(piece, rows[UNK]) for piece in tokenizer.encode(" ".join(words))]
+        alone = {a for a, b in ranges if b == a + 1 and ids[a] == rows[UNK]}
+        assert len(ids) - len(expected) <= len(alone)
+        if len(ids) == len(expected):
+            assert ids == expected
+        assert len(ranges) == len(words)
+        assert all(0 <= start < end <= len(ids) for start, end in ranges)
+        assert [start for start, _ in ranges] == sorted(start for start, _ in ranges)
+
+
+def test_ranges_cover_the_words(tokenizer):
+    """A range has every piece that covers a character of the word, and no other piece with a character."""
+    for words in [*SENTENCES, *random_sentences()]:
+        ids, ranges = encode_words(tokenizer, words)
+        aligned = tokenizer.encode_with_offsets(" ".join(words))
+        if len(ids) != len(aligned):
+            continue  # a word without a piece
+        begin = 0
+        for word, (start, end) in zip(words, ranges, strict=True):
+            characters = set(range(begin, begin + len(word)))
+            covering = [i for i, (_, a, b) in enumerate(aligned) if characters & set(range(a, b))]
+            if covering:
+                assert (start, end) == (covering[0], covering[-1] + 1), (words, word)
+            begin += len(word) + 1
+
+
+def test_a_word_without_a_piece_gets_unk(tokenizer):
+    """A word that the tokenizer removes becomes <unk>, its neighbours keep their pieces."""
+    plain, _ = encode_words(tokenizer, ["bake", "limo"])
+    for removed in VANISHING:
+        if tokenizer.encode(f"bake {removed} limo") == tokenizer.encode("bake limo"):
+            ids, ranges = encode_words(tokenizer, ["bake", removed, "limo"])
+            start, end = ranges[1]
+            assert ids[start:end] == [tokenizer.embedding_rows[UNK]]
+            assert ids[:start] + ids[end:] == plain
+            assert ranges[0][1] <= start < end <= ranges[2][0]
+
+
+def test_equals_the_exported_tokenizer(tokenizer):
+    exported = exported_tokenizer(tokenizer)
+    symbols = {row: symbol for symbol, row in tokenizer.embedding_rows.items()}
+    for words in SENTENCES[:2]:
+        ids, _ = encode_words(tokenizer, words)
+        encoding = exported.encode(" ".join(words), add_special_tokens=False)
+        assert [tokenizer.hugging_face_ids[symbols[row]] for row in ids] == encoding.ids
