@@ -9,7 +9,7 @@ from typing import Any
 from amos_fairseq.cli import fine_tuning
 from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
 from amos_fairseq.errors import UserError
-from amos_fairseq.terminal import say
+from amos_fairseq.output.terminal import say
 
 OF_PREDICTION = ("subcommand", "run", "checkpoint", "predict", "out", "text", "cpu")
 DESCRIPTION = """\

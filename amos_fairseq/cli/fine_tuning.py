@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from amos_fairseq.errors import INTERRUPTED, UserError
+from amos_fairseq.output.terminal import say
 from amos_fairseq.precisions import PRECISIONS
-from amos_fairseq.terminal import say
 
 if TYPE_CHECKING:
     from amos_fairseq.downstream.benchmark import Benchmark
@@ -179,7 +179,7 @@ def preparing(session: "Session", name: str) -> Iterator["Tokenizer"]:
         UserError: OUT holds results of another checkpoint, or there is no tokenizer beside the checkpoint.
     """
     from amos_fairseq.downstream.runs import check_setup
-    from amos_fairseq.terminal import ending_in_one_line
+    from amos_fairseq.output.terminal import ending_in_one_line
 
     check_setup(session.out, name, session.origin)
     with ending_in_one_line("finished data and runs are kept"):

@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> None:
         from amos_fairseq.downstream.tagging import prepare as tagging
         from amos_fairseq.probing import prepare as probing
         from amos_fairseq.text import prepare as text
-    from amos_fairseq.terminal import ending_in_one_line
+    from amos_fairseq.output.terminal import ending_in_one_line
 
     modules = {
         TEXT: (text, "it continues after the last finished part"),

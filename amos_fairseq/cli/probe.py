@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
 from amos_fairseq.errors import UserError
-from amos_fairseq.terminal import ending_in_one_line, say
+from amos_fairseq.output.terminal import ending_in_one_line, say
 
 if TYPE_CHECKING:
     from amos_fairseq.checkpoints.read import LoadedCheckpoint

@@ -7,7 +7,7 @@ from typing import Any
 from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
 from amos_fairseq.cli.inspect import LARGEST_SEED, read_file
 from amos_fairseq.errors import UserError, explain_os_errors
-from amos_fairseq.terminal import say
+from amos_fairseq.output.terminal import say
 
 DESCRIPTION = """\
 Write one HTML page about pretraining runs, without external resources: their cost; the discriminator's loss on replaced tokens

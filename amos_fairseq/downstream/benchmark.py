@@ -17,7 +17,7 @@ from amos_fairseq.data.block_iterator import batches_by_length
 from amos_fairseq.downstream.runs import BenchmarkTask, Failure, RunResult, TaskRun
 from amos_fairseq.downstream.session import Session
 from amos_fairseq.downstream.summary import TaskSummary, format_spread, summarize
-from amos_fairseq.tables import Table
+from amos_fairseq.output.tables import Table
 
 TOKENS_PER_BATCH = 8192  # of evaluation
 

@@ -23,8 +23,8 @@ from amos_fairseq.downstream.runs import read_results
 from amos_fairseq.downstream.summary import best_checkpoint, summarize
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import explain_write_errors, whole_file
+from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.strangers import field
-from amos_fairseq.terminal import progress_bar, say
 
 PREDICTION, PROBABILITY = "prediction", "probability"  # the columns that are added
 SUFFIXES = (".tsv", ".csv", ".jsonl")

@@ -9,7 +9,7 @@ from amos_fairseq.downstream.benchmark import Benchmark
 from amos_fairseq.downstream.runner import Runner
 from amos_fairseq.downstream.runs import Failure, RunResult, claim_output_directory, read_results, write_json
 from amos_fairseq.downstream.summary import TaskSummary
-from amos_fairseq.tables import Table
+from amos_fairseq.output.tables import Table
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import yaml
 
 from amos_fairseq.downstream.runs import RunResult, read_optional_json
 from amos_fairseq.errors import UserError
+from amos_fairseq.output.tables import MISSING, format_score
 from amos_fairseq.summary_file import Spread, Summary, parse_summary
-from amos_fairseq.tables import MISSING, format_score
 
 PAPER_RESULTS = Path(__file__).with_name("paper_results.yaml")
 

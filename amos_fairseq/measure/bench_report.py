@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from amos_fairseq.measure.configuration import BenchSettings, BenchSetup
 from amos_fairseq.measure.fairseq_step import SyntheticText
 from amos_fairseq.measure.measurement import MedianAndRange, speed_ratio, tokens_per_second
-from amos_fairseq.tables import markdown_rows
+from amos_fairseq.output.tables import markdown_rows
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,11 @@ from amos_fairseq.files import json_text, write_text
 from amos_fairseq.functional.attention import AttentionBias, attention_weights
 from amos_fairseq.functional.rotary import Rotation
 from amos_fairseq.modules.encoder import TransformerEncoder
-from amos_fairseq.pictures import PANEL_INCHES, RC_PARAMS, draw_grid, figure_of_panels, run_colour, save
+from amos_fairseq.output.pictures import PANEL_INCHES, RC_PARAMS, draw_grid, figure_of_panels, run_colour, save
+from amos_fairseq.output.tables import Table
+from amos_fairseq.output.terminal import progress_bar
 from amos_fairseq.probing.features import EncodedSplit, ProbedPart, encode_split
 from amos_fairseq.probing.targets import ProbingTask
-from amos_fairseq.tables import Table
-from amos_fairseq.terminal import progress_bar
 
 TOKENS_PER_BATCH = 2048
 FARTHEST = 10  # of the offsets of the baseline

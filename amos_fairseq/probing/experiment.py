@@ -19,6 +19,8 @@ from amos_fairseq.downstream.runs import content_sha256, first_difference
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import csv_text, take_lock, write_text
 from amos_fairseq.fingerprint import file_sha256
+from amos_fairseq.output.tables import Table
+from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.probing.features import (
     MIXTURE,
     PIECES,
@@ -47,8 +49,6 @@ from amos_fairseq.probing.results import (
 from amos_fairseq.probing.scores import majority_scores
 from amos_fairseq.probing.targets import ProbingTask, read_task, task_names
 from amos_fairseq.probing.training import THRESHOLD, ProbeData, ProbeSettings, SplitTargets, split_targets, train_probe
-from amos_fairseq.tables import Table
-from amos_fairseq.terminal import progress_bar, say
 
 LOCK_FILE = ".amos_probe.lock"
 RANDOM_SEED = 1  # of the random weights, the same for every seed of a probe

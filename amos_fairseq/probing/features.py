@@ -26,9 +26,9 @@ from amos_fairseq.models.electra import ElectraModel
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.models.teams import TeamsModel
 from amos_fairseq.modules.encoder import TransformerEncoder
+from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.probing.targets import AnnotatedText
 from amos_fairseq.strangers import read_json
-from amos_fairseq.terminal import progress_bar, say
 from amos_fairseq.text.tokenization.words import encode_words
 
 PIECES = "pieces"  # the "layer" of token embeddings that are only looked up

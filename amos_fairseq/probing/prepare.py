@@ -16,8 +16,8 @@ from amos_fairseq.downstream.tagging.scores import mark_spans, spans_of
 from amos_fairseq.downstream.word_files import Sentence, read_columns, read_conllu
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text, whole_folder
+from amos_fairseq.output.terminal import say
 from amos_fairseq.strangers import read_json
-from amos_fairseq.terminal import say
 from amos_fairseq.text.inside_out import prepared_data
 from amos_fairseq.text.text_files import InputFile, kind_and_compression
 from amos_fairseq.text.workspace import check_inputs, describe_source, is_finished

@@ -15,11 +15,11 @@ from matplotlib.figure import Figure
 
 from amos_fairseq.downstream.runs import read_optional_json, write_json
 from amos_fairseq.errors import UserError
-from amos_fairseq.pictures import GREY, RC_PARAMS, depth_colours, draw_grid, legend_label, run_colour, save
+from amos_fairseq.output.pictures import GREY, RC_PARAMS, depth_colours, draw_grid, legend_label, run_colour, save
+from amos_fairseq.output.tables import Table, format_score
 from amos_fairseq.probing.scores import MICRO_F1, SEMEVAL_MACRO_F1
 from amos_fairseq.probing.targets import sorted_tasks
 from amos_fairseq.strangers import finite_number, plain_name
-from amos_fairseq.tables import Table, format_score
 
 FORMAT = 1
 RESULTS_FILE = "results.json"

@@ -16,7 +16,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, ScalarFormatter
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.metrics_file import FILE_NAME, parse_lines
-from amos_fairseq.pictures import (
+from amos_fairseq.output.pictures import (
     GREY,
     RC_PARAMS,
     depth_colours,

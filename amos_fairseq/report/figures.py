@@ -13,7 +13,7 @@ from matplotlib.ticker import EngFormatter
 from scipy.stats import gaussian_kde
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.pictures import (
+from amos_fairseq.output.pictures import (
     RC_PARAMS,
     depth_colours,
     draw_grid,

@@ -14,7 +14,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from amos_fairseq.pictures import depth_colours
+from amos_fairseq.output.pictures import depth_colours
 from amos_fairseq.report.inspection import CellLine, Inspection, Token, percent, printable, probability_colour
 
 VERDICT_STYLES = {"detected": "bold", "missed": "italic", "false alarm": "italic", "trusted": ""}

@@ -12,10 +12,10 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from amos_fairseq.files import write_text
-from amos_fairseq.pictures import RC_PARAMS, save
+from amos_fairseq.output.pictures import RC_PARAMS, save
+from amos_fairseq.output.tables import Table
 from amos_fairseq.report.inspection import printable
 from amos_fairseq.report.inspection_views import SHARED_STYLE
-from amos_fairseq.tables import Table
 
 STYLE = """
 :root { color-scheme: light; }

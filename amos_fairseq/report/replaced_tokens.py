@@ -23,7 +23,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.models.amos import AmosModel
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.modules.mixture import MixtureWeights
-from amos_fairseq.terminal import progress_bar
+from amos_fairseq.output.terminal import progress_bar
 
 TOKENS_AT_ONCE = 4096  # in one forward pass
 

@@ -9,13 +9,13 @@ from amos_fairseq.downstream.summary import format_spread
 from amos_fairseq.downstream.tagging.command import SCORE_NAMES
 from amos_fairseq.downstream.tagging.dataset import TASK_PREFIX
 from amos_fairseq.errors import UserError
+from amos_fairseq.output.tables import Table
 from amos_fairseq.probing.results import read_probe_results
 from amos_fairseq.report.curves import distinct_names
 from amos_fairseq.report.figures import CostSeries
 from amos_fairseq.report.runs import PretrainingRun, distinct_folders
 from amos_fairseq.strangers import read_json
 from amos_fairseq.summary_file import Spread, Summary, parse_summary
-from amos_fairseq.tables import Table
 
 # The benchmarks that each option accepts, as their summaries name them.
 BENCHMARKS = {"--glue": ("glue", "squad", "classification"), "--tag": ("tagging", "parsing")}

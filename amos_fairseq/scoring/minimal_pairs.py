@@ -34,13 +34,13 @@ from amos_fairseq.models.electra import ElectraModel
 from amos_fairseq.models.electric import ElectricModel
 from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.models.teams import TeamsModel
+from amos_fairseq.output.tables import Table, format_score
 from amos_fairseq.probing.features import random_weights
 from amos_fairseq.scoring.jobs import identity, read_text_score, resumed_rows, scored_rows, text_score_row
 from amos_fairseq.scoring.output import DECIMALS, UnfinishedRows
 from amos_fairseq.scoring.pseudo_likelihood import EncodedLine, LineScorer, encoded_lines, with_unknown_pieces
 from amos_fairseq.scoring.token_scorers import DetectionScorer, build_pair_scorer
 from amos_fairseq.strangers import field, parse_json, plain_name
-from amos_fairseq.tables import Table, format_score
 from amos_fairseq.text.text_files import (
     COMPRESSIONS,
     InputFile,

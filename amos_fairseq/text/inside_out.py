@@ -16,7 +16,7 @@ from amos_fairseq import strangers
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import json_text, refuse_link, take_lock, whole_folder
 from amos_fairseq.fingerprint import files_sha256
-from amos_fairseq.terminal import say
+from amos_fairseq.output.terminal import say
 from amos_fairseq.text.tokenization import Tokenizer
 from amos_fairseq.text.workspace import check_paths, describe_source
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.terminal import say
+from amos_fairseq.output.terminal import say
 from amos_fairseq.text import TEXT_COLUMN
 from amos_fairseq.text.arrow_tables import files_of
 from amos_fairseq.text.table_files import FOLDER, PARQUET, TableFile, is_table

@@ -14,8 +14,8 @@ from typing import Any
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import refuse_link, take_lock
 from amos_fairseq.fingerprint import DICTIONARY_FILE, TOKENIZER_DIRECTORY, file_sha256, files_sha256
+from amos_fairseq.output.terminal import say
 from amos_fairseq.strangers import is_unicode
-from amos_fairseq.terminal import say
 from amos_fairseq.text.tokenization import Tokenizer
 
 

@@ -37,9 +37,9 @@ from amos_fairseq.measure.bench_report import plain
 from amos_fairseq.measure.configuration import BenchSettings, BenchSetup, build_task, set_up
 from amos_fairseq.measure.fairseq_step import FairseqStep, make_synthetic_text
 from amos_fairseq.measure.measurement import Batch, Progress, describe_machine, versions
+from amos_fairseq.output.tables import markdown_rows
 from amos_fairseq.recipe_files import DEFAULT_VOCABULARY
 from amos_fairseq.run.mistakes import exit_on_mistake
-from amos_fairseq.tables import markdown_rows
 
 WARMUP_UPDATES = 2  # DistributedDataParallel sorts its buckets by the first backward pass
 UPDATE = "update"  # recorded by trace_updates

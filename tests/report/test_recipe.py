@@ -6,12 +6,12 @@ import pytest
 from omegaconf import DictConfig
 
 from amos_fairseq.composition import compose_recipe
+from amos_fairseq.output.tables import Table
 from amos_fairseq.recipe_files import packaged_recipes
 from amos_fairseq.report.page import Page, Section, render_page, render_table
 from amos_fairseq.report.recipe import compare_settings, paper_recipe, shown, sources
 from amos_fairseq.report.runs import PretrainingCost, PretrainingRun
 from amos_fairseq.report.sections import recipe_section
-from amos_fairseq.tables import Table
 
 
 def section_of(cfg: DictConfig) -> tuple[Section, str]:

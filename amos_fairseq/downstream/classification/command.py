@@ -25,8 +25,8 @@ from amos_fairseq.downstream.summary import TaskSummary, best_checkpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
 from amos_fairseq.models.fine_tuning import TEXT_HEAD
+from amos_fairseq.output.tables import MISSING, Table, format_score
 from amos_fairseq.summary_file import Spread
-from amos_fairseq.tables import MISSING, Table, format_score
 
 NAME = "classification"
 RANDOM = "classification-random"  # its runs start from random weights

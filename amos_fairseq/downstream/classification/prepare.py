@@ -33,7 +33,7 @@ from amos_fairseq.downstream.classification.rows import (
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text
 from amos_fairseq.fingerprint import DICTIONARY_FILE, TOKENIZER_DIRECTORY, files_sha256
-from amos_fairseq.terminal import progress_bar, say
+from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.text.binarizing import (
     END_ID,
     NUM_FAIRSEQ_SYMBOLS,

@@ -31,7 +31,7 @@ from amos_fairseq.downstream.squad.official import Answer, Question, evaluate, t
 from amos_fairseq.downstream.summary import TaskSummary, paper_results, paper_squad_cells
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
-from amos_fairseq.tables import Table
+from amos_fairseq.output.tables import Table
 
 RECIPE_TASK = "SQuAD"  # recipes do not distinguish the versions
 # Number of questions of the official files, training and dev.

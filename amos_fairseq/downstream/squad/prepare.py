@@ -13,7 +13,7 @@ from amos_fairseq.downstream.squad.official import Paragraph, SquadFile, read_sq
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text, whole_folder
 from amos_fairseq.fingerprint import files_sha256
-from amos_fairseq.terminal import progress_bar, say
+from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.text.inside_out import prepared_data
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
 from amos_fairseq.text.workspace import Sample, check_inputs, describe_source, is_finished, save_tokenizer

@@ -28,7 +28,7 @@ from amos_fairseq.downstream.word_files import (
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text, whole_folder
 from amos_fairseq.fingerprint import files_sha256
-from amos_fairseq.terminal import progress_bar, say
+from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.text.binarizing import BinarizedFile
 from amos_fairseq.text.inside_out import prepared_data
 from amos_fairseq.text.text_files import kind_and_compression

@@ -62,9 +62,9 @@ from amos_fairseq.downstream.summary import (
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
 from amos_fairseq.models.configuration import LAST_LAYER
+from amos_fairseq.output.tables import MISSING, Table, format_score
+from amos_fairseq.output.terminal import say
 from amos_fairseq.summary_file import Summary
-from amos_fairseq.tables import MISSING, Table, format_score
-from amos_fairseq.terminal import say
 
 TEACHER_FILE = "teacher.npy"  # in the directory of a run
 DIFFERENCES = "glue_differences"

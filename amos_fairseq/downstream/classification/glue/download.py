@@ -19,7 +19,7 @@ from amos_fairseq.downstream.classification.glue.unpacking import build_mrpc, ex
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import no_links
 from amos_fairseq.fingerprint import file_sha256
-from amos_fairseq.terminal import say
+from amos_fairseq.output.terminal import say
 from amos_fairseq.text.workspace import Workspace
 
 COMMAND = "download"

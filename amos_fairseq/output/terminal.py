@@ -1,7 +1,6 @@
 """What a long command prints to stderr: messages, progress bars, and one line where it ends early."""
 
 import contextlib
-import os
 import sys
 from collections.abc import Iterator
 
@@ -41,5 +40,4 @@ def ending_in_one_line(repeated: str, name: str = "prepare") -> Iterator[None]:
         raise UserError(f"{error.strerror or error}{place}") from error
     except KeyboardInterrupt:
         say(f"interrupted: repeat the command, {repeated}", name)
-        sys.stderr.flush()
-        os._exit(INTERRUPTED)  # at once: the processes of a pool end with this one
+        raise SystemExit(INTERRUPTED) from None

@@ -5,7 +5,7 @@ import io
 
 from rich.console import Console
 
-from amos_fairseq.tables import Table, format_score, markdown_rows
+from amos_fairseq.output.tables import Table, format_score, markdown_rows
 
 
 def test_a_bar_in_a_cell_starts_no_column() -> None:

@@ -1,0 +1,1 @@
+"""What commands show: messages and progress on the terminal, tables, pictures."""
