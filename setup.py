@@ -43,6 +43,7 @@ setup(
         "fairseq-fixed==0.12.3.1",
         # As in examples/environment.sh. From 2.6 on the loader is weights-only; 2.13 is the newest with the complete suite.
         "torch>=2.6,<2.14",
+        "filelock>=4",  # the first that leaves the content of a held lock alone: it names the holder
         "huggingface_hub",
         "matplotlib",
         "networkx",

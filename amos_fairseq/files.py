@@ -1,26 +1,31 @@
-"""Write files atomically, completely or not at all, and without following links."""
+"""Write files atomically and without following links; lock a folder; claim a folder for one setup."""
 
 import contextlib
 import csv
 import errno
-import fcntl
 import glob
 import json
+import logging
 import os
 import re
 import shutil
 import socket
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from amos_fairseq.errors import UserError
-from amos_fairseq.strangers import is_unicode
+from amos_fairseq.strangers import is_unicode, read_json
+
+logger = logging.getLogger(__name__)
 
 # Errors of a full disk, an exceeded quota and a limit on file sizes.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _NUMBER = re.compile(r"-|[+-]?\d[\d.]*([eE][+-]?\d+)?( ± \d[\d.]*)?")  # a lone hyphen is a missing score
@@ -110,26 +115,101 @@ def no_links(path: str, flags: int) -> int:
     return descriptor
 
 
-def take_lock(path: Path, refusal: str) -> int:
-    """Lock the file ``path`` and return its descriptor; the lock ends when it is closed or with this process.
+def take_lock(path: str | os.PathLike, problem: str, advice: str) -> FileLock:
+    """Lock the file ``path``, which stands for its folder; the lock ends with ``release()`` or with this process.
 
-    The holder may remove the file before it closes the descriptor.
-
-    Raises:
-        UserError: another process holds the lock or has ended it this moment (``refusal`` is the message), or ``path`` is a
-            link.
+    If another process holds it, a :class:`UserError` names that process: "{problem} (process 7 on host): {advice}". The
+    kernel keeps the lock, so none is left after kill -9; a forked child does not hold it. Keep the returned object: a lock
+    that is garbage-collected is released. Where a file system has no locks, a warning is printed and nothing is locked.
     """
-    descriptor = no_links(str(path), os.O_RDWR | os.O_CREAT)
+    path = str(path)
+    refuse_link(path)
+    lock = FileLock(path, timeout=0, thread_local=False, on_acquired=_write_holder)
     try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # child processes do not inherit it
-        # The holder may have removed the file since it was opened here: a third process would lock a new one.
-        is_held = not os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False))
-    except OSError:
-        is_held = True
-    if is_held:
-        os.close(descriptor)
-        raise UserError(refusal)
-    return descriptor
+        lock.acquire()
+    except Timeout as error:
+        raise UserError(f"{problem} ({_holder_of(path)}): {advice}") from error
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        logger.warning("%s cannot be locked (%s): start no second command there", path, error.strerror)
+    return lock
+
+
+@contextlib.contextmanager
+def locked(path: str | os.PathLike, problem: str, advice: str) -> Iterator[None]:
+    """Hold :func:`take_lock` during the body, and remove the lock's file behind it."""
+    lock = take_lock(path, problem, advice)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)  # while it is held: a process that waits for it notices that its file is gone
+        lock.release()
+
+
+def _write_holder(descriptor: int) -> None:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        return  # another file would be overwritten
+    with contextlib.suppress(OSError):  # a full disk: only the name of the holder is missing
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+
+
+def _holder_of(path: str) -> str:
+    with contextlib.suppress(OSError), open(path, "rb", opener=no_links) as file:
+        if name := re.fullmatch(rb"process \d+ on \S{1,200}\n", file.read(300)):
+            return name.group().decode(errors="replace").strip()
+    return "of unknown name"
+
+
+def claim(record: Path, identity: Mapping[str, Any], problem: str, advice: str) -> bool:
+    """Claim the folder of the JSON file ``record`` for the work that ``identity`` describes; return whether it was claimed.
+
+    The one answer to "does this folder belong to this command, may it continue here": ``identity`` has everything that
+    determines the result, as plain values. The first command writes it, and the folder. A later one continues if its own is
+    equal; otherwise a :class:`UserError` names the first difference: "{problem} (seed: 1 there, 2 here): {advice}".
+    """
+    was_claimed = check_claim(record, identity, problem, advice)
+    if not was_claimed:
+        record.parent.mkdir(parents=True, exist_ok=True)
+        write_text(record, json_text(dict(identity)))
+    return was_claimed
+
+
+def check_claim(record: Path, identity: Mapping[str, Any], problem: str, advice: str, only_these: bool = False) -> bool:
+    """Like :func:`claim`, but write nothing: return False if nobody has claimed the folder.
+
+    ``only_these``: entries that are only in the record may have any value, for a check before all settings are known.
+    """
+    there = read_json(record, "delete it and repeat the command that wrote it", optional=True)
+    if there is None:
+        return False
+    here = json.loads(json_text(dict(identity)))  # as it is read: lists, not tuples
+    if only_these:
+        there = {name: there.get(name) for name in here}
+    if there != here:
+        raise UserError(f"{problem} ({first_difference(there, here)}): {advice}")
+    return True
+
+
+def first_difference(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str = "") -> str:
+    """Return the first setting that differs and its two values, such as "recipe: amos there, electra here"."""
+    for name in sorted(there.keys() | here.keys()):
+        one, other = there.get(name), here.get(name)
+        if one != other and isinstance(one, dict) and isinstance(other, dict):
+            return first_difference(one, other, f"{prefix}{name} ")
+        if one != other:
+            return f"{prefix}{name}: {_abbreviated(one)} there, {_abbreviated(other)} here"
+    return "nothing differs"
+
+
+def _abbreviated(value: Any) -> str:
+    text = str(value)
+    if len(text) == 64:  # a sha256
+        return f"{text[:12]}..."
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def abandoned(prefix: str, extension: str = "") -> list[str]:

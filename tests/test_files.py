@@ -1,7 +1,6 @@
 """Files that replace others whole, when two processes write the same one and when one of them is killed."""
 
 import csv
-import fcntl
 import hashlib
 import io
 import json
@@ -15,7 +14,18 @@ import torch
 
 from amos_fairseq.checkpoint_files import checkpoint_file, read_header
 from amos_fairseq.errors import UserError, report_user_errors
-from amos_fairseq.files import csv_text, json_text, no_links, take_lock, whole_file, whole_folder, write_text
+from amos_fairseq.files import (
+    check_claim,
+    claim,
+    csv_text,
+    json_text,
+    locked,
+    no_links,
+    take_lock,
+    whole_file,
+    whole_folder,
+    write_text,
+)
 
 
 def unfinished_files(directory: Path) -> list[str]:
@@ -87,25 +97,48 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     assert not (tmp_path / "nothing").exists()
 
 
-def test_a_lock_file_that_its_holder_removes_is_held_by_one_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The holder removes the file after this process has opened it: a third one would lock the next file of that name."""
-    path, lockf = tmp_path / "lock", fcntl.lockf
+def test_a_lock_says_who_holds_it_and_ends_with_its_process(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with multiprocessing.get_context("spawn").Pool(1) as other:
+        holder = other.apply(hold_until_the_end, (path,))
+        with pytest.raises(UserError, match=rf"^OUT is in use \(process {holder} on {socket.gethostname()}\): wait$"):
+            take_lock(path, "OUT is in use", "wait")
+        other.terminate()
+        other.join()
+    with locked(path, "OUT is in use", "wait"), pytest.raises(UserError, match=f"process {os.getpid()} "):
+        take_lock(path, "OUT is in use", "wait")
+    assert not path.exists()
+    take_lock(path, "", "").release()
 
-    def lock_late(descriptor: int, operation: int) -> None:
-        path.unlink()
-        if is_taken_again:
-            path.touch()
-        lockf(descriptor, operation)
 
-    for is_taken_again in (False, True):
-        with monkeypatch.context() as patch:
-            patch.setattr(fcntl, "lockf", lock_late)
-            with pytest.raises(UserError, match=r"^wait$"):
-                take_lock(path, "wait")
-        assert path.exists() == is_taken_again
-    os.close(take_lock(path, "wait"))
+def hold_until_the_end(path: Path) -> int:
+    held.append(take_lock(path, "", ""))
+    return os.getpid()
+
+
+held: list[object] = []  # a lock is released when nothing refers to it
+
+
+def test_a_lock_overwrites_no_other_file(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("precious")
+    os.link(tmp_path / "precious", tmp_path / "hard")
+    (tmp_path / "soft").symlink_to(tmp_path / "precious")
+    take_lock(tmp_path / "hard", "", "").release()
+    with pytest.raises(UserError, match="is a link"):
+        take_lock(tmp_path / "soft", "", "")
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+def test_a_folder_is_claimed_for_one_setup(tmp_path: Path) -> None:
+    record, identity = tmp_path / "out" / "run.json", {"seed": 1, "recipe": {"lr": 0.1, "layers": (1, 2)}}
+    assert not check_claim(record, identity, "", "")
+    assert not claim(record, identity, "", "")
+    assert claim(record, identity, "", "")
+    assert check_claim(record, {"seed": 1}, "", "", only_these=True)
+    with pytest.raises(UserError, match=r"^OUT has others \(recipe lr: 0.1 there, 0.2 here\): give another$"):
+        claim(record, identity | {"recipe": {"lr": 0.2, "layers": (1, 2)}}, "OUT has others", "give another")
+    with pytest.raises(UserError, match=r"^OUT \(recipe: .* there, None here\): "):
+        claim(record, {"seed": 1}, "OUT", "give another")
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])

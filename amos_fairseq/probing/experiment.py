@@ -118,7 +118,9 @@ class Experiment:
         self.results: list[ProbeResult] = []
         with explain_os_errors(f"{out} cannot be written", ": give another --out"):
             out.mkdir(parents=True, exist_ok=True)
-            self._lock = take_lock(out / LOCK_FILE, f"another amos probe is writing to {out}: wait until it has ended")
+            self._lock = take_lock(
+                out / LOCK_FILE, f"another amos probe is writing to {out}", "wait until it has ended"
+            )
         if (out / RESULTS_FILE).is_file():
             self._continue(read_probe_results(out))
 

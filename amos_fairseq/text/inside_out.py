@@ -14,7 +14,7 @@ from typing import Any
 
 from amos_fairseq import strangers
 from amos_fairseq.errors import UserError, explain_os_errors
-from amos_fairseq.files import json_text, refuse_link, take_lock, whole_folder
+from amos_fairseq.files import json_text, locked, refuse_link, whole_folder
 from amos_fairseq.fingerprint import files_sha256
 from amos_fairseq.output.terminal import say
 from amos_fairseq.text.tokenization import Tokenizer
@@ -141,15 +141,15 @@ def _change(record: dict[str, Any], made_from: dict[str, Any], unscored: Collect
 def _locked(folder: Path) -> Iterator[None]:
     """Lock a folder that may not exist yet; remove the folders above it that were created and stay empty."""
     created = [parent for parent in folder.parents if not parent.exists()]
-    lock = folder.with_name(f".{folder.name}.lock")
-    with explain_os_errors(f"{folder.parent} cannot be written", ": give another --out"):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = take_lock(lock, f"another command is preparing {folder}: wait for it, or give another --out")
-    try:
-        yield
-    finally:
-        lock.unlink(missing_ok=True)
-        os.close(descriptor)
-        for parent in created:
-            with contextlib.suppress(OSError):  # it is not empty
-                parent.rmdir()
+    lock, problem = folder.with_name(f".{folder.name}.lock"), f"another command is preparing {folder}"
+    with contextlib.ExitStack() as stack:
+        with explain_os_errors(f"{folder.parent} cannot be written", ": give another --out"):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(lock, problem, "wait for it, or give another --out"))
+        try:
+            yield
+        finally:
+            stack.close()
+            for parent in created:
+                with contextlib.suppress(OSError):  # it is not empty
+                    parent.rmdir()

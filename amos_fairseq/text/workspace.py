@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import refuse_link, take_lock
 from amos_fairseq.fingerprint import DICTIONARY_FILE, TOKENIZER_DIRECTORY, file_sha256, files_sha256
@@ -31,7 +33,7 @@ class Workspace:
 
     def __init__(self, out: Path) -> None:
         self.out, self.root = out, out / self.hidden
-        self._lock: int | None = None
+        self._lock: FileLock | None = None
         self._created_out = False
 
     def __enter__(self) -> "Workspace":
@@ -43,10 +45,10 @@ class Workspace:
         self.check_out()
         self._created_out = not self.out.exists()
         self.root.mkdir(parents=True, exist_ok=True)
-        refusal = f"another {self.command} is writing {self.out}: wait for it, or give another OUT"
-        self._lock = take_lock(self.root / "lock", refusal)
+        problem = f"another {self.command} is writing {self.out}"
+        self._lock = take_lock(self.root / "lock", problem, "wait for it, or give another OUT")
         with contextlib.ExitStack() as on_failure:
-            on_failure.callback(os.close, self._lock)
+            on_failure.callback(self._lock.release)
             # The files of a folder that is a link would be moved, replaced or removed elsewhere.
             for folder, folders, files in os.walk(self.root):  # it follows no links
                 for name in (*folders, *files):
@@ -60,7 +62,7 @@ class Workspace:
         self._remove_unfinished()
         if not self.can_continue():
             self.discard()
-        os.close(self._lock)
+        self._lock.release()
 
     def check_out(self) -> None:
         if self.out.exists() and not self.out.is_dir():

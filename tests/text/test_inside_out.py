@@ -146,7 +146,7 @@ def test_a_second_process_is_refused_while_the_first_writes(prepare: Preparation
     child.start()
     try:
         assert writes.wait(60)
-        with pytest.raises(UserError, match=r"another command is preparing .*words: wait for it"):
+        with pytest.raises(UserError, match=r"another command is preparing .*words \(process \d+ on"):
             prepare()
     finally:
         goes_on.set()
