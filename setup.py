@@ -32,7 +32,7 @@ setup(
     packages=find_packages(include=["amos_fairseq", "amos_fairseq.*"]),
     py_modules=["amos_start"],
     package_data={
-        "amos_fairseq": ["recipes/**/*.yaml"],
+        "amos_fairseq.recipes": ["**/*.yaml"],
         "amos_fairseq.functional.cuda": ["tuned_launches.json"],
         "amos_fairseq.measure": ["fake_cuda.cpp"],
         "amos_fairseq.downstream": ["paper_results.yaml", "recipes/*.yaml"],

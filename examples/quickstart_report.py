@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from amos_fairseq.errors import UserError, report_user_errors
-from amos_fairseq.metrics_file import FILE_NAME, read_records
+from amos_fairseq.run.metrics_file import FILE_NAME, read_records
 
 
 def validations(save_dir: Path) -> list[dict]:

@@ -11,9 +11,9 @@ from fairseq.optim import OPTIMIZER_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import DictConfig, OmegaConf
 
-from amos_fairseq.composition import RECIPES, compose_recipe, compose_with_hydra
 from amos_fairseq.errors import UserError
 from amos_fairseq.optim.grouped_adam import GroupedAdamConfig
+from amos_fairseq.recipes.composition import RECIPES, compose_recipe, compose_with_hydra
 from amos_fairseq.run import hooks
 from amos_fairseq.setting_checks import RANGES, check_configuration
 

@@ -11,7 +11,7 @@ from typing import Any
 import amos_fairseq
 from amos_fairseq.checkpoint_files import checkpoint_file
 from amos_fairseq.output.terminal import say
-from amos_fairseq.recipe_files import DEFAULT_VOCABULARY
+from amos_fairseq.recipes import DEFAULT_VOCABULARY
 
 
 def import_fairseq(checkpoint: str | None = None, name: str | None = None) -> None:

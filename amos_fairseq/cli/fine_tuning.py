@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from amos_fairseq.errors import INTERRUPTED, UserError
 from amos_fairseq.output.terminal import say
-from amos_fairseq.precisions import PRECISIONS
+from amos_fairseq.recipes import PRECISIONS
 
 if TYPE_CHECKING:
     from amos_fairseq.downstream.benchmark import Benchmark

@@ -10,7 +10,7 @@ from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
 from amos_fairseq.measure.recipe_costs import VOCABULARY_OF_WIDTH, costs_of_recipes
 from amos_fairseq.output.terminal import say
 from amos_fairseq.predicted_time import A100_RATE, CPU_RATE, NARROW_CPU_RATES
-from amos_fairseq.recipe_files import DEFAULT_VOCABULARY, find_recipe, packaged_recipes
+from amos_fairseq.recipes import DEFAULT_VOCABULARY, find_recipe, packaged_recipes
 
 SIZES = ("tiny", "mini", "small", "base", "large")
 

@@ -8,7 +8,7 @@ from typing import Any
 from amos_fairseq.cli.arguments import add_subcommand
 from amos_fairseq.errors import UserError
 from amos_fairseq.python_process import python_command
-from amos_fairseq.recipe_files import PACKAGE, find_recipe, quoted, search_path
+from amos_fairseq.recipes import PACKAGE, find_recipe, quoted, search_path
 
 # Hydra warns of what fairseq does, in the name of these modules, before the plugin is imported: the filters of
 # compat/startup.py come too late.

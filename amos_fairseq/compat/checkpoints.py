@@ -27,7 +27,7 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 
 from amos_fairseq.checkpoint_files import DamagedCheckpoint, explain_load_errors, num_updates_of, read_header
-from amos_fairseq.collectives import raise_on_every_rank
+from amos_fairseq.compat.collectives import raise_on_every_rank
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import NO_ROOM, os_error_behind, whole_file
 

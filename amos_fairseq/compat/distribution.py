@@ -27,7 +27,7 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.trainer import Trainer
 from torch.nn.parallel import DistributedDataParallel
 
-from amos_fairseq.collectives import raise_on_every_rank
+from amos_fairseq.compat.collectives import raise_on_every_rank
 from amos_fairseq.compat.device_reads import true_norm
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.python_process import leave_out_current_folder

@@ -19,8 +19,16 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.fingerprint import TOKENIZER_DIRECTORY, file_sha256
 from amos_fairseq.models.configuration import OF_FINE_TUNING, EncoderConfig, parse_layers
 from amos_fairseq.models.electric import NO_ENCODER
-from amos_fairseq.precisions import PRECISIONS, gpus_support_bf16, supports_bf16
-from amos_fairseq.run.precision import Device, Saved, decide, missing_support, refusal
+from amos_fairseq.recipes import PRECISIONS
+from amos_fairseq.run.precision import (
+    Device,
+    Saved,
+    decide,
+    gpus_support_bf16,
+    missing_support,
+    refusal,
+    supports_bf16,
+)
 from amos_fairseq.setting_checks import check_saved_settings, model_settings
 from amos_fairseq.text.tokenization import Tokenizer
 
@@ -210,7 +218,7 @@ def open_session(
         name: of the benchmark, whose results OUT may hold.
         size: size of the recipe; by default that of the encoder's width.
         overrides: values that replace the recipe's for every task; None values are ignored.
-        precision: one of :data:`~amos_fairseq.precisions.PRECISIONS`.
+        precision: one of :data:`~amos_fairseq.recipes.PRECISIONS`.
 
     Raises:
         UserError: an argument cannot be used.
@@ -252,7 +260,7 @@ def choose_precision(asked: str, devices: Sequence[str], saved: Saved | None = N
     The GPUs are asked only where the answer matters: it takes seconds.
 
     Args:
-        asked: one of :data:`~amos_fairseq.precisions.PRECISIONS`.
+        asked: one of :data:`~amos_fairseq.recipes.PRECISIONS`.
 
     Raises:
         UserError: a device does not support it.

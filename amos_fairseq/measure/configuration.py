@@ -19,16 +19,15 @@ from omegaconf.errors import OmegaConfBaseException
 
 from amos_fairseq.checkpoint_files import checkpoint_file
 from amos_fairseq.checkpoints.read import read_state
-from amos_fairseq.composition import compose_recipe
 from amos_fairseq.data.block_iterator import blocks_per_batch
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.errors import UserError
-from amos_fairseq.precisions import FLAGS
-from amos_fairseq.recipe_files import DEFAULT_VOCABULARY, find_recipe
-from amos_fairseq.run.precision import requested_precision, set_precision
+from amos_fairseq.recipes import DEFAULT_VOCABULARY, find_recipe
+from amos_fairseq.recipes.composition import compose_recipe
+from amos_fairseq.run.precision import FLAGS, requested_precision, set_precision
 from amos_fairseq.setting_checks import check_ranges, config_class, model_settings
-from amos_fairseq.special_tokens import LARGEST_VOCABULARY, MASK_SYMBOL
 from amos_fairseq.tasks.text_pretraining import TextPretrainingConfig, TextPretrainingTask
+from amos_fairseq.text.special_tokens import LARGEST_VOCABULARY, MASK_SYMBOL
 from amos_fairseq.training_flops import CountedUpdate, build_update
 
 # A checkpoint without one of these was not written by a run of pretraining, such as an imported one.

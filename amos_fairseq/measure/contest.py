@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 from omegaconf import DictConfig
 
-from amos_fairseq.composition import compose_recipe
 from amos_fairseq.errors import UserError
 from amos_fairseq.measure.bench_report import BenchReport, ContestRow
 from amos_fairseq.measure.configuration import BenchSettings, BenchSetup, build_task, set_up
@@ -33,6 +32,7 @@ from amos_fairseq.models.configuration import (
     SIZES,
     PaddedVocabulary,
 )
+from amos_fairseq.recipes.composition import compose_recipe
 from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
 
 PROFILED_STEPS = 2

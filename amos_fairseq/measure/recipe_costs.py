@@ -14,7 +14,7 @@ from typing import Any
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import cache_folder, write_text
 from amos_fairseq.predicted_time import predicted_seconds
-from amos_fairseq.recipe_files import DEFAULT_VOCABULARY, PACKAGE, RECIPES
+from amos_fairseq.recipes import DEFAULT_VOCABULARY, PACKAGE, RECIPES
 from amos_fairseq.versions import version_of
 
 # Dictionary entries that suit a width: 400 and 4,000 pieces, and the special tokens, for the tiny and mini recipes.
@@ -72,8 +72,8 @@ def _read(cache: Path, key: str) -> dict[str, dict[str, Any]]:
 
 def count_costs(name: str, config_dir: Path = RECIPES, vocabulary_size: int | None = None) -> dict[str, Any]:
     """Count a recipe; arguments as in :func:`costs_of_recipes`."""
-    from amos_fairseq.composition import compose_recipe
     from amos_fairseq.measure.flops import training_flops
+    from amos_fairseq.recipes.composition import compose_recipe
 
     cfg = compose_recipe(name, ["distributed_training.distributed_world_size=1"], config_dir)
     if vocabulary_size is None:

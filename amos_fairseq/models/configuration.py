@@ -26,7 +26,7 @@ from amos_fairseq.modules.heads import (
     NormedDetectionHead,
 )
 from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
-from amos_fairseq.special_tokens import special_ids
+from amos_fairseq.text.special_tokens import special_ids
 
 # base: AMOS section 4 (BERT-base). small and large: thesis Table 5.1. tiny and mini: ours, the smallest that visibly
 # learns on two cores, and one for hours on a laptop.

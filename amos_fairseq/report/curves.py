@@ -15,7 +15,6 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator, ScalarFormatter
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.metrics_file import FILE_NAME, parse_lines
 from amos_fairseq.output.pictures import (
     GREY,
     RC_PARAMS,
@@ -27,6 +26,7 @@ from amos_fairseq.output.pictures import (
     run_style,
     save,
 )
+from amos_fairseq.run.metrics_file import FILE_NAME, parse_lines
 from amos_fairseq.strangers import plain_name, read_bytes, read_yaml
 
 # Of an entry of the legend: its line with the spaces around it, and a character of its label on average.

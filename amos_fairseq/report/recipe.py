@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from amos_fairseq.composition import compose_recipe
 from amos_fairseq.models.configuration import MODERN, MODERN_ARCH, MODERN_SIZES
-from amos_fairseq.recipe_files import packaged_recipes, recipe_texts
+from amos_fairseq.recipes import packaged_recipes, recipe_texts
+from amos_fairseq.recipes.composition import compose_recipe
 
 SECTIONS = ("task", "model", "criterion", "optimization", "optimizer", "lr_scheduler")
 SIZE_OF_WIDTH = {256: "small", 768: "base", 1024: "large"}

@@ -9,10 +9,8 @@ import matplotlib
 import numpy as np
 
 from amos_fairseq.functional.replaced_token_detection import EQUAL_LOGITS
-from amos_fairseq.metrics_file import FILE_NAME
 from amos_fairseq.output.pictures import RC_PARAMS
 from amos_fairseq.output.tables import MISSING, Table
-from amos_fairseq.precisions import precision_of
 from amos_fairseq.probing.results import (
     MAJORITY,
     ProbeResult,
@@ -31,6 +29,8 @@ from amos_fairseq.report.page import Page, Section
 from amos_fairseq.report.recipe import compare_settings, paper_recipe
 from amos_fairseq.report.results import benchmark_table, num_seeds, points_over_cost, seeds_in_words
 from amos_fairseq.report.runs import PretrainingRun
+from amos_fairseq.run.metrics_file import FILE_NAME
+from amos_fairseq.run.precision import precision_of
 from amos_fairseq.summary_file import Summary
 
 UNKNOWN = "not in the run's files"

@@ -16,7 +16,7 @@ from typing import Any
 
 from fairseq.trainer import Trainer
 
-from amos_fairseq.collectives import raise_on_every_rank
+from amos_fairseq.compat.collectives import raise_on_every_rank
 from amos_fairseq.errors import CollapsedError
 from amos_fairseq.functional.replaced_token_detection import EQUAL_LOGITS
 

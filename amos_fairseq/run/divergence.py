@@ -18,7 +18,7 @@ from typing import Any
 
 from fairseq.trainer import Trainer
 
-from amos_fairseq.collectives import raise_on_every_rank
+from amos_fairseq.compat.collectives import raise_on_every_rank
 from amos_fairseq.errors import DivergedError
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ import torch
 from fairseq.distributed import utils as distributed_utils
 from fairseq.trainer import Trainer
 
-from amos_fairseq.collectives import raise_on_every_rank
+from amos_fairseq.compat.collectives import raise_on_every_rank
 
 ADVICE = "lower the learning rate, warm up longer or clip more (--clip-norm); the last checkpoint can be resumed"
 

@@ -1,4 +1,4 @@
-"""Write every logged line of a run to ``SAVE_DIR/metrics.jsonl`` (format: :mod:`amos_fairseq.metrics_file`).
+"""Write every logged line of a run to ``SAVE_DIR/metrics.jsonl`` (format: :mod:`amos_fairseq.run.metrics_file`).
 
 The averages that fairseq prints at the end of an epoch are not recorded: they are means over other updates than the
 interval records, and would not fit on the same curve.
@@ -18,9 +18,9 @@ import torch
 from fairseq.logging import metrics
 from fairseq.logging.meters import Meter
 
-from amos_fairseq.collectives import on_first_rank
+from amos_fairseq.compat.collectives import on_first_rank
 from amos_fairseq.files import explain_write_errors, no_links, whole_file
-from amos_fairseq.metrics_file import FILE_NAME, parse_lines
+from amos_fairseq.run.metrics_file import FILE_NAME, parse_lines
 
 logger = logging.getLogger(__name__)
 

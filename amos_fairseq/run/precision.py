@@ -12,7 +12,10 @@ package's optimizers, and asks the user for another flag.
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 import torch
@@ -22,17 +25,17 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from amos_fairseq.checkpoint_files import read_header
-from amos_fairseq.collectives import from_first_rank, raise_on_every_rank, sum_over_ranks
 from amos_fairseq.compat.checkpoints import newest_complete_checkpoint
+from amos_fairseq.compat.collectives import from_first_rank, raise_on_every_rank, sum_over_ranks
 from amos_fairseq.compat.distribution import visible_gpus
 from amos_fairseq.compat.patching import running_scripts
 from amos_fairseq.errors import UserError
-from amos_fairseq.precisions import FLAGS, precision_of, supports_bf16
 from amos_fairseq.run.resume import DEFAULT_FILE, checkpoint_to_load
 
 logger = logging.getLogger(__name__)
 
-
+# fairseq's settings in the section `common`. None of them: float32.
+FLAGS = ("fp16", "bf16", "amp")
 # fp16 and bf16 have the same master weights: a run of one continues in the other. fairseq refuses any other change.
 WITH_STATE_OF = {"float32": "float32", "bf16": "fp16", "fp16": "fp16", "amp": "amp"}
 
@@ -266,3 +269,53 @@ def _has_our_optimizer(cfg: Any) -> bool:
     """Return whether the optimizer is of this package: only those need parameter groups and float32 weights."""
     optimizer = OPTIMIZER_REGISTRY.get(getattr(cfg.optimizer, "_name", None))
     return optimizer is not None and optimizer.__module__.startswith("amos_fairseq.")
+
+
+def precision_of(common: Mapping[str, Any]) -> str:
+    """Return the precision that the section ``common`` of a run's settings states: float32 or one of :data:`FLAGS`."""
+    return next((flag for flag in FLAGS if common.get(flag) is True), "float32")
+
+
+def supports_bf16(on_gpu: bool) -> bool:
+    """Return whether matrix products in bfloat16 are instructions of the device; emulated ones are slower than float32.
+
+    Args:
+        on_gpu: ask the current GPU, which opens a CUDA context on it: in a process that only starts others, ask
+            :func:`gpus_support_bf16`.
+    """
+    if on_gpu:
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if not torch.backends.mkldnn.is_available():  # PyTorch's own kernels use no such instruction
+        return False
+    # On ARM, oneDNN asks for the instructions. On x86 AVX-512 is enough for it, which converts every operand to float32.
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return False
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return True
+    # All processors with AMX tiles have amx_bf16.
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def gpus_support_bf16() -> bool:
+    """Return whether all visible GPUs support bfloat16 in hardware, without opening a CUDA context in this process.
+
+    A new process asks them. A fork of this one could not: once ``torch.cuda.is_available()`` was called, a forked process must
+    not use CUDA. PyTorch's own functions are what it calls, so that it imports nothing else.
+
+    Raises:
+        UserError: the GPUs cannot be used.
+    """
+    supported = True
+    try:
+        with ProcessPoolExecutor(1, get_context("spawn")) as process:
+            for index in range(process.submit(torch.cuda.device_count).result()):
+                process.submit(torch.cuda.set_device, index).result()
+                # False: emulation does not count.
+                supported = supported and process.submit(torch.cuda.is_bf16_supported, False).result()
+    except Exception as error:  # of the driver, or the end of the process
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or ['no reason'])[0]}"
+        raise UserError(
+            f"the GPUs do not say whether they support bfloat16 in hardware ({reason}): give --precision float32, free them, "
+            "or give --cpu"
+        ) from error
+    return supported

@@ -14,7 +14,7 @@ from typing import Any
 from fairseq.file_io import PathManager
 
 from amos_fairseq.checkpoint_files import read_header
-from amos_fairseq.collectives import raise_on_every_rank
+from amos_fairseq.compat.collectives import raise_on_every_rank
 from amos_fairseq.errors import UserError
 from amos_fairseq.run.checkpoint_checks import check_fits, check_parts
 

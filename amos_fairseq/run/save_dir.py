@@ -15,7 +15,7 @@ from fairseq.logging import progress_bar
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from amos_fairseq.collectives import on_first_rank
+from amos_fairseq.compat.collectives import on_first_rank
 from amos_fairseq.errors import UserError, save_dir_not_writable
 from amos_fairseq.files import no_links
 

@@ -14,7 +14,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import FairseqTask
 from omegaconf import II, OmegaConf
 
-from amos_fairseq.collectives import on_first_rank
+from amos_fairseq.compat.collectives import on_first_rank
 from amos_fairseq.data.block_iterator import (
     BlockBatchIterator,
     blocks_per_batch,

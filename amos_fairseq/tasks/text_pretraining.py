@@ -14,7 +14,7 @@ from fairseq.logging import metrics
 from fairseq.tasks import register_task
 from omegaconf import II, MISSING, OmegaConf
 
-from amos_fairseq.collectives import sum_over_ranks
+from amos_fairseq.compat.collectives import sum_over_ranks
 from amos_fairseq.data.block_iterator import blocks_per_batch
 from amos_fairseq.data.corpus import count_tokens, read_blocks, require_split, unigram_entropy
 from amos_fairseq.data.masked_blocks import (
@@ -28,10 +28,10 @@ from amos_fairseq.data.seeding import Purpose, noise_seed
 from amos_fairseq.data.vocabulary import Vocabulary, shard_directories
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.pretraining import PretrainingModel
-from amos_fairseq.precisions import PRECISIONS
+from amos_fairseq.recipes import PRECISIONS
 from amos_fairseq.setting_checks import check_ranges
-from amos_fairseq.special_tokens import MASK_SYMBOL, special_ids
 from amos_fairseq.tasks.corpus_task import CorpusTask, arch_name
+from amos_fairseq.text.special_tokens import MASK_SYMBOL, special_ids
 
 logger = logging.getLogger(__name__)
 

@@ -14,14 +14,14 @@ from typing import Any
 from amos_fairseq.errors import UserError
 from amos_fairseq.fingerprint import DICTIONARY_FILE
 from amos_fairseq.output.terminal import progress_bar, say
-from amos_fairseq.recipe_files import planned_text
-from amos_fairseq.special_tokens import LARGEST_VOCABULARY
+from amos_fairseq.recipes import planned_text
 from amos_fairseq.strangers import LARGEST_COUNT
 from amos_fairseq.text import DEFAULT_VOCAB_SIZE, TEXT_COLUMN, text_workspace
 from amos_fairseq.text import encoding as text_encoding
 from amos_fairseq.text.arrow_tables import files_of
 from amos_fairseq.text.binarizing import start_encoding_process
 from amos_fairseq.text.processes import InOrder, in_own_process, number_of_processes, process_pool, use_threads
+from amos_fairseq.text.special_tokens import LARGEST_VOCABULARY
 from amos_fairseq.text.split import (
     Split,
     SplitSettings,

@@ -29,7 +29,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from amos_fairseq.cli.arguments import HelpFormatter, add_overrides
 from amos_fairseq.cli.bench import make_directory, write_file
-from amos_fairseq.collectives import raise_on_every_rank
+from amos_fairseq.compat.collectives import raise_on_every_rank
 from amos_fairseq.compat.distribution import TORCHRUN_VARIABLES, arrange_ranks
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
@@ -38,7 +38,7 @@ from amos_fairseq.measure.configuration import BenchSettings, BenchSetup, build_
 from amos_fairseq.measure.fairseq_step import FairseqStep, make_synthetic_text
 from amos_fairseq.measure.measurement import Batch, Progress, describe_machine, versions
 from amos_fairseq.output.tables import markdown_rows
-from amos_fairseq.recipe_files import DEFAULT_VOCABULARY
+from amos_fairseq.recipes import DEFAULT_VOCABULARY
 from amos_fairseq.run.mistakes import exit_on_mistake
 
 WARMUP_UPDATES = 2  # DistributedDataParallel sorts its buckets by the first backward pass

@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 import amos_fairseq  # noqa: F401  (registers task and model)
-from amos_fairseq.composition import compose_recipe
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.convert import to_hugging_face
 from amos_fairseq.hugging_face.families import PartKind
 from amos_fairseq.measure.hugging_face import HuggingFaceObjective, build_objective, fused_adamw
 from amos_fairseq.models.electra import ElectraModel
+from amos_fairseq.recipes.composition import compose_recipe
 from amos_fairseq.run.precision import set_precision
 
 TOKEN_TYPES = "electra.embeddings.token_type_embeddings.weight"

@@ -8,9 +8,9 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from amos_fairseq.composition import RECIPES, compose_recipe
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.configuration import EncoderConfig
+from amos_fairseq.recipes.composition import RECIPES, compose_recipe
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
 NAME = re.compile(r"[A-Za-z0-9_.-]+")

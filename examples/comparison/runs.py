@@ -17,13 +17,13 @@ from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
 from amos_fairseq.checkpoint_files import read_header
-from amos_fairseq.composition import RECIPES
 from amos_fairseq.downstream.benchmark import Stopped
 from amos_fairseq.downstream.runs import RunResult, read_results
 from amos_fairseq.downstream.training import PACKAGE, environment, train, training_seconds
 from amos_fairseq.errors import INTERRUPTED, REQUEUE, UserError
-from amos_fairseq.metrics_file import read_records
 from amos_fairseq.python_process import python_command
+from amos_fairseq.recipes.composition import RECIPES
+from amos_fairseq.run.metrics_file import read_records
 
 # Where a progress bar cannot be rewritten, it is printed rarely.
 SECONDS_BETWEEN_LINES = 30.0

@@ -10,13 +10,13 @@ import torch
 from failures import error_line
 
 from amos_fairseq.cli.main import main
-from amos_fairseq.composition import compose_recipe
 from amos_fairseq.errors import UserError
 from amos_fairseq.measure import measurement
 from amos_fairseq.measure.contest import PEERS
 from amos_fairseq.measure.fairseq_step import FairseqStep
 from amos_fairseq.measure.flops import training_flops
 from amos_fairseq.measure.step_profile import PARTS
+from amos_fairseq.recipes.composition import compose_recipe
 from amos_fairseq.run import compilation
 
 SMALL = ["--vocabulary-size", "600", "--steps", "2", "--warmup", "1", "--set", "dataset.batch_size=2"]

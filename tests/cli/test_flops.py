@@ -12,8 +12,8 @@ from saved_models import write_save_dir
 
 from amos_fairseq.checkpoints.read import read_state
 from amos_fairseq.cli.main import main
-from amos_fairseq.composition import RECIPES, compose_recipe
 from amos_fairseq.measure.flops import training_flops
+from amos_fairseq.recipes.composition import RECIPES, compose_recipe
 
 
 def flops(capsys: pytest.CaptureFixture, *arguments: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from failures import error_line
 from amos_fairseq.cli.main import main
 from amos_fairseq.measure import recipe_costs
 from amos_fairseq.predicted_time import predicted_seconds
-from amos_fairseq.recipe_files import packaged_recipes
+from amos_fairseq.recipes import packaged_recipes
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ import amos_fairseq
 from amos_fairseq.cli.main import main
 from amos_fairseq.cli.train import GROUPS
 from amos_fairseq.python_process import python_command
-from amos_fairseq.recipe_files import PACKAGE, RECIPES, quoted
+from amos_fairseq.recipes import PACKAGE, RECIPES, quoted
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import yaml
 from forked_command import run_module
 from tiny_runs import ROOT, environment, run_process
 
-from amos_fairseq.composition import compose_recipe
-from amos_fairseq.metrics_file import read_records
+from amos_fairseq.recipes.composition import compose_recipe
+from amos_fairseq.run.metrics_file import read_records
 
 FOLDER = ROOT / "examples" / "collapse"
 SMALLER = [

@@ -10,8 +10,8 @@ from budgets import schedule_settings
 from omegaconf import OmegaConf
 from runs import Pretraining, hydra_command, measure_seconds_per_update
 
-from amos_fairseq.composition import compose_recipe
 from amos_fairseq.errors import UserError
+from amos_fairseq.recipes.composition import compose_recipe
 
 
 @pytest.fixture

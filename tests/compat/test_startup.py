@@ -12,7 +12,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from tiny_runs import ROOT
 
-from amos_fairseq.composition import compose_with_hydra
+from amos_fairseq.recipes.composition import compose_with_hydra
 
 # As a CUDA build beside a CPU build of torch.
 BROKEN = 'raise OSError("libcudart.so.13: cannot open shared object file: No such file or directory")\n'

@@ -15,8 +15,8 @@ from fairseq import options
 from tiny_runs import ROOT, run_process
 
 from amos_fairseq.cli.main import build_parser
-from amos_fairseq.composition import compose_with_hydra
-from amos_fairseq.recipe_files import find_recipe
+from amos_fairseq.recipes import find_recipe
+from amos_fairseq.recipes.composition import compose_with_hydra
 
 SCRIPTS = [path for path in sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.sh")) if path.parts[0][0] != "."]
 DOCUMENTS = sorted(path.relative_to(ROOT) for pattern in ("*.md", "docs/**/*.md") for path in ROOT.glob(pattern))

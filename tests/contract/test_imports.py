@@ -87,7 +87,7 @@ def test_imports_are_those_of_the_table() -> None:
             wrong.append(edge)
     assert wrong == []
     assert {(layer, below) for layer, allowed in table.items() for below in allowed or ()} <= {e[:2] for e in found}
-    assert table.keys() == {layer_of(name, paths) for name in graph()} | {"recipes"}
+    assert table.keys() == {layer_of(name, paths) for name in graph()}
 
 
 def test_only_the_kernels_import_triton_and_nothing_imports_them_at_its_top_level() -> None:

@@ -15,10 +15,10 @@ from omegaconf import DictConfig
 from recipe_names import RECIPE_NAMES, WITH_OTHER_CODE
 from synchronization import Operations
 
-from amos_fairseq.composition import compose_recipe
 from amos_fairseq.functional import sampling
 from amos_fairseq.measure.fake_cuda import CudaRuleError, fake_cuda
 from amos_fairseq.modules.mixture import STRATEGIES
+from amos_fairseq.recipes.composition import compose_recipe
 
 NEEDS_TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 OBJECTIVES = ("amos_tiny", "electra_tiny", "electric_tiny", "mlm_tiny", "teams_tiny")

@@ -14,7 +14,7 @@ from amos_fairseq.cli.main import main
 from amos_fairseq.downstream import session
 from amos_fairseq.downstream.runs import claim_output_directory
 from amos_fairseq.errors import UserError
-from amos_fairseq.precisions import PRECISIONS
+from amos_fairseq.recipes import PRECISIONS
 
 AUTO = ("--precision", "auto")
 REFUSED = "(refused)"

@@ -7,8 +7,8 @@ import torch
 from small_models import encoder_config, modern_config
 
 from amos_fairseq.functional.cross_entropy import linear_cross_entropy
-from amos_fairseq.metrics_file import read_records
 from amos_fairseq.modules.bert_encoder import BertEncoder
+from amos_fairseq.run.metrics_file import read_records
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -2,7 +2,7 @@
 
 import yaml
 
-from amos_fairseq.recipe_files import RECIPES
+from amos_fairseq.recipes import RECIPES
 
 RECIPE_NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
 VARIANTS = sorted(f"variants/{path.stem}" for path in RECIPES.glob("variants/*.yaml"))

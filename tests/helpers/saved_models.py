@@ -13,7 +13,6 @@ from omegaconf import OmegaConf
 from small_models import build_randomized, randomize, small_dictionary
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
-from amos_fairseq.composition import compose_recipe
 from amos_fairseq.fingerprint import directory_sha256, file_sha256
 from amos_fairseq.models.amos import AmosConfig, AmosModel
 from amos_fairseq.models.configuration import EncoderConfig
@@ -22,6 +21,7 @@ from amos_fairseq.models.electric import ElectricConfig, ElectricModel
 from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.models.teams import TeamsConfig, TeamsModel
+from amos_fairseq.recipes.composition import compose_recipe
 from amos_fairseq.text.tokenization import Tokenizer
 from amos_fairseq.text.tokenization.conversion import from_sentencepiece, sentencepiece_rules
 from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from amos_fairseq.composition import compose_recipe
 from amos_fairseq.errors import UserError
 from amos_fairseq.measure import fairseq_step
 from amos_fairseq.measure.configuration import BenchSettings, BenchSetup, build_task, set_up
@@ -11,6 +10,7 @@ from amos_fairseq.measure.contest import Contestant, build_contestants, comparab
 from amos_fairseq.measure.fairseq_step import FairseqStep, make_synthetic_text, random_blocks
 from amos_fairseq.measure.flops import training_flops
 from amos_fairseq.modules.encoder import TransformerEncoder
+from amos_fairseq.recipes.composition import compose_recipe
 from amos_fairseq.run import compilation
 from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
 

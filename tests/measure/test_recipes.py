@@ -9,11 +9,11 @@ from recipe_names import RECIPE_NAMES, WITH_OTHER_CODE
 from torch.utils.flop_counter import FlopCounterMode
 
 import amos_fairseq.training_flops as counting
-from amos_fairseq.composition import compose_recipe
 from amos_fairseq.errors import UserError
 from amos_fairseq.measure.configuration import build_counted_update
 from amos_fairseq.measure.flops import training_flops
 from amos_fairseq.measure.flops_report import report_flops
+from amos_fairseq.recipes.composition import compose_recipe
 
 V = 30_522  # thesis Table 5.3: BERT's vocabulary
 ROWS = 30_528  # the next multiple of 64

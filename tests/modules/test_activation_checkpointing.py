@@ -6,11 +6,11 @@ from small_models import AMOS_SETTINGS, encoder_config, fine_tuning_task, model_
 from torch import Tensor, nn
 from torch.nn import functional
 
-from amos_fairseq.composition import compose_recipe
 from amos_fairseq.measure.flops import training_flops
 from amos_fairseq.measure.measurement import LiveBytes
 from amos_fairseq.models.amos import AmosConfig, AmosModel
 from amos_fairseq.modules.bert_encoder import BertEncoder, BertLayer
+from amos_fairseq.recipes.composition import compose_recipe
 
 DROPOUTS = {"dropout": 0.3, "attention_dropout": 0.3, "activation_dropout": 0.3}
 OBJECTIVES = ["amos", "amos reference", "electra", "electric", "two_tower", "teams"]

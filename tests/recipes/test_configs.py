@@ -22,11 +22,10 @@ from omegaconf import DictConfig, OmegaConf
 from recipe_names import RECIPE_NAMES, VARIANTS
 
 import amos_fairseq  # noqa: F401  (registers the classes that the recipes name)
-from amos_fairseq import composition
 from amos_fairseq.errors import UserError
 from amos_fairseq.measure.configuration import read_configuration
 from amos_fairseq.models.configuration import OF_FINE_TUNING
-from amos_fairseq.recipe_files import RECIPES, find_recipe, planned_text
+from amos_fairseq.recipes import RECIPES, composition, find_recipe, planned_text
 from amos_fairseq.report.recipe import sources
 
 ROOT = Path(__file__).resolve().parents[2]

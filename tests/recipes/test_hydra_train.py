@@ -13,7 +13,7 @@ from interrupted_run import assert_same_bits
 from tiny_runs import ROOT
 
 from amos_fairseq.checkpoints.read import read_state
-from amos_fairseq.metrics_file import read_records
+from amos_fairseq.run.metrics_file import read_records
 
 COMMAND = ["--config-dir", "examples/pretraining/config", "--config-name", "amos_tiny"]
 # 64 blocks of 32 tokens make three updates an epoch, so that update 4 is in the second.

@@ -14,8 +14,8 @@ from tiny_runs import ROOT, run_process
 from waiting import wait_until
 
 from amos_fairseq.compat.distribution import arrange_ranks
-from amos_fairseq.composition import RECIPES, compose_with_hydra
 from amos_fairseq.errors import REQUEUE
+from amos_fairseq.recipes.composition import RECIPES, compose_with_hydra
 from amos_fairseq.run.signals import SIGNALS
 
 MULTI_NODE = ROOT / "examples" / "multi_node"

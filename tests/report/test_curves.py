@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from amos_fairseq.cli.main import main
 from amos_fairseq.criterions.electra import ElectraCriterion
 from amos_fairseq.errors import UserError
-from amos_fairseq.metrics_file import read_records
 from amos_fairseq.report import curves as plotting
+from amos_fairseq.run.metrics_file import read_records
 
 
 def record(split, update, depths=(1, 2), **values):

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from amos_fairseq.composition import compose_recipe
 from amos_fairseq.output.tables import Table
-from amos_fairseq.recipe_files import packaged_recipes
+from amos_fairseq.recipes import packaged_recipes
+from amos_fairseq.recipes.composition import compose_recipe
 from amos_fairseq.report.page import Page, Section, render_page, render_table
 from amos_fairseq.report.recipe import compare_settings, paper_recipe, shown, sources
 from amos_fairseq.report.runs import PretrainingCost, PretrainingRun

@@ -14,8 +14,8 @@ from omegaconf import OmegaConf
 from saved_models import CORPUS, UPDATES, add_settings, write_run
 
 from amos_fairseq.cli.main import main
-from amos_fairseq.composition import compose_recipe
 from amos_fairseq.probing.results import ProbeResult, write_results
+from amos_fairseq.recipes.composition import compose_recipe
 from amos_fairseq.report import page as pages
 from amos_fairseq.report.curves import read_curves
 from amos_fairseq.report.page import inline_svg

@@ -12,9 +12,9 @@ from failures import refusal
 from interrupted_run import num_updates
 
 from amos_fairseq.errors import COLLAPSED, CollapsedError
-from amos_fairseq.metrics_file import read_records
 from amos_fairseq.run import hooks
 from amos_fairseq.run.collapse import STATE, load_count, save_count, watch_discriminator
+from amos_fairseq.run.metrics_file import read_records
 
 
 def trainer_with(patience: int, is_master: bool = True) -> SimpleNamespace:

@@ -11,7 +11,7 @@ import torch
 from fairseq.data.iterators import CountingIterator
 from fairseq.logging import meters, progress_bar
 
-from amos_fairseq import collectives
+from amos_fairseq.compat import collectives
 from amos_fairseq.errors import UserError
 from amos_fairseq.run import hooks, metrics_log
 

@@ -14,8 +14,8 @@ from interrupted_run import assert_same_bits, checkpoint
 from omegaconf import OmegaConf
 from rank_functions import succeed_on_two_ranks
 
-from amos_fairseq.composition import compose_recipe
 from amos_fairseq.errors import UserError
+from amos_fairseq.recipes.composition import compose_recipe
 from amos_fairseq.run import hooks, precision
 from amos_fairseq.run.precision import Saved, check_settings, choose_precision, saved_precision, set_precision
 

@@ -12,10 +12,10 @@ from fairseq import models
 from fairseq.logging import metrics, progress_bar
 from omegaconf import OmegaConf
 
-from amos_fairseq.composition import compose_recipe
 from amos_fairseq.criterions.detection import area_under_curve
 from amos_fairseq.criterions.mlm import MlmCriterion
 from amos_fairseq.measure.configuration import build_task
+from amos_fairseq.recipes.composition import compose_recipe
 from amos_fairseq.run import hooks, progress
 
 

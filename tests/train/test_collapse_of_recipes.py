@@ -8,8 +8,8 @@ import pytest
 from forked_command import run_module
 
 from amos_fairseq.cli.main import main
-from amos_fairseq.metrics_file import read_records
-from amos_fairseq.recipe_files import RECIPES
+from amos_fairseq.recipes import RECIPES
+from amos_fairseq.run.metrics_file import read_records
 
 # 1,024 tokens an update instead of 4,096, and a warm-up of 100 updates instead of 500: noisier gradients, with which a
 # discriminator collapses after 300 updates instead of 1,600 (docs/collapse.md).

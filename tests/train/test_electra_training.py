@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import SIXTY_UPDATES
 
-from amos_fairseq.metrics_file import read_records
+from amos_fairseq.run.metrics_file import read_records
 
 
 @pytest.mark.slow

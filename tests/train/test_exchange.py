@@ -16,8 +16,8 @@ from forked_command import run_module
 from shell_scripts import run_script
 from tiny_runs import ROOT
 
-from amos_fairseq.composition import compose_recipe
 from amos_fairseq.measure.configuration import build_task
+from amos_fairseq.recipes.composition import compose_recipe
 
 # More than a bucket of 1 MiB, the smallest that fairseq lets one ask for.
 SETTINGS = ["model.encoder_layers=6", "model.encoder_ffn_embed_dim=512", "dataset.batch_size=2"]

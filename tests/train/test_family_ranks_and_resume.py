@@ -13,7 +13,7 @@ from forked_command import run_command
 from interrupted_run import assert_same_run, checkpoint
 from tiny_runs import TINY_RUN
 
-from amos_fairseq.metrics_file import read_records
+from amos_fairseq.run.metrics_file import read_records
 
 # Global batch 16: the synthetic corpus gives 18 updates an epoch.
 LAST_UPDATE, SAVED_UPDATE = 21, 11

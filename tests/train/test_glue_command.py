@@ -13,7 +13,7 @@ from synthetic_glue import write_glue, write_pretrained_checkpoint
 
 from amos_fairseq.checkpoints.read import read_state
 from amos_fairseq.cli.main import main
-from amos_fairseq.metrics_file import read_records
+from amos_fairseq.run.metrics_file import read_records
 
 # Long enough for a signal to find the first task training; the rest is short.
 RECIPE = """\

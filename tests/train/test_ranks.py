@@ -19,7 +19,7 @@ from interrupted_run import checkpoint
 from tiny_runs import ROOT, TINY_RUN
 from waiting import wait_until
 
-from amos_fairseq.metrics_file import read_records
+from amos_fairseq.run.metrics_file import read_records
 
 # Global batch 16: the synthetic corpus gives 18 updates an epoch.
 LAST_UPDATE = 22

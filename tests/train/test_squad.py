@@ -11,7 +11,7 @@ from interrupted_run import BackgroundRun
 from synthetic_squad import make_squad, prepare_squad, untrained_checkpoint
 
 from amos_fairseq.cli.main import main
-from amos_fairseq.metrics_file import read_records
+from amos_fairseq.run.metrics_file import read_records
 
 pytestmark = pytest.mark.slow
 

@@ -12,8 +12,8 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from tiny_runs import SIXTY_UPDATES
 
-from amos_fairseq.metrics_file import read_records
 from amos_fairseq.models.teams import TeamsConfig, TeamsModel
+from amos_fairseq.run.metrics_file import read_records
 
 SMALLER = {"encoder_embed_dim": 32, "encoder_ffn_embed_dim": 64, "max_positions": 32}  # tiny_runs.TINY_RUN
 

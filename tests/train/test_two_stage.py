@@ -13,7 +13,7 @@ from failures import refusal
 from tiny_runs import ROOT, environment, run_process
 
 from amos_fairseq.checkpoints.read import read_state
-from amos_fairseq.metrics_file import read_records
+from amos_fairseq.run.metrics_file import read_records
 
 # Updates 2 and 4 of each stage leave a checkpoint.
 SMALLER = shlex.split(

@@ -26,8 +26,8 @@ from amos_fairseq.downstream.word_files import UNLABELED
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.fine_tuning import FineTunedModel, parse_views, word_head_name
 from amos_fairseq.modules.cross_views import TAGGING_VIEWS, VIEW_LAYERS, WORD_DROPOUT
-from amos_fairseq.special_tokens import MASK_SYMBOL
 from amos_fairseq.tasks.corpus_task import LabeledTask, LabeledTaskConfig, prepared_directories
+from amos_fairseq.text.special_tokens import MASK_SYMBOL
 
 logger = logging.getLogger(__name__)
 

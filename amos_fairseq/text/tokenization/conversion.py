@@ -15,7 +15,7 @@ from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.special_tokens import MASK_SYMBOL
+from amos_fairseq.text.special_tokens import MASK_SYMBOL
 from amos_fairseq.text.tokenization.fast_tokenizer import FASTBPE, SENTENCEPIECE, FastTokenizer, frame_inputs
 from amos_fairseq.text.tokenization.tokenizer import SPECIAL_SYMBOLS, UNK, spell_piece
 

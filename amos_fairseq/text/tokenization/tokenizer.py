@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
 from amos_fairseq.fingerprint import DICTIONARY_FILE, SETTINGS_FILE, directory_sha256
-from amos_fairseq.special_tokens import MASK_SYMBOL
 from amos_fairseq.strangers import read_bytes, read_text
+from amos_fairseq.text.special_tokens import MASK_SYMBOL
 
 BOS, PAD, EOS, UNK = "<s>", "<pad>", "</s>", "<unk>"
 SPECIAL_SYMBOLS = (BOS, PAD, EOS, UNK, MASK_SYMBOL)

@@ -19,7 +19,6 @@ from fairseq.logging import metrics
 from gpu_workload import DROPOUT, attention_leaves, first_line, name_of, sizes_on
 from torch import Tensor
 
-from amos_fairseq.composition import RECIPES
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.functional.attention import (
     AttentionBias,
@@ -41,6 +40,7 @@ from amos_fairseq.measure.measurement import (
     step_peak,
     versions,
 )
+from amos_fairseq.recipes.composition import RECIPES
 
 # Sequences of an update: enough to run every kernel, and small compared with the memory of any GPU.
 SEQUENCES = 8

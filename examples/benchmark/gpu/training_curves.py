@@ -20,7 +20,7 @@ import torch
 from fairseq.data import Dictionary, data_utils
 
 from amos_fairseq.errors import UserError, report_user_errors
-from amos_fairseq.metrics_file import read_records
+from amos_fairseq.run.metrics_file import read_records
 
 OBJECTIVES = ("mlm", "amos")  # of the curves of a CPU
 WINDOW = 10  # records of 5 updates each: the mean of 50 updates

@@ -3,7 +3,7 @@
 import pytest
 from rank_functions import run_on_two_ranks, succeed_on_two_ranks
 
-from amos_fairseq.collectives import from_first_rank, on_first_rank, raise_on_every_rank
+from amos_fairseq.compat.collectives import from_first_rank, on_first_rank, raise_on_every_rank
 from amos_fairseq.errors import COLLAPSED, CollapsedError, UserError
 
 

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.metrics_file import FILE_NAME, NewRecords, parse_lines, read_records
+from amos_fairseq.run.metrics_file import FILE_NAME, NewRecords, parse_lines, read_records
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.recipe_files import RECIPES, did_you_mean, search_path
+from amos_fairseq.recipes import RECIPES, did_you_mean, search_path
 
 
 def compose_recipe(name: str, overrides: Sequence[str] = (), config_dir: Path = RECIPES) -> DictConfig:

@@ -9,9 +9,11 @@ import yaml
 
 from amos_fairseq.errors import UserError
 
-PACKAGE = Path(__file__).resolve().parent
-RECIPES = PACKAGE / "recipes"
+RECIPES = Path(__file__).resolve().parent
+PACKAGE = RECIPES.parent
 DEFAULT_VOCABULARY = 32_768  # entries where no data says how many; AMOS, section 4
+# Values of task.precision and of --precision; `auto` is bf16 where the device supports it in hardware, and float32 elsewhere.
+PRECISIONS = ("auto", "float32", "bf16", "fp16")
 
 
 def packaged_recipes(pattern: str = "*.yaml") -> list[str]:

@@ -2,15 +2,15 @@
 
 import platform
 import re
-from collections.abc import Callable, Sequence
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from tiny_runs import ROOT, environment, run_process
 
-from amos_fairseq.errors import UserError
-from amos_fairseq.precisions import gpus_support_bf16, supports_bf16
+from amos_fairseq.run.precision import supports_bf16
 
 
 @pytest.mark.parametrize(("major", "expected"), [(6, False), (7, False), (8, True), (9, True), (12, True)])
@@ -67,32 +67,61 @@ def test_this_processor_against_the_kernel() -> None:
     assert supports_bf16(on_gpu=False) == bool(flags & {"avx512_bf16", "amx_bf16"})
 
 
-def use_stand_in(answers: Sequence[Callable[[], bool]], monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Let this process and its forks see a GPU for each answer; return the list of those that this process chooses."""
-    chosen: list[int] = []
+# Two GPUs: what the driver answers, and the handler that PyTorch registers when it is asked for the first time.
+DRIVER = """
+import os
+from types import SimpleNamespace
+import torch
 
-    def is_bf16_supported(including_emulation: bool) -> bool:
-        assert not including_emulation
-        return answers[chosen[-1]]()
+MAJORS = [int(major) for major in os.environ["MAJORS"].split(",")]
+forked, current = [], [0]
 
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(answers))
-    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_bf16_supported)
-    return chosen
+def device_count():
+    os.register_at_fork(after_in_child=lambda: forked.append(True))
+    return len(MAJORS)
+
+def set_device(index):
+    torch.cuda._lazy_init()
+    current[0] = index
+
+def properties(device):
+    torch.cuda._lazy_init()
+    return SimpleNamespace(major=MAJORS[current[0]])
+
+torch._C._cuda_getDeviceCount, torch._C._cuda_setDevice = device_count, set_device
+torch._C._cuda_getDevice, torch._C._cuda_init = lambda: current[0], lambda: None
+torch._C._cuda_getCompiledVersion, torch._C._cuda_getArchFlags = lambda: 12040, lambda: ""
+torch.cuda._is_compiled = lambda: True
+torch.cuda._cudart = object()
+torch.cuda._is_in_bad_fork = lambda: bool(forked)
+torch.cuda._queued_calls.clear()
+torch.cuda.get_device_properties, torch.version.cuda = properties, "12.4"
+"""
+ASK = """
+import torch
+from amos_fairseq.errors import UserError
+from amos_fairseq.run.precision import gpus_support_bf16
+
+assert torch.cuda.is_available()
+try:
+    print(gpus_support_bf16())
+except UserError as error:
+    print(error)
+assert not torch.cuda.is_initialized()
+"""
 
 
-@pytest.mark.parametrize(("supported", "expected"), [((True, True), True), ((True, False), False), ((False,), False)])
-def test_all_gpus_are_asked_in_another_process(
-    supported: tuple[bool, ...], expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chosen_here = use_stand_in([lambda answer=answer: answer for answer in supported], monkeypatch)
-    assert gpus_support_bf16() is expected
-    assert chosen_here == []
-
-
-def test_a_gpu_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_stand_in([lambda: 1 / 0], monkeypatch)
-    with pytest.raises(
-        UserError, match=r"\(ZeroDivisionError: division by zero\): give --precision float32, free them"
-    ):
-        gpus_support_bf16()
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("majors", "expected"), [("8,9", "True"), ("8,7", "False"), ("8,broken", "the GPUs do not say ")]
+)
+def test_all_gpus_are_asked_in_a_new_process(majors: str, expected: str, tmp_path: Path) -> None:
+    """After ``torch.cuda.is_available()`` a fork must not use CUDA: PyTorch itself refuses it here, as on a GPU."""
+    driver = DRIVER if "broken" not in majors else DRIVER.replace("current[0] = index", "1 / index")
+    (tmp_path / "sitecustomize.py").write_text(driver)
+    variables = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "MAJORS": majors.replace("broken", "9")}
+    result = run_process([sys.executable, "-c", ASK], tmp_path, environment(variables))
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert result.stdout.startswith(expected), result.stdout
+    if "broken" in majors:
+        assert "(ZeroDivisionError: division by zero): give --precision float32, free them" in result.stdout
