@@ -15,6 +15,7 @@ from amos_fairseq.criterions.detection import (
 )
 from amos_fairseq.criterions.pretraining import PretrainingCriterion, batch_counts, mean
 from amos_fairseq.functional.mixture import mixture_entropy
+from amos_fairseq.models.pretraining import PretrainingBatch
 
 
 @register_criterion("amos", dataclass=DetectionWithMlmLossConfig)
@@ -50,11 +51,10 @@ class AmosCriterion(PretrainingCriterion):
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
         """Return the summed loss (float32 scalar), the number of masked positions, and the sums to log."""
-        tokens = sample["net_input"]["tokens"]  # [B,T]
-        # Both are Python ints, so the host does not wait for the device.
-        output = model(**sample["net_input"], has_padding=sample["ntokens"] < tokens.numel())
-        is_masked = sample["net_input"]["masked_weights"].float()  # [B,M]
-        is_real = tokens.ne(self.padding_idx)  # [B,T]
+        batch = PretrainingBatch.of(sample)
+        output = model(batch)
+        is_masked = batch.masked_weights.float()  # [B,M]
+        is_real = batch.tokens.ne(self.padding_idx)  # [B,T]
 
         mlm_losses = (output.mlm_nll * is_masked).sum((1, 2))  # [K]
         rtd_loss = detection_loss(output.rtd_logits, output.replaced, is_real)

@@ -20,6 +20,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.functional.positions import mark_positions, random_positions
 from amos_fairseq.functional.reinforce import baseline_losses, policy_losses
 from amos_fairseq.models.electra import ElectraOutput
+from amos_fairseq.models.pretraining import PretrainingBatch
 
 
 @dataclass
@@ -98,11 +99,11 @@ class ElectraCriterion(PretrainingCriterion):
         Raises:
             UserError: ``--detection-positions`` with a model that has no detection loss.
         """
-        tokens = sample["net_input"]["tokens"]  # [B,T]
-        output = model(**sample["net_input"], has_padding=sample["ntokens"] < tokens.numel())
+        batch = PretrainingBatch.of(sample)
+        output = model(batch)
         (depth,) = model.depth_names
-        generator_loss, generator_log = self.generator_loss(output, sample, depth)
-        main_loss, main_log = self.main_loss(output, sample)
+        generator_loss, generator_log = self.generator_loss(output, batch, depth)
+        main_loss, main_log = self.main_loss(output, batch)
         loss = generator_loss + main_loss
         logging_output = {
             "loss": loss.detach(),
@@ -112,36 +113,38 @@ class ElectraCriterion(PretrainingCriterion):
         }
         return loss, sample["num_masked"], logging_output
 
-    def generator_loss(self, output: ElectraOutput, sample: dict, depth: str) -> tuple[Tensor | float, dict[str, Any]]:
+    def generator_loss(
+        self, output: ElectraOutput, batch: PretrainingBatch, depth: str
+    ) -> tuple[Tensor | float, dict[str, Any]]:
         """Compute |M| L_GEN and its sums to log; ``depth`` is the suffix of the log keys."""
         if output.mlm_nll is None:
             return 0.0, {}
-        is_masked = sample["net_input"]["masked_weights"].float()  # [B,M]
+        is_masked = batch.masked_weights.float()  # [B,M]
         mlm_loss = (output.mlm_nll * is_masked).sum()
         log = {f"mlm_loss_{depth}": mlm_loss.detach(), f"mlm_acc_{depth}": (output.mlm_correct * is_masked).sum()}
         if output.learns_by_likelihood:
             return mlm_loss, log
         if output.sampled_log_probs is None:
             return 0.0, log
-        rewards = self.rewards(output, sample)  # [B,M]
+        rewards = self.rewards(output, batch)  # [B,M]
         policy_loss = (policy_losses(output.sampled_log_probs, rewards, output.baseline_logits) * is_masked).sum()
         baseline_loss = (baseline_losses(output.baseline_logits, rewards) * is_masked).sum()
         log |= {"policy_loss": policy_loss.detach(), "baseline_loss": baseline_loss.detach()}
         return policy_loss + baseline_loss, log | {"reward": (rewards * is_masked).sum()}
 
     @staticmethod
-    def rewards(output: ElectraOutput, sample: dict) -> Tensor:
+    def rewards(output: ElectraOutput, batch: PretrainingBatch) -> Tensor:
         """Compute R, the detection loss at each masked position, which the generator maximizes: [B,M] float32."""
-        positions = sample["net_input"]["masked_positions"]
+        positions = batch.masked_positions
         logits, replaced = output.rtd_logits.detach().gather(1, positions), output.replaced.gather(1, positions)
         return detection_losses(logits, replaced)
 
-    def main_loss(self, output: ElectraOutput, sample: dict) -> tuple[Tensor, dict[str, Any]]:
+    def main_loss(self, output: ElectraOutput, batch: PretrainingBatch) -> tuple[Tensor, dict[str, Any]]:
         """Compute |M| lambda L_DISC, or the weighted |M| L_MAIN, and its sums to log."""
         if output.rtd_logits is None:
-            return self.prediction_loss(output, sample)
-        is_real = sample["net_input"]["tokens"].ne(self.padding_idx)  # [B,T]
-        is_scored = self.choose_positions(sample["net_input"], is_real)
+            return self.prediction_loss(output, batch)
+        is_real = batch.tokens.ne(self.padding_idx)  # [B,T]
+        is_scored = self.choose_positions(batch, is_real)
         rtd_loss = detection_loss(output.rtd_logits, output.replaced, is_scored)
         log = {"rtd_loss": rtd_loss.detach(), "_changed": (output.replaced & is_real).sum()}
         log |= detection_sums(output.rtd_logits.detach(), output.replaced, is_scored)
@@ -155,16 +158,16 @@ class ElectraCriterion(PretrainingCriterion):
             log |= {key: value.detach() for key, value in sums.items()}
         return loss, log
 
-    def choose_positions(self, net_input: dict[str, Tensor], is_real: Tensor) -> Tensor:
+    def choose_positions(self, batch: PretrainingBatch, is_real: Tensor) -> Tensor:
         """Return the tokens that the detection loss averages over: [B,T] bool, all or as many per sequence as are masked."""
         if self.detection_positions == "all":
             return is_real
-        positions, weights = net_input["masked_positions"], net_input["masked_weights"]
+        positions, weights = batch.masked_positions, batch.masked_weights
         if self.detection_positions == "masked":
             return mark_positions(positions, weights, is_real.size(1))
         return random_positions(is_real, weights.sum(1))
 
-    def prediction_loss(self, output: ElectraOutput, sample: dict) -> tuple[Tensor, dict[str, Any]]:
+    def prediction_loss(self, output: ElectraOutput, batch: PretrainingBatch) -> tuple[Tensor, dict[str, Any]]:
         if self.detection_positions != "all":
             raise UserError(
                 f"--detection-positions {self.detection_positions} has no meaning with a --main-objective other than "
@@ -173,7 +176,7 @@ class ElectraCriterion(PretrainingCriterion):
         predictions = output.predictions
         sums = encoder_mlm_sums(predictions)
         main_loss = sums["main_loss"]
-        replaced = output.replaced & sample["net_input"]["tokens"].ne(self.padding_idx)
+        replaced = output.replaced & batch.tokens.ne(self.padding_idx)
         log = {key: value.detach() for key, value in sums.items()} | {"replaced": replaced.sum()}
         if predictions.copy_probs is None:  # a sum over masked positions, whose number is sample_size
             return self.main_loss_weight * main_loss, log

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from amos_fairseq.criterions.detection import DetectionLossConfig, detection_loss, detection_sums, spread_sums
 from amos_fairseq.criterions.pretraining import PretrainingCriterion, batch_counts, log_sums
+from amos_fairseq.models.pretraining import PretrainingBatch
 
 
 @dataclass
@@ -51,9 +52,9 @@ class ElectricCriterion(PretrainingCriterion):
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
         """Return the summed loss (float32 scalar), the number of sampled positions, and the sums to log."""
-        tokens = sample["net_input"]["tokens"]  # [B,T]
-        output = model(**sample["net_input"], has_padding=sample["ntokens"] < tokens.numel())
-        masked_weights = sample["net_input"]["masked_weights"]  # [B,M]
+        batch = PretrainingBatch.of(sample)
+        output = model(batch)
+        masked_weights = batch.masked_weights  # [B,M]
         is_target = (output.is_scored if self.all_tokens_train_generator else masked_weights).float()  # [B,M] or [B,T]
 
         mlm_loss = (output.mlm_nll * is_target).sum()

@@ -7,6 +7,7 @@ from fairseq.dataclass import FairseqDataclass
 from torch import Tensor
 
 from amos_fairseq.criterions.pretraining import PretrainingCriterion, batch_counts
+from amos_fairseq.models.pretraining import PretrainingBatch
 
 
 @register_criterion("mlm", dataclass=FairseqDataclass)
@@ -22,9 +23,9 @@ class MlmCriterion(PretrainingCriterion):
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
         """Return the summed loss (float32 scalar), the number of masked positions, and the sums to log."""
-        net_input = sample["net_input"]
-        output = model(**net_input, has_padding=sample["ntokens"] < net_input["tokens"].numel())
-        is_masked = net_input["masked_weights"].float()  # [B,M]
+        batch = PretrainingBatch.of(sample)
+        output = model(batch)
+        is_masked = batch.masked_weights.float()  # [B,M]
         loss = (output.mlm_nll * is_masked).sum()
 
         (depth,) = model.depth_names

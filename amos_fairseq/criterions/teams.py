@@ -11,6 +11,7 @@ from torch import Tensor
 from amos_fairseq.criterions.detection import detection_loss, detection_sums, spread_sums
 from amos_fairseq.criterions.pretraining import PretrainingCriterion, batch_counts
 from amos_fairseq.errors import UserError
+from amos_fairseq.models.pretraining import PretrainingBatch
 
 
 @dataclass
@@ -60,10 +61,10 @@ class TeamsCriterion(PretrainingCriterion):
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
         """Return the summed loss (float32 scalar), the number of masked positions, and the sums to log."""
-        tokens = sample["net_input"]["tokens"]  # [B,T]
-        output = model(**sample["net_input"], has_padding=sample["ntokens"] < tokens.numel())
-        is_masked = sample["net_input"]["masked_weights"].float()  # [B,M]
-        is_real = tokens.ne(self.padding_idx)  # [B,T]
+        batch = PretrainingBatch.of(sample)
+        output = model(batch)
+        is_masked = batch.masked_weights.float()  # [B,M]
+        is_real = batch.tokens.ne(self.padding_idx)  # [B,T]
 
         mlm_loss = (output.mlm_nll * is_masked).sum()
         loss = self.mlm_loss_weight * mlm_loss

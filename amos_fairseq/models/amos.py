@@ -5,7 +5,6 @@ embeddings (D unless --embedding-dim says otherwise), V padded vocabulary size.
 """
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from fairseq.dataclass import ChoiceEnum
@@ -23,7 +22,7 @@ from amos_fairseq.models.configuration import (
     register_sizes,
     transformer_config,
 )
-from amos_fairseq.models.pretraining import PretrainingModel
+from amos_fairseq.models.pretraining import PretrainingBatch, PretrainingModel, PretrainingOutput
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.heads import DetectionHead, MlmHead, TokenPredictions
 from amos_fairseq.modules.mixture import (
@@ -81,17 +80,11 @@ class AmosConfig(DetectorWithMlmConfig):
     max_update: int = II("optimization.max_update")
 
 
-class AmosOutput(NamedTuple):
-    """Input of the criterion, the log and ``amos inspect``, the same for every implementation of the forward pass."""
+@dataclass(frozen=True)
+class AmosOutput(PretrainingOutput):
+    """The same for every implementation of the forward pass; ``mlm_nll`` and ``mlm_correct`` are those of each depth."""
 
-    mlm_nll: Tensor  # [K,B,M] float32, -log p(original) of each depth, nats
-    mlm_correct: Tensor  # [K,B,M] bool, the most probable token of the depth is the original
-    mixture_weights: Tensor  # [B,M,K] float32, gamma
-    sampled_tokens: Tensor  # [B,M] int64
-    corrupted_tokens: Tensor  # [B,T] int64, the discriminator's input
-    replaced: Tensor  # [B,T] bool, differs from the original
-    rtd_logits: Tensor  # [B,T] float32, positive for "replaced"
-    rtd_states: Tensor  # [B,T,D], the input of the detection head
+    mixture_weights: Tensor | None = None  # [B,M,K] float32, gamma
     # [some positions] float32, the mass of Gumbel-Softmax outside the entries that carry its gradient; None: there is none.
     truncated_mass: Tensor | None = None
     predictions: TokenPredictions | None = None  # of the discriminator, with --encoder-mlm-weight
@@ -129,59 +122,40 @@ class AmosModel(PretrainingModel):
     def encoder(self) -> TransformerEncoder:
         return self.discriminator
 
-    def forward(
-        self,
-        tokens: Tensor,
-        masked_tokens: Tensor,
-        masked_positions: Tensor,
-        masked_weights: Tensor,
-        has_padding: bool = True,
-    ) -> AmosOutput:
-        """Mask, predict, sample from the mixture of the depths, corrupt, detect.
-
-        Args:
-            tokens: [B,T] int64, the original text.
-            masked_tokens: [B,T] int64, the input of the generator.
-            masked_positions: [B,M] int64; padded slots hold 0.
-            masked_weights: [B,M] float, 1, or 0 for a padded slot.
-            has_padding: False if no sequence is padded, which saves the padding mask.
-        """
-        padding_mask = tokens.eq(self.vocabulary.pad) if has_padding else None
-        features, hidden = self.generate(masked_tokens, masked_positions, padding_mask)
-        originals = tokens.gather(1, masked_positions)
+    def forward(self, batch: PretrainingBatch) -> AmosOutput:
+        """Predict the masked tokens, sample from the mixture of the depths, corrupt, detect."""
+        positions, weights = batch.masked_positions, batch.masked_weights
+        features, hidden = self.generate(batch)
         gamma = self.mixture(features)
-        prediction = self.predict_and_sample(hidden, gamma, originals)
-        corrupted = replace_positions(tokens, masked_positions, prediction.sampled, masked_weights)
+        prediction = self.predict_and_sample(hidden, gamma, batch.originals)
+        corrupted = replace_positions(batch.tokens, positions, prediction.sampled, weights)
         embeddings = self.encoder_embedding(corrupted)
         if prediction.adversarial_term is not None:
-            embeddings = add_at_positions(embeddings, masked_positions, prediction.adversarial_term, masked_weights)
-        states = self.discriminator(embeddings, padding_mask)[-1]
+            embeddings = add_at_positions(embeddings, positions, prediction.adversarial_term, weights)
+        states = self.discriminator(embeddings, self.padding_mask(batch))[-1]
         return AmosOutput(
             mlm_nll=prediction.nll,
             mlm_correct=prediction.correct,
             mixture_weights=gamma,
             sampled_tokens=prediction.sampled,
             corrupted_tokens=corrupted,
-            replaced=corrupted.ne(tokens),
+            replaced=corrupted.ne(batch.tokens),
             rtd_logits=self.detection_head(states),
             rtd_states=states,
             truncated_mass=prediction.truncated_mass,
-            predictions=self.predict(states, corrupted, originals, masked_positions, masked_weights),
+            predictions=self.predict(states, corrupted, batch),
         )
 
-    def predict(
-        self, states: Tensor, corrupted: Tensor, originals: Tensor, masked_positions: Tensor, masked_weights: Tensor
-    ) -> TokenPredictions | None:
-        """Predict the originals [B,M] at masked positions from the discriminator's states; None without a head for it."""
+    def predict(self, states: Tensor, corrupted: Tensor, batch: PretrainingBatch) -> TokenPredictions | None:
+        """Predict the originals at masked positions from the discriminator's states; None without a head for it."""
         if self.token_prediction is None:
             return None
-        inputs = corrupted.gather(1, masked_positions)
-        states = gather_positions(states, masked_positions)
-        return self.token_prediction(states, self.encoder_embedding.weight, inputs, originals, masked_weights)
+        inputs = corrupted.gather(1, batch.masked_positions)
+        states = gather_positions(states, batch.masked_positions)
+        embedding = self.encoder_embedding.weight
+        return self.token_prediction(states, embedding, inputs, batch.originals, batch.masked_weights)
 
-    def generate(
-        self, masked_tokens: Tensor, masked_positions: Tensor, padding_mask: Tensor | None
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    def generate(self, batch: PretrainingBatch) -> tuple[list[Tensor], list[Tensor]]:
         """Compute the features f^(d) and the MLM head's outputs h^(d) of each depth at the masked positions.
 
         The input of the layer above a depth is detached, so each block is trained by its own head alone (section 3.3).
@@ -189,16 +163,16 @@ class AmosModel(PretrainingModel):
         Returns:
             K tensors [B,M,D] and K tensors [B,M,E].
         """
-        embeddings = self.embed_tokens(masked_tokens)
+        embeddings, padding_mask = self.embed_tokens(batch.masked_tokens), self.padding_mask(batch)
+        positions = batch.masked_positions
         if self.cfg.separate_generators:
             features = [
-                generator(embeddings, padding_mask, last_positions=masked_positions)[-1]
-                for generator in self.generators
+                generator(embeddings, padding_mask, last_positions=positions)[-1] for generator in self.generators
             ]
         else:
             stops = () if self.cfg.no_stop_gradient else self.depths[:-1]
-            layers = self.generators[0](embeddings, padding_mask, stops, last_positions=masked_positions)
-            between = [layers.at(depth - 1, masked_positions) for depth in self.depths[:-1]]
+            layers = self.generators[0](embeddings, padding_mask, stops, last_positions=positions)
+            between = [layers.at(depth - 1, positions) for depth in self.depths[:-1]]
             features = [*between, layers[-1]]
         return features, [head(f) for head, f in zip(self.head_of_depth, features, strict=True)]
 
@@ -235,10 +209,8 @@ class AmosModel(PretrainingModel):
         return Adversary(cfg.gumbel_temperature, cfg.adversarial_mlm_multiplier, cfg.gumbel_entries)
 
     @torch.no_grad()
-    def predict_logits(
-        self, tokens: Tensor, masked_tokens: Tensor, masked_positions: Tensor, masked_weights: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        features, hidden = self.generate(masked_tokens, masked_positions, tokens.eq(self.vocabulary.pad))
+    def predict_logits(self, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:
+        features, hidden = self.generate(batch)
         logits = [self.logits(h, head.bias) for h, head in zip(hidden, self.head_of_depth, strict=True)]
         return torch.stack(logits), self.mixture(features)
 

@@ -32,7 +32,7 @@ from amos_fairseq.models.configuration import (
     transformer_config,
 )
 from amos_fairseq.models.fine_tuning import describe_mismatch, same_shape
-from amos_fairseq.models.pretraining import SingleMlmModel, as_single_depth
+from amos_fairseq.models.pretraining import PretrainingBatch, PretrainingOutput, SingleMlmModel, as_single_depth
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.generators import TokenNoise
 from amos_fairseq.modules.heads import CLASSIFICATION_HEADS, DenseDetectionHead, TokenPredictions
@@ -102,20 +102,14 @@ class ElectraConfig(DetectorWithMlmConfig):
     )
 
 
-class ElectraOutput(NamedTuple):
-    """Input of the criterion and the log; a field is None if the variant has no such part."""
+@dataclass(frozen=True)
+class ElectraOutput(PretrainingOutput):
+    """What the variants add."""
 
-    mlm_nll: Tensor | None  # [B,M] float32, -log p(original), nats
-    mlm_correct: Tensor | None  # [B,M] bool, the generator's most probable token is the original
-    sampled_tokens: Tensor  # [B,M] int64
-    corrupted_tokens: Tensor  # [B,T] int64, the discriminator's input
-    replaced: Tensor  # [B,T] bool, differs from the original
-    rtd_logits: Tensor | None  # [B,T] float32, positive for "replaced"
     predictions: TokenPredictions | None = None  # of a main network that predicts the originals
     learns_by_likelihood: bool = True  # False: mlm_nll is for the log alone
     sampled_log_probs: Tensor | None = None  # [B,M] float32, log q(sampled) of a generator that learns by reward
     baseline_logits: Tensor | None = None  # [B,M] float32, for the same generator
-    rtd_states: Tensor | None = None  # [B,T,D], the input of the detection head
 
 
 class GeneratorOutput(NamedTuple):
@@ -200,34 +194,20 @@ class ElectraModel(SingleMlmModel):
         """Whether the generator is trained as a masked language model."""
         return self.generator is not None and not (self.cfg.adversarial or self.cfg.frozen_generator)
 
-    def forward(
-        self,
-        tokens: Tensor,
-        masked_tokens: Tensor,
-        masked_positions: Tensor,
-        masked_weights: Tensor,
-        has_padding: bool = True,
-    ) -> ElectraOutput:
-        """Mask, predict, sample, corrupt, detect. The arguments are those of :meth:`AmosModel.forward`."""
-        padding_mask = tokens.eq(self.vocabulary.pad) if has_padding else None
-        originals = tokens.gather(1, masked_positions)
-        features = None
-        if self.generator is not None:
-            features = self.encode_masked(masked_tokens, masked_positions, padding_mask)
-        generated = self.predict_and_sample(features, originals)
-        corrupted = replace_positions(tokens, masked_positions, generated.sampled, masked_weights)
-        states = self.discriminator(self.encoder_embedding(corrupted), padding_mask)[-1]
-        predictions = None
-        if self.token_prediction is not None:
-            predictions = self.predict(states, corrupted, tokens, masked_positions, masked_weights)
+    def forward(self, batch: PretrainingBatch) -> ElectraOutput:
+        """Predict the masked tokens, sample, corrupt, detect."""
+        features = None if self.generator is None else self.encode_masked(batch)
+        generated = self.predict_and_sample(features, batch.originals)
+        corrupted = replace_positions(batch.tokens, batch.masked_positions, generated.sampled, batch.masked_weights)
+        states = self.discriminator(self.encoder_embedding(corrupted), self.padding_mask(batch))[-1]
         return ElectraOutput(
             mlm_nll=generated.nll,
             mlm_correct=generated.correct,
             sampled_tokens=generated.sampled,
             corrupted_tokens=corrupted,
-            replaced=corrupted.ne(tokens),
+            replaced=corrupted.ne(batch.tokens),
             rtd_logits=None if self.detection_head is None else self.detection_head(states),
-            predictions=predictions,
+            predictions=None if self.token_prediction is None else self.predict(states, corrupted, batch),
             learns_by_likelihood=self.learns_by_likelihood,
             sampled_log_probs=generated.sampled_log_probs,
             baseline_logits=generated.baseline_logits,
@@ -303,24 +283,21 @@ class ElectraModel(SingleMlmModel):
         log_probs = logits.log_softmax(-1).gather(-1, sampled.unsqueeze(-1)).squeeze(-1)
         return log_probs, self.baseline(features.detach()).squeeze(-1).float()
 
-    def predict(
-        self, states: Tensor, corrupted: Tensor, tokens: Tensor, masked_positions: Tensor, masked_weights: Tensor
-    ) -> TokenPredictions:
+    def predict(self, states: Tensor, corrupted: Tensor, batch: PretrainingBatch) -> TokenPredictions:
         """Predict the originals at masked positions, or of all tokens that are not special (section 5.4.3)."""
+        embedding = self.encoder_embedding.weight
         if self.cfg.main_objective == "all_tokens_mlm":
-            weights = ~self.never_sampled_mask[tokens]
-        else:
-            states, weights = gather_positions(states, masked_positions), masked_weights
-            tokens, corrupted = tokens.gather(1, masked_positions), corrupted.gather(1, masked_positions)
-        return self.token_prediction(states, self.encoder_embedding.weight, corrupted, tokens, weights)
+            weights = ~self.never_sampled_mask[batch.tokens]
+            return self.token_prediction(states, embedding, corrupted, batch.tokens, weights)
+        states = gather_positions(states, batch.masked_positions)
+        corrupted = corrupted.gather(1, batch.masked_positions)
+        return self.token_prediction(states, embedding, corrupted, batch.originals, batch.masked_weights)
 
     @torch.no_grad()
-    def predict_logits(
-        self, tokens: Tensor, masked_tokens: Tensor, masked_positions: Tensor, masked_weights: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def predict_logits(self, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:
         if self.generator is None:  # the same logits at every position
-            return as_single_depth(self.token_noise(masked_positions))
-        return super().predict_logits(tokens, masked_tokens, masked_positions, masked_weights)
+            return as_single_depth(self.token_noise(batch.masked_positions))
+        return super().predict_logits(batch)
 
     @property
     def awaits_token_counts(self) -> bool:

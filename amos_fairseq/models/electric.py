@@ -7,7 +7,7 @@ Shapes: B sequences, T tokens, M sampled positions per sequence, E width of the 
 """
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from fairseq.dataclass import ChoiceEnum
@@ -31,7 +31,7 @@ from amos_fairseq.models.configuration import (
     register_sizes,
     transformer_config,
 )
-from amos_fairseq.models.pretraining import PretrainingModel, as_single_depth
+from amos_fairseq.models.pretraining import PretrainingBatch, PretrainingModel, PretrainingOutput, as_single_depth
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.generators import TwoTower
 from amos_fairseq.modules.heads import CLASSIFICATION_HEADS, DenseDetectionHead
@@ -76,19 +76,13 @@ class ElectricConfig(EncoderConfig):
     mask_prob: float = "${oc.select:task.mask_prob,0.15}"
 
 
-class ElectricOutput(NamedTuple):
-    """Input of the criterion and the log; the last six fields are None in the cloze model alone."""
+@dataclass(frozen=True)
+class ElectricOutput(PretrainingOutput):
+    """``mlm_nll`` and ``mlm_correct`` are [B,T] if all tokens train the generator; the cloze model has nothing else."""
 
-    mlm_nll: Tensor  # [B,M], or [B,T] if all tokens train the generator; float32, -log q(original), nats
-    mlm_correct: Tensor  # of the same shape, bool, the most probable token is the original
-    is_scored: Tensor  # [B,T] bool, not special: included in losses, energies and scores
-    sampled_tokens: Tensor | None = None  # [B,M] int64
-    corrupted_tokens: Tensor | None = None  # [B,T] int64, the discriminator's input
-    replaced: Tensor | None = None  # [B,T] bool, differs from the original
+    is_scored: Tensor | None = None  # [B,T] bool, not special: included in losses, energies and scores
     # [B,T] bool, the label: was sampled, even if that is the original; with ``electra_labels`` the same as ``replaced``.
     is_noise: Tensor | None = None
-    rtd_logits: Tensor | None = None  # [B,T] float32, positive for "noise"
-    rtd_states: Tensor | None = None  # [B,T,D], the input of the head of the energies
 
 
 @register_model("electric", dataclass=ElectricConfig)
@@ -132,30 +126,23 @@ class ElectricModel(PretrainingModel):
     def depth_names(self) -> list[str]:
         return [str(self.generator.num_layers)]
 
-    def forward(
-        self,
-        tokens: Tensor,
-        masked_tokens: Tensor,
-        masked_positions: Tensor,
-        masked_weights: Tensor,
-        has_padding: bool = True,
-    ) -> ElectricOutput:
-        """Predict, sample, corrupt, classify as noise or text (Algorithm 2). Arguments as in :meth:`AmosModel.forward`.
+    def forward(self, batch: PretrainingBatch) -> ElectricOutput:
+        """Predict, sample, corrupt, classify as noise or text (Algorithm 2).
 
         Noise is sampled at the masked positions; ``masked_tokens`` is not used.
         """
-        padding_mask = tokens.eq(self.vocabulary.pad) if has_padding else None
-        is_scored = self.is_scored(tokens)
+        tokens, positions, weights = batch.tokens, batch.masked_positions, batch.masked_weights
+        padding_mask, is_scored = self.padding_mask(batch), self.is_scored(tokens)
         hidden = self.generate(tokens, padding_mask)
         if self.discriminator is None:
-            return ElectricOutput(*self.mlm_loss(hidden, self.mlm_head.bias, tokens), is_scored)
-        nll, correct, sampled = self.predict_and_sample(hidden, tokens, masked_positions)
-        noised = replace_positions(tokens, masked_positions, sampled, masked_weights)
+            return ElectricOutput(*self.mlm_loss(hidden, self.mlm_head.bias, tokens), is_scored=is_scored)
+        nll, correct, sampled = self.predict_and_sample(hidden, tokens, positions)
+        noised = replace_positions(tokens, positions, sampled, weights)
         states = self.discriminator(self.embed_tokens(noised), padding_mask)[-1]
         logits = self.detection_head(states)
         if self.variant == "electric":
             logits = noise_logits(logits, self.noise_log_probs(hidden, noised), self.cfg.mask_prob)
-        replaced, is_sampled = noised.ne(tokens), mark_positions(masked_positions, masked_weights, tokens.size(1))
+        replaced, is_sampled = noised.ne(tokens), mark_positions(positions, weights, tokens.size(1))
         return ElectricOutput(
             mlm_nll=nll,
             mlm_correct=correct,
@@ -247,10 +234,8 @@ class ElectricModel(PretrainingModel):
         return log_probs.masked_fill(~self.is_scored(tokens), 0.0)
 
     @torch.no_grad()
-    def predict_logits(
-        self, tokens: Tensor, masked_tokens: Tensor, masked_positions: Tensor, masked_weights: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        hidden = gather_positions(self.generate(tokens, tokens.eq(self.vocabulary.pad)), masked_positions)
+    def predict_logits(self, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:
+        hidden = gather_positions(self.generate(batch.tokens, self.padding_mask(batch)), batch.masked_positions)
         return as_single_depth(self.logits(hidden, self.mlm_head.bias))
 
 

@@ -3,10 +3,7 @@
 Shapes: B sequences, T tokens, M masked positions per sequence, E width of the token embeddings, V padded vocabulary size.
 """
 
-from typing import NamedTuple
-
 from fairseq.models import register_model
-from torch import Tensor
 
 from amos_fairseq.models.configuration import (
     MINI,
@@ -16,15 +13,8 @@ from amos_fairseq.models.configuration import (
     register_sizes,
     transformer_config,
 )
-from amos_fairseq.models.pretraining import SingleMlmModel
+from amos_fairseq.models.pretraining import PretrainingBatch, PretrainingOutput, SingleMlmModel
 from amos_fairseq.modules.encoder import TransformerEncoder
-
-
-class MlmOutput(NamedTuple):
-    """Input of the criterion and the log."""
-
-    mlm_nll: Tensor  # [B,M] float32, -log p(original), nats
-    mlm_correct: Tensor  # [B,M] bool, the most probable token is the original
 
 
 @register_model("mlm", dataclass=EncoderConfig)
@@ -45,18 +35,9 @@ class MlmModel(SingleMlmModel):
     def mlm_encoder(self) -> TransformerEncoder:
         return self.transformer
 
-    def forward(
-        self,
-        tokens: Tensor,
-        masked_tokens: Tensor,
-        masked_positions: Tensor,
-        masked_weights: Tensor,
-        has_padding: bool = True,
-    ) -> MlmOutput:
-        """Predict the masked tokens. The arguments are those of :meth:`AmosModel.forward`."""
-        padding_mask = tokens.eq(self.vocabulary.pad) if has_padding else None
-        hidden = self.generate(masked_tokens, masked_positions, padding_mask)
-        return MlmOutput(*self.mlm_loss(hidden, self.mlm_head.bias, tokens.gather(1, masked_positions)))
+    def forward(self, batch: PretrainingBatch) -> PretrainingOutput:
+        """Predict the masked tokens."""
+        return PretrainingOutput(*self.mlm_loss(self.generate(batch), self.mlm_head.bias, batch.originals))
 
 
 # Embedding 128 in small: thesis Table 5.1, and section 5.4.1 for BERT-Small.

@@ -5,7 +5,8 @@ V padded vocabulary size.
 """
 
 import abc
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from fairseq.data import Dictionary
@@ -39,6 +40,40 @@ class PretrainingTask(Protocol):
 
     source_dictionary: Dictionary
     masked_share: float | None
+
+
+class PretrainingBatch(NamedTuple):
+    """Masked blocks, the input of every pretraining model."""
+
+    tokens: Tensor  # [B,T] int64, the original text
+    masked_tokens: Tensor  # [B,T] int64, the input of the generator
+    masked_positions: Tensor  # [B,M] int64; padded slots hold 0
+    masked_weights: Tensor  # [B,M] float, 1, or 0 for a padded slot
+    has_padding: bool = True  # False if no sequence is padded, which saves the padding mask
+
+    @classmethod
+    def of(cls, sample: dict[str, Any]) -> "PretrainingBatch":
+        """Return the batch of a sample of the task. Its counts are Python ints, so the host does not wait for the device."""
+        inputs = sample["net_input"]
+        return cls(**inputs, has_padding=sample["ntokens"] < inputs["tokens"].numel())
+
+    @property
+    def originals(self) -> Tensor:
+        """The tokens at the masked positions: [B,M] int64."""
+        return self.tokens.gather(1, self.masked_positions)
+
+
+@dataclass(frozen=True)
+class PretrainingOutput:
+    """Input of the criterion, the log and ``amos inspect``. A field is None if the model has no such part."""
+
+    mlm_nll: Tensor | None = None  # [B,M] float32, -log p(original), nats; AMOS: [K,B,M], of each depth
+    mlm_correct: Tensor | None = None  # of the same shape, bool, the most probable token is the original
+    sampled_tokens: Tensor | None = None  # [B,M] int64
+    corrupted_tokens: Tensor | None = None  # [B,T] int64, the discriminator's input
+    replaced: Tensor | None = None  # [B,T] bool, differs from the original
+    rtd_logits: Tensor | None = None  # [B,T] float32, positive for "replaced"; Electric: for "noise"
+    rtd_states: Tensor | None = None  # [B,T,D], the input of the detection head
 
 
 class PretrainingModel(BaseFairseqModel, abc.ABC):
@@ -208,12 +243,16 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         return self.encoder(self.encoder_embedding(tokens), tokens.eq(self.vocabulary.pad))[-1]
 
     @abc.abstractmethod
-    def predict_logits(
-        self, tokens: Tensor, masked_tokens: Tensor, masked_positions: Tensor, masked_weights: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Compute all logits of each of the generator's K depths, to inspect a model rather than to train it.
+    def forward(self, batch: PretrainingBatch) -> PretrainingOutput:
+        """Compute what the criterion of the objective needs; each model's ``forward`` reads as its algorithm."""
 
-        The arguments are those of :meth:`AmosModel.forward`.
+    def padding_mask(self, batch: PretrainingBatch) -> Tensor | None:
+        """Return True at padding, [B,T] bool; None without any."""
+        return batch.tokens.eq(self.vocabulary.pad) if batch.has_padding else None
+
+    @abc.abstractmethod
+    def predict_logits(self, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:
+        """Compute all logits of each of the generator's K depths, to inspect a model rather than to train it.
 
         Returns:
             Logits [K,B,M,V] float32 before special tokens are excluded, and mixture weights [B,M,K].
@@ -243,21 +282,18 @@ class SingleMlmModel(PretrainingModel):
     def depth_names(self) -> list[str]:
         return [str(len(self.mlm_encoder.layers))]
 
-    def encode_masked(self, masked_tokens: Tensor, masked_positions: Tensor, padding_mask: Tensor | None) -> Tensor:
+    def encode_masked(self, batch: PretrainingBatch) -> Tensor:
         """Compute the last states of ``mlm_encoder`` at the masked positions: [B,M,D] with its own width D."""
-        embeddings = self.generator_embedding(masked_tokens)
-        return self.mlm_encoder(embeddings, padding_mask, last_positions=masked_positions)[-1]
+        embeddings = self.generator_embedding(batch.masked_tokens)
+        return self.mlm_encoder(embeddings, self.padding_mask(batch), last_positions=batch.masked_positions)[-1]
 
-    def generate(self, masked_tokens: Tensor, masked_positions: Tensor, padding_mask: Tensor | None) -> Tensor:
+    def generate(self, batch: PretrainingBatch) -> Tensor:
         """Compute the output of the MLM head at the masked positions: [B,M,E]."""
-        return self.mlm_head(self.encode_masked(masked_tokens, masked_positions, padding_mask))
+        return self.mlm_head(self.encode_masked(batch))
 
     @torch.no_grad()
-    def predict_logits(
-        self, tokens: Tensor, masked_tokens: Tensor, masked_positions: Tensor, masked_weights: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        hidden = self.generate(masked_tokens, masked_positions, tokens.eq(self.vocabulary.pad))
-        return as_single_depth(self.logits(hidden, self.mlm_head.bias))
+    def predict_logits(self, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:
+        return as_single_depth(self.logits(self.generate(batch), self.mlm_head.bias))
 
 
 def as_single_depth(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,6 @@ E width of the token embeddings, V padded vocabulary size.
 """
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from fairseq.dataclass import ChoiceEnum
@@ -29,7 +28,7 @@ from amos_fairseq.models.configuration import (
     transformer_config,
 )
 from amos_fairseq.models.fine_tuning import FineTunedModel
-from amos_fairseq.models.pretraining import SingleMlmModel
+from amos_fairseq.models.pretraining import PretrainingBatch, PretrainingOutput, SingleMlmModel
 from amos_fairseq.modules.encoder import (
     LayerOutputs,
     TransformerConfig,
@@ -150,18 +149,12 @@ def select_branch(state_dict: dict[str, Tensor], representation: str) -> None:
         state_dict[f"{LAYERS}{max(layers)}.{key.removeprefix(RTD_LAYER)}"] = state_dict.pop(key)
 
 
-class TeamsOutput(NamedTuple):
-    """Input of the criterion, the log and ``amos inspect``; a field is None if its branch is left out."""
+@dataclass(frozen=True)
+class TeamsOutput(PretrainingOutput):
+    """What multi-word selection adds."""
 
-    mlm_nll: Tensor  # [B,M] float32, -log p(original), nats
-    mlm_correct: Tensor  # [B,M] bool, the generator's most probable token is the original
-    sampled_tokens: Tensor  # [B,M] int64
-    corrupted_tokens: Tensor  # [B,T] int64, the discriminator's input
-    replaced: Tensor  # [B,T] bool, differs from the original
-    rtd_logits: Tensor | None  # [B,T] float32, positive for "replaced"
-    candidates: Tensor | None  # [B,M,1+K] int64, the original first
-    mws_logits: Tensor | None  # [B,M,1+K] float32, of each candidate
-    rtd_states: Tensor | None  # [B,T,D], the input of the detection head
+    candidates: Tensor | None = None  # [B,M,1+K] int64, the original first
+    mws_logits: Tensor | None = None  # [B,M,1+K] float32, of each candidate
 
 
 @register_model("teams", dataclass=TeamsConfig)
@@ -206,31 +199,22 @@ class TeamsModel(SingleMlmModel):
     def mlm_encoder(self) -> TransformerEncoder:
         return self.generator
 
-    def forward(
-        self,
-        tokens: Tensor,
-        masked_tokens: Tensor,
-        masked_positions: Tensor,
-        masked_weights: Tensor,
-        has_padding: bool = True,
-    ) -> TeamsOutput:
-        """Mask, predict, sample, corrupt, sample candidates, detect, select. Arguments as in :meth:`AmosModel.forward`.
+    def forward(self, batch: PretrainingBatch) -> TeamsOutput:
+        """Predict the masked tokens, sample, corrupt, sample candidates, detect, select.
 
         P_D(x_i^R = x_i) = sigmoid(w . h_RTD(x^R)_i) (TEAMS Eq. 3 and 6) is sigmoid(-rtd_logits): the logits are positive for
         "replaced".
         """
-        padding_mask = tokens.eq(self.vocabulary.pad) if has_padding else None
-        originals = tokens.gather(1, masked_positions)
-        hidden = self.generate(masked_tokens, masked_positions, padding_mask)
-        nll, correct, sampled, candidates = self.predict_and_sample(hidden, originals)
-        corrupted = replace_positions(tokens, masked_positions, sampled, masked_weights)
-        mws_states, rtd_states = self.discriminate(corrupted, padding_mask, masked_positions)
+        positions = batch.masked_positions
+        nll, correct, sampled, candidates = self.predict_and_sample(self.generate(batch), batch.originals)
+        corrupted = replace_positions(batch.tokens, positions, sampled, batch.masked_weights)
+        mws_states, rtd_states = self.discriminate(corrupted, self.padding_mask(batch), positions)
         return TeamsOutput(
             mlm_nll=nll,
             mlm_correct=correct,
             sampled_tokens=sampled,
             corrupted_tokens=corrupted,
-            replaced=corrupted.ne(tokens),
+            replaced=corrupted.ne(batch.tokens),
             rtd_logits=self.detection_head(rtd_states) if "rtd" in self.tasks else None,
             candidates=candidates,
             mws_logits=self.select(mws_states, candidates) if "mws" in self.tasks else None,

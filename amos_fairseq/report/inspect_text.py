@@ -14,7 +14,7 @@ from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.data.masked_blocks import MaskedBlockDataset
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.electric import ElectricModel
-from amos_fairseq.models.pretraining import PretrainingModel
+from amos_fairseq.models.pretraining import PretrainingBatch, PretrainingModel
 from amos_fairseq.report.inspection import DepthSample, Inspection, MaskedToken, Prediction, Token, printable
 from amos_fairseq.report.replaced_tokens import forward_of_depth
 from amos_fairseq.text.tokenization.tokenizer import Tokenizer
@@ -44,9 +44,9 @@ def inspect_text(
         raise UserError("no token of the text may be masked, all are unknown to the vocabulary: give another text")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        logits, weights = model.predict_logits(**batch["net_input"])
+        logits, weights = model.predict_logits(PretrainingBatch(**batch["net_input"]))
         torch.manual_seed(seed)  # so that a sampled mixture is the same in both calls
-        output = model(**batch["net_input"])
+        output = model(PretrainingBatch(**batch["net_input"]))
     depths = range(len(model.depth_names)) if with_samples else ()
     by_depth = [forward_of_depth(model, batch["net_input"], depth, seed) for depth in depths]
     positions = batch["net_input"]["masked_positions"][0]

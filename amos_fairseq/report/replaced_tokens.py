@@ -21,7 +21,7 @@ from amos_fairseq.data.masked_blocks import MaskedBlockDataset
 from amos_fairseq.data.seeding import Purpose, noise_seed
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.amos import AmosModel
-from amos_fairseq.models.pretraining import PretrainingModel
+from amos_fairseq.models.pretraining import PretrainingBatch, PretrainingModel
 from amos_fairseq.modules.mixture import MixtureWeights
 from amos_fairseq.output.terminal import progress_bar
 
@@ -133,7 +133,7 @@ def forward_of_depth(
     device = model_device(model)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), _only_depth(model, depth):
         torch.manual_seed(noise_seed(Purpose.VALIDATION_NOISE, seed, depth, block))
-        return model(**net_input)
+        return model(PretrainingBatch(**net_input))
 
 
 def model_device(model: PretrainingModel) -> torch.device:

@@ -24,6 +24,7 @@ from amos_fairseq.models.electra import ElectraModel
 from amos_fairseq.models.electric import ElectricModel
 from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.models.mlm import MlmModel
+from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.models.teams import TeamsModel
 from amos_fairseq.text.special_tokens import MASK_SYMBOL
 
@@ -119,7 +120,7 @@ class MaskedScorer(TokenScorer):
         return self.with_each_masked(sequences, self._score)
 
     def _score(self, tokens: Tensor, masked_tokens: Tensor, positions: Tensor) -> Tensor:
-        output = self.model(tokens, masked_tokens, positions, torch.ones_like(positions, dtype=torch.float32))
+        output = self.model(PretrainingBatch(tokens, masked_tokens, positions, torch.ones_like(positions)))
         return -output.mlm_nll[:, 0]
 
 
@@ -164,7 +165,7 @@ class ElectraScorer(TokenScorer):
         """Return log q of the originals: [B] float32."""
         model, hidden = self.model, None
         if model.generator is not None:
-            hidden = model.generate(masked_tokens, positions, tokens.eq(self.pad))
+            hidden = model.generate(PretrainingBatch(tokens, masked_tokens, positions, torch.ones_like(positions)))
         originals = tokens.gather(1, positions)
         log_q = model.noise_logits(hidden, originals).log_softmax(-1)  # [B,1,V]
         return log_q.gather(-1, originals.unsqueeze(-1)).flatten()

@@ -1,6 +1,7 @@
 """Criterion of AMOS: the total loss by hand, log keys, and metrics that add up over batches."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from small_models import AMOS_SETTINGS, amos_criterion, batch_of, logged, random
 
 from amos_fairseq.criterions.amos import AmosCriterion
 from amos_fairseq.models.amos import AmosOutput
+from amos_fairseq.models.pretraining import PretrainingBatch
 
 DEPTHS = ("1", "2", "4")
 DETECTION = ("loss", "acc", "auc", "recall", "precision", "loss_above_prior", "logit_std")
@@ -39,8 +41,8 @@ class GivenOutput(torch.nn.Module):
             rtd_states=torch.randn(B, T, 8, generator=generator) + 1,
         )
 
-    def forward(self, has_padding: bool, **net_input) -> AmosOutput:
-        self.had_padding = has_padding
+    def forward(self, batch: PretrainingBatch) -> AmosOutput:
+        self.had_padding = batch.has_padding
         return self.output
 
 
@@ -106,7 +108,7 @@ def test_gumbel_residual_is_a_mean_over_the_measured_positions():
     batch, logs = small_batch(), []
     for measured in ([1e-5, 3e-5], [2e-5, 2e-5, 7e-5, 1e-5]):
         model = GivenOutput(batch, seed=2)
-        model.output = model.output._replace(truncated_mass=torch.tensor(measured))
+        model.output = replace(model.output, truncated_mass=torch.tensor(measured))
         logs.append(amos_criterion()(model, batch)[2])
     assert logged(AmosCriterion, *logs)["gumbel_residual"] == pytest.approx(16e-5 / 6, abs=1e-8)
     assert "gumbel_residual" not in logged(AmosCriterion, amos_criterion()(GivenOutput(batch, seed=2), batch)[2])
@@ -116,7 +118,7 @@ def half(batch: dict, output: AmosOutput, rows: slice) -> tuple[GivenOutput, dic
     net_input = {name: value[rows] for name, value in batch["net_input"].items()}
     part = batch_of(net_input)
     model = GivenOutput(part, seed=0)
-    given = {name: value for name, value in output._asdict().items() if value is not None}
+    given = {name: value for name, value in vars(output).items() if value is not None}
     model.output = AmosOutput(**{n: v[:, rows] if n.startswith("mlm_") else v[rows] for n, v in given.items()})
     return model, part
 
@@ -207,5 +209,5 @@ class DataParallel(torch.nn.Module):
         super().__init__()
         self.module = module
 
-    def forward(self, **net_input):
-        return self.module(**net_input)
+    def forward(self, batch):
+        return self.module(batch)

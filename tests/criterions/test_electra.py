@@ -1,6 +1,7 @@
 """ELECTRA's criterion: each variant's loss from given outputs in float64, with and without padding."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from amos_fairseq.criterions.electra import ElectraCriterion
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.positions import mark_positions, random_positions
 from amos_fairseq.models.electra import ElectraOutput
+from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.modules.heads import TokenPredictions
 
 PADDED = (12, 7, 12, 10)
@@ -38,16 +40,17 @@ class GivenOutput(torch.nn.Module):
         inputs = batch["net_input"]
         (B, T), M = inputs["tokens"].shape, inputs["masked_positions"].size(1)
         replaced = random_replaced(batch, generator)
-        self.output = ElectraOutput(
+        output = ElectraOutput(
             mlm_nll=torch.rand(B, M, generator=generator) * 8,
             mlm_correct=torch.rand(B, M, generator=generator) < 0.4,
             sampled_tokens=torch.zeros(B, M, dtype=torch.int64),
             corrupted_tokens=torch.zeros(B, T, dtype=torch.int64),
             replaced=replaced,
             rtd_logits=torch.randn(B, T, generator=generator) * 2,
-        )._replace(**fields)
+        )
+        self.output = replace(output, **fields)
 
-    def forward(self, has_padding: bool, **net_input) -> ElectraOutput:
+    def forward(self, batch: PretrainingBatch) -> ElectraOutput:
         return self.output
 
 
@@ -186,7 +189,9 @@ def test_main_network_predicts_the_original_tokens(variant: str) -> None:
     """From the encoder's states, head and embeddings step by step in float64; padding and special tokens never count."""
     model, batch = small_electra(**ELECTRA_VARIANTS[variant]).double(), small_batch()
     tokens = batch["net_input"]["tokens"]
-    output = model(**batch["net_input"] | {"masked_weights": batch["net_input"]["masked_weights"].double()})
+    output = model(
+        PretrainingBatch(**batch["net_input"] | {"masked_weights": batch["net_input"]["masked_weights"].double()})
+    )
     states = model.extract_features(output.corrupted_tokens)
     head, expected, seen = model.token_prediction, [], []
     for row, column in output.predictions.weights.nonzero().tolist():

@@ -22,6 +22,7 @@ from small_models import (
 from amos_fairseq.criterions.electric import ElectricCriterion
 from amos_fairseq.functional.nce import energies_of, noise_logits
 from amos_fairseq.models.electric import ElectricModel
+from amos_fairseq.models.pretraining import PretrainingBatch
 
 SPECIAL = (0, 1, 2, 3, 44)  # <s> <pad> </s> <unk> <mask>
 LENGTHS = {"full": (12, 12), "padded": (12, 7, 2)}
@@ -96,7 +97,7 @@ def test_loss_against_loops_in_float64(variant: str, tokens: str, lengths: tuple
 def test_a_sample_that_is_the_original_is_noise() -> None:
     model, batch = small_electric(), batch_with_specials((12, 7))
     with_given_samples(model, batch)
-    output = model(**batch["net_input"])
+    output = model(PretrainingBatch(**batch["net_input"]))
     for row, place in enumerate(batch["net_input"]["masked_positions"][:, 0].tolist()):
         assert output.is_noise[row, place]
         assert not output.replaced[row, place]
@@ -108,7 +109,7 @@ def test_a_sample_that_is_the_original_is_noise() -> None:
 def test_the_classifier_trains_the_discriminator_alone(variant: str) -> None:
     """q enters the logits of NCE without a gradient, and no gradient passes through a sample."""
     model, batch = small_electric(variant), small_batch()
-    model(**batch["net_input"]).rtd_logits.square().sum().backward()
+    model(PretrainingBatch(**batch["net_input"])).rtd_logits.square().sum().backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     # Shared parameters have another name.
     own = [name for name in gradients if name.startswith(("generator.", "mlm_head."))]
@@ -135,7 +136,7 @@ def test_logged_values_by_hand(tokens: str) -> None:
     model, batch = small_electric(generator_loss_tokens=tokens), batch_with_specials((12, 7, 2))
     sampled = with_given_samples(model, batch)
     got = logged(ElectricCriterion, electric_criterion(model)(model, batch)[2])
-    output, inputs = model(**batch["net_input"]), batch["net_input"]
+    output, inputs = model(PretrainingBatch(**batch["net_input"])), batch["net_input"]
     ordinary = ~torch.isin(inputs["tokens"], torch.tensor(SPECIAL))
     predicted = ordinary if tokens == "all" else inputs["masked_weights"] > 0
     assert got["mlm_loss_2"] == pytest.approx(output.mlm_nll[predicted].mean().item(), abs=1e-4)
@@ -241,7 +242,7 @@ def test_a_single_sample_is_scored_as_in_algorithm_1() -> None:
     model = small_electric(mask_prob=MODEL_SHARE)
     for place in NOISE:
         set_samples(model, torch.tensor([[NOISE[place]]]))
-        logit = model(**one_text((place,))["net_input"]).rtd_logits[0, place]
+        logit = model(PretrainingBatch(**one_text((place,))["net_input"])).rtd_logits[0, place]
         expected = 1 - probability_of_text(model, replaced_at(place))[place]
         assert torch.sigmoid(logit).item() == pytest.approx(expected, rel=1e-4)
 

@@ -9,6 +9,7 @@ from small_models import ONLY_MWS, ONLY_RTD, logged, set_samples, small_batch, s
 
 from amos_fairseq.criterions.teams import TeamsCriterion, selection_loss
 from amos_fairseq.errors import UserError
+from amos_fairseq.models.pretraining import PretrainingBatch
 
 # Up to seven layers in float32 against float64.
 CLOSE = {"rtol": 2e-4, "atol": 5e-5}
@@ -86,7 +87,7 @@ def test_logged_values_are_means_over_all_batches() -> None:
         torch.manual_seed(seed)
         logs.append(criterion(model, batch)[2])
         torch.manual_seed(seed)
-        output = model(**batch["net_input"])
+        output = model(PretrainingBatch(**batch["net_input"]))
         detection += float(logs[-1]["rtd_loss"])
         for row, slot in batch["net_input"]["masked_weights"].nonzero().tolist():
             scores = output.mws_logits[row, slot].double()

@@ -7,6 +7,7 @@ import torch
 from small_models import electra_criterion, small_electra
 
 from amos_fairseq.functional.reinforce import baseline_losses, policy_losses
+from amos_fairseq.models.pretraining import PretrainingBatch
 
 VOCABULARY = 5
 
@@ -81,8 +82,8 @@ def test_gradient_of_the_model_matches_the_enumerated_expectation() -> None:
     sample_tokens = model.sample
     model.sample = lambda logits: tokens
     with torch.no_grad():
-        output = model(**sample(VOCABULARY)["net_input"])
-        rewards = criterion.rewards(output, sample(VOCABULARY))[:, 0]
+        output = model(PretrainingBatch(**sample(VOCABULARY)["net_input"]))
+        rewards = criterion.rewards(output, PretrainingBatch(**sample(VOCABULARY)["net_input"]))[:, 0]
         q = output.sampled_log_probs[:, 0].exp()
         b = -torch.nn.functional.logsigmoid(output.baseline_logits[0, 0])
     assert q.sum().item() == pytest.approx(1)
@@ -94,8 +95,8 @@ def test_gradient_of_the_model_matches_the_enumerated_expectation() -> None:
 
     model.sample = sample_tokens
     torch.manual_seed(1)
-    output = model(**sample(copies)["net_input"])
-    loss, log = criterion.generator_loss(output, sample(copies), "1")
+    batch = PretrainingBatch(**sample(copies)["net_input"])
+    loss, log = criterion.generator_loss(model(batch), batch, "1")
     loss.backward()
     got = model.mlm_head.bias.grad / copies
     assert got[4 : 4 + VOCABULARY].sub(expected).abs().le(4 * error).all()

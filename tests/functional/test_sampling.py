@@ -26,6 +26,7 @@ from amos_fairseq.functional.sampling import (
     sample_without_replacement,
     scores_outside_top_k,
 )
+from amos_fairseq.models.pretraining import PretrainingBatch
 
 LAST = 1 - 2**-53  # the largest number that torch.rand gives in float64
 
@@ -187,8 +188,8 @@ def test_model_samples_the_mixture_of_its_depths(dtype, settings):
     model = small_amos(seed=2, **settings).to(dtype).eval()
     copies, batch = 20_000, small_batch((12,), slots=3)["net_input"]
     with torch.no_grad():
-        logits, gamma = model.predict_logits(**batch)
-        hidden = model.generate(batch["masked_tokens"], batch["masked_positions"], None)[1]
+        logits, gamma = model.predict_logits(PretrainingBatch(**batch))
+        hidden = model.generate(PretrainingBatch(**batch))[1]
     torch.manual_seed(3)
     originals = torch.zeros(copies, 3, dtype=torch.int64)
     many = [h.expand(copies, -1, -1) for h in hidden], gamma.expand(copies, -1, -1)

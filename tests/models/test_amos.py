@@ -9,6 +9,7 @@ from small_models import AMOS_SETTINGS, amos_criterion, gumbel, set_gumbel_noise
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.amos import AmosOutput
+from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.modules import mixture as mixtures
 
 PAD = 1
@@ -25,7 +26,7 @@ def fixed_noise(monkeypatch):
 def test_shapes_dtypes_and_replaced_tokens():
     model, batch = small_amos(gumbel_entries=20), small_batch()
     net_input = batch["net_input"]
-    output = model(**net_input)
+    output = model(PretrainingBatch(**net_input))
     shapes = {
         "mlm_nll": ((3, 4, 3), torch.float32),
         "mlm_correct": ((3, 4, 3), torch.bool),
@@ -38,7 +39,7 @@ def test_shapes_dtypes_and_replaced_tokens():
         "truncated_mass": ((4,), torch.float32),
     }
     assert output.predictions is None
-    given = {name: value for name, value in output._asdict().items() if value is not None}
+    given = {name: value for name, value in vars(output).items() if value is not None}
     assert {name: (tuple(v.shape), v.dtype) for name, v in given.items()} == shapes
     corrupted = net_input["tokens"].clone()
     for row, slot in net_input["masked_weights"].nonzero().tolist():
@@ -54,7 +55,7 @@ def test_sample_equal_to_the_original_counts_as_original(monkeypatch):
     tokens, positions = batch["net_input"]["tokens"], batch["net_input"]["masked_positions"]
     originals = torch.nn.functional.one_hot(tokens.gather(1, positions), 64).float()
     set_gumbel_noise(monkeypatch, originals * 1e4)
-    output = model(**batch["net_input"])
+    output = model(PretrainingBatch(**batch["net_input"]))
     assert torch.equal(output.corrupted_tokens, tokens)
     assert not output.replaced.any()
 
@@ -85,7 +86,7 @@ def test_samples_of_padded_slots_change_nothing(monkeypatch):
         noise = gumbel(4, 3, 64, seed=3)
         noise[padded] = torch.nn.functional.one_hot(torch.tensor(20 + seed), 64) * 1e4
         set_gumbel_noise(monkeypatch, noise)
-        results.append((model(**batch["net_input"]), *losses_and_gradients(model, criterion, batch)))
+        results.append((model(PretrainingBatch(**batch["net_input"])), *losses_and_gradients(model, criterion, batch)))
     (output, loss, _, gradients), (other_output, other_loss, _, other_gradients) = results
     assert (output.sampled_tokens[padded], other_output.sampled_tokens[padded]) == (20, 21)
     assert torch.equal(output.corrupted_tokens, other_output.corrupted_tokens)
@@ -96,24 +97,24 @@ def test_samples_of_padded_slots_change_nothing(monkeypatch):
 
 def test_output_without_padding_mask_is_equal_if_nothing_is_padded(fixed_noise):
     model, batch = small_amos(), small_batch((12, 12))
-    with_mask = model(**batch["net_input"])
-    without = model(**batch["net_input"], has_padding=False)
+    with_mask = model(PretrainingBatch(**batch["net_input"]))
+    without = model(PretrainingBatch(**batch["net_input"], has_padding=False))
     for name, value in tensors(with_mask).items():
         assert torch.allclose(value.float(), getattr(without, name).float(), atol=1e-5), name
 
 
 def tensors(output: AmosOutput) -> dict[str, torch.Tensor]:
-    return {name: value for name, value in output._asdict().items() if value is not None}
+    return {name: value for name, value in vars(output).items() if value is not None}
 
 
 def test_generator_has_no_dropout_and_the_discriminator_has(fixed_noise):
     model, batch = small_amos(dropout=0.3, attention_dropout=0.3), small_batch()
-    first, second = (model(**batch["net_input"]) for _ in range(2))
+    first, second = (model(PretrainingBatch(**batch["net_input"])) for _ in range(2))
     assert torch.equal(first.mlm_nll, second.mlm_nll)
     assert torch.equal(first.corrupted_tokens, second.corrupted_tokens)
     assert not torch.equal(first.rtd_logits, second.rtd_logits)
     model.eval()
-    assert torch.equal(*(model(**batch["net_input"]).rtd_logits for _ in range(2)))
+    assert torch.equal(*(model(PretrainingBatch(**batch["net_input"])).rtd_logits for _ in range(2)))
 
 
 def test_samples_follow_the_seed():
@@ -121,16 +122,16 @@ def test_samples_follow_the_seed():
     sampled = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        sampled.append(model(**batch["net_input"]).sampled_tokens)
+        sampled.append(model(PretrainingBatch(**batch["net_input"])).sampled_tokens)
     assert torch.equal(sampled[0], sampled[1])
     assert not torch.equal(sampled[0], sampled[2])
 
 
 def test_evaluation_without_gradients_gives_the_same_output(fixed_noise):
     model, batch = small_amos(), small_batch()
-    training = model(**batch["net_input"])
+    training = model(PretrainingBatch(**batch["net_input"]))
     with torch.no_grad():
-        evaluation = model.eval()(**batch["net_input"])
+        evaluation = model.eval()(PretrainingBatch(**batch["net_input"]))
     for name, value in tensors(training).items():
         assert torch.allclose(value.float(), getattr(evaluation, name).float(), atol=1e-6), name
 
@@ -138,8 +139,8 @@ def test_evaluation_without_gradients_gives_the_same_output(fixed_noise):
 def test_predict_logits_and_features_match_forward():
     model, batch = small_amos().eval(), small_batch()
     net_input = batch["net_input"]
-    output = model(**net_input)
-    logits, gamma = model.predict_logits(**net_input)
+    output = model(PretrainingBatch(**net_input))
+    logits, gamma = model.predict_logits(PretrainingBatch(**net_input))
     originals = net_input["tokens"].gather(1, net_input["masked_positions"])
     nll = -logits.log_softmax(-1).gather(-1, originals.expand(3, -1, -1).unsqueeze(-1)).squeeze(-1)
     assert torch.allclose(nll, output.mlm_nll, atol=1e-5)
@@ -151,8 +152,8 @@ def test_predict_logits_and_features_match_forward():
 def test_bfloat16_stays_near_float32_and_reports_float32(fixed_noise):
     """bfloat16 rounds to 8 bits, 2^-8; over a dozen products in a row a few times that."""
     model, batch = small_amos(init_std=0.05, linear_init_std=0.1), small_batch()
-    exact = model(**batch["net_input"])
-    rounded = copy.deepcopy(model).bfloat16()(**batch["net_input"])
+    exact = model(PretrainingBatch(**batch["net_input"]))
+    rounded = copy.deepcopy(model).bfloat16()(PretrainingBatch(**batch["net_input"]))
     assert (rounded.mlm_nll - exact.mlm_nll).abs().max() < 0.1
     assert (rounded.mixture_weights - exact.mixture_weights).abs().max() < 0.05
     assert rounded.mlm_nll.dtype == rounded.mixture_weights.dtype == rounded.rtd_logits.dtype == torch.float32

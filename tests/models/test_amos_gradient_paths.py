@@ -8,6 +8,7 @@ import torch
 from small_models import AMOS_SETTINGS, amos_criterion, gumbel, set_gumbel_noise, small_amos, small_batch
 
 from amos_fairseq.functional import reference_sampling, truncated_gumbel_softmax
+from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.modules import mixture as mixtures
 
 DEPTHS = [1, 2, 4]
@@ -53,19 +54,19 @@ SHARED = {"mlm_heads.0", "embed_tokens", "generators.0.relative_position"}
 @pytest.mark.parametrize(("depth", "own"), [(0, ENTRY | layers(1)), (1, layers(2)), (2, layers(3, 4))])
 def test_mlm_loss_of_a_depth_trains_its_own_block_and_what_is_shared(depth, own):
     model = small_amos()
-    output = model(**small_batch()["net_input"])
+    output = model(PretrainingBatch(**small_batch()["net_input"]))
     assert {owner(name) for name in gradients(model, output.mlm_nll[depth].sum())} == SHARED | own
 
 
 def test_without_stop_gradient_a_deep_loss_trains_every_block_below():
     model = small_amos(no_stop_gradient=True)
-    output = model(**small_batch()["net_input"])
+    output = model(PretrainingBatch(**small_batch()["net_input"]))
     assert {owner(name) for name in gradients(model, output.mlm_nll[2].sum())} == SHARED | ENTRY | layers(1, 2, 3, 4)
 
 
 def test_detection_loss_reaches_v_and_features_but_no_mlm_head():
     model = small_amos()
-    output = model(**small_batch()["net_input"])
+    output = model(PretrainingBatch(**small_batch()["net_input"]))
     receivers = {owner(name) for name in gradients(model, output.rtd_logits.sum())}
     generator = ENTRY | layers(1, 2, 3, 4) | {"generators.0.relative_position"}
     assert receivers == generator | {"discriminator", "detection_head", "embed_tokens", "mixture"}
@@ -87,7 +88,7 @@ def test_without_a_learned_mixture_detection_stays_in_the_discriminator(settings
     for residual in ("adversarial_term", "truncated_adversarial_term"):
         monkeypatch.setattr(mixtures, residual, None)
     model = small_amos(**settings)
-    output = model(**small_batch()["net_input"])
+    output = model(PretrainingBatch(**small_batch()["net_input"]))
     receivers = {owner(name) for name in gradients(model, output.rtd_logits.sum())}
     assert receivers == {"discriminator", "detection_head", "embed_tokens"}
 
@@ -98,7 +99,7 @@ def test_embedding_receives_only_the_ordinary_gradient_of_the_input_tokens():
     batch = small_batch()
     for generator in model.generators:
         generator.requires_grad_(False)
-    output = model(**batch["net_input"])
+    output = model(PretrainingBatch(**batch["net_input"]))
     got = gradients(model, output.rtd_logits.sum())
     rows = got["embed_tokens.weight"].abs().sum(1).nonzero().flatten().tolist()
     read = set(output.corrupted_tokens.flatten().tolist()) | set(batch["net_input"]["masked_tokens"].flatten().tolist())
@@ -109,10 +110,10 @@ def test_embedding_receives_only_the_ordinary_gradient_of_the_input_tokens():
 
 def test_reversal_changes_the_sign_for_the_mixture_and_nothing_in_the_discriminator(monkeypatch):
     model, batch = small_amos(), small_batch()
-    reversed_ = gradients(model, model(**batch["net_input"]).rtd_logits.sum())
+    reversed_ = gradients(model, model(PretrainingBatch(**batch["net_input"])).rtd_logits.sum())
     for functions in (reference_sampling, truncated_gumbel_softmax):
         monkeypatch.setattr(functions, "reverse_gradient", lambda x: x * 1)
-    straight = gradients(model, model(**batch["net_input"]).rtd_logits.sum())
+    straight = gradients(model, model(PretrainingBatch(**batch["net_input"])).rtd_logits.sum())
     assert reversed_.keys() == straight.keys()
     for name, grad in reversed_.items():
         if name.startswith(("mixture", "generators")):
@@ -125,7 +126,9 @@ def test_reversal_changes_the_sign_for_the_mixture_and_nothing_in_the_discrimina
     with torch.no_grad():  # the same parameters, no adversarial path
         uniform.load_state_dict({k: v for k, v in model.state_dict().items() if k != "mixture.v"})
     monkeypatch.setattr(uniform.mixture, "forward", lambda features: model.mixture(features).detach())
-    ordinary = gradients(uniform, uniform(**batch["net_input"]).rtd_logits.sum())["embed_tokens.weight"]
+    ordinary = gradients(uniform, uniform(PretrainingBatch(**batch["net_input"])).rtd_logits.sum())[
+        "embed_tokens.weight"
+    ]
     assert torch.allclose(mean, ordinary, atol=1e-5)
 
 

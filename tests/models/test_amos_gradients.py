@@ -5,6 +5,8 @@ import torch
 from reference_models import ReferenceAmos, assert_close, losses_and_gradients
 from small_models import amos_criterion, gumbel, set_gumbel_noise, small_amos, small_batch
 
+from amos_fairseq.models.pretraining import PretrainingBatch
+
 SETTINGS = {
     "amos": {},
     "other depths": {"generator_depths": "2,3"},
@@ -50,7 +52,7 @@ def test_losses_samples_and_all_gradients_match_the_reference(name, way, noise):
     total = expected.generator_loss + WEIGHT * SHARE * expected.detection_loss
     assert float(loss) == pytest.approx(total, rel=1e-5)
     assert float(log["rtd_loss"]) == pytest.approx(expected.detection_loss, rel=1e-5)
-    output = model(**batch["net_input"])
+    output = model(PretrainingBatch(**batch["net_input"]))
     for row, count in enumerate((3, 2, 3, 3)):
         assert output.sampled_tokens[row, :count].tolist() == expected.sampled[row]
         assert torch.allclose(output.mixture_weights[row, :count].double(), expected.mixture_weights[row], atol=1e-6)

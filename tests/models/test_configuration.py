@@ -13,6 +13,7 @@ from amos_fairseq.models.amos import AmosConfig, AmosModel
 from amos_fairseq.models.configuration import PaddedVocabulary, generator_config
 from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 from amos_fairseq.models.electric import ElectricConfig, ElectricModel
+from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.models.teams import TeamsConfig, TeamsModel
 
 # Layers, width, FFN width, heads.
@@ -218,6 +219,6 @@ def test_choices_from_flags_and_from_yaml_are_the_same(model_class, config_class
         torch.manual_seed(0)
         model = model_class.build_model(cfg, small_task())
         torch.manual_seed(1)
-        results.append((str(model), model.depth_names, model(**small_batch()["net_input"])))
+        results.append((str(model), model.depth_names, vars(model(PretrainingBatch(**small_batch()["net_input"])))))
     assert results[0][:2] == results[1][:2]
     torch.testing.assert_close(results[0][2], results[1][2], rtol=0, atol=0)

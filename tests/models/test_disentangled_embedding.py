@@ -23,6 +23,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.parts import encoder_part
 from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 from amos_fairseq.models.fine_tuning import DELTA
+from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.probing.features import PIECES, hidden_states, parts_of
 
 BUILDERS = {"electra": small_electra, "teams": small_teams, "amos": small_amos}
@@ -61,11 +62,11 @@ def discriminator_loss(output: Any) -> Tensor:
 def test_the_discriminator_trains_the_difference_and_the_generator_its_embeddings(objective: str) -> None:
     model, batch = disentangled(objective), small_batch()["net_input"]
     with_samples(model, batch)
-    discriminator_loss(model(**batch)).backward()
+    discriminator_loss(model(PretrainingBatch(**batch))).backward()
     assert model.embed_tokens.weight.grad is None
     assert model.disentangled_embedding.delta.weight.grad.abs().max() > 0
     model.zero_grad()
-    model(**batch).mlm_nll.sum().backward()
+    model(PretrainingBatch(**batch)).mlm_nll.sum().backward()
     assert model.embed_tokens.weight.grad.abs().max() > 0
     assert model.disentangled_embedding.delta.weight.grad is None
 
@@ -75,12 +76,12 @@ def test_its_gradient_is_that_of_a_table_of_its_own(objective: str) -> None:
     """A second writing in float64: the discriminator reads the sum from a separate table, a leaf of the graph."""
     model, batch = disentangled(objective), small_batch()["net_input"]
     with_samples(model, batch)
-    discriminator_loss(model(**batch)).backward()
+    discriminator_loss(model(PretrainingBatch(**batch))).backward()
     table = (model.embed_tokens.weight + model.disentangled_embedding.delta.weight).detach().requires_grad_()
     own = type("WithTable", (type(model),), {"encoder_embedding": lambda self, tokens: look_up(tokens, table, 1)})
     difference = model.disentangled_embedding.delta.weight.grad.clone()
     model.__class__ = own
-    discriminator_loss(model(**batch)).backward()
+    discriminator_loss(model(PretrainingBatch(**batch))).backward()
     torch.testing.assert_close(difference, table.grad, rtol=1e-10, atol=1e-12)
 
 
@@ -102,12 +103,12 @@ def test_the_reversed_gradient_of_amos_comes_from_the_table_that_the_discriminat
         inputs.append(given[0])
 
     model.discriminator.register_forward_pre_hook(keep)
-    discriminator_loss(model(**batch)).backward()
+    discriminator_loss(model(PretrainingBatch(**batch))).backward()
     found = model.mixture.v.grad.clone()
     positions = batch["masked_positions"]
     grad = inputs[0].grad.gather(1, positions.unsqueeze(-1).expand(-1, -1, 16)) * batch["masked_weights"][..., None]
 
-    features, hidden = model.generate(batch["masked_tokens"], positions, batch["tokens"].eq(1))
+    features, hidden = model.generate(PretrainingBatch(**batch))
     v = model.mixture.v.detach().clone().requires_grad_()
     gamma = torch.stack([f.detach() @ v for f in features], dim=-1).softmax(-1)
     mixed = sum(gamma[..., d, None] * h.detach() for d, h in enumerate(hidden))
@@ -120,7 +121,7 @@ def test_the_reversed_gradient_of_amos_comes_from_the_table_that_the_discriminat
 
 def test_without_an_adversary_amos_trains_the_generators_embeddings_by_its_own_loss_alone() -> None:
     model, batch = disentangled("amos", mixture="uniform"), small_batch()["net_input"]
-    discriminator_loss(model(**batch)).backward()
+    discriminator_loss(model(PretrainingBatch(**batch))).backward()
     assert model.embed_tokens.weight.grad is None
     assert model.disentangled_embedding.delta.weight.grad.abs().max() > 0
 
@@ -136,7 +137,7 @@ def test_a_new_model_computes_what_plain_sharing_computes(objective: str) -> Non
     assert not new.disentangled_embedding.delta.weight.any()
     for model in (plain, new):
         torch.manual_seed(1)
-        outputs.append(model(**batch))
+        outputs.append(vars(model(PretrainingBatch(**batch))).values())
     for with_plain, with_difference in zip(*outputs, strict=True):
         if isinstance(with_plain, Tensor):
             assert torch.equal(with_plain, with_difference)

@@ -22,6 +22,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.models.configuration import EncoderConfig
 from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 from amos_fairseq.models.mlm import MlmModel
+from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.optim.grouped_adam import GroupedAdam, GroupedAdamConfig
 
 SHARED_EMBEDDINGS = ("embed_positions", "embed_token_types", "embedding_norm")
@@ -77,10 +78,10 @@ def test_reward_trains_only_the_generator_and_its_baseline() -> None:
     assert "discriminator.layers.1.ffn_in.weight" not in trained(model)
     model.zero_grad()
     criterion, batch = electra_criterion(), small_batch()
-    output = model(**batch["net_input"])
+    output = model(PretrainingBatch(**batch["net_input"]))
     output.baseline_logits.sum().backward()
     assert trained(model) == {"baseline.weight"}
-    assert not criterion.rewards(output, batch).requires_grad
+    assert not criterion.rewards(output, PretrainingBatch(**batch["net_input"])).requires_grad
     assert not output.mlm_nll.requires_grad  # no maximum likelihood in this mode
 
 
@@ -171,8 +172,8 @@ def test_optimizer_does_not_change_a_frozen_generator(precision: torch.dtype) ->
 def test_a_frozen_generator_has_no_dropout_and_the_discriminator_keeps_its_own() -> None:
     model = small_electra(**ELECTRA_VARIANTS["frozen"], dropout=0.1, attention_dropout=0.1).train()
     net_input = small_batch()["net_input"]
-    masked = net_input["masked_tokens"], net_input["masked_positions"], net_input["tokens"].eq(1)
-    assert model.generate(*masked).equal(model.generate(*masked))
+    batch = PretrainingBatch(**net_input)
+    assert model.generate(batch).equal(model.generate(batch))
     assert not model.extract_features(net_input["tokens"]).equal(model.extract_features(net_input["tokens"]))
 
 
@@ -271,6 +272,6 @@ def test_uniform_samples() -> None:
     assert_shares(frequencies(model, None, 9), expected, NUM_SAMPLES)
     assert not model.awaits_token_counts
     assert model.depth_names == ["uniform"]
-    logits, weights = model.predict_logits(**small_batch()["net_input"])
+    logits, weights = model.predict_logits(PretrainingBatch(**small_batch()["net_input"]))
     assert logits.shape == (1, 4, 3, len(expected))
     assert weights.shape == (4, 3, 1)

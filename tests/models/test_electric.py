@@ -8,6 +8,7 @@ from small_models import NUM_TOKENS, fine_tuning_task, small_batch, small_electr
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.electric import ElectricModel
 from amos_fairseq.models.fine_tuning import FineTunedModel
+from amos_fairseq.models.pretraining import PretrainingBatch
 
 
 @pytest.mark.parametrize("settings", [{"generator_size": 0.5}, {"generator_loss_tokens": "sampled"}])
@@ -62,8 +63,8 @@ def test_log_probabilities_do_not_depend_on_the_chunk_size(monkeypatch: pytest.M
 @torch.no_grad()
 def test_predicted_logits_match_the_loss() -> None:
     model, inputs = small_electric(), small_batch()["net_input"]
-    logits, weights = model.predict_logits(**inputs)
+    logits, weights = model.predict_logits(PretrainingBatch(**inputs))
     originals = inputs["tokens"].gather(1, inputs["masked_positions"])
     nll = -logits[0].log_softmax(-1).gather(-1, originals[..., None])[..., 0]
-    assert torch.allclose(nll, model(**inputs).mlm_nll, atol=1e-5)
+    assert torch.allclose(nll, model(PretrainingBatch(**inputs)).mlm_nll, atol=1e-5)
     assert weights.equal(torch.ones(4, 3, 1))

@@ -32,6 +32,7 @@ from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.amos import AmosConfig, AmosModel
 from amos_fairseq.models.electra import ElectraConfig, ElectraModel
+from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.models.teams import TeamsConfig, TeamsModel
 from amos_fairseq.modules.heads import DetectionHead
 from amos_fairseq.optim.grouped_adam import GroupedAdam, GroupedAdamConfig
@@ -113,7 +114,7 @@ def test_masked_token_loss_of_the_main_network(name: str, lengths: tuple[int, ..
     model, batch = make(encoder_mlm_weight=0.5).eval(), small_batch(lengths)
     inputs = batch["net_input"]
     torch.manual_seed(3)
-    output = model(**inputs)
+    output = model(PretrainingBatch(**inputs))
     states, head = model.extract_features(output.corrupted_tokens), model.token_prediction.mlm_head
     expected, correct = 0.0, 0
     for row, slot in inputs["masked_weights"].nonzero().tolist():

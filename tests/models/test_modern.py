@@ -23,6 +23,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.models.amos import AmosConfig, AmosModel
 from amos_fairseq.models.configuration import EncoderConfig
 from amos_fairseq.models.mlm import MlmModel
+from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.modules.heads import NormedDetectionHead
 from amos_fairseq.modules.initialization import parameter_group
 from amos_fairseq.modules.modern_encoder import ModernBertEncoder, ModernBertLayer
@@ -89,7 +90,7 @@ def test_both_branches_of_teams_end_with_the_same_kind_of_layer() -> None:
 def test_depths_are_read_through_the_last_layer_norm_and_do_not_train_the_blocks_below() -> None:
     amos = small_amos(**MODERN)
     batch = small_batch()["net_input"]
-    features, _ = amos.generate(batch["masked_tokens"], batch["masked_positions"], batch["tokens"].eq(1))
+    features, _ = amos.generate(PretrainingBatch(**batch))
     outputs = amos.generators[0](amos.embed_tokens(batch["masked_tokens"]), batch["tokens"].eq(1))
     norm = amos.generators[0].final_norm
     for feature, depth in zip(features, amos.depths, strict=True):

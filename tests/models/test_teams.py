@@ -7,6 +7,7 @@ from small_models import ONLY_MWS, ONLY_RTD, TEAMS_LAYOUTS, TEAMS_SETTINGS, fine
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.positions import gather_positions
+from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.models.teams import TeamsConfig, TeamsModel
 
 ORDINARY = torch.arange(4, 44)
@@ -16,8 +17,8 @@ def samples_of(model: TeamsModel, count: int) -> tuple[torch.Tensor, torch.Tenso
     """Replacements [count] and candidates [count, 1+K] of one position, the softmax over ordinary tokens, the original."""
     batch = small_batch((12,), slots=3)["net_input"]
     with torch.no_grad():
-        logits, _ = model.predict_logits(**batch)
-        hidden = model.generate(batch["masked_tokens"], batch["masked_positions"], None)[:, :1]
+        logits, _ = model.predict_logits(PretrainingBatch(**batch))
+        hidden = model.generate(PretrainingBatch(**batch))[:, :1]
         original = batch["tokens"].gather(1, batch["masked_positions"])[:, :1]
         torch.manual_seed(4)
         _, _, sampled, candidates = model.predict_and_sample(hidden.expand(1, count, -1), original.expand(1, count))
@@ -104,7 +105,7 @@ def receivers(model: TeamsModel, loss: torch.Tensor) -> set[str]:
 def test_each_loss_trains_its_own_branch_and_all_train_the_shared_layer() -> None:
     """No gradient passes through sampling; shared layers receive all three."""
     model = small_teams()
-    output = model(**small_batch()["net_input"])
+    output = model(PretrainingBatch(**small_batch()["net_input"]))
     layers = [f"discriminator.layers.{number}" for number in range(4)]
     assert receivers(model, output.mlm_nll.sum()) == {layers[0], "generator.layers.1", "mlm_head"}
     assert receivers(model, output.rtd_logits.sum()) == {*layers[:3], "rtd_layer", "detection_head"}
@@ -115,7 +116,7 @@ def test_each_loss_trains_its_own_branch_and_all_train_the_shared_layer() -> Non
 def test_selection_at_masked_positions_matches_the_states_of_all_tokens(settings: dict) -> None:
     """Its last layer computes them alone; against the states of all tokens."""
     model, batch = small_teams(**settings).double().eval(), small_batch()["net_input"]
-    output = model(**batch | {"masked_weights": batch["masked_weights"].double()})
+    output = model(PretrainingBatch(**batch | {"masked_weights": batch["masked_weights"].double()}))
     everywhere, of_detection = model.discriminate(output.corrupted_tokens, batch["tokens"].eq(1))
     at_masked = gather_positions(everywhere, batch["masked_positions"])
     # Logits are float32.

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from small_models import NUM_TOKENS, amos_criterion, small_amos, small_batch, small_task
 
 from amos_fairseq.models.amos import AmosModel
+from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.run import precision
 
 MASK = 4 + NUM_TOKENS
@@ -32,18 +33,20 @@ def assert_one_embedding(model: AmosModel) -> None:
     assert len(matrices) == 1
     assert matrices[0] is model.embed_tokens.weight
     batch = small_batch()["net_input"]
-    before, features = model.predict_logits(**batch)[0], model.extract_features(batch["tokens"])
+    before, features = model.predict_logits(PretrainingBatch(**batch))[0], model.extract_features(batch["tokens"])
     token = int(batch["tokens"][0, 1])
     absent = next(w for w in range(4, MASK) if not batch["masked_tokens"].eq(w).any() and w != token)
     unread = next(w for w in range(4, MASK) if not batch["tokens"].eq(w).any())
     with torch.no_grad():
         model.embed_tokens.weight[absent] *= -1
-    after = model.predict_logits(**batch)[0]
+    after = model.predict_logits(PretrainingBatch(**batch))[0]
     changed = (after - before).abs().amax((0, 1, 2)).nonzero().flatten().tolist()
     assert changed == [absent]  # only the output layer uses that token
     with torch.no_grad():
         model.embed_tokens.weight[token] *= -1
-    assert not torch.allclose(model.predict_logits(**batch)[0][:, 0, :, unread], after[:, 0, :, unread])
+    assert not torch.allclose(
+        model.predict_logits(PretrainingBatch(**batch))[0][:, 0, :, unread], after[:, 0, :, unread]
+    )
     assert not torch.allclose(model.extract_features(batch["tokens"])[0], features[0])
 
 

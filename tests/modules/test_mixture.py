@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from small_models import amos_criterion, small_amos, small_batch, small_task
 
 from amos_fairseq.functional.mixture import mix_logits, mixture_entropy
+from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.modules.mixture import MixtureWeights
 from amos_fairseq.optim.grouped_adam import GroupedAdamConfig
 
@@ -141,7 +142,9 @@ def test_mixture_follows_the_number_of_updates():
     model = small_amos(mixture="layer_switch")
     for update, depth in ((0, 0), (9, 0), (10, 1), (20, 2), (29, 2)):
         model.set_num_updates(update)
-        assert model(**small_batch()["net_input"]).mixture_weights.argmax(-1).unique().tolist() == [depth]
+        assert model(PretrainingBatch(**small_batch()["net_input"])).mixture_weights.argmax(-1).unique().tolist() == [
+            depth
+        ]
 
 
 def test_layer_switch_continues_after_a_resume(tmp_path):
@@ -157,7 +160,7 @@ def test_layer_switch_continues_after_a_resume(tmp_path):
     trainers[0].save_checkpoint(str(tmp_path / "checkpoint.pt"), {"train_iterator": {"epoch": 1}})
     assert trainers[1].model.mixture.num_updates == 0
     trainers[1].load_checkpoint(str(tmp_path / "checkpoint.pt"))
-    weights = trainers[1].model(**small_batch()["net_input"]).mixture_weights
+    weights = trainers[1].model(PretrainingBatch(**small_batch()["net_input"])).mixture_weights
     assert weights.argmax(-1).unique().tolist() == [2]
 
 

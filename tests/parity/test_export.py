@@ -17,6 +17,7 @@ from torch.nn.functional import linear
 import amos_fairseq
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
 from amos_fairseq.cli.main import main
+from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.text.tokenization import load_tokenizer
 
 
@@ -30,7 +31,7 @@ def exported(tmp_path: Path, settings: dict, *flags: str, check: bool = False) -
 def predicted_everywhere(pretrained: LoadedCheckpoint, tokens: Tensor) -> Tensor:
     """Logits [K,B,T,V] of every depth at every position, without the padding rows of the vocabulary."""
     everywhere = torch.arange(LONGEST).expand_as(tokens)
-    logits, _ = pretrained.model.predict_logits(tokens, tokens, everywhere, tokens.ne(1).float())
+    logits, _ = pretrained.model.predict_logits(PretrainingBatch(tokens, tokens, everywhere, tokens.ne(1)))
     return torch.stack(list(logits))[..., : len(pretrained.dictionary)]
 
 
@@ -128,7 +129,8 @@ def test_masked_language_model(name, tmp_path):
     ours = predicted_everywhere(pretrained, tokens)[pretrained.model.depth_names.index(depth) if depth else -1]
     assert_close(ours[real], outputs(out, "AutoModelForMaskedLM", tokens).logits[real])
     if name == "electra":  # the generator itself
-        hidden = pretrained.model.generate(tokens, torch.arange(LONGEST).expand_as(tokens), ~real)
+        positions = torch.arange(LONGEST).expand_as(tokens)
+        hidden = pretrained.model.generate(PretrainingBatch(tokens, tokens, positions, real))
         logits = linear(hidden, pretrained.model.embed_tokens.weight, pretrained.model.mlm_head.bias)
         assert_close(logits[..., : ours.size(-1)][real], ours[real])
     if objective == "mlm":

@@ -18,6 +18,7 @@ import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
+from amos_fairseq.models.pretraining import PretrainingBatch
 
 TOLERANCE = 1e-4
 WORDS = ["the", "jumps", "over", "end", "lazy", "brown"]
@@ -59,7 +60,9 @@ def test_fill_mask(folders):
     before, after = pretrained.tokens("the quick")[:-1], pretrained.tokens("jumps")[1:]
     tokens = torch.cat([before, torch.tensor([dictionary.index("<mask>")]), after])[None]
     mask = len(before)
-    logits = model.predict_logits(tokens, tokens, torch.tensor([[mask]]), torch.ones(1, 1))[0][-1, 0, 0]
+    logits = model.predict_logits(PretrainingBatch(tokens, tokens, torch.tensor([[mask]]), torch.ones(1, 1)))[0][
+        -1, 0, 0
+    ]
     best = logits[: len(dictionary)].softmax(-1).topk(5)
     assert [prediction["token"] for prediction in found] == best.indices.tolist()
     assert [prediction["score"] for prediction in found] == pytest.approx(best.values.tolist(), rel=TOLERANCE)

@@ -18,6 +18,7 @@ from tokenizer_text import SPLIT_LINES, train_bpe
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
+from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.text.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
 
 TEXTS = ["the quick brown fox, 14 lazy dogs!", "it jumps", ""]
@@ -179,6 +180,6 @@ def test_heads_on_released_positions(released, part):
         ours, logits = model.detection_head(model.extract_features(tokens))[real], logits[:, 1] - logits[:, 0]
     else:
         everywhere = torch.arange(150).expand_as(tokens)
-        predicted = model.predict_logits(tokens, tokens, everywhere, real.float())[0][-1]
+        predicted = model.predict_logits(PretrainingBatch(tokens, tokens, everywhere, real))[0][-1]
         ours = predicted[real][:, : len(pretrained.dictionary)]
     assert (ours - logits).abs().max() < TOLERANCE * ours.abs().max()

@@ -16,6 +16,7 @@ from tokenizers.processors import TemplateProcessing
 import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.cli.main import main
+from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.tokenization.fast_tokenizer import row_map
 
@@ -150,7 +151,7 @@ def test_electra_keeps_its_generator_and_its_detection_head(folders, checkpoints
     generator = transformers.ElectraForMaskedLM.from_pretrained(folders / "generator").eval()
     logits = generator(ids[rows]).logits[..., ids]  # without the rows that no token has
     positions = torch.arange(rows.size(1))[None]
-    hidden = model.generate(rows, positions, None)
+    hidden = model.generate(PretrainingBatch(rows, rows, positions, torch.ones_like(positions), has_padding=False))
     ours = (hidden @ model.embed_tokens.weight.t() + model.mlm_head.bias).log_softmax(-1)
     torch.testing.assert_close(ours[..., : len(ids)], logits.log_softmax(-1), rtol=0, atol=1e-4)  # of values up to 20
     discriminator = transformers.ElectraForPreTraining.from_pretrained(folders / "electra").eval()
@@ -220,7 +221,7 @@ def test_continued_masked_language_model_on_modernbert_predicts_the_same(tmp_pat
     pretrained = load_checkpoint(tmp_path / "model.pt")
     rows, ids = pretrained.tokens(TEXTS[0])[None], row_map(pretrained.tokenizer)
     positions = torch.arange(rows.size(1))[None]
-    logits, _ = pretrained.model.predict_logits(rows, rows, positions, torch.ones_like(positions).float())
+    logits, _ = pretrained.model.predict_logits(PretrainingBatch(rows, rows, positions, torch.ones_like(positions)))
     with torch.no_grad():
         expected = theirs(ids[rows]).logits[..., ids]
     tolerance = TOLERANCE * expected.abs().max().item()

@@ -21,6 +21,7 @@ from amos_fairseq.checkpoints.microsoft_amos import Inert, import_release, read_
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
+from amos_fairseq.models.pretraining import PretrainingBatch
 
 WIDTH, FFN, HEADS, LAYERS, GENERATOR_LAYERS, POSITIONS, BUCKETS = 12, 20, 3, 3, 4, 150, 64
 TEXT = "The fox isn't (too) lazy, it\u2019s quick \u2014 and the dog\u2026"
@@ -146,7 +147,9 @@ def test_encoders_and_heads_equal_the_second_computation(released, imported):
     torch.testing.assert_close(detected, -original[:, 0], rtol=0, atol=1e-4)  # of logits up to 3
     features = [released_states(weights, "auxiliary", tokens)[depth - 1] for depth in (1, 4)]
     everywhere = torch.arange(POSITIONS)[None]
-    logits, gamma = model.predict_logits(tokens[None], tokens[None], everywhere, torch.ones(1, POSITIONS))
+    logits, gamma = model.predict_logits(
+        PretrainingBatch(tokens[None], tokens[None], everywhere, torch.ones(1, POSITIONS))
+    )
     mixed = torch.stack([linear(f, weights["auxiliary.lm_head.layer_mixture.weight"])[:, 0] for f in features], -1)
     torch.testing.assert_close(gamma[0], mixed.softmax(-1), rtol=0, atol=1e-5)
     for depth, feature in enumerate(features):

@@ -13,6 +13,7 @@ from torch import Tensor
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint, read_state
 from amos_fairseq.checkpoints.write import NEVER_PREDICTED
 from amos_fairseq.cli.main import main
+from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.text.tokenization.fast_tokenizer import row_map
 
 TEXTS = ["the quick brown fox, 14 lazy dogs!", "it jumps over the fox"]
@@ -43,7 +44,7 @@ def test_predictions_are_those_of_the_folder(family, folders):
     model, ids, rows = pretrained.model, row_map(pretrained.tokenizer), padded_rows(pretrained)
     assert read_state(pretrained.file)["cfg"]["model"]["_name"] == "mlm_base"
     everywhere = torch.arange(rows.size(1)).expand_as(rows)
-    logits, weights = model.predict_logits(rows, rows, everywhere, torch.ones(rows.shape))
+    logits, weights = model.predict_logits(PretrainingBatch(rows, rows, everywhere, torch.ones(rows.shape)))
     real = rows.ne(pretrained.dictionary.pad())
     theirs = transformers.AutoModelForMaskedLM.from_pretrained(folders / family).eval()
     expected = theirs(ids[rows], attention_mask=real.long()).logits[..., ids].log_softmax(-1)[real]

@@ -13,6 +13,7 @@ from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.inspect import LARGEST_SEED
 from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
+from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.report.inspect_text import inspect_text, mask_block, surfaces
 from amos_fairseq.report.inspection import percent
 from amos_fairseq.report.inspection_views import render_inspection
@@ -46,7 +47,7 @@ def test_values_equal_those_of_the_forward_pass(pretrained):
     assert torch.equal(batch["tokens"][0], tokens)
     torch.manual_seed(3)
     with torch.no_grad():
-        output = model(**batch)
+        output = model(PretrainingBatch(**batch))
     for index, masked in enumerate(inspection.masked):
         token = inspection.tokens[masked.position]
         assert token.masked
@@ -154,7 +155,7 @@ def test_sampled_mixture_is_that_of_the_forward_pass(tmp_path):
     batch = mask_block(pretrained, pretrained.tokens(TEXT), seed=3, mask_prob=0.3)["net_input"]
     torch.manual_seed(3)
     with torch.no_grad():
-        weights = pretrained.model(**batch).mixture_weights[0].tolist()
+        weights = pretrained.model(PretrainingBatch(**batch)).mixture_weights[0].tolist()
     assert [masked.mixture_weights for masked in inspection.masked] == weights
 
 

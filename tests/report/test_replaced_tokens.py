@@ -11,6 +11,7 @@ from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.data.masked_blocks import MaskedBlockDataset
 from amos_fairseq.data.seeding import Purpose, noise_seed
 from amos_fairseq.functional.reference_sampling import gumbel_max, gumbel_noise
+from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.report import replaced_tokens
 from amos_fairseq.report.replaced_tokens import forward_of_depth, held_out_blocks, replaced_token_losses
 
@@ -47,7 +48,9 @@ def test_losses_equal_a_naive_loop(tmp_path, separate, monkeypatch):
         for start in range(0, len(blocks), 2):
             batch = dataset.collater([dataset[i] for i in range(start, min(start + 2, len(blocks)))])["net_input"]
             torch.manual_seed(noise_seed(Purpose.VALIDATION_NOISE, 5, depth, start))
-            logits = model.predict_logits(**batch)[0][depth].masked_fill(model.never_sampled_mask, float("-inf"))
+            logits = model.predict_logits(PretrainingBatch(**batch))[0][depth].masked_fill(
+                model.never_sampled_mask, float("-inf")
+            )
             sampled = gumbel_max(logits, gumbel_noise(logits))
             for row, tokens in enumerate(batch["tokens"]):
                 slots = [i for i in range(sampled.size(1)) if batch["masked_weights"][row, i]]
@@ -90,7 +93,7 @@ def test_one_depth_alone_is_what_the_model_samples(tmp_path):
     net_input = dataset.collater([dataset[0]])["net_input"]
     torch.manual_seed(noise_seed(Purpose.VALIDATION_NOISE, 3, 0, 0))
     with torch.no_grad():
-        expected = loaded.model(**net_input)
+        expected = loaded.model(PretrainingBatch(**net_input))
         found = forward_of_depth(loaded.model, net_input, 0, seed=3)
     assert torch.equal(found.corrupted_tokens, expected.corrupted_tokens)
     assert torch.equal(found.rtd_logits, expected.rtd_logits)

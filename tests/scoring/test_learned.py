@@ -8,6 +8,7 @@ from saved_models import SCORED_SIZES, pretrained
 
 from amos_fairseq.models.configuration import EncoderConfig
 from amos_fairseq.models.mlm import MlmModel
+from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.scoring.token_scorers import build_token_scorer
 
 NUM_WORDS = 4
@@ -50,8 +51,9 @@ def train(model: MlmModel, tokens: torch.Tensor, mask: int, table: torch.Tensor)
     weights[context_of, texts.gather(1, positions)[:, 0]] = table.flatten().float().repeat_interleave(3)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.02, STEPS)
+    batch = PretrainingBatch(contexts, contexts, masked, torch.ones_like(masked), has_padding=False)
     for _ in range(STEPS):
-        logits = model.logits(model.generate(contexts, masked, None), model.mlm_head.bias)[:, 0]
+        logits = model.logits(model.generate(batch), model.mlm_head.bias)[:, 0]
         optimizer.zero_grad()
         (-logits.log_softmax(-1) * weights).sum().backward()
         optimizer.step()
