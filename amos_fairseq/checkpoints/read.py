@@ -18,7 +18,7 @@ from torch import Tensor
 from amos_fairseq.checkpoint_files import checkpoint_file, read_content
 from amos_fairseq.errors import UserError
 from amos_fairseq.fingerprint import DICTIONARY_FILE, TOKENIZER_DIRECTORY, directory_sha256, file_sha256
-from amos_fairseq.models.fine_tuning import FineTunedModel
+from amos_fairseq.models.fine_tuning import class_of_checkpoint, is_fine_tuned
 from amos_fairseq.setting_checks import check_saved_settings, model_settings
 from amos_fairseq.text.special_tokens import MASK_SYMBOL
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
@@ -173,13 +173,14 @@ def restore_model(
 
     Raises :class:`UserError` if settings and weights are not those of a model of this package.
     """
-    # A model of this package asks its task for the dictionary, and whether it masks blocks.
-    task = SimpleNamespace(source_dictionary=dictionary)
-    if not FineTunedModel.is_fine_tuned(weights):
-        task.masked_share = None
+    # A model of this package asks its task for the dictionary, whether it masks blocks, and which heads it needs.
+    if is_fine_tuned(weights):
+        task = SimpleNamespace(source_dictionary=dictionary, model_class=class_of_checkpoint(weights))
+    else:
+        task = SimpleNamespace(source_dictionary=dictionary, masked_share=None)
     try:
         model = build_model(settings, task, from_checkpoint=True)
-        if isinstance(model, FineTunedModel):
+        if is_fine_tuned(weights):
             model.register_heads_of(weights)
         model.load_state_dict(weights, strict=True, model_cfg=settings)
     except (AssertionError, AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:

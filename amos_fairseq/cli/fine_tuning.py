@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from amos_fairseq.downstream.views import VIEW_LAYERS
 from amos_fairseq.errors import INTERRUPTED, UserError
 from amos_fairseq.output.terminal import say
 from amos_fairseq.recipes import PRECISIONS
@@ -17,10 +18,6 @@ if TYPE_CHECKING:
     from amos_fairseq.text.tokenization import Tokenizer
 
 SIZES = ("small", "base", "large")
-# Those of amos_fairseq.modules.cross_views, which imports PyTorch: --help does not wait for it.
-VIEW_LAYERS = ("half", "all")
-TAGGING_VIEWS = ("full", "forward", "backward", "future", "past")
-PARSING_VIEWS = ("full", "forward-forward", "forward-backward", "backward-forward", "backward-backward")
 
 
 def add_arguments(

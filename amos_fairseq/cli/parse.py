@@ -8,6 +8,7 @@ from typing import Any
 
 from amos_fairseq.cli import fine_tuning
 from amos_fairseq.cli.arguments import add_subcommand, add_unlabeled, import_fairseq
+from amos_fairseq.downstream.views import PARSING_VIEWS
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.terminal import say
 
@@ -33,7 +34,7 @@ def add_parser(subparsers: Any) -> None:
         raw_help="treebank in CoNLL-U, plain or as .gz, .xz or .zst",
     )
     add_unlabeled(parser.add_argument)
-    fine_tuning.add_cross_views(parser, fine_tuning.PARSING_VIEWS)
+    fine_tuning.add_cross_views(parser, PARSING_VIEWS)
     text = "OUT of this command as --checkpoint: write the sentences of FILE with the trees of its best run to the file --out"
     parser.add_argument("--predict", metavar="FILE", type=Path, help=text)
     parser.set_defaults(run=functools.partial(run, parser))
@@ -54,7 +55,7 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     from amos_fairseq.downstream.tagging.command import check_unlabeled
     from amos_fairseq.downstream.tagging.prepare import Choices
 
-    check_unlabeled(session, fine_tuning.PARSING_VIEWS, arguments.unlabeled)
+    check_unlabeled(session, PARSING_VIEWS, arguments.unlabeled)
     with fine_tuning.preparing(session, Parsing.name) as tokenizer:
         choices = Choices.of(arguments)
         data = prepare_parsing_inside(session.out, arguments.train, arguments.dev, tokenizer, choices)

@@ -6,6 +6,7 @@ from typing import Any
 
 from amos_fairseq.cli import fine_tuning
 from amos_fairseq.cli.arguments import add_label_columns, add_subcommand, add_unlabeled, import_fairseq
+from amos_fairseq.downstream.views import TAGGING_VIEWS
 from amos_fairseq.errors import UserError
 
 DESCRIPTION = """\
@@ -33,7 +34,7 @@ def add_parser(subparsers: Any) -> None:
     )
     add_label_columns(parser.add_argument)
     add_unlabeled(parser.add_argument)
-    fine_tuning.add_cross_views(parser, fine_tuning.TAGGING_VIEWS)
+    fine_tuning.add_cross_views(parser, TAGGING_VIEWS)
     text = "share of a word's label that is spread over all labels in training (default: the recipe's, 0; thesis: 0.1)"
     parser.add_argument("--label-smoothing", type=float, metavar="F", help=text)
     parser.set_defaults(run=run)
@@ -60,7 +61,7 @@ def run(arguments: argparse.Namespace) -> None:
         from amos_fairseq.downstream.tagging.command import check_unlabeled
         from amos_fairseq.downstream.tagging.prepare import Choices, prepare_tagging_inside
 
-        check_unlabeled(session, fine_tuning.TAGGING_VIEWS, arguments.unlabeled)
+        check_unlabeled(session, TAGGING_VIEWS, arguments.unlabeled)
         with fine_tuning.preparing(session, Tagging.name) as tokenizer:
             data = [prepare_tagging_inside(session.out, *files, tokenizer, Choices.of(arguments))]
     fine_tuning.run_and_print(arguments.out, Tagging(session, data))

@@ -24,9 +24,9 @@ from typing import Any
 import yaml
 from fairseq.data import Dictionary
 
+from amos_fairseq.downstream.views import VIEW_LAYERS
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.configuration import check_new_top_layers, parse_layers
-from amos_fairseq.modules.cross_views import VIEW_LAYERS
 from amos_fairseq.modules.heads import LINEAR_HEAD, POOLINGS
 
 DIRECTORY = Path(__file__).with_name("recipes")

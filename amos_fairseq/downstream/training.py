@@ -22,9 +22,9 @@ import torch
 from amos_fairseq.checkpoint_files import read_header, training_seconds_of
 from amos_fairseq.downstream.benchmark import Benchmark, Stopped
 from amos_fairseq.downstream.runs import LOG_FILE, TaskRun
+from amos_fairseq.downstream.views import CROSS_VIEWS
 from amos_fairseq.errors import INTERRUPTED, REQUEUE, UserError
 from amos_fairseq.files import no_links, whole_file, write_text
-from amos_fairseq.models.fine_tuning import CROSS_VIEWS
 from amos_fairseq.python_process import SECONDS_TO_SAVE, ForkedProcess, ForkServer, python_command
 from amos_fairseq.recipes import PACKAGE
 from amos_fairseq.run.metrics_file import NewRecords

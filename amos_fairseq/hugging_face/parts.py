@@ -14,7 +14,10 @@ from torch.nn.functional import linear
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.checkpoints.write import Weights
 from amos_fairseq.downstream.classification.dataset import TASK_FILE, TASK_FOLDER
+from amos_fairseq.downstream.parsing.model import TREES
+from amos_fairseq.downstream.squad.model import IndependentSpanHead
 from amos_fairseq.downstream.tagging.dataset import are_labels, read_labels
+from amos_fairseq.downstream.tagging.model import column_of, word_head_name
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.families import (
     CUSTOM,
@@ -26,14 +29,13 @@ from amos_fairseq.hugging_face.families import (
 )
 from amos_fairseq.models.amos import AmosModel
 from amos_fairseq.models.electric import ElectricModel
-from amos_fairseq.models.fine_tuning import TEXT_HEAD, TREES, FineTunedModel, column_of, word_head_name
+from amos_fairseq.models.fine_tuning import TEXT_HEAD, FineTunedModel
 from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.models.teams import TeamsModel
 from amos_fairseq.modules.bert_encoder import BertEncoderConfig
 from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder, with_layers
 from amos_fairseq.modules.heads import DenseDetectionHead
 from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
-from amos_fairseq.modules.span_heads import IndependentSpanHead
 from amos_fairseq.strangers import read_json
 
 
@@ -93,7 +95,7 @@ def choose_part(
     if depth is not None and name != "generator":
         raise UserError(f"--depth {depth} chooses a depth of the generator: give --part generator with it")
     is_fine_tuned, is_mlm = isinstance(model, FineTunedModel), isinstance(model, MlmModel)
-    heads = [*model.classification_heads, *model.word_heads] if is_fine_tuned else []
+    heads = [*getattr(model, "classification_heads", ()), *getattr(model, "word_heads", ())]
     known = heads_of_tasks(model)
     if head is not None and head not in known and (plain := column_of(word_head_name(head))) in known:
         head = plain  # of a column with other characters in its name
@@ -236,21 +238,22 @@ def fine_tuned_part(
     :func:`choose_part`."""
     model: FineTunedModel = loaded.model
     is_modern = isinstance(model.encoder.shape, ModernBertEncoderConfig)
-    heads = model.classification_heads
+    heads, words = getattr(model, "classification_heads", {}), getattr(model, "word_heads", {})
+    span_head = getattr(model, "span_head", None)
     if name not in (None, "encoder"):
         raise UserError(f"{loaded.file} was fine-tuned and has no {name} any more: give the pretraining checkpoint")
-    if name == "encoder" or not (heads or model.span_head or model.word_heads):
+    if name == "encoder" or not (heads or span_head or words):
         return encoder_part(model)
-    if TREES in model.word_heads:
+    if TREES in words:
         raise UserError(
             f"{loaded.file} predicts dependency trees, which no Hugging Face class does: export the encoder alone, with --part "
             "encoder, or load it with amos_fairseq.load"
         )
-    if model.span_head is not None:
+    if span_head is not None:
         kind, prefix, head, description = (
             PartKind.QUESTION_ANSWERING,
             "span_head.",
-            model.span_head,
+            span_head,
             "its head for answers",
         )
         if not isinstance(head, IndependentSpanHead):
@@ -258,15 +261,15 @@ def fine_tuned_part(
                 f"{loaded.file} marks answers with a joint head, which no Hugging Face question answering class for "
                 "these encoders has: fine-tune with the independent head, or export the encoder alone with --part encoder"
             )
-    elif len(heads) + len(model.word_heads) > 1 and head_name is None:
+    elif len(heads) + len(words) > 1 and head_name is None:
         limits = (
             f"It was fine-tuned on several tasks ({', '.join(heads_of_tasks(model))}), whose heads are not in this folder: "
             "`amos export --head TASK` writes one of them with the encoder."
         )
         return dataclasses.replace(encoder_part(model), limits=limits)
-    elif model.word_heads:
-        (only,) = model.word_heads if head_name is None else [word_head_name(head_name)]
-        kind, prefix, head = PartKind.TOKEN_CLASSIFICATION, "tagging_head.", model.word_heads[only]
+    elif words:
+        (only,) = words if head_name is None else [word_head_name(head_name)]
+        kind, prefix, head = PartKind.TOKEN_CLASSIFICATION, "tagging_head.", words[only]
         description = "its head for labels of words" if head_name is None else f"the head of {head_name}"
     else:
         (head_name,) = [head_name] if head_name else heads

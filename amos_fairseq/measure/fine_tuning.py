@@ -27,7 +27,7 @@ from torch.nn.utils.rnn import pad_sequence
 from amos_fairseq.checkpoints.write import as_flags
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.downstream.classification.task import TextClassificationTask
-from amos_fairseq.downstream.labeled_sequences import LabeledSequences
+from amos_fairseq.downstream.labeled_task import LabeledSequences
 from amos_fairseq.downstream.recipes import Hyperparameters
 from amos_fairseq.downstream.session import MODEL_FIELDS
 from amos_fairseq.errors import UserError

@@ -1,19 +1,20 @@
-"""The encoder of any pretraining model, with heads for labeled tasks."""
+"""The encoder of any pretraining model with a head: what every architecture builds for a task other than pretraining.
+
+The heads for texts are here, because fairseq's own ``sentence_prediction`` asks for them; other heads are in the folders of
+their tasks.
+"""
 
 import dataclasses
 import logging
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
 
 import torch
 from fairseq.models import BaseFairseqModel
 from torch import Tensor, nn
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.functional.positions import gather_positions
 from amos_fairseq.models.configuration import (
     EncoderConfig,
     PaddedVocabulary,
@@ -23,18 +24,9 @@ from amos_fairseq.models.configuration import (
     parse_layers,
     transformer_config,
 )
-from amos_fairseq.modules.cross_views import (
-    FULL,
-    WORD_DROPOUT,
-    CrossViews,
-    WordPlaces,
-    number_of_view_layers,
-    remove_words,
-)
-from amos_fairseq.modules.encoder import LayerOutputs, TransformerConfig, one_sided
-from amos_fairseq.modules.heads import ClassificationHead, LayerMixture, ParsingHead, TaggingHead, pool
+from amos_fairseq.modules.encoder import LayerOutputs, TransformerConfig
+from amos_fairseq.modules.heads import ClassificationHead, LayerMixture
 from amos_fairseq.modules.initialization import initialize, mark_layer_depths, mark_undecayed
-from amos_fairseq.modules.span_heads import SPAN_HEADS, SpanOutput, build_span_head
 from amos_fairseq.setting_checks import check_ranges
 
 logger = logging.getLogger(__name__)
@@ -49,30 +41,40 @@ DELTA = "disentangled_embedding.delta.weight"
 TEXT_HEAD = "sentence_classification_head"
 MIXTURE = "layer_mixture."
 CLASSIFICATION = "classification_heads."
-CROSS_VIEWS = "cross_views."
-HEADS = (CLASSIFICATION, "span_head.", "word_heads.", CROSS_VIEWS, MIXTURE)
 NEW_LAYERS = "new_layers"
-LABELS = "_labels"
-TREES = "dependency_trees"  # name of the head for them
 
 
-class WordOutput(NamedTuple):
-    """Predictions for the words of sentences, by head: [B,W,labels] float32, or [B,W,1+W,relations] of trees.
+class PretrainedEncoder:
+    """The encoder that fine-tuning takes from a pretraining model: its sizes, and its weights in a checkpoint."""
 
-    ``fixed`` and ``views`` are those of unlabeled sentences, for cross-view training: of the head itself, without dropout and
-    gradient, and of each view.
-    """
+    def __init__(self, cfg: EncoderConfig) -> None:
+        self.cfg = cfg
 
-    logits: dict[str, Tensor]
-    fixed: dict[str, Tensor] | None = None
-    views: dict[str, dict[str, Tensor]] | None = None
+    def config(self) -> TransformerConfig:
+        return transformer_config(self.cfg)
+
+    def take(self, state_dict: dict[str, Tensor]) -> None:
+        """Rename the encoder of a pretraining checkpoint, in place, and remove generator and heads."""
+        if not any(key.startswith(ENCODER_IN_PRETRAINING) for key in state_dict):
+            return  # already fine-tuned
+        if DELTA in state_dict:
+            table = f"{EMBEDDING}weight"
+            state_dict[table] = state_dict[table] + state_dict.pop(DELTA)
+        dropped = set()
+        for key in list(state_dict):
+            if key.startswith(ENCODER_IN_PRETRAINING):
+                state_dict[ENCODER + key.partition(".")[2]] = state_dict.pop(key)
+            elif not key.startswith(EMBEDDING):
+                dropped.add(key.partition(".")[0])
+                del state_dict[key]
+        logger.info(f"fine-tuning uses the encoder of a pretraining checkpoint; not used: {', '.join(sorted(dropped))}")
 
 
 class FineTunedModel(BaseFairseqModel):
-    """Token embeddings, encoder and a head: what every architecture builds for a task other than pretraining.
+    """Token embeddings and encoder. A subclass adds the heads of its tasks, and :meth:`forward` with what they predict.
 
-    It loads the encoder of a pretraining checkpoint. It also loads a fine-tuned checkpoint, with its head if that has the
-    shape of this task's head.
+    It loads the encoder of a pretraining checkpoint. It also loads a fine-tuned checkpoint, with its heads if they have the
+    shape of this task's heads.
 
     ``--layers K`` keeps the K lower layers alone; with ``mix`` the heads read a :class:`LayerMixture` of the input of the first
     layer and the outputs of all. ``--new-top-layers N`` leaves the N upper layers that are kept at their random initial
@@ -84,247 +86,68 @@ class FineTunedModel(BaseFairseqModel):
         ValueError: ``--layers`` or ``--new-top-layers`` do not fit the encoder.
     """
 
-    def __init__(self, cfg: EncoderConfig, vocabulary: PaddedVocabulary):
+    def __init__(
+        self,
+        cfg: EncoderConfig,
+        vocabulary: PaddedVocabulary,
+        pretrained: type[PretrainedEncoder] = PretrainedEncoder,
+    ):
         super().__init__()
         check_ranges(cfg, EncoderConfig)
         self.cfg = cfg
         self.vocabulary = vocabulary
+        self.pretrained = pretrained(cfg)
         self.embed_tokens = vocabulary.embedding(embedding_width(cfg))
-        pretrained = self.final_encoder_config(cfg)
-        num_layers, is_mixed = parse_layers(cfg.layers, pretrained.num_layers)
+        shape = self.pretrained.config()
+        num_layers, is_mixed = parse_layers(cfg.layers, shape.num_layers)
         check_new_top_layers(cfg.new_top_layers, num_layers)
-        self.num_pretrained_layers = pretrained.num_layers
-        self.encoder = dataclasses.replace(pretrained, num_layers=num_layers).build()
+        self.num_pretrained_layers = shape.num_layers
+        self.encoder = dataclasses.replace(shape, num_layers=num_layers).build()
         self.layer_mixture = LayerMixture(num_layers + 1) if is_mixed else None
         # First and last new layer. In a checkpoint they say that these layers have been trained: loaded again, they stay.
         first_new = num_layers - cfg.new_top_layers + 1
         self.register_buffer(NEW_LAYERS, torch.tensor([first_new, num_layers]) if cfg.new_top_layers else None)
-        self.classification_heads = nn.ModuleDict()
-        self.head_of_task: dict[str, str] = {}  # which head takes that of a task from a checkpoint of several tasks
-        self.span_head: nn.Module | None = None
-        self.word_heads = nn.ModuleDict()
-        self.cross_views: CrossViews | None = None
         self.newly_initialized: list[str] = []  # weights of heads that the loaded checkpoint does not have
-        self._initialize(self)
-        mark_layer_depths(self)
+        self.initialize(self)
 
     @property
     def encoder_embedding(self) -> nn.Embedding:
         """The token embeddings of ``encoder``."""
         return self.embed_tokens
 
-    @staticmethod
-    def final_encoder_config(cfg: EncoderConfig) -> TransformerConfig:
-        """Return the sizes of the encoder that pretraining produces."""
-        return transformer_config(cfg)
-
-    def _initialize(self, part: nn.Module) -> None:
-        initialize(part, self.cfg.init_std, self.cfg.linear_init_std)
-        mark_undecayed(part, also=("relative_position",))
-
-    def register_classification_head(
-        self, name: str, num_classes: int, scale: tuple[float, float] | None = None
-    ) -> None:
-        """Add a head for ``num_classes`` classes, or for regression (1). fairseq's ``sentence_prediction`` calls this.
-
-        ``scale``: of the values of a regression, mean and standard deviation or minimum and range: what the head adds to the
-        output of its layer, and multiplies it by.
-        """
-        cfg = self.cfg
-        head = ClassificationHead(
-            cfg.encoder_embed_dim,
-            num_classes,
-            str(cfg.pooler_activation_fn),
-            cfg.pooler_dropout,
-            str(cfg.pooling),
-            scale,
-            make_transform(cfg),
-        )
-        self._initialize(head)
-        self.classification_heads[name] = head
+    def initialize(self, module: nn.Module) -> None:
+        """Set the initial values of the model or of a head that was added to it, and the parameter groups."""
+        initialize(module, self.cfg.init_std, self.cfg.linear_init_std)
+        mark_undecayed(module, also=("relative_position",))
         mark_layer_depths(self)
-
-    def register_span_head(self, kind: str) -> None:
-        """Add a head for answer spans: one of ``modules.span_heads.SPAN_HEADS``."""
-        cfg = self.cfg
-        self._refuse_pooling("answer spans")
-        self.span_head = build_span_head(
-            kind, cfg.encoder_embed_dim, cfg.pooler_dropout, cfg.layer_norm_eps, make_transform(cfg)
-        )
-        self._initialize(self.span_head)
-        mark_layer_depths(self)
-
-    def register_tagging_head(self, name: str, num_labels: int) -> None:
-        """Add a head for labels of words; ``name``: of :func:`word_head_name`."""
-        self._refuse_pooling("labels of words")
-        cfg = self.cfg
-        self._add_word_head(
-            name, TaggingHead(cfg.encoder_embed_dim, num_labels, cfg.pooler_dropout, make_transform(cfg))
-        )
-
-    def register_parsing_head(self, num_relations: int) -> None:
-        """Add a head for dependency trees."""
-        self._refuse_pooling("dependency trees")
-        cfg = self.cfg
-        self._add_word_head(
-            TREES, ParsingHead(cfg.encoder_embed_dim, num_relations, cfg.pooler_dropout, make_transform(cfg))
-        )
-
-    def _add_word_head(self, name: str, head: nn.Module) -> None:
-        self._initialize(head)
-        self.word_heads[name] = head
-        mark_layer_depths(self)
-
-    def register_cross_views(self, views: Sequence[str], view_layers: str, mask: int) -> None:
-        """Add the auxiliary modules of all heads for words, for :meth:`predict_views`.
-
-        Args:
-            views: names, of :mod:`amos_fairseq.modules.cross_views`.
-            view_layers: ``half`` or ``all`` of the layers give the states of one direction.
-            mask: the token ``<mask>``.
-        """
-        num_layers = number_of_view_layers(view_layers, len(self.encoder.layers))
-        self.cross_views = CrossViews(self.cfg.encoder_embed_dim, views, self.word_heads, num_layers, mask)
-        self._initialize(self.cross_views)
-        mark_layer_depths(self)
-
-    def _refuse_pooling(self, what: str) -> None:
-        if self.cfg.pooling != "first":
-            raise UserError(f"--pooling {self.cfg.pooling} has no effect on a head for {what}: leave it out")
-
-    @staticmethod
-    def is_fine_tuned(state_dict: dict[str, Tensor]) -> bool:
-        """Return whether these are the weights of a fine-tuned model, not of a pretraining model."""
-        return any(key.startswith(ENCODER) for key in state_dict)
 
     def register_heads_of(self, state_dict: dict[str, Tensor]) -> None:
         """Add the heads of a fine-tuned checkpoint."""
-        for key, value in state_dict.items():
-            found = re.fullmatch(r"classification_heads\.(.+)\.output\.weight", key)
-            if found:
-                bits = state_dict.get(f"classification_heads.{found.group(1)}.scale_bits")
-                scale = None if bits is None else scale_of(bits)
-                self.register_classification_head(found.group(1), value.size(0), scale)
-        if any(key.startswith("span_head.") for key in state_dict):
-            independent, joint = SPAN_HEADS
-            self.register_span_head(joint if "span_head.start.weight" in state_dict else independent)
-        for key, value in state_dict.items():
-            if found := re.fullmatch(r"word_heads\.(\w+)\.output\.weight", key):
-                self.register_tagging_head(found.group(1), num_labels=value.size(0))
-        if (weight := state_dict.get(f"word_heads.{TREES}.relations.weight")) is not None:
-            self.register_parsing_head(num_relations=weight.size(0) // ParsingHead.HIDDEN)
 
-    def forward(
-        self,
-        src_tokens: Tensor,
-        src_lengths: Tensor | None = None,
-        features_only: bool = True,
-        classification_head_name: str | None = None,
-        answer_mask: Tensor | None = None,
-        span_targets: tuple[Tensor, Tensor] | None = None,
-        word_positions: Tensor | None = None,
-        lengths: Sequence[int] | None = None,
-        rows_of_heads: Mapping[str, Tensor] | None = None,
-        unlabeled: Mapping[str, Any] | None = None,
-    ) -> tuple[Tensor, None] | SpanOutput | WordOutput | dict[str, Tensor]:
-        """Compute what a head predicts for texts, or the states that heads read.
-
-        Args:
-            src_tokens: [B,T] int64.
-            classification_head_name: of the head whose logits are returned, [B, classes].
-            answer_mask: [B,T] bool, True at tokens that an answer may consist of: the span head predicts.
-            span_targets: for the span head in training.
-            word_positions: [B,W] int64, the first piece of each word, 0 in padded slots: the heads for words predict.
-            lengths: number of tokens of each text. The encoder then computes nothing at padding.
-            rows_of_heads: for each head the rows of its task, [b] int64, maybe none: each head predicts for these rows alone.
-            unlabeled: arguments of :meth:`predict_views`, whose results are returned too.
-            src_lengths, features_only: arguments of fairseq's own encoders, without effect.
-
-        Returns:
-            Without a head the states [B,T,D] and None; of one classification head its logits and None; of several the logits by
-            head; the output of the span head; or a :class:`WordOutput`.
-        """
-        states = self.extract_features(src_tokens, lengths)
-        if word_positions is not None:
-            logits = self.predict_words(states, word_positions, rows_of_heads)
-            return WordOutput(logits, *(() if unlabeled is None else self.predict_views(**unlabeled)))
-        if rows_of_heads is not None:
-            pooled = pool(states, src_tokens.eq(self.vocabulary.pad), str(self.cfg.pooling))
-            return {
-                name: self.classification_heads[name].classify(pooled[rows]) for name, rows in rows_of_heads.items()
-            }
-        if answer_mask is not None:
-            return self.span_head(states, answer_mask, span_targets)
-        if classification_head_name is not None:
-            padding_mask = src_tokens.eq(self.vocabulary.pad)
-            return self.classification_heads[classification_head_name](states, padding_mask), None
-        return states, None
-
-    def predict_words(
-        self, states: Tensor, word_positions: Tensor, rows_of_heads: Mapping[str, Tensor] | None = None
-    ) -> dict[str, Tensor]:
-        """Return the logits of each head for words, from the states [B,T,D] at their first pieces [B,W]; see
-        :meth:`forward`."""
-        words, is_padding = gather_positions(states, word_positions), word_positions.eq(0)
-        if rows_of_heads is None:
-            return {name: head(words, is_padding) for name, head in self.word_heads.items()}
-        return {name: self.word_heads[name](words[rows], is_padding[rows]) for name, rows in rows_of_heads.items()}
-
-    def predict_views(
-        self,
-        src_tokens: Tensor,
-        lengths: Sequence[int],
-        word_positions: Tensor,
-        last_positions: Tensor,
-        modules_alone: bool = False,
-    ) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
-        """Return what each head predicts for unlabeled sentences, fixed and without dropout, and what its views predict.
-
-        Args:
-            src_tokens: [B,T] int64.
-            lengths: number of tokens of each sentence.
-            word_positions, last_positions: [B,W] int64, first and last piece of each word, 0 in padded slots.
-            modules_alone: only the auxiliary modules learn: the states get no gradient, and there is no word dropout.
-        """
-        if modules_alone and not self.cross_views.names:
-            return {}, {name: {} for name in self.word_heads}
-        words = WordPlaces(word_positions, last_positions)
-        with torch.no_grad(), evaluating(self):
-            fixed = self.predict_words(self.extract_features(src_tokens, lengths), word_positions)
-        read = {FULL: self.extract_features(src_tokens, lengths)} if FULL in self.cross_views.names else {}
-        read |= self.directed_states(src_tokens, lengths)
-        if modules_alone:
-            read = {name: states.detach() for name, states in read.items()}
-        views = self.cross_views(self.cross_views.states(read, words), ~words.is_word)
-        if (removed := self.cross_views.removed) is not None and not modules_alone:
-            kept = self.extract_features(remove_words(src_tokens, words, removed), lengths)
-            for name, logits in self.predict_words(kept, word_positions).items():
-                views[name][WORD_DROPOUT] = logits
-        return fixed, views
-
-    def directed_states(self, tokens: Tensor, lengths: Sequence[int]) -> dict[str, Tensor]:
-        """Compute the states [B,T,D] of each direction of attention that the views read, from tokens [B,T] int64."""
-        embeddings, types = self.embed_tokens(tokens), self.token_types(tokens)
-        return {
-            side: one_sided(self.encoder, side, self.cross_views.num_layers)(
-                embeddings, token_types=types, lengths=lengths
-            )[-1]
-            for side in self.cross_views.directions
-        }
+    def refuse_pooling(self, what: str) -> None:
+        if self.cfg.pooling != "first":
+            raise UserError(f"--pooling {self.cfg.pooling} has no effect on a head for {what}: leave it out")
 
     def extract_features(self, tokens: Tensor, lengths: Sequence[int] | None = None) -> Tensor:
-        """Compute the states that the heads read, of the last layer or a mixture of all: [B,T] int64 -> [B,T,D]."""
+        """Compute the states that the heads read, of the last layer or a mixture of all: [B,T] int64 -> [B,T,D].
+
+        Args:
+            lengths: number of tokens of each sequence. The encoder then computes nothing at padding.
+        """
         return self.read_layers(self.all_states(tokens, lengths))
 
     def all_states(self, tokens: Tensor, lengths: Sequence[int] | None = None) -> LayerOutputs:
         """Compute the input of the first layer and the output of every layer: [B,T] int64 -> 1 + layers tensors [B,T,D]."""
-        padding_mask = tokens.eq(self.vocabulary.pad) if lengths is None else None
+        padding_mask = self.padding_mask(tokens) if lengths is None else None
         embeddings, types = self.embed_tokens(tokens), self.token_types(tokens)
         return self.encoder(embeddings, padding_mask, token_types=types, with_input=True, lengths=lengths)
 
     def read_layers(self, states: LayerOutputs) -> Tensor:
         """Return what the heads read of :meth:`all_states`."""
         return states[-1] if self.layer_mixture is None else states.mix(self.layer_mixture)
+
+    def padding_mask(self, tokens: Tensor) -> Tensor:
+        return tokens.eq(self.vocabulary.pad)
 
     def token_types(self, tokens: Tensor) -> Tensor | None:
         """Return 0 in the first text, its ``</s>`` included, and 1 in the rest, a second separator included: [B,T] int64.
@@ -345,22 +168,22 @@ class FineTunedModel(BaseFairseqModel):
         Raises:
             UserError: the encoder of the checkpoint has another shape.
         """
-        self.take_encoder(state_dict)
+        self.pretrained.take(state_dict)
         here = self.state_dict()
-        if self.cross_views is None:  # they only train
-            for key in [key for key in state_dict if key.startswith(CROSS_VIEWS)]:
-                del state_dict[key]
         self._choose_layers(state_dict, here)
-        self._take_heads(state_dict, here)
-        # The values of this task may have another unit than those of the task before.
-        state_dict.update({key: value for key, value in here.items() if key.endswith(".scale_bits")})
-        self._check_shapes(state_dict, here)
-        unused = [key for key in state_dict if key.startswith(HEADS) and not same_shape(key, state_dict, here)]
+        self.take_heads(state_dict, here)
+        for key in sorted(here.keys() | state_dict.keys()):
+            if not is_of_head(key) and not same_shape(key, state_dict, here):
+                raise UserError(
+                    "the checkpoint holds another encoder than the flags describe: "
+                    f"{describe_mismatch(key, state_dict, here)}; {_advice(key, state_dict, here)}"
+                )
+        unused = [key for key in state_dict if is_of_head(key) and not same_shape(key, state_dict, here)]
         if MIXTURE + "scores" in unused:  # of another number of layers
             unused.append(MIXTURE + "scale")
         for key in unused:
             del state_dict[key]
-        self.newly_initialized = [key for key in here if key.startswith(HEADS) and key not in state_dict]
+        self.newly_initialized = [key for key in here if is_of_head(key) and key not in state_dict]
         state_dict.update({key: here[key] for key in self.newly_initialized})
         if unused:
             logger.info(
@@ -372,21 +195,8 @@ class FineTunedModel(BaseFairseqModel):
                 + ", ".join(self.newly_initialized)
             )
 
-    def take_encoder(self, state_dict: dict[str, Tensor]) -> None:
-        """Rename the encoder of a pretraining model, in place, and remove its generator and heads."""
-        if not any(key.startswith(ENCODER_IN_PRETRAINING) for key in state_dict):
-            return
-        if DELTA in state_dict:
-            table = f"{EMBEDDING}weight"
-            state_dict[table] = state_dict[table] + state_dict.pop(DELTA)
-        dropped = set()
-        for key in list(state_dict):
-            if key.startswith(ENCODER_IN_PRETRAINING):
-                state_dict[ENCODER + key.partition(".")[2]] = state_dict.pop(key)
-            elif not key.startswith(EMBEDDING):
-                dropped.add(key.partition(".")[0])
-                del state_dict[key]
-        logger.info(f"fine-tuning uses the encoder of a pretraining checkpoint; not used: {', '.join(sorted(dropped))}")
+    def take_heads(self, state_dict: dict[str, Tensor], here: dict[str, Tensor]) -> None:
+        """Change the heads of a checkpoint, in place, before those that fit are loaded; ``here``: weights of this model."""
 
     def _choose_layers(self, state_dict: dict[str, Tensor], here: dict[str, Tensor]) -> None:
         """Leave out the layers above ``--layers``, and replace those of ``--new-top-layers``, in place."""
@@ -401,15 +211,90 @@ class FineTunedModel(BaseFairseqModel):
             else:
                 logger.info(f"new random weights in {which} (--new-top-layers {num_new})")
         for key in list(state_dict):
-            found = re.match(rf"{re.escape(ENCODER)}layers\.(\d+)\.", key)
-            number = int(found.group(1)) if found else -1
+            match = re.match(rf"{re.escape(ENCODER)}layers\.(\d+)\.", key)
+            number = int(match.group(1)) if match else -1
             if kept <= number < self.num_pretrained_layers:
                 del state_dict[key]
             elif kept - num_new <= number < kept:
                 state_dict[key] = here[key]
 
-    def _take_heads(self, state_dict: dict[str, Tensor], here: dict[str, Tensor]) -> None:
-        """Rename the head that a task had among several, in place; a regression gets the scale of its values here."""
+
+# Which class has the heads of a checkpoint, by the prefix of their weights; the tasks add theirs.
+CLASS_OF_HEADS: dict[str, type[FineTunedModel]] = {}
+
+
+def reads_heads(prefix: str) -> Callable[[type[FineTunedModel]], type[FineTunedModel]]:
+    """Register a class as that of all checkpoints with weights of this prefix."""
+
+    def register(model_class: type[FineTunedModel]) -> type[FineTunedModel]:
+        CLASS_OF_HEADS[prefix] = model_class
+        return model_class
+
+    return register
+
+
+@reads_heads(CLASSIFICATION)
+class TextModel(FineTunedModel):
+    """Heads by name, each for a class, several labels, or a number for a text or a pair of texts.
+
+    Attributes:
+        head_of_task: which head here takes that of a task from a checkpoint of several tasks.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.classification_heads = nn.ModuleDict()
+        self.head_of_task: dict[str, str] = {}
+
+    def register_classification_head(
+        self, name: str, num_classes: int, scale: tuple[float, float] | None = None
+    ) -> None:
+        """Add a head for ``num_classes`` classes, or for regression (1). fairseq's ``sentence_prediction`` calls this.
+
+        ``scale``: of the values of a regression, mean and standard deviation or minimum and range: what the head adds to the
+        output of its layer, and multiplies it by.
+        """
+        cfg = self.cfg
+        self.classification_heads[name] = ClassificationHead(
+            cfg.encoder_embed_dim,
+            num_classes,
+            str(cfg.pooler_activation_fn),
+            cfg.pooler_dropout,
+            str(cfg.pooling),
+            scale,
+            make_transform(cfg),
+        )
+        self.initialize(self.classification_heads[name])
+
+    def register_heads_of(self, state_dict: dict[str, Tensor]) -> None:
+        for key, value in state_dict.items():
+            if match := re.fullmatch(rf"{re.escape(CLASSIFICATION)}(.+)\.output\.weight", key):
+                bits = state_dict.get(f"{CLASSIFICATION}{match.group(1)}.scale_bits")
+                scale = None if bits is None else scale_of(bits)
+                self.register_classification_head(match.group(1), value.size(0), scale)
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor | None = None,
+        features_only: bool = True,
+        classification_head_name: str | None = None,
+        lengths: Sequence[int] | None = None,
+    ) -> tuple[Tensor, None]:
+        """Return the logits [B, classes] of a head, or without a name the states [B,T,D], and None, as fairseq's encoders do.
+
+        Args:
+            src_tokens: [B,T] int64.
+            lengths: see :meth:`extract_features`.
+            src_lengths, features_only: arguments of fairseq's own encoders, without effect.
+        """
+        states = self.extract_features(src_tokens, lengths)
+        if classification_head_name is None:
+            return states, None
+        return self.classification_heads[classification_head_name](states, self.padding_mask(src_tokens)), None
+
+    def take_heads(self, state_dict: dict[str, Tensor], here: dict[str, Tensor]) -> None:
+        """Rename the head that a task had among several; a regression gets the scale of its values here."""
         for task, name in self.head_of_task.items():
             before, now = f"{CLASSIFICATION}{task}.", f"{CLASSIFICATION}{name}."
             if f"{before}output.weight" not in state_dict:
@@ -418,60 +303,36 @@ class FineTunedModel(BaseFairseqModel):
                 state_dict[now + key.removeprefix(before)] = state_dict.pop(key)
             if now != before:
                 logger.info(f"the head of {task} is that of the checkpoint, which was fine-tuned on several tasks")
-            bits = [side.get(f"{now}scale_bits") for side in (state_dict, here)]
-            (mean, scale), (mean_here, scale_here) = ((0.0, 1.0) if own is None else scale_of(own) for own in bits)
+            mean, scale = scale_of(state_dict.get(f"{now}scale_bits"))
+            mean_here, scale_here = scale_of(here.get(f"{now}scale_bits"))
             if (mean, scale) != (mean_here, scale_here):
                 weight, bias = f"{now}output.weight", f"{now}output.bias"
                 state_dict[weight] = state_dict[weight] * (scale / scale_here)
                 state_dict[bias] = (state_dict[bias] * scale + mean - mean_here) / scale_here
-
-    @staticmethod
-    def _check_shapes(state_dict: dict[str, Tensor], here: dict[str, Tensor]) -> None:
-        for key in sorted(here.keys() | state_dict.keys()):
-            if not key.startswith(HEADS) and not same_shape(key, state_dict, here):
-                raise UserError(
-                    "the checkpoint holds another encoder than the flags describe: "
-                    f"{describe_mismatch(key, state_dict, here)}; {_advice(key, state_dict, here)}"
-                )
+        # The values of this task may have another unit than those of the task before.
+        state_dict.update({key: value for key, value in here.items() if key.endswith(".scale_bits")})
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Turn off dropout, and on again where it was on."""
-    trained = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in trained:
-            module.training = True
+def is_fine_tuned(state_dict: dict[str, Tensor]) -> bool:
+    """Return whether these are the weights of a fine-tuned model, not of a pretraining model."""
+    return any(key.startswith(ENCODER) for key in state_dict)
 
 
-def parse_views(text: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Return the views in ``a,b,...``, in the order of ``known``, which is that of their parameters in the optimizer; raise
-    :class:`UserError` unless each is known and there once."""
-    views = tuple(part.strip() for part in text.split(",")) if text.strip() else ()
-    allowed = (*known, WORD_DROPOUT)
-    for view in views:
-        if view not in allowed or views.count(view) > 1:
-            what = "is there twice" if view in allowed else "is no view"
-            raise UserError(f"--views {text}: {view!r} {what}: give some of {','.join(allowed)}")
-    return tuple(view for view in allowed if view in views)
+def class_of_checkpoint(state_dict: dict[str, Tensor]) -> type[FineTunedModel]:
+    """Return the class that has the heads of a fine-tuned checkpoint."""
+    present = [prefix for prefix in CLASS_OF_HEADS if any(key.startswith(prefix) for key in state_dict)]
+    return CLASS_OF_HEADS[max(present, key=len)] if present else TextModel
 
 
-def word_head_name(column: str) -> str:
-    """Return the name of the head for a column of labels. A key of ``nn.ModuleDict`` may not contain a dot or be the name of an
-    attribute."""
-    return re.sub(r"\W", "_", column) + LABELS
+def is_of_head(key: str) -> bool:
+    """Return whether a weight of a fine-tuned model belongs to a head, not to the encoder."""
+    return not key.startswith((ENCODER, EMBEDDING)) and key != NEW_LAYERS
 
 
-def column_of(head: str) -> str:
-    """Return the column of a head of :func:`word_head_name`; characters other than letters and digits are ``_``."""
-    return head.removesuffix(LABELS)
-
-
-def scale_of(bits: Tensor) -> tuple[float, float]:
-    """Return the mean and deviation of a head; raise ``ValueError`` for what this package does not write."""
+def scale_of(bits: Tensor | None) -> tuple[float, float]:
+    """Return the mean and deviation of a head, 0 and 1 without; raise ``ValueError`` for what this package does not write."""
+    if bits is None:
+        return 0.0, 1.0
     if bits.dtype != torch.int64 or bits.shape != (2,):
         raise ValueError("the scale of a head is no pair of numbers")
     mean, deviation = bits.view(torch.float64).tolist()

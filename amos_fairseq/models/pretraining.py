@@ -23,7 +23,7 @@ from amos_fairseq.models.configuration import (
     embedding_width,
     has_biases,
 )
-from amos_fairseq.models.fine_tuning import DELTA, FineTunedModel
+from amos_fairseq.models.fine_tuning import DELTA, PretrainedEncoder, TextModel
 from amos_fairseq.modules.disentangled_embedding import DisentangledEmbedding
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.heads import MlmHead, TokenPrediction
@@ -85,8 +85,8 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         UserError: a setting is out of range.
     """
 
-    # The class that build_model() builds for tasks other than pretraining.
-    fine_tuned_model: type[FineTunedModel] = FineTunedModel
+    # What fine-tuning takes from a checkpoint.
+    pretrained_encoder: type[PretrainedEncoder] = PretrainedEncoder
     # Whether set_token_counts() must be called before the first update.
     awaits_token_counts: bool = False
 
@@ -108,17 +108,19 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
 
     @classmethod
     def build_model(cls, cfg: EncoderConfig, task: Any) -> BaseFairseqModel:
-        """Build this model for a :class:`PretrainingTask`, and its encoder with room for a head for any other task.
+        """Build this model for a :class:`PretrainingTask`; for any other task its encoder in the ``model_class`` of the task,
+        by default that with heads for texts.
 
         Raises:
             UserError: the settings do not describe a model.
         """
         vocabulary = PaddedVocabulary.of(task.source_dictionary)
-        model_class = cls if isinstance(task, PretrainingTask) else cls.fine_tuned_model
         try:
-            model = model_class(cfg, vocabulary)
+            if not isinstance(task, PretrainingTask):
+                return getattr(task, "model_class", TextModel)(cfg, vocabulary, cls.pretrained_encoder)
+            model = cls(cfg, vocabulary)
             # A checkpoint that is only read has its own bias, and no task that masks (its share is None).
-            if model_class is cls and getattr(cfg, "detection_bias_at_prior", False) and task.masked_share is not None:
+            if getattr(cfg, "detection_bias_at_prior", False) and task.masked_share is not None:
                 # At the start nearly every sample differs from the masked token: as many tokens are replaced as masked.
                 model.detection_head.start_at_prior(task.masked_share)
         except ValueError as error:

@@ -27,7 +27,7 @@ from amos_fairseq.models.configuration import (
     register_sizes,
     transformer_config,
 )
-from amos_fairseq.models.fine_tuning import FineTunedModel
+from amos_fairseq.models.fine_tuning import PretrainedEncoder
 from amos_fairseq.models.pretraining import PretrainingBatch, PretrainingOutput, SingleMlmModel
 from amos_fairseq.modules.encoder import (
     LayerOutputs,
@@ -112,17 +112,16 @@ def num_shared_layers(cfg: TeamsConfig) -> int:
     return {"none": 0, "half": depth // 2, "all": depth}[cfg.share_layers]
 
 
-class FineTunedTeams(FineTunedModel):
-    """A fine-tuned model that loads the branch ``--representation`` of a pretraining checkpoint (Table 3)."""
+class TeamsBranch(PretrainedEncoder):
+    """The branch ``--representation`` of a pretraining checkpoint (Table 3)."""
 
-    @staticmethod
-    def final_encoder_config(cfg: TeamsConfig) -> TransformerConfig:
+    def config(self) -> TransformerConfig:
         """Return the sizes of either branch: L layers, or L + 1 with a head on top of all L."""
-        return transformer_config(cfg, cfg.encoder_layers + (cfg.task_heads == "extra_layer"))
+        return transformer_config(self.cfg, self.cfg.encoder_layers + (self.cfg.task_heads == "extra_layer"))
 
-    def take_encoder(self, state_dict: dict[str, Tensor]) -> None:
+    def take(self, state_dict: dict[str, Tensor]) -> None:
         select_branch(state_dict, self.cfg.representation)
-        super().take_encoder(state_dict)
+        super().take(state_dict)
 
 
 def select_branch(state_dict: dict[str, Tensor], representation: str) -> None:
@@ -166,13 +165,13 @@ class TeamsModel(SingleMlmModel):
     types, their LayerNorm and projection) and the table of relative positions.
     """
 
-    fine_tuned_model = FineTunedTeams
+    pretrained_encoder = TeamsBranch
 
     def __init__(self, cfg: TeamsConfig, vocabulary: PaddedVocabulary):
         super().__init__(cfg, vocabulary)
         check_settings(cfg, num_samplable=vocabulary.num_tokens - len(vocabulary.special))
         self.tasks = discriminator_tasks(cfg)
-        config, width = FineTunedTeams.final_encoder_config(cfg), cfg.encoder_embed_dim
+        config, width = TeamsBranch(cfg).config(), cfg.encoder_embed_dim
         self.discriminator = config.build()
         self.generator = transformer_config(cfg, generator_depth(cfg)).build()
         share_bottom(self.generator, self.discriminator, num_shared_layers(cfg))

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, linear, relu
+from torch.nn.functional import gelu, linear
 
 from amos_fairseq.functional.cross_entropy import copy_cross_entropy
 from amos_fairseq.functional.output_layer import cross_entropy
@@ -158,95 +158,6 @@ class FeedForwardHead(nn.Module):
         """[..., D] -> [..., D]."""
         expanded = self.activation_dropout(gelu(self.ffn_in(states)))
         return self.ffn_norm(states + self.dropout(self.ffn_out(expanded)))
-
-
-class TaggingHead(nn.Module):
-    """Predict the label of a word from the state of its first piece: dropout and one linear layer.
-
-    It is the classifier of Hugging Face's models for token classification; those of ModernBERT have a ``transform`` before it.
-    """
-
-    def __init__(self, width: int, num_labels: int, dropout: float, transform: nn.Module | None = None):
-        super().__init__()
-        self.transform = transform
-        self.dropout = nn.Dropout(dropout)
-        self.output = nn.Linear(width, num_labels)
-
-    def forward(self, states: Tensor, is_padding: Tensor | None = None) -> Tensor:
-        """[...,D] -> logits [..., labels] float32. Each word is by itself, so that ``is_padding`` has no effect."""
-        return self.output(self.dropout(transformed(states, self.transform))).float()
-
-    def new_view(self) -> "ViewHead":
-        """Return an auxiliary module for one view."""
-        return ViewHead(self.output.in_features, self.output.out_features)
-
-
-class ViewHead(nn.Module):
-    """An auxiliary prediction module for labels of words: linear, ReLU, linear (thesis, section 4.2.2).
-
-    Departure: the hidden layer has the width of the encoder, in the thesis 512.
-    """
-
-    def __init__(self, width: int, num_labels: int):
-        super().__init__()
-        self.hidden = nn.Linear(width, width)
-        self.output = nn.Linear(width, num_labels)
-
-    def forward(self, states: Tensor, is_padding: Tensor | None = None) -> Tensor:
-        """[...,D] -> logits [..., labels] float32; ``is_padding`` has no effect."""
-        return self.output(relu(self.hidden(states))).float()
-
-
-class ParsingHead(nn.Module):
-    """Score the edges of a dependency tree (thesis, section 4.2.3, after Dozat and Manning 2017).
-
-        s(u, t, r) = ReLU(W_head h_u + b_head) (W_r + W) ReLU(W_dep h_t + b_dep)
-
-    for the edge from a head u to a word t with the relation r; h is the state of the first piece of a word, and a learned
-    vector for the root. One softmax over all pairs (u, r) follows.
-
-    Departures: the thesis has the states of a BiLSTM over words. The size of both hidden layers is not in the thesis.
-    """
-
-    HIDDEN = 128
-
-    def __init__(self, width: int, num_relations: int, dropout: float, transform: nn.Module | None = None):
-        super().__init__()
-        self.transform = transform
-        self.dropout = nn.Dropout(dropout)
-        self.root = nn.Embedding(1, width)
-        self.head = nn.Linear(width, self.HIDDEN)
-        self.dependent = nn.Linear(width, self.HIDDEN)
-        self.shared = nn.Linear(self.HIDDEN, self.HIDDEN, bias=False)  # W
-        self.relations = nn.Linear(self.HIDDEN, num_relations * self.HIDDEN, bias=False)  # W_r of all r
-
-    def new_view(self) -> "ParsingHead":
-        """Return an auxiliary module for one pair of views."""
-        num_relations = self.relations.out_features // self.HIDDEN
-        return ParsingHead(self.head.in_features, num_relations, self.dropout.p)
-
-    def forward(self, states: Tensor, is_padding: Tensor, dependents: Tensor | None = None) -> Tensor:
-        """Return the scores [B,W,1+W,R] float32 of each word for each head, the root first, and each relation; -inf for padded
-        slots and for a word as its own head.
-
-        Args:
-            states: [B,W,D] of the words as heads.
-            is_padding: [B,W] bool, True at padded slots.
-            dependents: [B,W,D] of the words as dependents; None for ``states``.
-        """
-        states = transformed(states, self.transform)
-        dependents = states if dependents is None else transformed(dependents, self.transform)
-        root = self.root.weight.expand(len(states), -1, -1).to(states)
-        heads = relu(self.head(self.dropout(torch.cat([root, states], dim=1))))  # [B,1+W,h]
-        dependents = relu(self.dependent(self.dropout(dependents)))  # [B,W,h]
-        products = self.relations(heads).unflatten(-1, (-1, self.HIDDEN)) + self.shared(heads)[..., None, :]
-        scores = torch.einsum("bwh,burh->bwur", dependents, products).float()
-        no_root = torch.zeros_like(is_padding[:, :1])
-        own = torch.eye(states.size(1), dtype=torch.bool, device=states.device)
-        excluded = torch.cat([no_root, is_padding], dim=1)[:, None] | torch.cat(
-            [own.new_zeros(len(own), 1), own], dim=1
-        )
-        return scores.masked_fill(excluded[..., None], -math.inf)
 
 
 def transformed(states: Tensor, transform: nn.Module | None) -> Tensor:

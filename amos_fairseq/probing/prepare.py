@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from amos_fairseq.downstream.tagging.scores import mark_spans, spans_of
-from amos_fairseq.downstream.word_files import Sentence, read_columns, read_conllu
+from amos_fairseq.downstream.tagging.word_files import Sentence, read_columns, read_conllu
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text, whole_folder
 from amos_fairseq.output.terminal import say

@@ -1,31 +1,17 @@
-"""The base classes of this package's tasks: vocabulary, batches in a fixed order, and random numbers of a micro-batch."""
+"""The base class of this package's tasks: vocabulary, batches in a fixed order, and random numbers of a micro-batch."""
 
 import logging
-import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, List  # noqa: UP035 (fairseq reads the types of config classes, in typing's spelling)
+from typing import Any
 
 import numpy as np
 import torch
 from fairseq.data import Dictionary
-from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import FairseqTask
-from omegaconf import II, OmegaConf
 
 from amos_fairseq.compat.collectives import on_first_rank
-from amos_fairseq.data.block_iterator import (
-    BlockBatchIterator,
-    blocks_per_batch,
-    equal_batches,
-    similar_lengths,
-    whole_updates,
-)
-from amos_fairseq.data.seeding import Purpose, keyed_generator, noise_seed
+from amos_fairseq.data.block_iterator import BlockBatchIterator, blocks_per_batch, equal_batches, whole_updates
+from amos_fairseq.data.seeding import Purpose, noise_seed
 from amos_fairseq.data.vocabulary import Vocabulary
-from amos_fairseq.errors import UserError
-from amos_fairseq.models.fine_tuning import FineTunedModel
 
 logger = logging.getLogger(__name__)
 
@@ -142,85 +128,6 @@ class CorpusTask(FairseqTask):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raise :class:`UserError` if the vocabulary of the checkpoint differs from this task's."""
         self.vocabulary.refuse_other(state_dict)
-
-
-@dataclass
-class LabeledTaskConfig(FairseqDataclass):
-    """The settings of every :class:`LabeledTask`."""
-
-    similar_lengths: bool = field(
-        default=False,
-        metadata={
-            "help": "train on batches of sequences of similar length, which need little padding (default: random)"
-        },
-    )
-    seed: int = II("common.seed")
-    save_dir: str = II("checkpoint.save_dir")
-    train_subset: str = II("dataset.train_subset")
-    update_freq: List[int] = II("optimization.update_freq")  # noqa: UP006
-
-
-class LabeledTask(CorpusTask):
-    """A task on prepared labels, for which a model gets a head.
-
-    Attributes:
-        head_for: what the head predicts, for error messages.
-    """
-
-    trains_on_rest = True
-    head_for: str
-
-    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> FineTunedModel:
-        model = super().build_model(cfg, from_checkpoint)
-        if not isinstance(model, FineTunedModel):
-            raise UserError(
-                f"--arch {arch_name(cfg)} has no head for {self.head_for}: give an architecture of amos_fairseq"
-            )
-        self.add_head(model)
-        return model
-
-    def order_of_epoch(self, dataset: Any, batches_per_update: int, batch_size: int) -> np.ndarray:
-        global_batch = batches_per_update * batch_size
-        if hasattr(dataset, "whole_updates"):  # the mixture of several tasks
-            self.check_update_freq()
-            return self.arrange(dataset, dataset.whole_updates(global_batch), global_batch)
-        return self.arrange(dataset, super().order_of_epoch(dataset, batches_per_update, batch_size), global_batch)
-
-    def check_update_freq(self) -> None:
-        """Raise :class:`UserError` if the updates of some epochs have more batches than others."""
-        if len(set(self.cfg.update_freq)) > 1:
-            raise UserError(
-                f"--update-freq {self.cfg.update_freq}: all epochs make one sequence of equal updates: give one number"
-            )
-
-    def arrange(self, dataset: Any, indices: np.ndarray, global_batch: int) -> np.ndarray:
-        """Return the order of an epoch, with ``--similar-lengths`` in global batches of similar length."""
-        if not self.cfg.similar_lengths:
-            return indices
-        generator = keyed_generator(Purpose.SIMILAR_LENGTHS, self.cfg.seed, dataset.epoch, 0)
-        return similar_lengths(indices, dataset.sizes, global_batch, generator)
-
-    def add_head(self, model: FineTunedModel) -> None:
-        raise NotImplementedError
-
-
-def prepared_directory(cfg: Any, kind: str) -> Path:
-    """Return ``cfg.data``; raise :class:`UserError` unless it is a directory that ``amos prepare KIND`` may have written."""
-    return _directories(cfg, kind, lambda data: [data])[0]
-
-
-def prepared_directories(cfg: Any, kind: str) -> list[Path]:
-    """Return the directories of ``cfg.data``, which ``:`` separates; errors as for :func:`prepared_directory`."""
-    return _directories(cfg, kind, lambda data: data.split(os.pathsep))
-
-
-def _directories(cfg: Any, kind: str, split: Callable[[str], list[str]]) -> list[Path]:
-    if OmegaConf.is_missing(cfg, "data"):
-        raise UserError("no data directory is given: give the directory that amos prepare wrote, as task.data=DIR")
-    for part in (directories := split(str(cfg.data))):
-        if not Path(part).is_dir():
-            raise UserError(f"{part} is not a directory: give the one that amos prepare {kind} wrote")
-    return list(map(Path, directories))
 
 
 def arch_name(cfg: Any) -> str:

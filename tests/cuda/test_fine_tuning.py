@@ -22,17 +22,17 @@ from amos_fairseq.downstream.classification.task import TextClassificationConfig
 from amos_fairseq.downstream.multi_task.criterion import MultiTaskCriterion
 from amos_fairseq.downstream.multi_task.task import MultiTask, MultiTaskConfig, TextTask
 from amos_fairseq.downstream.parsing.criterion import DependencyParsingCriterion
+from amos_fairseq.downstream.parsing.model import TREES
 from amos_fairseq.downstream.parsing.task import DependencyParsingConfig, DependencyParsingTask
 from amos_fairseq.downstream.squad.criterion import SquadCriterion
 from amos_fairseq.downstream.squad.task import SquadConfig, SquadTask
 from amos_fairseq.downstream.tagging.criterion import SequenceTaggingCriterion
 from amos_fairseq.downstream.tagging.dataset import NO_LABEL
 from amos_fairseq.downstream.tagging.task import Column, SequenceTaggingConfig, SequenceTaggingTask
+from amos_fairseq.downstream.views import PARSING_VIEWS, TAGGING_VIEWS, WORD_DROPOUT
 from amos_fairseq.measure.configuration import BenchSettings, set_up
 from amos_fairseq.measure.fairseq_step import UnsavedTrainer
 from amos_fairseq.measure.fake_cuda import FakeCuda, fake_cuda, replace_tensors
-from amos_fairseq.models.fine_tuning import TREES
-from amos_fairseq.modules.cross_views import PARSING_VIEWS, TAGGING_VIEWS, WORD_DROPOUT
 
 NUM_CLASSES = 3
 

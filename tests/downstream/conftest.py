@@ -20,7 +20,7 @@ from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.downstream import runner as runner_module
 from amos_fairseq.downstream.classification.glue.benchmark import Glue, GlueOptions
 from amos_fairseq.downstream.run_benchmark import run_benchmark
-from amos_fairseq.models.fine_tuning import TEXT_HEAD, FineTunedModel
+from amos_fairseq.models.fine_tuning import TEXT_HEAD, TextModel
 
 
 @pytest.fixture(scope="session")
@@ -55,7 +55,7 @@ def fake_training(start, monkeypatch):
         state = read_state(checkpoint)
         cfg = argparse.Namespace(**state["cfg"]["model"])
         torch.manual_seed(int(flag(command, "--seed")))
-        model = FineTunedModel(cfg, load_checkpoint(checkpoint).model.vocabulary)
+        model = TextModel(cfg, load_checkpoint(checkpoint).model.vocabulary)
         directories = command[command.index("--task") - 1].split(":")
         records = [json.loads((Path(own) / "task.json").read_text(encoding="utf-8")) for own in directories]
         for record in records:

@@ -13,6 +13,8 @@ from omegaconf import OmegaConf
 from small_models import build_randomized, randomize, small_dictionary
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
+from amos_fairseq.downstream.squad.model import SpanModel
+from amos_fairseq.downstream.tagging.model import WordModel
 from amos_fairseq.fingerprint import directory_sha256, file_sha256
 from amos_fairseq.models.amos import AmosConfig, AmosModel
 from amos_fairseq.models.configuration import EncoderConfig
@@ -123,7 +125,9 @@ def write_run(
     config_class, model_class, own = OBJECTIVES[objective]
     config = config_class(**(own | SIZES | settings))
     setup = SimpleNamespace(source_dictionary=tokenizer_dictionary(tokenizer))
-    if not (classes or span_head or labels):
+    if span_head or labels:
+        setup.model_class = SpanModel if span_head else WordModel
+    elif not classes:
         setup.masked_share = 0.15
     torch.manual_seed(0)
     model = model_class.build_model(config, setup)

@@ -22,6 +22,7 @@ from amos_fairseq.functional.sampling import TopK
 from amos_fairseq.models.amos import AmosConfig, AmosModel
 from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 from amos_fairseq.models.electric import ElectricConfig, ElectricModel
+from amos_fairseq.models.fine_tuning import FineTunedModel, TextModel
 from amos_fairseq.models.teams import TeamsConfig, TeamsModel
 from amos_fairseq.modules import mixture as mixtures
 from amos_fairseq.modules.bert_encoder import BertEncoderConfig
@@ -110,9 +111,9 @@ def small_task(
     return SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary, masked_share=masked_share)
 
 
-def fine_tuning_task() -> SimpleNamespace:
-    """A task that does not pretrain: models build the encoder alone."""
-    return SimpleNamespace(source_dictionary=small_dictionary())
+def fine_tuning_task(model_class: type[FineTunedModel] = TextModel) -> SimpleNamespace:
+    """A task that does not pretrain: models build their encoder in this class."""
+    return SimpleNamespace(source_dictionary=small_dictionary(), model_class=model_class)
 
 
 def encoder_config(**settings: Any) -> BertEncoderConfig:

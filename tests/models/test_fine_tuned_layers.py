@@ -17,11 +17,13 @@ from small_models import (
 )
 from torch import Tensor
 
+from amos_fairseq.downstream.squad.model import SpanModel
+from amos_fairseq.downstream.tagging.model import WordModel
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.amos import AmosConfig, AmosModel
 from amos_fairseq.models.configuration import EncoderConfig
 from amos_fairseq.models.electra import ElectraConfig, ElectraModel
-from amos_fairseq.models.fine_tuning import FineTunedModel
+from amos_fairseq.models.fine_tuning import TextModel
 from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.models.teams import TeamsConfig, TeamsModel
@@ -48,7 +50,7 @@ def pretrained(objective: str) -> PretrainingModel:
     return build_randomized(model_class, config_class(**settings), task).eval()
 
 
-def fine_tuned(objective: str, **settings: Any) -> FineTunedModel:
+def fine_tuned(objective: str, **settings: Any) -> TextModel:
     torch.manual_seed(1)
     model_class, config_class, own = OBJECTIVES[objective]
     model = model_class.build_model(config_class(**(own | settings)), fine_tuning_task())
@@ -56,7 +58,7 @@ def fine_tuned(objective: str, **settings: Any) -> FineTunedModel:
     return model.eval()
 
 
-def started_from(source: torch.nn.Module, objective: str, **settings: Any) -> FineTunedModel:
+def started_from(source: torch.nn.Module, objective: str, **settings: Any) -> TextModel:
     """A fine-tuned model with the weights of another model."""
     model = fine_tuned(objective, **settings)
     model.load_state_dict({key: value.clone() for key, value in source.state_dict().items()})
@@ -220,11 +222,10 @@ def test_a_mixture_of_another_number_of_layers_starts_anew() -> None:
 
 
 def test_heads_of_tokens_refuse_pooling() -> None:
-    model = fine_tuned("mlm", pooling="mean")
-    with pytest.raises(UserError, match=r"--pooling mean has no effect on a head for labels of words"):
-        model.register_tagging_head("upos_labels", 3)
-    with pytest.raises(UserError, match=r"--pooling mean has no effect on a head for answer spans"):
-        model.register_span_head("independent")
+    model_class, config_class, settings = OBJECTIVES["mlm"]
+    for head_class, what in ((WordModel, "labels of words"), (SpanModel, "answer spans")):
+        with pytest.raises(UserError, match=f"--pooling mean has no effect on a head for {what}"):
+            model_class.build_model(config_class(**settings, pooling="mean"), fine_tuning_task(head_class))
 
 
 @pytest.mark.parametrize("settings", [{"layers": "2"}, {"new_top_layers": 1}, {"pooling": "mean"}])

@@ -2,6 +2,7 @@
 
 import dataclasses
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,19 +16,24 @@ from small_models import (
 )
 from torch import Tensor
 
+from amos_fairseq.downstream.squad.model import SpanModel
+from amos_fairseq.downstream.tagging.model import WordModel
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.amos import AmosConfig, AmosModel
 from amos_fairseq.models.electra import ElectraConfig, ElectraModel
-from amos_fairseq.models.fine_tuning import FineTunedModel
+from amos_fairseq.models.fine_tuning import FineTunedModel, TextModel, class_of_checkpoint, is_fine_tuned
 
 HEAD = "sentence_classification_head"
 
 
-def fine_tuned(num_classes: int = 3, config: type = AmosConfig, **settings) -> FineTunedModel:
+def with_encoder(model_class: type[FineTunedModel], config: type = AmosConfig, **settings) -> Any:
     base = AMOS_SETTINGS if config is AmosConfig else ENCODER_SETTINGS
-    model_class = AmosModel if config is AmosConfig else ElectraModel
-    task = fine_tuning_task()
-    model = model_class.build_model(config(**(base | settings)), task)
+    pretrained = AmosModel if config is AmosConfig else ElectraModel
+    return pretrained.build_model(config(**(base | settings)), fine_tuning_task(model_class))
+
+
+def fine_tuned(num_classes: int = 3, config: type = AmosConfig, **settings) -> TextModel:
+    model = with_encoder(TextModel, config, **settings)
     model.register_classification_head(HEAD, num_classes)
     return model.eval()
 
@@ -71,17 +77,18 @@ def test_classification_head_by_hand(activation: str) -> None:
 @pytest.mark.parametrize("pooling", ["first", "mean"])
 def test_every_head_reads_the_same_from_packed_texts(settings: dict, pooling: str) -> None:
     """Logits, spans, labels of words, and the gradients of the token embeddings, without and with lengths."""
-    schemes = {"relative_position_scheme": "none", "embedding_dim": 0} if "encoder" in settings else {}
-    model, texts, lengths = fine_tuned(pooling=pooling, **settings, **schemes).double(), tokens(), [8, 5]
-    calls = [{"classification_head_name": HEAD}]
+    settings = settings | ({"relative_position_scheme": "none", "embedding_dim": 0} if "encoder" in settings else {})
+    texts, lengths = tokens(), [8, 5]
+    calls = [(fine_tuned(pooling=pooling, **settings), {"classification_head_name": HEAD})]
     if pooling == "first":
-        model.register_span_head("joint")
-        model.register_tagging_head("upos_labels", 3)
+        spans, words = with_encoder(SpanModel, **settings), with_encoder(WordModel, **settings)
+        spans.register_span_head("joint")
+        words.register_tagging_head("upos_labels", 3)
         mask = torch.arange(8).expand(2, -1) < torch.tensor(lengths)[:, None]
-        calls += [{"answer_mask": mask, "span_targets": (torch.tensor([4, 1]), torch.tensor([5, 1]))}]
-        calls += [{"word_positions": torch.tensor([[1, 4, 6], [1, 3, 0]])}]
-    model.double()
-    for arguments in calls:
+        calls += [(spans, {"answer_mask": mask, "span_targets": (torch.tensor([4, 1]), torch.tensor([5, 1]))})]
+        calls += [(words, {"word_positions": torch.tensor([[1, 4, 6], [1, 3, 0]])})]
+    for model, arguments in calls:
+        model.double().eval()
         found = []
         for given in (None, lengths):
             model.zero_grad()
@@ -107,11 +114,12 @@ def test_a_head_of_another_size_is_newly_initialized_and_an_equal_one_is_loaded(
 
 def test_heads_are_rebuilt_from_a_checkpoint() -> None:
     trained, restored = fine_tuned(num_classes=5), fine_tuned(num_classes=2)
+    assert class_of_checkpoint(trained.state_dict()) is TextModel
     restored.register_heads_of(trained.state_dict())
     restored.load_state_dict(trained.state_dict())
     for model in (trained, restored):
-        assert FineTunedModel.is_fine_tuned(model.state_dict())
-    assert not FineTunedModel.is_fine_tuned(small_amos().state_dict())
+        assert is_fine_tuned(model.state_dict())
+    assert not is_fine_tuned(small_amos().state_dict())
     arguments = {"src_tokens": tokens(), "classification_head_name": HEAD}
     torch.testing.assert_close(trained(**arguments)[0], restored(**arguments)[0], rtol=0, atol=0)
 

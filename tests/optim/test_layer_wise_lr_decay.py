@@ -12,19 +12,19 @@ from torch import nn
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.configuration import EncoderConfig, PaddedVocabulary
-from amos_fairseq.models.fine_tuning import FineTunedModel
+from amos_fairseq.models.fine_tuning import TextModel
 from amos_fairseq.optim.grouped_adam import GroupedAdam, GroupedAdamConfig
 
 LEARNING_RATE, WEIGHT_DECAY = 0.01, 0.1
 
 
-def fine_tuned_model(num_layers: int) -> FineTunedModel:
+def fine_tuned_model(num_layers: int) -> TextModel:
     """With everything that can be below the layers: token types, a projection, a relative position table."""
     torch.manual_seed(0)
     sizes = {"encoder_layers": num_layers, "encoder_embed_dim": 8, "encoder_ffn_embed_dim": 12, "max_positions": 10}
     below = {"relative_position_scheme": "t5", "embedding_dim": 4, "token_types": 2}
     cfg = EncoderConfig(**sizes, **below, encoder_attention_heads=2)
-    model = FineTunedModel(cfg, PaddedVocabulary.of(small_dictionary()))
+    model = TextModel(cfg, PaddedVocabulary.of(small_dictionary()))
     model.register_classification_head("sentence", num_classes=3)
     return model
 
@@ -130,15 +130,11 @@ def test_weight_decay_of_every_depth():
     assert [group["weight_decay"] for group in everything] == [WEIGHT_DECAY] * 4
 
 
-@pytest.mark.parametrize("kind", ["classification", "independent"])
-def test_a_head_that_is_added_later_has_the_full_rate(kind):
+def test_a_head_that_is_added_later_has_the_full_rate():
     """The number of layers between it and the embeddings does not change, and every parameter has a rate."""
     model = fine_tuned_model(2)
     before = rates_by_name(GroupedAdam(config(0.8), model.parameters()), model)
-    if kind == "classification":
-        model.register_classification_head("other", num_classes=2)
-    else:
-        model.register_span_head(kind)
+    model.register_classification_head("other", num_classes=2)
     after = rates_by_name(GroupedAdam(config(0.8), model.parameters()), model)
     new = after.keys() - before.keys()
     assert new
@@ -160,7 +156,7 @@ def test_invalid_decay_is_refused(decay):
         GroupedAdam(config(decay), fine_tuned_model(1).parameters())
 
 
-def wrapped(wrapper: type, decay: float) -> tuple[FineTunedModel, FP16Optimizer | AMPOptimizer]:
+def wrapped(wrapper: type, decay: float) -> tuple[TextModel, FP16Optimizer | AMPOptimizer]:
     """A model of two layers under one of fairseq's mixed-precision optimizers."""
     model = fine_tuned_model(2)
     common = {"fp16_no_flatten_grads": True, "fp16_scale_window": 4, "fp16_init_scale": 4, "min_loss_scale": 0.1}

@@ -15,9 +15,7 @@ from synthetic_squad import untrained_checkpoint
 from synthetic_tagging import make_sentences, prepare_tagging, write_columns
 
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
-from amos_fairseq.cli import fine_tuning
 from amos_fairseq.cli.main import main
-from amos_fairseq.modules import cross_views
 
 pytestmark = pytest.mark.slow
 
@@ -171,8 +169,3 @@ def test_what_does_not_fit_is_refused_in_one_line(place, tmp_path, capsys):
     ):
         assert message in error_line(capsys, main, "tag", *start, *flags, reports_progress=True), flags
     assert not (tmp_path / "out").exists()
-    assert fine_tuning.VIEW_LAYERS == cross_views.VIEW_LAYERS
-    assert (fine_tuning.TAGGING_VIEWS, fine_tuning.PARSING_VIEWS) == (
-        cross_views.TAGGING_VIEWS,
-        cross_views.PARSING_VIEWS,
-    )

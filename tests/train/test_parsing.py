@@ -13,7 +13,7 @@ from synthetic_squad import untrained_checkpoint
 import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
-from amos_fairseq.downstream.word_files import read_conllu
+from amos_fairseq.downstream.tagging.word_files import read_conllu
 from amos_fairseq.text.vocabulary import learn_tokenizer
 
 pytestmark = pytest.mark.slow

@@ -13,11 +13,11 @@ from omegaconf import II, MISSING
 
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.downstream.classification.dataset import LabeledTexts, chosen_rows, read_targets, read_task_record
+from amos_fairseq.downstream.labeled_task import LabeledTask, LabeledTaskConfig, prepared_directories
 from amos_fairseq.errors import UserError
 from amos_fairseq.fingerprint import TOKENIZER_DIRECTORY
-from amos_fairseq.models.fine_tuning import TEXT_HEAD, FineTunedModel
+from amos_fairseq.models.fine_tuning import TEXT_HEAD, TextModel
 from amos_fairseq.strangers import finite_number
-from amos_fairseq.tasks.corpus_task import LabeledTask, LabeledTaskConfig, prepared_directory
 
 logger = logging.getLogger(__name__)
 ANNEALED = "annealed"
@@ -63,6 +63,7 @@ class TextClassificationTask(LabeledTask):
 
     cfg: TextClassificationConfig
     length = "tokens_per_text"
+    model_class: type[TextModel] = TextModel
     head_for = "texts"
 
     def __init__(self, cfg: Any, vocabulary: Vocabulary, dictionary: Any, record: dict[str, Any]) -> None:
@@ -73,11 +74,11 @@ class TextClassificationTask(LabeledTask):
     @classmethod
     def setup_task(cls, cfg: TextClassificationConfig, **kwargs: Any) -> "TextClassificationTask":
         """Read vocabulary and ``task.json``; raise :class:`UserError` for a directory or settings that cannot be used."""
-        directory = prepared_directory(cfg, "glue")
+        (directory,) = prepared_directories(cfg, "glue", several=False)
         record = read_task_record(directory, "give a directory with task.json, of amos classify or amos prepare glue")
         return cls(cfg, *vocabulary_of([directory], cfg.separator_token), record)
 
-    def add_head(self, model: FineTunedModel) -> None:
+    def add_head(self, model: TextModel) -> None:
         scale = None
         if "deviation" in self.record:
             scale = self.record["mean"], self.record["deviation"]

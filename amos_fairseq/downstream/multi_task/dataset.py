@@ -9,7 +9,7 @@ from fairseq.data import Dictionary
 
 from amos_fairseq.data.seeding import Purpose, keyed_generator
 from amos_fairseq.downstream.classification.dataset import LabeledTexts
-from amos_fairseq.downstream.labeled_sequences import LabeledSequences
+from amos_fairseq.downstream.labeled_task import LabeledSequences
 from amos_fairseq.downstream.tagging.dataset import TaggedSentences
 from amos_fairseq.errors import UserError
 

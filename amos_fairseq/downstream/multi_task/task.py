@@ -1,6 +1,7 @@
 """Fine-tuning one encoder on several tasks of texts at once, with a head for each (thesis, section 3.2.1)."""
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 from fairseq.tasks import register_task
 from omegaconf import MISSING, OmegaConf
-from torch import nn
+from torch import Tensor, nn
 
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.downstream.classification.dataset import read_targets, read_task_record
@@ -20,7 +21,26 @@ from amos_fairseq.downstream.classification.task import (
 )
 from amos_fairseq.downstream.multi_task.dataset import MixedTasks
 from amos_fairseq.errors import UserError
-from amos_fairseq.models.fine_tuning import FineTunedModel
+from amos_fairseq.models.fine_tuning import TextModel
+from amos_fairseq.modules.heads import pool
+
+
+class MultiTaskModel(TextModel):
+    """A head for each task, of its name."""
+
+    def forward(
+        self, src_tokens: Tensor, rows_of_heads: Mapping[str, Tensor], lengths: Sequence[int] | None = None
+    ) -> dict[str, Tensor]:
+        """Return the logits [b, classes] of each head for the rows of its task.
+
+        Args:
+            src_tokens: [B,T] int64.
+            rows_of_heads: for each head the rows of its task, [b] int64, maybe none.
+            lengths: see :meth:`extract_features`.
+        """
+        states = self.extract_features(src_tokens, lengths)
+        pooled = pool(states, self.padding_mask(src_tokens), str(self.cfg.pooling))
+        return {name: self.classification_heads[name].classify(pooled[rows]) for name, rows in rows_of_heads.items()}
 
 
 @dataclass
@@ -79,6 +99,7 @@ class MultiTask(TextClassificationTask):
     """
 
     cfg: MultiTaskConfig
+    model_class = MultiTaskModel
 
     def __init__(self, cfg: Any, vocabulary: Vocabulary, dictionary: Any, text_tasks: dict[str, TextTask]) -> None:
         super().__init__(cfg, vocabulary, dictionary, {})
@@ -107,7 +128,7 @@ class MultiTask(TextClassificationTask):
         """Return False: the folders of ``data`` are tasks, not shards of which each epoch reads another one."""
         return False
 
-    def add_head(self, model: FineTunedModel) -> None:
+    def add_head(self, model: TextModel) -> None:
         for name, task in self.text_tasks.items():
             model.register_classification_head(name, task.record["num_classes"], task.scale)
         model.head_of_task = {name: name for name in self.text_tasks}

@@ -20,6 +20,7 @@ from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.downstream.benchmark import Benchmark, batches
 from amos_fairseq.downstream.parsing.dataset import ParsedSentences, attachment_counts, best_tree
+from amos_fairseq.downstream.parsing.model import TREES
 from amos_fairseq.downstream.recipes import WORDS
 from amos_fairseq.downstream.runs import BenchmarkTask, RunResult, TaskRun, content_sha256, read_results
 from amos_fairseq.downstream.session import Session
@@ -32,11 +33,10 @@ from amos_fairseq.downstream.tagging.dataset import (
     read_labels,
     read_tagging_manifest,
 )
-from amos_fairseq.downstream.word_files import UNLABELED, read_conllu
+from amos_fairseq.downstream.tagging.word_files import UNLABELED, read_conllu
+from amos_fairseq.downstream.views import PARSING_VIEWS
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import explain_write_errors, write_text
-from amos_fairseq.models.fine_tuning import TREES
-from amos_fairseq.modules.cross_views import PARSING_VIEWS
 from amos_fairseq.strangers import read_text
 from amos_fairseq.text.text_files import InputFile
 from amos_fairseq.text.tokenization.words import encode_words

@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from amos_fairseq.criterions.pretraining import mean
+from amos_fairseq.downstream.parsing.model import TREES
 from amos_fairseq.downstream.tagging.dataset import NO_LABEL
-from amos_fairseq.downstream.views.criterion import add_cross_views, log_cross_views
-from amos_fairseq.models.fine_tuning import TREES, WordOutput
+from amos_fairseq.downstream.tagging.model import WordOutput
+from amos_fairseq.downstream.views.training import add_cross_views, log_cross_views
 
 
 @register_criterion("dependency_parsing")
@@ -20,7 +21,7 @@ class DependencyParsingCriterion(FairseqCriterion):
 
     W is the number of words in an update. In validation ``uas`` and ``las`` are those of the most likely edge of each word,
     which may be no tree; ``amos parse`` scores trees. With the task's ``--views``,
-    :func:`~amos_fairseq.downstream.views.criterion.add_cross_views` adds another term.
+    :func:`~amos_fairseq.downstream.views.training.add_cross_views` adds another term.
     """
 
     of_validation = ("uas", "las")

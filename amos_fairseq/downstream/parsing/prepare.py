@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from amos_fairseq.downstream.tagging.prepare import Choices, describe_tagging, read_splits, write_tagging
-from amos_fairseq.downstream.word_files import Sentence, read_conllu
+from amos_fairseq.downstream.tagging.word_files import Sentence, read_conllu
 from amos_fairseq.errors import UserError
 from amos_fairseq.text.binarizing import BinarizedFile
 from amos_fairseq.text.inside_out import prepared_data

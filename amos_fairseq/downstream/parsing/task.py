@@ -6,9 +6,9 @@ from fairseq.tasks import register_task
 from omegaconf import MISSING
 
 from amos_fairseq.downstream.parsing.dataset import ParsedSentences
+from amos_fairseq.downstream.parsing.model import TREES, ParsingModel
 from amos_fairseq.downstream.tagging.task import Column, SequenceTaggingConfig, SequenceTaggingTask
-from amos_fairseq.models.fine_tuning import TREES, FineTunedModel
-from amos_fairseq.modules.cross_views import PARSING_VIEWS
+from amos_fairseq.downstream.views import PARSING_VIEWS
 
 
 @dataclass
@@ -21,6 +21,7 @@ class DependencyParsingTask(SequenceTaggingTask):
     """Every sentence is an example; its labels are relations. Words beyond the model's length are cut, and in validation
     wrong."""
 
+    model_class = ParsingModel
     head_for = "dependency trees"
     data_set = ParsedSentences
     known_views = PARSING_VIEWS
@@ -33,5 +34,5 @@ class DependencyParsingTask(SequenceTaggingTask):
     def relations(self) -> list[str]:
         return self.columns[TREES].labels
 
-    def add_head(self, model: FineTunedModel) -> None:
+    def add_head(self, model: ParsingModel) -> None:
         model.register_parsing_head(len(self.relations))

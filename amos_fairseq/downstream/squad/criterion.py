@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from amos_fairseq.criterions.pretraining import mean
-from amos_fairseq.modules.span_heads import SpanOutput
+from amos_fairseq.downstream.squad.model import SpanOutput
 
 
 @dataclass

@@ -23,7 +23,7 @@ import torch
 from fairseq.data import Dictionary
 
 from amos_fairseq.data.corpus import check_prepared, open_lines
-from amos_fairseq.downstream.labeled_sequences import LabeledSequences
+from amos_fairseq.downstream.labeled_task import LabeledSequences
 from amos_fairseq.errors import UserError
 from amos_fairseq.strangers import (
     LARGEST_COUNT,

@@ -10,11 +10,10 @@ from fairseq.tasks import register_task
 from omegaconf import MISSING
 
 from amos_fairseq.data.vocabulary import Vocabulary
+from amos_fairseq.downstream.labeled_task import LabeledTask, LabeledTaskConfig, prepared_directories
 from amos_fairseq.downstream.squad.dataset import SquadSplit, SquadWindowDataset, WindowLimits, read_squad_manifest
+from amos_fairseq.downstream.squad.model import SPAN_HEADS, SpanModel
 from amos_fairseq.errors import UserError
-from amos_fairseq.models.fine_tuning import FineTunedModel
-from amos_fairseq.modules.span_heads import SPAN_HEADS
-from amos_fairseq.tasks.corpus_task import LabeledTask, LabeledTaskConfig, prepared_directory
 
 logger = logging.getLogger(__name__)
 
@@ -57,12 +56,13 @@ class SquadTask(LabeledTask):
 
     cfg: SquadConfig
     length = "tokens_per_window"
+    model_class = SpanModel
     head_for = "answers"
 
     @classmethod
     def setup_task(cls, cfg: SquadConfig, **kwargs: Any) -> "SquadTask":
         """Read the vocabulary; raise :class:`UserError` for a directory or lengths that cannot be used."""
-        directory = prepared_directory(cfg, "squad")
+        (directory,) = prepared_directories(cfg, "squad", several=False)
         window_limits(cfg).check()
         read_squad_manifest(directory)
         vocabulary = Vocabulary.of_corpus([directory], None)
@@ -73,7 +73,7 @@ class SquadTask(LabeledTask):
             )
         return cls(cfg, vocabulary, dictionary)
 
-    def add_head(self, model: FineTunedModel) -> None:
+    def add_head(self, model: SpanModel) -> None:
         model.register_span_head(str(self.cfg.span_head))
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:

@@ -31,13 +31,13 @@ from amos_fairseq.downstream.tagging.dataset import (
     read_tagging_manifest,
     read_words,
 )
+from amos_fairseq.downstream.tagging.model import word_head_name
 from amos_fairseq.downstream.tagging.scores import OUTSIDE, count, main_score, scores
 from amos_fairseq.downstream.tagging.task import Column
-from amos_fairseq.downstream.word_files import UNLABELED
+from amos_fairseq.downstream.tagging.word_files import UNLABELED
+from amos_fairseq.downstream.views import FULL, TAGGING_VIEWS, WORD_DROPOUT, parse_views
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
-from amos_fairseq.models.fine_tuning import parse_views, word_head_name
-from amos_fairseq.modules.cross_views import FULL, TAGGING_VIEWS, WORD_DROPOUT
 
 PREDICTIONS = "predictions.txt"
 SCORES = "scores.json"

@@ -15,9 +15,9 @@ from torch.nn.functional import cross_entropy
 from amos_fairseq.criterions.pretraining import mean
 from amos_fairseq.downstream.classification.scores import AVERAGE
 from amos_fairseq.downstream.tagging.dataset import NO_LABEL
+from amos_fairseq.downstream.tagging.model import WordOutput
 from amos_fairseq.downstream.tagging.scores import count, main_score, scores
-from amos_fairseq.downstream.views.criterion import add_cross_views, log_cross_views
-from amos_fairseq.models.fine_tuning import WordOutput
+from amos_fairseq.downstream.views.training import add_cross_views, log_cross_views
 
 SCORED = "_count_"  # and what is counted, and "/" and the column of several
 
@@ -39,7 +39,7 @@ class SequenceTaggingCriterion(FairseqCriterion):
 
     W is the number of words in an update, as in Hugging Face's models for token classification. With label smoothing e, the
     target of a word is 1 - e for its label and e / labels for each. With the task's ``--views``,
-    :func:`~amos_fairseq.downstream.views.criterion.add_cross_views` adds another term. The log has the scores of ``amos tag``
+    :func:`~amos_fairseq.downstream.views.training.add_cross_views` adds another term. The log has the scores of ``amos tag``
     (``scores.py``), where words that are cut are wrong; of several columns each, with its name, and the
     ``average`` of their main scores. Scores are those of validation alone.
     """

@@ -22,8 +22,8 @@ from fairseq.data import Dictionary
 from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.data.corpus import check_prepared, open_lines
-from amos_fairseq.downstream.labeled_sequences import LabeledSequences
-from amos_fairseq.downstream.word_files import COLUMN_NAME, LONGEST_COLUMN_NAME, UNLABELED
+from amos_fairseq.downstream.labeled_task import LabeledSequences
+from amos_fairseq.downstream.tagging.word_files import COLUMN_NAME, LONGEST_COLUMN_NAME, UNLABELED
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
 from amos_fairseq.strangers import is_unicode, parse_json, plain_name, read_json, read_json_lines, read_text

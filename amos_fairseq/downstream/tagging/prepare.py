@@ -14,7 +14,7 @@ from textwrap import shorten
 from typing import Any
 
 from amos_fairseq.downstream.tagging.scores import mark_spans, to_bioes
-from amos_fairseq.downstream.word_files import (
+from amos_fairseq.downstream.tagging.word_files import (
     COLUMN_NAME,
     CONLLU,
     CONLLU_NAMES,

@@ -13,6 +13,7 @@ from omegaconf import II, MISSING
 
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.downstream.classification.dataset import TASK_FOLDER
+from amos_fairseq.downstream.labeled_task import LabeledTask, LabeledTaskConfig, prepared_directories
 from amos_fairseq.downstream.multi_task.dataset import MixedSentences
 from amos_fairseq.downstream.tagging.dataset import (
     TaggedSentences,
@@ -21,12 +22,11 @@ from amos_fairseq.downstream.tagging.dataset import (
     read_tagging_manifest,
     write_labels,
 )
-from amos_fairseq.downstream.views.unlabeled import WithUnlabeled
-from amos_fairseq.downstream.word_files import UNLABELED
+from amos_fairseq.downstream.tagging.model import WordModel, word_head_name
+from amos_fairseq.downstream.tagging.word_files import UNLABELED
+from amos_fairseq.downstream.views import TAGGING_VIEWS, VIEW_LAYERS, WORD_DROPOUT, parse_views
+from amos_fairseq.downstream.views.training import WithUnlabeled
 from amos_fairseq.errors import UserError
-from amos_fairseq.models.fine_tuning import FineTunedModel, parse_views, word_head_name
-from amos_fairseq.modules.cross_views import TAGGING_VIEWS, VIEW_LAYERS, WORD_DROPOUT
-from amos_fairseq.tasks.corpus_task import LabeledTask, LabeledTaskConfig, prepared_directories
 from amos_fairseq.text.special_tokens import MASK_SYMBOL
 
 logger = logging.getLogger(__name__)
@@ -104,6 +104,7 @@ class SequenceTaggingTask(LabeledTask):
 
     cfg: SequenceTaggingConfig
     length = "tokens_per_sentence"
+    model_class = WordModel
     head_for = "labels"
     data_set: type[TaggedSentences] = TaggedSentences
     known_views = TAGGING_VIEWS
@@ -140,11 +141,11 @@ class SequenceTaggingTask(LabeledTask):
         """Return False: the folders of ``data`` are tasks, not shards of which each epoch reads another one."""
         return False
 
-    def add_head(self, model: FineTunedModel) -> None:
+    def add_head(self, model: WordModel) -> None:
         for head, column in self.columns.items():
             model.register_tagging_head(head, len(column.labels))
 
-    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> FineTunedModel:
+    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> WordModel:
         model = super().build_model(cfg, from_checkpoint)
         if self.views:
             model.register_cross_views(self.views, str(self.cfg.view_layers), self.dictionary.index(MASK_SYMBOL))

@@ -18,8 +18,8 @@ from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.downstream.classification.criterion import text_loss
 from amos_fairseq.downstream.classification.scores import average_score
 from amos_fairseq.downstream.multi_task.criterion import MultiTaskCriterion
-from amos_fairseq.downstream.multi_task.task import MultiTask, MultiTaskConfig
-from amos_fairseq.models.fine_tuning import TEXT_HEAD, FineTunedModel
+from amos_fairseq.downstream.multi_task.task import MultiTask, MultiTaskConfig, MultiTaskModel
+from amos_fairseq.models.fine_tuning import TEXT_HEAD, TextModel
 
 LOGITS = tensor([[2.0, -1.0, 0.5], [0.0, 0.3, -2.0], [1.0, 1.0, 4.0]])
 TEACHER = tensor([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8], [0.3, 0.3, 0.4]]).double()
@@ -100,7 +100,7 @@ def make(start, data, *names, teacher=None, **settings):
     task = MultiTask.setup_task(OmegaConf.merge(OmegaConf.structured(MultiTaskConfig), given | settings))
     torch.manual_seed(1)
     loaded = load_checkpoint(start)
-    model = FineTunedModel(loaded.model.cfg, loaded.model.vocabulary)
+    model = MultiTaskModel(loaded.model.cfg, loaded.model.vocabulary)
     task.add_head(model)
     for split in ("train", "valid"):
         task.load_dataset(split)
@@ -162,8 +162,10 @@ def test_one_task_is_fairseqs_sentence_prediction(start, data, name):
     MultiTaskCriterion(task)(model, batch)[0].backward()
     scale = 1.0 if name == "RTE" else task.text_tasks[name].scale[1]
     own = {key: value.grad.clone() for key, value in model.named_parameters()}
-    model.zero_grad()
-    model.classification_heads[TEXT_HEAD] = model.classification_heads.pop(name)
+    state = {key.replace(f".{name}.", f".{TEXT_HEAD}."): value for key, value in model.state_dict().items()}
+    model = TextModel(model.cfg, model.vocabulary)
+    model.register_heads_of(state)
+    model.eval().load_state_dict(state)
     is_number = name == "STS-B"
     cfg = SentencePredictionConfig(classification_head_name=TEXT_HEAD, regression_target=is_number)
     stock = SentencePredictionCriterion(cfg, SimpleNamespace(label_dictionary=None))

@@ -14,7 +14,7 @@ from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.downstream.classification.task import TextClassificationConfig, TextClassificationTask
 from amos_fairseq.downstream.multi_task.task import MultiTask, MultiTaskConfig
 from amos_fairseq.errors import UserError
-from amos_fairseq.models.fine_tuning import TEXT_HEAD, FineTunedModel
+from amos_fairseq.models.fine_tuning import TEXT_HEAD, TextModel
 
 ROWS = {"RTE": 16, "CoLA": 81, "STS-B": 300}
 NUMBERS = 16 * 2 + 81 * 2 + 300  # that teachers predict: probabilities of two classes, and scores
@@ -173,7 +173,7 @@ def test_what_cannot_be_used_is_refused(data, tmp_path):
 def fine_tuned(start, task):
     loaded = load_checkpoint(start)
     torch.manual_seed(2)
-    model = FineTunedModel(loaded.model.cfg, loaded.model.vocabulary)
+    model = TextModel(loaded.model.cfg, loaded.model.vocabulary)
     task.add_head(model)
     return model.eval()
 

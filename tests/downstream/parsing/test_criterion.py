@@ -8,8 +8,9 @@ import torch
 from fairseq.logging import metrics
 
 from amos_fairseq.downstream.parsing.criterion import DependencyParsingCriterion
+from amos_fairseq.downstream.parsing.model import TREES
 from amos_fairseq.downstream.tagging.dataset import NO_LABEL
-from amos_fairseq.models.fine_tuning import TREES, WordOutput
+from amos_fairseq.downstream.tagging.model import WordOutput
 
 RELATIONS = ["det", "nsubj", "nsubj:pass", "root"]
 

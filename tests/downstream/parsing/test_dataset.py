@@ -14,7 +14,7 @@ from amos_fairseq.downstream.parsing import dataset as parsing
 from amos_fairseq.downstream.parsing.command import tree_scores, with_trees
 from amos_fairseq.downstream.parsing.dataset import ParsedSentences, attachment_counts, best_tree, greedy_heads, is_tree
 from amos_fairseq.downstream.tagging.dataset import NO_LABEL
-from amos_fairseq.downstream.word_files import read_conllu
+from amos_fairseq.downstream.tagging.word_files import read_conllu
 from amos_fairseq.text.binarizing import BinarizedFile
 
 # Every case that the official evaluation treats on its own: a range of a multiword token, an empty node, subtypes, punctuation,

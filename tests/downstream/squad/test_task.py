@@ -12,10 +12,10 @@ from synthetic_squad import make_squad, prepare_squad, untrained_checkpoint
 
 from amos_fairseq.checkpoints.read import read_state
 from amos_fairseq.downstream.squad.command import DecodingLimits, predict_answers
+from amos_fairseq.downstream.squad.model import IndependentSpanHead, JointSpanHead
 from amos_fairseq.downstream.squad.task import SquadConfig, SquadTask
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.amos import AmosConfig
-from amos_fairseq.modules.span_heads import IndependentSpanHead, JointSpanHead
 
 MODEL = {"encoder_layers": 2, "encoder_embed_dim": 64, "encoder_ffn_embed_dim": 128, "encoder_attention_heads": 2}
 MODEL |= {"max_positions": 64, "generator_depths": "1,2"}

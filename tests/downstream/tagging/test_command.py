@@ -13,8 +13,8 @@ from amos_fairseq.downstream.runner import Runner
 from amos_fairseq.downstream.runs import RunResult, write_result
 from amos_fairseq.downstream.session import PretrainedCheckpoint, Session
 from amos_fairseq.downstream.tagging.command import Tagging, word_trials
+from amos_fairseq.downstream.views import TAGGING_VIEWS
 from amos_fairseq.errors import UserError
-from amos_fairseq.modules.cross_views import TAGGING_VIEWS
 
 
 @pytest.fixture

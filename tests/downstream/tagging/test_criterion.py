@@ -8,7 +8,7 @@ from small_models import logged
 from torch import tensor
 
 from amos_fairseq.downstream.tagging.criterion import SequenceTaggingCriterion
-from amos_fairseq.models.fine_tuning import WordOutput
+from amos_fairseq.downstream.tagging.model import WordOutput
 
 LABELS = ["B-X", "I-X", "O"]
 # Two sentences: two words; one word, and a second that is cut.

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from amos_fairseq.downstream.views.criterion import summed_divergence
+from amos_fairseq.downstream.views.training import summed_divergence
 
 
 def test_two_words_by_hand() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from amos_fairseq.modules.span_heads import IndependentSpanHead, JointSpanHead, build_span_head
+from amos_fairseq.downstream.squad.model import IndependentSpanHead, JointSpanHead
 
 B, T, D = 3, 9, 8
 # Question at 1-2, context from 4 on; the second window is padded, the third has a context of one token.
@@ -20,7 +20,7 @@ def states():
 
 def make(kind: str) -> torch.nn.Module:
     torch.manual_seed(1)
-    head = build_span_head(kind, D, dropout=0.0, layer_norm_eps=1e-5)
+    head = IndependentSpanHead(D) if kind == "independent" else JointSpanHead(D, dropout=0.0, layer_norm_eps=1e-5)
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return head.eval()

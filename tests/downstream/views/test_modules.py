@@ -12,10 +12,12 @@ from transformers import BertModel
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
+from amos_fairseq.downstream.parsing.model import ParsingModel
+from amos_fairseq.downstream.tagging.model import WordModel
+from amos_fairseq.downstream.views import PARSING_VIEWS, TAGGING_VIEWS
+from amos_fairseq.downstream.views.modules import REMOVED, WordPlaces, directed_states, predict_views, remove_words
 from amos_fairseq.functional.attention import reference_attention
 from amos_fairseq.models.electra import ElectraConfig, ElectraModel
-from amos_fairseq.models.fine_tuning import FineTunedModel
-from amos_fairseq.modules.cross_views import PARSING_VIEWS, REMOVED, TAGGING_VIEWS, WordPlaces, remove_words
 from amos_fairseq.modules.encoder import one_sided
 from amos_fairseq.modules.generators import TwoTower
 
@@ -33,10 +35,12 @@ LENGTHS = [10, 5]
 WORDS = WordPlaces(torch.tensor([[1, 2, 5, 7], [1, 3, 0, 0]]), torch.tensor([[1, 4, 6, 7], [2, 3, 0, 0]]))
 
 
-def fine_tuned(views: tuple[str, ...], layers: str = "all", **settings) -> FineTunedModel:
+def fine_tuned(views: tuple[str, ...], layers: str = "all", **settings) -> WordModel:
     torch.manual_seed(0)
-    model = ElectraModel.build_model(ElectraConfig(**(ENCODER_SETTINGS | settings)), fine_tuning_task())
-    if "forward-forward" in views:
+    of_trees = "forward-forward" in views
+    task = fine_tuning_task(ParsingModel if of_trees else WordModel)
+    model = ElectraModel.build_model(ElectraConfig(**(ENCODER_SETTINGS | settings)), task)
+    if of_trees:
         model.register_parsing_head(2)
     else:
         model.register_tagging_head("upos_labels", 3)
@@ -44,8 +48,8 @@ def fine_tuned(views: tuple[str, ...], layers: str = "all", **settings) -> FineT
     return model
 
 
-def views_of(model: FineTunedModel, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
-    (views,) = model.predict_views(tokens, LENGTHS, *WORDS)[1].values()
+def views_of(model: WordModel, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+    (views,) = predict_views(model, tokens, LENGTHS, *WORDS)[1].values()
     return views
 
 
@@ -128,7 +132,7 @@ def test_the_past_is_that_of_the_exported_encoder_as_a_decoder(layers: str, num_
     model.register_cross_views(("forward",), layers, MASK)
     tokens, mask = TOKENS.clamp(max=30), torch.arange(10) < torch.tensor(LENGTHS)[:, None]
     expected = decoder.eval()(tokens, attention_mask=mask.long()).last_hidden_state[mask]
-    found = model.eval().directed_states(tokens, LENGTHS)["past"][mask]
+    found = directed_states(model.eval(), tokens, LENGTHS)["past"][mask]
     assert (found - expected).abs().max() < TOLERANCE * expected.abs().max()
 
 
@@ -141,7 +145,7 @@ def test_a_piece_of_two_words_is_seen_by_neither_neighbour() -> None:
     found = []
     for piece in (6, 43):
         tokens[0, 2] = piece
-        (views,) = model.predict_views(tokens, [6], *words)[1].values()
+        (views,) = predict_views(model, tokens, [6], *words)[1].values()
         found.append(views)
     same = {
         view: [torch.equal(one, other) for one, other in zip(*(v[view][0] for v in found), strict=True)]

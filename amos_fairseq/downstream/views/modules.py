@@ -3,21 +3,17 @@
 Shapes: B sentences, T tokens, W words, D width of the encoder.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from amos_fairseq.downstream.views import DIRECTIONS, FULL, WORD_DROPOUT
 from amos_fairseq.functional.positions import gather_positions
+from amos_fairseq.modules.encoder import one_sided
 
-FULL, WORD_DROPOUT = "full", "word_dropout"
-# What a view reads of a word, by the direction of attention that gives its states.
-DIRECTIONS = {"forward": "past", "backward": "future", "future": "past", "past": "future"}
-TAGGING_VIEWS = (FULL, *DIRECTIONS)
-# Of the word as a head, and of the word as a dependent (section 4.2.3).
-PARSING_VIEWS = (FULL, *(f"{head}-{word}" for head in ("forward", "backward") for word in ("forward", "backward")))
-VIEW_LAYERS = ("half", "all")
 REMOVED = 0.1  # of the words, section 4.3.2
 
 
@@ -51,7 +47,7 @@ class CrossViews(nn.Module):
 
     Args:
         width: D.
-        views: names, of :data:`TAGGING_VIEWS` or :data:`PARSING_VIEWS`, and :data:`WORD_DROPOUT`, which has no module.
+        views: names, of ``TAGGING_VIEWS`` or ``PARSING_VIEWS``, and ``WORD_DROPOUT``, which has no module.
         heads: the primary prediction modules by name.
         num_layers: how many of the lower layers give the states of one side.
         mask: the token ``<mask>``.
@@ -67,9 +63,9 @@ class CrossViews(nn.Module):
         self.num_layers = num_layers
         self.removed = mask if WORD_DROPOUT in views else None
         self.names = views = tuple(view for view in views if view != WORD_DROPOUT)
-        parts = {part for name in views for part in name.split("-")}
-        self.directions = tuple(sorted({DIRECTIONS[part] for part in parts - {FULL}}))
-        self.boundaries = nn.Embedding(2, width) if parts & {"future", "past"} else None
+        sides = {side for name in views for side in name.split("-")}
+        self.directions = tuple(sorted({DIRECTIONS[side] for side in sides - {FULL}}))
+        self.boundaries = nn.Embedding(2, width) if sides & {"future", "past"} else None
         self.heads = nn.ModuleDict(
             {name: nn.ModuleDict({_key(view): head.new_view() for view in views}) for name, head in heads.items()}
         )
@@ -110,8 +106,8 @@ class CrossViews(nn.Module):
         for head, modules in self.heads.items():
             predictions[head] = {}
             for view in self.names:
-                own, *other = (states[part] for part in view.split("-"))
-                predictions[head][view] = modules[_key(view)](own, is_padding, *other)
+                of_word, *of_dependent = (states[side] for side in view.split("-"))
+                predictions[head][view] = modules[_key(view)](of_word, is_padding, *of_dependent)
         return predictions
 
 
@@ -130,6 +126,63 @@ def remove_words(tokens: Tensor, words: WordPlaces, mask: int) -> Tensor:
     change = torch.zeros(len(tokens), tokens.size(1) + 1, dtype=torch.int64, device=tokens.device)
     change = change.scatter_add(1, words.first, removed.long()).scatter_add(1, words.last + 1, -removed.long())
     return torch.where(change[:, :-1].cumsum(1) > 0, mask, tokens)
+
+
+def predict_views(
+    model: Any,
+    src_tokens: Tensor,
+    lengths: Sequence[int],
+    word_positions: Tensor,
+    last_positions: Tensor,
+    modules_alone: bool = False,
+) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
+    """Return what each head predicts for unlabeled sentences, fixed and without dropout, and what its views predict.
+
+    Args:
+        model: a ``WordModel`` with ``cross_views``.
+        src_tokens: [B,T] int64.
+        lengths: number of tokens of each sentence.
+        word_positions, last_positions: [B,W] int64, first and last piece of each word, 0 in padded slots.
+        modules_alone: only the auxiliary modules learn: the states get no gradient, and there is no word dropout.
+    """
+    cross_views: CrossViews = model.cross_views
+    if modules_alone and not cross_views.names:
+        return {}, {name: {} for name in model.word_heads}
+    words = WordPlaces(word_positions, last_positions)
+    with torch.no_grad(), evaluating(model):
+        fixed = model.predict_words(model.extract_features(src_tokens, lengths), word_positions)
+    read = {FULL: model.extract_features(src_tokens, lengths)} if FULL in cross_views.names else {}
+    read |= directed_states(model, src_tokens, lengths)
+    if modules_alone:
+        read = {name: states.detach() for name, states in read.items()}
+    views = cross_views(cross_views.states(read, words), ~words.is_word)
+    if cross_views.removed is not None and not modules_alone:
+        kept = model.extract_features(remove_words(src_tokens, words, cross_views.removed), lengths)
+        for name, logits in model.predict_words(kept, word_positions).items():
+            views[name][WORD_DROPOUT] = logits
+    return fixed, views
+
+
+def directed_states(model: Any, tokens: Tensor, lengths: Sequence[int]) -> dict[str, Tensor]:
+    """Compute the states [B,T,D] of each direction of attention that the views read, from tokens [B,T] int64."""
+    embeddings, types = model.embed_tokens(tokens), model.token_types(tokens)
+    states = {}
+    for side in model.cross_views.directions:
+        encoder = one_sided(model.encoder, side, model.cross_views.num_layers)
+        states[side] = encoder(embeddings, token_types=types, lengths=lengths)[-1]
+    return states
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Turn off dropout, and on again where it was on."""
+    trained = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in trained:
+            module.training = True
 
 
 def number_of_view_layers(setting: str, num_layers: int) -> int:

@@ -5,7 +5,7 @@ import lzma
 
 import pytest
 
-from amos_fairseq.downstream.word_files import Sentence, read_columns, read_conllu, read_words
+from amos_fairseq.downstream.tagging.word_files import Sentence, read_columns, read_conllu, read_words
 from amos_fairseq.errors import UserError
 
 CONLL2003 = """-DOCSTART- -X- -X- O

@@ -1,15 +1,18 @@
-"""Heads that predict an answer span: start and end independently, or the end given the start.
+"""The encoder with a head for answer spans: start and end independently, or the end given the start.
 
 Shapes: B windows, T tokens, D width, S starts and E ends of the beam, C candidate spans a window. Position 0 (``<s>``)
 represents "no answer in this window" and is always allowed; other positions outside of the context are not.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from amos_fairseq.functional.positions import gather_positions
+from amos_fairseq.models.configuration import make_transform
+from amos_fairseq.models.fine_tuning import FineTunedModel, reads_heads
 from amos_fairseq.modules.heads import transformed
 
 SPAN_HEADS = ("independent", "joint")
@@ -31,15 +34,6 @@ class SpanOutput(NamedTuple):
     end_logits: Tensor | None = None  # [B,T] float32; of the joint head: given the true start
     unanswerable_logits: Tensor | None = None  # [B] float32, positive for "no answer in this window"
     candidates: SpanCandidates | None = None
-
-
-def build_span_head(
-    kind: str, width: int, dropout: float, layer_norm_eps: float, transform: nn.Module | None = None
-) -> nn.Module:
-    """Build a head of :data:`SPAN_HEADS` by name; ``transform`` is for the independent one."""
-    if kind == "independent":
-        return IndependentSpanHead(width, transform=transform)
-    return JointSpanHead(width, dropout, layer_norm_eps)
 
 
 class IndependentSpanHead(nn.Module):
@@ -140,6 +134,45 @@ class JointSpanHead(nn.Module):
         expected_start = torch.einsum("bt,btd->bd", start_weights, states)
         summary = torch.tanh(self.answerable_dense(torch.cat([expected_start, states[:, 0]], dim=-1)))
         return self.answerable(self.dropout(summary)).squeeze(-1).float()
+
+
+@reads_heads("span_head.")
+class SpanModel(FineTunedModel):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.refuse_pooling("answer spans")
+        self.span_head: nn.Module | None = None
+
+    def register_span_head(self, kind: str) -> None:
+        """Add a head of :data:`SPAN_HEADS`."""
+        cfg = self.cfg
+        if kind == IndependentSpanHead.kind:
+            self.span_head = IndependentSpanHead(cfg.encoder_embed_dim, transform=make_transform(cfg))
+        else:
+            self.span_head = JointSpanHead(cfg.encoder_embed_dim, cfg.pooler_dropout, cfg.layer_norm_eps)
+        self.initialize(self.span_head)
+
+    def register_heads_of(self, state_dict: dict[str, Tensor]) -> None:
+        if any(key.startswith("span_head.") for key in state_dict):
+            independent, joint = SPAN_HEADS
+            self.register_span_head(joint if "span_head.start.weight" in state_dict else independent)
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        answer_mask: Tensor,
+        span_targets: tuple[Tensor, Tensor] | None = None,
+        lengths: Sequence[int] | None = None,
+    ) -> SpanOutput:
+        """Predict the answers in windows.
+
+        Args:
+            src_tokens: [B,T] int64.
+            answer_mask: [B,T] bool, True at tokens that an answer may consist of.
+            span_targets: start and end in training, [B] int64 each; None at inference.
+            lengths: see :meth:`extract_features`.
+        """
+        return self.span_head(self.extract_features(src_tokens, lengths), answer_mask, span_targets)
 
 
 def with_null(answer_mask: Tensor) -> Tensor:

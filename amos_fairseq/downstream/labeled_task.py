@@ -1,0 +1,149 @@
+"""What all tasks with labels share: settings, a model with a head, the order of an epoch, and padded batches of tokens."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, List  # noqa: UP035 (fairseq reads the types of config classes, in typing's spelling)
+
+import numpy as np
+import torch
+from fairseq.data import Dictionary, FairseqDataset
+from fairseq.dataclass import FairseqDataclass
+from omegaconf import II, OmegaConf
+
+from amos_fairseq.data.block_iterator import similar_lengths
+from amos_fairseq.data.seeding import EpochOrder, Purpose, keyed_generator
+from amos_fairseq.errors import UserError
+from amos_fairseq.models.fine_tuning import FineTunedModel
+from amos_fairseq.tasks.corpus_task import CorpusTask, arch_name
+
+
+@dataclass
+class LabeledTaskConfig(FairseqDataclass):
+    """The settings of every :class:`LabeledTask`."""
+
+    similar_lengths: bool = field(
+        default=False,
+        metadata={
+            "help": "train on batches of sequences of similar length, which need little padding (default: random)"
+        },
+    )
+    seed: int = II("common.seed")
+    save_dir: str = II("checkpoint.save_dir")
+    train_subset: str = II("dataset.train_subset")
+    update_freq: List[int] = II("optimization.update_freq")  # noqa: UP006
+
+
+class LabeledTask(CorpusTask):
+    """A task on prepared labels.
+
+    Attributes:
+        model_class: what :meth:`build_model` builds of every architecture; :meth:`add_head` adds its heads.
+        head_for: what the head predicts, for error messages.
+    """
+
+    trains_on_rest = True
+    model_class: type[FineTunedModel]
+    head_for: str
+
+    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> FineTunedModel:
+        model = super().build_model(cfg, from_checkpoint)
+        if not isinstance(model, FineTunedModel):
+            raise UserError(
+                f"--arch {arch_name(cfg)} has no head for {self.head_for}: give an architecture of amos_fairseq"
+            )
+        self.add_head(model)
+        return model
+
+    def order_of_epoch(self, dataset: Any, batches_per_update: int, batch_size: int) -> np.ndarray:
+        global_batch = batches_per_update * batch_size
+        if hasattr(dataset, "whole_updates"):  # the mixture of several tasks
+            self.check_update_freq()
+            return self.arrange(dataset, dataset.whole_updates(global_batch), global_batch)
+        return self.arrange(dataset, super().order_of_epoch(dataset, batches_per_update, batch_size), global_batch)
+
+    def check_update_freq(self) -> None:
+        """Raise :class:`UserError` if the updates of some epochs have more batches than others."""
+        if len(set(self.cfg.update_freq)) > 1:
+            raise UserError(
+                f"--update-freq {self.cfg.update_freq}: all epochs make one sequence of equal updates: give one number"
+            )
+
+    def arrange(self, dataset: Any, indices: np.ndarray, global_batch: int) -> np.ndarray:
+        """Return the order of an epoch, with ``--similar-lengths`` in global batches of similar length."""
+        if not self.cfg.similar_lengths:
+            return indices
+        generator = keyed_generator(Purpose.SIMILAR_LENGTHS, self.cfg.seed, dataset.epoch, 0)
+        return similar_lengths(indices, dataset.sizes, global_batch, generator)
+
+    def add_head(self, model: FineTunedModel) -> None:
+        raise NotImplementedError
+
+
+def prepared_directories(cfg: Any, kind: str, several: bool = True) -> list[Path]:
+    """Return the directories of ``cfg.data``, which ``:`` separates if there may be several; raise :class:`UserError` unless
+    they are there."""
+    if OmegaConf.is_missing(cfg, "data"):
+        raise UserError("no data directory is given: give the directory that amos prepare wrote, as task.data=DIR")
+    directories = [Path(name) for name in (str(cfg.data).split(os.pathsep) if several else [str(cfg.data)])]
+    for directory in directories:
+        if not directory.is_dir():
+            raise UserError(f"{directory} is not a directory: give the one that amos prepare {kind} wrote")
+    return directories
+
+
+class LabeledSequences(EpochOrder, FairseqDataset):
+    """The sequences of a split; a subclass makes the items, which have at least ``id`` and ``tokens``.
+
+    Args:
+        directory: that of the binarized files.
+        dictionary: of the special tokens.
+        seed: of the training order.
+        training: shuffle.
+
+    Attributes:
+        sizes: number of tokens of each item.
+    """
+
+    sizes: np.ndarray
+
+    def __init__(self, directory: Path, split: str, dictionary: Dictionary, seed: int, training: bool) -> None:
+        super().__init__()
+        self.directory, self.source = directory, f"{directory}/{split}"
+        self.seed, self.training, self.epoch = seed, training, 1
+        self.bos, self.pad, self.eos = dictionary.bos(), dictionary.pad(), dictionary.eos()
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def collater(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Return a batch padded to its longest sequence; ``{}`` for an empty list (a rank without data).
+
+        Returns:
+            ``id`` LongTensor [B]; ``nsentences``, ``ntokens`` (real tokens) and ``first_id`` Python ints; ``net_input``
+            with ``src_tokens`` LongTensor [B,T] and ``lengths``, B Python ints; and what a subclass adds.
+        """
+        if not samples:
+            return {}
+        lengths = [len(sample["tokens"]) for sample in samples]
+        tokens = torch.full((len(samples), max(lengths)), self.pad, dtype=torch.long)
+        for row, sample in enumerate(samples):
+            tokens[row, : lengths[row]] = sample["tokens"]
+        batch = {
+            "id": torch.tensor([sample["id"] for sample in samples], dtype=torch.long),
+            "nsentences": len(samples),
+            "ntokens": sum(lengths),
+            "first_id": samples[0]["id"],
+            "net_input": {"src_tokens": tokens, "lengths": lengths},
+        }
+        self.add_labels(batch, samples)
+        return batch
+
+    def add_labels(self, batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
+        raise NotImplementedError
+
+    def num_tokens(self, index: int) -> int:
+        return int(self.sizes[index])
+
+    size = num_tokens
