@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from amos_fairseq.checkpoints.encoder import Encoder
 
 OBJECTIVES = ("mlm", "electra", "teams", "electric", "amos")
+# Each is a folder of downstream/, whose task.py registers a task and its criterion.
 DOWNSTREAM_TASKS = ("tagging", "parsing", "squad", "classification", "multi_task")
 
 
@@ -36,9 +37,8 @@ def register() -> None:
         for objective in OBJECTIVES:
             importlib.import_module(f"amos_fairseq.models.{objective}")
             importlib.import_module(f"amos_fairseq.criterions.{objective}")
-        labeled = (f"downstream.{task}.{part}" for task in DOWNSTREAM_TASKS for part in ("task", "criterion"))
         for module in (
-            *labeled,
+            *(f"downstream.{task}.task" for task in DOWNSTREAM_TASKS),
             "downstream.classification.stock_task",
             "tasks.text_pretraining",
             "optim.grouped_adam",

@@ -17,18 +17,26 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 import amos_fairseq
 from amos_fairseq.data.vocabulary import Vocabulary
-from amos_fairseq.downstream.classification.criterion import TextClassificationCriterion
-from amos_fairseq.downstream.classification.task import TextClassificationConfig, TextClassificationTask
-from amos_fairseq.downstream.multi_task.criterion import MultiTaskCriterion
-from amos_fairseq.downstream.multi_task.task import MultiTask, MultiTaskConfig, TextTask
-from amos_fairseq.downstream.parsing.criterion import DependencyParsingCriterion
+from amos_fairseq.downstream.classification.task import (
+    TextClassificationConfig,
+    TextClassificationCriterion,
+    TextClassificationTask,
+)
+from amos_fairseq.downstream.multi_task.task import MultiTask, MultiTaskConfig, MultiTaskCriterion, TextTask
 from amos_fairseq.downstream.parsing.model import TREES
-from amos_fairseq.downstream.parsing.task import DependencyParsingConfig, DependencyParsingTask
-from amos_fairseq.downstream.squad.criterion import SquadCriterion
-from amos_fairseq.downstream.squad.task import SquadConfig, SquadTask
-from amos_fairseq.downstream.tagging.criterion import SequenceTaggingCriterion
+from amos_fairseq.downstream.parsing.task import (
+    DependencyParsingConfig,
+    DependencyParsingCriterion,
+    DependencyParsingTask,
+)
+from amos_fairseq.downstream.squad.task import SquadConfig, SquadCriterion, SquadTask
 from amos_fairseq.downstream.tagging.dataset import NO_LABEL
-from amos_fairseq.downstream.tagging.task import Column, SequenceTaggingConfig, SequenceTaggingTask
+from amos_fairseq.downstream.tagging.task import (
+    Column,
+    SequenceTaggingConfig,
+    SequenceTaggingCriterion,
+    SequenceTaggingTask,
+)
 from amos_fairseq.downstream.views import PARSING_VIEWS, TAGGING_VIEWS, WORD_DROPOUT
 from amos_fairseq.measure.configuration import BenchSettings, set_up
 from amos_fairseq.measure.fairseq_step import UnsavedTrainer

@@ -19,8 +19,9 @@ from torch.nn.utils.rnn import pad_sequence
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.downstream.benchmark import Benchmark, batches
-from amos_fairseq.downstream.parsing.dataset import ParsedSentences, attachment_counts, best_tree
 from amos_fairseq.downstream.parsing.model import TREES
+from amos_fairseq.downstream.parsing.task import ParsedSentences
+from amos_fairseq.downstream.parsing.trees import attachment_counts, best_tree
 from amos_fairseq.downstream.recipes import WORDS
 from amos_fairseq.downstream.runs import BenchmarkTask, RunResult, TaskRun, content_sha256, read_results
 from amos_fairseq.downstream.session import Session

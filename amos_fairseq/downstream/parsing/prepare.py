@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+from amos_fairseq.downstream.parsing.trees import HEAD, is_tree
 from amos_fairseq.downstream.tagging.prepare import Choices, describe_tagging, read_splits, write_tagging
 from amos_fairseq.downstream.tagging.word_files import Sentence, read_conllu
 from amos_fairseq.errors import UserError
@@ -27,8 +28,6 @@ def prepare_parsing_inside(out: Path, train: Path, dev: Path, tokenizer: Tokeniz
     choices = replace(choices, column=RELATION)
 
     def write(directory: Path) -> None:
-        from amos_fairseq.downstream.parsing.dataset import HEAD  # imports fairseq, which takes seconds
-
         sentences = read_splits(sources, choices, read_treebank)
         if len({relation for one in sentences["train"] for relation in one.columns[RELATION]}) == 1:
             raise UserError(f"{train}: all words have one relation: give a treebank with several")
@@ -36,7 +35,7 @@ def prepare_parsing_inside(out: Path, train: Path, dev: Path, tokenizer: Tokeniz
         for split in ("train", "valid"):
             with BinarizedFile(f"{directory / split}.{HEAD}", None) as file:
                 for sentence in sentences[split]:
-                    file.add_line(list(map(int, sentence.columns["head"])))
+                    file.add_line(list(map(int, sentence.columns[HEAD])))
         lines = (line.decode("utf-8") for _, line in InputFile(dev).lines())
         (directory / "valid.conllu").write_text("".join(lines), encoding="utf-8", newline="")
 
@@ -45,11 +44,9 @@ def prepare_parsing_inside(out: Path, train: Path, dev: Path, tokenizer: Tokeniz
 
 def read_treebank(path: Path) -> list[Sentence]:
     """Read CoNLL-U; raise :class:`UserError` unless the heads of each sentence are a tree with one root."""
-    from amos_fairseq.downstream.parsing.dataset import is_tree
-
     sentences = read_conllu(path)
     for number, sentence in enumerate(sentences, start=1):
-        heads = sentence.columns["head"]
+        heads = sentence.columns[HEAD]
         where = f"{path}, sentence {number} ({' '.join(sentence.words)[:40]!r})"
         for word, head in enumerate(heads, start=1):
             if not head.isdecimal() or len(head) > 9 or int(head) > len(heads):

@@ -11,7 +11,7 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import f1_score, matthews_corrcoef
 from torch import tensor
 
-from amos_fairseq.downstream.classification.criterion import TextClassificationCriterion
+from amos_fairseq.downstream.classification.task import TextClassificationCriterion
 
 
 def logged_in_batches(

@@ -15,10 +15,9 @@ from synthetic_glue import write_glue, write_pretrained_checkpoint
 from torch import tensor
 
 from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.downstream.classification.criterion import text_loss
 from amos_fairseq.downstream.classification.scores import average_score
-from amos_fairseq.downstream.multi_task.criterion import MultiTaskCriterion
-from amos_fairseq.downstream.multi_task.task import MultiTask, MultiTaskConfig, MultiTaskModel
+from amos_fairseq.downstream.classification.task import text_loss
+from amos_fairseq.downstream.multi_task.task import MultiTask, MultiTaskConfig, MultiTaskCriterion, MultiTaskModel
 from amos_fairseq.models.fine_tuning import TEXT_HEAD, TextModel
 
 LOGITS = tensor([[2.0, -1.0, 0.5], [0.0, 0.3, -2.0], [1.0, 1.0, 4.0]])

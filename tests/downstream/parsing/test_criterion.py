@@ -7,8 +7,8 @@ import pytest
 import torch
 from fairseq.logging import metrics
 
-from amos_fairseq.downstream.parsing.criterion import DependencyParsingCriterion
 from amos_fairseq.downstream.parsing.model import TREES
+from amos_fairseq.downstream.parsing.task import DependencyParsingCriterion
 from amos_fairseq.downstream.tagging.dataset import NO_LABEL
 from amos_fairseq.downstream.tagging.model import WordOutput
 

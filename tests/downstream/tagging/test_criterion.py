@@ -7,8 +7,8 @@ import pytest
 from small_models import logged
 from torch import tensor
 
-from amos_fairseq.downstream.tagging.criterion import SequenceTaggingCriterion
 from amos_fairseq.downstream.tagging.model import WordOutput
+from amos_fairseq.downstream.tagging.task import SequenceTaggingCriterion
 
 LABELS = ["B-X", "I-X", "O"]
 # Two sentences: two words; one word, and a second that is cut.

@@ -8,8 +8,7 @@ import torch
 from omegaconf import OmegaConf
 from synthetic_tagging import prepare_tagging
 
-from amos_fairseq.downstream.tagging.criterion import SequenceTaggingCriterion
-from amos_fairseq.downstream.tagging.task import SequenceTaggingConfig, SequenceTaggingTask
+from amos_fairseq.downstream.tagging.task import SequenceTaggingConfig, SequenceTaggingCriterion, SequenceTaggingTask
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.amos import AmosConfig
 

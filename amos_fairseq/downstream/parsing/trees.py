@@ -1,72 +1,11 @@
-"""Dependency trees: the files of sequence tagging with the relation of each word as its label, and the number of its head.
-
-``amos parse`` writes, beside the files of :mod:`amos_fairseq.downstream.tagging.dataset`:
-
-SPLIT.head.{bin,idx}                            head of each word: 0 for the root, else the number of a word from 1 on
-SPLIT.conllu                                    the sentences as they were given
-"""
+"""Dependency trees: the best one of the scores of edges, and how much of a tree is right."""
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
-from fairseq.data import Dictionary
 
-from amos_fairseq.data.corpus import open_lines
-from amos_fairseq.downstream.tagging.dataset import NO_LABEL, TaggedSentences
-
-HEAD = "head"
+HEAD = "head"  # the column, and the array of prepared data
 LIKELY_HEADS = 4  # of a word, in the first search for a tree
-
-
-class ParsedSentences(TaggedSentences):
-    """The sentences of a split with their trees; for the arguments see ``TaggedSentences``.
-
-    Words whose head is cut are not trained on.
-
-    Raises:
-        UserError: as there, or a head is no word of its sentence.
-    """
-
-    def __init__(
-        self,
-        directory: Path,
-        split: str,
-        dictionary: Dictionary,
-        num_relations: int,
-        max_tokens: int,
-        seed: int = 0,
-        training: bool = False,
-    ) -> None:
-        super().__init__(directory, split, dictionary, num_relations, max_tokens, seed, training)
-        self.num_relations = num_relations
-        self._heads = open_lines(f"{self.source}.{HEAD}", "give OUT/data/parsing of amos parse")
-        if not np.array_equal(self._heads.sizes, self._labels.sizes) or any(
-            len(heads) and not 0 <= int(heads.min()) <= int(heads.max()) <= len(heads) for heads in self._heads
-        ):
-            raise self._damaged()
-
-    def heads(self, index: int) -> list[int]:
-        """Return the head of each word of a sentence, also of those that are cut: 0 for the root."""
-        return self._heads[int(self._rows[index])].tolist()
-
-    def add_labels(self, batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
-        """Add what the data set of tagging adds, and ``all_words``, a Python int, with those that are cut.
-
-        ``target`` LongTensor [B,W] is head * number of relations + relation, ``NO_LABEL`` in padded slots and for words whose
-        head is cut.
-        """
-        super().add_labels(batch, samples)
-        relations, target = batch["target"], torch.full_like(batch["target"], NO_LABEL)
-        for row, sample in enumerate(samples):
-            num_kept = len(sample["positions"])
-            heads = torch.tensor(self.heads(sample["id"])[:num_kept], dtype=torch.long)
-            pairs = heads * self.num_relations + relations[row, :num_kept]
-            target[row, :num_kept] = pairs.where(heads <= num_kept, NO_LABEL)
-        all_words = sum(len(sample["labels"]) for sample in samples)
-        batch |= {"target": target, "nwords": int(target.ne(NO_LABEL).sum()), "all_words": all_words}
 
 
 def greedy_heads(scores: np.ndarray) -> np.ndarray | None:
