@@ -64,7 +64,8 @@ def take_rows(states: Tensor, rows: Tensor) -> Tensor:
 
 def put_rows(states: Tensor, rows: Tensor, num_rows: int) -> Tensor:
     """Return zeros with ``states`` in different rows: [1,N,...] and [N] int64 -> [1,R,...]."""
-    return states.new_zeros(1, num_rows, *states.shape[2:]).index_copy_(1, rows, states)
+    # Not in place: torch.compile of PyTorch 2.11 gives gradients of 0 for that within a Function (pytorch issue 180642).
+    return states.new_zeros(1, num_rows, *states.shape[2:]).index_copy(1, rows, states)
 
 
 class _TakeRows(Function):
