@@ -11,7 +11,7 @@ from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.terminal import say
 
-OF_PREDICTION = ("subcommand", "run", "checkpoint", "predict", "out", "text", "cpu")
+OF_PREDICTION = ("subcommand", "run", "checkpoint", "predict", "out", "text", "csv_quotes", "cpu")
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package on any table of texts, or pairs of texts, with a class, several labels or a number: TSV,
 CSV, JSON lines, Parquet, or a folder that datasets saved. The command prints and saves medians and standard deviations over the
@@ -48,6 +48,7 @@ def add_parser(subparsers: Any) -> None:
     text = "between the labels of a row, with --kind labels; lists in JSON lines and Parquet need none"
     add("--label-separator", metavar="TEXT", default=",", help=text)
     add("--no-header", action="store_true", help="the first line is a row; the columns are called 1, 2, ...")
+    add("--csv-quotes", action="store_true", help="quotes in .tsv are those of CSV (default: ordinary characters)")
     add("--baseline", action="store_true", help="also run every seed from random weights, for a row of the table")
     fine_tuning.add_arguments(parser, None, has_paper=False)
     parser.set_defaults(run=functools.partial(run, parser))
@@ -67,13 +68,15 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
 
     session = fine_tuning.session_from(arguments, Classification.name)
     from amos_fairseq.downstream.classification.prepare import ClassificationSource, check_separator, prepare_inside
-    from amos_fairseq.downstream.classification.rows import find_columns, open_table
+    from amos_fairseq.downstream.classification.rows import find_columns
+    from amos_fairseq.text.table_files import TableFile
 
     check_separator(arguments.label_separator)
     header = not arguments.no_header
-    columns = find_columns(open_table(arguments.train, header), arguments.text, arguments.label)
+    table = TableFile(arguments.train, header, arguments.csv_quotes)
+    columns = find_columns(table, arguments.text, arguments.label)
     source = ClassificationSource(
-        arguments.train, arguments.dev, columns, arguments.kind, arguments.label_separator, header
+        arguments.train, arguments.dev, columns, arguments.kind, arguments.label_separator, header, arguments.csv_quotes
     )
     with fine_tuning.preparing(session, Classification.name) as tokenizer:
         data = prepare_inside(session.out, source, tokenizer)
@@ -95,7 +98,13 @@ def label(arguments: argparse.Namespace) -> None:
     with stop_on_signals(stop):
         try:
             number = label_table(
-                Path(arguments.checkpoint), arguments.predict, Path(arguments.out), arguments.text, device, stop
+                Path(arguments.checkpoint),
+                arguments.predict,
+                Path(arguments.out),
+                arguments.text,
+                arguments.csv_quotes,
+                device,
+                stop,
             )
         except Stopped:
             raise KeyboardInterrupt from None

@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from amos_fairseq.cli import fine_tuning
 from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
-from amos_fairseq.downstream.classification.glue.tables import has_any_file
-from amos_fairseq.downstream.classification.glue.tasks import AVERAGED, DIAGNOSTIC, TASK_FILE, TASKS, parse_tasks
+from amos_fairseq.downstream.classification.glue.tasks import (
+    AVERAGED,
+    DIAGNOSTIC,
+    TASK_FILE,
+    TASKS,
+    has_any_file,
+    parse_tasks,
+)
 from amos_fairseq.errors import UserError
 
 if TYPE_CHECKING:

@@ -5,13 +5,11 @@ function ``add_KIND``, its line in :func:`add_parser` and in :func:`run`, and ``
 """
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from amos_fairseq.cli.arguments import HelpFormatter, add_label_columns, add_subcommand, add_unlabeled
-from amos_fairseq.downstream.classification.glue import GLUE_BASE_URL, GLUE_BASE_URL_VARIABLE
 from amos_fairseq.downstream.classification.glue.tasks import TASKS
 from amos_fairseq.process_settings import root_logger_kept
 from amos_fairseq.text import DEFAULT_VOCAB_SIZE, TEXT_COLUMN
@@ -80,7 +78,7 @@ def run(arguments: argparse.Namespace) -> None:
     modules = {
         TEXT: (text, "it continues after the last finished part"),
         "glue": (glue, "finished tasks are skipped"),
-        "glue-download": (glue_download, "it continues where it stopped"),
+        "glue-download": (glue_download, "finished tasks are skipped"),
         "squad": (squad, "it starts again"),
         "tagging": (tagging, "it starts again"),
         "probing": (probing, "it starts again"),
@@ -137,6 +135,7 @@ when the command is repeated.""",
         metavar="NAME",
         help=f"column of tables, or field of .jsonl, that has the text (default: {TEXT_COLUMN})",
     )
+    add("--csv-quotes", action="store_true", help="quotes in .tsv are those of CSV (default: ordinary characters)")
     add("--out", required=True, type=Path, metavar="DIR", help="output directory; its name must not contain a colon")
     vocabulary = parser.add_mutually_exclusive_group()
     vocabulary.add_argument(
@@ -189,21 +188,17 @@ def add_glue_download(kinds: Any) -> None:
     parser = add_kind(
         kinds,
         "glue-download",
-        "download GLUE's official files",
+        "download GLUE",
         f"""\
-Download GLUE's official files, in the layout that amos prepare glue expects.
+Download GLUE from nyu-mll/glue on Hugging Face's hub, and write the tables that amos prepare glue reads (pip install
+'amos_fairseq[data]').
 
-Tasks: {", ".join(TASKS)}; all of them if none is given. Every file is checked against its published sha256. A task that
-is already there is skipped, and an interrupted download is continued. MRPC is built from the files of
-its authors. The data has its own licenses: docs/glue_data.md.""",
+Tasks: {", ".join(TASKS)}; all of them if none is given. A task that is already there is skipped. The data has its own
+licenses: docs/glue_data.md.""",
     )
     add = parser.add_argument
     add("out", type=Path, metavar="OUT", help="output directory, GLUE_DIR of amos prepare glue")
     add("tasks", nargs="*", metavar="TASK", help="tasks to download (default: all)")
-    default = os.environ.get(GLUE_BASE_URL_VARIABLE, GLUE_BASE_URL)
-    add("--base-url", default=default, help=f"a mirror; {GLUE_BASE_URL_VARIABLE} sets it too")
-    add("--mrpc-dev-ids", type=Path, metavar="FILE", help="MRPC's list of development pairs, instead of downloading it")
-    add("--accept-other-hashes", action="store_true", help="check only the format of the files")
 
 
 def add_squad(kinds: Any) -> None:

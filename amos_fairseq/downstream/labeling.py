@@ -17,7 +17,7 @@ from scipy.special import softmax
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
 from amos_fairseq.downstream.classification.command import NAME, name_predictions, predict_logits
 from amos_fairseq.downstream.classification.dataset import ShortenedTexts, join_texts, read_task_record
-from amos_fairseq.downstream.classification.rows import find_columns, open_table, texts_of
+from amos_fairseq.downstream.classification.rows import find_columns, texts_of
 from amos_fairseq.downstream.classification.scores import predictions_of
 from amos_fairseq.downstream.runs import read_results
 from amos_fairseq.downstream.summary import best_checkpoint, summarize
@@ -25,6 +25,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.files import explain_write_errors, whole_file
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.strangers import field
+from amos_fairseq.text.table_files import TableFile
 
 PREDICTION, PROBABILITY = "prediction", "probability"  # the columns that are added
 SUFFIXES = (".tsv", ".csv", ".jsonl")
@@ -40,13 +41,20 @@ def check_output(out: Path) -> None:
 
 
 def label_table(
-    results: Path, file: Path, out: Path, texts: Sequence[str] | None, device: str, stop: threading.Event
+    results: Path,
+    file: Path,
+    out: Path,
+    texts: Sequence[str] | None,
+    csv_quotes: bool,
+    device: str,
+    stop: threading.Event,
 ) -> int:
     """Write the rows of ``file`` to ``out`` with the columns ``prediction`` and, for classes, ``probability``.
 
     Args:
         results: ``--out`` of ``amos classify``.
         texts: the columns of the texts; None for those that the model was trained on.
+        csv_quotes: quotes in a TSV file are those of CSV.
 
     Returns:
         The number of rows.
@@ -65,7 +73,7 @@ def label_table(
         )
     checkpoint, best = best_checkpoint(results, summary), summary.best
     record = read_task_record(checkpoint.parent, "repeat amos classify with another --out")
-    table = open_table(file, record.get("header") is not False)
+    table = TableFile(file, record.get("header") is not False, csv_quotes)
     trained_on = text_columns(record, checkpoint)
     columns = find_columns(table, texts or trained_on, None, labeled=False)
     if len(columns.texts) != len(trained_on):

@@ -18,7 +18,6 @@ from amos_fairseq.recipes import planned_text
 from amos_fairseq.strangers import LARGEST_COUNT
 from amos_fairseq.text import DEFAULT_VOCAB_SIZE, TEXT_COLUMN, text_workspace
 from amos_fairseq.text import encoding as text_encoding
-from amos_fairseq.text.arrow_tables import files_of
 from amos_fairseq.text.binarizing import start_encoding_process
 from amos_fairseq.text.processes import InOrder, in_own_process, number_of_processes, process_pool, use_threads
 from amos_fairseq.text.special_tokens import LARGEST_VOCABULARY
@@ -30,7 +29,7 @@ from amos_fairseq.text.split import (
     size_of,
     split_corpus,
 )
-from amos_fairseq.text.table_files import is_table
+from amos_fairseq.text.table_files import files_of, is_table
 from amos_fairseq.text.text_files import JSON_LINES, kind_and_compression, refuse_other_formats
 from amos_fairseq.text.text_workspace import TextWorkspace
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
@@ -208,7 +207,9 @@ def _settings(given: argparse.Namespace) -> CorpusSettings:
             raise UserError(f"--{name}-megabytes {megabytes} must be a finite number greater than 0")
         sizes[f"{name}_bytes"] = round(megabytes * _MEGABYTE)
     column = TEXT_COLUMN if given.text_column is None else given.text_column
-    split = SplitSettings(seed=given.seed, valid_share=given.valid_share, **sizes, text_column=column)
+    split = SplitSettings(
+        seed=given.seed, valid_share=given.valid_share, **sizes, text_column=column, csv_quotes=given.csv_quotes
+    )
     if given.tokenizer is not None:
         tokenizer = _given_tokenizer(given)
         return CorpusSettings(split, tokenizer, tokenizer.cased)

@@ -16,8 +16,7 @@ from typing import BinaryIO
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.terminal import say
 from amos_fairseq.text import TEXT_COLUMN
-from amos_fairseq.text.arrow_tables import files_of
-from amos_fairseq.text.table_files import FOLDER, PARQUET, TableFile, is_table
+from amos_fairseq.text.table_files import FOLDER, PARQUET, TSV, TableFile, files_of, is_table
 from amos_fairseq.text.text_files import LARGEST_DOCUMENT_BYTES, InputFile, document_of
 
 FILES_PER_SHARD = 16  # small enough to form shards of nearly equal size
@@ -31,13 +30,16 @@ class SplitSettings:
     valid_bytes: int
     sample_bytes: int
     text_column: str = TEXT_COLUMN
+    csv_quotes: bool = False  # in .tsv
 
 
 class TableDocuments:
     """The documents of a table, in one of its columns; the same methods as :class:`~amos_fairseq.text.text_files.InputFile`."""
 
-    def __init__(self, path: Path, on_read: Callable[[int], object] = lambda size: None) -> None:
-        self._table = TableFile(path, on_read=on_read)
+    def __init__(
+        self, path: Path, on_read: Callable[[int], object] = lambda size: None, csv_quotes: bool = False
+    ) -> None:
+        self._table = TableFile(path, csv_quotes=csv_quotes, on_read=on_read)
 
     @property
     def sha256(self) -> str:
@@ -79,6 +81,7 @@ class TableDocuments:
             say(
                 f"{self._table.path}: {len(broken)} of its rows, the first in line {broken[0]}, do not have the "
                 f"{len(self._table.columns)} columns of its first line and are left out"
+                + (" (if a program wrote it as CSV, give --csv-quotes)" if self._table.kind == TSV else "")
             )
 
 
@@ -167,7 +170,7 @@ def split_corpus(
     total = 0
     with _Writer(directory, max(1, settings.shard_bytes // FILES_PER_SHARD)) as train:
         for path in inputs:
-            source = (TableDocuments if is_table(path) else InputFile)(path, on_read)
+            source = TableDocuments(path, on_read, settings.csv_quotes) if is_table(path) else InputFile(path, on_read)
             documents = 0
             for document in source.documents(settings.text_column):
                 documents += 1

@@ -14,8 +14,8 @@ from amos_fairseq.files import json_text, refuse_link, write_text
 from amos_fairseq.fingerprint import TOKENIZER_DIRECTORY, file_sha256, joined_sha256, sample_sha256
 from amos_fairseq.strangers import field, finite_number, read_json, text_in, whole_number
 from amos_fairseq.text import TEXT_COLUMN
-from amos_fairseq.text.arrow_tables import files_of
 from amos_fairseq.text.split import DocumentFile, Split, size_of
+from amos_fairseq.text.table_files import files_of
 from amos_fairseq.text.tokenization import Tokenizer
 from amos_fairseq.text.workspace import Workspace
 from amos_fairseq.versions import version_of
@@ -182,7 +182,7 @@ def is_finished_corpus(out: Path, settings: dict[str, Any], inputs: list[Path]) 
         return False
     manifest = read_corpus_manifest(out)
     # Corpora that were made before there was a choice had this column.
-    earlier, records = {"text_column": TEXT_COLUMN} | manifest["settings"], manifest["inputs"]
+    earlier, records = {"text_column": TEXT_COLUMN, "csv_quotes": False} | manifest["settings"], manifest["inputs"]
     different = sorted(name for name in settings if settings[name] != earlier.get(name))
     if different:
         name = different[0]

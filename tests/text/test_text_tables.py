@@ -2,17 +2,14 @@
 
 import csv
 import json
-import os
-import shutil
 from pathlib import Path
 
 import pytest
 from preparing import prepare
-from synthetic_corpus import DOCUMENTS, FLAGS, file_bytes, write_jsonl, write_text
+from synthetic_corpus import DOCUMENTS, FLAGS, write_jsonl
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.fingerprint import joined_sha256
-from amos_fairseq.text import encoding as text_encoding
 from amos_fairseq.text.split import SplitSettings, split_corpus
 
 main = prepare("text")
@@ -50,9 +47,11 @@ WRITE = {"t.csv": write_separated, "t.tsv": write_separated, "t.jsonl": write_li
 WRITE |= {"folder": write_folder}
 
 
-def content_of_split(path: Path, directory: Path, **column: str) -> dict[str, bytes]:
+def content_of_split(path: Path, directory: Path, **columns: object) -> dict[str, bytes]:
     directory.mkdir()
-    settings = SplitSettings(seed=1, shard_bytes=32_000, valid_share=0.1, valid_bytes=9999, sample_bytes=9999, **column)
+    settings = SplitSettings(
+        seed=1, shard_bytes=32_000, valid_share=0.1, valid_bytes=9999, sample_bytes=9999, **columns
+    )
     sizes: list[int] = []
     split = split_corpus([path], directory, settings, sizes.append)
     files = (
@@ -70,45 +69,18 @@ def test_each_row_is_a_document(tmp_path, name):
     """As each object of JSON lines with a field "text" is."""
     expected = content_of_split(write_jsonl(tmp_path / "text.jsonl", DOCUMENTS), tmp_path / "expected")
     path = WRITE[name](tmp_path / name)
-    assert content_of_split(path, tmp_path / "split", text_column="body") == expected
+    assert content_of_split(path, tmp_path / "split", text_column="body", csv_quotes=True) == expected
 
 
-def test_a_folder_is_an_input_like_a_file(tmp_path, monkeypatch, capsys, refused):
-    """A killed run is continued, a finished one recognized, and other contents refused."""
+def test_a_folder_is_an_input_like_a_file(tmp_path, capsys, refused):
+    """A finished run is recognized, and other contents are refused."""
     folder, out = write_folder(tmp_path / "folder"), tmp_path / "out"
-    text = str(write_text(tmp_path / "text.txt", DOCUMENTS[:20]))
-    command = [folder, text, *FLAGS, "--text-column", "body", "--workers", "1", "--out"]
-    main([*command, tmp_path / "expected"])
-    with monkeypatch.context() as patch:
-        patch.setattr(text_encoding, "encode_files", lambda *a: (_ for _ in ()).throw(SystemError("killed here")))
-        with pytest.raises(SystemError, match="killed here"):
-            main([*command, out])
-    times = (folder / "state.json").stat()
-    os.utime(folder / "state.json")
-    assert "unfinished corpus of other inputs" in refused(*command, out)
-    os.utime(folder / "state.json", ns=(times.st_atime_ns, times.st_mtime_ns))
-    with monkeypatch.context() as patch:
-        patch.setattr("amos_fairseq.text.prepare.split_corpus", None)
-        main([*command, out])
-    assert file_bytes(out) == file_bytes(tmp_path / "expected")
-    main([*command, out])
+    command = [folder, *FLAGS, "--text-column", "body", "--workers", "1", "--out", out]
+    main(command)
+    main(command)
     assert "finished already" in capsys.readouterr().err
-    assert "text_column = 'body', not 'id'" in refused(*command[:-4], "id", "--workers", "1", "--out", out)
-    state = (folder / "state.json").read_bytes()
-    (folder / "state.json").write_bytes(state.replace(b'"_split": null', b'"_split":null '))
-    assert (folder / "state.json").stat().st_size == len(state)
-    assert "of other inputs" in refused(*command, out)
-
-
-def test_a_corpus_without_the_setting_had_the_column_text(reference, tmp_path, capsys):
-    """Those that earlier versions made."""
-    out, flags = reference
-    shutil.copytree(out, tmp_path / "corpus")
-    manifest = json.loads((out / "corpus.json").read_text())
-    del manifest["settings"]["text_column"]
-    (tmp_path / "corpus" / "corpus.json").write_text(json.dumps(manifest))
-    main([*flags, "--out", tmp_path / "corpus"])
-    assert "finished already" in capsys.readouterr().err
+    (folder / "state.json").write_bytes((folder / "state.json").read_bytes() + b" ")
+    assert "of other inputs" in refused(*command)
 
 
 def test_rows_that_are_left_out_are_counted(tmp_path, capsys):
@@ -135,7 +107,7 @@ FAULTS = {
     "no columns": ("t.txt", b"a\n\nb\n", ["--text-column", "a"], "no input has columns"),
     "no field": ("t.jsonl", b'{"text": "a"}\n', ["--text-column", "b"], 'not a JSON object with a string "b"'),
     "empty": ("t.csv", b"text,b\n,2\n", [], "contains no text in text"),
-    "folder": ("state.json", b"{}", [], "state.json cannot be used"),
+    "folder": ("state.json", b"{}", [], "state.json is damaged"),
 }
 
 

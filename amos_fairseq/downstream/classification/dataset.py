@@ -2,12 +2,13 @@
 
 With ``--separator-token 2`` a second ``</s>`` precedes B: ``<s> A </s> </s> B </s>``.
 
-``amos prepare glue`` and ``amos classify`` write a directory for each task:
+``amos prepare glue`` and ``amos classify`` write a directory for each task, which fairseq's ``sentence_prediction`` reads, too:
 
 task.json                                       its name, kind of label, labels, sources, counts
 input0/SPLIT.{bin,idx}  input1/...              the first and, for pairs, the second text of each row; ``dict.txt``
-label/SPLIT.{bin,idx}                           classes: one class a line; labels: any number of labels a line
+label/SPLIT.{bin,idx}                           classes: one class a line; labels: any number of labels a line; ``dict.txt``
 label/SPLIT.label                               number: as text, one a line
+SPLIT.ids                                       what the table calls each row, one a line, where that is needed
 """
 
 import re
@@ -23,14 +24,13 @@ from torch import Tensor
 from amos_fairseq.data.corpus import check_prepared, open_lines, require_split
 from amos_fairseq.data.seeding import Purpose, keyed_generator
 from amos_fairseq.downstream.classification.glue.tasks import TASK_FILE
+from amos_fairseq.downstream.classification.rows import KINDS
 from amos_fairseq.downstream.labeled_task import LabeledSequences
 from amos_fairseq.downstream.tagging.dataset import are_labels
 from amos_fairseq.errors import UserError
 from amos_fairseq.strangers import field, finite_number, plain_name, read_json, read_text, whole_number
 from amos_fairseq.text.tokenization.truncation import kept_lengths
 
-# What a label is: one class of several, any number of labels, or a number (a regression).
-KINDS = ("classes", "labels", "number")
 # A class of the dev set that the training set lacks. It is no class of a model, so that every prediction is wrong.
 UNKNOWN_CLASS = -1
 PREPARE_AGAIN = "prepare the data again"

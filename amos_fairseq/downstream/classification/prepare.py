@@ -1,15 +1,13 @@
-"""``amos classify``: convert a table of texts and labels to the input of the task ``text_classification``.
+"""Write a table of texts and labels as the input of the task ``text_classification``, for ``amos classify`` and for GLUE.
 
 Read the tables -> decide what the labels are -> encode -> write ``task.json``, ``input0``, ``input1`` and ``label``
 (:mod:`amos_fairseq.downstream.classification.dataset`).
 """
 
 import dataclasses
-import math
 import re
 import shutil
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
@@ -19,16 +17,19 @@ import numpy as np
 from torch import nn
 
 from amos_fairseq import strangers
-from amos_fairseq.downstream.classification.dataset import KINDS
 from amos_fairseq.downstream.classification.glue.tasks import TASK_FILE, TASKS
 from amos_fairseq.downstream.classification.rows import (
+    KINDS,
+    SHOWN_CHARACTERS,
     Columns,
     LabeledRows,
+    LabelKind,
     find_columns,
-    is_missing,
-    open_table,
+    infer_kind,
+    parse_labels,
     printable,
     read_rows,
+    sorted_names,
 )
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text
@@ -44,91 +45,81 @@ from amos_fairseq.text.binarizing import (
 )
 from amos_fairseq.text.inside_out import prepared_data
 from amos_fairseq.text.processes import number_of_processes, process_pool
+from amos_fairseq.text.table_files import TableFile
 from amos_fairseq.text.tokenization import Tokenizer
 
 TASK = "classification"
 USED_BY = ("runs/classification", "runs/classification-random")  # folders in OUT with results of the data
-# Whole numbers with more different values than this are numbers, not classes.
-MOST_NUMBERED_CLASSES = 20
-MOST_CLASSES = 10_000
-# Of labels that are numbers: the largest, and their mean over their deviation. Models compute them in float32.
-LARGEST_NUMBER, LARGEST_RATIO = 1e30, 1e5
 DEV_SHARE, SPLIT_SEED = 0.1, 1
 # Folders of runs of other benchmarks, and words of the command line.
 RESERVED_NAMES = {TASK, f"{TASK}-random", "multi", "tagging", "all", *map(str.lower, TASKS)}
-OWN_TASK_OPTIONS = ("train", "dev", "text", "label", "kind", "label_separator", "no_header")  # of amos classify
-_SHOWN = 100  # characters of a list of labels in a message
+# Of amos classify, in the YAML of amos glue --own-tasks.
+OWN_TASK_OPTIONS = ("train", "dev", "text", "label", "kind", "label_separator", "no_header", "csv_quotes")
 
 
-def infer_kind(labels: Sequence[Any]) -> str:
-    """Return what the labels are: "labels" for lists; "number" for numbers with a fraction, or with more than
-    ``MOST_NUMBERED_CLASSES`` different values; "classes" for everything else."""
-    labels = [label for label in labels if not is_missing(label)]
-    if any(isinstance(label, list | tuple) for label in labels):
-        return "labels"
-    try:
-        numbers = {float(label) for label in labels if not isinstance(label, bool)}
-    except (TypeError, ValueError):
-        return "classes"
-    whole = all(number == int(number) for number in numbers if math.isfinite(number))
-    return "classes" if whole and len(numbers) <= MOST_NUMBERED_CLASSES else "number"
+def write_task(
+    directory: Path,
+    name: str,
+    kind: LabelKind,
+    splits: Mapping[str, LabeledRows],
+    tokenizer: Tokenizer,
+    tokenizer_folder: Path,
+    workers: int | None = None,
+    with_ids: Collection[str] = (),
+) -> dict[str, Any]:
+    """Write the texts and labels of a task into ``directory``, and return the content of ``task.json``.
 
-
-def name_of(value: Any) -> str:
-    """Return the name of a class: 1 for 1.0 and "1.0", as tables with missing values spell whole numbers."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, bool):
-        value = str(value).lower()
-    name = str(value).strip()
-    return name.removesuffix(".0") if re.fullmatch(r"-?\d+\.0", name) else name
-
-
-def names_of(value: Any, separator: str) -> list[str]:
-    """Return the names of the labels of a row, each once."""
-    parts = value if isinstance(value, list | tuple) else [] if is_missing(value) else str(value).split(separator)
-    return list(dict.fromkeys(filter(None, map(name_of, parts))))
-
-
-def parse_labels(rows: LabeledRows, kind: str, separator: str) -> list[Any]:
-    """Return the labels of all rows: names, lists of names, or floats.
-
-    Raises:
-        UserError: a label is not of this kind.
+    Args:
+        splits: their labels are parsed (:func:`~amos_fairseq.downstream.classification.rows.parse_labels`), or None in a test
+            set.
+        tokenizer_folder: where ``tokenizer`` is saved.
+        with_ids: the splits of which ``SPLIT.ids`` has the names of the rows, one a line.
     """
-    parsed: list[Any] = []
-    for line, value in zip(rows.lines, rows.labels, strict=True):
-        where = f"{rows.source}, line {line}"
-        if kind == "number":
-            try:
-                number = float(value)
-            except (TypeError, ValueError):
-                number = math.nan
-            if not math.isfinite(number) or isinstance(value, bool):
-                raise UserError(
-                    f"{where}: the label {str(value)[:60]!r} is not a finite number: correct it, or give --kind"
-                )
-            parsed.append(number)
+    inputs = [directory / f"input{number}" for number in range(len(next(iter(splits.values())).texts[0]))]
+    for path in inputs:
+        path.mkdir()
+        shutil.copyfile(tokenizer_folder / DICTIONARY_FILE, path / DICTIONARY_FILE)
+    facts = {}
+    with (
+        process_pool(number_of_processes(workers), start_encoding_process, tokenizer_folder) as in_order,
+        progress_bar(sum(map(len, splits.values())), f"{name}: encode", "row", delay=2) as bar,
+    ):
+        for split, rows in splits.items():
+            counts = encode_rows(rows.texts, [path / split for path in inputs], tokenizer, in_order, bar.update)
+            facts[split] = {"source": printable(rows.source), "sha256": rows.sha256, "rows": len(rows), **counts}
+    write_labels(directory / "label", kind, {split: rows.labels for split, rows in splits.items()})
+    for split in with_ids:
+        (directory / f"{split}.ids").write_text("".join(f"{row}\n" for row in splits[split].ids), encoding="utf-8")
+    record = {
+        "task": name,
+        "kind": kind.kind,
+        "num_classes": max(1, len(kind.names)),
+        "labels": list(kind.names),
+        "tokenizer_sha256": tokenizer.sha256,
+        "splits": facts,
+        "sha256": files_sha256(directory),
+    }
+    return record if kind.deviation is None else record | {"mean": kind.mean, "deviation": kind.deviation}
+
+
+def write_labels(directory: Path, kind: LabelKind, labels: Mapping[str, Sequence[Any]]) -> None:
+    """Write the labels of each split as fairseq's ``sentence_prediction`` reads them: a line of ids, whose names are in
+    ``dict.txt`` in the order of the classes, ended by ``</s>``; numbers as text."""
+    directory.mkdir()
+    if kind.kind != "number":
+        names = "".join(f"{name} 1\n" for name in kind.names)
+        (directory / DICTIONARY_FILE).write_text(names, encoding="utf-8")
+    ids = {name: index for index, name in enumerate(kind.names, NUM_FAIRSEQ_SYMBOLS)}
+    for split, values in labels.items():
+        if values[0] is None:  # a test set
             continue
-        if kind == "classes" and isinstance(value, list | tuple):
-            raise UserError(f"{where}: the label is a list: give --kind labels")
-        names = [name_of(value)] if kind == "classes" else names_of(value, separator)
-        for name in names:
-            if not name.isprintable():
-                raise UserError(
-                    f"{where}: the label {name[:60]!r} has a tab, a line end or another character that cannot be printed: is "
-                    "it the column of the labels?"
-                )
-        parsed.append(names[0] if kind == "classes" else names)
-    return parsed
-
-
-def sorted_names(names: set[str]) -> list[str]:
-    """Sort names; by value if all are numbers."""
-    try:
-        return sorted(names, key=lambda name: (float(name), name))
-    except ValueError:
-        return sorted(names)
+        if kind.kind == "number":
+            (directory / f"{split}.label").write_text("".join(f"{value!r}\n" for value in values), encoding="utf-8")
+            continue
+        rows = [[value] for value in values] if kind.kind == "classes" else values
+        lines = [[*(ids.get(name, UNKNOWN_ID) for name in row), END_ID] for row in rows]
+        with BinarizedFile(directory / split, NUM_FAIRSEQ_SYMBOLS + len(ids)) as file:
+            file.add_lines(np.array([index for line in lines for index in line]), list(map(len, lines)))
 
 
 def split_off_dev(rows: LabeledRows) -> tuple[LabeledRows, LabeledRows]:
@@ -173,79 +164,6 @@ def notes_on(train: LabeledRows, dev: LabeledRows, dev_is_given: bool) -> Iterat
 
 
 @dataclass(frozen=True)
-class LabelKind:
-    """What the labels are.
-
-    Attributes:
-        kind: classes, labels or number.
-        names: of the training set, in the order of the classes; empty for numbers.
-        mean, deviation: of the numbers of the training set.
-    """
-
-    kind: str
-    names: list[str]
-    mean: float = 0.0
-    deviation: float = 1.0
-
-    @classmethod
-    def of(cls, kind: str, labels: Sequence[Any], source: str, is_given: bool = True) -> "LabelKind":
-        """Return the kind of the labels of the training set; raise :class:`UserError` if there is nothing to learn.
-
-        ``is_given``: by the user. If it was inferred, very many classes are taken for a wrong column.
-        """
-        if kind == "number":
-            if max(map(abs, labels)) > LARGEST_NUMBER:
-                raise UserError(f"{source}: a label is larger than {LARGEST_NUMBER:g}: give it in a larger unit")
-            mean, deviation = float(np.mean(labels)), float(np.std(labels))
-            if deviation > 0 and abs(mean) > LARGEST_RATIO * deviation:
-                raise UserError(
-                    f"{source}: the labels of mean {mean:.6g} differ by {deviation:.2g}, which float32 does not tell apart: "
-                    "subtract a constant from them"
-                )
-            if not deviation > 0:
-                raise UserError(
-                    f"{source}: each row has the label {labels[0]:g}: give the column of the labels as --label"
-                )
-            return cls(kind, [], mean, deviation)
-        names = set(labels) if kind == "classes" else {name for own in labels for name in own}
-        if len(names) < (2 if kind == "classes" else 1):
-            only = f"each row has the label {labels[0]}" if kind == "classes" else "no row has a label"
-            raise UserError(f"{source}: {only}: give the column of the labels as --label")
-        if len(names) > MOST_CLASSES or (not is_given and kind == "classes" and len(names) > max(20, len(labels) // 2)):
-            raise UserError(
-                f"{source}: the {len(labels):,} labels have {len(names):,} different values: give the column of the labels as "
-                "--label, or say with --kind what they are"
-            )
-        return cls(kind, sorted_names(names))
-
-    def describe(self) -> str:
-        if self.kind == "number":
-            return f"numbers of mean {self.mean:.4g} and standard deviation {self.deviation:.4g}"
-        shown = shorten(", ".join(self.names), _SHOWN, placeholder=" ...")
-        return f"{len(self.names)} {self.kind} ({shown})"
-
-    def unknown(self, labels: Sequence[Any]) -> Counter[str]:
-        """Count the names among dev labels that the training set lacks."""
-        if self.kind == "number":
-            return Counter()
-        known = set(self.names)
-        rows = ([label] for label in labels) if self.kind == "classes" else labels
-        return Counter(name for row in rows for name in row if name not in known)
-
-    def write(self, directory: Path, split: str, labels: Sequence[Any]) -> None:
-        """Write the labels of a split as :func:`~amos_fairseq.downstream.classification.dataset.read_targets` reads them."""
-        directory.mkdir(exist_ok=True)
-        if self.kind == "number":
-            (directory / f"{split}.label").write_text("".join(f"{value!r}\n" for value in labels), encoding="utf-8")
-            return
-        ids = {name: index for index, name in enumerate(self.names, NUM_FAIRSEQ_SYMBOLS)}
-        rows = [[label] for label in labels] if self.kind == "classes" else labels
-        lines = [[*(ids.get(name, UNKNOWN_ID) for name in row), END_ID] for row in rows]
-        with BinarizedFile(directory / split, NUM_FAIRSEQ_SYMBOLS + len(ids)) as file:
-            file.add_lines(np.array([index for line in lines for index in line]), list(map(len, lines)))
-
-
-@dataclass(frozen=True)
 class ClassificationSource:
     """The tables to train and to score on, and how to read them.
 
@@ -253,7 +171,7 @@ class ClassificationSource:
         dev: None to take a tenth of the rows of ``train``.
         kind: classes, labels or number; None to infer it from the labels of ``train``.
         separator: between the labels of a row that is no list.
-        header: whether the first line names the columns; otherwise they are called 1, 2, ...
+        header, csv_quotes: see :class:`~amos_fairseq.text.table_files.TableFile`.
     """
 
     train: Path
@@ -262,62 +180,48 @@ class ClassificationSource:
     kind: str | None = None
     separator: str = ","
     header: bool = True
+    csv_quotes: bool = False
 
     @property
     def settings(self) -> dict[str, Any]:
         """What determines the prepared data besides the files and the tokenizer, as plain values."""
         columns = {"texts": list(self.columns.texts), "label": self.columns.label, "header": self.header}
+        if self.csv_quotes:
+            columns["csv_quotes"] = True
         return columns | {"kind": self.kind, "separator": self.separator if self.kind == "labels" else None}
 
     def write(self, directory: Path, tokenizer: Tokenizer, name: str = TASK) -> None:
-        """Read the tables and write the prepared data of the task ``name`` into the empty ``directory``.
-
-        Raises:
-            UserError: a table or a label cannot be used.
-        """
-        train = read_rows(self.train, self.columns, self.header)
-        dev = read_rows(self.dev, self.columns, self.header) if self.dev else None
-        kind, inferred = self.kind, ""
-        if kind is None:
-            kind = infer_kind(train.labels)
-            others = "--kind labels or number" if kind == "classes" else "--kind classes"
+        """Read the tables and write the prepared data of the task ``name`` into the empty ``directory``."""
+        train = read_rows(self.train, self.columns, self.header, self.csv_quotes)
+        dev = read_rows(self.dev, self.columns, self.header, self.csv_quotes) if self.dev else None
+        kind_name, inferred = self.kind, ""
+        if kind_name is None:
+            kind_name = infer_kind(train.labels)
+            others = "--kind labels or number" if kind_name == "classes" else "--kind classes"
             inferred = f", inferred ({others} for something else)"
-        train = self._parsed(train, kind)
-        train, dev = split_off_dev(train) if dev is None else (train, self._parsed(dev, kind))
-        label_kind = LabelKind.of(kind, train.labels, train.source, is_given=self.kind is not None)
-        notes = [
-            f"{self.columns.label}: {label_kind.describe()}{inferred}",
-            *notes_on(train, dev, self.dev is not None),
-        ]
-        if unknown := label_kind.unknown(dev.labels):
-            names = shorten(", ".join(sorted_names(set(unknown))), _SHOWN, placeholder=" ...")
-            counted = "counted as wrong" if kind == "classes" else "not counted"
+        train = self._parsed(train, kind_name)
+        train, dev = split_off_dev(train) if dev is None else (train, self._parsed(dev, kind_name))
+        kind = LabelKind.of(kind_name, train.labels, train.source, is_given=self.kind is not None)
+        notes = [f"{self.columns.label}: {kind}{inferred}", *notes_on(train, dev, self.dev is not None)]
+        if unknown := kind.unknown(dev.labels):
+            names = shorten(", ".join(sorted_names(set(unknown))), SHOWN_CHARACTERS, placeholder=" ...")
+            counted = "counted as wrong" if kind_name == "classes" else "not counted"
             notes.append(
                 f"{dev.source}: {sum(unknown.values()):,} labels that no training row has are {counted}: {names}"
             )
         notes = [printable(note) for note in notes]
         for note in notes:
             say(note, "classify")
+        tokenizer_folder = directory / TOKENIZER_DIRECTORY
+        tokenizer.save(tokenizer_folder)
         splits = {"train": train, "valid": dev}
-        facts = self._write_texts(directory, tokenizer, splits)
-        for split, rows in splits.items():
-            label_kind.write(directory / "label", split, rows.labels)
-        (directory / "valid.ids").write_text("".join(f"{line}\n" for line in dev.lines), encoding="utf-8")
-        record = {
-            "task": name,
-            "kind": kind,
-            "num_classes": max(1, len(label_kind.names)),
-            "labels": label_kind.names,
+        record = write_task(directory, name, kind, splits, tokenizer, tokenizer_folder, with_ids=["valid"])
+        record |= {
             "text_columns": list(self.columns.texts),
             "label_column": printable(self.columns.label),
             "header": self.header,
             "notes": notes,
-            "tokenizer_sha256": tokenizer.sha256,
-            "splits": facts,
-            "sha256": files_sha256(directory),
         }
-        if kind == "number":
-            record |= {"mean": label_kind.mean, "deviation": label_kind.deviation}
         (directory / TASK_FILE).write_text(json_text(record), encoding="utf-8")
 
     def _parsed(self, rows: LabeledRows, kind: str) -> LabeledRows:
@@ -328,26 +232,6 @@ class ClassificationSource:
                 f"{rows.source}: no row has a label in {self.columns.label}: give another column with --label"
             )
         return dataclasses.replace(rows, labels=parse_labels(rows, kind, self.separator))
-
-    def _write_texts(
-        self, directory: Path, tokenizer: Tokenizer, splits: Mapping[str, LabeledRows]
-    ) -> dict[str, dict[str, Any]]:
-        tokenizer.save(directory / TOKENIZER_DIRECTORY)
-        inputs = [directory / f"input{number}" for number in range(len(self.columns.texts))]
-        for path in inputs:
-            path.mkdir()
-            shutil.copyfile(directory / TOKENIZER_DIRECTORY / DICTIONARY_FILE, path / DICTIONARY_FILE)
-        facts = {}
-        with (
-            process_pool(
-                number_of_processes(None), start_encoding_process, directory / TOKENIZER_DIRECTORY
-            ) as in_order,
-            progress_bar(sum(map(len, splits.values())), "encode", "row", delay=2) as bar,
-        ):
-            for split, rows in splits.items():
-                counts = encode_rows(rows.texts, [path / split for path in inputs], tokenizer, in_order, bar.update)
-                facts[split] = {"source": printable(rows.source), "sha256": rows.sha256, "rows": len(rows), **counts}
-        return facts
 
 
 def prepare_inside(out: Path, source: ClassificationSource, tokenizer: Tokenizer, name: str = TASK) -> Path:
@@ -403,11 +287,12 @@ def _own_source(folder: Path, where: str, given: dict[str, Any]) -> Classificati
         columns = [str(column) if type(column) is int else column for column in columns]
         texts, label = (columns[: len(texts)] if texts else None), (columns[-1] if label is not None else None)
     others = [given["train"], given.get("dev", ""), given.get("label_separator", ",")]
-    if (
-        not all(isinstance(value, str) for value in (*columns, *others))
-        or type(given.get("no_header", False)) is not bool
+    if not all(isinstance(value, str) for value in (*columns, *others)) or not all(
+        type(given.get(name, False)) is bool for name in ("no_header", "csv_quotes")
     ):
-        raise UserError(f"{where}: files, columns and label_separator are texts, no_header is true or false")
+        raise UserError(
+            f"{where}: files, columns and label_separator are texts, no_header and csv_quotes true or false"
+        )
     if given.get("kind") not in (None, *KINDS):
         raise UserError(f"{where}: kind is one of {', '.join(KINDS)}")
     train, dev = folder / given["train"], folder / given["dev"] if "dev" in given else None
@@ -415,8 +300,9 @@ def _own_source(folder: Path, where: str, given: dict[str, Any]) -> Classificati
         if not path.exists():
             raise UserError(f"{where}: {path}: no such file")
     separator = check_separator(given.get("label_separator", ","))
-    found = find_columns(open_table(train, header), texts, label)
-    return ClassificationSource(train, dev, found, given.get("kind"), separator, header)
+    csv_quotes = given.get("csv_quotes", False)
+    found = find_columns(TableFile(train, header, csv_quotes), texts, label)
+    return ClassificationSource(train, dev, found, given.get("kind"), separator, header, csv_quotes)
 
 
 def check_separator(separator: str) -> str:

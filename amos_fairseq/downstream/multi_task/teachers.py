@@ -72,7 +72,7 @@ def read_predictions(file: Path, data: GlueData) -> Predictions:
     """
     _check_rows(file, data)
     kind, names, rows = data.record["kind"], columns_of(data), data.num_train
-    table = TableFile(file, ordinary_quotes=True)
+    table = TableFile(file)
     if sorted(table.columns) != sorted([INDEX, *names]):
         raise UserError(
             f"{file} has the columns {', '.join(table.columns)}, the task {INDEX}, {', '.join(names)}: give predictions for "

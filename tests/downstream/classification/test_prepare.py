@@ -12,13 +12,10 @@ from fairseq.data import Dictionary
 from saved_models import small_tokenizer
 
 from amos_fairseq.downstream.classification.dataset import LabeledTexts, read_targets, read_task_record
-from amos_fairseq.downstream.classification.prepare import (
-    ClassificationSource,
-    infer_kind,
-    split_off_dev,
-)
-from amos_fairseq.downstream.classification.rows import Columns, find_columns, open_table, read_rows
+from amos_fairseq.downstream.classification.prepare import ClassificationSource, split_off_dev
+from amos_fairseq.downstream.classification.rows import Columns, find_columns, infer_kind, read_rows
 from amos_fairseq.errors import UserError
+from amos_fairseq.text.table_files import TableFile
 
 
 def write_csv(path: Path, header: list[str], rows: list[tuple]) -> Path:
@@ -57,7 +54,7 @@ def prepared(tmp_path: Path, source: ClassificationSource) -> tuple[Path, dict]:
     ],
 )
 def test_columns(header, texts, label, expected, tmp_path):
-    table = open_table(write_csv(tmp_path / "t.csv", header.split(","), [tuple("x" * 3)]))
+    table = TableFile(write_csv(tmp_path / "t.csv", header.split(","), [tuple("x" * 3)]))
     if isinstance(expected, str):
         with pytest.raises(UserError, match=expected):
             find_columns(table, texts, label)
@@ -68,7 +65,7 @@ def test_columns(header, texts, label, expected, tmp_path):
 def test_without_a_header_columns_have_numbers(tmp_path):
     path = tmp_path / "t.tsv"
     path.write_text("good\tA film .\nbad\tA bore .\n", encoding="utf-8")
-    assert find_columns(open_table(path, header=False), ["2"], "1") == Columns(("2",), "1")
+    assert find_columns(TableFile(path, header=False), ["2"], "1") == Columns(("2",), "1")
     rows = read_rows(path, Columns(("2",), "1"), header=False)
     assert (rows.texts, rows.labels, rows.lines) == ([("A film .",), ("A bore .",)], ["good", "bad"], [1, 2])
 

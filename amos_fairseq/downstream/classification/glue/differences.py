@@ -62,7 +62,7 @@ class GlueResults:
         for run in self.runs[data.name]:
             of_all_tasks = self.out / run.directory / f"predictions.{data.name}.valid.tsv"
             file = of_all_tasks if of_all_tasks.is_file() else self.out / run.directory / "predictions.valid.tsv"
-            table = TableFile(file, ordinary_quotes=True)
+            table = TableFile(file)
             if table.columns != ("index", "prediction", "label"):
                 raise UserError(f"{file} has no predictions of amos glue: give another folder as --beside")
             rows = [row for _, row in table.rows()]

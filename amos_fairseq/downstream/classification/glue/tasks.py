@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.text.text_files import COMPRESSIONS
 
 TASK_FILE = "task.json"  # what amos prepare writes beside the texts and labels of a task
 LARGEST_SCORE = 5.0  # of STS-B, the one regression
-# GLUE's download script writes diagnostic/diagnostic.tsv; the file on the server is AX.tsv.
-_AX_PLACES = ("diagnostic/diagnostic.tsv", "AX/diagnostic.tsv", "AX/AX.tsv", "AX/test.tsv", "AX.tsv")
 # Names of the splits as fairseq writes them. MNLI has two development and two test sets: matched, then mismatched.
 _FILES = {"train": "train.tsv", "valid": "dev.tsv", "test": "test.tsv"}
 _MNLI_FILES = {
@@ -18,6 +18,8 @@ _MNLI_FILES = {
     "test": "test_matched.tsv",
     "test1": "test_mismatched.tsv",
 }
+# GLUE's download script writes diagnostic/diagnostic.tsv; the file on the server is AX.tsv.
+_AX_PLACES = ("diagnostic/diagnostic.tsv", "AX/diagnostic.tsv", "AX/AX.tsv", "AX/test.tsv", "AX.tsv")
 
 
 @dataclass(frozen=True)
@@ -25,10 +27,9 @@ class GlueTask:
     """One task.
 
     Attributes:
-        texts, label: column names in the header.
+        texts, label: columns of the texts and of the label.
         labels: in the order of the classes, as on the leaderboard; empty for a regression (0 to 5).
         official_rows: number of rows of each split of the official files, without broken lines; published scores refer to them.
-        headerless: the columns of files without a header (all but the test file).
         main_score: AMOS Table 1: Spearman correlation for STS-B, Matthews correlation for CoLA, accuracy for the others.
         with_f1: the F1 score is reported too.
     """
@@ -38,7 +39,6 @@ class GlueTask:
     label: str
     labels: tuple[str, ...]
     official_rows: dict[str, int]
-    headerless: tuple[str, ...] = ()
     main_score: str = "accuracy"
     with_f1: bool = False
 
@@ -71,9 +71,10 @@ class GlueTask:
         """Value of ``--num-classes``: 1 for a regression."""
         return len(self.labels) or 1
 
-    def columns_without_header(self, split: str) -> tuple[str, ...]:
-        """Return the columns of a split whose file has no header; empty if it has one."""
-        return () if is_test(split) else self.headerless
+    def has_header(self, split: str) -> bool:
+        """Return whether the first line of a split names the columns; only CoLA's labeled files have source, label, mark,
+        sentence without such a line."""
+        return self.name != "CoLA" or is_test(split)
 
 
 def is_test(split: str) -> bool:
@@ -96,26 +97,10 @@ _MNLI_ROWS = {"train": 392_702, "valid": 9_815, "valid1": 9_832, "test": 9_796, 
 # Rows: the official files, according to Hugging Face's card and dataset_infos.json of the data set nyu-mll/glue and the task
 # descriptions (AMOS Table 2, in thousands).
 _ALL = (
-    GlueTask(
-        "CoLA",
-        ("sentence",),
-        "label",
-        _BINARY,
-        _rows(8_551, 1_043, 1_063),
-        ("source", "label", "mark", "sentence"),
-        "matthews",
-    ),
+    GlueTask("CoLA", ("sentence",), "label", _BINARY, _rows(8_551, 1_043, 1_063), "matthews"),
     GlueTask("SST-2", ("sentence",), "label", _BINARY, _rows(67_349, 872, 1_821)),
     GlueTask("MRPC", ("#1 String", "#2 String"), "Quality", _BINARY, _rows(3_668, 408, 1_725), with_f1=True),
-    GlueTask(
-        "STS-B",
-        _PAIR,
-        "score",
-        (),
-        _rows(5_749, 1_500, 1_379),
-        (),
-        "spearman",
-    ),
+    GlueTask("STS-B", _PAIR, "score", (), _rows(5_749, 1_500, 1_379), "spearman"),
     GlueTask("QQP", ("question1", "question2"), "is_duplicate", _BINARY, _rows(363_846, 40_430, 390_965), with_f1=True),
     GlueTask("MNLI", _PAIR, "gold_label", _INFERENCE, _MNLI_ROWS),
     GlueTask("QNLI", ("question", "sentence"), "label", _ENTAILMENT, _rows(104_743, 5_463, 5_463)),
@@ -133,11 +118,7 @@ INTERMEDIATE_FOR = ("RTE", "STS-B", "MRPC")
 
 
 def parse_tasks(text: str, known: Iterable[str] = SCORED, everything: Iterable[str] = AVERAGED) -> list[str]:
-    """Parse a list of tasks: "CoLA,rte" -> ["CoLA", "RTE"], without duplicates; "ALL" gives ``everything``.
-
-    Raises:
-        UserError: a name is not one of ``known``.
-    """
+    """Parse a list of tasks: "CoLA,rte" -> ["CoLA", "RTE"], without duplicates; "ALL" gives ``everything``."""
     if text.strip().lower() == "all":
         return list(everything)
     by_lower_case = {name.lower(): name for name in known}
@@ -148,3 +129,30 @@ def parse_tasks(text: str, known: Iterable[str] = SCORED, everything: Iterable[s
             raise UserError(f"unknown task {name.strip()!r}: choose ALL or, separated by commas, {choices}")
         chosen[by_lower_case[name.strip().lower()]] = None
     return list(chosen)
+
+
+def has_any_file(directory: Path, task: GlueTask) -> bool:
+    """Return whether a folder of official files has one of the task."""
+    return any(_candidates(directory, places) for places in task.files.values())
+
+
+def find_files(directory: Path, task: GlueTask) -> dict[str, Path]:
+    """Return the official file of each split, plain or compressed. A test file may be missing unless it is the only one."""
+    files = {}
+    for split, places in task.files.items():
+        paths = _candidates(directory, places)
+        if len(paths) > 1:
+            raise UserError(f"{paths[0]} and {paths[1]} are the same part of a task: keep one of them")
+        if paths:
+            files[split] = paths[0]
+        elif not is_test(split) or task.name == DIAGNOSTIC:
+            raise UserError(
+                f"{directory / places[0]}: no such file (nor as {', '.join(COMPRESSIONS)}): copy the official files of "
+                f"{task.name} there under their names, or download them with amos prepare glue-download"
+            )
+    return files
+
+
+def _candidates(directory: Path, places: tuple[str, ...]) -> list[Path]:
+    paths = [directory / f"{place}{compression}" for place in places for compression in ("", *COMPRESSIONS)]
+    return [path for path in paths if path.is_file()]

@@ -1,20 +1,24 @@
-"""amos prepare for GLUE: its output as stock fairseq reads it, what a second run repeats, counts and messages."""
+"""amos prepare glue: rows written by hand, its output as stock fairseq reads it, counts, refusals."""
 
+import gzip
 import hashlib
 import json
 import lzma
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from failures import harm_last_byte
+from failures import error_line, full_disk, harm_last_byte
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 from preparing import prepare
-from synthetic_glue import CLASSES, EXPECTED, FILES, decoded_texts, write_raw_glue
+from synthetic_glue import CLASSES, EXPECTED, FILES, decoded_texts, write_glue_tokenizer, write_raw_glue
 
+from amos_fairseq.downstream.classification.glue import prepare as glue_module
 from amos_fairseq.downstream.classification.glue.data import read_glue_data
-from amos_fairseq.downstream.classification.glue.tasks import TASKS
+from amos_fairseq.downstream.classification.glue.prepare import read_split
+from amos_fairseq.downstream.classification.glue.tasks import TASKS, find_files, parse_tasks
 from amos_fairseq.downstream.classification.stock_task import check_labeled_texts
 from amos_fairseq.errors import UserError
 from amos_fairseq.fingerprint import directory_sha256
@@ -26,53 +30,126 @@ def task_record(out: Path, task: str) -> dict:
     return json.loads((out / task / "task.json").read_text(encoding="utf-8"))
 
 
-def stock_task(out: Path, name: str) -> SentencePredictionTask:
-    settings = {"init_token": 0, "regression_target": name == "STS-B", "no_shuffle": True, "seed": 1}
-    config = SentencePredictionConfig(data=str(out / name), num_classes=TASKS[name].num_classes, **settings)
-    return SentencePredictionTask.setup_task(config)
+@pytest.mark.parametrize("task", EXPECTED)
+def test_rows_are_those_written_by_hand(raw_glue, task):
+    for split, path in find_files(raw_glue, TASKS[task]).items():
+        expected, rows = EXPECTED[task][split], read_split(path, TASKS[task], split)
+        width = len(TASKS[task].texts)
+        assert rows.texts == [row[:width] for row in expected.rows]
+        assert rows.broken_lines == expected.broken
+        if split.startswith("test"):
+            assert rows.ids == expected.ids
+        else:
+            assert rows.labels == [float(row[-1]) if task == "STS-B" else row[-1] for row in expected.rows]
+
+
+@pytest.mark.skipif(not os.environ.get("AMOS_DATA"), reason="AMOS_DATA names no data folder")
+@pytest.mark.parametrize("task", ["CoLA", "SST-2", "MRPC", "STS-B", "RTE", "WNLI"])
+def test_official_files_have_their_official_rows(task):
+    files = find_files(Path(os.environ["AMOS_DATA"]) / "glue", TASKS[task])
+    assert set(files) == {"train", "valid"}
+    for split, path in files.items():
+        rows = read_split(path, TASKS[task], split)
+        assert (len(rows), rows.broken_lines) == (TASKS[task].official_rows[split], [])
+
+
+def test_ids_and_texts_of_odd_files(tmp_path):
+    """Broken lines count where no column has ids; columns are found by name; a carriage return ends no line, NUL is dropped."""
+    (tmp_path / "test.tsv").write_text("sentence1\tsentence2\na\tb\nbroken\nc\td\n")
+    assert read_split(tmp_path / "test.tsv", TASKS["RTE"], "test").ids == ["0", "2"]
+    (tmp_path / "dev.tsv").write_bytes(b"label\tsentence2\tnew\tsentence1\r\nentailment\tb\tx\ta\rb\0c\r\n")
+    assert read_split(tmp_path / "dev.tsv", TASKS["RTE"], "valid").texts == [("a bc", "b")]
+
+
+FAULTS = {
+    "no header": ("SST-2", b"good\t1\nbad\t0\n", "no column 'sentence'"),
+    "another task": ("SST-2", b"index\tsentence1\tsentence2\tlabel\n0\ta\tb\t1\n", "no column 'sentence'"),
+    "no label": ("SST-2", b"index\tsentence\n0\tgood\n", "no column 'label'"),
+    "label": ("SST-2", b"sentence\tlabel\ngood\t1\nbad\t2\n", "line 3: label '2' is not one of 0, 1"),
+    "header in CoLA": ("CoLA", b"source\tlabel\tmark\tsentence\nx\t1\t\tyes\n", "line 1: label 'label' is not"),
+    "score": ("STS-B", b"sentence1\tsentence2\tscore\na\tb\t5\na\tb\t5.001\n", "line 3: label '5.001' is not a number"),
+    "no score": (
+        "STS-B",
+        b"sentence1\tsentence2\tscore\na\tb\tnan\n",
+        "line 2: label 'nan' is not a number from 0 to 5",
+    ),
+    "all broken": ("SST-2", b"sentence\tlabel\ngood\n", "none of its 1 lines has the 2"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_errors_name_file_and_line(tmp_path, name):
+    task, content, message = FAULTS[name]
+    (tmp_path / "train.tsv").write_bytes(content)
+    with pytest.raises(UserError) as error:
+        read_split(tmp_path / "train.tsv", TASKS[task], "train")
+    assert str(tmp_path / "train.tsv") in str(error.value)
+    assert message in str(error.value)
+
+
+def test_missing_and_duplicate_files(tmp_path):
+    write_raw_glue(tmp_path, "RTE", "diagnostic")
+    (tmp_path / "RTE" / "dev.tsv").rename(tmp_path / "RTE" / "valid.tsv")
+    with pytest.raises(UserError, match=r"RTE/dev.tsv: no such file \(nor as .gz, .xz, .zst\)"):
+        find_files(tmp_path, TASKS["RTE"])
+    (tmp_path / "RTE" / "dev.tsv.xz").write_bytes(lzma.compress(b""))
+    assert find_files(tmp_path, TASKS["RTE"])["valid"] == tmp_path / "RTE" / "dev.tsv.xz"
+    (tmp_path / "RTE" / "dev.tsv").write_text("")
+    with pytest.raises(UserError, match="are the same part of a task: keep one of them"):
+        find_files(tmp_path, TASKS["RTE"])
+    (tmp_path / "diagnostic").rename(tmp_path / "AX")
+    assert find_files(tmp_path, TASKS["AX"]) == {"test": tmp_path / "AX" / "diagnostic.tsv"}
+    (tmp_path / "AX" / "diagnostic.tsv").unlink()
+    with pytest.raises(UserError, match="no such file"):
+        find_files(tmp_path, TASKS["AX"])
+
+
+def test_names_of_tasks():
+    """Those of the average, unless others are known; AX is prepared and not scored."""
+    assert parse_tasks("rte, CoLA,RTE") == ["RTE", "CoLA"]
+    assert len(parse_tasks("ALL")) == 8
+    assert parse_tasks("all", TASKS, TASKS) == list(TASKS)
+    with pytest.raises(UserError, match="unknown task 'AX': choose ALL or"):
+        parse_tasks("AX")
 
 
 @pytest.mark.parametrize("task", EXPECTED)
 def test_stock_task_reads_rows_and_classes(prepared_glue, task):
-    """Texts decoded by tokenizer and dictionary; targets are indices in the fixed order of the labels."""
-    stock = stock_task(prepared_glue, task)
+    """<s> A </s>, and for a pair <s> A </s> B </s>, whose texts are decoded by tokenizer and dictionary; targets are indices in
+    the fixed order of the labels."""
+    settings = {"init_token": 0, "regression_target": task == "STS-B", "no_shuffle": True, "seed": 1}
+    config = SentencePredictionConfig(data=str(prepared_glue / task), num_classes=TASKS[task].num_classes, **settings)
+    stock = SentencePredictionTask.setup_task(config)
     for split, expected in EXPECTED[task].items():
         stock.load_dataset(split)
         samples = [stock.datasets[split][i] for i in range(len(stock.datasets[split]))]
         assert len(samples) == len(expected.rows)
-        texts = [tuple(" ".join(text.split()) for text in row[: len(TASKS[task].texts)]) for row in expected.rows]
+        width, dictionary = len(TASKS[task].texts), stock.source_dictionary
+        texts = [tuple(" ".join(text.split()) for text in row[:width]) for row in expected.rows]
         assert decoded_texts(prepared_glue, task, split) == texts
+        rows = [sample["net_input.src_tokens"].tolist() for sample in samples]
+        assert all((row[0], row[-1], row.count(2)) == (dictionary.bos(), dictionary.eos(), width) for row in rows)
+        assert max(map(len, rows)) == task_record(prepared_glue, task)["splits"][split]["longest"]
         if split.startswith("test"):
             assert all("target" not in sample for sample in samples)
             assert (prepared_glue / task / f"{split}.ids").read_text().split("\n")[:-1] == expected.ids
+            continue
+        labels, found = [row[-1] for row in expected.rows], [sample["target"] for sample in samples]
+        if task == "STS-B":
+            assert found == [[float(label)] for label in labels]
         else:
-            labels = [row[-1] for row in expected.rows]
-            found = [sample["target"] for sample in samples]
-            if task == "STS-B":
-                assert found == [[float(label)] for label in labels]
-            else:
-                assert [target.item() for target in found] == [CLASSES[task].index(label) for label in labels]
+            assert [target.item() for target in found] == [CLASSES[task].index(label) for label in labels]
 
 
-@pytest.mark.parametrize("task", ["SST-2", "RTE"])
-def test_stock_task_joins_the_texts(prepared_glue, task):
-    """<s> A </s>, and for a pair <s> A </s> B </s>; the </s> is fairseq-preprocess's."""
-    stock = stock_task(prepared_glue, task)
-    stock.load_dataset("valid")
-    tokens = stock.datasets["valid"][0]["net_input.src_tokens"].tolist()
-    dictionary = stock.source_dictionary
-    assert tokens[0] == dictionary.bos()
-    assert tokens[-1] == dictionary.eos()
-    assert tokens.count(dictionary.eos()) == len(TASKS[task].texts)
-    assert len(tokens) == task_record(prepared_glue, task)["splits"]["valid"]["longest"]
-
-
-def test_records(prepared_glue, raw_glue, glue_tokenizer):
+def test_records_and_copies(prepared_glue, raw_glue, glue_tokenizer):
+    dictionary = (glue_tokenizer / "dict.txt").read_bytes()
+    assert {path.read_bytes() for path in prepared_glue.glob("*/input*/dict.txt")} == {dictionary}
+    assert directory_sha256(prepared_glue / "tokenizer") == directory_sha256(glue_tokenizer)
+    assert {path.name for path in prepared_glue.iterdir()} == {*TASKS, "tokenizer"}
     for task, splits in EXPECTED.items():
         record = task_record(prepared_glue, task)
-        assert record["task"] == task
+        assert (record["task"], record["labels"]) == (task, CLASSES[task])
         assert record["kind"] == ("number" if task == "STS-B" else "classes")
-        assert record["labels"] == CLASSES[task]
         assert record["num_classes"] == max(1, len(CLASSES[task]))
         assert record["tokenizer_sha256"] == directory_sha256(glue_tokenizer)
         assert record["splits"].keys() == splits.keys()
@@ -83,15 +160,6 @@ def test_records(prepared_glue, raw_glue, glue_tokenizer):
     source = (raw_glue / "MNLI" / "dev_mismatched.tsv").read_bytes()
     facts = task_record(prepared_glue, "MNLI")["splits"]["valid1"]
     assert (facts["source"], facts["sha256"]) == ("dev_mismatched.tsv", hashlib.sha256(source).hexdigest())
-
-
-def test_dictionaries_and_tokenizer_are_copies(prepared_glue, glue_tokenizer):
-    dictionary = (glue_tokenizer / "dict.txt").read_bytes()
-    assert {path.read_bytes() for path in prepared_glue.glob("*/input*/dict.txt")} == {dictionary}
-    assert directory_sha256(prepared_glue / "tokenizer") == directory_sha256(glue_tokenizer)
-    assert (prepared_glue / "AX" / "label" / "dict.txt").read_text() == "entailment 1\nneutral 1\ncontradiction 1\n"
-    assert not [path for path in prepared_glue.rglob("*") if path.suffix in (".pieces", ".log", ".prepare")]
-    assert not list(prepared_glue.rglob(".prepare"))
 
 
 def test_long_texts_are_counted_in_tokens_of_fine_tuning(glue_tokenizer, tmp_path, capsys):
@@ -106,23 +174,19 @@ def test_long_texts_are_counted_in_tokens_of_fine_tuning(glue_tokenizer, tmp_pat
     assert facts["unknown_share"] == pytest.approx(511 / 1023, abs=0.005)  # "The" adds one or two known pieces
 
 
-def test_printed_counts_and_notes(raw_glue, glue_tokenizer, tmp_path, capsys):
-    main([raw_glue, "qqp", glue_tokenizer, tmp_path / "out", "--workers", "1"])
-    printed = capsys.readouterr().err
-    assert "QQP train: 3 rows; longest" in printed
-    assert "QQP train: 3 broken lines of train.tsv skipped (lines 3, 4, 5)" in printed
-    assert "the official file has 363846 rows, train.tsv has 3: scores are not comparable" in printed
-
-
-def test_absent_tasks_and_compressed_files(raw_glue, prepared_glue, glue_tokenizer, tmp_path, capsys):
-    files = write_raw_glue(tmp_path / "glue", "RTE", "WNLI")
-    for path in files.glob("RTE/*.tsv"):
-        path.with_suffix(".tsv.xz").write_bytes(lzma.compress(path.read_bytes()))
-        path.unlink()
+def test_absent_tasks_compressed_files_and_printed_counts(prepared_glue, glue_tokenizer, tmp_path, capsys):
+    files, compress = write_raw_glue(tmp_path / "glue", "RTE", "QQP"), {".xz": lzma.compress, ".gz": gzip.compress}
+    for suffix, task in zip(compress, ("RTE", "QQP"), strict=True):
+        for path in files.glob(f"{task}/*.tsv"):
+            path.with_suffix(f".tsv{suffix}").write_bytes(compress[suffix](path.read_bytes()))
+            path.unlink()
     main([files, "ALL", glue_tokenizer, tmp_path / "out", "--workers", "1"])
-    assert "so not prepared: CoLA, SST-2, MRPC, STS-B, QQP, MNLI, QNLI, AX" in capsys.readouterr().err
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"RTE", "WNLI", "tokenizer"}
-    for path in (prepared_glue / "RTE").rglob("*.*"):
+    printed = capsys.readouterr().err
+    assert "so not prepared: CoLA, SST-2, MRPC, STS-B, MNLI, QNLI, WNLI, AX" in printed
+    assert "QQP train: 3 broken lines of train.tsv.gz skipped (lines 3, 4, 5)" in printed
+    assert "the official file has 363846 rows, train.tsv.gz has 3: scores are not comparable" in printed
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"RTE", "QQP", "tokenizer"}
+    for path in [*(prepared_glue / "RTE").rglob("*.*"), *(prepared_glue / "QQP").rglob("*.*")]:
         if path.name != "task.json":
             assert path.read_bytes() == (tmp_path / "out" / path.relative_to(prepared_glue)).read_bytes()
 
@@ -188,3 +252,78 @@ def test_finished_tasks_are_repeated_only_after_a_change(glue_tokenizer, tmp_pat
     assert redone() == {"RTE"}
     assert redone("--max-train-rows", "5") == {"RTE", "WNLI"}
     assert redone("--max-train-rows", "5") == set()
+
+
+def refused(capsys, *arguments: object) -> str:
+    return error_line(capsys, main, *arguments, reports_progress=True)
+
+
+def test_a_full_disk_and_a_killed_run_leave_complete_tasks(glue_tokenizer, tmp_path, monkeypatch, capsys):
+    files, out = write_raw_glue(tmp_path / "glue", "SST-2", "RTE"), tmp_path / "out"
+    rows = "".join(f"The sailor {number} rode here\t1\n" for number in range(20000))
+    (files / "SST-2" / "train.tsv").write_text("sentence\tlabel\n" + rows)
+    command = [files, "RTE,SST-2", glue_tokenizer, out, "--workers", 1]
+    with full_disk(max(path.stat().st_size for path in glue_tokenizer.iterdir())):
+        assert "no space left (File too large" in refused(capsys, *command)
+    assert {path.name for path in out.iterdir()} == {"RTE", "tokenizer"}
+
+    def killed(directory: Path, *arguments: object) -> None:
+        (directory / "half").write_text("")
+        raise SystemError("killed here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(glue_module, "prepare_task", killed)
+        with pytest.raises(SystemError, match="killed here"):
+            main(command)
+    assert {path.name for path in out.iterdir()} == {"RTE", "tokenizer"}
+    main(command)
+    assert {path.name for path in out.iterdir()} == {"RTE", "SST-2", "tokenizer"}
+
+
+def foreign(directory: Path) -> Path:
+    (directory / "foreign").mkdir()
+    (directory / "foreign" / "letter.txt").write_text("dear")
+    return directory / "foreign"
+
+
+def broken(directory: Path) -> Path:
+    write_raw_glue(directory, "RTE", "CoLA")
+    path = directory / "RTE" / "dev.tsv"
+    path.write_text(path.read_text().replace("\tentailment", "\tmaybe"))
+    return directory
+
+
+REFUSED = {
+    "unknown task": (lambda g, t, d: [g, "CoLA,SST2", t, d / "out"], "unknown task 'SST2': choose ALL or"),
+    "no directory": (lambda g, t, d: [d / "absent", "ALL", t, d / "out"], "is not a directory"),
+    "no task there": (lambda g, t, d: [foreign(d), "ALL", t, d / "out"], "contains no task"),
+    "absent": (lambda g, t, d: [foreign(d), "CoLA", t, d / "out"], "CoLA/train.tsv: no such file"),
+    "no tokenizer": (lambda g, t, d: [g, "CoLA", foreign(d), d / "out"], "holds no tokenizer"),
+    "file for OUT": (lambda g, t, d: [g, "CoLA", t, foreign(d) / "letter.txt"], "is not a directory"),
+    "foreign OUT": (lambda g, t, d: [g, "CoLA", t, foreign(d)], "is not empty and contains no GLUE data"),
+    "comma": (lambda g, t, d: [g, "CoLA", t, d / "a,b"], "fairseq separates files by commas"),
+    "no rows": (lambda g, t, d: [g, "CoLA", t, d / "out", "--max-train-rows", 0], "must be at least 1"),
+    "workers": (lambda g, t, d: [g, "CoLA", t, d / "out", "--workers", 0], "must be at least 1"),
+    "label": (lambda g, t, d: [broken(d / "glue"), "CoLA,RTE", t, d / "out"], "dev.tsv, line 2: label 'maybe' is not"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_input_is_one_line(raw_glue, glue_tokenizer, tmp_path, capsys, name):
+    make, message = REFUSED[name]
+    assert message in refused(capsys, *make(raw_glue, glue_tokenizer, tmp_path))
+    if name == "label":  # the task before it is finished and remains
+        assert {path.name for path in (tmp_path / "out").iterdir()} == {"CoLA", "tokenizer"}
+    else:
+        assert not (tmp_path / "out").exists()
+    if (tmp_path / "foreign").exists():
+        assert [path.name for path in (tmp_path / "foreign").iterdir()] == ["letter.txt"]
+
+
+def test_output_of_another_tokenizer_or_program_is_unchanged(raw_glue, glue_tokenizer, prepared_glue, tmp_path, capsys):
+    other = write_glue_tokenizer(tmp_path / "other", "zebra " * 50)
+    (tmp_path / "out" / "RTE").mkdir(parents=True)
+    shutil.copytree(glue_tokenizer, tmp_path / "out" / "tokenizer")
+    assert "was made with another tokenizer" in refused(capsys, raw_glue, "RTE", other, prepared_glue)
+    assert "RTE was not written by amos prepare" in refused(capsys, raw_glue, "RTE", glue_tokenizer, tmp_path / "out")
+    assert list((tmp_path / "out" / "RTE").iterdir()) == []
