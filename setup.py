@@ -79,10 +79,10 @@ setup(
             "onnxscript",  # what torch.onnx.export(..., dynamo=True) writes with
             "sentence-transformers>=5,<6",
             "pyarrow>=14.0.1",
-            "datasets",  # writes what text/arrow_tables.py reads
+            "datasets",
         ],
-        # Tables as Parquet and as folders of datasets. Older versions run code of a file's schema (CVE-2023-47248).
-        "data": ["pyarrow>=14.0.1"],
+        # Tables as Parquet and as folders of datasets, GLUE. Older versions run code of a file's schema (CVE-2023-47248).
+        "data": ["pyarrow>=14.0.1", "datasets"],
         "docs": ["mkdocs>=1.6", "mkdocs-material>=9", "mkdocstrings[python]>=0.26"],
         "completion": ["argcomplete>=3"],  # eval "$(register-python-argcomplete amos)" in the shell's start file
         "wandb": ["wandb"],

@@ -13,8 +13,7 @@ import pytest
 
 from amos_fairseq.downstream.classification.glue import prepare as glue
 from amos_fairseq.downstream.classification.glue.data import read_glue_data
-from amos_fairseq.downstream.classification.glue.prepare import GlueWorkspace
-from amos_fairseq.downstream.classification.glue.tasks import SCORED, TASKS
+from amos_fairseq.downstream.classification.glue.tasks import SCORED
 from amos_fairseq.downstream.squad.dataset import Example, read_squad_manifest
 from amos_fairseq.downstream.squad.official import read_null_odds, read_predictions, read_squad
 from amos_fairseq.errors import UserError
@@ -25,7 +24,7 @@ from amos_fairseq.probing import prepare as probing
 from amos_fairseq.scoring.reranking import read_nbest
 from amos_fairseq.strangers import read_json_lines
 from amos_fairseq.text.text_workspace import TextWorkspace, is_finished_corpus
-from amos_fairseq.text.workspace import Sample, is_finished
+from amos_fairseq.text.workspace import is_finished
 
 TEXTS = (
     *("null", "5", "[]", "[5]", "{}", '"x"', "true", "", "\0", "{", "Infinity", "NaN", '"\\ud800"'),
@@ -70,8 +69,7 @@ LABELS = {"task": "RTE", "labels": ["a", "b"]}
 
 
 def glue_is_finished(path: Path) -> bool:
-    workspace = GlueWorkspace(path.parents[1], SimpleNamespace(sha256="x"))
-    return glue._is_finished(workspace, TASKS["RTE"], {}, SimpleNamespace(sha256="x"), Sample(None, 1))
+    return glue.is_finished(path.parent, "RTE", {}, {})
 
 
 def probing_is_finished(path: Path) -> bool:
@@ -233,17 +231,6 @@ def test_parts_of_a_corpus_without_an_identity_are_refused(tmp_path):
     (tmp_path / ".prepare" / "text").mkdir(parents=True)
     with pytest.raises(UserError, match="unfinished corpus of other inputs or settings"):
         TextWorkspace(tmp_path, IDENTITY).__enter__()
-
-
-@pytest.mark.parametrize("link", [".prepare", ".prepare/tokenizer"])
-def test_the_workspace_of_glue_removes_nothing_through_links(link, tmp_path):
-    (tmp_path / "precious" / "folder").mkdir(parents=True)
-    path = tmp_path / "out" / link
-    path.parent.mkdir(parents=True)
-    path.symlink_to(tmp_path / "precious")
-    with pytest.raises(UserError, match="is a link"), GlueWorkspace(tmp_path / "out", SimpleNamespace(sha256="x")):
-        pass
-    assert (tmp_path / "precious" / "folder").is_dir()
 
 
 def test_half_surrogates_are_refused_where_they_would_be_written(tmp_path):

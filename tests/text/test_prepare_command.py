@@ -25,7 +25,7 @@ ABC = ["a", "b", "c"]
         (["tagging", *ABC, "--out=D", "--column", "x"], "tagging", {"column": "x", "out": Path("D")}),
         (["probing", "D", "--chunks", "a", "b"], "probing", {"chunks": [Path("a"), Path("b")], "out": Path("D")}),
         (["probing", "--chunks", "a", "b", "--out", "D"], "probing", {"out": Path("D")}),
-        (["glue-download", "D", "--accept-other-hashes", "RTE"], "glue-download", {"tasks": ["RTE"], "out": Path("D")}),
+        (["glue-download", "D", "RTE"], "glue-download", {"tasks": ["RTE"], "out": Path("D")}),
     ],
 )
 def test_the_first_word_is_a_kind_if_it_is_the_name_of_one(tmp_path, monkeypatch, arguments, kind, values):

@@ -280,6 +280,20 @@ def test_a_full_disk_and_a_killed_run_leave_complete_tasks(glue_tokenizer, tmp_p
     assert {path.name for path in out.iterdir()} == {"RTE", "SST-2", "tokenizer"}
 
 
+def test_a_link_in_out_is_not_followed(raw_glue, glue_tokenizer, tmp_path, capsys):
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "task.json").write_text('{"task": "RTE"}')
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "tokenizer").symlink_to(glue_tokenizer)
+    assert "is a link" in refused(capsys, raw_glue, "RTE", glue_tokenizer, tmp_path / "out")
+    (tmp_path / "out" / "tokenizer").unlink()
+    shutil.copytree(glue_tokenizer, tmp_path / "out" / "tokenizer")
+    (tmp_path / "out" / "RTE").symlink_to(tmp_path / "precious")
+    main([raw_glue, "RTE", glue_tokenizer, tmp_path / "out", "--workers", "1"])
+    assert [path.name for path in (tmp_path / "precious").iterdir()] == ["task.json"]
+    assert (tmp_path / "out" / "RTE" / "input0").is_dir()
+
+
 def foreign(directory: Path) -> Path:
     (directory / "foreign").mkdir()
     (directory / "foreign" / "letter.txt").write_text("dear")
