@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Download GLUE's official files: download.sh OUT [TASK...] [flags]; see --help.
+# Download GLUE as the tables that prepare.sh reads: download.sh OUT [TASK...]; see --help.
 set -euo pipefail
 # shellcheck source=preprocess/common/run.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../common/run.sh"
