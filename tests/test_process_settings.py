@@ -7,7 +7,6 @@ import sys
 import pytest
 from tiny_runs import ROOT, run_process
 
-from amos_fairseq.downstream.training import IMPORTED
 from amos_fairseq.process_settings import MALLOC_VARIABLES, OPENMP_VARIABLES
 
 # Freed and allocated again, 64 MiB cost 16,384 page faults if glibc has returned them to the system.
@@ -91,7 +90,6 @@ print(before == (logging.root.level, logging.root.handlers), len(os.listdir("/pr
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 def test_importing_the_plugin_changes_no_logger_and_starts_no_thread():
     """Also not with what a training imports, in the environment of the server that forks the trainings."""
-    assert IMPORTED == ("amos_fairseq", "torch._dynamo")
     variables = {
         "OMP_NUM_THREADS": "3",
         "OPENBLAS_NUM_THREADS": "1",

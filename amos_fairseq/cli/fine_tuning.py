@@ -175,12 +175,10 @@ def preparing(session: "Session", name: str) -> Iterator["Tokenizer"]:
     Raises:
         UserError: OUT holds results of another checkpoint, or there is no tokenizer beside the checkpoint.
     """
-    from amos_fairseq.downstream.runs import check_setup
-    from amos_fairseq.output.terminal import ending_in_one_line
+    from amos_fairseq.downstream.session import preparing as session_preparing
 
-    check_setup(session.out, name, session.origin)
-    with ending_in_one_line("finished data and runs are kept"):
-        yield session.checkpoint.tokenizer()
+    with session_preparing(session, name) as tokenizer:
+        yield tokenizer
 
 
 def run_and_print(out: str, benchmark: "Benchmark") -> None:
@@ -189,7 +187,7 @@ def run_and_print(out: str, benchmark: "Benchmark") -> None:
     SIGINT and SIGTERM exit with a line that says how to continue; raise :class:`UserError` if a run failed.
     """
     from amos_fairseq.downstream.benchmark import Stopped
-    from amos_fairseq.downstream.run_benchmark import run_benchmark
+    from amos_fairseq.downstream.runner import run_benchmark
 
     try:
         outcome = run_benchmark(benchmark)

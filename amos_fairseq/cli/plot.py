@@ -38,9 +38,9 @@ def run(arguments: argparse.Namespace) -> None:
     problem = f"{arguments.out}: figures cannot be written"
     with explain_os_errors(problem, "; choose another directory with --out"):
         if score_files:
+            from amos_fairseq.downstream.results import parse_summary
             from amos_fairseq.report.figures import plot_scores
             from amos_fairseq.strangers import read_json
-            from amos_fairseq.summary_file import parse_summary
 
             hint = "name the glue.json or squad.json of amos glue or squad"
             contents = {Path(file): read_json(file, hint) for file in score_files}

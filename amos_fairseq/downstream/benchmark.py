@@ -1,24 +1,29 @@
-"""The interface of a benchmark; :func:`~amos_fairseq.downstream.run_benchmark.run_benchmark` does the rest.
+"""What a fine-tuning command consists of: its tasks, the runs of all seeds and trials, and the :class:`Benchmark`, which says
+how they are trained, scored and shown. :mod:`amos_fairseq.downstream.runner` executes them.
 
-A run is one ``fairseq-train`` process in its own directory, followed by one call of ``evaluate`` in a thread of the
-current process. Several runs can be active at once, each on its own device.
+OUT/runs/TASK/[TRIAL/]seedN/run.json   the identity of a run, which protects the directory from other runs
 """
 
 import shutil
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from amos_fairseq.data.block_iterator import batches_by_length
-from amos_fairseq.downstream.runs import BenchmarkTask, Failure, RunResult, TaskRun
-from amos_fairseq.downstream.session import Session
-from amos_fairseq.downstream.summary import TaskSummary, format_spread, summarize
+from amos_fairseq.downstream.recipes import Hyperparameters
+from amos_fairseq.downstream.results import RunResult, TaskSummary, format_spread, summarize
+from amos_fairseq.downstream.session import ANOTHER_OUT, Session
+from amos_fairseq.files import check_claim
+from amos_fairseq.fingerprint import file_sha256
 from amos_fairseq.output.tables import Table
 
+IDENTITY_FILE = "run.json"
+LOG_FILE = "train.log"
 TOKENS_PER_BATCH = 8192  # of evaluation
 
 
@@ -26,29 +31,128 @@ class Stopped(Exception):
     """The user asked to stop. Finished runs are kept; the same command continues the others."""
 
 
-def batches(lengths: Sequence[int] | np.ndarray, stop: threading.Event) -> Iterator[list[int]]:
-    """Yield indices of examples of similar length for evaluation; raise :class:`Stopped` once ``stop`` is set."""
-    for indices in batches_by_length(lengths, TOKENS_PER_BATCH):
-        if stop.is_set():
-            raise Stopped
-        yield indices
+@dataclass(frozen=True)
+class BenchmarkTask:
+    """A task of a benchmark.
+
+    Attributes:
+        name: the name in directories and tables.
+        num_examples: number of training examples; it determines the number of updates.
+        main_score: the score that selects the best run and is shown in the table.
+        data_sha256: fingerprint of the prepared data; runs on other data are not continued.
+        trials: the combinations of hyperparameters to run: one, or those of a grid.
+        notes: footnotes for the scores, such as a training set that differs from the official one.
+        carries_rest: whether the examples that make no whole update at the end of an epoch begin the next one.
+    """
+
+    name: str
+    num_examples: int
+    main_score: str
+    data_sha256: str
+    trials: tuple[Hyperparameters, ...]
+    notes: tuple[str, ...] = ()
+    carries_rest: bool = False
+
+    @property
+    def scores_best(self) -> bool:
+        """Whether a recipe scores the best checkpoint, so that the dev set is needed after each epoch."""
+        return any(trial.checkpoint == "best" for trial in self.trials)
+
+
+@dataclass(frozen=True)
+class TaskRun:
+    """One fine-tuning run: a task, a trial and a seed.
+
+    Attributes:
+        trial: name of the combination of hyperparameters if the task has several; otherwise empty.
+        finetune_from: checkpoint that provides the encoder; None for random weights.
+        identity: everything that determines the result, as plain values.
+    """
+
+    task: BenchmarkTask
+    hyperparameters: Hyperparameters
+    trial: str
+    seed: int
+    finetune_from: Path | None
+    directory: Path
+    identity: dict[str, Any]
+
+    @property
+    def label(self) -> str:
+        return " ".join(word for word in (self.task.name, self.trial, f"seed {self.seed}") if word)
+
+    @property
+    def total_updates(self) -> int:
+        return self.hyperparameters.total_updates(self.task.num_examples, self.task.carries_rest)
+
+    @property
+    def num_epochs(self) -> int:
+        return self.hyperparameters.num_epochs(self.task.num_examples, self.task.carries_rest)
+
+    @property
+    def updates_per_epoch(self) -> float:
+        return self.hyperparameters.updates_per_epoch(self.task.num_examples, self.task.carries_rest)
+
+    def check_directory(self, claims: Callable[..., bool] = check_claim) -> None:
+        """Refuse a directory that holds another run; with ``claim``, make it the directory of this run."""
+        advice = f"{ANOTHER_OUT}, or delete that directory"
+        claims(self.directory / IDENTITY_FILE, self.identity, f"{self.directory} holds another run", advice)
+
+
+def plan_runs(session: Session, tasks: Iterable[BenchmarkTask], intermediate: Path | None = None) -> list[TaskRun]:
+    """Return every run of the tasks. Seeds vary fastest, then trials, so that each task has a result early.
+
+    Args:
+        intermediate: checkpoint to start from instead of the session's.
+    """
+    finetune_from, origin = None if session.checkpoint.from_scratch else session.checkpoint.file, session.origin
+    if intermediate is not None:
+        finetune_from, origin = intermediate, origin | {"intermediate_sha256": file_sha256(intermediate)}
+    runs = []
+    for task in tasks:
+        for settings in task.trials:
+            trial = trial_name(settings, task.trials)
+            for seed in session.seeds:
+                identity = origin | {"task": task.name, "seed": seed, "settings": settings.as_dict()}
+                identity |= {"data_sha256": task.data_sha256, "rows": task.num_examples}
+                directory = session.out / "runs" / task.name / trial / f"seed{seed}"
+                runs.append(TaskRun(task, settings, trial, seed, finetune_from, directory, identity))
+    return runs
+
+
+def trial_name(hyperparameters: Hyperparameters, trials: Sequence[Hyperparameters]) -> str:
+    """Return the values in which the trials differ, such as ``epochs3-lr2e-05``."""
+    all_values = [trial.as_dict() for trial in trials]
+    return "-".join(
+        f"{name}{value}"
+        for name, value in hyperparameters.as_dict().items()
+        if any(values[name] != value for values in all_values)
+    )
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run without a result, and the reason."""
+
+    run: TaskRun
+    reason: str
+
+    @property
+    def log(self) -> Path:
+        return self.run.directory / LOG_FILE
 
 
 class Benchmark(ABC):
     """A set of tasks on which one checkpoint is fine-tuned, and the table of their scores.
 
-    A new benchmark is a subclass in a file or folder of this package, its hyperparameters under ``tasks`` in the YAMLs of
-    ``recipes``, a function in ``prepare`` that writes its data from raw files
-    (:func:`~amos_fairseq.text.inside_out.prepared_data`), and a file in ``cli`` that :mod:`amos_fairseq.cli.main` lists.
-    Its ``__init__`` gets the session and the prepared data, raises :class:`~amos_fairseq.errors.UserError` for what cannot be
-    used, and sets the attributes. It must give ``train_flags`` and ``evaluate``. The other methods have a default, which suits
-    a benchmark of independent tasks, one row each.
+    A subclass must give ``train_flags`` and ``evaluate``. The other methods have a default, which suits independent tasks, one
+    row each.
 
     Attributes:
         name: the word in the names of its files: ``OUT/NAME.md``, ``.csv``, ``.json``, ``.setup.json``.
         title, columns: of the default ``table``. A title names the data; :func:`run_benchmark` adds what ± means.
             ``columns``: score -> heading; scores that no task has are left out.
-        session: the checked arguments of the command. Its recipe has the hyperparameters by section, usually a task.
+        session: what all runs share. Its recipe has the hyperparameters by section, usually a task.
         data: directory of the prepared data, with ``tokenizer/``.
         tasks: by name. OUT may hold results of several benchmarks, so that names must differ from those of others.
     """
@@ -81,14 +185,6 @@ class Benchmark(ABC):
             Scores in percent by name, including ``main_score``, as Python floats.
         """
 
-    @staticmethod
-    def selection_flags(run: TaskRun) -> list[str]:
-        """Return the flags of a run for the score that selects ``checkpoint_best.pt``, or without validation where the recipe
-        scores the last checkpoint."""
-        if not run.task.scores_best:
-            return ["--disable-validation"]
-        return ["--best-checkpoint-metric", run.task.main_score, "--maximize-best-checkpoint-metric"]
-
     def fill_directory(self, run: TaskRun) -> None:
         """Copy what loading a checkpoint needs to the run's directory: ``tokenizer/``, and names of labels where there are
         any."""
@@ -101,16 +197,12 @@ class Benchmark(ABC):
 
     def execute(self, execute_runs: Callable[[Sequence[TaskRun]], list[Failure]]) -> list[Failure]:
         """Execute the runs of all tasks. Override it to change the order, or to start runs from the results of others."""
-        return execute_runs(self.session.plan(self.tasks.values()))
-
-    def owns(self, task: str) -> bool:
-        """Return whether a result in OUT belongs to the table. Override it if tasks of earlier calls belong to it too."""
-        return task in self.tasks
+        return execute_runs(plan_runs(self.session, self.tasks.values()))
 
     def summarize(self, results: Sequence[RunResult]) -> tuple[Sequence[RunResult], dict[str, TaskSummary]]:
-        """Return the results and the summaries that the table shows, by task. Override it if a run has the scores of several
-        tasks."""
-        return results, summarize(results)
+        """Return those of the results in OUT that the table shows, and their summaries by task."""
+        shown = [result for result in results if result.task in self.tasks]
+        return shown, summarize(shown)
 
     def label(self, task: str) -> str:
         """Return the name of a task in the table."""
@@ -130,7 +222,7 @@ class Benchmark(ABC):
         return ()
 
     def summary_parts(self, summaries: Mapping[str, TaskSummary]) -> dict[str, Any]:
-        """Return further parts of the summary ``OUT/NAME.json``."""
+        """Return further parts of ``OUT/NAME.json``."""
         return {}
 
     def write_more(
@@ -138,3 +230,18 @@ class Benchmark(ABC):
     ) -> tuple[Sequence[Path], Sequence[str]]:
         """Write further files after the table; return their paths, and notices for the user."""
         return (), ()
+
+
+def selection_flags(task: BenchmarkTask) -> list[str]:
+    """Return the flags for the score that selects ``checkpoint_best.pt``; no validation where the last one is scored."""
+    if not task.scores_best:
+        return ["--disable-validation"]
+    return ["--best-checkpoint-metric", task.main_score, "--maximize-best-checkpoint-metric"]
+
+
+def batches(lengths: Sequence[int] | np.ndarray, stop: threading.Event) -> Iterator[list[int]]:
+    """Yield indices of examples of similar length for evaluation; raise :class:`Stopped` once ``stop`` is set."""
+    for indices in batches_by_length(lengths, TOKENS_PER_BATCH):
+        if stop.is_set():
+            raise Stopped
+        yield indices

@@ -19,8 +19,7 @@ from amos_fairseq.downstream.classification.command import NAME, name_prediction
 from amos_fairseq.downstream.classification.dataset import ShortenedTexts, join_texts, read_task_record
 from amos_fairseq.downstream.classification.rows import find_columns, texts_of
 from amos_fairseq.downstream.classification.scores import predictions_of
-from amos_fairseq.downstream.runs import read_results
-from amos_fairseq.downstream.summary import best_checkpoint, summarize
+from amos_fairseq.downstream.results import best_checkpoint, read_results, summarize
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import explain_write_errors, whole_file
 from amos_fairseq.output.terminal import progress_bar, say
@@ -71,7 +70,7 @@ def label_table(
         raise UserError(
             f"{results} has no finished run of amos classify: give the --out of that command as --checkpoint"
         )
-    checkpoint, best = best_checkpoint(results, summary), summary.best
+    checkpoint, best = best_checkpoint(results, summary.best), summary.best
     record = read_task_record(checkpoint.parent, "repeat amos classify with another --out")
     table = TableFile(file, record.get("header") is not False, csv_quotes)
     trained_on = text_columns(record, checkpoint)

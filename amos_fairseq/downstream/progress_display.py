@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from amos_fairseq.downstream.runs import TaskRun
+from amos_fairseq.downstream.benchmark import TaskRun
 from amos_fairseq.run.progress import duration
 
 SECONDS_TO_FIRST_LINE, SECONDS_BETWEEN_LINES = 5.0, 30.0

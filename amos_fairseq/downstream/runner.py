@@ -1,81 +1,109 @@
-"""Execution of planned runs on the available devices. Finished runs are not repeated, stopped runs continue."""
+"""Execute the runs of a :class:`~amos_fairseq.downstream.benchmark.Benchmark`, and write their results and table.
+
+A run is one ``fairseq-train`` in its own directory and process, followed by one call of ``evaluate`` in a thread of this
+process. Several runs are active at once, each on its own device. Finished runs are not repeated, stopped runs continue.
+
+OUT/NAME.setup.json                         the settings that all results of a benchmark in OUT share
+OUT/NAME.md, NAME.csv, NAME.json            the table, and all results for other programs
+"""
 
 import contextlib
-import functools
+import multiprocessing
+import os
 import queue
 import signal
+import subprocess
+import sys
 import threading
+import time
 import traceback
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
+from typing import Any, BinaryIO
 
-from amos_fairseq.downstream.benchmark import Benchmark, Stopped
+import torch
+
+from amos_fairseq.checkpoint_files import read_header, training_seconds_of
+from amos_fairseq.downstream.benchmark import LOG_FILE, Benchmark, Failure, Stopped, TaskRun
 from amos_fairseq.downstream.progress_display import ProgressDisplay
-from amos_fairseq.downstream.runs import (
-    LOG_FILE,
-    Failure,
+from amos_fairseq.downstream.results import (
     RunResult,
-    TaskRun,
+    TaskSummary,
+    best_run,
     package_versions,
     read_result,
     read_results,
+    write_json,
     write_result,
 )
-from amos_fairseq.downstream.summary import best_run
-from amos_fairseq.downstream.training import (
-    RunFailed,
-    checkpoint_to_score,
-    environment,
-    epoch_and_seconds,
-    keep_weights_only,
-    remove_checkpoints,
-    train,
-    training_command,
-    training_server,
-)
-from amos_fairseq.errors import UserError
-from amos_fairseq.files import no_links
-from amos_fairseq.python_process import ForkServer
+from amos_fairseq.downstream.session import claim_output_directory
+from amos_fairseq.downstream.views import CROSS_VIEWS
+from amos_fairseq.errors import INTERRUPTED, REQUEUE, UserError
+from amos_fairseq.files import claim, no_links, whole_file
+from amos_fairseq.output.tables import Table
+from amos_fairseq.python_process import SECONDS_TO_SAVE, ForkedCommand
+from amos_fairseq.recipes import PACKAGE
+from amos_fairseq.run.metrics_file import NewRecords
+
+# These variables of a launcher would turn a fine-tuning process into one of the launcher's ranks.
+LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+POLL_SECONDS = 0.2
+MOST_UPDATES_PER_RECORD = 20
+SERVER_KILLED = 255  # multiprocessing's exit code of a process that it cannot ask for
 
 
-@dataclass(frozen=True)
+class RunFailed(Exception):
+    """A run that failed; the message is one line."""
+
+
+@contextlib.contextmanager
+def stop_on_signals(stop: threading.Event) -> Iterator[None]:
+    """Set ``stop`` on SIGINT and SIGTERM."""
+
+    def set_stop(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = {number: signal.signal(number, set_stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
 class Runner:
     """Executes runs of a benchmark on the session's devices; ``stop`` is set by SIGINT and SIGTERM meanwhile."""
 
-    benchmark: Benchmark
-    stop: threading.Event = field(default_factory=threading.Event)
-    _cleanup_lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self, benchmark: Benchmark) -> None:
+        self.benchmark, self.session, self.stop = benchmark, benchmark.session, threading.Event()
+        self._cleanup_lock = threading.Lock()
 
     def execute(self, runs: Sequence[TaskRun]) -> list[Failure]:
-        """Execute the runs that have no result yet.
+        """Execute the runs that have no result yet; return those that failed, which does not stop the others.
 
-        Returns:
-            The runs that failed; a failure does not stop the other runs.
-
-        Raises:
-            UserError: a directory holds another run; raised before anything is started.
-            Stopped: SIGINT or SIGTERM arrived; the child processes have saved their state and exited.
+        Raise :class:`Stopped` after a signal, when the processes have saved their state and exited.
         """
         for run in runs:
             run.check_directory()
-        devices = self.benchmark.session.devices
+        devices = self.session.devices
         open_runs = [run for run in runs if read_result(run.directory) is None]
         free_devices: queue.SimpleQueue[str] = queue.SimpleQueue()
         for device in devices:
             free_devices.put(device)
+        multiprocessing.set_forkserver_preload(["amos_fairseq.downstream.forked_training"])
         with (
             stop_on_signals(self.stop),
-            training_server(devices, self.stop) as server,
             ProgressDisplay(len(runs), num_done=len(runs) - len(open_runs)) as display,
             ThreadPoolExecutor(len(devices)) as threads,
         ):
-            futures = [
-                threads.submit(self._run_on_free_device, run, free_devices, server, display) for run in open_runs
-            ]
-            unfinished: set[Future] = set(futures)
+            futures = [threads.submit(self._run_on_free_device, run, free_devices, display) for run in open_runs]
+            unfinished = set(futures)
             while unfinished:  # short waits: Python runs signal handlers in between
                 unfinished = wait(unfinished, timeout=0.5).not_done
         if self.stop.is_set():
@@ -83,41 +111,48 @@ class Runner:
         return [failure for future in futures if (failure := future.result()) is not None]
 
     def _run_on_free_device(
-        self, run: TaskRun, free_devices: queue.SimpleQueue, server: ForkServer, display: ProgressDisplay
+        self, run: TaskRun, free_devices: queue.SimpleQueue, display: ProgressDisplay
     ) -> Failure | None:
         if self.stop.is_set():
             return None
         device = free_devices.get()
+        display.start(run)
         try:
-            display.start(run)
-            result = self._train_and_evaluate(run, device, server, display)
-            display.finish(run, f"{result.main_score} {result.main:.1f} after epoch {result.epoch:g}")
+            result = self._train_and_evaluate(run, device, display)
         except Stopped:
             display.stopped(run)
+            return None
         except (RunFailed, UserError) as error:
-            display.finish(run, f"FAILED: {error}")
-            return Failure(run, str(error))
+            reason = str(error)
         except Exception as error:  # a bug in one run must not stop the others; its log gets the traceback
-            with (
-                contextlib.suppress(OSError, UserError),
-                open(run.directory / LOG_FILE, "a", encoding="utf-8", opener=no_links) as log,
-            ):
-                log.write(traceback.format_exc())
-            display.finish(run, f"FAILED: {type(error).__name__}: {error}")
-            return Failure(run, f"{type(error).__name__}: {error}")
+            reason = f"{type(error).__name__}: {error}"
+            with contextlib.suppress(OSError, UserError), _open_log(run.directory) as log:
+                log.write(traceback.format_exc().encode())
+        else:
+            display.finish(run, f"{result.main_score} {result.main:.1f} after epoch {result.epoch:g}")
+            return None
         finally:
             free_devices.put(device)
-        return None
+        display.finish(run, f"FAILED: {reason}")
+        return Failure(run, reason)
 
-    def _train_and_evaluate(self, run: TaskRun, device: str, server: ForkServer, display: ProgressDisplay) -> RunResult:
-        benchmark, session, task = self.benchmark, self.benchmark.session, run.task
-        run.create_directory()
+    def _train_and_evaluate(self, run: TaskRun, device: str, display: ProgressDisplay) -> RunResult:
+        benchmark, session, task = self.benchmark, self.session, run.task
+        run.check_directory(claim)
         benchmark.fill_directory(run)
-        command, variables = training_command(run, benchmark, device), environment(device, len(session.devices))
-        advance = functools.partial(display.advance, run)
-        train(command, run.directory, variables, self.stop, advance, server.start)
+        variables = environment(device, len(session.devices))
+        train(
+            training_command(run, benchmark, device),
+            run.directory,
+            variables,
+            self.stop,
+            lambda update, records: display.advance(run, update, records),
+            lambda *process: ForkedCommand(*process, server_variables=variables_of_server(session.devices)),
+        )
         display.evaluating(run)
-        checkpoint = checkpoint_to_score(run)
+        checkpoint = run.directory / f"checkpoint_{run.hyperparameters.checkpoint}.pt"
+        if not checkpoint.is_file():
+            raise RunFailed(f"training ended without {checkpoint.name}")
         scores = benchmark.evaluate(task.name, checkpoint, run.directory, device, self.stop)
         epoch, seconds = epoch_and_seconds(run, checkpoint)
         start_sha256 = run.identity.get("intermediate_sha256", session.checkpoint.sha256)
@@ -140,33 +175,281 @@ class Runner:
         with self._cleanup_lock:
             write_result(session.out, result)
             if not session.keep_checkpoints:
-                self._keep_best_weights_only(task.name, checkpoint)
+                keep_weights_only(checkpoint)
+                results = [other for other in read_results(session.out) if other.task == task.name]
+                best = best_run(results)
+                for other in results:
+                    if other != best:
+                        remove_checkpoints(session.out / other.directory)
         return result
 
-    def _keep_best_weights_only(self, task: str, checkpoint: Path) -> None:
-        """Keep only the weights of the task's best run so far; ``checkpoint`` is the newest one."""
-        keep_weights_only(checkpoint)
-        out = self.benchmark.session.out
-        results = [result for result in read_results(out) if result.task == task]
-        best = best_run(results)
-        for result in results:
-            if result != best:
-                remove_checkpoints(out / result.directory)
+
+def training_command(run: TaskRun, benchmark: Benchmark, device: str) -> list[str]:
+    """Return the module and its arguments. Running it again continues from the run's own ``checkpoint_last.pt``."""
+    session = benchmark.session
+    command = ["fairseq_cli.train", *benchmark.train_flags(run), "--user-dir", str(PACKAGE)]
+    command += session.checkpoint.model_flags()
+    command += run.hyperparameters.train_flags(run.task.num_examples, run.task.carries_rest)
+    if run.finetune_from is not None:
+        command += ["--finetune-from-model", str(run.finetune_from)]
+    command += ["--save-dir", str(run.directory), "--no-epoch-checkpoints", "--seed", str(run.seed)]
+    command += ["--log-format", "simple", "--log-interval", str(log_interval(run.total_updates))]
+    # With a GPU, a loader process hides the collating of a batch; on a CPU it would take a core from the training.
+    command += ["--cpu", "--num-workers", "0"] if device == "cpu" else ["--num-workers", "1"]
+    return command if session.precision == "float32" else [*command, f"--{session.precision}"]
 
 
-@contextlib.contextmanager
-def stop_on_signals(stop: threading.Event) -> Iterator[None]:
-    """Set ``stop`` on SIGINT and SIGTERM."""
+def log_interval(total_updates: int) -> int:
+    """Return the number of updates between two records: a hundred a run, and in a long run enough for a loss every minute."""
+    return min(max(1, total_updates // 100), MOST_UPDATES_PER_RECORD)
 
-    def set_stop(number: int, frame: FrameType | None) -> None:
-        stop.set()
 
-    if threading.current_thread() is not threading.main_thread():
-        yield
+def environment(device: str, num_devices: int) -> dict[str, str]:
+    """Return this process's environment with one visible GPU, or for the CPU with no GPU and a share of the cores."""
+    variables = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
+    if device.startswith("cuda:"):
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        names = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
+        variables["CUDA_VISIBLE_DEVICES"] = names[int(device.removeprefix("cuda:"))].strip()
+        return variables
+    # fairseq starts a rank on every visible GPU, even with --cpu. Runs that each use all cores slow one another down.
+    return {"OMP_NUM_THREADS": cores_of_a_run(num_devices)} | variables | {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def cores_of_a_run(num_runs: int) -> str:
+    return str(max(1, (os.cpu_count() or 1) // num_runs))
+
+
+def variables_of_server(devices: Sequence[str]) -> dict[str, str]:
+    """Return the variables of the process that forks the trainings, which libraries read when they are imported."""
+    variables = {"CUDA_VISIBLE_DEVICES": "", "PYTHONSAFEPATH": "1"}  # fairseq counts the GPUs, as the number of ranks
+    if devices[0] == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        variables["OMP_NUM_THREADS"] = cores_of_a_run(len(devices))
+    return variables
+
+
+def train(
+    command: list[str],
+    directory: Path,
+    variables: Mapping[str, str],
+    stop: threading.Event,
+    report: Callable[[int, list[dict[str, Any]]], None],
+    start: Callable[[list[str], Mapping[str, str], BinaryIO], Any] = ForkedCommand,
+) -> None:
+    """Run the command until it exits; its output is appended to ``train.log``.
+
+    Raise :class:`Stopped` if it was asked to stop and has exited, or :class:`RunFailed`. A process that still trains in
+    ``directory``, because its command was killed, holds the lock of its SAVE_DIR: then the new one fails and says so.
+
+    Args:
+        variables: environment of the process.
+        stop: once it is set, the process is asked to save a checkpoint and exit.
+        report: called several times a second with the number of updates so far and the records of the metrics file since the
+            last call.
+        start: starts the process with its output in an open file, and so that it ends with this one.
+    """
+    metrics = NewRecords(directory)
+    with _open_log(directory) as log:
+        begin = log.tell()  # earlier output belongs to an earlier part of the run
+        process = start(command, variables, log)
+        deadline, code = None, None
+        try:
+            while code is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    code = process.wait(POLL_SECONDS)
+                records = metrics.read()  # also the score of the last epoch
+                report(metrics.update, records)
+                if stop.is_set() and deadline is None:
+                    process.send_signal(signal.SIGTERM)
+                    deadline = time.monotonic() + SECONDS_TO_SAVE
+                elif deadline is not None and time.monotonic() > deadline:
+                    process.kill()
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+    if code == 0:
         return
-    previous = {number: signal.signal(number, set_stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    if stop.is_set():
+        raise Stopped
+    raise RunFailed(_failure_reason(code, directory / LOG_FILE, begin))
+
+
+def _open_log(directory: Path) -> BinaryIO:
+    return open(directory / LOG_FILE, "ab", opener=no_links)
+
+
+def _failure_reason(code: int, log: Path, begin: int) -> str:
+    """Return the line of a user error if there is one, otherwise the last line of the output."""
+    by_signal = {REQUEUE: "SIGTERM, SIGUSR1 or SIGUSR2", INTERRUPTED: "SIGINT"}
+    if code in by_signal or code < 0:
+        name = by_signal.get(code) or signal.Signals(-code).name
+        return f"ended by {name} from outside"
+    if code == SERVER_KILLED:
+        return "the process that starts trainings was killed"
+    text = log.read_bytes()[begin:].decode("utf-8", errors="replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    user_errors = [line for line in lines if line.startswith("amos_fairseq: error:")]
+    last = (user_errors or lines or ["no output"])[-1]
+    return last.removeprefix("amos_fairseq: error:").strip()
+
+
+def epoch_and_seconds(run: TaskRun, checkpoint: Path) -> tuple[float, float]:
+    """Return the number of epochs at ``checkpoint`` and the duration of the whole training in seconds."""
+    updates = read_header(str(checkpoint))["optimizer_history"][-1]["num_updates"]
+    # fairseq adds to the seconds of the checkpoint that the run started from.
+    before = training_seconds(run.finetune_from) if run.finetune_from is not None else 0.0
+    seconds = training_seconds(run.directory / "checkpoint_last.pt") - before
+    epochs = run.num_epochs if updates == run.total_updates else updates / run.updates_per_epoch
+    return round(float(epochs), 4), round(seconds, 1)
+
+
+def training_seconds(checkpoint: Path) -> float:
+    """Return the training time up to a checkpoint, over all parts of the run, including validation and saving."""
     try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        return training_seconds_of(read_header(str(checkpoint)))
+    except ValueError:
+        return 0.0
+
+
+def keep_weights_only(checkpoint: Path) -> None:
+    """Drop what only trains from a checkpoint: the optimizer state, two thirds of the file, and the modules of views. Remove
+    the other checkpoints beside it."""
+    state = read_header(str(checkpoint))
+    state["last_optimizer_state"] = None
+    state["model"] = {key: value for key, value in state["model"].items() if not key.startswith(CROSS_VIEWS)}
+    try:
+        with whole_file(str(checkpoint)) as unfinished:
+            torch.save(state, unfinished)
+    except (OSError, RuntimeError) as error:
+        raise UserError(f"{checkpoint} cannot be written ({error}): free some space, then start again") from error
+    remove_checkpoints(checkpoint.parent, but=checkpoint)
+
+
+def remove_checkpoints(directory: Path, but: Path | None = None) -> None:
+    for file in directory.glob("checkpoint*.pt"):
+        if file != but:
+            file.unlink()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command has done.
+
+    Attributes:
+        table: None if no run has a result.
+        failures: the runs that failed in this call.
+        files: what was written, for the user.
+        notices: messages for the user about ``files``.
+    """
+
+    table: Table | None
+    failures: list[Failure]
+    files: Sequence[Path] = ()
+    notices: Sequence[str] = ()
+
+
+def run_benchmark(benchmark: Benchmark) -> Outcome:
+    """Execute the runs that have no result yet, then write the table of all results in OUT.
+
+    Raise :class:`Stopped` after SIGINT or SIGTERM.
+    """
+    out, setup = benchmark.session.out, benchmark.setup()
+    claim_output_directory(out, benchmark.name, setup)
+    runner = Runner(benchmark)
+    failures = benchmark.execute(runner.execute)
+    results, summaries = benchmark.summarize(read_results(out))
+    if not results:
+        return Outcome(None, failures)
+    notes = [*common_notes(benchmark, results, summaries), *benchmark.notes(results, summaries)]
+    table = benchmark.table(summaries, notes)
+    if any("±" in cell for row in table.rows for cell in row):  # one seed has no deviation
+        table = replace(table, title=f"{table.title}: median ± standard deviation over seeds")
+    files = save_results(benchmark, setup, table, results, summaries)
+    more, notices = benchmark.write_more(summaries, runner.stop)
+    return Outcome(table, failures, [*files, *more], notices)
+
+
+def common_notes(
+    benchmark: Benchmark, results: Sequence[RunResult], summaries: Mapping[str, TaskSummary]
+) -> Iterator[str]:
+    """Yield the footnotes of every table: recipe, seeds, selection by dev score, data."""
+    session = benchmark.session
+    recipe, labels = session.recipe, {task: benchmark.label(task) for task in summaries}
+    values = [
+        f"{name} {str(value).lower() if isinstance(value, bool | str) else f'{value:g}'}"
+        for name, value in session.overrides.items()
+    ]
+    changed = f"; instead of its own: {', '.join(values)}" if values else ""
+    name = Path(recipe.name).name
+    yield f"fine-tuning settings: recipe {name} ({recipe.description}; values for {recipe.size} models){changed}"
+    counts = [summary.main.count for summary in summaries.values()]
+    listed = ", ".join(f"{label} {count}" for label, count in zip(labels.values(), counts, strict=True))
+    divisor = "; standard deviations divide by n - 1" if max(counts) > 1 else ""
+    yield f"seeds: {f'{counts[0]} per task' if len(set(counts)) == 1 else listed}{divisor}"
+    if session.checkpoint.from_scratch:
+        yield "random weights: only the architecture of the checkpoint, none of its weights"
+    for task, summary in summaries.items():
+        if summary.num_trials > 1:
+            yield (
+                f"{labels[task]}: {summary.trial}, selected from {summary.num_trials} combinations by the highest median "
+                "on the same dev set"
+            )
+    if any(result.checkpoint == "checkpoint_best.pt" for result in results):
+        yield "each run is scored at its best epoch on the same dev set"
+    yield from dict.fromkeys(note for result in results for note in result.notes)
+
+
+def save_results(
+    benchmark: Benchmark,
+    setup: dict[str, Any],
+    table: Table,
+    results: Sequence[RunResult],
+    summaries: Mapping[str, TaskSummary],
+) -> list[Path]:
+    """Write ``NAME.md``, ``NAME.csv`` and ``NAME.json`` into OUT; return their paths."""
+    checkpoint, stem = benchmark.session.checkpoint, benchmark.session.out / benchmark.name
+    summary = {
+        "benchmark": benchmark.name,
+        "setup": setup,
+        "tasks": {task: summary.as_dict() for task, summary in summaries.items()},
+        "checkpoint": {"file": str(checkpoint.file), "num_updates": checkpoint.num_updates},
+        **benchmark.summary_parts(summaries),
+        "notes": list(table.notes),
+        "runs": [vars(result) for result in results],
+    }
+    write_json(stem.with_suffix(".json"), summary)
+    return [*table.save(stem), stem.with_suffix(".json")]
+
+
+def run_and_print(out: str, benchmark: Benchmark) -> None:
+    """Run the benchmark in ``out``, and print its table, notices and paths.
+
+    SIGINT and SIGTERM exit with a line that says how to continue; raise :class:`UserError` if a run failed.
+    """
+    try:
+        outcome = run_benchmark(benchmark)
+    except (Stopped, KeyboardInterrupt):
+        print(f"stopped; finished runs are in {out}, and the same command continues with the others", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    if outcome.table is not None:
+        outcome.table.print()
+    for line in (*outcome.notices, *outcome.files):
+        print(line)
+    failures = outcome.failures
+    for failure in failures:
+        print(f"{failure.run.label}: {failure.reason} (log: {failure.log})", file=sys.stderr)
+    if failures:
+        raise UserError(
+            f"{len(failures)} runs failed (log of the first: {failures[0].log}); the same command repeats only these"
+        )
+
+
+def predict(work: Callable[[str, threading.Event], None], device: str) -> None:
+    """Call ``work`` with a device and an event that SIGINT and SIGTERM set; they end the command as Ctrl-C does."""
+    stop = threading.Event()
+    with stop_on_signals(stop):
+        try:
+            work(device, stop)
+        except Stopped:
+            raise KeyboardInterrupt from None

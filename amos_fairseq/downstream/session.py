@@ -1,8 +1,10 @@
-"""The checked arguments of a fine-tuning command: the checkpoint, the recipe, seeds, OUT and devices."""
+"""What all runs of a fine-tuning command share: the checkpoint, the recipe, seeds, OUT, devices and precision."""
 
+import argparse
+import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,36 +16,31 @@ from amos_fairseq.checkpoint_files import check_content, checkpoint_file, read_h
 from amos_fairseq.checkpoints.read import read_tokenizer
 from amos_fairseq.checkpoints.write import as_flags
 from amos_fairseq.downstream.recipes import Hyperparameters, Recipe, load_recipe, recipe_names, size_for_width
-from amos_fairseq.downstream.runs import BenchmarkTask, TaskRun, content_sha256, plan_runs, read_setup, setup_file
-from amos_fairseq.errors import UserError
-from amos_fairseq.fingerprint import TOKENIZER_DIRECTORY, file_sha256
+from amos_fairseq.downstream.results import content_sha256, read_optional_json
+from amos_fairseq.errors import UserError, explain_os_errors
+from amos_fairseq.files import check_claim, claim
+from amos_fairseq.fingerprint import TOKENIZER_DIRECTORY
 from amos_fairseq.models.configuration import OF_FINE_TUNING, EncoderConfig, parse_layers
 from amos_fairseq.models.electric import NO_ENCODER
+from amos_fairseq.output.terminal import ending_in_one_line, say
 from amos_fairseq.recipes import PRECISIONS
-from amos_fairseq.run.precision import (
-    Device,
-    Saved,
-    decide,
-    gpus_support_bf16,
-    missing_support,
-    refusal,
-    supports_bf16,
-)
+from amos_fairseq.run.precision import Device, Saved, decide, gpus_support_bf16, missing_support, refusal, supports_bf16
 from amos_fairseq.setting_checks import check_saved_settings, model_settings
 from amos_fairseq.text.tokenization import Tokenizer
 
 ENCODER_FIELDS = {field.name for field in dataclasses.fields(EncoderConfig)} - {"_name"}
 # Settings of single objectives that decide which encoder of a checkpoint is fine-tuned.
 BRANCH_FIELDS = {"representation", "task_heads", "mws_loss_weight", "rtd_loss_weight"}
-# Settings that the recipe provides.
 # What the built-in recipes, whose values are for BERT's encoder, do not know of another one: ModernBERT's authors train without
 # attention dropout, which attention to packed texts on a GPU does not have.
 OF_ENCODER = {"modernbert": {"attention_dropout": 0.0}}
+# Settings that the recipe provides.
 RECIPE_FIELDS = {"dropout", "attention_dropout", "pooler_dropout", *OF_FINE_TUNING}
 # Settings of the pretraining process, which do not describe the encoder.
 RUN_FIELDS = {"activation_checkpointing", "compile", "deterministic", "kernels"}
 MODEL_FIELDS = (ENCODER_FIELDS | BRANCH_FIELDS) - RECIPE_FIELDS - RUN_FIELDS
 
+ANOTHER_OUT = "give another --out"
 MOST_SEEDS = 10_000
 MOST_RUNS = 1024  # at a time
 # Hyperparameters that the command line may replace for every task.
@@ -87,7 +84,7 @@ class PretrainedCheckpoint:
         return ["--arch", self.arch, *as_flags(self.model)]
 
     def tokenizer(self) -> Tokenizer:
-        """Read the tokenizer beside the checkpoint; raise :class:`UserError` if it is missing or another one."""
+        """Read the tokenizer beside the checkpoint; refuse another one."""
         try:
             return read_tokenizer(self.file, self.file.parent / TOKENIZER_DIRECTORY, self.task_state)
         except UserError as error:
@@ -97,7 +94,7 @@ class PretrainedCheckpoint:
             ) from error
 
     def check_tokenizer(self, directory: Path) -> None:
-        """Raise :class:`UserError` unless ``directory`` holds the tokenizer that the checkpoint was trained with."""
+        """Refuse a ``directory`` without the tokenizer that the checkpoint was trained with."""
         try:
             read_tokenizer(self.file, directory, self.task_state)
         except UserError as error:
@@ -107,14 +104,8 @@ class PretrainedCheckpoint:
 
 
 def read_pretrained_checkpoint(checkpoint: str | Path, from_scratch: bool = False) -> PretrainedCheckpoint:
-    """Read a checkpoint once, for its header and its sha256. Its weights stay on the disk.
-
-    Args:
-        checkpoint: a file, or a SAVE_DIR, whose ``checkpoint_last.pt`` is used.
-
-    Raises:
-        UserError: the file is missing, damaged, not from this package, or of an objective without an encoder.
-    """
+    """Read a checkpoint, or the ``checkpoint_last.pt`` of a SAVE_DIR, once, for its header and its sha256. Its weights stay on
+    the disk."""
     file, digest = checkpoint_file(Path(checkpoint)).resolve(), hashlib.sha256()
     header = read_header(str(file), digest)
     check_content(file, header)
@@ -186,17 +177,6 @@ class Session:
         weights = "random weights" if self.checkpoint.from_scratch else f"{self.checkpoint.num_updates:,} updates"
         return f"{self.checkpoint.arch} ({weights})"
 
-    def plan(self, tasks: Iterable[BenchmarkTask], intermediate: Path | None = None) -> list[TaskRun]:
-        """Return all runs of the tasks.
-
-        Args:
-            intermediate: checkpoint to start from instead of the session's.
-        """
-        finetune_from, origin = None if self.checkpoint.from_scratch else self.checkpoint.file, self.origin
-        if intermediate is not None:
-            finetune_from, origin = intermediate, origin | {"intermediate_sha256": file_sha256(intermediate)}
-        return plan_runs(tasks, self.seeds, self.out, finetune_from, origin)
-
 
 def open_session(
     checkpoint: str,
@@ -219,14 +199,9 @@ def open_session(
         size: size of the recipe; by default that of the encoder's width.
         overrides: values that replace the recipe's for every task; None values are ignored.
         precision: one of :data:`~amos_fairseq.recipes.PRECISIONS`.
-
-    Raises:
-        UserError: an argument cannot be used.
     """
-    if num_seeds < 1:
-        raise UserError(f"--seeds {num_seeds} asks for no run: give 1 or more")
-    if num_seeds > MOST_SEEDS:
-        raise UserError(f"--seeds {num_seeds} asks for too many runs: give at most {MOST_SEEDS:,}")
+    if not 1 <= num_seeds <= MOST_SEEDS:
+        raise UserError(f"--seeds {num_seeds}: give a number from 1 to {MOST_SEEDS:,}")
     devices = find_devices(cpu, parallel)
     precision = choose_precision(precision, devices, saved_precision(Path(out), name))
     pretrained = read_pretrained_checkpoint(checkpoint, from_scratch)
@@ -247,11 +222,47 @@ def open_session(
     return Session(pretrained, chosen, given, seeds, Path(out).resolve(), devices, precision, keep_checkpoints)
 
 
+def session_from(arguments: argparse.Namespace, name: str) -> Session:
+    """Open the session of the benchmark ``name`` that a command line describes."""
+    same = ("checkpoint", "out", "recipe", "size", "from_scratch", "cpu", "parallel", "precision", "keep_checkpoints")
+    session = open_session(
+        name=name,
+        num_seeds=arguments.seeds,
+        overrides={option: getattr(arguments, option, None) for option in OVERRIDES},
+        **{option: getattr(arguments, option) for option in same},
+    )
+    if arguments.precision == "auto":
+        say(f"precision {session.precision}", arguments.subcommand)
+    return session
+
+
+@contextlib.contextmanager
+def preparing(session: Session, name: str) -> Iterator[Tokenizer]:
+    """Yield the checkpoint's tokenizer to prepare data inside of OUT with, unless OUT holds results of another checkpoint.
+    Ctrl-C and disk errors end in one line."""
+    problem = f"{session.out} holds results with other settings"
+    check_claim(setup_file(session.out, name), session.origin, problem, ANOTHER_OUT, only_these=True)
+    with ending_in_one_line("finished data and runs are kept"):
+        yield session.checkpoint.tokenizer()
+
+
+def setup_file(out: Path, name: str) -> Path:
+    """Return the file of the settings that all results of a benchmark in OUT share."""
+    return out / f"{name}.setup.json"
+
+
+def claim_output_directory(out: Path, name: str, setup: Mapping[str, Any]) -> None:
+    """Create OUT, or check that its results have the same setup: one table shows one checkpoint and one recipe."""
+    with explain_os_errors(f"{out} cannot be written", f": {ANOTHER_OUT}"):
+        claim(setup_file(out, name), setup, f"{out} holds results with other settings", ANOTHER_OUT)
+
+
 def saved_precision(out: Path, name: str) -> Saved | None:
     """Return the precision of the results of the benchmark ``name`` in ``out``; None if there are none."""
-    precision = (read_setup(out, name) or {}).get("precision")
+    file = setup_file(out, name)
+    precision = (read_optional_json(file) or {}).get("precision")
     # Another value is no setting of this package: refused where the setups are compared.
-    return Saved(precision, str(setup_file(out, name))) if precision in PRECISIONS[1:] else None
+    return Saved(precision, str(file)) if precision in PRECISIONS[1:] else None
 
 
 def choose_precision(asked: str, devices: Sequence[str], saved: Saved | None = None) -> str:
@@ -261,9 +272,6 @@ def choose_precision(asked: str, devices: Sequence[str], saved: Saved | None = N
 
     Args:
         asked: one of :data:`~amos_fairseq.recipes.PRECISIONS`.
-
-    Raises:
-        UserError: a device does not support it.
     """
     wanted = saved.precision if saved and asked == "auto" else asked
     device = _device_of_runs(devices) if wanted in ("auto", "bf16") else Device(devices[0] != "cpu")
@@ -292,16 +300,10 @@ def _device_of_runs(devices: Sequence[str]) -> Device:
     return Device(True, False, f"{'one of the GPUs' if several else 'this GPU'} does not support bfloat16 in hardware")
 
 
-def find_devices(cpu: bool, parallel: int) -> tuple[str, ...]:
-    """Return the GPUs, for one run each; without GPUs or with ``cpu``, the CPU for ``parallel`` runs at a time.
-
-    Raises:
-        UserError: ``parallel`` is below 1, or more than a machine can run.
-    """
-    if parallel < 1:
-        raise UserError(f"--parallel {parallel} starts no run: give 1 or more")
-    if parallel > MOST_RUNS:
-        raise UserError(f"--parallel {parallel} asks for too many runs at a time: give at most {MOST_RUNS:,}")
+def find_devices(cpu: bool, parallel: int = 1) -> tuple[str, ...]:
+    """Return the GPUs, for one run each; without GPUs or with ``cpu``, the CPU for ``parallel`` runs at a time."""
+    if not 1 <= parallel <= MOST_RUNS:
+        raise UserError(f"--parallel {parallel}: give a number of runs from 1 to {MOST_RUNS:,}")
     if cpu or not torch.cuda.is_available():
         return ("cpu",) * parallel
     return tuple(f"cuda:{index}" for index in range(torch.cuda.device_count()))

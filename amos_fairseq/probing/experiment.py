@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
-from amos_fairseq.downstream.runs import content_sha256, first_difference
+from amos_fairseq.downstream.results import content_sha256
 from amos_fairseq.errors import UserError, explain_os_errors
-from amos_fairseq.files import csv_text, take_lock, write_text
+from amos_fairseq.files import csv_text, first_difference, take_lock, write_text
 from amos_fairseq.fingerprint import file_sha256
 from amos_fairseq.output.tables import Table
 from amos_fairseq.output.terminal import progress_bar, say

@@ -13,7 +13,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from amos_fairseq.downstream.runs import read_optional_json, write_json
+from amos_fairseq.downstream.results import read_optional_json, write_json
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.pictures import GREY, RC_PARAMS, depth_colours, draw_grid, legend_label, run_colour, save
 from amos_fairseq.output.tables import Table, format_score

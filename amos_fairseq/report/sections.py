@@ -8,6 +8,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 
+from amos_fairseq.downstream.results import Summary
 from amos_fairseq.functional.replaced_token_detection import EQUAL_LOGITS
 from amos_fairseq.output.pictures import RC_PARAMS
 from amos_fairseq.output.tables import MISSING, Table
@@ -31,7 +32,6 @@ from amos_fairseq.report.results import benchmark_table, num_seeds, points_over_
 from amos_fairseq.report.runs import PretrainingRun
 from amos_fairseq.run.metrics_file import FILE_NAME
 from amos_fairseq.run.precision import precision_of
-from amos_fairseq.summary_file import Summary
 
 UNKNOWN = "not in the run's files"
 NO_LOG = f"no {FILE_NAME}, which a run writes from update common.log_interval on"

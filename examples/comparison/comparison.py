@@ -9,10 +9,11 @@ from entries import CONFIGS, Entry, check_shared, compose_entry, read_entries, r
 from omegaconf import DictConfig
 from runs import FineTuning, Pretraining, Runner, measure_seconds_per_update
 
+from amos_fairseq.downstream.benchmark import LOG_FILE
 from amos_fairseq.downstream.classification.glue.data import read_glue_data
-from amos_fairseq.downstream.runs import claim_output_directory, read_optional_json, write_json
-from amos_fairseq.downstream.session import find_devices
-from amos_fairseq.downstream.training import LOG_FILE, RunFailed
+from amos_fairseq.downstream.results import read_optional_json, write_json
+from amos_fairseq.downstream.runner import RunFailed
+from amos_fairseq.downstream.session import claim_output_directory, find_devices
 from amos_fairseq.errors import UserError
 from amos_fairseq.fingerprint import directory_sha256, file_sha256
 

@@ -16,7 +16,7 @@ from runs import num_threads
 
 from amos_fairseq.downstream.classification.glue.benchmark import task_heading
 from amos_fairseq.downstream.recipes import load_recipe
-from amos_fairseq.downstream.runs import write_json
+from amos_fairseq.downstream.results import write_json
 from amos_fairseq.files import whole_file
 from amos_fairseq.output.pictures import RC_PARAMS, RUN_COLOURS, RUN_MARKERS, save
 from amos_fairseq.output.tables import MISSING, Table, format_score

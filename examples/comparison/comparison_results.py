@@ -11,8 +11,7 @@ from runs import FineTuning, Pretraining
 
 from amos_fairseq.downstream.classification.glue.benchmark import average
 from amos_fairseq.downstream.classification.glue.tasks import AVERAGED
-from amos_fairseq.downstream.runs import RunResult
-from amos_fairseq.downstream.summary import TaskSummary, spread_of, summarize
+from amos_fairseq.downstream.results import RunResult, TaskSummary, spread_of, summarize
 
 AGREES, DISAGREES, UNDECIDED = "agrees", "disagrees", "within the spread"
 
@@ -79,7 +78,7 @@ def scores_of(results: Sequence[RunResult]) -> dict[str, Any] | None:
 
 
 def _scores_by_seed(results: Sequence[RunResult], summary: TaskSummary) -> dict[int, float]:
-    own = [result for result in results if result.task == summary.task and result.trial == summary.trial]
+    own = [result for result in results if result.task == summary.best.task and result.trial == summary.trial]
     return {result.seed: result.main for result in own}
 
 

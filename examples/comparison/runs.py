@@ -4,12 +4,13 @@ import contextlib
 import os
 import signal
 import statistics
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from budgets import SHARES, update_at
 from entries import Entry, hydra_overrides
@@ -18,8 +19,8 @@ from tqdm import tqdm
 
 from amos_fairseq.checkpoint_files import read_header
 from amos_fairseq.downstream.benchmark import Stopped
-from amos_fairseq.downstream.runs import RunResult, read_results
-from amos_fairseq.downstream.training import PACKAGE, environment, train, training_seconds
+from amos_fairseq.downstream.results import RunResult, read_results
+from amos_fairseq.downstream.runner import PACKAGE, environment, train, training_seconds
 from amos_fairseq.errors import INTERRUPTED, REQUEUE, UserError
 from amos_fairseq.python_process import python_command
 from amos_fairseq.recipes.composition import RECIPES
@@ -83,8 +84,16 @@ class Runner:
         directory.mkdir(parents=True, exist_ok=True)
         interval = 0.5 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES
         with tqdm(total=total, initial=progress(0), desc=label, mininterval=interval) as bar:
-            train(command, directory, variables, self.stop, lambda updates, records: _move(bar, progress(updates)))
+            move = lambda updates, records: _move(bar, progress(updates))  # noqa: E731
+            train(command, directory, variables, self.stop, move, start_process)
             _move(bar, total)
+
+
+def start_process(command: list[str], variables: dict[str, str], log: BinaryIO) -> subprocess.Popen:
+    """Start a command in a process and session of its own; it ends with its standard input, a pipe from this process."""
+    return subprocess.Popen(
+        command, env=variables, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+    )
 
 
 def _move(bar: tqdm, position: int) -> None:

@@ -8,7 +8,7 @@ import pytest
 from runs import limited_runner
 
 from amos_fairseq.downstream.benchmark import Stopped
-from amos_fairseq.downstream.training import RunFailed
+from amos_fairseq.downstream.runner import RunFailed
 
 # Runs until SIGTERM, then saves and exits with 75, as a training of this package.
 PROGRAM = """

@@ -6,8 +6,7 @@ from comparison_results import compare_findings, ordering, scores_of
 from entries import CONFIGS, read_yaml
 from runs import FineTuning
 
-from amos_fairseq.downstream.runs import RunResult, write_result
-from amos_fairseq.downstream.summary import paper_results
+from amos_fairseq.downstream.results import RunResult, paper_results, write_result
 
 
 def result(task: str, seed: int, value: float) -> RunResult:

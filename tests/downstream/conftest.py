@@ -19,7 +19,7 @@ from synthetic_glue import (
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.downstream import runner as runner_module
 from amos_fairseq.downstream.classification.glue.benchmark import Glue, GlueOptions
-from amos_fairseq.downstream.run_benchmark import run_benchmark
+from amos_fairseq.downstream.runner import run_benchmark
 from amos_fairseq.models.fine_tuning import TEXT_HEAD, TextModel
 
 

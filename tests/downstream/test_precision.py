@@ -12,7 +12,7 @@ from synthetic_glue import write_pretrained_checkpoint
 
 from amos_fairseq.cli.main import main
 from amos_fairseq.downstream import session
-from amos_fairseq.downstream.runs import claim_output_directory
+from amos_fairseq.downstream.session import claim_output_directory
 from amos_fairseq.errors import UserError
 from amos_fairseq.recipes import PRECISIONS
 

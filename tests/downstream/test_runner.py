@@ -10,19 +10,17 @@ import torch
 
 from amos_fairseq.downstream import progress_display
 from amos_fairseq.downstream import runner as runner_module
-from amos_fairseq.downstream.benchmark import Benchmark, Stopped
+from amos_fairseq.downstream.benchmark import Benchmark, BenchmarkTask, Stopped, plan_runs
 from amos_fairseq.downstream.progress_display import ProgressDisplay
 from amos_fairseq.downstream.recipes import Hyperparameters, Recipe
-from amos_fairseq.downstream.run_benchmark import run_benchmark
-from amos_fairseq.downstream.runner import Runner
-from amos_fairseq.downstream.runs import BenchmarkTask, claim_output_directory, plan_runs, read_results
-from amos_fairseq.downstream.session import PretrainedCheckpoint, Session
-from amos_fairseq.downstream.training import RunFailed, log_interval
+from amos_fairseq.downstream.results import read_results
+from amos_fairseq.downstream.runner import RunFailed, Runner, log_interval, run_benchmark
+from amos_fairseq.downstream.session import PretrainedCheckpoint, Session, claim_output_directory
 from amos_fairseq.errors import UserError
 
 HYPERPARAMETERS = Hyperparameters(lr=1e-3, epochs=2, batch_size=16, warmup=0.1)
-ORIGIN = {"checkpoint_sha256": "c" * 64, "precision": "float32"}
 START = PretrainedCheckpoint(Path("start.pt"), "c" * 64, "amos", {"max_positions": 80, "encoder_embed_dim": 16}, {}, 7)
+START = dataclasses.replace(START, from_scratch=True)  # no run reads the file
 
 
 SCORES = {"seed1": 60.0, "seed2": 80.0, "seed3": 70.0, "seed4": 75.0}
@@ -66,9 +64,9 @@ def trainings(monkeypatch):
     return calls
 
 
-def plan(out, seeds=(1, 2, 3), trials=(HYPERPARAMETERS,), origin=ORIGIN):
+def plan(out, seeds=(1, 2, 3), trials=(HYPERPARAMETERS,), **changed):
     task = BenchmarkTask("Toy", 64, "score", "d" * 64, trials, notes=("toy data",))
-    return plan_runs([task], seeds, out, None, origin)
+    return plan_runs(dataclasses.replace(Toy(out).session, seeds=seeds, **changed), [task])
 
 
 def execute(out, *, seeds=(1, 2, 3), **changed):
@@ -84,8 +82,9 @@ def test_every_run_once_and_only_the_weights_of_the_best_are_stored(tmp_path, tr
     assert state["last_optimizer_state"] is None
     assert torch.equal(state["model"]["w"], torch.ones(2))
     stored = json.loads((tmp_path / "runs/Toy/seed2/result.json").read_text())
-    assert stored.keys() >= {"task", "point", "seed", "scores", "identity"}, "the names of the file"
-    assert stored["identity"].keys() == ORIGIN.keys() | {"task", "seed", "settings", "data_sha256", "rows"}
+    assert stored.keys() >= {"task", "trial", "seed", "scores", "identity"}, "the names of the file"
+    origin = {"checkpoint_sha256", "precision", "from_scratch"}
+    assert stored["identity"].keys() == origin | {"task", "seed", "settings", "data_sha256", "rows"}
     results = read_results(tmp_path)
     assert [(r.seed, r.main, r.scores["other"]) for r in results] == [(1, 60.0, 1.0), (2, 80.0, 1.0), (3, 70.0, 1.0)]
     # 64 rows in batches of 16 are four updates an epoch.
@@ -119,8 +118,11 @@ def test_checkpoints_are_stored_with_keep_checkpoints(tmp_path, trainings):
     ("changed", "message"),
     [
         ({"trials": (dataclasses.replace(HYPERPARAMETERS, lr=2e-3),)}, r"settings lr: 0.001 there, 0.002 here"),
-        ({"origin": ORIGIN | {"checkpoint_sha256": "e" * 64}}, r"checkpoint_sha256: cccccccccccc\.\.\. there, eeee"),
-        ({"origin": ORIGIN | {"precision": "fp16"}}, "precision: float32 there, fp16 here"),
+        (
+            {"checkpoint": dataclasses.replace(START, sha256="e" * 64)},
+            r"checkpoint_sha256: cccccccccccc\.\.\. there, eeee",
+        ),
+        ({"precision": "fp16"}, "precision: float32 there, fp16 here"),
     ],
 )
 def test_directory_of_another_run_is_refused_before_training(tmp_path, trainings, changed, message):

@@ -7,103 +7,55 @@ start of an interpreter, and a command that replaces itself, needs a new process
 import atexit
 import faulthandler
 import io
-import logging
 import multiprocessing
 import os
 import random
-import runpy
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, redirect_stderr, redirect_stdout, suppress
-from functools import cache
-from multiprocessing import forkserver
-from multiprocessing.context import ForkServerProcess
+from contextlib import ExitStack, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
-from threading import Event
-from types import SimpleNamespace
-from typing import Any
-from unittest import mock
 
 from tiny_runs import ROOT, environment  # not the plugin: the new process imports this file, too
+
+HELPERS, PACKAGE = str(Path(__file__).parent), str(ROOT / "amos_fairseq")
+sys.path.append(PACKAGE)
+import python_process  # noqa: E402 - the file alone: the package would import the plugin
 
 # torch.optim imports torch._dynamo when the first optimizer is made.
 IMPORTED = ["fairseq.tasks", "fairseq.trainer", "hydra.core.hydra_config", "torch._dynamo", "matplotlib.pyplot"]
 ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
-HELPERS = str(Path(__file__).parent)
 
 
-@cache
-def _start_server() -> None:
-    # Libraries read variables while they are imported: not those that a test has set.
-    with mock.patch.dict(os.environ, environment(), clear=True):
-        multiprocessing.set_forkserver_preload(IMPORTED)
-        forkserver.ensure_running()
-
-
-class ForkedCommand(ForkServerProcess):
+class ForkedCommand(python_process.ForkedCommand):
     """``python -m module arguments`` in ``cwd`` with the variables ``env`` added, the output appended to two files.
 
-    The process has a session of its own. It is killed when this process ends.
+    It is killed when this process ends.
     """
 
     def __init__(
         self, module: str, arguments: Sequence[str], cwd: Path, *outputs: Path, env: Mapping[str, str] | None = None
     ) -> None:
-        super().__init__(name="MainProcess")
-        self.command, self.cwd, self.outputs = [module, *arguments], str(cwd), outputs
-        self.env = environment(dict(env or {}))
-        for path in outputs:
-            path.touch()
-        _start_server()
-        self.start()
-
-    def poll(self) -> int | None:
-        """Return the exit code, negative after a signal; None while the command runs."""
-        return self.exitcode
-
-    def wait(self, timeout: float = float("inf")) -> int:
-        """Return the exit code; raise ``subprocess.TimeoutExpired`` after ``timeout`` seconds."""
-        end = time.monotonic() + timeout
-        while (code := self.poll()) is None:
-            if time.monotonic() > end:
-                raise subprocess.TimeoutExpired(self.command, timeout)
-            time.sleep(0.005)
-        return code
-
-    def send_signal(self, number: int) -> None:
-        os.kill(self.pid, number)
+        multiprocessing.set_forkserver_preload(IMPORTED)
+        self.cwd, variables = str(cwd), environment(dict(env or {}))
+        with ExitStack() as files:
+            out, *err = (files.enter_context(path.open("ab")) for path in outputs)
+            super().__init__([module, *arguments], variables, out, *err, server_variables=environment())
 
     def kill_group(self) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
-    def run(self) -> None:
-        """Be the command; multiprocessing calls this in the new process."""
-        os.setsid()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        multiprocessing.set_start_method(None, force=True)
-        # A message during the imports has configured logging; the command configures it in its own way.
-        logging.root.handlers.clear()
-        for number, path in enumerate(("/dev/null", *self.outputs)):
-            os.dup2(os.open(path, os.O_RDWR | os.O_APPEND), number)
-        # The server's own does not know what its number has become.
-        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-        os.environ.clear()
-        os.environ.update(self.env)
+    def prepare(self) -> None:
+        super().prepare()
         faulthandler.enable(2)  # as its variable does in a new process
         os.chdir(self.cwd)
-        given = [path for path in self.env.get("PYTHONPATH", "").split(os.pathsep) if path]
-        sys.path[:] = [self.cwd, *given, *(path for path in sys.path if path not in ("", str(ROOT), HELPERS))]
-        sys.argv = self.command
-        try:
-            runpy.run_module(self.command[0], run_name="__main__", alter_sys=True)
-        finally:
-            atexit._run_exitfuncs()
+        given = [path for path in self.variables.get("PYTHONPATH", "").split(os.pathsep) if path]
+        helpers = ("", str(ROOT), HELPERS, PACKAGE)
+        sys.path[:] = [self.cwd, *given, *(path for path in sys.path if path not in (*given, *helpers))]
 
 
 @atexit.register  # after the function of multiprocessing that waits for all processes, so called before it
@@ -174,31 +126,13 @@ def run_command(module: str, arguments: Sequence[str], num_ranks: int = 1, env: 
     return text
 
 
-def run_main(
-    main: Callable[[list[str]], int | None], *arguments: object, in_new_processes: bool = False
-) -> subprocess.CompletedProcess[str]:
-    """Call the ``main`` of a command in this process. One server forks the trainings of all commands.
-
-    Args:
-        in_new_processes: start each training in a new process instead.
-    """
-    from amos_fairseq.downstream import training
-
+def run_main(main: Callable[[list[str]], int | None], *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Call the ``main`` of a command in this process. Its trainings are forked as :class:`ForkedCommand` is."""
     out, err, code = io.StringIO(), io.StringIO(), 0
-    server = SimpleNamespace(start=training.start_process) if in_new_processes else _training_server()
-    shared = mock.patch("amos_fairseq.downstream.runner.training_server", return_value=nullcontext(server))
-    with shared, redirect_stdout(out), redirect_stderr(err):
+    multiprocessing.set_forkserver_preload(IMPORTED)
+    with redirect_stdout(out), redirect_stderr(err):
         try:
             code = main([str(argument) for argument in arguments]) or 0
         except SystemExit as ended:
             code = ended.code
     return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
-
-
-@cache
-def _training_server() -> Any:
-    """The process that forks the trainings of all commands; it ends with this process."""
-    from amos_fairseq.downstream.training import training_server
-
-    with mock.patch.dict(os.environ, environment(), clear=True):
-        return training_server(["cpu"], Event())

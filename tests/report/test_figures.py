@@ -8,6 +8,7 @@ import pytest
 from failures import error_line
 
 from amos_fairseq.cli.main import main
+from amos_fairseq.downstream.results import parse_summary
 from amos_fairseq.report.figures import (
     CostSeries,
     density,
@@ -15,7 +16,6 @@ from amos_fairseq.report.figures import (
     scores_figure,
     scores_over_cost,
 )
-from amos_fairseq.summary_file import parse_summary
 
 
 def test_density_is_a_sum_of_gaussians_reflected_at_zero():

@@ -5,10 +5,10 @@ import json
 import pytest
 from benchmark_summary import write_summary, write_tagging
 
+from amos_fairseq.downstream.results import Spread
 from amos_fairseq.errors import UserError
 from amos_fairseq.report.results import benchmark_table, main_spreads, num_seeds, points_over_cost, read_benchmarks
 from amos_fairseq.report.runs import PretrainingCost, PretrainingRun
-from amos_fairseq.summary_file import Spread
 
 
 @pytest.fixture

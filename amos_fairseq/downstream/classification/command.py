@@ -16,17 +16,23 @@ from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
 from amos_fairseq.data.vocabulary import Vocabulary
-from amos_fairseq.downstream.benchmark import Benchmark, batches
+from amos_fairseq.downstream.benchmark import (
+    Benchmark,
+    BenchmarkTask,
+    Failure,
+    TaskRun,
+    batches,
+    plan_runs,
+    selection_flags,
+)
 from amos_fairseq.downstream.classification.dataset import TASK_FILE, UNKNOWN_CLASS, LabeledTexts, read_task_record
 from amos_fairseq.downstream.classification.scores import MAIN_SCORES, SCORES, predictions_of, text_scores
-from amos_fairseq.downstream.runs import BenchmarkTask, Failure, RunResult, TaskRun, content_sha256
+from amos_fairseq.downstream.results import RunResult, Spread, TaskSummary, best_checkpoint, content_sha256, summarize
 from amos_fairseq.downstream.session import Session
-from amos_fairseq.downstream.summary import TaskSummary, best_checkpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
 from amos_fairseq.models.fine_tuning import TEXT_HEAD
 from amos_fairseq.output.tables import MISSING, Table, format_score
-from amos_fairseq.summary_file import Spread
 
 NAME = "classification"
 RANDOM = "classification-random"  # its runs start from random weights
@@ -104,7 +110,7 @@ class Classification(Benchmark):
 
     def train_flags(self, run: TaskRun) -> list[str]:
         flags = [str(self.data), "--task", "text_classification", "--criterion", "text_classification"]
-        return [*flags, "--tokens-per-text", str(self.max_positions), *self.selection_flags(run)]
+        return [*flags, "--tokens-per-text", str(self.max_positions), *selection_flags(run.task)]
 
     def fill_directory(self, run: TaskRun) -> None:
         """Copy ``tokenizer/`` and ``task.json``, with the names of the labels, beside the checkpoints."""
@@ -132,14 +138,16 @@ class Classification(Benchmark):
         return self.session.setup({NAME: self.tasks[NAME].trials})
 
     def execute(self, execute_runs: Callable[[Sequence[TaskRun]], list[Failure]]) -> list[Failure]:
-        runs = self.session.plan([self.tasks[NAME]])
+        runs = plan_runs(self.session, [self.tasks[NAME]])
         if RANDOM in self.tasks:
             scratch = dataclasses.replace(self.session.checkpoint, from_scratch=True)
-            runs += dataclasses.replace(self.session, checkpoint=scratch).plan([self.tasks[RANDOM]])
+            runs += plan_runs(dataclasses.replace(self.session, checkpoint=scratch), [self.tasks[RANDOM]])
         return execute_runs(runs)
 
-    def owns(self, task: str) -> bool:
-        return task in (NAME, RANDOM)
+    def summarize(self, results: Sequence[RunResult]) -> tuple[Sequence[RunResult], dict[str, TaskSummary]]:
+        """The table has the row of random weights of an earlier call, too."""
+        shown = [result for result in results if result.task in (NAME, RANDOM)]
+        return shown, summarize(shown)
 
     def label(self, task: str) -> str:
         return "random weights" if task == RANDOM else self.record["label_column"]
@@ -169,7 +177,7 @@ class Classification(Benchmark):
         """Return the commands that use the best run."""
         if NAME not in summaries:
             return (), ()
-        best, out = best_checkpoint(self.session.out, summaries[NAME]), self.session.out
+        best, out = best_checkpoint(self.session.out, summaries[NAME].best), self.session.out
         return (), (
             f"to label other rows: amos classify --checkpoint {out} --predict FILE --out LABELS.tsv",
             f"to export the run that is best on dev: amos export {best} HF_DIR",

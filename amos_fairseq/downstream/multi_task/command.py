@@ -4,20 +4,18 @@ import os
 import shutil
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.downstream.benchmark import Benchmark
+from amos_fairseq.downstream.benchmark import Benchmark, BenchmarkTask, TaskRun
 from amos_fairseq.downstream.classification.dataset import TASK_FILE, TASK_FOLDER
 from amos_fairseq.downstream.classification.glue.benchmark import Glue
 from amos_fairseq.downstream.classification.glue.data import GlueData
 from amos_fairseq.downstream.classification.scores import AVERAGE, average_score
 from amos_fairseq.downstream.multi_task.dataset import rows_per_epoch
 from amos_fairseq.downstream.multi_task.teachers import MULTI
-from amos_fairseq.downstream.runs import BenchmarkTask, RunResult, TaskRun, content_sha256
-from amos_fairseq.downstream.summary import TaskSummary, summarize
+from amos_fairseq.downstream.results import RunResult, TaskSummary, content_sha256, divide, summarize_divided
 from amos_fairseq.errors import UserError
 
 
@@ -77,9 +75,6 @@ class MultiTaskGlue(Glue):
             mains[name] = own[prepared.main_score]
         return {AVERAGE: average_score(mains)} | scores
 
-    def owns(self, task: str) -> bool:
-        return task == MULTI
-
     def setup(self) -> dict[str, Any]:
         return super().setup() | {"multi_task": list(self.prepared)}
 
@@ -89,21 +84,6 @@ class MultiTaskGlue(Glue):
 
     def summarize(self, results: Sequence[RunResult]) -> tuple[Sequence[RunResult], dict[str, TaskSummary]]:
         """Return a result for each task of each run. Trial and best run are those of the average."""
-        of_all = summarize(results)[MULTI]
-        parts = [part for result in results for part in self._divide(result)]
-        summaries = summarize([part for part in parts if part.trial == of_all.trial])
-        for name, summary in summaries.items():
-            best = next(part for part in self._divide(of_all.best) if part.task == name)
-            summaries[name] = replace(summary, best=best, num_trials=of_all.num_trials)
-        return parts, summaries
-
-    def _divide(self, result: RunResult) -> list[RunResult]:
-        """Return the results of the tasks of a run."""
-        parts = []
-        for name, prepared in self.prepared.items():
-            prefix = f"{name} "
-            own = {
-                score.removeprefix(prefix): value for score, value in result.scores.items() if score.startswith(prefix)
-            }
-            parts.append(replace(result, task=name, main_score=prepared.main_score, scores=own))
-        return parts
+        results = [result for result in results if result.task == MULTI]
+        main_scores = {name: prepared.main_score for name, prepared in self.prepared.items()}
+        return summarize_divided(results, {result.directory: divide(result, main_scores) for result in results})

@@ -14,8 +14,7 @@ from scipy.special import expit, softmax
 from amos_fairseq import strangers
 from amos_fairseq.downstream.classification.glue.data import GlueData
 from amos_fairseq.downstream.classification.task import ANNEALED
-from amos_fairseq.downstream.runs import content_sha256, read_results
-from amos_fairseq.downstream.summary import summarize
+from amos_fairseq.downstream.results import content_sha256, read_results, summarize
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text, write_text
 from amos_fairseq.text.table_files import TableFile

@@ -18,14 +18,20 @@ from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.data.vocabulary import Vocabulary
-from amos_fairseq.downstream.benchmark import Benchmark, batches
+from amos_fairseq.downstream.benchmark import Benchmark, BenchmarkTask, TaskRun, batches, selection_flags
 from amos_fairseq.downstream.parsing.model import TREES
 from amos_fairseq.downstream.parsing.task import ParsedSentences
 from amos_fairseq.downstream.parsing.trees import attachment_counts, best_tree
 from amos_fairseq.downstream.recipes import WORDS
-from amos_fairseq.downstream.runs import BenchmarkTask, RunResult, TaskRun, content_sha256, read_results
+from amos_fairseq.downstream.results import (
+    RunResult,
+    TaskSummary,
+    best_checkpoint,
+    content_sha256,
+    read_results,
+    summarize,
+)
 from amos_fairseq.downstream.session import Session
-from amos_fairseq.downstream.summary import TaskSummary, best_checkpoint, summarize
 from amos_fairseq.downstream.tagging.command import notes_of_cuts, word_flags, word_trials
 from amos_fairseq.downstream.tagging.dataset import (
     NUM_SPECIAL,
@@ -96,7 +102,7 @@ class Parsing(Benchmark):
 
     def train_flags(self, run: TaskRun) -> list[str]:
         flags = [str(self.data), "--task", "dependency_parsing", "--criterion", "dependency_parsing"]
-        return [*flags, *word_flags(run, self.max_positions), *self.selection_flags(run)]
+        return [*flags, *word_flags(run, self.max_positions), *selection_flags(run.task)]
 
     def evaluate(
         self, task: str, checkpoint: Path, directory: Path, device: str, stop: threading.Event
@@ -234,7 +240,7 @@ def parse_file(results: Path, file: Path, out: Path, device: str, stop: threadin
     summary = summarize([result for result in read_results(results) if result.task == NAME]).get(NAME)
     if summary is None:
         raise UserError(f"{results} has no finished run of amos parse: give the --out of that command as --checkpoint")
-    checkpoint = best_checkpoint(results, summary)
+    checkpoint = best_checkpoint(results, summary.best)
     loaded, relations, sentences = load_checkpoint(checkpoint), read_labels(checkpoint.parent), read_conllu(file)
     dictionary, room = loaded.dictionary, loaded.model.max_positions() - NUM_SPECIAL
     items = []

@@ -16,8 +16,15 @@ from fairseq.models import BaseFairseqModel
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.data.vocabulary import Vocabulary
-from amos_fairseq.downstream.benchmark import Benchmark, batches
-from amos_fairseq.downstream.runs import BenchmarkTask, RunResult, TaskRun, content_sha256
+from amos_fairseq.downstream.benchmark import Benchmark, BenchmarkTask, TaskRun, batches
+from amos_fairseq.downstream.results import (
+    RunResult,
+    TaskSummary,
+    content_sha256,
+    paper_results,
+    paper_squad_cells,
+    summarize,
+)
 from amos_fairseq.downstream.session import Session
 from amos_fairseq.downstream.squad.dataset import (
     SquadSplit,
@@ -28,7 +35,6 @@ from amos_fairseq.downstream.squad.dataset import (
     window_of_most_context,
 )
 from amos_fairseq.downstream.squad.official import Answer, Question, evaluate, task_name
-from amos_fairseq.downstream.summary import TaskSummary, paper_results, paper_squad_cells
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
 from amos_fairseq.output.tables import Table
@@ -124,8 +130,9 @@ class Squad(Benchmark):
         (task,) = self.tasks.values()
         return self.session.setup({RECIPE_TASK: task.trials}) | self.settings.as_dict()
 
-    def owns(self, task: str) -> bool:
-        return task in OFFICIAL_QUESTIONS
+    def summarize(self, results: Sequence[RunResult]) -> tuple[Sequence[RunResult], dict[str, TaskSummary]]:
+        shown = [result for result in results if result.task in OFFICIAL_QUESTIONS]
+        return shown, summarize(shown)
 
     def table(self, summaries: Mapping[str, TaskSummary], notes: Sequence[str]) -> Table:
         """Add the papers' rows to the table with a row for each version."""

@@ -16,13 +16,12 @@ from fairseq.models import BaseFairseqModel
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.data.vocabulary import Vocabulary
-from amos_fairseq.downstream.benchmark import Benchmark, batches
+from amos_fairseq.downstream.benchmark import Benchmark, BenchmarkTask, TaskRun, batches, selection_flags
 from amos_fairseq.downstream.classification.scores import AVERAGE
 from amos_fairseq.downstream.multi_task.dataset import rows_per_epoch
 from amos_fairseq.downstream.recipes import WORDS, Hyperparameters
-from amos_fairseq.downstream.runs import BenchmarkTask, RunResult, TaskRun, content_sha256
+from amos_fairseq.downstream.results import RunResult, TaskSummary, content_sha256, divide, summarize_divided
 from amos_fairseq.downstream.session import Session
-from amos_fairseq.downstream.summary import TaskSummary, summarize
 from amos_fairseq.downstream.tagging.dataset import (
     TASK_PREFIX,
     TaggedSentences,
@@ -141,7 +140,7 @@ class Tagging(Benchmark):
         directories = os.pathsep.join(str(part.directory) for part in self.parts.values())
         flags = [directories, "--task", "sequence_tagging", "--criterion", "sequence_tagging"]
         flags += ["--label-smoothing", str(run.hyperparameters.label_smoothing)]
-        return [*flags, *word_flags(run, self.max_positions), *self.selection_flags(run)]
+        return [*flags, *word_flags(run, self.max_positions), *selection_flags(run.task)]
 
     def evaluate(
         self, task: str, checkpoint: Path, directory: Path, device: str, stop: threading.Event
@@ -186,24 +185,10 @@ class Tagging(Benchmark):
         (task,) = self.tasks.values()
         return self.session.setup({WORDS: task.trials})
 
-    def owns(self, task: str) -> bool:
-        return task.startswith(TASK_PREFIX)
-
     def summarize(self, results: Sequence[RunResult]) -> tuple[Sequence[RunResult], dict[str, TaskSummary]]:
         """Return a result for each column of each run. Trial and best run of several columns are those of their average."""
-        of_runs, parts = summarize(results), [part for result in results for part in results_of_columns(result)]
-        summaries = {}
-        for task, of_run in of_runs.items():
-            own = [
-                part
-                for result in results
-                if result.task == task and result.trial == of_run.trial
-                for part in results_of_columns(result)
-            ]
-            best = {part.task: part for part in results_of_columns(of_run.best)}
-            for name, summary in summarize(own).items():
-                summaries[name] = dataclasses.replace(summary, best=best[name], num_trials=of_run.num_trials)
-        return parts, summaries
+        results = [result for result in results if result.task.startswith(TASK_PREFIX)]
+        return summarize_divided(results, {result.directory: results_of_columns(result) for result in results})
 
     def label(self, task: str) -> str:
         return task.removeprefix(TASK_PREFIX)
@@ -218,16 +203,11 @@ def results_of_columns(result: RunResult) -> list[RunResult]:
     names = result.task.removeprefix(TASK_PREFIX).split(AND)
     if len(names) == 1:
         return [result]
-    parts = []
-    for name in names:
-        own = {
-            score.removeprefix(f"{name} "): value
-            for score, value in result.scores.items()
-            if score.startswith(f"{name} ")
-        }
-        task = f"{TASK_PREFIX}{name} of {AND.join(names)}"
-        parts.append(dataclasses.replace(result, task=task, main_score=main_score("f1" in own), scores=own))
-    return parts
+    main_scores = {name: main_score(f"{name} f1" in result.scores) for name in names}
+    return [
+        dataclasses.replace(part, task=f"{TASK_PREFIX}{part.task} of {AND.join(names)}")
+        for part in divide(result, main_scores)
+    ]
 
 
 def notes_of_cuts(

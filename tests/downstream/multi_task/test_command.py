@@ -29,8 +29,8 @@ from amos_fairseq.downstream.classification.glue.predictions import predict_spli
 from amos_fairseq.downstream.multi_task.command import MultiTaskGlue
 from amos_fairseq.downstream.multi_task.teachers import Teachers, read_predictions
 from amos_fairseq.downstream.recipes import load_recipe
-from amos_fairseq.downstream.run_benchmark import run_benchmark
-from amos_fairseq.downstream.runs import read_results
+from amos_fairseq.downstream.results import read_results
+from amos_fairseq.downstream.runner import run_benchmark
 from amos_fairseq.errors import UserError
 
 ROWS = {"CoLA": 40, "STS-B": 20, "RTE": 16}

@@ -8,9 +8,8 @@ import pytest
 from synthetic_tagging import prepare_tagging
 
 from amos_fairseq.downstream.recipes import load_recipe
-from amos_fairseq.downstream.run_benchmark import run_benchmark
-from amos_fairseq.downstream.runner import Runner
-from amos_fairseq.downstream.runs import RunResult, write_result
+from amos_fairseq.downstream.results import RunResult, write_result
+from amos_fairseq.downstream.runner import Runner, run_benchmark
 from amos_fairseq.downstream.session import PretrainedCheckpoint, Session
 from amos_fairseq.downstream.tagging.command import Tagging, word_trials
 from amos_fairseq.downstream.views import TAGGING_VIEWS
@@ -32,7 +31,7 @@ def execute(self, runs):
     """Every run scores 100 times its warm-up."""
     out = self.benchmark.session.out
     for run in runs:
-        run.create_directory()
+        run.directory.mkdir(parents=True)
         scores = {"accuracy": 100 * run.hyperparameters.warmup}
         own = [run.task.name, run.trial, 1, str(run.directory.relative_to(out)), "accuracy", scores]
         write_result(out, RunResult(*own, "checkpoint_best.pt", 1, 1, None, run.identity))

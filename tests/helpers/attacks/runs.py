@@ -16,8 +16,8 @@ from forked_command import ForkedCommand
 from interrupted_run import BackgroundRun, assert_same_run, checkpoint, flags_command, run_to_end
 from waiting import has_ended
 
-from amos_fairseq.downstream.training import PROCESS_FILE
 from amos_fairseq.python_process import SECONDS_TO_SAVE
+from amos_fairseq.run.save_dir import LOCK_FILE
 from attacks.commands import Place, amos_harm, amos_script, command_harm, run_command
 from attacks.damage import damage
 from attacks.settings import TINY_RECIPE
@@ -168,9 +168,9 @@ def killed_commands(place: Place, folder: Path, draw: random.Random) -> Iterator
 
 
 def training_processes(folder: Path) -> list[int]:
-    """Processes that train a run in ``folder``. Each run's directory names its process until the command has seen its end."""
+    """Processes that train a run in ``folder``. The lock of each run's directory names its process."""
     found = []
-    for file in (folder / "out" / "tag").glob(f"runs/*/*/{PROCESS_FILE}"):
+    for file in (folder / "out" / "tag").glob(f"runs/*/*/{LOCK_FILE}"):
         with suppress(FileNotFoundError):
             found.append(int(file.read_text().split()[1]))  # "process 123 on HOST"
     return [pid for pid in found if not has_ended(pid)]

@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
-from amos_fairseq.downstream.benchmark import Benchmark
+from amos_fairseq.downstream.benchmark import (
+    IDENTITY_FILE,
+    Benchmark,
+    BenchmarkTask,
+    Failure,
+    TaskRun,
+    plan_runs,
+    selection_flags,
+)
 from amos_fairseq.downstream.classification.command import HEADINGS
 from amos_fairseq.downstream.classification.command import NAME as CLASSIFICATION
 from amos_fairseq.downstream.classification.glue.data import GlueData, read_glue_data, read_task_data
@@ -39,32 +47,26 @@ from amos_fairseq.downstream.multi_task.teachers import (
     write_train_predictions,
 )
 from amos_fairseq.downstream.recipes import Hyperparameters
-from amos_fairseq.downstream.runs import (
-    IDENTITY_FILE,
-    BenchmarkTask,
-    Failure,
+from amos_fairseq.downstream.results import (
     RunResult,
-    TaskRun,
-    read_optional_json,
-    read_result,
-    read_results,
-)
-from amos_fairseq.downstream.session import Session
-from amos_fairseq.downstream.summary import (
+    Summary,
     TaskSummary,
     best_checkpoint,
     format_spread,
     paper_results,
     paper_squad_cells,
+    read_optional_json,
+    read_result,
+    read_results,
+    read_summary,
     summarize,
-    summary_of_same_weights,
 )
+from amos_fairseq.downstream.session import Session
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
 from amos_fairseq.models.configuration import LAST_LAYER
 from amos_fairseq.output.tables import MISSING, Table, format_score
 from amos_fairseq.output.terminal import say
-from amos_fairseq.summary_file import Summary
 
 TEACHER_FILE = "teacher.npy"  # in the directory of a run
 DIFFERENCES = "glue_differences"
@@ -116,7 +118,7 @@ class Glue(Benchmark):
 
     def __init__(self, session: Session, data: Path, tasks: Sequence[str], options: GlueOptions = NO_OPTIONS) -> None:
         self.session, self.options = session, options
-        self.squad = summary_of_same_weights(options.squad or session.out, "squad", session.origin)
+        self.squad = squad_of_same_weights(options.squad or session.out, session.origin)
         if options.squad is not None and self.squad is None:
             raise UserError(f"{options.squad} holds no results of amos squad: give that command's --out as --squad")
         if not data.is_dir():
@@ -157,7 +159,7 @@ class Glue(Benchmark):
         its weights may be gone."""
         for prepared in self.prepared.values():
             columns_of(prepared)
-        for run in self.session.plan(self.tasks.values()):
+        for run in plan_runs(self.session, self.tasks.values()):
             names = [prepared.name for prepared in self.prepared_of(run)]
             if read_result(run.directory) and not all(has_train_predictions(run.directory, name) for name in names):
                 raise UserError(
@@ -175,7 +177,7 @@ class Glue(Benchmark):
 
     def shared_flags(self, run: TaskRun) -> list[str]:
         """Return the flags of a run on one or several tasks: length, best checkpoint, number of rows, teachers."""
-        flags = ["--tokens-per-text", str(self.max_positions), *self.selection_flags(run)]
+        flags = ["--tokens-per-text", str(self.max_positions), *selection_flags(run.task)]
         if self.options.max_rows is not None:
             flags += ["--max-rows", str(self.options.max_rows)]
         if self.options.teachers is not None:
@@ -232,8 +234,10 @@ class Glue(Benchmark):
             write_train_predictions(directory / TRAIN_FOLDER, prepared, logits)
         return scores
 
-    def owns(self, task: str) -> bool:
-        return task in SCORED or task in self.options.own
+    def summarize(self, results: Sequence[RunResult]) -> tuple[Sequence[RunResult], dict[str, TaskSummary]]:
+        """The table has the tasks of earlier calls, too."""
+        shown = [result for result in results if result.task in SCORED or result.task in self.options.own]
+        return shown, summarize(shown)
 
     def setup(self) -> dict[str, Any]:
         """Return the settings that all results share: also the number of rows, the teachers, and the user's own tasks."""
@@ -248,7 +252,7 @@ class Glue(Benchmark):
 
     def plan(self, tasks: Iterable[BenchmarkTask], intermediate: Path | None = None) -> list[TaskRun]:
         """Return all runs of the tasks. What the teachers of each predict belongs to its identity."""
-        runs, teachers = self.session.plan(tasks, intermediate), self.options.teachers
+        runs, teachers = plan_runs(self.session, tasks, intermediate), self.options.teachers
         if teachers is None:
             return runs
         return [
@@ -304,7 +308,7 @@ class Glue(Benchmark):
         if start is None:
             reason = f"it needs a finished run of {INTERMEDIATE_TASK} to start from, and there is none"
             return failures + [Failure(run, reason) for run in plan(dependent)]
-        return failures + execute_runs(plan(dependent, best_checkpoint(self.options.intermediate, start)))
+        return failures + execute_runs(plan(dependent, best_checkpoint(self.options.intermediate, start.best)))
 
     def notes(self, results: Sequence[RunResult], summaries: Mapping[str, TaskSummary]) -> Iterator[str]:
         tasks = dict.fromkeys(result.task for result in results if "intermediate_sha256" in result.identity)
@@ -344,6 +348,20 @@ class Glue(Benchmark):
             for suffix in (".md", ".csv"):
                 (out / f"{DIFFERENCES}{suffix}").unlink(missing_ok=True)
         return files, notices
+
+
+def squad_of_same_weights(out: Path, origin: Mapping[str, Any]) -> Summary | None:
+    """Return the results of ``amos squad`` in OUT, if there are any; refuse those of other weights."""
+    if (found := read_summary(out, "squad")) is None:
+        return None
+    squad = found[0]
+    for setting in ("checkpoint_sha256", "from_scratch"):
+        if squad.setup.get(setting) != origin[setting]:
+            raise UserError(
+                f"{squad.file} has results of other weights ({setting} {squad.setup.get(setting)}, not {origin[setting]}): "
+                "give the results of the same weights with --squad"
+            )
+    return squad
 
 
 def best_intermediate(out: Path) -> TaskSummary | None:

@@ -9,6 +9,7 @@ import numpy as np
 from fairseq.data import Dictionary, data_utils
 from torch import Tensor
 
+from amos_fairseq.downstream.benchmark import BenchmarkTask
 from amos_fairseq.downstream.classification.dataset import (
     PREPARE_AGAIN,
     TASK_FILE,
@@ -22,7 +23,7 @@ from amos_fairseq.downstream.classification.dataset import (
 from amos_fairseq.downstream.classification.glue.tasks import DIAGNOSTIC, TASKS
 from amos_fairseq.downstream.classification.scores import main_score
 from amos_fairseq.downstream.recipes import Hyperparameters
-from amos_fairseq.downstream.runs import BenchmarkTask, content_sha256
+from amos_fairseq.downstream.results import content_sha256
 from amos_fairseq.errors import UserError
 from amos_fairseq.strangers import read_text
 

@@ -13,10 +13,9 @@ from scipy.stats import bootstrap, mannwhitneyu, rankdata
 from amos_fairseq.downstream.classification.glue.data import GlueData
 from amos_fairseq.downstream.classification.glue.predictions import spell
 from amos_fairseq.downstream.classification.glue.tasks import AVERAGED
-from amos_fairseq.downstream.runs import RunResult, parse_result, read_optional_json
+from amos_fairseq.downstream.results import RunResult, Summary, parse_result, parse_summary, read_optional_json
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.tables import MISSING, Table
-from amos_fairseq.summary_file import Summary, parse_summary
 from amos_fairseq.text.table_files import TableFile
 
 NUM_RESAMPLES = 4999

@@ -17,7 +17,7 @@ from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.downstream.classification.glue.data import GlueData, read_glue_data
 from amos_fairseq.downstream.classification.glue.predictions import predict_splits
 from amos_fairseq.downstream.classification.glue.tasks import DIAGNOSTIC, INTERMEDIATE_TASK, SCORED, TASKS
-from amos_fairseq.downstream.summary import TaskSummary, best_checkpoint
+from amos_fairseq.downstream.results import TaskSummary, best_checkpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
 
@@ -48,7 +48,7 @@ def write_submission(
         summary = summaries.get(INTERMEDIATE_TASK if task == DIAGNOSTIC else task)
         prepared = prepared_test_data(data, task)
         if summary is not None and prepared is not None:
-            loaded = load_checkpoint(best_checkpoint(out, summary))
+            loaded = load_checkpoint(best_checkpoint(out, summary.best))
             present = [split for split in splits if prepared.has(split)]
             predicted = predict_splits(prepared, loaded, present, max_positions, device, stop)
             for split in present:

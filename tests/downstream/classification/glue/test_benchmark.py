@@ -161,7 +161,7 @@ def test_small_tasks_start_from_the_best_mnli_run(start, tmp_path, fake_training
     best = best_intermediate(out).best
     starts = {}
     for command in fake_training.commands:
-        task = command[4].rpartition("/")[2]
+        task = command[1].rpartition("/")[2]
         starts.setdefault(task, set()).add(fake_training.flag(command, "--finetune-from-model"))
     mnli, original = str(out / best.directory / "checkpoint_best.pt"), str(start / "checkpoint_last.pt")
     assert starts == {"MNLI": {original}, "CoLA": {original}, "RTE": {mnli}, "STS-B": {mnli}}

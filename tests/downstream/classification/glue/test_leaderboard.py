@@ -11,8 +11,7 @@ from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.downstream.classification.glue.data import read_glue_data
 from amos_fairseq.downstream.classification.glue.leaderboard import fill_broken_lines, write_submission
 from amos_fairseq.downstream.classification.glue.predictions import predict_splits
-from amos_fairseq.downstream.runs import read_results
-from amos_fairseq.downstream.summary import summarize
+from amos_fairseq.downstream.results import read_results, summarize
 from amos_fairseq.errors import UserError
 
 

@@ -13,9 +13,7 @@ from scipy.stats import rankdata
 from amos_fairseq.downstream.classification.glue.benchmark import average, glue_table
 from amos_fairseq.downstream.classification.glue.predictions import score
 from amos_fairseq.downstream.classification.glue.tasks import AVERAGED, TASKS
-from amos_fairseq.downstream.runs import RunResult
-from amos_fairseq.downstream.summary import best_run, paper_results, spread_of, summarize
-from amos_fairseq.summary_file import Spread, Summary
+from amos_fairseq.downstream.results import RunResult, Spread, Summary, best_run, paper_results, spread_of, summarize
 
 
 def test_scores_by_hand():

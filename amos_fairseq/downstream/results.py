@@ -1,0 +1,327 @@
+"""Results of fine-tuning: of one run, of the seeds and trials of a task, and of a whole OUT, which other commands read.
+
+OUT/runs/TASK/[TRIAL/]seedN/result.json is a :class:`RunResult`. OUT/NAME.json, beside the table, has::
+
+    {"benchmark": "glue", "setup": {"checkpoint_sha256": ..., "from_scratch": false, ...},
+     "tasks": {"RTE": {"main_score": "accuracy", "scores": {"accuracy": {"median": 70.5, "deviation": 1.2, "count": 3}}}},
+     "checkpoint": {"file": ..., "num_updates": ...}, "notes": [...],
+     "runs": [{"task": "RTE", "trial": "", "seed": 1, "main_score": "accuracy", "scores": {"accuracy": 70.5}}, ...]}
+"""
+
+import dataclasses
+import hashlib
+import json
+import platform
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from amos_fairseq import strangers
+from amos_fairseq.errors import UserError
+from amos_fairseq.files import json_text, write_text
+from amos_fairseq.output.tables import MISSING, format_score
+from amos_fairseq.strangers import finite_number, plain_name, whole_number
+from amos_fairseq.versions import version_of
+
+RESULT_FILE = "result.json"
+PAPER_RESULTS = Path(__file__).with_name("paper_results.yaml")
+SCORE_RANGE = (-100, 100)  # percent; a correlation can be negative
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The result of a finished run; the fields are the keys of ``result.json``.
+
+    Attributes:
+        trial: name of the combination of hyperparameters if the task has several; otherwise empty.
+        directory: relative to OUT.
+        scores: in percent.
+        checkpoint: name of the file that was scored.
+        epoch: number of epochs at the checkpoint that was scored.
+        seconds: duration of the training without evaluation, summed over all parts of an interrupted run.
+        start_sha256: of the checkpoint that the run started from; None for random weights.
+        notes: footnotes about the data.
+    """
+
+    task: str
+    trial: str
+    seed: int
+    directory: str
+    main_score: str
+    scores: dict[str, float]
+    checkpoint: str
+    epoch: float
+    seconds: float
+    start_sha256: str | None
+    identity: dict[str, Any]
+    versions: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def main(self) -> float:
+        return self.scores[self.main_score]
+
+
+def package_versions() -> dict[str, str]:
+    """Return the versions of what determines a result."""
+    names = ("amos_fairseq", "fairseq-fixed", "scikit-learn", "scipy", "seqeval", "torch")
+    return {name: version_of(name) for name in names} | {"python": platform.python_version()}
+
+
+def write_result(out: Path, result: RunResult) -> None:
+    write_json(out / result.directory / RESULT_FILE, asdict(result))
+
+
+def read_result(directory: Path) -> RunResult | None:
+    """Return the result of a run; None if it is not finished."""
+    content = read_optional_json(directory / RESULT_FILE)
+    if content is None:
+        return None
+    try:
+        return parse_result(content)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise UserError(
+            f"{directory / RESULT_FILE} is not the result of a run: delete it to score the run again"
+        ) from error
+
+
+def parse_result(content: dict[str, Any]) -> RunResult:
+    """Return the result; raise ``TypeError``, ``KeyError`` or ``AttributeError`` for anything else."""
+    result = RunResult(**(content | {"notes": tuple(content.get("notes", ()))}))
+    result.main + 0.0  # a number
+    return result
+
+
+def read_results(out: Path) -> list[RunResult]:
+    """Return all finished runs in OUT, sorted by task, trial and seed."""
+    files = sorted((out / "runs").glob(f"**/{RESULT_FILE}"))
+    results = [result for file in files if (result := read_result(file.parent))]
+    return sorted(results, key=lambda result: (result.task, result.trial, result.seed))
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and standard deviation of one score over seeds.
+
+    Attributes:
+        median: as AMOS reports (section 4, "the median of five random seeds").
+        deviation: sample standard deviation (divided by n - 1), which estimates the variation between seeds; the paper
+            does not state which of the two it prints. None for a single seed.
+        count: number of seeds.
+    """
+
+    median: float
+    deviation: float | None
+    count: int
+
+
+def spread_of(values: Sequence[float]) -> Spread:
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return Spread(statistics.median(values), deviation, len(values))
+
+
+def format_spread(spread: Spread | None) -> str:
+    return MISSING if spread is None else format_score(spread.median, spread.deviation)
+
+
+@dataclass(frozen=True)
+class TaskSummary:
+    """The results of a task that the table shows.
+
+    Attributes:
+        trial: the selected combination of hyperparameters; empty if there is only one.
+        num_trials: number of trials that have results.
+        scores: spread of every score over the seeds of the selected trial.
+        best: the run with the highest main score of all trials.
+    """
+
+    trial: str
+    num_trials: int
+    scores: dict[str, Spread]
+    best: RunResult
+
+    @property
+    def main(self) -> Spread:
+        return self.scores[self.best.main_score]
+
+    def as_dict(self) -> dict[str, Any]:
+        best = self.best
+        return {
+            "main_score": best.main_score,
+            "scores": {name: asdict(spread) for name, spread in self.scores.items()},
+            "settings": self.trial,
+            "settings_tried": self.num_trials,
+            "best_run": {"directory": best.directory, "seed": best.seed, best.main_score: best.main},
+        }
+
+
+def summarize(results: Sequence[RunResult]) -> dict[str, TaskSummary]:
+    """Summarize each task by the trial with the highest median of the main score; the first one on a tie."""
+    by_task: dict[str, dict[str, list[RunResult]]] = {}
+    for result in results:
+        by_task.setdefault(result.task, {}).setdefault(result.trial, []).append(result)
+    summaries = {}
+    for task, by_trial in by_task.items():
+        trial = max(by_trial, key=lambda name: statistics.median(result.main for result in by_trial[name]))
+        chosen = by_trial[trial]
+        scores = {name: spread_of([result.scores[name] for result in chosen]) for name in chosen[0].scores}
+        best = best_run([result for of_trial in by_trial.values() for result in of_trial])
+        summaries[task] = TaskSummary(trial, len(by_trial), scores, best)
+    return summaries
+
+
+def summarize_divided(
+    results: Sequence[RunResult], divided: dict[str, list[RunResult]]
+) -> tuple[list[RunResult], dict[str, TaskSummary]]:
+    """Summarize runs that have the scores of several tasks. Trial and best run are those of the whole runs.
+
+    Args:
+        divided: by directory of a run, a result for each of its tasks.
+    """
+    summaries = {}
+    for task, whole in summarize(results).items():
+        of_trial = [result for result in results if result.task == task and result.trial == whole.trial]
+        chosen = summarize([part for result in of_trial for part in divided[result.directory]])
+        best = {part.task: part for part in divided[whole.best.directory]}
+        for name, summary in chosen.items():
+            summaries[name] = dataclasses.replace(summary, best=best[name], num_trials=whole.num_trials)
+    shown = [part for result in results for part in divided[result.directory]]
+    return shown, summaries
+
+
+def divide(result: RunResult, main_scores: dict[str, str]) -> list[RunResult]:
+    """Return a result for each task of a run whose scores have the task and a blank before their names."""
+    parts = []
+    for task, main_score in main_scores.items():
+        prefix = f"{task} "
+        scores = {name.removeprefix(prefix): score for name, score in result.scores.items() if name.startswith(prefix)}
+        parts.append(dataclasses.replace(result, task=task, main_score=main_score, scores=scores))
+    return parts
+
+
+def best_run(results: Sequence[RunResult]) -> RunResult:
+    """Return the result with the highest main score; the lowest seed on a tie."""
+    return max(results, key=lambda result: (result.main, -result.seed))
+
+
+def best_checkpoint(out: Path, best: RunResult) -> Path:
+    """Return the checkpoint of a run (AMOS Table 5: "the best development set model"); refuse a missing one."""
+    file = out / best.directory / best.checkpoint
+    if not file.is_file():
+        raise UserError(
+            f"{file}, the checkpoint of the best run of {best.task}, is missing: delete {file.parent} and repeat the run"
+        )
+    return file
+
+
+def best_run_of(out: Path, task: str) -> RunResult | None:
+    """Return the best finished run of a task in OUT; None without one."""
+    summary = summarize([result for result in read_results(out) if result.task == task]).get(task)
+    return summary.best if summary else None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The content of ``OUT/NAME.json``.
+
+    Attributes:
+        benchmark: glue, squad, tagging, parsing or classification.
+        setup: settings that all runs share.
+        main_scores: name of the main score by task.
+        spreads: of every score, by task and name.
+        seeds: the main score of each run in percent, by task and, for a grid, its combination of hyperparameters.
+        checkpoint: the fine-tuned checkpoint, as its path was when the benchmark ran.
+    """
+
+    file: Path
+    benchmark: str
+    setup: dict[str, Any]
+    main_scores: dict[str, str]
+    spreads: dict[str, dict[str, Spread]]
+    seeds: dict[str, list[float]]
+    checkpoint: Path
+    num_updates: int
+    notes: list[str]
+
+    @property
+    def from_scratch(self) -> bool:
+        """Whether the weights of the checkpoint were replaced by random ones."""
+        return bool(self.setup["from_scratch"])
+
+    @property
+    def folder_name(self) -> str:
+        return self.file.absolute().parent.name
+
+
+def parse_summary(file: Path, content: dict[str, Any], complaint: str) -> Summary:
+    """Return the content of a summary; ``complaint`` ends the message where it is something else."""
+    try:
+        tasks = {plain_name(name): task for name, task in content["tasks"].items()}
+        checkpoint, setup = content["checkpoint"], dict(content["setup"])
+        setup["from_scratch"] = bool(setup["from_scratch"])
+        seeds: dict[str, list[float]] = {}
+        for run in content["runs"]:
+            name = plain_name(f"{run['task']} {run['trial']}".strip())
+            seeds.setdefault(name, []).append(finite_number(run["scores"][run["main_score"]], *SCORE_RANGE))
+        return Summary(
+            file,
+            plain_name(content["benchmark"]),
+            setup,
+            {name: plain_name(task["main_score"]) for name, task in tasks.items()},
+            {name: _spreads(task) for name, task in tasks.items()},
+            seeds,
+            Path(plain_name(checkpoint["file"], longest=4096)),
+            whole_number(checkpoint["num_updates"]),
+            [plain_name(note, longest=10_000) for note in content["notes"]],
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{file} {complaint}") from error
+
+
+def _spreads(task: dict[str, Any]) -> dict[str, Spread]:
+    in_percent, spreads = (task["main_score"], f"{task['main_score']}_mm"), {}
+    for name, values in task["scores"].items():
+        limits, most = (SCORE_RANGE, (0, 200)) if name in in_percent else ((), ())
+        deviation = None if values["deviation"] is None else finite_number(values["deviation"], *most)
+        spreads[plain_name(name)] = Spread(
+            finite_number(values["median"], *limits), deviation, whole_number(values["count"])
+        )
+    return spreads
+
+
+def read_summary(out: Path, name: str) -> tuple[Summary, dict[str, Any]] | None:
+    """Return ``OUT/NAME.json`` and its content; None if it does not exist."""
+    file = out / f"{name}.json"
+    content = read_optional_json(file)
+    if content is None:
+        return None
+    return parse_summary(file, content, f"is not a summary of amos {name}: repeat that command"), content
+
+
+def paper_results() -> list[dict[str, Any]]:
+    """Return the papers' results of ``--paper``, one dictionary per row."""
+    return yaml.safe_load(PAPER_RESULTS.read_text(encoding="utf-8"))
+
+
+def paper_squad_cells(paper: dict[str, Any], scores: Sequence[str]) -> list[str]:
+    """Return the paper's scores of SQuAD 2.0; a dash for a score that it does not report."""
+    deviations = paper.get("deviations", {})
+    return [format_score(paper["squad"].get(name), deviations.get(name)) for name in scores]
+
+
+def read_optional_json(file: Path) -> dict[str, Any] | None:
+    """Return the content; None if the file does not exist. A damaged file, or one without an object, is refused."""
+    return strangers.read_json(file, "delete it and repeat the command that wrote it", optional=True)
+
+
+def write_json(file: Path, content: Any) -> None:
+    write_text(file, json_text(content))
+
+
+def content_sha256(content: Any) -> str:
+    """Return a fingerprint of plain values that does not depend on the order of keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode("utf-8")).hexdigest()
