@@ -10,7 +10,6 @@ BLiMP and Salazar et al. (2020): the PLL of mlm and electric, and log P(original
 (:class:`~amos_fairseq.scoring.token_scorers.DetectionScorer`).
 """
 
-import contextlib
 import dataclasses
 import math
 import os
@@ -28,7 +27,7 @@ from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.data.corpus import corpus_directories, count_tokens, require_split
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import csv_text, json_text, write_text
-from amos_fairseq.fingerprint import DICTIONARY_FILE
+from amos_fairseq.fingerprint import DICTIONARY_FILE, file_sha256
 from amos_fairseq.models.amos import AmosModel
 from amos_fairseq.models.electra import ElectraModel
 from amos_fairseq.models.electric import ElectricModel
@@ -36,9 +35,7 @@ from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.models.teams import TeamsModel
 from amos_fairseq.output.tables import Table, format_score
 from amos_fairseq.probing.features import random_weights
-from amos_fairseq.scoring.jobs import identity, read_text_score, resumed_rows, scored_rows, text_score_row
-from amos_fairseq.scoring.output import DECIMALS, UnfinishedRows
-from amos_fairseq.scoring.pseudo_likelihood import EncodedLine, LineScorer, encoded_lines, with_unknown_pieces
+from amos_fairseq.scoring.lines import DECIMALS, EncodedLine, LineScorer, encoded_lines, with_unknown_pieces
 from amos_fairseq.scoring.token_scorers import DetectionScorer, build_pair_scorer
 from amos_fairseq.strangers import field, parse_json, plain_name
 from amos_fairseq.text.text_files import (
@@ -250,7 +247,7 @@ def encode_pairs(loaded: LoadedCheckpoint, pairs: Sequence[MinimalPair]) -> Enco
         UserError: a sentence has no pieces, or all pairs are too long.
     """
     limit = loaded.model.max_positions()
-    encoded = encoded_lines(loaded, (text for pair in pairs for text in (pair.good, pair.bad)), first=1)
+    encoded = encoded_lines(loaded, (text for pair in pairs for text in (pair.good, pair.bad)))
     readable, members = [], []
     numbers: dict[tuple, int] = {}
     lines: list[EncodedLine] = []
@@ -322,22 +319,15 @@ def with_random_weights(loaded: LoadedCheckpoint) -> LoadedCheckpoint:
     return dataclasses.replace(loaded, model=random_weights(loaded.model, RANDOM_SEED).to(device))
 
 
-def sentence_scores(scorer: LineScorer, encoded: EncodedPairs, unfinished: UnfinishedRows | None) -> list[float]:
-    """Return the score of each distinct sentence. With ``unfinished``, those of a stopped command are not computed again."""
+def sentence_scores(loaded: LoadedCheckpoint, encoded: EncodedPairs, tokens_per_batch: int) -> list[float]:
+    """Return the score of each distinct sentence."""
+    scorer = LineScorer(
+        loaded,
+        build_pair_scorer(loaded, tokens_per_batch),
+        place=lambda number: encoded.owners[number - 1].place,
+    )
     texts = [line.text for line in encoded.lines]
-    if unfinished is None:
-        rows = [row for window in scored_rows(scorer, texts, text_score_row, len(texts)) for row in window]
-    else:
-        rows = list(resumed_rows(scorer, texts, text_score_row, len(texts), unfinished))
-    try:
-        scores = [read_text_score(row).pll for row in rows]
-        if None in scores:
-            raise ValueError("a sentence that the model can read has no score")
-    except ValueError as error:
-        if unfinished is None:
-            raise
-        raise unfinished.damaged() from error
-    return scores
+    return [scored.pll for scored in scorer.score(texts, len(texts))]
 
 
 def score_pairs(
@@ -350,7 +340,7 @@ def score_pairs(
 ) -> Table:
     """Score all pairs with the model and the baselines, and return the table of accuracies.
 
-    With ``out``, the files of :func:`save_results` are written, and a stopped call continues from ``*.unfinished`` beside it.
+    With ``out``, the files of :func:`save_results` are written.
 
     Args:
         out: NAME.json.
@@ -361,35 +351,29 @@ def score_pairs(
         UserError: the model has no score for pairs, a file is not one of pairs, or the corpus is another one.
     """
     name = OBJECTIVES.get(type(loaded.model), "model")
-    token_scorer = build_pair_scorer(loaded, tokens_per_batch)
-    definition = DETECTION if isinstance(token_scorer, DetectionScorer) else PLL
+    definition = DETECTION if isinstance(build_pair_scorer(loaded, tokens_per_batch), DetectionScorer) else PLL
     log_probs = None if corpus is None else unigram_log_probs(loaded, corpus)
     pairs, records = read_pairs(files)
     encoded = encode_pairs(loaded, pairs)
     models = {name: loaded} | ({RANDOM: with_random_weights(loaded)} if with_random else {})
-    columns = []
-    with contextlib.ExitStack() as stack:
-        for column, model in models.items():
-            scorer = LineScorer(
-                model,
-                tokens_per_batch,
-                token_scorer=build_pair_scorer(model, tokens_per_batch),
-                place=lambda number: encoded.owners[number - 1].place,
-            )
-            source = identity(scorer, files, "minimal pairs") | {"weights": column}
-            unfinished = None
-            if out is not None:
-                beside = out if model is loaded else out.with_name(f"{out.stem}.random{out.suffix}")
-                unfinished = stack.enter_context(UnfinishedRows(beside, source))
-                stack.push(_remove_on_success(unfinished))
-            columns.append(encoded.column(column, definition, sentence_scores(scorer, encoded, unfinished)))
-        if log_probs is not None:
-            definition = f"sum of log p(piece), its share of {corpus}, each count plus one"
-            columns.insert(1, encoded.column(UNIGRAM, definition, unigram_scores(log_probs, encoded.lines)))
+    columns = [
+        encoded.column(column, definition, sentence_scores(model, encoded, tokens_per_batch))
+        for column, model in models.items()
+    ]
+    if log_probs is not None:
+        meaning = f"sum of log p(piece), its share of {corpus}, each count plus one"
+        columns.insert(1, encoded.column(UNIGRAM, meaning, unigram_scores(log_probs, encoded.lines)))
+    table = results_table(loaded, encoded, columns)
+    if loaded.imported_from and not loaded.num_updates:
+        note = (
+            "the weights are imported and not trained here: a head that their source lacks is random (see amos import)"
+        )
+        table = dataclasses.replace(table, notes=[*table.notes, note])
+    if out is not None:
         setup = {
             "checkpoint": {
                 "file": str(loaded.file),
-                "sha256": source["checkpoint"],
+                "sha256": file_sha256(loaded.file),
                 "objective": name,
                 "num_updates": loaded.num_updates,
             },
@@ -400,23 +384,8 @@ def score_pairs(
             "max_tokens": loaded.model.max_positions(),
             "too_long": encoded.num_too_long,
         }
-        table = results_table(loaded, encoded, columns)
-        if loaded.imported_from and not loaded.num_updates:
-            note = "the weights are imported and not trained here: a head that their source lacks is random (see amos import)"
-            table = dataclasses.replace(table, notes=[*table.notes, note])
-        if out is not None:
-            save_results(out, setup, encoded, columns, table)
+        save_results(out, setup, encoded, columns, table)
     return table
-
-
-def _remove_on_success(unfinished: UnfinishedRows) -> Any:
-    """Return what removes the file when the body of an ``ExitStack`` ends without an exception."""
-
-    def leave(kind: type | None, *_: object) -> None:
-        if kind is None:
-            unfinished.remove()
-
-    return leave
 
 
 def groups_of(pairs: Sequence[MinimalPair]) -> dict[str, dict[str, list[int]]]:

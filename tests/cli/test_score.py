@@ -1,4 +1,4 @@
-"""``amos score`` on untrained models: its files, continuation after a stop, a full disk, memory, and errors."""
+"""``amos score`` on untrained models: its files, a stop, a full disk, memory, and errors."""
 
 import csv
 import io
@@ -16,9 +16,9 @@ from saved_models import write_run
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
-from amos_fairseq.scoring.jobs import score_file
-from amos_fairseq.scoring.pseudo_likelihood import LineScorer, windows
-from amos_fairseq.scoring.token_scorers import DetectionScorer, MaskedScorer
+from amos_fairseq.models.pretraining import PretrainingBatch
+from amos_fairseq.scoring.lines import LineScorer, score_file, windows
+from amos_fairseq.scoring.token_scorers import MaskedScorer
 
 LINES = ["the quick brown fox", "", "a lazy dog jumps", "Xyz the end", "the fox " * 100, " ", "jumps over the end"]
 TOO_LONG = 5
@@ -76,7 +76,7 @@ def test_unknown_characters_are_worse_than_any_word(run, tmp_path, capsys):
 
 
 def test_input_of_a_stream(run, text, tmp_path, capsys, monkeypatch):
-    """A stream can be read once; the rows are those of the file, and a continued OUT is recognized by its content."""
+    """A stream can be read once; the rows are those of the file."""
     main(["score", str(run), str(text)])
     expected = capsys.readouterr().out
     for out in ([], ["--out", str(tmp_path / "scores.tsv")]):
@@ -92,23 +92,6 @@ def test_input_of_a_stream(run, text, tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().out == expected
 
 
-def test_too_long_hypotheses_are_skipped_and_named(run, tmp_path, capsys):
-    """The other list is reranked; a list without a score keeps the recognizer's choice."""
-    hypotheses = [("日本語中国", 0.0), (LINES[TOO_LONG - 1], 5.0), ("a dog", -1.0)]
-    unknown, long, known = ({"text": text, "score": score} for text, score in hypotheses)
-    lists = {
-        "first": {"reference": "a dog", "hypotheses": [unknown, long, known]},
-        "second": {"reference": "the fox", "hypotheses": [long]},
-    }
-    (tmp_path / "nbest.json").write_text(json.dumps(lists))
-    assert main(["score", str(run), "--rerank", str(tmp_path / "nbest.json"), "--lambda", "1"]) == 0
-    captured = capsys.readouterr()
-    winners = json.loads(captured.out)["reranked"]
-    assert [(winner["place"], winner["pll"] is None) for winner in winners.values()] == [(3, False), (1, True)]
-    for name in ("hypothesis 2 of 'first'", "hypothesis 1 of 'second'"):
-        assert f"nbest.json: {name} is skipped: it has 402 tokens, more than the model's limit of 150\n" in captured.err
-
-
 def test_scores_are_those_of_the_model(run, text, capsys):
     """One line against the loss of the model's own forward pass, with one masked position at a time."""
     main(["score", str(run), str(text)])
@@ -118,7 +101,7 @@ def test_scores_are_those_of_the_model(run, text, capsys):
     for position, value in enumerate(values, start=1):
         masked = tokens.index_fill(1, torch.tensor(position), loaded.dictionary.index("<mask>"))
         with torch.no_grad():
-            nll = loaded.model(tokens, masked, torch.tensor([[position]]), torch.ones(1, 1)).mlm_nll
+            nll = loaded.model(PretrainingBatch(tokens, masked, torch.tensor([[position]]), torch.ones(1, 1))).mlm_nll
         assert value == pytest.approx(-nll.item(), abs=2e-4)  # batches change the order of float32 sums
 
 
@@ -151,95 +134,78 @@ def test_electra_takes_a_formula(tmp_path, text, capsys):
     assert all(exact < thesis for exact, thesis in zip(*outputs.values(), strict=True))
 
 
-def test_reranking_with_known_answer(run, tmp_path, capsys):
-    """Scores with given crossings of f + lambda PLL, computed from PLLs of the command itself."""
-    texts = ["the quick fox", "a dog", "over the end"]
-    (tmp_path / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
-    main(["score", str(run), str(tmp_path / "texts.txt")])
-    pll = {line: float(row[1]) for line, row in zip(texts, table(capsys.readouterr().out), strict=True)}
-    worse, better = sorted(texts[:2], key=pll.get)
-
-    def lists(name, reference, crossing):
-        """``better`` overtakes ``worse`` at lambda = ``crossing``."""
-        score = -1.0 - crossing * (pll[better] - pll[worse])
-        scores = {worse: -1.0, better: score, texts[2]: -1e6}
-        hypotheses = [{"text": text, "score": score} for text, score in scores.items()]
-        file = tmp_path / name
-        file.write_text(json.dumps({"u": {"reference": reference, "hypotheses": hypotheses}}), encoding="utf-8")
-        return str(file)
-
-    nbest, dev = lists("nbest.json", better, 0.32), lists("dev.json", better, 0.42)
-    out = tmp_path / "out.json"
-    assert main(["score", str(run), "--rerank", nbest, "--dev", dev, "--out", str(out)]) == 0
-    found = json.loads(out.read_text(encoding="utf-8"))
-    assert found["lambda"] == 0.45
-    errors = found["dev"]["wer_of_lambda"]
-    assert errors["0.40"] > errors["0.45"] == found["dev"]["wer_after"] == 0
-    assert found["nbest"]["wer_before"] > found["nbest"]["wer_after"] == found["nbest"]["wer_oracle"] == 0
-    winner = found["reranked"]["u"]
-    assert (winner["text"], winner["place"], winner["word_errors"]) == (better, 2, 0)
-    assert winner["pll"] == pytest.approx(pll[better], abs=1e-3)
-    capsys.readouterr()
-    main(["score", str(run), "--rerank", nbest, "--lambda", "0.3"])
-    found = json.loads(capsys.readouterr().out)
-    assert (found["lambda"], found["reranked"]["u"]["text"]) == (0.3, worse)
-    assert "dev" not in found
-    assert not list(tmp_path.glob("*unfinished*"))
+GOOD = '{"sentence_good": "the fox", "sentence_bad": "the dog"}'
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "code", "named"),
     [
-        (["absent", "text.txt"], "absent/checkpoint_last.pt is missing|absent is missing"),
-        (["run", "absent.txt"], r"absent.txt: the text cannot be read \(No such file"),
-        (["run", "latin1.txt"], "latin1.txt, line 2: not UTF-8 at byte 1"),
-        (["run", "text.txt", "--out", "absent/scores.tsv"], r"absent/scores.tsv.unfinished cannot be written \(No"),
-        (["run", "text.txt", "--out", "text.txt"], "--out text.txt is the input file itself"),
-        (["run", "text.txt", "--out", "."], "--out . is a folder: give the name of a file"),
-        (["run", "text.txt", "--batch-tokens", "0"], "--batch-tokens 0 must be 1 or more"),
-        (["run", "text.txt", "--device", "abacus"], "device abacus cannot be used"),
-        (["run", "text.txt", "--electra-formula", "thesis"], "--electra-formula has no effect"),
-        (["amos", "text.txt"], "AmosModel, which gives no probability of a token: .*mlm, electra or electric"),
-        (["nan", "text.txt"], "no finite score for .* in line 1"),
-        (["run", "--rerank", "nbest.json", "--lambda", "-1"], "--lambda -1.0 must be a number from 0 on"),
+        ("absent text.txt", 1, "absent"),
+        ("run absent.txt", 1, "absent.txt: the text cannot be read"),
+        ("run latin1.txt", 1, "latin1.txt, line 2: not UTF-8 at byte 1"),
+        ("run text.txt --out absent/scores.tsv", 1, "absent/scores.tsv cannot be written"),
+        ("run text.txt --out text.txt", 1, "is the input file itself"),
+        ("run text.txt --out .", 1, "is a folder"),
+        ("run text.txt --batch-tokens 0", 1, "--batch-tokens 0"),
+        ("run text.txt --device abacus", 1, "device abacus"),
+        ("run text.txt --electra-formula thesis", 1, "--electra-formula"),
+        ("amos text.txt", 1, "mlm, electra or electric"),
+        ("nan text.txt", 1, "no finite score for .* in line 1"),
+        ("run", 2, "FILE"),
+        ("run text.txt --pairs p.jsonl", 2, "FILE"),
+        ("run text.txt --baseline", 2, "--baseline"),
+        ("run text.txt --corpus DATA", 2, "--corpus"),
+        ("run --pairs p.jsonl --format tsv", 2, "--format"),
+        ("run --pairs absent.jsonl", 1, "absent.jsonl"),
+        ("run --pairs folder", 1, "folder is a folder or a pipe"),
+        ("run --pairs p.jsonl ./p.jsonl", 1, "p.jsonl twice"),
+        ("run --pairs p.zip", 1, r"p.zip: .zip files are not supported"),
+        ("run --pairs broken.jsonl.gz", 1, "broken.jsonl.gz is damaged"),
+        ("run --pairs latin1.txt", 1, "latin1.txt, line 1"),
+        ("run --pairs p.jsonl --out p.txt", 1, "must end with .json"),
+        ("run --pairs p.csv --out p.json", 1, "would overwrite the input file p.csv"),
+        ("run --pairs p.jsonl --out q.json", 1, "q.md, which is a folder"),
+        ("run --pairs p.jsonl --out absent/out.json", 1, "absent/out.json"),
+        ("run --pairs p.jsonl --corpus absent", 1, "--corpus absent is not a directory"),
+        ("run --pairs p.jsonl --corpus folder", 1, "folder/train.bin is missing"),
+        ("tuned --pairs p.jsonl", 1, "was fine-tuned"),
+        ("nan --pairs p.jsonl", 1, "no finite score for .* in .*p.jsonl, line 1"),
     ],
 )
-def test_mistakes_are_one_line(run, text, monkeypatch, capsys, arguments, message):
-    directory = text.parent
-    monkeypatch.chdir(directory)
+def test_mistakes_are_one_line(refused, monkeypatch, capsys, arguments, code, named):
+    monkeypatch.chdir(refused)
+    before = sorted(refused.rglob("*"))
+    assert main_exit(["score", *arguments.split()]) == code
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert re.search(named, line)
+    assert sorted(refused.rglob("*")) == before
+
+
+def main_exit(arguments: list[str]) -> int:
+    try:
+        return main(arguments)
+    except SystemExit as ended:
+        return ended.code
+
+
+@pytest.fixture(scope="module")
+def refused(run, tmp_path_factory):
+    """A folder with files and runs that cannot be scored."""
+    directory = tmp_path_factory.mktemp("refused")
     shutil.copytree(run, directory / "run")
+    (directory / "text.txt").write_bytes("\r\n".join(LINES).encode())
     (directory / "latin1.txt").write_bytes("a\nbé".encode("latin-1"))
-    (directory / "nbest.json").write_text('{"u": {"reference": "a", "hypotheses": [{"text": "a", "score": 0}]}}')
-    if arguments[0] == "amos":
-        write_run(directory / "amos", "amos")
-    if arguments[0] == "nan":
-        shutil.copytree(run, directory / "nan")
-        state = torch.load(directory / "nan" / "checkpoint_last.pt", weights_only=True)
-        state["model"]["mlm_head.bias"].fill_(math.nan)
-        torch.save(state, directory / "nan" / "checkpoint_last.pt")
-    assert re.search(message, error_line(capsys, main, "score", *arguments))
-    assert [path.name for path in directory.iterdir() if path.name.startswith("scores")] == []
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        *("", "text.txt --rerank nbest.json --lambda 1", "--rerank nbest.json", "text.txt --dev dev.json"),
-        *("--rerank nbest.json --lambda 1 --dev dev.json", "--rerank nbest.json --lambda 1 --format tsv"),
-        "text.txt --lambda 1",
-        *("text.txt --pairs p.jsonl", "--rerank nbest.json --lambda 1 --pairs p.jsonl", "text.txt --baseline"),
-        *(
-            f"--pairs p.jsonl {flag}"
-            for flag in ("--format tsv", "--electra-formula exact", "--dev d.json", "--lambda 1")
-        ),
-        *("text.txt --corpus DATA", "--rerank nbest.json --lambda 1 --baseline"),
-    ],
-)
-def test_incompatible_flags_exit_with_2(arguments, capsys):
-    with pytest.raises(SystemExit) as exit_info:
-        main(["score", "run", *arguments.split()])
-    assert exit_info.value.code == 2
-    assert capsys.readouterr().err.startswith("usage: amos score")
+    for name in ("p.jsonl", "p.csv", "p.zip", "broken.jsonl.gz"):
+        (directory / name).write_text(GOOD)
+    for name in ("folder", "q.md"):
+        (directory / name).mkdir()
+    write_run(directory / "amos", "amos")
+    write_run(directory / "tuned", "electra", classes=2)
+    shutil.copytree(run, directory / "nan")
+    state = torch.load(directory / "nan" / "checkpoint_last.pt", weights_only=True)
+    state["model"]["mlm_head.bias"].fill_(math.nan)
+    torch.save(state, directory / "nan" / "checkpoint_last.pt")
+    return directory
 
 
 @pytest.fixture
@@ -249,10 +215,8 @@ def long_text(tmp_path):
     return file
 
 
-def test_a_stopped_command_continues(run, long_text, tmp_path, capsys, monkeypatch):
-    """Stopped after the second window, with its last row cut in two: the result is that of one run."""
-    command = ["score", str(run), str(long_text), "--batch-tokens", "16", "--out"]
-    main([*command, str(tmp_path / "whole.tsv")])
+def test_a_stopped_command_leaves_nothing_and_starts_again(run, long_text, tmp_path, capsys, monkeypatch):
+    command = ["score", str(run), str(long_text), "--batch-tokens", "16", "--out", str(tmp_path / "scores.tsv")]
     calls, log_probs = [], MaskedScorer.log_probs
 
     def interrupted(self, sequences):
@@ -261,64 +225,13 @@ def test_a_stopped_command_continues(run, long_text, tmp_path, capsys, monkeypat
             raise KeyboardInterrupt
         return log_probs(self, sequences)
 
-    monkeypatch.setattr(MaskedScorer, "log_probs", interrupted)
-    assert main([*command, str(tmp_path / "scores.tsv")]) == 130
-    assert not (tmp_path / "scores.tsv").exists()
-    unfinished = tmp_path / "scores.tsv.unfinished"
-    assert len(unfinished.read_text(encoding="utf-8").splitlines()) == 1 + sum(calls[:2])
-    unfinished.write_bytes(unfinished.read_bytes()[:-9])
-    monkeypatch.setattr(MaskedScorer, "log_probs", lambda self, s: calls.append(len(s)) or log_probs(self, s))
+    with monkeypatch.context() as patch:
+        patch.setattr(MaskedScorer, "log_probs", interrupted)
+        assert main(command) == 130
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["long.txt"]
     capsys.readouterr()
-    assert main([*command, str(tmp_path / "scores.tsv")]) == 0
-    assert f"{sum(calls[:2]) - 1} of 40 lines are already scored" in capsys.readouterr().err
-    assert sum(calls[3:]) == 40 - (sum(calls[:2]) - 1), "only the cut line is scored again"
-    assert not unfinished.exists()
-    whole, continued = ((tmp_path / name).read_text(encoding="utf-8") for name in ("whole.tsv", "scores.tsv"))
-    for a, b in zip(table(whole), table(continued), strict=True):
-        assert (a[0], a[2:5]) == (b[0], b[2:5])
-        assert float(a[1]) == pytest.approx(float(b[1]), abs=1e-3)  # other windows, other batches
-
-
-def test_rows_of_another_text_are_not_continued(run, long_text, tmp_path, capsys, monkeypatch):
-    out, text = tmp_path / "scores.tsv", tmp_path / "short.txt"
-    text.write_text("the end\na fox\n", encoding="utf-8")
-    monkeypatch.setattr("amos_fairseq.scoring.jobs.write_whole", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    main(["score", str(run), str(long_text), "--out", str(out)])
-    monkeypatch.undo()
-    main(["score", str(run), str(text), "--out", str(out)])
-    assert "was of another text, checkpoint or format: starting from line 1" in capsys.readouterr().err
-    assert len(table(out.read_text(encoding="utf-8"))) == 2
-
-
-@pytest.mark.parametrize("rows", ["null", "[1]", '["x", 5]', "[-1.5, 1e999]", "[-1.5, 4]\n" * 2, "\udcff", "[" * 10**5])
-def test_damaged_rows_are_not_continued(run, tmp_path, capsys, monkeypatch, rows):
-    nbest, out = tmp_path / "nbest.json", tmp_path / "out.json"
-    nbest.write_text('{"u": {"reference": "the fox", "hypotheses": [{"text": "the fox", "score": 0}]}}')
-    command = ["score", str(run), "--rerank", str(nbest), "--lambda", "1", "--out", str(out)]
-    monkeypatch.setattr("amos_fairseq.scoring.jobs.write_whole", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    main(command)
-    monkeypatch.undo()
-    unfinished = tmp_path / "out.json.unfinished"
-    identity = unfinished.read_bytes().splitlines(keepends=True)[0]
-    unfinished.write_bytes(identity + rows.encode(errors="surrogateescape") + b"\n")
-    line = error_line(capsys, main, *command, reports_progress=True)
-    assert "out.json.unfinished is damaged: remove it and repeat the command" in line
-    assert not out.exists()
-    unfinished.unlink()
     assert main(command) == 0
-
-
-@pytest.mark.parametrize("link", [os.symlink, os.link])
-def test_unfinished_rows_are_not_written_through_a_link(run, long_text, tmp_path, capsys, link):
-    precious = tmp_path / "precious"
-    precious.write_text("precious\n")
-    link(precious, tmp_path / "scores.tsv.unfinished")
-    command = ["score", str(run), str(long_text), "--out", str(tmp_path / "scores.tsv")]
-    if link is os.symlink:
-        assert "scores.tsv.unfinished is a link" in error_line(capsys, main, *command)
-    else:
-        assert main(command) == 0
-    assert precious.read_text() == "precious\n"
+    assert len(table((tmp_path / "scores.tsv").read_text(encoding="utf-8"))) == 40
 
 
 def test_no_more_lines_are_read_than_a_window_needs(run):
@@ -331,24 +244,22 @@ def test_no_more_lines_are_read_than_a_window_needs(run):
             taken += 1
             yield "the quick brown fox"
 
-    scorer = LineScorer(load_checkpoint(run), tokens_per_batch=64)
-    first = next(scorer.score_windows(endless()))
-    passes = len(first[0].line.pieces)
-    assert len(first) == math.ceil(32 * 64 / (passes * (passes + 2)))
-    assert taken <= len(first) + 256
-    assert len(next(windows(iter(lambda: first[0].line, None), cost=lambda line: 0, limit=10))) == 4096
+    loaded = load_checkpoint(run)
+    first = next(LineScorer(loaded, MaskedScorer(loaded, 64)).score(endless(), 0))
+    passes = len(first.line.pieces)
+    assert taken <= math.ceil(32 * 64 / (passes * (passes + 2))) + 256
+    assert len(next(windows(iter(lambda: first.line, None), cost=lambda line: 0, limit=10))) == 4096
 
 
 def test_a_full_disk_is_one_line_and_leaves_the_old_file(run, long_text, tmp_path):
     out = tmp_path / "scores.tsv"
     out.write_text("old", encoding="utf-8")
-    scorer = LineScorer(load_checkpoint(run), tokens_per_batch=4096)
-    assert scorer.loaded.tokenizer.sha256  # computed now, because it writes files
-    with full_disk(1000), pytest.raises(UserError, match=r"scores.tsv.unfinished cannot be written \(File too large\)"):
-        score_file(scorer, long_text, "tsv", out)
+    loaded = load_checkpoint(run)
+    scorer = LineScorer(loaded, MaskedScorer(loaded, 4096))
+    with full_disk(1000), pytest.raises(UserError, match=r"scores.tsv cannot be written \(File too large\)"):
+        score_file(scorer, str(long_text), "tsv", out)
     assert out.read_text(encoding="utf-8") == "old"
-    score_file(scorer, long_text, "tsv", out)  # the same call continues
-    assert len(table(out.read_text(encoding="utf-8"))) == 40
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["long.txt", "scores.tsv"]
 
 
 PAIRS = [("the quick fox", "the quick end"), ("a lazy dog jumps", "a lazy dog over"), ("the  end", "the end")]
@@ -419,9 +330,6 @@ def test_pairs_with_both_baselines_and_all_files(tmp_path, capsys):
     assert out.read_bytes() == first
 
 
-GOOD = '{"sentence_good": "the fox", "sentence_bad": "the dog"}'
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -450,73 +358,3 @@ def test_files_that_are_no_pairs_are_one_line(run, tmp_path, monkeypatch, capsys
     assert re.search(message, line)
     assert line.isprintable()
     assert [path.name for path in tmp_path.iterdir()] == ["p.jsonl"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            "--pairs absent.jsonl",
-            r"absent.jsonl: the pairs cannot be read \(No such file or directory\): give files of",
-        ),
-        ("--pairs folder", "folder is a folder or a pipe, not a file: give files of JSON lines"),
-        ("--pairs p.jsonl ./p.jsonl", "--pairs names .*p.jsonl twice, and its pairs would count twice"),
-        ("--pairs p.zip", "p.zip: .zip files are not supported"),
-        ("--pairs broken.jsonl.gz", "broken.jsonl.gz is damaged"),
-        ("--pairs p.jsonl --out p.txt", "--out p.txt must end with .json"),
-        ("--pairs p.json --out p.json", "--out p.json is the input file itself"),
-        ("--pairs p.csv --out p.json", "--out p.json would overwrite the input file p.csv"),
-        ("--pairs p.jsonl --out folder.json", "--out folder.json is a folder"),
-        ("--pairs p.jsonl --out q.json", "--out q.json would also write q.md, which is a folder: give another name"),
-        ("--pairs p.jsonl --out absent/out.json", r"absent/out.json.unfinished cannot be written \(No such file"),
-        ("--pairs p.jsonl --corpus absent", "--corpus absent is not a directory: give the one that amos prepare wrote"),
-        ("--pairs p.jsonl --corpus folder", "folder/train.bin is missing"),
-    ],
-)
-def test_mistakes_around_pairs_are_one_line(run, tmp_path, monkeypatch, capsys, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    for name in ("p.jsonl", "p.json", "p.csv", "p.zip", "broken.jsonl.gz"):
-        (tmp_path / name).write_text(GOOD)
-    for name in ("folder", "folder.json", "q.md"):
-        (tmp_path / name).mkdir()
-    assert re.search(message, error_line(capsys, main, "score", run, *arguments.split()))
-    assert not list(tmp_path.glob("out*"))
-
-
-def test_refused_models_say_so_in_one_line(tmp_path, capsys):
-    pairs = write_pairs(tmp_path / "pairs.jsonl")
-    fine_tuned = write_run(tmp_path / "fine_tuned", "electra", classes=2)
-    line = error_line(capsys, main, "score", fine_tuned, "--pairs", pairs)
-    assert "was fine-tuned and has no score for minimal pairs" in line
-    run = write_run(tmp_path / "run", "electra")
-    state = torch.load(run / "checkpoint_last.pt", weights_only=True)
-    state["model"]["detection_head.output.bias"].fill_(math.nan)
-    torch.save(state, run / "checkpoint_last.pt")
-    line = error_line(capsys, main, "score", run, "--pairs", pairs)
-    assert re.search(r"no finite score for .* in .*pairs.jsonl, line 1: its training diverged", line)
-
-
-def test_stopped_pairs_continue(tmp_path, capsys, monkeypatch):
-    """Stopped while random weights score: the model's own scores are kept, and the results are those of one call."""
-    run, pairs = write_run(tmp_path / "run", "electra"), write_pairs(tmp_path / "pairs.jsonl")
-    command = ["score", str(run), "--pairs", str(pairs), "--baseline", "--out"]
-    main([*command, str(tmp_path / "whole.json")])
-    calls, log_probs = [], DetectionScorer.log_probs
-
-    def interrupted(self, sequences):
-        calls.append(len(sequences))
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return log_probs(self, sequences)
-
-    monkeypatch.setattr(DetectionScorer, "log_probs", interrupted)
-    assert main([*command, str(tmp_path / "out.json")]) == 130
-    names = sorted(path.name for path in tmp_path.glob("out*"))
-    assert names == ["out.json.unfinished", "out.random.json.unfinished"]
-    capsys.readouterr()
-    assert main([*command, str(tmp_path / "out.json")]) == 0
-    assert "out.json.unfinished: 5 of 5 lines are already scored" in capsys.readouterr().err
-    assert calls == [5, 5, 5]
-    assert not list(tmp_path.glob("*unfinished"))
-    for name in ("{}.json", "{}.md", "{}.csv", "{}.pairs.csv"):
-        assert (tmp_path / name.format("out")).read_bytes() == (tmp_path / name.format("whole")).read_bytes()

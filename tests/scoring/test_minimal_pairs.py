@@ -25,8 +25,8 @@ from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 from amos_fairseq.models.teams import TeamsConfig, TeamsModel
 from amos_fairseq.probing.features import random_weights
 from amos_fairseq.scoring import minimal_pairs
+from amos_fairseq.scoring.lines import unknown_log_prob
 from amos_fairseq.scoring.minimal_pairs import Accuracy, default_uid, encode_pairs, read_pairs, score_pairs
-from amos_fairseq.scoring.pseudo_likelihood import unknown_log_prob
 from amos_fairseq.scoring.token_scorers import DetectionScorer, build_pair_scorer, build_token_scorer
 
 NUM_WORDS = 5

@@ -1,23 +1,12 @@
-"""Re-ranking of n-best lists with winners computed by hand, invalid files, and word error rates."""
+"""examples/reranking.py with winners computed by hand, word errors, and the whole script on `amos score`."""
 
 import functools
 import itertools
 import json
-import math
 
 import pytest
-
-from amos_fairseq.errors import UserError
-from amos_fairseq.scoring.reranking import (
-    LAMBDAS,
-    TextScore,
-    WordErrors,
-    choose_lambda,
-    edit_distance,
-    error_rates,
-    read_nbest,
-    winners,
-)
+from reranking import LAMBDAS, best_hypothesis, error_rate, main, rerank, word_errors
+from saved_models import write_run
 
 
 def utterance(reference, hypotheses):
@@ -26,110 +15,49 @@ def utterance(reference, hypotheses):
 
 # With f + lambda PLL: "a b" wins from lambda 0.25 on (-1 - 8 l against -2 - 4 l).
 FIRST = utterance("a b", {"a x": -1, "a b": -2, "x": -9.5})
-# The recogniser is right; "d" wins above lambda 0.6 (-1 - 6 l against -4 - l).
+# The recognizer is right; "d" wins above lambda 0.6 (-1 - 6 l against -4 - l).
 SECOND = utterance("c c c", {"c c c": -1, "d": -4.0})
-PLLS = {"a x": -8.0, "a b": -4.0, "x": -3.0, "c c c": -6.0, "d": -1.0}
-SCORES = {text: TextScore(pll, num_tokens=2 + len(text.split())) for text, pll in PLLS.items()}
-EMPTY, TOO_LONG = TextScore(0.0, num_tokens=2), TextScore(None, num_tokens=900)
+LISTS = {"first": FIRST, "second": SECOND}
+PLLS = {"a x": -8.0, "a b": -4.0, "x": -3.0, "c c c": -6.0, "d": -1.0, "": 0.0, "long": None}
 
 
-@pytest.fixture
-def utterances(tmp_path):
-    return read(tmp_path, {"first": FIRST, "second": SECOND})
-
-
-def read(tmp_path, content):
-    file = tmp_path / "nbest.json"
-    if content is not None:
-        file.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
-    return read_nbest(file)
-
-
-def test_winners_change_at_the_crossings(utterances):
-    def texts(weight):
-        return [winner["text"] for winner in winners(utterances, SCORES, weight).values()]
-
-    assert texts(0.0) == texts(0.2) == ["a x", "c c c"]
-    assert texts(0.3) == texts(0.55) == ["a b", "c c c"]
-    assert texts(0.65) == ["a b", "d"]
-    expected = {"text": "a b", "place": 2, "score": -2.0, "pll": -4.0, "word_errors": 0}
-    assert winners(utterances, SCORES, 0.3)["first"] == expected
-    # Equal sums keep the order of the recogniser.
-    assert winners(utterances, SCORES, 0.25)["first"]["place"] == 1
+@pytest.mark.parametrize(
+    ("weight", "winners"),
+    [(0.0, (0, 0)), (0.2, (0, 0)), (0.25, (0, 0)), (0.3, (1, 0)), (0.55, (1, 0)), (0.65, (1, 1))],
+)
+def test_winners_change_at_the_crossings(weight, winners):
+    assert tuple(best_hypothesis(each["hypotheses"], PLLS, weight) for each in LISTS.values()) == winners
 
 
 @pytest.mark.parametrize(
     ("hypotheses", "winner"),
     [
-        ({"": -0.5, "a x": -1.0, "a b": -2.0}, "a b"),  # -0.5 - 8 against -1 - 8 and -2 - 4
-        ({"": 4.0, "a x": -1.0, "a b": -2.0}, ""),  # 4 - 8: the recognizer is sure that nothing was said
-        ({"": -1.0, "a b": -2.0}, ""),  # the PLL of the only other one
-        ({"long": 9.0, "a x": -1.0, "a b": -2.0}, "a b"),
-        ({"long": 9.0, "": 10.0, "a b": -2.0}, ""),
-        ({"long": -1.0, "": -2.0}, "long"),  # no PLL at all: the recognizer's choice
-        ({"": -1.0}, ""),
+        ({"": -0.5, "a x": -1.0, "a b": -2.0}, 2),  # -0.5 - 8 against -1 - 8 and -2 - 4
+        ({"": 4.0, "a x": -1.0, "a b": -2.0}, 0),  # 4 - 8: the recognizer is sure that nothing was said
+        ({"": -1.0, "a b": -2.0}, 0),  # the PLL of the only other one
+        ({"long": 9.0, "a x": -1.0, "a b": -2.0}, 2),
+        ({"long": 9.0, "": 10.0, "a b": -2.0}, 1),
+        ({"long": -1.0, "": -2.0}, 0),  # no PLL at all: the recognizer's choice
+        ({"": -1.0}, 0),
     ],
 )
-def test_empty_and_too_long_hypotheses(tmp_path, hypotheses, winner):
-    lists = read(tmp_path, {"u": utterance("a b", hypotheses)})
-    found = winners(lists, SCORES | {"": EMPTY, "long": TOO_LONG}, 1.0)["u"]
-    assert (found["text"], found["pll"]) == (winner, {"": 0.0, "long": None}.get(winner, -4.0))
+def test_empty_and_too_long_hypotheses(hypotheses, winner):
+    assert best_hypothesis(utterance("a b", hypotheses)["hypotheses"], PLLS, 1.0) == winner
 
 
-def test_smallest_lambda_with_the_fewest_errors(utterances):
-    weight, rates = choose_lambda(utterances, SCORES)
+def test_smallest_lambda_with_the_fewest_errors():
     assert pytest.approx([0.05 * step for step in range(1, 21)]) == LAMBDAS
-    assert weight == 0.3
+    result = rerank(LISTS, LISTS, PLLS, None)
+    rates = result["wer_on_dev"]
     assert rates["0.25"] == 20.0  # 1 of 5 words
     assert rates["0.30"] == rates["0.60"] == 0.0
     assert rates["0.65"] == rates["1.00"] == 60.0  # "d" for "c c c": 3 of 5
+    assert (result["lambda"], result["wer_before"], result["wer_after"]) == (0.3, 20.0, 0.0)
+    assert result["reranked"]["first"] == {"text": "a b", "score": -2, "place": 2, "pll": -4.0}
+    assert error_rate(LISTS, PLLS, 1.0) == 60.0
 
 
-def test_error_rates_before_after_and_oracle(utterances):
-    rates = error_rates(utterances, SCORES, 1.0)
-    assert rates == {"utterances": 2, "words": 5, "wer_before": 20.0, "wer_after": 60.0, "wer_oracle": 0.0}
-
-
-def test_oracle_above_zero(tmp_path):
-    lists = read(tmp_path, {"u": utterance("p q", {"r s": 0, "p": -9})})
-    assert error_rates(lists, {"r s": TextScore(-1.0, 4), "p": TextScore(-5.0, 3)}, 0.5)["wer_oracle"] == 50.0
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, r"nbest.json is missing: give a JSON file of n-best lists"),
-        ("[]", "expected an object"),
-        ("{}", "expected an object"),
-        ("{", "is not JSON .*: give a JSON file of n-best lists"),
-        ({"u": {"hypotheses": []}}, "utterance 'u' needs a string 'reference'"),
-        ({"u": "a b"}, "utterance 'u' needs a string 'reference'"),
-        ({"u": utterance("a", {})}, "utterance 'u' needs a list 'hypotheses' with at least one entry"),
-        ({"u": {"reference": "a", "hypotheses": [{"text": "a"}]}}, "hypothesis 1 of 'u' needs a 'text' and a finite"),
-        ({"u": utterance("a", {"a": True})}, "hypothesis 1 of 'u'"),
-        ({"u": utterance("a", {"a": 1, "b": math.nan})}, "hypothesis 2"),
-        ({"u": utterance(" ", {"a": 1})}, "all references are empty"),
-        ('{"u": {"reference": "a"}, "u": {"reference": "b"}}', "'u' occurs 2 times"),
-    ],
-)
-def test_invalid_files_are_refused(tmp_path, content, message):
-    with pytest.raises(UserError, match=message) as error:
-        read(tmp_path, content)
-    assert str(tmp_path / "nbest.json") in str(error.value)
-
-
-def test_word_errors_by_hand():
-    hypotheses = {"the cat sat": 0, "the bat sat": 1, "cat sat": 1, "the the cat sat": 1, "": 3, "sat cat the": 2}
-    for text, errors in hypotheses.items():
-        assert WordErrors.of("the cat sat", text) == WordErrors(errors, 3), text
-    assert WordErrors.of("a b c d", "b c d e") == WordErrors(2, 4)
-    assert WordErrors.of("The cat", "the cat") == WordErrors(1, 2)
-    assert WordErrors.of("", "um") == WordErrors(1, 0)
-    assert WordErrors.of("a", "b c d").rate == 300
-    assert WordErrors.total([WordErrors(1, 2), WordErrors(0, 6)]).rate == 12.5  # over all words
-
-
-def test_edit_distance_of_short_texts_against_all_alignments():
+def test_word_errors_of_short_texts_against_all_alignments():
     """The definition by recursion: the last words are aligned with each other, or one of them with nothing."""
 
     @functools.cache
@@ -140,4 +68,19 @@ def test_edit_distance_of_short_texts_against_all_alignments():
 
     texts = [text for length in range(5) for text in itertools.product("xyz", repeat=length)]
     for a, b in itertools.product(texts, texts[:121:3]):
-        assert edit_distance(list(a), list(b)) == fewest(a, b)
+        assert word_errors(" ".join(a), " ".join(b)) == fewest(a, b)
+
+
+@pytest.mark.slow
+def test_the_script(tmp_path, capsys):
+    """The better of two texts, whose scores cross at a known lambda, computed from PLLs of the script itself."""
+    run, nbest, out = write_run(tmp_path / "run", "mlm"), tmp_path / "nbest.json", tmp_path / "out.json"
+    nbest.write_text(json.dumps({"u": utterance("the quick fox", {"a dog": 1.0, "the quick fox": 0.0})}))
+    main([str(run), str(nbest), "--lambda", "0", "--out", str(out)])
+    assert json.loads(out.read_text())["reranked"]["u"]["place"] == 1
+    main([str(run), str(nbest), "--dev", str(nbest)])
+    found = json.loads(capsys.readouterr().out)
+    assert found["reranked"]["u"]["text"] == ("the quick fox" if found["wer_after"] == 0 else "a dog")
+    nbest.write_text('{"u": {"reference": " ", "hypotheses": [{"text": "a", "score": 1}]}}')
+    with pytest.raises(SystemExit, match=r"nbest.json is no file of n-best lists"):
+        main([str(run), str(nbest), "--lambda", "1"])

@@ -1,25 +1,33 @@
-"""Pseudo-log-likelihood of lines of text: PLL(x) = sum_t log p(x_t | all other tokens) (thesis section 5.4.5).
+"""``amos score FILE``: the pseudo-log-likelihood of each line, PLL(x) = sum_t log p(x_t | all other tokens) (thesis, 5.4.5).
 
 Lines are processed in windows of bounded work, so a file of any size needs the memory of one window.
 """
 
+import contextlib
 import itertools
+import json
 import math
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.errors import UserError, explain_os_errors
-from amos_fairseq.scoring.token_scorers import TokenScorer, build_token_scorer
+from amos_fairseq.files import whole_file
+from amos_fairseq.scoring.token_scorers import TokenScorer
 
+STDIN = "-"
+DECIMALS = 6  # about the precision of float32 for values around 10
 LINES_ENCODED_AT_ONCE = 256  # tokenizers are faster with many lines
 LINES_PER_WINDOW = 4096
-# A window has the work of this many batches: enough to batch lines of similar length, little enough to lose at a stop.
+# A window has the work of this many batches, enough to batch lines of similar length.
 BATCHES_PER_WINDOW = 32
 
 
@@ -69,38 +77,29 @@ class LineScorer:
     """Scores lines with the model of a checkpoint, on the model's device.
 
     Args:
-        tokens_per_batch, electra_formula: see :func:`build_token_scorer`.
-        token_scorer: the scorer of the model's tokens, in place of that function's.
         place: number of a line -> what errors call it.
-
-    Raises:
-        UserError: the objective gives no probability of a token.
     """
 
     def __init__(
-        self,
-        loaded: LoadedCheckpoint,
-        tokens_per_batch: int,
-        electra_formula: str | None = None,
-        token_scorer: TokenScorer | None = None,
-        place: Callable[[int], str] = "line {}".format,
+        self, loaded: LoadedCheckpoint, token_scorer: TokenScorer, place: Callable[[int], str] = "line {}".format
     ):
         self.loaded = loaded
-        self.electra_formula = electra_formula
-        self.token_scorer = token_scorer or build_token_scorer(loaded, tokens_per_batch, electra_formula)
+        self.token_scorer = token_scorer
         self._place = place
         self.max_tokens: int = loaded.model.max_positions()
 
-    def score_windows(self, texts: Iterable[str], first: int = 1) -> Iterator[list[ScoredLine]]:
-        """Score all texts in their order, one window at a time; line numbers start at ``first``.
+    def score(self, texts: Iterable[str], num_texts: int) -> Iterator[ScoredLine]:
+        """Yield all texts scored, in their order, with a progress bar in a terminal.
 
         Raises:
             UserError: the model returns values that are not finite.
         """
-        lines = encoded_lines(self.loaded, texts, first)
+        lines = encoded_lines(self.loaded, texts)
         limit = BATCHES_PER_WINDOW * self.token_scorer.tokens_per_batch
-        for window in windows(lines, self._cost, limit):
-            yield self._score(window)
+        with tqdm(total=num_texts, desc="score", unit=" lines", disable=None, file=sys.stderr) as bar:
+            for window in windows(lines, self._cost, limit):
+                yield from self._score(window)
+                bar.update(len(window))
 
     def _fits(self, line: EncodedLine) -> bool:
         return len(line.tokens) <= self.max_tokens
@@ -157,10 +156,10 @@ def num_lines(file: Path) -> int:
     return count + (last != b"\n")
 
 
-def encoded_lines(loaded: LoadedCheckpoint, texts: Iterable[str], first: int) -> Iterator[EncodedLine]:
-    """Encode each text as ``<s> pieces </s>``; line numbers start at ``first``."""
+def encoded_lines(loaded: LoadedCheckpoint, texts: Iterable[str]) -> Iterator[EncodedLine]:
+    """Encode each text as ``<s> pieces </s>``; line numbers start at 1."""
     dictionary = loaded.dictionary
-    texts, numbers = iter(texts), itertools.count(first)
+    texts, numbers = iter(texts), itertools.count(1)
     while chunk := list(itertools.islice(texts, LINES_ENCODED_AT_ONCE)):
         for text, pieces in zip(chunk, loaded.tokenizer.encode_lines(chunk), strict=True):
             ids = [dictionary.bos(), *map(dictionary.index, pieces), dictionary.eos()]
@@ -186,3 +185,100 @@ def windows(
             window, spent = [], 0
     if window:
         yield window
+
+
+def score_file(scorer: LineScorer, file: str, format_: str, out: Path | None) -> None:
+    """Write a row for each line of ``file`` (``-``: the standard input), in its order, to ``out`` or the terminal.
+
+    Raises:
+        UserError: the text cannot be read, or the rows cannot be written.
+    """
+    notices = Notices(scorer.max_tokens)
+    with stored_input(file) as path:
+        scored = map(notices.note, scorer.score(read_texts(path), num_lines(path)))
+        rows = map(json_row, scored) if format_ == "jsonl" else itertools.chain([TSV_HEADER], map(tsv_row, scored))
+        if out is None:
+            for row in rows:
+                print(row, flush=True)
+        else:
+            with (
+                explain_os_errors(f"{out} cannot be written", ": free some space, or give another --out"),
+                whole_file(str(out)) as unfinished,
+                open(unfinished, "x", encoding="utf-8") as target,
+            ):
+                target.writelines(f"{row}\n" for row in rows)
+    notices.show()
+
+
+@contextlib.contextmanager
+def stored_input(file: str) -> Iterator[Path]:
+    """Yield the path of a text that can be read twice, since its lines are counted first: ``file``, or a copy of a stream."""
+    path = Path(file)
+    is_stream = file == STDIN or (path.exists() and not path.is_file() and not path.is_dir())
+    if not is_stream:
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        copy = Path(directory) / "stdin"
+        with (
+            explain_os_errors(f"the input {file} cannot be copied to {directory}"),
+            copy.open("wb") as target,
+            contextlib.nullcontext(sys.stdin.buffer) if file == STDIN else path.open("rb") as source,
+        ):
+            shutil.copyfileobj(source, target)
+        yield copy
+
+
+class Notices:
+    """What is unusual in the lines that were scored, printed after the last one."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self.max_tokens = max_tokens
+        self.num_too_long = self.first_too_long = self.num_unknown = 0
+
+    def note(self, scored: ScoredLine) -> ScoredLine:
+        self.num_unknown += len(scored.line.unknown)
+        if scored.pll is None:
+            self.first_too_long = self.first_too_long or scored.line.number
+            self.num_too_long += 1
+        return scored
+
+    def show(self) -> None:
+        if self.num_too_long:
+            print(
+                f"lines without a score, longer than the model's limit of {self.max_tokens} tokens: {self.num_too_long}, "
+                f"the first is line {self.first_too_long}",
+                file=sys.stderr,
+            )
+        if self.num_unknown:
+            print(f"pieces unknown to the vocabulary, scored as random characters: {self.num_unknown}", file=sys.stderr)
+
+
+TSV_HEADER = "line\tpll\tnum_pieces\tnum_unknown\tpieces\tlog_probs"
+
+
+def tsv_row(scored: ScoredLine) -> str:
+    """Format number, PLL, number of pieces and of unknown pieces, the pieces, and the log-probability of each.
+
+    Spaces separate pieces and values, since pieces contain no space. PLL and values of a line that is too long for the model
+    are empty.
+    """
+    values = [f"{value:.{DECIMALS}f}" for value in scored.log_probs or []]
+    pll = "" if scored.pll is None else f"{scored.pll:.{DECIMALS}f}"
+    line = scored.line
+    columns = (line.number, pll, len(line.pieces), len(line.unknown), " ".join(line.pieces), " ".join(values))
+    return "\t".join(map(str, columns))
+
+
+def json_row(scored: ScoredLine) -> str:
+    """Format a JSON object that also holds the text; PLL and values of a line that is too long are null."""
+    values = scored.log_probs
+    record = {
+        "line": scored.line.number,
+        "text": scored.line.text,
+        "pll": None if scored.pll is None else round(scored.pll, DECIMALS),
+        "num_unknown": len(scored.line.unknown),
+        "pieces": scored.line.pieces,
+        "log_probs": None if values is None else [round(value, DECIMALS) for value in values],
+    }
+    return json.dumps(record, ensure_ascii=False, allow_nan=False)
