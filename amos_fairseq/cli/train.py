@@ -11,7 +11,7 @@ from amos_fairseq.python_process import python_command
 from amos_fairseq.recipes import PACKAGE, find_recipe, quoted, search_path
 
 # Hydra warns of what fairseq does, in the name of these modules, before the plugin is imported: the filters of
-# compat/startup.py come too late.
+# compat/process.py come too late.
 WARNED_BY_HYDRA = ("__main__", "runpy", "sys", "hydra.main")
 
 # The groups of fairseq, whose import would take seconds.

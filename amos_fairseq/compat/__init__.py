@@ -6,7 +6,7 @@ package imports only the ground floor (errors, files, collectives ...).
 """
 
 # isort: off
-from amos_fairseq.compat.startup import (
+from amos_fairseq.compat.process import (
     hide_broken_torchaudio,
     open_without_reading,
     share_config_store,
@@ -26,7 +26,7 @@ from fairseq.optim.fp16_optimizer import _FP16OptimizerMixin, _MemoryEfficientFP
 from fairseq.trainer import Trainer
 from hydra._internal.config_repository import CachingConfigRepository
 
-from amos_fairseq.compat import apex, checkpoints, device_reads, distribution, master_weights, mixed_precision, scores
+from amos_fairseq.compat import apex, checkpoints, device_reads, distribution, mixed_precision
 from amos_fairseq.compat.patching import Patch, Script, apply_patches
 
 # Reason -> patches. A replacement is called with the function that it replaces, and then with its arguments.
@@ -41,20 +41,20 @@ PATCHES = {
         Patch(PathManager, "rename", checkpoints.rename_after_fsync),
     ),
     "Mixed precision does not resume exactly: master weights and the state of the loss scaler are not saved": (
-        Patch(_FP16OptimizerMixin, "state_dict", master_weights.save_masters),
-        Patch(_FP16OptimizerMixin, "load_state_dict", master_weights.load_masters),
-        Patch(_MemoryEfficientFP16OptimizerMixin, "state_dict", master_weights.save_masters),
-        Patch(_MemoryEfficientFP16OptimizerMixin, "load_state_dict", master_weights.load_masters),
-        Patch(AMPOptimizer, "state_dict", master_weights.save_scaler),
-        Patch(AMPOptimizer, "load_state_dict", master_weights.load_scaler),
+        Patch(_FP16OptimizerMixin, "state_dict", mixed_precision.save_masters),
+        Patch(_FP16OptimizerMixin, "load_state_dict", mixed_precision.load_masters),
+        Patch(_MemoryEfficientFP16OptimizerMixin, "state_dict", mixed_precision.save_masters),
+        Patch(_MemoryEfficientFP16OptimizerMixin, "load_state_dict", mixed_precision.load_masters),
+        Patch(AMPOptimizer, "state_dict", mixed_precision.save_scaler),
+        Patch(AMPOptimizer, "load_state_dict", mixed_precision.load_scaler),
     ),
     "Gradients of accumulated micro-batches are added up in 16 bits": (
-        Patch(_FP16OptimizerMixin, "backward", master_weights.sum_after_backward),
-        Patch(Trainer, "_build_optimizer", master_weights.sum_in_float32),
+        Patch(_FP16OptimizerMixin, "backward", mixed_precision.sum_after_backward),
+        Patch(Trainer, "_build_optimizer", mixed_precision.sum_in_float32),
     ),
     "Master weights and their gradients are copied and zeroed one by one, some kernels for each": (
-        Patch(_FP16OptimizerMixin, "zero_grad", master_weights.zero_masters_at_once),
-        Patch(_FP16OptimizerMixin, "_sync_fp32_params_to_fp16", master_weights.copy_masters_at_once),
+        Patch(_FP16OptimizerMixin, "zero_grad", mixed_precision.zero_masters_at_once),
+        Patch(_FP16OptimizerMixin, "_sync_fp32_params_to_fp16", mixed_precision.copy_masters_at_once),
     ),
     "--amp divides the gradient by the loss scale twice": (Patch(AMPOptimizer, "step", mixed_precision.unscale_once),),
     "The states of NVIDIA's FusedAdam and of other Adams cannot be exchanged": (
@@ -68,7 +68,7 @@ PATCHES = {
         Patch(_FP16OptimizerMixin, "clip_grad_norm", device_reads.read_fp16_norm_once),
     ),
     "Validation scores can be nan, or numpy scalars, with which a checkpoint cannot be loaded": (
-        Patch(Script.TRAINING, "validate", scores.return_comparable_scores),
+        Patch(Script.TRAINING, "validate", checkpoints.return_comparable_scores),
     ),
     "Every rank reads the whole corpus": (Patch(indexed_dataset, "_warmup_mmap_file", open_without_reading),),
     "For each composition Hydra copies every class that fairseq has registered": (

@@ -10,16 +10,22 @@ Writing. Stock fairseq copies ``checkpoint_last.pt`` in place: a kill or a full 
 the next start loads. Its ``torch_persistent_save`` tries three times on one handle, so that a retry appends to the output of
 the first try, and renames without fsync. Here every file is written under a temporary name, flushed to disk, and renamed. It
 is tried once, because a second try does not help on a full disk.
+
+Scores. scipy computes ``--best-checkpoint-metric spearman`` or ``pearson`` as a numpy scalar, which reaches the checkpoint as
+the best score: a loader that runs no code from checkpoints refuses that class, and the run could not be resumed. A model that
+predicts one value for all examples has a rank correlation of nan. All of fairseq's comparisons with it are false: after such an
+epoch it forgets the best score and treats the next checkpoint as the best.
 """
 
 import argparse
+import contextlib
 import functools
 import glob
 import logging
 import math
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 import torch
@@ -27,7 +33,6 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 
 from amos_fairseq.checkpoint_files import DamagedCheckpoint, explain_load_errors, num_updates_of, read_header
-from amos_fairseq.compat.collectives import raise_on_every_rank
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import NO_ROOM, os_error_behind, whole_file
 
@@ -37,18 +42,26 @@ UNSAFE_LOADING = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 
 
 def restrict_classes() -> None:
-    """Allow two classes in checkpoints, and remove the environment variable that would allow all of them."""
+    """Allow two classes in checkpoints."""
     torch.serialization.add_safe_globals([argparse.Namespace, distributed_utils._TensorPlaceholder])
-    # torch reads the variable at each load, and fairseq's calls do not set weights_only.
-    if os.environ.pop(UNSAFE_LOADING, None) is not None:
-        logger.warning("%s is ignored: checkpoints are loaded without running code from them", UNSAFE_LOADING)
+
+
+@contextlib.contextmanager
+def as_data_only() -> Iterator[None]:
+    """Load as data, whatever the environment says: torch reads it at each load, and fairseq does not pass ``weights_only``."""
+    allows_code = os.environ.pop(UNSAFE_LOADING, None)
+    try:
+        yield
+    finally:
+        if allows_code is not None:
+            os.environ[UNSAFE_LOADING] = allows_code
 
 
 def load_with_explanation(
     load_checkpoint_to_cpu: Callable[..., Any], path: str, *args: Any, **kwargs: Any
 ) -> dict[str, Any]:
     """Raise :class:`UserError` for a file that cannot be loaded."""
-    with explain_load_errors(path):
+    with explain_load_errors(path), as_data_only():
         return load_checkpoint_to_cpu(path, *args, **kwargs)
 
 
@@ -60,11 +73,7 @@ def broadcast_without_config(broadcast_object: Callable[..., Any], obj: Any, *ar
 
 
 def write_atomically(path: str, write: Callable[[BinaryIO], None]) -> None:
-    """Call ``write`` with a temporary file that then replaces ``path``.
-
-    Raises:
-        UserError: the disk is full or the directory is not writable; ``path`` is unchanged.
-    """
+    """Call ``write`` with a temporary file that then replaces ``path``; on a full disk ``path`` is unchanged."""
     try:
         with whole_file(path) as unfinished, open(unfinished, "wb") as file:
             write(file)
@@ -115,51 +124,32 @@ def rename_after_fsync(rename: Callable[..., Any], src: str, dst: str) -> None:
     os.replace(src, dst)
 
 
-def repair(cfg: Any, trainer: Any) -> None:
-    """Check ``checkpoint_last.pt`` before it is loaded, and replace it where it is damaged, missing or outdated."""
-    problem = None
-    if cfg.restore_file == "checkpoint_last.pt" and trainer.should_save_checkpoint_on_current_rank:
-        try:
-            problem = repair_last_checkpoint(cfg.save_dir, trainer.checkpoint_suffix, not cfg.no_last_checkpoints)
-        except UserError as error:  # the other ranks wait for the result
-            problem = str(error)
-    raise_on_every_rank(problem)
-
-
-def keep_last_history(trainer: Any, state: dict[str, Any]) -> None:
-    """Drop the optimizers of earlier parts of the run from a checkpoint: nothing reads them, and each resume adds one."""
-    state["optimizer_history"] = state["optimizer_history"][-1:]
-
-
-def repair_last_checkpoint(save_dir: str, suffix: str = "", is_written: bool = True) -> str | None:
+def repair_last_checkpoint(save_dir: str, suffix: str = "", is_written: bool = True) -> None:
     """Copy the newest complete checkpoint to ``checkpoint_last.pt`` where that file is damaged, missing or outdated.
 
     It is outdated if the run was killed between writing a checkpoint and copying it.
 
     Args:
         is_written: whether the run writes ``checkpoint_last.pt``; with ``--no-last-checkpoints`` the file is outdated.
-
-    Returns:
-        An error message if the file is damaged and there is no replacement, or if it is a link to nothing; None otherwise.
     """
     last = os.path.join(save_dir, f"checkpoint_last{suffix}.pt")
     exists = os.path.exists(last)
     if os.path.islink(last) and not exists:  # to start from scratch, or from an older checkpoint, would lose the run
-        return (
+        raise UserError(
             f"{last} is a link to {os.readlink(last)}, which does not exist: mount the disk that has it, or remove the link "
             "to continue from the other checkpoints there, or to start from scratch"
         )
     usable = is_written and exists and is_complete(last)
     newest = newer_than_last(last, save_dir, suffix) if usable else newest_complete_checkpoint(save_dir, suffix)
     if newest is None:
-        damage = f"{last} is damaged and no other checkpoint is complete: delete it to start from scratch"
-        return damage if exists and not usable else None
+        if exists and not usable:
+            raise UserError(f"{last} is damaged and no other checkpoint is complete: delete it to start from scratch")
+        return
     path, updates = newest
     if path != last:
         state = "missing" if not exists else "damaged" if is_written and not usable else "older"
         logger.warning(f"{last} is {state}: resuming from the newest complete checkpoint, {path} ({updates} updates)")
         copy_atomically(path, last)
-    return None
 
 
 def newest_complete_checkpoint(
@@ -201,3 +191,26 @@ def is_complete(path: str) -> bool:
         return "model" in read_header(path)
     except DamagedCheckpoint:
         return False
+
+
+def return_comparable_scores(validate: Callable[..., Any], cfg: Any, *args: Any, **kwargs: Any) -> list[float | None]:
+    """Convert the scores that the training script's ``validate`` returns."""
+    maximize, metric = cfg.checkpoint.maximize_best_checkpoint_metric, cfg.checkpoint.best_checkpoint_metric
+    try:
+        return [comparable(score, maximize) for score in validate(cfg, *args, **kwargs)]
+    except KeyError as error:
+        if error.args != (metric,):
+            raise
+        raise UserError(
+            f"--best-checkpoint-metric {metric} (checkpoint.best_checkpoint_metric) is not logged"
+        ) from error
+
+
+def comparable(score: Any, maximize: bool) -> float | None:
+    """Return a score as a Python number, and nan as the worst one; None (nothing was validated) is unchanged."""
+    if score is None:
+        return None
+    score = float(score)
+    if math.isnan(score):
+        return -math.inf if maximize else math.inf
+    return score

@@ -18,9 +18,8 @@ Value = TypeVar("Value")
 def from_first_rank(read: Callable[[], Value]) -> Value:
     """Return on every rank what ``read`` returns on the first one, which must be picklable. Every rank has to call this.
 
-    Raises:
-        Exception: that of ``read``, on the first rank. The others raise ``SystemExit`` with the same exit code, so that none of
-            them waits and the message is printed once.
+    If ``read`` raises, so does the first rank. The others raise ``SystemExit`` with the same exit code, so that none of them
+    waits and the message is printed once.
     """
     is_first = distributed_utils.get_global_rank() == 0
     value, error = None, None
@@ -42,14 +41,9 @@ def from_first_rank(read: Callable[[], Value]) -> Value:
 
 
 def raise_on_every_rank(problem: str | None, kind: type[UserError] = UserError) -> None:
-    """End all ranks if the first rank has found a problem. Every rank has to call this at the same point.
+    """End all ranks if the first rank has a ``problem``, a message for the user. Every rank has to call this.
 
-    Args:
-        problem: the message for the user, or None. Only the first rank's value is used.
-        kind: what is raised; it determines the exit code.
-
-    Raises:
-        UserError: on the first rank. The others raise ``SystemExit``, so that the message is printed once.
+    ``kind`` determines the exit code.
     """
 
     def report() -> None:

@@ -3,7 +3,7 @@
 Stock fairseq reads the gradient norm three times before the optimizer's step and once after it, then each statistic
 separately: two dozen times the host waits until the device is idle, and the device then waits for the host. Here clipping
 stays on the device, and the norm is read with the statistics, after the step. A norm that is not finite still ends the run
-(:mod:`amos_fairseq.run.failed_updates`), with weights that are not saved.
+(:mod:`amos_fairseq.run.health`), with weights that are not saved.
 
 An update of AMOS waits once instead of 23 times. ``--fp16`` needs the norm before the step for its loss scale: there it is
 read once instead of three times. Several ranks also wait for their summed sample size and to compare their norms, both before
@@ -21,7 +21,7 @@ from fairseq.trainer import Trainer
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-# Placeholder for a norm that has not been read, in the code of fairseq between clipping and the optimizer's step.
+# Stands for a norm that has not been read, in the code of fairseq between clipping and the optimizer's step.
 NOT_READ_YET = torch.zeros(())
 
 
@@ -49,15 +49,15 @@ def transfer(tensors: list[Tensor]) -> list[Tensor | float | int]:
         by_dtype[tensor.dtype].append(index)
     parts = [torch.cat([tensors[index].detach().reshape(-1) for index in group]) for group in by_dtype.values()]
     packed = fetch(torch.cat([part.double() for part in parts]))
-    numbers, found, start = packed.tolist(), [None] * len(tensors), 0
+    numbers, on_cpu, start = packed.tolist(), [None] * len(tensors), 0
     for index in (index for group in by_dtype.values() for index in group):
         tensor, end = tensors[index], start + tensors[index].numel()
         if end - start == 1:
-            found[index] = numbers[start] if tensor.is_floating_point() else int(numbers[start])
+            on_cpu[index] = numbers[start] if tensor.is_floating_point() else int(numbers[start])
         else:
-            found[index] = packed[start:end].to(tensor.dtype).view(tensor.shape)
+            on_cpu[index] = packed[start:end].to(tensor.dtype).view(tensor.shape)
         start = end
-    return found
+    return on_cpu
 
 
 def fetch(values: Tensor) -> Tensor:
@@ -90,20 +90,13 @@ def read_fp16_norm_once(
 
 
 def keep_norm(trainer: Trainer, norm: Tensor) -> Tensor:
-    """Keep the norm on the device; return a constant for the checks of fairseq's ``train_step``, the norm itself for --amp."""
-    trainer.grad_norm_of_update = norm
-    return norm if trainer.cfg.common.amp else NOT_READ_YET
+    """Return the constant for the checks of fairseq's ``train_step``, which has the norm; for --amp the norm itself."""
+    if trainer.cfg.common.amp:
+        return norm
+    NOT_READ_YET.on_device = norm
+    return NOT_READ_YET
 
 
-def true_norm(trainer: Trainer, norm: Tensor | None) -> Tensor | None:
-    """Return the norm that was kept on the device in place of the constant."""
-    return trainer.grad_norm_of_update if norm is NOT_READ_YET else norm
-
-
-def read_statistics(
-    trainer: Trainer, logging_outputs: Any, sample_size: Any, norm: Tensor | None
-) -> tuple[Any, Any, float | None]:
-    """Return the statistics and the norm on the host, after one transfer."""
-    logging_outputs, sample_size, norm = on_host((logging_outputs, sample_size, true_norm(trainer, norm)))
-    trainer.grad_norm_on_host = norm
-    return logging_outputs, sample_size, norm
+def true_norm(norm: Tensor | None) -> Tensor | None:
+    """Return the norm on its device in place of the constant."""
+    return norm.on_device if norm is NOT_READ_YET else norm

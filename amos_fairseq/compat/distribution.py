@@ -27,7 +27,6 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.trainer import Trainer
 from torch.nn.parallel import DistributedDataParallel
 
-from amos_fairseq.compat.collectives import raise_on_every_rank
 from amos_fairseq.compat.device_reads import true_norm
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.python_process import leave_out_current_folder
@@ -83,20 +82,12 @@ def visible_gpus(cfg: Any) -> int:
     return 0 if cfg.common.cpu else torch.cuda.device_count()
 
 
-def isolate_ranks(cfg: Any) -> None:
-    """Let the ranks that fairseq starts, one for each GPU, import nothing from the current folder."""
-    leave_out_current_folder()
-
-
 def arrange_ranks(cfg: Any, environment: Mapping[str, str] = os.environ, num_gpus: int | None = None) -> None:
     """Complete ``cfg.distributed_training`` before fairseq's ``call_main`` uses it.
 
-    Args:
-        num_gpus: number of GPUs; None for :func:`visible_gpus`.
-
-    Raises:
-        UserError: the launch would train no model, or several that overwrite one another.
+    A launch that would train no model, or several that overwrite one another, is refused.
     """
+    leave_out_current_folder()  # of the ranks that fairseq starts, one for each GPU
     if num_gpus is None:
         num_gpus = visible_gpus(cfg)
     training = cfg.distributed_training
@@ -123,20 +114,6 @@ def arrange_ranks(cfg: Any, environment: Mapping[str, str] = os.environ, num_gpu
         _check_slurm(training, environment, num_gpus)
     else:
         _stay_on_this_machine(training, num_gpus)
-
-
-def check_exchange(cfg: Any) -> None:
-    """Refuse to compress the gradients of ``--bf16``, which are exchanged in the model's dtype, in 16 bits.
-
-    Called in the ranks, which choose the precision. A collective operation.
-    """
-    problem = None
-    if cfg.common.bf16 and cfg.distributed_training.ddp_comm_hook == "fp16":
-        problem = (
-            "--ddp-comm-hook fp16 would convert the gradients of --bf16, which already have 16 bits, to the smaller range "
-            "of fp16: remove it (distributed_training.ddp_comm_hook=none)"
-        )
-    raise_on_every_rank(problem)
 
 
 def _join_torchrun(training: Any, environment: Mapping[str, str], num_gpus: int) -> None:
@@ -205,11 +182,7 @@ def _no_process(world_size: int) -> str:
 
 
 def require_ranks(cfg: Any, environment: Mapping[str, str]) -> None:
-    """Refuse to train one rank alone where several were requested, in runs that this package did not launch.
-
-    Raises:
-        UserError: the world size is above 1, in the settings or from torchrun, but there is no process group.
-    """
+    """Refuse to train one rank alone where several were requested, in runs that this package did not launch."""
     world_size = max(cfg.distributed_training.distributed_world_size, int(environment.get("WORLD_SIZE", 1)))
     if world_size > 1 and not torch.distributed.is_initialized():
         raise UserError(
@@ -251,14 +224,11 @@ def check_gradient_norms(stock: Any, trainer: Trainer, grad_norm: torch.Tensor) 
     """End the run if the gradients differ between ranks after they were exchanged; fairseq compares them on GPUs only.
 
     A norm that is not finite on every rank is accepted: the trainer handles it later.
-
-    Raises:
-        UserError: with the norm of each rank.
     """
     if trainer.data_parallel_world_size == 1:
         return
     norms = torch.zeros(trainer.data_parallel_world_size, dtype=torch.float64, device=trainer.device)
-    norms[trainer.data_parallel_rank] = true_norm(trainer, grad_norm)
+    norms[trainer.data_parallel_rank] = true_norm(grad_norm)
     distributed_utils.all_reduce(norms, group=trainer.data_parallel_process_group)
     norms = norms.cpu()
     if not torch.isfinite(norms).any():

@@ -95,7 +95,7 @@ def running_hydra_scripts() -> list[ModuleType]:
     return [module for module in modules if hasattr(module, "_hydra_main") and hasattr(module, "add_defaults")]
 
 
-def patch_training_script(cfg: Any) -> None:
+def patch_training_script() -> None:
     """Replace the functions of the training script, once per module; called before it creates its trainer."""
     for module in running_scripts():
         if not getattr(module, "patched_by_amos_fairseq", False):

@@ -13,7 +13,7 @@ from fairseq.logging import metrics
 from fairseq.trainer import Trainer
 from torch import Tensor, nn
 
-from amos_fairseq.compat.master_weights import master_weights
+from amos_fairseq.compat.mixed_precision import master_weights
 from amos_fairseq.data.masked_blocks import MaskedBlockDataset
 from amos_fairseq.measure.configuration import BenchSetup
 from amos_fairseq.tasks.text_pretraining import TextPretrainingTask

@@ -11,7 +11,7 @@ With another model it would fail with a traceback about a missing field.
 
 import difflib
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_REGISTRY
@@ -21,6 +21,7 @@ from omegaconf import OmegaConf
 
 from amos_fairseq.compat.collectives import raise_on_every_rank
 from amos_fairseq.errors import UserError
+from amos_fairseq.run.hook import Hook
 from amos_fairseq.setting_checks import config_class, read_section
 
 # Keys of a detection that only validation logs.
@@ -28,7 +29,6 @@ OF_VALIDATION = ("rtd_state_variance", "rtd_first_component", "rtd_participation
 
 
 def known_names() -> dict[str, set[str]]:
-    """Return the valid names for each section of the configuration."""
     names = {kind: set(REGISTRIES[kind]["registry"]) for kind in ("criterion", "optimizer", "lr_scheduler")}
     return {"task": set(TASK_REGISTRY), "model": {*ARCH_MODEL_NAME_REGISTRY, *MODEL_REGISTRY}, **names}
 
@@ -95,7 +95,7 @@ def check_values(cfg: Any) -> None:
             read_section(kind, fields, cfg[kind])
 
 
-def check_flags(flags: Namespace, given: Sequence[str]) -> None:
+def check_flags(flags: Namespace) -> None:
     """Check the flags before they are converted to a configuration, where a criterion looks up settings of its model."""
     chosen = {
         kind: getattr(flags, "arch" if kind == "model" else kind, None) for kind in ("task", "model", "criterion")
@@ -104,23 +104,27 @@ def check_flags(flags: Namespace, given: Sequence[str]) -> None:
         check_fit(chosen)
 
 
-def check_best_metric(trainer: Any, logged: dict[str, Any] | None) -> None:
+class BestMetric(Hook):
     """Check ``--best-checkpoint-metric`` after the first update, instead of after the first validation.
 
     A criterion of this package logs the same keys in both; in validation with a detection also ``OF_VALIDATION``, and the
-    names in its attribute ``of_validation``.
+    names in its attribute ``of_validation``. A stock criterion may log others.
     """
-    if not logged or getattr(trainer, "metric_is_known", False):
-        return
-    metric = trainer.cfg.checkpoint.best_checkpoint_metric
-    names = sorted(["num_updates", *(name for name in logged if not name.startswith("_"))])
-    names += OF_VALIDATION if "rtd_loss" in logged else ()
-    criterion = trainer.get_criterion()
-    names += getattr(criterion, "of_validation", ())
-    is_ours = type(criterion).__module__.startswith("amos_fairseq.")
-    if is_ours and not trainer.cfg.dataset.disable_validation and metric not in names:
-        raise_on_every_rank(
-            f"--best-checkpoint-metric {metric} (checkpoint.best_checkpoint_metric) is not logged: give one of "
-            f"{', '.join(names)}"
-        )
-    trainer.metric_is_known = True
+
+    is_known = False
+
+    def after_update(self, trainer: Any, logged: dict[str, Any] | None) -> None:
+        if not logged or self.is_known:
+            return
+        self.is_known = True
+        criterion, metric = trainer.get_criterion(), trainer.cfg.checkpoint.best_checkpoint_metric
+        if trainer.cfg.dataset.disable_validation or not type(criterion).__module__.startswith("amos_fairseq."):
+            return
+        names = sorted(["num_updates", *(name for name in logged if not name.startswith("_"))])
+        names += OF_VALIDATION if "rtd_loss" in logged else ()
+        names += getattr(criterion, "of_validation", ())
+        if metric not in names:
+            raise_on_every_rank(
+                f"--best-checkpoint-metric {metric} (checkpoint.best_checkpoint_metric) is not logged: give one of "
+                f"{', '.join(names)}"
+            )

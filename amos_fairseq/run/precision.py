@@ -1,4 +1,4 @@
-"""The precision of a run: ``task.precision``, or fairseq's flags.
+"""The precision of a run: ``task.precision``, or fairseq's flags; and whether a device supports bfloat16 in hardware.
 
 ``auto`` is bf16 where every rank's device supports bfloat16 in hardware, and float32 elsewhere; a run that continues keeps
 its own. The choice is made in the rank, since asking a GPU opens a CUDA context on it: in a launcher, that would keep the ranks
@@ -13,7 +13,7 @@ package's optimizers, and asks the user for another flag.
 import contextlib
 import logging
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any, NamedTuple
@@ -30,12 +30,12 @@ from amos_fairseq.compat.collectives import from_first_rank, raise_on_every_rank
 from amos_fairseq.compat.distribution import visible_gpus
 from amos_fairseq.compat.patching import running_scripts
 from amos_fairseq.errors import UserError
+from amos_fairseq.run.hook import Hook
 from amos_fairseq.run.resume import DEFAULT_FILE, checkpoint_to_load
 
 logger = logging.getLogger(__name__)
 
-# fairseq's settings in the section `common`. None of them: float32.
-FLAGS = ("fp16", "bf16", "amp")
+FLAGS = ("fp16", "bf16", "amp")  # fairseq's settings in the section `common`; none of them is float32
 # fp16 and bf16 have the same master weights: a run of one continues in the other. fairseq refuses any other change.
 WITH_STATE_OF = {"float32": "float32", "bf16": "fp16", "fp16": "fp16", "amp": "amp"}
 
@@ -60,13 +60,29 @@ class Device(NamedTuple):
     reason: str = ""
 
 
+class Precision(Hook):
+    """Refuse before the launch what no device can do; choose in the ranks, where the devices are known."""
+
+    def before_launch(self, cfg: Any) -> None:
+        check_settings(cfg)
+
+    def before_trainer(self, cfg: Any) -> None:
+        # A program that has a trainer without fairseq's script continues no run.
+        saved = from_first_rank(lambda: saved_precision(cfg.checkpoint)) if running_scripts() else None
+        set_precision(cfg, visible_gpus(cfg) > 0, saved)
+        problem = None
+        if cfg.common.bf16 and cfg.distributed_training.ddp_comm_hook == "fp16":
+            problem = (
+                "--ddp-comm-hook fp16 would convert the gradients of --bf16, which already have 16 bits, to the smaller range "
+                "of fp16: remove it (distributed_training.ddp_comm_hook=none)"
+            )
+        raise_on_every_rank(problem)
+
+
 def requested_precision(cfg: Any) -> tuple[str, str]:
     """Return what the settings ask for, a value of ``task.precision`` or "amp", and the setting that says so.
 
     A flag of fairseq decides what ``task.precision=auto`` leaves open.
-
-    Raises:
-        UserError: two settings contradict each other.
     """
     flags = [name for name in FLAGS if getattr(cfg.common, name)]
     if len(flags) > 1:
@@ -84,11 +100,7 @@ def requested_precision(cfg: Any) -> tuple[str, str]:
 
 
 def check_settings(cfg: Any) -> None:
-    """Refuse settings that no device, or no CPU, can follow, before any rank exists. No GPU is asked anything.
-
-    Raises:
-        UserError: a setting contradicts another one, or needs a GPU or another optimizer.
-    """
+    """Refuse settings that no device, or no CPU, can follow. No GPU is asked anything."""
     name, setting = requested_precision(cfg)
     if problem := refusal(name, setting, None, Device(visible_gpus(cfg) > 0)):
         raise UserError(problem)
@@ -96,39 +108,18 @@ def check_settings(cfg: Any) -> None:
         raise UserError(
             "common.bf16=false does not say which precision to train in instead: give task.precision=float32 or fp16"
         )
-    if not _has_our_optimizer(cfg):
-        return
-    for name in ("memory_efficient_fp16", "memory_efficient_bf16"):
-        if getattr(cfg.common, name):
-            flag = name.replace("_", "-")
+    for flag in ("fp16", "bf16"):
+        if getattr(cfg.common, f"memory_efficient_{flag}") and _has_our_optimizer(cfg):
             raise UserError(
-                f"--{flag} keeps no float32 weights, which --optimizer {cfg.optimizer._name} updates: "
-                f"use --{flag.removeprefix('memory-efficient-')}"
+                f"--memory-efficient-{flag} keeps no float32 weights, which --optimizer {cfg.optimizer._name} updates: "
+                f"use --{flag}"
             )
 
 
-def choose_precision(cfg: Any) -> None:
-    """Choose the precision of a run in its ranks, log it, and set it. A collective operation.
-
-    Raises:
-        UserError: settings contradict each other, or a device does not support what they or the continued run demand.
-    """
-    # A program that has a trainer without fairseq's script, such as amos bench, continues no run.
-    saved = from_first_rank(lambda: saved_precision(cfg.checkpoint)) if running_scripts() else None
-    set_precision(cfg, visible_gpus(cfg) > 0, saved)
-
-
 def set_precision(cfg: Any, on_gpu: bool, saved: Saved | None = None) -> str:
-    """Set the precision that the settings ask for on this device and those of the other ranks, and log it.
+    """Set the precision that the settings ask for on this device and those of the other ranks, log it and return it.
 
-    Args:
-        saved: what the run continues.
-
-    Returns:
-        "float32", "bf16", "fp16" or "amp".
-
-    Raises:
-        UserError: as :func:`choose_precision`.
+    A collective operation. ``saved``: what the run continues.
     """
     request, setting = requested_precision(cfg)
     device = device_of_ranks(on_gpu) if request in ("auto", "bf16") else Device(on_gpu)
@@ -150,15 +141,14 @@ def decide(request: str, saved: Saved | None, device: Device) -> tuple[str, str]
     Args:
         request: "amp", or a value of ``task.precision`` or ``--precision``.
     """
+    slower = f"slower than float32: {device.reason}"
     if request != "auto":
-        emulated = request == "bf16" and not device.supports_bf16 and not device.on_gpu
-        return request, f"slower than float32: {device.reason}" if emulated else ""
+        is_emulated = request == "bf16" and not device.supports_bf16 and not device.on_gpu
+        return request, slower if is_emulated else ""
     if saved is None:
         return "bf16" if device.supports_bf16 else "float32", f"auto: {device.reason}"
-    kept = f"auto: as in {saved.path}"
-    if saved.precision == "bf16" and not device.supports_bf16:
-        kept += f", slower than float32: {device.reason}"
-    return saved.precision, kept
+    is_emulated = saved.precision == "bf16" and not device.supports_bf16
+    return saved.precision, f"auto: as in {saved.path}{f', {slower}' if is_emulated else ''}"
 
 
 def missing_support(name: str, device: Device) -> str | None:
@@ -198,82 +188,54 @@ def saved_precision(cfg: Any) -> Saved | None:
     """Return the precision of the run that is continued with its optimizer; None for a new run.
 
     A new run from the weights of another one (``--finetune-from-model``, ``--reset-optimizer``) keeps nothing of it. What is
-    wrong with a checkpoint is reported later, where it is loaded.
-
-    Args:
-        cfg: section ``checkpoint`` of the configuration.
+    wrong with a checkpoint is reported later, where it is loaded. ``cfg``: the section ``checkpoint``.
     """
-    if cfg.reset_optimizer:
-        return None
+    for path in () if cfg.reset_optimizer else _checkpoints_to_continue(cfg):
+        try:
+            header = read_header(path, whole=False)
+        except UserError:
+            continue
+        settings = header.get("cfg")
+        common = settings.get("common") if isinstance(settings, dict) else None
+        if isinstance(common, dict) and header.get("last_optimizer_state"):
+            return Saved(precision_of(common), path)
+        return None  # of another program, or weights alone
+    return None
 
-    def named() -> str | None:
+
+def _checkpoints_to_continue(cfg: Any) -> Iterator[str]:
+    """Yield the file that is going to be loaded, and what replaces a checkpoint_last.pt that is missing or damaged."""
+    path = None
+    with contextlib.suppress(UserError):
         path = checkpoint_to_load(cfg, cfg.checkpoint_suffix)
-        return None if path == cfg.finetune_from_model else path
-
-    def newest() -> str | None:  # what replaces a checkpoint_last.pt that is missing or damaged
-        found = newest_complete_checkpoint(cfg.save_dir, cfg.checkpoint_suffix)
-        return found[0] if found else None
-
-    path, header = _first_readable([named, newest] if cfg.restore_file == DEFAULT_FILE else [named])
-    settings = header.get("cfg")
-    common = settings.get("common") if isinstance(settings, dict) else None
-    if not isinstance(common, dict) or not header.get("last_optimizer_state"):  # of another program, or weights alone
-        return None
-    return Saved(precision_of(common), path)
-
-
-def device_of_ranks(on_gpu: bool) -> Device:
-    """Return whether all ranks support bfloat16 in hardware, with a reason that names those that do not. A collective."""
-    lacks = not supports_bf16(on_gpu)
-    num_ranks = distributed_utils.get_global_world_size()
-    if num_ranks == 1:  # no tensor is read, which the tensors of amos bench --on-paper do not allow
-        lacking = [0] if lacks else []
-    else:
-        of_rank = torch.zeros(num_ranks, dtype=torch.int64)
-        of_rank[distributed_utils.get_global_rank()] = lacks
-        lacking = sum_over_ranks(of_rank).nonzero().flatten().tolist()
-    return Device(on_gpu, not lacking, _support_of(lacking, num_ranks, on_gpu))
-
-
-def _first_readable(finders: Sequence[Callable[[], str | None]]) -> tuple[str, dict[str, Any]]:
-    """Return path and header of the first file that one finds and that can be read; both empty if there is none."""
-    for find in finders:
-        with contextlib.suppress(UserError):
-            path = find()
-            if path is not None:
-                return path, read_header(path, whole=False)
-    return "", {}
-
-
-def _name_bf16(overrides: Sequence[str]) -> bool:
-    """Return whether an override of Hydra's command line sets ``common.bf16``, in any of its spellings."""
-    for override in OverridesParser.create().parse_overrides(list(overrides)):
-        key, value = override.key_or_group, override.value()
-        if key == "common.bf16" or (key == "common" and isinstance(value, dict) and "bf16" in value):
-            return True
-    return False
-
-
-def _support_of(lacking: Sequence[int], num_ranks: int, on_gpu: bool) -> str:
-    if not lacking or len(lacking) == num_ranks:
-        device = "GPU" if on_gpu else "processor"
-        whose = f"this {device}" if num_ranks == 1 else f"the {device} of every rank"
-        return f"{whose} {'does not support' if lacking else 'supports'} bfloat16 in hardware"
-    several = len(lacking) > 1
-    whose = f"{'those' if several else 'that'} of rank{'s'[:several]} {', '.join(map(str, lacking))}"
-    lack = f"{'do' if several else 'does'} not support bfloat16 in hardware"
-    return f"{'GPUs' if on_gpu else 'processors'} differ, and {whose} {lack}"
-
-
-def _has_our_optimizer(cfg: Any) -> bool:
-    """Return whether the optimizer is of this package: only those need parameter groups and float32 weights."""
-    optimizer = OPTIMIZER_REGISTRY.get(getattr(cfg.optimizer, "_name", None))
-    return optimizer is not None and optimizer.__module__.startswith("amos_fairseq.")
+    if path not in (None, cfg.finetune_from_model):
+        yield path
+    if cfg.restore_file == DEFAULT_FILE and (newest := newest_complete_checkpoint(cfg.save_dir, cfg.checkpoint_suffix)):
+        yield newest[0]
 
 
 def precision_of(common: Mapping[str, Any]) -> str:
     """Return the precision that the section ``common`` of a run's settings states: float32 or one of :data:`FLAGS`."""
     return next((flag for flag in FLAGS if common.get(flag) is True), "float32")
+
+
+def device_of_ranks(on_gpu: bool) -> Device:
+    """Return whether all ranks support bfloat16 in hardware, and a reason that names those that do not. A collective."""
+    lacks = not supports_bf16(on_gpu)
+    num_ranks = distributed_utils.get_global_world_size()
+    of_rank = torch.zeros(num_ranks, dtype=torch.int64)
+    if num_ranks == 1:  # no tensor is read, which a step on paper does not allow
+        lacking = [0] if lacks else []
+    else:
+        of_rank[distributed_utils.get_global_rank()] = lacks
+        lacking = sum_over_ranks(of_rank).nonzero().flatten().tolist()
+    device = "GPU" if on_gpu else "processor"
+    if 0 < len(lacking) < num_ranks:
+        reason = f"{device}s differ: no bfloat16 in hardware on rank {', '.join(map(str, lacking))}"
+    else:
+        whose = f"this {device}" if num_ranks == 1 else f"the {device} of every rank"
+        reason = f"{whose} {'does not support' if lacking else 'supports'} bfloat16 in hardware"
+    return Device(on_gpu, not lacking, reason)
 
 
 def supports_bf16(on_gpu: bool) -> bool:
@@ -300,10 +262,7 @@ def gpus_support_bf16() -> bool:
     """Return whether all visible GPUs support bfloat16 in hardware, without opening a CUDA context in this process.
 
     A new process asks them. A fork of this one could not: once ``torch.cuda.is_available()`` was called, a forked process must
-    not use CUDA. PyTorch's own functions are what it calls, so that it imports nothing else.
-
-    Raises:
-        UserError: the GPUs cannot be used.
+    not use CUDA. What it calls are functions of PyTorch, so that it imports nothing else.
     """
     supported = True
     try:
@@ -319,3 +278,18 @@ def gpus_support_bf16() -> bool:
             "or give --cpu"
         ) from error
     return supported
+
+
+def _name_bf16(overrides: Sequence[str]) -> bool:
+    """Return whether an override of Hydra's command line sets ``common.bf16``, in any of its spellings."""
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        key, value = override.key_or_group, override.value()
+        if key == "common.bf16" or (key == "common" and isinstance(value, dict) and "bf16" in value):
+            return True
+    return False
+
+
+def _has_our_optimizer(cfg: Any) -> bool:
+    """Return whether the optimizer is of this package: only those need parameter groups and float32 weights."""
+    optimizer = OPTIMIZER_REGISTRY.get(getattr(cfg.optimizer, "_name", None))
+    return optimizer is not None and optimizer.__module__.startswith("amos_fairseq.")

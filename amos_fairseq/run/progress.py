@@ -1,10 +1,7 @@
-"""Progress of a run: what it will cost, a bar over the whole run on a terminal, lines elsewhere.
-
-Stock fairseq prints a bar per epoch with all statistics in it, or a line per ``--log-interval`` updates, which may be hours
-apart on a CPU, and never how long a run takes.
-"""
+"""What a run prints: its first lines, its cost and its progress; what says little is in the log file only."""
 
 import logging
+import re
 import sys
 import time
 from collections import deque
@@ -14,11 +11,12 @@ import torch
 from fairseq.distributed import utils as distributed_utils
 from fairseq.logging import metrics
 from fairseq.logging.meters import Meter
+from omegaconf import open_dict
 from tqdm import tqdm
 
 from amos_fairseq.errors import one_line
 from amos_fairseq.predicted_time import predicted_seconds
-from amos_fairseq.run.console import console_filters
+from amos_fairseq.run.hook import Hook
 from amos_fairseq.run.metrics_log import INTERVAL
 from amos_fairseq.training_flops import build_update, by_autograd
 
@@ -31,101 +29,112 @@ UPDATES_OF_RATE = 100  # the rate is that of the last ones, with the validations
 SLOW_UPDATES = 2  # the first ones of a process allocate memory and choose kernels: they tell no rate
 UPDATE_OF_FIRST_RATE = SLOW_UPDATES + 3
 
-
-def announce(cfg: Any) -> None:
-    """Log what a training run will do, before anything is loaded."""
-    if cfg.distributed_training.distributed_rank != 0:
-        return
-    updates, epochs = cfg.optimization.max_update, cfg.optimization.max_epoch
-    if not (updates or epochs):
-        return
-    limit = f"{updates:,} updates" if updates else f"{epochs} epochs"
-    logger.info(f"{cfg.checkpoint.save_dir}: {limit}{_update_size(cfg)}; {_saves(cfg)}")
+# What fairseq logs at every start, validation and checkpoint, by logger. Lines about what was read, written or is wrong remain.
+NOISE = re.compile(
+    r"fairseq_cli\.train: (task|model|criterion|num\. expert|max tokens|training on|begin |Start |end of epoch)"
+    r"|fairseq\.trainer: (Preparing|No existing|loading train|begin |Saving|Finished)"
+    r"|fairseq\.(data\.data_utils: loaded|data\.iterators: grouped|checkpoint_utils: Preparing)"
+)
 
 
-def _update_size(cfg: Any) -> str:
-    """Return the size of an update, where the settings determine it."""
-    if not cfg.dataset.batch_size:
-        return ""
-    ranks, micro_batches = cfg.distributed_training.distributed_world_size, cfg.optimization.update_freq[0]
-    sequences = cfg.dataset.batch_size * micro_batches * ranks
-    length = getattr(cfg.task, "tokens_per_sample", None)
-    tokens = f" = {sequences * length:,} tokens" if length else ""
-    return f" of {sequences} sequences{f' x {length}' if length else ''}{tokens}, on {ranks} rank{'s'[: ranks > 1]}"
+class ConsoleFilter(logging.Filter):
+    """Keep what says little out of the console: it is in the log file, and the settings are also in every checkpoint.
 
-
-def _saves(cfg: Any) -> str:
-    """Return when checkpoints are written."""
-    checkpoint, minutes = cfg.checkpoint, getattr(cfg.task, "save_interval_minutes", 0)
-    if checkpoint.no_save:
-        return "no checkpoints"
-    times = [f"{checkpoint.save_interval_updates:,} updates"] if checkpoint.save_interval_updates > 0 else []
-    times += [f"{minutes:g} minutes"] if minutes else []
-    times += [] if times else ["epoch" if checkpoint.save_interval == 1 else f"{checkpoint.save_interval} epochs"]
-    return f"a checkpoint every {' and every '.join(times)}"
-
-
-def announce_cost(checkpoint: Any, trainer: Any, epoch_itr: Any, extra_state: Any) -> None:
-    """Log what the updates of pretraining that are left cost, and how long that is predicted to take.
-
-    FLOPs and times are those of ``amos recipes``, on the machines that the line names; the first updates tell the rate of this
-    one. A run without a number of updates, or whose cost per update changes, has no such line.
-    """
-    cfg, task = trainer.cfg, trainer.task
-    updates = cfg.optimization.max_update - trainer.get_num_updates()
-    is_counted = hasattr(task, "full_batch") and len(set(cfg.optimization.update_freq)) == 1
-    if not (is_counted and updates > 0 and distributed_utils.get_global_rank() == 0):
-        return
-    parameters = sum(parameter.numel() for parameter in trainer.get_model().parameters())
-    batch = task.full_batch(cfg.dataset.max_tokens, cfg.dataset.batch_size, trainer.get_model().max_positions())
-    batches = updates * cfg.optimization.update_freq[0] * cfg.distributed_training.distributed_world_size
-    if 6.0 * parameters * batches * batch["ntokens"] < WORTH_COUNTING:
-        return
-    try:
-        with torch.random.fork_rng(devices=[]):
-            cost = by_autograd(build_update(cfg, task, reference=True))
-    except Exception as error:  # an objective of somebody else may need real tensors; this line must not end its run
-        logger.warning(f"the FLOPs of this run were not counted: {one_line(str(error))}")
-        return
-    flops = cost.per_update * updates
-    seconds = predicted_seconds(flops, cfg.model.encoder_embed_dim)
-    times = {name: duration(each) if each >= 60 else "less than a minute" for name, each in seconds.items()}
-    logger.info(
-        f"{'the rest of this run' if trainer.get_num_updates() else 'this run'}: {updates:,} updates, "
-        f"{cost.tokens_per_update * updates:,} tokens, {flops:.2g} FLOPs (amos flops --reference); predicted: "
-        f"{times['cpu']} on two idle CPU cores in float32, {times['a100']} on one A100 in bf16"
-    )
-
-
-class RunProgress:
-    """Position and rate of the run of this process.
-
-    Args:
-        max_update: 0 without a limit.
+    Attributes:
+        bar: a progress bar on the terminal; a line first removes it, and the bar appears again with the next update.
     """
 
-    def __init__(self, max_update: int, trainer: Any) -> None:
-        self.trainer = trainer
-        self._total = max_update or None
+    bar: Any = None
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        # fairseq logs the configuration and the tree of modules as objects.
+        if not isinstance(record.msg, str) or NOISE.match(f"{record.name}: {record.getMessage()}"):
+            return False
+        if self.bar is not None:
+            self.bar.clear()
+        return True
+
+
+def console_filters() -> list[ConsoleFilter]:
+    return [each for handler in logging.root.handlers for each in handler.filters if isinstance(each, ConsoleFilter)]
+
+
+class Console(Hook):
+    """Filter what a run prints, where a log file or a terminal shows that the output is not itself the log.
+
+    A line that cannot be printed, on a full disk or to a closed pipe, is lost without a traceback of its own; the run goes on.
+    """
+
+    def before_rank(self, cfg: Any) -> None:
+        logging.raiseExceptions = False
+        if cfg.get("job_logging_cfg"):  # fairseq configures Hydra's logging again from this
+            with open_dict(cfg):
+                cfg.job_logging_cfg.filters = {
+                    "console": {"()": f"{ConsoleFilter.__module__}.{ConsoleFilter.__name__}"}
+                }
+                for handler in cfg.job_logging_cfg.handlers.values():
+                    if handler["class"] == "logging.StreamHandler":
+                        handler.filters = ["console"]
+                    elif handler["class"] == "logging.FileHandler":
+                        handler.encoding = "utf-8"
+        consoles = [handler for handler in logging.root.handlers if type(handler) is logging.StreamHandler]
+        for console in consoles:
+            if not console_filters() and (console.stream.isatty() or len(consoles) < len(logging.root.handlers)):
+                console.addFilter(ConsoleFilter())
+
+
+class Progress(Hook):
+    """What a run will cost, its position and its rate: a bar over the whole run on a terminal, lines elsewhere.
+
+    Stock fairseq prints a bar per epoch with all statistics in it, or a line per ``--log-interval`` updates, which may be hours
+    apart on a CPU, and never how long a run takes.
+    """
+
+    def __init__(self) -> None:
+        self.trainer: Any = None  # from the first epoch on
+        self._total: int | None = None
         self._times: deque[float] = deque(maxlen=UPDATES_OF_RATE + 1)
         self._start, self._last_line = time.monotonic(), None
         self._num_updates, self._last_update = 0, self._start  # of this process
         self._has_rate = False  # whether a line has told it
         self._bar: tqdm | None = None
 
-    def show_bar(self) -> None:
-        """Show a bar on the terminal from now on."""
+    def before_launch(self, cfg: Any) -> None:
+        """Log what a training run will do, before anything is loaded."""
+        if cfg.distributed_training.distributed_rank != 0:
+            return
+        updates, epochs = cfg.optimization.max_update, cfg.optimization.max_epoch
+        if updates or epochs:
+            limit = f"{updates:,} updates" if updates else f"{epochs} epochs"
+            logger.info(f"{cfg.checkpoint.save_dir}: {limit}{_update_size(cfg)}; {_saves(cfg)}")
+
+    def after_load(self, cfg: Any, trainer: Any, epoch_itr: Any, extra_state: Any) -> None:
+        announce_cost(trainer)
+
+    def before_epoch(self, cfg: Any, trainer: Any) -> None:
+        if self.trainer is None:
+            self.trainer, self._total = trainer, cfg.optimization.max_update or None
+            self._start = self._last_update = time.monotonic()
+
+    def before_bar(self, save_dir: str, batches: Any, settings: dict[str, Any]) -> None:
+        """On a terminal, show one bar for the run in place of fairseq's, which starts again with every epoch."""
+        is_bar = (settings.get("log_format") or settings.get("default_log_format")) == "tqdm"
+        if not (is_bar and self.trainer and sys.stderr.isatty() and distributed_utils.get_global_rank() == 0):
+            return
+        settings["log_format"] = "none"
         if self._bar is None:
             done = self.trainer.get_num_updates()
             self._bar = tqdm(total=self._total, initial=done, unit="update", dynamic_ncols=True, smoothing=0.05)
             for console in console_filters():
                 console.bar = self._bar
 
-    def count(self) -> None:
-        """Note that an update has ended, and show the loss where fairseq's interval does not for long.
+    def before_next_batch(self) -> None:
+        """Note that an update has ended with all that follows it, and show the loss where fairseq's interval does not for long.
 
         The values are those that the interval has so far. They are only read: the record of the interval stays what it is.
         """
+        if self.trainer is None:
+            return
         num_updates, now = self.trainer.get_num_updates(), time.monotonic()
         seconds, self._last_update = now - self._last_update, now
         self._num_updates += 1
@@ -162,13 +171,15 @@ class RunProgress:
     def note_line(self) -> None:
         self._last_line, self._has_rate = time.monotonic(), len(self._times) > 1
 
-    def show(self, stats: dict[str, Any]) -> None:
+    def before_logging(self, save_dir: str, split: str, update: int, values: dict[str, Any]) -> None:
         """Show the loss and the throughput of an interval beside the bar; without a bar, add the time to the end."""
+        if split != "train" or self.trainer is None:
+            return
         self.note_line()
         if self._bar is not None:
-            self._show_beside_bar(stats)
+            self._show_beside_bar(values)
         elif left := self.time_left():
-            stats["left"] = left
+            values["left"] = left
 
     def _show_beside_bar(self, stats: dict[str, Any]) -> None:
         values = {name: _number(stats[name]) for name in ("loss", "tokens_per_second", "wps") if name in stats}
@@ -177,8 +188,9 @@ class RunProgress:
         shown += [f"loss {values['loss']:.3f}"] if "loss" in values else []
         self._bar.set_postfix_str(", ".join(shown))
 
-    def close(self) -> None:
-        if self._bar is not None:
+    def after_epoch(self, should_stop: bool) -> None:
+        """Close the bar with the last epoch, and where an epoch ends with an exception."""
+        if should_stop and self._bar is not None:
             self._bar.update(self.trainer.get_num_updates() - self._bar.n)
             self._bar.close()
 
@@ -203,6 +215,61 @@ class RunProgress:
         return (self._times[-1] - self._times[0]) / (len(self._times) - 1)
 
 
+def _update_size(cfg: Any) -> str:
+    """Return the size of an update, where the settings determine it."""
+    if not cfg.dataset.batch_size:
+        return ""
+    ranks, micro_batches = cfg.distributed_training.distributed_world_size, cfg.optimization.update_freq[0]
+    sequences = cfg.dataset.batch_size * micro_batches * ranks
+    length = getattr(cfg.task, "tokens_per_sample", None)
+    tokens = f" = {sequences * length:,} tokens" if length else ""
+    place = "1 rank" if ranks == 1 else f"{ranks} ranks"
+    return f" of {sequences} sequences{f' x {length}' if length else ''}{tokens}, on {place}"
+
+
+def _saves(cfg: Any) -> str:
+    """Return when checkpoints are written."""
+    checkpoint, minutes = cfg.checkpoint, getattr(cfg.task, "save_interval_minutes", 0)
+    if checkpoint.no_save:
+        return "no checkpoints"
+    times = [f"{checkpoint.save_interval_updates:,} updates"] if checkpoint.save_interval_updates > 0 else []
+    times += [f"{minutes:g} minutes"] if minutes else []
+    times += [] if times else ["epoch" if checkpoint.save_interval == 1 else f"{checkpoint.save_interval} epochs"]
+    return f"a checkpoint every {' and every '.join(times)}"
+
+
+def announce_cost(trainer: Any) -> None:
+    """Log what the updates of pretraining that are left cost, and how long that is predicted to take.
+
+    FLOPs and times are those of ``amos recipes``, on the machines that the line names; the first updates tell the rate of this
+    one. A run without a number of updates, or whose cost per update changes, has no such line.
+    """
+    cfg, task = trainer.cfg, trainer.task
+    updates = cfg.optimization.max_update - trainer.get_num_updates()
+    is_counted = hasattr(task, "full_batch") and len(set(cfg.optimization.update_freq)) == 1
+    if not (is_counted and updates > 0 and distributed_utils.get_global_rank() == 0):
+        return
+    parameters = sum(parameter.numel() for parameter in trainer.get_model().parameters())
+    batch = task.full_batch(cfg.dataset.max_tokens, cfg.dataset.batch_size, trainer.get_model().max_positions())
+    batches = updates * cfg.optimization.update_freq[0] * cfg.distributed_training.distributed_world_size
+    if 6.0 * parameters * batches * batch["ntokens"] < WORTH_COUNTING:
+        return
+    try:
+        with torch.random.fork_rng(devices=[]):
+            cost = by_autograd(build_update(cfg, task, reference=True))
+    except Exception as error:  # an objective of somebody else may need real tensors; this line must not end its run
+        logger.warning(f"the FLOPs of this run were not counted: {one_line(str(error))}")
+        return
+    flops = cost.per_update * updates
+    seconds = predicted_seconds(flops, cfg.model.encoder_embed_dim)
+    times = {name: duration(each) if each >= 60 else "less than a minute" for name, each in seconds.items()}
+    logger.info(
+        f"{'the rest of this run' if trainer.get_num_updates() else 'this run'}: {updates:,} updates, "
+        f"{cost.tokens_per_update * updates:,} tokens, {flops:.2g} FLOPs (amos flops --reference); predicted: "
+        f"{times['cpu']} on two idle CPU cores in float32, {times['a100']} on one A100 in bf16"
+    )
+
+
 def duration(seconds: float) -> str:
     """Return a time in its two largest units, such as "2 h 10 min"."""
     minutes, rest = divmod(round(seconds), 60)
@@ -215,42 +282,3 @@ def duration(seconds: float) -> str:
 
 def _number(value: Any) -> float:
     return float(value.smoothed_value if isinstance(value, Meter) else value)
-
-
-_runs: list[RunProgress] = []
-
-
-def start_epoch(cfg: Any, trainer: Any) -> None:
-    """Show the progress of this trainer's run from now on."""
-    if not (_runs and _runs[0].trainer is trainer):  # a sweep has several runs in one process
-        _runs[:] = [RunProgress(cfg.optimization.max_update, trainer)]
-
-
-def end_epoch(should_stop: bool) -> None:
-    """Close the bar with the last epoch, and where an epoch ends with an exception."""
-    if should_stop:
-        _runs.pop().close()
-
-
-def replace_bar(settings: dict[str, Any]) -> None:
-    """On a terminal, show one bar for the run in place of fairseq's, which starts again with every epoch.
-
-    Args:
-        settings: what fairseq passes to the bar of an epoch.
-    """
-    is_bar = (settings.get("log_format") or settings.get("default_log_format")) == "tqdm"
-    if is_bar and _runs and sys.stderr.isatty() and distributed_utils.get_global_rank() == 0:
-        _runs[0].show_bar()
-        settings["log_format"] = "none"
-
-
-def count_update() -> None:
-    """Note that an update has ended, with all that follows it."""
-    for run in _runs:
-        run.count()
-
-
-def show_interval(save_dir: str, split: str, update: int, stats: dict[str, Any]) -> None:
-    """Show the logged values beside the bar, or add the time to the end to fairseq's line."""
-    for run in _runs:
-        run.show(stats)

@@ -4,71 +4,90 @@
 * A run continued where ``polynomial_decay`` has reached its end trains with learning rate 0.
 * ``--restore-file`` with a path that does not exist starts from scratch. Repeated (by a scheduler that requeues), it starts
   again from the old checkpoint and overwrites the run's progress.
+* A checkpoint with another vocabulary, relative position scheme, LayerNorm epsilon, window or rotary angle loads if its shapes
+  happen to match.
 """
 
+import contextlib
+import hashlib
 import logging
 import math
 import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import torch
 from fairseq.file_io import PathManager
+from fairseq.logging import meters
 
-from amos_fairseq.checkpoint_files import read_header
+from amos_fairseq.checkpoint_files import num_updates_of, read_header, task_state_of, training_seconds_of
+from amos_fairseq.compat.checkpoints import repair_last_checkpoint
 from amos_fairseq.compat.collectives import raise_on_every_rank
 from amos_fairseq.errors import UserError
-from amos_fairseq.run.checkpoint_checks import check_fits, check_parts
+from amos_fairseq.run.hook import Hook
+from amos_fairseq.strangers import field, finite_number, whole_number
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_FILE = "checkpoint_last.pt"
 NEW_SCHEDULE = "--reset-optimizer --reset-lr-scheduler --reset-dataloader --reset-meters"
+POSITION_SCHEME = ("relative_position_scheme", "relative_position_buckets", "relative_position_max_distance")
+# Windows and rotary angles of ModernBERT, and the epsilon of LayerNorms, which is 1e-12 in most imported models.
+OTHERS = ("global_attention_every", "local_attention", "global_rope_theta", "local_rope_theta", "layer_norm_eps")
 
 
-def check_checkpoint(cfg: Any, trainer: Any) -> None:
-    """Refuse a checkpoint that does not fit, before it is loaded."""
-    problem = None
-    if trainer.should_save_checkpoint_on_current_rank:
-        try:
-            path = checkpoint_to_load(cfg, trainer.checkpoint_suffix)
-            if path is not None:
-                check_parts(path, read_header(path), cfg)
-                check_fits(path, trainer.task, trainer.cfg.model)
-        except UserError as error:
-            problem = str(error)
-    raise_on_every_rank(problem)
+class Resume(Hook):
+    """Repair and check the checkpoint before it is loaded; after loading, refuse a run that cannot continue."""
 
+    def before_load(self, cfg: Any, trainer: Any) -> None:
+        problem = None
+        if trainer.should_save_checkpoint_on_current_rank:
+            try:
+                if cfg.restore_file == DEFAULT_FILE:
+                    repair_last_checkpoint(cfg.save_dir, trainer.checkpoint_suffix, not cfg.no_last_checkpoints)
+                path = checkpoint_to_load(cfg, trainer.checkpoint_suffix)
+                if path is not None:
+                    check_parts(path, read_header(path), cfg)
+                    check_fits(path, trainer.task, trainer.cfg.model)
+            except UserError as error:  # the other ranks wait for the result
+                problem = str(error)
+        raise_on_every_rank(problem)
 
-def check_run(cfg: Any, trainer: Any, epoch_itr: Any, extra_state: Any) -> None:
-    """Refuse a loaded run that cannot continue, and say so of one that is finished."""
-    limit = finished(trainer, epoch_itr) if cfg.restore_file == DEFAULT_FILE else None
-    if limit:
-        logger.info(f"nothing to do: the run in {cfg.save_dir} is finished ({limit}); raise the limit to train on")
-    raise_on_every_rank(None if limit else refusal(trainer, cfg.restore_file))
+    def after_load(self, cfg: Any, trainer: Any, epoch_itr: Any, extra_state: Any) -> None:
+        limit = finished(trainer, epoch_itr) if cfg.restore_file == DEFAULT_FILE else None
+        if limit:
+            logger.info(f"nothing to do: the run in {cfg.save_dir} is finished ({limit}); raise the limit to train on")
+        raise_on_every_rank(None if limit else refusal(trainer, cfg.restore_file))
+
+    def may_train(self, trainer: Any, epoch_itr: Any) -> bool:
+        """Check the limits before each epoch. Stock fairseq compares --max-update only after the next update."""
+        return finished(trainer, epoch_itr) is None
+
+    def before_save(self, trainer: Any, state: dict[str, Any]) -> None:
+        """Drop the optimizers of earlier parts of the run: nothing reads them, and each resume adds one."""
+        state["optimizer_history"] = state["optimizer_history"][-1:]
 
 
 def checkpoint_to_load(cfg: Any, suffix: str = "") -> str | None:
-    """Return the file that ``checkpoint_utils.load_checkpoint`` is going to load, or None.
-
-    Raises:
-        UserError: the user named a file that does not exist, or one that would overwrite the run in SAVE_DIR.
-    """
-    own = os.path.join(cfg.save_dir, f"checkpoint_last{suffix}.pt")
+    """Return the file that ``checkpoint_utils.load_checkpoint`` is going to load, or None."""
+    last = os.path.join(cfg.save_dir, f"checkpoint_last{suffix}.pt")
     if cfg.restore_file != DEFAULT_FILE:
         path = cfg.restore_file.replace(".pt", suffix + ".pt")
         if not PathManager.isfile(path):
             raise UserError(
                 f"--restore-file {path} does not exist: give the path of a checkpoint, or remove the flag to resume "
-                f"from {own}"
+                f"from {last}"
             )
         # A checkpoint in SAVE_DIR is an intended step back; one from elsewhere repeats the first start.
-        if PathManager.isfile(own) and os.path.realpath(os.path.dirname(path)) != os.path.realpath(cfg.save_dir):
+        if PathManager.isfile(last) and os.path.realpath(os.path.dirname(path)) != os.path.realpath(cfg.save_dir):
             raise UserError(
-                f"--restore-file {path} would start again and overwrite {own}: remove the flag and --reset-* to resume "
+                f"--restore-file {path} would start again and overwrite {last}: remove the flag and --reset-* to resume "
                 "that run, or give another --save-dir; --finetune-from-model starts from a checkpoint once and resumes later"
             )
         return path
-    if PathManager.isfile(own):
-        return own
+    if PathManager.isfile(last):
+        return last
     if cfg.finetune_from_model is not None and not PathManager.isfile(cfg.finetune_from_model):
         raise UserError(
             f"--finetune-from-model {cfg.finetune_from_model} does not exist: give the path of a checkpoint"
@@ -114,6 +133,143 @@ def finished(trainer: Any, epoch_itr: Any) -> str | None:
     return None
 
 
-def is_unfinished(trainer: Any, epoch_itr: Any) -> bool:
-    """Check the limits before each epoch. Stock fairseq compares --max-update only after the next update."""
-    return finished(trainer, epoch_itr) is None
+def check_parts(path: str, header: dict[str, Any], cfg: Any) -> None:
+    """Check the parts of a checkpoint that training reads.
+
+    ``cfg``: the section ``checkpoint``; with ``--finetune-from-model`` and ``--reset-*`` fewer parts are read.
+    """
+    starts_anew = path == cfg.finetune_from_model
+    num_updates = num_updates_of(path, header)
+    reads_optimizer = not (starts_anew or cfg.reset_optimizer)
+    if reads_optimizer and header.get("last_optimizer_state") is None and num_updates > 0:
+        raise UserError(
+            f"{path} has no optimizer state, so the run would start its schedule again: give it as --finetune-from-model "
+            "with another --save-dir, or as --restore-file with --reset-optimizer --reset-lr-scheduler"
+        )
+    try:
+        if not all(torch.is_tensor(tensor) for tensor in field(header, "model", dict).values()):
+            raise ValueError("its weights are other things than tensors")
+        if reads_optimizer:
+            _check_optimizer(header.get("last_optimizer_state"), header["optimizer_history"][-1])
+        extra = field(header, "extra_state", dict)
+        position = field(extra, "train_iterator", dict)
+        if "previous_training_time" in extra:
+            with _of("previous_training_time"):
+                training_seconds_of(header)
+        if not (starts_anew or cfg.reset_meters):
+            _check_score(extra.get("best"))
+            for name, saved in field({"metrics": {}} | extra, "metrics", dict).items():
+                with _of(f"metrics.{name:.100}" if isinstance(name, str) else "metrics"):
+                    _check_meters(saved)
+        # fairseq reads these two in any case.
+        numbers = {"epoch": position.get("epoch"), "version": position.get("version", 1)}
+        if not (starts_anew or cfg.reset_dataloader):
+            numbers["iterations_in_epoch"] = position.get("iterations_in_epoch")
+            numbers |= {name: value for name, value in position.items() if name.startswith("blocks_")}
+        for name, number in numbers.items():
+            with _of(f"train_iterator.{name}"):
+                whole_number(number, low=int(name == "epoch"))
+    except ValueError as error:
+        raise UserError(
+            f"{path} is damaged, or was not written by fairseq-train ({error}): give another one"
+        ) from error
+
+
+@contextlib.contextmanager
+def _of(name: str) -> Iterator[None]:
+    """Put the name of what the body checks before the reason of its ``ValueError``."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def _check_optimizer(saved: Any, history: dict[str, Any]) -> None:
+    """Raise ``ValueError`` unless this is the state of an optimizer of torch, or of several in fairseq's ``composite``."""
+    for name, type_ in (("criterion_name", str), ("optimizer_name", str), ("lr_scheduler_state", dict)):
+        field(history, name, type_)
+    with _of("lr_scheduler_state"):
+        _check_score(history["lr_scheduler_state"].get("best"))
+    if saved is None:
+        return
+    with _of("last_optimizer_state"):
+        parts = saved.values() if isinstance(saved, dict) else ()
+        composed = [part for part in parts if isinstance(part, dict) and "param_groups" in part]
+        for part in composed or [saved]:
+            for index, state in field(part, "state", dict).items():
+                if not isinstance(state, dict):
+                    raise ValueError(f"state[{index!r:.100}] is not an object")
+            for group in field(part, "param_groups", list):
+                field(group, "params", list)
+                if isinstance(group.get("lr"), (str, int, float)):  # some optimizers have a tensor or None
+                    with _of("lr"):
+                        finite_number(group["lr"])
+
+
+def _check_score(score: Any) -> None:
+    if score is not None and type(score) not in (int, float):  # it may be infinite
+        raise ValueError("best is not a number")
+
+
+def _check_meters(saved: Any) -> None:
+    """Raise ``ValueError`` unless fairseq can load these meters and read their values."""
+    if not isinstance(saved, (list, tuple)):
+        raise ValueError("these are no meters")
+    try:
+        for _, _, meter, state in saved:  # fairseq calls what has this name in its module
+            if not issubclass(getattr(meters, meter), meters.Meter):
+                raise TypeError(meter)
+            for value in state.values():
+                if not (value is None or isinstance(value, (int, float)) or torch.is_tensor(value)):
+                    raise TypeError(meter)
+        loaded = meters.MetersDict()
+        loaded.load_state_dict(saved)
+        loaded.get_smoothed_values()
+    except (TypeError, ValueError, KeyError, AttributeError, AssertionError, ArithmeticError, RuntimeError) as error:
+        raise ValueError("these are no meters") from error
+
+
+def check_fits(path: str, task: Any, model_cfg: Any) -> None:
+    """Check that a checkpoint has this task's vocabulary, and this model's relative positions and LayerNorm epsilon.
+
+    Only what the checkpoint records is compared; a stock fairseq checkpoint records neither.
+    """
+    header = read_header(path)
+    try:
+        check_input_dictionary(task_state_of(path, header), task)
+        task.load_state_dict(task_state_of(path, header))
+    except UserError as error:
+        raise UserError(f"{path} does not fit: {error}") from error
+    saved = (header.get("cfg") or {}).get("model")
+    differences = []
+    for name in scheme_settings(saved):
+        here, there = getattr(model_cfg, name, None), saved[name]
+        if here is not None and str(here) != str(there):
+            differences.append(f"--{name.replace('_', '-')} {there}, not {here}")
+    if differences:
+        raise UserError(f"{path} was trained with {' and '.join(differences)}: give the checkpoint's values")
+
+
+def check_input_dictionary(task_state: dict[str, Any], task: Any) -> None:
+    """Check the dictionary of fairseq's ``sentence_prediction``, which compares none: token 17 could be another word."""
+    expected = task_state.get("dictionary_sha256")
+    dictionary = Path(str(getattr(task.cfg, "data", "")), "input0", "dict.txt")
+    if expected is None or not dictionary.is_file():
+        return
+    if hashlib.sha256(dictionary.read_bytes()).hexdigest() != expected:
+        raise UserError(
+            f"{dictionary} is not the dictionary that it was trained with (sha256 {expected[:12]}... expected): binarize "
+            "the task with SAVE_DIR/tokenizer of that run"
+        )
+
+
+def scheme_settings(model_cfg: Any) -> tuple[str, ...]:
+    """Return the names of a checkpoint's settings that do not affect the shapes of its weights.
+
+    They describe relative positions (only the scheme if it is ``none``, which makes the sizes irrelevant), attention and rotary
+    positions of ModernBERT, and the epsilon of the LayerNorms.
+    """
+    if not isinstance(model_cfg, dict) or POSITION_SCHEME[0] not in model_cfg:
+        return ()
+    scheme = POSITION_SCHEME[:1] if str(model_cfg[POSITION_SCHEME[0]]) == "none" else POSITION_SCHEME
+    return (*scheme, *(name for name in OTHERS if name in model_cfg))

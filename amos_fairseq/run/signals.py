@@ -39,6 +39,7 @@ from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
 
 from amos_fairseq.errors import INTERRUPTED, REQUEUE
+from amos_fairseq.run.hook import Hook
 
 logger = logging.getLogger(__name__)
 
@@ -48,15 +49,10 @@ SAME_PRESS_SECONDS = 1.0
 _received: list[int] = []
 _interrupted_at: list[float] = []
 _trains = threading.Event()
-_started_at = time.monotonic()
 
 
 def note_signal(number: int, frame: FrameType | None) -> None:
-    """Handler: record the signal, and forward it to spawned ranks if this process only launches them.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C in a process that does not train, and has no ranks that do.
-    """
+    """Handler: record the signal, and forward it to spawned ranks if this process only launches them."""
     ranks = [child for child in multiprocessing.active_children() if not child.daemon]  # loader processes are daemons
     for rank in ranks:
         os.kill(rank.pid, number)
@@ -66,7 +62,7 @@ def note_signal(number: int, frame: FrameType | None) -> None:
 
 
 def _interrupt(launches: bool) -> None:
-    """Note Ctrl-C and say what happens; end this process at a second one."""
+    """Note Ctrl-C and say what happens; end this process at a second one, and where it neither trains nor has ranks."""
     if not (launches or _trains.is_set()):
         raise KeyboardInterrupt
     now = time.monotonic()
@@ -79,12 +75,7 @@ def _interrupt(launches: bool) -> None:
     _interrupted_at.append(now)
 
 
-def finish_updates(cfg: Any, trainer: Any) -> None:
-    """From the first epoch on, Ctrl-C waits for the end of an update."""
-    _trains.set()
-
-
-def install_handlers(cfg: Any = None) -> None:
+def install_handlers() -> None:
     """Handle the signals from now on, if this is the main thread."""
     if threading.current_thread() is not threading.main_thread():
         return
@@ -113,56 +104,65 @@ def handled() -> Iterator[None]:
         _trains.clear()
 
 
-def due_after_update(trainer: Trainer) -> tuple[int | None, bool]:
-    """Return INTERRUPTED if any rank has received Ctrl-C, REQUEUE if another signal, else None; and whether to save now.
+class Signals(Hook):
+    """Stop the run, or save it, after an update that is complete and, where due, validated and saved."""
 
-    All ranks call it after the same update and get the same answer. The clock is that of the first rank.
-    """
-    minutes = getattr(trainer.task.cfg, "save_interval_minutes", 0)
-    since_last_save = time.monotonic() - getattr(trainer, "time_of_last_save", _started_at)
-    save_is_due = distributed_utils.get_global_rank() == 0 and 0 < 60 * minutes < since_last_save
-    flags = [float(flag) for flag in (bool(_received), signal.SIGINT in _received, save_is_due)]
-    if trainer.data_parallel_world_size > 1:
-        on_device = torch.tensor(flags, device=trainer.device)
-        distributed_utils.all_reduce(on_device, group=trainer.data_parallel_process_group)
-        flags = on_device.tolist()
-    stop, interrupted, save = map(bool, flags)
-    return INTERRUPTED if interrupted else REQUEUE if stop else None, save
+    def __init__(self) -> None:
+        self.time_of_save = time.monotonic()  # at first: of the start
+        self.saved_update: int | None = None
 
+    def before_trainer(self, cfg: Any) -> None:
+        install_handlers()
 
-def save_and_exit(cfg: Any, trainer: Trainer, epoch_itr: Any, code: int) -> NoReturn:
-    """Write ``checkpoint_last.pt`` unless this update has been saved there, wait for rank 0, and exit with ``code``."""
-    updates = trainer.get_num_updates()
-    name = signal.Signals(_received[0]).name if _received else "a signal to another rank"
-    if cfg.checkpoint.no_save:
-        logger.warning(f"{name}: stopping after update {updates}; nothing is saved (--no-save)")
-    else:
-        save_last(cfg, trainer, epoch_itr)
-    if trainer.data_parallel_world_size > 1:
-        torch.distributed.barrier()  # a launcher kills the other ranks as soon as the first one exits
-    logger.info(f"{name}: stopped after update {updates}, exit code {code}; start the same command again to continue")
-    sys.exit(code)
+    def before_epoch(self, cfg: Any, trainer: Trainer) -> None:
+        _trains.set()
 
+    def after_save(self, trainer: Trainer) -> None:
+        self.saved_update, self.time_of_save = trainer.get_num_updates(), time.monotonic()
 
-def save_last(cfg: Any, trainer: Trainer, epoch_itr: Any) -> None:
-    """Write ``checkpoint_last.pt`` unless this update has been saved there."""
-    if getattr(trainer, "update_of_last_save", None) != trainer.get_num_updates() or cfg.checkpoint.no_last_checkpoints:
-        checkpoint = OmegaConf.merge(cfg.checkpoint, {"no_last_checkpoints": False})
-        checkpoint_utils.save_checkpoint(checkpoint, trainer, epoch_itr, None)
+    def update_completed(self, cfg: Any, trainer: Trainer, epoch_itr: Any, is_last: bool) -> None:
+        code, save_is_due = self.due(trainer)
+        if code is not None and not is_last:
+            self.save_and_exit(cfg, trainer, epoch_itr, code)
+        if save_is_due and not (is_last or cfg.checkpoint.no_save):
+            self.save(cfg, trainer, epoch_itr)
 
+    def due(self, trainer: Trainer) -> tuple[int | None, bool]:
+        """Return INTERRUPTED if any rank has received Ctrl-C, REQUEUE if another signal, else None; and whether to save now.
 
-def stop_after_update(cfg: Any, trainer: Trainer, epoch_itr: Any, is_last: bool) -> None:
-    """Stop or save where it is due, after an update that is complete and, where due, validated and saved."""
-    code, save_is_due = due_after_update(trainer)
-    if code is not None and not is_last:
-        save_and_exit(cfg, trainer, epoch_itr, code)
-    if save_is_due and not (is_last or cfg.checkpoint.no_save):
-        save_last(cfg, trainer, epoch_itr)
+        All ranks call it after the same update and get the same answer. The clock is that of the first rank.
+        """
+        minutes = getattr(trainer.task.cfg, "save_interval_minutes", 0)
+        save_is_due = (
+            distributed_utils.get_global_rank() == 0 and 0 < 60 * minutes < time.monotonic() - self.time_of_save
+        )
+        flags = [float(flag) for flag in (bool(_received), signal.SIGINT in _received, save_is_due)]
+        if trainer.data_parallel_world_size > 1:
+            on_device = torch.tensor(flags, device=trainer.device)
+            distributed_utils.all_reduce(on_device, group=trainer.data_parallel_process_group)
+            flags = on_device.tolist()
+        stop, interrupted, save = map(bool, flags)
+        return INTERRUPTED if interrupted else REQUEUE if stop else None, save
 
+    def save_and_exit(self, cfg: Any, trainer: Trainer, epoch_itr: Any, code: int) -> NoReturn:
+        updates = trainer.get_num_updates()
+        name = signal.Signals(_received[0]).name if _received else "a signal to another rank"
+        if cfg.checkpoint.no_save:
+            logger.warning(f"{name}: stopping after update {updates}; nothing is saved (--no-save)")
+        else:
+            self.save(cfg, trainer, epoch_itr)
+        if trainer.data_parallel_world_size > 1:
+            torch.distributed.barrier()  # a launcher kills the other ranks as soon as the first one exits
+        logger.info(
+            f"{name}: stopped after update {updates}, exit code {code}; start the same command again to continue"
+        )
+        sys.exit(code)
 
-def record_last_save(trainer: Trainer) -> None:
-    """Record when the trainer was saved."""
-    trainer.update_of_last_save, trainer.time_of_last_save = trainer.get_num_updates(), time.monotonic()
+    def save(self, cfg: Any, trainer: Trainer, epoch_itr: Any) -> None:
+        """Write ``checkpoint_last.pt`` unless this update has been saved there."""
+        if self.saved_update != trainer.get_num_updates() or cfg.checkpoint.no_last_checkpoints:
+            checkpoint = OmegaConf.merge(cfg.checkpoint, {"no_last_checkpoints": False})
+            checkpoint_utils.save_checkpoint(checkpoint, trainer, epoch_itr, None)
 
 
 def handle_in_loader_process(set_worker_signal_handlers: Callable[..., Any]) -> None:

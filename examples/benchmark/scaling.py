@@ -33,7 +33,7 @@ BUSY_WITH_EXCHANGE = 24 / 108
 BACKWARD_SHARE = 2 / 3
 # Bytes of a bucket of DistributedDataParallel (--bucket-cap-mb 25).
 BUCKET_CAP = 25 * 2**20
-# Bytes exchanged for a bucket of micro-batch sums (float32), relative to one of gradients: compat/master_weights.py.
+# Bytes exchanged for a bucket of micro-batch sums (float32), relative to one of gradients: compat/mixed_precision.py.
 SUM_OVER_GRADIENT = 2
 # Exchanges besides the gradients: statistics of the host and of the device, gradient norms, the signal to stop.
 SMALL_EXCHANGES = 4

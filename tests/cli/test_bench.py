@@ -17,7 +17,7 @@ from amos_fairseq.measure.fairseq_step import FairseqStep
 from amos_fairseq.measure.flops import training_flops
 from amos_fairseq.measure.step_profile import PARTS
 from amos_fairseq.recipes.composition import compose_recipe
-from amos_fairseq.run import compilation
+from amos_fairseq.run import kernels as compilation
 
 SMALL = ["--vocabulary-size", "600", "--steps", "2", "--warmup", "1", "--set", "dataset.batch_size=2"]
 

@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import math
 import os
 import pickle
 import zipfile
@@ -9,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from failures import full_disk
@@ -24,6 +26,7 @@ from amos_fairseq.checkpoints.read import read_state
 from amos_fairseq.compat import checkpoints
 from amos_fairseq.compat.checkpoints import newest_complete_checkpoint, repair_last_checkpoint, write_atomically
 from amos_fairseq.errors import UserError
+from amos_fairseq.run import resume
 
 LIMIT = 40_000
 
@@ -138,7 +141,7 @@ def assert_resumed_from_update_10(save_dir: Path, log: str, fault: str) -> None:
 
 def test_a_damaged_last_checkpoint_is_replaced_by_the_newest_complete_one(save_dir: Path, caplog) -> None:
     assert newest_complete_checkpoint(str(save_dir)) == (str(save_dir / "checkpoint_2_10.pt"), 10)
-    assert repair_last_checkpoint(str(save_dir)) is None
+    repair_last_checkpoint(str(save_dir))
     assert_resumed_from_update_10(save_dir, caplog.text, "damaged")
 
 
@@ -159,7 +162,7 @@ def test_a_flipped_bit_is_damage(save_dir: Path, caplog: pytest.LogCaptureFixtur
     for read in (read_header, checkpoint_utils.load_checkpoint_to_cpu, lambda path: read_state(Path(path))):
         with pytest.raises(DamagedCheckpoint, match=line):
             read(str(last))
-    assert repair_last_checkpoint(str(save_dir)) is None
+    repair_last_checkpoint(str(save_dir))
     assert_resumed_from_update_10(save_dir, caplog.text, "damaged")
     assert torch.equal(read_header(str(last))["model"]["weight"], expected)
 
@@ -203,7 +206,7 @@ def test_what_is_no_dictionary_is_no_checkpoint(content: Any, tmp_path: Path) ->
 
 def test_a_missing_last_checkpoint_is_replaced(save_dir: Path) -> None:
     (save_dir / "checkpoint_last.pt").unlink()
-    assert repair_last_checkpoint(str(save_dir)) is None
+    repair_last_checkpoint(str(save_dir))
     assert torch.load(save_dir / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] == 10
 
 
@@ -213,10 +216,10 @@ def test_a_complete_last_checkpoint_is_not_changed(save_dir: Path) -> None:
     for path in save_dir.glob("checkpoint_2_*.pt"):
         os.utime(path, ns=(0, 0))
     before = content(save_dir)
-    assert repair_last_checkpoint(str(save_dir)) is None
+    repair_last_checkpoint(str(save_dir))
     assert content(save_dir) == before
     # ... unless the run does not keep it, so that it falls behind.
-    assert repair_last_checkpoint(str(save_dir), is_written=False) is None
+    repair_last_checkpoint(str(save_dir), is_written=False)
     assert torch.load(save_dir / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] == 10
 
 
@@ -225,7 +228,7 @@ def test_a_checkpoint_that_was_saved_and_not_yet_copied_is_found(save_dir: Path,
     torch.save(checkpoint(7), save_dir / "checkpoint_last.pt")
     for name in ("checkpoint_2_10.pt", "checkpoint_2_12.pt"):
         written_after(save_dir / "checkpoint_last.pt", save_dir / name)
-    assert repair_last_checkpoint(str(save_dir)) is None
+    repair_last_checkpoint(str(save_dir))
     assert_resumed_from_update_10(save_dir, caplog.text, "older")
 
 
@@ -234,7 +237,7 @@ def test_a_last_checkpoint_that_is_not_older_is_not_changed(save_dir: Path, last
     torch.save(last, save_dir / "checkpoint_last.pt")
     written_after(save_dir / "checkpoint_last.pt", save_dir / "checkpoint_2_10.pt")
     before = content(save_dir)
-    assert repair_last_checkpoint(str(save_dir)) is None
+    repair_last_checkpoint(str(save_dir))
     assert content(save_dir) == before
 
 
@@ -244,9 +247,10 @@ def written_after(older: Path, path: Path) -> None:
 
 
 def test_damage_without_a_complete_checkpoint_is_an_error(tmp_path: Path) -> None:
-    assert repair_last_checkpoint(str(tmp_path)) is None  # a new run
+    repair_last_checkpoint(str(tmp_path))  # a new run
     (tmp_path / "checkpoint_last.pt").write_bytes(b"PK\x03\x04")
-    assert "checkpoint_last.pt is damaged and no other checkpoint is complete" in repair_last_checkpoint(str(tmp_path))
+    with pytest.raises(UserError, match=r"checkpoint_last\.pt is damaged and no other checkpoint is complete"):
+        repair_last_checkpoint(str(tmp_path))
     assert content(tmp_path) == {"checkpoint_last.pt": b"PK\x03\x04"}
 
 
@@ -259,7 +263,8 @@ def test_a_link_to_a_disk_that_is_not_mounted_is_an_error(others: bool, save_dir
     last.unlink(missing_ok=True)
     last.symlink_to("/not/mounted/checkpoint_last.pt")
     line = f"{last} is a link to /not/mounted/checkpoint_last.pt, which does not exist: mount the disk"
-    assert repair_last_checkpoint(str(folder)).startswith(line)
+    with pytest.raises(UserError, match=line):
+        repair_last_checkpoint(str(folder))
     assert last.is_symlink()
 
 
@@ -268,7 +273,7 @@ def test_errors_of_the_reading_rank_reach_all_ranks(
     save_dir: Path, monkeypatch: pytest.MonkeyPatch, is_foreign: bool
 ) -> None:
     """Raised on one rank alone, it would leave the others in a broadcast."""
-    monkeypatch.setattr(checkpoints, "raise_on_every_rank", tell_every_rank)
+    monkeypatch.setattr(resume, "raise_on_every_rank", tell_every_rank)
     if is_foreign:
         torch.save({"model": SimpleNamespace()}, save_dir / "checkpoint_last.pt")
     else:
@@ -276,7 +281,7 @@ def test_errors_of_the_reading_rank_reach_all_ranks(
     cfg = SimpleNamespace(save_dir=str(save_dir), restore_file="checkpoint_last.pt", no_last_checkpoints=False)
     trainer = SimpleNamespace(should_save_checkpoint_on_current_rank=True, checkpoint_suffix="")
     with pytest.raises(ToldEveryRank, match="contains an object of class" if is_foreign else "No space left on device"):
-        checkpoints.repair(cfg, trainer)
+        resume.Resume().before_load(cfg, trainer)
 
 
 class ToldEveryRank(Exception):
@@ -364,10 +369,10 @@ def test_environment_cannot_disable_safe_loading(tmp_path: Path, monkeypatch: py
     path, trace = str(tmp_path / "model.pt"), tmp_path / "trace"
     torch.save(complete_checkpoint(surprise=Stranger(trace)), path)
     monkeypatch.setenv(checkpoints.UNSAFE_LOADING, "1")
-    checkpoints.restrict_classes()
     with pytest.raises(UserError):
         checkpoint_utils.load_checkpoint_to_cpu(path)
     assert not trace.exists()
+    assert os.environ[checkpoints.UNSAFE_LOADING] == "1"  # for what else the user's program loads
 
 
 class LoopBack:
@@ -414,3 +419,40 @@ def test_other_broadcasts_are_unchanged(monkeypatch: pytest.MonkeyPatch) -> None
     received = LoopBack(monkeypatch).to_second_rank(distributed_utils.broadcast_object, message)
     assert received["cfg"] == "a word"
     assert received["numbers"][1].tolist() == [1, 1]
+
+
+NAN = np.float64("nan")
+
+
+def validated(scores, maximize=True):
+    settings = SimpleNamespace(maximize_best_checkpoint_metric=maximize, best_checkpoint_metric="score")
+    cfg = SimpleNamespace(checkpoint=settings)
+    return checkpoints.return_comparable_scores(lambda cfg, trainer: list(scores), cfg, "trainer")
+
+
+def test_a_numpy_scalar_becomes_a_python_number(tmp_path):
+    torch.save({"best": np.float64(0.5)}, tmp_path / "numpy.pt")
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        torch.load(tmp_path / "numpy.pt", weights_only=True)
+    torch.save({"best": validated([np.float64(0.5), None])}, tmp_path / "python.pt")
+    assert torch.load(tmp_path / "python.pt", weights_only=True) == {"best": [0.5, None]}
+
+
+@pytest.mark.parametrize(("maximize", "worst"), [(True, -math.inf), (False, math.inf)])
+def test_nan_is_worse_than_any_number(maximize, worst):
+    assert checkpoints.comparable(NAN, maximize) == worst
+    assert checkpoints.comparable(1.5, maximize) == 1.5
+
+
+def test_the_best_of_several_epochs_survives_one_without_a_score():
+    """fairseq keeps max(new, best so far), in this order: a nan in between would make it forget."""
+
+    def best_by_fairseqs_rule(scores):
+        best = scores[0]
+        for score in scores:
+            best = max(score, best)
+        return best
+
+    seen = [0.3, NAN, 0.2]
+    assert best_by_fairseqs_rule([float(score) for score in seen]) == 0.2
+    assert best_by_fairseqs_rule(validated(seen)) == 0.3

@@ -82,14 +82,6 @@ def test_invalid_launches_are_refused(values, environment, num_gpus, message) ->
         arrange_ranks(settings(**values), environment, num_gpus)
 
 
-def test_fp16_communication_of_bf16_gradients_is_refused() -> None:
-    cfg = settings(ddp_comm_hook="fp16")
-    distribution.check_exchange(cfg)
-    cfg.common.bf16 = True
-    with pytest.raises(UserError, match=r"--ddp-comm-hook fp16 would convert the gradients of --bf16"):
-        distribution.check_exchange(cfg)
-
-
 def test_launches_that_fairseq_handles_are_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     """One process; one per GPU of this machine; Slurm with its own numbers."""
     cfg = settings()

@@ -17,8 +17,8 @@ from omegaconf import OmegaConf
 from rank_functions import succeed_on_two_ranks
 from torch import distributed, nn
 
-from amos_fairseq.compat import master_weights
-from amos_fairseq.compat.master_weights import MasterGradients, can_sum, distributed_model
+from amos_fairseq.compat import mixed_precision
+from amos_fairseq.compat.mixed_precision import MasterGradients, can_sum, distributed_model
 from amos_fairseq.errors import UserError
 from amos_fairseq.measure.configuration import BenchSettings, build_task, set_up
 from amos_fairseq.measure.fairseq_step import FairseqStep
@@ -230,11 +230,11 @@ def test_chunks_add_the_same_bits_as_one_addition(
     expected = [total + gradient for total, gradient in zip(sums, given, strict=True)]
     sizes = []
     new_empty = torch.Tensor.new_empty
-    monkeypatch.setattr(master_weights, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(mixed_precision, "CHUNK_BYTES", chunk_bytes)
     monkeypatch.setattr(
         torch.Tensor, "new_empty", lambda self, size: sizes.append(4 * size) or new_empty(self, size).fill_(torch.nan)
     )
-    master_weights.add_in_float32(sums, given)
+    mixed_precision.add_in_float32(sums, given)
     assert all(torch.equal(total, value) for total, value in zip(sums, expected, strict=True))
     assert len(sizes) == 1
     assert sizes[0] <= chunk_bytes

@@ -40,7 +40,7 @@ def test_a_training_script_is_patched_once(monkeypatch: pytest.MonkeyPatch) -> N
     for name in ("fairseq_cli.train", "__mp_main__"):
         monkeypatch.setitem(sys.modules, name, script)
     for _ in range(2):
-        patch_training_script(None)
+        patch_training_script()
     assert {name: getattr(script, name).__wrapped__ for name in names} == stock
 
 

@@ -14,7 +14,7 @@ from source_imports import imported_by
 from tiny_runs import ROOT, environment, run_process
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.run.compilation import require_triton
+from amos_fairseq.run.kernels import require_triton
 
 WITHOUT_GROUND_FLOOR = {"functional", "modules"}
 KERNELS = "amos_fairseq.functional.cuda"

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from tiny_runs import ROOT
 
 from amos_fairseq.cli.main import main
-from amos_fairseq.compat import master_weights
+from amos_fairseq.compat import mixed_precision
 from amos_fairseq.functional import attention
 from amos_fairseq.measure import fake_cuda as fakes
 from amos_fairseq.measure import on_paper
@@ -158,7 +158,7 @@ def test_gradients_of_a_second_micro_batch_are_added_in_two_kernels() -> None:
         kernels(1)  # creates the optimizer's moments
         one, two = kernels(1), kernels(2)
     assert len(parameters) > 50
-    assert sum(parameter.numel() for parameter in parameters) * 4 < master_weights.CHUNK_BYTES
+    assert sum(parameter.numel() for parameter in parameters) * 4 < mixed_precision.CHUNK_BYTES
     assert {name: two[name] - one.get(name, 0) for name in two if two[name] != one.get(name)} == {
         "_foreach_copy_": 1,
         "_foreach_add_": 1,

@@ -19,7 +19,7 @@ from amos_fairseq.measure.fake_cuda import fake_cuda
 from amos_fairseq.modules import bert_encoder as encoders
 from amos_fairseq.modules.bert_encoder import BertEncoder, BertEncoderConfig
 from amos_fairseq.modules.generators import TwoTower
-from amos_fairseq.run.compilation import require_triton
+from amos_fairseq.run.kernels import require_triton
 from tests.cuda.test_compiled_steps import Calls, calls, compiled_run  # noqa: F401 (a fixture)
 
 if find_spec("triton") is None:

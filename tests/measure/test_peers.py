@@ -11,7 +11,7 @@ from amos_fairseq.measure.fairseq_step import FairseqStep, make_synthetic_text, 
 from amos_fairseq.measure.flops import training_flops
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.recipes.composition import compose_recipe
-from amos_fairseq.run import compilation
+from amos_fairseq.run import kernels as compilation
 from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
 
 VOCABULARY = 600

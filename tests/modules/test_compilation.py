@@ -5,10 +5,10 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from saved_models import TEXT, write_run
 from small_models import amos_criterion, encoder_config, model_and_criterion, modern_config, small_amos, small_batch
 from torch import Tensor, nn
@@ -23,8 +23,7 @@ from amos_fairseq.modules import encoder as encoders
 from amos_fairseq.modules.bert_encoder import BertEncoder
 from amos_fairseq.modules.encoder import TransformerEncoder, call_layer, compiled_call
 from amos_fairseq.modules.modern_encoder import ModernBertEncoder
-from amos_fairseq.run import compilation as trainers
-from amos_fairseq.run import hooks
+from amos_fairseq.run import kernels as trainers
 
 needs_compiler = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
 MASK = torch.tensor([[False] * 6, [False] * 4 + [True] * 2])
@@ -219,11 +218,11 @@ def test_a_model_without_a_trainer_is_not_compiled(traced: None, tmp_path: Path)
 
 
 class SmallTrainer:
-    """The attributes of fairseq's trainer that :func:`compile_layers` uses."""
+    """The attributes of fairseq's trainer that :class:`Kernels` uses."""
 
     def __init__(self, model: nn.Module) -> None:
         self.device, self.is_data_parallel_master, self.updates = torch.device("cpu"), True, 0
-        self.cfg = SimpleNamespace(model=model.cfg)
+        self.cfg = OmegaConf.create({"model": {"compile": True, "kernels": "fast"}})
         self.get_model = lambda: model
         self.criterion = amos_criterion()
 
@@ -240,12 +239,13 @@ def test_compilation_is_logged_before_and_after(traced: None, monkeypatch, caplo
     monkeypatch.setattr(trainers, "require_compiler", lambda device: None)
     trainer = SmallTrainer(small_amos())
     with caplog.at_level(logging.INFO, logger=trainers.__name__):
-        trainers.compile_layers(trainer)
+        hook = trainers.Kernels()
+        hook.after_trainer(trainer)
         assert caplog.messages == ["compiling the encoder's layers: the first updates take about a minute longer"]
         for _ in range(3):
-            hooks.at("before_update", trainer)
+            hook.before_update(trainer)
             trainer.train_step([small_batch()])
-            trainers.log_compilation(trainer, {})
+            hook.after_update(trainer, {})
     assert len(caplog.messages) == 2
     assert caplog.messages[1].startswith("compiled for ")
     assert caplog.messages[1].endswith(" seconds in update 1")

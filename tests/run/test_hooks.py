@@ -1,5 +1,6 @@
-"""When the hooks of each moment are called, and what depends on the order in which they are."""
+"""When the methods of hooks are called, and what depends on the order of the hooks."""
 
+import inspect
 import math
 import os
 import signal
@@ -17,44 +18,61 @@ from omegaconf import OmegaConf
 from tiny_runs import TINY_RUN, run_process
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.run import divergence, hooks, metrics_log, save_dir, signals
+from amos_fairseq.run import hooks, names, save_dir, signals
+from amos_fairseq.run.health import Divergence
+from amos_fairseq.run.hook import Hook
+from amos_fairseq.run.metrics_log import MetricsLog
 
-CFG = SimpleNamespace(save_dir="run")
 TRAINER = SimpleNamespace(cfg=SimpleNamespace(common=SimpleNamespace(amp=True)))
+MOMENTS = [name for name, _ in inspect.getmembers(Hook, inspect.isfunction) if not name.startswith("_")]
+
+
+def noting(happened: list[str], answer: bool = True) -> Hook:
+    """A hook that notes each moment."""
+    hook = Hook()
+    for moment in MOMENTS:
+        setattr(hook, moment, lambda *args, moment=moment: happened.append(moment) or answer)
+    return hook
 
 
 @pytest.fixture
 def happened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The moments, each with one hook that notes its name, and fairseq's functions."""
-    names: list[str] = []
-    for moment in hooks.HOOKS:
-        monkeypatch.setitem(hooks.HOOKS, moment, (lambda *args, moment=moment: names.append(moment) or True,))
-    return names
+    """The moments, and fairseq's functions; a new trainer gets no other hooks, and no setting is checked."""
+    moments: list[str] = []
+    monkeypatch.setattr(hooks, "active", [noting(moments)])
+    monkeypatch.setattr(hooks, "new_run", lambda: None)
+    for owner, name in (
+        (hooks, "check_configuration"),
+        (hooks.distribution, "arrange_ranks"),
+        (hooks.distribution, "check_connection"),
+        (names, "check_flags"),
+    ):
+        monkeypatch.setattr(owner, name, lambda *args: None)
+    return moments
 
 
 def stock(happened: list[str], result: Any = None) -> Callable[..., Any]:
     return lambda *args, **kwargs: happened.append("fairseq") or result
 
 
-EPOCH = (CFG, TRAINER, None, None)
+EPOCH = (None, TRAINER, None, None)
 STOPPED = ([None], False)
 
 
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
-        (lambda stock: hooks.parse_args_and_arch(stock(Namespace()), None, []), "fairseq flags_parsed"),
-        (lambda stock: hooks.add_defaults(stock(), CFG), "before_defaults fairseq"),
-        (lambda stock: hooks.call_main(stock(), CFG, None), "before_launch fairseq"),
-        (lambda stock: hooks.run_rank(stock(), CFG), "before_rank fairseq after_rank"),
-        (lambda stock: hooks.make_trainer(stock(), TRAINER, CFG), "before_trainer fairseq after_trainer"),
-        (lambda stock: hooks.load_checkpoint(stock(({}, None)), CFG, TRAINER), "before_load fairseq after_load"),
+        (lambda stock: hooks.parse_args_and_arch(stock(Namespace()), None, []), "fairseq"),
+        (lambda stock: hooks.call_main(stock(), None, None), "before_launch fairseq"),
+        (lambda stock: hooks.run_rank(stock(), None), "before_rank fairseq"),
+        (lambda stock: hooks.make_trainer(stock(), TRAINER, None), "before_trainer fairseq after_trainer"),
+        (lambda stock: hooks.load_checkpoint(stock(({}, None)), None, TRAINER), "before_load fairseq after_load"),
         (lambda stock: hooks.train_epoch(stock(STOPPED), *EPOCH), "may_train before_epoch fairseq after_epoch"),
         (lambda stock: hooks.train_step(stock({}), TRAINER, []), "before_update fairseq after_update"),
         (lambda stock: hooks.clip_grad_norm(stock(torch.ones(())), TRAINER, 2.0), "fairseq after_gradient"),
         (lambda stock: hooks.reduce_and_log_stats(stock({}), TRAINER, [], 1.0), "before_statistics fairseq"),
-        (lambda stock: hooks.save_checkpoint(stock("path"), CFG, TRAINER), "may_save fairseq after_save"),
-        (lambda stock: hooks.state_dict(stock({}), TRAINER), "fairseq state_to_save"),
+        (lambda stock: hooks.save_checkpoint(stock("path"), None, TRAINER), "may_save fairseq after_save"),
+        (lambda stock: hooks.state_dict(stock({}), TRAINER), "fairseq before_save"),
         (lambda stock: hooks.validate_and_save(stock(STOPPED), *EPOCH), "fairseq update_completed"),
     ],
 )
@@ -75,72 +93,79 @@ def test_moments_of_a_bar(happened: list[str]) -> None:
     for update in bar:
         bar.log({}, step=update)
     bar.print({}, tag="train")
-    interval = ["interval_logged", "fairseq", "before_next_batch"]
-    assert happened == ["before_bar", "new_epoch_bar", *interval, *interval, "fairseq"]
+    interval = ["before_logging", "fairseq", "before_next_batch"]
+    assert happened == ["before_bar", *interval, *interval, "fairseq"]
     happened.clear()
     bar = make(aim_param_checkpoint_dir="run", epoch=1, prefix="valid on 'valid' subset")
     assert list(bar) == [0, 1]
     bar.print({}, tag="valid")
-    assert happened == ["validation_logged", "fairseq"]
+    assert happened == ["before_logging", "fairseq"]
     happened.clear()
     make().log({})  # of another command
     assert happened == ["fairseq"]
 
 
-# fairseq-train in this process; prints each hook that it has called.
+# fairseq-train in this process; prints each moment of a hook that it has reached.
 TRAINING_WITH_NOTES = """
 from fairseq_cli.train import cli_main  # as in a command: before the plugin
 
 from amos_fairseq.run import hooks
 
-def noted(moment, hook):
-    return lambda *arguments: (called.append(f"{moment} {hook.__name__}"), hook(*arguments))[1]
-
 called = []
-for moment, of_moment in hooks.HOOKS.items():
-    hooks.HOOKS[moment] = tuple(noted(moment, hook) for hook in of_moment)
+
+def note(hook, moment):
+    function = vars(hook)[moment]
+    setattr(hook, moment, lambda *arguments: (called.append(f"{hook.__name__}.{moment}"), function(*arguments))[1])
+
+for hook in hooks.HOOKS:
+    for moment in vars(hooks.Hook).keys() & vars(hook).keys():
+        if not moment.startswith("_"):
+            note(hook, moment)
 cli_main()
 print("called", *dict.fromkeys(called), sep="\\n")
 """
 
 
 @pytest.mark.slow
-def test_a_run_calls_all_hooks(binarized_corpus: Path, tmp_path: Path) -> None:
+def test_a_run_reaches_all_moments_of_all_hooks(binarized_corpus: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", TRAINING_WITH_NOTES, binarized_corpus, *TINY_RUN]
     done = run_process([*command, "--save-dir", tmp_path / "run"])
     assert done.returncode == 0, done.stderr
-    called = done.stdout.partition("called\n")[2].splitlines()
-    assert set(called) == {f"{moment} {hook.__name__}" for moment, each in hooks.HOOKS.items() for hook in each}
+    expected = {f"{hook.__name__}.{moment}" for hook in hooks.HOOKS for moment in vars(hook).keys() & set(MOMENTS)}
+    called = set(done.stdout.partition("called\n")[2].splitlines())
+    # Of the loss scale of --fp16.
+    assert called == expected - {"FiniteUpdates.scale_exhausted"}
 
 
-def test_a_save_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a timed save is not due again at once, and the save at a signal is not repeated."""
-    trainer = SimpleNamespace(get_num_updates=lambda: 3)
-    hooks.at("after_save", trainer)
-    assert trainer.update_of_last_save == 3
-    assert time.monotonic() - trainer.time_of_last_save < 60
-
-
-def test_hooks_are_called_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hooks_are_called_in_their_order_and_are_new_for_each_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
-    made = tuple(lambda *args, number=number: calls.append((number, *args)) or number for number in range(3))
-    monkeypatch.setitem(hooks.HOOKS, "before_update", made)
-    assert hooks.at("before_update", "trainer") == [0, 1, 2]
-    assert calls == [(0, "trainer"), (1, "trainer"), (2, "trainer")]
+
+    class First(Hook):
+        def before_update(self, trainer: Any) -> None:
+            calls.append(self)
+
+    class Second(First): ...
+
+    monkeypatch.setattr(hooks, "HOOKS", (First, Second))
+    monkeypatch.setattr(hooks, "active", [])
+    monkeypatch.setattr(hooks.distribution, "check_connection", lambda cfg: None)
+    for _ in range(2):
+        hooks.make_trainer(lambda trainer, cfg: None, TRAINER, None)
+        hooks.train_step(lambda *args: {}, TRAINER, [])
+    assert [type(hook) for hook in calls] == [First, Second, First, Second]
+    assert len(set(calls)) == 4
 
 
-def test_a_hook_can_refuse(happened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for moment in ("may_train", "may_save"):
-        monkeypatch.setitem(hooks.HOOKS, moment, (lambda *args: True, lambda *args: False))
+def test_a_hook_can_refuse(happened: list[str]) -> None:
+    hooks.active.append(noting([], answer=False))
     assert hooks.train_epoch(pytest.fail, *EPOCH) == ([None], True)
-    assert hooks.save_checkpoint(pytest.fail, CFG, TRAINER) is None
+    assert hooks.save_checkpoint(pytest.fail, None, TRAINER) is None
 
 
-def test_an_error_ends_the_epoch_and_the_rank(happened: list[str]) -> None:
-    for call, arguments, last in ((hooks.train_epoch, EPOCH, "after_epoch"), (hooks.run_rank, [CFG], "after_rank")):
-        with pytest.raises(ZeroDivisionError):
-            call(lambda *args: 1 / 0, *arguments)
-        assert happened[-1] == last
+def test_an_error_ends_the_epoch(happened: list[str]) -> None:
+    with pytest.raises(ZeroDivisionError):
+        hooks.train_epoch(lambda *args: 1 / 0, *EPOCH)
+    assert happened[-1] == "after_epoch"
 
 
 def loading(directory: Path) -> tuple[Any, Any]:
@@ -169,7 +194,15 @@ def damaged_run(directory: Path) -> Path:
     return last
 
 
-def test_a_save_dir_of_another_run_is_not_repaired(tmp_path: Path) -> None:
+@pytest.fixture
+def new_hooks(monkeypatch: pytest.MonkeyPatch) -> dict[str, Hook]:
+    """Those of a new run, by the names of their classes."""
+    monkeypatch.setattr(hooks, "active", [])
+    hooks.new_run()
+    return {type(hook).__name__: hook for hook in hooks.active}
+
+
+def test_a_save_dir_of_another_run_is_not_repaired(tmp_path: Path, new_hooks: dict) -> None:
     last = damaged_run(tmp_path)
     reader, writer = os.pipe()
     other = os.fork()
@@ -188,39 +221,44 @@ def test_a_save_dir_of_another_run_is_not_repaired(tmp_path: Path) -> None:
     assert last.stat().st_size == 100
 
 
-def test_a_checkpoint_is_repaired_before_it_is_checked_and_a_refused_run_notes_nothing(tmp_path: Path) -> None:
+def test_a_checkpoint_is_repaired_before_it_is_checked_and_a_refused_run_notes_nothing(
+    tmp_path: Path, new_hooks: dict[str, Any]
+) -> None:
     """The learning rate of the loaded run is 0."""
-    last = damaged_run(tmp_path)
-    found = []
+    last, loaded = damaged_run(tmp_path), []
 
     def load(cfg: Any, trainer: Any) -> tuple[Any, Any]:
-        found.append(torch.load(last, weights_only=True)["model"])
+        loaded.append(torch.load(last, weights_only=True)["model"])
         return {}, SimpleNamespace(next_epoch_idx=1)
 
     with pytest.raises(UserError, match="after update 5 the learning rate is 0"):
         hooks.load_checkpoint(load, *loading(tmp_path))
-    assert len(found) == 1
-    assert str(tmp_path) not in metrics_log._resumed_updates
+    assert len(loaded) == 1
+    assert new_hooks["MetricsLog"].resumed_update is None
 
 
-def test_a_loss_that_is_not_finite_is_not_called_divergence() -> None:
+def test_a_loss_that_is_not_finite_is_not_called_divergence(new_hooks: dict[str, Any]) -> None:
     """After nine suspicious updates."""
     task = SimpleNamespace(cfg=SimpleNamespace(divergence_factor=3.0))
     cfg = OmegaConf.create({"common": {"amp": False}})
-    trainer = SimpleNamespace(task=task, cfg=cfg, optimizer=None, get_num_updates=lambda: 30, grad_norm_on_host=1.0)
-    trainer.divergence_test = divergence.DivergenceTest(3.0, [[1.0, 1.0]] * 20)
-    trainer.divergence_test.num_suspicious = divergence.PATIENCE - 1
+    trainer = SimpleNamespace(task=task, cfg=cfg, optimizer=None, get_num_updates=lambda: 30)
+    divergence = new_hooks["Divergence"]
+    divergence.recent.extend([[1.0, 1.0]] * 20)
+    divergence.num_suspicious, divergence.norm = Divergence.PATIENCE - 1, 1.0
     with pytest.raises(UserError, match=r"update 30: the loss is not finite \(loss = inf"):
-        hooks.at("after_update", trainer, {"loss": math.inf})
+        hooks.train_step(lambda *args: {"loss": math.inf}, trainer, [])
 
 
 def test_the_time_to_the_end_is_shown_and_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hooks.progress, "_runs", [SimpleNamespace(show=lambda stats: stats.update(left="2 h"))])
+    assert hooks.HOOKS.index(MetricsLog) < hooks.HOOKS.index(hooks.Progress)
+    progress = hooks.Progress()
+    progress.trainer, progress.time_left = TRAINER, lambda: "2 h"
+    monkeypatch.setattr(hooks, "active", [MetricsLog(), progress])
     printed: list[dict] = []
     wrapped = SimpleNamespace(log=lambda stats, **_: printed.append(stats))
-    given = {"loss": 2.5}
-    hooks.RunBar(wrapped, [], str(tmp_path), True).log(given, "train_inner", 7)
+    values = {"loss": 2.5}
+    hooks.RunBar(wrapped, [], str(tmp_path), True).log(values, "train_inner", 7)
     assert printed == [{"loss": 2.5, "left": "2 h"}]
-    assert given == {"loss": 2.5}
+    assert values == {"loss": 2.5}
     record = '{"split": "train", "update": 7, "epoch": 0.0, "loss": 2.5}\n'
     assert (tmp_path / "metrics.jsonl").read_text() == record

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from amos_fairseq.compat.patching import Patch, Script, apply_patches
 from amos_fairseq.errors import UserError
 from amos_fairseq.run import hooks
-from amos_fairseq.run.names import check_best_metric, check_fit, check_names
+from amos_fairseq.run.names import BestMetric, check_fit, check_names
 
 
 def named(**changes: Any) -> Any:
@@ -135,13 +135,12 @@ def test_an_unknown_best_metric_ends_the_run_at_its_first_update(metric: str, cr
     logged = {"loss": 1.0, "_hidden": 2}
     line = r"--best-checkpoint-metric los .* is not logged: give one of loss, num_updates$"
     with pytest.raises(UserError, match=line) if is_refused else nullcontext():
-        check_best_metric(trainer, logged)
-    assert check_best_metric in hooks.HOOKS["after_update"]
+        BestMetric().after_update(trainer, logged)
 
 
 def test_a_score_of_validation_alone_selects_the_best_where_there_is_a_detection() -> None:
     cfg = {"checkpoint": {"best_checkpoint_metric": "rtd_first_component"}, "dataset": {"disable_validation": False}}
     trainer = SimpleNamespace(cfg=OmegaConf.create(cfg), get_criterion=OurCriterion)
     with pytest.raises(UserError, match=r"rtd_first_component .* is not logged"):
-        check_best_metric(trainer, {"loss": 1.0})
-    check_best_metric(trainer, {"loss": 1.0, "rtd_loss": 0.4})
+        BestMetric().after_update(trainer, {"loss": 1.0})
+    BestMetric().after_update(trainer, {"loss": 1.0, "rtd_loss": 0.4})

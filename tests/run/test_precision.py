@@ -1,6 +1,7 @@
 """The precision of a run: every case of the choice, in launcher and ranks, and over a resume."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from rank_functions import succeed_on_two_ranks
 from amos_fairseq.errors import UserError
 from amos_fairseq.recipes.composition import compose_recipe
 from amos_fairseq.run import hooks, precision
-from amos_fairseq.run.precision import Saved, check_settings, choose_precision, saved_precision, set_precision
+from amos_fairseq.run.precision import Precision, Saved, check_settings, saved_precision, set_precision
 
 
 def configuration(named: str | None = None, optimizer: str = "grouped_adam", **common: Any) -> Any:
@@ -227,6 +228,15 @@ def test_parameter_groups_survive_fp16(
     assert cfg.common.fp16_no_flatten_grads is not flat
 
 
+def test_fp16_communication_of_bf16_gradients_is_refused() -> None:
+    for named in ("float32", "bf16"):
+        cfg = configuration(named, cpu=True)
+        cfg.distributed_training.ddp_comm_hook = "fp16"
+        refused = pytest.raises(UserError, match=r"--ddp-comm-hook fp16 would convert the gradients of --bf16")
+        with refused if named == "bf16" else nullcontext():
+            Precision().before_trainer(cfg)
+
+
 @pytest.mark.parametrize("setting", ["task.precision=auto", "task.precision=bf16", "common.bf16=true"])
 def test_the_launcher_opens_no_cuda_context(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two GPUs in exclusive-process mode: a rank is started on each, and asks its own."""
@@ -246,7 +256,7 @@ def test_the_launcher_opens_no_cuda_context(setting: str, monkeypatch: pytest.Mo
     hooks.call_main(lambda cfg, main: launched.append(cfg), cfg, None)
     assert launched == [cfg]
     assert asked == []
-    choose_precision(cfg)
+    Precision().before_trainer(cfg)
     assert asked == ["bf16"]
     assert cfg.common.bf16 is True
 
@@ -254,7 +264,7 @@ def test_the_launcher_opens_no_cuda_context(setting: str, monkeypatch: pytest.Mo
 def unlike_ranks(rank: int) -> None:
     """Rank 1 emulates bfloat16."""
     precision.supports_bf16 = lambda on_gpu: rank == 0
-    reason = "processors differ, and that of rank 1 does not support bfloat16 in hardware"
+    reason = "processors differ: no bfloat16 in hardware on rank 1"
     cfg = configuration("auto")
     lines: list[str] = []
     precision.logger.info = lines.append
@@ -264,13 +274,13 @@ def unlike_ranks(rank: int) -> None:
     assert lines[1:] == [f"precision: bf16 (slower than float32: {reason})"]
     with pytest.raises(UserError if rank == 0 else SystemExit) as ended:
         set_precision(configuration("bf16"), on_gpu=True)
-    assert rank == 1 or "GPUs differ, and that of rank 1 does not support bfloat16 in hardware" in str(ended.value)
+    assert rank == 1 or "GPUs differ: no bfloat16 in hardware on rank 1" in str(ended.value)
     precision.supports_bf16 = lambda on_gpu: True
     # Only the first rank reads what the run continues.
     precision.running_scripts = lambda: [None]
     precision.saved_precision = lambda cfg: Saved("float32", "last.pt") if rank == 0 else 1 / 0
     cfg = configuration("auto", cpu=True)
-    choose_precision(cfg)
+    Precision().before_trainer(cfg)
     assert (cfg.task.precision, lines[-1]) == ("float32", "precision: float32 (auto: as in last.pt)")
 
 

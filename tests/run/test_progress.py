@@ -1,7 +1,8 @@
-"""The progress of a run: its first lines, with what it costs, the time to the end, and the bar on a terminal."""
+"""What a run prints: its first lines, its cost, the time to the end, the bar on a terminal; what the console leaves out."""
 
 import io
 import logging
+import logging.config
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -35,11 +36,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 @pytest.fixture(autouse=True)
 def only_progress(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The hooks of other topics are left out."""
-    for moment, called in hooks.HOOKS.items():
-        mine = tuple(hook for hook in called if hook.__module__ == progress.__name__)
-        monkeypatch.setitem(hooks.HOOKS, moment, mine)
+    monkeypatch.setattr(hooks, "active", [progress.Progress()])
     yield
-    progress._runs.clear()
     metrics.reset()
 
 
@@ -72,7 +70,7 @@ EPOCHS = f"3 epochs of {BATCH}; no checkpoints"
 )
 def test_first_line(changes: dict, line: str | None, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        progress.announce(settings(**changes))
+        progress.Progress().before_launch(settings(**changes))
     assert caplog.messages == ([] if line is None else [f"runs/a: {line}"])
 
 
@@ -284,3 +282,64 @@ def test_bar_of_the_whole_run_on_a_terminal(
     assert " 9/10 " in last
     assert "21,300 tokens/s, loss 8.000" in last
     assert "update/s, loss 1.000]" in terminal.getvalue()  # before the first interval has ended
+
+
+def record(name: str, message: Any) -> logging.LogRecord:
+    return logging.LogRecord(name, logging.INFO, "", 0, message, (), None)
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "is_shown"),
+    [
+        ("fairseq_cli.train", {"common": 1}, False),
+        ("fairseq_cli.train", "task: TextPretrainingTask", False),
+        ("fairseq_cli.train", "num. shared model params: 408,449 (num. trained: 408,449)", True),
+        ("fairseq.trainer", "Loaded checkpoint run/checkpoint_last.pt (epoch 2 @ 4 updates)", True),
+        ("fairseq.trainer", "Saving checkpoint to run/checkpoint_last.pt", False),
+        ("fairseq.checkpoint_utils", "Saved checkpoint run/checkpoint_last.pt", True),
+        ("train_inner", "epoch 001:     50 / 1154 loss=39.566", True),
+    ],
+)
+def test_console_leaves_out_what_says_little(name: str, message: Any, is_shown: bool) -> None:
+    assert progress.ConsoleFilter().filter(record(name, message)) is is_shown
+
+
+def test_console_of_hydra_is_quiet_and_its_file_complete(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """fairseq configures logging a second time, from the job's settings."""
+    console = {"class": "logging.StreamHandler", "stream": "ext://sys.stdout"}
+    handlers = {"console": console, "file": {"class": "logging.FileHandler", "filename": str(tmp_path / "log")}}
+    root = {"level": "INFO", "handlers": ["console", "file"]}
+    settings = {"version": 1, "disable_existing_loggers": False, "handlers": handlers, "root": root}
+    cfg = OmegaConf.create({"job_logging_cfg": settings})
+    OmegaConf.set_struct(cfg, True)
+    stdout = io.StringIO()
+    monkeypatch.setattr("sys.stdout", stdout)
+    before = logging.root.handlers[:], logging.root.level
+    try:
+        progress.Console().before_rank(cfg)
+        logging.config.dictConfig(OmegaConf.to_container(cfg.job_logging_cfg))
+        logging.getLogger("fairseq_cli.train").info({"a": 1})
+        logging.getLogger("fairseq_cli.train").info("done training")
+    finally:
+        for handler in logging.root.handlers:
+            handler.close()
+        logging.root.handlers[:], level = before
+        logging.root.setLevel(level)
+    assert stdout.getvalue() == "done training\n"
+    assert (tmp_path / "log").read_text() == "{'a': 1}\ndone training\n"
+
+
+def test_a_log_that_cannot_be_printed_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """As with ``amos train RECIPE | head -1``, once for each line of the log."""
+    monkeypatch.setattr(logging, "raiseExceptions", True)  # as a new process has it
+    stream = io.StringIO()
+    stream.close()  # writing raises ValueError
+    logger = logging.Logger("run")
+    logger.addHandler(logging.StreamHandler(stream))
+    logger.error("a line")
+    assert "Traceback" in capsys.readouterr().err
+    progress.Console().before_rank({})
+    logger.error("a line")
+    assert capsys.readouterr().err == ""

@@ -1,5 +1,7 @@
-"""Starts that are refused, that do nothing, and that continue."""
+"""Starts that are refused, that do nothing, and that continue; damaged checkpoints, and those of other models."""
 
+import hashlib
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +16,7 @@ from fairseq.optim.sgd import SGD
 from omegaconf import OmegaConf
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.run.resume import checkpoint_to_load, finished, is_unfinished, refusal
+from amos_fairseq.run.resume import Resume, check_fits, check_parts, checkpoint_to_load, finished, refusal
 
 
 def trainer_at(updates: int, max_update: int, total: int, warmup: int = 2, max_epoch: int = 0) -> Any:
@@ -60,10 +62,10 @@ def test_a_run_is_finished_by_updates_or_epochs() -> None:
     at_end = trainer_at(100, max_update=100, total=100, max_epoch=3)
     assert finished(at_end, SimpleNamespace(next_epoch_idx=1)) == "100 updates of --max-update 100"
     assert refusal(at_end, "checkpoint_last.pt") is None
-    assert not is_unfinished(at_end, SimpleNamespace(next_epoch_idx=1))
+    assert not Resume().may_train(at_end, SimpleNamespace(next_epoch_idx=1))
     early = trainer_at(50, max_update=100, total=100, max_epoch=3)
     assert finished(early, SimpleNamespace(next_epoch_idx=3)) is None
-    assert is_unfinished(early, SimpleNamespace(next_epoch_idx=3))
+    assert Resume().may_train(early, SimpleNamespace(next_epoch_idx=3))
     assert finished(early, SimpleNamespace(next_epoch_idx=4)) == "3 epochs of --max-epoch 3"
 
 
@@ -109,3 +111,162 @@ def test_a_start_from_elsewhere_does_not_overwrite_the_run_that_it_made(tmp_path
 def test_a_missing_file_is_refused(flag: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"--{flag.replace('_', '-')} gone.pt does not exist"):
         checkpoint_to_load(checkpoint_config(tmp_path, **{flag: "gone.pt"}))
+
+
+POSITIONS = {"relative_position_scheme": "t5", "relative_position_buckets": 32, "relative_position_max_distance": 128}
+POSITIONS["layer_norm_eps"] = 1e-5
+NO_POSITIONS = {**POSITIONS, "relative_position_scheme": "none"}
+
+
+POSITION = {"version": 2, "epoch": 2, "iterations_in_epoch": 3, "shuffle": True, "blocks_in_epoch": 12}
+HISTORY = {"num_updates": 7, "criterion_name": "A", "optimizer_name": "B", "lr_scheduler_state": {}}
+WHOLE = {
+    "model": {"weight": torch.zeros(2)},
+    "optimizer_history": [HISTORY],
+    "extra_state": {"train_iterator": POSITION, "previous_training_time": 3.5, "best": math.inf},
+    "last_optimizer_state": {"state": {0: {}}, "param_groups": [{"params": [0], "lr": 0.1}]},
+}
+OPTIMIZER = WHOLE["last_optimizer_state"]
+START = {"finetune_from_model": None, "reset_optimizer": False, "reset_dataloader": False, "reset_meters": False}
+AVERAGE = {"val": 1.0, "sum": torch.tensor(2.0), "count": 2, "round": 3}
+METERS = [(10, "loss", "AverageMeter", AVERAGE), (20, "wall", "TimeMeter", {"init": 1.5, "n": 0, "round": 0})]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"last_optimizer_state": None}, "no optimizer state, so the run would start its schedule again"),
+        ({"last_optimizer_state": 3}, "last_optimizer_state: "),
+        ({"extra_state": {}}, "train_iterator is None"),
+        ({"extra_state": 5}, "extra_state is 5"),
+        ({"model": torch.zeros(2)}, "model is tensor"),
+        ({"model": {"weight": 3}}, "other things than tensors"),
+        ({"optimizer_history": []}, "does not say after how many updates"),
+        ({"optimizer_history": [{"num_updates": "7"}]}, "does not say after how many updates"),
+        *(
+            ({"optimizer_history": [HISTORY | {"num_updates": number}]}, "after how many updates")
+            for number in (10**400, 10**5000, -5, True)
+        ),
+        ({"optimizer_history": [{"num_updates": 7}]}, "criterion_name is None"),
+        (
+            {"optimizer_history": [HISTORY | {"lr_scheduler_state": {"best": "x"}}]},
+            "lr_scheduler_state: best is not a number",
+        ),
+        *(
+            ({"last_optimizer_state": state}, "last_optimizer_state: ")
+            for state in (
+                *({}, {"state": 5}, {"state": {}}, OPTIMIZER | {"state": {0: 5}}),
+                *(OPTIMIZER | {"param_groups": [group]} for group in (5, {"params": 5}, {"params": [], "lr": "x"})),
+            )
+        ),
+        *(
+            ({"extra_state": WHOLE["extra_state"] | part}, next(iter(part)))
+            for part in (
+                {"previous_training_time": "x"},
+                {"previous_training_time": None},
+                {"previous_training_time": math.nan},
+                {"best": "x"},
+                {"metrics": [5]},
+                {"metrics": {"default": 5}},
+                {"metrics": {"default": [5]}},
+                {"metrics": {5: [(1, "loss", "OrderedDict", {})]}},
+                {"metrics": {"train": [(1, "a", "AverageMeter", {})]}},
+                {"metrics": {"train": [(1, "a", "AverageMeter", AVERAGE | {"sum": "x", "count": 0})]}},
+                {"metrics": {"train": [(1, "a", "AverageMeter", AVERAGE | {"sum": 10**400})]}},
+                {"metrics": {"train": [METERS[0], METERS[0]]}},
+            )
+        ),
+        *(
+            ({"extra_state": {"train_iterator": POSITION | {name: value}}}, rf"train_iterator\.{name}: ")
+            for name, values in (
+                *(("epoch", [0, "2", None, 10**400]), ("iterations_in_epoch", [-1, [3], 10**400])),
+                *(("blocks_in_epoch", [1.5]), ("blocks_per_update", [-4]), ("version", ["2"])),
+            )
+            for value in values
+        ),
+    ],
+)
+def test_a_checkpoint_with_nonsense_is_one_line(changes: dict, words: str) -> None:
+    meters = {"extra_state": WHOLE["extra_state"] | {"metrics": {"default": METERS}}}
+    check_parts("a.pt", WHOLE | meters, SimpleNamespace(**START))
+    composite = WHOLE | {"last_optimizer_state": {"encoder": OPTIMIZER, "decoder": OPTIMIZER}}
+    check_parts("a.pt", composite, SimpleNamespace(**START))
+    with pytest.raises(UserError, match=f"^a.pt .*{words}"):
+        check_parts("a.pt", WHOLE | changes, SimpleNamespace(**START))
+
+
+def test_weights_alone_start_a_new_run() -> None:
+    """As amos import writes them, or as the start of another run."""
+    weights = WHOLE | {"last_optimizer_state": None}
+    check_parts("a.pt", weights, SimpleNamespace(**START | {"finetune_from_model": "a.pt"}))
+    check_parts("a.pt", weights, SimpleNamespace(**START | {"reset_optimizer": True}))
+    imported = weights | {"optimizer_history": [HISTORY | {"num_updates": 0}]}
+    check_parts("a.pt", imported, SimpleNamespace(**START))
+
+
+class Task:
+    """Knows its vocabulary as ``text_pretraining`` does."""
+
+    cfg = SimpleNamespace(data="")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state.get("dictionary_sha256", "here") != "here":
+            raise UserError("the checkpoint was trained with another dictionary")
+
+
+def saved(tmp_path: Path, task_state: Any, model: Any) -> str:
+    path = str(tmp_path / "checkpoint1.pt")
+    torch.save({"task_state": task_state, "cfg": model and {"model": model}, "model": {}}, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("here", "there"),
+    [
+        (POSITIONS, POSITIONS),
+        (POSITIONS, None),  # a checkpoint that says nothing
+        (POSITIONS, {"_name": "roberta"}),
+        ({"_name": "roberta"}, POSITIONS),
+        (NO_POSITIONS, {**NO_POSITIONS, "relative_position_buckets": 64}),  # the sizes then mean nothing
+    ],
+)
+def test_matching_checkpoints_are_accepted(here: dict, there: Any, tmp_path: Path) -> None:
+    check_fits(saved(tmp_path, {"dictionary_sha256": "here"}, there), Task(), OmegaConf.create(here))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"relative_position_scheme": "amos"}, "--relative-position-scheme amos, not t5"),
+        ({"relative_position_buckets": 64}, "--relative-position-buckets 64, not 32"),
+        ({"relative_position_max_distance": 256}, "--relative-position-max-distance 256, not 128"),
+        ({"relative_position_scheme": "none"}, "--relative-position-scheme none, not t5"),
+        ({"layer_norm_eps": 1e-12}, "--layer-norm-eps 1e-12, not 1e-05"),
+        ({"local_attention": 64}, "--local-attention 64, not 128"),
+    ],
+)
+def test_another_scheme_or_epsilon_is_refused(change: dict, message: str, tmp_path: Path) -> None:
+    path = saved(tmp_path, {}, {**POSITIONS, **change})
+    config = OmegaConf.create(POSITIONS | {"local_attention": 128})
+    OmegaConf.set_struct(config, True)
+    with pytest.raises(UserError, match=message):
+        check_fits(path, Task(), config)
+
+
+def test_the_inputs_of_sentence_prediction_need_the_vocabulary_of_the_checkpoint(tmp_path: Path) -> None:
+    """The stock task compares nothing itself."""
+    task = SimpleNamespace(cfg=SimpleNamespace(data=str(tmp_path)), load_state_dict=lambda state: None)
+    (tmp_path / "input0").mkdir()
+    dictionary = tmp_path / "input0" / "dict.txt"
+    dictionary.write_text("a 1\nb 1\n", encoding="utf-8")
+    path = saved(tmp_path, {"dictionary_sha256": hashlib.sha256(b"a 1\nb 1\n").hexdigest()}, None)
+    check_fits(path, task, OmegaConf.create(POSITIONS))
+    dictionary.write_text("b 1\na 1\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"checkpoint1\.pt does not fit: .*input0/dict\.txt is not the dictionary"):
+        check_fits(path, task, OmegaConf.create(POSITIONS))
+
+
+def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"dictionary_sha256": "there"}, None)
+    with pytest.raises(UserError, match=r"checkpoint1\.pt does not fit: .* another dictionary"):
+        check_fits(path, Task(), OmegaConf.create(POSITIONS))

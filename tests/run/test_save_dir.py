@@ -1,17 +1,16 @@
 """SAVE_DIR: locked by one process, with a file that leads nowhere else, in a folder that can be written."""
 
-import errno
 import os
 import signal
 import socket
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.run import save_dir
 from amos_fairseq.run.save_dir import claim_save_dir
 
 
@@ -36,22 +35,14 @@ def test_a_save_dir_belongs_to_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("link", [os.symlink, os.link])
 def test_a_lock_that_leads_elsewhere_is_refused(link: Any, tmp_path: Path) -> None:
-    """As a link, or as another name of a file; the file keeps its content."""
+    """As a link; as another name of a file it is only locked. The file keeps its content."""
     precious, run = tmp_path / "precious", tmp_path / "run"
     run.mkdir()
     precious.write_text("precious\n")
     link(precious, run / ".lock")
-    with pytest.raises(UserError, match=r"run/\.lock (is a link|has content that no run wrote)"):
+    with pytest.raises(UserError, match=r"run/\.lock is a link") if link is os.symlink else nullcontext():
         claim_save_dir(str(run))
     assert precious.read_text() == "precious\n"
-
-
-@pytest.mark.parametrize("content", [b"", b"process 5 on host", b"process 5 on host\n", bytes(20)])
-def test_what_a_crash_leaves_of_a_lock_is_accepted(content: bytes, tmp_path: Path) -> None:
-    """A full disk cuts the line, and a power failure can leave bytes of 0."""
-    (tmp_path / ".lock").write_bytes(content)
-    claim_save_dir(str(tmp_path))
-    assert (tmp_path / ".lock").read_bytes() == f"process {os.getpid()} on {socket.gethostname()}\n".encode()
 
 
 def test_a_save_dir_that_is_no_folder_is_named(tmp_path: Path) -> None:
@@ -62,14 +53,7 @@ def test_a_save_dir_that_is_no_folder_is_named(tmp_path: Path) -> None:
             claim_save_dir(str(tmp_path / name))
 
 
-def test_a_save_dir_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_dir_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"file/run cannot be written \(Not a directory\)"):
         claim_save_dir(str(tmp_path / "file" / "run"))
-
-    def refuse(path: str, *args: Any, **kwargs: Any) -> None:
-        raise OSError(errno.EROFS, "Read-only file system", path)
-
-    monkeypatch.setattr(save_dir, "open", refuse, raising=False)
-    with pytest.raises(UserError, match=r"run cannot be written \(Read-only file system\)"):
-        claim_save_dir(str(tmp_path / "run"))

@@ -35,10 +35,10 @@ def alone(updates: int = 5) -> Any:
 @pytest.mark.parametrize("number", signals.SIGNALS)
 def test_a_rank_records_the_signal(number: int) -> None:
     signals.install_handlers()
-    signals.finish_updates(None, None)
-    assert signals.due_after_update(alone()) == (None, False)
+    signals.Signals().before_epoch(None, None)
+    assert signals.Signals().due(alone()) == (None, False)
     os.kill(os.getpid(), number)
-    assert signals.due_after_update(alone()) == ({signal.SIGINT: INTERRUPTED}.get(number, REQUEUE), False)
+    assert signals.Signals().due(alone()) == ({signal.SIGINT: INTERRUPTED}.get(number, REQUEUE), False)
 
 
 def test_ctrl_c_before_the_first_update_ends_at_once(capfd: pytest.CaptureFixture) -> None:
@@ -51,11 +51,11 @@ def test_ctrl_c_before_the_first_update_ends_at_once(capfd: pytest.CaptureFixtur
 
 def press_twice(seconds_between: float) -> None:
     signals.install_handlers()
-    signals.finish_updates(None, None)
+    signals.Signals().before_epoch(None, None)
     for _ in range(2):
         os.kill(os.getpid(), signal.SIGINT)
         signals._interrupted_at[0] -= seconds_between
-    sys.exit(signals.due_after_update(alone())[0])
+    sys.exit(signals.Signals().due(alone())[0])
 
 
 @pytest.mark.parametrize(("seconds", "code"), [(0.0, INTERRUPTED), (2.0, -signal.SIGINT)])
@@ -155,13 +155,14 @@ def saves(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     ],
 )
 def test_checkpoint_before_the_exit(settings: dict, saved_at: Any, expected: int, saves: list) -> None:
-    trainer = alone(updates=5)
-    trainer.update_of_last_save = saved_at
+    trainer, hook = alone(updates=5), signals.Signals()
+    if saved_at is not None:
+        hook.after_save(alone(updates=saved_at))
     arguments = (config(**settings), trainer, "position", False)
-    signals.stop_after_update(*arguments)
+    hook.update_completed(*arguments)
     signals._received.append(signal.SIGTERM)
     with pytest.raises(SystemExit) as ended:
-        signals.stop_after_update(*arguments)
+        hook.update_completed(*arguments)
     assert ended.value.code == REQUEUE == os.EX_TEMPFAIL
     assert len(saves) == expected
     for checkpoint, _, position, valid_loss in saves:
@@ -171,7 +172,7 @@ def test_checkpoint_before_the_exit(settings: dict, saved_at: Any, expected: int
 
 def test_signal_in_the_last_update(saves: list) -> None:
     signals._received.append(signal.SIGTERM)
-    signals.stop_after_update(config(), alone(), None, True)
+    signals.Signals().update_completed(config(), alone(), None, True)
     assert not saves
 
 
@@ -184,7 +185,7 @@ def test_one_rank_decides_for_all(flags: list[int], expected: tuple, monkeypatch
     two = alone()
     vars(two).update(data_parallel_world_size=2, device=torch.device("cpu"), data_parallel_process_group=None)
     assert not signals._received
-    assert signals.due_after_update(two) == expected
+    assert signals.Signals().due(two) == expected
 
 
 @pytest.mark.parametrize(
@@ -196,6 +197,7 @@ def test_a_checkpoint_after_some_time(
 ) -> None:
     trainer = alone()
     trainer.task.cfg.save_interval_minutes = minutes
-    trainer.time_of_last_save = time.monotonic() - seconds_ago
-    signals.stop_after_update(config(**settings), trainer, "position", False)
+    hook = signals.Signals()
+    hook.time_of_save -= seconds_ago
+    hook.update_completed(config(**settings), trainer, "position", False)
     assert len(saves) == expected

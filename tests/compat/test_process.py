@@ -1,17 +1,22 @@
 """A torchaudio that does not load must not stop ``transformers``; a corpus is not read when it is opened, nor
-fairseq's classes copied for each composition."""
+fairseq's classes copied for each composition; fairseq's prefetching thread ends with the process."""
 
+import queue
+import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from fairseq.data import indexed_dataset
+from fairseq.data.iterators import BackgroundConsumer
 from forked_command import run_module
 from hydra._internal.config_repository import CachingConfigRepository
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from tiny_runs import ROOT
 
+from amos_fairseq.compat.process import stop_readers
 from amos_fairseq.recipes.composition import compose_with_hydra
 
 # As a CUDA build beside a CPU build of torch.
@@ -63,3 +68,22 @@ def test_a_composition_shares_the_config_store_and_leaves_it_unchanged() -> None
     before = stored()
     compose_with_hydra("amos_tiny", ["model.dropout=0.5", "optimizer.weight_decay=1"])
     assert stored() == before
+
+
+@pytest.mark.parametrize("size", [0, 1], ids=["reads", "waits for space"])
+def test_background_readers_end(size: int) -> None:
+    """fairseq's own thread, over a source that has no end and takes its time when it is closed."""
+
+    def endless() -> Any:
+        try:
+            while True:
+                yield 1
+                time.sleep(0.01)
+        finally:
+            time.sleep(0.3)
+
+    reader = BackgroundConsumer(queue.Queue(size), endless(), None, None)
+    reader.start()
+    time.sleep(0.1)
+    stop_readers()
+    assert not reader.is_alive()

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.sampling import pick, running_sums
-from amos_fairseq.run.determinism import WORKSPACE_VARIABLE, use_deterministic_kernels
+from amos_fairseq.run.kernels import WORKSPACE_VARIABLE, Determinism
 
 
 def configuration(deterministic: bool):
@@ -26,7 +26,7 @@ def test_only_the_flag_on_a_gpu_changes_the_process(
     asked: bool, gpus: int, applies: bool, monkeypatch: pytest.MonkeyPatch, restored_determinism: None
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    use_deterministic_kernels(configuration(asked))
+    Determinism().before_trainer(configuration(asked))
     assert torch.are_deterministic_algorithms_enabled() is applies
     assert torch.utils.deterministic.fill_uninitialized_memory is not applies
     assert os.environ.get(WORKSPACE_VARIABLE) == (":4096:8" if applies else None)
@@ -37,12 +37,12 @@ def test_the_environment_may_choose_a_workspace_that_is_deterministic(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setenv(WORKSPACE_VARIABLE, ":16:8")
-    use_deterministic_kernels(configuration(True))
+    Determinism().before_trainer(configuration(True))
     assert os.environ[WORKSPACE_VARIABLE] == ":16:8"
     torch.use_deterministic_algorithms(False)
     monkeypatch.setenv(WORKSPACE_VARIABLE, ":0:0")
     with pytest.raises(UserError, match=r"^--deterministic does not work with CUBLAS_WORKSPACE_CONFIG=:0:0: unset it"):
-        use_deterministic_kernels(configuration(True))
+        Determinism().before_trainer(configuration(True))
     assert not torch.are_deterministic_algorithms_enabled()
 
 

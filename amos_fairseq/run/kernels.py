@@ -1,0 +1,187 @@
+"""``--deterministic``, ``--compile`` and ``--kernels triton``: set up and tested before training starts; memory on a CPU."""
+
+import importlib
+import logging
+import os
+import time
+from typing import Any
+
+import torch
+from fairseq.trainer import Trainer
+from omegaconf import OmegaConf
+
+from amos_fairseq.compat.distribution import visible_gpus
+from amos_fairseq.errors import UserError
+from amos_fairseq.functional.attention import HALF_PRECISION, TRITON_HEAD_WIDTHS
+from amos_fairseq.modules.bert_encoder import BertEncoder
+from amos_fairseq.modules.encoder import TransformerEncoder
+from amos_fairseq.process_settings import OPENMP_VARIABLES, keep_freed_memory
+from amos_fairseq.run.hook import Hook
+
+logger = logging.getLogger(__name__)
+
+# cuBLAS reads it when it starts in a process; PyTorch refuses matrix products under any other value than these.
+WORKSPACE_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
+WORKSPACES = (":4096:8", ":16:8")
+# What torch.compile needs on each type of device.
+COMPILERS = {
+    "cpu": "a C++ compiler (g++ or clang++; CXX names another one)",
+    "cuda": "the Triton that belongs to this PyTorch, and a C compiler (gcc; CC names another one)",
+}
+
+
+class Determinism(Hook):
+    """``--deterministic`` (``model.deterministic``): the same seed gives the same bits on a GPU, at the cost of speed.
+
+    Some CUDA kernels add numbers with atomic operations, in an order that changes from run to run. ``--deterministic`` turns on
+    ``torch.use_deterministic_algorithms``, under which PyTorch replaces such a kernel by one with a fixed order, or raises a
+    ``RuntimeError`` where it has none. What this means for the operations of this package (sources: the documentation of
+    ``torch.use_deterministic_algorithms``, and PyTorch's ``attention_backward.cu`` and ``sdp_utils.cpp``):
+
+        attention, flash                backward pass without atomic additions
+        attention, memory-efficient     keys are not split between programs, also for the gradient of a bias
+        attention, cuDNN                refused, so :func:`~amos_fairseq.functional.attention.choose_backend` leaves it out
+        this package's Triton kernels   unchanged: every sum has a fixed order
+        scatter_add, index_add, and the gradients of gather and of indexing by tensors
+                                        sorted by index first, then added
+        cumsum of floating point numbers
+                                        refused, so sampling sums integers:
+                                        :func:`~amos_fairseq.functional.sampling.running_sums`
+        matrix products                 cuBLAS needs a fixed workspace, by an environment variable
+
+    On a CPU nothing changes: every kernel has a fixed order for a given number of threads.
+    """
+
+    def before_trainer(self, cfg: Any) -> None:
+        if not OmegaConf.select(cfg, "model.deterministic") or visible_gpus(cfg) == 0:
+            return
+        workspace = os.environ.setdefault(WORKSPACE_VARIABLE, WORKSPACES[0])
+        if workspace not in WORKSPACES:
+            raise UserError(
+                f"--deterministic does not work with {WORKSPACE_VARIABLE}={workspace}: unset it, or set it to {WORKSPACES[0]}"
+            )
+        torch.use_deterministic_algorithms(True)
+        # By default PyTorch then also fills all new memory, for programs that read it before they write it. This one does not.
+        torch.utils.deterministic.fill_uninitialized_memory = False
+        if cfg.distributed_training.distributed_rank == 0:
+            logger.info("only kernels that add in a fixed order run: the same seed gives the same bits, more slowly")
+
+
+class Kernels(Hook):
+    """``model.kernels`` and ``model.compile``: test what they need here, instead of a long traceback in the first update.
+
+    Only a trainer compiles: a model that is exported, inspected or scored is never compiled. torch.compile starts silently at
+    the first update; the time that it takes is logged.
+    """
+
+    def __init__(self) -> None:
+        self.clock: CompilationClock | None = None
+        self.seconds_before_update = 0.0
+
+    def after_trainer(self, trainer: Trainer) -> None:
+        if str(OmegaConf.select(trainer.cfg, "model.kernels")) == "triton" and trainer.device.type == "cuda":
+            require_triton(trainer.device, trainer.get_model())
+        if not OmegaConf.select(trainer.cfg, "model.compile"):  # models outside this package have no such setting
+            return
+        if trainer.is_data_parallel_master:
+            logger.info("compiling the encoder's layers: the first updates take about a minute longer")
+        require_compiler(trainer.device)
+        # PyTorch would split every layer at the buckets of DistributedDataParallel, to exchange a bucket while the rest of the
+        # graph is computed. Here the graph is one layer, and the layers below it are the rest.
+        torch._dynamo.config.optimize_ddp = False
+        for module in trainer.get_model().modules():
+            if isinstance(module, TransformerEncoder):
+                module.is_compiled = True
+        self.clock = CompilationClock()
+
+    def before_update(self, trainer: Trainer) -> None:
+        if self.clock is not None:
+            self.seconds_before_update = self.clock.seconds
+
+    def after_update(self, trainer: Trainer, logged: Any) -> None:
+        if self.clock is not None and trainer.is_data_parallel_master:
+            seconds = self.clock.seconds - self.seconds_before_update
+            if seconds > 0:
+                logger.info(f"compiled for {seconds:.0f} seconds in update {trainer.get_num_updates()}")
+
+
+class CompilationClock:
+    """Seconds that torch.compile has taken in this process since the clock was created."""
+
+    def __init__(self) -> None:
+        # Imported here, because it takes half a second that only --compile needs.
+        from torch._dynamo.callback import on_compile_end, on_compile_start
+
+        self.seconds = 0.0
+        self._start = 0.0
+        on_compile_start(self._begin)
+        on_compile_end(self._end)
+
+    def _begin(self, *details: Any) -> None:
+        self._start = time.perf_counter()
+
+    def _end(self, *details: Any) -> None:
+        self.seconds += time.perf_counter() - self._start
+
+
+def require_compiler(device: torch.device) -> None:
+    """Compile a small function on ``device``; raise :class:`UserError` where PyTorch cannot."""
+    new = time.time()  # otherwise the result may come from a cache file of a time when there was a compiler
+
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return (x * new).sin()
+
+    try:
+        torch.compile(scaled)(torch.ones(64, device=device))
+    except Exception as error:  # the compiler, and whatever starts it, may raise any exception
+        # "backend='inductor' raised:" is a line by itself, followed by the reason.
+        reasons = [line for line in str(error).splitlines() if line.strip() and not line.endswith("raised:")]
+        raise UserError(
+            f"model.compile=true does not work on this machine ({reasons[0] if reasons else repr(error)}): install "
+            f"{COMPILERS.get(device.type, 'what PyTorch needs to compile')}, or train with model.compile=false (without "
+            "--compile)"
+        ) from error
+
+
+def require_triton(device: torch.device, model: torch.nn.Module) -> None:
+    """Run the attention of ``model.kernels=triton`` once for every width of a head in ``model``, forward and backward.
+
+    The kernels are those of training: with a bias and with dropout, in the dtype of the model's weights.
+    """
+    try:
+        attention = importlib.import_module("amos_fairseq.functional.cuda.attention")
+    except ValueError as error:  # Triton is not installed, or too old
+        raise UserError(str(error)) from error
+    encoders = [
+        module for module in model.modules() if isinstance(module, BertEncoder)
+    ]  # ModernBERT's does not use them
+    widths = {encoder.shape.width // encoder.shape.num_heads for encoder in encoders} & {*TRITON_HEAD_WIDTHS}
+    dtype = next(model.parameters()).dtype
+    dtype = dtype if dtype in HALF_PRECISION else torch.float16
+    bias = torch.zeros(1, 127, device=device, requires_grad=True)
+    try:
+        for width in sorted(widths):
+            heads = torch.randn(1, 64, 3, 1, width, device=device).to(dtype)
+            attention.triton_attention(heads.requires_grad_(), bias, dropout=0.1).sum().backward()
+    except Exception as error:  # the compiler, and whatever starts it, may raise any exception
+        reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
+        raise UserError(
+            f"model.kernels=triton does not work on this machine ({reason}): install {COMPILERS['cuda']}, or train with "
+            "model.kernels=fast"
+        ) from error
+
+
+class Memory(Hook):
+    """On a CPU, the memory of a rank and its threads beside other programs."""
+
+    def before_launch(self, cfg: Any) -> None:
+        if cfg.distributed_training.distributed_rank != 0 or visible_gpus(cfg) > 0 or torch.get_num_threads() == 1:
+            return
+        if not any(name in os.environ for name in OPENMP_VARIABLES):
+            logger.info(
+                "on a busy machine, set OMP_WAIT_POLICY=passive before this command: threads that wait then sleep"
+            )
+
+    def before_rank(self, cfg: Any) -> None:
+        if visible_gpus(cfg) == 0:
+            keep_freed_memory()

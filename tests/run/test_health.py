@@ -1,0 +1,330 @@
+"""Updates that are not finite, in each precision, or do not fit into memory; losses that diverge; collapsed discriminators."""
+
+import inspect
+import logging
+import math
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from failures import refusal
+from fairseq.logging import metrics
+from fairseq.optim import AMPOptimizer
+from fairseq.optim.dynamic_loss_scaler import DynamicLossScaler
+from fairseq.trainer import Trainer
+from interrupted_run import num_updates
+from omegaconf import OmegaConf
+from torch import nn
+
+from amos_fairseq.errors import COLLAPSED, DIVERGED, CollapsedError, UserError
+from amos_fairseq.run import hooks
+from amos_fairseq.run.health import Collapse, Divergence, FiniteUpdates, not_finite
+from amos_fairseq.run.metrics_file import read_records
+
+NAN, INF = float("nan"), float("inf")
+
+
+def test_losses_that_are_not_finite() -> None:
+    outputs = [
+        {"loss": torch.tensor(NAN), "mlm_loss_4": torch.tensor(2.0), "mlm_loss_6": torch.tensor(INF), "ntokens": 9},
+        {"loss": 3.0, "rtd_loss": torch.tensor(NAN), "_histogram_loss": torch.full((100,), NAN), "loss_scale": INF},
+    ]
+    broken = not_finite(outputs)
+    assert list(broken) == ["mlm_loss_6", "rtd_loss"]
+    assert not_finite([{"loss": INF}]) == {"loss": INF}
+    assert not_finite([{"loss": 1.0, "mlm_acc_4": NAN}]) == {}
+
+
+class Optimizer:
+    """fp16's loss scaler as fairseq's FP16Optimizer uses it, or none; the gradient norm is given."""
+
+    def __init__(self, grad_norm: float, scaler: Any = None) -> None:
+        self.grad_norm, self.scaler = torch.tensor(grad_norm), scaler
+
+    def clip_grad_norm(self, max_norm: float, aggregate_norm_fn: Any = None) -> torch.Tensor:
+        if self.scaler is not None:
+            self.scaler.check_overflow(self.grad_norm)
+        return self.grad_norm
+
+
+@pytest.fixture(autouse=True)
+def finite_updates(monkeypatch: pytest.MonkeyPatch) -> FiniteUpdates:
+    """The only hook that is active."""
+    hook = FiniteUpdates()
+    monkeypatch.setattr(hooks, "active", [hook])
+    return hook
+
+
+def trainer(optimizer: Any, loss: float, amp: bool = False) -> Any:
+    hooks.active[0].outputs = [{"loss": torch.tensor(loss), "mlm_loss_8": torch.tensor(loss)}]
+    return SimpleNamespace(
+        optimizer=optimizer,
+        is_fsdp=False,
+        cfg=OmegaConf.create({"common": {"amp": amp}, "optimization": {"clip_norm": 2.0}}),
+        task=SimpleNamespace(reduce_metrics=lambda outputs, criterion: metrics.log_scalar("loss", 0.0)),
+        get_criterion=lambda: None,
+        tpu=False,
+        get_num_updates=lambda: 11,
+    )
+
+
+def update(made: Any) -> dict[str, Any]:
+    """The calls of fairseq's trainer with the gradient's norm in an update; returns the logged values."""
+    norm = Trainer.clip_grad_norm(made, 2.0)
+    assert torch.isfinite(norm)  # fairseq looks at it before the optimizer's step
+    with metrics.aggregate(new_root=True) as logged:
+        Trainer._reduce_and_log_stats(made, [], 1.0, norm)
+    return logged.get_smoothed_values()
+
+
+@pytest.mark.parametrize(("norm", "clipped"), [(1.5, 0.0), (2.5, 100.0)])
+def test_a_finite_gradient_passes_and_is_logged(norm: float, clipped: float) -> None:
+    logged = update(trainer(Optimizer(norm), 3.0))
+    assert (logged["gnorm"], logged["clip"]) == (norm, clipped)
+
+
+def test_an_infinite_loss_with_a_finite_gradient_stops_too() -> None:
+    after = trainer(Optimizer(1.5), 3.0)
+    hook = FiniteUpdates()
+    hook.after_update(after, {"loss": 3.0, "mlm_loss_8": 2.0})
+    hook.after_update(after, None)  # fp16 has skipped the update
+    with pytest.raises(UserError, match=r"update 11: the loss is not finite \(mlm_loss_8 = inf; no loss scale\)"):
+        hook.after_update(after, {"loss": INF, "mlm_loss_8": INF})
+
+
+@pytest.mark.parametrize("grad_norm", [NAN, INF])
+def test_float32_and_bf16_stop_in_the_same_update(grad_norm: float) -> None:
+    """Behind the optimizer's step, which the trainer has counted."""
+    with pytest.raises(UserError, match=r"update 11: the gradient is not finite \(mlm_loss_8 = nan; no loss scale\)"):
+        update(trainer(Optimizer(grad_norm), NAN))
+
+
+def test_fp16_lowers_its_scale_first() -> None:
+    scaler = DynamicLossScaler(init_scale=4.0, min_loss_scale=0.5)
+    failing = trainer(Optimizer(INF, scaler), 3.0)
+    scales = []
+    for _ in range(2):
+        with pytest.raises(OverflowError):  # fairseq's own: the update is skipped
+            Trainer.clip_grad_norm(failing, 2.0)
+        scales.append(scaler.loss_scale)
+    assert scales == [2.0, 1.0]
+    with pytest.raises(UserError, match=r"Minimum loss scale reached \(0\.5\).*every loss is finite; loss scale 1\)"):
+        Trainer.clip_grad_norm(failing, 2.0)
+
+
+@pytest.fixture
+def amp_optimizer() -> AMPOptimizer:
+    common = {"fp16_init_scale": 4, "min_loss_scale": 0.5}
+    sgd = {"_name": "sgd", "lr": [0.1], "momentum": 0.0, "weight_decay": 0.0}
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = AMPOptimizer.build_optimizer(OmegaConf.create({"common": common, "optimizer": sgd}), [parameter])
+    optimizer._grad_scaler = torch.amp.GradScaler("cpu", init_scale=4.0)  # fairseq's own is off without CUDA
+    return optimizer
+
+
+def overflowing_update(optimizer: AMPOptimizer, loss: float) -> None:
+    """One update under ``--amp`` as the trainer makes it."""
+    optimizer.zero_grad()
+    (parameter,) = optimizer.fp32_optimizer.params
+    optimizer.backward((parameter * INF).sum())
+    Trainer.clip_grad_norm(trainer(optimizer, loss, amp=True), 2.0)
+    optimizer.step()
+
+
+def test_amp_lowers_its_scale_and_stops_at_the_smallest(amp_optimizer: AMPOptimizer) -> None:
+    scales = []
+    for _ in range(2):
+        overflowing_update(amp_optimizer, loss=3.0)
+        scales.append(amp_optimizer.scaler.get_scale())
+    assert scales == [2.0, 1.0]
+    with pytest.raises(UserError, match="Minimum loss scale reached"):
+        overflowing_update(amp_optimizer, loss=3.0)
+
+
+def test_amp_does_not_skip_a_broken_loss(amp_optimizer: AMPOptimizer, caplog: pytest.LogCaptureFixture) -> None:
+    """Stock fairseq continues, but a smaller scale does not help."""
+    caplog.set_level(logging.INFO)
+    with pytest.raises(UserError, match=r"mlm_loss_8 = nan; loss scale 4\)"):
+        overflowing_update(amp_optimizer, loss=NAN)
+
+
+def trainer_whose_memory_is_full() -> Any:
+    """The attributes that ``Trainer.train_step`` uses up to the end of the forward pass, on one rank."""
+
+    def train_step(**arguments: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+
+    cfg = {"ema": {"store_ema": False}, "distributed_training": {"distributed_world_size": 1}}
+    nothing = dict.fromkeys(("get_num_updates", "zero_grad", "_set_seed"), lambda: 0)
+    return SimpleNamespace(
+        cfg=OmegaConf.create(cfg),
+        model=nn.Identity(),
+        criterion=nn.Identity(),
+        get_criterion=nn.Identity,
+        optimizer=None,
+        task=SimpleNamespace(train_step=train_step),
+        data_parallel_world_size=1,
+        cuda=False,
+        _prepare_sample=lambda sample: (sample, False),
+        _log_oom=lambda error: None,
+        **nothing,
+    )
+
+
+def test_a_batch_that_does_not_fit_into_memory_ends_the_run() -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        Trainer.train_step(trainer_whose_memory_is_full(), [{}])
+
+
+def test_stock_fairseq_skips_the_batch() -> None:
+    assert inspect.unwrap(Trainer.train_step)(trainer_whose_memory_is_full(), [{}]) is None
+
+
+def first_stop(losses: list[float], norms: list[float] | None = None, factor: float = 3.0) -> int | None:
+    """Number of the update, from 1, at which a run with these losses ends."""
+    test = Divergence()
+    updates = zip(losses, norms or [1.0] * len(losses), strict=True)
+    return next((number for number, (loss, norm) in enumerate(updates, 1) if test.diverges(loss, norm, factor)), None)
+
+
+def noisy(values: list[float], spread: float = 0.2) -> list[float]:
+    draw = random.Random(3)
+    return [value * draw.uniform(1 - spread, 1 + spread) for value in values]
+
+
+LEARNING = [10.4 * 0.99**update + 2 for update in range(400)]
+
+
+@pytest.mark.parametrize(
+    ("losses", "norms"),
+    [
+        (noisy(LEARNING), None),
+        (noisy(LEARNING), noisy([1.02**update for update in range(400)], 0.5)),
+        ([loss * (500 if update % 50 < Divergence.PATIENCE - 1 else 1) for update, loss in enumerate(LEARNING)], None),
+        ([0.02 * 1.01**update for update in range(400)], None),  # an adversary that wins slowly
+        ([1e9] * (Divergence.MINIMUM - 1) + [1e-9], None),
+    ],
+    ids=["learning", "a growing norm", "spikes", "a slow rise", "a bad start"],
+)
+def test_healthy_runs_go_on(losses: list[float], norms: list[float] | None) -> None:
+    assert first_stop(losses, norms or [1.0] * len(losses)) is None
+
+
+def test_a_diverging_run_ends_after_ten_updates() -> None:
+    losses = noisy(LEARNING)
+    assert first_stop(losses[:240] + [47_557.0] * 50) == 240 + Divergence.PATIENCE
+    assert first_stop(losses[:240] + [3.2 * max(losses[200:240])] * 50) == 240 + Divergence.PATIENCE
+    assert first_stop(losses, [1.0] * 300 + [31.0] * 100) == 300 + Divergence.PATIENCE
+    assert first_stop(losses[:240] + [47_557.0] * 50, factor=0) is None
+
+
+def test_the_window_is_that_of_the_updates_before() -> None:
+    test = Divergence()
+    test.recent.extend([[2.0, 1.0]] * 500)
+    assert len(test.recent) == Divergence.WINDOW
+    assert [test.diverges(7.0, 1.0, 3.0) for _ in range(Divergence.PATIENCE)] == [False] * (Divergence.PATIENCE - 1) + [
+        True
+    ]
+    assert list(test.recent) == [[2.0, 1.0]] * Divergence.WINDOW
+
+
+@pytest.mark.slow
+def test_a_run_continued_with_a_mad_learning_rate_keeps_its_checkpoints(run_training: Callable, tmp_path: Path) -> None:
+    """The checkpoint after 30 updates outlives a rotation that keeps one of every two updates."""
+    schedule = ["--save-interval-updates", "2", "--keep-interval-updates", "1"]
+    run_training(tmp_path, *schedule, "--max-update", "30")
+    ended = run_training(tmp_path, *schedule, "--max-update", "60", "--lr", "50", check=False)
+    line = refusal(ended, DIVERGED)
+    # The first updates may still be healthy.
+    found = re.match(r"update (\d+): the run diverges \(loss ", line)
+    assert found, line
+    assert 30 + Divergence.PATIENCE <= int(found.group(1)) <= 33 + Divergence.PATIENCE
+    assert num_updates(tmp_path) == 30
+    recent = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)["extra_state"]["recent_updates"]
+    assert len(recent) == 30
+    again = run_training(tmp_path, *schedule, "--max-update", "36")
+    assert "@ 30 updates" in again.stdout + again.stderr
+    off = run_training(tmp_path, *schedule, "--max-update", "60", "--lr", "50", "--divergence-factor", "0", check=False)
+    assert off.returncode != DIVERGED
+
+
+def trainer_with(patience: int, is_master: bool = True) -> SimpleNamespace:
+    task = SimpleNamespace(cfg=SimpleNamespace(collapse_updates=patience))
+    trainer = SimpleNamespace(task=task, is_data_parallel_master=is_master, updates=0)
+    trainer.get_num_updates, trainer.collapse = lambda: trainer.updates, Collapse()
+    return trainer
+
+
+def detect(trainer: SimpleNamespace, logit_std: float, auc: float = 0.5) -> None:
+    trainer.updates += 1
+    trainer.collapse.after_update(trainer, {"rtd_logit_std": logit_std, "rtd_auc": auc})
+
+
+def test_one_warning_then_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    """The warning is not repeated at updates that say nothing, and updates before it do not count twice."""
+    trainer = trainer_with(3)
+    for logit_std, auc in [(0.0, 0.5), (0.0, 0.5), (0.02, 0.5), (0.0, 0.5), (0.009, 0.6), (0.0, 0.5), (0.0, math.nan)]:
+        detect(trainer, logit_std, auc)
+    assert [record.getMessage().split(";")[0] for record in caplog.records] == [
+        "update 6: detection has given all tokens the same probability for 3 updates"
+    ]
+    detect(trainer, 0.0)
+    detect(trainer, 0.0)
+    with pytest.raises(CollapsedError, match=r"update 10: .* for 6 updates"):
+        detect(trainer, 0.0)
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("logit_std", [0.011, math.nan])
+def test_other_logits_start_the_count_again(logit_std: float) -> None:
+    trainer = trainer_with(3)
+    for each in [0.0, 0.0, logit_std] * 5:
+        detect(trainer, each)
+    assert trainer.collapse.count == 0
+
+
+def test_only_the_first_rank_warns(caplog: pytest.LogCaptureFixture) -> None:
+    trainer = trainer_with(1, is_master=False)
+    detect(trainer, 0.0)
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("saved", "updates", "reset", "expected"),
+    [(4, 9, False, 4), (4, 0, False, 0), (4, 9, True, 0)]
+    + [(other, 9, False, 0) for other in (None, -1, 1.5, "x", [4], True)],
+)
+def test_the_count_of_a_checkpoint(saved: object, updates: int, reset: bool, expected: int) -> None:
+    """It is continued where the run continues; what is no count, in a stranger's checkpoint, is ignored."""
+    trainer = trainer_with(3)
+    trainer.updates = updates
+    trainer.collapse.after_load(SimpleNamespace(reset_meters=reset), trainer, None, {Collapse.STATE: saved})
+    state = {"extra_state": {}}
+    trainer.collapse.before_save(trainer, state)
+    assert state == {"extra_state": {Collapse.STATE: expected}}
+
+
+@pytest.mark.slow
+def test_a_collapsed_run_warns_and_ends(run_training: Callable, tmp_path: Path) -> None:
+    """Linear layers that are 0, and a rate at which they stay so, give all tokens one probability."""
+    dead = ["--linear-init-std", "0", "--lr", "1e-9", "--collapse-updates", "6", "--log-interval", "1"]
+    first = run_training(tmp_path, *dead, "--max-update", "4", "--save-interval-updates", "2")
+    assert "same probability" not in first.stdout + first.stderr
+    saved = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)["extra_state"]["equal_logit_updates"]
+    assert saved == 4
+    ended = run_training(tmp_path, *dead, "--max-update", "30", check=False)  # counts on from 4
+    line = refusal(ended, COLLAPSED)
+    assert re.match(r"update 12: detection .* for 12 updates; ", line), line
+    assert "docs/collapse.md" in line
+    assert "update 6: detection has given all tokens the same probability for 6 updates" in ended.stdout + ended.stderr
+    assert num_updates(tmp_path) == 4
+    logged = [record["rtd_logit_std"] for record in read_records(tmp_path)]
+    assert len(logged) >= 4
+    assert max(logged) < 0.01
+    off = run_training(tmp_path, *dead, "--max-update", "14", "--collapse-updates", "0")
+    assert "same probability" not in off.stdout + off.stderr
