@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from amos_fairseq.checkpoints.encoder import Encoder
 
+__version__ = "0.1.0"  # setup.py reads this line
 OBJECTIVES = ("mlm", "electra", "teams", "electric", "amos")
 # Each is a folder of downstream/, whose task.py registers a task and its criterion.
 DOWNSTREAM_TASKS = ("tagging", "parsing", "squad", "classification", "multi_task")
@@ -23,7 +24,7 @@ DOWNSTREAM_TASKS = ("tagging", "parsing", "squad", "classification", "multi_task
 @functools.cache
 def register() -> None:
     """Patch fairseq and register the tasks, models, criterions and optimizers of this package with it, once."""
-    from amos_fairseq.process_settings import root_logger_kept
+    from amos_fairseq.process import root_logger_kept
 
     with root_logger_kept():
         from amos_fairseq import compat

@@ -9,7 +9,7 @@ from failures import refusal
 from forked_command import run_module
 from tiny_runs import ROOT, environment, run_process
 
-from amos_fairseq.versions import __version__
+from amos_fairseq import __version__
 
 COMMANDS = {
     "help": (["--help"], 0, "usage: amos"),

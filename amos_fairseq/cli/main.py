@@ -27,7 +27,7 @@ from amos_fairseq.cli import (
 )
 from amos_fairseq.errors import INTERRUPTED, UserError, report_user_errors
 from amos_fairseq.files import NO_ROOM
-from amos_fairseq.versions import describe_versions
+from amos_fairseq.process import describe_versions
 
 SUBCOMMANDS = (
     prepare,

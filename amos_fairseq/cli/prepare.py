@@ -11,7 +11,7 @@ from typing import Any
 
 from amos_fairseq.cli.arguments import HelpFormatter, add_label_columns, add_subcommand, add_unlabeled
 from amos_fairseq.downstream.classification.glue.tasks import TASKS
-from amos_fairseq.process_settings import root_logger_kept
+from amos_fairseq.process import root_logger_kept
 from amos_fairseq.text import DEFAULT_VOCAB_SIZE, TEXT_COLUMN
 
 DESCRIPTION = """\

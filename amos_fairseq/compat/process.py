@@ -12,7 +12,7 @@ from typing import Any
 from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
 from hydra.core.config_store import ConfigStore
 
-from amos_fairseq.process_settings import silence_text_to_speech
+from amos_fairseq.process import silence_text_to_speech
 
 HARMLESS_WARNINGS = (
     r"hydra\.experimental\..* is no longer experimental",

@@ -24,8 +24,8 @@ from amos_fairseq import strangers
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text, write_text
 from amos_fairseq.output.tables import MISSING, format_score
+from amos_fairseq.process import version_of
 from amos_fairseq.strangers import finite_number, plain_name, whole_number
-from amos_fairseq.versions import version_of
 
 RESULT_FILE = "result.json"
 PAPER_RESULTS = Path(__file__).with_name("paper_results.yaml")

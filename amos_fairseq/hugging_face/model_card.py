@@ -20,10 +20,10 @@ from amos_fairseq.hugging_face.families import PartKind
 from amos_fairseq.hugging_face.parts import ExportedPart
 from amos_fairseq.hugging_face.verify import Agreement
 from amos_fairseq.modules.bert_encoder import BertEncoderConfig
+from amos_fairseq.process import version_of
 from amos_fairseq.run.metrics_file import read_records
 from amos_fairseq.strangers import plain_name, read_json
 from amos_fairseq.text.tokenization.fast_tokenizer import HUGGING_FACE
-from amos_fairseq.versions import version_of
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from amos_fairseq.versions import version_of
+from amos_fairseq.process import version_of
 
 Batch = dict[str, Any]
 Progress = Callable[[str], None]

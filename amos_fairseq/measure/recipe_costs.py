@@ -14,8 +14,8 @@ from typing import Any
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import cache_folder, write_text
 from amos_fairseq.predicted_time import predicted_seconds
+from amos_fairseq.process import version_of
 from amos_fairseq.recipes import DEFAULT_VOCABULARY, PACKAGE, RECIPES
-from amos_fairseq.versions import version_of
 
 # Dictionary entries that suit a width: 400 and 4,000 pieces, and the special tokens, for the tiny and mini recipes.
 VOCABULARY_OF_WIDTH = {64: 405, 128: 4005}  # up to this width

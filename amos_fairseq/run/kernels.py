@@ -15,7 +15,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.functional.attention import HALF_PRECISION, TRITON_HEAD_WIDTHS
 from amos_fairseq.modules.bert_encoder import BertEncoder
 from amos_fairseq.modules.encoder import TransformerEncoder
-from amos_fairseq.process_settings import OPENMP_VARIABLES, keep_freed_memory
+from amos_fairseq.process import OPENMP_VARIABLES, keep_freed_memory
 from amos_fairseq.run.hook import Hook
 
 logger = logging.getLogger(__name__)

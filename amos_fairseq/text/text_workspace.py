@@ -12,13 +12,13 @@ from typing import Any
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text, refuse_link, write_text
 from amos_fairseq.fingerprint import TOKENIZER_DIRECTORY, file_sha256, joined_sha256, sample_sha256
+from amos_fairseq.process import version_of
 from amos_fairseq.strangers import field, finite_number, read_json, text_in, whole_number
 from amos_fairseq.text import TEXT_COLUMN
 from amos_fairseq.text.split import DocumentFile, Split, size_of
 from amos_fairseq.text.table_files import files_of
 from amos_fairseq.text.tokenization import Tokenizer
 from amos_fairseq.text.workspace import Workspace
-from amos_fairseq.versions import version_of
 
 MANIFEST = "corpus.json"
 _COUNTS = "counts.json"

@@ -7,7 +7,7 @@ import sys
 import pytest
 from tiny_runs import ROOT, run_process
 
-from amos_fairseq.process_settings import MALLOC_VARIABLES, OPENMP_VARIABLES
+from amos_fairseq.process import MALLOC_VARIABLES, OPENMP_VARIABLES
 
 # Freed and allocated again, 64 MiB cost 16,384 page faults if glibc has returned them to the system.
 ASK_MALLOC = """
@@ -24,7 +24,7 @@ for _ in range(3):
     faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 print(faults[-1])
 """
-CALL = "from amos_fairseq.process_settings import keep_freed_memory; print(keep_freed_memory())"
+CALL = "from amos_fairseq.process import keep_freed_memory; print(keep_freed_memory())"
 UNSET = {name: value for name, value in os.environ.items() if name not in (*MALLOC_VARIABLES, *OPENMP_VARIABLES)}
 
 
