@@ -34,6 +34,7 @@ setup(
     package_data={
         "amos_fairseq.recipes": ["**/*.yaml"],
         "amos_fairseq.functional.cuda": ["tuned_launches.json"],
+        "amos_fairseq.report": ["templates/*.html"],
         "amos_fairseq.measure": ["fake_cuda.cpp"],
         "amos_fairseq.downstream": ["paper_results.yaml", "recipes/*.yaml"],
     },
@@ -45,6 +46,7 @@ setup(
         "torch>=2.6,<2.14",
         "filelock>=4",  # the first that leaves the content of a held lock alone: it names the holder
         "huggingface_hub",
+        "jinja2",
         "matplotlib",
         "networkx",
         "numpy",

@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> None:
     import_fairseq(arguments.checkpoint)
     from amos_fairseq.checkpoints.read import load_checkpoint
     from amos_fairseq.report.inspect_text import inspect_text, text_of_corpus
-    from amos_fairseq.report.inspection_views import print_inspection, render_inspection
+    from amos_fairseq.report.pages import print_inspection, render_inspection
 
     text = arguments.text if arguments.file is None else read_file(arguments.file)
     loaded = load_checkpoint(arguments.checkpoint, arguments.tokenizer)

@@ -1,7 +1,6 @@
 """``amos plot``: plot the training curves of runs, or the scores of fine-tuning, as PNG and SVG."""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from amos_fairseq.cli.arguments import add_subcommand
@@ -38,14 +37,10 @@ def run(arguments: argparse.Namespace) -> None:
     problem = f"{arguments.out}: figures cannot be written"
     with explain_os_errors(problem, "; choose another directory with --out"):
         if score_files:
-            from amos_fairseq.downstream.results import parse_summary
-            from amos_fairseq.report.figures import plot_scores
-            from amos_fairseq.strangers import read_json
+            from amos_fairseq.report.figures import plot_scores, read_summaries
 
             hint = "name the glue.json or squad.json of amos glue or squad"
-            contents = {Path(file): read_json(file, hint) for file in score_files}
-            summaries = [parse_summary(file, one, f"holds no results: {hint}") for file, one in contents.items()]
-            messages = plot_scores(summaries, arguments.out)
+            messages = plot_scores(read_summaries(score_files, hint), arguments.out)
         else:
             from amos_fairseq.report.curves import plot_curves, read_curves
 

@@ -13,9 +13,8 @@ DESCRIPTION = """\
 Write one HTML page about pretraining runs, without external resources: their cost; the discriminator's loss on replaced tokens
 by generator depth (AMOS Figure 1a), MLM loss by depth (1b), mixture weights (5a), accuracy on replaced tokens (5b); results of
 fine-tuning (Table 1) and the scores of kept checkpoints (Figure 6); replaced tokens in sentences (Table 9); edge probing
-("Figure 4", Table 8); and the recipe with its departures from the paper. Parts without input are left out, with a line that
-says what adds them. The figures are also written as PNG and SVG, to the folder PAGE_figures beside the page. What is shown
-depends on the objective.
+("Figure 4", Table 8). Parts without input are left out, with a line that says what adds them. The figures are also written as
+PNG and SVG, to the folder PAGE_figures beside the page. What is shown depends on the objective.
 """
 
 
@@ -23,20 +22,20 @@ def add_parser(subparsers: Any) -> None:
     parser = add_subcommand(subparsers, "report", "write one page with the figures and tables of runs", DESCRIPTION)
     add = parser.add_argument
     add("runs", nargs="+", metavar="RUN", help="SAVE_DIR of a run of pretraining; several runs are drawn together")
+    several = {"nargs": "+", "action": "extend", "metavar": "DIR", "default": []}
     add(
         "--glue",
-        nargs="+",
-        action="extend",
-        metavar="DIR",
-        help="outputs of amos glue, amos squad or amos classify, of one or several checkpoints (default: none)",
+        **several,
+        help="outputs of amos glue, squad or classify, of one or several checkpoints (default: none)",
     )
-    add("--tag", nargs="+", action="extend", metavar="DIR", help="outputs of amos tag or amos parse (default: none)")
-    add("--probe", nargs="+", action="extend", metavar="DIR", help="outputs of amos probe (default: none)")
+    add("--tag", **several, help="outputs of amos tag or amos parse (default: none)")
+    add("--probe", **several, help="outputs of amos probe (default: none)")
     add("--text", metavar="FILE", help="UTF-8 held-out text for Figure 1a (default: the run's validation split)")
     add(
         "--sentence",
         action="append",
         metavar="TEXT",
+        default=[],
         help="text for Table 9; can be repeated (default: a paragraph of the run's validation split)",
     )
     add("--masked-tokens", type=int, metavar="N", default=4096, help="number of masked tokens per depth in Figure 1a")
@@ -55,27 +54,19 @@ def run(arguments: argparse.Namespace) -> None:
     say(f"reading {', '.join(arguments.runs)}", "report")  # the imports take seconds
     import_fairseq()
     from amos_fairseq.checkpoints.encoder import check_device
-    from amos_fairseq.report.page import write_page
     from amos_fairseq.report.results import read_benchmarks, read_probing
     from amos_fairseq.report.runs import ReportOptions, read_runs
-    from amos_fairseq.report.sections import build_page
+    from amos_fairseq.report.sections import write_report
 
     check_device(arguments.device)
-    glue = read_benchmarks(arguments.glue or [], "--glue")
-    tag = read_benchmarks(arguments.tag or [], "--tag")
-    probe = read_probing(arguments.probe or [])
-    options = ReportOptions(text, arguments.sentence or (), arguments.masked_tokens, arguments.seed, arguments.device)
+    results = [read_benchmarks(arguments.glue, "--glue"), read_benchmarks(arguments.tag, "--tag")]
+    results.append(read_probing(arguments.probe))
+    options = ReportOptions(text, arguments.sentence, arguments.masked_tokens, arguments.seed, arguments.device)
     runs = read_runs(arguments.runs, options)
     text_name = "the validation split" if text is None else Path(arguments.text).name
     say("drawing the figures", "report")
-    page = build_page(runs, text_name, glue, tag, probe)
     with explain_os_errors(f"{out}: the page cannot be written", "; choose another place with --out"):
-        paths = write_page(out, page)
-    for line in page.missing:
-        print(f"left out: {line}")
-    print(f"page: {paths[0]}")
-    if len(paths) > 1:
-        print(f"figures: {Path(paths[1]).parent}")
+        write_report(out, runs, text_name, *results)
 
 
 def check_arguments(arguments: argparse.Namespace, out: Path) -> None:
@@ -84,7 +75,7 @@ def check_arguments(arguments: argparse.Namespace, out: Path) -> None:
         raise UserError(f"--masked-tokens {arguments.masked_tokens} measures nothing: give 1 or more")
     if not 0 <= arguments.seed <= LARGEST_SEED:
         raise UserError(f"--seed {arguments.seed} is out of range: give a number from 0 to {LARGEST_SEED}")
-    for sentence in arguments.sentence or ():
+    for sentence in arguments.sentence:
         if not sentence.strip():
             raise UserError(f"--sentence {sentence!r} is empty: give at least one word")
     if out.is_dir():

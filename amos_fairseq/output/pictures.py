@@ -33,6 +33,12 @@ def run_style(index: int) -> tuple[object, str]:
     return RUN_DASHES[index % len(RUN_DASHES)], RUN_MARKERS[index % len(RUN_MARKERS)]
 
 
+def line_style(index: int) -> dict[str, object]:
+    """Return how the line of a run with markers is drawn."""
+    dashes, marker = run_style(index)
+    return {"color": run_colour(index), "linestyle": dashes, "linewidth": 1.2, "marker": marker, "markersize": 5}
+
+
 def depth_colours(num_depths: int) -> list[str]:
     """Return a color "#rrggbb" per generator depth, from dark for the first to light for the last.
 
@@ -64,11 +70,7 @@ def draw_grid(ax: Axes, axis: str = "both") -> None:
 
 
 def save(figure: Figure, directory: str | Path, name: str) -> list[str]:
-    """Write ``name.png`` and ``name.svg`` to ``directory`` and return both paths.
-
-    Raises:
-        OSError: a file cannot be written.
-    """
+    """Write ``name.png`` and ``name.svg`` to ``directory`` and return both paths."""
     paths = [os.path.join(directory, f"{name}.{extension}") for extension in ("png", "svg")]
     for path in paths:
         # Without a date the same data give the same bytes.

@@ -4,15 +4,16 @@ import math
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
+from typing import NamedTuple
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter, MaxNLocator, ScalarFormatter
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.pictures import (
@@ -22,6 +23,7 @@ from amos_fairseq.output.pictures import (
     draw_grid,
     figure_of_panels,
     legend_label,
+    line_style,
     run_colour,
     run_style,
     save,
@@ -29,16 +31,15 @@ from amos_fairseq.output.pictures import (
 from amos_fairseq.run.metrics_file import FILE_NAME, parse_lines
 from amos_fairseq.strangers import plain_name, read_bytes, read_yaml
 
-# Of an entry of the legend: its line with the spaces around it, and a character of its label on average.
-INCHES_OF_A_LINE, INCHES_OF_A_CHARACTER = 0.6, 0.074
+# Of the legend: the line of an entry with the spaces around it, a character of its label on average, a row of entries.
+INCHES_OF_A_LINE, INCHES_OF_A_CHARACTER, INCHES_OF_A_ROW = 0.6, 0.074, 0.22
 
 
-@dataclass
-class Curve:
+class Curve(NamedTuple):
     """One logged value over the updates of one split; nan where the run logged null."""
 
-    updates: list[int] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
+    updates: list[int]
+    values: list[float]
 
 
 @dataclass
@@ -51,7 +52,7 @@ class RunCurves:
 
     def get(self, split: str, key: str) -> Curve:
         """Return a curve; one without points if the run has not logged it."""
-        return self.curves.get(split, {}).get(key, Curve())
+        return self.curves.get(split, {}).get(key, Curve([], []))
 
     @property
     def label(self) -> str:
@@ -89,7 +90,6 @@ PANELS = (
     Panel("mixture", "Mixture weights", "mean weight over masked tokens", "mixture_", (-0.02, 1.02), sums_to_one=True),
     Panel("recall", "Recall of replaced tokens", "fraction of replaced tokens that are found", "rtd_recall", FROM_0),
     Panel("auc", "Detection AUC", "area under the ROC curve", "rtd_auc", reference=(0.5, "chance")),
-    *SCHEDULE_PANELS,
 )
 # Whether a discriminator distinguishes tokens (docs/collapse.md).
 GAIN, PRIOR = "loss - entropy of the replaced fraction (nats)", (0.0, "knows the fraction alone")
@@ -134,11 +134,7 @@ LOSS_PANEL = Panel("loss", "Loss of fine-tuning", "loss, in the unit of its crit
 
 
 def read_curves(paths: Sequence[str | Path]) -> list[RunCurves]:
-    """Read one run per path, a metrics file or its SAVE_DIR, named by the last part of the path that differs.
-
-    Raises:
-        UserError: a file is missing, has no record, or has a broken line before its last one.
-    """
+    """Read one run per path, a metrics file or its SAVE_DIR, named by the last part of the path that differs."""
     files = [path / FILE_NAME if path.is_dir() else path for path in map(Path, paths)]
     names = distinct_names([file.parent if file.name == FILE_NAME else file for file in files])
     return [RunCurves(name, read_log(file), recipe_of(file)) for name, file in zip(names, files, strict=True)]
@@ -146,9 +142,9 @@ def read_curves(paths: Sequence[str | Path]) -> list[RunCurves]:
 
 def distinct_names(paths: Sequence[str | Path]) -> list[str]:
     """Name ``out/a`` and ``out/b`` ``a`` and ``b``, with more parents until names differ."""
-    parts = [os.path.abspath(path).strip(os.sep).split(os.sep) for path in paths]
-    for length in range(1, max(map(len, parts), default=0) + 1):
-        names = ["/".join(part[-length:]) for part in parts]
+    folders = [os.path.abspath(path).strip(os.sep).split(os.sep) for path in paths]
+    for length in range(1, max(map(len, folders), default=0) + 1):
+        names = ["/".join(folder[-length:]) for folder in folders]
         if len(set(names)) == len(names):
             return names
     return names
@@ -180,7 +176,7 @@ def read_log(file: Path) -> dict[str, dict[str, Curve]]:
         split = curves.setdefault("train" if record["split"] == "train" else "valid", {})
         for key, value in record.items():
             if key not in ("split", "update"):
-                curve = split.setdefault(key, Curve())
+                curve = split.setdefault(key, Curve([], []))
                 curve.updates.append(record["update"])
                 curve.values.append(math.nan if value is None else float(value))
     if not curves:
@@ -188,37 +184,30 @@ def read_log(file: Path) -> dict[str, dict[str, Curve]]:
     return curves
 
 
+def depth_names(panel: Panel, runs: Sequence[RunCurves]) -> list[str]:
+    """Return the suffixes under which any run logged the panel's key, in the order of the depths; [""] for a key without
+    depths, [] where no run logged it."""
+    suffix = r"(\d.*)" if panel.per_depth else "()"  # a depth starts with a digit, so mixture_entropy does not match
+    splits = ("train",) if panel.training_only else ("train", "valid")
+    keys = {key for run in runs for split in splits for key in run.curves.get(split, {})}
+    matches = (re.fullmatch(re.escape(panel.key) + suffix, key) for key in keys)
+    return sorted({match[1] for match in matches if match}, key=lambda name: [int(n) for n in re.findall(r"\d+", name)])
+
+
 def panels_for(runs: list[RunCurves]) -> tuple[Panel, ...]:
     """Return the panels of pretraining, or of fine-tuning where a run logged one of its scores, or both."""
     scores = tuple(panel for panel in SCORE_PANELS if depth_names(panel, runs))
     of_objectives = tuple(panel for panel in OBJECTIVE_PANELS if depth_names(panel, runs))
-    pretraining = (*PANELS[: -len(SCHEDULE_PANELS)], *of_objectives)
+    pretraining = (*PANELS, *of_objectives)
     if not scores:
         return (*pretraining, *SCHEDULE_PANELS)
     fine_tuning = (LOSS_PANEL, *scores, *SCHEDULE_PANELS)
     return (*pretraining, *fine_tuning) if any(depth_names(panel, runs) for panel in pretraining) else fine_tuning
 
 
-def depth_names(panel: Panel, runs: list[RunCurves]) -> list[str]:
-    """Return the suffixes under which any run logged the panel's key, in the order of the depths; [""] for a key without
-    depths, [] where no run logged it."""
-    suffix = r"(\d.*)" if panel.per_depth else "()"  # a depth starts with a digit, so mixture_entropy does not match
-    drawn = [
-        curves for run in runs for split, curves in run.curves.items() if split == "train" or not panel.training_only
-    ]
-    keys = {key for curves in drawn for key in curves}
-    matches = (re.fullmatch(re.escape(panel.key) + suffix, key) for key in keys)
-    return sorted({match[1] for match in matches if match}, key=lambda name: [int(n) for n in re.findall(r"\d+", name)])
-
-
 @matplotlib.rc_context(RC_PARAMS)
 def plot_curves(runs: list[RunCurves], directory: str) -> list[str]:
-    """Write an overview and each panel as PNG and SVG. Return a line for each panel without values, and one with the names.
-
-    Raises:
-        UserError: no panel has values; then nothing is written.
-        OSError: the directory cannot be written.
-    """
+    """Write an overview and each panel as PNG and SVG. Return a line for each panel without values, and one with the names."""
     wanted = panels_for(runs)
     panels = [panel for panel in wanted if depth_names(panel, runs)]
     if not panels:
@@ -238,7 +227,7 @@ def plot_curves(runs: list[RunCurves], directory: str) -> list[str]:
     return [*messages, f"{overview}: all panels; in the same folder, a file for each panel: {names} (.png and .svg)"]
 
 
-def panels_figure(panels: list[Panel], runs: list[RunCurves], titled: bool = True) -> Figure:
+def panels_figure(panels: Sequence[Panel], runs: list[RunCurves], titled: bool = True) -> Figure:
     """A figure with up to three panels per row and one legend below them; ``titled`` names the panels and a single run."""
     drawn = [(panel, groups, shown) for panel in panels for groups in [runs_by_axes(panel, runs)] for shown in groups]
     figure, axes = figure_of_panels(len(drawn), 3, legend_inches=0.4)
@@ -271,9 +260,15 @@ def draw_panel(ax: Axes, panel: Panel, numbered: dict[int, RunCurves]) -> None:
         for depth, depth_colour in zip(depths, colours, strict=True):
             colour = depth_colour if panel.per_depth else run_colour(index)
             dashes, marker = run_style(index)
-            _draw_curve(ax, run.get("train", panel.key + depth), colour, dashes, "")
-            if not panel.training_only:
-                _draw_curve(ax, run.get("valid", panel.key + depth), colour, "none", marker)
+            training, validation = (run.get(split, panel.key + depth) for split in ("train", "valid"))
+            if training.updates:
+                # A line through one point is invisible.
+                point = {"marker": "_", "markersize": 12} if len(training.updates) == 1 else {}
+                ax.plot(*training, color=colour, linestyle=dashes, linewidth=1, alpha=0.85, **point)
+            if validation.updates and not panel.training_only:
+                size = 5 if len(validation.updates) <= 30 else 3.5  # many validations would hide the line
+                edge = {"markeredgecolor": "white", "markeredgewidth": 0.1 * size}
+                ax.plot(*validation, color=colour, linestyle="none", marker=marker, markersize=size, zorder=3, **edge)
     for level, label in reference_levels(panel, runs):
         ax.axhline(level, color=GREY, linewidth=0.8, linestyle=":")
         ax.annotate(label, (1, level), xycoords=("axes fraction", "data"), ha="right", va="bottom", color=GREY, size=8)
@@ -285,15 +280,13 @@ def draw_panel(ax: Axes, panel: Panel, numbered: dict[int, RunCurves]) -> None:
     if panel.key == "wps":
         ax.yaxis.set_major_formatter(EngFormatter(sep=""))
     elif panel.key == "lr":
-        formatter = ScalarFormatter(useMathText=True)
-        formatter.set_powerlimits((-2, 3))
-        ax.yaxis.set_major_formatter(formatter)
+        ax.ticklabel_format(axis="y", scilimits=(-2, 3), useMathText=True)
     if panel.per_depth:
         handles = [Line2D([], [], color=colour, linewidth=2) for colour in colours]
         ax.legend(handles, [f"depth {depth}" for depth in depths], fontsize=8)
 
 
-def reference_levels(panel: Panel, runs: list[RunCurves]) -> list[tuple[float, str]]:
+def reference_levels(panel: Panel, runs: Sequence[RunCurves]) -> list[tuple[float, str]]:
     """Return the horizontal lines of a panel with their labels; those that depend on the text once for each text."""
     levels = [panel.reference] if panel.reference else []
     if panel.reference_key:
@@ -301,18 +294,6 @@ def reference_levels(panel: Panel, runs: list[RunCurves]) -> list[tuple[float, s
         values = {round(run.get("valid", key).values[-1], 3) for run in runs if run.get("valid", key).values}
         levels += [(value, f"{label} {value:.2f}") for value in sorted(values)]
     return levels
-
-
-def _draw_curve(ax: Axes, curve: Curve, colour: str, dashes: object, marker: str) -> None:
-    """Draw a line with these dashes, or the points alone with this marker."""
-    if marker:
-        size = 5 if len(curve.updates) <= 30 else 3.5  # many validations would hide the line
-        style = {"markersize": size, "markeredgecolor": "white", "markeredgewidth": 0.1 * size, "zorder": 3}
-    else:
-        marker = "_" if len(curve.updates) == 1 else None  # a line through one point is invisible
-        style = {"linewidth": 1, "alpha": 0.85, "markersize": 12}
-    if curve.updates:
-        ax.plot(curve.updates, curve.values, color=colour, linestyle=dashes, marker=marker, **style)
 
 
 def _add_legend(figure: Figure, runs: list[RunCurves], titled: bool) -> None:
@@ -323,19 +304,15 @@ def _add_legend(figure: Figure, runs: list[RunCurves], titled: bool) -> None:
     ]
     title = None
     labels = [legend_label(run.label) for run in runs]
-    if len(runs) == 1:
-        figure.suptitle(labels[0] if titled else None)
-    else:
+    if len(runs) > 1:
         title = "runs differ in line style and marker, and in color where no depths are shown"
-        handles = [Line2D([], [], label=label, **line_style(index)) for index, label in enumerate(labels)] + handles
         title = fill(title, int(figure.get_figwidth() / INCHES_OF_A_CHARACTER))
+        handles = [Line2D([], [], label=label, **line_style(index)) for index, label in enumerate(labels)] + handles
+    elif titled:
+        figure.suptitle(labels[0])
     longest = max(len(handle.get_label()) for handle in handles)
     fitting = int(figure.get_figwidth() / (INCHES_OF_A_LINE + longest * INCHES_OF_A_CHARACTER))
     columns = max(1, min(len(handles), fitting, 5))
+    more_rows = -(-len(handles) // columns) - 1  # the figure has room for one row
+    figure.set_figheight(figure.get_figheight() + INCHES_OF_A_ROW * more_rows)
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, title=title)
-
-
-def line_style(index: int) -> dict[str, object]:
-    """Return how the line of a run with markers is drawn."""
-    dashes, marker = run_style(index)
-    return {"color": run_colour(index), "linestyle": dashes, "linewidth": 1.2, "marker": marker, "markersize": 5}

@@ -2,12 +2,12 @@
 
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from scipy.stats import gaussian_kde
@@ -20,11 +20,13 @@ from amos_fairseq.output.pictures import (
     draw_grid,
     figure_of_panels,
     legend_label,
+    line_style,
     run_colour,
     run_style,
     save,
 )
-from amos_fairseq.report.curves import line_style
+from amos_fairseq.strangers import read_json
+from amos_fairseq.downstream.results import Summary, parse_summary
 
 NUM_BINS, NUM_POINTS = 40, 400  # of a histogram; of a curve that looks smooth
 
@@ -43,30 +45,23 @@ def loss_distributions(panels: dict[str, dict[str, np.ndarray]]) -> Figure:
         panels: by title, the losses [N] of each group by its label, such as that of a depth; they are not negative.
     """
     figure, axes = figure_of_panels(len(panels), 2)
-    largest = max((losses.max() for own in panels.values() for losses in own.values() if len(losses)), default=1.0)
-    for (title, groups), ax in zip(panels.items(), axes, strict=True):
-        _draw_distributions(ax, groups, largest)
-        ax.set_title(legend_label(title) if len(panels) > 1 else "")
-        ax.set(xlabel="discriminator loss on a replaced token (nats)", ylabel="density")
-        ax.set_xlim(0, largest)
-    return figure
-
-
-def _draw_distributions(ax: Axes, groups: dict[str, np.ndarray], largest: float) -> None:
+    largest = max((losses.max() for groups in panels.values() for losses in groups.values() if len(losses)), default=1)
     bins, points = np.linspace(0, largest, NUM_BINS + 1), np.linspace(0, largest, NUM_POINTS)
-    colours = depth_colours(len(groups))
-    for index, (name, losses) in enumerate(groups.items()):
-        if not len(losses):
-            continue
-        style = {"color": colours[index], "linestyle": run_style(index)[0]}
-        ax.hist(losses, bins, density=True, color=colours[index], alpha=0.22)
-        mean, curve = losses.mean(), density(losses, points)
-        label = f"{legend_label(name)}, mean {mean:.2f}"
-        if curve is not None:
-            ax.plot(points, curve, linewidth=1.6, label=label, **style)
-        ax.axvline(mean, linewidth=1, alpha=0.8, label=label if curve is None else None, **style)
-    if any(len(losses) for losses in groups.values()):
-        ax.legend(frameon=False, fontsize=8)
+    for (title, groups), ax in zip(panels.items(), axes, strict=True):
+        for index, (name, losses) in enumerate(groups.items()):
+            if not len(losses):
+                continue
+            style = {"color": depth_colours(len(groups))[index], "linestyle": run_style(index)[0]}
+            ax.hist(losses, bins, density=True, color=style["color"], alpha=0.22)
+            label = f"{legend_label(name)}, mean {losses.mean():.2f}"
+            ax.axvline(losses.mean(), linewidth=1, alpha=0.8, label=label, **style)
+            if (curve := density(losses, points)) is not None:
+                ax.plot(points, curve, linewidth=1.6, **style)
+        ax.set_title(legend_label(title) if len(panels) > 1 else "")
+        ax.set(xlabel="discriminator loss on a replaced token (nats)", ylabel="density", xlim=(0, largest))
+        if ax.get_legend_handles_labels()[0]:
+            ax.legend(frameon=False, fontsize=8)
+    return figure
 
 
 def density(values: np.ndarray, points: np.ndarray) -> np.ndarray | None:
@@ -92,20 +87,21 @@ def scores_over_cost(panels: dict[str, list[CostSeries]], x_label: str) -> Figur
             label = legend_label(run.label)
             ax.errorbar(costs, scores, yerr=deviations, label=label, capsize=2, **line_style(index))
         ax.set(title=legend_label(title), xlabel=x_label, ylabel="score on the development set (%)", xlim=(0, None))
-        ax.xaxis.set_major_formatter(EngFormatter(sep="") if x_label == "updates" else ax.xaxis.get_major_formatter())
+        if x_label == "updates":
+            ax.xaxis.set_major_formatter(EngFormatter(sep=""))
         draw_grid(ax)
         ax.legend(frameon=False, fontsize=8)
     return figure
 
 
+def read_summaries(files: Iterable[str | Path], hint: str) -> list[Summary]:
+    """Read files as the fine-tuning commands write them; ``hint`` says what to do where one is something else."""
+    return [parse_summary(Path(file), read_json(file, hint), f"holds no results: {hint}") for file in files]
+
+
 @matplotlib.rc_context(RC_PARAMS)
 def plot_scores(results: Sequence[Summary], directory: str) -> list[str]:
-    """Write ``scores.png`` and ``scores.svg`` and return their paths.
-
-    Raises:
-        UserError: a summary has no runs.
-        OSError: the directory cannot be written.
-    """
+    """Write ``scores.png`` and ``scores.svg`` and return their paths."""
     for result in results:
         if not result.seeds:
             raise UserError(f"{result.file} holds no finished run yet: wait for the first one")
@@ -121,10 +117,8 @@ def scores_figure(results: Sequence[Summary]) -> Figure:
     width = 0.8 / len(results)
     for index, result in enumerate(results):
         label, colour, marker = legend_label(result.folder_name), run_colour(index), run_style(index)[1]
-        offset = (index - (len(results) - 1) / 2) * width
-        for x, seeds in (
-            (column + offset, result.seeds[task]) for column, task in enumerate(tasks) if task in result.seeds
-        ):
+        for task, seeds in result.seeds.items():
+            x = tasks.index(task) + (index - (len(results) - 1) / 2) * width
             ax.plot([x] * len(seeds), seeds, marker, color=colour, alpha=0.6, markersize=5, label=label)
             ax.hlines(statistics.median(seeds), x - 0.4 * width, x + 0.4 * width, color=colour, linewidth=2)
             label = None  # one entry in the legend

@@ -1,4 +1,4 @@
-"""The result of inspecting one text, as plain values for the terminal and for pages, and the table that both draw.
+"""What a model computes for one text, as plain values, and the table and the summary that terminal and page show.
 
 Fields that an objective does not have are empty.
 """
@@ -7,26 +7,32 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Prediction:
+class Prediction(NamedTuple):
     """A vocabulary piece with its probability."""
 
     piece: str
     probability: float
 
 
-class CellLine(NamedTuple):
-    """One line in a cell of the table of masked tokens.
+class DepthSample(NamedTuple):
+    """A replacement token that one depth has sampled.
 
     Attributes:
-        probability: shown before the text; None without one.
-        style: words: "original" and "chosen" of predictions, "weight", "piece", "verdict", and "bold" or "italic" for the
-            terminal.
+        text: as a reader sees it; a hyphen precedes a piece that continues a word.
+        positive_probability: the discriminator's probability of the positive class; None without one that detects tokens.
     """
+
+    piece: str
+    text: str
+    positive_probability: float | None
+
+
+class CellLine(NamedTuple):
+    """One line in a cell of the table of masked tokens; ``is_original`` marks the token of the text among predictions."""
 
     text: str
     probability: float | None = None
-    style: str = ""
+    is_original: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,12 +54,12 @@ class Token:
 
     original: str
     input: str
-    input_text: str
     original_text: str
+    input_text: str
     masked: bool
     special: bool
-    positive_probability: float | None
     is_positive: bool
+    positive_probability: float | None
     log_prob: float | None
 
     @property
@@ -71,26 +77,6 @@ class Token:
         if self.is_positive:
             return "detected" if self.flagged else "missed"
         return "false alarm" if self.flagged else "trusted"
-
-
-@dataclass(frozen=True)
-class DepthSample:
-    """A replacement token that one depth has sampled.
-
-    Attributes:
-        text: the part of the readable text that it would add in its place, with the space before a word.
-        positive_probability: the discriminator's probability of the positive class; None without one that detects tokens.
-    """
-
-    piece: str
-    text: str
-    positive_probability: float | None
-
-    @property
-    def shown(self) -> str:
-        """The text, with a hyphen before a piece that continues a word."""
-        word = self.text.strip() or self.piece
-        return word if self.text.startswith(" ") else f"-{word}"
 
 
 @dataclass(frozen=True)
@@ -154,16 +140,6 @@ class Inspection:
         return any(masked.candidates for masked in self.masked)
 
     @property
-    def predicts_tokens(self) -> bool:
-        """Whether the discriminator predicts the original tokens instead of detecting replaced ones."""
-        return self.masked[0].discriminator_probability is not None
-
-    @property
-    def has_mixture(self) -> bool:
-        """Whether several depths are mixed; a single depth always has weight 1."""
-        return len(self.depth_names) > 1
-
-    @property
     def selected(self) -> str:
         """The participle that describes the tokens which the generator predicts."""
         return "masked" if self.is_masked else "selected for noise" if self.positive_class else "selected"
@@ -171,40 +147,65 @@ class Inspection:
     def row(self, masked: MaskedToken) -> dict[str, list[CellLine]]:
         """Return the row of a masked token in the table, by column: what the objective has."""
         token = self.tokens[masked.position]
-        cells = {
-            "position": [CellLine(str(masked.position))],
-            "original": [CellLine(token.original, style="bold piece")],
-        }
-        columns = zip(self.depth_names, masked.predictions, masked.original_probabilities, strict=True)
-        for (name, predictions, original), weight in zip(columns, masked.mixture_weights, strict=True):
-            pairs = [(one.piece, one.probability) for one in predictions]
-            lines = [CellLine(*pair, "original bold" * (pair[0] == token.original)) for pair in pairs]
-            if not any(line.style for line in lines):
-                lines.append(CellLine(token.original, original, "original italic"))
-            cells[f"depth {name}"] = [CellLine("weight", weight, "weight")] * self.has_mixture + lines
+        cells = {"#": [CellLine(str(masked.position))], "original": [CellLine(token.original)]}
+        for depth, name in enumerate(self.depth_names):
+            lines = [CellLine(*one, one.piece == token.original) for one in masked.predictions[depth]]
+            if not any(line.is_original for line in lines):
+                lines.append(CellLine(token.original, masked.original_probabilities[depth], True))
+            if len(self.depth_names) > 1:  # a single depth always has weight 1
+                lines.insert(0, CellLine("weight", masked.mixture_weights[depth]))
+            cells[f"depth {name}"] = lines
         if self.has_candidates:
-            best, (first, *_) = masked.best_candidate, masked.candidates
             cells["selection"] = [
-                CellLine(one.piece, one.probability, "original " * (one is first) + "bold chosen" * (one is best))
+                CellLine(
+                    f"{one.piece} (chosen)" if one is masked.best_candidate else one.piece,
+                    one.probability,
+                    one is masked.candidates[0],
+                )
                 for one in masked.candidates
             ]
         if self.is_corrupted:
-            cells["sampled"] = [CellLine(token.input, style="piece")]
-        if self.predicts_tokens:
+            cells["sampled"] = [CellLine(token.input)]
+        if masked.discriminator_probability is not None:
             cells["main network"] = [CellLine(f"p(original) {percent(masked.discriminator_probability)}")]
             if masked.copy_probability is not None:
                 cells["main network"].append(CellLine(f"copies {percent(masked.copy_probability)}"))
         if self.positive_class:
-            cells[f"P({self.positive_class})"] = [CellLine(token.verdict, token.positive_probability, "verdict")]
+            cells[f"P({self.positive_class})"] = [CellLine(token.verdict, token.positive_probability)]
         if self.has_log_probs:
             cells["log p"] = [CellLine(f"{token.log_prob:.2f}")]
         return cells
 
+    def facts(self, token: Token) -> str:
+        """Return the values of one token of the input in one line."""
+        facts = [token.original]
+        if token.masked and self.is_corrupted:
+            facts = [f"original {token.original}, sampled {token.input}"]
+        if token.positive_probability is not None:
+            facts.append(f"P({self.positive_class}) {percent(token.positive_probability)}: {token.verdict}")
+        if token.log_prob is not None:
+            facts.append(f"log p {token.log_prob:.2f}")
+        return "; ".join(facts)
+
     def summary(self) -> list[str]:
         """Return the settings and the counts as sentences."""
+        counts = f"{len(self.masked)} of {len(self.tokens)} tokens {self.selected}"
+        if self.positive_class:
+            positive = [token for token in self.tokens if token.is_positive]
+            negative = [
+                token for token in self.tokens if not token.is_positive and token.positive_probability is not None
+            ]
+            counts += (
+                f", {sum(token.replaced for token in self.tokens)} replaced; {sum(token.flagged for token in positive)} of "
+                f"{len(positive)} {self.positive_class} tokens detected, {sum(token.flagged for token in negative)} false "
+                f"alarms on {len(negative)} original tokens"
+            )
+        else:
+            pairs = [(masked.predictions[-1][0].piece, self.tokens[masked.position].original) for masked in self.masked]
+            counts += f", {sum(predicted == original for predicted, original in pairs)} predicted correctly"
         lines = [
             f"{self.file}, {self.num_updates} updates; seed {self.seed}, mask probability {self.mask_prob:g}",
-            self._counts(),
+            counts,
         ]
         if self.has_candidates:
             right = sum(masked.candidates[0] == masked.best_candidate for masked in self.masked)
@@ -214,27 +215,6 @@ class Inspection:
                 f"the last {self.num_truncated} tokens of the text are left out: they exceed the model's maximum input"
             )
         return lines
-
-    def _counts(self) -> str:
-        selected = f"{len(self.masked)} of {len(self.tokens)} tokens {self.selected}"
-        if not self.positive_class:
-            pairs = [(masked.predictions[-1][0].piece, self.tokens[masked.position].original) for masked in self.masked]
-            return f"{selected}, {sum(predicted == original for predicted, original in pairs)} predicted correctly"
-        positive = [token for token in self.tokens if token.is_positive]
-        negative = [token for token in self.tokens if not token.is_positive and token.positive_probability is not None]
-        detected, alarms = sum(token.flagged for token in positive), sum(token.flagged for token in negative)
-        return (
-            f"{selected}, {sum(token.replaced for token in self.tokens)} replaced; {detected} of {len(positive)} "
-            f"{self.positive_class} tokens detected, {alarms} false alarms on {len(negative)} original tokens"
-        )
-
-
-def probability_colour(probability: float) -> str:
-    """Return a color "#rrggbb" from white at 0 to orange at 1: the background of a token by its probability of the positive
-    class. Black text is readable on all of them."""
-    white, orange = (255, 255, 255), (230, 159, 0)
-    mixed = (round(w + (o - w) * probability) for w, o in zip(white, orange, strict=True))
-    return "#{:02x}{:02x}{:02x}".format(*mixed)
 
 
 def percent(probability: float) -> str:
@@ -247,8 +227,3 @@ def percent(probability: float) -> str:
     if value >= 99.5:
         return f"{value:.1f} %"
     return f"{value:.0f} %" if value >= 9.95 else f"{value:#.2g} %"
-
-
-def printable(text: str) -> str:
-    """Replace control characters, which could steer a terminal, by U+FFFD."""
-    return "".join(character if character.isprintable() else "\ufffd" for character in text)

@@ -49,11 +49,7 @@ class DepthLosses:
 
 
 def held_out_blocks(loaded: LoadedCheckpoint, text: str | None) -> Sequence[Tensor]:
-    """Return blocks without ``<s>`` of ``text``, or of the run's validation split for None.
-
-    Raises:
-        UserError: the text is empty, or the corpus is not where the run has read it.
-    """
+    """Return blocks without ``<s>`` of ``text``, or of the run's validation split for None."""
     size = tokens_per_block(loaded)
     if text is not None:
         return loaded.tokens(text)[1:].split(size - 1)

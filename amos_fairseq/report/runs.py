@@ -15,20 +15,20 @@ from omegaconf import DictConfig
 from amos_fairseq.checkpoint_files import checkpoint_file, read_header, training_seconds_of
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, read_state, restore_checkpoint
 from amos_fairseq.errors import UserError
-from amos_fairseq.measure.configuration import build_counted_update, checkpoint_configuration, missing_settings
-from amos_fairseq.measure.flops import by_autograd, by_thesis, forward_of_batch
+from amos_fairseq.measure.configuration import checkpoint_configuration, missing_settings
+from amos_fairseq.measure.flops import training_flops
+from amos_fairseq.run.metrics_file import FILE_NAME
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.output.terminal import say
-from amos_fairseq.report.curves import Curve, RunCurves, distinct_names, read_curves
+from amos_fairseq.report.curves import RunCurves, distinct_names, read_curves
 from amos_fairseq.report.inspect_text import inspect_text, text_of_corpus
 from amos_fairseq.report.inspection import Inspection
 from amos_fairseq.report.replaced_tokens import DepthLosses, held_out_blocks, replaced_token_losses
-from amos_fairseq.run.metrics_file import FILE_NAME
 
 LAST_CHECKPOINT = "checkpoint_last.pt"
 LOG = "hydra_train.log"  # what Hydra names the log of fairseq-hydra-train and amos train
-LONGEST_LINE = 1000  # of a log, in characters; longer ones are read in parts
-GPU = re.compile(r"name = (\S.*?)\s*$", re.MULTILINE)  # fairseq logs a line "rank 0: ... ; name = ..." for each GPU
+LONGEST_LINE = 1000  # of a log, in characters; longer ones are read in pieces
+GPU = re.compile(r"(rank\s+\d+): capabilities = .*; name = (\S.*?)\s*$")  # in the line that fairseq logs for each GPU
 
 
 @dataclass(frozen=True)
@@ -48,43 +48,34 @@ class ReportOptions:
     device: str = "cpu"
 
 
-@dataclass(frozen=True)
-class PretrainingCost:
-    """The cost of pretraining. A field is None where the run's files do not contain it.
+@dataclass
+class PretrainingRun:
+    """One run. A value is None or empty where the run's files do not contain it.
 
     Attributes:
-        tokens_per_update: of full blocks, ``<s>`` included.
-        flops_per_update: products of matrices in the forward and backward pass (``amos flops``, "today").
-        thesis_flops_per_update: by the convention of thesis section 5.2.2.
+        num_updates: until the last logged one, or until the checkpoint.
         seconds: running time of all training processes, pauses between them excluded.
         tokens_per_second: median of the logged values.
         hardware: names of the devices in the log.
-    """
-
-    num_updates: int
-    tokens_per_update: int | None = None
-    flops_per_update: int | None = None
-    thesis_flops_per_update: int | None = None
-    seconds: float | None = None
-    tokens_per_second: float | None = None
-    hardware: str | None = None
-
-
-@dataclass(frozen=True)
-class PretrainingRun:
-    """One run.
-
-    Attributes:
+        tokens_per_update: of full blocks, ``<s>`` included.
+        flops_per_update: products of matrices in the forward and backward pass (``amos flops``, "today").
+        thesis_flops_per_update: by the convention of thesis section 5.2.2.
         checkpoint_updates: updates of the checkpoint that ``losses`` and ``inspections`` were computed with.
         setup: how replacements are made, such as "learned mixture of depths 4, 6, 8".
-        missing: by part of the report, the reason why this run has none.
+        missing: by content of the report, the reason why this run has none.
     """
 
     folder: Path
     name: str
-    cost: PretrainingCost
+    num_updates: int = 0
     curves: RunCurves | None = None
+    seconds: float | None = None
+    tokens_per_second: float | None = None
+    hardware: str | None = None
     cfg: DictConfig | None = None
+    tokens_per_update: int | None = None
+    flops_per_update: int | None = None
+    thesis_flops_per_update: int | None = None
     checkpoint_updates: int = 0
     setup: str = ""
     losses: list[DepthLosses] = field(default_factory=list)
@@ -105,11 +96,7 @@ def distinct_folders(folders: Sequence[str]) -> list[Path]:
 
 
 def read_runs(folders: Sequence[str], options: ReportOptions) -> list[PretrainingRun]:
-    """Read the runs in these SAVE_DIRs and compute what the report shows of their models; one given twice counts once.
-
-    Raises:
-        UserError: a folder holds no run of pretraining, or has damaged files.
-    """
+    """Read the runs in these SAVE_DIRs and compute what the report shows of their models; one given twice counts once."""
     paths = distinct_folders(folders)
     for path in paths:
         if not any((path / name).is_file() for name in (FILE_NAME, LAST_CHECKPOINT)):
@@ -119,127 +106,28 @@ def read_runs(folders: Sequence[str], options: ReportOptions) -> list[Pretrainin
     runs = []
     for path, name in zip(paths, distinct_names(paths), strict=True):
         say(f"run {len(runs) + 1} of {len(paths)}, {name}: reading its files and evaluating its model", "report")
-        runs.append(_read_run(path, name, options))
+        run = PretrainingRun(path, name, hardware=hardware_of(path))
+        add_log(run)
+        if (path / LAST_CHECKPOINT).is_file():
+            add_checkpoint(run, options)
+        else:
+            run.missing["checkpoint"] = f"{path} has no {LAST_CHECKPOINT}"
+        runs.append(run)
     return runs
 
 
-def _read_run(path: Path, name: str, options: ReportOptions) -> PretrainingRun:
-    curves = None
-    if (path / FILE_NAME).is_file():
-        (read,) = read_curves([path])
-        curves = dataclasses.replace(read, name=name)
-    if not (path / LAST_CHECKPOINT).is_file():
-        reason = f"{path} has no {LAST_CHECKPOINT}"
-        return PretrainingRun(path, name, cost_of(path, curves), curves, missing={"checkpoint": reason})
-    file = checkpoint_file(path)
-    state = read_state(file)
-    loaded = restore_checkpoint(file, state)
-    if not isinstance(loaded.model, PretrainingModel):
-        raise UserError(f"{file} is fine-tuned: give the SAVE_DIR of its pretraining, and its scores with --glue")
-    missing: dict[str, str] = {}
-    cfg, vocabulary_size = checkpoint_configuration(file, state)
-    if missing_settings(cfg):
-        cfg, missing["recipe"] = None, f"{file} does not contain the settings of its run"
-    stored = stored_seconds(state, loaded.parent)
-    del state  # with the state of the optimizer
-    inspections = _inspections(loaded, options, missing)
-    losses = _losses(loaded, options, missing)
-    cost = cost_of(path, curves, loaded.num_updates, stored, cfg, vocabulary_size)
-    return PretrainingRun(
-        path, name, cost, curves, cfg, loaded.num_updates, setup_of(loaded), losses, inspections, missing
+def add_log(run: PretrainingRun) -> None:
+    """Add the curves of ``metrics.jsonl``, and the updates, time and speed that they show."""
+    if not (run.folder / FILE_NAME).is_file():
+        return
+    (curves,) = read_curves([run.folder])
+    run.curves = dataclasses.replace(curves, name=run.name)
+    run.num_updates = max((max(curve.updates) for curve in curves.curves.get("train", {}).values()), default=0)
+    walls, rates = (
+        [value for value in curves.get("train", key).values if not math.isnan(value)] for key in ("wall", "wps")
     )
-
-
-def _inspections(loaded: LoadedCheckpoint, options: ReportOptions, missing: dict[str, str]) -> list[Inspection]:
-    try:
-        texts = options.sentences or [text_of_corpus(loaded, "--sentence")]
-    except UserError as error:
-        missing["sentences"] = str(error)
-        return []
-    return [inspect_text(loaded, text, options.seed, None, top=1, with_samples=True) for text in texts]
-
-
-def _losses(loaded: LoadedCheckpoint, options: ReportOptions, missing: dict[str, str]) -> list[DepthLosses]:
-    try:
-        blocks = held_out_blocks(loaded, options.text)
-    except UserError as error:
-        if options.text is not None:
-            raise
-        missing["text"] = str(error)
-        return []
-    loaded.model.to(options.device)
-    losses = replaced_token_losses(loaded, blocks, options.seed, options.num_masked)
-    if not losses:
-        missing["losses"] = "the objective has no discriminator that detects replaced tokens"
-    return losses
-
-
-def setup_of(loaded: LoadedCheckpoint) -> str:
-    """Describe how the replaced tokens are made: AMOS section 5.3 calls these the curriculum setups."""
-    model = loaded.model
-    depths = model.depth_names
-    if len(depths) == 1:
-        return f"generator of depth {depths[0]}"
-    kind = str(model.cfg.mixture).replace("_", " ")
-    if kind in ("learned", "uniform", "fixed"):
-        kind += " mixture"
-    separate = " of separate generators" if model.cfg.separate_generators else ""
-    return f"{kind}{separate}, depths {', '.join(depths)}"
-
-
-def cost_of(
-    path: Path,
-    curves: RunCurves | None,
-    num_updates: int = 0,
-    stored: float = 0.0,
-    cfg: DictConfig | None = None,
-    vocabulary_size: int | None = None,
-) -> PretrainingCost:
-    """Return the cost of a run until its last logged update, or until its checkpoint.
-
-    Args:
-        num_updates, stored: updates and :func:`stored_seconds` of the checkpoint; 0 without one.
-    """
-    logged = curves.curves.get("train", {}) if curves else {}
-    updates = [update for curve in logged.values() for update in curve.updates]
-    walls, rates = ([x for x in logged.get(key, Curve()).values if not math.isnan(x)] for key in ("wall", "wps"))
-    cost = PretrainingCost(
-        max([num_updates, *updates]),
-        seconds=max(logged_seconds(walls), stored) or None,
-        tokens_per_second=statistics.median(filter(None, rates)) if any(rates) else None,
-        hardware=hardware_of(path),
-    )
-    if cfg is None:
-        return cost
-    try:
-        update = build_counted_update(cfg, vocabulary_size)
-        thesis, today = by_thesis(update, forward_of_batch(update)["Global"]), by_autograd(update)
-    except (UserError, ArithmeticError):  # no end, or a cost per update that varies
-        return cost
-    return dataclasses.replace(
-        cost,
-        tokens_per_update=today.tokens_per_update,
-        flops_per_update=today.per_update,
-        thesis_flops_per_update=thesis.per_update,
-    )
-
-
-def stored_seconds(state: dict[str, Any], parent: str) -> float:
-    """Return the running time of all processes of a run until its checkpoint; 0 if it cannot be known.
-
-    fairseq stores it with that of the checkpoint that the run started from, which may be gone or belong to somebody else.
-
-    Args:
-        state: content of the checkpoint.
-        parent: the checkpoint that the run started from; empty without one.
-    """
-    if parent and not os.path.isfile(parent):  # False also where the folder may not be read
-        return 0.0
-    try:
-        before = training_seconds_of(read_header(parent)) if parent else 0.0
-        return training_seconds_of(state) - before
-    except (UserError, ValueError):
-        return 0.0
+    run.seconds = logged_seconds(walls) or None
+    run.tokens_per_second = statistics.median(filter(None, rates)) if any(rates) else None
 
 
 def logged_seconds(walls: Sequence[float]) -> float:
@@ -262,9 +150,80 @@ def hardware_of(path: Path) -> str | None:
             return None
         with (path / LOG).open(encoding="utf-8", errors="replace") as log:
             while line := log.readline(LONGEST_LINE):  # a log may be large, and a damaged one a single line
-                if "capabilities =" in line and (match := GPU.search(line)):
-                    gpu = match[1]
-                    ranks.add(re.sub(r".*(rank\s+\d+).*", r"\1", line))
+                if match := GPU.search(line):
+                    ranks.add(match[1])
+                    gpu = match[2]
     except OSError:
         return None
     return f"{len(ranks)} x {gpu}" if len(ranks) > 1 else gpu
+
+
+def add_checkpoint(run: PretrainingRun, options: ReportOptions) -> None:
+    """Add the settings and costs of the last checkpoint, and what its model does with the texts."""
+    file = checkpoint_file(run.folder)
+    state = read_state(file)
+    loaded = restore_checkpoint(file, state)
+    if not isinstance(loaded.model, PretrainingModel):
+        raise UserError(f"{file} is fine-tuned: give the SAVE_DIR of its pretraining, and its scores with --glue")
+    run.checkpoint_updates, run.setup = loaded.num_updates, setup_of(loaded)
+    run.num_updates = max(run.num_updates, loaded.num_updates)
+    run.seconds = max(run.seconds or 0, stored_seconds(state, loaded.parent)) or None
+    cfg, vocabulary_size = checkpoint_configuration(file, state)
+    del state  # with the state of the optimizer
+    if not missing_settings(cfg):
+        run.cfg = cfg
+        try:
+            today, thesis = (training_flops(cfg, vocabulary_size, convention) for convention in ("today", "thesis"))
+            run.tokens_per_update, run.flops_per_update = today.tokens_per_update, today.per_update
+            run.thesis_flops_per_update = thesis.per_update
+        except (UserError, ArithmeticError):
+            pass  # no end, or a cost per update that varies
+    texts = options.sentences
+    if not texts:
+        try:
+            texts = [text_of_corpus(loaded, "--sentence")]
+        except UserError as error:
+            run.missing["sentences"] = str(error)
+    run.inspections = [inspect_text(loaded, text, options.seed, None, top=1, with_samples=True) for text in texts]
+    try:
+        blocks = held_out_blocks(loaded, options.text)
+    except UserError as error:
+        if options.text is not None:
+            raise
+        run.missing["text"] = str(error)
+        return
+    loaded.model.to(options.device)
+    run.losses = replaced_token_losses(loaded, blocks, options.seed, options.num_masked)
+    if not run.losses:
+        run.missing["losses"] = "the objective has no discriminator that detects replaced tokens"
+
+
+def setup_of(loaded: LoadedCheckpoint) -> str:
+    """Describe how the replaced tokens are made: AMOS section 5.3 calls these the curriculum setups."""
+    model = loaded.model
+    depths = model.depth_names
+    if len(depths) == 1:
+        return f"generator of depth {depths[0]}"
+    mixture = str(model.cfg.mixture).replace("_", " ")
+    if mixture in ("learned", "uniform", "fixed"):
+        mixture += " mixture"
+    separate = " of separate generators" if model.cfg.separate_generators else ""
+    return f"{mixture}{separate}, depths {', '.join(depths)}"
+
+
+def stored_seconds(state: dict[str, Any], parent: str) -> float:
+    """Return the running time of all processes of a run until its checkpoint; 0 if it cannot be known.
+
+    fairseq stores it with that of the checkpoint that the run started from, which may be gone or belong to somebody else.
+
+    Args:
+        state: content of the checkpoint.
+        parent: the checkpoint that the run started from; empty without one.
+    """
+    if parent and not os.path.isfile(parent):  # False also where the folder may not be read
+        return 0.0
+    try:
+        before = training_seconds_of(read_header(parent)) if parent else 0.0
+        return training_seconds_of(state) - before
+    except (UserError, ValueError):
+        return 0.0
