@@ -17,13 +17,13 @@ from amos_fairseq.checkpoints.read import LoadedCheckpoint, read_state, restore_
 from amos_fairseq.errors import UserError
 from amos_fairseq.measure.configuration import checkpoint_configuration, missing_settings
 from amos_fairseq.measure.flops import training_flops
-from amos_fairseq.run.metrics_file import FILE_NAME
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.output.terminal import say
 from amos_fairseq.report.curves import RunCurves, distinct_names, read_curves
 from amos_fairseq.report.inspect_text import inspect_text, text_of_corpus
 from amos_fairseq.report.inspection import Inspection
 from amos_fairseq.report.replaced_tokens import DepthLosses, held_out_blocks, replaced_token_losses
+from amos_fairseq.run.metrics_file import FILE_NAME
 
 LAST_CHECKPOINT = "checkpoint_last.pt"
 LOG = "hydra_train.log"  # what Hydra names the log of fairseq-hydra-train and amos train

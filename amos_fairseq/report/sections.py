@@ -13,10 +13,8 @@ from matplotlib.figure import Figure
 
 from amos_fairseq.files import write_text
 from amos_fairseq.functional.replaced_token_detection import EQUAL_LOGITS
-from amos_fairseq.run.metrics_file import FILE_NAME
 from amos_fairseq.output.pictures import RC_PARAMS, save
 from amos_fairseq.output.tables import MISSING, Table
-from amos_fairseq.precisions import precision_of
 from amos_fairseq.probing.results import (
     MAJORITY,
     ProbeResult,
@@ -33,6 +31,8 @@ from amos_fairseq.report.inspection import Inspection, MaskedToken
 from amos_fairseq.report.pages import render
 from amos_fairseq.report.results import benchmark_table, num_seeds, points_over_cost, seeds_in_words
 from amos_fairseq.report.runs import PretrainingRun
+from amos_fairseq.run.metrics_file import FILE_NAME
+from amos_fairseq.run.precision import precision_of
 from amos_fairseq.downstream.results import Summary
 
 UNKNOWN = "not in the run's files"

@@ -25,8 +25,7 @@ import amos_fairseq  # noqa: F401  (registers the classes that the recipes name)
 from amos_fairseq.errors import UserError
 from amos_fairseq.measure.configuration import read_configuration
 from amos_fairseq.models.configuration import OF_FINE_TUNING
-from amos_fairseq.recipes import RECIPES, composition, find_recipe, planned_text
-from amos_fairseq.report.recipe import sources
+from amos_fairseq.recipes import RECIPES, composition, find_recipe, planned_text, recipe_texts
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "examples" / "pretraining" / "config"  # what users of fairseq name: a link to the recipes
@@ -218,6 +217,17 @@ def test_fairseq_hydra_train_composes_the_same(name: str, override: str, values:
     assert cfg.dataset.train_subset == "train"  # fairseq's own, which no recipe of ours states
     own = composition.compose_with_hydra(name, ["task.data=DATA", override], with_hydra_settings=False)
     assert OmegaConf.to_container(cfg) == OmegaConf.to_container(own, enum_to_str=True)
+
+
+def sources(name: str) -> dict[str, str]:
+    """The settings of a packaged recipe with the comments beside them, which name the source; "" without one."""
+    comments, section = {}, ""
+    for line in "\n".join(recipe_texts(name)).splitlines():
+        if match := re.match(r"(\w+):", line):
+            section = match[1]
+        elif match := re.match(r"  (\w+):[^#]*(?:#\s*(.*))?$", line):
+            comments[f"{section}.{match[1]}"] = match[2] or ""
+    return comments
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("sizes/*_*.yaml")), ids=lambda path: path.stem)
