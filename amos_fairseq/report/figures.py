@@ -53,10 +53,10 @@ def loss_distributions(panels: dict[str, dict[str, np.ndarray]]) -> Figure:
                 continue
             style = {"color": depth_colours(len(groups))[index], "linestyle": run_style(index)[0]}
             ax.hist(losses, bins, density=True, color=style["color"], alpha=0.22)
-            label = f"{legend_label(name)}, mean {losses.mean():.2f}"
-            ax.axvline(losses.mean(), linewidth=1, alpha=0.8, label=label, **style)
             if (curve := density(losses, points)) is not None:
                 ax.plot(points, curve, linewidth=1.6, **style)
+            label = f"{legend_label(name)}, mean {losses.mean():.2f}"
+            ax.axvline(losses.mean(), linewidth=1, alpha=0.8, label=label, **style)
         ax.set_title(legend_label(title) if len(panels) > 1 else "")
         ax.set(xlabel="discriminator loss on a replaced token (nats)", ylabel="density", xlim=(0, largest))
         if ax.get_legend_handles_labels()[0]:

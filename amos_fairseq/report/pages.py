@@ -49,7 +49,11 @@ def print_inspection(inspection: Inspection) -> None:
     table = Table(box=box.SIMPLE_HEAD, show_lines=True, title=f"Tokens {inspection.selected}", title_justify="left")
     rows = [inspection.row(masked) for masked in inspection.masked]
     for column in rows[0]:
-        table.add_column(column, justify="right" if column in ("#", "log p") else "left", no_wrap=True)
+        is_number = column in ("#", "log p")
+        # Pieces are not broken: a narrow terminal cuts them off.
+        table.add_column(
+            column, justify="right" if is_number else "left", no_wrap=not (is_number or column.startswith("P("))
+        )
     for row in rows:
         table.add_row(*(Text("\n").join(map(_terminal_line, cell)) for cell in row.values()))
     console.print(table)

@@ -1,4 +1,4 @@
-"""``amos inspect`` on an untrained model, against the model's own outputs."""
+"""``amos inspect`` on untrained models of every objective, against the model's own outputs; its page, and its mistakes."""
 
 import re
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from failures import error_line
 from fairseq.data import indexed_dataset
-from html_page import Page
+from html_page import text_of
 from saved_models import TEXT, write_run, write_save_dir
 
 from amos_fairseq.checkpoints.read import load_checkpoint
@@ -16,7 +16,8 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.report.inspect_text import inspect_text, mask_block, surfaces
 from amos_fairseq.report.inspection import percent
-from amos_fairseq.report.inspection_views import render_inspection
+
+SEED, MASK_PROB = 3, 0.2
 
 
 @pytest.fixture
@@ -95,37 +96,6 @@ def test_seed_decides_masks_and_samples(pretrained):
     assert [m.position for m in first.masked] != [m.position for m in other.masked]
 
 
-def test_samples_of_each_depth_are_computed_for_the_report_only(pretrained, monkeypatch):
-    passes = []
-    pretrained.model.register_forward_pre_hook(lambda *_: passes.append(1))
-    shown, reported = (inspect_text(pretrained, TEXT, 1, 0.2, 1, with_samples=samples) for samples in (False, True))
-    num_depths = len(shown.depth_names)
-    assert len(passes) == 2 + num_depths
-    assert {len(masked.samples) for masked in shown.masked} == {0}
-    assert {len(masked.samples) for masked in reported.masked} == {num_depths}
-
-
-def test_text_without_a_known_token_is_refused(pretrained, monkeypatch):
-    dictionary = pretrained.dictionary
-    unknown = torch.tensor([dictionary.bos(), dictionary.unk(), dictionary.eos()])
-    monkeypatch.setattr(type(pretrained), "tokens", lambda self, text: unknown)
-    with pytest.raises(UserError, match="no token of the text may be masked"):
-        inspect_text(pretrained, "?", seed=1, mask_prob=0.15, top=1)
-
-
-def test_a_fine_tuned_checkpoint_has_no_generator_to_inspect(save_dir, capsys):
-    state = torch.load(save_dir / "checkpoint_last.pt", weights_only=True)
-    state["cfg"]["task"] = {"_name": "sentence_prediction"}
-    state["model"] = {
-        name.replace("discriminator.", "encoder."): tensor
-        for name, tensor in state["model"].items()
-        if name.startswith(("embed_tokens.", "discriminator."))
-    }
-    torch.save(state, save_dir / "fine_tuned.pt")
-    line = error_line(capsys, main, "inspect", save_dir / "fine_tuned.pt", "--text", "the end")
-    assert line.endswith("holds a model without a generator: inspect needs a checkpoint of pretraining")
-
-
 def test_electra_predicts_from_its_single_depth(tmp_path):
     """Its generator by hand: the softmax of the head's output times the token embeddings."""
     write_run(tmp_path, "electra", encoder_layers=2)
@@ -162,9 +132,15 @@ def test_sampled_mixture_is_that_of_the_forward_pass(tmp_path):
 def test_longer_text_is_truncated_with_a_notice(pretrained):
     inspection = inspect_text(pretrained, TEXT * 3, seed=1, mask_prob=0.15, top=1)
     assert len(inspection.tokens) == 80
-    left_out = len(pretrained.tokens(TEXT * 3)) - 80
-    expected = f"the last {left_out} tokens of the text are left out: they exceed the model's maximum input"
-    assert inspection.summary()[-1] == expected
+    assert f"the last {len(pretrained.tokens(TEXT * 3)) - 80} tokens" in inspection.summary()[-1]
+
+
+def test_text_without_a_known_token_is_refused(pretrained, monkeypatch):
+    dictionary = pretrained.dictionary
+    unknown = torch.tensor([dictionary.bos(), dictionary.unk(), dictionary.eos()])
+    monkeypatch.setattr(type(pretrained), "tokens", lambda self, text: unknown)
+    with pytest.raises(UserError, match="no token of the text may be masked"):
+        inspect_text(pretrained, "?", seed=1, mask_prob=0.15, top=1)
 
 
 def test_joined_surfaces_are_the_text(pretrained):
@@ -173,42 +149,140 @@ def test_joined_surfaces_are_the_text(pretrained):
     assert "".join(surfaces(pretrained.tokenizer, pieces, special)) == TEXT.replace("\n", "")
 
 
-def test_page_is_self_contained_and_escaped(pretrained):
-    inspection = inspect_text(pretrained, TEXT, seed=1, mask_prob=0.15, top=2)
-    page = render_inspection(inspection)
-    reader = Page(page)
-    assert not re.search(r"url\(|@import|https?:|srcset", page)
-    assert "<s>" in reader.text, "shown as text, not taken as a tag"
-    for line in inspection.summary():
-        assert line in reader.text
-    for masked in inspection.masked:
-        token = inspection.tokens[masked.position]
-        for shown in (token.original, token.input, percent(token.positive_probability), token.verdict):
-            assert shown in reader.text
-        for probability in masked.original_probabilities:
-            assert percent(probability) in reader.text
-
-
-def test_command_prints_the_table_and_writes_the_page(save_dir, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "160")
-    page = tmp_path / "out.html"
-    assert main(["inspect", str(save_dir), "--text", TEXT, "--html", str(page)]) == 0
-    out = capsys.readouterr().out
-    inspection = inspect_text(load_checkpoint(save_dir), TEXT, seed=1, mask_prob=0.15, top=3)
-    assert page.read_text(encoding="utf-8") == render_inspection(inspection)
-    for masked in inspection.masked:
-        token = inspection.tokens[masked.position]
-        assert re.search(rf"(?m)^ +{masked.position} +{re.escape(token.original)} .*weight.*weight.*weight", out)
-        assert f"[{token.original}>{token.input}]{100 * token.positive_probability:.0f}" in out
-    assert "7 updates; seed 1, mask probability 0.15" in out
-    assert out.endswith(f"page: {page}\n")
-    assert "\x1b" not in out, "no escape sequences without a terminal"
-
-
 def test_probabilities_have_two_significant_digits():
     shown = {0: "<0.01 %", 0.00009: "<0.01 %", 0.0001: "0.010 %", 0.00123: "0.12 %", 0.0345: "3.5 %", 0.0999: "10 %"}
     shown |= {0.456: "46 %", 0.9949: "99 %", 0.9964: "99.6 %", 0.9999: ">99.9 %", 1.0: ">99.9 %"}
     assert {probability: percent(probability) for probability in shown} == shown
+
+
+def inspected(directory, objective: str, top: int = 1, **settings):
+    """An inspection, its model and dictionary, and the tokens [1,T] that the page shows as input."""
+    pretrained = load_checkpoint(write_run(directory, objective, **settings))
+    inspection = inspect_text(pretrained, TEXT, SEED, MASK_PROB, top)
+    read = [pretrained.dictionary.index(token.input) for token in inspection.tokens]
+    return inspection, pretrained.model, pretrained.dictionary, torch.tensor([read])
+
+
+@torch.no_grad()
+def test_mlm_has_predictions_and_no_detection(tmp_path):
+    """Probabilities by the softmax of its head's output times the token embeddings."""
+    pretrained = load_checkpoint(write_run(tmp_path, "mlm", task={"mask_treatment": "bert"}))
+    inspection = inspect_text(pretrained, TEXT, SEED, MASK_PROB, top=2)
+    model, tokens = pretrained.model, pretrained.tokens(TEXT)
+    read = tokens.clone()
+    read[[masked.position for masked in inspection.masked]] = pretrained.dictionary.index("<mask>")
+    states = model.transformer(model.embed_tokens(read[None]))[-1]
+    shares = (model.mlm_head(states) @ model.embed_tokens.weight.T + model.mlm_head.bias).softmax(-1)[0]
+    right = 0
+    for masked in inspection.masked:
+        share, original = shares[masked.position], int(tokens[masked.position])
+        assert masked.original_probabilities == pytest.approx([share[original].item()], rel=1e-4)
+        right += masked.predictions[0][0].piece == pretrained.dictionary[original]
+    assert inspection.summary()[1].endswith(f"tokens masked, {right} predicted correctly")
+    assert {token.positive_probability for token in inspection.tokens} == {None}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("variant", ["electric", "electra_tt"])
+def test_electric_shows_noise_and_log_probabilities_of_its_input(variant, tmp_path):
+    inspection, model, _, read = inspected(tmp_path, "electric", top=2, electric_variant=variant)
+    selected = {masked.position for masked in inspection.masked}
+    assert {position for position, token in enumerate(inspection.tokens) if token.is_positive} == selected
+    logits = model.detection_head(model.discriminator(model.embed_tokens(read))[-1])[0]
+    scored = {position for position, token in enumerate(read[0].tolist()) if token not in model.vocabulary.special}
+    alarms = sum(inspection.tokens[position].flagged for position in scored - selected)
+    assert f"{alarms} false alarms on {len(scored - selected)} original tokens" in inspection.summary()[1]
+    for position, token in enumerate(inspection.tokens):
+        if position not in scored:  # special or unknown: no loss is computed there
+            assert (token.log_prob, token.positive_probability) == (None, None)
+        elif variant == "electric":
+            assert token.log_prob == pytest.approx(-logits[position].item(), rel=1e-4, abs=1e-5)
+        else:  # the classifier's own probability
+            assert token.positive_probability == pytest.approx(logits[position].sigmoid().item(), rel=1e-3, abs=1e-6)
+
+
+@torch.no_grad()
+def test_two_tower_model_scores_every_token(tmp_path):
+    settings = {"electric_variant": "two_tower", "generator_size": 1, "generator_loss_tokens": "all"}
+    inspection, model, _, tokens = inspected(tmp_path, "electric", **settings)
+    log_probs = model.token_log_probs(tokens)[0].tolist()
+    assert [token.log_prob or 0.0 for token in inspection.tokens] == pytest.approx(log_probs)
+    assert [token.input for token in inspection.tokens] == [token.original for token in inspection.tokens]
+
+
+@torch.no_grad()
+def test_teams_shows_its_candidates(tmp_path):
+    """Selection computed again from the page: the softmax of the scores of exactly these candidates."""
+    inspection, model, dictionary, read = inspected(tmp_path, "teams")
+    states = model.mws_head(model.discriminator(model.embed_tokens(read))[-1])[0]
+    chosen = 0
+    for masked in inspection.masked:
+        original = inspection.tokens[masked.position].original
+        pieces = [candidate.piece for candidate in masked.candidates]
+        assert (len(pieces), len(set(pieces)), pieces[0]) == (6, 6, original)
+        scores = model.embed_tokens.weight[[dictionary.index(piece) for piece in pieces]] @ states[masked.position]
+        shares = scores.softmax(0).tolist()
+        assert [candidate.probability for candidate in masked.candidates] == pytest.approx(shares, rel=1e-3)
+        chosen += shares[0] == max(shares)
+    assert f"multi-word selection: the original chosen at {chosen} of" in inspection.summary()[2]
+
+
+@torch.no_grad()
+def test_main_network_that_predicts_tokens(tmp_path):
+    """All-Tokens MLM: its probability of the original by hand, copying mixed with the softmax of its head."""
+    inspection, model, dictionary, read = inspected(tmp_path, "electra", main_objective="all_tokens_mlm")
+    states = model.discriminator(model.embed_tokens(read))[-1][0]
+    head = model.token_prediction
+    shares = (head.mlm_head(states) @ model.embed_tokens.weight.T + head.mlm_head.bias).softmax(-1)
+    copies = head.copy_layer(states).sigmoid()[:, 0]
+    for masked in inspection.masked:
+        position, token = masked.position, inspection.tokens[masked.position]
+        share = shares[position, dictionary.index(token.original)]
+        expected = copies[position] * (not token.replaced) + (1 - copies[position]) * share
+        assert masked.discriminator_probability == pytest.approx(expected.item(), rel=1e-3)
+        assert masked.copy_probability == pytest.approx(copies[position].item(), rel=1e-3)
+
+
+def test_masks_are_those_of_training_without_its_treatment(tmp_path):
+    """Training replaces some masked tokens by others; here all are <mask>, so that predictions are comparable."""
+    pretrained = load_checkpoint(write_run(tmp_path, "mlm", task={"mask_treatment": "bert"}))
+    batch = mask_block(pretrained, pretrained.tokens(TEXT), SEED, 0.9)["net_input"]
+    read = batch["masked_tokens"].gather(1, batch["masked_positions"])
+    assert read.unique().tolist() == [pretrained.dictionary.index("<mask>")]
+
+
+@pytest.mark.parametrize(
+    ("objective", "settings"),
+    [("amos", {}), ("mlm", {}), ("teams", {}), ("electric", {}), ("electra", {"main_objective": "all_tokens_mlm"})],
+)
+def test_terminal_and_page_show_every_value_and_the_page_is_self_contained(
+    objective, settings, tmp_path, capsys, monkeypatch
+):
+    """The text has a script and special tokens, which must be shown and not run."""
+    run, html = write_run(tmp_path / "run", objective, **settings), tmp_path / "page.html"
+    monkeypatch.setenv("COLUMNS", "200")
+    command = ["inspect", run, "--text", TEXT, "--seed", SEED, "--mask-prob", MASK_PROB, "--html", html]
+    assert main(list(map(str, command))) == 0
+    out, page = capsys.readouterr().out, html.read_text(encoding="utf-8")
+    assert "\x1b" not in out, "no escape sequences without a terminal"
+    shown = text_of(page)
+    assert "<s>" in shown
+    inspection = inspect_text(load_checkpoint(run), TEXT, SEED, MASK_PROB, top=3)
+    assert all(line in shown for line in inspection.summary())
+    for masked in inspection.masked:
+        token = inspection.tokens[masked.position]
+        (row,) = re.findall(rf"(?s)<td><div>{masked.position}</div></td>.*?</tr>", page)
+        assert re.search(rf"(?m)^ +{masked.position} +{re.escape(token.original)} ", out)
+        values = [*masked.original_probabilities, *(one.probability for one in masked.candidates)]
+        values += [] if token.positive_probability is None else [token.positive_probability]
+        values += [] if masked.copy_probability is None else [masked.copy_probability]
+        for value in map(percent, values):
+            assert value in text_of(row)
+            assert value in out
+        if token.log_prob is not None:
+            assert f"<div>{token.log_prob:.2f}</div>" in row
+        if token.positive_probability is not None:
+            assert f"[{token.original}>{token.input}]{100 * token.positive_probability:.0f}" in out.replace("\n", "")
 
 
 def test_default_text_is_of_the_runs_corpus(save_dir, tmp_path, capsys):
@@ -225,42 +299,45 @@ def test_default_text_is_of_the_runs_corpus(save_dir, tmp_path, capsys):
     state = torch.load(save_dir / "checkpoint_last.pt", weights_only=True)
     state["cfg"]["task"]["data"] = f"{data}:{tmp_path / 'absent'}"
     torch.save(state, save_dir / "checkpoint_last.pt")
-    main(["inspect", str(save_dir), "--html", str(tmp_path / "a.html")])
-    main(["inspect", str(save_dir), "--text", paragraphs[2], "--html", str(tmp_path / "b.html")])
-    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+    file = tmp_path / "text.txt"
+    file.write_text(paragraphs[2], encoding="utf-8")
+    for name, text in {"a": [], "b": ["--text", paragraphs[2]], "c": ["--file", str(file)]}.items():
+        main(["inspect", str(save_dir), *text, "--html", str(tmp_path / name)])
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes() == (tmp_path / "c").read_bytes()
     (data / "valid.idx").unlink()
-    line = error_line(capsys, main, "inspect", save_dir)
-    assert "data/valid has no paragraph to show: give a text with --text" in line
-
-
-def test_text_of_a_file(save_dir, tmp_path, capsys):
-    (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
-    main(["inspect", str(save_dir), "--text", TEXT, "--html", str(tmp_path / "a.html")])
-    main(["inspect", str(save_dir), "--file", str(tmp_path / "text.txt"), "--html", str(tmp_path / "b.html")])
-    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+    assert "data/valid has no paragraph to show" in error_line(capsys, main, "inspect", save_dir)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "named"),
     [
-        (["inspect", "absent.pt", "--text", "a"], "absent.pt is missing: give a checkpoint or the SAVE_DIR"),
-        (["inspect", "cut.pt", "--text", "a"], "cut.pt is not a complete checkpoint"),
-        (["inspect", "other.pt", "--text", "a"], "other.pt is not a checkpoint of fairseq-train"),
-        (["inspect", ".", "--text", " \n "], "the text is empty"),
-        (["inspect", ".", "--file", "absent.txt"], "absent.txt: the text cannot be read (No such file or directory)"),
-        (["inspect", ".", "--file", "latin1.txt"], "latin1.txt: not UTF-8 at byte 1"),
-        (["inspect", ".", "--text", "the end", "--mask-prob", "1.5"], "--mask-prob 1.5 is out of range"),
-        (["inspect", ".", "--text", "the end", "--top", "0"], "--top 0 shows no predictions"),
-        (["inspect", ".", "--text", "the end", "--seed", "-1"], "--seed -1 is out of range: give a number from 0"),
-        (["inspect", ".", "--text", "the end", "--seed", str(2**63)], f"--seed {2**63} is out of range"),
-        (["inspect", ".", "--text", "the end", "--seed", "9" * 23], "--seed 99999999999999999999999 is out of range"),
-        (["inspect", ".", "--text", "the end", "--html", "absent/page.html"], "absent/page.html: the page cannot be"),
+        (["absent.pt", "--text", "a"], "absent.pt"),
+        (["cut.pt", "--text", "a"], "cut.pt"),
+        (["other.pt", "--text", "a"], "other.pt"),
+        (["fine_tuned.pt", "--text", "a"], "a model without a generator"),
+        ([".", "--text", " \n "], "the text is empty"),
+        ([".", "--file", "absent.txt"], "absent.txt"),
+        ([".", "--file", "latin1.txt"], "not UTF-8 at byte 1"),
+        ([".", "--text", "the end", "--mask-prob", "1.5"], "--mask-prob 1.5"),
+        ([".", "--text", "the end", "--top", "0"], "--top 0"),
+        ([".", "--text", "the end", "--seed", "-1"], "--seed -1"),
+        ([".", "--text", "the end", "--seed", "9" * 23], "--seed 999"),
+        ([".", "--text", "the end", "--html", "absent/page.html"], "absent/page.html"),
     ],
 )
-def test_mistakes_are_one_line(save_dir, monkeypatch, capsys, arguments, message):
+def test_mistakes_are_one_line(save_dir, monkeypatch, capsys, arguments, named):
     monkeypatch.chdir(save_dir)
-    (save_dir / "cut.pt").write_bytes((save_dir / "checkpoint_last.pt").read_bytes()[:5000])
+    content = (save_dir / "checkpoint_last.pt").read_bytes()
+    (save_dir / "cut.pt").write_bytes(content[:5000])
     torch.save({"weights": torch.zeros(2)}, save_dir / "other.pt")
-    (save_dir / "latin1.txt").write_bytes("é".encode("latin-1").join([b"a", b"b"]))
-    assert message in error_line(capsys, main, *arguments)
+    state = torch.load(save_dir / "checkpoint_last.pt", weights_only=True)
+    state["cfg"]["task"] = {"_name": "sentence_prediction"}
+    state["model"] = {
+        name.replace("discriminator.", "encoder."): tensor
+        for name, tensor in state["model"].items()
+        if name.startswith(("embed_tokens.", "discriminator."))
+    }
+    torch.save(state, save_dir / "fine_tuned.pt")
+    (save_dir / "latin1.txt").write_bytes(b"a\xe9b")
+    assert named in error_line(capsys, main, "inspect", *arguments)
     assert not list(save_dir.glob("*.html"))

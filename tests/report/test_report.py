@@ -1,34 +1,35 @@
-"""``amos report`` in the process: the page of small models, parsed; what is left out; mistakes."""
+"""``amos report`` in the process: the numbers and sections of the page, what is left out, mistakes."""
 
+import base64
 import json
 import os
 import re
-from pathlib import Path
 
 import pytest
 import torch
 from benchmark_summary import write_summary, write_tagging
 from failures import error_line
-from html_page import Page
-from omegaconf import OmegaConf
+from html_page import text_of
 from saved_models import CORPUS, UPDATES, add_settings, write_run
 
+from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
+from amos_fairseq.measure.configuration import read_configuration
+from amos_fairseq.measure.flops import training_flops
 from amos_fairseq.probing.results import ProbeResult, write_results
 from amos_fairseq.recipes.composition import compose_recipe
-from amos_fairseq.report import page as pages
-from amos_fairseq.report.curves import read_curves
-from amos_fairseq.report.page import inline_svg
-from amos_fairseq.report.runs import PretrainingCost, PretrainingRun, cost_of, hardware_of, stored_seconds
-from amos_fairseq.report.sections import are_curriculum_setups, cost_section
+from amos_fairseq.report import sections
+from amos_fairseq.report.replaced_tokens import held_out_blocks, replaced_token_losses
+from amos_fairseq.report.runs import PretrainingRun, add_log, hardware_of, stored_seconds
+from amos_fairseq.report.sections import cost_section, flops_in_words
 
 EVIL = "<script>alert(1)</script>"
 NAME = f"{EVIL}$\\frac$"  # mathematics that matplotlib cannot parse
 RECORD = {"epoch": 0.5, "mlm_loss_1": 5.0, "mlm_loss_2": 4.0, "mlm_loss_4": 3.0, "rtd_recall": 0.25}
 RECORD |= {"unigram_entropy": 4.5}
 SHORT = {"tokens_per_sample": 20}
-MIXTURE = {"mixture_1": 0.2, "mixture_2": 0.3, "mixture_4": 0.5}
-DETECTOR = {"rtd_loss_above_prior": -0.01, "rtd_logit_std": 0.7, "rtd_state_variance": 0.2}
+AMOS_RECORD = {"mixture_1": 0.2, "mixture_2": 0.3, "mixture_4": 0.5, "rtd_loss_above_prior": -0.01}
+AMOS_RECORD |= {"rtd_logit_std": 0.7, "rtd_state_variance": 0.2}
 
 
 def write_metrics(run, **values):
@@ -50,11 +51,18 @@ def write_probing(folder, run):
     return folder
 
 
-def report(tmp_path, *arguments):
-    """Run the command; return the page and what it printed about parts that are left out."""
-    out = tmp_path / "page.html"
-    main(["report", *map(str, arguments), "--masked-tokens", "50", "--out", str(out)])
-    return Page(out.read_text(encoding="utf-8"))
+class Report:
+    """The page that the command wrote: its text, headings, and the cells of each row of its tables."""
+
+    def __init__(self, tmp_path, *arguments):
+        out = tmp_path / "page.html"
+        main(["report", *map(str, arguments), "--masked-tokens", "50", "--out", str(out)])
+        self.page = out.read_text(encoding="utf-8")
+        self.text = text_of(self.page)
+        self.titles = [text_of(title).strip() for title in re.findall(r"<h2>(.*?) <span", self.page)]
+        rows = re.findall(r"<tr><th>(.*?)</th>(.*?)</tr>", self.page)
+        self.rows = {text_of(name): list(map(text_of, re.findall("<td>(.*?)</td>", cells))) for name, cells in rows}
+        self.figures = sorted(path.name for path in (tmp_path / "page_figures").iterdir())
 
 
 @pytest.fixture
@@ -66,20 +74,20 @@ def text(tmp_path):
 
 @pytest.mark.slow
 def test_page_of_an_amos_run(tmp_path, text, capsys, monkeypatch):
+    """With results of every kind, and names that are HTML and mathematics."""
     run = write_run(tmp_path / "<i>a & $run", task=SHORT)
-    write_metrics(run, **MIXTURE, **DETECTOR)
+    write_metrics(run, **AMOS_RECORD)
     add_settings(run, "amos_tiny")
     glue = write_summary(tmp_path / "glue", UPDATES, run, **{"MNLI": 70.0, EVIL: 50.0})
     later = write_summary(tmp_path / "later", UPDATES + 1, run, MNLI=80.0)
     probe = write_probing(tmp_path / "probe", run)
     tag = write_tagging(tmp_path / "tag", UPDATES, run)
     results = ["--glue", glue, later, "--tag", tag, "--probe", probe]
-    arguments = [*results, "--text", text, "--sentence", EVIL, "--sentence", CORPUS[1]]
     read, load = [], torch.load
     monkeypatch.setattr(torch, "load", lambda file, **options: read.append(str(file)) or load(file, **options))
-    page = report(tmp_path, run, *arguments)
+    report = Report(tmp_path, run, *results, "--text", text, "--sentence", EVIL, "--sentence", CORPUS[1])
     assert read == [str(run / "checkpoint_last.pt")], "a checkpoint may have gigabytes"
-    assert page.titles == [
+    assert report.titles == [
         "Runs and their cost",
         "Fine-tuning results",
         "Score over the cost of pretraining",
@@ -91,26 +99,34 @@ def test_page_of_an_amos_run(tmp_path, text, capsys, monkeypatch):
         "State of the discriminator",
         "Replaced tokens by depth",
         "Edge probing by layer",
-        "Recipe and departures from the paper",
     ]
-    assert len(set(page.ids)) == len(page.ids)
-    assert set(page.links) <= set(page.ids)
-    for name in ("Figure 1a", "Figure 1b", "Figure 5a", "Figure 5b", "Figure 6", "Table 9"):
-        assert f"AMOS {name}" in page.text
-    assert "<i>a & $run" in page.text
-    assert "held_out.txt" in page.text
-    assert "the token sampled from each depth of the generator" in page.text
-    assert "learned mixture, depths 1, 2, 4" in page.text
-    assert "1.00" in page.text, "hours"
-    assert "80.0 ± 0.5" in page.text
-    assert "60.0 ± 14.1" in page.text, "50 and 70 % of two probes"
-    assert f"{NAME} 9" in page.text, "targets of a probing task"
-    assert EVIL in page.text.replace("\u2019", ""), "the task's name"
     assert "left out:" not in capsys.readouterr().out
-    assert "chunk (span F1)" in page.text
-    figures = sorted(path.name for path in (tmp_path / "page_figures").iterdir())
+    assert "Pretraining of <i>a & $run" in report.text
+    assert report.text.count(EVIL) == 3, "the column of a task; a probe in a caption and in a row"
     stems = ["discriminator", "generator_loss", "loss_by_depth", "mixture", "probing", "recall", "score_by_cost"]
-    assert figures == [f"{stem}.{extension}" for stem in stems for extension in ("png", "svg")]
+    assert report.figures == [f"{stem}.{extension}" for stem in stems for extension in ("png", "svg")]
+    images = re.findall(r'src="data:image/svg\+xml;base64,(.*?)"', report.page)
+    svgs = {path.read_bytes() for path in (tmp_path / "page_figures").glob("*.svg")}
+    assert set(map(base64.b64decode, images)) == svgs
+
+    cfg, vocabulary_size = read_configuration(str(run))
+    flops = training_flops(cfg, vocabulary_size)
+    assert report.rows["replaced tokens from"] == ["learned mixture, depths 1, 2, 4"]
+    assert report.rows["updates"] == ["20"]
+    assert report.rows["tokens"] == [f"{20 * flops.tokens_per_update:,} ({flops.tokens_per_update:,} an update)"]
+    assert report.rows["FLOPs, matrix products"] == [flops_in_words(20, flops.per_update)]
+    assert (report.rows["hours"], report.rows["tokens per second, median"]) == (["1.00"], ["200"])
+    assert report.rows["<i>a & $run, 7 updates"] == ["81.0 ± 1.4", "62.0 ± 2.8"], (
+        "of tagging, the last table with this row"
+    )
+    assert report.rows["<i>a & $run, 8 updates"] == ["80.0 ± 0.5", "81.0", "-"]
+    assert report.rows[NAME] == ["60.0 ± 14.1"], "50 and 70 % of two probes"
+    loaded = load_checkpoint(run)
+    losses = replaced_token_losses(loaded, held_out_blocks(loaded, text.read_text()), seed=1, num_masked=50)
+    for of_depth in losses:
+        row = report.rows[f"<i>a & $run, depth {of_depth.depth}"]
+        assert row[0] == str(len(of_depth.losses))
+        assert row[2] == f"{of_depth.losses.mean():.3f}"
 
 
 @pytest.mark.slow
@@ -118,72 +134,59 @@ def test_page_of_an_amos_run(tmp_path, text, capsys, monkeypatch):
     ("objective", "absent"),
     [("mlm", ["Loss on replaced tokens by depth", "Mixture weights"]), ("electric", ["Mixture weights"])],
 )
-def test_parts_that_an_objective_lacks_are_left_out(tmp_path, text, objective, absent, capsys):
+def test_sections_that_an_objective_lacks_are_left_out(tmp_path, text, objective, absent, capsys):
     run = write_run(tmp_path / "run", objective, task=SHORT)
     write_metrics(run)
-    page = report(tmp_path, run, "--text", text, "--sentence", CORPUS[1])
+    report = Report(tmp_path, run, "--text", text, "--sentence", CORPUS[1])
     printed = capsys.readouterr().out
     assert "left out: Tagging results: --tag DIR adds them" in printed
     for title in absent:
-        assert title not in page.titles
+        assert title not in report.titles
         assert f"left out: {title}" in printed
-    assert {"Generator loss by depth", "Replaced tokens by depth"} <= set(page.titles)
+    assert {"Generator loss by depth", "Replaced tokens by depth"} <= set(report.titles)
 
 
 def test_runs_with_one_depth_share_a_panel_and_the_corpus_is_not_needed(tmp_path, text, capsys):
     names = {"shallow": "1", "deep": "2"}
     runs = [write_run(tmp_path / name, generator_depths=names[name], task=SHORT) for name in names]
-    page = report(tmp_path, *runs, "--text", text)
-    assert "shallow, depth 1" in page.text
-    assert "deep, depth 2" in page.text
-    assert "here the one discriminator of a run" not in page.text
+    report = Report(tmp_path, *runs, "--text", text)
+    assert {"shallow, depth 1", "deep, depth 2"} <= report.rows.keys()
+    assert "here the one discriminator of a run" not in report.text
     printed = capsys.readouterr().out
     assert "Replaced tokens by depth (AMOS Table 9)" in printed
-    assert "give a text with --sentence" in printed
     assert "Mixture weights (AMOS Figure 5a): no run has logged it" in printed
 
 
-def test_a_run_without_a_checkpoint_has_its_curves(tmp_path, capsys):
-    run = write_metrics(tmp_path / "run")
-    page = report(tmp_path, run)
-    curves = ["Generator loss by depth", "Discriminator accuracy on replaced tokens"]
-    assert page.titles == ["Runs and their cost", *curves, "Left out"]
-    assert f"{run} has no checkpoint_last.pt" in capsys.readouterr().out
-    assert "Pretraining of runUpdates: 20." in page.text, "the heading, then the line below it"
-    assert "curriculum" not in page.text
-
-
-@pytest.mark.parametrize(("deviation", "said"), [(0.009, True), (0.011, False)])
-def test_a_run_that_ends_with_equal_logits_is_named(tmp_path, deviation, said):
-    run = write_metrics(tmp_path / "run", rtd_logit_std=deviation)
-    page = report(tmp_path, run)
-    assert ("since update 10 the logits of a batch have been equal" in page.text) == said
-
-
-def test_old_figures_are_removed_and_a_run_counts_once(tmp_path):
-    run = write_metrics(tmp_path / "run")
-    figures = tmp_path / "page_figures"
-    report(tmp_path, run, "--probe", write_probing(tmp_path / "probe", run))
-    (figures / "own.png").touch()
-    assert (figures / "probing.svg").is_file()
-    page = report(tmp_path, run, run, tmp_path / "run" / "." / "../run")
-    assert sorted({file.stem for file in figures.iterdir()}) == ["generator_loss", "own", "recall"]
-    assert "Pretraining of runUpdates: 20." in page.text
-
-
-def test_two_outputs_of_amos_probe_have_their_names(tmp_path):
-    runs = [write_metrics(tmp_path / name) for name in ("one", "two")]
-    folders = [write_probing(tmp_path / f"probe_{run.name}", run) for run in runs]
-    page = report(tmp_path, *runs, "--probe", *folders, folders[0])
-    assert page.titles[-3:] == ["Edge probing by layer: one", "Edge probing by layer: two", "Left out"]
-    assert "over 2 seeds of the micro-F1" in page.text
+def test_runs_without_a_checkpoint_have_their_curves_and_count_once(tmp_path, capsys):
+    """Two of them, with a probe each; then one, whose page has no figure of the probes any more."""
+    runs = [write_metrics(tmp_path / "one", rtd_logit_std=0.009), write_metrics(tmp_path / "two", rtd_logit_std=0.011)]
+    probes = [write_probing(tmp_path / f"probe_{run.name}", run) for run in runs]
+    report = Report(tmp_path, *runs, tmp_path / "one" / "." / "../one", "--probe", *probes, probes[0])
+    curves = ["Generator loss by depth", "Discriminator accuracy on replaced tokens", "State of the discriminator"]
+    assert report.titles == [
+        "Runs and their cost",
+        *curves,
+        *(f"Edge probing by layer: {name}" for name in ("one", "two")),
+    ]
+    assert f"{runs[0]} has no checkpoint_last.pt" in capsys.readouterr().out
+    assert report.rows["updates"] == ["20", "20"]
+    assert "one: since update 10 the logits of a batch have been equal" in report.text
+    assert "two: since update" not in report.text
+    (tmp_path / "page_figures" / "of_the_user.png").touch()
+    report = Report(tmp_path, runs[0])
+    assert {name.partition(".")[0] for name in report.figures} == {
+        "discriminator",
+        "generator_loss",
+        "of_the_user",
+        "recall",
+    }
 
 
 def test_a_last_line_that_is_no_record_is_refused_and_a_cut_one_left_out(tmp_path, capsys):
     run = write_metrics(tmp_path / "run")
     whole = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(whole + '{"split": "tr')
-    report(tmp_path, run)
+    Report(tmp_path, run)
     assert "is cut short and left out" in capsys.readouterr().out
     (run / "metrics.jsonl").write_text(whole + "[1]\n")
     arguments = ["report", run, "--out", tmp_path / "other.html"]
@@ -191,126 +194,82 @@ def test_a_last_line_that_is_no_record_is_refused_and_a_cut_one_left_out(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "named"),
     [
-        (["RUN", "absent"], "absent holds neither metrics.jsonl nor checkpoint_last.pt: give the SAVE_DIR"),
-        (["RUN", "--glue", "RUN"], "holds no results: give the --out"),
-        (["RUN", "--probe", "RUN"], "results.json is missing: give the directory that amos probe wrote"),
-        (["RUN", "--out", "absent/page.html"], "absent does not exist: give another --out"),
-        (["RUN", "--out", "RUN"], "is a folder: give the name of the page"),
-        (["RUN", "--text", "absent"], "the text cannot be read (No such file"),
-        (["RUN", "--text", "/dev/null"], "--text /dev/null is empty"),
-        (["RUN", "--sentence", " "], "--sentence ' ' is empty"),
-        (["RUN", "--out", "RUN/metrics.jsonl/page.html"], "metrics.jsonl is not a folder: give another --out"),
-        (["RUN", "--masked-tokens", "0"], "--masked-tokens 0 measures nothing"),
-        (["RUN", "--seed", "-1"], "--seed -1 is out of range"),
-        (["RUN", "--device", "abacus"], "device abacus cannot be used"),
-        (["RUN", "--device", "meta"], "device meta cannot be used"),
+        (["RUN", "absent"], "absent holds neither metrics.jsonl nor checkpoint_last.pt"),
+        (["RUN", "--glue", "RUN"], "--glue"),
+        (["RUN", "--probe", "RUN"], "results.json"),
+        (["RUN", "--out", "absent/page.html"], "absent does not exist"),
+        (["RUN", "--out", "RUN"], "is a folder"),
+        (["RUN", "--text", "absent"], "absent: the text cannot be read"),
+        (["RUN", "--text", "/dev/null"], "--text /dev/null"),
+        (["RUN", "--sentence", " "], "--sentence ' '"),
+        (["RUN", "--out", "RUN/metrics.jsonl/page.html"], "metrics.jsonl is not a folder"),
+        (["RUN", "--masked-tokens", "0"], "--masked-tokens 0"),
+        (["RUN", "--seed", "-1"], "--seed -1"),
+        (["RUN", "--device", "abacus"], "device abacus"),
     ],
 )
-def test_mistakes_are_one_line_and_leave_nothing(tmp_path, arguments, message, capsys, monkeypatch):
+def test_mistakes_are_one_line_and_leave_nothing(tmp_path, arguments, named, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = write_metrics(tmp_path / "run")
     words = [word.replace("RUN", str(run)) for word in arguments]
-    assert message in error_line(capsys, main, "report", *words, reports_progress=True)
+    assert named in error_line(capsys, main, "report", *words, reports_progress=True)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_a_page_that_cannot_be_written_keeps_the_old_one(tmp_path, capsys, monkeypatch):
     run = write_metrics(tmp_path / "run")
-    report(tmp_path, run)
-    before = (tmp_path / "page.html").read_bytes()
-    report(tmp_path, run)
-    assert (tmp_path / "page.html").read_bytes() == before, "the same bytes from the same files"
+    before = Report(tmp_path, run).page
+    assert Report(tmp_path, run).page == before, "the same bytes from the same files"
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(pages, "write_text", full)
+    monkeypatch.setattr(sections, "write_text", full)
     line = error_line(capsys, main, "report", run, "--out", tmp_path / "page.html", reports_progress=True)
-    assert "page.html: the page cannot be written (No space left on device); choose another place with --out" in line
-    assert (tmp_path / "page.html").read_bytes() == before
+    assert "page.html: the page cannot be written (No space left on device)" in line
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == before
 
 
-def write_walls(folder, walls):
+def logged_run(folder, *walls, name="run"):
     records = [{"split": "train", "update": n} | ({"wall": wall} if wall else {}) for n, wall in enumerate(walls)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-
-
-def seconds(folder, stored=None, parent=""):
-    """``stored``: what the checkpoint says; None without one."""
-    (curves,) = read_curves([folder])
-    state = {"extra_state": {"previous_training_time": stored}}
-    return cost_of(folder, curves, 1, stored_seconds(state, str(parent))).seconds
+    run = PretrainingRun(folder, name)
+    add_log(run)
+    return run
 
 
 def test_time_of_a_run_in_parts(tmp_path):
-    """Two processes of 100 and 50, or of 100 and 150 seconds; the log does not show the start of the last one."""
-    write_walls(tmp_path, [40.0, 100.0, None, 20.0, 50.0])
-    assert seconds(tmp_path) == 150
-    assert cost_of(tmp_path / "absent", None).seconds is None
-    write_walls(tmp_path, [40.0, 100.0, 120.0, 150.0])
-    assert seconds(tmp_path, 250.0) == 250
-    assert seconds(tmp_path, 90.0) == 150, "still training"
-    assert seconds(tmp_path, "damaged") == 150
+    """Two processes of 100 and 50 seconds; a checkpoint with its own time and that of the run it started from."""
+    assert logged_run(tmp_path, 40.0, 100.0, None, 20.0, 50.0).seconds == 150
     parent, without_time, damaged = (tmp_path / name for name in ("parent.pt", "without_time.pt", "damaged.pt"))
     torch.save({"extra_state": {"previous_training_time": 1000.0}}, parent)
     torch.save({"extra_state": {}}, without_time)
     damaged.write_bytes(b"nothing")
-    assert seconds(tmp_path, 1250.0, parent) == 250
+    state = {"extra_state": {"previous_training_time": 1250.0}}
+    assert stored_seconds(state, "") == 1250
+    assert stored_seconds(state, str(parent)) == 250
+    assert stored_seconds({"extra_state": {"previous_training_time": "damaged"}}, "") == 0
     # A name of 300 characters gives an error of the system, as a path in a folder that may not be read.
     for unread in (tmp_path / "absent.pt", damaged, without_time, tmp_path / ("x" * 300), tmp_path / "a\0b"):
-        assert seconds(tmp_path, 1250.0, unread) == 150
+        assert stored_seconds(state, str(unread)) == 0
 
 
-def test_a_run_without_a_log_says_so(tmp_path):
-    """A run that was stopped before its first record, and one whose records have no throughput."""
-    write_walls(tmp_path, [None])
-    (curves,) = read_curves([tmp_path])
-    runs = [PretrainingRun(tmp_path, name, PretrainingCost(3), each) for name, each in (("new", None), ("old", curves))]
-    (table,) = cost_section(runs).tables
-    shown = {row[0]: row[1:] for row in table.rows}
-    without = "no metrics.jsonl, which a run writes from update common.log_interval on"
-    assert shown["hours"] == shown["tokens per second, median"] == [without, "not in the run's files"]
-
-
-def amos_run(setup, criterion="amos", **settings):
-    model = {"generator_depths": "4,6,8", "encoder_layers": 12, "encoder_embed_dim": 768} | settings
-    cfg = OmegaConf.create({"criterion": {"_name": criterion}, "model": model})
-    return PretrainingRun(Path("run"), "run", PretrainingCost(1), cfg=cfg, setup=setup)
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, True),
-        ({"criterion": "electra"}, False),
-        ({"generator_depths": "2,4"}, False),
-        ({"encoder_embed_dim": 256}, False),
-        ({"setup": "learned mixture, depths 4, 6, 8"}, False),  # two runs of the same
-    ],
-)
-def test_curriculum_setups_are_ways_to_mix_the_depths_of_one_model(changes, expected):
-    runs = [
-        amos_run("learned mixture, depths 4, 6, 8"),
-        amos_run(**{"setup": "layer switch, depths 4, 6, 8"} | changes),
-    ]
-    assert are_curriculum_setups(runs) == expected
-    assert not are_curriculum_setups(runs[:1])
-    assert not are_curriculum_setups([*runs, PretrainingRun(Path("flags"), "flags", PretrainingCost(1))])
-
-
-def test_precision_is_that_of_the_trainer(tmp_path):
-    """A run on several ranks of unlike hardware, or a resumed one, may have another than its recipe asks for."""
-    runs = [PretrainingRun(tmp_path, "run", PretrainingCost(3))]
+def test_rows_of_runs_whose_files_lack_something(tmp_path):
+    """A run that was stopped before its first record, one whose records have no throughput; precisions of the trainer, which
+    may be another than the recipe asks for."""
+    runs = [PretrainingRun(tmp_path, "new"), logged_run(tmp_path, None)]
     for common in ({"bf16": True, "fp16": False}, {"fp16": True}, {"amp": True}, {"bf16": False}):
         cfg = compose_recipe("mlm_tiny", ["task.data=DATA", "distributed_training.distributed_world_size=1"])
         cfg.common.update(common)
-        runs.append(PretrainingRun(tmp_path, "run", PretrainingCost(3), cfg=cfg))
+        runs.append(PretrainingRun(tmp_path, "run", cfg=cfg))
     (table,) = cost_section(runs).tables
-    (row,) = [row for row in table.rows if row[0] == "precision"]
-    assert row[2:] == ["bf16", "fp16", "amp", "float32"]
-    assert row[1] not in row[2:]
+    shown = {row[0]: row[1:] for row in table.rows}
+    without = "no metrics.jsonl, which a run writes from update common.log_interval on"
+    assert shown["hours"][:2] == shown["tokens per second, median"][:2] == [without, "not in the run's files"]
+    assert shown["precision"] == ["not in the run's files"] * 2 + ["bf16", "fp16", "amp", "float32"]
+    assert flops_in_words(2, 68 * 10**11) == "1.36 \u00d7 10\u00b9\u00b3"
 
 
 def test_gpus_of_the_log(tmp_path):
@@ -321,14 +280,3 @@ def test_gpus_of_the_log(tmp_path):
     (tmp_path / "hydra_train.log").unlink()
     os.mkfifo(tmp_path / "hydra_train.log")
     assert hardware_of(tmp_path) is None
-
-
-def test_ids_of_a_figure_are_its_own():
-    svg = (
-        '<?xml version="1.0"?><svg width="10pt" height="5pt" viewBox="0 0 10 5"><metadata>m</metadata><g id="a"/>'
-        '<use xlink:href="#a" clip-path="url(#a)"/></svg>'
-    )
-    found = inline_svg(svg, "x", "A & B")
-    assert found.startswith('<svg viewBox="0 0 10 5" width="14" role="img" aria-label="A &amp; B">')
-    assert found.endswith('<g id="x-a"/><use xlink:href="#x-a" clip-path="url(#x-a)"/></svg>')
-    assert not re.search("metadata|xml version", found)
