@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from scipy.stats import gaussian_kde
 
-from amos_fairseq.downstream.results import Summary
+from amos_fairseq.downstream.results import Summary, parse_summary
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.pictures import (
     RC_PARAMS,
@@ -26,7 +26,6 @@ from amos_fairseq.output.pictures import (
     save,
 )
 from amos_fairseq.strangers import read_json
-from amos_fairseq.downstream.results import Summary, parse_summary
 
 NUM_BINS, NUM_POINTS = 40, 400  # of a histogram; of a curve that looks smooth
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.downstream.classification.command import RANDOM
-from amos_fairseq.downstream.results import Spread, Summary, format_spread, parse_summary
+from amos_fairseq.downstream.results import Spread, Summary, format_spread
 from amos_fairseq.downstream.tagging.command import SCORE_NAMES
 from amos_fairseq.downstream.tagging.dataset import TASK_PREFIX
 from amos_fairseq.errors import UserError
@@ -15,7 +15,6 @@ from amos_fairseq.report.curves import distinct_names
 from amos_fairseq.report.figures import CostSeries, read_summaries
 from amos_fairseq.report.runs import PretrainingRun, distinct_folders
 from amos_fairseq.strangers import read_json
-from amos_fairseq.downstream.results import Spread, Summary
 
 # The benchmarks that each option accepts, as their summaries name them.
 BENCHMARKS = {"--glue": ("glue", "squad", "classification"), "--tag": ("tagging", "parsing")}

@@ -11,6 +11,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
+from amos_fairseq.downstream.results import Summary
 from amos_fairseq.files import write_text
 from amos_fairseq.functional.replaced_token_detection import EQUAL_LOGITS
 from amos_fairseq.output.pictures import RC_PARAMS, save
@@ -33,7 +34,6 @@ from amos_fairseq.report.results import benchmark_table, num_seeds, points_over_
 from amos_fairseq.report.runs import PretrainingRun
 from amos_fairseq.run.metrics_file import FILE_NAME
 from amos_fairseq.run.precision import precision_of
-from amos_fairseq.downstream.results import Summary
 
 UNKNOWN = "not in the run's files"
 TRAINING_AND_VALIDATION = " Lines: training text, means between two records. Markers: the validation split."
