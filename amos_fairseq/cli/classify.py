@@ -67,16 +67,17 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     from amos_fairseq.downstream.classification.command import Classification
 
     session = fine_tuning.session_from(arguments, Classification.name)
-    from amos_fairseq.downstream.classification.prepare import ClassificationSource, check_separator, prepare_inside
-    from amos_fairseq.downstream.classification.rows import find_columns
-    from amos_fairseq.text.table_files import TableFile
+    from amos_fairseq.downstream.classification.prepare import open_source, prepare_inside
 
-    check_separator(arguments.label_separator)
-    header = not arguments.no_header
-    table = TableFile(arguments.train, header, arguments.csv_quotes)
-    columns = find_columns(table, arguments.text, arguments.label)
-    source = ClassificationSource(
-        arguments.train, arguments.dev, columns, arguments.kind, arguments.label_separator, header, arguments.csv_quotes
+    source = open_source(
+        arguments.train,
+        arguments.dev,
+        arguments.text,
+        arguments.label,
+        arguments.kind,
+        arguments.label_separator,
+        not arguments.no_header,
+        arguments.csv_quotes,
     )
     with fine_tuning.preparing(session, Classification.name) as tokenizer:
         data = prepare_inside(session.out, source, tokenizer)

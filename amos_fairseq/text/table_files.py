@@ -59,7 +59,7 @@ class TableFile:
             CSV. They are not returned.
 
     Raises:
-        UserError: there is no such table, it is empty or damaged, or two columns have the same name.
+        UserError: there is no such table, it is empty or damaged, or two columns have the same name; :meth:`rows`, too.
     """
 
     def __init__(
@@ -101,13 +101,8 @@ class TableFile:
         return joined_sha256(files_of(self.path)) if self.kind in (PARQUET, FOLDER) else self._file.sha256
 
     def rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield the values of each row by column, with the number of its first line, or of the row where there are no lines.
-
-        Both numbers start at 1.
-
-        Raises:
-            UserError: the table is damaged, has no row, or a row is too large or of another form; the message has its number.
-        """
+        """Yield the values of each row by column, with the number of its first line, or of the row where there are no lines;
+        both start at 1."""
         is_empty = True
         if self.kind in (TSV, CSV):
             rows = self._separated_rows()
@@ -154,11 +149,7 @@ def is_table(path: Path) -> bool:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the files of a table in order: the file itself, or those of a folder of ``save_to_disk``.
-
-    Raises:
-        UserError: the folder is no such folder, has several splits, or names files elsewhere.
-    """
+    """Return the files of a table in order: the file itself, or those of a folder of ``save_to_disk``, which must be whole."""
     if not path.is_dir():
         return [path]
     if (path / _SPLITS).is_file():
@@ -195,10 +186,17 @@ def _kind_of(path: Path) -> str:
 
 
 def _separator(path: Path) -> str:
-    """Return ``,`` or ``;``: the one that gives the first line of a CSV file more columns."""
-    first = next(InputFile(path).lines(), (1, b""))[1].decode("utf-8")
-    numbers = {separator: len(next(csv.reader([first], delimiter=separator), [])) for separator in (",", ";")}
-    if max(numbers.values()) == 1 and "\t" in first:
+    """Return ``,`` or ``;``: the one that gives the first row of a CSV file more columns."""
+
+    def number_of_columns(separator: str) -> int:
+        lines = (line.decode("utf-8") for _, line in InputFile(path).lines())
+        try:
+            return len(next(_csv_records(path, lines, separator), (1, []))[1])
+        except UserError:  # reading the table will raise it again
+            return 0
+
+    numbers = {separator: number_of_columns(separator) for separator in (",", ";")}
+    if max(numbers.values()) == 1 and b"\t" in next(InputFile(path).lines())[1]:
         raise UserError(f"{path}: its first line has tabs and neither , nor ; between columns: rename it to .tsv")
     return max(numbers, key=numbers.get)
 
@@ -229,11 +227,12 @@ def _json_objects(file: InputFile) -> Iterator[tuple[int, dict[str, Any]]]:
         refuse_many_brackets(line, file.path, number)
         try:
             row = parse_json(line)
-            yield number, _without_nul(row) if b"\\u" in line else row
+            row = _without_nul(row) if b"\\u" in line else row
         except ValueError as error:
             raise UserError(
                 f'{file.path}, line {number} {error}: each line has to be an object, such as {{"text": "..."}}'
             ) from None
+        yield number, row
 
 
 def _without_nul(value: Any) -> Any:

@@ -39,14 +39,7 @@ _SPLIT = re.compile(r"(train|valid|test)\d*")  # a part of the names of files
 
 
 def read_task_record(directory: Path, hint: str) -> dict[str, Any]:
-    """Read ``task.json``.
-
-    Args:
-        hint: how to write the directory, for the message where it has no such file.
-
-    Raises:
-        UserError: the file is missing, or was not written by this package.
-    """
+    """Read and check ``task.json``; ``hint``: how to write the directory, for the message where it has no such file."""
     path = directory / TASK_FILE
     record = read_json(path, PREPARE_AGAIN, optional=True)
     if record is None:
@@ -88,11 +81,7 @@ def check_task_record(record: dict[str, Any]) -> None:
 
 def read_targets(directory: Path, split: str, record: dict[str, Any]) -> np.ndarray:
     """Return the labels of a split: classes [N] int64, ``UNKNOWN_CLASS`` where the training set lacks the class; labels
-    [N, num_labels] bool; numbers [N] float64.
-
-    Raises:
-        UserError: the files are missing or damaged.
-    """
+    [N, num_labels] bool; numbers [N] float64."""
     path, num_labels = directory / "label" / split, len(record["labels"])
     if record["kind"] == "number":
         file = path.with_suffix(".label")
@@ -137,16 +126,20 @@ def join_texts(texts: list[FairseqDataset], bos: int, separator: int | None) -> 
     return ConcatSentencesDataset(first, second[0] if separator is None else PrependTokenDataset(second[0], separator))
 
 
+def open_texts(directory: Path, split: str, max_tokens: int, separator: int | None) -> "ShortenedTexts":
+    """Return the texts of a split as training reads them, in the order of the file."""
+    inputs = [directory / name for name in ("input0", "input1") if (directory / name).is_dir()]
+    if not inputs:
+        raise UserError(f"{directory} has no input0: {PREPARE_AGAIN}")
+    texts = [open_lines(str(path / split), PREPARE_AGAIN) for path in inputs]
+    if len({len(text) for text in texts}) > 1:
+        raise UserError(f"{directory}/{split}: the texts of the pairs do not belong together; {PREPARE_AGAIN}")
+    return ShortenedTexts(join_texts(texts, Dictionary().bos(), separator), max_tokens)
+
+
 class ShortenedTexts(BaseWrapperDataset):
-    """Rows of one or two texts, cut to ``max_tokens`` by :func:`kept_lengths`; all special tokens remain.
-
-    Args:
-        rows: as :func:`join_texts`, or the task itself, joins them.
-        max_tokens: longest input of the model.
-
-    Raises:
-        UserError: ``max_tokens`` leaves no room for a token of each text.
-    """
+    """Rows of one or two texts, as :func:`join_texts` or the task itself joins them, cut to ``max_tokens``, the longest input
+    of the model, by :func:`kept_lengths`; all special tokens remain."""
 
     def __init__(self, rows: FairseqDataset, max_tokens: int) -> None:
         super().__init__(rows)
@@ -176,8 +169,8 @@ class ShortenedTexts(BaseWrapperDataset):
         texts = [text[index] for text in self._texts]
         lengths = [len(text) - start - 1 for text, start in zip(texts, self._starts, strict=True)]
         kept = kept_lengths(lengths, self._room)
-        parts = zip(texts, self._starts, kept, strict=True)
-        return torch.cat([part for text, start, length in parts for part in (text[: start + length], text[-1:])])
+        pieces = zip(texts, self._starts, kept, strict=True)
+        return torch.cat([piece for text, start, length in pieces for piece in (text[: start + length], text[-1:])])
 
 
 def chosen_rows(num_rows: int, most: int | None) -> np.ndarray:
@@ -204,9 +197,6 @@ class LabeledTexts(LabeledSequences):
     Attributes:
         targets: those of the rows that are kept, see :func:`read_targets`.
         num_cut: number of rows that are longer than ``max_tokens``.
-
-    Raises:
-        UserError: a file is missing or damaged, or ``max_tokens`` leaves no room for a token of each text.
     """
 
     def __init__(
@@ -224,12 +214,10 @@ class LabeledTexts(LabeledSequences):
     ) -> None:
         super().__init__(directory, split, dictionary, seed, training)
         check_texts(directory, split)
-        inputs = [directory / name for name in ("input0", "input1") if (directory / name).is_dir()]
-        texts = [open_lines(str(path / split), PREPARE_AGAIN) for path in inputs]
+        self._rows = open_texts(directory, split, max_tokens, separator)
         self.targets = read_targets(directory, split, record)
-        if not texts or any(len(text) != len(self.targets) for text in texts):
+        if len(self._rows) != len(self.targets):
             raise UserError(f"{self.source}: the files of texts and labels do not belong together; {PREPARE_AGAIN}")
-        self._rows = ShortenedTexts(join_texts(texts, self.bos, separator), max_tokens)
         self._chosen = chosen_rows(len(self.targets), max_rows)
         self.targets, self.sizes = self.targets[self._chosen], self._rows.sizes[self._chosen]
         self.num_cut, self.max_tokens = int(np.count_nonzero(self._rows.is_cut[self._chosen])), max_tokens

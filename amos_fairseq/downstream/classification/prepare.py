@@ -123,11 +123,7 @@ def write_labels(directory: Path, kind: LabelKind, labels: Mapping[str, Sequence
 
 
 def split_off_dev(rows: LabeledRows) -> tuple[LabeledRows, LabeledRows]:
-    """Return training and dev rows: a tenth, at random. Rows with equal texts are on the same side.
-
-    Raises:
-        UserError: there are too few different texts.
-    """
+    """Return training and dev rows: a tenth, at random. Rows with equal texts are on the same side."""
     indices: dict[tuple[str, ...], list[int]] = {}
     for index, texts in enumerate(rows.texts):
         indices.setdefault(texts, []).append(index)
@@ -156,7 +152,7 @@ def notes_on(train: LabeledRows, dev: LabeledRows, dev_is_given: bool) -> Iterat
     for texts, label in zip(train.texts, train.labels, strict=True):
         labels.setdefault(texts, set()).add(str(label))
     if repeated := len(train) - len(labels):
-        several = sum(len(own) > 1 for own in labels.values())
+        several = sum(len(names) > 1 for names in labels.values())
         with_others = f"; {several:,} texts have different labels" if several else ""
         yield f"{train.source}: {repeated:,} training rows repeat the text of an earlier row{with_others}"
     if seen := sum(texts in labels for texts in dev.texts):
@@ -256,9 +252,6 @@ def read_own_tasks(file: Path) -> dict[str, ClassificationSource]:
         reviews: {train: reviews.tsv, dev: dev.tsv, text: [text], label: stars, kind: number}
 
     Paths are relative to the YAML; everything but ``train`` may be left out, as for the command.
-
-    Raises:
-        UserError: the file, a name, an option or a table cannot be used.
     """
     hint = "give names and the options of amos classify, such as 'reviews: {train: reviews.tsv, label: stars}'"
     content = strangers.read_yaml(file, hint)
@@ -271,42 +264,55 @@ def read_own_tasks(file: Path) -> dict[str, ClassificationSource]:
             raise UserError(f"{where}: a task has a name of letters, digits, - and _, with a letter at the beginning")
         if name.lower() in RESERVED_NAMES or hasattr(nn.ModuleDict, name) or hasattr(nn.ModuleDict(), name):
             raise UserError(f"{where} has a name that is taken: give another one")
-        if not isinstance(options, dict) or "train" not in options or set(options) - set(OWN_TASK_OPTIONS):
+        if not isinstance(options, dict) or not options.get("train") or set(options) - set(OWN_TASK_OPTIONS):
             raise UserError(f"{where} needs train, and may only have {', '.join(OWN_TASK_OPTIONS)}")
         sources[name] = _own_source(file.parent, where, options)
     return sources
 
 
-def _own_source(folder: Path, where: str, given: dict[str, Any]) -> ClassificationSource:
-    """Return the source that the options of a task describe; raise :class:`UserError` for values that cannot be used."""
-    header = given.get("no_header", False) is False
-    texts, label = given.get("text"), given.get("label")
+def _own_source(folder: Path, where: str, options: dict[str, Any]) -> ClassificationSource:
+    """Return the source that the options of a task describe."""
+    options = {name: value for name, value in options.items() if value is not None}
+    texts = options.pop("text", None)
     texts = texts if isinstance(texts, list) or texts is None else [texts]
-    columns = [*(texts or []), *([] if label is None else [label])]
-    if not header:  # columns are numbers
-        columns = [str(column) if type(column) is int else column for column in columns]
-        texts, label = (columns[: len(texts)] if texts else None), (columns[-1] if label is not None else None)
-    others = [given["train"], given.get("dev", ""), given.get("label_separator", ",")]
-    if not all(isinstance(value, str) for value in (*columns, *others)) or not all(
-        type(given.get(name, False)) is bool for name in ("no_header", "csv_quotes")
-    ):
+    switches = {name: options.pop(name, False) for name in ("no_header", "csv_quotes")}
+    names = [*options.values(), *(texts or [])]  # columns of a file without a header are called 1, 2, ...
+    are_names = all(isinstance(name, str) or type(name) is int for name in names)
+    if not are_names or not all(isinstance(switch, bool) for switch in switches.values()):
         raise UserError(
             f"{where}: files, columns and label_separator are texts, no_header and csv_quotes true or false"
         )
-    if given.get("kind") not in (None, *KINDS):
-        raise UserError(f"{where}: kind is one of {', '.join(KINDS)}")
-    train, dev = folder / given["train"], folder / given["dev"] if "dev" in given else None
+    options = {name: str(value) for name, value in options.items()}
+    train, dev = folder / options["train"], folder / options["dev"] if "dev" in options else None
     for path in (train, *([] if dev is None else [dev])):
         if not path.exists():
             raise UserError(f"{where}: {path}: no such file")
-    separator = check_separator(given.get("label_separator", ","))
-    csv_quotes = given.get("csv_quotes", False)
-    found = find_columns(TableFile(train, header, csv_quotes), texts, label)
-    return ClassificationSource(train, dev, found, given.get("kind"), separator, header, csv_quotes)
+    if options.get("kind") not in (None, *KINDS):
+        raise UserError(f"{where}: kind is one of {', '.join(KINDS)}")
+    return open_source(
+        train,
+        dev,
+        None if texts is None else list(map(str, texts)),
+        options.get("label"),
+        options.get("kind"),
+        options.get("label_separator", ","),
+        not switches["no_header"],
+        switches["csv_quotes"],
+    )
 
 
-def check_separator(separator: str) -> str:
-    """Return the text between labels; raise :class:`UserError` if it is empty."""
+def open_source(
+    train: Path,
+    dev: Path | None,
+    texts: Sequence[str] | None,
+    label: str | None,
+    kind: str | None,
+    separator: str,
+    header: bool,
+    csv_quotes: bool,
+) -> ClassificationSource:
+    """Return how to read the tables, after the columns that the user does not name are found in ``train``."""
     if not separator:
         raise UserError("the separator of labels is empty: give the text between two labels, such as ','")
-    return separator
+    columns = find_columns(TableFile(train, header, csv_quotes), texts, label)
+    return ClassificationSource(train, dev, columns, kind, separator, header, csv_quotes)

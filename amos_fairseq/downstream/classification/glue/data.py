@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fairseq.data import Dictionary, data_utils
 from torch import Tensor
 
 from amos_fairseq.downstream.benchmark import BenchmarkTask
@@ -16,7 +15,7 @@ from amos_fairseq.downstream.classification.dataset import (
     ShortenedTexts,
     check_texts,
     chosen_rows,
-    join_texts,
+    open_texts,
     read_targets,
     read_task_record,
 )
@@ -132,17 +131,7 @@ class GlueData:
     def inputs(self, split: str, max_positions: int, separator: int | None) -> ShortenedTexts:
         """Return the inputs as training reads them, in the order of the file: LongTensors [L] of at most
         ``max_positions`` tokens; ``separator``: value of ``--separator-token``."""
-        texts = [text for name in ("input0", "input1") if (text := self._input(name, split)) is not None]
-        return ShortenedTexts(join_texts(texts, Dictionary().bos(), separator), max_positions)
-
-    def _input(self, name: str, split: str) -> Any:
-        if name == "input1" and not (self.directory / name).is_dir():
-            return None
-        dictionary = Dictionary.load(str(self.directory / name / "dict.txt"))
-        sentences = data_utils.load_indexed_dataset(str(self.directory / name / split), dictionary)
-        if sentences is None:
-            raise UserError(f"{self.directory / name}/{split}.idx is missing: {PREPARE_AGAIN}")
-        return sentences
+        return open_texts(self.directory, split, max_positions, separator)
 
     def train_inputs(self, max_positions: int, separator: int | None) -> list[Tensor]:
         """Return the inputs of the rows to train on; see :meth:`inputs`."""
@@ -162,7 +151,7 @@ class GlueData:
 
 
 def read_glue_data(data: Path, task: str, max_rows: int | None = None) -> GlueData:
-    """Read the record of a task; raise :class:`UserError` if the task has not been prepared in ``data``."""
+    """Read the record of a task that ``amos prepare glue`` wrote into ``data``, and check its files."""
     hint = (
         f"give the folder that contains the task folders of GLUE, or run amos prepare glue GLUE_DIR {task} TOKENIZER_DIR "
         f"--out {data}"
@@ -171,14 +160,7 @@ def read_glue_data(data: Path, task: str, max_rows: int | None = None) -> GlueDa
 
 
 def read_task_data(directory: Path, task: str, hint: str, max_rows: int | None = None) -> GlueData:
-    """Read the record of a task in its own directory.
-
-    Args:
-        hint: how to write the directory, for the message where it has no record.
-
-    Raises:
-        UserError: there is no record, it is of another task, or its files are damaged.
-    """
+    """Read the record of a task in its own directory, and check its files; ``hint``: how to write the directory."""
     record = read_task_record(directory, hint)
     if record["task"] != task:
         raise UserError(f"{directory} holds {record['task']}, not {task}: {PREPARE_AGAIN}")
