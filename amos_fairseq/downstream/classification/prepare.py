@@ -280,7 +280,7 @@ def _own_source(folder: Path, where: str, options: dict[str, Any]) -> Classifica
     are_names = all(isinstance(name, str) or type(name) is int for name in names)
     if not are_names or not all(isinstance(switch, bool) for switch in switches.values()):
         raise UserError(
-            f"{where}: files, columns and label_separator are texts, no_header and csv_quotes true or false"
+            f"{where}: files, columns and label_separator are texts, no_header is true or false, as is csv_quotes"
         )
     options = {name: str(value) for name, value in options.items()}
     train, dev = folder / options["train"], folder / options["dev"] if "dev" in options else None
