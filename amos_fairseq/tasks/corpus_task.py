@@ -115,8 +115,13 @@ class CorpusTask(FairseqTask):
         fairseq seeds all ranks alike once per update: they would share dropout and Gumbel noise, and the noise of a
         micro-batch would depend on whether it comes first or second on its rank.
         """
+        sample = self.before_step(sample, criterion, update_num)
         torch.manual_seed(noise_seed(Purpose.TRAINING_NOISE, self.cfg.seed, update_num, sample["first_id"]))
         return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
+
+    def before_step(self, sample: dict[str, Any], criterion: Any, update_num: int) -> dict[str, Any]:
+        """Return the sample as it trains after ``update_num`` updates: what depends on that number alone resumes exactly."""
+        return sample
 
     def begin_epoch(self, epoch: int, model: Any) -> None:
         """Write what belongs to the checkpoints into SAVE_DIR before the first one can be written."""

@@ -92,7 +92,6 @@ class TextClassificationTask(LabeledTask):
 
     @classmethod
     def setup_task(cls, cfg: TextClassificationConfig, **kwargs: Any) -> "TextClassificationTask":
-        """Read vocabulary and ``task.json``; raise :class:`UserError` for a directory or settings that cannot be used."""
         (directory,) = prepared_directories(cfg, "glue", several=False)
         record = read_task_record(directory, "give a directory with task.json, of amos classify or amos prepare glue")
         return cls(cfg, *vocabulary_of([directory], cfg.separator_token), record)
@@ -105,7 +104,6 @@ class TextClassificationTask(LabeledTask):
         model.head_of_task = {self.record["task"]: TEXT_HEAD}
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
-        """Load the rows of ``split``; raise :class:`UserError` if its files are missing."""
         directory, training, teacher = Path(self.cfg.data), split == self.cfg.train_subset, None
         if training and self.cfg.teacher is not None:
             shape = self.number_of_rows(directory, split, self.record), self.record["num_classes"]
@@ -140,27 +138,14 @@ class TextClassificationTask(LabeledTask):
         """Return lambda of the update after ``update`` others: the fixed one, or ``update / max_update``."""
         return update / self.cfg.max_update if self.fixed_gold_weight is None else self.fixed_gold_weight
 
-    def train_step(
-        self,
-        sample: dict[str, Any],
-        model: Any,
-        criterion: Any,
-        optimizer: Any,
-        update_num: int,
-        *args: Any,
-        **kwargs: Any,
-    ) -> tuple[Any, int, dict[str, Any]]:
-        """Tell the criterion the weight of the labels, a function of the update alone, so that a resume is exact."""
+    def before_step(self, sample: dict[str, Any], criterion: Any, update_num: int) -> dict[str, Any]:
+        """Tell the criterion the weight of the labels."""
         criterion.gold_weight = self.gold_weight(update_num)
-        return super().train_step(sample, model, criterion, optimizer, update_num, *args, **kwargs)
+        return sample
 
 
 def vocabulary_of(directories: Sequence[Path], separator: int | None) -> tuple[Vocabulary, Dictionary]:
-    """Return the vocabulary of prepared directories, and its dictionary; GLUE's tasks share a tokenizer in the folder above.
-
-    Raises:
-        UserError: their dictionaries differ, or ``separator``, that of the settings, is no ``</s>``.
-    """
+    """Return the vocabulary of prepared directories, and its dictionary; GLUE's tasks share a tokenizer in the folder above."""
     first = directories[0]
     tokenizers = [folder / TOKENIZER_DIRECTORY for folder in (first, first.absolute().parent)]
     tokenizer = next((str(folder) for folder in tokenizers if folder.is_dir()), None)
@@ -172,11 +157,7 @@ def vocabulary_of(directories: Sequence[Path], separator: int | None) -> tuple[V
 
 
 def parse_gold_weight(cfg: TextClassificationConfig) -> float | None:
-    """Return the fixed lambda of these settings; None for an annealed one.
-
-    Raises:
-        UserError: it is no such number, or the annealing has no end.
-    """
+    """Return the fixed lambda of these settings; None for an annealed one."""
     if cfg.teacher is None:
         if cfg.gold_weight != ANNEALED:
             raise UserError(
@@ -193,7 +174,6 @@ def parse_gold_weight(cfg: TextClassificationConfig) -> float | None:
 
 
 def gold_weight_of(text: str) -> float:
-    """Return a fixed lambda; raise :class:`UserError` unless ``text`` is a number from 0 to 1."""
     try:
         return finite_number(float(text), 0, 1)
     except ValueError as error:

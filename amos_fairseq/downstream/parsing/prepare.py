@@ -18,11 +18,7 @@ RELATION = "deprel"
 
 
 def prepare_parsing_inside(out: Path, train: Path, dev: Path, tokenizer: Tokenizer, choices: Choices) -> Path:
-    """Return the treebanks prepared inside of OUT of ``amos parse``.
-
-    Raises:
-        UserError: bad input; or see :func:`~amos_fairseq.text.inside_out.prepared_data`.
-    """
+    """Return the treebanks prepared inside of OUT of ``amos parse``."""
     sources = choices.sources(train, dev)
     check_inputs(list(sources.values()), "give a treebank in CoNLL-U")
     choices = replace(choices, column=RELATION)

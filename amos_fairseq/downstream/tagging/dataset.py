@@ -46,17 +46,17 @@ def read_tagging_manifest(directory: Path) -> dict[str, Any]:
     path = directory / MANIFEST
     manifest = read_json(path, f"it was not written by amos prepare; {_HINT}")
     try:
-        is_complete = manifest.keys() >= {"labels", "column", "has_spans", "tokenizer_sha256", "splits"}
         # The column is part of the names of folders, which must be inside OUT.
-        if (
-            is_complete
+        is_complete = (
+            manifest.keys() >= {"labels", "column", "has_spans", "tokenizer_sha256", "splits"}
             and COLUMN_NAME.fullmatch(plain_name(manifest["column"], LONGEST_COLUMN_NAME))
             and are_labels(manifest["labels"])
-        ):
-            return manifest
+        )
     except (ValueError, TypeError):
-        pass
-    raise UserError(f"{path} was not written by amos prepare: {_HINT}")
+        is_complete = False
+    if not is_complete:
+        raise UserError(f"{path} was not written by amos prepare: {_HINT}")
+    return manifest
 
 
 def are_labels(labels: Any) -> bool:
@@ -70,16 +70,11 @@ def are_labels(labels: Any) -> bool:
 
 
 def write_labels(directory: Path, labels: Sequence[str]) -> None:
-    """Write ``labels.txt``."""
     write_text(directory / LABELS_FILE, "".join(f"{label}\n" for label in labels))
 
 
 def read_labels(directory: Path) -> list[str]:
-    """Read ``labels.txt``; return an empty list without one. Only a line feed separates labels: others may be in them.
-
-    Raises:
-        UserError: the file has something else than different labels.
-    """
+    """Read ``labels.txt``; return an empty list without one. Only a line feed separates labels: others may be in them."""
     path = directory / LABELS_FILE
     if not os.path.lexists(path):
         return []
@@ -96,7 +91,7 @@ def has_unlabeled(directory: Path) -> bool:
 
 
 def read_words(directory: Path, split: str) -> list[list[str]]:
-    """Return the words of each sentence of a split; raise :class:`UserError` if the file is missing or damaged."""
+    """Return the words of each sentence of a split."""
 
     def words_in(line: str) -> list[str]:
         words = parse_json(line, list)
@@ -118,9 +113,6 @@ class WordSequences(LabeledSequences):
     Attributes:
         cut_words: number of words that are cut, in the sentences of the dataset and in those left out.
         cut_sentences: number of sentences that lose words.
-
-    Raises:
-        UserError: a file is missing or damaged, the files do not belong together, or no word fits into ``max_tokens``.
     """
 
     def __init__(
@@ -177,16 +169,14 @@ class WordSequences(LabeledSequences):
 
     def describe(self) -> str:
         """Return the numbers of sentences and words, and of the words that are cut."""
-        cut = (
-            f"{self.cut_words:,} words at the ends of {self.cut_sentences:,} sentences are cut"
-            if self.cut_words
-            else ""
-        )
-        return f"{len(self):,} sentences, {self.num_words:,} words" + (f"; {cut}" if cut else "")
+        sizes = f"{len(self):,} sentences, {self.num_words:,} words"
+        if not self.cut_words:
+            return sizes
+        return f"{sizes}; {self.cut_words:,} words at the ends of {self.cut_sentences:,} sentences are cut"
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Return ``id`` int, ``tokens`` LongTensor [L], and ``positions`` and ``last_positions``, LongTensors of the first and
-        the last pieces of the kept words."""
+        """Return ``id`` int, ``tokens`` [L], and ``positions`` and ``last_positions`` of the first and the last pieces of the
+        kept words, int64."""
         index = int(index)
         row, kept = int(self._rows[index]), self.num_kept(index)
         pieces = self._tokens[row][: self._num_pieces(row)].long()
@@ -198,7 +188,7 @@ class WordSequences(LabeledSequences):
         }
 
     def add_labels(self, batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
-        """Add to ``net_input`` ``word_positions`` and ``last_positions``, LongTensors [B,W], 0 in padded slots."""
+        """Add to ``net_input`` ``word_positions`` and ``last_positions``, [B,W] int64, 0 in padded slots."""
         for name, key in (("word_positions", "positions"), ("last_positions", "last_positions")):
             batch["net_input"][name] = pad_words([sample[key] for sample in samples], 0)
 
@@ -210,11 +200,7 @@ def pad_words(rows: Sequence[torch.Tensor], value: int) -> torch.Tensor:
 
 
 class TaggedSentences(WordSequences):
-    """The sentences of a split with their labels; for the other arguments see :class:`WordSequences`.
-
-    Args:
-        num_labels: of the manifest.
-    """
+    """The sentences of a split with their labels, of which the manifest has ``num_labels``."""
 
     def __init__(
         self,
@@ -242,10 +228,10 @@ class TaggedSentences(WordSequences):
         return super().__getitem__(index) | {"labels": self.labels(int(index))}
 
     def add_labels(self, batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
-        """Add ``nwords`` (not cut), a Python int; ``target`` LongTensor [B,W], ``NO_LABEL`` in padded slots; ``labels``, lists
-        of ints with the labels of all words; and to ``net_input`` ``word_positions`` LongTensor [B,W], 0 in padded slots."""
+        """Add ``nwords`` (not cut), a Python int; ``target`` [B,W] int64, ``NO_LABEL`` in padded slots; ``labels`` of all
+        words, lists of ints; and to ``net_input`` ``word_positions`` [B,W] int64, 0 in padded slots."""
         super().add_labels(batch, samples)
         del batch["net_input"]["last_positions"]
-        target = [torch.tensor(own["labels"][: len(own["positions"])], dtype=torch.long) for own in samples]
+        target = [torch.tensor(sample["labels"][: len(sample["positions"])], dtype=torch.long) for sample in samples]
         batch |= {"nwords": sum(map(len, target)), "target": pad_words(target, NO_LABEL)}
         batch["labels"] = [sample["labels"] for sample in samples]

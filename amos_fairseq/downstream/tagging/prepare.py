@@ -8,7 +8,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -44,29 +44,21 @@ FILE, BIOES = "file", "bioes"  # values of --encoding
 
 @dataclass(frozen=True)
 class Choices:
-    """What the options of ``amos tag`` and ``amos prepare tagging`` choose from the files.
+    """What the options of ``amos tag``, ``amos parse`` and ``amos prepare tagging`` choose from the files."""
 
-    Attributes:
-        column: name of the labels; None for the default.
-        columns: names of the columns after the word; None for the default.
-        encoding: of spans: as in the file, or BIOES (thesis, section 4.3.1).
-        labeled: number of training sentences; None for all.
-        unlabeled: a file of sentences without labels, :data:`REST`, or None for none.
-    """
-
-    column: str | None = None
-    columns: Sequence[str] | None = None
-    encoding: str = FILE
-    labeled: int | None = None
-    unlabeled: str | None = None
+    column: str | None = None  # name of the labels; by default upos of CoNLL-U, or the last one
+    columns: Sequence[str] | None = None  # names of the columns after the word
+    encoding: str = FILE  # of spans: as in the file, or BIOES (thesis, section 4.3.1)
+    labeled: int | None = None  # number of training sentences; None for all
+    unlabeled: str | None = None  # a file of sentences without labels, REST, or None for none
 
     @classmethod
-    def of(cls, given: argparse.Namespace) -> "Choices":
+    def of(cls, arguments: argparse.Namespace) -> "Choices":
         """Return the values of options; those that a command lacks have their default."""
-        return cls(**{field.name: getattr(given, field.name) for field in fields(cls) if hasattr(given, field.name)})
+        return cls(**{name: value for name, value in vars(arguments).items() if name in cls.__dataclass_fields__})
 
     def sources(self, train: Path, dev: Path) -> dict[str, Path]:
-        """Return all files by split; raise :class:`UserError` for options that do not fit together."""
+        """Return all files by split."""
         if self.unlabeled == REST and self.labeled is None:
             raise UserError("--unlabeled rest is what --labeled N leaves of the training sentences: give --labeled too")
         sources = {"train": train, "valid": dev}
@@ -77,20 +69,14 @@ class Choices:
         return asdict(self) | {"unlabeled": self.unlabeled and (REST if self.unlabeled == REST else "file")}
 
 
-def run(given: argparse.Namespace) -> None:
-    """Write both files to OUT; nothing is left of it if that fails.
-
-    Raises:
-        UserError: bad input, or OUT contains other files.
-    """
-    choices = Choices.of(given)
-    sources = choices.sources(given.train, given.dev)
-    check_sources(given.out, sources, choices.columns)
-    out, tokenizer = given.out, load_tokenizer(given.tokenizer)
-    from amos_fairseq.downstream.tagging.dataset import (
-        MANIFEST,
-        read_tagging_manifest,
-    )  # imports fairseq, which takes seconds
+def run(arguments: argparse.Namespace) -> None:
+    """Write both files to OUT; nothing is left of it if that fails."""
+    choices = Choices.of(arguments)
+    sources = choices.sources(arguments.train, arguments.dev)
+    check_sources(arguments.out, sources, choices.columns)
+    out, tokenizer = arguments.out, load_tokenizer(arguments.tokenizer)
+    # fairseq takes seconds to import.
+    from amos_fairseq.downstream.tagging.dataset import MANIFEST, read_tagging_manifest
 
     description = describe_tagging(sources, tokenizer, choices)
     if is_finished(out, description, "tagging", MANIFEST, read_tagging_manifest):
@@ -102,12 +88,8 @@ def run(given: argparse.Namespace) -> None:
 
 
 def prepare_tagging_inside(out: Path, train: Path, dev: Path, tokenizer: Tokenizer, choices: Choices) -> Path:
-    """Return what ``amos prepare tagging`` makes of the files, inside of OUT of ``amos tag``.
-
-    Raises:
-        UserError: bad input; or see :func:`~amos_fairseq.text.inside_out.prepared_data`.
-    """
-    from amos_fairseq.downstream.tagging.dataset import TASK_PREFIX  # imports fairseq, which takes seconds
+    """Return what ``amos prepare tagging`` makes of the files, inside of OUT of ``amos tag``."""
+    from amos_fairseq.downstream.tagging.dataset import TASK_PREFIX
 
     sources = choices.sources(train, dev)
     check_sources(out, sources, choices.columns)
@@ -137,17 +119,15 @@ def read_splits(
     read = read or (lambda path: read_sentences(path, choices.columns))
     splits = {split: read(sources[split]) for split in ("train", "valid")}
     if choices.encoding == BIOES:
-        column = choose_column({sources[split]: splits[split] for split in ("train", "valid")}, choices.column)
-        labeled = [one for split in ("train", "valid") for one in splits[split]]
-        if not mark_spans(label for one in labeled for label in one.columns[column]):
+        column = choose_column({sources[split]: sentences for split, sentences in splits.items()}, choices.column)
+        labeled = [*splits["train"], *splits["valid"]]
+        if not mark_spans(label for sentence in labeled for label in sentence.columns[column]):
             raise UserError(
                 f"--encoding bioes is for labels that mark spans (B-, I-, O), and column {column} of {sources['train']} and "
                 f"{sources['valid']} has others, or no span: leave it out"
             )
-        for split in ("train", "valid"):
-            splits[split] = [
-                Sentence(one.words, one.columns | {column: to_bioes(one.columns[column])}) for one in splits[split]
-            ]
+        for sentence in labeled:
+            sentence.columns[column] = to_bioes(sentence.columns[column])
     splits["train"], rest = choose_labeled(splits["train"], choices.labeled, sources["train"])
     if choices.unlabeled == REST:
         if not rest:
@@ -156,25 +136,19 @@ def read_splits(
     elif choices.unlabeled is not None:
         words, how = read_words(sources[UNLABELED])
         say(f"{sources[UNLABELED]}: {len(words):,} sentences without labels ({how})")
-        splits[UNLABELED] = [Sentence(own, {}) for own in words]
+        splits[UNLABELED] = [Sentence(sentence, {}) for sentence in words]
     return splits
 
 
 def choose_labeled(sentences: list[Sentence], number: int | None, path: Path) -> tuple[list[Sentence], list[Sentence]]:
-    """Return ``number`` sentences at equal distances, by default all, and the others.
-
-    Raises:
-        UserError: there are not as many.
-    """
+    """Return ``number`` sentences at equal distances, by default all, and the others."""
     if number is None:
         return sentences, []
     if not 1 <= number <= len(sentences):
         raise UserError(f"--labeled {number}: {path} has {len(sentences):,} sentences: give 1 to as many")
     chosen = {place * len(sentences) // number for place in range(number)}
-    parts: tuple[list[Sentence], list[Sentence]] = ([], [])
-    for place, sentence in enumerate(sentences):
-        parts[place not in chosen].append(sentence)
-    return parts
+    rest = [sentence for place, sentence in enumerate(sentences) if place not in chosen]
+    return [sentences[place] for place in sorted(chosen)], rest
 
 
 def check_sources(out: Path, sources: dict[str, Path], columns: Sequence[str] | None) -> None:
@@ -209,34 +183,41 @@ def write_tagging(
     score: str | None = None,
 ) -> None:
     """Write the splits of the column and the manifest into an empty folder; ``score``: of a task other than tagging."""
-    from amos_fairseq.downstream.tagging.dataset import MANIFEST  # imports fairseq, which takes seconds
+    from amos_fairseq.downstream.tagging.dataset import MANIFEST
 
-    labeled = {split: own for split, own in sentences.items() if split != UNLABELED}
-    chosen = choose_column({sources[split]: own for split, own in labeled.items()}, description["settings"]["column"])
-    labels_of = {split: {label for one in own for label in one.columns[chosen]} for split, own in labeled.items()}
-    if len(labels_of["train"]) == 1:
-        (only,) = labels_of["train"]
-        if number := description["settings"]["labeled"]:
+    train, dev = sources["train"], sources["valid"]
+    settings = description["settings"]
+    column = choose_column({train: sentences["train"], dev: sentences["valid"]}, settings["column"])
+    in_train, in_dev = (
+        {label for sentence in sentences[split] for label in sentence.columns[column]} for split in ("train", "valid")
+    )
+    if len(in_train) == 1:
+        (only,) = in_train
+        if number := settings["labeled"]:
             raise UserError(f"--labeled {number}: all words of these sentences have the label {only}: give more")
         raise UserError(
-            f"{sources['train']}, column {chosen}: each word has the label {only}: choose another column with --column"
+            f"{train}, column {column}: each word has the label {only}: choose another column with --column"
         )
-    labels = sorted(set().union(*labels_of.values()))
-    kind = {"column": chosen, "labels": labels, "has_spans": mark_spans(labels)}
+    labels = sorted(in_train | in_dev)
+    has_spans = mark_spans(labels)
     save_tokenizer(tokenizer, directory)
     facts = {
-        split: write_tagging_split(directory, split, own, tokenizer, chosen, labels) for split, own in sentences.items()
+        split: write_tagging_split(directory, split, of_split, tokenizer, column, labels)
+        for split, of_split in sentences.items()
     }
-    content = json_text(description | kind | {"splits": facts, "sha256": files_sha256(directory)})
-    (directory / MANIFEST).write_text(content, encoding="utf-8")
-    _report(kind, facts, score or ("span F1" if kind["has_spans"] else "accuracy"))
-    if mark_spans(labels_of["train"]) and not kind["has_spans"]:
-        say(f"the labels of {sources['train']} mark spans, those of {sources['valid']} do not: the score is accuracy")
-    if new := sorted(labels_of["valid"] - labels_of["train"]):
+    content = description | {"column": column, "labels": labels, "has_spans": has_spans}
+    content |= {"splits": facts, "sha256": files_sha256(directory)}
+    (directory / MANIFEST).write_text(json_text(content), encoding="utf-8")
+    say(f"column {column}: {len(labels)} labels, scored by {score or ('span F1' if has_spans else 'accuracy')}")
+    for split, numbers in facts.items():
         say(
-            f"labels of {sources['valid']} that are not in {sources['train']} and cannot be learned: "
-            f"{shorten(' '.join(new), 100)}"
+            f"{split}: {numbers['sentences']} sentences, {numbers['words']} words, {numbers['pieces']} pieces "
+            f"({numbers['unknown']} unknown); longest sentence {numbers['longest']} pieces"
         )
+    if mark_spans(in_train) and not has_spans:
+        say(f"the labels of {train} mark spans, those of {dev} do not: the score is accuracy")
+    if new := sorted(in_dev - in_train):
+        say(f"labels of {dev} that are not in {train} and cannot be learned: {shorten(' '.join(new), 100)}")
 
 
 def read_sentences(path: Path, names: Sequence[str] | None) -> list[Sentence]:
@@ -250,13 +231,9 @@ def read_sentences(path: Path, names: Sequence[str] | None) -> list[Sentence]:
 
 
 def choose_column(sentences: dict[Path, list[Sentence]], column: str | None) -> str:
-    """Return ``column``, by default upos of CoNLL-U and the last one of other files.
-
-    Raises:
-        UserError: a file does not have it.
-    """
-    for path, own in sentences.items():
-        names = list(own[0].columns)
+    """Return ``column``, by default upos of CoNLL-U and the last one of other files."""
+    for path, of_file in sentences.items():
+        names = list(of_file[0].columns)
         column = column or (DEFAULT_CONLLU_COLUMN if names == list(CONLLU_NAMES) else names[-1])
         if column not in names:
             raise UserError(f"{path} has no column {column}: it has {', '.join(names)}")
@@ -267,7 +244,7 @@ def write_tagging_split(
     directory: Path, split: str, sentences: list[Sentence], tokenizer: Tokenizer, column: str, labels: list[str]
 ) -> dict[str, int]:
     """Write all sentences of a split, of the split ``unlabeled`` the words alone; return counts."""
-    from amos_fairseq.downstream.tagging.dataset import ARRAYS, WORD_ARRAYS  # imports fairseq, which takes seconds
+    from amos_fairseq.downstream.tagging.dataset import ARRAYS, WORD_ARRAYS
 
     indices, is_labeled = {label: index for index, label in enumerate(labels)}, split != UNLABELED
     unknown = tokenizer.embedding_rows[UNK]
@@ -282,11 +259,9 @@ def write_tagging_split(
             files.enter_context(BinarizedFile(f"{directory / split}.{name}", symbols.get(name)))
             for name in (ARRAYS if is_labeled else WORD_ARRAYS)
         ]
-        words_file = None
         if is_labeled:
-            words_file = files.enter_context(
-                (directory / f"{split}.words.jsonl").open("w", encoding="utf-8", newline="\n")
-            )
+            path = directory / f"{split}.words.jsonl"
+            words_file = files.enter_context(path.open("w", encoding="utf-8", newline="\n"))
         for sentence in sentences:
             ids, ranges = encode_words(tokenizer, sentence.words)
             starts, ends = zip(*ranges, strict=True)
@@ -302,12 +277,3 @@ def write_tagging_split(
             facts["longest"] = max(facts["longest"], len(ids))
             bar.update(1)
     return facts
-
-
-def _report(kind: dict[str, Any], facts: dict[str, dict[str, int]], score: str) -> None:
-    say(f"column {kind['column']}: {len(kind['labels'])} labels, scored by {score}")
-    for split, own in facts.items():
-        say(
-            f"{split}: {own['sentences']} sentences, {own['words']} words, {own['pieces']} pieces ({own['unknown']} unknown); "
-            f"longest sentence {own['longest']} pieces"
-        )

@@ -84,11 +84,7 @@ class SequenceTaggingConfig(LabeledTaskConfig):
 
 @dataclass(frozen=True)
 class Column:
-    """Prepared labels.
-
-    Attributes:
-        has_spans: whether they mark spans.
-    """
+    """Prepared labels; ``has_spans``: whether they mark spans."""
 
     directory: Path
     name: str
@@ -97,7 +93,6 @@ class Column:
 
     @classmethod
     def of(cls, directory: Path) -> "Column":
-        """Read a manifest; raise :class:`UserError` for a directory that cannot be used."""
         manifest = read_tagging_manifest(directory)
         return cls(directory, manifest["column"], manifest["labels"], manifest["has_spans"])
 
@@ -132,7 +127,6 @@ class SequenceTaggingTask(LabeledTask):
 
     @classmethod
     def setup_task(cls, cfg: SequenceTaggingConfig, **kwargs: Any) -> "SequenceTaggingTask":
-        """Read vocabulary and labels; raise :class:`UserError` for a directory that cannot be used."""
         columns: dict[str, Column] = {}
         for directory in prepared_directories(cfg, "tagging"):
             column = Column.of(directory)
@@ -164,14 +158,13 @@ class SequenceTaggingTask(LabeledTask):
         return model
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
-        """Load the sentences of ``split``, for training with ``--views`` also the unlabeled ones; raise :class:`UserError` if
-        files are missing."""
+        """Load the sentences of ``split``, for training with ``--views`` also the unlabeled ones."""
         training = split == self.cfg.train_subset
-        parts = {head: self._sentences(column, split, training) for head, column in self.columns.items()}
-        if len(parts) == 1:
-            (dataset,) = parts.values()
+        of_columns = {head: self._sentences(column, split, training) for head, column in self.columns.items()}
+        if len(of_columns) == 1:
+            (dataset,) = of_columns.values()
         else:
-            dataset = MixedSentences(parts, split, self.dictionary, self.cfg.seed, training)
+            dataset = MixedSentences(of_columns, split, self.dictionary, self.cfg.seed, training)
         if training and self.views:
             dataset = WithUnlabeled(dataset, self._unlabeled(), self.cfg.seed)
         self.datasets[split] = dataset
@@ -192,25 +185,24 @@ class SequenceTaggingTask(LabeledTask):
     def _unlabeled(self) -> list[WordSequences]:
         """Return the unlabeled sentences of all folders that have some."""
         directories = [column.directory for column in self.columns.values()]
-        found = [
+        datasets = [
             WordSequences(directory, UNLABELED, self.dictionary, self.cfg.tokens_per_sentence, training=True)
             for directory in filter(has_unlabeled, directories)
         ]
-        if not found:
+        if not datasets:
             raise UserError(
                 f"{', '.join(map(str, directories))}: no unlabeled sentences, which --views needs: prepare the data with "
                 "--unlabeled"
             )
-        for sentences in found:
-            logger.info(f"{sentences.source}: {sentences.describe()}")
+        for dataset in datasets:
+            logger.info(f"{dataset.source}: {dataset.describe()}")
         first = self.first_unlabeled_update()
-        alone = (
-            "; until then only the modules of the views learn from them"
-            if first and self.views != (WORD_DROPOUT,)
-            else ""
+        until_then = "; until then only the modules of the views learn from them"
+        has_modules = self.views != (WORD_DROPOUT,)
+        logger.info(
+            f"unlabeled sentences train the model from update {first + 1:,} on{until_then if first and has_modules else ''}"
         )
-        logger.info(f"unlabeled sentences train the model from update {first + 1:,} on{alone}")
-        return found
+        return datasets
 
     def order_of_epoch(self, dataset: Any, batches_per_update: int, batch_size: int) -> np.ndarray:
         if not isinstance(dataset, WithUnlabeled):
@@ -223,23 +215,12 @@ class SequenceTaggingTask(LabeledTask):
             before = labeled.rows_before() // global_batch * global_batch
         return dataset.begin_epoch(order, before, self.cfg.similar_lengths)
 
-    def train_step(
-        self,
-        sample: dict[str, Any],
-        model: Any,
-        criterion: Any,
-        optimizer: Any,
-        update_num: int,
-        *args: Any,
-        **kwargs: Any,
-    ) -> tuple[Any, int, dict[str, Any]]:
-        """Until ``--unlabeled-start``, a function of the update alone, only the modules of the views learn from unlabeled
-        sentences."""
-        if self.views:
-            alone = {"modules_alone": update_num < self.first_unlabeled_update()}
-            inputs = sample["net_input"]
-            sample = sample | {"net_input": inputs | {"unlabeled": inputs["unlabeled"] | alone}}
-        return super().train_step(sample, model, criterion, optimizer, update_num, *args, **kwargs)
+    def before_step(self, sample: dict[str, Any], criterion: Any, update_num: int) -> dict[str, Any]:
+        """Until ``--unlabeled-start`` only the modules of the views learn from unlabeled sentences."""
+        if not self.views:
+            return sample
+        inputs, alone = sample["net_input"], {"modules_alone": update_num < self.first_unlabeled_update()}
+        return sample | {"net_input": inputs | {"unlabeled": inputs["unlabeled"] | alone}}
 
     def first_unlabeled_update(self) -> int:
         """Return the number of updates before the first unlabeled sentence."""
@@ -252,10 +233,8 @@ class SequenceTaggingTask(LabeledTask):
     def write_vocabulary(self) -> None:
         super().write_vocabulary()
         for head, column in self.columns.items():
-            folder = Path(self.cfg.save_dir)
-            if len(self.columns) > 1:
-                folder = folder / TASK_FOLDER / head
-                folder.mkdir(parents=True, exist_ok=True)
+            folder = Path(self.cfg.save_dir, *((TASK_FOLDER, head) if len(self.columns) > 1 else ()))
+            folder.mkdir(parents=True, exist_ok=True)
             write_labels(folder, column.labels)
 
 
@@ -290,21 +269,16 @@ class SequenceTaggingCriterion(FairseqCriterion):
         """Return the summed loss (float32 scalar), the number of words, and the sums to log."""
         output: WordOutput = model(**sample["net_input"])
         smoothing = self.label_smoothing if model.training else 0.0
-        parts, losses, counts = sample.get("parts", dict.fromkeys(self.columns, sample)), [], Counter()
+        # What each head is compared with: of several columns those of its own sentences.
+        targets, losses, counts = sample.get("parts", dict.fromkeys(self.columns, sample)), [], Counter()
         for head, column in self.columns.items():
-            logits, target = output.logits[head], parts[head]["target"]  # [B,W,labels], [B,W]
+            logits, target = output.logits[head].flatten(0, 1), targets[head]["target"].flatten()  # [BW,labels], [BW]
             losses.append(
-                cross_entropy(
-                    logits.flatten(0, 1),
-                    target.flatten(),
-                    ignore_index=NO_LABEL,
-                    reduction="sum",
-                    label_smoothing=smoothing,
-                )
+                cross_entropy(logits, target, ignore_index=NO_LABEL, reduction="sum", label_smoothing=smoothing)
             )
             if not model.training:  # an update does not wait for the device
                 suffix = f"/{column.name}" if len(self.columns) > 1 else ""
-                for name, number in count_right(column, logits, parts[head]).items():
+                for name, number in count_right(column, output.logits[head], targets[head]).items():
                     counts[f"{SCORED}{name}{suffix}"] = number
         loss, num_words = torch.stack(losses).sum(), sample["nwords"]
         log = {"ntokens": sample["ntokens"], "nsentences": sample["nsentences"], "sample_size": num_words}
@@ -329,15 +303,14 @@ class SequenceTaggingCriterion(FairseqCriterion):
             keys = counted[column]
             return lambda meters: scores({what: meters[key].sum for what, key in keys.items()})[name]
 
-        mains = []
+        mains = [score(column, main_score("spans" in keys)) for column, keys in counted.items()]
         for column, keys in counted.items():
-            mains.append(score(column, main_score("spans" in keys)))
             for name in scores({what: totals[key] for what, key in keys.items()}):
                 compute = score(column, name)
                 label = f"{name}_{column}" if column else name
                 metrics.log_derived(label, lambda meters, compute=compute: round(compute(meters), 2))
         if len(mains) > 1:
-            metrics.log_derived(AVERAGE, lambda meters: round(sum(own(meters) for own in mains) / len(mains), 2))
+            metrics.log_derived(AVERAGE, lambda meters: round(sum(main(meters) for main in mains) / len(mains), 2))
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
@@ -348,20 +321,16 @@ def scores_of(columns: Sequence[Any]) -> list[str]:
     """Return the names of the scores in the log."""
     if len(columns) == 1:
         return list(scores(count([], [], columns[0].has_spans)))
-    return [AVERAGE, *(f"{name}_{own.name}" for own in columns for name in scores(count([], [], own.has_spans)))]
+    names = [f"{name}_{column.name}" for column in columns for name in scores(count([], [], column.has_spans))]
+    return [AVERAGE, *names]
 
 
-def count_right(column: Any, logits: Tensor, part: dict[str, Any]) -> Counter[str]:
-    """Return the sums of :func:`~amos_fairseq.downstream.tagging.scores.count` over sentences.
-
-    Args:
-        column: its ``labels`` and ``has_spans``.
-        logits: [B,W,labels].
-        part: ``labels``, those of all words of each sentence, and ``target`` [B,W].
-    """
-    kept = part["target"].ne(NO_LABEL).sum(1).tolist()
+def count_right(column: Column, logits: Tensor, sentences: dict[str, Any]) -> Counter[str]:
+    """Return the sums of :func:`~amos_fairseq.downstream.tagging.scores.count` over sentences, from logits [B,W,labels], the
+    ``labels`` of all words of each sentence, and ``target`` [B,W]."""
+    kept = sentences["target"].ne(NO_LABEL).sum(1).tolist()
     counts: Counter[str] = count([], [], column.has_spans)  # the same keys without a sentence
-    for gold, row, num_kept in zip(part["labels"], logits.argmax(-1).tolist(), kept, strict=True):
+    for gold, row, num_kept in zip(sentences["labels"], logits.argmax(-1).tolist(), kept, strict=True):
         labels = ([column.labels[i] for i in gold], [column.labels[i] for i in row[:num_kept]])
         counts.update(count(*labels, column.has_spans))
     return counts

@@ -1,11 +1,11 @@
 """Sentences of labeled words: column files of the CoNLL shared tasks, and CoNLL-U."""
 
-import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.text.text_files import InputFile, kind_and_compression, refuse_other_formats
@@ -17,9 +17,10 @@ LONGEST_COLUMN_NAME = 100
 CONLLU = ".conllu"
 UNLABELED = "unlabeled"  # the split of words without labels
 CONLLU_NAMES = ("form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
+CONLLU_WIDTH = 1 + len(CONLLU_NAMES)  # the number of the word comes before them
 _DOCUMENT_START = "-DOCSTART-"
 _BLANKS = re.compile(r"[ \t]+")  # not str.split(), which also splits at a no-break space inside a word
-MOST = 0.9  # of the lines
+MOST = 0.9  # of the lines have the same number of columns
 LONGEST_SENTENCE = 1000  # words
 _RANGE_OR_EMPTY_NODE = re.compile(r"[0-9]+[-.][0-9]+")
 
@@ -46,25 +47,10 @@ def read_columns(path: Path, names: Sequence[str] | None = None) -> list[Sentenc
         UserError: the file is missing, damaged or without a sentence; a line has another number of columns than the first
             one or than ``names``, or an empty one. The message has the file and the line.
     """
-    width = None if names is None else 1 + len(names)
-
-    def rows() -> Iterator[list[str] | None]:
-        nonlocal width
-        for number, line in _lines(path):
-            if not line.strip(" \t") or line.startswith(_DOCUMENT_START):
-                yield None
-            else:
-                tabs = [cell.strip(" ") for cell in line.split("\t")]
-                cells = tabs if len(tabs) > 1 else _BLANKS.split(line.strip(" "))
-                width = width or len(cells)
-                if len(cells) != width:
-                    expected = "as in the first line" if names is None else f"word, {', '.join(names)}"
-                    raise UserError(f"{path}, line {number}: {len(cells)} columns, expected {width} ({expected})")
-                if not all(cells):
-                    raise UserError(f"{path}, line {number}: column {cells.index('') + 1} is empty")
-                yield cells
-
-    sentences = list(_sentences(path, rows()))
+    rows = list(_rows(path))
+    width = 1 + len(names) if names else next((len(row.cells) for row in rows if row.cells), 0)
+    expected = f"(word, {', '.join(names)})" if names else "as in the first line"
+    sentences = _sentences(path, rows, width, expected)
     if width == 1:
         raise UserError(f"{path} has one column: expected a word and at least one label a line")
     names = names or COLUMN_NAMES.get(width) or [str(place) for place in range(2, width + 1)]
@@ -81,55 +67,23 @@ def read_conllu(path: Path) -> list[Sentence]:
         UserError: the file is missing, damaged or without a sentence; a line does not have ten columns, or its id is not
             the number of the word in the sentence. The message has the file and the line.
     """
-
-    def rows() -> Iterator[list[str] | None]:
-        expected = 1
-        for number, line in _lines(path):
-            if not line.strip(" \t"):
-                expected = 1
-                yield None
-            elif not line.startswith("#"):
-                cells = [cell.strip(" ") for cell in line.split("\t")]
-                if len(cells) != 1 + len(CONLLU_NAMES) or not all(cells):
-                    raise UserError(f"{path}, line {number}: not the ten columns of CoNLL-U, separated by tabs")
-                if _RANGE_OR_EMPTY_NODE.fullmatch(cells[0]):
-                    continue
-                if cells[0] != str(expected):
-                    raise UserError(f"{path}, line {number}: word id {cells[0]:.20}, expected {expected}")
-                expected += 1
-                yield cells[1:]
-
-    return [Sentence(columns[0], dict(zip(CONLLU_NAMES, columns, strict=True))) for columns in _sentences(path, rows())]
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    refuse_other_formats(path)
-    if not path.is_file():
-        what = "is a directory" if path.is_dir() else "no such file"
-        raise UserError(f"{path}: {what}: give a column file or a CoNLL-U file")
-    for number, line in InputFile(path).lines():
-        text = line.decode("utf-8").rstrip("\r\n")
-        if "\r" in text or "\0" in text:
-            what = "carriage return" if "\r" in text else "NUL character"
-            raise UserError(
-                f"{path}, line {number}: a {what} inside of the line: convert the file to Unix line ends and UTF-8"
-            )
-        yield number, text
-
-
-def _sentences(path: Path, rows: Iterator[list[str] | None]) -> Iterator[list[list[str]]]:
-    """Yield the columns of each sentence; a row of None ends one."""
-    found = False
-    sentence: list[list[str]] = []
-    for cells in itertools.chain(rows, [None]):  # the last line may end the last sentence
-        if cells is not None:
-            sentence.append(cells)
-        elif sentence:
-            found = True
-            yield [list(column) for column in zip(*sentence, strict=True)]
-            sentence = []
-    if not found:
-        raise UserError(f"{path} has no sentence: expected one word a line")
+    rows, expected = [], 1
+    for number, line in _lines(path):
+        if not line.strip(" \t"):
+            rows.append(_Row(number, None))
+            expected = 1
+        elif not line.startswith("#"):
+            cells = [cell.strip(" ") for cell in line.split("\t")]
+            if len(cells) != CONLLU_WIDTH or not all(cells):
+                raise UserError(f"{path}, line {number}: not the ten columns of CoNLL-U, separated by tabs")
+            if _RANGE_OR_EMPTY_NODE.fullmatch(cells[0]):
+                continue
+            if cells[0] != str(expected):
+                raise UserError(f"{path}, line {number}: word id {cells[0]:.20}, expected {expected}")
+            rows.append(_Row(number, cells[1:]))
+            expected += 1
+    sentences = _sentences(path, rows, len(CONLLU_NAMES), "of CoNLL-U")
+    return [Sentence(columns[0], dict(zip(CONLLU_NAMES, columns, strict=True))) for columns in sentences]
 
 
 def read_words(path: Path) -> tuple[list[list[str]], str]:
@@ -148,35 +102,76 @@ def read_words(path: Path) -> tuple[list[list[str]], str]:
     """
     if kind_and_compression(path)[0] == CONLLU:
         return [sentence.words for sentence in read_conllu(path)], "CoNLL-U"
-    rows: list[tuple[int, list[str] | None]] = []
-    first_tab = None
-    for number, line in _lines(path):
-        if not line.strip(" \t") or line.startswith(_DOCUMENT_START):
-            rows.append((number, None))
-            continue
-        cells = [cell.strip(" ") for cell in line.split("\t")]
-        if len(cells) == 1 + len(CONLLU_NAMES) and cells[0] == "1":
-            raise UserError(f"{path}, line {number}: this is CoNLL-U: give the file a name that ends in {CONLLU}")
-        if len(cells) > 1:
-            first_tab = first_tab or number
-        rows.append((number, cells if len(cells) > 1 else _BLANKS.split(line.strip(" "))))
-    while rows and rows[-1][1] is None:
+    rows = list(_rows(path))
+    while rows and rows[-1].cells is None:
         rows.pop()
-    widths = Counter(len(row) for _, row in rows if row is not None)
-    if not widths:
+    words = [row for row in rows if row.cells is not None]
+    if not words:
         raise UserError(f"{path} has no sentence: expected one a line, with blanks between its words")
-    width, count = widths.most_common(1)[0]
-    has_blank_lines = any(row is None for _, row in rows)
-    if first_tab is None and not (has_blank_lines and count >= MOST * widths.total()):
-        return [row for _, row in rows if row is not None], "one sentence a line"
-    for number, row in rows:
-        if row is not None and (len(row) != width or not all(row)):
-            found = f"{len(row)} columns, expected {width} as in most lines" if len(row) != width else "an empty column"
-            why = f"; line {first_tab} has a tab, so the file has one word a line" if first_tab else ""
-            raise UserError(f"{path}, line {number}: {found}{why}")
+    for row in words:
+        if row.has_tab and len(row.cells) == CONLLU_WIDTH and row.cells[0] == "1":
+            raise UserError(f"{path}, line {row.number}: this is CoNLL-U: give the file a name that ends in {CONLLU}")
+    first_tab = next((row.number for row in words if row.has_tab), None)
+    width, count = Counter(len(row.cells) for row in words).most_common(1)[0]
+    has_blank_lines = len(words) < len(rows)
+    if first_tab is None and not (has_blank_lines and count >= MOST * len(words)):
+        return [row.cells for row in words], "one sentence a line"
+    why = f"; line {first_tab} has a tab, so the file has one word a line" if first_tab else ""
+    sentences = _sentences(path, rows, width, f"as in most lines{why}")
     if not has_blank_lines and len(rows) > LONGEST_SENTENCE:
         raise UserError(
             f"{path}: line {first_tab} has a tab, so the file has one word a line, but no blank line ends a sentence in "
             f"{len(rows):,} lines: separate sentences by blank lines, or give one sentence a line without tabs"
         )
-    return [columns[0] for columns in _sentences(path, (row for _, row in rows))], "one word a line"
+    return [columns[0] for columns in sentences], "one word a line"
+
+
+class _Row(NamedTuple):
+    """A line. ``cells`` is None where it ends a sentence."""
+
+    number: int
+    cells: list[str] | None
+    has_tab: bool = False
+
+
+def _rows(path: Path) -> Iterator[_Row]:
+    """Yield the lines of a column file, divided at tabs if they have one, else at blanks."""
+    for number, line in _lines(path):
+        if not line.strip(" \t") or line.startswith(_DOCUMENT_START):
+            yield _Row(number, None)
+        elif "\t" in line:
+            yield _Row(number, [cell.strip(" ") for cell in line.split("\t")], has_tab=True)
+        else:
+            yield _Row(number, _BLANKS.split(line.strip(" ")))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    refuse_other_formats(path)
+    if not path.is_file():
+        what = "is a directory" if path.is_dir() else "no such file"
+        raise UserError(f"{path}: {what}: give a column file or a CoNLL-U file")
+    for number, line in InputFile(path).lines():
+        text = line.decode("utf-8").rstrip("\r\n")
+        if "\r" in text or "\0" in text:
+            what = "carriage return" if "\r" in text else "NUL character"
+            raise UserError(
+                f"{path}, line {number}: a {what} inside of the line: convert the file to Unix line ends and UTF-8"
+            )
+        yield number, text
+
+
+def _sentences(path: Path, rows: Iterable[_Row], width: int, expected: str) -> list[list[list[str]]]:
+    """Return the columns of each sentence; each row must have ``width`` cells, as ``expected`` says."""
+    sentences: list[list[list[str]]] = [[]]
+    for row in rows:
+        if row.cells is None:
+            sentences.append([])
+            continue
+        if len(row.cells) != width:
+            raise UserError(f"{path}, line {row.number}: {len(row.cells)} columns, expected {width} {expected}")
+        if not all(row.cells):
+            raise UserError(f"{path}, line {row.number}: column {row.cells.index('') + 1} is empty")
+        sentences[-1].append(row.cells)
+    if not any(sentences):
+        raise UserError(f"{path} has no sentence: expected one word a line")
+    return [[list(column) for column in zip(*sentence, strict=True)] for sentence in sentences if sentence]
