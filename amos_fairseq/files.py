@@ -18,10 +18,11 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from amos_fairseq.errors import UserError
+from amos_fairseq.errors import UserError, one_line
 from amos_fairseq.strangers import is_unicode, read_json
 
 logger = logging.getLogger(__name__)
+logging.getLogger("filelock").setLevel(logging.INFO)  # it reports every lock at DEBUG, which fairseq's settings print
 
 # Errors of a full disk, an exceeded quota and a limit on file sizes.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -206,10 +207,10 @@ def first_difference(there: Mapping[str, Any], here: Mapping[str, Any], prefix: 
 
 
 def _abbreviated(value: Any) -> str:
-    text = str(value)
+    text = one_line(str(value))
     if len(text) == 64:  # a sha256
         return f"{text[:12]}..."
-    return text if len(text) <= 200 else f"{text[:200]}..."
+    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def abandoned(prefix: str, extension: str = "") -> list[str]:

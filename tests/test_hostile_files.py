@@ -1,5 +1,6 @@
 """Readers of files that a stranger may have written, each with some 200 damaged files: read, or refused in one line."""
 
+import contextlib
 import copy
 import json
 import os
@@ -20,11 +21,10 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.families import PartKind
 from amos_fairseq.hugging_face.model_card import dataset_of
 from amos_fairseq.hugging_face.parts import label_settings
-from amos_fairseq.probing import prepare as probing
 from amos_fairseq.scoring.reranking import read_nbest
 from amos_fairseq.strangers import read_json_lines
-from amos_fairseq.text.text_workspace import TextWorkspace, is_finished_corpus
-from amos_fairseq.text.workspace import is_finished
+from amos_fairseq.text import prepare as prepare_text
+from amos_fairseq.text.prepared_data import is_finished
 
 TEXTS = (
     *("null", "5", "[]", "[5]", "{}", '"x"', "true", "", "\0", "{", "Infinity", "NaN", '"\\ud800"'),
@@ -51,10 +51,9 @@ SQUAD_MANIFEST = {
 }
 INPUT = {"bytes": 2, "sha256": "x"}
 CORPUS = {"task_data": "x", "settings": {"seed": 1}, "inputs": [INPUT], "shards": [{"directory": "."}]}
-DOCUMENT_FILE = {"name": "00000.txt", "documents": 1, "paragraphs": 1, "bytes": 2}
-SPLIT = {"inputs": [{}], "train": [DOCUMENT_FILE], "sample": DOCUMENT_FILE}
-SPLIT["valid"] = DOCUMENT_FILE | {"name": "valid.txt"}
-IDENTITY = {"settings": {"seed": 1}}
+SPLIT = {"inputs": [{}], "train": [[2]], "sample": {"documents": 1, "paragraphs": 1, "bytes": 2}}
+SETTINGS = SimpleNamespace(describe=lambda: {"seed": 1})
+IDENTITY = {"settings": {"seed": 1}, "inputs": {}}
 GLUE_TASK = {"task": "RTE", "tokenizer_sha256": "x", "max_train_rows": None, "seed": None}
 GLUE_TASK |= {"splits": {"train": {"sha256": "x"}}, "files": {}, "sha256": {}}
 PREPARED_GLUE = GLUE_TASK | {
@@ -73,7 +72,7 @@ def glue_is_finished(path: Path) -> bool:
 
 
 def probing_is_finished(path: Path) -> bool:
-    return is_finished(path.parent, {"sources": []}, "probing", path.name, probing.read_probing_manifest)
+    return is_finished(path.parent, {"sources": []}, "probing", path.name)
 
 
 def notes_of_glue(path: Path) -> list[str]:
@@ -94,19 +93,15 @@ def name_in_card(path: Path) -> None:
     assert found is None or found[1].removeprefix("GLUE ") in SCORED
 
 
-def workspace(path: Path) -> TextWorkspace:
-    return TextWorkspace(path.parents[2], IDENTITY)
+def continue_corpus(path: Path) -> None:
+    with prepare_text._unfinished_corpus(path.parents[1], [], SETTINGS):
+        raise SystemError("it would continue here")  # which removes nothing
 
 
 def claim(path: Path) -> None:
-    TextWorkspace(path.parents[1], IDENTITY).open()
-    assert json.loads(path.read_text()) == IDENTITY
-
-
-def continue_publishing(path: Path) -> None:
-    unfinished = workspace(path / "x")
-    unfinished.publish = lambda shards, manifest: None
-    unfinished.continue_publishing()
+    (path.parent / "text").mkdir(exist_ok=True)
+    with contextlib.suppress(SystemError):
+        continue_corpus(path)
 
 
 READERS: dict[str, tuple[str, Any, Callable[[Path], Any]]] = {
@@ -120,11 +115,13 @@ READERS: dict[str, tuple[str, Any, Callable[[Path], Any]]] = {
         lambda path: read_json_lines(path, "prepare it", Example.from_json),
     ),
     "squad.json": ("squad.json", SQUAD_MANIFEST, lambda path: read_squad_manifest(path.parent)),
-    "corpus.json": ("corpus.json", CORPUS, lambda path: is_finished_corpus(path.parent, {"seed": 1}, [])),
+    "corpus.json": ("corpus.json", CORPUS, lambda path: prepare_text.is_finished_corpus(path.parent, {"seed": 1}, [])),
     "identity of a corpus": (".prepare/identity.json", IDENTITY, claim),
-    "split of a corpus": (".prepare/text/split.json", SPLIT, lambda path: workspace(path).load_split()),
-    "counts of a shard": (".prepare/shard0/counts.json", WORDS, lambda path: workspace(path).load_counts(0)),
-    "corpus.json that is moved": (".prepare/corpus.json", CORPUS, continue_publishing),
+    "split of a corpus": (
+        ".prepare/text/split.json",
+        SPLIT,
+        lambda path: prepare_text._read_inputs(path.parent, [], None),
+    ),
     "task.json": ("RTE/task.json", GLUE_TASK, glue_is_finished),
     "task.json of amos glue": ("RTE/task.json", PREPARED_GLUE, notes_of_glue),
     "probing.json": ("probing.json", {"sources": []}, probing_is_finished),
@@ -195,18 +192,8 @@ def test_damaged_files_are_read_or_refused(name, tmp_path):
     shutil.rmtree(tmp_path)
 
 
-def test_a_workspace_names_no_files_elsewhere(tmp_path):
-    """Files of the split are removed once they are encoded."""
-    path = tmp_path / ".prepare" / "text" / "split.json"
-    path.parent.mkdir(parents=True)
-    for name in ("../../elsewhere.txt", "/etc/passwd", "split.json", "valid.txt/..", "00000.txt\n"):
-        path.write_text(json.dumps(SPLIT | {"train": [DOCUMENT_FILE | {"name": name}]}))
-        with pytest.raises(UserError, match=r"split\.json is damaged: what is unfinished was removed"):
-            workspace(path).load_split()
-
-
-@pytest.mark.parametrize("link", [".prepare", ".prepare/tokenizer", ".prepare/text", ".prepare/shard0", "tokenizer"])
-def test_a_workspace_writes_and_removes_nothing_through_links(link, tmp_path):
+@pytest.mark.parametrize("link", [".prepare", ".prepare/tokenizer", ".prepare/text", ".prepare/corpus"])
+def test_an_unfinished_corpus_writes_and_removes_nothing_through_links(link, tmp_path):
     """Of a stranger's folder, with the identity of this command or without one."""
     precious, out = tmp_path / "precious", tmp_path / "out"
     (precious / "x.unfinished").mkdir(parents=True)
@@ -214,23 +201,31 @@ def test_a_workspace_writes_and_removes_nothing_through_links(link, tmp_path):
     for identity in (None, IDENTITY):
         (out / ".prepare" / "tokenizer").mkdir(parents=True)
         (out / ".prepare" / "tokenizer" / "tokenizer.json").write_text("stranger")
-        (out / ".prepare" / "corpus.json").write_text(json.dumps({"shards": []}))
         if identity:
             (out / ".prepare" / "identity.json").write_text(json.dumps(identity))
         if (out / link).exists():
             shutil.rmtree(out / link)
         (out / link).symlink_to(precious)
-        with pytest.raises(UserError, match=r"is a link|corpus of other inputs"), TextWorkspace(out, IDENTITY) as work:
-            work.continue_publishing()
+        with pytest.raises(UserError, match="is a link"):
+            continue_corpus(out / ".prepare" / "identity.json")
         assert {path.name for path in precious.iterdir()} == {"x.unfinished", "tokenizer.json"}
         assert (precious / "tokenizer.json").read_text() == "precious"
         shutil.rmtree(out)
 
 
+def test_a_corpus_is_not_published_through_a_link(tmp_path):
+    for name in ("corpus/tokenizer", "out", "precious"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "out" / "tokenizer").symlink_to(tmp_path / "precious")
+    with pytest.raises(UserError, match="is a link"):
+        prepare_text._publish(tmp_path / "corpus", tmp_path / "out")
+
+
 def test_parts_of_a_corpus_without_an_identity_are_refused(tmp_path):
-    (tmp_path / ".prepare" / "text").mkdir(parents=True)
-    with pytest.raises(UserError, match="unfinished corpus of other inputs or settings"):
-        TextWorkspace(tmp_path, IDENTITY).__enter__()
+    for stage in ("text", "tokenizer"):
+        (tmp_path / stage / ".prepare" / stage).mkdir(parents=True)
+        with pytest.raises(UserError, match="was not written by this command"):
+            continue_corpus(tmp_path / stage / ".prepare" / "identity.json")
 
 
 def test_half_surrogates_are_refused_where_they_would_be_written(tmp_path):

@@ -165,7 +165,7 @@ def prepared_tasks(arguments: argparse.Namespace) -> tuple[Path, str | None]:
     """Return the folder with JSON lines and the tasks; corpora in --data are converted in OUT/data first."""
     from amos_fairseq.probing.prepare import corpora_in, prepare_probing_inside
     from amos_fairseq.probing.results import RESULTS_FILE, read_probe_results
-    from amos_fairseq.text.inside_out import DATA
+    from amos_fairseq.text.prepared_data import DATA
 
     data, out = arguments.data, arguments.out
     corpora = [] if any(data.glob("*/train.jsonl")) else corpora_in(data)

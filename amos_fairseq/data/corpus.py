@@ -18,10 +18,10 @@ from tqdm import tqdm
 from amos_fairseq.errors import UserError
 from amos_fairseq.fingerprint import DICTIONARY_FILE, file_sha256, file_version, sample_sha256
 from amos_fairseq.strangers import read_json
+from amos_fairseq.text import MANIFEST
 
 logger = logging.getLogger(__name__)
 
-MANIFEST = "corpus.json"
 _INDEX_HEADER = struct.Struct("<9sQBQ")  # magic, version, dtype, number of lines
 _BINARIZE_AGAIN = "copy the files again, or remove them and repeat amos prepare"
 

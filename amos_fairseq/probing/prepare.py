@@ -18,9 +18,8 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text, whole_folder
 from amos_fairseq.output.terminal import say
 from amos_fairseq.strangers import read_json
-from amos_fairseq.text.inside_out import prepared_data
+from amos_fairseq.text.prepared_data import check_inputs, describe_source, is_finished, prepared_data
 from amos_fairseq.text.text_files import InputFile, kind_and_compression
-from amos_fairseq.text.workspace import check_inputs, describe_source, is_finished
 
 MANIFEST = "probing.json"
 HELD_OUT = 10  # where there is no validation file, every tenth sentence of the training file is held out
@@ -235,7 +234,7 @@ def run(given: argparse.Namespace) -> None:
         for corpus in corpora
         for split, path in corpus.paths.items()
     ]
-    if is_finished(out, {"sources": sources}, "probing", MANIFEST, read_probing_manifest):
+    if is_finished(out, {"sources": sources}, "probing", MANIFEST):
         return
     tasks = {name: splits for corpus in corpora for name, splits in corpus.tasks().items()}
     with whole_folder(out.absolute()) as unfinished:
@@ -257,7 +256,7 @@ def prepare_probing_inside(
 
     Args:
         tasks: those to write; None for all that the corpora give.
-        used_by: of a task, the last argument of :func:`~amos_fairseq.text.inside_out.prepared_data`.
+        used_by: of a task, the last argument of :func:`~amos_fairseq.text.prepared_data.prepared_data`.
 
     Returns:
         The tasks.

@@ -1,121 +1,202 @@
-"""Encode text to ids with all processes, in constant memory; the bytes do not depend on their number."""
+"""Text to ids in the format of ``fairseq-preprocess``, byte for byte, without text files of pieces between.
 
-import dataclasses
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+Any number of processes gives the same bytes: they encode, and one process writes.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from amos_fairseq.text.binarizing import END_ID, NUM_FAIRSEQ_SYMBOLS, UNKNOWN_ID, BinarizedFile, encode_lines
-from amos_fairseq.text.processes import InOrder
-from amos_fairseq.text.tokenization import Tokenizer
+from amos_fairseq.errors import UserError
+from amos_fairseq.text.processes import InOrder, use_threads
+from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
 
-RANGE_BYTES = 1 << 21  # work of one process at a time
-_SEARCH_BYTES = 1 << 16
-_DOCUMENT_END = b"\n\n"
+# The ids of fairseq's own symbols: every dictionary begins with <s>, <pad>, </s>, <unk>.
+END_ID, UNKNOWN_ID, NUM_FAIRSEQ_SYMBOLS = 2, 3, 4
+# Maximum lengths of usual encoders. Fine-tuning cuts rows that are longer than the encoder's; here they are counted.
+USUAL_MAX_POSITIONS = (64, 128, 256, 512)
+# What is counted of a text. words: separated by white space; pieces: without the </s> of each line; tokens: with them and with
+# the lines of </s> alone between documents; unknown: pieces that are not in dict.txt.
+COUNTS = ("documents", "paragraphs", "words", "bytes", "pieces", "tokens", "unknown")
+_BATCH_ROWS = 1000
 
 
-@dataclass
-class TextCounts:
-    """``words``: separated by white space in the text; ``pieces``: without the ``</s>`` of each line; ``tokens``: with them
-    and with the lines of ``</s>`` alone between documents; ``unknown``: pieces that are not in ``dict.txt``.
+class SymbolIds(dict[str, int]):
+    """Dictionary symbol -> id; a piece that is not in ``dict.txt`` is unknown."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__((symbol, i) for i, symbol in enumerate(tokenizer.dictionary_symbols, NUM_FAIRSEQ_SYMBOLS))
+
+    def __missing__(self, symbol: str) -> int:
+        return UNKNOWN_ID
+
+    def of(self, pieces: Sequence[str]) -> list[int]:
+        return list(map(self.__getitem__, pieces))
+
+
+class BinarizedFile(contextlib.AbstractContextManager):
+    """``PREFIX.bin`` and ``PREFIX.idx`` of lines of integers. As a context manager; without an error it completes both.
+
+    ``num_symbols``: of the dictionary, without ``<mask>``; fairseq chooses the integer type by it. None: numbers that are no
+    ids, of 32 bits.
     """
 
-    documents: int = 0
-    paragraphs: int = 0
-    words: int = 0
-    bytes: int = 0
-    pieces: int = 0
-    tokens: int = 0
-    unknown: int = 0
+    def __init__(self, prefix: Path | str, num_symbols: int | None) -> None:
+        from fairseq.data.indexed_dataset import best_fitting_int_dtype  # takes seconds to import
 
-    def add(self, other: "TextCounts") -> None:
-        for field in dataclasses.fields(self):
-            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+        self._prefix = prefix
+        self._type = np.int32 if num_symbols is None else best_fitting_int_dtype(num_symbols)
+        self._lengths: list[int] = []
+        self._stream = open(f"{prefix}.bin", "wb")  # noqa: SIM115
+
+    def add_lines(self, numbers: np.ndarray, lengths: Sequence[int]) -> None:
+        """Append lines, which follow each other in ``numbers`` [sum of lengths]; a line of text ends with ``</s>``."""
+        self._stream.write(numbers.astype(self._type).tobytes())
+        self._lengths += lengths
+
+    def add_line(self, numbers: Sequence[int] | np.ndarray) -> None:
+        self.add_lines(np.asarray(numbers, dtype=np.int64), [len(numbers)])
+
+    def __exit__(self, kind: object, *exception: object) -> None:
+        self._stream.close()
+        if kind is None:
+            from fairseq.data.indexed_dataset import MMapIndexedDataset
+
+            with MMapIndexedDataset.Index.writer(f"{self._prefix}.idx", self._type) as index:
+                index.write(self._lengths)
 
 
-def encode_files(
-    files: list[Path], prefix: Path, tokenizer: Tokenizer, in_order: InOrder, on_done: Callable[[int], object]
-) -> TextCounts:
-    """Encode files of complete documents into ``prefix.bin`` and ``prefix.idx``.
+_tokenizer: Tokenizer | None = None
+_ids: SymbolIds | None = None
 
-    One paragraph per line, a line of ``</s>`` alone between documents. ``on_done`` is called with the number of bytes of text
-    newly encoded.
+
+def start_encoding_process(tokenizer_directory: Path) -> None:
+    """Initialize a process that encodes, with one tokenizer and one thread."""
+    global _tokenizer, _ids
+    use_threads(1)
+    _tokenizer = load_tokenizer(tokenizer_directory)
+    _ids = SymbolIds(_tokenizer)
+
+
+def encode_lines(lines: list[str]) -> list[list[int]]:
+    """Return the ids of each line, without ``</s>``, in a process that :func:`start_encoding_process` has initialized."""
+    return [_ids.of(pieces) for pieces in _tokenizer.encode_lines(lines)]
+
+
+def encode_documents(text: str) -> tuple[list[int], list[int], dict[str, int]]:
+    """Return the ids of all lines, the length of each, and the ``COUNTS`` of a text with a blank line behind each document.
+
+    A line for each paragraph, and one of ``</s>`` alone between documents. A paragraph without pieces is dropped, because an
+    empty line ends a document.
     """
-    ranges = (part for file in files for part in document_ranges(file))
-    total = TextCounts()
-    with BinarizedFile(prefix, len(tokenizer) + NUM_FAIRSEQ_SYMBOLS) as target:
-        for ids, lengths, counts, size in in_order(encode_range, ranges):
-            if lengths:
-                if total.documents:
-                    target.add_lines(np.array([END_ID]), [1])
-                    total.tokens += 1
-                target.add_lines(ids, lengths)
-                total.add(counts)
-            on_done(size)
-    return total
-
-
-def document_ranges(path: Path, size: int = RANGE_BYTES) -> Iterator[tuple[str, int, int]]:
-    """Yield (path, start, end) of parts of about ``size`` bytes that end at the end of a document."""
-    length = path.stat().st_size
-    with open(path, "rb") as stream:
-        start = 0
-        while start < length:
-            end = _next_document_end(stream, min(length, start + size), length)
-            yield str(path), start, end
-            start = end
-
-
-def encode_range(part: tuple[str, int, int]) -> tuple[np.ndarray, list[int], TextCounts, int]:
-    """Return the documents of a part as the ids [sum of lengths] and the lengths of lines; their counts; the bytes read."""
-    path, start, end = part
-    with open(path, "rb") as stream:
-        stream.seek(start)
-        text = stream.read(end - start)
-    counts = TextCounts()
+    documents = [document.split("\n") for document in text.split("\n\n")]
+    encoded = iter(encode_lines([paragraph for document in documents for paragraph in document]))
+    counts = dict.fromkeys(COUNTS, 0)
     ids: list[int] = []
     lengths: list[int] = []
-    documents = [document.decode("utf-8").split("\n") for document in text.split(_DOCUMENT_END)]
-    encoded = iter(encode_lines([paragraph for document in documents for paragraph in document]))
     for document in documents:
-        lines = _encode_document(document, encoded, counts)
+        lines = [(paragraph, line) for paragraph in document if (line := next(encoded))]
         if lines and lengths:
-            lines.insert(0, [END_ID])
-        for line in lines:
-            ids += line
-            lengths.append(len(line))
-        counts.documents += bool(lines)
-    counts.tokens = len(ids)
-    return np.array(ids, dtype=np.int32), lengths, counts, len(text)
+            ids.append(END_ID)
+            lengths.append(1)
+        for paragraph, line in lines:
+            ids += (*line, END_ID)
+            lengths.append(len(line) + 1)
+            counts["paragraphs"] += 1
+            counts["words"] += len(paragraph.split())
+            counts["bytes"] += len(paragraph.encode("utf-8")) + 1
+            counts["pieces"] += len(line)
+            counts["unknown"] += line.count(UNKNOWN_ID)
+        counts["documents"] += bool(lines)
+    counts["tokens"] = len(ids)
+    return ids, lengths, counts
 
 
-def _encode_document(paragraphs: list[str], encoded: Iterator[list[int]], counts: TextCounts) -> list[list[int]]:
-    """Return lines of ids. A paragraph without pieces is dropped, because an empty line ends a document."""
-    lines = []
-    for paragraph, line in zip(paragraphs, encoded):  # noqa: B905, the next document takes the rest
-        if not line:
-            continue
-        counts.paragraphs += 1
-        counts.words += len(paragraph.split())
-        counts.bytes += len(paragraph.encode("utf-8")) + 1
-        counts.pieces += len(line)
-        counts.unknown += line.count(UNKNOWN_ID)
-        line.append(END_ID)
-        lines.append(line)
-    return lines
+def encoded_file(text: Path) -> Path:
+    return text.with_suffix(".npz")
 
 
-def _next_document_end(stream, position: int, length: int) -> int:
-    """Return the first end of a document at or after ``position``."""
-    position = max(0, position - len(_DOCUMENT_END))
-    while position < length:
-        stream.seek(position)
-        block = stream.read(_SEARCH_BYTES)
-        if (found := block.find(_DOCUMENT_END)) != -1:
-            return position + found + len(_DOCUMENT_END)
-        position += len(block) - 1
-        if len(block) <= 1:
-            break
-    return length
+def encode_file(text: Path) -> int:
+    """Encode a file of documents into :func:`encoded_file`, and remove it, which frees the disk; return its size."""
+    content = text.read_bytes()
+    ids, lengths, counts = encode_documents(content.decode("utf-8"))
+    dtype = np.uint16 if max(ids, default=0) < 1 << 16 else np.int32
+    unfinished = text.with_suffix(".unfinished.npz")
+    np.savez(unfinished, ids=np.array(ids, dtype), lengths=np.array(lengths, np.int32), counts=list(counts.values()))
+    os.replace(unfinished, encoded_file(text))
+    text.unlink()
+    return len(content)
+
+
+def join_encoded(files: Iterable[Path], prefix: Path, num_symbols: int) -> dict[str, int]:
+    """Write what :func:`encode_file` left, in order, as one text with the name ``prefix``; return its ``COUNTS``."""
+    totals = dict.fromkeys(COUNTS, 0)
+    with BinarizedFile(prefix, num_symbols) as target:
+        for path in files:
+            try:
+                with np.load(path) as encoded:  # which compares checksums
+                    ids, lengths, counts = (encoded[name] for name in ("ids", "lengths", "counts"))
+                of_file = dict(zip(COUNTS, counts.tolist(), strict=True))
+            except Exception as error:  # a zip file has many ways to be damaged
+                hint = "what is unfinished was removed, repeat the command"
+                raise UserError(f"{path} is damaged ({error}): {hint}") from error
+            if not len(lengths):
+                continue
+            if totals["documents"]:
+                target.add_line([END_ID])
+                totals["tokens"] += 1
+            target.add_lines(ids, lengths.tolist())
+            totals = {name: totals[name] + of_file[name] for name in COUNTS}
+    return totals
+
+
+def encode_rows(
+    rows: Sequence[tuple[str, ...]],
+    prefixes: Sequence[Path],
+    tokenizer: Tokenizer,
+    in_order: InOrder,
+    on_done: Callable[[int], object],
+) -> dict[str, Any]:
+    """Binarize text k of every row into ``prefixes[k]``: a line for each row, ended by ``</s>``.
+
+    ``on_done`` is called with the number of rows newly encoded.
+
+    Returns:
+        Counts for ``task.json``. ``longest`` and ``longer_than`` (rows longer than each of ``USUAL_MAX_POSITIONS``) count
+        tokens as in fine-tuning: ``<s> A </s>`` or ``<s> A </s> B </s>``. Recipes with a second separator have one token
+        more in a pair. ``unknown_share``: of the pieces, those that are not in ``dict.txt``.
+    """
+    tokens: list[int] = []  # of each row
+    unknown = 0
+    batches = (rows[start : start + _BATCH_ROWS] for start in range(0, len(rows), _BATCH_ROWS))
+    with contextlib.ExitStack() as stack:
+        num_symbols = len(tokenizer) + NUM_FAIRSEQ_SYMBOLS
+        files = [stack.enter_context(BinarizedFile(prefix, num_symbols)) for prefix in prefixes]
+        for texts, num_unknown in in_order(encode_batch, batches):
+            for file, (ids, lengths) in zip(files, texts, strict=True):
+                file.add_lines(ids, lengths)
+            of_batch = [1 + sum(row) for row in zip(*(lengths for _, lengths in texts), strict=True)]
+            tokens += of_batch
+            unknown += num_unknown
+            on_done(len(of_batch))
+    pieces = sum(tokens) - (1 + len(prefixes)) * len(tokens)
+    return {
+        "longest": max(tokens),
+        "longer_than": {str(most): sum(length > most for length in tokens) for most in USUAL_MAX_POSITIONS},
+        "unknown_share": unknown / max(1, pieces),
+    }
+
+
+def encode_batch(batch: list[tuple[str, ...]]) -> tuple[list[tuple[np.ndarray, list[int]]], int]:
+    """Return the ids and lengths of the lines of each text of the rows, and the number of unknown pieces."""
+    texts, unknown = [], 0
+    for column in zip(*batch, strict=True):
+        lines = encode_lines(list(column))
+        unknown += sum(line.count(UNKNOWN_ID) for line in lines)
+        ids = np.array([index for line in lines for index in (*line, END_ID)], dtype=np.int32)
+        texts.append((ids, [len(line) + 1 for line in lines]))
+    return texts, unknown

@@ -1,44 +1,78 @@
 """``amos prepare text``: convert raw text to a binarized corpus for ``fairseq-train``.
 
-Split (one pass over the inputs) -> vocabulary (from a sample) -> for each shard: encode -> publish.
+OUT/.prepare/identity.json          settings and inputs: the same command continues here
+             text/                  the inputs in one pass: files of documents, validation text, sample for the vocabulary
+             tokenizer/             learned from the sample, or the user's
+             text/NNNNN.npz         a file of documents, encoded by one of the processes; its text is removed
+             corpus/                all of them, joined by one writer; moved into OUT, corpus.json last
+
+A folder has its name once it is complete, so an interrupted run repeats only what was not finished.
 """
 
 import argparse
+import contextlib
+import dataclasses
 import functools
+import itertools
 import os
+import reprlib
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.fingerprint import DICTIONARY_FILE
+from amos_fairseq.files import claim, json_text, refuse_link, take_lock, whole_folder
+from amos_fairseq.fingerprint import (
+    DICTIONARY_FILE,
+    TOKENIZER_DIRECTORY,
+    file_sha256,
+    joined_sha256,
+    sample_sha256,
+)
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.recipes import planned_text
-from amos_fairseq.strangers import LARGEST_COUNT
-from amos_fairseq.text import DEFAULT_VOCAB_SIZE, TEXT_COLUMN, text_workspace
-from amos_fairseq.text import encoding as text_encoding
-from amos_fairseq.text.binarizing import start_encoding_process
-from amos_fairseq.text.processes import InOrder, in_own_process, number_of_processes, process_pool, use_threads
+from amos_fairseq.strangers import LARGEST_COUNT, field, read_json, text_in, whole_number
+from amos_fairseq.text import DEFAULT_VOCAB_SIZE, MANIFEST, TEXT_COLUMN
+from amos_fairseq.text.encoding import (
+    NUM_FAIRSEQ_SYMBOLS,
+    encode_file,
+    encoded_file,
+    join_encoded,
+    start_encoding_process,
+)
+from amos_fairseq.text.prepared_data import check_paths
+from amos_fairseq.text.processes import (
+    KilledWorkerError,
+    in_own_process,
+    number_of_processes,
+    process_pool,
+    use_threads,
+)
 from amos_fairseq.text.special_tokens import LARGEST_VOCABULARY
 from amos_fairseq.text.split import (
+    SAMPLE,
+    VALID,
     Split,
     SplitSettings,
     TableDocuments,
     group_into_shards,
     size_of,
     split_corpus,
+    text_file,
 )
 from amos_fairseq.text.table_files import files_of, is_table
 from amos_fairseq.text.text_files import JSON_LINES, kind_and_compression, refuse_other_formats
-from amos_fairseq.text.text_workspace import TextWorkspace
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
 from amos_fairseq.text.tokenization.conversion import from_sentencepiece
 from amos_fairseq.text.vocabulary import learn_tokenizer
-from amos_fairseq.text.workspace import check_paths
+from amos_fairseq.versions import version_of
 
+UNFINISHED = ".prepare"
 _MEGABYTE = 1_000_000
-SIZES = ("tiny", "mini", "small", "base")
+_LIBRARIES = ("fairseq-fixed", "sentencepiece", "tokenizers")
+_SIZES = ("tiny", "mini", "small", "base")
 
 
 @dataclass(frozen=True)
@@ -59,12 +93,8 @@ class CorpusSettings:
 
 
 def run(given: argparse.Namespace) -> None:
-    """Write the corpus of the inputs to OUT, or continue an unfinished one.
-
-    Raises:
-        UserError: bad input; OUT is unchanged.
-        OSError: for example the disk is full; finished parts stay for the next run.
-    """
+    """Write the corpus of the inputs to OUT, or continue an unfinished one. After an ``OSError``, such as a full disk, finished
+    parts stay for the next run."""
     # What can be checked is checked before any work.
     inputs, out = given.text, given.out
     check_paths(*inputs, out)
@@ -76,67 +106,107 @@ def run(given: argparse.Namespace) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is not a directory")
     settings, workers = _settings(given), number_of_processes(given.workers)
-    description = settings.describe()
-    if text_workspace.is_finished_corpus(out, description, inputs):
+    if is_finished_corpus(out, settings.describe(), inputs):
         say(f"{out} is finished already, with these inputs and settings: nothing to do")
         return
-    with TextWorkspace(out, {"settings": description, "inputs": [_identify(path) for path in inputs]}) as work:
-        if not work.continue_publishing():
-            try:
-                _run_stages(work, inputs, settings, workers)
-            except UserError:
-                work.discard()
-                raise
-    manifest = text_workspace.read_corpus_manifest(out)
+    with _unfinished_corpus(out, inputs, settings) as root:
+        split = _read_inputs(root / "text", inputs, settings.split)
+        tokenizer = _make_tokenizer(root, settings, workers)
+        _encode(root, split, workers)
+        manifest = _join(root, out, split, settings, tokenizer)
+        _publish(root / "corpus", out)
     for line in _sizes(manifest["train"]["tokens"], manifest["valid"]["tokens"]):
         say(line)
     say(
-        f"done: train with task.data={manifest['task_data']} (fairseq-train DATA); counts and hashes in {out}/corpus.json"
+        f"done: train with task.data={manifest['task_data']} (fairseq-train DATA); counts and hashes in {out}/{MANIFEST}"
     )
 
 
-def _sizes(train: int, valid: int) -> list[str]:
-    """Return lines that say how much text that is; recipes of other objectives have other numbers of updates."""
-    epochs = {name: planned_text(name) / train for name in (f"amos_{size}" for size in SIZES)}
-    shown = (f"{name} {number:,.{1 if number < 10 else 0}f}" for name, number in epochs.items())
-    return [
-        f"{train:,} tokens to train on, {valid:,} to validate",
-        f"epochs of this text in all updates of a recipe: {', '.join(shown)}; fewer with optimization.max_update=N",
-    ]
+@contextlib.contextmanager
+def _unfinished_corpus(out: Path, inputs: list[Path], settings: CorpusSettings) -> Iterator[Path]:
+    """Lock ``OUT/.prepare`` and yield it. It is removed behind the body, unless another run can continue it."""
+    root = out / UNFINISHED
+    refuse_link(root)
+    if out.exists() and not root.is_dir() and any(out.iterdir()):
+        raise UserError(f"--out {out} is not empty and contains no corpus of amos prepare: give another directory")
+    is_new = not out.exists()
+    root.mkdir(parents=True, exist_ok=True)
+    lock = take_lock(
+        root / "lock", f"another amos prepare is writing {out}", "wait for it, or give another output directory"
+    )
+    try:
+        _claim(root, inputs, settings)
+        try:
+            yield root
+            shutil.rmtree(root)
+        except UserError as error:
+            # Of a killed process, the same command with fewer of them may succeed; other mistakes are mended by other flags.
+            if not (isinstance(error, KilledWorkerError) and (root / TOKENIZER_DIRECTORY).is_dir()):
+                shutil.rmtree(root)
+            raise
+    finally:
+        if not (root / "text").is_dir():
+            shutil.rmtree(root, ignore_errors=True)
+        if is_new and not any(out.iterdir()):
+            out.rmdir()
+        lock.release()
 
 
-def _run_stages(work: TextWorkspace, inputs: list[Path], settings: CorpusSettings, workers: int) -> None:
-    split = work.load_split() or _split(work, inputs, settings)
-    tokenizer = _vocabulary(work, settings, workers)
-    shards = group_into_shards([file.bytes for file in split.train], settings.split.shard_bytes)
-    with process_pool(workers, start_encoding_process, work.tokenizer) as in_order:
-        counts = [
-            work.load_counts(number) or _shard(work, split, shards, number, tokenizer, in_order)
-            for number in range(len(shards))
-        ]
-    work.publish(len(shards), text_workspace.build_manifest(work.out, settings.describe(), split, tokenizer, counts))
+def _claim(root: Path, inputs: list[Path], settings: CorpusSettings) -> None:
+    # The files of a folder that is a link would be moved, replaced or removed elsewhere.
+    for folder, folders, files in os.walk(root):  # it follows no links
+        for name in (*folders, *files):
+            refuse_link(Path(folder, name))
+    record = root / "identity.json"
+    if not any((root / stage).exists() for stage in ("text", TOKENIZER_DIRECTORY, "corpus")):
+        record.unlink(missing_ok=True)  # of a run that finished nothing
+    elif not record.is_file():
+        raise UserError(f"{root} was not written by this command: remove it, or give another --out")
+    # A finished corpus is compared by content.
+    identity = {
+        "settings": settings.describe(),
+        "inputs": {
+            str(path.absolute()): [[file.stat().st_size, file.stat().st_mtime_ns] for file in files_of(path)]
+            for path in inputs
+        },
+    }
+    claim(
+        record,
+        identity,
+        f"{root.parent} contains an unfinished corpus of other inputs or settings",
+        f"repeat the command that started it, or remove {root}",
+    )
 
 
-def _split(work: TextWorkspace, inputs: list[Path], settings: CorpusSettings) -> Split:
-    directory = work.unfinished("text")
-    with progress_bar(sum(map(size_of, inputs)), "read", "B") as bar:
-        split = split_corpus(inputs, directory, settings.split, bar.update)
-    work.save_split(directory, split)
-    work.finish(directory)
-    return split
+def _read_inputs(text: Path, inputs: list[Path], settings: SplitSettings) -> Split:
+    record = text / "split.json"
+    if not text.is_dir():
+        with whole_folder(text) as directory, progress_bar(sum(map(size_of, inputs)), "read", "B") as bar:
+            split = split_corpus(inputs, directory, settings, bar.update)
+            (directory / record.name).write_text(json_text(dataclasses.asdict(split)), encoding="utf-8")
+    hint = "what is unfinished was removed, repeat the command"
+    content = read_json(record, hint)
+    try:
+        return Split(
+            field(content, "inputs", list),
+            field(content, "sample", dict),
+            [[whole_number(size) for size in group] for group in field(content, "train", list)],
+        )
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{record} is damaged: {hint}") from error
 
 
-def _vocabulary(work: TextWorkspace, settings: CorpusSettings, workers: int) -> Tokenizer:
-    if not work.tokenizer.is_dir():
-        directory = work.unfinished("tokenizer")
-        if settings.tokenizer is None:
-            sample = work.text / "sample.txt"
-            say(f"learn {settings.vocab_size} {settings.bpe} pieces from {sample.stat().st_size / 1e6:.1f} MB of text")
-            in_own_process(functools.partial(_learn, sample, settings, workers), directory)
-        else:
-            settings.tokenizer.save(directory)
-        work.finish(directory)
-    return load_tokenizer(work.tokenizer)
+def _make_tokenizer(root: Path, settings: CorpusSettings, workers: int) -> Tokenizer:
+    place, sample = root / TOKENIZER_DIRECTORY, root / "text" / SAMPLE
+    if not place.is_dir():
+        with whole_folder(place) as directory:
+            if settings.tokenizer is not None:
+                settings.tokenizer.save(directory)
+            else:
+                size = f"{sample.stat().st_size / 1e6:.1f} MB of text"
+                say(f"learn {settings.vocab_size} {settings.bpe} pieces from {size}")
+                in_own_process(functools.partial(_learn, sample, settings, workers), directory)
+    return load_tokenizer(place)
 
 
 def _learn(sample: Path, settings: CorpusSettings, workers: int, directory: Path) -> None:
@@ -144,37 +214,133 @@ def _learn(sample: Path, settings: CorpusSettings, workers: int, directory: Path
     learn_tokenizer(sample, settings.bpe, settings.vocab_size, settings.cased).save(directory)
 
 
-def _shard(
-    work: TextWorkspace, split: Split, shards: list[list[int]], number: int, tokenizer: Tokenizer, in_order: InOrder
-) -> dict[str, Any]:
-    directory = work.unfinished(f"shard{number}")
-    files = {"train": [work.text / split.train[index].name for index in shards[number]]}
-    if number == 0:
-        files["valid"] = [work.text / split.valid.name]
-    size = sum(path.stat().st_size for paths in files.values() for path in paths)
-    place = f" {number + 1}/{len(shards)}" if len(shards) > 1 else ""
-    with progress_bar(size, f"encode{place}", "B") as bar:
-        counts = {
-            name: text_encoding.encode_files(paths, directory / name, tokenizer, in_order, bar.update)
-            for name, paths in files.items()
-        }
-    for name, count in counts.items():
-        if not count.pieces:
-            raise UserError(f"the tokenizer encodes nothing of the {name} text: is it made for this language?")
-    shutil.copyfile(work.tokenizer / DICTIONARY_FILE, directory / DICTIONARY_FILE)
-    record = {name: text_workspace.with_shares(vars(count)) for name, count in counts.items()}
-    record |= text_workspace.file_hashes(directory)
-    work.save_counts(directory, record)
-    work.finish(directory)
-    for path in files["train"]:  # frees disk space
-        path.unlink()
-    return record
+def _encode(root: Path, split: Split, workers: int) -> None:
+    text = root / "text"
+    files = [text / VALID, *(text / text_file(number) for number in range(sum(map(len, split.train))))]
+    waiting = [file for file in files if not encoded_file(file).exists()]
+    with (
+        progress_bar(sum(file.stat().st_size for file in waiting), "encode", "B") as bar,
+        process_pool(workers, start_encoding_process, root / TOKENIZER_DIRECTORY) as in_order,
+    ):
+        for size in in_order(encode_file, waiting):
+            bar.update(size)
 
 
-def _identify(path: Path) -> list[Any]:
-    """Return what identifies an input of an unfinished run; a finished one is compared by content."""
-    statuses = [file.stat() for file in files_of(path)]
-    return [str(path.absolute()), *(value for status in statuses for value in (status.st_size, status.st_mtime_ns))]
+def _join(root: Path, out: Path, split: Split, settings: CorpusSettings, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Write the shards, the tokenizer and ``corpus.json`` to ``.prepare/corpus``; return the content of the last."""
+    corpus, text = root / "corpus", root / "text"
+    shutil.rmtree(corpus, ignore_errors=True)
+    shards = group_into_shards([sum(group) for group in split.train], settings.split.shard_bytes)
+    names = [f"shard{number}" for number in range(len(shards))] if len(shards) > 1 else ["."]
+    encoded = (encoded_file(text / text_file(number)) for number in itertools.count())
+    records = []
+    for number, (name, groups) in enumerate(zip(names, shards, strict=True)):
+        directory = corpus / name
+        directory.mkdir(parents=True)
+        num_files = sum(len(split.train[group]) for group in groups)
+        texts = {"train": list(itertools.islice(encoded, num_files))}
+        if number == 0:
+            texts["valid"] = [encoded_file(text / VALID)]
+        counts = {}
+        for name_of_split, files in texts.items():
+            counts[name_of_split] = join_encoded(files, directory / name_of_split, len(tokenizer) + NUM_FAIRSEQ_SYMBOLS)
+            if not counts[name_of_split]["pieces"]:
+                raise UserError(
+                    f"the tokenizer encodes nothing of the {name_of_split} text: is it made for this language?"
+                )
+        shutil.copyfile(root / TOKENIZER_DIRECTORY / DICTIONARY_FILE, directory / DICTIONARY_FILE)
+        records.append(
+            {"directory": name, **{split: _with_shares(of) for split, of in counts.items()}, **file_hashes(directory)}
+        )
+    tokenizer.save(corpus / TOKENIZER_DIRECTORY)
+    of_train = [record["train"] for record in records]
+    manifest = {
+        "task_data": ":".join(str(out / name) for name in names),
+        "settings": settings.describe(),
+        "versions": {library: version_of(library) for library in _LIBRARIES},
+        "tokenizer": {**tokenizer.settings(), "pieces": len(tokenizer), "sha256": tokenizer.sha256},
+        "vocabulary_sample": split.sample,
+        "inputs": split.inputs,
+        "train": _with_shares({name: sum(counts[name] for counts in of_train) for name in of_train[0]}),
+        "valid": records[0]["valid"],
+        "shards": records,
+    }
+    (corpus / MANIFEST).write_text(json_text(manifest), encoding="utf-8")
+    return manifest
+
+
+def _with_shares(counts: dict[str, Any]) -> dict[str, Any]:
+    return counts | {
+        "unknown_share": counts["unknown"] / max(1, counts["pieces"]),
+        "pieces_per_word": counts["pieces"] / max(1, counts["words"]),
+    }
+
+
+def file_hashes(directory: Path) -> dict[str, dict[str, str]]:
+    """Return the hashes of whole files, for ``amos verify``, and of samples, which every training compares."""
+    paths = [path for path in sorted(directory.iterdir()) if path.suffix in (".bin", ".idx")]
+    hashes = {"sha256": file_sha256, "sample_sha256": sample_sha256}
+    return {name: {path.name: compute(path) for path in paths} for name, compute in hashes.items()}
+
+
+def _publish(corpus: Path, out: Path) -> None:
+    """Move all files into ``out``, ``corpus.json`` last. After an interruption they are written and moved again."""
+    for path in sorted(corpus.rglob("*"), key=lambda path: (path.name == MANIFEST, path)):
+        target = out / path.relative_to(corpus)
+        if path.is_dir():
+            refuse_link(target)  # only OUT itself, which the user named, may be a link
+            target.mkdir(exist_ok=True)
+        else:
+            os.replace(path, target)
+
+
+def _sizes(train: int, valid: int) -> list[str]:
+    """Return lines that say how much text that is; recipes of other objectives have other numbers of updates."""
+    epochs = {name: planned_text(name) / train for name in (f"amos_{size}" for size in _SIZES)}
+    shown = (f"{name} {number:,.{1 if number < 10 else 0}f}" for name, number in epochs.items())
+    return [
+        f"{train:,} tokens to train on, {valid:,} to validate",
+        f"epochs of this text in all updates of a recipe: {', '.join(shown)}; fewer with optimization.max_update=N",
+    ]
+
+
+def is_finished_corpus(out: Path, settings: dict[str, Any], inputs: list[Path]) -> bool:
+    """Return whether ``out`` contains the finished corpus of these inputs and settings; refuse one of others."""
+    if not (out / MANIFEST).is_file():
+        return False
+    manifest = read_corpus_manifest(out)
+    # Corpora that were made before there was a choice had these.
+    earlier, records = {"text_column": TEXT_COLUMN, "csv_quotes": False} | manifest["settings"], manifest["inputs"]
+    different = sorted(name for name in settings if settings[name] != earlier.get(name))
+    if different:
+        name = different[0]
+        raise UserError(
+            f"{out} contains a finished corpus with {name} = {reprlib.repr(earlier.get(name))}, not {settings[name]!r}: give "
+            "another --out, or remove it"
+        )
+    same = [size_of(path) for path in inputs] == [record["bytes"] for record in records]
+    hashes = (joined_sha256(files_of(path)) for path in inputs)
+    if not same or any(sha256 != record["sha256"] for sha256, record in zip(hashes, records, strict=True)):
+        raise UserError(f"{out} contains a finished corpus of other inputs: give another --out, or remove it")
+    refuse_link(out / UNFINISHED)
+    shutil.rmtree(out / UNFINISHED, ignore_errors=True)  # left by a run that was killed in its last step
+    return True
+
+
+def read_corpus_manifest(out: Path) -> dict[str, Any]:
+    """Return ``corpus.json`` of ``out``; raise :class:`UserError` if another program wrote it."""
+    path = out / MANIFEST
+    manifest = read_json(path, "it was not written by amos prepare; give another --out")
+    try:
+        text_in(manifest["task_data"])
+        field(manifest, "settings", dict)
+        field(manifest, "shards", list)
+        for record in field(manifest, "inputs", list):
+            whole_number(record["bytes"])
+            text_in(record["sha256"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} was not written by amos prepare: give another --out") from error
+    return manifest
 
 
 def _check_texts(paths: list[Path], column: str | None) -> None:

@@ -1,38 +1,35 @@
-"""Worker processes that end with their parent and return results in order."""
+"""Worker processes that end with the work they are for and return results in order."""
 
 import contextlib
-import ctypes
 import functools
-import gc
+import itertools
 import multiprocessing
 import os
+import pickle
 import signal
-import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Connection
 from typing import Any
 
+import amos_start
 from amos_fairseq.errors import UserError
 
 # Applies a function to tasks in the processes of a pool, and yields the results in the order of the tasks.
 InOrder = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
 
 MOST_PROCESSES = 1024
-_PR_SET_PDEATHSIG = 1
 
-# A forked process must not garbage-collect a pool of its parent: the pool's callback waits for a lock, and waits forever
-# if a thread of the parent held it at the fork (seen with Python 3.12.1, after a command that had failed).
-os.register_at_fork(after_in_child=gc.freeze)
+
+class KilledWorkerError(UserError):
+    """The system killed a process, usually because memory is full; the same command may succeed with fewer of them."""
 
 
 def number_of_processes(workers: int | None) -> int:
-    """Return the value of ``--workers``; without it, the number of processors available to this process.
-
-    Raises:
-        UserError: it is less than 1, or so large that starting the processes would stop the machine.
-    """
+    """Return the value of ``--workers``; without it, the number of processors available to this process."""
     if workers is None:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if workers < 1:
@@ -49,57 +46,83 @@ def use_threads(number: int) -> None:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
-def _start_worker(initializer: Callable[..., None], *arguments: Any) -> None:
-    """Let this process end with its parent, even by kill -9, and exit on Ctrl-C without a traceback.
+@contextlib.contextmanager
+def process_pool(number: int, initializer: Callable[..., None] = int, *arguments: Any) -> Iterator[InOrder]:
+    """Yield what maps a function over tasks in ``number`` new processes, which ``initializer(*arguments)`` prepares.
 
-    Otherwise the processes of a pool wait forever on pipes that they hold open for each other.
+    A single task, and all tasks where ``number`` is 1, are computed in this process. An exception of a task is raised here.
     """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    initializer(*arguments)
+    prepare_here = functools.cache(functools.partial(initializer, *arguments))
+    with _executor(number, initializer, *arguments) as pool:
+        yield functools.partial(_in_order, pool, number, prepare_here)
+
+
+def in_own_process(function: Callable[[Any], Any], argument: Any) -> Any:
+    """Return ``function(argument)``, computed in a separate process: it frees its memory, and Ctrl-C ends C++ code."""
+    with _executor(1) as pool:
+        return _submit(pool, function, argument).result()
 
 
 @contextlib.contextmanager
-def process_pool(number: int, initializer: Callable[..., None] = int, *arguments: Any) -> Iterator[InOrder]:
-    """Start a pool of forked processes, and yield what gives them work. An exception does not wait for what is pending.
-
-    Raises:
-        UserError: the system killed one of them (usually because memory is full).
-        KeyboardInterrupt: Ctrl-C ended one of them; it reaches the whole group, not always this process first.
-    """
-    fork = multiprocessing.get_context("fork")
-    pool = ProcessPoolExecutor(number, fork, _start_worker, (initializer, *arguments))
+def _executor(number: int, initializer: Callable[..., None] = int, *arguments: Any) -> Iterator[Executor]:
+    """Yield a pool. Any exception, Ctrl-C included, ends its processes at once, and so does the end of this process, also by
+    kill -9."""
+    spawn = multiprocessing.get_context("spawn")
+    watched, held_open = spawn.Pipe(duplex=False)
+    start = pickle.dumps((_start_worker, initializer, *arguments))
+    pool = ProcessPoolExecutor(number, spawn, amos_start.start_worker, (watched, start))
     try:
-        yield functools.partial(ordered_results, pool, number)
+        yield pool
+        pool.shutdown()
     except BrokenProcessPool as error:
-        processes = list((pool._processes or {}).values())
-        pool.shutdown()  # its thread collects the exit codes; read at the same time, they may be missing
-        if any(process.exitcode == -signal.SIGINT for process in processes):
-            raise KeyboardInterrupt from error
-        raise UserError(
+        raise KilledWorkerError(
             "a process was killed by the system, usually because memory is full: give fewer --workers (or, where a "
             "vocabulary is learned, a smaller --sample-megabytes), and run the command again"
         ) from error
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
-    else:
-        pool.shutdown()
+    finally:
+        held_open.close()
+        pool.shutdown(cancel_futures=True)
 
 
-def ordered_results(pool: Executor, number: int, function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
+def _start_worker(watched: Connection, initializer: Callable[..., None], *arguments: Any) -> None:
+    threading.Thread(target=_end_with, args=(watched,), daemon=True).start()
+    initializer(*arguments)
+
+
+def _end_with(watched: Connection) -> None:
+    """End this process when the other end of the pipe is closed: its parent has ended, or does not need it any more."""
+    with contextlib.suppress(EOFError, OSError):
+        watched.recv()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _in_order(
+    pool: Executor,
+    number: int,
+    prepare_here: Callable[[], None],
+    function: Callable[[Any], Any],
+    tasks: Iterable[Any],
+) -> Iterator[Any]:
     """Yield ``function`` of every task in order, with at most ``2 * number`` results waiting in memory."""
-    running: deque = deque()
-    for task in tasks:
-        running.append(pool.submit(function, task))
+    tasks = iter(tasks)
+    first = list(itertools.islice(tasks, 2))
+    if number == 1 or len(first) < 2:
+        prepare_here()
+        yield from map(function, itertools.chain(first, tasks))
+        return
+    running: deque[Future] = deque()
+    for task in itertools.chain(first, tasks):
+        running.append(_submit(pool, function, task))
         if len(running) >= 2 * number:
             yield running.popleft().result()
     while running:
         yield running.popleft().result()
 
 
-def in_own_process(function: Callable[[Any], Any], argument: Any) -> Any:
-    """Return ``function(argument)``, computed in a separate process: it frees its memory, and Ctrl-C ends C++ code."""
-    with process_pool(1) as in_order:
-        return next(in_order(function, [argument]))
+def _submit(pool: Executor, function: Callable[[Any], Any], task: Any) -> Future:
+    """Submit a task. The process that may be started for it inherits that Ctrl-C is blocked: only its parent handles it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return pool.submit(function, task)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

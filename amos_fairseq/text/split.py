@@ -8,10 +8,10 @@ import hashlib
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.terminal import say
@@ -19,7 +19,9 @@ from amos_fairseq.text import TEXT_COLUMN
 from amos_fairseq.text.table_files import FOLDER, PARQUET, TSV, TableFile, files_of, is_table
 from amos_fairseq.text.text_files import LARGEST_DOCUMENT_BYTES, InputFile, document_of
 
-FILES_PER_SHARD = 16  # small enough to form shards of nearly equal size
+VALID, SAMPLE = "valid.txt", "sample.txt"
+GROUPS_PER_SHARD = 16  # small enough to form shards of nearly equal size
+FILE_BYTES = 1 << 22  # of text: what a process encodes at a time, and an interrupted run at most repeats
 
 
 @dataclass(frozen=True)
@@ -86,28 +88,18 @@ class TableDocuments:
 
 
 @dataclass
-class DocumentFile:
-    """A file of complete documents, with a blank line after each."""
-
-    name: str
-    documents: int = 0
-    paragraphs: int = 0
-    bytes: int = 0  # without the blank lines
-
-    def add(self, document: bytes) -> None:
-        self.documents += 1
-        self.paragraphs += document.count(b"\n")
-        self.bytes += len(document)
-
-
-@dataclass
 class Split:
-    """The result of the pass. ``train``: files of the training text, in order."""
+    """The result of the pass, with what amos prepare needs of it later.
 
-    inputs: list[dict[str, object]]
-    train: list[DocumentFile]
-    valid: DocumentFile
-    sample: DocumentFile
+    Attributes:
+        inputs: name, bytes, sha256 and number of documents of each.
+        sample: documents, paragraphs and bytes of the text for the vocabulary.
+        train: bytes of the files of training text, in groups: a shard consists of whole groups.
+    """
+
+    inputs: list[dict[str, Any]]
+    sample: dict[str, Any]
+    train: list[list[int]]
 
 
 @dataclass
@@ -160,15 +152,14 @@ def split_corpus(
 ) -> Split:
     """Write ``valid.txt``, ``sample.txt`` and ``00000.txt``, ``00001.txt``, ... into ``directory``.
 
-    ``on_read`` is called with the number of bytes read from disk.
-
-    Raises:
-        UserError: an input is bad, or the text has fewer than two different documents.
+    Each file has complete documents, with a blank line behind each. ``on_read`` is called with the number of bytes read from
+    disk. The order of the training text is that of the inputs, but for documents that were among the smallest hashes for a
+    while.
     """
-    records: list[dict[str, object]] = []
+    records: list[dict[str, Any]] = []
     valid, sample = SmallestHashes(settings.valid_bytes), SmallestHashes(settings.sample_bytes)
     total = 0
-    with _Writer(directory, max(1, settings.shard_bytes // FILES_PER_SHARD)) as train:
+    with _TrainingText(directory, max(1, settings.shard_bytes // GROUPS_PER_SHARD)) as train:
         for path in inputs:
             source = TableDocuments(path, on_read, settings.csv_quotes) if is_table(path) else InputFile(path, on_read)
             documents = 0
@@ -183,7 +174,7 @@ def split_corpus(
         chosen, others = _within(valid.in_order(), settings.valid_share * total)
         for _, document in others:
             train.write(document)
-    if not train.files:
+    if not train.groups:
         raise UserError(
             "the text is too small to leave a validation document: it needs at least two different documents "
             "(separated by a blank line, or one JSON object per line)"
@@ -192,12 +183,16 @@ def split_corpus(
     learnable = [document for key, document in sample.in_order() if key[8:] not in held_out]
     if not learnable:
         raise UserError("--sample-megabytes leaves no document to learn the vocabulary from: give a larger sample")
-    return Split(
-        records,
-        train.files,
-        _write(directory / "valid.txt", [document for _, document in chosen]),
-        _write(directory / "sample.txt", learnable),
-    )
+    _write(directory / VALID, [document for _, document in chosen])
+    _write(directory / SAMPLE, learnable)
+    counts = {"documents": len(learnable), "paragraphs": sum(document.count(b"\n") for document in learnable)}
+    counts["bytes"] = sum(map(len, learnable))
+    return Split(records, {"name": SAMPLE, **counts}, train.groups)
+
+
+def text_file(number: int) -> str:
+    """Return the name of a file of training text; the numbers go on from group to group."""
+    return f"{number:05d}.txt"
 
 
 def size_of(path: Path) -> int:
@@ -211,9 +206,9 @@ def document_hash(document: bytes, seed: int) -> bytes:
 
 
 def group_into_shards(sizes: list[int], limit: int) -> list[list[int]]:
-    """Return the indices of the files of each shard: consecutive, of nearly equal size, at most ``limit`` bytes.
+    """Return the indices of the groups of each shard: consecutive, of nearly equal size, at most ``limit`` bytes.
 
-    A single file that is larger forms a shard.
+    A single group that is larger forms a shard.
     """
     total = sum(sizes)
     for number in range(max(1, math.ceil(total / limit)), len(sizes) + 1):
@@ -227,12 +222,12 @@ def group_into_shards(sizes: list[int], limit: int) -> list[list[int]]:
     return [[index] for index in range(len(sizes))]
 
 
-class _Writer(contextlib.AbstractContextManager):
-    """Write documents into files of at most ``limit`` bytes of text (or of one larger document)."""
+class _TrainingText(contextlib.AbstractContextManager):
+    """Write documents into files of at most ``FILE_BYTES``, in groups of at most ``limit`` (or of one larger document)."""
 
     def __init__(self, directory: Path, limit: int) -> None:
-        self.files: list[DocumentFile] = []
-        self._directory, self._limit = directory, limit
+        self.groups: list[list[int]] = []
+        self._directory, self._limit, self._files = directory, limit, 0
         self._stream: BinaryIO | None = None
 
     def __exit__(self, *exception: object) -> None:
@@ -240,12 +235,17 @@ class _Writer(contextlib.AbstractContextManager):
             self._stream.close()
 
     def write(self, document: bytes) -> None:
-        if self._stream is None or self.files[-1].bytes + len(document) > self._limit:
+        size = len(document)
+        if not self.groups or sum(self.groups[-1]) + size > self._limit:
+            self.groups.append([])
+        group = self.groups[-1]
+        if not group or group[-1] + size > FILE_BYTES:
             self.__exit__()
-            self.files.append(DocumentFile(f"{len(self.files):05d}.txt"))
-            self._stream = open(self._directory / self.files[-1].name, "wb")  # noqa: SIM115
+            self._stream = open(self._directory / text_file(self._files), "wb")  # noqa: SIM115
+            self._files += 1
+            group.append(0)
         self._stream.write(document + b"\n")
-        self.files[-1].add(document)
+        group[-1] += size
 
 
 def _within(documents: list[tuple[bytes, bytes]], budget: float) -> tuple[list, list]:
@@ -259,10 +259,6 @@ def _within(documents: list[tuple[bytes, bytes]], budget: float) -> tuple[list, 
     return documents[:number], documents[number:]
 
 
-def _write(path: Path, documents: Iterable[bytes]) -> DocumentFile:
-    file = DocumentFile(path.name)
+def _write(path: Path, documents: list[bytes]) -> None:
     with open(path, "wb") as stream:
-        for document in documents:
-            stream.write(document + b"\n")
-            file.add(document)
-    return file
+        stream.writelines(document + b"\n" for document in documents)

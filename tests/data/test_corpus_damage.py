@@ -15,7 +15,7 @@ from amos_fairseq.cli.main import main
 from amos_fairseq.data.corpus import check_prepared
 from amos_fairseq.errors import UserError
 from amos_fairseq.fingerprint import sample_sha256
-from amos_fairseq.text.text_workspace import file_hashes
+from amos_fairseq.text.prepare import file_hashes
 
 
 @pytest.fixture

@@ -15,9 +15,8 @@ from synthetic_corpus import DOCUMENTS, FLAGS, encode_naively, file_bytes, read_
 from tokenizer_text import train_bpe
 
 from amos_fairseq.fingerprint import file_sha256
-from amos_fairseq.text import encoding as text_encoding
-from amos_fairseq.text.binarizing import END_ID, start_encoding_process
-from amos_fairseq.text.processes import ordered_results
+from amos_fairseq.text import split as text_split
+from amos_fairseq.text.encoding import END_ID, encode_documents, start_encoding_process
 from amos_fairseq.text.tokenization import load_tokenizer
 
 main = prepare("text")
@@ -81,9 +80,9 @@ def test_corpus_json_counts(corpus, inputs):
 
 
 def test_same_bytes_for_two_processes(corpus, tmp_path, monkeypatch):
-    """Also when the text is split into other ranges."""
+    """Also when the text of a group is in several files."""
     out, flags = corpus
-    monkeypatch.setattr(text_encoding.document_ranges, "__defaults__", (3000,))
+    monkeypatch.setattr(text_split, "FILE_BYTES", 600)
     main([*flags, "--out", tmp_path / "again", "--workers", "2"])
     assert file_bytes(tmp_path / "again") == file_bytes(out)
 
@@ -150,33 +149,14 @@ def test_hugging_face_tokenizer(inputs, tmp_path):
     assert back == Counter(map(tuple, expected))
 
 
-@pytest.mark.parametrize("size", [1, 50, 1000, 10**6])
-def test_ranges_end_with_documents(corpus, tmp_path, size):
-    text = "".join("\n".join(document) + "\n\n" for document in DOCUMENTS)
-    path = tmp_path / "text.txt"
-    path.write_text(text, encoding="utf-8")
-    parts = [text.encode("utf-8")[start:end] for _, start, end in text_encoding.document_ranges(path, size)]
-    assert b"".join(parts).decode("utf-8") == text
-    assert all(part.endswith(b"\n\n") for part in parts)
-    start_encoding_process(corpus[0] / "tokenizer")
-    whole, lengths, counts, _ = text_encoding.encode_range((str(path), 0, path.stat().st_size))
-    assert (sum(lengths), counts.documents) == (len(whole), len(DOCUMENTS))
-    joined: list[int] = []
-    for part in text_encoding.document_ranges(path, size):
-        joined += [END_ID] * bool(joined) + text_encoding.encode_range(part)[0].tolist()
-    assert whole.tolist() == joined
-
-
-def test_paragraphs_of_invisible_characters_are_dropped(corpus, tmp_path):
+def test_paragraphs_of_invisible_characters_are_dropped(corpus):
     """An empty line would end the document."""
-    path = tmp_path / "text.txt"
-    path.write_text("ba ke\n\u200b\u3000\nli\n\n\u3000\n\nmo\n\n", encoding="utf-8")
     start_encoding_process(corpus[0] / "tokenizer")
-    ids, lengths, counts, _ = text_encoding.encode_range((str(path), 0, path.stat().st_size))
+    ids, lengths, counts = encode_documents("ba ke\n\u200b\u3000\nli\n\n\u3000\n\nmo\n\n")
     ends = [length == 1 for length in lengths]
     assert ends == [False, False, True, False], "two paragraphs, the end of a document, one paragraph"
-    assert ids.tolist().count(END_ID) == 4
-    assert (counts.documents, counts.paragraphs, counts.tokens) == (2, 3, len(ids))
+    assert ids.count(END_ID) == 4
+    assert (counts["documents"], counts["paragraphs"], counts["tokens"]) == (2, 3, len(ids))
 
 
 def test_bytes_are_those_of_fairseq_preprocess(corpus, tmp_path, monkeypatch):
@@ -194,21 +174,3 @@ def test_bytes_are_those_of_fairseq_preprocess(corpus, tmp_path, monkeypatch):
     preprocess.main(options.get_preprocessing_parser().parse_args([*files, *flags, "--workers", "1"]))
     written = {path.name: path.read_bytes() for path in (tmp_path / "fairseq").iterdir() if path.suffix != ".log"}
     assert written == {path.name: path.read_bytes() for path in shard.iterdir()}
-
-
-def test_few_results_are_computed_ahead():
-    """At most 6 tasks for 3 processes, and the order is that of the tasks."""
-    taken = []
-
-    class Immediately:
-        def submit(self, function, task):
-            class Done:
-                result = staticmethod(lambda: function(task))
-
-            return Done
-
-    tasks = (taken.append(number) or number for number in range(100))
-    results = ordered_results(Immediately(), 3, lambda number: -number, tasks)
-    for number in range(100):
-        assert next(results) == -number
-        assert len(taken) <= number + 6

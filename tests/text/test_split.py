@@ -8,7 +8,8 @@ import pytest
 from synthetic_corpus import make_documents, write_text
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.text.split import SmallestHashes, SplitSettings, group_into_shards, split_corpus
+from amos_fairseq.text import split as text_split
+from amos_fairseq.text.split import SAMPLE, VALID, SmallestHashes, SplitSettings, group_into_shards, split_corpus
 
 DOCUMENTS = make_documents(300)
 SETTINGS = SplitSettings(seed=1, shard_bytes=16 * 2000, valid_share=0.1, valid_bytes=10_000, sample_bytes=30_000)
@@ -21,14 +22,14 @@ def read_piece(path: Path) -> list:
 
 
 def run(tmp_path: Path, documents, settings=SETTINGS, files=1):
-    """Split documents of several files; return the split and the documents of each part."""
+    """Split documents of several files; return the split and the documents of each file of training text, and of the others."""
     size = -(-len(documents) // files)
     paths = [write_text(tmp_path / f"in{i}.txt", documents[i * size : (i + 1) * size]) for i in range(files)]
     directory = tmp_path / "split"
     directory.mkdir()
     split = split_corpus(paths, directory, settings, lambda size: None)
-    train = [document for piece in split.train for document in read_piece(directory / piece.name)]
-    return split, train, read_piece(directory / "valid.txt"), read_piece(directory / "sample.txt"), directory
+    train = [read_piece(path) for path in sorted(directory.glob("0*.txt"))]
+    return split, train, read_piece(directory / VALID), read_piece(directory / SAMPLE)
 
 
 def text_bytes(documents) -> int:
@@ -51,9 +52,11 @@ def test_smallest_hashes_against_sorting(budget):
 
 
 @pytest.mark.parametrize("valid_bytes", [10_000, 2_000, 1])
-def test_every_document_is_in_one_part(tmp_path, valid_bytes):
+def test_every_document_is_in_one_part(tmp_path, monkeypatch, valid_bytes):
+    monkeypatch.setattr(text_split, "FILE_BYTES", 700)
     settings = SplitSettings(**{**vars(SETTINGS), "valid_bytes": valid_bytes})
-    split, train, valid, sample, directory = run(tmp_path, DOCUMENTS, settings, files=3)
+    split, files, valid, sample = run(tmp_path, DOCUMENTS, settings, files=3)
+    train = [document for file in files for document in file]
     assert Counter(train) + Counter(valid) == Counter(DOCUMENTS)
     assert not set(train) & set(valid)
     assert not set(sample) & set(valid)
@@ -61,12 +64,11 @@ def test_every_document_is_in_one_part(tmp_path, valid_bytes):
     assert len(valid) >= 1
     assert text_bytes(valid) <= max(min(valid_bytes, 0.1 * text_bytes(DOCUMENTS)), text_bytes(valid[:1]))
     assert text_bytes(sample) <= settings.sample_bytes
-    for piece in [*split.train, split.valid, split.sample]:
-        documents = read_piece(directory / piece.name)
-        assert piece.documents == len(documents)
-        assert piece.paragraphs == sum(map(len, documents))
-        assert piece.bytes == text_bytes(documents)
-    assert max(piece.bytes for piece in split.train) <= 2000
+    assert [text_bytes(file) for file in files] == [size for group in split.train for size in group]
+    assert all(sum(group) <= 2000 for group in split.train)
+    assert all(text_bytes(file) <= 700 or len(file) == 1 for file in files)
+    counts = {"documents": len(sample), "paragraphs": sum(map(len, sample)), "bytes": text_bytes(sample)}
+    assert split.sample == {"name": SAMPLE, **counts}
     assert sum(record["documents"] for record in split.inputs) == len(DOCUMENTS)
 
 
@@ -77,7 +79,7 @@ def test_split_depends_on_content_and_seed_only(tmp_path):
     for name, documents, files, seed in (("a", DOCUMENTS, 1, 1), ("b", shuffled, 4, 1), ("c", DOCUMENTS, 1, 2)):
         (tmp_path / name).mkdir()
         settings = SplitSettings(**{**vars(SETTINGS), "seed": seed})
-        _, _, valid, sample, _ = run(tmp_path / name, documents, settings, files)
+        _, _, valid, sample = run(tmp_path / name, documents, settings, files)
         parts[name] = (valid, sample)
     assert parts["a"] == parts["b"]
     assert parts["a"][0] != parts["c"][0]
@@ -89,7 +91,7 @@ def test_a_text_must_leave_a_validation_document(tmp_path):
     with pytest.raises(UserError, match="too small to leave a validation document"):
         run(tmp_path, [("one document", "of two lines")] * 2)
     (tmp_path / "two").mkdir()
-    _, train, valid, _, _ = run(tmp_path / "two", [("one",), ("two",)])
+    _, (train,), valid, _ = run(tmp_path / "two", [("one",), ("two",)])
     assert len(train) == len(valid) == 1
 
 

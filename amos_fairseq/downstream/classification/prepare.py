@@ -35,7 +35,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text
 from amos_fairseq.fingerprint import DICTIONARY_FILE, TOKENIZER_DIRECTORY, files_sha256
 from amos_fairseq.output.terminal import progress_bar, say
-from amos_fairseq.text.binarizing import (
+from amos_fairseq.text.encoding import (
     END_ID,
     NUM_FAIRSEQ_SYMBOLS,
     UNKNOWN_ID,
@@ -43,7 +43,7 @@ from amos_fairseq.text.binarizing import (
     encode_rows,
     start_encoding_process,
 )
-from amos_fairseq.text.inside_out import prepared_data
+from amos_fairseq.text.prepared_data import prepared_data
 from amos_fairseq.text.processes import number_of_processes, process_pool
 from amos_fairseq.text.table_files import TableFile
 from amos_fairseq.text.tokenization import Tokenizer
@@ -231,7 +231,7 @@ class ClassificationSource:
 
 
 def prepare_inside(out: Path, source: ClassificationSource, tokenizer: Tokenizer, name: str = TASK) -> Path:
-    """Return the data of ``source`` prepared in OUT; see :func:`~amos_fairseq.text.inside_out.prepared_data`.
+    """Return the data of ``source`` prepared in OUT; see :func:`~amos_fairseq.text.prepared_data.prepared_data`.
 
     ``name``: of the task, one of several in OUT; by default that of ``amos classify``.
     """

@@ -7,11 +7,10 @@ from amos_fairseq.downstream.parsing.trees import HEAD, is_tree
 from amos_fairseq.downstream.tagging.prepare import Choices, describe_tagging, read_splits, write_tagging
 from amos_fairseq.downstream.tagging.word_files import Sentence, read_conllu
 from amos_fairseq.errors import UserError
-from amos_fairseq.text.binarizing import BinarizedFile
-from amos_fairseq.text.inside_out import prepared_data
+from amos_fairseq.text.encoding import BinarizedFile
+from amos_fairseq.text.prepared_data import check_inputs, prepared_data
 from amos_fairseq.text.text_files import InputFile
 from amos_fairseq.text.tokenization import Tokenizer
-from amos_fairseq.text.workspace import check_inputs
 
 TASK = "parsing"
 RELATION = "deprel"

@@ -28,10 +28,9 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text, whole_folder
 from amos_fairseq.fingerprint import files_sha256
 from amos_fairseq.output.terminal import progress_bar, say
-from amos_fairseq.text.binarizing import NUM_FAIRSEQ_SYMBOLS, UNKNOWN_ID, BinarizedFile, SymbolIds
-from amos_fairseq.text.inside_out import prepared_data
+from amos_fairseq.text.encoding import NUM_FAIRSEQ_SYMBOLS, UNKNOWN_ID, BinarizedFile, SymbolIds
+from amos_fairseq.text.prepared_data import prepared_data
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
-from amos_fairseq.text.workspace import Sample, check_inputs, describe_source, is_finished, save_tokenizer
 
 ADVICE = "give an official file of SQuAD"
 NAMED_ANSWERS = 20  # of each kind that do not fit, in squad.json
@@ -46,10 +45,10 @@ def run(arguments: argparse.Namespace) -> None:
     out, tokenizer = arguments.out, load_tokenizer(arguments.tokenizer)
     sample = Sample(arguments.max_train_questions, arguments.seed)
     # fairseq takes seconds to import.
-    from amos_fairseq.downstream.squad.dataset import MANIFEST, read_squad_manifest
+    from amos_fairseq.downstream.squad.dataset import MANIFEST
 
     description = _describe(sources, tokenizer, sample)
-    if is_finished(out, description, "SQuAD", MANIFEST, read_squad_manifest):
+    if is_finished(out, description, "SQuAD", MANIFEST):
         return
     files = {split: read_squad(path) for split, path in sources.items()}
     with whole_folder(out.absolute()) as unfinished:

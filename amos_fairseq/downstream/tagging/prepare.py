@@ -29,13 +29,12 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text, whole_folder
 from amos_fairseq.fingerprint import files_sha256
 from amos_fairseq.output.terminal import progress_bar, say
-from amos_fairseq.text.binarizing import BinarizedFile
-from amos_fairseq.text.inside_out import prepared_data
+from amos_fairseq.text.encoding import BinarizedFile
+from amos_fairseq.text.prepared_data import check_inputs, describe_source, is_finished, prepared_data, save_tokenizer
 from amos_fairseq.text.text_files import kind_and_compression
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
 from amos_fairseq.text.tokenization.tokenizer import UNK
 from amos_fairseq.text.tokenization.words import encode_words
-from amos_fairseq.text.workspace import check_inputs, describe_source, is_finished, save_tokenizer
 
 DEFAULT_CONLLU_COLUMN = "upos"
 REST = "rest"  # value of --unlabeled: what --labeled leaves
@@ -76,10 +75,10 @@ def run(arguments: argparse.Namespace) -> None:
     check_sources(arguments.out, sources, choices.columns)
     out, tokenizer = arguments.out, load_tokenizer(arguments.tokenizer)
     # fairseq takes seconds to import.
-    from amos_fairseq.downstream.tagging.dataset import MANIFEST, read_tagging_manifest
+    from amos_fairseq.downstream.tagging.dataset import MANIFEST
 
     description = describe_tagging(sources, tokenizer, choices)
-    if is_finished(out, description, "tagging", MANIFEST, read_tagging_manifest):
+    if is_finished(out, description, "tagging", MANIFEST):
         return
     sentences = read_splits(sources, choices)
     with whole_folder(out.absolute()) as unfinished:

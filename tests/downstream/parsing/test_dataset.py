@@ -16,7 +16,7 @@ from amos_fairseq.downstream.parsing.task import ParsedSentences
 from amos_fairseq.downstream.parsing.trees import attachment_counts, best_tree, greedy_heads, is_tree
 from amos_fairseq.downstream.tagging.dataset import NO_LABEL
 from amos_fairseq.downstream.tagging.word_files import read_conllu
-from amos_fairseq.text.binarizing import BinarizedFile
+from amos_fairseq.text.encoding import BinarizedFile
 
 # Every case that the official evaluation treats on its own: a range of a multiword token, an empty node, subtypes, punctuation,
 # a comment, a space inside of a word, a sentence of one word.

@@ -23,10 +23,9 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text, locked, refuse_link, whole_folder
 from amos_fairseq.fingerprint import TOKENIZER_DIRECTORY, file_sha256, files_sha256
 from amos_fairseq.output.terminal import progress_bar, say
-from amos_fairseq.text.inside_out import prepared_data
+from amos_fairseq.text.prepared_data import Sample, prepared_data
 from amos_fairseq.text.processes import number_of_processes
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
-from amos_fairseq.text.workspace import Sample
 
 ID_COLUMNS = ("index", "id")  # what the leaderboard calls a row
 _SHOWN_BROKEN_LINES = 5
@@ -101,7 +100,7 @@ def is_finished(directory: Path, task: str, sources: dict[str, Path], settings: 
 def prepare_glue_inside(out: Path, glue: Path, tasks: Sequence[str], tokenizer: Tokenizer) -> Path:
     """Return what ``amos prepare glue`` makes of the tasks' files in GLUE_DIR, inside of OUT of ``amos glue``.
 
-    Tasks of earlier calls stay beside them. See :func:`~amos_fairseq.text.inside_out.prepared_data`.
+    Tasks of earlier calls stay beside them. See :func:`~amos_fairseq.text.prepared_data.prepared_data`.
     """
     _refuse_comma(out)
     files = {name: find_files(glue, TASKS[name]) for name in tasks}  # first all: a missing one is reported at once

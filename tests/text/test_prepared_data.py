@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.text.inside_out import prepared_data
+from amos_fairseq.text.prepared_data import prepared_data
 
 
 class Preparation:
@@ -56,7 +56,7 @@ def test_made_once_and_again_after_each_change(prepare: Preparation, capsys: pyt
     assert prepare.files() == COMPLETE
     prepare.source.write_text("c")
     assert prepare(rows=(1, 2)) == "cT"
-    assert "train.txt has changed" in capsys.readouterr().err
+    assert "words again: the file train.txt of the train split is another one" in capsys.readouterr().err
     assert prepare("U", rows=(1, 2)) == "cU"
     assert "tokenizer" in capsys.readouterr().err
     assert prepare("U", rows=3) == "cU"
@@ -92,7 +92,7 @@ def test_data_with_results_are_not_replaced_by_others(prepare: Preparation, resu
     before = {path: path.stat().st_mtime_ns for path in prepare.out.rglob("*") if path.is_file()}
     (prepare.out / result).mkdir(parents=True)
     prepare.source.write_text("c")
-    with pytest.raises(UserError, match=f"train.txt has changed .* another --out, or delete .*{result} to begin again"):
+    with pytest.raises(UserError, match=f"the file train.txt of .* another --out, or delete .*{result} to begin again"):
         prepare()
     assert before == {path: path.stat().st_mtime_ns for path in prepare.out.rglob("*") if path.is_file()}
     prepare.source.write_text("a b")

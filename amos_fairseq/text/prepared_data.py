@@ -1,0 +1,213 @@
+"""What every kind of ``amos prepare`` does around its conversion, and the same data inside of OUT of a fine-tuning command.
+
+OUT/data/KIND/                  as ``amos prepare`` writes them, with the checkpoint's own tokenizer
+OUT/data/KIND/.made_from.json   the hashes of tokenizer, raw files and prepared files, and the settings
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import shlex
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from amos_fairseq.errors import UserError, explain_os_errors
+from amos_fairseq.files import check_claim, first_difference, json_text, locked, refuse_link, whole_folder
+from amos_fairseq.fingerprint import DICTIONARY_FILE, TOKENIZER_DIRECTORY, file_sha256, files_sha256
+from amos_fairseq.output.terminal import say
+from amos_fairseq.strangers import is_unicode, read_json
+from amos_fairseq.text.tokenization import Tokenizer
+
+DATA = "data"
+RECORD = ".made_from.json"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """How many examples of the training split are kept (None: all), and the seed that chooses them."""
+
+    limit: int | None
+    seed: int
+
+    def describe(self, name: str) -> dict[str, int | None]:
+        """Return the settings for a manifest, the limit under ``name``. The seed matters only if examples are chosen."""
+        return {name: self.limit, "seed": None if self.limit is None else self.seed}
+
+    def choose(self, total: int) -> list[int]:
+        """Return the indices of the chosen examples, in ascending order."""
+        if self.limit is None or total <= self.limit:
+            return list(range(total))
+        return sorted(random.Random(self.seed).sample(range(total), self.limit))
+
+
+def check_inputs(paths: Sequence[Path], advice: str) -> None:
+    """Refuse a missing file, and a name that UTF-8 cannot represent."""
+    check_paths(*paths)
+    for path in paths:
+        if not path.is_file():
+            raise UserError(f"{path}: no such file: {advice}")
+
+
+def check_paths(*paths: Path) -> None:
+    """Refuse the path of an input or output that UTF-8 cannot represent: manifests contain it."""
+    for path in paths:
+        if not is_unicode(str(path)):
+            raise UserError(f"the name of {str(path)!r} is not UTF-8: rename it, for example with convmv")
+
+
+def describe_source(path: Path) -> dict[str, str]:
+    """Return name and sha256 of a file, or of the paths and contents of all files in a folder."""
+    if path.is_dir():
+        listed = json.dumps(files_sha256(path), sort_keys=True)
+        return {"name": path.name, "sha256": hashlib.sha256(listed.encode("utf-8", "surrogateescape")).hexdigest()}
+    return {"name": path.name, "sha256": file_sha256(path)}
+
+
+def is_finished(out: Path, description: Mapping[str, Any], kind: str, manifest: str) -> bool:
+    """Return True, with a message, if OUT holds the data that would be made; False if it is empty or missing.
+
+    ``description``: entries of the file ``manifest`` in OUT that must be equal: settings, tokenizer_sha256, sources. OUT with
+    anything else is refused; ``kind``, of the data, is named then.
+    """
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return False
+    if not out.is_dir():
+        raise UserError(f"OUT {out} is not a directory")
+    problem, advice = f"{out} was made with other files or settings", "give another OUT, or remove it"
+    if not check_claim(out / manifest, description, problem, advice, only_these=True):
+        raise UserError(f"OUT {out} is not empty and contains no {kind} data of amos prepare: give another directory")
+    say(f"{out} is finished already, with these files and settings: nothing to do")
+    return True
+
+
+def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
+    """Write ``tokenizer/``, and its ``dict.txt`` beside it, where fairseq looks for one."""
+    tokenizer.save(directory / TOKENIZER_DIRECTORY)
+    shutil.copyfile(directory / TOKENIZER_DIRECTORY / DICTIONARY_FILE, directory / DICTIONARY_FILE)
+
+
+def prepared_data(
+    out: Path,
+    kind: str,
+    sources: Mapping[str, Path],
+    tokenizer: Tokenizer | None,
+    settings: Mapping[str, Any],
+    write: Callable[[Path], None],
+    used_by: Sequence[str],
+    unscored: Collection[str] = (),
+) -> Path:
+    """Return ``OUT/data/KIND``, after ``write`` if it does not exist yet, is damaged, or was made of something else.
+
+    A folder is replaced as a whole: a command that fails or is killed leaves the earlier data, or none.
+
+    Args:
+        kind: name of the folder; it may have a parent, as in ``glue/RTE``.
+        sources: the raw files, or folders, by split; names and contents count.
+        tokenizer: the checkpoint's; None for data that do not depend on it.
+        settings: what else determines the data, as plain values.
+        write: fills an empty folder. It is called with the folder's name while the data are unfinished.
+        used_by: files or folders in OUT with results of these data, such as ``runs/RTE``. While one of them exists, the data
+            are not replaced by others: the results would no longer belong to them.
+        unscored: those of ``sources`` on which no result depends, such as test sets without labels.
+    """
+    check_paths(*sources.values())
+    for path in sources.values():
+        if not path.exists():
+            raise UserError(f"{path}: no such file")
+    folder = out / DATA / kind
+    made_from = {
+        "settings": settings,
+        "sources": {split: describe_source(path) for split, path in sources.items()},
+        "tokenizer_sha256": None if tokenizer is None else tokenizer.sha256,
+    }
+    made_from = json.loads(json_text(made_from))  # as it will be read: lists instead of tuples
+    if _is_complete(folder, made_from):
+        return folder
+    with _locked(folder):
+        if _is_complete(folder, made_from):  # another process has made them meanwhile
+            return folder
+        _check_replaceable(out, folder, made_from, used_by, unscored)
+        if sources:
+            names = ", ".join(dict.fromkeys(path.name for path in sources.values()))
+            with_tokenizer = "" if tokenizer is None else " with the tokenizer of the checkpoint"
+            say(f"converts {names}{with_tokenizer}; the result is kept in {folder}")
+        with whole_folder(folder, replace=True) as unfinished:
+            write(unfinished)
+            record = made_from | {"files": files_sha256(unfinished)}
+            (unfinished / RECORD).write_text(json_text(record), encoding="utf-8")
+    return folder
+
+
+def _read_record(folder: Path) -> dict[str, Any] | None:
+    """Return the record of ``folder``; None without one."""
+    hint = f"delete {folder} and repeat the command"
+    refuse_link(folder / RECORD)
+    record = read_json(folder / RECORD, hint, optional=True)
+    if record is not None and not all(isinstance(record.get(name), dict) for name in ("sources", "files")):
+        raise UserError(f"{folder / RECORD} is damaged: {hint}")
+    return record
+
+
+def _is_complete(folder: Path, made_from: dict[str, Any]) -> bool:
+    """Return whether ``folder`` was made from that, and its files are as they were written."""
+    record = _read_record(folder)
+    if record is None or any(record.get(name) != value for name, value in made_from.items()):
+        return False
+    return record["files"].items() <= files_sha256(folder).items()
+
+
+def _check_replaceable(
+    out: Path, folder: Path, made_from: dict[str, Any], used_by: Sequence[str], unscored: Collection[str]
+) -> None:
+    """Refuse to replace other data that results in OUT are of, or something else."""
+    if not os.path.lexists(folder):
+        return
+    record = _read_record(folder)
+    if record is None:
+        raise UserError(f"{folder} was not written by this command: move it away, or give another --out")
+
+    def scored(source: dict[str, Any]) -> dict[str, Any]:
+        sources = {split: value for split, value in source["sources"].items() if split not in unscored}
+        return {**{name: source.get(name) for name in made_from}, "sources": sources}
+
+    results = [out / name for name in used_by if os.path.lexists(out / name)]
+    if results and scored(record) != scored(made_from):
+        listed = " ".join(shlex.quote(str(path)) for path in results)
+        raise UserError(
+            f"{folder} was made of something else ({_difference(scored(record), scored(made_from))}), and {out} has "
+            f"results of those data: give another --out, or delete {listed} to begin again"
+        )
+    there = {name: record.get(name) for name in made_from}
+    reason = "its files are damaged" if there == made_from else _difference(there, made_from)
+    say(f"makes {folder} again: {reason}")
+
+
+def _difference(there: dict[str, Any], here: dict[str, Any]) -> str:
+    """Name the first file, or else the first setting, that differs."""
+    for split, source in here["sources"].items():
+        if there["sources"].get(split) != source:
+            return f"the file {source['name']} of the {split} split is another one now"
+    return first_difference(there, here)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock a folder that may not exist yet; remove the folders above it that were created and stay empty."""
+    created = [parent for parent in folder.parents if not parent.exists()]
+    lock, problem = folder.with_name(f".{folder.name}.lock"), f"another command is preparing {folder}"
+    with contextlib.ExitStack() as stack:
+        with explain_os_errors(f"{folder.parent} cannot be written", ": give another --out"):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(lock, problem, "wait for it, or give another --out"))
+        try:
+            yield
+        finally:
+            stack.close()
+            for parent in created:
+                with contextlib.suppress(OSError):  # it is not empty
+                    parent.rmdir()

@@ -1,0 +1,251 @@
+"""amos prepare text: bad input in one line with nothing written; full disks, Ctrl-C and kill -9, after which it continues."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from failures import full_disk
+from preparing import prepare
+from synthetic_corpus import file_bytes, make_documents, write_text
+from tiny_runs import ROOT
+from waiting import wait_until
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.files import take_lock
+from amos_fairseq.text import prepare as text
+from amos_fairseq.text.encoding import start_encoding_process
+
+main = prepare("text")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Inputs that are bad in some way, beside a text."""
+    folder = tmp_path_factory.mktemp("bad")
+    contents = {
+        **{"wiki.xml.bz2": b"BZh9", "empty.txt": b"", "latin.txt": b"good\n\ncaf\xe9\n", "one.txt": b"one\ndocument\n"},
+        **{"given.model": b"\xff\xfe", "broken/tokenizer.json": b"{", "none/notes": b""},
+    }
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+    source = write_text(folder / "text.txt", make_documents(60))
+    main([source, "--out", folder / "made", "--vocab-size", "150", "--workers", "1"])
+    dictionary = (folder / "made" / "tokenizer").rename(folder / "other") / "dict.txt"
+    first, second, *rest = dictionary.read_text(encoding="utf-8").split("\n")
+    dictionary.write_text("\n".join([second, first, *rest]), encoding="utf-8")
+    return folder
+
+
+# The arguments behind text.txt, and what the refusal says.
+BAD = {
+    "absent.txt": "absent.txt: no such file",
+    ".": "is not a file: give the files themselves",
+    "wiki.xml.bz2": "wiki.xml.bz2: .bz2 files are not supported",
+    "empty.txt": "empty.txt is empty",
+    "latin.txt": "latin.txt, line 3, byte 9: not UTF-8",
+    "text.txt": "given twice",
+    "--text-column body": "no input has columns",
+    "--vocab-size 9999": "larger than the text allows: give at most",
+    "--vocab-size 9": "give at least",
+    "--vocab-size 0": "must be greater than 0",
+    f"--vocab-size {2**31}": "is too large: give at most 4,194,304",
+    "--bpe fastbpe --vocab-size 9999": "larger than the text allows",
+    "--tokenizer absent": "absent is not a directory",
+    "--tokenizer absent.model": "absent.model: no such file",
+    "--tokenizer given.model": "not a SentencePiece model",
+    "--tokenizer none": "holds no tokenizer",
+    "--tokenizer broken": "is not a usable",
+    "--tokenizer other": "in the same directory: they differ from line 1",
+    "--tokenizer other --vocab-size 9": "cannot be combined with",
+    "--valid-share 1": "--valid-share 1.0 must be between 0 and 1",
+    "--shard-megabytes 0": "--shard-megabytes 0.0 must be a finite number greater th",
+    "--workers 0": "--workers 0 must be at least 1",
+    f"--workers {2**31}": "too many processes: give at most 1,024",
+}
+
+
+@pytest.mark.parametrize("arguments", BAD)
+def test_bad_input_is_one_line(folder, refused, monkeypatch, arguments):
+    monkeypatch.chdir(folder)
+    assert BAD[arguments] in refused("text.txt", *arguments.split(), "--out", "out")
+    assert not Path("out").exists()
+
+
+def test_unusable_output_directories_are_refused_and_unchanged(folder, tmp_path, refused):
+    source = folder / "text.txt"
+    for name, content in {"foreign/letter.txt": "dear", "program/corpus.json": "[]", "file": ""}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    messages = {
+        "foreign": "is not empty",
+        "program": "was not written by amos prepare",
+        "file": "is not a directory",
+        "a:b": "by colons",
+        "file/below": "Not a directory",
+    }
+    for out, message in messages.items():
+        assert message in refused(source, "--out", tmp_path / out)
+    assert [path.name for path in (tmp_path / "foreign").iterdir()] == ["letter.txt"]
+    assert "too small to leave a validation document" in refused(folder / "one.txt", "--out", tmp_path / "out")
+    (tmp_path / "out" / ".prepare").mkdir(parents=True)
+    lock = take_lock(tmp_path / "out" / ".prepare" / "lock", "", "")
+    assert f"another amos prepare is writing {tmp_path}/out (process {os.getpid()} on " in refused(
+        source, "--out", tmp_path / "out"
+    )
+    lock.release()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [
+        ("split_corpus", None),
+        ("in_own_process", {"text"}),
+        ("encode_file", {"text", "tokenizer"}),
+        ("join_encoded", {"text", "tokenizer", "corpus"}),
+        ("file_sha256", {"text", "tokenizer", "corpus"}),
+        ("_publish", {"text", "tokenizer", "corpus"}),
+    ],
+)
+def test_full_disk(reference, tmp_path, monkeypatch, refused, name, left):
+    """From the call of a function on. Only whole parts remain, and the next run gives the corpus."""
+    expected, flags = reference
+    out, original = tmp_path / "corpus", getattr(text, name)
+    with monkeypatch.context() as patch, ExitStack() as disk:
+
+        def fill_disk(*arguments, **keywords):
+            disk.enter_context(full_disk(300))
+            if name == "_publish":  # it only moves files
+                raise OSError(28, "No space left on device")
+            return original(*arguments, **keywords)
+
+        patch.setattr(text, name, fill_disk)
+        line = refused(*flags, "--out", out, "--workers", "1")
+    assert "no space left" in line
+    assert "make room" in line
+    if left is None:
+        assert not out.exists()
+    else:
+        assert {path.name for path in out.iterdir()} == {".prepare"}
+        assert {path.name for path in (out / ".prepare").iterdir()} - {"identity.json", "lock"} == left
+    main([*flags, "--out", out, "--workers", "2"])
+    assert file_bytes(out) == file_bytes(expected)
+
+
+@pytest.mark.parametrize("moves", [1, 8])
+def test_killed_while_publishing(reference, tmp_path, monkeypatch, moves):
+    """The last step moves files one by one; the next run completes it after any of them."""
+    expected, flags = reference
+    original, count = os.replace, itertools.count()
+
+    def replace(source, target):
+        if ".prepare" not in str(target) and next(count) == moves:
+            raise SystemError("killed here")
+        return original(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", replace)
+        with pytest.raises(SystemError, match="killed here"):
+            main([*flags, "--out", tmp_path / "corpus", "--workers", "1"])
+    assert not (tmp_path / "corpus" / "corpus.json").exists()
+    main([*flags, "--out", tmp_path / "corpus", "--workers", "1"])
+    assert file_bytes(tmp_path / "corpus") == file_bytes(expected)
+
+
+def test_finished_parts_are_not_made_again(reference, tmp_path, monkeypatch, refused):
+    """Killed at the fifth file of text; other settings are refused, and a damaged part is noticed."""
+    expected, flags = reference
+    command = [*flags, "--out", tmp_path / "corpus", "--workers", "1"]
+    original, done = text.encode_file, []
+
+    def encode(path):
+        done.append(path.name)
+        if len(done) == 5:
+            raise SystemError("killed here")
+        return original(path)
+
+    monkeypatch.setattr(text, "encode_file", encode)
+    with pytest.raises(SystemError, match="killed here"):
+        main(command)
+    assert done == ["valid.txt", "00000.txt", "00001.txt", "00002.txt", "00003.txt"]
+    line = refused(*command, "--seed", "2")
+    assert "unfinished corpus of other inputs or settings (settings seed: 1 there, 2 here): repeat the command" in line
+    monkeypatch.setattr(text, "learn_tokenizer", None)
+    monkeypatch.setattr(text, "split_corpus", None)
+    main(command)
+    assert done[5] == "00003.txt"
+    assert file_bytes(tmp_path / "corpus") == file_bytes(expected)
+
+
+def test_a_damaged_part_is_noticed(reference, tmp_path):
+    out, _ = reference
+    (tmp_path / "text").mkdir()
+    source = write_text(tmp_path / "text" / "00000.txt", make_documents(9))
+    start_encoding_process(out / "tokenizer")
+    text.encode_file(source)
+    part = text.encoded_file(source)
+    assert text.join_encoded([part], tmp_path / "whole", 204)["documents"] == 9
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    for damaged in (content, content[:-30]):
+        part.write_bytes(damaged)
+        with pytest.raises(
+            UserError, match=r"00000.npz is damaged .*: what is unfinished was removed, repeat the command"
+        ):
+            text.join_encoded([part], tmp_path / "whole", 204)
+
+
+def group_is_gone(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def start_and_end(command: list[str], out: Path, end: signal.Signals, cwd: Path) -> None:
+    """Start amos prepare, and end it when it has encoded another part: no process remains, nor anything but finished parts."""
+
+    def parts() -> set[Path]:
+        return set((out / ".prepare" / "text").glob("0*.npz"))
+
+    before = parts()
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    variables = {**os.environ, "VIRTUAL_ENV": sys.prefix, "PATH": path}
+    run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=cwd, env=variables)
+    wait_until(lambda: parts() - before or run.poll() is not None)
+    assert run.poll() is None, run.stderr.read()
+    is_ctrl_c = end == signal.SIGINT  # which reaches the whole group
+    (os.killpg if is_ctrl_c else os.kill)(run.pid, end)
+    _, errors = run.communicate(timeout=60)
+    assert run.returncode == (130 if is_ctrl_c else -end), errors
+    assert ("interrupted: repeat the command" in errors) == is_ctrl_c
+    assert "Traceback" not in errors
+    wait_until(lambda: group_is_gone(run.pid))
+    assert {path.name for path in out.iterdir()} == {".prepare"}
+
+
+@pytest.mark.slow
+def test_interrupted_and_killed_runs_continue(tmp_path):
+    """By Ctrl-C and by kill -9; the third run finishes.
+
+    The working directory holds a package of the same name, which must not be imported instead of ours.
+    """
+    (tmp_path / "preprocess").mkdir()
+    (tmp_path / "preprocess" / "__init__.py").write_text("raise SystemExit('the wrong package')")
+    source = write_text(tmp_path / "text.txt", make_documents(4000))
+    flags = [str(source), "--vocab-size", "150", "--shard-megabytes", "0.1", "--workers", "2"]
+    out = tmp_path / "out"
+    script = ["bash", str(ROOT / "preprocess" / "pretraining" / "prepare.sh"), *flags, "--out", str(out)]
+    start_and_end(script, out, signal.SIGINT, tmp_path)
+    command = [sys.executable, "-m", "amos_start", "prepare", *flags, "--out", str(out)]
+    start_and_end(command, out, signal.SIGKILL, ROOT)
+    main([*flags, "--out", out])
+    main([*flags, "--out", tmp_path / "uninterrupted", "--workers", "1"])
+    assert file_bytes(out) == file_bytes(tmp_path / "uninterrupted")
