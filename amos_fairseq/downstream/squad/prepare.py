@@ -29,7 +29,14 @@ from amos_fairseq.files import json_text, whole_folder
 from amos_fairseq.fingerprint import files_sha256
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.text.encoding import NUM_FAIRSEQ_SYMBOLS, UNKNOWN_ID, BinarizedFile, SymbolIds
-from amos_fairseq.text.prepared_data import prepared_data
+from amos_fairseq.text.prepared_data import (
+    Sample,
+    check_inputs,
+    describe_source,
+    is_finished,
+    prepared_data,
+    save_tokenizer,
+)
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
 
 ADVICE = "give an official file of SQuAD"
