@@ -35,6 +35,7 @@ setup(
         "amos_fairseq.recipes": ["**/*.yaml"],
         "amos_fairseq.functional.cuda": ["tuned_launches.json"],
         "amos_fairseq.report": ["templates/*.html"],
+        "amos_fairseq.hugging_face": ["model_card.jinja"],
         "amos_fairseq.measure": ["fake_cuda.cpp"],
         "amos_fairseq.downstream": ["paper_results.yaml", "recipes/*.yaml"],
     },
@@ -61,7 +62,8 @@ setup(
         "seqeval>=1.2.2",
         "sentencepiece>=0.2.2",  # the first with return_type="offset_mapping": where pieces are in the text
         "tensorboard",
-        "tokenizers",
+        # 0.23.2 cuts each text of a pair to the limit before it compares their lengths: pairs are truncated otherwise.
+        "tokenizers!=0.23.2",
         "tqdm",
         "transformers>=4.57,<6",
         "zstandard",

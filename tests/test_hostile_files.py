@@ -18,9 +18,9 @@ from amos_fairseq.downstream.classification.glue.tasks import SCORED
 from amos_fairseq.downstream.squad.dataset import Example, read_squad_manifest
 from amos_fairseq.downstream.squad.official import read_null_odds, read_predictions, read_squad
 from amos_fairseq.errors import UserError
-from amos_fairseq.hugging_face.families import PartKind
 from amos_fairseq.hugging_face.model_card import dataset_of
 from amos_fairseq.hugging_face.parts import label_settings
+from amos_fairseq.hugging_face.weights import Head
 from amos_fairseq.scoring.reranking import read_nbest
 from amos_fairseq.strangers import read_json_lines
 from amos_fairseq.text import prepare as prepare_text
@@ -81,7 +81,7 @@ def notes_of_glue(path: Path) -> list[str]:
     return notes
 
 
-def labels(path: Path, kind: PartKind = PartKind.SEQUENCE_CLASSIFICATION) -> list[str]:
+def labels(path: Path, kind: Head = Head.SEQUENCE_CLASSIFICATION) -> list[str]:
     loaded = SimpleNamespace(task={"data": str(path.parent)}, file=path.parent / "checkpoint_last.pt")
     names = list(label_settings(loaded, kind, 2, None)["id2label"].values())
     assert all(isinstance(name, str) and name.encode() for name in names)
@@ -89,7 +89,7 @@ def labels(path: Path, kind: PartKind = PartKind.SEQUENCE_CLASSIFICATION) -> lis
 
 
 def name_in_card(path: Path) -> None:
-    found = dataset_of(PartKind.SEQUENCE_CLASSIFICATION, path.parent)
+    found = dataset_of(Head.SEQUENCE_CLASSIFICATION, path.parent)
     assert found is None or found[1].removeprefix("GLUE ") in SCORED
 
 
@@ -126,7 +126,7 @@ READERS: dict[str, tuple[str, Any, Callable[[Path], Any]]] = {
     "task.json of amos glue": ("RTE/task.json", PREPARED_GLUE, notes_of_glue),
     "probing.json": ("probing.json", {"sources": []}, probing_is_finished),
     "labels of task.json": ("task.json", LABELS, labels),
-    "labels.txt": ("labels.txt", None, lambda path: labels(path, PartKind.TOKEN_CLASSIFICATION)),
+    "labels.txt": ("labels.txt", None, lambda path: labels(path, Head.TOKEN_CLASSIFICATION)),
     "task in a model card": ("task.json", LABELS, name_in_card),
 }
 

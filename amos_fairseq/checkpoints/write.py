@@ -37,7 +37,6 @@ class Renaming(NamedTuple):
     """One line of a table of names, for a group of weights: ``N`` is the number of a layer, ``*`` is ``weight`` and ``bias``.
 
     Attributes:
-        ours: the name in this package.
         theirs: the name in the other library, or several names whose tensors are one tensor of ours.
         conversion: what changes beside the name, in a form that the tables of a library share; None: nothing.
         first_layer: number of the first layer that has these weights, counted from 0.
@@ -54,8 +53,8 @@ def expand_names(table: Collection[Renaming], num_layers: int) -> Iterator[tuple
     for line in table:
         theirs = [line.theirs] if isinstance(line.theirs, str) else line.theirs
         for layer in range(line.first_layer, num_layers) if ".N." in line.ours else (0,):
-            for kind in ("weight", "bias") if line.ours.endswith("*") else ("",):
-                ours, *others = (name.replace(".N.", f".{layer}.").replace("*", kind) for name in (line.ours, *theirs))
+            for last in ("weight", "bias") if line.ours.endswith("*") else ("",):
+                ours, *others = (name.replace(".N.", f".{layer}.").replace("*", last) for name in (line.ours, *theirs))
                 yield ours, others, line.conversion
 
 
@@ -71,7 +70,6 @@ class Imported:
 
     Attributes:
         config: the complete configuration, as fairseq-train would have saved it.
-        tokenizer: its pieces are the rows of the embedding.
         source: description of where the weights come from.
         newly_initialized: parameters that got no foreign weight.
         unexpected_keys: foreign weights that the model has no parameter for.
@@ -88,19 +86,12 @@ class Imported:
 
 
 def as_flags(settings: dict[str, Any]) -> list[str]:
-    """Return settings as flags: {"encoder_layers": 12} -> ["--encoder-layers=12"].
-
-    Each setting is a single argument: a value from a foreign file cannot add a flag.
-    """
+    """Return settings as flags: {"encoder_layers": 12} -> ["--encoder-layers=12"], of which a foreign value cannot make two."""
     return [f"--{name.replace('_', '-')}={value!s}" for name, value in settings.items()]
 
 
 def configuration(arch: str, settings: dict[str, Any], source: str) -> DictConfig:
-    """Return the configuration that ``fairseq-train --arch ARCH`` saves with these settings of the model as flags.
-
-    Raises:
-        UserError: there is no such architecture.
-    """
+    """Return the configuration that ``fairseq-train --arch ARCH`` saves with these settings of the model as flags."""
     if not issubclass(ARCH_MODEL_REGISTRY.get(arch, object), PretrainingModel):
         known = (name for name, model in ARCH_MODEL_REGISTRY.items() if issubclass(model, PretrainingModel))
         raise UserError(f"--arch {arch} is not an architecture of this package: give one of {', '.join(sorted(known))}")
@@ -138,9 +129,6 @@ def fill(model: BaseFairseqModel, weights: Weights, ids: Tensor) -> list[str]:
 
     Args:
         ids: [dictionary size] int64, the foreign id of each of our rows, -1 where there is none.
-
-    Raises:
-        UserError: a weight has another shape than its parameter, or the model has no such parameter.
     """
     state = model.state_dict()
     for name, tensor in weights.items():
@@ -162,12 +150,8 @@ def to_our_rows(theirs: Tensor, ids: Tensor, initial: Tensor) -> Tensor:
     """Return ``theirs`` [their rows, ...] in the order of our dictionary.
 
     Args:
-        theirs: an embedding or output bias in the order of the foreign ids.
         ids: see :func:`fill`.
         initial: [our rows, ...], the values of rows without a foreign one.
-
-    Raises:
-        UserError: the tokenizer has an id that the model has no row for, or the rows have another width.
     """
     if theirs.shape[1:] != initial.shape[1:]:
         raise UserError(
@@ -191,18 +175,18 @@ def check_rows(ids: Tensor, num_rows: int) -> None:
 
 
 def write(imported: Imported, out: Path) -> None:
-    """Write ``out`` and, beside it, ``tokenizer/``: both completely, or neither.
-
-    Raises:
-        UserError: ``out`` exists, there is another tokenizer beside it, or the directory cannot be written.
-    """
+    """Write ``out`` and, beside it, ``tokenizer/``: both completely, or neither."""
     check_output_file(out)
     directory = out.parent / TOKENIZER_DIRECTORY
     is_new = not directory.exists()
     with explain_write_errors(out, "make room, or give another place"):
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
-            _write_tokenizer(imported.tokenizer, directory)
+            if is_new:
+                with whole_folder(directory) as unfinished_folder:
+                    imported.tokenizer.save(unfinished_folder)
+            elif directory_sha256(directory) != imported.tokenizer.sha256:
+                raise UserError(f"{directory} holds another tokenizer: give OUT.pt a directory of its own")
             # An open file instead of its name: only then torch reports why it could not write.
             with whole_file(str(out)) as unfinished, open(unfinished, "wb") as file:
                 torch.save(checkpoint_state(imported, directory), file)
@@ -248,12 +232,3 @@ def checkpoint_state(imported: Imported, tokenizer_directory: Path) -> dict[str,
         },
         "last_optimizer_state": None,
     }
-
-
-def _write_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
-    if directory.exists():
-        if directory_sha256(directory) != tokenizer.sha256:
-            raise UserError(f"{directory} holds another tokenizer: give OUT.pt a directory of its own")
-        return
-    with whole_folder(directory) as unfinished:
-        tokenizer.save(unfinished)

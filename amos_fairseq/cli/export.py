@@ -8,7 +8,7 @@ from amos_fairseq.cli.arguments import add_checkpoint, add_subcommand, import_fa
 from amos_fairseq.errors import UserError
 
 if TYPE_CHECKING:
-    from amos_fairseq.hugging_face.parts import ExportedPart
+    from amos_fairseq.hugging_face.parts import Part
     from amos_fairseq.hugging_face.verify import Agreement
 
 DESCRIPTION = """\
@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> None:
     _report(arguments.out, *export(*place, **options))
 
 
-def _report(out: Path, part: "ExportedPart", agreement: "Agreement | None") -> None:
+def _report(out: Path, part: "Part", agreement: "Agreement | None") -> None:
     from amos_fairseq.hugging_face import custom_code
 
     code = "; it contains custom code: trust_remote_code=True" if custom_code.is_in(out) else ""

@@ -75,8 +75,8 @@ def run(arguments: argparse.Namespace) -> None:
 
 def read_source(arguments: argparse.Namespace) -> "Imported":
     """Read and convert SOURCE; raise :class:`UserError` for flags that do not apply to its kind."""
-    from amos_fairseq.checkpoints.microsoft_amos import import_release
-    from amos_fairseq.hugging_face.import_model import import_folder
+    from amos_fairseq.checkpoints.released_amos import import_release
+    from amos_fairseq.hugging_face.import_folder import import_folder
 
     arch, generator, tokenizer, depths = arguments.arch, arguments.generator, arguments.tokenizer, arguments.depths
     if arguments.origin == HUGGING_FACE:

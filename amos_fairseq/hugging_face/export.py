@@ -5,18 +5,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from amos_fairseq.checkpoints.read import CheckpointPath, load_checkpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import explain_write_errors, whole_folder
-from amos_fairseq.hugging_face.convert import write_model
-from amos_fairseq.hugging_face.export_tokenizer import folder_tokenizer
-from amos_fairseq.hugging_face.families import CONFIG_FILE
+from amos_fairseq.hugging_face import custom_code
+from amos_fairseq.hugging_face.config import CONFIG_FILE, hugging_face_config
+from amos_fairseq.hugging_face.import_folder import WEIGHTS_FILE
 from amos_fairseq.hugging_face.model_card import CardSettings, check_card_settings, write_card
-from amos_fairseq.hugging_face.parts import ExportedPart, choose_part, heads_of_tasks
+from amos_fairseq.hugging_face.parts import Part, choose_part, heads_of_tasks
+from amos_fairseq.hugging_face.tokenizer import FolderTokenizer, folder_tokenizer
 from amos_fairseq.hugging_face.verify import Agreement, verify_folder
+from amos_fairseq.hugging_face.weights import CUSTOM, Head, in_their_rows, to_hugging_face
 from amos_fairseq.strangers import is_unicode
+from amos_fairseq.text.tokenization.tokenizer import BOS, EOS, PAD
 
 ALL_HEADS = "ALL"
+_SPECIAL_IDS = {"bos_token_id": BOS, "pad_token_id": PAD, "eos_token_id": EOS}
 
 
 def export(
@@ -32,7 +38,7 @@ def export(
     card: CardSettings | None = None,
     check: bool = True,
     head: str | None = None,
-) -> tuple[ExportedPart, Agreement | None]:
+) -> tuple[Part, Agreement | None]:
     """Write the folder ``out``, completely or not at all; return what it holds and, with ``check``, how well it agrees.
 
     Args:
@@ -67,18 +73,45 @@ def export(
 
 def export_heads(
     checkpoint: CheckpointPath, out: Path, tokenizer: CheckpointPath | None = None, force: bool = False, **options: Any
-) -> dict[str, tuple[ExportedPart, Agreement | None]]:
+) -> dict[str, tuple[Part, Agreement | None]]:
     """Write a folder in ``out`` for each head of a model of several tasks, all of them or none; the arguments and errors are
     those of :func:`export`."""
     heads = heads_of_tasks(load_checkpoint(checkpoint, tokenizer).model)
     if not heads:
         raise UserError(f"--head {ALL_HEADS}: {checkpoint} is not a model of several tasks: leave it out")
     check_output_folder(out, force, holds=heads)
-    with (
-        explain_write_errors(out, "make room, permit writing, or give another folder"),
-        whole_folder(out, force) as folder,
-    ):
+    explained = explain_write_errors(out, "make room, permit writing, or give another folder")
+    with explained, whole_folder(out, force) as folder:
         return {head: export(checkpoint, folder / head, tokenizer, head=head, **options) for head in heads}
+
+
+@torch.no_grad()
+def write_model(folder: Path, part: Part, tokenizer: FolderTokenizer) -> None:
+    """Write ``model.safetensors``, float32, and ``config.json``; for custom positions also their code.
+
+    AutoModel adds a pooling layer to a bare encoder. It gets the identity: ``pooler_output`` is then tanh of the first state,
+    not random.
+    """
+    ids = {name: tokenizer.special_ids.get(symbol) for name, symbol in _SPECIAL_IDS.items()}
+    config = hugging_face_config(
+        part.family, part.shape, tokenizer.num_rows, **part.settings, **ids, architectures=[part.class_name]
+    )
+    if part.family == CUSTOM:
+        from amos_fairseq.hugging_face.custom_code import modeling_amos as classes
+
+        config.auto_map = custom_code.model_auto_map()
+        custom_code.write_code(folder, custom_code.MODEL_CODE)
+    else:
+        import transformers as classes
+    model = getattr(classes, part.class_name)(config)
+    state = to_hugging_face(part.family, part.head, in_their_rows(part.weights, tokenizer.ids, tokenizer.num_rows))
+    if part.head == Head.NONE and getattr(model, "pooler", None) is not None:
+        width = part.shape.width
+        state |= {"pooler.dense.weight": torch.eye(width), "pooler.dense.bias": torch.zeros(width)}
+    model.load_state_dict(state, strict=True)
+    model.eval().save_pretrained(folder, safe_serialization=True)
+    # safetensors creates files that only their owner can read; all other files follow the user's umask.
+    (folder / WEIGHTS_FILE).chmod((folder / CONFIG_FILE).stat().st_mode)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from transformers import (
 )
 from transformers.models.bert.modeling_bert import BertEncoder
 
-from amos_fairseq.hugging_face.convert import hugging_face_config
+from amos_fairseq.hugging_face.config import hugging_face_config
 from amos_fairseq.measure.configuration import BenchSetup
 from amos_fairseq.measure.fairseq_step import moments_of, tensors_of
 from amos_fairseq.models.configuration import MODERN, generator_config, transformer_config

@@ -25,8 +25,7 @@ from tqdm import tqdm
 
 import amos_fairseq  # noqa: F401  (registers task and model)
 from amos_fairseq.errors import UserError
-from amos_fairseq.hugging_face.convert import to_hugging_face
-from amos_fairseq.hugging_face.families import PartKind
+from amos_fairseq.hugging_face.weights import Head, to_hugging_face
 from amos_fairseq.measure.hugging_face import HuggingFaceObjective, build_objective, fused_adamw
 from amos_fairseq.models.electra import ElectraModel
 from amos_fairseq.recipes.composition import compose_recipe
@@ -117,8 +116,8 @@ def with_weights_of(model: ElectraModel, cfg: DictConfig, pad: int) -> HuggingFa
     objective = build_objective(cfg, model.vocabulary.padded_size, pad, naive=False)
     state = model.state_dict()
     for network, prefix, head, kind in (
-        (objective.masked_lm, "generator.", "mlm_head.", PartKind.MASKED_LM),
-        (objective.discriminator, "discriminator.", "detection_head.", PartKind.PRETRAINING),
+        (objective.masked_lm, "generator.", "mlm_head.", Head.MASKED_LM),
+        (objective.discriminator, "discriminator.", "detection_head.", Head.PRETRAINING),
     ):
         part = {f"encoder.{name.removeprefix(prefix)}": t for name, t in state.items() if name.startswith(prefix)}
         part |= {name: tensor for name, tensor in state.items() if name.startswith(("embed_tokens.", head))}

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from amos_fairseq.hugging_face.convert import to_hugging_face
-from amos_fairseq.hugging_face.families import PartKind
+from amos_fairseq.hugging_face.weights import Head, to_hugging_face
 from amos_fairseq.measure.configuration import BenchSettings, BenchSetup, build_task, set_up
 from amos_fairseq.measure.fairseq_step import FairseqStep, make_synthetic_text
 from amos_fairseq.measure.hugging_face import (
@@ -41,10 +40,10 @@ def give_weights(peer: HuggingFaceObjective, weights: dict[str, Tensor]) -> None
     is_modern = isinstance(peer, ModernBertObjective)
     family = "modernbert" if is_modern else "electra"
     generator = "transformer" if peer.discriminator is None else "generator"
-    peer.masked_lm.load_state_dict(to_hugging_face(family, PartKind.MASKED_LM, part(weights, generator, "mlm_head")))
+    peer.masked_lm.load_state_dict(to_hugging_face(family, Head.MASKED_LM, part(weights, generator, "mlm_head")))
     if peer.discriminator is not None:
         discriminator = part(weights, "discriminator", "detection_head")
-        state = to_hugging_face(family, PartKind.DETECTION if is_modern else PartKind.PRETRAINING, discriminator)
+        state = to_hugging_face(family, Head.DETECTION if is_modern else Head.PRETRAINING, discriminator)
         if is_modern:  # one label: the row of "replaced"
             state |= {name: state[name][1:] for name in ("classifier.weight", "classifier.bias")}
         peer.discriminator.load_state_dict(state)

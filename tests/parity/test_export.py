@@ -409,9 +409,9 @@ REFUSED = {
     "network per token": ("teams", {"task_heads": "ffn"}, "discriminator", "on top of its encoder (--task-heads ffn)"),
     "cloze model": ("electric", TWO_TOWER, "encoder", "has no encoder to fine-tune or to load"),
     "t5": ("electric", {"relative_position_scheme": "t5"}, "discriminator", "two layers on relative positions"),
-    "mlm's generator": ("mlm", {}, "generator", "has no generator: give --part mlm or encoder"),
-    "mlm's discriminator": ("mlm", {}, "discriminator", "has no discriminator: give --part mlm or encoder"),
-    "amos as an mlm": ("amos", {}, "mlm", "is not an mlm: its masked language model is --part generator"),
+    "mlm's generator": ("mlm", {}, "generator", "it has mlm, encoder"),
+    "mlm's discriminator": ("mlm", {}, "discriminator", "it has mlm, encoder"),
+    "amos as an mlm": ("amos", {}, "mlm", "it has encoder, generator, discriminator"),
 }
 
 

@@ -17,8 +17,8 @@ from tokenizer_text import SPLIT_LINES, train_bpe
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, linear
 
-from amos_fairseq.checkpoints.microsoft_amos import Inert, import_release, read_release
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
+from amos_fairseq.checkpoints.released_amos import Inert, import_release, read_release
 from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.pretraining import PretrainingBatch

@@ -8,14 +8,19 @@ from small_models import encoder_config, modern_config
 from torch import nn
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.hugging_face.convert import from_hugging_face, hugging_face_config, to_hugging_face
-from amos_fairseq.hugging_face.families import CUSTOM, FAMILIES, PartKind, class_name
+from amos_fairseq.hugging_face.config import hugging_face_config
 from amos_fairseq.hugging_face.parts import families_of
+from amos_fairseq.hugging_face.weights import CUSTOM, FAMILIES, Head, class_name, from_hugging_face, to_hugging_face
 from amos_fairseq.modules.encoder import TransformerConfig
 
 ROWS = 30
 LONGEST = 150  # past MPNet's maximum distance of 128
-PARTS = [(family, part) for family, table in FAMILIES.items() if family != CUSTOM for part in table.kinds]
+PARTS = [
+    (family, part)
+    for family, table in FAMILIES.items()
+    if family != CUSTOM and table.name
+    for part in (Head.NONE, *table.heads)
+]
 
 
 def config_of(family: str = "bert", **changes) -> TransformerConfig:
@@ -30,7 +35,7 @@ def hugging_face_model(family: str, part: str, seed: int = 0, **changes) -> nn.M
     """One of their classes with random values everywhere, except in rows of positions that they never use."""
     pad = 0 if family in ("bert", "electra", "modernbert") else 1
     config = hugging_face_config(family, config_of(family, **changes), ROWS, pad_token_id=pad)
-    is_pooled = part == PartKind.ENCODER and family not in ("electra", "modernbert")
+    is_pooled = part == Head.NONE and family not in ("electra", "modernbert")
     bare = {"add_pooling_layer": False} if is_pooled else {}
     torch.manual_seed(seed)
     model = getattr(transformers, class_name(family, part))(config, **bare).eval()
@@ -40,7 +45,7 @@ def hugging_face_model(family: str, part: str, seed: int = 0, **changes) -> nn.M
             parameter.copy_(torch.randn_like(parameter) * (0.3 if family == "modernbert" else 1))
             if "position_embeddings" in name and family in ("mpnet", "roberta"):
                 parameter[:2] = 0
-            if part == PartKind.DETECTION and name.startswith("classifier"):
+            if part == Head.DETECTION and name.startswith("classifier"):
                 parameter[0] = 0
     return model
 
@@ -49,7 +54,7 @@ def hugging_face_model(family: str, part: str, seed: int = 0, **changes) -> nn.M
 def test_round_trip_is_the_identity(family, part):
     projected = {"embedding_width": 8} if family == "electra" else {}
     theirs = hugging_face_model(family, part, **projected).state_dict()
-    converted = from_hugging_face(family, theirs, () if part == PartKind.ENCODER else (part,))
+    converted = from_hugging_face(family, theirs, () if part == Head.NONE else (part,))
     assert converted.unexpected_keys == []
     back = to_hugging_face(family, part, converted.weights)
     assert back.keys() == theirs.keys()
@@ -74,7 +79,7 @@ def test_round_trip_is_the_identity(family, part):
 )
 def test_hidden_states_agree(family, changes):
     """Every layer's states, lengths from 1 to the maximum, right padding, both token types."""
-    theirs = hugging_face_model(family, PartKind.ENCODER, **changes)
+    theirs = hugging_face_model(family, Head.NONE, **changes)
     pad = theirs.config.pad_token_id
     weights = from_hugging_face(family, theirs.state_dict()).weights
     encoder = config_of(family, **changes).build().eval()
@@ -98,44 +103,44 @@ def test_unexpected_keys_are_reported():
     theirs = transformers.BertForPreTraining(config).state_dict()
     modules = ("bert.pooler.dense", "cls.seq_relationship")
     unexpected = [f"{name}.{kind}" for name in modules for kind in ("bias", "weight")]
-    assert from_hugging_face("bert", theirs, [PartKind.MASKED_LM]).unexpected_keys == unexpected
+    assert from_hugging_face("bert", theirs, [Head.MASKED_LM]).unexpected_keys == unexpected
     assert "cls.predictions.transform.dense.weight" in from_hugging_face("bert", theirs).unexpected_keys
     # The decoder equals the embeddings.
     assert "cls.predictions.decoder.weight" not in from_hugging_face("bert", theirs).unexpected_keys
 
 
 def test_gamma_and_beta_of_the_first_berts():
-    today = hugging_face_model("bert", PartKind.MASKED_LM).state_dict()
+    today = hugging_face_model("bert", Head.MASKED_LM).state_dict()
     former = {
         name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
         for name, tensor in today.items()
     }
     assert former.keys() != today.keys()
     ours, same = (
-        from_hugging_face("bert", former, [PartKind.MASKED_LM]),
-        from_hugging_face("bert", today, [PartKind.MASKED_LM]),
+        from_hugging_face("bert", former, [Head.MASKED_LM]),
+        from_hugging_face("bert", today, [Head.MASKED_LM]),
     )
     assert ours.unexpected_keys == []
     assert all(torch.equal(ours.weights[name], same.weights[name]) for name in same.weights)
 
 
 def test_weights_that_cannot_be_imported_are_refused_by_name():
-    theirs = hugging_face_model("roberta", PartKind.MASKED_LM).state_dict()
+    theirs = hugging_face_model("roberta", Head.MASKED_LM).state_dict()
     cut = {name: tensor for name, tensor in theirs.items() if "layer.1.output.dense.bias" not in name}
     with pytest.raises(UserError, match=r"roberta\.encoder\.layer\.1\.output\.dense\.bias is missing"):
         from_hugging_face("roberta", cut)
     theirs["lm_head.decoder.weight"] = theirs["lm_head.decoder.weight"] + 1
     with pytest.raises(UserError, match="tied"):
-        from_hugging_face("roberta", theirs, [PartKind.MASKED_LM])
+        from_hugging_face("roberta", theirs, [Head.MASKED_LM])
     assert "lm_head.decoder.weight" in from_hugging_face("roberta", theirs).unexpected_keys
 
 
 @torch.no_grad()
 def test_detection_classifier_with_two_rows_is_one_logit():
     """softmax of two logits = sigmoid of their difference; 1e-6: some roundings of probabilities below 1."""
-    model = hugging_face_model("mpnet", PartKind.DETECTION)
+    model = hugging_face_model("mpnet", Head.DETECTION)
     model.classifier.weight.normal_()
-    weights = from_hugging_face("mpnet", model.state_dict(), [PartKind.DETECTION]).weights
+    weights = from_hugging_face("mpnet", model.state_dict(), [Head.DETECTION]).weights
     states = torch.randn(5, 12)
     logit = states @ weights["detection_head.output.weight"].t() + weights["detection_head.output.bias"]
     expected = model.classifier(states).softmax(-1)[:, 1:]
@@ -143,12 +148,12 @@ def test_detection_classifier_with_two_rows_is_one_logit():
 
 
 def test_families_of_an_encoder():
-    assert families_of(PartKind.ENCODER, config_of())[0] == "bert"
-    assert families_of(PartKind.ENCODER, config_of(), activation="gelu")[0] == "electra"
-    assert families_of(PartKind.ENCODER, config_of(embedding_width=8))[0] == "electra"
-    assert families_of(PartKind.ENCODER, config_of(position_scheme="t5"))[0] == "mpnet"
-    assert families_of(PartKind.ENCODER, config_of(position_scheme="amos", position_buckets=64))[0] == CUSTOM
+    assert families_of(Head.NONE, config_of())[0] == "bert"
+    assert families_of(Head.NONE, config_of(), activation="gelu")[0] == "electra"
+    assert families_of(Head.NONE, config_of(embedding_width=8))[0] == "electra"
+    assert families_of(Head.NONE, config_of(position_scheme="t5"))[0] == "mpnet"
+    assert families_of(Head.NONE, config_of(position_scheme="amos", position_buckets=64))[0] == CUSTOM
     sizes = {"position_buckets": 64, "position_max_distance": 64, "num_token_types": 2, "embedding_width": 8}
     for name, value in sizes.items():
         with pytest.raises(UserError, match="cannot be exported"):
-            families_of(PartKind.ENCODER, config_of(position_scheme="t5", **{name: value}))
+            families_of(Head.NONE, config_of(position_scheme="t5", **{name: value}))

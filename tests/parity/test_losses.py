@@ -20,8 +20,7 @@ from transformers import ElectraForMaskedLM, ElectraForPreTraining
 
 from amos_fairseq.criterions.electra import ElectraCriterion
 from amos_fairseq.criterions.mlm import MlmCriterion
-from amos_fairseq.hugging_face.convert import to_hugging_face
-from amos_fairseq.hugging_face.families import PartKind
+from amos_fairseq.hugging_face.weights import Head, to_hugging_face
 from amos_fairseq.models.configuration import EncoderConfig
 from amos_fairseq.models.mlm import MlmModel
 
@@ -40,7 +39,7 @@ def renamed(tensors: dict[str, Tensor], encoder: str, head: str) -> dict[str, Te
     """Embeddings, one encoder and its head under the names of Hugging Face's ELECTRA."""
     part = {name: tensor for name, tensor in tensors.items() if name.startswith(("embed_tokens", head))}
     part |= {f"encoder.{n.removeprefix(encoder)}": t for n, t in tensors.items() if n.startswith(encoder)}
-    return to_hugging_face("electra", PartKind.MASKED_LM if head == "mlm_head" else PartKind.PRETRAINING, part)
+    return to_hugging_face("electra", Head.MASKED_LM if head == "mlm_head" else Head.PRETRAINING, part)
 
 
 def reference(model_class: type, width: int, ffn: int, heads: int, weights: dict[str, Tensor]) -> torch.nn.Module:

@@ -8,14 +8,14 @@ made relative, so that the folder does not depend on this package.
 import re
 from pathlib import Path
 
-from amos_fairseq.hugging_face.families import CUSTOM, FAMILIES, class_name
+from amos_fairseq.hugging_face.weights import CUSTOM, FAMILIES, Head, class_name
 
-# Name in the folder | path in this package.
-_MODEL_CODE = {
+# Name in the folder -> path in this package.
+MODEL_CODE = {
     "modeling_amos.py": "hugging_face/custom_code/modeling_amos.py",
     "relative_position.py": "functional/relative_position.py",
 }
-_TOKENIZER_CODE = {
+TOKENIZER_CODE = {
     "tokenization_amos.py": "hugging_face/custom_code/tokenization_amos.py",
     "microsoft_text.py": "text/tokenization/microsoft_text.py",
     "truncation.py": "text/tokenization/truncation.py",
@@ -26,12 +26,8 @@ _OUR_IMPORT = re.compile(r"^from amos_fairseq\.[\w.]+?(\w+) import ", re.MULTILI
 
 def model_auto_map() -> dict[str, str]:
     """Return every class of ``modeling_amos.py`` under the class of transformers that loads it."""
-    classes = {kind.auto_class: class_name(CUSTOM, kind) for kind in FAMILIES[CUSTOM].kinds}
-    return {name: f"modeling_amos.{found}" for name, found in {"AutoConfig": "AmosConfig", **classes}.items()}
-
-
-def write_model_code(folder: Path) -> None:
-    _write_code(folder, _MODEL_CODE)
+    classes = {head.auto_class: class_name(CUSTOM, head) for head in (Head.NONE, *FAMILIES[CUSTOM].heads)}
+    return {name: f"modeling_amos.{code}" for name, code in {"AutoConfig": "AmosConfig", **classes}.items()}
 
 
 def is_in(folder: Path) -> bool:
@@ -39,11 +35,7 @@ def is_in(folder: Path) -> bool:
     return any(folder.glob("*.py"))
 
 
-def write_tokenizer_code(folder: Path) -> None:
-    _write_code(folder, _TOKENIZER_CODE)
-
-
-def _write_code(folder: Path, files: dict[str, str]) -> None:
+def write_code(folder: Path, files: dict[str, str]) -> None:
     package = Path(__file__).parents[2]
     for name, source in files.items():
         code = _OUR_IMPORT.sub(r"from .\1 import ", (package / source).read_text(encoding="utf-8"))

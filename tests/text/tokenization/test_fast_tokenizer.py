@@ -9,7 +9,7 @@ from tokenizer_text import HOSTILE, assert_survives_fairseq, write_sample
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.hugging_face.export_tokenizer import exported_tokenizer
+from amos_fairseq.hugging_face.tokenizer import exported_tokenizer
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
 from amos_fairseq.text.tokenization.tokenizer import SPECIAL_SYMBOLS, spell_piece
 from amos_fairseq.text.vocabulary import learn_tokenizer

@@ -3,7 +3,7 @@
 import pytest
 from tokenizer_text import ALPHABETS, random_texts
 
-from amos_fairseq.hugging_face.export_tokenizer import exported_tokenizer
+from amos_fairseq.hugging_face.tokenizer import exported_tokenizer
 from amos_fairseq.text.tokenization.tokenizer import UNK, embedding_symbols
 from amos_fairseq.text.tokenization.words import encode_words
 from tests.text.tokenization.test_fast_tokenizer import small_tokenizer_of_kind

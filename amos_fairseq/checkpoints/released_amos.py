@@ -128,7 +128,9 @@ def import_release(
     source = f"{path.name} (released by the AMOS authors)"
     config = configuration(arch, settings, source)
     model = build_model(config, release_tokenizer, seed)
-    check_tied(theirs, path)
+    for name in _TIED:
+        if name in theirs and not torch.equal(theirs[name], theirs[EMBEDDING]):
+            raise UserError(f"{path}: {name} differs from {EMBEDDING}, but our model has a single table for both")
     weights, used = renamed(theirs, has_generator, path)
     num_tokens = len(embedding_symbols(release_tokenizer.dictionary_symbols))
     if len(theirs[EMBEDDING]) != num_tokens:
@@ -146,10 +148,7 @@ def import_release(
 
 
 def read_release(path: Path) -> dict[str, Any]:
-    """Read the file as data, tensors in float32.
-
-    Raises :class:`UserError` if it contains a class that is not in ``ALLOWED``, or lacks the weight names of the release.
-    """
+    """Read the file as data, tensors in float32; a class that is not in ``ALLOWED`` is refused."""
     replaced_classes = [(Inert, name) for name in ALLOWED]
     with explain_load_errors(str(path)), open(path, "rb"), torch.serialization.safe_globals(replaced_classes):
         state = torch.load(path, map_location="cpu", weights_only=True)
@@ -208,36 +207,28 @@ def shift_buckets(table: Tensor, settings: Any) -> Tensor:
 
 def values_named(content: Any, name: str) -> Iterator[Any]:
     """Yield every value with the key ``name`` in pickled settings, in whichever containers they are nested."""
-    if isinstance(content, argparse.Namespace):
-        yield from values_named(vars(content), name)
-    elif isinstance(content, Inert):
-        yield from values_named(_content_of(content), name)
-    elif isinstance(content, dict):
-        for key, value in content.items():
-            if key == name:
-                yield _content_of(value) if isinstance(value, Inert) else value
-            else:
-                yield from values_named(value, name)
-    elif isinstance(content, (list, tuple)):
-        for part in content:
-            yield from values_named(part, name)
+    content = _plain(content)
+    if isinstance(content, dict):
+        if name in content:
+            yield _plain(content[name])
+        content = [value for key, value in content.items() if key != name]
+    if isinstance(content, list | tuple):
+        for value in content:
+            yield from values_named(value, name)
 
 
-def _content_of(node: Inert) -> Any:
-    """Return the content of omegaconf's container or node; its other attributes lead back to its parent."""
-    state = node.state if isinstance(node.state, dict) else {}
-    return state.get("_content", state.get("_val"))
-
-
-def check_tied(weights: Weights, path: Path) -> None:
-    """Raise :class:`UserError` if a copy of the token embedding differs from it: our model has a single table."""
-    for name in _TIED:
-        if name in weights and not torch.equal(weights[name], weights[EMBEDDING]):
-            raise UserError(f"{path}: {name} differs from {EMBEDDING}, but our model has a single table for both")
+def _plain(node: Any) -> Any:
+    """Return the content of a namespace, or of a container or node of omegaconf, whose other attributes lead to its parent."""
+    if isinstance(node, argparse.Namespace):
+        return vars(node)
+    if isinstance(node, Inert):
+        state = node.state if isinstance(node.state, dict) else {}
+        return state.get("_content", state.get("_val"))
+    return node
 
 
 def renamed(theirs: Weights, has_generator: bool, path: Path) -> tuple[Weights, set[str]]:
-    """Return their weights under our names, and the names of theirs; raise :class:`UserError` if a weight is missing."""
+    """Return their weights under our names, and the names of theirs."""
     weights: Weights = {}
     used: set[str] = set()
     tables = [(DISCRIMINATOR + DETECTION, "encoder")]

@@ -17,7 +17,7 @@ from torch import Tensor
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face import custom_code
-from amos_fairseq.hugging_face.families import CUSTOM
+from amos_fairseq.hugging_face.weights import CUSTOM
 from amos_fairseq.text.special_tokens import MASK_SYMBOL
 from amos_fairseq.text.tokenization.conversion import SPACE, token_ids
 from amos_fairseq.text.tokenization.fast_tokenizer import SENTENCEPIECE, FastTokenizer, frame_inputs, row_map
@@ -184,7 +184,7 @@ def _tokenizer_with_code(tokenizer: MicrosoftAmosTokenizer, max_length: int, num
         roles = {role: special_tokens[symbol] for role, symbol in _ROLES.items()}
         settings = {"model_max_length": max_length, "num_separators": num_separators, **roles}
         AmosTokenizer(**{name: str(path) for name, path in files.items()}, **settings).save_pretrained(folder)
-        custom_code.write_tokenizer_code(folder)
+        custom_code.write_code(folder, custom_code.TOKENIZER_CODE)
         _add_to_json(folder / TOKENIZER_CONFIG_FILE, auto_map=custom_code.TOKENIZER_AUTO_MAP)
 
     special_ids = {symbol: ids[token] for symbol, token in special_tokens.items()}

@@ -1,0 +1,257 @@
+"""Configurations of Hugging Face's models: ours | theirs, in both directions, and the checks of a foreign ``config.json``."""
+
+import reprlib
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.hugging_face.weights import CUSTOM, EXPORTED_TOKEN_TYPES, FAMILIES
+from amos_fairseq.models.configuration import MODERN
+from amos_fairseq.modules.encoder import TransformerConfig
+from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
+from amos_fairseq.strangers import finite_number, plain_name, read_json, whole_number
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+CONFIG_FILE = "config.json"
+DETECTION_LABELS = {0: "original", 1: "replaced"}
+# Constants in MPNet's code, whatever its configuration says; one in DistilBERT's.
+MPNET_BUCKETS, MPNET_MAX_DISTANCE = 32, 128
+DISTILBERT_LAYER_NORM_EPS = 1e-12
+# Number of first rows of the position table that belong to no position.
+POSITION_OFFSET = {"mpnet": 2, "roberta": 2, "electra": 0, "bert": 0, "distilbert": 0, "modernbert": 0, CUSTOM: 2}
+# Other names of model_type: the same classes with another vocabulary.
+SAME_AS = {"xlm-roberta": "roberta"}
+# Model types with another kind of encoder -> what this package does not compute.
+_OTHER_ENCODERS = {
+    "deberta": "disentangled attention",
+    "deberta-v2": "disentangled attention",
+    "albert": "one layer that is applied several times",
+}
+# Kinds of layers of ModernBERT.
+GLOBAL, LOCAL = "full_attention", "sliding_attention"
+LARGEST_SIZE = 2**31 - 1
+MOST_LAYERS = 10_000
+# transformers creates a name for each label.
+MOST_LABELS = 1_000_000
+
+# fmt: off
+# our flag                | TransformerConfig  | most families                | ModernBERT          | DistilBERT
+_SIZES = (
+    ("encoder_layers",         "num_layers",        "num_hidden_layers",           "num_hidden_layers",  "n_layers"),
+    ("encoder_embed_dim",      "width",             "hidden_size",                 "hidden_size",        "dim"),
+    ("encoder_ffn_embed_dim",  "ffn_width",         "intermediate_size",           "intermediate_size",  "hidden_dim"),
+    ("encoder_attention_heads","num_heads",         "num_attention_heads",         "num_attention_heads","n_heads"),
+)
+_FRACTIONS = (
+    ("dropout",                "dropout",           "hidden_dropout_prob",         "embedding_dropout",  "dropout"),
+    ("attention_dropout",      "attention_dropout", "attention_probs_dropout_prob","attention_dropout",  "attention_dropout"),
+    ("activation_dropout",     "activation_dropout","",                            "mlp_dropout",        ""),
+    ("layer_norm_eps",         "layer_norm_eps",    "layer_norm_eps",              "norm_eps",           ""),
+)
+# fmt: on
+_COLUMN = {"modernbert": 3, "distilbert": 4}  # of the others: 2
+_MORE_SIZES = (
+    "max_position_embeddings",
+    "embedding_size",
+    "type_vocab_size",
+    "local_attention",
+    "global_attn_every_n_layers",
+)
+
+
+def config_class(family: str) -> type["PretrainedConfig"]:
+    if family == CUSTOM:
+        from amos_fairseq.hugging_face.custom_code.modeling_amos import AmosConfig
+
+        return AmosConfig
+    import transformers
+
+    return getattr(transformers, f"{FAMILIES[family].name or 'DistilBert'}Config")
+
+
+def hugging_face_config(family: str, shape: TransformerConfig, num_rows: int, **others: Any) -> "PretrainedConfig":
+    """Return the configuration of ``family`` for an encoder of ``shape`` with ``num_rows`` rows of vocabulary.
+
+    ``others``: ``pad_token_id``, ``bos_token_id``, ``eos_token_id``, labels, ``classifier_dropout``, ``architectures``.
+    """
+    column = _COLUMN.get(family, 2)
+    settings = {row[column]: getattr(shape, row[1]) for row in _SIZES + _FRACTIONS if row[column]}
+    settings |= {
+        "vocab_size": num_rows,
+        "max_position_embeddings": shape.max_positions + POSITION_OFFSET[family],
+    }
+    if isinstance(shape, ModernBertEncoderConfig):
+        settings |= {
+            "local_attention": shape.local_attention,
+            # Names of transformers 4; version 5 converts them to layer_types and rope_parameters.
+            "global_attn_every_n_layers": shape.global_every,
+            "global_rope_theta": shape.global_theta,
+            "local_rope_theta": shape.local_theta,
+            "cls_token_id": others.get("bos_token_id"),
+            "sep_token_id": others.get("eos_token_id"),
+        }
+        return config_class(family)(**settings, **others)
+    settings["hidden_act"] = "gelu"
+    if family in ("mpnet", CUSTOM):
+        settings["relative_attention_num_buckets"] = shape.position_buckets
+    else:
+        settings["type_vocab_size"] = shape.num_token_types or EXPORTED_TOKEN_TYPES
+    if family == CUSTOM:
+        settings["relative_attention_max_distance"] = shape.position_max_distance
+    if family == "electra":
+        settings["embedding_size"] = shape.embedding_width or shape.width
+    return config_class(family)(**settings, **others)
+
+
+def encoder_settings(family: str, config: "PretrainedConfig") -> dict[str, Any]:
+    """Return the encoder's settings under the names of our flags: the inverse of :func:`hugging_face_config`.
+
+    The configuration comes from :func:`read_config`.
+    """
+    column = _COLUMN.get(family, 2)
+    settings = {row[0]: getattr(config, row[column]) for row in _SIZES + _FRACTIONS if row[column]}
+    width = config.hidden_size
+    embedding_width = getattr(config, "embedding_size", width)
+    settings |= {
+        "embedding_dim": 0 if embedding_width == width else embedding_width,  # 0: as wide as the encoder
+        "token_types": getattr(config, "type_vocab_size", 0),
+        "max_positions": config.max_position_embeddings - POSITION_OFFSET[family],
+        "relative_position_scheme": "t5" if family == "mpnet" else "none",
+    }
+    if family == "modernbert":
+        rope = rope_parameters(config)
+        return settings | {
+            "encoder": MODERN,
+            "global_attention_every": global_every(config),
+            "local_attention": config.local_attention,
+            "global_rope_theta": rope[GLOBAL]["rope_theta"],
+            "local_rope_theta": rope[LOCAL]["rope_theta"],
+        }
+    if family == "distilbert":
+        settings["layer_norm_eps"] = DISTILBERT_LAYER_NORM_EPS
+    return settings | {
+        "pooler_activation_fn": "gelu" if family == "electra" else "tanh",
+        "relative_position_buckets": MPNET_BUCKETS,
+        "relative_position_max_distance": MPNET_MAX_DISTANCE,
+    }
+
+
+def global_every(config: "PretrainedConfig") -> int | None:
+    """Return n if just the layers 1, 1 + n, 1 + 2 n, ... of a ModernBERT attend to all tokens; None without such an n."""
+    types = getattr(config, "layer_types", None)
+    if types is None:  # transformers 4
+        return config.global_attn_every_n_layers
+    layers = len(types)
+    after_first = [i for i in range(1, layers) if types[i] == GLOBAL]
+    every = after_first[0] if after_first else max(layers, getattr(config, "global_attn_every_n_layers", 1))
+    return every if types == [LOCAL if i % every else GLOBAL for i in range(layers)] else None
+
+
+def rope_parameters(config: "PretrainedConfig") -> dict[str, dict[str, Any]]:
+    """Return the settings of the rotary positions of a ModernBERT for both kinds of layers."""
+    parameters = getattr(config, "rope_parameters", None)
+    if parameters is None:  # transformers 4
+        thetas = {GLOBAL: config.global_rope_theta, LOCAL: config.local_rope_theta}
+        parameters = {layers: {"rope_type": "default", "rope_theta": theta} for layers, theta in thetas.items()}
+    local = dict(parameters[LOCAL])
+    if local.get("rope_theta") is None:  # null: as in global layers
+        local["rope_theta"] = parameters[GLOBAL].get("rope_theta")
+    return parameters | {LOCAL: local}
+
+
+def read_config(path: Path) -> tuple[str, "PretrainedConfig"]:
+    """Return the family of a ``config.json``, and the configuration with the defaults of its class.
+
+    Raises:
+        UserError: the file is missing or invalid, or describes a model that is not supported.
+    """
+    content = read_config_file(path)
+    family = str(content.get("model_type"))
+    family = SAME_AS.get(family, family)
+    known = [name for name in (*FAMILIES, *SAME_AS) if name != CUSTOM]
+    if family not in known:
+        other = f" (it has {_OTHER_ENCODERS[family]}, another kind of encoder)" if family in _OTHER_ENCODERS else ""
+        raise UserError(f"{path}: model_type {reprlib.repr(family)} cannot be imported{other}, only {', '.join(known)}")
+    if family == "modernbert" and content.get("num_hidden_layers", 1) > MOST_LAYERS:  # their class makes a list of them
+        raise UserError(f"{path}: num_hidden_layers is above {MOST_LAYERS:,}: take the file from the model again")
+    try:
+        config = config_class(family).from_dict(content)
+    except Exception as error:  # transformers raises whatever its code meets: IndexError, its own classes
+        raise UserError(
+            f"{path} is not a configuration of a {family} model ({short_reason(error)}): take it from the model again"
+        ) from error
+    problem = _unsupported_modern_setting(config) if family == "modernbert" else _unsupported_setting(family, config)
+    if problem:
+        raise UserError(f"{path}: {problem}, which this package does not compute")
+    return family, config
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """Return the content of a ``config.json`` with valid values. Settings that are absent have the default of their class."""
+    content = read_json(path, "give the whole folder of a Hugging Face model")
+    content.pop("attribute_map", None)  # gives settings other names, so that what is checked would not be what is used
+    for name, value in content.items():
+        try:
+            _check_setting(name, value)
+        except ValueError as error:
+            raise UserError(
+                f"{path}: {name} is {reprlib.repr(value)}, which is not valid: take the file from the model again"
+            ) from error
+    return content
+
+
+def _check_setting(name: str, value: Any) -> None:
+    """Raise ``ValueError`` for a value that the code of transformers or of this package would not survive."""
+    if any(name in row[2:] for row in _SIZES) or name in _MORE_SIZES:
+        whole_number(value, 1, LARGEST_SIZE)
+    elif any(name in row[2:] for row in _FRACTIONS):
+        finite_number(value, 0, 1)
+    elif name == "num_labels":
+        whole_number(value, 0, MOST_LABELS)
+    elif name == "architectures":
+        if not isinstance(value, list | None):
+            raise ValueError
+        for architecture in value or []:
+            plain_name(architecture, longest=200)
+
+
+def short_reason(error: Exception) -> str:
+    return textwrap.shorten(str(error) or type(error).__name__, width=300, placeholder=" ...")
+
+
+def _unsupported_modern_setting(config: "PretrainedConfig") -> str | None:
+    expected = dict.fromkeys(("hidden_activation", "classifier_activation"), "gelu")
+    expected |= dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), False)
+    for name, value in (expected | {"decoder_bias": True}).items():
+        if getattr(config, name) != value:
+            return f"{name} is {reprlib.repr(getattr(config, name))}, not {value!r}"
+    if global_every(config) is None:
+        return "layer_types do not repeat: every n-th layer, from the first on, must be full_attention"
+    for layers, rope in rope_parameters(config).items():
+        if rope.get("rope_type", "default") != "default" or rope.keys() - {"rope_type", "rope_theta"}:
+            return f"rope_parameters of {layers} are {reprlib.repr(rope)}, not of the type 'default'"
+        try:
+            finite_number(rope.get("rope_theta"), 1, LARGEST_SIZE)
+        except ValueError:
+            return f"rope_theta of {layers} is {reprlib.repr(rope.get('rope_theta'))}, not a number from 1 on"
+    if config.local_attention < 2 or config.local_attention % 2:
+        return f"local_attention is {config.local_attention}, not an even number from 2 on"
+    return None
+
+
+def _unsupported_setting(family: str, config: "PretrainedConfig") -> str | None:
+    expected = {"activation" if family == "distilbert" else "hidden_act": "gelu", "position_embedding_type": "absolute"}
+    if family == "mpnet":
+        expected["relative_attention_num_buckets"] = MPNET_BUCKETS
+    for name, value in expected.items():
+        if getattr(config, name, value) != value:
+            return f"{name} is {reprlib.repr(getattr(config, name))}, not {value!r}"
+    # In transformers 5, only families that can be decoders have these settings.
+    if getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False):
+        return "the model is a decoder"
+    if POSITION_OFFSET[family] == 2 and config.pad_token_id != 1:
+        return f"pad_token_id is {config.pad_token_id}, not 1, so that positions are shifted by another number than 2"
+    return None

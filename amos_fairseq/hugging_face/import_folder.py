@@ -1,0 +1,346 @@
+"""Turn a Hugging Face model folder (``config.json``, weights, tokenizer) into a pretraining model of this package.
+
+The folder may come from a stranger. No code of it runs: JSON, safetensors, and ``pytorch_model.bin`` by a loader that accepts
+only tensors.
+"""
+
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from amos_fairseq.checkpoint_files import explain_load_errors
+from amos_fairseq.checkpoints.write import (
+    Imported,
+    Weights,
+    build_model,
+    check_rows,
+    configuration,
+    count_layers,
+    fill,
+)
+from amos_fairseq.errors import UserError
+from amos_fairseq.hugging_face.config import (
+    CONFIG_FILE,
+    DETECTION_LABELS,
+    encoder_settings,
+    read_config,
+    read_config_file,
+    short_reason,
+)
+from amos_fairseq.hugging_face.weights import FAMILIES, Head, from_hugging_face
+from amos_fairseq.models.configuration import MODERN, MODERN_ARCH, MODERN_SIZES, SIZES
+from amos_fairseq.strangers import plain_name, read_json
+from amos_fairseq.text.tokenization.fast_tokenizer import ABSENT, FastTokenizer, row_map
+from amos_fairseq.text.tokenization.tokenizer import embedding_symbols
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+WEIGHTS_FILE, PICKLED_WEIGHTS_FILE = "model.safetensors", "pytorch_model.bin"
+# Tensors of a file may share values, as tied layers do; more of them than this in one file would exhaust the memory.
+MOST_SHARED = 8
+# AutoTokenizer can build a tokenizer.json from one of these.
+_SLOW_TOKENIZER_FILES = ("vocab.txt", "vocab.json", "tokenizer_config.json")
+# What ELECTRA's generator shares with its discriminator, in our names.
+_SHARED_BY_ELECTRA = (
+    "embed_tokens.",
+    "encoder.embed_positions.",
+    "encoder.embed_token_types.",
+    "encoder.embedding_norm.",
+)
+# ElectraModel cannot build a generator in which these differ from the discriminator.
+_EQUAL_IN_BOTH = ("num_hidden_layers", "embedding_size", "layer_norm_eps", "max_position_embeddings", "type_vocab_size")
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Configuration and weights of a folder; ``weights`` are float32, under the names of the file."""
+
+    path: Path
+    family: str
+    config: "PretrainedConfig"
+    weights: Weights
+
+    @property
+    def description(self) -> str:
+        """Such as "electra-small (ElectraForPreTraining)"."""
+        classes = ", ".join(self.config.architectures or [f"a {self.family} model"])
+        return f"{self.path.resolve().name} ({classes})"
+
+    def has_head(self, head: Head) -> bool:
+        """Return whether the weights include this head, or some of its weights."""
+        heads = FAMILIES[self.family].heads
+        # The dense layer and LayerNorm with which every head of ModernBERT begins.
+        in_all = set.intersection(*({row.theirs for row in rows} for rows in heads.values()))
+        prefixes = {str(row.theirs).removesuffix("*") for row in heads[head] if row.theirs not in in_all}
+        return any(name.startswith(prefix) for name in self.weights for prefix in prefixes)
+
+
+def import_folder(
+    path: Path, arch: str | None = None, generator: Path | None = None, tokenizer: Path | None = None, seed: int = 1
+) -> Imported:
+    """Convert a folder, and ELECTRA's generator from a second folder, to a model of this package.
+
+    Args:
+        path: an MPNet, ELECTRA (discriminator), BERT, DistilBERT, RoBERTa, XLM-R or ModernBERT folder.
+        arch: an architecture, such as amos_base. Sizes come from the folder, settings that it lacks (generator, depths) from
+            the architecture. For the default see :func:`default_arch`.
+        generator: folder of an ``ElectraForMaskedLM`` with the same embeddings; for ``electra_*`` only.
+        tokenizer: folder of the tokenizer, if it is another.
+        seed: of the initial values of what the folder lacks.
+
+    Raises:
+        UserError: a file is missing, or the model cannot be represented.
+    """
+    folder = read_folder(path)
+    arch = arch or default_arch(folder)
+    objective = arch.partition("_")[0]
+    if generator is not None and objective != "electra":
+        raise UserError(
+            f"--generator cannot be used with --arch {arch}, whose generator is newly initialized; give --arch electra_base"
+        )
+    folder_tokenizer = read_folder_tokenizer(tokenizer or path)
+    ids = row_map(folder_tokenizer)
+    settings = encoder_settings(folder.family, folder.config)
+    head = head_to_import(folder, objective)
+    weights, unexpected_keys = from_hugging_face(folder.family, folder.weights, [head] if head else [])
+    generator_weights: Weights = {}
+    if generator is not None:
+        size, generator_weights, left_out = read_generator(folder, generator, weights)
+        settings["generator_size"] = size
+        unexpected_keys += [f"{generator}: {name}" for name in left_out]
+    config = configuration(arch, settings, folder.description)
+    check_sizes(path, settings, weights)
+    num_rows = len(weights["embed_tokens.weight"])
+    check_rows(ids, num_rows)
+    try:
+        model = build_model(config, folder_tokenizer, seed)
+    except UserError as error:
+        raise UserError(
+            f"{path / CONFIG_FILE}, with --arch {arch} for what it lacks, cannot be used: {error}"
+        ) from error
+    prefix = next(name for name, module in model.named_modules() if module is model.encoder) + "."  # "discriminator."
+    newly_initialized = fill(model, in_network(weights, prefix) | in_network(generator_weights, "generator."), ids)
+    missing = [name for name in newly_initialized if name.startswith(prefix)]
+    if missing:  # would start from random values
+        raise UserError(
+            f"{path}: its configuration describes more than its weights hold ({missing[0].removeprefix(prefix)} is missing); "
+            "take both files from the same model"
+        )
+    remarks = vocabulary_remarks(folder_tokenizer.dictionary_symbols, ids, num_rows)
+    return Imported(config, model, folder_tokenizer, folder.description, newly_initialized, unexpected_keys, remarks)
+
+
+def default_arch(folder: Folder) -> str:
+    """Return the objective of the folder's head (ELECTRA, or MLM), else AMOS, in the size with this width, else base."""
+    sizes = SIZES
+    if folder.family == "modernbert":
+        sizes = {f"{MODERN_ARCH}_{size}": settings for size, settings in MODERN_SIZES.items()}
+    base = next(size for size in sizes if size.endswith("base"))
+    width = folder.config.hidden_size
+    size = next((size for size, settings in sizes.items() if settings["encoder_embed_dim"] == width), base)
+    if folder.family == "electra":
+        return f"electra_{size}"
+    return f"mlm_{size}" if folder.has_head(Head.MASKED_LM) else f"amos_{size}"
+
+
+def head_to_import(folder: Folder, objective: str) -> Head | None:
+    """Return the head of the folder that the objective continues to train, if there is one."""
+    head = None
+    if objective == "mlm":
+        head = Head.MASKED_LM
+    elif objective == "electra" and folder.family == "electra":
+        head = Head.PRETRAINING
+    elif objective == "amos" or (objective == "electra" and folder.family == "modernbert"):
+        labels = {int(number): label for number, label in (folder.config.id2label or {}).items()}
+        head = Head.DETECTION if labels == DETECTION_LABELS else None
+    return head if head is not None and folder.has_head(head) else None
+
+
+def check_sizes(path: Path, settings: dict[str, Any], weights: Weights) -> None:
+    """Raise :class:`UserError` if the configuration gives other sizes than the weights, before a model has these sizes."""
+    width, layers = settings["encoder_embed_dim"], settings["encoder_layers"]
+    num_layers = count_layers(weights, "encoder.layers.")
+    problem = f"they have {num_layers} layers, the configuration says {layers}" if layers != num_layers else ""
+    first, is_modern = "encoder.layers.0.", settings.get("encoder") == MODERN
+    embedding_width = settings["embedding_dim"] or width
+    expected = {
+        "embed_tokens.weight": [len(weights["embed_tokens.weight"]), embedding_width],
+        "encoder.embed_positions.weight": [settings["max_positions"], embedding_width],
+        "encoder.embed_token_types.weight": [settings["token_types"], embedding_width],
+        f"{first}attention.query_key_value.weight": [3 * width, width],
+        f"{first}ffn_in.weight": [settings["encoder_ffn_embed_dim"] * (2 if is_modern else 1), width],
+    }
+    for key, tensor in weights.items():
+        same = re.sub(r"^encoder\.layers\.\d+\.", first, key)  # all layers are as large as the first
+        shape = list(tensor.shape)
+        if not problem and shape != expected.setdefault(same, shape):
+            problem = f"{key} is {shape}, the configuration says {expected[same]}"
+    if problem:
+        raise UserError(
+            f"{path}: the weights do not fit their configuration: {problem}; take both files from the same model"
+        )
+
+
+def read_generator(folder: Folder, path: Path, discriminator: Weights) -> tuple[float, Weights, list[str]]:
+    """Return the relative size of ELECTRA's generator, the weights that it alone has, and names that have no counterpart.
+
+    Raises :class:`UserError` if it does not belong to the discriminator in ``folder``.
+    """
+    generator = read_folder(path)
+    if generator.family != "electra" or folder.family != "electra":
+        raise UserError(f"--generator {path}: only two ELECTRA models share their embeddings; leave it out")
+    here, there = folder.config, generator.config
+    for name in _EQUAL_IN_BOTH:
+        if getattr(here, name) != getattr(there, name):
+            raise UserError(
+                f"--generator {path}: {name} is {getattr(there, name)}, in {folder.path} {getattr(here, name)}; give the "
+                "generator that was trained with this discriminator"
+            )
+    size = there.hidden_size / here.hidden_size
+    for name in ("intermediate_size", "num_attention_heads"):
+        if round(getattr(here, name) * size) != getattr(there, name):
+            raise UserError(
+                f"--generator {path}: its width is {size:.3g} of the discriminator's, its {name} is not; a generator here has "
+                "a single relative size, so this one cannot be imported"
+            )
+    weights, unexpected_keys = from_hugging_face("electra", generator.weights, [Head.MASKED_LM])
+    check_sizes(path, encoder_settings("electra", there), weights)
+    shared = [name for name in discriminator if name.startswith(_SHARED_BY_ELECTRA)]
+    differing = [name for name in shared if not torch.equal(discriminator[name], weights[name])]
+    if differing:
+        raise UserError(
+            f"--generator {path}: {', '.join(differing)} differ from the discriminator's, and an electra model here shares "
+            "them; leave --generator out to import the discriminator with a newly initialized generator"
+        )
+    return size, {name: tensor for name, tensor in weights.items() if name not in shared}, unexpected_keys
+
+
+def in_network(weights: Weights, prefix: str) -> Weights:
+    """Return the weights with ``prefix`` in the names of the encoder, where one of our models has several networks."""
+    return {re.sub(r"^encoder\.", prefix, name): tensor for name, tensor in weights.items()}
+
+
+def vocabulary_remarks(symbols: list[str], ids: Tensor, num_rows: int) -> list[str]:
+    """Describe the vocabulary rows that have no token in the folder or in our dictionary."""
+    remarks = []
+    dictionary = embedding_symbols(symbols)
+    absent = [dictionary[row] for row in (ids == ABSENT).nonzero().flatten().tolist()]
+    if absent:
+        remarks.append(
+            f"the tokenizer has no {' and no '.join(absent)}: that row of the vocabulary is newly initialized"
+        )
+    unused = sorted(set(range(num_rows)) - set(ids.tolist()))  # a vocabulary that was rounded up
+    if unused:
+        shown = ", ".join(map(str, unused[:5])) + (", ..." if len(unused) > 5 else "")
+        remarks.append(f"{len(unused)} rows of the vocabulary have no token and are left out (ids {shown})")
+    return remarks
+
+
+def read_folder(path: Path) -> Folder:
+    if not path.is_dir():
+        raise UserError(f"{path} is not a directory: give the folder of a Hugging Face model ({CONFIG_FILE}, weights)")
+    family, config = read_config(path / CONFIG_FILE)
+    return Folder(path, family, config, read_weights(path))
+
+
+def read_weights(path: Path) -> Weights:
+    """Return the weights of the folder, in one or several files, as float32."""
+    for name in (WEIGHTS_FILE, PICKLED_WEIGHTS_FILE):
+        file, index = path / name, path / f"{name}.index.json"
+        if file.is_file():
+            return _read_weight_file(file)
+        if index.is_file():
+            return _read_shards(index)
+    raise UserError(
+        f"{path} holds neither {WEIGHTS_FILE} nor {PICKLED_WEIGHTS_FILE}, nor an index of several files: give the whole folder"
+    )
+
+
+def _read_shards(index: Path) -> Weights:
+    """Return the weights of all files that an index names: ``{"weight_map": {name of a weight: name of a file}}``."""
+    file_of = read_json(index, "download it again").get("weight_map")
+    try:
+        shards = sorted({Path(plain_name(file)).name for file in file_of.values()})  # files of this folder alone
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"{index} is not an index of weights: download it again") from error
+    weights: Weights = {}
+    for shard in shards:
+        if not os.path.isfile(index.parent / shard):  # False also for a name that no file can have
+            raise UserError(f"{index.parent / shard} is missing, which {index.name} names: give the whole folder")
+        weights |= _read_weight_file(index.parent / shard)
+    absent = sorted(file_of.keys() - weights.keys())
+    if absent:
+        raise UserError(f"{index}: the weight {absent[0]} is in none of its files: download them again")
+    return weights
+
+
+def _read_weight_file(file: Path) -> Weights:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if file.suffix == ".safetensors":
+        try:
+            weights = load_file(file)
+        except (SafetensorError, OSError, MemoryError) as error:  # the whole file is mapped
+            raise UserError(
+                f"{file} is not a whole safetensors file, or cannot be read ({error}): download it again"
+            ) from error
+    else:
+        with explain_load_errors(str(file)):
+            weights = torch.load(file, map_location="cpu", weights_only=True)
+    _check_weights(file, weights)
+    return {key: tensor.float() if tensor.is_floating_point() else tensor for key, tensor in weights.items()}
+
+
+def _check_weights(file: Path, weights: Any) -> None:
+    """Raise :class:`UserError` unless this is a state of names and plain tensors that are not larger than their file."""
+    if not isinstance(weights, dict) or not all(isinstance(tensor, Tensor) for tensor in weights.values()):
+        raise UserError(f"{file} is not the state of a model: names and tensors are expected")
+    for key, tensor in weights.items():
+        try:
+            plain_name(key)
+        except ValueError as error:
+            raise UserError(f"{file} is not the state of a model (the name of a weight: {error})") from error
+        if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_complex():
+            format_ = f"{tensor.dtype}, {tensor.layout}, {tensor.device}".replace("torch.", "")
+            raise UserError(f"{file}: the weight {key} has no plain numbers ({format_}): save the model as float32")
+    # A view can repeat a single value any number of times.
+    if sum(tensor.nbytes for tensor in weights.values()) > MOST_SHARED * file.stat().st_size:
+        raise UserError(f"{file} has tensors of more values than it stores: save the model again, as safetensors")
+
+
+def read_folder_tokenizer(path: Path) -> FastTokenizer:
+    """Return the tokenizer of the folder; ``transformers`` converts one without ``tokenizer.json``."""
+    if os.path.lexists(path / FastTokenizer.model_file):
+        return FastTokenizer.from_files(path, {})
+    if not any((path / name).is_file() for name in _SLOW_TOKENIZER_FILES):
+        raise UserError(
+            f"{path} holds no tokenizer (tokenizer.json, or the vocabulary to build it from): give --tokenizer DIR"
+        )
+    if os.path.lexists(path / CONFIG_FILE):  # AutoTokenizer reads it too
+        read_config_file(path / CONFIG_FILE)
+    for file in path.iterdir():
+        if not (file.is_dir() or os.path.isfile(file)):  # such as a pipe, which has no end
+            raise UserError(f"{file} is a pipe, a device or a broken link: remove it, or give --tokenizer DIR")
+    from transformers import AutoTokenizer
+
+    with tempfile.TemporaryDirectory() as converted:
+        try:
+            slow = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False, use_fast=True)
+            is_fast = getattr(slow, "is_fast", False)  # RagTokenizer contains two tokenizers and is none
+            if is_fast:
+                slow.save_pretrained(converted)
+        except Exception as error:  # each of its classes reads files in its own way, and raises what its code meets
+            raise UserError(f"{path}: its tokenizer cannot be read ({short_reason(error)})") from error
+        if not is_fast:
+            raise UserError(
+                f"{path}: its {type(slow).__name__} cannot be converted to a fast tokenizer; convert it to tokenizer.json"
+            )
+        return FastTokenizer.from_files(Path(converted), {})

@@ -1,0 +1,383 @@
+"""Weights of Hugging Face's models: one table of names, ours | theirs, used in both directions.
+
+Ours is one flat name space: ``embed_tokens``, ``encoder.*`` (:class:`~amos_fairseq.modules.bert_encoder.BertEncoder`, or
+:class:`~amos_fairseq.modules.modern_encoder.ModernBertEncoder` for the family modernbert), ``mlm_head.*``,
+``detection_head.*``, ``classification_head.*``, ``span_head.*``, ``tagging_head.*``. Theirs are the names of the class with the
+head; a bare encoder (``MPNetModel``) has them without ``mpnet.``. ``N`` is the number of a layer, ``*`` means ``weight`` and
+``bias``. Rows of the vocabulary keep their order; :func:`in_their_rows` changes it.
+"""
+
+from collections.abc import Callable, Collection
+from enum import Enum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from amos_fairseq.checkpoints.write import NEVER_PREDICTED, Renaming, Weights, count_layers, expand_names
+from amos_fairseq.errors import UserError
+from amos_fairseq.text.tokenization.fast_tokenizer import ABSENT
+
+
+class Head(Enum):
+    """The head of a Hugging Face class: its name in messages, and what follows "MPNet" in the name of the class."""
+
+    NONE = "encoder", ""
+    MASKED_LM = "masked_lm", "ForMaskedLM"
+    # Of AMOS, and of all objectives on ModernBERT: the head is that of token classification.
+    DETECTION = "detection", "ForTokenClassification"
+    PRETRAINING = "pretraining", "ForPreTraining"  # ELECTRA: dense, gelu, linear
+    ENERGY = "energy", "ForPreTraining"  # Electric: the same layers with another meaning
+    SEQUENCE_CLASSIFICATION = "sequence_classification", "ForSequenceClassification"
+    QUESTION_ANSWERING = "question_answering", "ForQuestionAnswering"
+    TOKEN_CLASSIFICATION = "token_classification", "ForTokenClassification"
+
+    def __init__(self, label: str, ending: str) -> None:
+        self.label, self.ending = label, ending
+
+    @property
+    def auto_class(self) -> str:
+        """The first class that a user would load a folder with; verification loads it with the same class."""
+        return f"AutoModel{self.ending}"
+
+
+# MPNet with the positions of the released AMOS checkpoint: no class of Hugging Face has them (see custom_code/).
+CUSTOM = "custom"
+_TOKEN_TYPES, _PROJECTION = "encoder.embed_token_types.weight", "encoder.embedding_projection."
+# Token types of an exported BERT where our encoder has none: tokenizers send types 0 and 1 for pairs.
+EXPORTED_TOKEN_TYPES = 2
+# A linear classification head in classes that have a dense layer: this layer multiplies states by the first number, the
+# activation is there nearly linear with the second as its slope, and the output layer divides by both. A state x is changed
+# by the factor 1 - (2^-12 x)^2 / 3 (tanh) or 1 + 0.8 * 2^-24 x (gelu): less than float32 rounding of its sums.
+_LINEAR_HEAD_SCALES = {"tanh": (2.0**-12, 1.0), "gelu": (2.0**-24, 0.5)}
+# Names of LayerNorm weights in the first BERTs.
+_FORMER_NAMES = ((".LayerNorm.gamma", ".LayerNorm.weight"), (".LayerNorm.beta", ".LayerNorm.bias"))
+
+
+class Conversion(NamedTuple):
+    """What changes beside the name: a copy of our tensor as theirs, one for each of their names, and of theirs as ours."""
+
+    to_theirs: Callable[[Tensor], list[Tensor]]
+    to_ours: Callable[..., Tensor]
+
+
+def _difference_of_rows(classifier: Tensor) -> Tensor:
+    if len(classifier) != 2:
+        raise UserError(f"a detection head has 2 labels, original and replaced; this classifier has {len(classifier)}")
+    return classifier[1:] - classifier[:1]
+
+
+RENAMED_ONLY = Conversion(lambda ours: [ours.clone()], lambda theirs: theirs.clone())
+# Three matrices, concatenated by rows on our side.
+Q_K_V = Conversion(lambda ours: [matrix.clone() for matrix in ours.chunk(3)], lambda *theirs: torch.cat(theirs))
+# A position table whose first two rows belong to no position; ours counts from 0.
+PLUS_2 = Conversion(
+    lambda ours: [torch.cat([ours.new_zeros(2, ours.size(1)), ours])], lambda theirs: theirs[2:].clone()
+)
+# A classifier with two rows, 0 ("original") and w ("replaced"); ours has only w: softmax of (0, x) is sigmoid of x.
+ZERO_AND_W = Conversion(lambda ours: [torch.cat([torch.zeros_like(ours), ours])], _difference_of_rows)
+
+
+class Family(NamedTuple):
+    """One family of classes.
+
+    Attributes:
+        name: how the names of its classes begin; empty for a family that can only be imported.
+        prefix: of the encoder inside models with a head.
+        encoder: names of the encoder's weights.
+        heads: head -> names of its weights.
+        tied: name of a weight -> name of the weight that it is a copy of.
+        layers: what precedes the number of a layer, after the prefix.
+    """
+
+    name: str
+    prefix: str
+    encoder: tuple[Renaming, ...]
+    heads: dict[Head, tuple[Renaming, ...]]
+    tied: dict[str, str]
+    layers: str = "encoder.layer."
+
+
+# fmt: off
+# In a layer: ours | BERT, ELECTRA and RoBERTa | MPNet | DistilBERT.
+_LAYER = (
+    ("attention.query_key_value", "attention.self.query",        "attention.attn.q",      "attention.q_lin"),
+    ("",                          "attention.self.key",          "attention.attn.k",      "attention.k_lin"),
+    ("",                          "attention.self.value",        "attention.attn.v",      "attention.v_lin"),
+    ("attention.output",          "attention.output.dense",      "attention.attn.o",      "attention.out_lin"),
+    ("attention_norm",            "attention.output.LayerNorm",  "attention.LayerNorm",   "sa_layer_norm"),
+    ("ffn_in",                    "intermediate.dense",          "intermediate.dense",    "ffn.lin1"),
+    ("ffn_out",                   "output.dense",                "output.dense",          "ffn.lin2"),
+    ("ffn_norm",                  "output.LayerNorm",            "output.LayerNorm",      "output_layer_norm"),
+)
+_BERT_LAYER, _MPNET_LAYER, _DISTILBERT_LAYER = 1, 2, 3
+
+
+def _encoder(
+    prefix: str, column: int, positions: str = "", layers: str = "encoder.layer.", more: tuple[Renaming, ...] = ()
+) -> tuple[Renaming, ...]:
+    """``more``: weights that follow the sums of the embeddings; ``column``: of the table above."""
+    q, k, v, *others = (f"{prefix}.{layers}N.{names[column]}.*" for names in _LAYER)
+    ours = [f"encoder.layers.N.{names[0]}.*" for names in _LAYER if names[0]]
+    return (
+        Renaming("embed_tokens.weight",            f"{prefix}.embeddings.word_embeddings.weight"),
+        Renaming("encoder.embed_positions.weight", f"{prefix}.embeddings.position_embeddings.weight", positions),
+        *more,
+        Renaming(ours[0], (q, k, v), Q_K_V),
+        *(Renaming(*names) for names in zip(ours[1:], others, strict=True)),
+    )
+
+
+def _norm(prefix: str) -> Renaming:
+    return Renaming("encoder.embedding_norm.*",    f"{prefix}.embeddings.LayerNorm.*")
+
+
+def _bert_like(prefix: str, positions: str = "") -> tuple[Renaming, ...]:
+    """BERT's encoder; ELECTRA and RoBERTa use the same names under their own prefix."""
+    types = Renaming("encoder.embed_token_types.weight", f"{prefix}.embeddings.token_type_embeddings.weight")
+    return _encoder(prefix, _BERT_LAYER, positions, more=(types, _norm(prefix)))
+
+
+def _mlm_head(dense: str, norm: str, bias: str) -> tuple[Renaming, ...]:
+    return (Renaming("mlm_head.dense.*", dense), Renaming("mlm_head.norm.*", norm), Renaming("mlm_head.bias", bias))
+
+
+_MPNET = _encoder("mpnet", _MPNET_LAYER, PLUS_2, more=(
+    _norm("mpnet"),
+    Renaming("encoder.relative_position.table.weight", "mpnet.encoder.relative_attention_bias.weight"),
+))
+_DISTILBERT = _encoder("distilbert", _DISTILBERT_LAYER, layers="transformer.layer.", more=(_norm("distilbert"),))
+_LM_HEAD = _mlm_head("lm_head.dense.*", "lm_head.layer_norm.*", "lm_head.bias")  # MPNet and RoBERTa
+_DETECTION = (Renaming("detection_head.output.*", "classifier.*", ZERO_AND_W),)
+_DENSE_DETECTION = (
+    Renaming("detection_head.dense.*",             "discriminator_predictions.dense.*"),
+    Renaming("detection_head.output.*",            "discriminator_predictions.dense_prediction.*"),
+)
+_TWO_LAYERS = (  # MPNet, RoBERTa (tanh between) and ELECTRA (gelu)
+    Renaming("classification_head.dense.*",        "classifier.dense.*"),
+    Renaming("classification_head.output.*",       "classifier.out_proj.*"),
+)
+_COMMON_HEADS = {
+    Head.DETECTION: _DETECTION,
+    Head.SEQUENCE_CLASSIFICATION: _TWO_LAYERS,
+    Head.QUESTION_ANSWERING: (Renaming("span_head.output.*", "qa_outputs.*"),),
+    Head.TOKEN_CLASSIFICATION: (Renaming("tagging_head.output.*", "classifier.*"),),
+}
+
+
+_MODERN = (
+    Renaming("embed_tokens.weight",                             "model.embeddings.tok_embeddings.weight"),
+    Renaming("encoder.embedding_norm.weight",                   "model.embeddings.norm.weight"),
+    Renaming("encoder.layers.N.attention_norm.weight",          "model.layers.N.attn_norm.weight", first_layer=1),
+    Renaming("encoder.layers.N.attention.query_key_value.weight", "model.layers.N.attn.Wqkv.weight"),
+    Renaming("encoder.layers.N.attention.output.weight",        "model.layers.N.attn.Wo.weight"),
+    Renaming("encoder.layers.N.ffn_norm.weight",                "model.layers.N.mlp_norm.weight"),
+    Renaming("encoder.layers.N.ffn_in.weight",                  "model.layers.N.mlp.Wi.weight"),
+    Renaming("encoder.layers.N.ffn_out.weight",                 "model.layers.N.mlp.Wo.weight"),
+    Renaming("encoder.final_norm.weight",                       "model.final_norm.weight"),
+)
+
+
+def _modern_head(ours: str, output: str, conversion: Conversion | None = None) -> tuple[Renaming, ...]:
+    """``ours``: the prefix of the dense layer and LayerNorm with which all heads of ModernBERT begin."""
+    return (
+        Renaming(f"{ours}dense.weight", "head.dense.weight"),
+        Renaming(f"{ours}norm.weight", "head.norm.weight"),
+        Renaming(output, "decoder.bias" if output == "mlm_head.bias" else "classifier.*", conversion),
+    )
+
+
+def _tied(decoder: str, prefix: str, bias: str = "") -> dict[str, str]:
+    copies = {f"{decoder}weight": f"{prefix}.embeddings.word_embeddings.weight"}
+    return copies | ({f"{decoder}bias": bias} if bias else {})
+
+
+FAMILIES: dict[str, Family] = {
+    "mpnet": Family(
+        "MPNet", "mpnet", _MPNET, {Head.MASKED_LM: _LM_HEAD} | _COMMON_HEADS,
+        _tied("lm_head.decoder.", "mpnet", "lm_head.bias"),
+    ),
+    "electra": Family(
+        "Electra", "electra",
+        (*_bert_like("electra"), Renaming("encoder.embedding_projection.*", "electra.embeddings_project.*")),
+        {
+            Head.MASKED_LM: _mlm_head(
+                "generator_predictions.dense.*", "generator_predictions.LayerNorm.*", "generator_lm_head.bias"
+            ),
+            Head.PRETRAINING: _DENSE_DETECTION, Head.ENERGY: _DENSE_DETECTION,
+        } | _COMMON_HEADS,
+        _tied("generator_lm_head.", "electra"),
+    ),
+    "bert": Family(
+        "Bert", "bert", _bert_like("bert"),
+        {
+            Head.MASKED_LM: _mlm_head(
+                "cls.predictions.transform.dense.*", "cls.predictions.transform.LayerNorm.*", "cls.predictions.bias"
+            ),
+        } | _COMMON_HEADS | {
+            Head.SEQUENCE_CLASSIFICATION: (
+                Renaming("classification_head.dense.*",  "bert.pooler.dense.*"),
+                Renaming("classification_head.output.*", "classifier.*"),
+            ),
+        },
+        _tied("cls.predictions.decoder.", "bert", "cls.predictions.bias"),
+    ),
+    "roberta": Family(
+        "Roberta", "roberta", _bert_like("roberta", PLUS_2), {Head.MASKED_LM: _LM_HEAD} | _COMMON_HEADS,
+        _tied("lm_head.decoder.", "roberta", "lm_head.bias"),
+    ),
+    "distilbert": Family(
+        "", "distilbert", _DISTILBERT,
+        {
+            Head.MASKED_LM: _mlm_head("vocab_transform.*", "vocab_layer_norm.*", "vocab_projector.bias"),
+            Head.DETECTION: _DETECTION,
+        },
+        _tied("vocab_projector.", "distilbert"), layers="transformer.layer.",
+    ),
+}
+FAMILIES["modernbert"] = Family(
+    "ModernBert", "model", _MODERN,
+    {
+        Head.MASKED_LM: _modern_head("mlm_head.", "mlm_head.bias"),
+        Head.DETECTION: _modern_head("detection_head.transform.", "detection_head.output.*", ZERO_AND_W),
+    } | {
+        head: _modern_head(f"{ours}.transform.", f"{ours}.output.*")
+        for head, ours in (
+            (Head.SEQUENCE_CLASSIFICATION, "classification_head"),
+            (Head.QUESTION_ANSWERING, "span_head"),
+            (Head.TOKEN_CLASSIFICATION, "tagging_head"),
+        )
+    },
+    {"decoder.weight": "model.embeddings.tok_embeddings.weight"}, layers="layers.",
+)
+FAMILIES[CUSTOM] = FAMILIES["mpnet"]._replace(name="Amos")
+# fmt: on
+
+
+def class_name(family: str, head: Head) -> str:
+    """Return the name of the class, such as ``MPNetForMaskedLM``; AutoModel adds a pooling layer to a bare ``MPNetModel``."""
+    return FAMILIES[family].name + (head.ending or "Model")
+
+
+def to_hugging_face(family: str, head: Head, weights: Weights) -> Weights:
+    """Return the state of the class of this family, complete for ``load_state_dict(strict=True)``.
+
+    A bare encoder is the class without a pooling layer. Tensors are copies, except the tied ones. Rows of a position table
+    that belong to no position (the first two of MPNet and RoBERTa) are zeros, as are token types that our encoder lacks.
+
+    Args:
+        family: mpnet, electra, bert, roberta, modernbert or ``CUSTOM``.
+        head: one that the family has.
+        weights: ours, flat, with at least the encoder and the head; others are ignored.
+    """
+    table = FAMILIES[family]
+    ours_by_name = dict(weights)
+    names = table.encoder + (() if head == Head.NONE else table.heads[head])
+    expected = {row.ours for row in names}
+    if _TOKEN_TYPES in expected - weights.keys():
+        positions = weights["encoder.embed_positions.weight"]
+        ours_by_name[_TOKEN_TYPES] = positions.new_zeros(EXPORTED_TOKEN_TYPES, positions.size(1))
+    if "classification_head.dense.*" in expected and "classification_head.dense.weight" not in weights:
+        # A dense layer after which the linear head computes the same as before.
+        scale, slope = _LINEAR_HEAD_SCALES["gelu" if family == "electra" else "tanh"]
+        output = weights["classification_head.output.weight"]
+        ours_by_name |= {
+            "classification_head.dense.weight": torch.eye(output.size(1)) * scale,
+            "classification_head.dense.bias": torch.zeros(output.size(1)),
+            "classification_head.output.weight": output / (scale * slope),
+        }
+    converted: Weights = {}
+    for ours, theirs, conversion in expand_names(names, count_layers(weights, "encoder.layers.")):
+        if ours.startswith(_PROJECTION) and ours not in ours_by_name:
+            continue  # embeddings as wide as the encoder
+        converted.update(zip(theirs, (conversion or RENAMED_ONLY).to_theirs(ours_by_name[ours]), strict=True))
+    if head == Head.MASKED_LM:
+        converted.update({copy: converted[source] for copy, source in table.tied.items()})
+    if head == Head.NONE:
+        return {name.removeprefix(f"{table.prefix}."): tensor for name, tensor in converted.items()}
+    return converted
+
+
+class Converted(NamedTuple):
+    """Weights under our names, and the names, as the file spells them, of weights that have no counterpart here."""
+
+    weights: Weights
+    unexpected_keys: list[str]
+
+
+def from_hugging_face(family: str, weights: Weights, heads: Collection[Head] = ()) -> Converted:
+    """Return the encoder of a Hugging Face state, and some of its heads, under our names.
+
+    Values are bit for bit those of the state, except for a detection classifier whose first row is not 0: the difference of
+    its rows computes the same function.
+
+    Args:
+        family: mpnet, electra, bert, roberta, distilbert or modernbert.
+        weights: a state with or without a head; names with or without the prefix of the encoder.
+        heads: those that must be present.
+
+    Raises:
+        UserError: a weight is missing, or the output layer of a requested masked language model is not tied.
+    """
+    table = FAMILIES[family]
+    names = _current_names(table, weights)
+    rows = table.encoder + tuple(row for head in heads for row in table.heads[head])
+    converted: Weights = {}
+    used: set[str] = set()
+    for ours, theirs, conversion in expand_names(rows, count_layers(names, f"{table.prefix}.{table.layers}")):
+        absent = [name for name in theirs if name not in names]
+        if absent and ours.startswith(_PROJECTION):
+            continue
+        if absent:
+            raise UserError(
+                f"the weight {absent[0]} is missing: these are not the whole weights of a {family} model"
+                + "".join(f" with the head {head.label}" for head in heads)
+            )
+        tensors = [weights[names[name]] for name in theirs]
+        shapes = [list(tensor.shape) for tensor in tensors]
+        if [] in shapes or shapes.count(shapes[0]) < len(shapes):
+            raise UserError(f"{' and '.join(theirs)} have the shapes {shapes}: these are not the weights of a model")
+        converted[ours] = (conversion or RENAMED_ONLY).to_ours(*tensors)
+        used.update(theirs)
+    for copy, source in table.tied.items():
+        if copy not in names or source not in used:
+            continue
+        if torch.equal(weights[names[copy]], weights[names[source]]):
+            used.add(copy)
+        elif Head.MASKED_LM in heads:
+            raise UserError(
+                f"{names[copy]} differs from {names[source]}: the output layer of a masked language model is tied to "
+                "the token embeddings here, so this one cannot be imported; import the encoder alone (--arch amos_base, no "
+                "--generator)"
+            )
+    return Converted(converted, sorted(original for current, original in names.items() if current not in used))
+
+
+def _current_names(table: Family, weights: Weights) -> dict[str, str]:
+    """Return each name as the table spells it (current LayerNorm names, with the prefix of the encoder) -> the file's name."""
+    bare = not any(name.startswith(f"{table.prefix}.") for name in weights)
+    names = {}
+    for name in weights:
+        current = name
+        for former, now in _FORMER_NAMES:
+            current = current.replace(former, now)
+        names[f"{table.prefix}.{current}" if bare else current] = name
+    return names
+
+
+def in_their_rows(weights: Weights, ids: Tensor, num_rows: int) -> Weights:
+    """Return ``weights`` with the vocabulary in the order of Hugging Face's ids, [num_rows, ...].
+
+    Ids without a token, in the gaps of a foreign vocabulary, have zeros, and an MLM head never predicts them.
+
+    Args:
+        ids: [dictionary size] int64, the Hugging Face id of each of our rows, -1 where there is none.
+    """
+    known = (ids != ABSENT).nonzero().squeeze(1)
+    result = dict(weights)
+    for name, value_without_token in (("embed_tokens.weight", 0.0), ("mlm_head.bias", NEVER_PREDICTED)):
+        if name in weights:
+            ours = weights[name]
+            result[name] = ours.new_full((num_rows, *ours.shape[1:]), value_without_token)
+            result[name][ids[known]] = ours[known]
+    return result
