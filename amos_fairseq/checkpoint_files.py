@@ -3,8 +3,6 @@
 import argparse
 import contextlib
 import errno
-import io
-import os
 import pickle
 import re
 import reprlib
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.fingerprint import file_version
 from amos_fairseq.strangers import LARGEST_COUNT, finite_number, values_in, whole_number
 
 LARGEST_SETTING = 2**63 - 1  # of PyTorch's and fairseq's integers
@@ -26,11 +25,7 @@ class DamagedCheckpoint(UserError):
 
 
 def checkpoint_file(path: Path) -> Path:
-    """Return ``path``; of a directory ``checkpoint_last.pt``, or ``checkpoint_best.pt`` where fine-tuning kept only that one.
-
-    Raises:
-        UserError: there is no such file.
-    """
+    """Return ``path``; of a directory ``checkpoint_last.pt``, or ``checkpoint_best.pt`` if fine-tuning kept only that one."""
     files = [path / "checkpoint_last.pt", path / "checkpoint_best.pt"] if path.is_dir() else [path]
     for file in files:
         if file.is_file():
@@ -43,83 +38,45 @@ def checkpoint_file(path: Path) -> Path:
     raise UserError(f"{files[0]} is missing: {advice}")
 
 
-def verify_checksums(path: str, digest: Any = None, whole: bool = True) -> None:
+def verify_checksums(path: str, whole: bool = True) -> None:
     """Read a checkpoint and compare the CRC-32 that ``torch.save`` has stored for each tensor; torch.load ignores them.
 
     A process verifies a file once, until it is replaced or written to. The file is streamed; 1 GB in the page cache took 1.8 s
     on one core of a busy machine. Files in the format before torch 1.6 have no checksums.
 
     Args:
-        digest: of ``hashlib``; gets all bytes of the file, which is read only once for both.
         whole: verify the tensors too, not only the pickle that says what they are.
 
     Raises:
         DamagedCheckpoint: the content of a member has changed.
     """
-    with _HashedFile(path) as file:
-        status = os.fstat(file.fileno())
-        version = path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-        if digest is None and version in _verified:
-            return
-        if zipfile.is_zipfile(file):
-            archive = zipfile.ZipFile(file)
-            members = archive.infolist()
+    version = path, *file_version(path)
+    if version in _verified:
+        return
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
             # torch.save does not compress; unpacking could take any amount of time and memory.
-            if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+            if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
                 raise DamagedCheckpoint(f"{path} was not written by torch.save (it is compressed): give another file")
-            file.digest = digest
             if not whole:
-                archive.filelist = [member for member in members if member.filename.endswith(".pkl")]
+                archive.filelist = [member for member in archive.infolist() if member.filename.endswith(".pkl")]
             if (member := archive.testzip()) is not None:
                 raise DamagedCheckpoint(
                     f"{path} is damaged (the checksum of {member} in it is wrong): give another checkpoint, or copy it again"
                 )
-        file.digest = digest
-        file.hash_until(status.st_size)
     if whole:
         _verified.add(version)
 
 
-class _HashedFile(io.FileIO):
-    """A file whose bytes go into ``digest``, if there is one, each once and in order, while it is read."""
-
-    digest: Any = None
-    num_hashed = 0
-
-    def read(self, size: int = -1) -> bytes:
-        begin = self.tell()
-        self.hash_until(begin)
-        part = super().read(size)
-        self._hash(part[max(0, self.num_hashed - begin) :])
-        return part
-
-    def hash_until(self, end: int) -> None:
-        """Hash what the reader has skipped."""
-        if self.digest is not None and self.num_hashed < end:
-            self.seek(self.num_hashed)
-            while self.num_hashed < end and (part := super().read(min(end - self.num_hashed, 1 << 20))):
-                self._hash(part)
-            self.seek(end)
-
-    def _hash(self, part: bytes) -> None:
-        if self.digest is not None:
-            self.digest.update(part)
-            self.num_hashed += len(part)
-
-
-def read_header(path: str, digest: Any = None, whole: bool = True) -> dict[str, Any]:
-    """Load a checkpoint with memory-mapped tensors; for ``digest`` and ``whole`` see :func:`verify_checksums`.
+def read_header(path: str, whole: bool = True) -> dict[str, Any]:
+    """Load a checkpoint with memory-mapped tensors.
 
     Only the start of a file of any size is read without ``whole``, for who wants no tensor of it.
-
-    Raises:
-        DamagedCheckpoint: the file is truncated or is not a checkpoint.
-        UserError: the file contains a class that is not allowed, or cannot be read.
     """
     import torch  # not needed to find files
 
     try:
-        with explain_load_errors(path, digest, whole):
+        with explain_load_errors(path, whole):
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except DamagedCheckpoint as error:
         if "mmap can only be used" not in str(error.__cause__):
@@ -132,11 +89,7 @@ def read_header(path: str, digest: Any = None, whole: bool = True) -> dict[str, 
 
 
 def read_content(file: Path) -> dict[str, Any]:
-    """Return the content of a checkpoint; nothing in the file can run code (see compat/checkpoints.py).
-
-    Raises:
-        UserError: the file cannot be read, or is not a checkpoint of fairseq-train.
-    """
+    """Return the content of a checkpoint of fairseq-train; nothing in the file can run code (see compat/checkpoints.py)."""
     import torch
 
     with explain_load_errors(str(file)):
@@ -146,7 +99,7 @@ def read_content(file: Path) -> dict[str, Any]:
 
 
 def check_content(file: Path, content: Any) -> None:
-    """Raise :class:`UserError` unless this is the content of a checkpoint of fairseq-train, with resolved settings.
+    """Refuse what is not the content of a checkpoint of fairseq-train, with resolved settings.
 
     Of a run with flags, fairseq 0.12 may have saved a section of the settings as it was parsed; it becomes a dictionary.
     """
@@ -154,7 +107,7 @@ def check_content(file: Path, content: Any) -> None:
 
     state = content if isinstance(content, dict) else {}
     sections = {"cfg": dict, "model": dict, "optimizer_history": list}
-    if not all(isinstance(state.get(name), kind) and state[name] for name, kind in sections.items()):
+    if not all(isinstance(state.get(name), type_) and state[name] for name, type_ in sections.items()):
         raise UserError(f"{file} is not a checkpoint of fairseq-train: it lacks one of {', '.join(sections)}")
     settings = state["cfg"]
     num_updates_of(str(file), state)
@@ -173,12 +126,13 @@ def check_content(file: Path, content: Any) -> None:
                 raise ValueError(f"contains a setting that no run has: {reprlib.repr(value)}")
     except ValueError as error:
         raise UserError(f"{file} {error}: give a checkpoint as it was saved") from error
-    settings.update({kind: vars(part) for kind, part in settings.items() if isinstance(part, argparse.Namespace)})
+    for name, section in list(settings.items()):
+        settings[name] = vars(section) if isinstance(section, argparse.Namespace) else section
     task_state_of(str(file), state)
 
 
 def num_updates_of(path: str, checkpoint: dict[str, Any]) -> int:
-    """Return the number of updates up to a checkpoint; raise :class:`UserError` if it is missing or damaged."""
+    """Return the number of updates up to a checkpoint."""
     history = checkpoint.get("optimizer_history")
     last = history[-1] if isinstance(history, list) and history else None
     try:
@@ -190,7 +144,7 @@ def num_updates_of(path: str, checkpoint: dict[str, Any]) -> int:
 
 
 def task_state_of(path: str, checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Return ``task_state`` of a checkpoint, empty if there is none; raise :class:`UserError` if it is damaged."""
+    """Return ``task_state`` of a checkpoint, empty if there is none."""
     state = checkpoint.get("task_state") or {}
     if not isinstance(state, dict) or not all(isinstance(value, str | None) for value in state.values()):
         raise UserError(f"{path} has a damaged task_state: give another checkpoint")
@@ -209,14 +163,11 @@ def training_seconds_of(checkpoint: dict[str, Any]) -> float:
 
 
 @contextlib.contextmanager
-def explain_load_errors(path: str, digest: Any = None, whole: bool = True) -> Iterator[None]:
-    """Verify the checksums of the file ``path``, and turn what ``torch.load`` raises for it into a :class:`UserError`.
-
-    For ``digest`` and ``whole`` see :func:`verify_checksums`.
-    """
+def explain_load_errors(path: str, whole: bool = True) -> Iterator[None]:
+    """Verify the checksums of the file ``path``, and turn what ``torch.load`` raises for it into a :class:`UserError`."""
     try:
         with open(path, "rb"):  # torch reports a file without read permission as "not an archive"
-            verify_checksums(path, digest, whole)
+            verify_checksums(path, whole)
             yield
     except UserError:
         raise

@@ -1,7 +1,6 @@
 """Files that replace others whole, when two processes write the same one and when one of them is killed."""
 
 import csv
-import hashlib
 import io
 import json
 import multiprocessing
@@ -10,9 +9,8 @@ import socket
 from pathlib import Path
 
 import pytest
-import torch
 
-from amos_fairseq.checkpoint_files import checkpoint_file, read_header
+from amos_fairseq.checkpoint_files import checkpoint_file
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.files import (
     check_claim,
@@ -172,18 +170,6 @@ def test_what_a_killed_process_left_goes_with_the_next_writing(tmp_path: Path) -
         Path(unfinished).write_bytes(b"new")
     assert unfinished_files(tmp_path) == sorted([elsewhere.name, other_target.name])
     assert path.read_bytes() == b"new"
-
-
-@pytest.mark.parametrize("is_archive", [True, False])
-def test_a_checkpoint_is_hashed_while_its_checksums_are_read(is_archive: bool, tmp_path: Path) -> None:
-    """The digest is that of all bytes of the file, in its order, also of those that no checksum covers; twice as well."""
-    path = tmp_path / "model.pt"
-    content = {"model": {f"weight{i}": torch.arange(100_000.0) + i for i in range(5)}}
-    torch.save(content, path, _use_new_zipfile_serialization=is_archive)
-    for _ in range(2):
-        digest = hashlib.sha256()
-        read_header(str(path), digest)
-        assert digest.hexdigest() == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @pytest.mark.parametrize(

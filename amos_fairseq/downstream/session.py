@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import dataclasses
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from amos_fairseq.downstream.recipes import Hyperparameters, Recipe, load_recipe
 from amos_fairseq.downstream.results import content_sha256, read_optional_json
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import check_claim, claim
-from amos_fairseq.fingerprint import TOKENIZER_DIRECTORY
+from amos_fairseq.fingerprint import TOKENIZER_DIRECTORY, file_sha256
 from amos_fairseq.models.configuration import OF_FINE_TUNING, EncoderConfig, parse_layers
 from amos_fairseq.models.electric import NO_ENCODER
 from amos_fairseq.output.terminal import ending_in_one_line, say
@@ -104,10 +103,10 @@ class PretrainedCheckpoint:
 
 
 def read_pretrained_checkpoint(checkpoint: str | Path, from_scratch: bool = False) -> PretrainedCheckpoint:
-    """Read a checkpoint, or the ``checkpoint_last.pt`` of a SAVE_DIR, once, for its header and its sha256. Its weights stay on
-    the disk."""
-    file, digest = checkpoint_file(Path(checkpoint)).resolve(), hashlib.sha256()
-    header = read_header(str(file), digest)
+    """Read a checkpoint, or the ``checkpoint_last.pt`` of a SAVE_DIR, for its header and its sha256. Its weights stay on the
+    disk."""
+    file = checkpoint_file(Path(checkpoint)).resolve()
+    header = read_header(str(file))
     check_content(file, header)
     check_saved_settings(file, header["cfg"])
     settings = OmegaConf.to_container(model_settings(file, header["cfg"]["model"]), enum_to_str=True)
@@ -119,7 +118,7 @@ def read_pretrained_checkpoint(checkpoint: str | Path, from_scratch: bool = Fals
     if settings.get("electric_variant") == "two_tower":
         raise UserError(f"{file}: {NO_ENCODER}")
     state = task_state_of(str(file), header)
-    return PretrainedCheckpoint(file, digest.hexdigest(), settings["_name"], model, state, num_updates, from_scratch)
+    return PretrainedCheckpoint(file, file_sha256(file), settings["_name"], model, state, num_updates, from_scratch)
 
 
 def number_of_layers(model: Mapping[str, Any]) -> int:

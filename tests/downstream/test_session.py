@@ -1,7 +1,5 @@
 """Fine-tuning of every objective: the flags that are read from a checkpoint build its encoder."""
 
-import hashlib
-import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +11,6 @@ from fairseq.models import build_model
 from saved_models import TEXT, write_run
 
 import amos_fairseq
-from amos_fairseq.checkpoint_files import verify_checksums
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.downstream.recipes import Hyperparameters, recipe_names
 from amos_fairseq.downstream.session import (
@@ -113,29 +110,6 @@ def test_modernbert_is_fine_tuned_without_attention_dropout(encoder: str, tmp_pa
 def flag_of(trial: Hyperparameters, name: str) -> str:
     flags = trial.train_flags(1000)
     return flags[flags.index(name) + 1]
-
-
-@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="the number of bytes that a process has read")
-def test_a_checkpoint_is_read_once_for_its_header_and_its_hash(tmp_path: Path) -> None:
-    def read_so_far() -> int:
-        return int(Path("/proc/self/io").read_text().split()[1])
-
-    file = write_run(tmp_path, "mlm") / "checkpoint_last.pt"
-    torch.save(torch.load(file, weights_only=True) | {"last_optimizer_state": torch.zeros(4_000_000)}, file)
-    before = read_so_far()
-    sha256 = read_pretrained_checkpoint(file).sha256
-    assert 1 <= (read_so_far() - before) / file.stat().st_size < 1.05
-    assert sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
-    # Of a file in another order, or of one that is not an archive, too.
-    with zipfile.ZipFile(file) as plain, zipfile.ZipFile(tmp_path / "other.pt", "w") as other:
-        for name in reversed(plain.namelist()):
-            other.writestr(name, plain.read(name))
-        other.filelist.sort(key=lambda member: member.filename)
-    torch.save(torch.load(file, weights_only=True), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
-    for path in (tmp_path / "other.pt", tmp_path / "old.pt"):
-        digest = hashlib.sha256()
-        verify_checksums(str(path), digest)
-        assert digest.hexdigest() == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_cloze_model_is_refused(tmp_path: Path) -> None:

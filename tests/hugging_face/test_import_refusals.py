@@ -1,0 +1,247 @@
+"""Inputs that ``amos import`` refuses, in one line and with nothing written; and incomplete inputs that it accepts."""
+
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from failures import error_line, full_disk
+from hugging_face_folders import write_electra, write_model, write_tokenizer
+from safetensors.torch import load_file, save_file
+
+from amos_fairseq.cli.main import main
+from amos_fairseq.text.tokenization import load_tokenizer
+from amos_fairseq.text.tokenization.fast_tokenizer import ABSENT, row_map
+
+TINY = ("--arch", "amos_tiny")
+Change = Callable[[Path], object]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("folders")
+    classes = {"mpnet": "MPNet", "bert": "Bert", "roberta": "Roberta", "modernbert": "ModernBert"}
+    for family, name in classes.items():
+        write_model(root / family, family, f"{name}Model")
+    write_electra(root)
+    (root / "discriminator").rename(root / "electra")
+    return root
+
+
+def config(**settings) -> Change:
+    """Change settings of ``config.json``."""
+
+    def change(folder: Path) -> None:
+        content = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(content | settings))
+
+    return change
+
+
+def text(name: str, content: str) -> Change:
+    return lambda folder: (folder / name).write_text(content)
+
+
+def replaced(name: str, make: Change) -> Change:
+    """Put something else in the place of a file."""
+
+    def change(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        make(folder / name)
+
+    return change
+
+
+def weights(change: Callable[[dict], dict], pickled: bool = False) -> Change:
+    def write(folder: Path) -> None:
+        file = folder / "model.safetensors"
+        content = change(load_file(file))
+        file.unlink()
+        if pickled:
+            torch.save(content, folder / "pytorch_model.bin")
+        else:
+            save_file(content, file, metadata={"format": "pt"})
+
+    return write
+
+
+def slow_tokenizer(folder: Path) -> None:
+    """A tokenizer class that cannot be converted, and would be built from ``vocab.txt``."""
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "MarianTokenizer"}))
+
+
+def no_tokenizer(folder: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        (folder / name).unlink(missing_ok=True)  # transformers 5 writes no special_tokens_map.json
+
+
+def cut(folder: Path) -> None:
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
+
+
+LARGE = 10**9  # building it would take terabytes, or days
+DEEP = "[" * 100_000 + "]" * 100_000
+WORDS, QUERY = "embeddings.word_embeddings.weight", "encoder.layer.0.attention.self.query.weight"
+ROPE = {"sliding_attention": {"rope_type": "default", "rope_theta": 0.0}}
+UNFIT = "do not fit their configuration"
+# Family, change of its folder, what the line names.
+REFUSED: dict[str, tuple[str, Change, str]] = {
+    "other encoder": ("bert", config(model_type="deberta-v2"), "disentangled attention"),
+    "other model": ("bert", config(model_type="gpt2"), "only mpnet, electra, bert"),
+    "long name": ("bert", config(model_type="x" * 5000), "cannot be imported"),
+    "other class": ("bert", config(model_type="modernbert"), "is not a configuration of a modernbert model"),
+    "activation": ("bert", config(hidden_act="gelu_new"), "hidden_act is 'gelu_new'"),
+    "decoder": ("bert", config(is_decoder=True), "decoder"),
+    "buckets": ("mpnet", config(relative_attention_num_buckets=64), "relative_attention_num_buckets is 64"),
+    "padding": ("roberta", config(pad_token_id=0), "pad_token_id is 0"),
+    "no number": ("bert", config(hidden_size="wide"), "hidden_size is 'wide', which is not valid"),
+    "float": ("electra", config(embedding_size=8.0), "embedding_size is 8.0"),
+    "nan": ("bert", config(hidden_dropout_prob=math.nan), "config.json"),
+    "fewer layers": ("bert", config(num_hidden_layers=1), UNFIT),
+    "other width": ("bert", config(hidden_size=32), "take both files from the same model"),
+    "many layers": ("bert", config(num_hidden_layers=LARGE), UNFIT),
+    "many positions": ("bert", config(max_position_embeddings=LARGE), UNFIT),
+    "many heads": ("bert", config(num_attention_heads=LARGE), "attention heads"),
+    "many labels": ("bert", config(num_labels=LARGE), "num_labels is 1000000000"),
+    "renamed settings": ("bert", config(attribute_map={"hidden_size": "w"}, w=LARGE, hidden_size=32), UNFIT),
+    "names of classes": ("bert", config(architectures=["a\0"]), "architectures"),
+    "modern bias": ("modernbert", config(attention_bias=True), "attention_bias is True, not False"),
+    "modern window": ("modernbert", config(local_attention=7), "local_attention is 7"),
+    "modern layers": ("modernbert", config(layer_types=["sliding_attention"] * 2), "layer_types do not repeat"),
+    "modern layers, many": ("modernbert", config(num_hidden_layers=LARGE), "num_hidden_layers is above"),
+    "modern positions": ("modernbert", config(rope_parameters=ROPE), "rope_theta of sliding_attention is 0.0"),
+    "modern positions, no table": ("modernbert", config(rope_parameters=5), "config.json"),
+    "config: deep": ("bert", text("config.json", DEEP), "config.json is nested"),
+    "config: folder": ("bert", replaced("config.json", Path.mkdir), "config.json is a folder"),
+    "config: pipe": ("bert", replaced("config.json", os.mkfifo), "config.json is a pipe"),
+    "config: circle": (
+        "bert",
+        replaced("config.json", lambda path: path.symlink_to(path)),
+        "config.json cannot be read",
+    ),
+    "config: missing": ("mpnet", replaced("config.json", lambda path: None), "config.json is missing"),
+    "tokenizer: pipe": ("bert", replaced("tokenizer.json", os.mkfifo), "tokenizer.json is a pipe"),
+    "tokenizer: deep": ("bert", text("tokenizer.json", DEEP), "tokenizer.json is not a usable"),
+    "tokenizer settings: cut": ("bert", text("tokenizer_config.json", "{"), "tokenizer_config.json is not JSON"),
+    "special token": ("bert", text("tokenizer_config.json", '{"cls_token": 5}'), "cls_token is 5"),
+    "tokenizer class": ("bert", slow_tokenizer, "its tokenizer cannot be read"),
+    "no tokenizer": ("mpnet", no_tokenizer, "holds no tokenizer"),
+    "no weights": ("mpnet", lambda folder: (folder / "model.safetensors").unlink(), "neither model.safetensors"),
+    "weights: cut": ("mpnet", cut, "not a whole safetensors file"),
+    "weights: name": ("bert", weights(lambda w: w | {"a\x1b[31m": torch.ones(1)}), "the name of a weight"),
+    "weights: layer": ("bert", weights(lambda w: w | {f"encoder.layer.{'9' * 900}.x": torch.ones(1)}), "is missing"),
+    "weights: shape": ("bert", weights(lambda w: w | {QUERY: torch.ones(3, 5)}), "have the shapes"),
+    "weights: scalar": ("bert", weights(lambda w: w | {WORDS: torch.tensor(1.0)}, True), "have the shapes"),
+    "weights: no rows": ("bert", weights(lambda w: w | {WORDS: torch.ones(0, 16)}), "0 rows of vocabulary"),
+    "pickle: key": ("bert", weights(lambda w: w | {5: torch.ones(1)}, True), "5 is not a string"),
+    "pickle: view": (
+        "bert",
+        weights(lambda w: w | {"half": torch.ones(1).half().expand(2**40)}, True),
+        "more values than it stores",
+    ),
+    "pickle: meta": ("bert", weights(lambda w: w | {QUERY: w[QUERY].to("meta")}, True), "no plain numbers"),
+    "pickle: sparse": ("bert", weights(lambda w: w | {QUERY: w[QUERY].to_sparse()}, True), "no plain numbers"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_folders_that_are_refused(name, folders, tmp_path, capsys):
+    """At once, and in a line that does not repeat 5,000 characters; larger sizes than the weights' are never built."""
+    family, change, named = REFUSED[name]
+    shutil.copytree(folders / family, tmp_path / "in")
+    change(tmp_path / "in")
+    start = time.process_time()
+    command = ("import", tmp_path / "in", tmp_path / "out" / "model.pt", *TINY)
+    line = error_line(capsys, main, *command, reports_progress=True)
+    assert named in line
+    assert time.process_time() - start < 5
+    assert len(line) - len(str(tmp_path)) < 500
+    assert not (tmp_path / "out").exists()
+
+
+def test_arguments_that_are_refused(folders, tmp_path, capsys):
+    """The last folder has a generator of another model; the second command finds another tokenizer beside OUT."""
+    (tmp_path / "old.pt").touch()
+    write_tokenizer(tmp_path / "tokenizer", "roberta")
+    shutil.copytree(folders / "generator", tmp_path / "other")
+    weights(lambda w: w | {"electra.embeddings.position_embeddings.weight": torch.ones(40, 8)})(tmp_path / "other")
+    write_model(tmp_path / "short", "bert", "BertModel", padded_rows=-2)
+    bert, electra, out = folders / "bert", folders / "electra", tmp_path / "new" / "a.pt"
+    generator = ["--arch", "electra_tiny", "--generator"]
+    for arguments, named in (
+        ((tmp_path / "nowhere", out), "is not a directory"),
+        ((bert, tmp_path / "old.pt"), "old.pt exists"),
+        ((bert, tmp_path / "model.pt", *TINY), "holds another tokenizer"),
+        ((bert, tmp_path / "model"), "must end in .pt"),
+        ((bert, out, "--arch", "bert_base"), "is not an architecture of this package"),
+        ((bert, out, "--depths", "4"), "--depths belongs to --from microsoft-amos"),
+        # A generator of a third of the width, which is 16 here.
+        ((electra, out, "--arch", "electra_base"), "with --arch electra_base for what it lacks"),
+        ((electra, out, *TINY, "--generator", folders / "generator"), "cannot be used with --arch amos_tiny"),
+        ((electra, out, *generator, bert), "only two ELECTRA models"),
+        ((electra, out, *generator, tmp_path / "other"), "encoder.embed_positions.weight differ"),
+        ((tmp_path / "short", out, *TINY), "rows of vocabulary"),
+    ):
+        assert named in error_line(capsys, main, "import", *arguments, reports_progress=True)
+    assert not out.parent.exists()
+
+
+def test_weights_in_several_files(folders, tmp_path, capsys):
+    """As save_pretrained splits them; then with a file, an entry or the index damaged."""
+    whole, pieces = tmp_path / "whole", tmp_path / "pieces"
+    shutil.copytree(folders / "bert", pieces)
+    (pieces / "model.safetensors").unlink()
+    transformers.AutoModel.from_pretrained(folders / "bert").save_pretrained(pieces, max_shard_size="10KB")
+    index = pieces / "model.safetensors.index.json"
+    shards = sorted(pieces.glob("model-*.safetensors"))
+    assert len(shards) > 2
+    for source, out in ((folders / "bert", whole), (pieces, tmp_path / "out")):
+        main(["import", str(source), str(out / "model.pt"), *TINY])
+    states = [torch.load(path / "model.pt", weights_only=True)["model"] for path in (whole, tmp_path / "out")]
+    assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
+    content = json.loads(index.read_text())
+    more = {"weight_map": content["weight_map"] | {"another.weight": shards[0].name}}
+    shards[1].unlink()
+    for text_of_index, named in (
+        (json.dumps(more).replace(shards[1].name, shards[0].name), "is in none of its files"),
+        ('{"weight_map": {"a": 5}}', "is not an index of weights"),
+        (DEEP, f"{index} "),
+        (json.dumps(content), f"{shards[1].name} is missing, which model.safetensors.index.json names"),
+    ):
+        index.write_text(text_of_index)
+        assert named in error_line(capsys, main, "import", pieces, tmp_path / "refused" / "model.pt")
+
+
+@pytest.mark.parametrize("limit", [100, 20_000])
+def test_a_full_disk_leaves_nothing(limit, folders, tmp_path, capsys):
+    """While the tokenizer is written, and while the checkpoint is written."""
+    (tmp_path / "out").mkdir()
+    with full_disk(limit):
+        line = error_line(capsys, main, "import", folders / "bert", tmp_path / "out" / "model.pt", *TINY)
+    assert "model.pt cannot be written (File too large): make room" in line
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_vocabulary_without_mask_or_padding(folders, tmp_path, capsys):
+    """Without <mask> a row is newly initialized, which is reported; without a padding token no batch can be built."""
+    for role in ("mask_token", "pad_token"):
+        shutil.copytree(folders / "mpnet", tmp_path / role)
+        for name in ("tokenizer_config.json", "special_tokens_map.json"):
+            (tmp_path / role / name).unlink(missing_ok=True)
+        path = tmp_path / role / "tokenizer.json"
+        token = {"mask_token": "<mask>", "pad_token": "<pad>"}[role]
+        path.write_text(path.read_text().replace(json.dumps(token), json.dumps("<other>")))
+    main(["import", str(tmp_path / "mask_token"), str(tmp_path / "out" / "model.pt"), *TINY])
+    assert "no <mask>: that row of the vocabulary is newly initialized" in capsys.readouterr().out
+    assert row_map(load_tokenizer(tmp_path / "out" / "tokenizer"))[-1] == ABSENT
+    line = error_line(capsys, main, "import", tmp_path / "pad_token", tmp_path / "b.pt")
+    assert "no token in the role of <pad>" in line
