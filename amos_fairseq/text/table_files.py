@@ -106,11 +106,14 @@ class TableFile:
         is_empty = True
         if self.kind in (TSV, CSV):
             rows = self._separated_rows()
+        elif self.kind == JSONL:
+            objects = _json_objects(self._file)
+            rows = ((number, {name: row.get(name) for name in self.columns}) for number, row in objects)
         else:
-            rows = _json_objects(self._file) if self.kind == JSONL else _arrow_rows(self.path, self._on_read)
+            rows = _arrow_rows(self.path, self._on_read)
         for number, row in rows:
             is_empty = False
-            yield number, {name: row.get(name) for name in self.columns}
+            yield number, row
         if is_empty and self.broken_lines:
             raise UserError(
                 f"{self.path}: none of its {len(self.broken_lines)} lines has the {len(self.columns)} "

@@ -236,12 +236,12 @@ def prepare_inside(out: Path, source: ClassificationSource, tokenizer: Tokenizer
     ``name``: of the task, one of several in OUT; by default that of ``amos classify``.
     """
     files = {"train": source.train} | ({} if source.dev is None else {"dev": source.dev})
-    kind, used_by = (TASK, USED_BY) if name == TASK else (f"own/{name}", [f"runs/{name}", "runs/multi"])
+    folder, used_by = (TASK, USED_BY) if name == TASK else (f"own/{name}", [f"runs/{name}", "runs/multi"])
 
     def write(directory: Path) -> None:
         source.write(directory, tokenizer, name)
 
-    return prepared_data(out, kind, files, tokenizer, source.settings, write, used_by)
+    return prepared_data(out, folder, files, tokenizer, source.settings, write, used_by)
 
 
 def read_own_tasks(file: Path) -> dict[str, ClassificationSource]:

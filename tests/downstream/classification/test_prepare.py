@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fairseq.data import Dictionary
+from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 from saved_models import small_tokenizer
 
 from amos_fairseq.downstream.classification.dataset import LabeledTexts, read_targets, read_task_record
@@ -113,6 +114,22 @@ def test_classes_with_all_that_is_counted(tmp_path):
     rows = LabeledTexts(directory, "valid", record, dictionary, 30)
     expected = [dictionary.index(piece) for piece in tokenizer.encode("new line .")]
     assert rows[2]["tokens"].tolist() == [0, *expected, 2]
+
+
+def test_fairseqs_own_task_reads_the_same_data(tmp_path):
+    """sentence_prediction, whose dictionary of the labels has the order of the classes; names may have spaces."""
+    rows = [(f"text {i}", f"other {i}", ["very good", "bad"][i % 2]) for i in range(6)]
+    file = write_csv(tmp_path / "t.csv", ["a", "b", "label"], rows)
+    directory, record = prepared(tmp_path, ClassificationSource(file, file, Columns(("a", "b"), "label")))
+    settings = {"init_token": 0, "regression_target": False, "no_shuffle": True, "seed": 1}
+    config = SentencePredictionConfig(data=str(directory), num_classes=2, **settings)
+    stock = SentencePredictionTask.setup_task(config)
+    stock.load_dataset("valid")
+    ours = LabeledTexts(directory, "valid", record, stock.source_dictionary, 30)
+    for index, target in enumerate(read_targets(directory, "valid", record)):
+        sample = stock.datasets["valid"][index]
+        assert sample["net_input.src_tokens"].tolist() == ours[index]["tokens"].tolist()
+        assert stock.label_dictionary[sample["target"].item() + 4] == record["labels"][target] == rows[index][2]
 
 
 def test_several_labels(tmp_path):
