@@ -94,7 +94,7 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
 
     from amos_fairseq.checkpoints.encoder import check_device
     from amos_fairseq.checkpoints.read import load_checkpoint
-    from amos_fairseq.probing.experiment import Experiment
+    from amos_fairseq.probing.experiment import run_probes
     from amos_fairseq.probing.training import LEARNING_RATES, ProbeSettings
 
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -108,7 +108,7 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     settings = ProbeSettings(arguments.classifier, lr, arguments.batch_size, arguments.updates)
     with ending_in_one_line("finished probes are not repeated", "probe"):
         data, tasks = prepared_tasks(arguments)
-        experiment = Experiment(
+        table = run_probes(
             loaded,
             data,
             arguments.out,
@@ -120,7 +120,6 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
             num_seeds=arguments.seeds,
             device=device,
         )
-        table = experiment.run()
     table.print()
     print(f"results: {arguments.out}/results.json, results.csv, table.md, probing.svg, probing.png")
 

@@ -1,11 +1,12 @@
-"""Hidden states of frozen encoders, computed once per text and kept in memory-mapped files.
+"""Hidden states of frozen encoders, computed once per text into memory-mapped files.
 
 Shapes: B sequences, T tokens, D width of an encoder, E width of the token embeddings, P pieces of all sentences of a split.
 """
 
-import json
+import contextlib
 import os
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -19,21 +20,18 @@ from torch.nn.utils.rnn import pad_sequence
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.data.block_iterator import batches_by_length
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import NO_ROOM, whole_folder
-from amos_fairseq.fingerprint import file_sha256
+from amos_fairseq.files import NO_ROOM
 from amos_fairseq.models.amos import AmosModel
 from amos_fairseq.models.electra import ElectraModel
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.models.teams import TeamsModel
 from amos_fairseq.modules.encoder import TransformerEncoder
-from amos_fairseq.output.terminal import progress_bar, say
+from amos_fairseq.output.terminal import progress_bar
 from amos_fairseq.probing.targets import AnnotatedText
-from amos_fairseq.strangers import read_json
 from amos_fairseq.text.tokenization.words import encode_words
 
 PIECES = "pieces"  # the "layer" of token embeddings that are only looked up
 MIXTURE = "mix"  # all layers, mixed by learned weights
-CHECKSUMS = "sha256.json"
 TOKENS_PER_BATCH = 8192
 STORED = np.float32  # where most of the variance has one direction, float16 rounds the others away
 
@@ -168,6 +166,7 @@ def encode_split(
     return EncodedSplit(sentences, word_pieces, start)
 
 
+@contextlib.contextmanager
 def stored_features(
     folder: Path,
     part: ProbedPart,
@@ -176,56 +175,31 @@ def stored_features(
     pad: int,
     device: str,
     name: str,
-) -> dict[str, dict[Layer, Tensor]]:
-    """Return features [P,D] float32 by split and layer; they are computed only if ``folder`` does not hold them undamaged.
+) -> Iterator[dict[str, dict[Layer, Tensor]]]:
+    """Compute features [P,D] float32 by split and layer as memory maps in ``folder``, which is removed behind the body.
 
     Args:
-        folder: for this model, part, layers and texts alone.
         name: of the part in messages.
 
     Raises:
         UserError: a state is not finite, or the features cannot be written.
     """
-    present = _read_features(folder, layers, splits) if folder.is_dir() else None
-    if present is not None:
-        return present
-    if folder.is_dir():
-        say(f"the features of {name} in {folder} are damaged: they are computed again", "probe")
+    shutil.rmtree(folder, ignore_errors=True)  # of a command that was killed
     try:
-        with whole_folder(folder, replace=True) as unfinished:
+        try:
+            folder.mkdir(parents=True)
             total = sum(split.num_pieces for split in splits.values())
             with progress_bar(total, f"features of {name}", "piece", delay=2) as bar:
                 for split, encoded in splits.items():
-                    _write_features(unfinished, split, part, layers, encoded, pad, device, bar.update)
-            checksums = {path.name: file_sha256(path) for path in sorted(unfinished.glob("*.npy"))}
-            (unfinished / CHECKSUMS).write_text(json.dumps(checksums), encoding="utf-8")
-    except OSError as error:
-        help_ = "make room" if error.errno in NO_ROOM else "permit writing"
-        raise UserError(
-            f"the features of {name} cannot be written to {folder.parent} ({error.strerror}): {help_}, or give another --out"
-        ) from error
-    return {split: {layer: _open(folder, split, layer) for layer in layers} for split in splits}
-
-
-def _read_features(
-    folder: Path, layers: Sequence[Layer], splits: dict[str, EncodedSplit]
-) -> dict[str, dict[Layer, Tensor]] | None:
-    """Return the features in ``folder``; None if a file is missing, or is not the one whose checksum was stored beside it."""
-    try:
-        checksums = read_json(folder / CHECKSUMS, "the features are computed again")
-        features: dict[str, dict[Layer, Tensor]] = {}
-        for split, encoded in splits.items():
-            features[split] = {}
-            for layer in layers:
-                path = _path(folder, split, layer)
-                if file_sha256(path) != checksums[path.name]:
-                    return None
-                features[split][layer] = array = _open(folder, split, layer)
-                if array.dim() != 2 or array.size(0) != encoded.num_pieces or array.dtype != torch.float32:
-                    return None
-    except (UserError, OSError, EOFError, ValueError, KeyError, TypeError, OverflowError):
-        return None
-    return features
+                    _write_features(folder, split, part, layers, encoded, pad, device, bar.update)
+        except OSError as error:
+            help_ = "make room" if error.errno in NO_ROOM else "permit writing"
+            raise UserError(
+                f"the features of {name} cannot be written to {folder} ({error.strerror}): {help_}, or give another --out"
+            ) from error
+        yield {split: {layer: _open(folder, split, layer) for layer in layers} for split in splits}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _path(folder: Path, split: str, layer: Layer) -> Path:
