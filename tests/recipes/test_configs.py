@@ -32,7 +32,9 @@ CONFIG = ROOT / "examples" / "pretraining" / "config"  # what users of fairseq n
 # Hydra warns that a function that fairseq calls is deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 NAMES = [name for name in RECIPE_NAMES if name.startswith("amos_")]  # with flags beside the YAML
-OF_THE_FAMILY = [name for name in RECIPE_NAMES if name not in NAMES]
+# Of each objective and encoder, and of each kind of overlay.
+KINDS = [f"{objective}_base" for objective in ("amos", "electra", "electric", "mlm", "teams")]
+KINDS += ["amos_base_pp", "amos_tiny", "electra_small", "teams_large", "amos_modern_base", "mlm_modern_mini"]
 
 
 @cache
@@ -89,11 +91,6 @@ def test_yaml_and_flags_hold_the_same_values(name: str) -> None:
     assert from_yaml.common.user_dir == "amos_fairseq"
     assert os.path.samefile(from_flags.common.user_dir, RECIPES.parent)
     assert (from_yaml.model._name, from_flags.model._name) == ("amos", name.removesuffix("_pp"))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_yaml_and_flags_build_equal_models(name: str) -> None:
-    assert build_on_meta(compose_recipe(name).model, 4096) == build_on_meta(recipe_as_flags(name).model, 4096)
 
 
 @pytest.mark.parametrize(
@@ -247,14 +244,14 @@ def test_a_size_states_what_differs_from_base_and_nothing_else(path: Path) -> No
             ), setting
 
 
-@pytest.mark.parametrize("name", ["amos_base", "amos_small"])
+@pytest.mark.parametrize("name", ["amos_small"])
 def test_a_copy_of_a_recipe_in_another_folder_is_the_same(name: str, tmp_path: Path) -> None:
     copy = shutil.copyfile(RECIPES / f"{name}.yaml", tmp_path / "mine.yaml")
     config_dir, own_name = find_recipe(str(copy))
     assert compose_recipe(own_name, config_dir=config_dir) == compose_recipe(name)
 
 
-@pytest.mark.parametrize("name", RECIPE_NAMES)
+@pytest.mark.parametrize("name", KINDS)
 def test_planned_text_is_that_of_the_composed_recipe(name: str) -> None:
     cfg = compose_recipe(name)
     (update_freq,) = cfg.optimization.update_freq
@@ -263,7 +260,7 @@ def test_planned_text_is_that_of_the_composed_recipe(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OF_THE_FAMILY)
+@pytest.mark.parametrize("name", [name for name in KINDS if name not in NAMES])
 def test_yaml_builds_the_model_of_the_arch(name: str) -> None:
     """``--arch NAME`` and the YAML build the same parameters."""
     recipe = compose_recipe(name)
@@ -313,14 +310,6 @@ def check_generators(model: DictConfig, shapes: dict[str, torch.Size]) -> None:
     assert len(layers) == (sum(depths) if model.separate_generators else max(depths))
 
 
-def test_the_guide_lists_every_variant() -> None:
-    guide = ROOT / "docs" / "pretraining.md"
-    _, _, section = guide.read_text(encoding="utf-8").partition("## Variants\n")
-    rows = re.findall(r"^\| (`.*?`) \|", section.partition("\n## ")[0], re.MULTILINE)
-    listed = [f"variants/{name}" for row in rows for name in re.findall(r"`(\w+)`", row)]
-    assert sorted(listed) == VARIANTS
-
-
 @pytest.mark.slow
 def test_small_sizes_can_be_appended_to_every_variant() -> None:
     """The widest range of sizes; one update of each variant with other code is in tests/measure/test_recipes.py."""
@@ -331,7 +320,7 @@ def test_small_sizes_can_be_appended_to_every_variant() -> None:
         assert build_on_meta(model, 600), name
 
 
-@pytest.mark.parametrize("name", RECIPE_NAMES)
+@pytest.mark.parametrize("name", KINDS)
 def test_every_setting_of_the_plugin_is_in_the_yaml(name: str) -> None:
     """Hydra overrides only keys that a YAML holds; a field that is shared with another group is set there.
 
@@ -378,7 +367,7 @@ def test_shards_and_missing_data() -> None:
         TASK_REGISTRY["text_pretraining"].setup_task(recipe.task)
 
 
-@pytest.mark.parametrize("name", RECIPE_NAMES)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_run_is_continued_and_its_last_checkpoints_are_kept(name: str) -> None:
     """The directory of the run, and the checkpoints after a long run."""
     cfg = composition.compose_with_hydra(name, ["task.data=DATA"])

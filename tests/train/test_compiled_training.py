@@ -3,15 +3,13 @@
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from failures import refusal
 from forked_command import run_command
-from interrupted_run import BackgroundRun, assert_same_run, checkpoint, flags_command, num_updates, records, run_to_end
-from tiny_runs import TINY_RUN, environment, run_process
+from interrupted_run import assert_same_run, checkpoint, records
+from tiny_runs import TINY_RUN
 
 pytestmark = pytest.mark.slow
 needs_compiler = pytest.mark.skipif(
@@ -64,29 +62,3 @@ def test_compiled_layers_train_what_eager_layers_train(
         assert text.count("compiling the encoder's layers") == (save_dir == compiled)
     assert_same_run(recomputed, eager)
     assert_close_losses(compiled, eager)
-
-
-def test_layers_that_are_computed_again_train_the_same_bits(
-    binarized_corpus: Path, uninterrupted: Callable[..., Path], tmp_path: Path
-) -> None:
-    """Killed and continued, in bfloat16, against the run without the flag that was left alone."""
-    save_dir = tmp_path / "run"
-    command = flags_command(binarized_corpus, save_dir, "--bf16", "--activation-checkpointing")
-    run = BackgroundRun(command, tmp_path / "killed.log")
-    run.wait_for_update(21)
-    run.kill()
-    assert num_updates(save_dir) >= 15
-    run_to_end(command, tmp_path / "again.log")
-    assert_same_run(save_dir, uninterrupted("--bf16"))
-
-
-def test_without_a_compiler_one_line_says_so_before_training(binarized_corpus: Path, tmp_path: Path) -> None:
-    """A compiler that fails: tests/modules/test_compilation.py."""
-    save_dir = tmp_path / "run"
-    command = [sys.executable, "-m", "fairseq_cli.train", binarized_corpus, *TINY_RUN, "--compile"]
-    variables = environment({"CXX": "/nonexistent", CACHE: str(tmp_path / "empty")})
-    refused = run_process([*command, "--save-dir", save_dir], env=variables)
-    line = refusal(refused)
-    assert line.startswith("model.compile=true does not work on this machine (")
-    assert "install a C++ compiler (g++ or clang++; CXX names another one), or train with model.compile=false" in line
-    assert not list(save_dir.rglob("*.pt"))

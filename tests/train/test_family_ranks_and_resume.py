@@ -22,18 +22,14 @@ LAST_UPDATE, SAVED_UPDATE = 21, 11
 PARAMETER_TOLERANCE = 5e-5
 LOSS_TOLERANCE = 2e-3  # fairseq rounds what it logs to 3 digits
 
-# The model, and flags beside its name.
+# The model, and flags beside its name; REINFORCE draws random numbers of its own.
 SETTINGS = {
     "mlm": ("mlm", ""),
     "electra": ("electra", ""),
     "electra_adversarial": ("electra", "--adversarial"),
-    "electra_random_15": ("electra", "--detection-positions random"),
-    "electra_unigram": ("electra", "--generator unigram"),
     "electra_modern": ("electra", "--encoder modernbert --local-attention 32"),
-    "all_tokens_mlm": ("electra", "--main-objective all_tokens_mlm"),
     "teams": ("teams", ""),
     "electric": ("electric", ""),
-    "two_tower": ("electric", "--electric-variant two_tower --generator-size 1 --generator-loss-tokens all"),
 }
 
 

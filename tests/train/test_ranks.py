@@ -131,15 +131,6 @@ def test_refused_launches(flags, env, line, binarized_corpus, tmp_path, monkeypa
 
 
 @pytest.mark.slow
-def test_amp_on_a_cpu_is_refused_through_hydra(binarized_corpus: Path, tmp_path: Path) -> None:
-    command = ["--config-dir", "examples/pretraining/config", "--config-name", "amos_tiny", "common.amp=true"]
-    command += [f"task.data={binarized_corpus}", f"checkpoint.save_dir={tmp_path}/run"]
-    result = run_module("fairseq_cli.hydra_train", command, ROOT, ON_CPU)
-    assert refusal(result).startswith("--amp needs a GPU")
-    assert not list((tmp_path / "run").rglob("*.pt"))
-
-
-@pytest.mark.slow
 def test_torchrun_starts_amos_train(binarized_corpus: Path, tmp_path: Path) -> None:
     """Two ranks of ``torchrun --no-python amos train``, outside of the checkout."""
     amos = str(Path(sys.executable).with_name("amos"))

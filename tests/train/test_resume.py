@@ -31,9 +31,8 @@ def error_lines(run: BackgroundRun) -> list[str]:
 @pytest.mark.parametrize(
     ("flags", "moments"),
     [
-        pytest.param([], [8, 21], id="float32"),
         pytest.param(["--bf16"], [21], id="bf16"),
-        pytest.param(["--log-interval", "3"], [18], id="a record of two epochs"),
+        pytest.param(["--log-interval", "3"], [8, 18], id="float32, and a record of two epochs"),
     ],
 )
 def test_killed_and_resumed_is_uninterrupted(

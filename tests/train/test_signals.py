@@ -97,23 +97,6 @@ def hydra_flags(data: Path, save_dir: Path) -> list[str]:
     )
 
 
-@pytest.fixture(scope="module")
-def uninterrupted_hydra_run(binarized_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    save_dir = tmp_path_factory.mktemp("hydra") / "run"
-    run_to_end(hydra_command(binarized_corpus, save_dir), save_dir.with_suffix(".log"))
-    return save_dir
-
-
-def hydra_command(data: Path, save_dir: Path) -> list[str]:
-    return [sys.executable, "-m", "fairseq_cli.hydra_train", *hydra_flags(data, save_dir)]
-
-
-def test_a_signal_through_hydra(binarized_corpus: Path, uninterrupted_hydra_run: Path, tmp_path: Path) -> None:
-    command = hydra_command(binarized_corpus, tmp_path / "run")
-    stop_and_continue(command, tmp_path / "run", tmp_path, BackgroundRun.signal_group, [signal.SIGUSR1])
-    assert_same_run(tmp_path / "run", uninterrupted_hydra_run)
-
-
 # Slurm for one job of one task: sbatch runs a copy of the script, srun a task, scontrol the script once more when it has
 # ended. The task stays the process that srun was, as it is its process under Slurm that receives the signal.
 FAKE_SLURM = {
@@ -140,9 +123,7 @@ FAKE_SLURM = {
 }
 
 
-def test_a_run_that_submitit_has_submitted_is_requeued(
-    binarized_corpus: Path, uninterrupted_hydra_run: Path, tmp_path: Path
-) -> None:
+def test_a_run_that_submitit_has_submitted_is_requeued(binarized_corpus: Path, tmp_path: Path) -> None:
     """Hydra's submitit launcher and submitit itself, with the settings of slurm_8x8.yaml, in an imitation of Slurm.
 
     submitit's own handlers would requeue the job at SIGUSR2 without saving, and ignore SIGTERM.
@@ -178,7 +159,9 @@ def test_a_run_that_submitit_has_submitted_is_requeued(
     script = (tmp_path / "script").read_text()
     assert "#SBATCH --signal=USR2@300\n" in script
     assert "#SBATCH --requeue\n" in script
-    assert_same_run(tmp_path / "run", uninterrupted_hydra_run)
+    alone = [sys.executable, "-m", "fairseq_cli.hydra_train", *hydra_flags(binarized_corpus, tmp_path / "alone")]
+    run_to_end(alone, tmp_path / "alone.log")
+    assert_same_run(tmp_path / "run", tmp_path / "alone")
 
 
 def text_of_job(log: Path) -> str:
@@ -200,54 +183,29 @@ def passes_signals_on() -> bool:
     return "signals_to_handle" in vars(get_args_parser().parse_args(["script.py"]))
 
 
-def to_the_second_rank(run: BackgroundRun, number: int) -> None:
-    listed = run_process(["ps", "-o", "pid=", "--ppid", run.process.pid])
-    os.kill(max(int(child) for child in listed.stdout.split()), number)
+def to_ranks(run: BackgroundRun, number: int) -> None:
+    """SIGTERM to the second rank, as from its node; others to torchrun."""
+    pid = run.process.pid
+    if number == signal.SIGTERM:
+        pid = max(map(int, run_process(["ps", "-o", "pid=", "--ppid", pid]).stdout.split()))
+    os.kill(pid, number)
 
 
-def to_torchrun(run: BackgroundRun, number: int) -> None:
-    os.kill(run.process.pid, number)
-
-
-needs_signals = pytest.mark.skipif(not passes_signals_on(), reason="this torchrun dies at SIGUSR2")
-
-
-@pytest.mark.parametrize(
-    ("through_hydra", "number", "send"),
-    [
-        (False, signal.SIGTERM, to_the_second_rank),
-        pytest.param(True, signal.SIGUSR2, to_torchrun, marks=needs_signals),
-    ],
-)
-def test_a_signal_to_two_ranks(
-    through_hydra: bool,
-    number: int,
-    send: Callable[[BackgroundRun, int], None],
-    binarized_corpus: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_signals_to_two_ranks(binarized_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gloo ranks: one stops all; resuming sends the checkpoint from rank 0 to rank 1; the bits are those of two ranks
-    that were left alone, without torchrun (compared once, for time). torchrun's own exit code is 1, whatever a rank's is;
-    each rank's is in its report.
+    that were left alone, without torchrun. torchrun's own exit code is 1, whatever a rank's is; each rank's is in its report.
     """
-
     monkeypatch.setenv("PET_SIGNALS_TO_HANDLE", "SIGTERM,SIGUSR1,SIGUSR2")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
     def flags(name: str) -> list[str]:
         return [str(binarized_corpus), *RUN, "--batch-size", "8", "--save-dir", str(tmp_path / name)]
 
-    if through_hydra:
-        command = two_ranks("fairseq_cli.hydra_train", *hydra_flags(binarized_corpus, tmp_path / "run"))
-    else:
-        command = two_ranks("fairseq_cli.train", *flags("run"))
-
-    text = stop_and_continue(command, tmp_path / "run", tmp_path, send, [number], exit_code=1)
+    numbers = [signal.SIGTERM, signal.SIGUSR2] if passes_signals_on() else [signal.SIGTERM]
+    command = two_ranks("fairseq_cli.train", *flags("run"))
+    text = stop_and_continue(command, tmp_path / "run", tmp_path, to_ranks, numbers, exit_code=1)
+    cores = len(os.sched_getaffinity(0))
     for rank in range(2):
-        cores = len(os.sched_getaffinity(0))
         assert re.search(rf"rank {rank} of 2 on \S+: {cores} CPUs, OMP_NUM_THREADS=1\n", text)
-    if through_hydra:
-        return
     run_command("fairseq_cli.train", flags("undisturbed"), num_ranks=2)
     assert_same_run(tmp_path / "run", tmp_path / "undisturbed")

@@ -90,7 +90,6 @@ def test_both_stages_and_the_same_command_again(binarized_corpus: Path, tmp_path
         (["huge", "DATA", "OUT", "4"], "there is no size 'huge': give tiny, small, base or large"),
         (["tiny", "DATA", "OUT", "many"], "UPDATES 'many' is not an integer above 0"),
         (["tiny", "absent", "OUT", "4"], "absent contains no binarized corpus (dict.txt)"),
-        (["tiny", "SHARDS", "OUT", "4", "lr"], "'lr' is not KEY=VALUE"),
         (["tiny", "DATA", "OUT", "4", "lr"], "'lr' is not KEY=VALUE"),
         (["tiny", "DATA", "BEGUN", "4"], "was started with SIZE and UPDATES tiny 9: give these, or another SAVE_DIR"),
     ],
@@ -108,14 +107,3 @@ def test_mistakes_are_one_line_before_anything_is_written(
     assert message in refusal(done)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["begun"]
     assert [path.name for path in begun.iterdir()] == ["two_stage.txt"]
-
-
-def test_help_and_usage(tmp_path: Path) -> None:
-    told = two_stage("--help")
-    assert (told.returncode, told.stderr) == (0, "")
-    for word in ("SIZE", "DATA", "SAVE_DIR", "UPDATES", "KEY=VALUE", "The same command continues"):
-        assert word in told.stdout
-    short = two_stage("tiny", "DATA")
-    assert (short.returncode, short.stdout) == (2, "")
-    assert short.stderr.startswith("usage: two_stage.sh")
-    assert short.stderr.count("\n") == 1
