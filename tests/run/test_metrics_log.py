@@ -64,11 +64,6 @@ def test_lines_of_intervals_and_validations(save_dir):
     ]
 
 
-def test_epoch_counts_on_from_where_the_iterator_was_resumed(save_dir):
-    train(save_dir, first_update=4, last_update=7, epoch=3, updates_per_epoch=8)
-    assert [(line["update"], line["epoch"]) for line in read(save_dir)] == [(4, 2.5), (6, 2.75), (7, 2.875)]
-
-
 def test_values_are_numbers_or_null(save_dir):
     average = meters.AverageMeter(round=1)
     average.update(0.26)
@@ -91,15 +86,6 @@ def test_resume_cuts_back_to_the_resumed_update(save_dir):
     assert os.listdir(save_dir) == ["metrics.jsonl"]
 
 
-def test_line_without_newline_is_kept_and_terminated(save_dir):
-    train(save_dir, first_update=1, last_update=4)
-    expected = read(save_dir)
-    path = os.path.join(save_dir, "metrics.jsonl")
-    os.truncate(path, os.path.getsize(path) - 1)
-    train(save_dir, first_update=5, last_update=6)
-    assert read(save_dir)[:3] == expected
-
-
 def test_broken_line_in_the_middle_is_dropped_with_a_warning(save_dir, caplog):
     train(save_dir, first_update=1, last_update=2)
     path = os.path.join(save_dir, "metrics.jsonl")
@@ -119,23 +105,11 @@ def test_nothing_to_cut_leaves_the_file_untouched(save_dir):
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
 
 
-def test_new_run_replaces_the_file(save_dir):
-    train(save_dir, first_update=1, last_update=6)
-    train(save_dir, first_update=1, last_update=2)
-    assert [line["update"] for line in read(save_dir)] == [2, 2]
-
-
 def test_a_run_that_is_refused_after_loading_changes_nothing(save_dir):
     train(save_dir, first_update=1, last_update=4)
     before = read(save_dir)
     train(save_dir, first_update=1, last_update=4, stop_early=True)
     assert read(save_dir) == before
-
-
-def test_next_epoch_goes_on_in_the_same_file(save_dir):
-    train(save_dir, first_update=1, last_update=4, updates_per_epoch=4)
-    train(save_dir, first_update=5, last_update=8, updates_per_epoch=4, epoch=2)
-    assert [line["epoch"] for line in read(save_dir)] == [0.5, 1.0, 1.0, 1.5, 2.0, 2.0]
 
 
 def test_only_the_master_rank_writes(save_dir, monkeypatch):

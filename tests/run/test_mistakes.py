@@ -28,41 +28,34 @@ def raised_by(call: Callable[[], Any]) -> Exception:
     raise AssertionError("stock fairseq accepts this now")
 
 
-def test_files_that_are_missing(tmp_path: Path) -> None:
+def test_errors_that_stock_fairseq_raises(tmp_path: Path) -> None:
+    """Files that are missing, an optimizer that is not named, a row of a stock task that is longer than the model reads."""
     missing = str(tmp_path / "dict.txt")
-    error = raised_by(lambda: Dictionary.load(missing))
-    assert line_for(error) == f"{missing}: No such file or directory"
     task = MaskedLMTask(OmegaConf.create({"data": str(tmp_path), "mask_whole_words": False}), Dictionary())
-    error = raised_by(lambda: task.load_dataset("valid"))
-    assert line_for(error) == f"Dataset not found: valid ({tmp_path}/valid)"
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG, errno.EDQUOT])
-def test_a_full_disk(number: int) -> None:
-    line = line_for(OSError(number, os.strerror(number), "tensorboard/events"))
-    assert line == f"tensorboard/events cannot be written ({os.strerror(number)}): make room, then start again"
-    assert line_for(OSError(errno.EBADF, "Bad file descriptor")) is None  # a bug
-
-
-@pytest.mark.parametrize("number", [errno.ENAMETOOLONG, errno.ESTALE, errno.EXDEV, errno.EROFS, errno.EIO])
-def test_a_path_or_a_disk_that_cannot_be_used(number: int) -> None:
-    assert line_for(OSError(number, os.strerror(number), "DATA/dict.txt")) == f"DATA/dict.txt: {os.strerror(number)}"
-
-
-def test_an_optimizer_that_is_missing() -> None:
-    assert line_for(raised_by(lambda: optim.build_optimizer(None, []))).startswith("optimizer is missing")
-
-
-def test_rows_that_are_longer_than_the_model_reads() -> None:
-    """Of a stock task such as ``sentence_prediction``, whose data are cut only on demand."""
     rows = NestedDictionaryDataset({"id": RawLabelDataset([0])}, sizes=[numpy.array([374])])
-    line = line_for(raised_by(lambda: FairseqTask(None).filter_indices_by_size(numpy.arange(1), rows, 128)))
-    assert line.startswith("a sequence of the data has 374 tokens, the model accepts 128")
-    assert "--shorten-method truncate" in line
+    for call, line in (
+        (lambda: Dictionary.load(missing), f"{missing}: No such file or directory"),
+        (lambda: task.load_dataset("valid"), f"Dataset not found: valid ({tmp_path}/valid)"),
+        (lambda: optim.build_optimizer(None, []), "optimizer is missing"),
+        (
+            lambda: FairseqTask(None).filter_indices_by_size(numpy.arange(1), rows, 128),
+            "a sequence of the data has 374 tokens, the model accepts 128: give --shorten-method truncate",
+        ),
+    ):
+        assert line_for(raised_by(call)).startswith(line)
+
+
+FULL, TOO_LONG = os.strerror(errno.ENOSPC), os.strerror(errno.ENAMETOOLONG)
 
 
 def test_other_errors_keep_their_traceback() -> None:
-    for error in (ValueError("bad"), KeyError("x"), AssertionError("shape"), RuntimeError("size mismatch")):
+    for error in (
+        ValueError("bad"),
+        OSError(errno.EBADF, "Bad file descriptor"),
+        KeyError("x"),
+        AssertionError("shape"),
+        RuntimeError("size mismatch"),
+    ):
         assert line_for(error) is None
 
 
@@ -118,6 +111,8 @@ NO_MEMORY = (
             "no memory for 400000000000 bytes: lower --batch-size (dataset.batch_size) and raise",
         ),
         (MemoryError(), "memory is full: lower --batch-size"),
+        (OSError(errno.ENOSPC, FULL, "a/events"), f"a/events cannot be written ({FULL}): make room, then start again"),
+        (OSError(errno.ENAMETOOLONG, TOO_LONG, "DATA/dict.txt"), f"DATA/dict.txt: {TOO_LONG}"),
         (Exception("The dataset is empty. This could indicate that"), "more text"),
         (ValueError("Seed must be between 0 and 2**32 - 1"), "--seed (common.seed) must be between 0"),
     ],

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fairseq import optim, options
+from fairseq import options
 from omegaconf import OmegaConf
 
 from amos_fairseq.compat.patching import Patch, Script, apply_patches
@@ -43,21 +43,29 @@ def test_names_that_do_not_exist(section: str, name: Any, message: str) -> None:
 
 
 OBJECTIVES = ("amos", "electra", "electric", "mlm", "teams")
+PAIRS = [
+    # task, model, criterion -> what the line says; None: they fit
+    *(("text_pretraining", model, name, None) for name in OBJECTIVES for model in (name, f"{name}_tiny")),
+    ("text_pretraining", "electra", "amos", r"--criterion amos .*--arch electra .*--arch amos_"),
+    ("text_pretraining", "teams_tiny", "electra", r"--criterion electra .*--arch teams_tiny .*--arch electra_"),
+    ("squad", "electra_tiny", "amos", r"--criterion amos .*needs --task text_pretraining, not squad"),
+    ("sentence_prediction", "electra_tiny", "mlm", r"needs --task text_pretraining, not sentence_prediction"),
+    ("text_pretraining", "electra_tiny", "squad", r"--criterion squad .*needs --task squad, not text_pretraining"),
+    ("text_pretraining", "teams_tiny", "cross_entropy", r"^--criterion cross_entropy .*: give --criterion teams$"),
+    ("text_pretraining", "roberta", "cross_entropy", r"fit --task text_pretraining: give --criterion amos$"),
+    ("squad", "mlm_tiny", "cross_entropy", r"fit --task squad: give --criterion squad$"),
+    # Stock criterions and models, and fine-tuning of any architecture.
+    ("squad", "teams_tiny", "squad", None),
+    ("sentence_prediction", "mlm_tiny", "sentence_prediction", None),
+    ("masked_lm", "roberta", "masked_lm", None),
+    ("text_pretraining", "roberta", "electra", None),
+]
 
 
-@pytest.mark.parametrize("criterion", OBJECTIVES)
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_a_criterion_trains_the_model_of_its_name(criterion: str, objective: str) -> None:
-    """By its name, as Hydra has it, and by the names of its architectures."""
-    for model in (objective, f"{objective}_tiny"):
-        cfg = named(task="text_pretraining", model=model, criterion=criterion)
-        if criterion == objective:
-            check_fit(cfg)
-            continue
-        line = rf"--criterion {criterion} .*--arch {model} .*--arch {criterion}_"
-        with pytest.raises(UserError, match=line) as refused:
-            check_fit(cfg)
-        assert len(str(refused.value).splitlines()) == 1
+@pytest.mark.parametrize(("task", "model", "criterion", "line"), PAIRS)
+def test_which_task_model_and_criterion_fit(task: str, model: str, criterion: str, line: str | None) -> None:
+    with pytest.raises(UserError, match=line) if line else nullcontext():
+        check_fit(named(task=task, model=model, criterion=criterion))
 
 
 def test_a_pair_that_does_not_fit_by_flags_and_through_hydra(
@@ -74,45 +82,6 @@ def test_a_pair_that_does_not_fit_by_flags_and_through_hydra(
     apply_patches((Patch(Script.STARTING, "add_defaults", hooks.add_defaults),))
     with pytest.raises(UserError, match=r"--criterion amos .*does not fit --arch electra"):
         hydra.add_defaults(named(model="electra", criterion="amos"))
-
-
-@pytest.mark.parametrize(
-    ("task", "criterion", "needed"),
-    [
-        *((task, own, "text_pretraining") for task in ("squad", "sentence_prediction") for own in OBJECTIVES),
-        *((task, "squad", "squad") for task in ("text_pretraining", "sentence_prediction")),
-    ],
-)
-def test_a_criterion_beside_another_task(task: str, criterion: str, needed: str) -> None:
-    with pytest.raises(UserError, match=f"--criterion {criterion} .*needs --task {needed}, not {task}"):
-        check_fit(named(task=task, model="electra_tiny", criterion=criterion))
-
-
-@pytest.mark.parametrize(
-    ("task", "model", "fitting"),
-    [
-        ("text_pretraining", "teams_tiny", "teams"),
-        ("text_pretraining", "roberta", "amos"),
-        ("squad", "mlm_tiny", "squad"),
-    ],
-)
-def test_a_criterion_of_fairseq_beside_our_task(task: str, model: str, fitting: str) -> None:
-    line = rf"^--criterion cross_entropy .* fit --task {task}: give --criterion {fitting}$"
-    with pytest.raises(UserError, match=line):
-        check_fit(named(task=task, model=model, criterion="cross_entropy"))
-
-
-def test_other_packages_criterions_are_not_checked() -> None:
-    """Stock criterions and models, and fine-tuning of any architecture."""
-    check_fit(named(task="squad", model="teams_tiny", criterion="squad"))
-    check_fit(named(task="sentence_prediction", model="mlm_tiny", criterion="sentence_prediction"))
-    check_fit(named(task="masked_lm", model="roberta", criterion="masked_lm"))
-    check_fit(named(task="text_pretraining", model="roberta", criterion="electra"))
-
-
-def test_unknown_name_in_stock_fairseq() -> None:
-    with pytest.raises(KeyError):
-        optim.build_optimizer(OmegaConf.create({"_name": "zzzz"}), [])
 
 
 class OurCriterion:

@@ -124,15 +124,7 @@ def test_settings_that_are_refused_before_the_launch(
         check_settings(configuration(named, **common))
 
 
-SPELLINGS = [
-    "common.bf16=false",
-    "common.bf16=False",
-    "common.bf16=FALSE",
-    "++common.bf16=false",
-    "common.bf16='false'",
-    "common.bf16=0",
-    "common={bf16: false, seed: 2}",
-]
+SPELLINGS = ["common.bf16=false", "++common.bf16=FALSE", "common.bf16=0", "common={bf16: false, seed: 2}"]
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)

@@ -145,7 +145,7 @@ METERS = [(10, "loss", "AverageMeter", AVERAGE), (20, "wall", "TimeMeter", {"ini
         ({"optimizer_history": [{"num_updates": "7"}]}, "does not say after how many updates"),
         *(
             ({"optimizer_history": [HISTORY | {"num_updates": number}]}, "after how many updates")
-            for number in (10**400, 10**5000, -5, True)
+            for number in (10**400, -5, True)
         ),
         ({"optimizer_history": [{"num_updates": 7}]}, "criterion_name is None"),
         (
