@@ -36,7 +36,7 @@ setup(
         "amos_fairseq.functional.cuda": ["tuned_launches.json"],
         "amos_fairseq.report": ["templates/*.html"],
         "amos_fairseq.hugging_face": ["model_card.jinja"],
-        "amos_fairseq.measure": ["fake_cuda.cpp"],
+        "amos_fairseq.flops": ["costs.tsv"],
         "amos_fairseq.downstream": ["paper_results.yaml", "recipes/*.yaml"],
     },
     entry_points={"console_scripts": ["amos=amos_start:main"]},

@@ -40,8 +40,8 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     import_fairseq()
-    from amos_fairseq.measure.configuration import read_configuration
-    from amos_fairseq.measure.flops_report import print_report, report_flops
+    from amos_fairseq.flops.configuration import read_configuration
+    from amos_fairseq.flops.report import print_report, report_flops
 
     cfg, vocabulary_size = read_configuration(arguments.config, arguments.overrides)
     if arguments.vocabulary_size is not None:

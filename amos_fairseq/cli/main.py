@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 
 from amos_fairseq.cli import (
-    bench,
     classify,
     export,
     flops,
@@ -46,7 +45,6 @@ SUBCOMMANDS = (
     probe,
     score,
     flops,
-    bench,
     verify,
 )
 

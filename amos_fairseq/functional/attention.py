@@ -275,7 +275,7 @@ def fused_attention(
 ) -> Tensor:
     """Call PyTorch's attention with one kernel: [B,H,T,d] each, and a mask from :func:`as_attention_mask` -> [B,H,T,d].
 
-    :func:`amos_fairseq.measure.fake_cuda.check_fused_attention` states what each kernel accepts.
+    ``check_fused_attention`` of ``tests/helpers/fake_cuda.py`` states what each kernel accepts.
     """
     with sdpa_kernel(SDPA_BACKENDS[backend], set_priority=len(SDPA_BACKENDS[backend]) > 1):
         return scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)

@@ -15,8 +15,7 @@ from omegaconf import DictConfig
 from amos_fairseq.checkpoint_files import checkpoint_file, read_header, training_seconds_of
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, read_state, restore_checkpoint
 from amos_fairseq.errors import UserError
-from amos_fairseq.measure.configuration import checkpoint_configuration, missing_settings
-from amos_fairseq.measure.flops import training_flops
+from amos_fairseq.flops.configuration import checkpoint_configuration, missing_settings, training_flops
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.output.terminal import say
 from amos_fairseq.report.curves import RunCurves, distinct_names, read_curves

@@ -15,10 +15,9 @@ from omegaconf import open_dict
 from tqdm import tqdm
 
 from amos_fairseq.errors import one_line
-from amos_fairseq.predicted_time import predicted_seconds
+from amos_fairseq.flops.counting import build_update, by_autograd
 from amos_fairseq.run.hook import Hook
 from amos_fairseq.run.metrics_log import INTERVAL
-from amos_fairseq.training_flops import build_update, by_autograd
 
 logger = logging.getLogger(__name__)
 
@@ -239,10 +238,9 @@ def _saves(cfg: Any) -> str:
 
 
 def announce_cost(trainer: Any) -> None:
-    """Log what the updates of pretraining that are left cost, and how long that is predicted to take.
+    """Log what the updates of pretraining that are left cost; the first updates then tell how long they take here.
 
-    FLOPs and times are those of ``amos recipes``, on the machines that the line names; the first updates tell the rate of this
-    one. A run without a number of updates, or whose cost per update changes, has no such line.
+    FLOPs are those of ``amos recipes``. A run without a number of updates, or whose cost per update changes, has no such line.
     """
     cfg, task = trainer.cfg, trainer.task
     updates = cfg.optimization.max_update - trainer.get_num_updates()
@@ -260,13 +258,9 @@ def announce_cost(trainer: Any) -> None:
     except Exception as error:  # an objective of somebody else may need real tensors; this line must not end its run
         logger.warning(f"the FLOPs of this run were not counted: {one_line(str(error))}")
         return
-    flops = cost.per_update * updates
-    seconds = predicted_seconds(flops, cfg.model.encoder_embed_dim)
-    times = {name: duration(each) if each >= 60 else "less than a minute" for name, each in seconds.items()}
     logger.info(
         f"{'the rest of this run' if trainer.get_num_updates() else 'this run'}: {updates:,} updates, "
-        f"{cost.tokens_per_update * updates:,} tokens, {flops:.2g} FLOPs (amos flops --reference); predicted: "
-        f"{times['cpu']} on two idle CPU cores in float32, {times['a100']} on one A100 in bf16"
+        f"{cost.tokens_per_update * updates:,} tokens, {cost.per_update * updates:.2g} FLOPs (amos flops --reference)"
     )
 
 

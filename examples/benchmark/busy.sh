@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# bash examples/benchmark/busy.sh [RECIPE] [FLAGS OF AMOS BENCH]
+# bash examples/benchmark/busy.sh [RECIPE] [FLAGS OF BENCH.PY]
 #
 # Measure what amos_fairseq/process_settings.py changes on a CPU: tokens/s and the peak memory of the process, with the defaults of
 # OpenMP and glibc (stock) and with sleeping threads and kept memory (ours), alone and beside one busy program per core. Run
@@ -30,13 +30,13 @@ measure() {
     shift
     env "$@" python -I -c '
 import resource, subprocess, sys
-code = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL).returncode
+code = subprocess.run(sys.argv[1:]).returncode
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024)
 sys.exit(code)' \
-        amos bench "$RECIPE" --device cpu --set "dataset.batch_size=${SEQUENCES:-16}" --out "$OUT/$name" \
-        ${FLAGS[@]+"${FLAGS[@]}"} >"$OUT/memory"
-    memory="$(cat "$OUT/memory")"
-    speed="$(grep -h '^| `ours`' "$OUT/$name"/*.md | cut -d '|' -f 3,4)"
+        python "$HERE/bench.py" "$RECIPE" --device cpu --set "dataset.batch_size=${SEQUENCES:-16}" \
+        ${FLAGS[@]+"${FLAGS[@]}"} >"$OUT/page"
+    memory="$(tail -n 1 "$OUT/page")"
+    speed="$(grep '^| ours ' "$OUT/page" | cut -d '|' -f 3,4)"
     echo "| $name |$speed| $memory MiB |"
 }
 

@@ -13,16 +13,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+from bench import Contestant, alternate, ratios
 from torch import Tensor, nn
 from torch.nn import functional
+from training_step import DTYPES, FairseqStep, random_batches, set_up
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional import output_layer
 from amos_fairseq.functional.attention import reference_attention
 from amos_fairseq.functional.positions import gather_positions
-from amos_fairseq.measure.configuration import DTYPES, BenchSettings, build_task, set_up
-from amos_fairseq.measure.fairseq_step import FairseqStep, make_synthetic_text
-from amos_fairseq.measure.measurement import alternate, print_progress, speed_ratio
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.modules import encoder
 from amos_fairseq.modules.bert_encoder import SelfAttention
@@ -80,9 +79,7 @@ class Without:
     """Run ``step`` with one fast path replaced by ``change``; None replaces nothing."""
 
     def __init__(self, step: FairseqStep, change: Callable[[nn.Module], contextlib.AbstractContextManager] | None):
-        self.of, self.change = step, change
-        self.name = "all" if change is None else change.__name__.replace("_", " ")
-        self.module = step.module
+        self.of, self.change, self.module = step, change, step.module
 
     def step(self, batch: dict[str, Any]) -> None:
         with contextlib.nullcontext() if self.change is None else self.change(self.module):
@@ -104,24 +101,24 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    settings = BenchSettings(
-        arguments.recipe, arguments.overrides, precision=arguments.precision, steps=arguments.steps, device="cpu"
-    )
-    setup = set_up(settings)
-    task = build_task(setup.cfg.task, setup.vocabulary_size)
-    text = make_synthetic_text(task, setup.batch_size)
-    step = FairseqStep(setup, task)
-    contestants = [Without(step, change) for change in (None, *CHANGES)]
-    alternate(contestants, text.batches, 2, setup.device, print_progress)  # not measured
-    everything, *others = alternate(contestants, text.batches, arguments.steps, setup.device, print_progress)
-    print_progress("")
-    print(f"{arguments.recipe}, {arguments.precision}, {text.tokens_per_batch:,} tokens a step, all: ", end="")
-    print(f"{1e3 * statistics.median(everything):,.0f} ms a step\n")
+    setup = set_up(arguments.recipe, arguments.overrides, arguments.precision, device="cpu")
+    batches, step = random_batches(setup), FairseqStep(setup)
+    contestants = [
+        Contestant("all" if change is None else change.__name__.replace("_", " "), Without(step, change), setup)
+        for change in (None, *CHANGES)
+    ]
+    alternate(contestants, batches, 2)
+    for contestant in contestants:
+        contestant.seconds.clear()
+    alternate(contestants, batches, arguments.steps)
+    everything, *others = contestants
+    print(f"{arguments.recipe}, {arguments.precision}, {batches[0]['ntokens']:,} tokens a step, all: ", end="")
+    print(f"{1e3 * statistics.median(everything.seconds):,.0f} ms a step\n")
     print("| without | ms a step | all is faster by |\n| --- | ---: | ---: |")
-    for contestant, seconds in zip(contestants[1:], others, strict=True):
-        ratio = speed_ratio(everything, seconds)
-        print(f"| {contestant.name} | {1e3 * statistics.median(seconds):,.0f} | ", end="")
-        print(f"{ratio.median:.3f} ({ratio.min:.2f} to {ratio.max:.2f}) |")
+    for other in others:
+        faster = ratios(everything.seconds, other.seconds)
+        print(f"| {other.name} | {1e3 * statistics.median(other.seconds):,.0f} | ", end="")
+        print(f"{statistics.median(faster):.3f} ({faster[0]:.2f} to {faster[-1]:.2f}) |")
 
 
 if __name__ == "__main__":

@@ -24,19 +24,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from bench import describe_machine
 from fairseq.distributed import utils as distributed_utils
 from torch.profiler import ProfilerActivity, profile, record_function
+from training_step import Batch, FairseqStep, Setup, random_batches, set_up
 
 from amos_fairseq.cli.arguments import HelpFormatter, add_overrides
-from amos_fairseq.cli.bench import make_directory, write_file
 from amos_fairseq.compat.collectives import raise_on_every_rank
 from amos_fairseq.compat.distribution import TORCHRUN_VARIABLES, arrange_ranks
-from amos_fairseq.errors import UserError
-from amos_fairseq.files import whole_file
-from amos_fairseq.measure.bench_report import plain
-from amos_fairseq.measure.configuration import BenchSettings, BenchSetup, build_task, set_up
-from amos_fairseq.measure.fairseq_step import FairseqStep, make_synthetic_text
-from amos_fairseq.measure.measurement import Batch, Progress, describe_machine, versions
+from amos_fairseq.errors import UserError, explain_os_errors
+from amos_fairseq.files import whole_file, write_text
 from amos_fairseq.output.tables import markdown_rows
 from amos_fairseq.recipes import DEFAULT_VOCABULARY
 from amos_fairseq.run.mistakes import exit_on_mistake
@@ -171,42 +168,26 @@ def bytes_of(event: dict[str, Any]) -> int:
 
 
 @dataclass(frozen=True)
-class RanksSettings:
-    """The settings of the traces.
-
-    Attributes:
-        bench: configuration, overrides, precision; on the CPU, one thread per rank.
-        update_freqs: numbers of micro-batches per update, each traced separately.
-        updates: number of traced updates for each.
-        directory: existing folder for the traces, the same for all ranks.
-    """
-
-    bench: BenchSettings
-    update_freqs: Sequence[int]
-    updates: int
-    directory: Path
-
-
-@dataclass(frozen=True)
 class RanksReport:
     """Traces of all ranks.
 
     Attributes:
+        config, overrides: as given on the command line.
         traced: number of micro-batches per update -> traced updates, by rank.
     """
 
-    settings: BenchSettings
-    setup: BenchSetup
+    config: str
+    overrides: Sequence[str]
+    setup: Setup
     num_ranks: int
     machine: dict[str, Any]
-    versions: dict[str, str]
     traced: dict[int, list[list[TracedUpdate]]] = field(default_factory=dict)
     time: datetime.datetime = field(default_factory=lambda: datetime.datetime.now(datetime.timezone.utc))
 
     @property
     def work_name(self) -> str:
         length = self.setup.cfg.task.tokens_per_sample
-        return f"{self.settings.recipe_name}_T{length}_{self.setup.precision}_{self.num_ranks}ranks"
+        return f"{Path(self.config).stem}_T{length}_{self.setup.precision}_{self.num_ranks}ranks"
 
     @property
     def name(self) -> str:
@@ -220,38 +201,35 @@ def check_launch() -> None:
         raise UserError("there is only one rank: start several with 'bash examples/benchmark/ranks.sh OUT_DIR CONFIG'")
 
 
-def trace_ranks(settings: RanksSettings, progress: Progress) -> RanksReport | None:
-    """Connect, trace, and read all traces on the first rank; return None on the others. Every rank has to call this.
-
-    Raises:
-        UserError: see :func:`set_up`.
-    """
-    setup = set_up(settings.bench)
+def trace_ranks(arguments: argparse.Namespace, out: Path) -> RanksReport | None:
+    """Connect, trace, and read all traces on the first rank; return None on the others. Every rank has to call this."""
+    torch.set_num_threads(1)
+    setup = set_up(arguments.config, arguments.overrides, arguments.precision, "cpu", arguments.vocabulary_size)
     arrange_ranks(setup.cfg, os.environ, num_gpus=0)
     distributed_utils.distributed_init(setup.cfg)
     logging.getLogger().setLevel(logging.WARNING)  # fairseq has set it to INFO on the first rank
     try:
-        return trace_connected(settings, setup, progress)
+        return trace_connected(arguments, out, setup)
     finally:
         torch.distributed.destroy_process_group()
 
 
-def trace_connected(settings: RanksSettings, setup: BenchSetup, progress: Progress) -> RanksReport | None:
+def trace_connected(arguments: argparse.Namespace, out: Path, setup: Setup) -> RanksReport | None:
     training = setup.cfg.distributed_training
     rank, num_ranks = training.distributed_rank, training.distributed_world_size
     # A load above 0 before the ranks have started means that other programs use the machine.
     machine = describe_machine(setup.device) | {"load_of_last_minute": round(os.getloadavg()[0], 1)}
-    report = RanksReport(settings.bench, setup, num_ranks, machine, versions())
+    report = RanksReport(arguments.config, arguments.overrides, setup, num_ranks, machine)
     paths = {
-        freq: [settings.directory / f"{report.work_name}_freq{freq}_rank{number}.json" for number in range(num_ranks)]
-        for freq in settings.update_freqs
+        freq: [out / f"{report.work_name}_freq{freq}_rank{number}.json" for number in range(num_ranks)]
+        for freq in arguments.update_freq
     }
-    for freq in settings.update_freqs:
+    for freq in arguments.update_freq:
         if rank == 0:
-            progress(f"{settings.updates} updates of {freq} micro-batches on {num_ranks} ranks")
+            print(f"{arguments.updates} updates of {freq} micro-batches on {num_ranks} ranks", file=sys.stderr)
         step, batches = make_step(setup, freq, rank)
         micro_batches = [batches[number % len(batches)] for number in range(freq)]
-        trace_updates(step, micro_batches, settings.updates, paths[freq][rank])
+        trace_updates(step, micro_batches, arguments.updates, paths[freq][rank])
     raise_on_every_rank(None)  # wait until all traces are written
     if rank > 0:
         return None
@@ -259,13 +237,12 @@ def trace_connected(settings: RanksSettings, setup: BenchSetup, progress: Progre
     return report
 
 
-def make_step(setup: BenchSetup, update_freq: int, rank: int) -> tuple[FairseqStep, list[Batch]]:
+def make_step(setup: Setup, update_freq: int, rank: int) -> tuple[FairseqStep, list[Batch]]:
     """Return a trainer for ``update_freq`` micro-batches per update, and batches whose first differs between ranks."""
     setup.cfg.optimization.update_freq = [update_freq]
-    task = build_task(setup.cfg.task, setup.vocabulary_size)
-    batches = make_synthetic_text(task, setup.batch_size).batches
+    batches = random_batches(setup)
     first = rank % len(batches)
-    return FairseqStep(setup, task), batches[first:] + batches[:first]
+    return FairseqStep(setup), batches[first:] + batches[:first]
 
 
 def trace_updates(step: FairseqStep, micro_batches: Sequence[Batch], updates: int, path: Path) -> None:
@@ -304,17 +281,17 @@ TIMELINE_HEAD = ("sum", "MB", "ms after the start of the update", "at this share
 
 def as_markdown(report: RanksReport) -> str:
     """Return a page: title, all ranks, one timeline for each number of micro-batches, and the machine."""
-    cfg, machine = report.setup.cfg, report.machine | report.versions
+    cfg = report.setup.cfg
     sections = [
-        f"# {report.settings.config}, {report.num_ranks} ranks, {report.setup.precision}, CPU, {report.time:%Y-%m-%d}",
+        f"# {report.config}, {report.num_ranks} ranks, {report.setup.precision}, CPU, {report.time:%Y-%m-%d}",
         f"{cfg.dataset.batch_size} sequences of {cfg.task.tokens_per_sample} tokens per micro-batch and rank; buckets of "
         f"{cfg.distributed_training.bucket_cap_mb} MiB; {report.setup.vocabulary_size:,} entries in the dictionary. Settings "
-        f"besides the recipe: {' '.join(report.settings.overrides) or 'none'}. Medians over the traced updates.",
+        f"besides the recipe: {' '.join(report.overrides) or 'none'}. Medians over the traced updates.",
         markdown_rows(RANKS_HEAD, rank_rows(report)),
         HOW_TO_READ.strip(),
         *timelines(report),
         "## Machine and versions",
-        markdown_rows(("", ""), ((name, plain(value)) for name, value in machine.items())),
+        markdown_rows(("", ""), ((name, str(value)) for name, value in report.machine.items())),
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -375,7 +352,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=HelpFormatter,
     )
     add = parser.add_argument
-    add("config", metavar="CONFIG", help="same as for amos bench, such as amos_small")
+    add("config", metavar="CONFIG", help="recipe such as amos_small, or path of a YAML file")
     add_overrides(parser, "dataset.batch_size=4")
     add("--precision", choices=("float32", "bf16"), default="float32", help="dtype of the model and its gradients")
     add("--update-freq", type=int, nargs="+", default=[1, 4], metavar="N", help="micro-batches per update")
@@ -391,21 +368,13 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError("--update-freq and --updates must be at least 1")
     check_launch()
     out = Path(arguments.out)
-    make_directory(out)
-    bench = BenchSettings(
-        arguments.config,
-        arguments.overrides,
-        precision=arguments.precision,
-        threads=1,
-        device="cpu",
-        vocabulary_size=arguments.vocabulary_size,
-    )
-    settings = RanksSettings(bench, arguments.update_freq, arguments.updates, out)
-    report = trace_ranks(settings, lambda text: print(text, file=sys.stderr, flush=True))
+    with explain_os_errors(f"--out {out} cannot be made", ": give another directory"):
+        out.mkdir(parents=True, exist_ok=True)
+    report = trace_ranks(arguments, out)
     if report is not None:
         page = as_markdown(report)
         print(page, end="")
-        write_file(out / f"{report.name}.md", page)
+        write_text(out / f"{report.name}.md", page)
         print(f"\n{out / report.name}.md and a trace for each rank and number of micro-batches")
 
 

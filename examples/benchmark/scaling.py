@@ -142,8 +142,8 @@ def waiting_seconds(backward: float, sizes: Sequence[int], seconds: Sequence[flo
 
 def work_of(recipe: str, vocabulary_size: int) -> Work:
     """Return sizes and FLOPs of a recipe's model; raise ``UserError`` if there is no such recipe."""
-    from amos_fairseq.measure.configuration import build_counted_update, read_configuration
-    from amos_fairseq.training_flops import by_autograd
+    from amos_fairseq.flops.configuration import build_counted_update, read_configuration
+    from amos_fairseq.flops.counting import by_autograd
 
     # One rank, however many GPUs this machine has; no data is needed.
     cfg, _ = read_configuration(recipe, ["distributed_training.distributed_world_size=1"])

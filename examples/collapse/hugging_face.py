@@ -11,6 +11,7 @@ OUT/metrics.jsonl has the keys of a run of this package, so that `amos plot RUN 
 import argparse
 import contextlib
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,10 +27,13 @@ from tqdm import tqdm
 import amos_fairseq  # noqa: F401  (registers task and model)
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.weights import Head, to_hugging_face
-from amos_fairseq.measure.hugging_face import HuggingFaceObjective, build_objective, fused_adamw
 from amos_fairseq.models.electra import ElectraModel
 from amos_fairseq.recipes.composition import compose_recipe
 from amos_fairseq.run.precision import set_precision
+
+# The networks are those of the benchmark.
+sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmark"))
+from hugging_face_peers import HuggingFaceObjective, build_objective, fused_adamw
 
 TOKEN_TYPES = "electra.embeddings.token_type_embeddings.weight"
 INPUTS = ("tokens", "masked_tokens", "masked_positions")

@@ -51,7 +51,7 @@ class Cost:
     @classmethod
     def of(cls, cfg: DictConfig) -> "Cost":
         """Count on the real model, criterion and batch; raise ``UserError`` if the cost changes between updates."""
-        from amos_fairseq.measure.flops import training_flops
+        from amos_fairseq.flops.configuration import training_flops
 
         thesis = training_flops(cfg, convention="thesis", reference=True).per_update
         return cls(float(thesis), float(training_flops(cfg, reference=True).per_update))

@@ -12,7 +12,7 @@ from saved_models import write_save_dir
 
 from amos_fairseq.checkpoints.read import read_state
 from amos_fairseq.cli.main import main
-from amos_fairseq.measure.flops import training_flops
+from amos_fairseq.flops.configuration import training_flops
 from amos_fairseq.recipes.composition import RECIPES, compose_recipe
 
 

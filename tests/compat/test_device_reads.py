@@ -12,10 +12,9 @@ from fairseq.optim.fp16_optimizer import _FP16OptimizerMixin
 from fairseq.trainer import Trainer
 from rank_functions import succeed_on_two_ranks
 from synchronization import READ, Synchronizations
+from training_step import FairseqStep, random_batches, set_up
 
 from amos_fairseq.compat.device_reads import NOT_READ_YET, on_host
-from amos_fairseq.measure.configuration import BenchSettings, build_task, set_up
-from amos_fairseq.measure.fairseq_step import FairseqStep, make_synthetic_text
 
 VOCABULARY = 600
 RECIPES = ("amos_tiny", "electra_tiny", "teams_tiny", "electric_tiny", "mlm_tiny")
@@ -26,11 +25,10 @@ def warm_step(recipe: str, precision: str, num_ranks: int = 1) -> tuple[FairseqS
     settings = {"precision": precision, "device": "cpu", "vocabulary_size": VOCABULARY}
     # fp16 is refused on a CPU, but its operations are those of a GPU.
     with mock.patch("amos_fairseq.run.precision.refusal", return_value=None):
-        setup = set_up(BenchSettings(recipe, ["dataset.batch_size=2"], **settings))
+        setup = set_up(recipe, ["dataset.batch_size=2"], **settings)
         setup.cfg.common.fp16_init_scale = 1  # no overflow, which would end in CUDA
         setup.cfg.distributed_training.distributed_world_size = num_ranks
-        task = build_task(setup.cfg.task, VOCABULARY)
-        step, batches = FairseqStep(setup, task), make_synthetic_text(task, 2).batches
+        step, batches = FairseqStep(setup), random_batches(setup)
     step.step(batches[0])
     return step, batches
 

@@ -16,12 +16,11 @@ from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
 from rank_functions import succeed_on_two_ranks
 from torch import distributed, nn
+from training_step import FairseqStep, set_up
 
 from amos_fairseq.compat import mixed_precision
 from amos_fairseq.compat.mixed_precision import MasterGradients, can_sum, distributed_model
 from amos_fairseq.errors import UserError
-from amos_fairseq.measure.configuration import BenchSettings, build_task, set_up
-from amos_fairseq.measure.fairseq_step import FairseqStep
 
 
 def configuration(precision: str = "bf16", name: str = "adam", update_freq: int = 1, **training: Any) -> Any:
@@ -359,8 +358,7 @@ def test_configurations_that_sum_in_float32(
 
 def test_trainer_uses_master_gradients() -> None:
     settings = {"precision": "bf16", "device": "cpu", "vocabulary_size": 600}
-    setup = set_up(BenchSettings("mlm_tiny", ["dataset.batch_size=2"], **settings))
-    trainer: Trainer = FairseqStep(setup, build_task(setup.cfg.task, setup.vocabulary_size)).trainer
+    trainer: Trainer = FairseqStep(set_up("mlm_tiny", ["dataset.batch_size=2"], **settings)).trainer
     assert isinstance(trainer.optimizer.master_gradients, MasterGradients)
     assert not hasattr(_FP16OptimizerMixin, "master_gradients")
 

@@ -106,11 +106,12 @@ def test_only_the_kernels_import_triton_and_nothing_imports_them_at_its_top_leve
 
 @pytest.mark.slow
 def test_a_cpu_trains_with_kernels_triton_where_triton_is_not_installed(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "amos_start", "bench", "amos_tiny", "--steps", "1", "--warmup", "1"]
-    command += ["--device", "cpu", "--vocabulary-size", "300", "--set", "dataset.batch_size=2", "model.kernels=triton"]
+    command = [sys.executable, str(ROOT / "examples/benchmark/gpu/correct.py"), "updates", "--kernels", "triton"]
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['triton'] = None\n")
-    result = run_process(command, tmp_path, environment({"PYTHONPATH": f"{tmp_path}:{ROOT}"}))
+    paths = f"{tmp_path}:{ROOT}:{ROOT / 'examples/benchmark'}"
+    result = run_process([*command, "--device", "cpu"], tmp_path, environment({"PYTHONPATH": paths}))
     assert result.returncode == 0, result.stderr[-3000:]
+    assert "| amos_tiny | triton | " in result.stdout
 
 
 def test_the_kernels_without_triton_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +123,7 @@ def test_the_kernels_without_triton_are_one_line(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_kernels_with_an_old_triton_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of torch 2.6, whose compiler does not survive the kernels (tests/cuda/test_machine_code.py)."""
+    """That of torch 2.6, whose compiler does not survive the kernels (tests/reliability/test_machine_code.py)."""
     triton = pytest.importorskip("triton")
     for name in [name for name in sys.modules if name.startswith("amos_fairseq.functional.cuda")]:
         monkeypatch.delitem(sys.modules, name)

@@ -10,10 +10,12 @@ from fairseq.data import Dictionary
 from fairseq.logging import metrics
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig as SentencePredictionTaskConfig
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
+from fake_cuda import FakeCuda, fake_cuda, replace_tensors
 from omegaconf import open_dict
 from saved_models import write_save_dir
 from small_models import small_dictionary
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from training_step import UnsavedTrainer, set_up
 
 import amos_fairseq
 from amos_fairseq.data.vocabulary import Vocabulary
@@ -38,9 +40,6 @@ from amos_fairseq.downstream.tagging.task import (
     SequenceTaggingTask,
 )
 from amos_fairseq.downstream.views import PARSING_VIEWS, TAGGING_VIEWS, WORD_DROPOUT
-from amos_fairseq.measure.configuration import BenchSettings, set_up
-from amos_fairseq.measure.fairseq_step import UnsavedTrainer
-from amos_fairseq.measure.fake_cuda import FakeCuda, fake_cuda, replace_tensors
 
 NUM_CLASSES = 3
 
@@ -178,7 +177,7 @@ def fine_tune(cuda: FakeCuda, recipe: str, job: str, length: int, precision: str
     """
     metrics.reset()
     with unset_fake_temporarily():
-        cfg = set_up(BenchSettings(recipe, ["model.max_positions=512"], precision=precision)).cfg
+        cfg = set_up(recipe, ["model.max_positions=512"], precision).cfg
         with open_dict(cfg.model):
             cfg.model.update(settings)
         task, criterion, batch = JOBS[job](length)

@@ -1,112 +1,142 @@
-"""Every recipe, and every variant with code of its own, takes whole updates on a CUDA device that has no memory: forward and
-backward pass, clipping, optimizer and validation, on FakeTensors.
+"""Recipes of each kind take whole updates on a CUDA device that has no memory: forward and backward pass, clipping, optimizer
+and validation, on FakeTensors.
 
-A step fails on what CUDA or PyTorch's fused kernels would refuse (amos_fairseq/measure/fake_cuda.py): tensors of two devices
-in one operator, strides or dtypes that a kernel does not take, a host that reads a value. It also fails on a parameter
-without a gradient. Values are compared elsewhere.
+A step fails on what CUDA or PyTorch's fused kernels would refuse (tests/helpers/fake_cuda.py): tensors of two devices in one
+operator, strides or dtypes that a kernel does not take, a host that reads a value. It also fails on a parameter without a
+gradient. Values are compared elsewhere. The last tests put defects back, and a step has to fail.
 """
 
+from collections.abc import Callable
 from importlib.util import find_spec
 
 import pytest
 import torch
+from fake_cuda import CudaRuleError, fake_cuda
 from fake_steps import FakeRun
-from omegaconf import DictConfig
-from recipe_names import RECIPE_NAMES, WITH_OTHER_CODE
 from synchronization import Operations
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException
 
-from amos_fairseq.functional import sampling
-from amos_fairseq.measure.fake_cuda import CudaRuleError, fake_cuda
-from amos_fairseq.modules.mixture import STRATEGIES
-from amos_fairseq.recipes.composition import compose_recipe
+from amos_fairseq.criterions.mlm import MlmCriterion
+from amos_fairseq.functional import attention, sampling
+from amos_fairseq.functional.attention import AttentionBias
 
+pytestmark = pytest.mark.slow
 NEEDS_TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-OBJECTIVES = ("amos_tiny", "electra_tiny", "electric_tiny", "mlm_tiny", "teams_tiny")
-# Settings of AMOS without a recipe of their own, and those of every model.
-SETTINGS = [
-    *(["amos_tiny", f"model.mixture={strategy}"] for strategy in STRATEGIES if strategy != "fixed"),
-    ["amos_tiny", "model.mixture=fixed", "model.fixed_mixture_weights='0.4,0.6'"],
-    ["amos_tiny", "model.separate_generators=true"],
-    ["amos_tiny", "model.no_stop_gradient=true"],
-    ["amos_tiny", "model.adversarial_mlm_multiplier=0.5"],
-    ["amos_tiny", "model.gumbel_entries=0"],
-    ["amos_tiny", "model.gumbel_entries=20"],
-    ["amos_tiny", "model.relative_position_scheme=amos", "model.relative_position_buckets=64"],
-    ["electra_tiny", "model.relative_position_scheme=t5"],
-    *([recipe, "model.kernels=reference"] for recipe in OBJECTIVES),
-    *([recipe, "model.activation_checkpointing=true"] for recipe in OBJECTIVES),
-]
 
 
-def fewer_layers(model: DictConfig) -> list[str]:
-    """Overrides that leave two layers in each encoder; TEAMS shares half of its generator, AMOS predicts after layer 8."""
-    if model.encoder_layers < 12:
-        return []
-    if model._name.startswith("teams"):
-        return ["model.encoder_layers=4", "model.generator_layers=2"]
-    has_generator_layers = "generator_layers" in model and model.generator not in ("uniform", "unigram")
-    return ["model.encoder_layers=2", *(["model.generator_layers=2"] if has_generator_layers else [])]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", sorted({*RECIPE_NAMES, *WITH_OTHER_CODE} - {*OBJECTIVES}))
-def test_every_recipe_trains_and_validates_in_bfloat16(recipe: str) -> None:
-    """With fewer layers where a recipe has twelve or more, because the others have the same shapes.
-
-    The smallest recipes train and validate below, in every precision.
-    """
-    with fake_cuda() as cuda:
-        run = FakeRun.of(cuda, recipe, fewer_layers(compose_recipe(recipe, ["task.data=DATA"]).model))
-        run.check_update(run.padded)
-        run.check_validation(run.full)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("precision", "length"),
-    [("bf16", 512), ("bf16", 65), ("bf16", 7), ("float32", 65), ("float32", 512), ("fp16", 65), ("fp16", 128)],
+    ("recipe", "precision", "length"),
+    [
+        ("amos_tiny", "bf16", 512),
+        ("amos_tiny", "fp16", 65),
+        ("electra_tiny", "fp16", 128),
+        ("electric_tiny", "bf16", 65),
+        ("mlm_tiny", "float32", 512),
+        ("teams_tiny", "bf16", 7),
+        ("amos_modern_mini", "bf16", 65),
+        ("electra_modern_mini", "float32", 512),
+    ],
 )
-@pytest.mark.parametrize("recipe", OBJECTIVES)
-def test_every_objective_trains_in_every_precision_at_every_length(recipe: str, precision: str, length: int) -> None:
+def test_every_objective_trains(recipe: str, precision: str, length: int) -> None:
     """At lengths that are no multiple of 8 a mask needs padded rows. The second update finds the optimizer's moments."""
     overrides = [f"task.tokens_per_sample={length}", "model.max_positions=512"]
     with fake_cuda() as cuda:
         FakeRun.of(cuda, recipe, overrides, precision).check()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kernels", ["fast", pytest.param("triton", marks=NEEDS_TRITON)])
-@pytest.mark.parametrize("recipe", OBJECTIVES)
-def test_every_objective_trains_with_deterministic_kernels(
-    recipe: str, kernels: str, restored_determinism: None
-) -> None:
-    """An operator without a fixed order fails the step. Length 128 without dropout is where cuDNN would attend."""
-    overrides = ["model.deterministic=true", f"model.kernels={kernels}", "task.tokens_per_sample=128"]
-    with fake_cuda() as cuda, Operations() as operations:
-        run = FakeRun.of(cuda, recipe, [*overrides, "model.max_positions=128"])
-        assert torch.are_deterministic_algorithms_enabled()
-        run.check()
-    kernels = {"amos_fairseq::attention"} | {f"aten::_scaled_dot_product_{x}_attention" for x in ("flash", "efficient")}
-    assert operations.names & kernels
-    assert not any("cudnn" in name for name in operations.names)
-
-
-@pytest.mark.slow
-def test_pytorchs_cumulative_sums_would_fail_the_step(
-    monkeypatch: pytest.MonkeyPatch, restored_determinism: None
-) -> None:
-    monkeypatch.setattr(sampling, "running_sums", lambda values: values.cumsum(-1))
-    with fake_cuda() as cuda:
-        run = FakeRun.of(cuda, "electra_tiny", ["model.deterministic=true"])
-        with pytest.raises(CudaRuleError, match="cumsum has no deterministic kernel"):
-            run.check_update(run.full)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("overrides", SETTINGS, ids=" ".join)
-def test_every_setting_trains_and_validates(overrides: list[str]) -> None:
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["amos_base", "model.encoder_layers=2"],
+        ["amos_tiny", "model.mixture=random_layer"],
+        ["amos_tiny", "model.mixture=layer_switch", "model.separate_generators=true"],
+        ["amos_tiny", "model.no_stop_gradient=true", "model.adversarial_mlm_multiplier=0.5", "model.gumbel_entries=0"],
+        ["amos_tiny", "model.relative_position_scheme=amos", "model.relative_position_buckets=64"],
+        ["amos_tiny", "model.kernels=reference"],
+        ["teams_tiny", "model.activation_checkpointing=true"],
+        ["variants/electra_adversarial", "+sizes=tiny"],
+        ["variants/electra_second_stage", "+sizes=tiny"],
+        ["variants/two_tower", "+sizes=tiny"],
+    ],
+    ids=" ".join,
+)
+def test_settings_with_code_of_their_own_train_and_validate(overrides: list[str]) -> None:
     recipe, *settings = overrides
     with fake_cuda() as cuda:
         run = FakeRun.of(cuda, recipe, settings)
         run.check_update(run.padded)
         run.check_validation(run.full)
+
+
+@pytest.mark.parametrize("kernels", ["fast", pytest.param("triton", marks=NEEDS_TRITON)])
+def test_deterministic_kernels(kernels: str, restored_determinism: None) -> None:
+    """An operator without a fixed order fails the step. Length 128 without dropout is where cuDNN would attend."""
+    overrides = ["model.deterministic=true", f"model.kernels={kernels}", "task.tokens_per_sample=128"]
+    with fake_cuda() as cuda, Operations() as operations:
+        run = FakeRun.of(cuda, "amos_tiny", [*overrides, "model.max_positions=128"])
+        assert torch.are_deterministic_algorithms_enabled()
+        run.check()
+    kernel = "amos_fairseq::attention" if kernels == "triton" else "aten::_scaled_dot_product_efficient_attention"
+    assert kernel in operations.names
+    assert not any("cudnn" in name for name in operations.names)
+
+
+def fails(
+    error: type[Exception],
+    message: str | None,
+    recipe: str,
+    *overrides: str,
+    spoil: Callable[[nn.Module], object] = lambda model: None,
+) -> None:
+    with fake_cuda() as cuda:
+        run = FakeRun.of(cuda, recipe, overrides)
+        spoil(run.step.module)
+        with pytest.raises(error, match=message):
+            run.check_update(run.full)
+
+
+def test_cumulative_sums_of_pytorch_fail(monkeypatch: pytest.MonkeyPatch, restored_determinism: None) -> None:
+    monkeypatch.setattr(sampling, "running_sums", lambda values: values.cumsum(-1))
+    fails(CudaRuleError, "cumsum has no deterministic kernel", "electra_tiny", "model.deterministic=true")
+
+
+def test_a_bias_with_the_strides_of_a_transposed_table_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it was: strides (12, 1, 6144, 12) at length 512."""
+
+    def toeplitz(values: Tensor) -> Tensor:
+        by_distance = values.t().contiguous()  # [2T-1,H], as the table gives it
+        return by_distance.t().unfold(-1, (values.size(-1) + 1) // 2, 1).flip(1)
+
+    def as_attention_mask(bias: AttentionBias, dtype: torch.dtype) -> Tensor | None:
+        parts = [part.to(dtype) for part in bias if part is not None]
+        return sum(parts).unsqueeze(0) if parts[0].ndim == 3 else sum(parts)
+
+    monkeypatch.setattr("amos_fairseq.modules.relative_position.toeplitz", toeplitz)
+    monkeypatch.setattr(attention, "as_attention_mask", as_attention_mask)
+    fails(CudaRuleError, r"mask.stride\(-1\) is", "amos_base", "model.encoder_layers=1")
+
+
+def test_a_head_in_float32_in_a_model_in_bfloat16_fails() -> None:
+    fails(CudaRuleError, "of one dtype", "electra_tiny", spoil=lambda model: model.detection_head.float())
+
+
+def test_a_parameter_that_nothing_uses_fails() -> None:
+    def add_layer(model: nn.Module) -> None:
+        model.left_over = nn.Linear(2, 1, device="cuda")
+
+    fails(AssertionError, "left_over", "mlm_tiny", spoil=add_layer)
+
+
+@pytest.mark.parametrize("defect", ["reads its loss", "makes a constant on the CPU"])
+def test_a_criterion_that_waits_or_uploads_fails(defect: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = MlmCriterion.forward
+
+    def spoiled(self, *args, **kwargs):
+        loss, *rest = forward(self, *args, **kwargs)
+        if defect == "reads its loss":
+            float(loss.detach())
+        return (loss * torch.ones(1).to(loss.device), *rest)
+
+    monkeypatch.setattr(MlmCriterion, "forward", spoiled)
+    fails(DataDependentOutputException if defect == "reads its loss" else AssertionError, None, "mlm_tiny")

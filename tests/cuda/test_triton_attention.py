@@ -49,16 +49,10 @@ def random_inputs(
 CASES = [
     # length, head width, bias, padding, side, positions
     (1, 16, True, False, "all", False),
-    (7, 16, True, True, "all", False),
-    (16, 32, True, False, "all", False),
-    (48, 16, True, False, "all", False),
-    (32, 16, True, False, "all", True),
     (33, 16, True, True, "all", False),
-    (40, 24, True, False, "past", False),
+    (16, 32, True, False, "all", True),
     (37, 16, True, True, "future", False),
     (20, 64, False, True, "past", False),
-    (18, 128, False, False, "all", False),
-    (33, 16, True, True, "all", True),
     (20, 40, False, False, "all", True),
     (19, 16, True, True, "past", True),
 ]
@@ -69,8 +63,8 @@ CASES = [
     ("length", "width", "has_bias", "has_padding", "side", "has_positions", "dtype", "tolerance"),
     [
         *((*case, torch.float32, 1e-5) for case in CASES),
-        *((*case, torch.float16, 4e-3) for case in CASES[1::4]),
-        *((*case, torch.bfloat16, 3e-2) for case in CASES[1::4]),
+        *((*case, torch.float16, 4e-3) for case in CASES[1:2]),
+        *((*case, torch.bfloat16, 3e-2) for case in CASES[1:2]),
     ],
 )
 def test_values_and_gradients(
@@ -113,11 +107,7 @@ def check_values_and_gradients(
         (97, 17, True, True, "all", False, {}),
         (130, 80, True, False, "all", False, {"attention_backward_key": {"BLOCK_M": 32}}),
         (257, 16, True, False, "past", False, {}),
-        (130, 16, True, True, "future", False, {"attention_backward_key": {"BLOCK_M": 128}}),
-        (257, 128, True, False, "all", True, {"attention_backward_key": {"BLOCK_M": 32}}),
-        (128, 64, True, False, "all", False, {}),
-        (97, 64, False, True, "past", True, {}),
-        (130, 16, True, True, "past", False, {"attention_forward": {"BLOCK_N": 32}}),
+        (128, 64, False, True, "past", True, {"attention_forward": {"BLOCK_N": 32}}),
         (
             96,
             16,
@@ -157,8 +147,7 @@ def use_tiles(kernels: ModuleType, monkeypatch: pytest.MonkeyPatch, tiles: dict[
     monkeypatch.setattr(kernels.launches, "launch_of", launch_of)
 
 
-@pytest.mark.parametrize("side", ["all", "past"])
-def test_dropout_does_not_depend_on_the_tiles(kernels, monkeypatch, side: str) -> None:
+def test_dropout_does_not_depend_on_the_tiles(kernels, monkeypatch) -> None:
     """Values and gradients with tiles of 16 x 16 and of 64 x 64: float32 sums in another order, 1e-5 of the norm."""
     heads, bias, padding, _ = random_inputs(97, 16, True, True, False)
     results = []
@@ -167,7 +156,7 @@ def test_dropout_does_not_depend_on_the_tiles(kernels, monkeypatch, side: str) -
             use_tiles(kernels, monkeypatch, tiles)
         torch.manual_seed(4)
         leaves = [heads.float().requires_grad_(), bias.float().requires_grad_()]
-        out = kernels.triton_attention(*leaves, padding, side, 0.3) * ~padding[:, :, None, None]
+        out = kernels.triton_attention(*leaves, padding, "past", 0.3) * ~padding[:, :, None, None]
         results.append([out.detach(), *torch.autograd.grad(out.sin().sum(), leaves)])
     for one, other in zip(*results, strict=True):
         assert (one - other).norm() <= 1e-5 * one.norm()
@@ -277,10 +266,9 @@ def test_the_same_inputs_give_the_same_bits(kernels) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("has_positions", [False, True])
-def test_the_operators_are_what_they_are_declared_to_be(kernels, has_positions: bool) -> None:
+def test_the_operators_are_what_they_are_declared_to_be(kernels) -> None:
     """By PyTorch's own checks: schema, autograd, and shapes, strides and dtypes without values."""
-    heads, bias, padding, positions = random_inputs(17, 16, True, True, has_positions)
+    heads, bias, padding, positions = random_inputs(17, 16, True, True, True)
     seed = torch.zeros(1, dtype=torch.int64)
     arguments = (heads.float(), bias.float(), padding, seed, positions, 0, 0.1)
     out, lse = kernels.attention_op(*arguments)

@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
+from training_step import LiveBytes
 from triton_interpreter import interpreted
 
 from amos_fairseq.functional import output_layer, sampling
@@ -29,7 +30,6 @@ from amos_fairseq.functional.sampling import (
     ReplacementAndNegativeSampler,
     ReplacementSampler,
 )
-from amos_fairseq.measure.measurement import LiveBytes
 from amos_fairseq.modules.mixture import Adversary, OutputLayerWeights, predict_chunked
 
 if find_spec("triton") is None:
@@ -82,7 +82,6 @@ CASES = [
     # depths, biases, positions, positions of a chunk, rows, whether it samples
     (1, 1, 1, 1, 1, False),
     (3, 3, 3, 2, 7, False),
-    (1, 1, 5, 5, 250, True),
     (3, 1, 4, 3, 600, True),
     (3, 3, 2, 1, 64, True),
     (1, 1, 2, 2, 2_100, False),  # rows of two programs
@@ -95,7 +94,7 @@ PRECISIONS = list(zip(TYPES, (1e-5, 2**-9, 2**-7), strict=True))
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_depths", "num_biases", "num_positions", "at_once", "num_rows", "samples", "dtype", "tolerance"),
-    [(*case, *precision) for case in CASES for precision in PRECISIONS if case in CASES[1:4] or precision[1] == 1e-5],
+    [(*case, *precision) for case in CASES for precision in PRECISIONS if case == CASES[2] or precision[1] == 1e-5],
 )
 def test_values_and_gradients(
     kernels, monkeypatch, num_depths, num_biases, num_positions, at_once, num_rows, samples, dtype, tolerance

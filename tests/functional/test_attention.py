@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from fake_cuda import fake_cuda
 from small_models import encoder_config
 from torch import Tensor
+from training_step import LiveBytes
 
 from amos_fairseq.functional import attention
 from amos_fairseq.functional.attention import (
@@ -24,8 +26,6 @@ from amos_fairseq.functional.attention import (
 )
 from amos_fairseq.functional.cpu import attention as cpu_attention
 from amos_fairseq.functional.cpu.dropout import keep_scale, sample_keep_mask
-from amos_fairseq.measure.fake_cuda import fake_cuda
-from amos_fairseq.measure.measurement import LiveBytes
 from amos_fairseq.modules.bert_encoder import BertEncoder
 
 B, H, D = 3, 2, 8  # d = 8 a head

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from training_step import LiveBytes
 
 from amos_fairseq.functional import logit_chunks
-from amos_fairseq.measure.measurement import LiveBytes
 from amos_fairseq.modules.mixture import Adversary, OutputLayerWeights, predict_chunked, predict_reference
 
 # 32 blocks of 512 tokens, 77 of them masked; AMOS-base.

@@ -6,8 +6,8 @@ import pytest
 import torch
 from small_models import encoder_config
 from torch import Tensor
+from training_step import step_peak
 
-from amos_fairseq.measure.measurement import step_peak
 from amos_fairseq.modules.bert_encoder import BertEncoder
 from amos_fairseq.modules.encoder import TransformerEncoder
 

@@ -7,9 +7,7 @@ import pytest
 import torch
 from fairseq import utils
 from fairseq.logging import metrics
-
-from amos_fairseq.measure.configuration import BenchSettings, build_task, set_up
-from amos_fairseq.measure.fairseq_step import FairseqStep, make_synthetic_text
+from training_step import FairseqStep, random_batches, set_up
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -18,10 +16,9 @@ def weights_after_updates(recipe: str, *overrides: str) -> list[torch.Tensor]:
     """The weights after three updates of 32 sequences of 512 tokens, in bf16."""
     settings = {"precision": "bf16", "device": "cuda", "vocabulary_size": 2_000}
     shape = ("dataset.batch_size=32", "task.tokens_per_sample=512", "model.max_positions=512")
-    setup = set_up(BenchSettings(recipe, [*shape, "model.attention_dropout=0.1", *overrides], **settings))
-    task = build_task(setup.cfg.task, 2_000)
-    step = FairseqStep(setup, task)
-    for batch in make_synthetic_text(task, 32).batches[:3]:
+    setup = set_up(recipe, [*shape, "model.attention_dropout=0.1", *overrides], **settings)
+    step = FairseqStep(setup)
+    for batch in random_batches(setup, 3):
         step.step(batch)
     return [parameter.detach().clone() for parameter in step.module.parameters()]
 
@@ -46,9 +43,8 @@ def test_an_update_synchronizes_only_for_its_statistics(recipe: str, precision: 
     if precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
         pytest.skip("this GPU has no bfloat16")
     settings = {"precision": precision, "device": "cuda", "vocabulary_size": 2_000}
-    setup = set_up(BenchSettings(recipe, ["dataset.batch_size=8"], **settings))
-    task = build_task(setup.cfg.task, 2_000)
-    step, batches = FairseqStep(setup, task), utils.move_to_cuda(make_synthetic_text(task, 8).batches)
+    setup = set_up(recipe, ["dataset.batch_size=8"], **settings)
+    step, batches = FairseqStep(setup), utils.move_to_cuda(random_batches(setup))
     for batch in batches:  # moments, workspaces, and a loss scale that fits
         step.step(batch)
     before = step.trainer.get_num_updates()

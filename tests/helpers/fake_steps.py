@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 from fairseq.logging import metrics
+from fake_cuda import FakeCuda
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from training_step import FairseqStep, set_up
 
-from amos_fairseq.measure.configuration import BenchSettings, build_task, set_up
-from amos_fairseq.measure.fairseq_step import FairseqStep
-from amos_fairseq.measure.fake_cuda import FakeCuda
 from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
 
 VOCABULARY = 600
@@ -55,10 +54,9 @@ class FakeRun:
         metrics.reset()  # keys of another objective in this process may be of another kind
         with unset_fake_temporarily():
             settings = {"precision": precision, "vocabulary_size": VOCABULARY}
-            setup = set_up(BenchSettings(recipe, ["dataset.batch_size=2", *overrides], **settings))
+            setup = set_up(recipe, ["dataset.batch_size=2", *overrides], **settings)
             assert setup.device.type == "cuda"
-            task = build_task(setup.cfg.task, VOCABULARY)
-        run = cls(cuda, FairseqStep(setup, task), *full_and_padded(cuda, task, 2), set())
+        run = cls(cuda, FairseqStep(setup), *full_and_padded(cuda, setup.task, 2), set())
         for name, parameter in run.step.module.named_parameters():
             assert parameter.device.type == "cuda"
             if parameter.requires_grad:

@@ -5,9 +5,9 @@ import torch
 from small_models import AMOS_SETTINGS, encoder_config, fine_tuning_task, model_and_criterion, small_amos, small_batch
 from torch import Tensor, nn
 from torch.nn import functional
+from training_step import LiveBytes
 
-from amos_fairseq.measure.flops import training_flops
-from amos_fairseq.measure.measurement import LiveBytes
+from amos_fairseq.flops.configuration import training_flops
 from amos_fairseq.models.amos import AmosConfig, AmosModel
 from amos_fairseq.modules.bert_encoder import BertEncoder, BertLayer
 from amos_fairseq.recipes.composition import compose_recipe

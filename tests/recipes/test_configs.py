@@ -23,7 +23,7 @@ from recipe_names import RECIPE_NAMES, VARIANTS
 
 import amos_fairseq  # noqa: F401  (registers the classes that the recipes name)
 from amos_fairseq.errors import UserError
-from amos_fairseq.measure.configuration import read_configuration
+from amos_fairseq.flops.configuration import read_configuration
 from amos_fairseq.models.configuration import OF_FINE_TUNING
 from amos_fairseq.recipes import RECIPES, composition, find_recipe, planned_text, recipe_texts
 
@@ -312,7 +312,7 @@ def check_generators(model: DictConfig, shapes: dict[str, torch.Size]) -> None:
 
 @pytest.mark.slow
 def test_small_sizes_can_be_appended_to_every_variant() -> None:
-    """The widest range of sizes; one update of each variant with other code is in tests/measure/test_recipes.py."""
+    """The widest range of sizes; one update of each variant with other code is in tests/flops/test_recipes.py."""
     for stem in ("amos_12_layer_generator", "electra_generator_32", "electra_generator_512", "teams_full_tie"):
         name = f"variants/{stem}"
         model = compose_recipe(name, "+sizes=tiny", *REQUIRED.get(name, [])).model

@@ -14,8 +14,7 @@ from saved_models import CORPUS, UPDATES, add_settings, write_run
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
-from amos_fairseq.measure.configuration import read_configuration
-from amos_fairseq.measure.flops import training_flops
+from amos_fairseq.flops.configuration import read_configuration, training_flops
 from amos_fairseq.probing.results import ProbeResult, write_results
 from amos_fairseq.recipes.composition import compose_recipe
 from amos_fairseq.report import sections

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from amos_fairseq.criterions.detection import area_under_curve
 from amos_fairseq.criterions.mlm import MlmCriterion
-from amos_fairseq.measure.configuration import build_task
+from amos_fairseq.flops.configuration import build_task
 from amos_fairseq.recipes.composition import compose_recipe
 from amos_fairseq.run import hooks, progress
 
@@ -105,11 +105,8 @@ def test_cost_is_that_of_the_updates_that_are_left(
     state = torch.random.get_rng_state()
     (line,) = cost_lines(caplog, pretraining)
     assert torch.equal(state, torch.random.get_rng_state())
-    seconds = flops / 0.064e12
-    assert line == (
-        f"this run: 1,750 updates, {1750 * 6 * 128 * 64:,} tokens, {flops:.2g} FLOPs (amos flops --reference); predicted: "
-        f"{seconds // 60:.0f} min {seconds % 60:.0f} s on two idle CPU cores in float32, less than a minute "
-        "on one A100 in bf16"
+    assert (
+        line == f"this run: 1,750 updates, {1750 * 6 * 128 * 64:,} tokens, {flops:.2g} FLOPs (amos flops --reference)"
     )
     (line,) = cost_lines(caplog, pretraining, get_num_updates=lambda: 1050)
     assert line.startswith(f"the rest of this run: 700 updates, 34,406,400 tokens, {0.4 * flops:.2g} FLOPs (")

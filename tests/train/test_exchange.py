@@ -16,7 +16,7 @@ from forked_command import run_module
 from shell_scripts import run_script
 from tiny_runs import ROOT
 
-from amos_fairseq.measure.configuration import build_task
+from amos_fairseq.flops.configuration import build_task
 from amos_fairseq.recipes.composition import compose_recipe
 
 # More than a bucket of 1 MiB, the smallest that fairseq lets one ask for.

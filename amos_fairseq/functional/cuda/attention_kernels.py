@@ -14,7 +14,7 @@ compute the scores, so that there are seven products instead of five, but every 
 order: the same inputs give the same bits, without atomic additions.
 
 The elementwise code between the products takes longer than the products themselves (docs/speed.md), so it is written for few
-instructions; tests/cuda/test_machine_code.py counts them.
+instructions; tests/reliability/test_machine_code.py counts them.
 
 Shapes: B sequences, T tokens, M queries (T, or some positions of every sequence), H heads, d width of a head.
 """

@@ -1,6 +1,6 @@
 """Tile sizes, warps and stages of the kernels: defaults, the candidates of a sweep, and what a sweep chose for a device.
 
-``examples/benchmark/gpu/4_kernels.sh`` measures the candidates and writes ``tuned_launches.json``, which replaces the file of
+``examples/benchmark/gpu/sweep.py`` measures the candidates and writes ``tuned_launches.json``, which replaces the file of
 that name in this folder: {name of the device: {kernel: {"width 64": launch}}}. The width is that of a head; of
 ``block_summary`` and ``pick`` it is the number of samples of a program, and of the other kernels of the output layer 0. A
 launch changes the order of sums, so results are the same bits only with the same table.

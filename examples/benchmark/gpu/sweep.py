@@ -1,13 +1,12 @@
 """Find the fastest launch constants of each Triton kernel of this package: tiles, warps and stages. Prints Markdown.
 
     python sweep.py sweep --out OUT --until TIME      # writes OUT/sweep.jsonl and OUT/tuned_launches.json
-    python sweep.py once                              # every kernel at a small odd shape, as sanitizer.py runs it
+    python sweep.py compile --until TIME              # only fills Triton's cache
 
 ``sweep`` first compiles the candidates of :func:`amos_fairseq.functional.cuda.launches.candidates` in several processes;
 Triton keeps them on disk. Then it runs them one after the other at the shapes of amos_base. A candidate must compute what
-the default computes before its time counts. Each is recorded at once, and the table is written after each kernel. An error
-that ends CUDA in the process (an illegal memory access) exits with status 75: started again, it continues behind the
-candidate. On a CPU the kernels need TRITON_INTERPRET=1.
+the default computes before its time counts. Each is recorded at once, and the table is written after each kernel. On a
+CPU the kernels need TRITON_INTERPRET=1.
 """
 
 import argparse
@@ -28,13 +27,13 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
-from gpu_workload import DROPOUT, TINY, Sizes, attention_leaves, first_line, sizes_on
+from gpu_workload import DROPOUT, Sizes, attention_leaves, first_line, sizes_on
 from torch import Tensor
+from torch.utils import benchmark
 
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.functional.attention import AttentionBias, ToeplitzBias, fast_attention, toeplitz_attention
 from amos_fairseq.functional.relative_position import toeplitz
-from amos_fairseq.measure.measurement import seconds_of, sustained_seconds
 
 # Norm of the difference from the default's result, relative to its norm: sums in another order, rounded to the 8 bits of
 # bfloat16 (2^-9 of each value at most, once or twice). A wrong tile is wrong by far more.
@@ -45,13 +44,9 @@ LEAST_GAIN = 1.02  # a smaller one is noise
 SHOWN = 5
 COMPILING_SHARE = 0.4  # of the time, at most
 PROCESSES = 8
-LOST = 75  # exit status of a process without CUDA
 
 Launch = dict[str, int]
 Table = dict[str, dict[str, dict[str, Launch]]]
-
-# The last tile of each kernel is not full.
-ODD = Sizes(2, 130, 2, 64, 3, 3, 1000, 9, 20)
 
 
 class Workload(NamedTuple):
@@ -282,8 +277,7 @@ class Records:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        self.all: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        self.all: list[dict[str, Any]] = []
 
     def add(self, **record: Any) -> None:
         self.all.append(record)
@@ -312,7 +306,7 @@ def difference(got: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> float:
 
 @dataclass
 class Timing:
-    """Runs candidates and records them; ends the process where CUDA has ended in it."""
+    """Runs candidates and records them."""
 
     device: torch.device
     records: Records
@@ -320,8 +314,6 @@ class Timing:
     def measure(
         self, kernel: str, launch: Launch, workload: Workload, expected: tuple[Tensor, ...], budget: float, final: bool
     ) -> None:
-        if self.records.find(kernel, launch, final) is not None:
-            return
         record: dict[str, Any] = {"kernel": kernel, "launch": launch, "final": final}
         try:
             with launched_with(kernel, launch):
@@ -350,18 +342,15 @@ class Timing:
             **record, status="does not fit" if name == "OutOfResources" else f"FAILED: {first_line(error)}"
         )
         if self.device.type == "cuda":
-            try:
-                torch.cuda.synchronize()
-            except Exception:
-                print("CUDA has ended in this process", file=sys.stderr, flush=True)
-                os._exit(LOST)  # without the destructors, which would use CUDA
+            torch.cuda.synchronize()  # raises where an illegal access has ended CUDA in this process
 
     def seconds(self, call: Callable[[], object], budget: float) -> float:
-        return (
-            sustained_seconds(call, self.device, budget)
-            if self.device.type == "cuda"
-            else seconds_of(call, self.device)
-        )
+        """Return the median of calls without a pause for ``budget`` seconds, one call on a CPU."""
+        timer = benchmark.Timer("call()", globals={"call": call})
+        if self.device.type == "cpu":
+            return timer.timeit(1).median
+        timer.blocked_autorange(min_run_time=budget / 2)  # until the clock has fallen to what the power permits
+        return timer.blocked_autorange(min_run_time=budget / 2).median
 
 
 def run_plan(plan: Plan, sizes: Sizes, timing: Timing, until: float) -> None:
@@ -407,12 +396,12 @@ def merged(table: Table, device: str, winners: dict[str, tuple[str, Launch]]) ->
 
 
 def print_plan(records: Records, plan: Plan) -> None:
-    own = [record for record in records.all if record["kernel"] == plan.kernel and not record["final"]]
-    kinds = ("ok", "does not fit", "other values")
-    counts = {kind: sum(record["status"] == kind for record in own) for kind in kinds}
-    failed = [record for record in own if record["status"] not in kinds]
+    timed = [record for record in records.all if record["kernel"] == plan.kernel and not record["final"]]
+    statuses = ("ok", "does not fit", "other values")
+    counts = {status: sum(record["status"] == status for record in timed) for status in statuses}
+    failed = [record for record in timed if record["status"] not in statuses]
     total = len(plan.candidates) + 1
-    missing = total - len(own) if not failed or failed[0]["launch"] is not None else total
+    missing = total - len(timed) if not failed or failed[0]["launch"] is not None else total
     print(f"\n### {plan.kernel}, width {plan.width}{timed_part(plan.kernel)}\n")
     print(f"{total} launches: {counts['ok']} timed, {counts['does not fit']} do not fit, ", end="")
     print(f"{counts['other values']} with other values, {len(failed)} failed, {missing} not run\n")
@@ -455,7 +444,7 @@ def time_attention(sizes: Sizes, timing: Timing, table: dict[str, dict[str, Laun
 
 
 def sweep(device: torch.device, out: Path, until: float) -> None:
-    """Time all kernels; a kernel that fails is left out. Continues where an earlier process ended."""
+    """Time all kernels; a kernel that fails is left out."""
     from amos_fairseq.functional.cuda import launches
 
     sizes = sizes_on(device)
@@ -463,19 +452,17 @@ def sweep(device: torch.device, out: Path, until: float) -> None:
     timing = Timing(device, records)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     compiled = None
-    if device.type == "cuda" and not records.all:
+    if device.type == "cuda":
         now = time.time()
         compiled = compile_in_processes(device, now + COMPILING_SHARE * (until - now))
     plans, failed = [], []
     for kernel in kernels():
-        if records.find(kernel, None, False) is None:  # not of a process before this one
-            try:
-                plans.append(make_plan(kernel, sizes, device))
-                continue
-            except Exception as error:
-                timing.fail({"kernel": kernel, "launch": None, "final": False}, error)
-        failed.append(kernel)
-        print(f"\n### {kernel}\n\n{records.find(kernel, None, False)['status']}", flush=True)
+        try:
+            plans.append(make_plan(kernel, sizes, device))
+        except Exception as error:
+            timing.fail({"kernel": kernel, "launch": None, "final": False}, error)
+            failed.append(kernel)
+            print(f"\n### {kernel}\n\n{records.find(kernel, None, False)['status']}", flush=True)
     if compiled is not None:
         print(f"\n{compiled} of {sum(len(plan.candidates) for plan in plans)} candidates were compiled beforehand")
     winners: dict[str, tuple[str, Launch]] = {}
@@ -483,19 +470,17 @@ def sweep(device: torch.device, out: Path, until: float) -> None:
     for number, plan in enumerate(plans):
         # Each kernel gets time in proportion to its candidates; what it does not use is left to the others.
         share = len(plan.candidates) / max(1, sum(len(each.candidates) for each in plans[number:]))
-        known = len(records.all)
         run_plan(plan, sizes, timing, time.time() + share * (until - time.time()))
         if (found := winner(records, plan)) is not None:
             winners[plan.kernel] = (f"width {plan.width}", found[0])
             gains.append(f"{plan.kernel} {found[1]:.2f}{timed_part(plan.kernel)}")
         table = merged(launches.tuned_launches(), name, winners)
         (out / "tuned_launches.json").write_text(json.dumps(table, indent=2) + "\n")
-        if len(records.all) > known:  # otherwise the process before has printed it
-            print_plan(records, plan)
-            sys.stdout.flush()
+        print_plan(records, plan)
+        sys.stdout.flush()
         if records.find(plan.kernel, plan.default, True) is None:
             failed.append(plan.kernel)
-    print(f"\nDecided: launch constants on {name}: ", end="")
+    print(f"\nlaunch constants on {name}: ", end="")
     print(f"times as fast as those in use: {', '.join(gains)}" if gains else "none is faster than those in use")
     sys.stdout.flush()
     try:
@@ -507,27 +492,10 @@ def sweep(device: torch.device, out: Path, until: float) -> None:
         raise UserError(f"not timed: {', '.join(failed)}")
 
 
-def once(device: torch.device) -> None:
-    """Run every kernel once, and attention with padding, one-sided and at some positions."""
-    sizes = ODD if device.type == "cuda" else TINY
-    for kernel in WORKLOADS:
-        results = build(kernel, sizes, device).result()
-        if any(tensor.isnan().any() for tensor in results):
-            raise UserError(f"{kernel} has nan")
-    heads, bias = attention_leaves(sizes, device)
-    padding = torch.zeros(sizes.sequences, sizes.length, dtype=torch.bool, device=device)
-    padding[-1, sizes.length // 2 :] = True
-    positions = torch.randint(sizes.length // 2, (sizes.sequences, 7), device=device)
-    for side, places in (("past", None), ("future", None), ("all", positions)):
-        out = toeplitz_attention(heads, ToeplitzBias(bias, padding, side), DROPOUT, places)
-        torch.autograd.grad(out.float().sum(), (heads, bias))
-    print(f"{len(WORKLOADS)} kernels ran")
-
-
 @report_user_errors()
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("what", choices=("sweep", "compile", "once"))
+    parser.add_argument("what", choices=("sweep", "compile"))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--out", type=Path, default=Path(), help="folder of sweep.jsonl and tuned_launches.json")
     parser.add_argument("--until", type=float, default=math.inf, help="end of the sweep, in seconds since 1970")
@@ -536,11 +504,9 @@ def main() -> int:
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     if find_spec("triton") is None:
-        print("Decided: launch constants: not run, Triton is not installed")
+        print("launch constants: not run, Triton is not installed")
         return 0
-    if arguments.what == "once":
-        once(device)
-    elif arguments.what == "compile":
+    if arguments.what == "compile":
         compile_part(Sizes(), device, arguments.part, arguments.parts, arguments.until)
     else:
         sweep(device, arguments.out, arguments.until)

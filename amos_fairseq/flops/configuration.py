@@ -1,0 +1,170 @@
+"""The configuration of a recipe or a checkpoint, its task, and what is counted of it. No data are needed."""
+
+import dataclasses
+import reprlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from fairseq.data import Dictionary
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.dataclass.initialize import add_defaults
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from amos_fairseq.checkpoint_files import checkpoint_file
+from amos_fairseq.checkpoints.read import read_state
+from amos_fairseq.data.vocabulary import Vocabulary
+from amos_fairseq.errors import UserError
+from amos_fairseq.flops.counting import (
+    CountedUpdate,
+    TrainingFlops,
+    build_update,
+    by_autograd,
+    by_thesis,
+    forward_of_batch,
+)
+from amos_fairseq.recipes import DEFAULT_VOCABULARY, find_recipe
+from amos_fairseq.recipes.composition import compose_recipe
+from amos_fairseq.setting_checks import check_ranges, config_class, model_settings
+from amos_fairseq.tasks.text_pretraining import TextPretrainingConfig, TextPretrainingTask
+from amos_fairseq.text.special_tokens import LARGEST_VOCABULARY, MASK_SYMBOL
+
+# A checkpoint without one of these was not written by a run of pretraining, such as an imported one.
+OF_A_RUN = (
+    "task._name",
+    "task.tokens_per_sample",
+    "criterion._name",
+    "model.encoder_embed_dim",
+    "optimization.max_update",
+    "optimization.update_freq",
+    "distributed_training.distributed_world_size",
+    "dataset",
+)
+
+
+def read_configuration(source: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, int | None]:
+    """Read a configuration and the size of its vocabulary: a default for a recipe without ``task.data``, None with it.
+
+    Args:
+        source: a recipe's name, the path of a YAML, a checkpoint, or the SAVE_DIR of a run.
+        overrides: ``KEY=VALUE`` settings, such as ``model.dropout=0.2``.
+    """
+    path = Path(source)
+    if path.suffix == ".pt" or path.is_dir():
+        file = checkpoint_file(path)
+        cfg, vocabulary_size = checkpoint_configuration(file, read_state(file), overrides)
+        if missing := missing_settings(cfg):
+            raise UserError(
+                f"{file} does not contain the settings of a run ({missing[0]} is missing): give a checkpoint of pretraining"
+            )
+        return cfg, vocabulary_size
+    config_dir, name = find_recipe(source)
+    cfg = compose_recipe(name, overrides, config_dir)
+    return cfg, DEFAULT_VOCABULARY if OmegaConf.is_missing(cfg.task, "data") else None
+
+
+def missing_settings(cfg: DictConfig) -> list[str]:
+    """Return the settings of :data:`OF_A_RUN` that the settings in a checkpoint lack."""
+    return [key for key in OF_A_RUN if OmegaConf.select(cfg, key) is None]
+
+
+def checkpoint_configuration(
+    file: Path, state: dict[str, Any], overrides: Sequence[str] = ()
+) -> tuple[DictConfig, int]:
+    """Return the settings of a run, with defaults for newer settings, and the vocabulary size of its token embeddings.
+
+    Args:
+        state: content of the checkpoint ``file``, as :func:`amos_fairseq.checkpoints.read.read_state` returns it.
+    """
+    settings = dict(state["cfg"])
+    settings["model"] = model_settings(file, settings["model"])
+    if "embed_tokens.weight" not in state["model"]:
+        raise UserError(f"{file} has no token embeddings: give an unmodified pretraining checkpoint")
+    groups = {field.name for field in dataclasses.fields(FairseqConfig) if dataclasses.is_dataclass(field.type)}
+    if wrong := next((name for name in sorted(groups) if not isinstance(settings.get(name, {}), dict)), None):
+        raise UserError(f"{file} has no settings in cfg.{wrong}: give a checkpoint as it was saved")
+    section = settings.get("criterion")
+    criterion = section.get("_name") if isinstance(section, dict) else section
+    if criterion is not None and config_class("criterion", criterion) is None:
+        raise UserError(
+            f"{file}: the criterion {reprlib.repr(criterion)} is not known: give a checkpoint of fairseq-train"
+        )
+    try:
+        cfg = OmegaConf.create(settings)
+        add_defaults(cfg)
+        add_types(cfg)
+        OmegaConf.set_struct(cfg, True)
+        cfg.merge_with_dotlist(list(overrides))
+    except OmegaConfBaseException as error:
+        reason = f"{error.full_key}: {str(error).splitlines()[0]}"
+        raise UserError(f"{file}: {reason}; its settings can be changed with --set KEY=VALUE") from error
+    return cfg, state["model"]["embed_tokens.weight"].size(0)
+
+
+def add_types(cfg: DictConfig) -> None:
+    """Type fairseq's own groups (optimization, dataset, ...), as :func:`add_defaults` does for the others."""
+    for field in dataclasses.fields(FairseqConfig):
+        if dataclasses.is_dataclass(field.type) and field.name in cfg:
+            schema = OmegaConf.structured(field.type)
+            OmegaConf.set_struct(schema, False)  # keep settings that another version of fairseq has saved
+            cfg[field.name] = OmegaConf.merge(schema, cfg[field.name])
+
+
+def build_counted_update(cfg: DictConfig, vocabulary_size: int | None = None, reference: bool = False) -> CountedUpdate:
+    """Build what ``fairseq-hydra-train`` would train: :func:`~amos_fairseq.flops.counting.build_update`.
+
+    Args:
+        cfg: composed and resolved, as fairseq's trainer gets it.
+        vocabulary_size: number of dictionary entries, special symbols and ``<mask>`` included; None reads the dictionary of
+            ``task.data``.
+    """
+    if cfg.task._name != "text_pretraining":
+        raise UserError(f"the task is {cfg.task._name}: FLOPs are counted for pretraining (text_pretraining)")
+    return build_update(cfg, build_task(cfg.task, vocabulary_size), reference)
+
+
+def training_flops(
+    cfg: DictConfig,
+    vocabulary_size: int | None = None,
+    convention: Literal["today", "thesis"] = "today",
+    reference: bool = False,
+) -> TrainingFlops:
+    """Count one update of the model and criterion of ``cfg``, assuming full blocks.
+
+    Args:
+        cfg, vocabulary_size: see :func:`build_counted_update`.
+        convention: see :mod:`amos_fairseq.flops.counting`.
+        reference: count the reference implementation instead of ``model.kernels``.
+
+    Raises:
+        UserError: the settings describe no pretraining run, or one without an end or with a varying cost per update.
+    """
+    update = build_counted_update(cfg, vocabulary_size, reference)
+    if convention == "thesis":
+        return by_thesis(update, forward_of_batch(update)["Global"])
+    return by_autograd(update)
+
+
+def build_task(cfg: DictConfig, vocabulary_size: int | None) -> TextPretrainingTask:
+    """Build the task with the corpus ``task.data``, or with a synthetic vocabulary."""
+    if vocabulary_size is None:
+        return TextPretrainingTask.setup_task(cfg)
+    check_ranges(cfg, TextPretrainingConfig)
+    # There is no corpus; these files are never opened.
+    vocabulary = Vocabulary(Path("dict.txt"), dictionary_sha256="", tokenizer_directory=None, tokenizer_sha256=None)
+    return TextPretrainingTask(cfg, vocabulary, synthetic_dictionary(vocabulary_size))
+
+
+def synthetic_dictionary(size: int) -> Dictionary:
+    """Build a dictionary of ``size`` entries, special symbols and ``<mask>`` included; pieces have counts as in a corpus."""
+    if size > LARGEST_VOCABULARY:
+        raise UserError(f"a vocabulary of {size} is more than the {LARGEST_VOCABULARY:,} that can be counted")
+    dictionary = Dictionary()
+    num_pieces = size - len(dictionary) - 1
+    if num_pieces < 1:
+        raise UserError(f"a vocabulary of {size} has no room for pieces beside {len(dictionary) + 1} special symbols")
+    for number in range(num_pieces):
+        dictionary.add_symbol(f"piece{number}", n=num_pieces - number)
+    dictionary.add_symbol(MASK_SYMBOL)
+    return dictionary

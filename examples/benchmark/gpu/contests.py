@@ -1,0 +1,49 @@
+"""Contests of bench.py in one process, the most important first; a line of JSON for each as soon as it is there.
+
+python contests.py OUT.jsonl [cuda|cpu]
+"""
+
+import json
+import sys
+import time
+
+import bench
+import torch
+from gpu_workload import first_line
+
+SHORT = "--steps 8 --warmup 4 --precision bf16 --device cuda --vocabulary-size 32768"
+CASES = {
+    "cuda": (
+        "amos_base --set dataset.batch_size=64 --peer model.kernels=triton",
+        "electra_base --set dataset.batch_size=64 --peer hf model.kernels=triton",
+        "electra_small --set dataset.batch_size=128 --peer model.kernels=triton",
+        "electra_modern_base --set dataset.batch_size=64",
+        "amos_base --set dataset.batch_size=64 --peer model.compile=true",
+    ),
+    "cpu": ("amos_tiny --set dataset.batch_size=2", "electra_tiny --set dataset.batch_size=2 --peer hf"),
+}
+
+
+def main(out: str, device: str = "cuda") -> None:
+    flags = SHORT
+    if device == "cpu":
+        flags = "--steps 1 --warmup 1 --precision float32 --device cpu --vocabulary-size 500"
+    bench.MATMUL_EDGES = {"cuda": (8192,), "cpu": (64,)}
+    bench.PEAK_SECONDS = {"cuda": 0.4, "cpu": 0.05}
+    for case in CASES[device]:
+        start = time.time()
+        try:
+            report = bench.run([*case.split(), *flags.split()])
+        except Exception as error:  # the others still run
+            report = {"case": case, "failed": first_line(error)}
+            print(f"\n{case} FAILED: {first_line(error)}")
+        report["total_seconds"] = round(time.time() - start)
+        with open(out, "a", encoding="utf-8") as file:
+            file.write(json.dumps(report) + "\n")
+        sys.stdout.flush()
+        if device == "cuda":
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

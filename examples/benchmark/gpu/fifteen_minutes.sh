@@ -1,0 +1,130 @@
+#!/usr/bin/env bash
+# OUT=FOLDER bash examples/benchmark/gpu/fifteen_minutes.sh CARRY [cuda|cpu]
+#
+# Everything that one GPU can tell in fifteen minutes: is it right, how fast is it, does it learn. It ends by itself and writes
+# OUT/report.md as it goes. cpu: a rehearsal at tiny size. CARRY: the folder that bring.sh made; its site.tar.xz may be missing
+# where the Python has all packages. Settings, with their defaults:
+#   PYTHON=python3   the machine's Python
+#   LIMIT=575        seconds until the end; 290 for a rehearsal
+#   WORK=            folder for unpacked packages, text and runs (default: a new one in /tmp)
+set -uo pipefail
+
+case "${1:---help}" in
+    -h | --help)
+        sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"
+        exit
+        ;;
+esac
+fail() { echo "amos_fairseq: error: $*" >&2; exit 1; }
+[ -d "$1" ] || fail "CARRY=$1 is no folder: make it with bring.sh"
+CARRY="$(cd "$1" && pwd)"
+DEVICE="${2:-cuda}"
+case "$DEVICE" in cuda | cpu) ;; *) fail "the device $DEVICE is not known: give cuda or cpu" ;; esac
+[ -f "$CARRY/data.tar.xz" ] || fail "$CARRY has no data.tar.xz: give bring.sh a text"
+: "${OUT:?names the folder of the report}"
+HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+ROOT="$(cd "$HERE/../../.." && pwd)"
+WORK="${WORK:-$(mktemp -d)}"
+PYTHON="$(command -v "${PYTHON:-python3}")" || fail "PYTHON does not run"
+STARTED=$SECONDS
+SIZE=base MOST=110 ON_CPU=()
+if [ "$DEVICE" = cpu ]; then
+    SIZE=tiny MOST=400 ON_CPU=(common.cpu=true) # few cores need longer
+    : "${LIMIT:=290}"
+fi
+: "${LIMIT:=575}"
+mkdir -p "$WORK/site" "$OUT" || fail "OUT=$OUT cannot be made"
+OUT="$(cd "$OUT" && pwd)"
+rm -f "$OUT/report.md" "$OUT/all.log" "$OUT/speed.jsonl"
+[ ! -f "$CARRY/site.tar.xz" ] || tar xJf "$CARRY/site.tar.xz" -C "$WORK/site"
+tar xJf "$CARRY/data.tar.xz" -C "$WORK" &
+export PYTHONPATH="$WORK/site:$ROOT:$ROOT/examples/benchmark:$HERE" AMOS_PYTHON="$PYTHON" PATH="$ROOT/examples/commands:$PATH"
+export PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1 TRITON_CACHE_DIR="$WORK/triton" ROOT HERE WORK OUT
+
+# part NAME SECONDS COMMAND...: the end of its output goes to report.md at once, everything to all.log (at most 1.5 MB a part).
+part() {
+    local name="$1" most="$2" status=0 began=$SECONDS left=$((LIMIT - SECONDS + STARTED))
+    shift 2
+    [ "$left" -ge "$most" ] || most=$left
+    if [ "$most" -lt 10 ]; then
+        printf '\n## %s: no time left\n' "$name" >>"$OUT/report.md"
+        return
+    fi
+    timeout -k 5 "$most" "$@" >"$WORK/$name.txt" 2>"$WORK/$name.err" </dev/null || status=$?
+    {
+        printf '\n## %s: status %s, %s s, ends at %s s\n\n' "$name" "$status" $((SECONDS - began)) $((SECONDS - STARTED))
+        tail -n 45 "$WORK/$name.txt" | cut -c1-400
+        [ "$status" -eq 0 ] || tail -n 12 "$WORK/$name.err" | cut -c1-400
+    } >"$WORK/$name.md"
+    # Several parts run at the same time.
+    flock "$WORK" bash -c 'cat "$1" >>"$2"; cat "$3" "$4" | tail -c 1500000 >>"$5"' _ \
+        "$WORK/$name.md" "$OUT/report.md" "$WORK/$name.txt" "$WORK/$name.err" "$OUT/all.log"
+    tail -n 8 "$WORK/$name.md"
+}
+
+# train RECIPE SAVE_DIR SETTINGS...
+train() {
+    amos train "$1" "checkpoint.save_dir=$2" "task.data=$WORK/data" distributed_training.distributed_world_size=1 "${@:3}"
+}
+
+# smoke SETTINGS... -- RECIPE...: six updates of each by the real command, a line of metrics each.
+smoke() {
+    local settings=() recipe status=0
+    while [ "$1" != -- ]; do settings+=("$1"); shift; done
+    shift
+    for recipe in "$@"; do
+        if train "$recipe" "$WORK/smoke_$recipe" optimization.max_update=6 'optimization.update_freq=[1]' dataset.batch_size=8 \
+            common.log_interval=3 dataset.disable_validation=true ${settings[@]+"${settings[@]}"} >"$WORK/$recipe.log" 2>&1; then
+            echo "$recipe: $(tail -n 1 "$WORK/smoke_$recipe/metrics.jsonl" | cut -c1-220)"
+        else
+            echo "$recipe FAILED: $(grep -v '^ ' "$WORK/$recipe.log" | tail -n 1 | cut -c1-300)"
+            status=1
+        fi
+    done
+    return "$status"
+}
+export -f train smoke
+
+part versions 60 "$PYTHON" -c '
+import fairseq, numpy, tokenizers, torch, transformers
+print(torch.__version__, transformers.__version__, tokenizers.__version__, numpy.__version__, end=" ")
+print(torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU")'
+wait
+grep -q '^## versions: status 0' "$OUT/report.md" || exit 1 # the time that is left is for another try
+
+# Is it right? All at the same time: they wait for imports and compilers more than for the GPU.
+part updates "$MOST" "$PYTHON" "$HERE/correct.py" updates --device "$DEVICE" &
+part train "$MOST" bash -c 'smoke "$@"' _ ${ON_CPU[@]+"${ON_CPU[@]}"} -- "amos_$SIZE" "electra_$SIZE" \
+    "electra_modern_${SIZE/tiny/mini}" &
+part resume "$MOST" "$PYTHON" "$HERE/correct.py" resume --device "$DEVICE" &
+if [ "$DEVICE" = cuda ]; then
+    part tests 110 "$PYTHON" -m pytest "$ROOT/tests/gpu" -n 6 -q -m "not slow" -p no:cacheprovider --tb=line -rfE --color=no &
+    part triton_updates 110 "$PYTHON" "$HERE/correct.py" updates --kernels triton &
+    for number in 0 1 2 3; do
+        "$PYTHON" "$HERE/sweep.py" compile --until $(($(date +%s) + 95)) --part "$number" --parts 4 >/dev/null 2>&1 &
+    done
+fi
+wait
+
+# How fast? Alone on the GPU.
+part speed 130 "$PYTHON" "$HERE/contests.py" "$OUT/speed.jsonl" "$DEVICE"
+[ "$DEVICE" = cpu ] || part sweep 75 "$PYTHON" "$HERE/sweep.py" sweep --out "$OUT" --until $(($(date +%s) + 60))
+
+# Does it learn, or does its discriminator die? The recipes as they are, both at the same time, until the end.
+LEARN=(checkpoint.save_interval_updates=0 checkpoint.keep_interval_updates=-1 task.save_interval_minutes=0
+    dataset.validate_interval_updates=1000 dataset.num_workers=4)
+LEARNED=small
+if [ "$DEVICE" = cpu ]; then
+    LEARNED=tiny LEARN+=("${ON_CPU[@]}" dataset.validate_interval_updates=20 dataset.num_workers=0 dataset.batch_size=4)
+fi
+HOURS="$(awk "BEGIN { print ($LIMIT - $SECONDS + $STARTED - 60) / 3600 }")"
+[ "$DEVICE" = cuda ] || HOURS=0.004
+for objective in electra amos; do
+    part "learn_$objective" 400 bash -c 'train "$@"' _ "${objective}_$LEARNED" "$WORK/run_$objective" "${LEARN[@]}" \
+        "optimization.stop_time_hours=$HOURS" &
+done
+wait
+for objective in electra amos; do cp "$WORK/run_$objective/metrics.jsonl" "$OUT/$objective.jsonl"; done
+part curves 40 amos plot "$WORK/run_electra" "$WORK/run_amos" --out "$WORK/plots" &&
+    cp "$WORK/plots/overview.png" "$OUT/curves.png"
+! grep -Eq '^## .*(status [1-9]|no time left)' "$OUT/report.md"

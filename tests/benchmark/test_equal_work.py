@@ -1,0 +1,153 @@
+"""The peer of Hugging Face's modules does equal work: the same number of parameters, loss and gradients."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from hugging_face_peers import INPUTS, HuggingFaceObjective, HuggingFaceStep, ModernBertObjective, build_objective
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+from training_step import FairseqStep, Setup, random_batches, set_up
+
+from amos_fairseq.hugging_face.weights import Head, to_hugging_face
+
+# One token type, the minimum of the library; no dropout, so that both sides compute the same values.
+EQUAL = ["dataset.batch_size=3", "model.token_types=1", "model.dropout=0", "model.attention_dropout=0"]
+# Both run through the layers in float32; sums have another order on the other side.
+CLOSE = {"rtol": 1e-4, "atol": 2e-5}
+
+
+def setup_of(recipe: str, *overrides: str) -> Setup:
+    return set_up(recipe, [*EQUAL, *overrides], "float32", vocabulary_size=600)
+
+
+def part(tensors: dict[str, Tensor], encoder: str, *heads: str) -> dict[str, Tensor]:
+    """Embeddings, one encoder and its heads, under the names of a model that is this encoder."""
+    shared = {name: tensor for name, tensor in tensors.items() if name.startswith(("embed_tokens", *heads))}
+    own = {name.removeprefix(encoder): t for name, t in tensors.items() if name.startswith(f"{encoder}.")}
+    return shared | {f"encoder{name}": tensor for name, tensor in own.items()}
+
+
+def give_weights(peer: HuggingFaceObjective, weights: dict[str, Tensor]) -> None:
+    is_modern = isinstance(peer, ModernBertObjective)
+    family = "modernbert" if is_modern else "electra"
+    generator = "transformer" if peer.discriminator is None else "generator"
+    peer.masked_lm.load_state_dict(to_hugging_face(family, Head.MASKED_LM, part(weights, generator, "mlm_head")))
+    if peer.discriminator is not None:
+        discriminator = part(weights, "discriminator", "detection_head")
+        state = to_hugging_face(family, Head.DETECTION if is_modern else Head.PRETRAINING, discriminator)
+        if is_modern:  # one label: the row of "replaced"
+            state |= {name: state[name][1:] for name in ("classifier.weight", "classifier.bias")}
+        peer.discriminator.load_state_dict(state)
+
+
+# ModernBERT has no token types; the generator is as wide as the discriminator, as in the library.
+MODERN = ("model.token_types=0", "model.local_attention=8")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides"),
+    [
+        ("electra_tiny", ()),
+        ("mlm_tiny", ()),
+        ("electra_modern_mini", (*MODERN, "model.generator_size=1")),
+        ("mlm_modern_mini", MODERN),
+    ],
+)
+def test_parameters_loss_and_gradients_are_ours(
+    recipe: str, overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = setup_of(recipe, *overrides)
+    ours = FairseqStep(setup)
+    model, batch = ours.module.train(), random_batches(setup)[0]
+    outputs = []
+    model.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+    loss, sample_size, _ = ours.criterion(model, batch)
+    (loss / sample_size).backward()
+
+    rows = model.vocabulary
+    peer = build_objective(setup.cfg, rows.padded_size, rows.pad)
+    assert sum(p.numel() for p in peer.parameters()) == sum(p.numel() for p in model.parameters())
+    give_weights(peer, {name: tensor.detach() for name, tensor in model.state_dict().items()})
+    if peer.discriminator is not None:
+        monkeypatch.setattr(peer, "sample", lambda logits: outputs[0].sampled_tokens.flatten())
+    peer_loss = peer.train()(**{name: batch["net_input"][name] for name in INPUTS})
+    peer_loss.backward()
+
+    torch.testing.assert_close(peer_loss, loss / sample_size, **CLOSE)
+    # The shared embedding receives every gradient.
+    theirs = peer.masked_lm.get_input_embeddings().weight.grad
+    torch.testing.assert_close(theirs, model.embed_tokens.weight.grad, **CLOSE)
+    assert theirs.abs().max() > 100 * CLOSE["atol"]
+
+
+def test_narrow_generator_on_modernbert_does_equal_work() -> None:
+    """As many parameters and FLOPs. Our first layer normalizes the projected embeddings before its attention, theirs before."""
+    setup = setup_of("electra_modern_mini", *MODERN)
+    ours = FairseqStep(setup)
+    rows = ours.module.vocabulary
+    peer = build_objective(setup.cfg, rows.padded_size, rows.pad)
+    assert sum(p.numel() for p in peer.parameters()) == sum(p.numel() for p in ours.module.parameters())
+    batch = random_batches(setup)[0]
+    inputs = {name: batch["net_input"][name] for name in INPUTS}
+    for network in (peer.masked_lm, peer.discriminator):
+        network.set_attn_implementation("eager")  # PyTorch's counter omits its fused attention on a CPU
+    counts = []
+    for forward in (lambda: ours.criterion(ours.module, batch), lambda: peer(**inputs)):
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            forward()
+        counts.append(counter.get_total_flops())
+    # Ours computes the last layer of the generator at the masked positions alone.
+    assert 0.85 < counts[0] / counts[1] <= 1
+    assert peer.masked_lm.decoder.weight is peer.discriminator.model.embeddings.tok_embeddings.weight
+
+
+def test_the_networks_share_their_embeddings_and_output_layer() -> None:
+    peer = build_objective(setup_of("electra_tiny").cfg, 640, 1)
+    embedding = peer.discriminator.electra.embeddings.word_embeddings.weight
+    assert peer.masked_lm.generator_lm_head.weight is embedding
+    assert peer.masked_lm.electra.embeddings is peer.discriminator.electra.embeddings
+
+
+def test_attention_is_fused_in_every_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    peer = build_objective(setup_of("electra_tiny").cfg, 640, 1)
+    fused, calls = torch.nn.functional.scaled_dot_product_attention, []
+
+    def counted(query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        calls.append(query.size(-1))
+        return fused(query, *args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", counted)
+    for network in (peer.masked_lm, peer.discriminator):
+        calls.clear()
+        peer.encode(network, torch.full((2, 8), 5))
+        assert len(calls) == len(network.electra.encoder.layer)
+
+
+def test_samples_follow_the_softmax() -> None:
+    """Frequencies of 20,000 samples within 4 standard errors of the probabilities."""
+    peer = build_objective(setup_of("electra_tiny").cfg, 640, 1)
+    torch.manual_seed(0)
+    logits, count = torch.randn(1, 6) * 2, 20_000
+    seen = torch.bincount(peer.sample(logits.expand(count, -1)), minlength=6) / count
+    expected = logits[0].softmax(-1)
+    assert (seen - expected).abs().le(4 * (expected * (1 - expected) / count).sqrt()).all()
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_steps_reduce_the_loss_and_clip_gradients(precision: str) -> None:
+    """The loss of one repeated batch decreases; masters are float32; a tiny clip norm bounds the gradients of AdamW."""
+    setup = setup_of("mlm_tiny", "optimization.clip_norm=0.001", "optimization.lr=[0.01]")
+    setup = dataclasses.replace(setup, precision=precision)
+    torch.manual_seed(0)
+    step = HuggingFaceStep(setup, build_objective(setup.cfg, 640, 1))
+    batch = random_batches(setup)[0]
+    inputs = {name: batch["net_input"][name] for name in INPUTS}
+    before = step.module(**inputs)
+    for _ in range(5):
+        step.step(batch)
+    assert step.module(**inputs) < before - 0.1
+    assert {parameter.dtype for parameter in step.module.parameters()} == {torch.float32}
+    norm = torch.stack([p.grad.norm() for p in step.module.parameters() if p.grad is not None]).norm()
+    torch.testing.assert_close(norm, torch.tensor(0.001), rtol=1e-3, atol=0)
