@@ -15,7 +15,7 @@ PYTHON_VERSIONS="3.13 3.12 3.11 3.10"
 # As in setup.py: up to the newest torch with which the complete suite was run. An installed one within these bounds is used.
 TORCH_REQUIREMENT="torch>=2.6,<2.14"
 
-# On busy cores, idle threads that sleep instead of spinning double the throughput (amos_fairseq/process_settings.py).
+# On busy cores, idle threads that sleep instead of spinning double the throughput (amos_fairseq/process.py).
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
 
 fail() {

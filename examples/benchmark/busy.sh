@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # bash examples/benchmark/busy.sh [RECIPE] [FLAGS OF BENCH.PY]
 #
-# Measure what amos_fairseq/process_settings.py changes on a CPU: tokens/s and the peak memory of the process, with the defaults of
+# Measure what amos_fairseq/process.py changes on a CPU: tokens/s and the peak memory of the process, with the defaults of
 # OpenMP and glibc (stock) and with sleeping threads and kept memory (ours), alone and beside one busy program per core. Run
 # nothing else meanwhile. RECIPE: default electra_small. Setting, with its default:
 #   SEQUENCES=16   sequences in a step
