@@ -32,6 +32,7 @@ from amos_fairseq.fingerprint import (
     sample_sha256,
 )
 from amos_fairseq.output.terminal import progress_bar, say
+from amos_fairseq.process import version_of
 from amos_fairseq.recipes import planned_text
 from amos_fairseq.strangers import LARGEST_COUNT, field, read_json, text_in, whole_number
 from amos_fairseq.text import DEFAULT_VOCAB_SIZE, MANIFEST, TEXT_COLUMN
@@ -67,7 +68,6 @@ from amos_fairseq.text.text_files import JSON_LINES, kind_and_compression, refus
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
 from amos_fairseq.text.tokenization.conversion import from_sentencepiece
 from amos_fairseq.text.vocabulary import learn_tokenizer
-from amos_fairseq.versions import version_of
 
 UNFINISHED = ".prepare"
 _MEGABYTE = 1_000_000
