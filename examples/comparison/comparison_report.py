@@ -14,7 +14,7 @@ from comparison import NAME, Comparison
 from comparison_results import compare_findings, entry_results, ordering
 from runs import num_threads
 
-from amos_fairseq.downstream.classification.glue.benchmark import task_heading
+from amos_fairseq.downstream.classification.glue.table import task_heading
 from amos_fairseq.downstream.recipes import load_recipe
 from amos_fairseq.downstream.results import write_json
 from amos_fairseq.files import whole_file

@@ -9,7 +9,7 @@ from typing import Any
 from budgets import SHARES, Cost, share_name, update_at
 from runs import FineTuning, Pretraining
 
-from amos_fairseq.downstream.classification.glue.benchmark import average
+from amos_fairseq.downstream.classification.glue.table import average
 from amos_fairseq.downstream.classification.glue.tasks import AVERAGED
 from amos_fairseq.downstream.results import RunResult, TaskSummary, spread_of, summarize
 

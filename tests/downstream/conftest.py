@@ -18,7 +18,7 @@ from synthetic_glue import (
 
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.downstream import runner as runner_module
-from amos_fairseq.downstream.classification.glue.benchmark import Glue, GlueOptions
+from amos_fairseq.downstream.classification.glue.command import GlueOptions, open_glue
 from amos_fairseq.downstream.runner import run_benchmark
 from amos_fairseq.models.fine_tuning import TEXT_HEAD, TextModel
 
@@ -79,7 +79,9 @@ def glue(start, data, fake_training):
 
     def run(out, *tasks, data=data, intermediate=None, with_test=False, num_seeds=1, **options):
         opened = session(start, out, num_seeds=num_seeds, **options)
-        outcome = run_benchmark(Glue(opened, data, tasks, GlueOptions(intermediate=intermediate, with_test=with_test)))
+        outcome = run_benchmark(
+            open_glue(opened, data, tasks, GlueOptions(intermediate=intermediate, with_test=with_test))
+        )
         assert outcome.failures == []
         return outcome
 

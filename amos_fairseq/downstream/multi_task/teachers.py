@@ -13,7 +13,7 @@ from scipy.special import expit, softmax
 
 from amos_fairseq import strangers
 from amos_fairseq.downstream.classification.glue.data import GlueData
-from amos_fairseq.downstream.classification.task import ANNEALED
+from amos_fairseq.downstream.classification.task import ANNEALED, gold_weight_of
 from amos_fairseq.downstream.results import content_sha256, read_results, summarize
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text, write_text
@@ -130,43 +130,19 @@ def _check_rows(file: Path, data: GlueData) -> None:
 
 
 class Teachers:
-    """The predictions that train beside the labels. Each file is read once.
-
-    Args:
-        folder: ``--out`` of ``amos glue --write-train``, or a folder of ``TASK.tsv``.
-        gold_weight: value of ``--gold-weight`` of ``fairseq-train``.
-        ensemble: take the mean of all seeds; else each seed learns from the same seed.
+    """The predictions that train beside the labels; :func:`read_teachers` finds them. Each file is read once.
 
     Attributes:
         files: the predictions of each task by seed; None for those of all seeds.
-
-    Raises:
-        UserError: the folder has no predictions.
+        gold_weight: value of ``--gold-weight`` of ``fairseq-train``.
+        ensemble: take the mean of all seeds; else each seed learns from the same seed.
     """
 
-    def __init__(self, folder: Path, gold_weight: str, ensemble: bool = False) -> None:
-        self.folder, self.gold_weight, self.ensemble = folder.resolve(), gold_weight, ensemble
-        self.files: dict[str, dict[int | None, Path]] = {}
+    def __init__(
+        self, folder: Path, files: dict[str, dict[int | None, Path]], gold_weight: str, ensemble: bool
+    ) -> None:
+        self.folder, self.files, self.gold_weight, self.ensemble = folder, files, gold_weight, ensemble
         self._read: dict[tuple[Path, str], Predictions] = {}
-        if not folder.is_dir():
-            raise UserError(f"--teachers {folder} is no directory: give an --out of amos glue, or a folder of TASK.tsv")
-        results = read_results(folder)
-        summaries = summarize(results)
-        for result in results:
-            if result.trial == summaries[result.task].trial:
-                for file in sorted((folder / result.directory / FOLDER).glob("*.tsv")):
-                    # A model of its own teaches a task rather than one of all tasks.
-                    if result.task == file.stem or file.stem not in summaries:
-                        self.files.setdefault(file.stem, {})[result.seed] = file
-        for file in sorted(folder.glob("*.tsv")):
-            self.files.setdefault(file.stem, {None: file})
-        if not self.files:
-            raise UserError(
-                f"--teachers {folder} holds no predictions of training rows: repeat its command with --write-train and another "
-                "--out"
-            )
-        if ensemble and all(len(own) == 1 for own in self.files.values()):
-            raise UserError(f"--ensemble: {folder} has one teacher for each task: leave it out")
 
     def _files_for(self, task: str, seed: int) -> list[Path]:
         """Return the predictions that a run learns from; raise :class:`UserError` if there are none for this seed."""
@@ -219,3 +195,28 @@ class Teachers:
         if all(None in own for own in self.files.values()):
             which = "one for all seeds"
         return f"taught by {self.folder.name}, {which}; weight of the labels: {weight}"
+
+
+def read_teachers(folder: Path, gold_weight: str | None, ensemble: bool = False) -> Teachers:
+    """Find the teachers in ``--out`` of ``amos glue --write-train``, or in a folder of ``TASK.tsv``."""
+    weight = ANNEALED if gold_weight in (None, ANNEALED) else str(gold_weight_of(gold_weight))
+    if not folder.is_dir():
+        raise UserError(f"--teachers {folder} is no directory: give an --out of amos glue, or a folder of TASK.tsv")
+    results, files = read_results(folder), {}
+    summaries = summarize(results)
+    for result in results:
+        if result.trial == summaries[result.task].trial:
+            for file in sorted((folder / result.directory / FOLDER).glob("*.tsv")):
+                # A model of its own teaches a task rather than one of all tasks.
+                if result.task == file.stem or file.stem not in summaries:
+                    files.setdefault(file.stem, {})[result.seed] = file
+    for file in sorted(folder.glob("*.tsv")):
+        files.setdefault(file.stem, {None: file})
+    if not files:
+        raise UserError(
+            f"--teachers {folder} holds no predictions of training rows: repeat its command with --write-train and another "
+            "--out"
+        )
+    if ensemble and all(len(of_task) == 1 for of_task in files.values()):
+        raise UserError(f"--ensemble: {folder} has one teacher for each task: leave it out")
+    return Teachers(folder.resolve(), files, weight, ensemble)

@@ -17,8 +17,9 @@ from synthetic_glue import INFERENCE, WORDS, change_task, session, write_labels,
 import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.downstream.benchmark import Stopped, batches
-from amos_fairseq.downstream.classification.glue.benchmark import Glue, best_intermediate
+from amos_fairseq.downstream.classification.glue.command import open_glue
 from amos_fairseq.downstream.classification.glue.data import read_glue_data
+from amos_fairseq.downstream.results import best_run_of
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.fine_tuning import TEXT_HEAD
 from amos_fairseq.text.tokenization import load_tokenizer
@@ -158,7 +159,7 @@ def test_from_scratch_uses_random_weights_and_a_note(tmp_path, fake_training, gl
 def test_small_tasks_start_from_the_best_mnli_run(start, tmp_path, fake_training, glue):
     out = tmp_path / "out"
     outcome = glue(out, "RTE", "STS-B", "CoLA", "MNLI", intermediate=out, num_seeds=2)
-    best = best_intermediate(out).best
+    best = best_run_of(out, "MNLI")
     starts = {}
     for command in fake_training.commands:
         task = command[1].rpartition("/")[2]
@@ -215,7 +216,7 @@ def test_hash_of_the_data_changes_with_training_and_dev_data_only(data, tmp_path
 
 
 def test_tasks_of_the_benchmark(start, data, tmp_path):
-    tasks = Glue(session(start, tmp_path), data, ["CoLA", "STS-B"]).tasks.values()
+    tasks = open_glue(session(start, tmp_path), data, ["CoLA", "STS-B"]).tasks.values()
     found = [(task.name, task.num_examples, task.main_score) for task in tasks]
     assert found == [("CoLA", 40, "matthews"), ("STS-B", 20, "spearman")]
     assert np.unique(read_glue_data(data, "CoLA").labels("valid")).tolist() == [0, 1]

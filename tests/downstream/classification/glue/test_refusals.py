@@ -8,14 +8,35 @@ from benchmark_summary import write_summary
 from failures import error_line
 from synthetic_glue import change_task
 
-from amos_fairseq.cli.glue import tasks_to_run
 from amos_fairseq.cli.main import main
+from amos_fairseq.downstream.classification.glue.command import tasks_to_run
 from amos_fairseq.downstream.classification.glue.data import read_glue_data
 from amos_fairseq.downstream.session import read_pretrained_checkpoint
 from amos_fairseq.errors import UserError
 
 
-def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_training, capsys):
+def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_training, capsys, glue):
+    glue(tmp_path / "finished", "CoLA")
+    teachers = tmp_path / "t"
+    teachers.mkdir()
+    for task, columns, count in (("CoLA", "1\t0", 40), ("STS-B", "score", 20)):
+        row = "\t0.5" * len(columns.split("\t"))
+        rows = "".join(f"{index}{row}\n" for index in range(count))
+        (teachers / f"{task}.tsv").write_text(f"index\t{columns}\n{rows}")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "own.yaml").write_text("RTE: {train: own.tsv}\n")
+    (tmp_path / "bad.yaml").write_text("mine: {train: own.tsv, colour: red}\n")
+    (tmp_path / "own.tsv").write_text("text\tlabel\na\tx\nb\ty\n")
+    for name, content in {
+        "module": "half: {train: own.tsv}",
+        "texts": "mine: {train: own.tsv, text: {a: 1}}",
+        "header": "mine: {train: own.tsv, no_header: 'false'}",
+        "separator": "mine: {train: own.tsv, kind: labels, label_separator: ''}",
+        "dev": "mine: {train: own.tsv, dev: nothing.tsv}",
+        "kind": "mine: {train: own.tsv, kind: words}",
+        "list": "[mine]",
+    }.items():
+        (tmp_path / f"{name}.yaml").write_text(content)
     foreign = tmp_path / "foreign"
     shutil.copytree(data, foreign)
     (foreign / "tokenizer" / "dict.txt").write_text("other 1\n")
@@ -23,29 +44,59 @@ def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_tra
     content = json.loads((tmp_path / "squad" / "glue.json").read_text())
     content["setup"] = {"checkpoint_sha256": read_pretrained_checkpoint(start).sha256, "from_scratch": True}
     (tmp_path / "squad" / "squad.json").write_text(json.dumps(content | {"benchmark": "squad"}))
-    command = ["glue", "--checkpoint", str(start), "--out", str(tmp_path / "out"), "--cpu", "--data"]
+    own = ["--tasks", "CoLA", "--own-tasks"]
+    command = ["glue", "--checkpoint", start, "--out", tmp_path / "out", "--cpu", "--data", data]
+    before = len(fake_training.commands)
     for arguments, message in (
-        ([str(data), "--tasks", "CoLA,XNLI"], "unknown task 'XNLI': choose ALL or, separated by commas, MNLI, QQP"),
-        ([str(data), "--tasks", "QNLI"], "QNLI holds no prepared data"),
-        ([str(tmp_path / "absent")], "absent is not a directory"),
-        ([str(foreign), "--tasks", "CoLA"], "the data do not fit the checkpoint"),
-        ([str(data), "--tasks", "CoLA", "--recipe", "bert"], "there is no recipe bert"),
-        ([str(data), "--tasks", "CoLA", "--seeds", "0"], "--seeds 0 asks for no run"),
-        ([str(data), "--tasks", "CoLA", "--parallel", "0"], "--parallel 0 starts no run"),
-        ([str(data), "--tasks", "CoLA", "--parallel", str(2**62)], "too many runs at a time: give at most 1,024"),
-        ([str(data), "--tasks", "CoLA", "--lr", "-1"], "--lr -1.0 must be above 0"),
-        ([str(data), "--tasks", "CoLA", "--lr", "nan"], "--lr nan must be above 0"),
-        ([str(data), "--tasks", "CoLA", "--lr", "1e300"], "lr 1e+300 must be above 0 and at most 1,000"),
-        ([str(data), "--tasks", "CoLA", "--epochs", "1" + "0" * 21], "must be above 0 and at most 1,000,000"),
-        ([str(data), "--tasks", "CoLA", "--seeds", "1" + "0" * 21], "asks for too many runs: give at most 10,000"),
-        ([str(data), "--tasks", "CoLA", "--batch-size", "0"], "--batch-size 0 must be above 0"),
-        ([str(data), "--tasks", "CoLA", "--precision", "fp16"], "--precision fp16 needs a GPU"),
-        ([str(data), "--tasks", "CoLA", "--squad", str(tmp_path)], "holds no results of amos squad"),
-        ([str(data), "--tasks", "CoLA", "--squad", str(tmp_path / "squad")], "from_scratch True, not False"),
-        ([str(data), "--tasks", "RTE", "--write-test"], "holds no test set of RTE"),
+        (["--tasks", "CoLA,XNLI"], "unknown task 'XNLI': choose ALL or, separated by commas, MNLI, QQP"),
+        (["--tasks", "QNLI"], "QNLI holds no prepared data"),
+        (["--data", tmp_path / "absent"], "absent is not a directory"),
+        (["--data", foreign, "--tasks", "CoLA"], "the data do not fit the checkpoint"),
+        (["--tasks", "CoLA", "--recipe", "bert"], "there is no recipe bert"),
+        (["--tasks", "CoLA", "--seeds", "0"], "--seeds 0: give a number from 1 to 10,000"),
+        (["--tasks", "CoLA", "--parallel", "0"], "--parallel 0: give a number of runs from 1 to 1,024"),
+        (["--tasks", "CoLA", "--lr", "-1"], "--lr -1.0 must be above 0"),
+        (["--tasks", "CoLA", "--lr", "nan"], "--lr nan must be above 0"),
+        (["--tasks", "CoLA", "--lr", "1e300"], "lr 1e+300 must be above 0 and at most 1,000"),
+        (["--tasks", "CoLA", "--epochs", "1" + "0" * 21], "must be above 0 and at most 1,000,000"),
+        (["--tasks", "CoLA", "--batch-size", "0"], "--batch-size 0 must be above 0"),
+        (["--tasks", "CoLA", "--precision", "fp16"], "--precision fp16 needs a GPU"),
+        (["--tasks", "CoLA", "--squad", str(tmp_path)], "holds no results of amos squad"),
+        (["--tasks", "CoLA", "--squad", str(tmp_path / "squad")], "from_scratch True, not False"),
+        (["--tasks", "RTE", "--write-test"], "holds no test set of RTE"),
+        (["--tasks", "CoLA", "--max-rows", "0"], "--max-rows 0 must be at least 1"),
+        (["--tasks", "CoLA", "--ensemble"], "--ensemble has no effect without --teachers"),
+        (["--tasks", "CoLA", "--gold-weight", "0"], "--gold-weight has no effect without --teachers"),
+        (["--tasks", "CoLA", "--teachers", tmp_path / "absent"], "is no directory"),
+        (["--tasks", "CoLA", "--teachers", tmp_path / "empty"], "repeat its command with --write-train"),
+        (["--tasks", "CoLA", "--teachers", tmp_path / "finished"], "repeat its command with --write-train"),
+        (["--tasks", "RTE", "--teachers", tmp_path / "t"], "has no predictions for RTE (it has CoLA, STS-B)"),
+        (["--tasks", "CoLA", "--teachers", tmp_path / "t", "--gold-weight", "2"], "a number from 0 to 1"),
+        (["--tasks", "CoLA", "--teachers", tmp_path / "t", "--ensemble"], "has one teacher for each task"),
+        (["--tasks", "CoLA", "--teachers", tmp_path / "t", "--max-rows", "10"], "is row 10, expected were 10 rows"),
+        (["--tasks", "CoLA", "--beside", tmp_path / "empty"], "holds no results of amos glue"),
+        (["--tasks", "CoLA", "--multi-task"], "the recipe amos has no settings for multi"),
+        (["--tasks", "CoLA,RTE", "--multi-task", "--recipe", "bam", "--intermediate"], "--intermediate has no effect"),
+        (["--tasks", "CoLA", "--own-tasks", tmp_path / "own.yaml"], "'RTE' has a name that is taken"),
+        (["--tasks", "CoLA", "--own-tasks", tmp_path / "bad.yaml"], "needs train, and may only have"),
+        ([*own, tmp_path / "module.yaml"], "'half' has a name that is taken"),
+        ([*own, tmp_path / "texts.yaml"], "files, columns and label_separator are texts"),
+        ([*own, tmp_path / "header.yaml"], "no_header and csv_quotes true or false"),
+        ([*own, tmp_path / "separator.yaml"], "the separator of labels is empty"),
+        ([*own, tmp_path / "dev.yaml"], "nothing.tsv: no such file"),
+        ([*own, tmp_path / "kind.yaml"], "kind is one of classes, labels, number"),
+        ([*own, tmp_path / "list.yaml"], ""),
+        (["--tasks", "RTE", "--multi-task", "--recipe", "bam"], "has 16 rows, fewer than the 128 of one update"),
     ):
         assert message in error_line(capsys, main, *command, *arguments, reports_progress=True)
-    assert fake_training.commands == []
+    message = "was finished without --write-train"
+    again = ["glue", "--checkpoint", start, "--out", tmp_path / "finished", "--cpu", "--data", data, "--seeds", 1]
+    assert message in error_line(capsys, main, *again, "--tasks", "CoLA", "--write-train", reports_progress=True)
+    assert "--head RTE" in error_line(
+        capsys, main, "export", tmp_path / "finished" / "runs" / "CoLA" / "seed1" / "checkpoint_best.pt", tmp_path / "hf",
+        "--head", "RTE", reports_progress=True,
+    )  # fmt: skip
+    assert len(fake_training.commands) == before
     assert not (tmp_path / "out").exists()
 
 

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 from scipy.stats import rankdata
 
-from amos_fairseq.downstream.classification.glue.benchmark import average, glue_table
 from amos_fairseq.downstream.classification.glue.predictions import score
+from amos_fairseq.downstream.classification.glue.table import average, glue_table
 from amos_fairseq.downstream.classification.glue.tasks import AVERAGED, TASKS
 from amos_fairseq.downstream.results import RunResult, Spread, Summary, best_run, paper_results, spread_of, summarize
 

@@ -1,0 +1,205 @@
+"""``amos glue --beside``: other results of the command, and tests of the differences from them."""
+
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from scipy.stats import bootstrap, mannwhitneyu, rankdata
+
+from amos_fairseq.downstream.classification.glue.data import GlueData
+from amos_fairseq.downstream.classification.glue.predictions import spell
+from amos_fairseq.downstream.classification.glue.tasks import AVERAGED
+from amos_fairseq.downstream.results import RunResult, Summary, parse_result, read_summary
+from amos_fairseq.errors import UserError
+from amos_fairseq.output.tables import MISSING, Table
+from amos_fairseq.text.table_files import TableFile
+
+NUM_RESAMPLES = 4999
+NOTES = (
+    "difference: of the means over seeds, in points; above 0 the first row of the table is better",
+    f"interval and p of the bootstrap: the dev rows are drawn {NUM_RESAMPLES:,} times, the same ones for both (paired); they "
+    "say how much depends on the choice of the dev set",
+    "p of Mann-Whitney: its U test over the seeds of both; it says how much depends on the seeds of fine-tuning, and cannot "
+    "be below 0.1 with three seeds each",
+    "both p are two-sided, those of single tasks corrected by Holm for their number (thesis, section 3.4); seeds of "
+    "pretraining are in neither",
+    "AVG: the mean over the tasks of both that GLUE averages, for each seed; its rows of the dev sets are drawn task by task",
+)
+
+
+@dataclass(frozen=True)
+class GlueResults:
+    """The results in an output of ``amos glue``. ``runs``: those that the table shows, by task."""
+
+    out: Path
+    summary: Summary
+    runs: dict[str, list[RunResult]]
+
+    @property
+    def row_name(self) -> str:
+        weights = "random weights" if self.summary.from_scratch else f"{self.summary.num_updates:,} updates"
+        return f"{self.summary.folder_name}: {self.summary.setup.get('arch', 'checkpoint')} ({weights})"
+
+    def predictions(self, data: GlueData) -> np.ndarray:
+        """Return the predictions of each seed for the dev rows of a task, as they are spelled in the files: [seeds, N]. Those
+        of other rows are refused."""
+        expected, predictions = list(zip(data.ids("valid"), spell(data, data.labels("valid")), strict=True)), []
+        for run in self.runs[data.name]:
+            of_all_tasks = self.out / run.directory / f"predictions.{data.name}.valid.tsv"
+            file = of_all_tasks if of_all_tasks.is_file() else self.out / run.directory / "predictions.valid.tsv"
+            table = TableFile(file)
+            if tuple(table.columns) != ("index", "prediction", "label"):
+                raise UserError(f"{file} has no predictions of amos glue: give another folder as --beside")
+            rows = [row for _, row in table.rows()]
+            if [(row["index"], row["label"]) for row in rows] != expected:
+                raise UserError(f"{file} has predictions for other dev rows of {data.name}: they cannot be compared")
+            predictions.append([row["prediction"] for row in rows])
+        return np.array(predictions)
+
+    def averages(self, tasks: Sequence[str]) -> list[float]:
+        """Return the mean score over the tasks for each seed that has them all."""
+        by_seed = [{run.seed: run.main for run in self.runs[task]} for task in tasks]
+        seeds = set.intersection(*map(set, by_seed))
+        return [statistics.fmean(scores[seed] for scores in by_seed) for seed in sorted(seeds)]
+
+
+def read_results_of_glue(out: Path) -> GlueResults:
+    """Read ``OUT/glue.json``."""
+    if (found := read_summary(out, "glue")) is None:
+        raise UserError(f"{out} holds no results of amos glue: give that command's --out as --beside")
+    summary, content = found
+    try:
+        shown = {task: values["settings"] for task, values in content["tasks"].items()}
+        runs: dict[str, list[RunResult]] = {task: [] for task in shown}
+        for run in map(parse_result, content["runs"]):
+            if run.trial == shown[run.task]:
+                runs[run.task].append(run)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise UserError(f"{summary.file} is not a summary of amos glue: repeat that command") from error
+    return GlueResults(out, summary, runs)
+
+
+class Difference(NamedTuple):
+    """How much better one side is, in points.
+
+    Attributes:
+        p_seeds: of Mann-Whitney; None with one seed.
+        drawn: the difference of each resample of the dev rows, [NUM_RESAMPLES].
+    """
+
+    value: float
+    p_seeds: float | None
+    drawn: np.ndarray
+
+    @property
+    def p_bootstrap(self) -> float:
+        """The two-sided p: twice the share of resamples on the smaller side of 0. The data count as one more resample, so that
+        it is never 0."""
+        smaller = min(np.count_nonzero(self.drawn <= 0), np.count_nonzero(self.drawn >= 0))
+        return min(1.0, 2 * (smaller + 1) / (len(self.drawn) + 1))
+
+
+def difference_of(ours: Sequence[float], theirs: Sequence[float], drawn: np.ndarray) -> Difference:
+    several = min(len(ours), len(theirs)) > 1
+    p_seeds = float(mannwhitneyu(ours, theirs, alternative="two-sided").pvalue) if several else None
+    return Difference(statistics.fmean(ours) - statistics.fmean(theirs), p_seeds, drawn)
+
+
+def difference_table(ours: GlueResults, others: Sequence[GlueResults], prepared: Mapping[str, GlueData]) -> Table:
+    """Return a table with a row for each task that is also in another output, and for their average."""
+    rows = []
+    for other in others:
+        differences = {}
+        for task, data in prepared.items():
+            if ours.runs.get(task) and other.runs.get(task):
+                labels = np.array(spell(data, data.labels("valid")))
+                drawn = paired_bootstrap(data.main_score, ours.predictions(data), other.predictions(data), labels)
+                scores = [[run.main for run in side.runs[task]] for side in (ours, other)]
+                differences[task] = difference_of(*scores, drawn)
+        p_bootstrap = holm([difference.p_bootstrap for difference in differences.values()])
+        p_seeds = holm([difference.p_seeds for difference in differences.values()])
+        name = f"from {other.summary.folder_name}"
+        for (task, difference), *p_values in zip(differences.items(), p_bootstrap, p_seeds, strict=True):
+            rows.append([f"{task}, {name}", *cells(difference, *p_values)])
+        averaged = [task for task in differences if task in AVERAGED]
+        if len(averaged) > 1:
+            drawn = np.mean([differences[task].drawn for task in averaged], axis=0)
+            average = difference_of(ours.averages(averaged), other.averages(averaged), drawn)
+            p_values = (average.p_bootstrap, average.p_seeds)
+            rows.append([f"AVG of {len(averaged)}, {name}", *cells(average, *p_values)])
+    columns = ["", "difference", "95% interval", "p, bootstrap", "p, Mann-Whitney"]
+    return Table("GLUE dev: differences from the other rows", columns, rows, NOTES)
+
+
+def cells(difference: Difference, *p_values: float | None) -> list[str]:
+    low, high = np.percentile(difference.drawn, [2.5, 97.5])
+    spelled = [MISSING if p is None else f"{p:.3f}" if p >= 0.001 else "< 0.001" for p in p_values]
+    return [f"{difference.value:+.1f}", f"{low:+.1f} to {high:+.1f}", *spelled]
+
+
+def paired_bootstrap(score: str, ours: np.ndarray, theirs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Resample the rows, the same ones on both sides, and take the differences of the mean scores over seeds.
+
+    Args:
+        score: the main score of the task.
+        ours, theirs: predictions of each seed, strings [seeds, N].
+        labels: strings [N].
+
+    Returns:
+        The difference of each resample, in points: [NUM_RESAMPLES].
+    """
+    our_score, their_score = (mean_score(score, predictions, labels) for predictions in (ours, theirs))
+
+    def difference(rows: np.ndarray) -> float:
+        rows = rows.astype(np.int64)
+        return our_score(rows) - their_score(rows)
+
+    rows, options = (np.arange(len(labels)),), {"vectorized": False, "method": "percentile", "random_state": 1}
+    return bootstrap(rows, difference, n_resamples=NUM_RESAMPLES, batch=50, **options).bootstrap_distribution
+
+
+def mean_score(score: str, predictions: np.ndarray, labels: np.ndarray) -> Callable[[np.ndarray], float]:
+    """Return a function of the numbers of rows, which may repeat, to the mean over seeds of their score in percent."""
+    if score == "accuracy":
+        correct = 100 * (predictions == labels).mean(0)
+        return lambda rows: float(correct[rows].mean())
+    if score == "micro_f1":  # of lists of labels in JSON
+        gold = [set(json.loads(cell)) for cell in labels]
+        found = [[set(json.loads(cell)) for cell in row] for row in predictions]
+        right = np.array([[len(one & other) for one, other in zip(row, gold, strict=True)] for row in found])
+        either = np.array([[len(one) + len(other) for one, other in zip(row, gold, strict=True)] for row in found])
+        return lambda rows: 200 * float((right[:, rows].sum(1) / np.maximum(1, either[:, rows].sum(1))).mean())
+    if score == "matthews":  # of two classes: the correlation of 0 and 1
+        positive = max(labels.tolist())
+        predictions, labels = predictions == positive, labels == positive
+    predictions, labels = predictions.astype(np.float64), labels.astype(np.float64)
+
+    def mean_correlation(rows: np.ndarray) -> float:
+        found, gold = predictions[:, rows], labels[rows]
+        if score == "spearman":
+            found, gold = rankdata(found, axis=1), rankdata(gold)
+        found, gold = found - found.mean(1, keepdims=True), gold - gold.mean()
+        scale = np.sqrt(
+            (found**2).sum(1) * (gold**2).sum()
+        )  # 0 if one side is constant, and then the correlation is, too
+        return 100 * float(np.divide(found @ gold, scale, out=np.zeros(len(found)), where=scale > 0).mean())
+
+    return mean_correlation
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Return p values corrected by Holm (1979): the k-th smallest of m times m - k + 1, not below those before it, at most 1.
+
+    None stays None and does not count.
+    """
+    known = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
+    corrected: list[float | None] = [None] * len(p_values)
+    largest = 0.0
+    for rank, (p, place) in enumerate(known):
+        largest = max(largest, min(1.0, (len(known) - rank) * p))
+        corrected[place] = largest
+    return corrected

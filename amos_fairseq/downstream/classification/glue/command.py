@@ -1,0 +1,497 @@
+"""``amos glue``: GLUE's tasks, and the user's own, fine-tuned one by one or in one model, scored and shown as AMOS does."""
+
+import argparse
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
+from amos_fairseq.downstream.benchmark import (
+    IDENTITY_FILE,
+    Benchmark,
+    BenchmarkTask,
+    Failure,
+    TaskRun,
+    plan_runs,
+    selection_flags,
+)
+from amos_fairseq.downstream.classification.command import NAME as CLASSIFICATION
+from amos_fairseq.downstream.classification.command import predict_logits
+from amos_fairseq.downstream.classification.dataset import TASK_FOLDER
+from amos_fairseq.downstream.classification.glue.beside import GlueResults, difference_table, read_results_of_glue
+from amos_fairseq.downstream.classification.glue.data import GlueData, read_glue_data, read_task_data
+from amos_fairseq.downstream.classification.glue.predictions import (
+    has_test_set,
+    predict,
+    score_split,
+    write_prediction_table,
+    write_submission,
+)
+from amos_fairseq.downstream.classification.glue.prepare import prepare_glue_inside
+from amos_fairseq.downstream.classification.glue.table import average, glue_table
+from amos_fairseq.downstream.classification.glue.tasks import (
+    DIAGNOSTIC,
+    INTERMEDIATE_FOR,
+    INTERMEDIATE_TASK,
+    SCORED,
+    TASK_FILE,
+    TASKS,
+    has_any_file,
+    parse_tasks,
+)
+from amos_fairseq.downstream.classification.prepare import prepare_inside, read_own_tasks
+from amos_fairseq.downstream.classification.scores import AVERAGE, average_score
+from amos_fairseq.downstream.multi_task.dataset import rows_per_epoch
+from amos_fairseq.downstream.multi_task.teachers import (
+    FOLDER,
+    MULTI,
+    Teachers,
+    columns_of,
+    has_train_predictions,
+    read_teachers,
+    write_train_predictions,
+)
+from amos_fairseq.downstream.results import (
+    RunResult,
+    Summary,
+    TaskSummary,
+    best_checkpoint,
+    best_run_of,
+    content_sha256,
+    divide,
+    read_optional_json,
+    read_result,
+    read_summary,
+    summarize,
+    summarize_divided,
+)
+from amos_fairseq.downstream.runner import run_and_print
+from amos_fairseq.downstream.session import Session, preparing, session_from, setup_file
+from amos_fairseq.errors import UserError
+from amos_fairseq.files import whole_file
+from amos_fairseq.models.configuration import LAST_LAYER
+from amos_fairseq.output.tables import Table
+from amos_fairseq.output.terminal import say
+
+TEACHER_FILE = "teacher.npy"  # in the directory of a run
+DIFFERENCES = "glue_differences"
+
+
+@dataclass(frozen=True)
+class GlueOptions:
+    """What else than its tasks a table of GLUE has.
+
+    Attributes:
+        own: prepared directories of the user's own tasks by name, which are run beside GLUE's.
+        max_rows: number of rows of a task to train on, if it has more.
+        teachers: predictions that train beside the labels.
+        with_train: write the predictions of the rows to train on, for students.
+        beside: outputs of other calls, whose results are rows of the table, and are compared with.
+        intermediate: OUT of the MNLI runs that RTE, STS-B and MRPC start from; it may be the session's own.
+        squad: directory with ``squad.json``; None for OUT, where it may be missing.
+        with_paper: add the papers' rows to the table.
+        with_test: predict the test sets and write the leaderboard's archive.
+        multi_task: train one model for all tasks, with a head for each.
+    """
+
+    own: Mapping[str, Path] = field(default_factory=dict)
+    max_rows: int | None = None
+    teachers: Teachers | None = None
+    with_train: bool = False
+    beside: Sequence[Path] = ()
+    intermediate: Path | None = None
+    squad: Path | None = None
+    with_paper: bool = False
+    with_test: bool = False
+    multi_task: bool = False
+
+
+NO_OPTIONS = GlueOptions()
+
+
+def main(arguments: argparse.Namespace) -> None:
+    data, intermediate = Path(arguments.data), arguments.intermediate
+    is_raw = holds_official_files(data)
+    tasks = tasks_to_run(arguments.tasks, data, is_raw)
+    session = session_from(arguments, Glue.name)
+    own = {}
+    if arguments.own_tasks is not None:
+        sources = read_own_tasks(arguments.own_tasks)
+        with preparing(session, Glue.name) as tokenizer:
+            own = {name: prepare_inside(session.out, source, tokenizer, name) for name, source in sources.items()}
+    if is_raw:
+        wanted = [*tasks, DIAGNOSTIC] if arguments.write_test and has_any_file(data, TASKS[DIAGNOSTIC]) else tasks
+        with preparing(session, Glue.name) as tokenizer:
+            data = prepare_glue_inside(session.out, data, wanted, tokenizer)
+    options = GlueOptions(
+        own=own,
+        max_rows=arguments.max_rows,
+        teachers=arguments.teachers and read_teachers(arguments.teachers, arguments.gold_weight, arguments.ensemble),
+        with_train=arguments.write_train,
+        beside=arguments.beside,
+        intermediate=None if intermediate is None else Path(intermediate or arguments.out).resolve(),
+        squad=arguments.squad,
+        with_paper=arguments.paper,
+        with_test=arguments.write_test,
+        multi_task=arguments.multi_task,
+    )
+    run_and_print(arguments.out, open_glue(session, data, tasks, options))
+
+
+def holds_official_files(data: Path) -> bool:
+    """Return whether ``data`` is the official download; what ``amos prepare glue`` wrote has a ``task.json`` in each task."""
+    if any((data / task / TASK_FILE).exists() for task in TASKS):
+        return False
+    return any(has_any_file(data, task) for task in TASKS.values())
+
+
+def tasks_to_run(names: str, data: Path, is_raw: bool) -> list[str]:
+    """Parse --tasks; ``ALL`` omits, with a line, the tasks that are not in ``data``."""
+    tasks = parse_tasks(names)
+    if names.strip().lower() != "all":
+        return tasks
+    present = [task for task in tasks if (has_any_file(data, TASKS[task]) if is_raw else (data / task).is_dir())]
+    missing = [task for task in tasks if task not in present]
+    if not missing or not present:  # without any, the first one is reported as not prepared
+        return tasks
+    print(f"not in {data}, so not fine-tuned: {', '.join(missing)}", file=sys.stderr)
+    return present
+
+
+def open_glue(session: Session, data: Path, tasks: Sequence[str], options: GlueOptions = NO_OPTIONS) -> "Glue":
+    """Read the prepared data and everything that the options name; what cannot be used is refused before any training.
+
+    Args:
+        data: directory with a folder for each of GLUE's tasks, and ``tokenizer/``.
+        tasks: those of GLUE to run.
+    """
+    squad = squad_of_same_weights(options.squad or session.out, session.origin)
+    if options.squad is not None and squad is None:
+        raise UserError(f"{options.squad} holds no results of amos squad: give that command's --out as --squad")
+    if not data.is_dir():
+        raise UserError(f"{data} is not a directory: give that of GLUE's official files, or of amos prepare glue")
+    data = data.resolve()
+    prepared = {task: read_glue_data(data, task, options.max_rows) for task in tasks}
+    session.checkpoint.check_tokenizer(data / "tokenizer")
+    for name, directory in options.own.items():
+        prepared[name] = read_task_data(directory.resolve(), name, "repeat the command", options.max_rows)
+        session.checkpoint.check_tokenizer(directory / "tokenizer")
+    others = [read_results_of_glue(folder) for folder in options.beside]
+    glue = (MultiTaskGlue if options.multi_task else Glue)(session, data, prepared, options, squad, others)
+    glue.tasks = glue.make_tasks()
+    if options.teachers is not None:
+        say("reads the predictions of the teachers", Glue.name)
+        for seed in session.seeds:
+            options.teachers.identity(list(prepared.values()), seed)
+    for other in others:
+        for task in prepared.keys() & other.runs.keys():
+            other.predictions(prepared[task])
+    if options.intermediate is not None:
+        glue.check_intermediate(options.intermediate)
+    if options.with_test and not any(has_test_set(data, task) for task in tasks):
+        raise UserError(
+            f"--write-test: {data} holds no test set of {', '.join(tasks)}: prepare them from files with test.tsv"
+        )
+    if options.with_train:
+        glue.check_train_predictions()
+    return glue
+
+
+def squad_of_same_weights(out: Path, origin: Mapping[str, Any]) -> Summary | None:
+    """Return the results of ``amos squad`` in OUT, if there are any; refuse those of other weights."""
+    if (found := read_summary(out, "squad")) is None:
+        return None
+    squad = found[0]
+    for setting in ("checkpoint_sha256", "from_scratch"):
+        if squad.setup.get(setting) != origin[setting]:
+            raise UserError(
+                f"{squad.file} has results of other weights ({setting} {squad.setup.get(setting)}, not {origin[setting]}): "
+                "give the results of the same weights with --squad"
+            )
+    return squad
+
+
+@dataclass
+class Glue(Benchmark):
+    """Prepared tasks, and the table of AMOS: eight tasks, their average, and SQuAD next to them."""
+
+    session: Session
+    data: Path
+    prepared: Mapping[str, GlueData]
+    options: GlueOptions
+    squad: Summary | None
+    others: Sequence[GlueResults]
+
+    name = "glue"
+
+    @property
+    def max_positions(self) -> int:
+        return self.session.checkpoint.max_positions
+
+    @property
+    def row_name(self) -> str:
+        return self.session.row_name
+
+    def make_tasks(self) -> dict[str, BenchmarkTask]:
+        """Return the tasks; the settings of the user's own are those of ``amos classify``."""
+        trials = {
+            task: self.session.recipe.trials_of(task if task in SCORED else CLASSIFICATION) for task in self.prepared
+        }
+        return {task: data.as_task(self.max_positions, trials[task]) for task, data in self.prepared.items()}
+
+    def prepared_of(self, run: TaskRun) -> list[GlueData]:
+        """Return the data that a run trains on."""
+        return [self.prepared[run.task.name]]
+
+    def plan(self, tasks: Iterable[BenchmarkTask], intermediate: Path | None = None) -> list[TaskRun]:
+        """Return all runs of the tasks. What the teachers of each predict belongs to its identity."""
+        runs, teachers = plan_runs(self.session, tasks, intermediate), self.options.teachers
+        if teachers is None:
+            return runs
+        return [
+            replace(run, identity=run.identity | teachers.identity(self.prepared_of(run), run.seed)) for run in runs
+        ]
+
+    def check_train_predictions(self) -> None:
+        """Refuse labels that cannot be columns, and a finished run without what ``--write-train`` writes: its weights may be
+        gone."""
+        for data in self.prepared.values():
+            columns_of(data)
+        for run in plan_runs(self.session, self.tasks.values()):
+            names = [data.name for data in self.prepared_of(run)]
+            if read_result(run.directory) and not all(has_train_predictions(run.directory, name) for name in names):
+                raise UserError(
+                    f"{run.directory} was finished without --write-train: give another --out, or delete that directory"
+                )
+
+    def check_intermediate(self, intermediate: Path) -> None:
+        """Refuse an OUT without an MNLI run of this checkpoint, now or by this call, to start from."""
+        if not any(task in INTERMEDIATE_FOR for task in self.tasks):
+            raise UserError(f"--intermediate has no effect: none of {', '.join(INTERMEDIATE_FOR)} is among --tasks")
+        if intermediate == self.session.out and INTERMEDIATE_TASK in self.tasks:
+            layers = {trial.layers for trial in self.tasks[INTERMEDIATE_TASK].trials}
+        else:
+            best = best_run_of(intermediate, INTERMEDIATE_TASK)
+            if best is None:
+                raise UserError(
+                    f"{intermediate} holds no finished run of {INTERMEDIATE_TASK}: add it to --tasks, or give the --out of "
+                    "one as --intermediate OUT"
+                )
+            setup = read_optional_json(setup_file(intermediate, self.name)) or {}
+            if any(setup.get(name) != self.session.origin[name] for name in ("checkpoint_sha256", "from_scratch")):
+                raise UserError(
+                    f"{intermediate} holds {INTERMEDIATE_TASK} runs of another checkpoint: give those of this checkpoint"
+                )
+            layers = {best.identity["settings"].get("layers", LAST_LAYER)}
+        for name in INTERMEDIATE_FOR:
+            if name in self.tasks and (wanted := {trial.layers for trial in self.tasks[name].trials}) != layers:
+                raise UserError(
+                    f"{name} with --layers {', '.join(sorted(wanted))} cannot start from {INTERMEDIATE_TASK} with --layers "
+                    f"{', '.join(sorted(layers))}: give both the same"
+                )
+
+    def train_flags(self, run: TaskRun) -> list[str]:
+        flags = [str(self.prepared[run.task.name].directory), "--task", "text_classification"]
+        return [*flags, "--criterion", "text_classification", *self.shared_flags(run)]
+
+    def shared_flags(self, run: TaskRun) -> list[str]:
+        """Return the flags of a run on one or several tasks: length, best checkpoint, number of rows, teachers."""
+        flags = ["--tokens-per-text", str(self.max_positions), *selection_flags(run.task)]
+        if self.options.max_rows is not None:
+            flags += ["--max-rows", str(self.options.max_rows)]
+        if self.options.teachers is not None:
+            flags += ["--teacher", str(run.directory / TEACHER_FILE)]
+            flags += ["--gold-weight", self.options.teachers.gold_weight, "--max-update", str(run.total_updates)]
+        return flags
+
+    def fill_directory(self, run: TaskRun) -> None:
+        """Copy ``tokenizer/`` and ``task.json``, with the names of the labels, and write the predictions of the teachers."""
+        super().fill_directory(run)
+        shutil.copyfile(self.prepared[run.task.name].directory / TASK_FILE, run.directory / TASK_FILE)
+        self.write_teachers(run)
+
+    def write_teachers(self, run: TaskRun) -> None:
+        """Write the predictions of the teachers for all rows of a run as one array: float32, [rows, outputs] of one task after
+        the other in one dimension."""
+        if (teachers := self.options.teachers) is None:
+            return
+        array = np.concatenate([teachers.predictions(data, run.seed).ravel() for data in self.prepared_of(run)])
+        with whole_file(str(run.directory / TEACHER_FILE)) as unfinished:
+            np.save(unfinished, array, allow_pickle=False)
+
+    def evaluate(
+        self, task: str, checkpoint: Path, directory: Path, device: str, stop: threading.Event
+    ) -> dict[str, float]:
+        """Return the scores by name and write ``predictions.SPLIT.tsv``. Scores of MNLI's mismatched set end in ``_mm``."""
+        return self.evaluate_task(self.prepared[task], "", load_checkpoint(checkpoint), directory, device, stop)
+
+    def evaluate_task(
+        self,
+        data: GlueData,
+        prefix: str,
+        loaded: LoadedCheckpoint,
+        directory: Path,
+        device: str,
+        stop: threading.Event,
+    ) -> dict[str, float]:
+        """Score one task of a checkpoint; ``prefix``: of the split in the names of the files."""
+        scores: dict[str, float] = {}
+        for split, suffix in data.dev_splits.items():
+            labels, predictions = data.labels(split), predict(data, loaded, split, self.max_positions, device, stop)
+            write_prediction_table(directory / f"predictions.{prefix}{split}.tsv", data, split, predictions, labels)
+            scores |= {f"{name}{suffix}": value for name, value in score_split(data, predictions, labels).items()}
+        if self.options.with_train:
+            rows = data.train_inputs(self.max_positions, loaded.separator)
+            write_train_predictions(directory / FOLDER, data, predict_logits(loaded, rows, device, stop, data.name))
+        return scores
+
+    def setup(self) -> dict[str, Any]:
+        """Return the settings that all results share: also the number of rows, the teachers, and the user's own tasks."""
+        options, more = self.options, {}
+        if options.max_rows is not None:
+            more["max_rows"] = options.max_rows
+        if options.teachers is not None:
+            more["teachers"] = options.teachers.settings
+        if options.own:
+            more["own_tasks"] = sorted(options.own)
+        return super().setup() | more
+
+    def execute(self, execute_runs: Callable[[Sequence[TaskRun]], list[Failure]]) -> list[Failure]:
+        """Execute all runs; with ``intermediate``, runs that start from MNLI's best run on dev come last.
+
+        AMOS Appendix E and thesis 5.2.4 describe one checkpoint fine-tuned on MNLI, not one per seed: every seed of a
+        dependent task starts from the same checkpoint, so that its deviation is that of the task. The output layer is
+        newly initialized if the number of classes differs; the head's dense layer is kept, like the pooler of a BERT.
+        """
+        if self.options.intermediate is None:
+            return execute_runs(self.plan(self.tasks.values()))
+        independent = self.plan(task for name, task in self.tasks.items() if name not in INTERMEDIATE_FOR)
+        independent.sort(key=lambda run: run.task.name != INTERMEDIATE_TASK)  # MNLI first: other tasks wait for it
+        dependent = [task for name, task in self.tasks.items() if name in INTERMEDIATE_FOR]
+        for run in self.plan(dependent):  # the runner would find it only after MNLI's hours of training
+            there = read_optional_json(run.directory / IDENTITY_FILE)
+            if there is not None and "intermediate_sha256" not in there:
+                raise UserError(
+                    f"{run.directory} was started without --intermediate: give another --out, or delete that directory"
+                )
+        failures = execute_runs(independent) if independent else []
+        best = best_run_of(self.options.intermediate, INTERMEDIATE_TASK)
+        if best is None:
+            reason = f"it needs a finished run of {INTERMEDIATE_TASK} to start from, and there is none"
+            return failures + [Failure(run, reason) for run in self.plan(dependent)]
+        return failures + execute_runs(self.plan(dependent, best_checkpoint(self.options.intermediate, best)))
+
+    def summarize(self, results: Sequence[RunResult]) -> tuple[Sequence[RunResult], dict[str, TaskSummary]]:
+        """The table has the tasks of earlier calls, too."""
+        shown = [result for result in results if result.task in SCORED or result.task in self.options.own]
+        return shown, summarize(shown)
+
+    def notes(self, results: Sequence[RunResult], summaries: Mapping[str, TaskSummary]) -> Iterator[str]:
+        tasks = dict.fromkeys(result.task for result in results if "intermediate_sha256" in result.identity)
+        if tasks:
+            yield f"{', '.join(tasks)}: started from the best dev run of {INTERMEDIATE_TASK} (intermediate-task training)"
+        if self.options.teachers is not None:
+            yield self.options.teachers.note()
+        if self.squad:
+            yield from (f"SQuAD: {note}" for note in self.squad.notes)
+
+    def table(self, summaries: Mapping[str, TaskSummary], notes: Sequence[str]) -> Table:
+        names = [*SCORED, *self.options.own]
+        return glue_table(self.row_name, summaries, self.squad, self.options.with_paper, notes, names, self.others)
+
+    def summary_parts(self, summaries: Mapping[str, TaskSummary]) -> dict[str, Any]:
+        name, value = average({task: summary.main.median for task, summary in summaries.items()})
+        return {"average": {"name": name, "value": value}}
+
+    def write_more(
+        self, summaries: Mapping[str, TaskSummary], stop: threading.Event
+    ) -> tuple[Sequence[Path], Sequence[str]]:
+        """Write with ``with_test`` the leaderboard's archive, and the differences from the rows beside."""
+        out, files, notices = self.session.out, [], []
+        if self.options.with_test:
+            device = self.session.devices[0]
+            archive, notices = write_submission(out, self.data, summaries, self.max_positions, device, stop)
+            files.append(archive)
+        if self.others:
+            say("tests the differences from the other rows", self.name)
+            differences = difference_table(read_results_of_glue(out), self.others, self.prepared)
+            files += differences.save(out / DIFFERENCES)
+        else:  # those of an earlier call do not belong to this table
+            for suffix in (".md", ".csv"):
+                (out / f"{DIFFERENCES}{suffix}").unlink(missing_ok=True)
+        return files, notices
+
+
+class MultiTaskGlue(Glue):
+    """One model for all tasks, with a head for each (thesis, chapter 3). Their scores are shown as those of single tasks; the
+    weights that are kept are those of the run with the highest average (section 3.4: "the highest average dev set score"):
+    :func:`~amos_fairseq.downstream.classification.scores.average_score`."""
+
+    def make_tasks(self) -> dict[str, BenchmarkTask]:
+        if self.options.intermediate is not None:
+            raise UserError("--intermediate has no effect with --multi-task, which trains on MNLI too: leave it out")
+        for data in self.prepared.values():
+            if os.pathsep in str(data.directory):
+                raise UserError(f"{data.directory}: folders are separated at {os.pathsep!r}: give a path without it")
+        trials = self.session.recipe.trials_of(MULTI)
+        tasks = [data.as_task(self.max_positions, trials) for data in self.prepared.values()]
+        num_rows, largest = (
+            sum(rows_per_epoch([task.num_examples for task in tasks])),
+            max(t.batch_size for t in trials),
+        )
+        if num_rows < largest:
+            raise UserError(
+                f"an epoch of {', '.join(self.prepared)} has {num_rows} rows, fewer than the {largest} of one update: give a "
+                "smaller --batch-size"
+            )
+        sha256 = content_sha256({task.name: [task.data_sha256, task.num_examples] for task in tasks})
+        notes = tuple(note for task in tasks for note in task.notes)
+        return {MULTI: BenchmarkTask(MULTI, num_rows, AVERAGE, sha256, trials, notes, carries_rest=True)}
+
+    @property
+    def row_name(self) -> str:
+        return f"{super().row_name}, one model for all tasks"
+
+    def prepared_of(self, run: TaskRun) -> list[GlueData]:
+        return list(self.prepared.values())
+
+    def train_flags(self, run: TaskRun) -> list[str]:
+        directories = os.pathsep.join(str(data.directory) for data in self.prepared.values())
+        return [directories, "--task", "multi_task", "--criterion", "multi_task", *self.shared_flags(run)]
+
+    def fill_directory(self, run: TaskRun) -> None:
+        """Copy ``tokenizer/``, the ``task.json`` of each task, with the names of its labels, and write the predictions of the
+        teachers."""
+        Benchmark.fill_directory(self, run)
+        for name, data in self.prepared.items():
+            folder = run.directory / TASK_FOLDER / name
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(data.directory / TASK_FILE, folder / TASK_FILE)
+        self.write_teachers(run)
+
+    def evaluate(
+        self, task: str, checkpoint: Path, directory: Path, device: str, stop: threading.Event
+    ) -> dict[str, float]:
+        """Return the scores of all tasks, each with the name of its task before it, and their ``average``."""
+        all_scores, mains, loaded = {}, {}, load_checkpoint(checkpoint)
+        for name, data in self.prepared.items():
+            scores = self.evaluate_task(data, f"{name}.", loaded, directory, device, stop)
+            all_scores |= {f"{name} {score}": value for score, value in scores.items()}
+            mains[name] = scores[data.main_score]
+        return {AVERAGE: average_score(mains)} | all_scores
+
+    def setup(self) -> dict[str, Any]:
+        return super().setup() | {"multi_task": list(self.prepared)}
+
+    def summarize(self, results: Sequence[RunResult]) -> tuple[Sequence[RunResult], dict[str, TaskSummary]]:
+        """Return a result for each task of each run. Trial and best run are those of the average."""
+        results = [result for result in results if result.task == MULTI]
+        main_scores = {name: data.main_score for name, data in self.prepared.items()}
+        return summarize_divided(results, {result.directory: divide(result, main_scores) for result in results})
