@@ -2,14 +2,12 @@
 
 import argparse
 import functools
-import threading
 from pathlib import Path
 from typing import Any
 
 from amos_fairseq.cli import fine_tuning
-from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
+from amos_fairseq.cli.arguments import add_subcommand
 from amos_fairseq.errors import UserError
-from amos_fairseq.output.terminal import say
 
 OF_PREDICTION = ("subcommand", "run", "checkpoint", "predict", "out", "text", "csv_quotes", "cpu")
 DESCRIPTION = """\
@@ -57,56 +55,11 @@ def add_parser(subparsers: Any) -> None:
 def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     if arguments.predict is not None:
         fine_tuning.check_prediction(parser, arguments, OF_PREDICTION)
-        label(arguments)
-        return
-    if arguments.train is None:
+    elif arguments.train is None:
         raise UserError("give the table to train on as --train, or one to label as --predict")
-    if arguments.from_scratch and arguments.baseline:
+    elif arguments.from_scratch and arguments.baseline:
         raise UserError("--baseline adds the runs that --from-scratch makes: leave one of them out")
-    import_fairseq(arguments.checkpoint, arguments.subcommand)
-    from amos_fairseq.downstream.classification.command import Classification
+    fine_tuning.start(arguments)
+    from amos_fairseq.downstream.classification.command import main
 
-    session = fine_tuning.session_from(arguments, Classification.name)
-    from amos_fairseq.downstream.classification.prepare import open_source, prepare_inside
-
-    source = open_source(
-        arguments.train,
-        arguments.dev,
-        arguments.text,
-        arguments.label,
-        arguments.kind,
-        arguments.label_separator,
-        not arguments.no_header,
-        arguments.csv_quotes,
-    )
-    with fine_tuning.preparing(session, Classification.name) as tokenizer:
-        data = prepare_inside(session.out, source, tokenizer)
-    fine_tuning.run_and_print(arguments.out, Classification(session, data, arguments.baseline))
-
-
-def label(arguments: argparse.Namespace) -> None:
-    say(f"reading {arguments.checkpoint} and {arguments.predict}", "classify")  # the imports take seconds
-    from amos_fairseq.downstream.labeling import check_output, label_table
-
-    check_output(Path(arguments.out))
-    import_fairseq()
-    from amos_fairseq.downstream.benchmark import Stopped
-    from amos_fairseq.downstream.runner import stop_on_signals
-    from amos_fairseq.downstream.session import find_devices
-
-    stop = threading.Event()
-    (device, *_) = find_devices(arguments.cpu, 1)
-    with stop_on_signals(stop):
-        try:
-            number = label_table(
-                Path(arguments.checkpoint),
-                arguments.predict,
-                Path(arguments.out),
-                arguments.text,
-                arguments.csv_quotes,
-                device,
-                stop,
-            )
-        except Stopped:
-            raise KeyboardInterrupt from None
-    print(f"{arguments.out}: {number:,} rows")
+    main(arguments)

@@ -1,21 +1,13 @@
-"""Arguments, session and exits that ``amos glue``, ``amos squad`` and ``amos tag`` share."""
+"""Arguments that the commands of fine-tuning share, and the checks of them that need no large import."""
 
 import argparse
-import contextlib
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from amos_fairseq.cli.arguments import import_fairseq
 from amos_fairseq.downstream.views import VIEW_LAYERS
-from amos_fairseq.errors import INTERRUPTED, UserError
+from amos_fairseq.errors import UserError
 from amos_fairseq.output.terminal import say
 from amos_fairseq.recipes import PRECISIONS
-
-if TYPE_CHECKING:
-    from amos_fairseq.downstream.benchmark import Benchmark
-    from amos_fairseq.downstream.session import Session
-    from amos_fairseq.text.tokenization import Tokenizer
 
 SIZES = ("small", "base", "large")
 
@@ -38,7 +30,7 @@ def add_arguments(
         has_paper: whether the papers report the scores.
         has_pairs: whether an input can be a pair of texts.
         has_pooling: whether the head reads one vector for each input.
-        raw_help: what a raw file is, for --train and --dev, which may then replace --data (:func:`raw_files`).
+        raw_help: what a raw file is, for --train and --dev, which may then replace --data (:func:`check_data`).
         several_data: whether --data takes several directories.
     """
     add = parser.add_argument
@@ -110,34 +102,6 @@ def add_cross_views(parser: argparse.ArgumentParser, views: tuple[str, ...]) -> 
     add("--unlabeled-start", type=float, metavar="F", help=text)
 
 
-def session_from(arguments: argparse.Namespace, name: str) -> "Session":
-    """Open the session of the benchmark ``name`` that the arguments describe. fairseq is imported.
-
-    Raises:
-        UserError: a value cannot be used.
-    """
-    from amos_fairseq.downstream.session import OVERRIDES, open_session
-
-    overrides = {name: getattr(arguments, name, None) for name in OVERRIDES}
-    session = open_session(
-        arguments.checkpoint,
-        arguments.out,
-        arguments.recipe,
-        name,
-        size=arguments.size,
-        num_seeds=arguments.seeds,
-        from_scratch=arguments.from_scratch,
-        overrides=overrides,
-        cpu=arguments.cpu,
-        parallel=arguments.parallel,
-        precision=arguments.precision,
-        keep_checkpoints=arguments.keep_checkpoints,
-    )
-    if arguments.precision == "auto":
-        say(f"precision {session.precision}", arguments.subcommand)
-    return session
-
-
 def check_prediction(parser: argparse.ArgumentParser, arguments: argparse.Namespace, used: tuple[str, ...]) -> None:
     """Raise :class:`UserError` for an option that was given with ``--predict`` and is not among the ``used`` ones."""
     for name, value in vars(arguments).items():
@@ -145,63 +109,22 @@ def check_prediction(parser: argparse.ArgumentParser, arguments: argparse.Namesp
             raise UserError(f"--{name.replace('_', '-')} has no effect with --predict: leave it out")
 
 
-def raw_files(arguments: argparse.Namespace) -> tuple[Path, Path] | None:
-    """Return the values of --train and --dev; None where --data is given instead.
-
-    Raises:
-        UserError: neither, both, or half of them.
-    """
-    train, dev = arguments.train, arguments.dev
-    if arguments.data is not None:
-        if train is None and dev is None:
-            return None
-        given = "--train" if dev is None else "--dev" if train is None else "--train and --dev"
-        raise UserError(f"{given} and --data are two ways to give the data: leave one of them out")
-    if train is None and dev is None:
+def check_data(arguments: argparse.Namespace) -> None:
+    """Refuse a command line without data: --data, or --train and --dev."""
+    flags = [f"--{name}" for name in ("train", "dev") if getattr(arguments, name) is not None]
+    if arguments.data is not None and flags:
+        raise UserError(f"{' and '.join(flags)} and --data are two ways to give the data: leave one of them out")
+    if arguments.data is None and not flags:
         raise UserError("there are no data: give raw files as --train FILE --dev FILE, or prepared ones as --data DIR")
-    if train is None or dev is None:
-        given, missing = ("--train", "--dev") if dev is None else ("--dev", "--train")
-        raise UserError(f"{given} needs {missing} too, the other raw file")
-    return train, dev
+    if len(flags) == 1:
+        missing = "--dev" if flags == ["--train"] else "--train"
+        raise UserError(f"{flags[0]} needs {missing} too, the other raw file")
 
 
-@contextlib.contextmanager
-def preparing(session: "Session", name: str) -> Iterator["Tokenizer"]:
-    """Yield the checkpoint's tokenizer to prepare data inside of OUT with. Ctrl-C and disk errors end in one line.
-
-    Args:
-        name: of the benchmark.
-
-    Raises:
-        UserError: OUT holds results of another checkpoint, or there is no tokenizer beside the checkpoint.
-    """
-    from amos_fairseq.downstream.session import preparing as session_preparing
-
-    with session_preparing(session, name) as tokenizer:
-        yield tokenizer
-
-
-def run_and_print(out: str, benchmark: "Benchmark") -> None:
-    """Run the benchmark in ``out``, and print its table, notices and paths.
-
-    SIGINT and SIGTERM exit with a line that says how to continue; raise :class:`UserError` if a run failed.
-    """
-    from amos_fairseq.downstream.benchmark import Stopped
-    from amos_fairseq.downstream.runner import run_benchmark
-
-    try:
-        outcome = run_benchmark(benchmark)
-    except (Stopped, KeyboardInterrupt):
-        print(f"stopped; finished runs are in {out}, and the same command continues with the others", file=sys.stderr)
-        sys.exit(INTERRUPTED)
-    if outcome.table is not None:
-        outcome.table.print()
-    for line in (*outcome.notices, *outcome.files):
-        print(line)
-    failures = outcome.failures
-    for failure in failures:
-        print(f"{failure.run.label}: {failure.reason} (log: {failure.log})", file=sys.stderr)
-    if failures:
-        raise UserError(
-            f"{len(failures)} runs failed (log of the first: {failures[0].log}); the same command repeats only these"
-        )
+def start(arguments: argparse.Namespace) -> None:
+    """Say what is read, look for the checkpoint, and import PyTorch and fairseq, which takes seconds."""
+    if getattr(arguments, "predict", None) is None:
+        import_fairseq(arguments.checkpoint, arguments.subcommand)
+    else:
+        say(f"reading {arguments.checkpoint} and {arguments.predict}", arguments.subcommand)
+        import_fairseq()

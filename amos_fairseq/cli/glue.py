@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.cli import fine_tuning
-from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
+from amos_fairseq.cli.arguments import add_subcommand
 from amos_fairseq.downstream.classification.glue.tasks import AVERAGED
 from amos_fairseq.errors import UserError
 
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> None:
     for name in ("ensemble", "gold_weight"):
         if getattr(arguments, name) and arguments.teachers is None:
             raise UserError(f"--{name.replace('_', '-')} has no effect without --teachers: leave it out")
-    import_fairseq(arguments.checkpoint, arguments.subcommand)
+    fine_tuning.start(arguments)
     from amos_fairseq.downstream.classification.glue.command import main
 
     main(arguments)

@@ -2,15 +2,13 @@
 
 import argparse
 import functools
-import threading
 from pathlib import Path
 from typing import Any
 
 from amos_fairseq.cli import fine_tuning
-from amos_fairseq.cli.arguments import add_subcommand, add_unlabeled, import_fairseq
+from amos_fairseq.cli.arguments import add_subcommand, add_unlabeled
 from amos_fairseq.downstream.views import PARSING_VIEWS
 from amos_fairseq.errors import UserError
-from amos_fairseq.output.terminal import say
 
 OF_PREDICTION = ("subcommand", "run", "checkpoint", "predict", "out", "cpu")
 DESCRIPTION = """\
@@ -43,38 +41,9 @@ def add_parser(subparsers: Any) -> None:
 def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     if arguments.predict is not None:
         fine_tuning.check_prediction(parser, arguments, OF_PREDICTION)
-        predict(arguments)
-        return
-    if arguments.train is None or arguments.dev is None:
+    elif arguments.train is None or arguments.dev is None:
         raise UserError("give the treebanks as --train FILE --dev FILE, or sentences to parse as --predict FILE")
-    import_fairseq(arguments.checkpoint, arguments.subcommand)
-    from amos_fairseq.downstream.parsing.command import Parsing
+    fine_tuning.start(arguments)
+    from amos_fairseq.downstream.parsing.command import main
 
-    session = fine_tuning.session_from(arguments, Parsing.name)
-    from amos_fairseq.downstream.parsing.prepare import prepare_parsing_inside
-    from amos_fairseq.downstream.tagging.command import check_unlabeled
-    from amos_fairseq.downstream.tagging.prepare import Choices
-
-    check_unlabeled(session, PARSING_VIEWS, arguments.unlabeled)
-    with fine_tuning.preparing(session, Parsing.name) as tokenizer:
-        choices = Choices.of(arguments)
-        data = prepare_parsing_inside(session.out, arguments.train, arguments.dev, tokenizer, choices)
-    fine_tuning.run_and_print(arguments.out, Parsing(session, data))
-
-
-def predict(arguments: argparse.Namespace) -> None:
-    say(f"reading {arguments.checkpoint} and {arguments.predict}", "parse")  # the imports take seconds
-    import_fairseq()
-    from amos_fairseq.downstream.benchmark import Stopped
-    from amos_fairseq.downstream.parsing.command import parse_file
-    from amos_fairseq.downstream.runner import stop_on_signals
-    from amos_fairseq.downstream.session import find_devices
-
-    stop = threading.Event()
-    (device, *_) = find_devices(arguments.cpu, 1)
-    with stop_on_signals(stop):
-        try:
-            number = parse_file(Path(arguments.checkpoint), arguments.predict, Path(arguments.out), device, stop)
-        except Stopped:
-            raise KeyboardInterrupt from None
-    print(f"{arguments.out}: {number:,} sentences")
+    main(arguments)

@@ -1,18 +1,12 @@
 """``amos squad``: fine-tune a checkpoint on SQuAD over several seeds, or compute the official scores of a prediction file."""
 
 import argparse
-import json
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from amos_fairseq.cli import fine_tuning
-from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
-from amos_fairseq.downstream.squad.official import evaluate, read_null_odds, read_predictions, read_squad
-from amos_fairseq.errors import UserError
-
-if TYPE_CHECKING:
-    from amos_fairseq.downstream.squad.command import SquadSettings
+from amos_fairseq.cli.arguments import add_subcommand
+from amos_fairseq.downstream.squad.official import print_scores
 
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package on SQuAD 1.1 or 2.0, whichever the dev file is of: one fairseq-train process per seed,
@@ -22,8 +16,6 @@ stop the same command continues. Raw files are converted with the tokenizer of t
 result. With --evaluate the command trains nothing and prints the official scores of a prediction file.
 """
 REQUIRED = ("checkpoint", "out")
-# The head of the paper (thesis section 5.2.4); TEAMS does not name its head, nor does the thesis for its BERT.
-HEAD_OF_RECIPE = {"electra": "joint", "electric": "joint"}
 
 
 def add_parser(subparsers: Any) -> None:
@@ -63,66 +55,8 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     missing = [f"--{name}" for name in REQUIRED if getattr(arguments, name) is None]
     if missing:
         parser.error(f"the following arguments are required: {', '.join(missing)} (or --evaluate)")
-    files = fine_tuning.raw_files(arguments)
-    import_fairseq(arguments.checkpoint, arguments.subcommand)
-    from amos_fairseq.downstream.squad.command import Squad
+    fine_tuning.check_data(arguments)
+    fine_tuning.start(arguments)
+    from amos_fairseq.downstream.squad.command import main
 
-    session = fine_tuning.session_from(arguments, Squad.name)
-
-    settings = read_settings(arguments, session.checkpoint.max_positions)
-    if files is None:
-        data = Path(arguments.data)
-    else:
-        from amos_fairseq.downstream.squad.prepare import prepare_squad_inside
-
-        with fine_tuning.preparing(session, Squad.name) as tokenizer:
-            data = prepare_squad_inside(session.out, *files, tokenizer)
-    fine_tuning.run_and_print(arguments.out, Squad(session, data, settings, arguments.paper))
-
-
-def read_settings(arguments: argparse.Namespace, max_positions: int) -> "SquadSettings":
-    """Return the settings of windows, head and decoding for an encoder of ``max_positions``.
-
-    Raises:
-        UserError: a length is out of range.
-    """
-    from amos_fairseq.downstream.squad.command import DecodingLimits, SquadSettings
-    from amos_fairseq.downstream.squad.dataset import WindowLimits
-
-    def given_or(value: Any, default: Any) -> Any:
-        return default if value is None else value
-
-    defaults = WindowLimits()
-    tokens = given_or(arguments.tokens_per_window, min(defaults.tokens, max_positions))
-    if tokens > max_positions:
-        raise UserError(
-            f"--tokens-per-window {tokens} is more than the {max_positions} tokens of the encoder's maximum input"
-        )
-    windows = WindowLimits(
-        tokens,
-        given_or(arguments.doc_stride, min(defaults.doc_stride, max(1, tokens // 4))),
-        given_or(arguments.max_question_length, min(defaults.question, max(1, tokens // 2))),
-    )
-    for name in ("max_answer_length", "n_best"):
-        if getattr(arguments, name) < 1:
-            raise UserError(f"--{name.replace('_', '-')} {getattr(arguments, name)} must be 1 or more")
-    head = given_or(arguments.span_head, HEAD_OF_RECIPE.get(arguments.recipe, "independent"))
-    return SquadSettings(head, windows, DecodingLimits(arguments.max_answer_length, arguments.n_best))
-
-
-def print_scores(arguments: argparse.Namespace) -> None:
-    """Print the scores as JSON on stdout, in the format of the official script."""
-    predictions, dataset = arguments.evaluate
-    odds = None if arguments.null_odds is None else read_null_odds(arguments.null_odds)
-    if odds is None and arguments.null_threshold is not None:
-        raise UserError("--null-threshold needs --null-odds: without them there is nothing to compare")
-    questions = list(read_squad(dataset).questions())
-    threshold = float("inf") if arguments.null_threshold is None else arguments.null_threshold
-    scores, missing = evaluate(questions, read_predictions(predictions), odds, threshold)
-    if missing:
-        notice = (
-            f"{missing} of {len(questions)} questions have no prediction and are not part of any score (as in the official "
-            "script of SQuAD 2.0; the script of 1.1 counts them as wrong)"
-        )
-        print(notice, file=sys.stderr)
-    print(json.dumps(scores, indent=2))
+    main(arguments)

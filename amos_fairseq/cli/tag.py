@@ -1,11 +1,10 @@
 """``amos tag``: fine-tune a checkpoint on sequence tagging over several seeds."""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from amos_fairseq.cli import fine_tuning
-from amos_fairseq.cli.arguments import add_label_columns, add_subcommand, add_unlabeled, import_fairseq
+from amos_fairseq.cli.arguments import add_label_columns, add_subcommand, add_unlabeled
 from amos_fairseq.downstream.views import TAGGING_VIEWS
 from amos_fairseq.errors import UserError
 
@@ -41,8 +40,8 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    files = fine_tuning.raw_files(arguments)
-    if files is None:
+    fine_tuning.check_data(arguments)
+    if arguments.data is not None:
         for name in ("column", "columns", "labeled", "unlabeled"):
             if getattr(arguments, name) is not None:
                 raise UserError(
@@ -50,18 +49,7 @@ def run(arguments: argparse.Namespace) -> None:
                 )
         if arguments.encoding != "file":
             raise UserError("--encoding is for raw files; --data have that of amos prepare tagging: leave it out")
-    import_fairseq(arguments.checkpoint, arguments.subcommand)
-    from amos_fairseq.downstream.tagging.command import Tagging
+    fine_tuning.start(arguments)
+    from amos_fairseq.downstream.tagging.command import main
 
-    session = fine_tuning.session_from(arguments, Tagging.name)
-
-    if files is None:
-        data = list(map(Path, arguments.data))
-    else:
-        from amos_fairseq.downstream.tagging.command import check_unlabeled
-        from amos_fairseq.downstream.tagging.prepare import Choices, prepare_tagging_inside
-
-        check_unlabeled(session, TAGGING_VIEWS, arguments.unlabeled)
-        with fine_tuning.preparing(session, Tagging.name) as tokenizer:
-            data = [prepare_tagging_inside(session.out, *files, tokenizer, Choices.of(arguments))]
-    fine_tuning.run_and_print(arguments.out, Tagging(session, data))
+    main(arguments)

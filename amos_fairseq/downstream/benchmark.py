@@ -4,6 +4,7 @@ how they are trained, scored and shown. :mod:`amos_fairseq.downstream.runner` ex
 OUT/runs/TASK/[TRIAL/]seedN/run.json   the identity of a run, which protects the directory from other runs
 """
 
+import os
 import shutil
 import threading
 from abc import ABC, abstractmethod
@@ -18,6 +19,7 @@ from amos_fairseq.data.block_iterator import batches_by_length
 from amos_fairseq.downstream.recipes import Hyperparameters
 from amos_fairseq.downstream.results import RunResult, TaskSummary, format_spread, summarize
 from amos_fairseq.downstream.session import ANOTHER_OUT, Session
+from amos_fairseq.errors import UserError
 from amos_fairseq.files import check_claim
 from amos_fairseq.fingerprint import file_sha256
 from amos_fairseq.output.tables import Table
@@ -230,6 +232,14 @@ class Benchmark(ABC):
     ) -> tuple[Sequence[Path], Sequence[str]]:
         """Write further files after the table; return their paths, and notices for the user."""
         return (), ()
+
+
+def usable_folder(folder: Path) -> Path:
+    """Return the absolute path; refuse one that fairseq would take for several."""
+    folder = folder.resolve()
+    if os.pathsep in str(folder):
+        raise UserError(f"{folder}: fairseq separates folders at {os.pathsep!r}: give a path without it")
+    return folder
 
 
 def selection_flags(task: BenchmarkTask) -> list[str]:

@@ -445,11 +445,11 @@ def run_and_print(out: str, benchmark: Benchmark) -> None:
         )
 
 
-def predict(work: Callable[[str, threading.Event], None], device: str) -> None:
-    """Call ``work`` with a device and an event that SIGINT and SIGTERM set; they end the command as Ctrl-C does."""
+def stoppable(work: Callable[..., int], *arguments: Any) -> int:
+    """Call ``work(*arguments, stop)`` with an event that SIGINT and SIGTERM set; they end the command as Ctrl-C does."""
     stop = threading.Event()
     with stop_on_signals(stop):
         try:
-            work(device, stop)
+            return work(*arguments, stop)
         except Stopped:
             raise KeyboardInterrupt from None

@@ -13,11 +13,15 @@ from synthetic_glue import write_pretrained_checkpoint, write_raw_glue
 from synthetic_squad import make_squad, untrained_checkpoint, without_impossible, write_json
 from synthetic_tagging import make_sentences, prepare_tagging, write_columns, write_conllu
 
-from amos_fairseq.cli import fine_tuning
 from amos_fairseq.cli.main import main
 from amos_fairseq.downstream.benchmark import Benchmark
+from amos_fairseq.downstream.classification.glue import command as glue
+from amos_fairseq.downstream.squad import command as squad
+from amos_fairseq.downstream.tagging import command as tagging
 from amos_fairseq.probing import experiment
 from amos_fairseq.probing.results import read_probe_results
+
+COMMANDS = (glue, squad, tagging)
 
 
 class Raw:
@@ -58,7 +62,8 @@ def planned(start: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bench
     def plan(command: str, out: Path, *flags: object) -> Benchmark:
         found: list[Benchmark] = []
         with monkeypatch.context() as patched:
-            patched.setattr(fine_tuning, "run_and_print", lambda out, benchmark: found.append(benchmark))
+            for module in COMMANDS:
+                patched.setattr(module, "run_and_print", lambda out, benchmark: found.append(benchmark))
             main([command, "--checkpoint", str(start), "--out", str(out), "--cpu", *map(str, flags)])
         return found[0]
 

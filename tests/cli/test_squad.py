@@ -8,10 +8,9 @@ import pytest
 from failures import error_line
 from synthetic_squad import make_squad, prepare_squad, untrained_checkpoint, without_impossible, write_json
 
-from amos_fairseq.cli import squad
 from amos_fairseq.cli.main import build_parser, main
 from amos_fairseq.downstream.session import open_session
-from amos_fairseq.downstream.squad.command import Squad, SquadSettings
+from amos_fairseq.downstream.squad.command import SquadSettings, open_squad, read_settings
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +28,7 @@ def refused(capsys, *arguments: object) -> str:
 
 def settings_of(max_positions: int, *flags: str) -> SquadSettings:
     parsed = build_parser().parse_args(["squad", "--checkpoint", "c", "--data", "d", "--out", "o", *flags])
-    return squad.read_settings(parsed, max_positions)
+    return read_settings(parsed, max_positions)
 
 
 def test_scores_of_a_prediction_file(squad_data, tmp_path, capsys):
@@ -121,7 +120,7 @@ def test_benchmark_settings_for_the_runner(squad_data, tmp_path):
 
     def benchmark(recipe, *flags):
         session = open_session(str(squad_data / "start"), str(tmp_path), recipe, "squad", cpu=True)
-        return Squad(session, squad_data / "data", settings_of(64, *flags))
+        return open_squad(session, squad_data / "data", settings_of(64, *flags))
 
     best = "tasks: {SQuAD: {lr: 1e-4, epochs: 1, batch_size: 8, warmup: 0, checkpoint: best}}"
     (tmp_path / "best.yaml").write_text(best)
@@ -140,7 +139,7 @@ def test_benchmark_settings_for_the_runner(squad_data, tmp_path):
 def test_version_one_and_sampled_questions_are_named(tmp_path):
     data = prepare_squad(tmp_path, without_impossible(make_squad()), "--max-train-questions", "10")
     start = untrained_checkpoint(tmp_path / "start", data)
-    tasks = Squad(open_session(str(start), str(tmp_path), "amos", "squad", cpu=True), data, settings_of(64)).tasks
+    tasks = open_squad(open_session(str(start), str(tmp_path), "amos", "squad", cpu=True), data, settings_of(64)).tasks
     assert list(tasks) == ["SQuAD1.1"]
     assert any("trained on 10 of 30 questions" in note for note in tasks["SQuAD1.1"].notes)
 

@@ -91,7 +91,7 @@ def classify(place: Path, out: str, *flags: object) -> str:
 
 def label(results: Path, table: Path, out: Path) -> None:
     """In several parts of the table."""
-    with mock.patch("amos_fairseq.downstream.labeling.ROWS_AT_ONCE", 17):
+    with mock.patch("amos_fairseq.downstream.classification.labeling.ROWS_AT_ONCE", 17):
         main(["classify", "--checkpoint", str(results), "--predict", str(table), "--out", str(out), "--cpu"])
 
 

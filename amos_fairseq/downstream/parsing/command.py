@@ -1,25 +1,28 @@
-"""Dependency parsing: the task ``dependency_parsing`` trains; this file predicts trees and scores them."""
+"""``amos parse``: dependency trees, trained by the task ``dependency_parsing``."""
 
+import argparse
 import dataclasses
 import json
-import os
 import re
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from fairseq.data import Dictionary
 from fairseq.models import BaseFairseqModel
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.data.vocabulary import Vocabulary
-from amos_fairseq.downstream.benchmark import Benchmark, BenchmarkTask, TaskRun, batches, selection_flags
+from amos_fairseq.downstream.benchmark import Benchmark, BenchmarkTask, TaskRun, batches, selection_flags, usable_folder
 from amos_fairseq.downstream.parsing.model import TREES
+from amos_fairseq.downstream.parsing.prepare import prepare_parsing_inside
 from amos_fairseq.downstream.parsing.task import ParsedSentences
 from amos_fairseq.downstream.parsing.trees import attachment_counts, best_tree
 from amos_fairseq.downstream.recipes import WORDS
@@ -27,12 +30,12 @@ from amos_fairseq.downstream.results import (
     RunResult,
     TaskSummary,
     best_checkpoint,
+    best_run_of,
     content_sha256,
-    read_results,
-    summarize,
 )
-from amos_fairseq.downstream.session import Session
-from amos_fairseq.downstream.tagging.command import notes_of_cuts, word_flags, word_trials
+from amos_fairseq.downstream.runner import run_and_print, stoppable
+from amos_fairseq.downstream.session import Session, find_devices, preparing, session_from
+from amos_fairseq.downstream.tagging.command import check_unlabeled, notes_of_cuts, word_flags, word_trials
 from amos_fairseq.downstream.tagging.dataset import (
     NUM_SPECIAL,
     WordSequences,
@@ -40,6 +43,7 @@ from amos_fairseq.downstream.tagging.dataset import (
     read_labels,
     read_tagging_manifest,
 )
+from amos_fairseq.downstream.tagging.prepare import Choices
 from amos_fairseq.downstream.tagging.word_files import UNLABELED, read_conllu
 from amos_fairseq.downstream.views import PARSING_VIEWS
 from amos_fairseq.errors import UserError
@@ -53,13 +57,58 @@ PREDICTIONS, SCORES = "predictions.conllu", "scores.json"
 Edge = tuple[int, str]
 
 
-class Parsing(Benchmark):
-    """Two treebanks that ``amos parse`` has prepared in OUT.
+def main(arguments: argparse.Namespace) -> None:
+    if arguments.predict is not None:
+        files = (Path(arguments.checkpoint), arguments.predict, Path(arguments.out))
+        number = stoppable(parse_file, *files, find_devices(arguments.cpu)[0])
+        print(f"{arguments.out}: {number:,} sentences")
+        return
+    session = session_from(arguments, NAME)
+    check_unlabeled(session, PARSING_VIEWS, arguments.unlabeled)
+    with preparing(session, NAME) as tokenizer:
+        files = (arguments.train, arguments.dev)
+        data = prepare_parsing_inside(session.out, *files, tokenizer, Choices.of(arguments))
+    run_and_print(arguments.out, open_parsing(session, data))
 
-    Raises:
-        UserError: the data are damaged, or belong to a tokenizer other than the checkpoint's; or the recipe has no settings for
-            words with labels.
-    """
+
+def open_parsing(session: Session, data: Path) -> "Parsing":
+    """Read the treebanks that ``amos parse`` has prepared."""
+    data, max_positions = usable_folder(data), session.checkpoint.max_positions
+    trials = word_trials(session, PARSING_VIEWS, has_unlabeled(data))
+    # As in the thesis, the labels of trees are not smoothed.
+    trials = tuple(dict.fromkeys(dataclasses.replace(trial, label_smoothing=0.0) for trial in trials))
+    manifest = read_tagging_manifest(data)
+    session.checkpoint.check_tokenizer(data / "tokenizer")
+    relations, dictionary = manifest["labels"], Vocabulary.of_corpus([data], None).load_dictionary()
+    train, dev = (
+        ParsedSentences(data, split, dictionary, len(relations), max_positions, training=split == "train")
+        for split in ("train", "valid")
+    )
+    gold = [
+        [(int(head), relation) for head, relation in zip(one.columns["head"], one.columns["deprel"], strict=True)]
+        for one in read_conllu(data / "valid.conllu")
+    ]
+    if list(map(len, gold)) != [len(dev.heads(index)) for index in range(len(dev))]:
+        raise UserError(f"{data}: valid.conllu does not belong to the other files: delete {data}")
+    unlabeled = None
+    if any(trial.views for trial in trials):
+        unlabeled = WordSequences(data, UNLABELED, dictionary, max_positions, training=True)
+    notes = tuple(notes_of_cuts(train, dev, unlabeled, max_positions))
+    task = BenchmarkTask(NAME, len(train), "las", content_sha256(manifest), trials, notes)
+    return Parsing(session, data, {NAME: task}, relations, dictionary, dev, gold)
+
+
+@dataclass
+class Parsing(Benchmark):
+    """The trees of a treebank. ``gold``: those of ``dev``."""
+
+    session: Session
+    data: Path
+    tasks: dict[str, BenchmarkTask]
+    relations: list[str]
+    dictionary: Dictionary
+    dev: ParsedSentences
+    gold: list[list[Edge]]
 
     name = NAME
     title = "Dependency parsing, dev"
@@ -70,39 +119,9 @@ class Parsing(Benchmark):
         "uas_no_punctuation": "UAS without punctuation",
     }
 
-    def __init__(self, session: Session, data: Path) -> None:
-        self.session, self.data, self.max_positions = session, data.resolve(), session.checkpoint.max_positions
-        trials = word_trials(session, PARSING_VIEWS, has_unlabeled(self.data))
-        # As in the thesis, the labels of trees are not smoothed.
-        trials = tuple(dict.fromkeys(dataclasses.replace(trial, label_smoothing=0.0) for trial in trials))
-        if os.pathsep in str(self.data):
-            raise UserError(f"{self.data}: fairseq separates folders at {os.pathsep!r}: give a path without it")
-        manifest = read_tagging_manifest(self.data)
-        session.checkpoint.check_tokenizer(self.data / "tokenizer")
-        self.relations = manifest["labels"]
-        self.dictionary = Vocabulary.of_corpus([self.data], None).load_dictionary()
-        train, self.dev = (self._sentences(split) for split in ("train", "valid"))
-        self.gold = [
-            [(int(head), relation) for head, relation in zip(one.columns["head"], one.columns["deprel"], strict=True)]
-            for one in read_conllu(self.data / "valid.conllu")
-        ]
-        if list(map(len, self.gold)) != [len(self.dev.heads(index)) for index in range(len(self.dev))]:
-            raise UserError(f"{self.data}: valid.conllu does not belong to the other files: delete {self.data}")
-        unlabeled = None
-        if any(trial.views for trial in trials):
-            unlabeled = WordSequences(self.data, UNLABELED, self.dictionary, self.max_positions, training=True)
-        notes = tuple(notes_of_cuts(train, self.dev, unlabeled, self.max_positions))
-        self.tasks = {NAME: BenchmarkTask(NAME, len(train), "las", content_sha256(manifest), trials, notes)}
-
-    def _sentences(self, split: str) -> ParsedSentences:
-        training = split == "train"
-        return ParsedSentences(
-            self.data, split, self.dictionary, len(self.relations), self.max_positions, training=training
-        )
-
     def train_flags(self, run: TaskRun) -> list[str]:
         flags = [str(self.data), "--task", "dependency_parsing", "--criterion", "dependency_parsing"]
-        return [*flags, *word_flags(run, self.max_positions), *selection_flags(run.task)]
+        return [*flags, *word_flags(run, self.session.checkpoint.max_positions), *selection_flags(run.task)]
 
     def evaluate(
         self, task: str, checkpoint: Path, directory: Path, device: str, stop: threading.Event
@@ -169,12 +188,7 @@ def predict_trees(
     stop: threading.Event,
 ) -> list[list[Edge]]:
     """Predict head and relation of each word that is not cut, by sentence: the most probable tree with one root, where an edge
-    has its most probable relation.
-
-    Raises:
-        UserError: the model has no head for trees, or its scores are not finite.
-        Stopped: ``stop`` is set.
-    """
+    has its most probable relation."""
     if TREES not in getattr(model, "word_heads", {}):
         raise UserError("the checkpoint has no head for dependency trees: give the --out of amos parse")
     model = model.to(device)
@@ -226,21 +240,13 @@ def with_trees(text: str, trees: Sequence[Sequence[Edge]]) -> str:
 
 
 def parse_file(results: Path, file: Path, out: Path, device: str, stop: threading.Event) -> int:
-    """Write the sentences of a CoNLL-U file with the trees that the best run in an output of ``amos parse`` predicts.
-
-    Returns:
-        The number of sentences.
-
-    Raises:
-        UserError: there is no finished run, or a file cannot be read or written.
-        Stopped: ``stop`` is set.
-    """
+    """Write the sentences of a CoNLL-U file with the trees that the best run in an output of ``amos parse`` predicts; return
+    their number."""
     if out.is_dir() or (out.exists() and file.exists() and out.samefile(file)):
         raise UserError(f"--out {out}: with --predict it is a file, and not the one to parse: give another name")
-    summary = summarize([result for result in read_results(results) if result.task == NAME]).get(NAME)
-    if summary is None:
+    if (best := best_run_of(results, NAME)) is None:
         raise UserError(f"{results} has no finished run of amos parse: give the --out of that command as --checkpoint")
-    checkpoint = best_checkpoint(results, summary.best)
+    checkpoint = best_checkpoint(results, best)
     loaded, relations, sentences = load_checkpoint(checkpoint), read_labels(checkpoint.parent), read_conllu(file)
     dictionary, room = loaded.dictionary, loaded.model.max_positions() - NUM_SPECIAL
     items = []

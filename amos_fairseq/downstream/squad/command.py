@@ -1,5 +1,6 @@
-"""SQuAD: the task ``squad`` trains; this file decodes answers from scores of spans, scores them and writes the files."""
+"""``amos squad``: answers to questions, trained by the task ``squad``, decoded from scores of spans."""
 
+import argparse
 import dataclasses
 import json
 import math
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from fairseq.data import Dictionary
 from fairseq.models import BaseFairseqModel
 
 from amos_fairseq.checkpoints.read import load_checkpoint
@@ -25,7 +27,8 @@ from amos_fairseq.downstream.results import (
     paper_squad_cells,
     summarize,
 )
-from amos_fairseq.downstream.session import Session
+from amos_fairseq.downstream.runner import run_and_print
+from amos_fairseq.downstream.session import Session, preparing, session_from
 from amos_fairseq.downstream.squad.dataset import (
     SquadSplit,
     SquadWindowDataset,
@@ -35,11 +38,14 @@ from amos_fairseq.downstream.squad.dataset import (
     window_of_most_context,
 )
 from amos_fairseq.downstream.squad.official import Answer, Question, evaluate, task_name
+from amos_fairseq.downstream.squad.prepare import prepare_squad_inside
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
 from amos_fairseq.output.tables import Table
 
 RECIPE_TASK = "SQuAD"  # recipes do not distinguish the versions
+# The head of the paper (thesis section 5.2.4); TEAMS does not name its head, nor does the thesis for its BERT.
+HEAD_OF_RECIPE = {"electra": "joint", "electric": "joint"}
 # Number of questions of the official files, training and dev.
 OFFICIAL_QUESTIONS = {"SQuAD1.1": (87_599, 10_570), "SQuAD2.0": (130_319, 11_873)}
 PREDICTIONS = "predictions.json"
@@ -69,52 +75,91 @@ class SquadSettings:
         return {"span_head": self.span_head, **self.windows._asdict(), **self.decoding._asdict()}
 
 
-class Squad(Benchmark):
-    """Prepared data of one version, with a single task, ``SQuAD1.1`` or ``SQuAD2.0``.
+def main(arguments: argparse.Namespace) -> None:
+    session = session_from(arguments, Squad.name)
+    settings = read_settings(arguments, session.checkpoint.max_positions)
+    if arguments.data is not None:
+        data = Path(arguments.data)
+    else:
+        with preparing(session, Squad.name) as tokenizer:
+            data = prepare_squad_inside(session.out, arguments.train, arguments.dev, tokenizer)
+    run_and_print(arguments.out, open_squad(session, data, settings, arguments.paper))
 
-    The dev set determines the version: 2.0 if it has questions without an answer.
+
+def read_settings(arguments: argparse.Namespace, max_positions: int) -> SquadSettings:
+    """Return the settings of windows, head and decoding for an encoder of ``max_positions``."""
+    defaults, tokens, stride = WindowLimits(), arguments.tokens_per_window, arguments.doc_stride
+    question, head = arguments.max_question_length, arguments.span_head
+    if tokens is None:
+        tokens = min(defaults.tokens, max_positions)
+    elif tokens > max_positions:
+        raise UserError(
+            f"--tokens-per-window {tokens} is more than the {max_positions} tokens of the encoder's maximum input"
+        )
+    if stride is None:
+        stride = min(defaults.doc_stride, max(1, tokens // 4))
+    if question is None:
+        question = min(defaults.question, max(1, tokens // 2))
+    for name in ("max_answer_length", "n_best"):
+        if getattr(arguments, name) < 1:
+            raise UserError(f"--{name.replace('_', '-')} {getattr(arguments, name)} must be 1 or more")
+    if head is None:
+        head = HEAD_OF_RECIPE.get(arguments.recipe, "independent")
+    windows, decoding = (
+        WindowLimits(tokens, stride, question),
+        DecodingLimits(arguments.max_answer_length, arguments.n_best),
+    )
+    return SquadSettings(head, windows, decoding)
+
+
+def open_squad(session: Session, data: Path, settings: SquadSettings, with_paper: bool = False) -> "Squad":
+    """Read prepared data. The dev set determines the version: 2.0 if it has questions without an answer.
 
     Args:
         settings: the number of separators is the recipe's.
         with_paper: add the papers' rows of version 2.0 to the table.
-
-    Raises:
-        UserError: the recipe does not suit; the data have not been prepared, or with a tokenizer other than the
-            checkpoint's; or the lengths leave no room for a context.
     """
+    data = data.resolve()
+    # The head reads each token.
+    trials = tuple(dataclasses.replace(trial, pooling="first") for trial in session.recipe.trials_of(RECIPE_TASK))
+    num_separators = {trial.num_separators for trial in trials}
+    if len(num_separators) > 1:
+        raise UserError(f"the recipe {session.recipe.name} has several num_separators for SQuAD: run them one by one")
+    windows = settings.windows._replace(num_separators=num_separators.pop())
+    settings = dataclasses.replace(settings, windows=windows)
+    manifest = read_squad_manifest(data)
+    session.checkpoint.check_tokenizer(data / "tokenizer")
+    windows.check()
+    dictionary = Vocabulary.of_corpus([data], None).load_dictionary()
+    name = task_name(manifest["splits"]["valid"]["impossible"] > 0)
+    examples = SquadWindowDataset(SquadSplit(data, "train"), dictionary, limits=windows, training=True)
+    sha256 = content_sha256([manifest, settings.as_dict()])
+    task = BenchmarkTask(name, len(examples), "f1", sha256, trials, tuple(data_notes(name, manifest)))
+    return Squad(session, data, {name: task}, settings, dictionary, with_paper)
+
+
+@dataclass
+class Squad(Benchmark):
+    """Prepared data of one version, with a single task, ``SQuAD1.1`` or ``SQuAD2.0``."""
+
+    session: Session
+    data: Path
+    tasks: dict[str, BenchmarkTask]
+    settings: SquadSettings
+    dictionary: Dictionary
+    with_paper: bool
 
     name = "squad"
     title = "SQuAD dev"
     # Scores of write_answers; version 1.1 has only the first two.
     columns = {"em": "EM", "f1": "F1", "has_ans_f1": "HasAns F1", "no_ans_em": "NoAns EM", "best_em": "best EM"}
 
-    def __init__(self, session: Session, data: Path, settings: SquadSettings, with_paper: bool = False) -> None:
-        self.session, self.data, self.with_paper = session, data.resolve(), with_paper
-        # The head reads each token.
-        trials = tuple(dataclasses.replace(trial, pooling="first") for trial in session.recipe.trials_of(RECIPE_TASK))
-        num_separators = {trial.num_separators for trial in trials}
-        if len(num_separators) > 1:
-            raise UserError(
-                f"the recipe {session.recipe.name} has several num_separators for SQuAD: run them one by one"
-            )
-        windows = settings.windows._replace(num_separators=num_separators.pop())
-        self.settings = dataclasses.replace(settings, windows=windows)
-        manifest = read_squad_manifest(self.data)
-        session.checkpoint.check_tokenizer(self.data / "tokenizer")
-        windows.check()
-        self.dictionary = Vocabulary.of_corpus([self.data], None).load_dictionary()
-        name = task_name(manifest["splits"]["valid"]["impossible"] > 0)
-        examples = SquadWindowDataset(SquadSplit(self.data, "train"), self.dictionary, limits=windows, training=True)
-        sha256 = content_sha256([manifest, self.settings.as_dict()])
-        notes = tuple(data_notes(name, manifest))
-        self.tasks = {name: BenchmarkTask(name, len(examples), "f1", sha256, trials, notes)}
-
     def train_flags(self, run: TaskRun) -> list[str]:
         windows = self.settings.windows
         flags = [str(self.data), "--task", "squad", "--criterion", "squad", "--span-head", self.settings.span_head]
         flags += ["--tokens-per-window", str(windows.tokens), "--doc-stride", str(windows.doc_stride)]
         flags += ["--max-question-length", str(windows.question)]
-        return flags if run.task.scores_best else [*flags, "--disable-validation"]
+        return [*flags, *([] if run.task.scores_best else ["--disable-validation"])]
 
     def evaluate(
         self, task: str, checkpoint: Path, directory: Path, device: str, stop: threading.Event
@@ -214,9 +259,6 @@ def predict_answers(
 
     Args:
         model: in eval mode, with a span head.
-
-    Raises:
-        UserError: the model has no span head, or its input is shorter than a window.
     """
     if getattr(model, "span_head", None) is None:
         raise UserError("the checkpoint has no head for answers: fine-tune it with --task squad first")

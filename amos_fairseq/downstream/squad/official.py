@@ -5,9 +5,11 @@ Data sets and prediction files are validated while they are read. Exact match an
 removed it in version 5.19 or 5.20 (a test compares them).
 """
 
+import argparse
 import json
 import re
 import string
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -281,3 +283,21 @@ def best_threshold(
         if current > best:
             best, threshold = current, null_odds[id_]
     return 100.0 * best / len(scores), threshold
+
+
+def print_scores(arguments: argparse.Namespace) -> None:
+    """Print the scores of ``amos squad --evaluate`` as JSON on stdout, in the format of the official script."""
+    predictions, dataset = arguments.evaluate
+    odds = None if arguments.null_odds is None else read_null_odds(arguments.null_odds)
+    if odds is None and arguments.null_threshold is not None:
+        raise UserError("--null-threshold needs --null-odds: without them there is nothing to compare")
+    questions = list(read_squad(dataset).questions())
+    threshold = float("inf") if arguments.null_threshold is None else arguments.null_threshold
+    scores, missing = evaluate(questions, read_predictions(predictions), odds, threshold)
+    if missing:
+        notice = (
+            f"{missing} of {len(questions)} questions have no prediction and are not part of any score (as in the official "
+            "script of SQuAD 2.0; the script of 1.1 counts them as wrong)"
+        )
+        print(notice, file=sys.stderr)
+    print(json.dumps(scores, indent=2))

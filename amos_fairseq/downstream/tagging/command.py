@@ -1,5 +1,6 @@
-"""Sequence tagging: the task ``sequence_tagging`` trains; this file predicts and scores."""
+"""``amos tag``: labels of words, trained by the task ``sequence_tagging``."""
 
+import argparse
 import dataclasses
 import json
 import os
@@ -16,12 +17,13 @@ from fairseq.models import BaseFairseqModel
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.data.vocabulary import Vocabulary
-from amos_fairseq.downstream.benchmark import Benchmark, BenchmarkTask, TaskRun, batches, selection_flags
+from amos_fairseq.downstream.benchmark import Benchmark, BenchmarkTask, TaskRun, batches, selection_flags, usable_folder
 from amos_fairseq.downstream.classification.scores import AVERAGE
 from amos_fairseq.downstream.multi_task.dataset import rows_per_epoch
 from amos_fairseq.downstream.recipes import WORDS, Hyperparameters
 from amos_fairseq.downstream.results import RunResult, TaskSummary, content_sha256, divide, summarize_divided
-from amos_fairseq.downstream.session import Session
+from amos_fairseq.downstream.runner import run_and_print
+from amos_fairseq.downstream.session import Session, preparing, session_from
 from amos_fairseq.downstream.tagging.dataset import (
     TASK_PREFIX,
     TaggedSentences,
@@ -31,6 +33,7 @@ from amos_fairseq.downstream.tagging.dataset import (
     read_words,
 )
 from amos_fairseq.downstream.tagging.model import word_head_name
+from amos_fairseq.downstream.tagging.prepare import Choices, prepare_tagging_inside
 from amos_fairseq.downstream.tagging.scores import OUTSIDE, count, main_score, scores
 from amos_fairseq.downstream.tagging.task import Column
 from amos_fairseq.downstream.tagging.word_files import UNLABELED
@@ -64,9 +67,7 @@ class ColumnData(Column):
 
     @classmethod
     def read(cls, directory: Path, max_positions: int, with_views: bool) -> "ColumnData":
-        """Read a folder of ``amos prepare tagging``; raise :class:`UserError` if it cannot be used."""
-        if os.pathsep in str(directory):
-            raise UserError(f"{directory}: fairseq separates folders at {os.pathsep!r}: give a path without it")
+        """Read a folder of ``amos prepare tagging``."""
         column, dictionary = Column.of(directory), Vocabulary.of_corpus([directory], None).load_dictionary()
         train, dev = (
             TaggedSentences(directory, split, dictionary, len(column.labels), max_positions, training=split == "train")
@@ -86,61 +87,73 @@ class ColumnData(Column):
         return main_score(self.has_spans)
 
 
-class Tagging(Benchmark):
-    """The prepared data of one column of labels, with a single task such as ``tagging-upos``, or of several, which one model
-    learns together. The table has a row for each column that has results in OUT.
+def main(arguments: argparse.Namespace) -> None:
+    session = session_from(arguments, Tagging.name)
+    if arguments.data is not None:
+        data = list(map(Path, arguments.data))
+    else:
+        check_unlabeled(session, TAGGING_VIEWS, arguments.unlabeled)
+        with preparing(session, Tagging.name) as tokenizer:
+            files = (arguments.train, arguments.dev)
+            data = [prepare_tagging_inside(session.out, *files, tokenizer, Choices.of(arguments))]
+    run_and_print(arguments.out, open_tagging(session, data))
 
-    Raises:
-        UserError: the data have not been prepared, are damaged, or belong to a tokenizer other than the checkpoint's; or
-            the recipe has no settings for tagging.
-    """
+
+def open_tagging(session: Session, data: Sequence[Path]) -> "Tagging":
+    """Read the prepared data of one column of labels, or of several, which one model learns together."""
+    if session.out in [directory.resolve() for directory in data]:
+        raise UserError(
+            f"--out {session.out} is the directory of the data, which has a tagging.json too: give another --out"
+        )
+    directories, max_positions = list(map(usable_folder, data)), session.checkpoint.max_positions
+    trials = word_trials(session, TAGGING_VIEWS, any(map(has_unlabeled, directories)))
+    columns: dict[str, ColumnData] = {}
+    for directory in directories:
+        session.checkpoint.check_tokenizer(directory / "tokenizer")
+        column = ColumnData.read(directory, max_positions, any(trial.views for trial in trials))
+        if word_head_name(column.name) in map(word_head_name, columns):
+            raise UserError(
+                f"--data: {directory} is another folder of the column {column.name}: give one for each column"
+            )
+        columns[column.name] = column
+    notes = tuple(
+        f"{name}: {note}"
+        for name, column in columns.items()
+        for note in notes_of_cuts(column.train, column.dev, column.unlabeled, max_positions)
+    )
+    name, first = TASK_PREFIX + AND.join(columns), next(iter(columns.values()))
+    if len(columns) == 1:
+        task = BenchmarkTask(name, len(first.train), first.main_score, first.sha256, trials, notes)
+    else:
+        num_rows = sum(rows_per_epoch([len(column.train) for column in columns.values()]))
+        if num_rows < (largest := max(trial.batch_size for trial in trials)):
+            raise UserError(
+                f"an epoch has {num_rows} sentences, fewer than the {largest} of one update: give a smaller --batch-size"
+            )
+        sha256 = content_sha256({column.name: column.sha256 for column in columns.values()})
+        task = BenchmarkTask(name, num_rows, AVERAGE, sha256, trials, notes, carries_rest=True)
+    return Tagging(session, directories[0], {name: task}, columns)
+
+
+@dataclass
+class Tagging(Benchmark):
+    """Labels of words. The single task, such as ``tagging-upos``, has one column or several; the table has a row for each
+    column that has results in OUT."""
+
+    session: Session
+    data: Path
+    tasks: dict[str, BenchmarkTask]
+    parts: dict[str, ColumnData]
 
     name = "tagging"
     title = "Sequence tagging, dev"
     columns = SCORE_NAMES
 
-    def __init__(self, session: Session, data: Sequence[Path]) -> None:
-        self.session, self.max_positions = session, session.checkpoint.max_positions
-        directories = [directory.resolve() for directory in data]
-        if session.out in directories:
-            raise UserError(
-                f"--out {session.out} is the directory of the data, which has a tagging.json too: give another --out"
-            )
-        trials = word_trials(session, TAGGING_VIEWS, any(map(has_unlabeled, directories)))
-        self.data, self.parts = directories[0], {}
-        for directory in directories:
-            session.checkpoint.check_tokenizer(directory / "tokenizer")
-            part = ColumnData.read(directory, self.max_positions, any(trial.views for trial in trials))
-            if word_head_name(part.name) in map(word_head_name, self.parts):
-                raise UserError(
-                    f"--data: {directory} is another folder of the column {part.name}: give one for each column"
-                )
-            self.parts[part.name] = part
-        parts = list(self.parts.values())
-        notes = tuple(
-            f"{part.name}: {note}"
-            for part in parts
-            for note in notes_of_cuts(part.train, part.dev, part.unlabeled, self.max_positions)
-        )
-        if len(parts) == 1:
-            (part,) = parts
-            settings = {"num_examples": len(part.train), "main_score": part.main_score, "data_sha256": part.sha256}
-        else:
-            rows = rows_per_epoch([len(part.train) for part in parts])
-            if sum(rows) < (largest := max(trial.batch_size for trial in trials)):
-                raise UserError(
-                    f"an epoch has {sum(rows)} sentences, fewer than the {largest} of one update: give a smaller --batch-size"
-                )
-            settings = {"num_examples": sum(rows), "main_score": AVERAGE, "carries_rest": True}
-            settings["data_sha256"] = content_sha256({part.name: part.sha256 for part in parts})
-        name = TASK_PREFIX + AND.join(self.parts)
-        self.tasks = {name: BenchmarkTask(name, trials=trials, notes=notes, **settings)}
-
     def train_flags(self, run: TaskRun) -> list[str]:
         directories = os.pathsep.join(str(part.directory) for part in self.parts.values())
         flags = [directories, "--task", "sequence_tagging", "--criterion", "sequence_tagging"]
         flags += ["--label-smoothing", str(run.hyperparameters.label_smoothing)]
-        return [*flags, *word_flags(run, self.max_positions), *selection_flags(run.task)]
+        return [*flags, *word_flags(run, self.session.checkpoint.max_positions), *selection_flags(run.task)]
 
     def evaluate(
         self, task: str, checkpoint: Path, directory: Path, device: str, stop: threading.Event
@@ -224,14 +237,11 @@ def notes_of_cuts(
 
 
 def word_trials(session: Session, views: Sequence[str], with_unlabeled: bool) -> tuple[Hyperparameters, ...]:
-    """Return the settings of a recipe for words.
+    """Return the settings of a recipe for words, without those that have no effect; a flag for views without effect is refused.
 
     Args:
         views: those of the head.
         with_unlabeled: whether there are sentences without labels.
-
-    Raises:
-        UserError: the recipe has no such settings; a view is unknown, or has no sentences; or a flag for views has no effect.
     """
     trials = []
     for given in session.recipe.trials_of(WORDS):
@@ -251,7 +261,7 @@ def word_trials(session: Session, views: Sequence[str], with_unlabeled: bool) ->
 
 
 def check_unlabeled(session: Session, views: Sequence[str], file: str | None) -> None:
-    """Raise :class:`UserError` before raw files are converted for views that cannot be used; ``file``: that of --unlabeled."""
+    """Refuse views that cannot be used before raw files are converted; ``file``: that of --unlabeled."""
     if file is not None and not any(trial.views for trial in word_trials(session, views, with_unlabeled=True)):
         raise UserError(f"--unlabeled {file}: only --views learn from these sentences: give --views, or leave it out")
     word_trials(session, views, file is not None)
@@ -274,10 +284,6 @@ def predict_tags(
     Args:
         model: in eval mode.
         head: name of its head for the labels.
-
-    Raises:
-        UserError: the model has no such head.
-        Stopped: ``stop`` is set.
     """
     if head not in getattr(model, "word_heads", {}):
         raise UserError("the checkpoint has no head for labels: fine-tune it with --task sequence_tagging first")

@@ -12,9 +12,9 @@ from omegaconf import OmegaConf
 from saved_models import write_save_dir
 from synthetic_glue import change_task, write_glue, write_rows
 
-from amos_fairseq.downstream.classification.command import predict_logits
 from amos_fairseq.downstream.classification.dataset import read_targets
 from amos_fairseq.downstream.classification.glue.data import read_glue_data
+from amos_fairseq.downstream.classification.labeling import predict_logits
 from amos_fairseq.downstream.classification.task import TextClassificationConfig, TextClassificationTask
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.amos import AmosConfig

@@ -11,7 +11,7 @@ from amos_fairseq.downstream.recipes import load_recipe
 from amos_fairseq.downstream.results import RunResult, write_result
 from amos_fairseq.downstream.runner import Runner, run_benchmark
 from amos_fairseq.downstream.session import PretrainedCheckpoint, Session
-from amos_fairseq.downstream.tagging.command import Tagging, word_trials
+from amos_fairseq.downstream.tagging.command import open_tagging, word_trials
 from amos_fairseq.downstream.views import TAGGING_VIEWS
 from amos_fairseq.errors import UserError
 
@@ -40,7 +40,7 @@ def execute(self, runs):
 
 def test_notes_of_a_grid_name_the_column(session, tmp_path, monkeypatch):
     monkeypatch.setattr(Runner, "execute", execute)
-    table = run_benchmark(Tagging(session, [prepare_tagging(tmp_path, "--column", "pos")])).table
+    table = run_benchmark(open_tagging(session, [prepare_tagging(tmp_path, "--column", "pos")])).table
     assert table.rows == [["pos: amos_tiny (10 updates)", "10.0"]]
     expected = "pos: warmup0.1, selected from 2 combinations by the highest median on the same dev set"
     assert table.notes[2:] == [expected, "each run is scored at its best epoch on the same dev set"]
@@ -68,19 +68,19 @@ def test_settings_of_a_recipe_without_use_are_left_out_and_flags_refused(session
 def test_words_of_other_sentences_are_refused_before_the_training(session, tmp_path):
     data = prepare_tagging(tmp_path)
     lines = (data / "valid.words.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-    assert len(Tagging(session, [data]).parts["chunk"].words) == len(lines)
+    assert len(open_tagging(session, [data]).parts["chunk"].words) == len(lines)
     (data / "valid.words.jsonl").write_text("".join(lines[1:] + lines[:1]), encoding="utf-8")
     with pytest.raises(UserError, match=r"valid\.words\.jsonl is not the file that amos prepare wrote"):
-        Tagging(session, [data])
+        open_tagging(session, [data])
     manifest = json.loads((data / "tagging.json").read_text(encoding="utf-8"))
     del manifest["sha256"]  # data of an earlier version
     (data / "tagging.json").write_text(json.dumps(manifest), encoding="utf-8")
     with pytest.raises(UserError, match=r"valid\.words\.jsonl does not belong to the labels: prepare the data again"):
-        Tagging(session, [data])
+        open_tagging(session, [data])
 
 
 def test_folders_that_cannot_be_used_are_refused_before_the_training(session, tmp_path):
     with pytest.raises(UserError, match="a:b: fairseq separates folders at ':': give a path without it"):
-        Tagging(session, [tmp_path / "a:b"])
+        open_tagging(session, [tmp_path / "a:b"])
     with pytest.raises(UserError, match=r"is the directory of the data, which has a tagging\.json too"):
-        Tagging(session, [session.out])
+        open_tagging(session, [session.out])

@@ -21,6 +21,7 @@ from amos_fairseq.downstream.benchmark import (
     TaskRun,
     plan_runs,
     selection_flags,
+    usable_folder,
 )
 from amos_fairseq.downstream.classification.command import NAME as CLASSIFICATION
 from amos_fairseq.downstream.classification.command import predict_logits
@@ -438,8 +439,7 @@ class MultiTaskGlue(Glue):
         if self.options.intermediate is not None:
             raise UserError("--intermediate has no effect with --multi-task, which trains on MNLI too: leave it out")
         for data in self.prepared.values():
-            if os.pathsep in str(data.directory):
-                raise UserError(f"{data.directory}: folders are separated at {os.pathsep!r}: give a path without it")
+            usable_folder(data.directory)
         trials = self.session.recipe.trials_of(MULTI)
         tasks = [data.as_task(self.max_positions, trials) for data in self.prepared.values()]
         num_rows, largest = (

@@ -1,4 +1,4 @@
-"""``amos classify --predict``: label the rows of a table with the run that is best on dev."""
+"""Predictions for texts: outputs of a head, their names, and ``amos classify --predict``, which labels the rows of a table."""
 
 import csv
 import itertools
@@ -13,15 +13,18 @@ import numpy as np
 import torch
 from fairseq.data import ListDataset
 from scipy.special import softmax
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
-from amos_fairseq.downstream.classification.command import NAME, name_predictions, predict_logits
-from amos_fairseq.downstream.classification.dataset import ShortenedTexts, join_texts, read_task_record
+from amos_fairseq.downstream.benchmark import batches
+from amos_fairseq.downstream.classification.dataset import UNKNOWN_CLASS, ShortenedTexts, join_texts, read_task_record
 from amos_fairseq.downstream.classification.rows import find_columns, texts_of
 from amos_fairseq.downstream.classification.scores import predictions_of
-from amos_fairseq.downstream.results import best_checkpoint, read_results, summarize
+from amos_fairseq.downstream.results import best_checkpoint, best_run_of
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import explain_write_errors, whole_file
+from amos_fairseq.models.fine_tuning import TEXT_HEAD
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.strangers import field
 from amos_fairseq.text.table_files import TableFile
@@ -29,10 +32,57 @@ from amos_fairseq.text.table_files import TableFile
 PREDICTION, PROBABILITY = "prediction", "probability"  # the columns that are added
 SUFFIXES = (".tsv", ".csv", ".jsonl")
 ROWS_AT_ONCE = 10_000  # in memory
+NAME = "classification"
+UNKNOWN_NAME = "<unknown>"  # a class that the training set lacks, among the labels of dev
+
+
+def name_predictions(kind: str, labels: Sequence[str], values: np.ndarray) -> list[Any]:
+    """Return predictions or targets as plain values: the name of a class, a list of labels, or a number."""
+    if kind == "number":
+        return [float(f"{value:.9g}") for value in values]  # float32 has no more digits
+    if kind == "classes":
+        return [UNKNOWN_NAME if value == UNKNOWN_CLASS else labels[value] for value in values.tolist()]
+    return [[labels[index] for index in np.flatnonzero(row)] for row in values]
+
+
+def spell_predictions(kind: str, labels: Sequence[str], values: np.ndarray) -> list[str]:
+    """Return predictions or targets as cells of a table: names as they are, numbers and lists of names as JSON."""
+    cells = name_predictions(kind, labels, values)
+    return [cell if isinstance(cell, str) else json.dumps(cell, ensure_ascii=False) for cell in cells]
+
+
+def predict_logits(
+    loaded: LoadedCheckpoint, sequences: Sequence[Tensor], device: str, stop: threading.Event, task: str = TEXT_HEAD
+) -> np.ndarray:
+    """Return the outputs of a head for texts: [N, outputs] float64; of a regression in the unit of its values.
+
+    Args:
+        loaded: a checkpoint with one head for texts, or a head for each of several tasks.
+        sequences: tokens of each row, LongTensors [L].
+        task: the one whose head it is, where there are several.
+    """
+    heads = getattr(loaded.model, "classification_heads", {})
+    head = TEXT_HEAD if TEXT_HEAD in heads else task
+    if head not in heads:
+        known = ", ".join(heads)
+        raise UserError(
+            f"{loaded.file} has no head for {task} (it has {known})"
+            if heads
+            else f"{loaded.file} has no head for texts: give the --out of amos classify"
+        )
+    model = loaded.model.to(device)
+    logits = np.empty((len(sequences), heads[head].output.out_features))
+    for indices in batches([len(tokens) for tokens in sequences], stop):
+        rows = [sequences[i] for i in indices]
+        tokens, lengths = pad_sequence(rows, True, loaded.dictionary.pad()).to(device), [len(row) for row in rows]
+        with torch.inference_mode():
+            output, _ = model(tokens, classification_head_name=head, lengths=lengths)
+        logits[indices] = output.float().cpu().numpy()
+    return logits
 
 
 def check_output(out: Path) -> None:
-    """Raise :class:`UserError` unless ``out`` names a table that can be written."""
+    """Refuse an ``out`` that names no table that can be written."""
     if out.suffix.lower() not in SUFFIXES:
         raise UserError(f"--out {out}: with --predict it is a file: give a name that ends with {', '.join(SUFFIXES)}")
     if out.is_dir():
@@ -57,20 +107,15 @@ def label_table(
 
     Returns:
         The number of rows.
-
-    Raises:
-        UserError: there is no finished run, a column is missing, or a file cannot be read or written.
-        Stopped: ``stop`` is set.
     """
     check_output(out)
     if out.exists() and file.exists() and out.samefile(file):
         raise UserError(f"--out {out} is the table to label: give the name of another file")
-    summary = summarize([result for result in read_results(results) if result.task == NAME]).get(NAME)
-    if summary is None:
+    if (best := best_run_of(results, NAME)) is None:
         raise UserError(
             f"{results} has no finished run of amos classify: give the --out of that command as --checkpoint"
         )
-    checkpoint, best = best_checkpoint(results, summary.best), summary.best
+    checkpoint = best_checkpoint(results, best)
     record = read_task_record(checkpoint.parent, "repeat amos classify with another --out")
     table = TableFile(file, record.get("header") is not False, csv_quotes)
     trained_on = text_columns(record, checkpoint)
@@ -128,12 +173,7 @@ class Labeler:
         return self.loaded.model.max_positions()
 
     def label(self, file: Path, rows: Sequence[tuple[int, dict[str, Any]]]) -> list[dict[str, Any]]:
-        """Return the values of numbered rows with the columns that are added.
-
-        Raises:
-            UserError: a text is none, or the model predicts no finite numbers.
-            Stopped: ``stop`` is set.
-        """
+        """Return the values of numbered rows with the columns that are added."""
         inputs = [texts_of(values, self.columns, f"{file}, line {number}") for number, values in rows]
         encoded = encode(self.loaded, inputs)
         self.num_empty += sum(not any(map(str.strip, texts)) for texts in inputs)
@@ -146,13 +186,13 @@ class Labeler:
         named = name_predictions(self.kind, self.labels, predictions_of(self.kind, logits))
         added = [{PREDICTION: each} for each in named]
         if self.kind == "classes":
-            for own, probability in zip(added, softmax(logits, axis=1).max(axis=1), strict=True):
-                own[PROBABILITY] = round(float(probability), 6)
-        return [values | own for (_, values), own in zip(rows, added, strict=True)]
+            for cells, probability in zip(added, softmax(logits, axis=1).max(axis=1), strict=True):
+                cells[PROBABILITY] = round(float(probability), 6)
+        return [values | cells for (_, values), cells in zip(rows, added, strict=True)]
 
 
 def text_columns(record: Mapping[str, Any], checkpoint: Path) -> list[str]:
-    """Return the columns that the model was trained on; raise :class:`UserError` if ``task.json`` has none."""
+    """Return the columns that the model was trained on, of ``task.json``."""
     try:
         names = field(dict(record), "text_columns", list)
         if 1 <= len(names) <= 2 and all(isinstance(name, str) for name in names):
