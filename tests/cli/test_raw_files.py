@@ -171,8 +171,8 @@ def test_each_column_and_each_version_has_its_own_data(planned: Callable[..., Be
     last = planned("tag", tmp_path / "out", "--train", columns, "--dev", columns)
     assert [*by_default.tasks, *last.tasks] == ["tagging-upos", "tagging-chunk"]
     setups = []
-    for version, squad in (("1.1", without_impossible(make_squad())), ("2.0", make_squad())):
-        file = write_json(tmp_path / f"{version}.json", squad)
+    for version, content in (("1.1", without_impossible(make_squad())), ("2.0", make_squad())):
+        file = write_json(tmp_path / f"{version}.json", content)
         found = planned("squad", tmp_path / "squad", "--train", file, "--dev", file)
         assert found.data == tmp_path / "squad" / "data" / f"SQuAD{version}"
         setups.append(found.setup())
