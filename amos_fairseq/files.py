@@ -103,11 +103,7 @@ def refuse_link(path: str | os.PathLike) -> None:
 
 
 def no_links(path: str, flags: int) -> int:
-    """Open a file that is written in place, without following a link: an ``opener`` of :func:`open`.
-
-    Raises:
-        UserError: ``path`` is a link, or exists and is not a regular file.
-    """
+    """Open a file that is written in place, without following a link: an ``opener`` of :func:`open`."""
     refuse_link(path)
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)  # opening a pipe would wait for a reader
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

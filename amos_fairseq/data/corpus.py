@@ -39,9 +39,6 @@ def require_split(path: str, hint: str = "give a directory that amos prepare or 
     Args:
         path: DIR/train or DIR/valid.
         hint: what to do where a file is missing.
-
-    Raises:
-        UserError: a file is missing, empty, truncated, or of another corpus.
     """
     for suffix in (".bin", ".idx"):
         if not os.path.isfile(path + suffix):
@@ -90,9 +87,6 @@ def check_prepared(directory: Path, manifest: str, split: str) -> None:
     """Read the files of a split of prepared labels, which are small, and compare them with the hashes in ``manifest``.
 
     A process reads a file once. Data without a manifest, or with one of an earlier version, have no hashes.
-
-    Raises:
-        UserError: a file is missing, or is not the one that amos prepare wrote.
     """
     file = directory / manifest
     hashes = (read_json(file, _BINARIZE_AGAIN, optional=True) or {}).get("sha256", {})
@@ -115,11 +109,7 @@ def _sha256_of(path: str, version: tuple[int, ...]) -> str:
 
 
 def shard_record(directory: Path) -> dict[str, Any] | None:
-    """Return the record of a shard in ``corpus.json``, with that of the corpus' tokenizer; None without ``corpus.json``.
-
-    Raises:
-        UserError: ``corpus.json`` is damaged.
-    """
+    """Return the record of a shard in ``corpus.json``, with that of the corpus' tokenizer; None without ``corpus.json``."""
     directory = directory.absolute()
     for folder, name in ((directory, "."), (directory.parent, directory.name)):
         path = folder / MANIFEST
@@ -146,11 +136,7 @@ def corpus_directories(directories: list[Path]) -> list[Path]:
 
 
 def verify_files(data: Sequence[Path]) -> int:
-    """Read all files of a corpus and compare them with the hashes in ``corpus.json``; return the number of bytes.
-
-    Raises:
-        UserError: there are no hashes, or a file is missing or differs.
-    """
+    """Read all files of a corpus and compare them with the hashes in ``corpus.json``; return the number of bytes."""
     hashes = {}
     for directory in data:
         record = shard_record(directory)
@@ -168,11 +154,7 @@ def verify_files(data: Sequence[Path]) -> int:
 
 
 def open_lines(path: str, hint: str) -> MMapIndexedDataset:
-    """Open the lines of a memory-mapped file, after the checks of :func:`require_split` and of the position of each line.
-
-    Raises:
-        UserError: a file is missing, empty or damaged.
-    """
+    """Open the lines of a memory-mapped file, after the checks of :func:`require_split` and of the position of each line."""
     require_split(path, hint)
     lines = MMapIndexedDataset(path)
     sizes = lines.sizes.astype(np.int64)

@@ -57,11 +57,7 @@ class TableDocuments:
             )
 
     def documents(self, column: str) -> Iterator[bytes]:
-        """Yield the document of each row in order, without rows whose text is empty or missing.
-
-        Raises:
-            UserError: see :class:`TableFile`; a value is no text, or a document is too large; no row has text.
-        """
+        """Yield the document of each row in order, without rows whose text is empty or missing."""
         self.check_column(column)
         place, empty = "row" if self._table.kind in (PARQUET, FOLDER) else "line", True
         for number, row in self._table.rows():

@@ -95,9 +95,6 @@ class InputFile:
 
         Args:
             column: field of JSON lines that has the text.
-
-        Raises:
-            UserError: the file is damaged, not UTF-8, not JSON lines, contains no text, or a document that is too large.
         """
         kind, _ = kind_and_compression(self.path)
         lines = self.lines()
@@ -109,20 +106,12 @@ class InputFile:
             raise UserError(f"{self.path} contains no text: remove it from the inputs or fill it")
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
-        """Yield numbered lines (from 1) that are valid UTF-8, with their line ends, without a byte-order mark.
-
-        Raises:
-            UserError: the file is damaged, not UTF-8, or has a line of more than ``LARGEST_DOCUMENT_BYTES``.
-        """
+        """Yield numbered lines (from 1) that are valid UTF-8, with their line ends, without a byte-order mark."""
         with self._opened() as stream:
             yield from self._checked_lines(stream)
 
     def content(self, limit: int) -> bytes:
-        """Return the whole content.
-
-        Raises:
-            UserError: the file is damaged, or its content larger than ``limit``.
-        """
+        """Return the whole content."""
         content = bytearray()
         with self._opened() as stream:
             while part := stream.read(BUFFER_BYTES):

@@ -148,9 +148,6 @@ def _characters(sample: Path, cased: bool, vocab_size: int) -> tuple[list[str], 
     At most a third of the vocabulary and ``MOST_CHARACTERS``, to leave room for merges. The library would select
     and number them in the order of a hash table, which differs between runs and changes how ties between merges are
     resolved.
-
-    Raises:
-        UserError: these characters cover less than ``CHARACTER_COVERAGE`` of the sample.
     """
     normalizer, _ = basic_rules(cased)
     counts: dict[str, int] = Counter()

@@ -210,11 +210,7 @@ def frame_inputs(tokenizer: tokenizers.Tokenizer, special_tokens: Mapping[str, s
 
 
 def row_map(tokenizer: FastTokenizer) -> "Tensor":
-    """Return the Hugging Face id of each row of our embedding: [dictionary size] int64, ``ABSENT`` where it has none.
-
-    Raises:
-        UserError: the tokenizer has no token for ``<s>``, ``<pad>`` or ``</s>``.
-    """
+    """Return the Hugging Face id of each row of our embedding: [dictionary size] int64, ``ABSENT`` where it has none."""
     import torch  # not needed to tokenize
 
     ids = tokenizer.hugging_face_ids
@@ -231,9 +227,6 @@ def find_special_tokens(directory: Path, tokenizer: tokenizers.Tokenizer) -> dic
     """Return fairseq's symbol -> the tokenizer's token, from its configuration files, else from the usual spellings.
 
     Roles that the tokenizer lacks are left out.
-
-    Raises:
-        UserError: a configuration file is broken.
     """
     configured: dict[str, str | None] = {}
     for name in _CONFIGURATION_FILES:
