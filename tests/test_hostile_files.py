@@ -21,7 +21,6 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.model_card import dataset_of
 from amos_fairseq.hugging_face.parts import label_settings
 from amos_fairseq.hugging_face.weights import Head
-from amos_fairseq.scoring.reranking import read_nbest
 from amos_fairseq.strangers import read_json_lines
 from amos_fairseq.text import prepare as prepare_text
 from amos_fairseq.text.prepared_data import is_finished
@@ -39,7 +38,6 @@ VALUES = (
 
 QUESTION = {"id": "q", "question": "w", "is_impossible": False, "answers": [{"text": "a", "answer_start": 0}]}
 SQUAD = {"version": "v2.0", "data": [{"title": "t", "paragraphs": [{"context": "a b", "qas": [QUESTION]}]}]}
-NBEST = {"u": {"reference": "a b", "hypotheses": [{"text": "a", "score": -1.5}, {"text": "a b", "score": -2}]}}
 ANSWER = {"text": "a", "start": 0, "tokens": [0, 1]}
 EXAMPLE = {"id": "q", "context": 0, "answers": [ANSWER], "is_impossible": False}
 COUNTS = {"questions": 1, "source_questions": 1, "impossible": 0}
@@ -108,7 +106,6 @@ READERS: dict[str, tuple[str, Any, Callable[[Path], Any]]] = {
     "SQuAD": ("dev.json", SQUAD, read_squad),
     "predictions": ("predictions.json", {"q": "a"}, read_predictions),
     "null odds": ("odds.json", {"q": 1.5}, read_null_odds),
-    "n-best lists": ("nbest.json", NBEST, read_nbest),
     "prepared questions": (
         "train.examples.jsonl",
         EXAMPLE,
@@ -229,11 +226,7 @@ def test_parts_of_a_corpus_without_an_identity_are_refused(tmp_path):
 
 
 def test_half_surrogates_are_refused_where_they_would_be_written(tmp_path):
-    for name, read, content in (
-        ("dev.json", read_squad, json.loads(json.dumps(SQUAD).replace('"w"', '"\\ud800"'))),
-        ("nbest.json", read_nbest, {"\ud800": NBEST["u"]}),
-        ("nbest.json", read_nbest, {"u": NBEST["u"] | {"reference": "a \udfff"}}),
-    ):
-        (tmp_path / name).write_text(json.dumps(content))
-        with pytest.raises(UserError, match=r"surrogate|Unicode"):
-            read(tmp_path / name)
+    path = tmp_path / "dev.json"
+    path.write_text(json.dumps(SQUAD).replace('"w"', '"\\ud800"'))
+    with pytest.raises(UserError, match=r"surrogate|Unicode"):
+        read_squad(path)

@@ -1,16 +1,18 @@
 """``amos prepare KIND``: raw files to what training reads. The scripts of ``preprocess`` in a checkout call it.
 
 The arguments of all kinds are here and not beside the work, whose imports would slow down ``amos --help``. A new kind is a
-function ``add_KIND``, its line in :func:`add_parser` and in :func:`run`, and ``prepare/KIND.py`` with ``run(arguments)``.
+function ``add_KIND``, its line in :func:`add_parser` and in ``KINDS``, and a module with ``run(arguments)``.
 """
 
 import argparse
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from amos_fairseq.cli.arguments import HelpFormatter, add_label_columns, add_subcommand, add_unlabeled
 from amos_fairseq.downstream.classification.glue.tasks import TASKS
+from amos_fairseq.output.terminal import ending_in_one_line
 from amos_fairseq.process import root_logger_kept
 from amos_fairseq.text import DEFAULT_VOCAB_SIZE, TEXT_COLUMN
 
@@ -20,6 +22,15 @@ Convert raw files to what training reads. Each kind has its own --help.
 amos prepare FILE ... means amos prepare text FILE ... The first word is a kind if it is the name of one, even where a file
 has that name: give such a file as ./NAME."""
 TEXT = "text"
+# The module that does the work, and what the same command does when it was interrupted.
+KINDS = {
+    TEXT: ("text.prepare", "it continues after the last finished part"),
+    "glue": ("downstream.classification.glue.prepare", "finished tasks are skipped"),
+    "glue-download": ("downstream.classification.glue.download", "finished tasks are skipped"),
+    "squad": ("downstream.squad.prepare", "it starts again"),
+    "tagging": ("downstream.tagging.prepare", "it starts again"),
+    "probing": ("probing.prepare", "it starts again"),
+}
 
 
 class KindFormatter(HelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -66,24 +77,9 @@ def with_kind(arguments: Sequence[str], kinds: Sequence[str]) -> list[str]:
 
 
 def run(arguments: argparse.Namespace) -> None:
+    name, repeated = KINDS[arguments.kind]
     with root_logger_kept():
-        from amos_fairseq.downstream.classification.glue import download as glue_download
-        from amos_fairseq.downstream.classification.glue import prepare as glue
-        from amos_fairseq.downstream.squad import prepare as squad
-        from amos_fairseq.downstream.tagging import prepare as tagging
-        from amos_fairseq.probing import prepare as probing
-        from amos_fairseq.text import prepare as text
-    from amos_fairseq.output.terminal import ending_in_one_line
-
-    modules = {
-        TEXT: (text, "it continues after the last finished part"),
-        "glue": (glue, "finished tasks are skipped"),
-        "glue-download": (glue_download, "finished tasks are skipped"),
-        "squad": (squad, "it starts again"),
-        "tagging": (tagging, "it starts again"),
-        "probing": (probing, "it starts again"),
-    }
-    module, repeated = modules[arguments.kind]
+        module = importlib.import_module(f"amos_fairseq.{name}")
     with ending_in_one_line(repeated, getattr(module, "COMMAND", "prepare")):
         module.run(arguments)
 

@@ -55,18 +55,6 @@ def test_an_unknown_flag_is_reported_with_the_usage_of_its_kind(capsys, argument
     assert f"amos prepare {kind}: error: unrecognized arguments: --typo 3" in capsys.readouterr().err
 
 
-def test_help(capsys):
-    pages = {}
-    for kind in ([], ["text"], ["glue"], ["glue-download"], ["squad"], ["tagging"], ["probing"]):
-        with pytest.raises(SystemExit, match="0"):
-            main(["prepare", *kind, "--help"])
-        pages[" ".join(kind)] = " ".join(capsys.readouterr().out.split())
-    assert not [kind for kind in pages if kind not in pages[""]]
-    assert "(default: 32768)" in pages["text"]
-    assert "(default: 0.01)" in pages["text"]
-    assert "(default: all)" in pages["squad"]
-
-
 @pytest.mark.parametrize("command", ["text", "text to", "probing", "squad", "tagging"])
 def test_names_that_are_not_utf8_are_refused(tmp_path, capsys, command):
     folder = os.fsencode(tmp_path)

@@ -85,6 +85,7 @@ def break_dictionary(directory: Path) -> None:
     path.write_text("\n".join(lines), encoding="utf-8")
 
 
+@pytest.mark.parametrize("learned", LEARNED_KINDS[:1], indirect=True)
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
