@@ -202,11 +202,13 @@ def test_finished_data_are_unchanged(data, capsys, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in data.rglob("*")}
     main([source, source, tokenizer, data])
     assert "finished already" in capsys.readouterr().err
-    assert "made with other settings" in refused(capsys, source, source, tokenizer, data, "--max-train-questions", 3)
+    assert "(settings max_train_questions: None there, 3 here)" in refused(
+        capsys, source, source, tokenizer, data, "--max-train-questions", 3
+    )
     other = write_json(tmp_path / "other.json", make_squad(seed=9))
-    assert "made with other files" in refused(capsys, other, source, tokenizer, data)
+    assert "(sources train name: squad.json there, other.json here)" in refused(capsys, other, source, tokenizer, data)
     squad_tokenizer(tmp_path / "text", SQUAD, size=160).save(tmp_path / "tokenizer")
-    assert "made with other tokenizer" in refused(capsys, source, source, tmp_path / "tokenizer", data)
+    assert "(tokenizer_sha256: " in refused(capsys, source, source, tmp_path / "tokenizer", data)
     assert {path: path.stat().st_mtime_ns for path in data.rglob("*")} == before
 
 

@@ -111,7 +111,7 @@ def test_finished_data_are_unchanged_and_others_refused(data, capsys, tmp_path):
     def refused(*arguments: object) -> str:
         return error_line(capsys, main, *arguments)
 
-    assert "other settings" in refused(source, source, tokenizer, data, "--column", "pos")
+    assert "(settings column: None there, pos here)" in refused(source, source, tokenizer, data, "--column", "pos")
     assert "no column ner: it has pos, chunk" in refused(source, source, tokenizer, tmp_path / "a", "--column", "ner")
     assert "fairseq separates folders at ':'" in refused(source, source, tokenizer, tmp_path / "a:b")
     assert "no such file" in refused(tmp_path / "absent", source, tokenizer, tmp_path / "a")
