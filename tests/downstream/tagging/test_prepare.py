@@ -129,7 +129,7 @@ def test_finished_data_are_unchanged_and_others_refused(data, capsys, tmp_path):
     (tmp_path / "full" / "file").touch()
     assert "contains no tagging data" in refused(source, source, tokenizer, tmp_path / "full")
     (tmp_path / "full" / "tagging.json").write_text(json.dumps({"labels": []}))
-    assert "was not written by amos prepare" in refused(source, source, tokenizer, tmp_path / "full")
+    assert "was made with other files or settings" in refused(source, source, tokenizer, tmp_path / "full")
 
 
 def words_of(data: Path, split: str) -> list[str]:
