@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from amos_fairseq.downstream.classification.glue import prepare as glue
 from amos_fairseq.downstream.classification.glue.data import read_glue_data
 from amos_fairseq.downstream.classification.glue.tasks import SCORED
 from amos_fairseq.downstream.squad.dataset import Example, read_squad_manifest
@@ -65,10 +64,6 @@ WORDS = {"train": {"words": 1}, "valid": {"words": 1}}
 LABELS = {"task": "RTE", "labels": ["a", "b"]}
 
 
-def glue_is_finished(path: Path) -> bool:
-    return glue.is_finished(path.parent, "RTE", {}, {})
-
-
 def probing_is_finished(path: Path) -> bool:
     return is_finished(path.parent, {"sources": []}, "probing", path.name)
 
@@ -119,7 +114,6 @@ READERS: dict[str, tuple[str, Any, Callable[[Path], Any]]] = {
         SPLIT,
         lambda path: prepare_text._read_inputs(path.parent, [], None),
     ),
-    "task.json": ("RTE/task.json", GLUE_TASK, glue_is_finished),
     "task.json of amos glue": ("RTE/task.json", PREPARED_GLUE, notes_of_glue),
     "probing.json": ("probing.json", {"sources": []}, probing_is_finished),
     "labels of task.json": ("task.json", LABELS, labels),

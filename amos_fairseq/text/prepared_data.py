@@ -101,25 +101,39 @@ def prepared_data(
     used_by: Sequence[str],
     unscored: Collection[str] = (),
 ) -> Path:
-    """Return ``OUT/data/KIND``, after ``write`` if it does not exist yet, is damaged, or was made of something else.
+    """Return ``OUT/data/KIND`` after :func:`prepare_folder`; ``kind`` may have a parent, as in ``glue/RTE``, and ``used_by``
+    names files or folders in OUT with results, such as ``runs/RTE``."""
+    folder = out / DATA / kind
+    prepare_folder(folder, sources, tokenizer, settings, write, [out / name for name in used_by], unscored)
+    return folder
+
+
+def prepare_folder(
+    folder: Path,
+    sources: Mapping[str, Path],
+    tokenizer: Tokenizer | None,
+    settings: Mapping[str, Any],
+    write: Callable[[Path], None],
+    results: Sequence[Path] = (),
+    unscored: Collection[str] = (),
+) -> bool:
+    """Fill ``folder`` by ``write`` if it does not exist yet, is damaged, or was made of something else; return whether it did.
 
     A folder is replaced as a whole: a command that fails or is killed leaves the earlier data, or none.
 
     Args:
-        kind: name of the folder; it may have a parent, as in ``glue/RTE``.
         sources: the raw files, or folders, by split; names and contents count.
-        tokenizer: the checkpoint's; None for data that do not depend on it.
+        tokenizer: None for data that do not depend on one.
         settings: what else determines the data, as plain values.
         write: fills an empty folder. It is called with the folder's name while the data are unfinished.
-        used_by: files or folders in OUT with results of these data, such as ``runs/RTE``. While one of them exists, the data
-            are not replaced by others: the results would no longer belong to them.
+        results: of these data. While one of them exists, the data are not replaced by others: the results would no longer
+            belong to them.
         unscored: those of ``sources`` on which no result depends, such as test sets without labels.
     """
     check_paths(*sources.values())
     for path in sources.values():
         if not path.exists():
             raise UserError(f"{path}: no such file")
-    folder = out / DATA / kind
     made_from = {
         "settings": settings,
         "sources": {split: describe_source(path) for split, path in sources.items()},
@@ -127,20 +141,20 @@ def prepared_data(
     }
     made_from = json.loads(json_text(made_from))  # as it will be read: lists instead of tuples
     if _is_complete(folder, made_from):
-        return folder
+        return False
     with _locked(folder):
         if _is_complete(folder, made_from):  # another process has made them meanwhile
-            return folder
-        _check_replaceable(out, folder, made_from, used_by, unscored)
+            return False
+        _check_replaceable(folder, made_from, results, unscored)
         if sources:
             names = ", ".join(dict.fromkeys(path.name for path in sources.values()))
             with_tokenizer = "" if tokenizer is None else " with the tokenizer of the checkpoint"
-            say(f"converts {names}{with_tokenizer}; the result is kept in {folder}")
+            say(f"converts {names}{with_tokenizer if results else ''}; the result is kept in {folder}")
         with whole_folder(folder, replace=True) as unfinished:
             write(unfinished)
             record = made_from | {"files": files_sha256(unfinished)}
             (unfinished / RECORD).write_text(json_text(record), encoding="utf-8")
-    return folder
+    return True
 
 
 def _read_record(folder: Path) -> dict[str, Any] | None:
@@ -162,9 +176,9 @@ def _is_complete(folder: Path, made_from: dict[str, Any]) -> bool:
 
 
 def _check_replaceable(
-    out: Path, folder: Path, made_from: dict[str, Any], used_by: Sequence[str], unscored: Collection[str]
+    folder: Path, made_from: dict[str, Any], results: Sequence[Path], unscored: Collection[str]
 ) -> None:
-    """Refuse to replace other data that results in OUT are of, or something else."""
+    """Refuse to replace other data that results are of, or something else."""
     if not os.path.lexists(folder):
         return
     record = _read_record(folder)
@@ -175,12 +189,12 @@ def _check_replaceable(
         sources = {split: value for split, value in source["sources"].items() if split not in unscored}
         return {**{name: source.get(name) for name in made_from}, "sources": sources}
 
-    results = [out / name for name in used_by if os.path.lexists(out / name)]
+    results = [path for path in results if os.path.lexists(path)]
     if results and scored(record) != scored(made_from):
         listed = " ".join(shlex.quote(str(path)) for path in results)
         raise UserError(
-            f"{folder} was made of something else ({_difference(scored(record), scored(made_from))}), and {out} has "
-            f"results of those data: give another --out, or delete {listed} to begin again"
+            f"{folder} was made of something else ({_difference(scored(record), scored(made_from))}), and there are results of "
+            f"those data: give another --out, or delete {listed} to begin again"
         )
     there = {name: record.get(name) for name in made_from}
     reason = "its files are damaged" if there == made_from else _difference(there, made_from)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq import strangers
 from amos_fairseq.downstream.classification.glue.tasks import (
     LARGEST_SCORE,
     TASK_FILE,
@@ -20,10 +19,10 @@ from amos_fairseq.downstream.classification.glue.tasks import (
 from amos_fairseq.downstream.classification.prepare import write_task
 from amos_fairseq.downstream.classification.rows import Columns, LabeledRows, LabelKind, read_rows
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import json_text, locked, refuse_link, whole_folder
-from amos_fairseq.fingerprint import TOKENIZER_DIRECTORY, file_sha256, files_sha256
+from amos_fairseq.files import json_text, refuse_link, whole_folder
+from amos_fairseq.fingerprint import TOKENIZER_DIRECTORY
 from amos_fairseq.output.terminal import progress_bar, say
-from amos_fairseq.text.prepared_data import Sample, prepared_data
+from amos_fairseq.text.prepared_data import Sample, prepare_folder, prepared_data
 from amos_fairseq.text.processes import number_of_processes
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
 
@@ -37,23 +36,21 @@ def run(given: argparse.Namespace) -> None:
     if given.max_train_rows is not None and given.max_train_rows < 1:
         raise UserError(f"--max-train-rows {given.max_train_rows} must be at least 1")
     sample, tokenizer = Sample(given.max_train_rows, given.seed), load_tokenizer(given.tokenizer)
-    number_of_processes(given.workers)
+    number_of_processes(given.workers)  # before any work
     _check_out(out, tokenizer)
+    place = out / TOKENIZER_DIRECTORY
+    settings = sample.describe("max_train_rows")
     for name, sources in files.items():
-        settings = sample.describe("max_train_rows") | {"tokenizer_sha256": tokenizer.sha256}
-        if is_finished(out / name, name, sources, settings):
-            say(f"{name} is finished already, with these files and settings: skipped")
-            continue
-        tables = read_task(TASKS[name], sources)  # before anything is written
-        out.mkdir(parents=True, exist_ok=True)
-        with locked(out / ".lock", f"another command is writing {out}", "wait for it, or give another OUT"):
-            if not (out / TOKENIZER_DIRECTORY).exists():
-                with whole_folder(out / TOKENIZER_DIRECTORY) as unfinished:
+
+        def write(directory: Path, task: GlueTask = TASKS[name], sources: dict[str, Path] = sources) -> None:
+            tables = read_task(task, sources)
+            if not place.exists():
+                with whole_folder(place) as unfinished:
                     tokenizer.save(unfinished)
-            with whole_folder(out / name, replace=True) as unfinished:
-                prepare_task(
-                    unfinished, TASKS[name], tables, sample, tokenizer, out / TOKENIZER_DIRECTORY, given.workers
-                )
+            prepare_task(directory, task, tables, sample, tokenizer, place, given.workers)
+
+        if not prepare_folder(out / name, sources, tokenizer, settings, write):
+            say(f"{name} is finished already, with these files and settings: skipped")
     command = f"fairseq-train {out}/TASK --user-dir amos_fairseq --task sentence_prediction ..."
     say(f"done: {command}; counts in TASK/task.json")
 
@@ -69,32 +66,6 @@ def _check_out(out: Path, tokenizer: Tokenizer) -> None:
             raise UserError(f"{out} was made with another tokenizer: give another OUT, or remove it")
     elif out.exists() and any(not path.name.startswith(".") for path in out.iterdir()):
         raise UserError(f"OUT {out} is not empty and contains no GLUE data of amos prepare: give another directory")
-
-
-def is_finished(directory: Path, task: str, sources: dict[str, Path], settings: dict[str, Any]) -> bool:
-    """Return whether ``directory`` was made from these files and settings, and has its files as they were written.
-
-    Raises:
-        UserError: it was not written by this command, and must not be replaced.
-    """
-    if not directory.exists():
-        return False
-    hint = f"{directory} was not written by amos prepare; give another OUT, or remove it"
-    record = strangers.read_json(directory / TASK_FILE, hint)
-    if record.get("task") != task:
-        raise UserError(f"{directory / TASK_FILE} is not of {task}: {hint}")
-    try:
-        hashes = strangers.field(record, "sha256", dict)
-        made_from = {split: facts["sha256"] for split, facts in strangers.field(record, "splits", dict).items()}
-    except (ValueError, KeyError, TypeError):
-        return False  # of an earlier version, or damaged
-    present = files_sha256(directory)
-    del present[TASK_FILE]
-    return (
-        all(record.get(name) == value for name, value in settings.items())
-        and made_from == {split: file_sha256(path) for split, path in sources.items()}
-        and hashes == present
-    )
 
 
 def prepare_glue_inside(out: Path, glue: Path, tasks: Sequence[str], tokenizer: Tokenizer) -> Path:
