@@ -24,12 +24,7 @@ TEXT_COLUMNS = (
     ("question1", "question2"),
     ("question", "sentence"),
     ("text1", "text2"),
-    ("review",),
-    ("content",),
-    ("document",),
-    ("comment",),
-    ("tweet",),
-    ("message",),
+    *((name,) for name in ("review", "content", "document", "comment", "tweet", "message")),
 )
 LABEL_COLUMNS = ("label", "labels", "class", "category", "score", "stars", "rating", "sentiment", "target")
 # What a label is: one class of several, any number of labels, or a number (a regression).

@@ -9,7 +9,7 @@ MRPC has its dev set already, which is part of its authors' training file.
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -24,26 +24,8 @@ REPOSITORY = "nyu-mll/glue"
 REVISION = "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c"
 
 
-class HubTask(NamedTuple):
-    """Folder of a task on the hub, and its columns of texts."""
-
-    folder: str
-    texts: tuple[str, ...]
-
-
-_PAIR, _INFERENCE = ("sentence1", "sentence2"), ("premise", "hypothesis")
-HUB_TASKS = {
-    "CoLA": HubTask("cola", ("sentence",)),
-    "SST-2": HubTask("sst2", ("sentence",)),
-    "MRPC": HubTask("mrpc", _PAIR),
-    "STS-B": HubTask("stsb", _PAIR),
-    "QQP": HubTask("qqp", ("question1", "question2")),
-    "MNLI": HubTask("mnli", _INFERENCE),
-    "QNLI": HubTask("qnli", ("question", "sentence")),
-    "RTE": HubTask("rte", _PAIR),
-    "WNLI": HubTask("wnli", _PAIR),
-    "AX": HubTask("ax", _INFERENCE),
-}
+# Columns of texts that have other names on the hub; its folders are named cola, sst2, stsb, ...
+HUB_TEXTS = {"MRPC": ("sentence1", "sentence2"), **dict.fromkeys(("MNLI", "AX"), ("premise", "hypothesis"))}
 _SPLITS = {"train": "train", "valid": "validation", "test": "test"}
 _MNLI_SPLITS = {
     "train": "train",
@@ -65,7 +47,7 @@ def run(given: argparse.Namespace) -> None:
             continue
         if folder.exists():
             raise UserError(f"{folder} exists, but lacks official files of {task.name}: remove it or give another OUT")
-        snapshot = fetch(HUB_TASKS[task.name].folder)
+        snapshot = fetch(hub_folder(task))
         with (
             explain_write_errors(folder, "make room, permit writing, or give another OUT"),
             whole_folder(folder) as unfinished,
@@ -74,6 +56,10 @@ def run(given: argparse.Namespace) -> None:
                 lines = official_lines(task, split, snapshot)
                 (unfinished / name.name).write_text("".join(lines), encoding="utf-8", newline="\n")
         say(f"{task.name}: {', '.join(sorted(path.name for path in folder.iterdir()))}", COMMAND)
+
+
+def hub_folder(task: GlueTask) -> str:
+    return task.name.lower().replace("-", "")
 
 
 def fetch(folder: str) -> Path:
@@ -95,15 +81,14 @@ def fetch(folder: str) -> Path:
 def official_lines(task: GlueTask, split: str, snapshot: Path) -> Iterator[str]:
     """Yield the lines of an official file, with the columns that ``amos prepare glue`` reads.
 
-    Raises:
-        UserError: the hub's file is missing or damaged, has another number of rows than the official one, or a text that a line
-            of a table cannot have.
+    A file of the hub with another number of rows than the official one is refused, and so is a text that a line of a table
+    cannot have.
     """
-    hub = HUB_TASKS[task.name]
+    folder, columns = snapshot / hub_folder(task), HUB_TEXTS.get(task.name, task.texts)
     name = (_MNLI_SPLITS if task.name == "MNLI" else _SPLITS)[split]
-    files = sorted((snapshot / hub.folder).glob(f"{name}-*.parquet"))
+    files = sorted(folder.glob(f"{name}-*.parquet"))
     if not files:
-        raise UserError(f"{snapshot / hub.folder} has no {name}-*.parquet: {REPOSITORY} is not as expected")
+        raise UserError(f"{folder} has no {name}-*.parquet: {REPOSITORY} is not as expected")
     if is_test(split):
         yield "\t".join(["id" if task.name == "QQP" else "index", *task.texts]) + "\n"
     elif task.has_header(split):
@@ -112,7 +97,7 @@ def official_lines(task: GlueTask, split: str, snapshot: Path) -> Iterator[str]:
     for file in files:
         with open_arrow(file) as (_, _, batches):
             for row in (row for batch in batches for row in batch.to_pylist()):
-                yield "\t".join(_fields(task, split, [row[column] for column in hub.texts], row)) + "\n"
+                yield "\t".join(_fields(task, split, [row[column] for column in columns], row)) + "\n"
                 num_rows += 1
     if num_rows != task.official_rows[split]:
         raise UserError(
