@@ -46,9 +46,6 @@ def verify_checksums(path: str, whole: bool = True) -> None:
 
     Args:
         whole: verify the tensors too, not only the pickle that says what they are.
-
-    Raises:
-        DamagedCheckpoint: the content of a member has changed.
     """
     version = path, *file_version(path)
     if version in _verified:

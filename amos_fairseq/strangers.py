@@ -74,9 +74,6 @@ def read_json(path: str | os.PathLike, hint: str, kind: type = dict, optional: b
         hint: how to fix it, the end of the message.
         kind: what the file contains: dict, list, or object for any value.
         optional: return None if nothing has this path.
-
-    Raises:
-        UserError: see :func:`read_bytes` and :func:`parse_json`.
     """
     if optional:
         try:
@@ -93,11 +90,7 @@ def read_json(path: str | os.PathLike, hint: str, kind: type = dict, optional: b
 
 
 def read_json_lines(path: Path, hint: str, parse: Callable[[str], Any]) -> list[Any]:
-    """Return what ``parse`` makes of each line of a prepared file; ``hint``: how to fix a missing one.
-
-    Raises:
-        UserError: the file is missing, or ``parse`` raises ValueError, KeyError or TypeError.
-    """
+    """Return what ``parse`` makes of each line of a prepared file; ``hint``: how to fix a missing one."""
     if not path.is_file():  # opening a pipe would wait for its writer
         raise UserError(f"{path} is missing, or no file: {hint}")
     try:
@@ -112,9 +105,6 @@ def read_yaml(path: str | os.PathLike, hint: str, largest: int = 1 << 20) -> Any
     """Return the content of a YAML file without aliases: nine lists of nine aliases each grow ninefold per level.
 
     For the arguments see :func:`read_bytes`.
-
-    Raises:
-        UserError: see :func:`read_bytes`; or it is not YAML, has an alias or a tag of another type, or is nested too deeply.
     """
     import yaml  # not needed by most commands
 
@@ -145,10 +135,6 @@ def parse_json(text: str | bytes, kind: type = dict, **hooks: Any) -> Any:
 
     Args:
         hooks: arguments of ``json.loads``. A hook for numbers replaces the check of that kind of number.
-
-    Raises:
-        ValueError: it is not JSON, contains another ``kind`` of value, is nested too deeply, or contains a number that no
-            float can represent; the reason continues the sentence "FILE ...".
     """
     checks = {"parse_int": _integer, "parse_float": _float, "parse_constant": _float}
     try:
@@ -177,12 +163,7 @@ def _float(digits: str) -> float:
 
 
 def values_in(content: Any) -> Iterator[Any]:
-    """Yield every value in nested dictionaries, lists, tuples and namespaces, the containers too.
-
-    Raises:
-        ValueError: they are nested too deeply, contain themselves, or have too many parts, such as a list of ten times the same
-            list of ten times the same list.
-    """
+    """Yield every value in nested dictionaries, lists, tuples and namespaces, the containers too."""
     level, number = [content], 0
     for _ in range(DEEPEST + 1):
         parts: list[Any] = []

@@ -79,9 +79,6 @@ class Encoder(nn.Module):
         batch_size: number of texts in one forward pass.
         layer: the layer whose states are returned, from 0 (the input of the first layer) on; those above it are not computed.
             None for what the heads read, mostly the last layer.
-
-    Raises:
-        UserError: ``batch_size`` is below 1, the model has no encoder after pretraining, or no such layer.
     """
 
     def __init__(self, loaded: LoadedCheckpoint, batch_size: int = BATCH_SIZE, layer: int | None = None) -> None:

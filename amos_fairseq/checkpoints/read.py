@@ -59,9 +59,6 @@ class LoadedCheckpoint:
         """Token that a fine-tuned model reads before the second text of a pair, in addition to the first one's ``</s>``.
 
         It is the task's ``--separator-token``; None for models without it, such as every pretraining model.
-
-        Raises:
-            UserError: the setting in the checkpoint is no token of its dictionary.
         """
         separator = self.task.get("separator_token")
         if separator is not None and not (type(separator) is int and 0 <= separator < len(self.dictionary)):
@@ -74,11 +71,7 @@ class LoadedCheckpoint:
         return 1 if self.separator is None else 2
 
     def tokens(self, text: str) -> Tensor:
-        """Return ``<s>``, then the pieces of each line followed by ``</s>``, as in the corpus: [L] int64.
-
-        Raises:
-            UserError: the text is empty.
-        """
+        """Return ``<s>``, then the pieces of each line followed by ``</s>``, as in the corpus: [L] int64."""
         lines = [self.tokenizer.encode(line) for line in re.split(r"[\r\n]+", text)]
         ids = [self.dictionary.bos()]
         for pieces in filter(None, lines):

@@ -105,12 +105,6 @@ def configuration(arch: str, settings: dict[str, Any], source: str) -> DictConfi
     return config
 
 
-def changed_flags(config: DictConfig) -> list[str]:
-    """Return the flags of the model that differ from its architecture's: fairseq-train needs them to build the same model."""
-    defaults = configuration(config.model._name, {}, "").model
-    return as_flags({name: value for name, value in config.model.items() if value != defaults[name]})
-
-
 def build_model(config: DictConfig, tokenizer: Tokenizer, seed: int) -> BaseFairseqModel:
     """Build the pretraining model of ``config`` with initial values from ``seed``; the caller's random state is unchanged."""
     # A task that masks blocks gets the whole model, with its generator.
@@ -194,6 +188,30 @@ def write(imported: Imported, out: Path) -> None:
             if is_new:
                 shutil.rmtree(directory, ignore_errors=True)
             raise
+
+
+def report_lines(imported: Imported, out: Path, seed: int) -> list[str]:
+    """Return lines about the parameters that are imported, initialized or left out, and the flags of fairseq-train that
+    build the same model."""
+    config = imported.config
+    sizes = {name: parameter.numel() for name, parameter in imported.model.named_parameters()}
+    initialized = [name for name in imported.newly_initialized if name in sizes]
+    num_imported = sum(sizes.values()) - sum(sizes[name] for name in initialized)
+    lines = [
+        f"{imported.source}: {num_imported:,} of {sum(sizes.values()):,} parameters of {config.model._name} are imported"
+    ]
+    if initialized:
+        modules = ", ".join(sorted({name.split(".")[0] for name in initialized}))
+        lines.append(f"initialized randomly (--seed {seed}): {modules} ({len(initialized)} weights)")
+    lines += imported.remarks
+    if imported.unexpected_keys:
+        lines.append(f"left out, no counterpart in this model: {', '.join(imported.unexpected_keys)}")
+    lines.append(f"wrote {out} and {out.parent / TOKENIZER_DIRECTORY}")
+    # fairseq-train needs the flags that differ from the architecture's.
+    defaults = configuration(config.model._name, {}, "").model
+    changed = as_flags({name: value for name, value in config.model.items() if value != defaults[name]})
+    lines.append(f"flags of fairseq-train that build this model: --arch {' '.join([config.model._name, *changed])}")
+    return lines
 
 
 def check_output_file(out: Path) -> None:

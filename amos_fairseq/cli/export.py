@@ -32,11 +32,12 @@ def add_parser(subparsers: Any) -> None:
         help="part of the checkpoint to export (default: the fine-tuned head with its encoder; of a pretraining checkpoint the "
         "encoder, of an mlm checkpoint the encoder with its MLM head)",
     )
-    text = (
-        "task, or column of labels, of the head to export, of a model of several; ALL writes a folder in OUT for each "
+    add(
+        "--head",
+        metavar="TASK",
+        help="task, or column of labels, of the head to export, of a model of several; ALL writes a folder in OUT for each "
+        "(default: the encoder without a head)",
     )
-    text += "(default: the encoder without a head)"
-    add("--head", metavar="TASK", help=text)
     add("--depth", metavar="D", help="depth of the generator (default: the deepest)")
     add(
         "--as",

@@ -65,16 +65,16 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     import_fairseq()
-    from amos_fairseq.checkpoints.write import check_output_file, write
+    from amos_fairseq.checkpoints.write import check_output_file, report_lines, write
 
     check_output_file(arguments.out)
     imported = read_source(arguments)
     write(imported, arguments.out)
-    print("\n".join(report_lines(imported, arguments)))
+    print("\n".join(report_lines(imported, arguments.out, arguments.seed)))
 
 
 def read_source(arguments: argparse.Namespace) -> "Imported":
-    """Read and convert SOURCE; raise :class:`UserError` for flags that do not apply to its kind."""
+    """Read and convert SOURCE; refuse flags that do not apply to its kind."""
     from amos_fairseq.checkpoints.released_amos import import_release
     from amos_fairseq.hugging_face.import_folder import import_folder
 
@@ -90,27 +90,3 @@ def read_source(arguments: argparse.Namespace) -> "Imported":
     if generator is not None:
         raise UserError("--generator does not apply to --from microsoft-amos: the released file contains its generator")
     return import_release(arguments.source, tokenizer, arch, depths, arguments.seed)
-
-
-def report_lines(imported: "Imported", arguments: argparse.Namespace) -> list[str]:
-    """Return lines about the parameters that are imported, initialized or left out, and the flags of fairseq-train that
-    build the same model."""
-    from amos_fairseq.checkpoints.write import changed_flags
-
-    model, config = imported.model, imported.config
-    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-    initialized = [name for name in imported.newly_initialized if name in sizes]
-    num_imported = sum(sizes.values()) - sum(sizes[name] for name in initialized)
-    lines = [
-        f"{imported.source}: {num_imported:,} of {sum(sizes.values()):,} parameters of {config.model._name} are imported"
-    ]
-    if initialized:
-        parts = ", ".join(sorted({name.split(".")[0] for name in initialized}))
-        lines.append(f"initialized randomly (--seed {arguments.seed}): {parts} ({len(initialized)} weights)")
-    lines += imported.remarks
-    if imported.unexpected_keys:
-        lines.append(f"left out, no counterpart in this model: {', '.join(imported.unexpected_keys)}")
-    lines.append(f"wrote {arguments.out} and {arguments.out.parent / 'tokenizer'}")
-    flags = ["--arch", config.model._name, *changed_flags(config)]
-    lines.append(f"flags of fairseq-train that build this model: {' '.join(flags)}")
-    return lines

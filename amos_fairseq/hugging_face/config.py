@@ -163,11 +163,7 @@ def rope_parameters(config: "PretrainedConfig") -> dict[str, dict[str, Any]]:
 
 
 def read_config(path: Path) -> tuple[str, "PretrainedConfig"]:
-    """Return the family of a ``config.json``, and the configuration with the defaults of its class.
-
-    Raises:
-        UserError: the file is missing or invalid, or describes a model that is not supported.
-    """
+    """Return the family of a ``config.json``, and the configuration with the defaults of its class."""
     content = read_config_file(path)
     family = str(content.get("model_type"))
     family = SAME_AS.get(family, family)

@@ -281,9 +281,6 @@ def families_of(head: Head, shape: TransformerConfig, activation: str = "tanh") 
         shape: of the encoder.
         activation: of the classification heads of the objective, tanh (as in BERT and RoBERTa) or gelu (as in ELECTRA); or
             linear, a head without dense layer, which all of them can compute.
-
-    Raises:
-        UserError: no Hugging Face class computes this part.
     """
     projected = shape.is_projected  # only ELECTRA projects its embeddings
     if isinstance(shape, ModernBertEncoderConfig):

@@ -61,10 +61,6 @@ def folder_tokenizer(loaded: LoadedCheckpoint, family: str, max_length: int) -> 
     """Convert our tokenizer for a model of ``family`` with inputs of up to ``max_length`` tokens.
 
     Longer inputs are truncated where a client asks for it, the longer text of a pair first, as in fine-tuning.
-
-    Raises:
-        UserError: it lacks a token that every input needs, its padding token cannot have the id 1, or the model was fine-tuned
-            with another separator than ``</s>``.
     """
     tokenizer, end = loaded.tokenizer, loaded.dictionary.eos()
     if loaded.separator not in (None, end):
@@ -143,9 +139,6 @@ def with_padding_at_1(library: tokenizers.Tokenizer, padding: str, ids: Tensor) 
     """Exchange the ids of the token ``padding`` and of the token at 1, also in ``ids``.
 
     MPNet and RoBERTa compute positions for a padding id of 1. Our own tokenizers have it there, and are returned unchanged.
-
-    Raises:
-        UserError: one of the two tokens is not in the model's own vocabulary.
     """
     pad = library.token_to_id(padding)
     if pad == 1:

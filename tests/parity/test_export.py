@@ -287,23 +287,6 @@ def test_heads_that_no_class_has_are_refused_and_their_encoder_is_not(settings, 
     assert_close(pretrained.model.all_states(tokens)[-1][real], theirs[real])
 
 
-@pytest.mark.parametrize(
-    ("settings", "part", "message"),
-    [
-        (
-            {"objective": "electra"},
-            "generator",
-            "needs embeddings as wide as the encoder, and this generator is narrower",
-        ),
-        ({"objective": "electric"}, "discriminator", "no class for energies of tokens on ModernBERT"),
-    ],
-)
-def test_parts_that_modernbert_has_no_class_for_are_refused(settings, part, message, tmp_path, capsys):
-    run = write_run(tmp_path / "run", **(MODERN | settings))
-    assert message in error_line(capsys, main, "export", run, tmp_path / "out", "--part", part, reports_progress=True)
-    assert not (tmp_path / "out").exists()
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("encoder", [{}, MODERN], ids=["mpnet", "modernbert"])
 def test_question_answering(encoder, tmp_path):
@@ -398,26 +381,3 @@ def test_card_of_mlm_does_not_mention_a_generator(tmp_path):
     assert "pipeline_tag: fill-mask" in card
     assert "This is the generator" not in card
     assert "| Objective | mlm |" in card
-
-
-TWO_TOWER = {"electric_variant": "two_tower", "generator_size": 1, "generator_loss_tokens": "all"}
-REFUSED = {
-    "two towers": ("electric", {}, "generator", "no generator that a masked language model"),
-    "counts": ("electra", {"generator": "uniform"}, "generator", "no generator that a masked language model"),
-    "predicts originals": ("electra", {"main_objective": "replace_mlm"}, "discriminator", "has no detection head"),
-    "selection only": ("teams", {"rtd_loss_weight": 0.0}, "discriminator", "has no detection head"),
-    "network per token": ("teams", {"task_heads": "ffn"}, "discriminator", "on top of its encoder (--task-heads ffn)"),
-    "cloze model": ("electric", TWO_TOWER, "encoder", "has no encoder to fine-tune or to load"),
-    "t5": ("electric", {"relative_position_scheme": "t5"}, "discriminator", "two layers on relative positions"),
-    "mlm's generator": ("mlm", {}, "generator", "it has mlm, encoder"),
-    "mlm's discriminator": ("mlm", {}, "discriminator", "it has mlm, encoder"),
-    "amos as an mlm": ("amos", {}, "mlm", "it has encoder, generator, discriminator"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_parts_without_a_hugging_face_class_are_refused(name, tmp_path, capsys):
-    objective, settings, part, message = REFUSED[name]
-    run, out = write_run(tmp_path / "run", objective, **settings), tmp_path / "out"
-    assert message in error_line(capsys, main, "export", run, out, "--part", part, "--no-check", reports_progress=True)
-    assert not out.exists()

@@ -69,9 +69,6 @@ def from_sentencepiece(model: bytes, normalizer: normalizers.Normalizer | None =
     Args:
         model: a serialized model.
         normalizer: the normalization of the text that the model was learned from; None if there was none.
-
-    Raises:
-        UserError: it is no SentencePiece model, is of another kind, or has settings that cannot be converted exactly.
     """
     proto = sentencepiece_model_pb2.ModelProto()
     try:

@@ -41,11 +41,7 @@ class MicrosoftAmosTokenizer(Tokenizer):
 
     @classmethod
     def from_release(cls, directory: Path) -> "MicrosoftAmosTokenizer":
-        """Read the two files of the release, which come without settings.
-
-        Raises:
-            UserError: one is missing or broken, or ``dict.txt`` lists a piece twice or a special symbol.
-        """
+        """Read the two files of the release, which come without settings."""
         for name in (cls.model_file, DICTIONARY_FILE):
             if not (directory / name).is_file():
                 raise UserError(

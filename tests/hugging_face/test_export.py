@@ -1,9 +1,7 @@
 """``amos export``: its files, the content of the card, and errors."""
 
 import json
-import os
 import re
-import socket
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,6 @@ from saved_models import UPDATES, small_tokenizer, write_run
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import whole_folder
 from amos_fairseq.hugging_face import export as export_module
 from amos_fairseq.hugging_face.export import check_output_folder, export
 from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer
@@ -36,11 +33,6 @@ def runs(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("runs")
     write_run(root / "amos")
     (root / "amos" / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in METRICS) + '{"split')
-    write_run(root / "electra", "electra")
-    write_run(root / "classifier", classes=3)
-    write_run(root / "narrow_classifier", "electra", classes=2, pooler_activation_fn="tanh", embedding_dim=4)
-    write_run(root / "joint", span_head="joint")
-    write_run(root / "buckets", relative_position_buckets=16)
     return root
 
 
@@ -118,23 +110,6 @@ def test_card_of_an_imported_model_has_no_facts_of_training(runs, tmp_path):
     assert not re.search(r"Updates|Objective|masked|AMOS|\n- amos\n", card)
 
 
-@pytest.mark.parametrize("parent", ["/absent/checkpoint.pt", "x" * 300, "a\0b"])
-def test_a_parent_that_cannot_be_read_is_left_out(parent, tmp_path):
-    """A name of 300 characters gives an error of the system, as a path in a folder that may not be read."""
-    run = write_run(tmp_path / "run")
-    state = torch.load(run / "checkpoint_last.pt", weights_only=True)
-    state["cfg"]["checkpoint"] = {"finetune_from_model": parent}
-    torch.save(state, run / "checkpoint_last.pt")
-    assert "which started from" not in card_of(run, tmp_path / "out")
-
-
-def test_a_name_that_no_folder_can_have_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"cannot be a folder \(File name too long\): give the name of a folder"):
-        check_output_folder(tmp_path / ("x" * 300), replace=False)
-    with pytest.raises(UserError, match="is not UTF-8"):  # "\udcff" is how Python reads a byte 0xff of the command line
-        check_output_folder(tmp_path / "\udcff", replace=False)
-
-
 def test_card_names_the_origin_of_a_model_that_was_trained_further(tmp_path):
     """Two runs after the import: GLUE's RTE after pretraining, each with the path of the one before."""
     tokenizer = FastTokenizer(small_tokenizer().model, small_tokenizer().special_tokens)  # as of an import
@@ -186,34 +161,31 @@ def test_card_of_a_tagger_has_its_scores(tmp_path):
 
 def test_labels_come_from_the_data_of_the_task(tmp_path):
     (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "task.json").write_text(json.dumps({"labels": ["entailment", "neutral", "contradiction"]}))
-    write_run(tmp_path / "run", classes=3, task={"data": str(tmp_path / "data")})
-    main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--no-check"])
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config["id2label"] == {"0": "entailment", "1": "neutral", "2": "contradiction"}
+    (tmp_path / "data" / "task.json").write_text(json.dumps({"labels": ["yes", "no", "maybe"]}))
+    run = write_run(tmp_path / "run", classes=3, task={"data": str(tmp_path / "data")})
+    card_of(run, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["id2label"] == {
+        "0": "yes",
+        "1": "no",
+        "2": "maybe",
+    }
 
 
-def test_force_replaces_the_whole_folder(runs, tmp_path, capsys):
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "config.json").write_text("old")
-    error_line(capsys, main, "export", runs / "amos", out, "--no-check", reports_progress=True)
-    assert [path.name for path in out.iterdir()] == ["config.json"]
-    main(["export", str(runs / "amos"), str(out), "--no-check", "--force"])
-    assert names_in(out) == FILES
-    assert list(tmp_path.iterdir()) == [out]
-
-
-def test_force_replaces_exported_folders_only(tmp_path, monkeypatch):
-    """Otherwise a wrong path could remove a home directory."""
+def test_force_replaces_exported_folders_only(runs, tmp_path, monkeypatch, capsys):
+    """Otherwise a wrong path could remove a home directory. "\\udcff" is how Python reads a byte 0xff of the command line."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "thesis").mkdir()
-    check_output_folder(tmp_path / "thesis", replace=True)  # empty
-    (tmp_path / "thesis" / "chapter.tex").write_text("words")
+    for name, file in (("thesis", "chapter.tex"), ("out", "config.json")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).write_text("words")
     messages = {"thesis": "holds no exported model", ".": "no name of its own", "..": "no name of its own"}
+    messages |= {"x" * 300: "cannot be a folder", "\udcff": "is not UTF-8"}
     for name, message in messages.items():
         with pytest.raises(UserError, match=message):
             check_output_folder(Path(name), replace=True)
+    assert "out exists" in error_line(capsys, main, "export", runs / "amos", "out", reports_progress=True)
+    assert main(["export", str(runs / "amos"), "out", "--no-check", "--force"]) == 0
+    assert names_in(tmp_path / "out") == FILES
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "thesis"}
     assert (tmp_path / "thesis" / "chapter.tex").read_text() == "words"
 
 
@@ -230,15 +202,6 @@ def test_a_full_disk_leaves_nothing(runs, tmp_path, monkeypatch, file):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_folder_of_a_killed_export_is_removed_by_the_next(tmp_path):
-    prefix = f".out.unfinished.{socket.gethostname()}."
-    for process in ("999999999", os.getppid()):  # no process has the first id; the second runs
-        (tmp_path / f"{prefix}{process}").mkdir()
-    with whole_folder(tmp_path / "out") as unfinished:
-        (unfinished / "config.json").write_text("{}")
-    assert {path.name for path in tmp_path.iterdir()} == {"out", f"{prefix}{os.getppid()}"}
-
-
 def test_ctrl_c_is_one_line_and_leaves_nothing(runs, tmp_path, monkeypatch, capsys):
     def interrupted(*arguments):
         raise KeyboardInterrupt
@@ -249,56 +212,61 @@ def test_ctrl_c_is_one_line_and_leaves_nothing(runs, tmp_path, monkeypatch, caps
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failed_replacement_leaves_the_old_folder(tmp_path, monkeypatch):
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "config.json").write_text("old")
-    rename = os.rename
+ABSOLUTE = {"relative_position_scheme": "none"}
+MODERN = ABSOLUTE | {"encoder": "modernbert", "embedding_dim": 0}
+TWO_TOWER = {"electric_variant": "two_tower", "generator_size": 1, "generator_loss_tokens": "all"}
+# Run, flags, what the line names.
+REFUSED: list[tuple[dict, list[str], str]] = [
+    ({}, ["--part", "generator", "--depth", "3"], "--depth 3 is not a depth of this generator: it has 1, 2, 4"),
+    ({}, ["--depth", "2"], "--depth 2 chooses a depth of the generator: give --part generator"),
+    ({}, ["--part", "mlm"], "it has encoder, generator, discriminator"),
+    ({}, ["--as", "bert"], "--as bert: the encoder of this checkpoint can be exported as mpnet"),
+    ({}, ["--labels", "a,b"], "--labels names the classes of a fine-tuned head"),
+    ({}, ["--head", "RTE"], "it is not of several tasks"),
+    ({}, ["--tokenizer", "other"], "other is not the tokenizer that"),
+    ({}, ["--data-license", " "], "--data-license ' ' is not a name"),
+    ({}, ["--base-model", "<b>a</b>"], "--base-model '<b>a</b>' is not a name"),
+    ({}, ["--base-model", "a" * 5000], "aaa' is not a name"),
+    ({}, ["--dataset", "[a](b)"], "--dataset '[a](b)' is not a name"),
+    ({"relative_position_buckets": 16}, [], "MPNet has 32 buckets and a maximum distance of 128, this encoder 16 and"),
+    ({"objective": "mlm"}, ["--part", "generator"], "it has mlm, encoder"),
+    ({"objective": "electra"}, ["--part", "discriminator", "--as", "bert"], "can be exported as electra"),
+    ({"objective": "electra", "generator": "uniform"}, ["--part", "generator"], "no generator that a masked language"),
+    ({"objective": "electra", "main_objective": "replace_mlm"}, ["--part", "discriminator"], "has no detection head"),
+    ({"objective": "electra"} | MODERN, ["--part", "generator"], "embeddings as wide as the encoder"),
+    ({"objective": "teams", "rtd_loss_weight": 0.0}, ["--part", "discriminator"], "has no detection head"),
+    ({"objective": "teams", "task_heads": "ffn"}, ["--part", "discriminator"], "top of its encoder (--task-heads ffn)"),
+    ({"objective": "electric"}, ["--part", "generator"], "no generator that a masked language model"),
+    ({"objective": "electric"} | TWO_TOWER, [], "has no encoder to fine-tune or to load"),
+    ({"objective": "electric"} | MODERN, ["--part", "discriminator"], "energies of tokens on ModernBERT"),
+    (
+        {"objective": "electric", "relative_position_scheme": "t5"},
+        ["--part", "discriminator"],
+        "two layers on relative positions",
+    ),
+    ({"classes": 3}, ["--labels", "a,b"], "--labels needs 3 different names"),
+    ({"classes": 3}, ["--labels", "a,b,b"], "--labels needs 3 different names"),
+    ({"classes": 3}, ["--part", "generator"], "it has encoder"),
+    (
+        {"objective": "electra", "classes": 2, "pooler_activation_fn": "tanh", "embedding_dim": 4},
+        [],
+        "ELECTRA has gelu in its classification head, this one tanh",
+    ),
+    ({"span_head": "joint"}, [], "marks answers with a joint head"),
+    ({"span_head": "independent"}, ["--labels", "a,b"], "--labels names the classes of a fine-tuned head"),
+]
 
-    def fail_on_new(source, target):
-        if ".unfinished." in str(source):
-            raise OSError(28, "No space left on device")
-        rename(source, target)
 
-    monkeypatch.setattr(os, "rename", fail_on_new)
-    with pytest.raises(OSError, match="No space left on device"), whole_folder(out, replace=True):
-        pass
-    assert [path.name for path in out.iterdir()] == ["config.json"]
-    assert list(tmp_path.iterdir()) == [out]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["absent"], "absent is missing"),
-        (["amos", "--part", "generator", "--depth", "3"], "--depth 3 is not a depth of this generator: it has 1, 2, 4"),
-        (["amos", "--depth", "2"], "--depth 2 chooses a depth of the generator: give --part generator"),
-        (["amos", "--as", "bert"], "--as bert: the encoder of this checkpoint can be exported as mpnet"),
-        (["electra", "--part", "discriminator", "--as", "bert"], "can be exported as electra"),
-        (["amos", "--labels", "a,b"], "--labels names the classes of a fine-tuned head"),
-        (["classifier", "--labels", "a,b"], "--labels needs 3 different names"),
-        (["classifier", "--labels", "a,b,b"], "--labels needs 3 different names"),
-        (["classifier", "--part", "generator"], "it has encoder"),
-        (["narrow_classifier"], "ELECTRA has gelu in its classification head, this one tanh"),
-        (["joint"], "marks answers with a joint head"),
-        (["buckets"], "MPNet has 32 buckets and a maximum distance of 128, this encoder 16 and 128"),
-        (["amos", "--tokenizer", "other"], "other is not the tokenizer that"),
-        (["amos", "--data-license", " "], "--data-license ' ' is not a name"),
-        (["amos", "--base-model", "<b>a</b>"], "--base-model '<b>a</b>' is not a name"),
-        (["amos", "--base-model", "a" * 5000], "aaa' is not a name"),
-        (["amos", "--dataset", "[a](b)"], "--dataset '[a](b)' is not a name"),
-    ],
-)
-def test_user_errors_are_one_line_and_leave_nothing(runs, tmp_path, monkeypatch, capsys, arguments, message):
-    monkeypatch.chdir(runs)
-    if "other" in arguments and not Path("other").exists():
-        write_run(runs / "other_run", task={})
-        tokenizer = load_checkpoint(runs / "other_run").tokenizer
-        tokenizer.kind = "fastbpe"
-        tokenizer.save("other")
-    command = "export", arguments[0], tmp_path / "out", *arguments[1:]
-    assert message in error_line(capsys, main, *command, reports_progress=True)
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize(("settings", "flags", "named"), REFUSED)
+def test_refusals_are_one_line_and_leave_nothing(settings, flags, named, tmp_path, monkeypatch, capsys):
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path / "runs")
+    write_run(Path("run"), **settings)
+    if "other" in flags:
+        FastTokenizer(small_tokenizer().model, small_tokenizer().special_tokens).save("other")
+    command = ("export", "run", tmp_path / "out", "--no-check", *flags)
+    assert named in error_line(capsys, main, *command, reports_progress=True)
+    assert list(tmp_path.iterdir()) == [tmp_path / "runs"]
 
 
 def test_wrong_weight_is_found_and_nothing_is_written(runs, tmp_path, monkeypatch):
