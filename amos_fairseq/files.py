@@ -65,11 +65,6 @@ def write_text(path: str | os.PathLike, content: str) -> None:
         Path(unfinished).write_text(content, encoding="utf-8")
 
 
-def cache_folder() -> Path:
-    """Return the folder of this package in the user's cache; it may not exist yet."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "amos_fairseq"
-
-
 def json_text(content: Any) -> str:
     """Return readable JSON, with a line end, that UTF-8 can represent.
 

@@ -15,7 +15,6 @@ import dataclasses
 import functools
 import itertools
 import os
-import reprlib
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import claim, json_text, refuse_link, take_lock, whole_folder
+from amos_fairseq.files import claim, first_difference, json_text, refuse_link, take_lock, whole_folder
 from amos_fairseq.fingerprint import (
     DICTIONARY_FILE,
     TOKENIZER_DIRECTORY,
@@ -87,25 +86,25 @@ class CorpusSettings:
 
     def describe(self) -> dict[str, Any]:
         """Return the settings for ``corpus.json``; two runs with equal settings and inputs write the same bytes."""
-        given = None if self.tokenizer is None else self.tokenizer.sha256
-        vocabulary = {"bpe": self.bpe, "vocab_size": self.vocab_size, "tokenizer": given, "cased": self.cased}
+        sha256 = None if self.tokenizer is None else self.tokenizer.sha256
+        vocabulary = {"bpe": self.bpe, "vocab_size": self.vocab_size, "tokenizer": sha256, "cased": self.cased}
         return vocabulary | vars(self.split)
 
 
-def run(given: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
     """Write the corpus of the inputs to OUT, or continue an unfinished one. After an ``OSError``, such as a full disk, finished
     parts stay for the next run."""
     # What can be checked is checked before any work.
-    inputs, out = given.text, given.out
+    inputs, out = arguments.text, arguments.out
     check_paths(*inputs, out)
-    _check_texts(inputs, given.text_column)
+    _check_texts(inputs, arguments.text_column)
     if ":" in str(out):
         raise UserError(
             f"--out {out}: fairseq separates the shards of a corpus by colons, choose a name without colons"
         )
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is not a directory")
-    settings, workers = _settings(given), number_of_processes(given.workers)
+    settings, workers = _settings(arguments), number_of_processes(arguments.workers)
     if is_finished_corpus(out, settings.describe(), inputs):
         say(f"{out} is finished already, with these inputs and settings: nothing to do")
         return
@@ -144,9 +143,10 @@ def _unfinished_corpus(out: Path, inputs: list[Path], settings: CorpusSettings) 
             if not (isinstance(error, KilledWorkerError) and (root / TOKENIZER_DIRECTORY).is_dir()):
                 shutil.rmtree(root)
             raise
+        finally:
+            if not (root / "text").is_dir():
+                shutil.rmtree(root, ignore_errors=True)
     finally:
-        if not (root / "text").is_dir():
-            shutil.rmtree(root, ignore_errors=True)
         if is_new and not any(out.iterdir()):
             out.rmdir()
         lock.release()
@@ -230,29 +230,18 @@ def _join(root: Path, out: Path, split: Split, settings: CorpusSettings, tokeniz
     """Write the shards, the tokenizer and ``corpus.json`` to ``.prepare/corpus``; return the content of the last."""
     corpus, text = root / "corpus", root / "text"
     shutil.rmtree(corpus, ignore_errors=True)
+    tokenizer.save(corpus / TOKENIZER_DIRECTORY)
     shards = group_into_shards([sum(group) for group in split.train], settings.split.shard_bytes)
     names = [f"shard{number}" for number in range(len(shards))] if len(shards) > 1 else ["."]
     encoded = (encoded_file(text / text_file(number)) for number in itertools.count())
-    records = []
-    for number, (name, groups) in enumerate(zip(names, shards, strict=True)):
-        directory = corpus / name
-        directory.mkdir(parents=True)
+    records: list[dict[str, Any]] = []
+    for name, groups in zip(names, shards, strict=True):
         num_files = sum(len(split.train[group]) for group in groups)
         texts = {"train": list(itertools.islice(encoded, num_files))}
-        if number == 0:
+        if not records:
             texts["valid"] = [encoded_file(text / VALID)]
-        counts = {}
-        for name_of_split, files in texts.items():
-            counts[name_of_split] = join_encoded(files, directory / name_of_split, len(tokenizer) + NUM_FAIRSEQ_SYMBOLS)
-            if not counts[name_of_split]["pieces"]:
-                raise UserError(
-                    f"the tokenizer encodes nothing of the {name_of_split} text: is it made for this language?"
-                )
-        shutil.copyfile(root / TOKENIZER_DIRECTORY / DICTIONARY_FILE, directory / DICTIONARY_FILE)
-        records.append(
-            {"directory": name, **{split: _with_shares(of) for split, of in counts.items()}, **file_hashes(directory)}
-        )
-    tokenizer.save(corpus / TOKENIZER_DIRECTORY)
+        records.append({"directory": name, **_write_shard(corpus / name, texts, tokenizer)})
+        shutil.copyfile(corpus / TOKENIZER_DIRECTORY / DICTIONARY_FILE, corpus / name / DICTIONARY_FILE)
     of_train = [record["train"] for record in records]
     manifest = {
         "task_data": ":".join(str(out / name) for name in names),
@@ -267,6 +256,18 @@ def _join(root: Path, out: Path, split: Split, settings: CorpusSettings, tokeniz
     }
     (corpus / MANIFEST).write_text(json_text(manifest), encoding="utf-8")
     return manifest
+
+
+def _write_shard(directory: Path, texts: dict[str, list[Path]], tokenizer: Tokenizer) -> dict[str, Any]:
+    """Join the encoded files of each text; return the counts and hashes for ``corpus.json``."""
+    directory.mkdir(exist_ok=True)
+    record = {}
+    for name, files in texts.items():
+        counts = join_encoded(files, directory / name, len(tokenizer) + NUM_FAIRSEQ_SYMBOLS)
+        if not counts["pieces"]:
+            raise UserError(f"the tokenizer encodes nothing of the {name} text: is it made for this language?")
+        record[name] = _with_shares(counts)
+    return record | file_hashes(directory)
 
 
 def _with_shares(counts: dict[str, Any]) -> dict[str, Any]:
@@ -311,12 +312,11 @@ def is_finished_corpus(out: Path, settings: dict[str, Any], inputs: list[Path]) 
     manifest = read_corpus_manifest(out)
     # Corpora that were made before there was a choice had these.
     earlier, records = {"text_column": TEXT_COLUMN, "csv_quotes": False} | manifest["settings"], manifest["inputs"]
-    different = sorted(name for name in settings if settings[name] != earlier.get(name))
-    if different:
-        name = different[0]
+    there = {name: earlier.get(name) for name in settings}
+    if there != settings:
         raise UserError(
-            f"{out} contains a finished corpus with {name} = {reprlib.repr(earlier.get(name))}, not {settings[name]!r}: give "
-            "another --out, or remove it"
+            f"{out} contains a finished corpus with other settings ({first_difference(there, settings)}): give another "
+            "--out, or remove it"
         )
     same = [size_of(path) for path in inputs] == [record["bytes"] for record in records]
     hashes = (joined_sha256(files_of(path)) for path in inputs)
@@ -363,42 +363,46 @@ def _check_texts(paths: list[Path], column: str | None) -> None:
         raise UserError(f"--text-column {column}: no input has columns, they are all plain text: remove the flag")
 
 
-def _settings(given: argparse.Namespace) -> CorpusSettings:
-    if not 0 < given.valid_share < 1:
-        raise UserError(f"--valid-share {given.valid_share} must be between 0 and 1")
+def _settings(arguments: argparse.Namespace) -> CorpusSettings:
+    if not 0 < arguments.valid_share < 1:
+        raise UserError(f"--valid-share {arguments.valid_share} must be between 0 and 1")
     sizes = {}
     for name in ("shard", "valid", "sample"):
-        megabytes = getattr(given, f"{name}_megabytes")
+        megabytes = getattr(arguments, f"{name}_megabytes")
         if not 0.5 < megabytes * _MEGABYTE < LARGEST_COUNT:  # false for nan
             raise UserError(f"--{name}-megabytes {megabytes} must be a finite number greater than 0")
         sizes[f"{name}_bytes"] = round(megabytes * _MEGABYTE)
-    column = TEXT_COLUMN if given.text_column is None else given.text_column
+    column = TEXT_COLUMN if arguments.text_column is None else arguments.text_column
     split = SplitSettings(
-        seed=given.seed, valid_share=given.valid_share, **sizes, text_column=column, csv_quotes=given.csv_quotes
+        seed=arguments.seed,
+        valid_share=arguments.valid_share,
+        **sizes,
+        text_column=column,
+        csv_quotes=arguments.csv_quotes,
     )
-    if given.tokenizer is not None:
-        tokenizer = _given_tokenizer(given)
+    if arguments.tokenizer is not None:
+        tokenizer = _read_tokenizer(arguments)
         return CorpusSettings(split, tokenizer, tokenizer.cased)
-    bpe = given.bpe or "sentencepiece"
-    size = DEFAULT_VOCAB_SIZE if given.vocab_size is None else given.vocab_size
+    bpe = arguments.bpe or "sentencepiece"
+    size = DEFAULT_VOCAB_SIZE if arguments.vocab_size is None else arguments.vocab_size
     if size < 1:
         raise UserError(f"--vocab-size {size} must be greater than 0")
     if size > LARGEST_VOCABULARY:
         raise UserError(f"--vocab-size {size} is too large: give at most {LARGEST_VOCABULARY:,}")
-    cased = bpe == "sentencepiece" if given.cased is None else given.cased
+    cased = bpe == "sentencepiece" if arguments.cased is None else arguments.cased
     return CorpusSettings(split, None, cased, bpe, size)
 
 
-def _given_tokenizer(given: argparse.Namespace) -> Tokenizer:
+def _read_tokenizer(arguments: argparse.Namespace) -> Tokenizer:
     for flag in ("vocab_size", "cased"):
-        if getattr(given, flag) is not None:
+        if getattr(arguments, flag) is not None:
             name = "--vocab-size" if flag == "vocab_size" else "--cased or --uncased"
             raise UserError(f"{name} cannot be combined with --tokenizer, which determines it: remove one of them")
-    if given.tokenizer.suffix != ".model":
-        return load_tokenizer(given.tokenizer)
-    if not given.tokenizer.is_file():
-        raise UserError(f"{given.tokenizer}: no such file")
+    if arguments.tokenizer.suffix != ".model":
+        return load_tokenizer(arguments.tokenizer)
+    if not arguments.tokenizer.is_file():
+        raise UserError(f"{arguments.tokenizer}: no such file")
     try:
-        return from_sentencepiece(given.tokenizer.read_bytes())
+        return from_sentencepiece(arguments.tokenizer.read_bytes())
     except UserError as error:
-        raise UserError(f"{given.tokenizer}: {error}") from error
+        raise UserError(f"{arguments.tokenizer}: {error}") from error

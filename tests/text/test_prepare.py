@@ -92,8 +92,8 @@ def test_finished_corpus_is_unchanged(corpus, inputs, capsys, refused):
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     main([*flags, "--out", out])
     assert "finished already" in capsys.readouterr().err
-    assert "vocab_size = 200, not 201" in refused(*flags, "--vocab-size", "201", "--out", out)
-    assert "cased = " in refused(*flags, "--out", out, "--uncased" if "sentencepiece" in flags else "--cased")
+    assert "vocab_size: 200 there, 201 here" in refused(*flags, "--vocab-size", "201", "--out", out)
+    assert "(cased: " in refused(*flags, "--out", out, "--uncased" if "sentencepiece" in flags else "--cased")
     assert "of other inputs" in refused(inputs[0], *flags[2:], "--out", out)
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
 
