@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_iter
 
 from amos_fairseq.compat import device_reads
 from amos_fairseq.errors import UserError, explain_os_errors
-from amos_fairseq.files import cache_folder, whole_file
+from amos_fairseq.files import whole_file
 from amos_fairseq.functional import attention
 
 aten = torch.ops.aten
@@ -375,7 +375,7 @@ def load_guard() -> ctypes.CDLL:
         UserError: there is no C++ compiler, or it fails.
     """
     source = GUARD_SOURCE.read_bytes()
-    cache = cache_folder()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "amos_fairseq"
     key = hashlib.sha256(source + torch.__version__.encode() + torch.__file__.encode()).hexdigest()[:16]
     library = cache / f"fake_cuda_{key}.so"
     if not library.exists():
