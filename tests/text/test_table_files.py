@@ -272,17 +272,3 @@ def test_without_pyarrow(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(UserError, match=r"is read with pyarrow.* pip install 'amos_fairseq\[data\]'"):
         TableFile(written(tmp_path / "t.parquet", b"PAR1"))
-
-
-@pytest.mark.skipif(not os.environ.get("AMOS_DATA"), reason="AMOS_DATA names no data folder")
-@pytest.mark.parametrize("csv_quotes", [False, True])
-def test_quotes_of_official_files(csv_quotes):
-    """Texts of QQP were written with the quotes of CSV; read as ordinary characters, no row is lost either."""
-    path = next((Path(os.environ["AMOS_DATA"]) / "glue" / "QQP").glob("dev*.tsv.xz"))
-    text = lzma.decompress(path.read_bytes()).decode("utf-8")
-    expected = [line.split("\t") for line in text.split("\n") if line]
-    if csv_quotes:
-        expected = list(csv.reader(io.StringIO(text, newline=""), delimiter="\t"))
-    table = TableFile(path, csv_quotes=csv_quotes)
-    assert [list(table.columns), *values(table)] == expected
-    assert table.broken_lines == []

@@ -66,11 +66,6 @@ class GlueTask:
     def is_regression(self) -> bool:
         return not self.labels
 
-    @property
-    def num_classes(self) -> int:
-        """Value of ``--num-classes``: 1 for a regression."""
-        return len(self.labels) or 1
-
     def has_header(self, split: str) -> bool:
         """Return whether the first line of a split names the columns; only CoLA's labeled files have source, label, mark,
         sentence without such a line."""

@@ -54,9 +54,11 @@ def test_official_files_have_their_official_rows(task):
 
 
 def test_ids_and_texts_of_odd_files(tmp_path):
-    """Broken lines count where no column has ids; columns are found by name; a carriage return ends no line, NUL is dropped."""
-    (tmp_path / "test.tsv").write_text("sentence1\tsentence2\na\tb\nbroken\nc\td\n")
-    assert read_split(tmp_path / "test.tsv", TASKS["RTE"], "test").ids == ["0", "2"]
+    """Broken lines count where no column has ids; a row without texts is one; columns are found by name; a carriage return ends
+    no line, NUL is dropped."""
+    (tmp_path / "test.tsv").write_text("sentence1\tsentence2\na\tb\nbroken\n\t\nc\td\n")
+    rows = read_split(tmp_path / "test.tsv", TASKS["RTE"], "test")
+    assert (rows.ids, rows.texts) == (["0", "2", "3"], [("a", "b"), ("", ""), ("c", "d")])
     (tmp_path / "dev.tsv").write_bytes(b"label\tsentence2\tnew\tsentence1\r\nentailment\tb\tx\ta\rb\0c\r\n")
     assert read_split(tmp_path / "dev.tsv", TASKS["RTE"], "valid").texts == [("a bc", "b")]
 
@@ -118,7 +120,9 @@ def test_stock_task_reads_rows_and_classes(prepared_glue, task):
     """<s> A </s>, and for a pair <s> A </s> B </s>, whose texts are decoded by tokenizer and dictionary; targets are indices in
     the fixed order of the labels."""
     settings = {"init_token": 0, "regression_target": task == "STS-B", "no_shuffle": True, "seed": 1}
-    config = SentencePredictionConfig(data=str(prepared_glue / task), num_classes=TASKS[task].num_classes, **settings)
+    config = SentencePredictionConfig(
+        data=str(prepared_glue / task), num_classes=max(1, len(CLASSES[task])), **settings
+    )
     stock = SentencePredictionTask.setup_task(config)
     for split, expected in EXPECTED[task].items():
         stock.load_dataset(split)
