@@ -35,7 +35,7 @@ def render(template: str, **values: Any) -> str:
 def render_inspection(inspection: Inspection) -> str:
     networks = "generator and main network" if inspection.is_corrupted else "a cloze model"
     return render(
-        "inspection.html",
+        "inspect.html",
         inspection=inspection,
         networks="generator and discriminator" if inspection.positive_class else networks,
         rows=[inspection.row(masked) for masked in inspection.masked],

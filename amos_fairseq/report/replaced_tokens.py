@@ -101,12 +101,12 @@ def replaced_token_losses(
     indices = np.linspace(0, len(blocks) - 1, num_blocks).round().astype(int)
     step = max(1, TOKENS_AT_ONCE // dataset.tokens_per_block)
     losses: list[list[Tensor]] = [[] for _ in model.depth_names]
-    masked = 0
+    device, masked = model.embed_tokens.weight.device, 0
     with progress_bar(num_blocks, "losses by depth", "block", delay=2) as bar:
         for start in range(0, num_blocks, step):
             batch = dataset.collater([dataset[index] for index in indices[start : start + step]])
+            net_input = {name: tensor.to(device) for name, tensor in batch["net_input"].items()}
             for depth in range(len(losses)):
-                net_input = {name: tensor.to(model_device(model)) for name, tensor in batch["net_input"].items()}
                 output = forward_of_depth(model, net_input, depth, seed, block=start)
                 if getattr(output, "rtd_logits", None) is None:
                     return []
@@ -126,14 +126,10 @@ def forward_of_depth(
 
     The samples depend on (seed, depth, block). The random numbers of the process are left as they were.
     """
-    device = model_device(model)
+    device = net_input["tokens"].device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), _only_depth(model, depth):
         torch.manual_seed(noise_seed(Purpose.VALIDATION_NOISE, seed, depth, block))
         return model(PretrainingBatch(**net_input))
-
-
-def model_device(model: PretrainingModel) -> torch.device:
-    return model.embed_tokens.weight.device
 
 
 @contextlib.contextmanager
