@@ -116,6 +116,10 @@ def take_lock(path: str | os.PathLike, problem: str, advice: str) -> FileLock:
     """
     path = str(path)
     refuse_link(path)
+    with contextlib.suppress(FileNotFoundError):
+        status = os.lstat(path)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:  # another file would be overwritten
+            raise UserError(f"{path} is not a file of this lock alone: remove it")
     lock = FileLock(path, timeout=0, thread_local=False, on_acquired=_write_holder)
     try:
         lock.acquire()
@@ -141,9 +145,6 @@ def locked(path: str | os.PathLike, problem: str, advice: str) -> Iterator[None]
 
 
 def _write_holder(descriptor: int) -> None:
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-        return  # another file would be overwritten
     with contextlib.suppress(OSError):  # a full disk: only the name of the holder is missing
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)

@@ -121,9 +121,10 @@ def test_a_lock_overwrites_no_other_file(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("precious")
     os.link(tmp_path / "precious", tmp_path / "hard")
     (tmp_path / "soft").symlink_to(tmp_path / "precious")
-    take_lock(tmp_path / "hard", "", "").release()
-    with pytest.raises(UserError, match="is a link"):
-        take_lock(tmp_path / "soft", "", "")
+    os.mkfifo(tmp_path / "pipe")
+    for name, message in {"hard": "remove it", "pipe": "remove it", "soft": "is a link"}.items():
+        with pytest.raises(UserError, match=message):
+            take_lock(tmp_path / name, "", "")
     assert (tmp_path / "precious").read_text() == "precious"
 
 
