@@ -27,6 +27,7 @@ SECONDS_TO_FIRST_LOSS, SECONDS_BETWEEN_LINES = 30.0, 60.0
 UPDATES_OF_RATE = 100  # the rate is that of the last ones, with the validations and checkpoints between them
 SLOW_UPDATES = 2  # the first ones of a process allocate memory and choose kernels: they tell no rate
 UPDATE_OF_FIRST_RATE = SLOW_UPDATES + 3
+MEASURED_UPDATES = 20  # after so many there is another line with the time to the end
 
 # What fairseq logs at every start, validation and checkpoint, by logger. Lines about what was read, written or is wrong remain.
 NOISE = re.compile(
@@ -165,7 +166,9 @@ class Progress(Hook):
         is_first_rate = self._num_updates == UPDATE_OF_FIRST_RATE and not self._has_rate
         # Another update would not end in time.
         is_first_loss = self._last_line is None and now - self._start + seconds > SECONDS_TO_FIRST_LOSS
-        return is_first_rate or is_first_loss or now - (self._last_line or self._start) > SECONDS_BETWEEN_LINES
+        is_measured = self._num_updates == SLOW_UPDATES + MEASURED_UPDATES
+        is_late = now - (self._last_line or self._start) > SECONDS_BETWEEN_LINES
+        return is_first_rate or is_first_loss or is_measured or is_late
 
     def note_line(self) -> None:
         self._last_line, self._has_rate = time.monotonic(), len(self._times) > 1

@@ -30,7 +30,9 @@ def interpreted(name: str) -> Iterator[ModuleType]:
         int(np.ones(1))
     except TypeError:
         if int(triton.__version__.split(".")[1]) < 9:
-            pytest.skip("the interpreter of this Triton does not run with this numpy (seen: 3.6.0 with 2.4.6)")
+            pytest.skip(
+                "Triton's interpreter before 3.9 does not run with numpy 2.5 and later: install numpy<2.5 (2.3.5 was seen)"
+            )
     with pytest.MonkeyPatch.context() as variables:
         variables.setenv("TRITON_INTERPRET", "1")  # Triton imports some of itself at the first launch
         yield module

@@ -155,6 +155,7 @@ def epoch(
     log_format: str | None = "simple",
     log_interval: int = 3,
     first: Sequence[float] = (),
+    max_update: int = 10,
 ) -> None:
     """What fairseq's ``train`` does in an epoch of a run of ten updates, of ``seconds`` each but for the ``first`` ones; update
     n has the loss n."""
@@ -175,7 +176,7 @@ def epoch(
                 metrics.reset_meters("train_inner")
         return [None], True
 
-    cfg = settings(**{"optimization.max_update": 10})
+    cfg = settings(**{"optimization.max_update": max_update})
     trainer.cfg = cfg
     hooks.train_epoch(train, cfg, trainer, None, SimpleNamespace(next_epoch_idx=1))
 
@@ -233,6 +234,19 @@ def test_slow_first_updates_are_not_in_the_estimate(clock: list[float], caplog: 
         "update 5 of 10: loss 3.000, 3 s per update, first estimate: 15 s to the end",
         # (3 x 3 + 4 x 20) / 7 seconds
         "update 9 of 10: loss 5.000, 13 s per update, about 13 s to the end",
+    ]
+
+
+def test_the_time_of_the_run_is_told_after_twenty_measured_updates(
+    clock: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of 0.1 s each, the first estimate excepted, which sees the slow ones."""
+    with caplog.at_level(logging.INFO):
+        epoch(clock, updates=30, seconds=0.1, log_interval=1000, first=[3.0, 2.0, 2.0, 2.0, 2.0], max_update=10_022)
+    assert caplog.messages == [
+        "update 5 of 10,022: loss 3.000, 2 s per update, first estimate: 5 h 33 min to the end",
+        # (3 x 2 + 17 x 0.1) / 20 seconds
+        "update 22 of 10,022: loss 11.500, 0.39 s per update, about 1 h 4 min to the end",
     ]
 
 
