@@ -122,11 +122,11 @@ def test_every_kernel_compiles_and_fits(programs) -> None:
 def test_other_versions_of_triton() -> None:
     """3.3 and later issue no product twice; an older one is refused before it compiles, because it does not survive that."""
     for folder in os.environ["AMOS_TRITONS"].split(":"):
-        version = next(Path(folder).glob("triton-*.dist-info")).name.split("-")[1].removesuffix(".dist")
+        installed = next(Path(folder).glob("triton-*.dist-info")).name.split("-")[1].removesuffix(".dist")
         status, output, errors = compile_kernels("attention", triton=folder)
-        if tuple(map(int, version.split(".")[:2])) < (3, 3):
+        if tuple(map(int, installed.split(".")[:2])) < (3, 3):
             assert status != 0
-            assert f"model.kernels=triton needs Triton 3.3 or newer, and found {version}" in errors
+            assert f"model.kernels=triton needs Triton 3.3 or newer, and found {installed}" in errors
             continue
         assert status == 0, (folder, errors[-3000:])
         for name, program in json.loads(output.splitlines()[-1]).items():
