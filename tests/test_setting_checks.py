@@ -1,7 +1,6 @@
 """Values of settings that are refused before anything is built, and those of the recipes, which are not."""
 
 import dataclasses
-from typing import Any
 
 import pytest
 from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
@@ -52,32 +51,21 @@ def compose(*overrides: str) -> DictConfig:
         ("optimization.lr=[nan]", "optimization.lr (--lr) nan must be a finite number, above 0"),
         ("optimizer.weight_decay=-1", "optimizer.weight_decay (--weight-decay) -1.0 must be 0 or more"),
         ("lr_scheduler.end_learning_rate=inf", "lr_scheduler.end_learning_rate (--end-learning-rate) inf must be"),
-        ("lr_scheduler.power=-inf", "lr_scheduler.power (--power) -inf must be a finite number"),
-        ("common.log_interval=0", "common.log_interval (--log-interval) 0 must be 1 or more"),
-        ("dataset.batch_size=0", "dataset.batch_size (--batch-size) 0 must be 1 or more"),
         ("optimization.update_freq=[1,0]", "optimization.update_freq (--update-freq) 0 must be 1 or more"),
-        ("optimization.clip_norm=-2", "optimization.clip_norm (--clip-norm) -2.0 must be 0 or more"),
         ("task.mask_prob=1.5", "task.mask_prob (--mask-prob) 1.5 must be above 0 and below 1"),
         ("task.mask_prob=much", "task.mask_prob: Value 'much' of type 'str' could not be converted to Float"),
         ("task.mask_treatment=none", "task.mask_treatment: Invalid value 'none', expected one of [default,"),
-        ("+task.seed={a: 1}", "task.seed: "),
         ("+task.mask_probability=0.1", "task.mask_probability: Key 'mask_probability' not in 'TextPretrainingConfig'"),
         ("task._name=5", "there is no task '5' (task._name)"),
-        ("task._name=null", "no task is named"),
         ("model._name=[amos]", "there is no model '['amos']' (model._name)"),
         ("model.dropout=-0.1", "model.dropout (--dropout) -0.1 must be 0 or more and below 1"),
         ("model.encoder_layers=2.5", "model.encoder_layers: Value '2.5' of type 'float' could not be converted"),
-        ("model.encoder_layers=null", "model.encoder_layers: "),
         ("model.compile=maybe", "model.compile: Value 'maybe' is not a valid bool"),
         ("model.relative_position_scheme=t6", "model.relative_position_scheme: Invalid value 't6', expected one of"),
         (
             "criterion.discriminator_loss_weight=-50",
             "criterion.discriminator_loss_weight (--discriminator-loss-weight)",
         ),
-        ("criterion._name=1.5", "there is no criterion '1.5'"),
-        ("optimizer.adam_eps=0", "optimizer.adam_eps (--adam-eps) 0.0 must be above 0"),
-        ("optimizer.adam_eps=[]", "optimizer.adam_eps: "),
-        ("lr_scheduler.warmup_updates=-5", "lr_scheduler.warmup_updates (--warmup-updates) -5"),
         ("+lr_scheduler.force_anneal=soon", "lr_scheduler.force_anneal: Value 'soon' of type 'str' could not be"),
     ],
 )
@@ -91,13 +79,6 @@ def test_a_wrong_value_is_one_line_with_key_value_and_what_is_allowed(override: 
 @pytest.mark.parametrize("recipe", sorted(path.stem for path in RECIPES.glob("*.yaml")))
 def test_the_recipes_are_accepted(recipe: str) -> None:
     check_configuration(compose_recipe(recipe, ["task.data=DATA"]))
-
-
-@pytest.mark.parametrize(
-    "changes", [{"optimizer": None}, {"optimizer": {"weight_decay": None, "lr": [0.1]}}, {"unknown": {"x": -1}}]
-)
-def test_what_is_not_stated_is_not_judged(changes: dict[str, Any]) -> None:
-    check_configuration(OmegaConf.create(changes))
 
 
 def test_a_setting_of_the_model_is_not_given_to_the_criterion() -> None:

@@ -114,18 +114,6 @@ def test_states_of_no_update_and_of_unused_parameters(monkeypatch):
     plain.step()
 
 
-def test_stand_in_with_l2_regularization_is_adam():
-    ours, theirs = initial_parameters(), initial_parameters()
-    settings = {"lr": LR, "betas": BETAS, "eps": EPSILON, "weight_decay": DECAY}
-    optimizers = (apex_stand_in.FusedAdam(ours, adam_w_mode=False, **settings), torch.optim.Adam(theirs, **settings))
-    for gradient in gradients():
-        for parameters, optimizer in zip((ours, theirs), optimizers, strict=True):
-            for parameter, of_parameter in zip(parameters, gradient, strict=True):
-                parameter.grad = of_parameter
-            optimizer.step()
-    torch.testing.assert_close(torch.stack(list(ours)), torch.stack(list(theirs)))
-
-
 @pytest.mark.parametrize("reason", ["no GPU", "not built", "another package", "absent", "--cpu"])
 def test_pytorch_without_a_usable_apex(reason, monkeypatch):
     apex_stand_in.install(monkeypatch, is_built=reason != "not built")
@@ -139,21 +127,6 @@ def test_pytorch_without_a_usable_apex(reason, monkeypatch):
         monkeypatch.setattr(grouped_adam, "on_gpu", lambda groups: True)
     optimizer = GroupedAdam(GroupedAdamConfig(lr=[LR]), initial_parameters())
     assert isinstance(optimizer.optimizer, torch.optim.AdamW)
-
-
-def test_rate_of_each_depth(monkeypatch):
-    """After its first update Adam has moved every value by its group's rate."""
-    head, layer = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
-    for depth, parameter in enumerate((head, layer)):
-        parameter.param_group = ParameterGroup(depth=depth)
-        parameter.grad = torch.ones(2)
-    apex_stand_in.install(monkeypatch)
-    monkeypatch.setattr(grouped_adam, "on_gpu", lambda groups: True)
-    optimizer = GroupedAdam(GroupedAdamConfig(lr=[LR], layer_wise_lr_decay=0.5), [layer, head])
-    optimizer.set_lr(0.5)
-    optimizer.step()
-    assert isinstance(optimizer.optimizer, apex_stand_in.FusedAdam)
-    torch.testing.assert_close([*head.data, *layer.data], [torch.tensor(rate) for rate in (-0.5, -0.5, -0.25, -0.25)])
 
 
 def test_layer_norms_are_pytorchs_and_load_those_of_apex(monkeypatch):

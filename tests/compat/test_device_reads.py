@@ -99,16 +99,6 @@ def stock_reads(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(owner, name, getattr(owner, name).__wrapped__)
 
 
-@pytest.mark.usefixtures("stock_reads")
-def test_stock_fairseq_synchronizes_two_dozen_times() -> None:
-    """So the count does see them: twice for the norm, twice to log it, and each statistic by itself."""
-    step, batches = warm_step("amos_tiny", "float32")
-    places = synchronizations_of_update(step, batches[:1])
-    assert len(places) > 20
-    assert sum("train_step" in place for place in places) == 1
-    assert sum("reduce_and_log_stats" in place for place in places) == 3
-
-
 def test_logged_values_do_not_change(stock_reads: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stock first; one thread and the same seeds, so to the last digit that fairseq logs."""
     step, batches = warm_step("amos_tiny", "float32")

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from rank_functions import run_on_two_ranks
 
 from amos_fairseq.compat import distribution
-from amos_fairseq.compat.distribution import arrange_ranks, check_gradient_norms, describe_rank, require_ranks
+from amos_fairseq.compat.distribution import arrange_ranks, check_gradient_norms, require_ranks
 from amos_fairseq.errors import UserError, report_user_errors
 
 
@@ -143,16 +143,6 @@ def test_gradients_that_differ_stop_the_run(mine, other, message, monkeypatch: p
     monkeypatch.setattr(distribution.distributed_utils, "all_reduce", other_rank_adds)
     with pytest.raises(UserError, match=message) if message else nullcontext():
         check_gradient_norms(None, TrainerOfTwo(), torch.tensor(mine, dtype=torch.float64))
-
-
-@pytest.mark.parametrize(("environment", "threads"), [({}, "not set"), ({"OMP_NUM_THREADS": "2"}, "2")])
-def test_description_of_a_rank(environment: dict, threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cores are those of the affinity, independent of OMP_NUM_THREADS."""
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 3)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 16)
-    monkeypatch.setattr(distribution.socket, "gethostname", lambda: "node1")
-    monkeypatch.setattr(distribution.os, "sched_getaffinity", lambda pid: {0, 1, 4, 5, 9})
-    assert describe_rank(environment) == f"rank 3 of 16 on node1: 5 CPUs, OMP_NUM_THREADS={threads}"
 
 
 def check_gradients_of_rank(rank: int) -> None:

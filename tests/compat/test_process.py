@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fairseq.data import indexed_dataset
 from fairseq.data.iterators import BackgroundConsumer
 from forked_command import run_module
 from hydra._internal.config_repository import CachingConfigRepository
@@ -45,13 +44,6 @@ def test_only_a_torchaudio_that_does_not_load_is_hidden(code: str, expected: str
     result = run_module("ask", [str(ROOT)], tmp_path)
     assert result.returncode == 0, result.stderr[-2000:]
     assert result.stdout.strip() == expected
-
-
-def test_opening_a_corpus_reads_nothing(tmp_path) -> None:
-    """fairseq's function reads the file and would fail on one that is absent."""
-    with pytest.raises(FileNotFoundError):
-        indexed_dataset._warmup_mmap_file.__wrapped__(str(tmp_path / "absent"))
-    indexed_dataset._warmup_mmap_file(str(tmp_path / "absent"))
 
 
 def test_a_composition_shares_the_config_store_and_leaves_it_unchanged() -> None:

@@ -13,7 +13,6 @@ from omegaconf import DictConfig, OmegaConf
 from tiny_runs import ROOT, run_process
 from waiting import wait_until
 
-from amos_fairseq.compat.distribution import arrange_ranks
 from amos_fairseq.errors import REQUEUE
 from amos_fairseq.recipes.composition import RECIPES, compose_with_hydra
 from amos_fairseq.run.signals import SIGNALS
@@ -69,28 +68,6 @@ def test_invalid_launches_are_refused(flags: list[str], line: str) -> None:
     assert result.returncode == 1
     assert result.stderr.startswith(f"launch.py: error: {line}")
     assert result.stdout == ""
-
-
-def test_ranks_of_the_slurm_command_are_accepted() -> None:
-    """The variables of srun for task 9 of 8 x 8 agree with the configuration of launch.py."""
-    arguments = shlex.split(launch("--nodes", "8", "--launcher", "srun").stdout)
-    assert arguments[arguments.index("--ntasks") + 1] == "64"
-    assert arguments[arguments.index("--cpus-per-task") + 1] == "6"
-    cfg = compose_with_hydra("amos_base", arguments[arguments.index("--config-name") + 2 :])
-    slurm = {"SLURM_STEP_NODELIST": "node[0-7]", "SLURM_NNODES": "8", "SLURM_NTASKS": "64", "SLURM_LOCALID": "1"}
-    cfg.distributed_training.distributed_init_method = None
-    cfg.distributed_training.distributed_no_spawn = False
-    arrange_ranks(cfg, slurm | {"SLURM_STEP_NUM_TASKS": "64"}, num_gpus=8)
-
-
-def test_submitit_launcher_composes() -> None:
-    cfg = composed_launch()
-    launcher = cfg.hydra.launcher
-    assert launcher._target_.endswith("SlurmLauncher")
-    num_gpus = launcher.nodes * launcher.tasks_per_node
-    assert num_gpus == launcher.nodes * launcher.gpus_per_node == cfg.distributed_training.distributed_world_size
-    assert num_gpus * cfg.dataset.batch_size * cfg.optimization.update_freq[0] == 2048
-    assert launcher.name == "amos_base"
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import torch
 from fairseq.data.iterators import CountingIterator
 from fairseq.logging import meters, progress_bar
 
-from amos_fairseq.compat import collectives
 from amos_fairseq.errors import UserError
 from amos_fairseq.run import hooks, metrics_log
 
@@ -96,15 +95,6 @@ def test_broken_line_in_the_middle_is_dropped_with_a_warning(save_dir, caplog):
     assert f"{path}: line 3 is broken and is dropped" in caplog.text
 
 
-def test_nothing_to_cut_leaves_the_file_untouched(save_dir):
-    train(save_dir, first_update=1, last_update=4)
-    path = os.path.join(save_dir, "metrics.jsonl")
-    before = os.stat(path)
-    metrics_log.cut_back(save_dir, 4)
-    after = os.stat(path)
-    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
-
-
 def test_a_run_that_is_refused_after_loading_changes_nothing(save_dir):
     train(save_dir, first_update=1, last_update=4)
     before = read(save_dir)
@@ -118,18 +108,6 @@ def test_only_the_master_rank_writes(save_dir, monkeypatch):
     monkeypatch.setattr(hooks.distributed_utils, "get_global_rank", lambda: 1)
     train(save_dir, first_update=5, last_update=6)
     assert read(save_dir) == before
-
-
-def test_other_commands_of_fairseq_write_nothing(save_dir, monkeypatch):
-    monkeypatch.chdir(save_dir)
-    bar = progress_bar.progress_bar(CountingIterator(range(2)), log_format="none")  # as fairseq-validate calls it
-    bar.print({"loss": 1.0}, tag="valid", step=0)
-    assert os.listdir(save_dir) == []
-
-
-def test_file_that_cannot_be_written_is_one_clear_line(tmp_path):
-    with pytest.raises(UserError, match=r"metrics\.jsonl: metrics cannot be written \(No such file or directory\)"):
-        metrics_log.MetricsLog().before_logging(str(tmp_path / "absent"), "train", 1, {})
 
 
 @pytest.mark.parametrize("before", [0, 4])
@@ -158,15 +136,3 @@ def test_full_disk_while_cutting_back_is_one_clear_line_and_keeps_the_file(save_
         train(save_dir, first_update=3, last_update=4)
     assert read(save_dir) == before
     assert os.listdir(save_dir) == ["metrics.jsonl"]
-
-
-def test_error_on_the_first_rank_while_cutting_back_ends_the_others(save_dir, monkeypatch):
-    def receive(objects, src):
-        objects[0] = (None, 1)  # no value, but the exit code of what rank 0 raised
-
-    monkeypatch.setattr(collectives.distributed_utils, "get_global_rank", lambda: 1)
-    monkeypatch.setattr(collectives.distributed_utils, "get_global_world_size", lambda: 2)
-    monkeypatch.setattr(torch.distributed, "broadcast_object_list", receive)
-    with pytest.raises(SystemExit, match=r"^1$"):
-        train(save_dir, first_update=1, last_update=4)
-    assert os.listdir(save_dir) == []

@@ -40,12 +40,6 @@ def test_a_learning_rate_of_zero_is_refused_with_the_flags_to_use() -> None:
         assert flag in problem
 
 
-def test_a_continued_run_without_updates_left_is_refused() -> None:
-    problem = refusal(trainer_at(100, max_update=100, total=100), "old/checkpoint_last.pt")
-    assert "--restore-file old/checkpoint_last.pt is at update 100" in problem
-    assert "--reset-lr-scheduler" in problem
-
-
 @pytest.mark.parametrize(
     ("updates", "max_update", "total"), [(0, 100, 100), (50, 100, 100), (99, 100, 100), (100, 200, 200), (100, 0, 200)]
 )

@@ -14,7 +14,6 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 from omegaconf import OmegaConf
-from torch.utils.data._utils import signal_handling
 
 from amos_fairseq.errors import INTERRUPTED, REQUEUE
 from amos_fairseq.run import mistakes, signals
@@ -123,16 +122,6 @@ def test_a_loader_process_ends_with_its_rank() -> None:
     assert process.exitcode == 0
 
 
-def test_a_stock_loader_process_dies_and_its_rank_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    stock = signal_handling._set_worker_signal_handlers.__wrapped__
-    monkeypatch.setattr(signal_handling, "_set_worker_signal_handlers", stock)
-    batches = loader()
-    next(batches)
-    signal_from_elsewhere(batches._workers[0].pid, signal.SIGTERM)
-    with pytest.raises(RuntimeError, match=r"killed by signal: Terminated|exited unexpectedly"):
-        list(batches)
-
-
 def config(**changes: bool) -> Any:
     return OmegaConf.create({"checkpoint": {"no_save": False, "no_last_checkpoints": False, **changes}})
 
@@ -168,12 +157,6 @@ def test_checkpoint_before_the_exit(settings: dict, saved_at: Any, expected: int
     for checkpoint, _, position, valid_loss in saves:
         assert not checkpoint.no_last_checkpoints
         assert (position, valid_loss) == ("position", None)
-
-
-def test_signal_in_the_last_update(saves: list) -> None:
-    signals._received.append(signal.SIGTERM)
-    signals.Signals().update_completed(config(), alone(), None, True)
-    assert not saves
 
 
 @pytest.mark.parametrize(
