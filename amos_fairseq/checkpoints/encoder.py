@@ -64,21 +64,11 @@ class Features(NamedTuple):
         return mean_state(self.states, self.mask)
 
 
-class _Sequence(NamedTuple):
-    tokens: Tensor  # [L] int64
-    first_length: int  # number of tokens of the first text, its </s> included
-
-
 class Encoder(nn.Module):
     """The encoder of a checkpoint: text in, features out.
 
     In eval mode, the mode in which :func:`load` returns it, no gradients are recorded; after ``.train()`` they are, with
-    dropout. ``.to(...)`` moves it and changes its dtype, as for any module.
-
-    Args:
-        batch_size: number of texts in one forward pass.
-        layer: the layer whose states are returned, from 0 (the input of the first layer) on; those above it are not computed.
-            None for what the heads read, mostly the last layer.
+    dropout. ``.to(...)`` moves it and changes its dtype, as for any module. ``batch_size`` and ``layer``: see :func:`load`.
     """
 
     def __init__(self, loaded: LoadedCheckpoint, batch_size: int = BATCH_SIZE, layer: int | None = None) -> None:
@@ -88,10 +78,8 @@ class Encoder(nn.Module):
         num_layers = len(loaded.model.encoder.layers)  # raises now, not at the first text, if the model has no encoder
         if layer is not None and not (type(layer) is int and 0 <= layer <= num_layers):
             raise UserError(f"layer {layer} is no layer of this encoder: give a number from 0 to {num_layers}")
-        self.model = loaded.model
-        self.loaded = loaded
-        self.batch_size = batch_size
-        self.layer = layer
+        self.model, self.loaded = loaded.model, loaded
+        self.batch_size, self.layer = batch_size, layer
 
     def forward(self, texts: str | Iterable[Text], truncate: bool = False, all_layers: bool = False) -> Features:
         """Return the features of all texts, in their order, padded to the longest; texts of similar length share a batch.
@@ -106,16 +94,16 @@ class Encoder(nn.Module):
         Raises:
             UserError: there is no text, one is empty, or too long while ``truncate`` is off.
         """
-        sequences = list(self._sequences(texts, truncate))
-        if not sequences:
+        inputs = list(self._inputs(texts, truncate))
+        if not inputs:
             raise UserError("there is no text to encode: give at least one")
-        states: list[tuple[Tensor, ...]] = [()] * len(sequences)
-        by_length = sorted(range(len(sequences)), key=lambda i: len(sequences[i].tokens), reverse=True)
-        for start in range(0, len(sequences), self.batch_size):
+        states: list[tuple[Tensor, ...]] = [()] * len(inputs)
+        by_length = sorted(range(len(inputs)), key=lambda i: len(inputs[i][0]), reverse=True)
+        for start in range(0, len(inputs), self.batch_size):
             batch = by_length[start : start + self.batch_size]
-            for i, encoded in zip(batch, self._encode([sequences[i] for i in batch], all_layers), strict=True):
+            for i, encoded in zip(batch, self._encode([inputs[i] for i in batch], all_layers), strict=True):
                 states[i] = encoded
-        return self._features(sequences, states)
+        return self._features(inputs, states)
 
     def stream(
         self, texts: str | Iterable[Text], truncate: bool = False, all_layers: bool = False
@@ -124,81 +112,72 @@ class Encoder(nn.Module):
 
         Arguments and errors are those of :meth:`forward`; an error is raised when its text is reached.
         """
-        sequences = self._sequences(texts, truncate)
-        while batch := list(itertools.islice(sequences, self.batch_size)):
+        inputs = self._inputs(texts, truncate)
+        while batch := list(itertools.islice(inputs, self.batch_size)):
             yield self._features(batch, self._encode(batch, all_layers))
 
-    def _sequences(self, texts: str | Iterable[Text], truncate: bool) -> Iterator[_Sequence]:
-        limit = self.model.max_positions()
+    def _inputs(self, texts: str | Iterable[Text], truncate: bool) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the tokens of each text or pair, [L] int64, and their types: 0 in the first text, its ``</s>`` included."""
+        dictionary, separator, limit = self.loaded.dictionary, self.loaded.separator, self.model.max_positions()
+        between = [dictionary.eos()] if separator is None else [dictionary.eos(), separator]
         for number, text in enumerate([texts] if isinstance(texts, str) else texts, start=1):
             try:
-                parts = self._parts(text)
+                pieces = self._pieces(text)
             except UserError as error:
                 raise UserError(f"text {number}: {error}") from error
-            num_special = 1 + len(parts) + (len(parts) == 2 and self.loaded.separator is not None)
-            length = num_special + sum(map(len, parts))
+            num_special = 2 + (len(pieces) - 1) * len(between)
+            length = num_special + sum(map(len, pieces))
             if length > limit and not truncate:
                 raise UserError(
                     f"text {number} has {length} tokens, the encoder takes {limit}: shorten or split it, or pass truncate=True"
                 )
-            kept = kept_lengths([len(part) for part in parts], limit - num_special)
-            yield self._sequence([part[:length] for part, length in zip(parts, kept, strict=True)])
+            kept = kept_lengths([len(each) for each in pieces], limit - num_special)
+            first, *second = (each[:length] for each, length in zip(pieces, kept, strict=True))
+            tokens = [dictionary.bos(), *first]
+            for each in second:
+                tokens += [*between, *each]
+            tokens = torch.tensor([*tokens, dictionary.eos()])
+            yield tokens, (torch.arange(len(tokens)) >= len(first) + 2).long()
 
-    def _sequence(self, parts: list[Tensor]) -> _Sequence:
-        dictionary, separator = self.loaded.dictionary, self.loaded.separator
-        start, end = torch.tensor([dictionary.bos()]), torch.tensor([dictionary.eos()])
-        tokens = [start, parts[0], end]
-        if len(parts) == 2:
-            tokens += [torch.tensor([] if separator is None else [separator], dtype=torch.int64), parts[1], end]
-        return _Sequence(torch.cat(tokens), len(parts[0]) + 2)
-
-    def _parts(self, text: Text) -> list[Tensor]:
+    def _pieces(self, text: Text) -> list[list[int]]:
         """Return the tokens of a text, or of both texts of a pair, without the outer ``<s>`` and ``</s>``."""
         if isinstance(text, str):
-            return [self.loaded.tokens(text)[1:-1]]
-        if not (isinstance(text, (tuple, list)) and len(text) == 2 and all(isinstance(part, str) for part in text)):
+            return [self.loaded.tokens(text)[1:-1].tolist()]
+        if not (isinstance(text, (tuple, list)) and len(text) == 2 and all(isinstance(each, str) for each in text)):
             raise UserError(f"expected a string or a pair of strings, got {text!r:.60}")
-        return [self.loaded.tokens(re.sub(r"[\r\n]+", " ", part))[1:-1] for part in text]
+        return [self.loaded.tokens(re.sub(r"[\r\n]+", " ", each))[1:-1].tolist() for each in text]
 
-    def _encode(self, sequences: list[_Sequence], all_layers: bool) -> list[tuple[Tensor, ...]]:
-        """Run one batch: returns [L,D] for each sequence, first the states to return, then those of all layers if asked for."""
-        tokens, encoder = self._padded_tokens(sequences), self.model.encoder
+    def _encode(self, inputs: list[tuple[Tensor, Tensor]], all_layers: bool) -> list[tuple[Tensor, ...]]:
+        """Run one batch: returns [L,D] for each input, first the states to return, then those of all layers if asked for."""
+        tokens, encoder, num_types = self._padded(inputs), self.model.encoder, self.model.cfg.token_types
+        types = None
+        if num_types:
+            types = pad_sequence([each for _, each in inputs], batch_first=True, padding_value=1)
+            types = types.clamp(max=num_types - 1).to(tokens.device)
         if self.layer is not None:
             encoder = with_layers(encoder, encoder.layers[: self.layer])
         with torch.set_grad_enabled(self.training and torch.is_grad_enabled()):
             outputs = encoder(
                 self.model.encoder_embedding(tokens),
-                token_types=self._token_types(sequences, tokens.size(1)),
+                token_types=types,
                 with_input=True,
-                lengths=[len(sequence.tokens) for sequence in sequences],
+                lengths=[len(each) for each, _ in inputs],
             )
             is_fine_tuned = isinstance(self.model, FineTunedModel) and self.layer is None
             states = self.model.read_layers(outputs) if is_fine_tuned else outputs[-1]
         wanted = [states, *outputs] if all_layers else [states]
-        return [tuple(each[row, : len(sequence.tokens)] for each in wanted) for row, sequence in enumerate(sequences)]
+        return [tuple(each[row, : len(tokens)] for each in wanted) for row, (tokens, _) in enumerate(inputs)]
 
-    def _token_types(self, sequences: list[_Sequence], length: int) -> Tensor | None:
-        """Return [B,T] int64: 0 in the first text, 1 in the second; None if the encoder has no types."""
-        num_types = self.model.cfg.token_types
-        if num_types == 0:
-            return None
-        first_lengths = torch.tensor([[sequence.first_length] for sequence in sequences])
-        types = torch.arange(length) >= first_lengths
-        return types.long().clamp(max=num_types - 1).to(self._device())
-
-    def _features(self, sequences: list[_Sequence], encoded: list[tuple[Tensor, ...]]) -> Features:
-        tokens = self._padded_tokens(sequences)
-        mask = tokens.ne(self.loaded.dictionary.pad())
+    def _features(self, inputs: list[tuple[Tensor, Tensor]], encoded: list[tuple[Tensor, ...]]) -> Features:
+        tokens = self._padded(inputs)
         states, *layers = (pad_sequence(list(each), batch_first=True) for each in zip(*encoded, strict=True))
-        return Features(states, mask, tokens, tuple(layers) or None)
+        return Features(states, tokens.ne(self.loaded.dictionary.pad()), tokens, tuple(layers) or None)
 
-    def _padded_tokens(self, sequences: list[_Sequence]) -> Tensor:
-        pad = self.loaded.dictionary.pad()
-        tokens = pad_sequence([sequence.tokens for sequence in sequences], batch_first=True, padding_value=pad)
-        return tokens.to(self._device())
-
-    def _device(self) -> torch.device:
-        return next(self.model.parameters()).device
+    def _padded(self, inputs: list[tuple[Tensor, Tensor]]) -> Tensor:
+        tokens = pad_sequence(
+            [each for each, _ in inputs], batch_first=True, padding_value=self.loaded.dictionary.pad()
+        )
+        return tokens.to(next(self.model.parameters()).device)
 
 
 def load(

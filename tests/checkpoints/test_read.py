@@ -104,13 +104,9 @@ def circle(times: int = 1) -> list:
             "architecture 'transformer_lm', which is",
         ),
         (lambda state: state["cfg"].pop("task"), r"other\.pt does not say what was trained"),
-        (lambda state: state["cfg"].pop("model"), r"other\.pt does not say what was trained"),
         (lambda state: state["optimizer_history"][-1].update(num_updates=10**400), "does not say after how many"),
-        (lambda state: state["optimizer_history"][-1].update(num_updates=-1), "does not say after how many updates"),
         (lambda state: state["cfg"]["model"].update(dropout=10**400), "contains a setting that no run has: 1000"),
-        (lambda state: state["cfg"].update(more=[10**30]), "contains a setting that no run has: 1000"),
         (lambda state: state["cfg"]["task"].update(data=circle()), "values|levels deep"),
-        (lambda state: state["cfg"].update(more=circle(2)), "values|levels deep"),
         (lambda state: state["cfg"].update(more=argparse.Namespace(a=circle())), "values|levels deep"),
     ],
 )
