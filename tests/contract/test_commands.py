@@ -1,13 +1,11 @@
 """The ``amos`` command as users meet it: its help, its exit codes, one line on stderr."""
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from failures import refusal
 from tiny_runs import ROOT, environment, run_process
 
 from amos_fairseq.cli import main as command
@@ -62,14 +60,6 @@ def test_unknown_words_and_missing_arguments_exit_with_2(arguments, capsys):
     assert capsys.readouterr().err.startswith("usage: amos")
 
 
-@pytest.mark.slow
-def test_users_mistake_is_one_line_and_leaves_nothing(tmp_path):
-    result = amos("plot", "absent", "--out", "pictures", cwd=tmp_path)
-    assert (result.stdout, result.stderr.count("\n")) == ("", 1)
-    assert refusal(result).startswith("absent is missing: name a SAVE_DIR")
-    assert list(tmp_path.iterdir()) == []
-
-
 # A command that only prints, as its argument says.
 PRINTING = """
 import sys
@@ -105,12 +95,3 @@ def test_output_that_cannot_be_written(library, where, code, line, tmp_path):
     assert result.returncode == code
     assert result.stderr.startswith(line)
     assert result.stderr.count("\n") == bool(line)
-
-
-@pytest.mark.slow
-def test_closed_pipe_ends_quietly(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text(json.dumps({"split": "train", "update": 1, "lr": 0.1}) + "\n")
-    shell = f'"{sys.executable}" -m amos_start plot metrics.jsonl | head -n 1'
-    result = run_process(["bash", "-c", shell], tmp_path, environment({"PYTHONPATH": str(ROOT)}))
-    assert result.stderr == ""
-    assert result.stdout.count("\n") == 1

@@ -1,13 +1,9 @@
 """The default corpus: prose of written examples, the same bytes for any number of processes, no source is executed."""
 
-import ast
-import os
-import sys
 from pathlib import Path
 
 import documentation_corpus as corpus
 import pytest
-from failures import error_line, full_disk
 
 DOCSTRING = """Return the smallest value of a sequence that holds at least one.
 
@@ -78,17 +74,6 @@ def test_sources_are_read_and_never_executed(tmp_path: Path):
     assert not marker.exists()
 
 
-def test_invalid_python_has_no_document(tmp_path: Path):
-    template = tmp_path / "template.py"
-    template.write_text("{{ name }} = the value of a template that is filled in later\n", encoding="utf-8")
-    assert corpus.read_source(template) == []
-
-
-def test_each_chapter_of_the_language_reference_is_a_document():
-    source = ast.parse("topics = {'b': 'Second by name.', 'a': 'First by ' 'name.'}")
-    assert corpus.topic_chapters(source) == ["First by name.", "Second by name."]
-
-
 def test_repetitions_are_dropped_and_documents_separated(tmp_path: Path):
     documents = [["One two.", "Three four."], ["ONE, two!"], ["Five.", "Three, four."]]
     target = tmp_path / "corpus.txt"
@@ -96,26 +81,6 @@ def test_repetitions_are_dropped_and_documents_separated(tmp_path: Path):
     assert target.read_text(encoding="utf-8") == "One two.\nThree four.\n\nFive.\n\n"
     assert counts == (2, 3, 5, 29)
     assert [path.name for path in tmp_path.iterdir()] == ["corpus.txt"]
-
-
-def test_full_disk_is_one_line_and_the_old_file_remains(tmp_path: Path, capsys, monkeypatch):
-    target = tmp_path / "corpus.txt"
-    target.write_text("of an earlier run", encoding="utf-8")
-    monkeypatch.setattr(corpus, "python_sources", lambda: [])
-    monkeypatch.setattr(corpus, "documents_of", lambda sources, processes: [["word " * 100_000]])
-    monkeypatch.setattr(sys, "argv", ["documentation_corpus", "--out", str(target)])
-    with full_disk(4096):
-        error = error_line(capsys, lambda arguments: corpus.main())
-    assert error.startswith(f"amos_fairseq: error: {target} cannot be written (File too large): make room there")
-    assert [path.name for path in tmp_path.iterdir()] == ["corpus.txt"]
-    assert target.read_text(encoding="utf-8") == "of an earlier run"
-
-
-def test_corpus_is_synced_before_it_is_renamed(tmp_path: Path, monkeypatch):
-    synced = []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_size))
-    assert corpus.write_corpus([["Five."]], tmp_path / "corpus.txt") == (1, 1, 1, 7)
-    assert synced == [7]
 
 
 def test_requirements_are_followed_without_extras():
@@ -131,8 +96,3 @@ def test_any_number_of_processes_gives_the_same_documents():
     one, two = (list(corpus.documents_of(sources, processes)) for processes in (1, 2))
     assert one == two
     assert sum(map(len, one)) > 30
-
-
-def test_missing_folder_is_one_line(tmp_path: Path, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["documentation_corpus", "--out", str(tmp_path / "no" / "text")])
-    assert "the folder of --out" in error_line(capsys, lambda arguments: corpus.main())

@@ -4,9 +4,7 @@ import ast
 import importlib
 import re
 import shlex
-import sys
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -110,14 +108,6 @@ def test_names_of_the_reference_have_docstrings(page: Path):
         assert named.__doc__, name
 
 
-@pytest.mark.skipif(
-    find_spec("mkdocs") is None or find_spec("mkdocstrings") is None, reason="the extra docs is missing"
-)
-def test_site_is_built_without_a_warning(tmp_path: Path):
-    built = run_process([sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path])
-    assert built.returncode == 0, built.stderr[-3000:]
-
-
 @pytest.mark.parametrize("script", SCRIPTS, ids=str)
 def test_scripts_are_valid_bash(script: Path):
     result = run_process(["bash", "-n", script])
@@ -205,31 +195,3 @@ def test_amos_commands_are_accepted():
     assert {arguments[0] for arguments in given} == set(spoken.split())
     for arguments in given:
         build_parser().parse_args(arguments)  # exits for an unknown flag or a missing argument
-
-
-@cache
-def help_of(script: str) -> str:
-    """What a script of preprocess/ prints for --help."""
-    return run_process(["bash", script, "--help"]).stdout
-
-
-def test_flags_of_preprocess_are_in_its_help():
-    given = {
-        (script, flag)
-        for document in DOCUMENTS
-        for words in commands(document)
-        for position, script in enumerate(words)
-        if script.startswith("preprocess/") and script.endswith(".sh")
-        for flag in words[position + 1 :]
-        if flag.startswith("--")
-    }
-    assert given
-    assert not [pair for pair in given if not re.search(rf"{re.escape(pair[1])}\b", help_of(pair[0]))]
-
-
-def test_the_package_names_no_script_of_a_checkout() -> None:
-    """Messages, help and recipes: a wheel has none."""
-    sources = [path for pattern in ("*.py", "*.yaml") for path in (ROOT / "amos_fairseq").rglob(pattern)]
-    named = [path.name for path in sources if re.search(r"prepare\.sh|download\.sh", path.read_text(encoding="utf-8"))]
-    assert sources
-    assert named == []

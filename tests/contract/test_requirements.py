@@ -5,7 +5,7 @@ import re
 import sys
 
 import pytest
-from check_environment import OF_FAIRSEQ, OF_TESTS, is_found, name_of, other_versions, requirements
+from check_environment import OF_FAIRSEQ, OF_TESTS, is_found, name_of, requirements
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -40,15 +40,6 @@ def test_what_fairseq_requires_is_checked_in_the_versions_it_requires():
     assert set(OF_FAIRSEQ) <= {str(Requirement(line)) for line in lines}
 
 
-def test_older_versions_and_versions_that_were_not_run_are_told_apart():
-    """An older one stops the scripts, because it lacks what the code calls; another one is a warning."""
-    (older,), (other,) = other_versions(["torch>=99,<100", "packaging<1", "PyYAML>=1", "no-such-package"])
-    assert older.startswith("torch ")
-    assert older.endswith(" (torch>=99,<100)")
-    assert other.startswith("packaging ")
-    assert other.endswith(" (packaging<1)")
-
-
 def locked() -> dict[str, Version]:
     """Version of each distribution in the images; a line of any other form raises an error."""
     lines = (ROOT / "docker/constraints.txt").read_text(encoding="utf-8").splitlines()
@@ -62,21 +53,3 @@ def locked() -> dict[str, Version]:
 def test_every_requirement_is_locked_in_its_range(line: str):
     requirement = Requirement(line)
     assert requirement.specifier.contains(locked()[canonicalize_name(requirement.name)])
-
-
-def test_what_belongs_to_the_tests_and_to_one_build_of_torch_is_not_locked():
-    """Each CUDA build of torch pins its own Triton, so a version here would make that build impossible to install."""
-    of_tests = {canonicalize_name(Requirement(line).name) for line in requirements("test")[len(requirements()) :]}
-    assert not (of_tests | {"amos-fairseq", "torchaudio"}) & set(locked())
-
-
-def test_files_that_the_images_use_exist():
-    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
-    named = {
-        name
-        for file in (ROOT / "docker").glob("*.Dockerfile")
-        for name in re.findall(r"/opt/amos_fairseq/([\w./]+)", file.read_text())
-    }
-    for name in named - {".venv/bin"}:  # made in the image
-        assert (ROOT / name).is_file(), name
-        assert name.partition("/")[0] not in ignored
