@@ -8,7 +8,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fairseq.models import (
     ARCH_MODEL_NAME_REGISTRY,
@@ -23,14 +23,26 @@ from omegaconf.errors import OmegaConfBaseException
 
 from amos_fairseq.errors import UserError
 
+
+class Range(NamedTuple):
+    low: float
+    includes_low: bool = True
+    high: float = math.inf
+    includes_high: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        is_above = value >= self.low if self.includes_low else value > self.low
+        return is_above and (value <= self.high if self.includes_high else value < self.high)
+
+
 RANGES = {
-    "above 0": lambda value: value > 0,
-    "0 or more": lambda value: value >= 0,
-    "1 or more": lambda value: value >= 1,
-    "2 or more": lambda value: value >= 2,
-    "0 or more and below 1": lambda value: 0 <= value < 1,
-    "above 0 and below 1": lambda value: 0 < value < 1,
-    "above 0 and at most 1": lambda value: 0 < value <= 1,
+    "above 0": Range(0, includes_low=False),
+    "0 or more": Range(0),
+    "1 or more": Range(1),
+    "2 or more": Range(2),
+    "0 or more and below 1": Range(0, high=1),
+    "above 0 and below 1": Range(0, includes_low=False, high=1),
+    "above 0 and at most 1": Range(0, includes_low=False, high=1, includes_high=True),
 }
 _COUNT, _SIZE, _POSITIVE = "0 or more", "1 or more", "above 0"
 RANGES_OF_FAIRSEQ = {
@@ -79,11 +91,7 @@ def config_class(kind: str, name: Any) -> type | None:
 
 
 def read_section(kind: str, fields: type, values: Mapping[str, Any]) -> DictConfig:
-    """Return ``values`` over the defaults of the dataclass ``fields``.
-
-    Raises:
-        UserError: a setting is unknown, or has another type or none of the choices.
-    """
+    """Return ``values`` over the defaults of the dataclass ``fields``."""
     try:
         return OmegaConf.merge(OmegaConf.structured(fields), values)
     except OmegaConfBaseException as error:
@@ -103,10 +111,6 @@ def model_settings(file: Path, saved: Any) -> DictConfig:
     """Return the model's settings in a checkpoint, with the defaults of fields that were added after they were saved.
 
     fairseq adds missing fields by model name only, and a checkpoint written with ``--arch amos_base`` names the architecture.
-
-    Raises:
-        UserError: the model is not one of this package, or a setting has another type, none of the choices of its field, or
-            is out of range.
     """
     name = (saved.get("_name") or saved.get("arch")) if isinstance(saved, dict) else None
     name = str(name)
@@ -121,11 +125,7 @@ def model_settings(file: Path, saved: Any) -> DictConfig:
 
 
 def saved_section(file: Path, kind: str, fields: type, saved: dict[str, Any]) -> DictConfig:
-    """Return the settings of a section of a checkpoint over the defaults of its dataclass; unknown ones are left out.
-
-    Raises:
-        UserError: a setting has another type, none of the choices of its field, or is out of range.
-    """
+    """Return the settings of a section of a checkpoint over the defaults of its dataclass; unknown ones are left out."""
     known = {field.name for field in dataclasses.fields(fields)}
     try:
         settings = read_section(kind, fields, {key: value for key, value in saved.items() if key in known})
@@ -183,5 +183,5 @@ def _out_of_range(value: Any, range_: str | None) -> Iterator[str]:
             continue
         if not math.isfinite(number):
             yield f"{number} must be a finite number{f', {range_}' if range_ else ''}"
-        elif range_ and not RANGES[range_](number):
+        elif range_ and number not in RANGES[range_]:
             yield f"{number} must be {range_}"

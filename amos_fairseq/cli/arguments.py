@@ -19,9 +19,6 @@ def import_fairseq(checkpoint: str | None = None, name: str | None = None) -> No
 
     Args:
         name: of the command; before the imports it then prints that it reads ``checkpoint``.
-
-    Raises:
-        UserError: there is no such ``checkpoint``; it is looked for first.
     """
     if checkpoint is not None:
         checkpoint_file(Path(checkpoint))

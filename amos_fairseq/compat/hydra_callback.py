@@ -40,10 +40,6 @@ class ImportPlugin(Callback):
 
     Args:
         user_dir: value of ``common.user_dir``; None where the plugin is used without it.
-
-    Raises:
-        UserError: ``user_dir`` does not exist, or is another copy of the plugin (an edited checkout next to an installed
-            wheel), which fairseq would refuse later with a misleading message.
     """
 
     def __init__(self, user_dir: str | None = None) -> None:

@@ -69,9 +69,6 @@ class NewRecords:
 
     Attributes:
         update: update of the last record, also where it was there before; 0 before the first.
-
-    Raises:
-        UserError: something else than a file has its name.
     """
 
     def __init__(self, save_dir: Path) -> None:

@@ -32,7 +32,7 @@ def error_lines(run: BackgroundRun) -> list[str]:
     ("flags", "moments"),
     [
         pytest.param(["--bf16"], [21], id="bf16"),
-        pytest.param(["--log-interval", "3"], [8, 18], id="float32, and a record of two epochs"),
+        pytest.param(["--log-interval", "3"], [9, 18], id="float32, and a record of two epochs"),
     ],
 )
 def test_killed_and_resumed_is_uninterrupted(
