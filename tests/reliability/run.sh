@@ -13,4 +13,4 @@ source examples/environment.sh
 prepare_environment test
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 AMOS_RELIABILITY=1 python -m pytest tests/reliability -q -p no:cacheprovider
-PYTHONPATH="$PWD:$PWD/tests/helpers" exec python -m attacks "$@"
+PYTHONPATH="$PWD:$PWD/tests/helpers:$PWD/tests/reliability" exec python -m attacks "$@"

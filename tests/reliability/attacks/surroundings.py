@@ -27,7 +27,7 @@ def planted_modules(place: Place, folder: Path, draw: random.Random) -> Iterator
     """Run a command in a folder with modules named like those that it imports; they are not executed."""
     canary = place.folder / "executed"
     refused = ["--checkpoint", "run", "--data", "nothing", "--out", "out/x", "--cpu"]
-    of_amos = COMMANDS | {"glue": refused, "squad": refused, "verify": [place.corpus], "bench": ["nothing"]}
+    of_amos = COMMANDS | {"glue": refused, "squad": refused, "verify": [place.corpus]}
     of_amos["train"] = ["amos_tiny", *SMALL_RUN, f"task.data={place.corpus}", "checkpoint.save_dir=out/run"]
     commands = {f"amos {name}": [*place.amos, name, *arguments] for name, arguments in of_amos.items()}
     flags = [*TINY_RUN, "--save-dir", "out/run", "--max-update", "2", "--num-workers", "1"]

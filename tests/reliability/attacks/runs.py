@@ -17,7 +17,6 @@ from interrupted_run import BackgroundRun, assert_same_run, checkpoint, flags_co
 from waiting import has_ended
 
 from amos_fairseq.python_process import SECONDS_TO_SAVE
-from amos_fairseq.run.save_dir import LOCK_FILE
 from attacks.commands import Place, amos_harm, amos_script, command_harm, run_command
 from attacks.damage import damage
 from attacks.settings import TINY_RECIPE
@@ -170,7 +169,7 @@ def killed_commands(place: Place, folder: Path, draw: random.Random) -> Iterator
 def training_processes(folder: Path) -> list[int]:
     """Processes that train a run in ``folder``. The lock of each run's directory names its process."""
     found = []
-    for file in (folder / "out" / "tag").glob(f"runs/*/*/{LOCK_FILE}"):
+    for file in (folder / "out" / "tag").glob("runs/*/*/.lock"):
         with suppress(FileNotFoundError):
             found.append(int(file.read_text().split()[1]))  # "process 123 on HOST"
     return [pid for pid in found if not has_ended(pid)]
