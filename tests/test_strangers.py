@@ -33,16 +33,11 @@ def test_json_is_read_as_python_reads_it(text, tmp_path):
         ("{", "is not JSON"),
         (b"\xff", "is not UTF-8 text"),
         ("[]", "contains [], not an object"),
-        ("null", "contains None, not"),
-        ("5", "contains 5, not"),
         ('"x"', "contains 'x', not"),
         (nested(101), "is nested more than 100 levels deep"),
-        (nested(10**5), "is nested more than 100 levels deep"),
         ('{"a": %s}' % ("9" * 101), "a number of 101 digits"),
-        ('{"a": %s}' % ("9" * 5000), "a number of 5,000 digits"),
         ('{"a": 1e309}', "1e309 is not a finite number"),
         ('{"a": NaN}', "NaN is not"),
-        ('{"a": -Infinity}', "-Infinity is"),
         (json.dumps("x" * 10**5), "contains 'xxxx"),
     ],
     ids=lambda value: str(value)[:20],
@@ -109,20 +104,12 @@ def nested_list(levels: int) -> list:
     return content
 
 
-@pytest.mark.parametrize("value", [True, "5", None, [5], math.nan, math.inf, -math.inf, 10**400, -(10**400)])
-def test_what_is_no_number_is_refused(value):
-    for check in (finite_number, whole_number):
-        with pytest.raises(ValueError, match="is not"):
-            check(value)
-
-
 def test_numbers_have_a_range():
     assert [finite_number(5), finite_number(0.5, 0, 1), whole_number(7, 1, 7)] == [5.0, 0.5, 7]
     for check, value, limits in (
+        *((finite_number, value, ()) for value in (True, "5", None, math.nan, -math.inf, 10**400)),
+        *((whole_number, value, ()) for value in (True, "5", None, 1.0, -1, 2**53 + 1)),
         (finite_number, 1.5, (0, 1)),
-        (whole_number, -1, ()),
-        (whole_number, 2**53 + 1, ()),
-        (whole_number, 1.0, ()),
         (whole_number, 8, (1, 7)),
     ):
         with pytest.raises(ValueError, match="is not"):
