@@ -15,14 +15,14 @@ from tiny_runs import ROOT
 # fairseq's configuration is made of these, so it pins them itself.
 BROUGHT_BY_FAIRSEQ = {"hydra-core", "omegaconf"}
 # NVIDIA's kernels, for which no wheel exists, are used where they are found.
-# triton comes with CUDA builds of torch; argcomplete and pyarrow are extras; a torchaudio that does not load is hidden.
-OPTIONAL = {"apex", "argcomplete", "pyarrow", "torchaudio", "triton"}
+# triton comes with CUDA builds of torch; argcomplete, datasets, pyarrow are extras; a torchaudio that does not load is hidden.
+OPTIONAL = {"apex", "argcomplete", "datasets", "pyarrow", "torchaudio", "triton"}
 
 
 def test_every_import_is_required():
     paths = (ROOT / "amos_fairseq").rglob("*.py")
     modules = {name.partition(".")[0] for path in paths for name in imported_by(path)}
-    modules -= sys.stdlib_module_names | {"amos_fairseq"} | OPTIONAL
+    modules -= sys.stdlib_module_names | {"amos_fairseq", "amos_start"} | OPTIONAL
     assert {"torch", "fairseq"} <= modules
     distributions = importlib.metadata.packages_distributions()
     needed = {canonicalize_name(name) for module in modules for name in distributions[module]}
