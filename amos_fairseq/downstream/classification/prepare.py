@@ -14,7 +14,6 @@ from textwrap import shorten
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from amos_fairseq import strangers
 from amos_fairseq.downstream.classification.glue.tasks import TASK_FILE, TASKS
@@ -253,6 +252,8 @@ def read_own_tasks(file: Path) -> dict[str, ClassificationSource]:
 
     Paths are relative to the YAML; everything but ``train`` may be left out, as for the command.
     """
+    from torch import nn  # amos prepare glue, which is in this file too, answers mistakes without PyTorch
+
     hint = "give names and the options of amos classify, such as 'reviews: {train: reviews.tsv, label: stars}'"
     content = strangers.read_yaml(file, hint)
     if not isinstance(content, dict) or not content:
