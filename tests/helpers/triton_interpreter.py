@@ -31,7 +31,7 @@ def interpreted(name: str) -> Iterator[ModuleType]:
     except TypeError:
         if int(triton.__version__.split(".")[1]) < 9:
             pytest.skip(
-                "Triton's interpreter before 3.9 does not run with numpy 2.5 and later: install numpy<2.5 (2.3.5 was seen)"
+                f"Triton {triton.__version__} cannot interpret with numpy {np.__version__}: install numpy 2.3.5"
             )
     with pytest.MonkeyPatch.context() as variables:
         variables.setenv("TRITON_INTERPRET", "1")  # Triton imports some of itself at the first launch
