@@ -230,7 +230,7 @@ def test_the_time_of_the_run_is_told_after_twenty_measured_updates(
     assert caplog.messages == [
         "update 5 of 10,022: loss 3.000, 2 s per update, first estimate: 5 h 33 min to the end",
         # (3 x 2 + 17 x 0.1) / 20 seconds
-        "update 22 of 10,022: loss 11.500, 0.39 s per update, about 1 h 4 min to the end",
+        "update 22 of 10,022: loss 11.500, 0.38 s per update, about 1 h 4 min to the end",
     ]
 
 
