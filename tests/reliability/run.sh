@@ -12,5 +12,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source examples/environment.sh
 prepare_environment test
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+export PYTHONPATH="$PWD:$PWD/tests/helpers:$PWD/tests/reliability"
 AMOS_RELIABILITY=1 python -m pytest tests/reliability -q -p no:cacheprovider
-PYTHONPATH="$PWD:$PWD/tests/helpers:$PWD/tests/reliability" exec python -m attacks "$@"
+exec python -m attacks "$@"
