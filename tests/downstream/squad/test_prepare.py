@@ -1,23 +1,16 @@
 """``amos prepare squad``: its files, counts and errors."""
 
-import gzip
 import json
 import lzma
-import os
 import shutil
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-import zstandard
 from failures import error_line, harm_last_byte
 from fairseq.data import Dictionary
-from hugging_face_folders import train_wordpiece
 from preparing import prepare
-from synthetic_squad import make_squad, prepare_squad, squad_tokenizer, without_impossible, write_json
+from synthetic_squad import make_squad, prepare_squad, squad_tokenizer, write_json
 
 from amos_fairseq.downstream.squad.dataset import SquadSplit, read_squad_manifest
 from amos_fairseq.errors import UserError
@@ -105,17 +98,6 @@ def test_answers_outside_of_their_context_are_refused(data, tmp_path, value):
         SquadSplit(copy, "train")
 
 
-def test_file_names_and_dtype(data):
-    names = {path.name for path in data.iterdir()}
-    arrays = ("question", "context", "context_start", "context_end")
-    of_split = {f"{name}.{extension}" for name in arrays for extension in ("bin", "idx")}
-    of_split |= {"examples.jsonl", "contexts.jsonl"}
-    shared = {"dict.txt", "tokenizer", "squad.json"}
-    assert names == {f"{split}.{name}" for split in ("train", "valid") for name in of_split} | shared
-    assert (data / "train.question.bin").stat().st_size == 2 * int(SquadSplit(data, "train").questions.sizes.sum())
-    assert (data / "dict.txt").read_bytes() == (data / "tokenizer" / "dict.txt").read_bytes()
-
-
 def test_manifest_counts(data):
     manifest = read_squad_manifest(data)
     source = data.parent / "squad.json"
@@ -147,12 +129,6 @@ def test_inexact_answers_are_counted_and_listed(tmp_path, capsys):
     assert "1 questions are not used in training" in capsys.readouterr().err
 
 
-def test_version_one(tmp_path):
-    data = prepare_squad(tmp_path, without_impossible(SQUAD))
-    assert read_squad_manifest(data)["splits"]["valid"]["impossible"] == 0
-    assert all(example.answers and not example.is_impossible for example in SquadSplit(data, "valid").examples)
-
-
 def test_sampled_questions(tmp_path, data):
     """A seeded sample in the order of the file, without paragraphs that have no question; the dev set is complete."""
     few = prepare_squad(tmp_path / "a", SQUAD, "--max-train-questions", "7")
@@ -169,32 +145,6 @@ def test_sampled_questions(tmp_path, data):
     manifest = read_squad_manifest(few)
     assert manifest["settings"] == {"max_train_questions": 7, "seed": 1}
     assert manifest["splits"]["train"]["source_questions"] == 40
-
-
-def test_compressed_files_and_a_bare_tokenizer(tmp_path):
-    """xz and gz give equal data; a directory with tokenizer.json alone is enough."""
-    text = json.dumps(SQUAD).encode()
-    (tmp_path / "train.json.xz").write_bytes(lzma.compress(text))
-    (tmp_path / "dev.json.gz").write_bytes(gzip.compress(text))
-    train_wordpiece(tmp_path / "tokenizer", [p["context"] for p in SQUAD["data"][0]["paragraphs"]])
-    command = [tmp_path / "train.json.xz", tmp_path / "dev.json.gz", tmp_path / "tokenizer", tmp_path / "out"]
-    main(command)
-    train, valid = (SquadSplit(tmp_path / "out", name) for name in ("train", "valid"))
-    assert train.examples == valid.examples
-    assert len(train) == 40
-    assert (tmp_path / "out" / "tokenizer" / "tokenizer.settings.json").is_file()
-
-
-def test_files_of_a_killed_run_are_removed(data, tmp_path):
-    """Those of a process that no longer runs, not those of a running one."""
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    prefix = f".out.unfinished.{socket.gethostname()}."
-    for process in (dead.pid, os.getppid()):
-        (tmp_path / f"{prefix}{process}").mkdir()
-    source, tokenizer = data.parent / "squad.json", data.parent / "tokenizer"
-    main([source, source, tokenizer, tmp_path / "out"])
-    assert {path.name for path in tmp_path.iterdir()} == {"out", f"{prefix}{os.getppid()}"}
 
 
 def test_finished_data_are_unchanged(data, capsys, tmp_path):
@@ -216,78 +166,52 @@ def change(path: list, value: object) -> dict:
     """The synthetic data with one value replaced, or, for None, removed."""
     squad = json.loads(json.dumps(SQUAD))
     *before, last = path
-    part = squad
+    node = squad
     for key in before:
-        part = part[key]
+        node = node[key]
     if value is None:
-        del part[last]
+        del node[last]
     else:
-        part[last] = value
+        node[last] = value
+    return squad
+
+
+def with_starts_in_bytes() -> dict:
+    squad = json.loads(json.dumps(SQUAD))
+    for paragraph in squad["data"][0]["paragraphs"]:
+        for answer in (answer for asked in paragraph["qas"] for answer in asked["answers"]):
+            answer["answer_start"] = len(paragraph["context"][: answer["answer_start"]].encode("utf-8"))
     return squad
 
 
 FIRST = ["data", 0, "paragraphs", 0]
+LAYOUTS = [
+    ([], "contains [], not an object"),
+    ({"version": "v2.0"}, "data must be a list, it is missing"),
+    (change([*FIRST, "context"], None), "data[0].paragraphs[0].context must be a string, it is missing"),
+    (change([*FIRST, "qas", 1, "id"], 7), "data[0].paragraphs[0].qas[1].id must be a string, it is 7"),
+    (change([*FIRST, "qas", 0, "answers", 1, "answer_start"], "3"), "answers[1].answer_start must be an integer, "),
+    (change([*FIRST, "qas", 0, "is_impossible"], "no"), "qas[0].is_impossible must be true or false"),
+    (change([*FIRST, "qas", 0, "id"], "p0q1"), "the id p0q1 occurs twice"),
+    (change(["data"], []), "holds no questions"),
+    (with_starts_in_bytes(), "are not at their answer_start: the starts must count characters"),
+]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ([], "contains [], not an object"),
-        ({"version": "v2.0"}, "data must be a list, it is missing"),
-        (change(["data", 0, "paragraphs"], {"a": 1}), 'data[0].paragraphs must be a list, it is {"a": 1}'),
-        (change([*FIRST, "context"], None), "data[0].paragraphs[0].context must be a string, it is missing"),
-        (change([*FIRST, "qas", 1, "id"], 7), "data[0].paragraphs[0].qas[1].id must be a string, it is 7"),
-        (change([*FIRST, "qas", 1, "question"], None), "qas[1].question must be a string, it is missing"),
-        (change([*FIRST, "qas", 0, "answers"], None), "qas[0].answers must be a list, it is missing"),
-        (change([*FIRST, "qas", 0, "answers", 1, "answer_start"], "3"), "answers[1].answer_start must be an integer, "),
-        (change([*FIRST, "qas", 0, "is_impossible"], "no"), "qas[0].is_impossible must be true or false"),
-        (change([*FIRST, "qas", 0, "id"], "p0q1"), "the id p0q1 occurs twice"),
-        (change(["data"], []), "holds no questions"),
-    ],
-)
-def test_wrong_layouts_are_refused_by_their_path(data, tmp_path, capsys, content, message):
-    wrong = write_json(tmp_path / "wrong.json", content)
-    tokenizer = data.parent / "tokenizer"
-    line = refused(capsys, wrong, data.parent / "squad.json", tokenizer, tmp_path / "out")
-    assert message in line
-    assert str(wrong) in line
-    assert [path.name for path in tmp_path.iterdir()] == ["wrong.json"]
-
-
-def test_other_mistakes_are_one_line(data, tmp_path, capsys):
+def test_refusals(data, tmp_path, capsys):
+    """One line that names the file and what is wrong; nothing is left of OUT."""
     source, tokenizer, out = data.parent / "squad.json", data.parent / "tokenizer", tmp_path / "out"
     (tmp_path / "text.json").write_text("no json")
-    assert "text.json is not JSON" in refused(capsys, tmp_path / "text.json", source, tokenizer, out)
-    # zstandard's own reader takes cut files.
-    for suffix, compress in (("gz", gzip.compress), ("xz", lzma.compress), ("zst", zstandard.compress)):
-        path = tmp_path / f"cut.json.{suffix}"
-        path.write_bytes(compress(source.read_bytes())[:-30])
-        assert f"{path.name} is damaged" in refused(capsys, path, source, tokenizer, out)
-    assert "no such file" in refused(capsys, source, tmp_path / "absent.json", tokenizer, out)
-    assert "is not a directory" in refused(capsys, source, source, tmp_path / "absent", out)
-    assert "--max-train-questions 0" in refused(capsys, source, source, tokenizer, out, "--max-train-questions", 0)
-    assert "is not empty and contains no SQuAD data" in refused(capsys, source, source, tokenizer, tmp_path)
-    assert "is not a directory" in refused(capsys, source, source, tokenizer, source)
+    (tmp_path / "cut.json.xz").write_bytes(lzma.compress(source.read_bytes())[:-30])
+    cases = [([tmp_path / "text.json", source, tokenizer, out], "text.json is not JSON")]
+    cases += [([tmp_path / "cut.json.xz", source, tokenizer, out], "cut.json.xz is damaged")]
+    cases += [([source, tmp_path / "absent.json", tokenizer, out], "absent.json: no such file")]
+    cases += [([source, source, tmp_path / "absent", out], "is not a directory")]
+    cases += [([source, source, tokenizer, out, "--max-train-questions", 0], "--max-train-questions 0")]
+    cases += [([source, source, tokenizer, tmp_path], "is not empty and contains no SQuAD data")]
+    for number, (content, message) in enumerate(LAYOUTS):
+        wrong = write_json(tmp_path / f"wrong{number}.json", content)
+        cases += [([wrong, source, tokenizer, out], f"{wrong}"), ([wrong, source, tokenizer, out], message)]
+    for arguments, message in cases:
+        assert message in refused(capsys, *arguments), arguments
     assert not out.exists()
-
-
-def test_answer_starts_in_bytes_are_refused(data, tmp_path, capsys):
-    """Most answers are then not found at their start."""
-    squad = json.loads(json.dumps(SQUAD))
-    for paragraph in squad["data"][0]["paragraphs"]:
-        for asked in paragraph["qas"]:
-            for answer in asked["answers"]:
-                answer["answer_start"] = len(paragraph["context"][: answer["answer_start"]].encode("utf-8"))
-    wrong = write_json(tmp_path / "wrong.json", squad)
-    line = refused(capsys, wrong, wrong, data.parent / "tokenizer", tmp_path / "out")
-    assert "are not at their answer_start: the starts must count characters" in line
-    assert [path.name for path in tmp_path.iterdir()] == ["wrong.json"]
-
-
-@pytest.mark.parametrize("content", ["{}", "[1]", "nothing", '{"settings": {}}'])
-def test_invalid_manifests_are_refused(tmp_path, content):
-    with pytest.raises(UserError, match=r"squad\.json is missing"):
-        read_squad_manifest(tmp_path)
-    (tmp_path / "squad.json").write_text(content)
-    with pytest.raises(UserError, match=r"was not written by amos prepare"):
-        read_squad_manifest(tmp_path)

@@ -47,7 +47,7 @@ def test_every_word_has_its_label_and_its_pieces(data):
     assert manifest["splits"]["train"]["unknown"] == 0
 
 
-@pytest.mark.parametrize("name", ["valid.label.bin", "valid.tokens.idx", "valid.words.jsonl", "dict.txt"])
+@pytest.mark.parametrize("name", ["valid.label.bin", "dict.txt"])
 def test_a_changed_file_is_refused_at_opening(data, tmp_path, name):
     """The other split is read as before, unless it shares the file."""
     copy = tmp_path / "data"
@@ -92,46 +92,6 @@ def test_labels_of_dev_alone_are_reported(data, tmp_path, capsys):
     assert f"the labels of {source} mark spans, those of {other} do not: the score is accuracy" in printed
 
 
-@pytest.mark.parametrize("name", ["x" * 101, "../x", "..", "a\nb", ""])
-def test_columns_that_cannot_name_a_folder_are_refused(data, tmp_path, capsys, name):
-    source = data.parent / "train.txt"
-    flags = [f"--columns=pos,{name}", f"--column={name}"]
-    line = error_line(capsys, main, source, source, data.parent / "tokenizer", tmp_path / "out", *flags)
-    assert f"--columns: {name!r}"[:50] in line
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_finished_data_are_unchanged_and_others_refused(data, capsys, tmp_path):
-    source, tokenizer = str(data.parent / "train.txt"), str(data / "tokenizer")
-    before = (data / "tagging.json").stat().st_mtime_ns
-    main([source, source, tokenizer, data])
-    assert "nothing to do" in capsys.readouterr().err
-    assert (data / "tagging.json").stat().st_mtime_ns == before
-
-    def refused(*arguments: object) -> str:
-        return error_line(capsys, main, *arguments)
-
-    assert "(settings column: None there, pos here)" in refused(source, source, tokenizer, data, "--column", "pos")
-    assert "no column ner: it has pos, chunk" in refused(source, source, tokenizer, tmp_path / "a", "--column", "ner")
-    assert "fairseq separates folders at ':'" in refused(source, source, tokenizer, tmp_path / "a:b")
-    assert "no such file" in refused(tmp_path / "absent", source, tokenizer, tmp_path / "a")
-    conllu = write_conllu(tmp_path / "x.conllu", make_sentences(3))
-    for names in ("../../x,y", "pos,", "pos,pos"):
-        assert "is not a name" in refused(source, source, tokenizer, tmp_path / "a", "--columns", names)
-    assert "is CoNLL-U" in refused(conllu, conllu, tokenizer, tmp_path / "a", "--columns", "a")
-    broken = write_columns(tmp_path / "broken.txt", [[("a", "X", "O")]])
-    broken.write_text(broken.read_text() + "b X\n")
-    assert "broken.txt, line 2" in refused(source, broken, tokenizer, tmp_path / "a")
-    same = write_columns(tmp_path / "same.txt", [[("a", "X", "O"), ("b", "X", "B-Y")]])
-    assert "column pos: each word has the label" in refused(same, source, tokenizer, tmp_path / "a", "--column", "pos")
-    assert not (tmp_path / "a").exists()
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "file").touch()
-    assert "contains no tagging data" in refused(source, source, tokenizer, tmp_path / "full")
-    (tmp_path / "full" / "tagging.json").write_text(json.dumps({"labels": []}))
-    assert "was made with other files or settings" in refused(source, source, tokenizer, tmp_path / "full")
-
-
 def words_of(data: Path, split: str) -> list[str]:
     """The text of the pieces of each word, by sentence, from the files alone."""
     tokenizer = load_tokenizer(data / "tokenizer")
@@ -168,14 +128,6 @@ def test_few_labels_and_the_rest_without(data, tmp_path, capsys):
     assert words_of(tmp_path / "file", "train") == everything
 
 
-def test_few_labels_that_are_all_the_same(data, tmp_path, capsys):
-    """The first of two sentences is outside of spans; in BIOES, too."""
-    source = write_columns(tmp_path / "train.txt", [[("a", "X", "O"), ("b", "X", "O")], [("b", "X", "B-Y")]])
-    for flags in ([], ["--encoding", "bioes"]):
-        line = error_line(capsys, main, source, source, data / "tokenizer", tmp_path / "out", "--labeled", 1, *flags)
-        assert "--labeled 1: all words of these sentences have the label O: give more" in line
-
-
 def test_spans_in_bioes(data, tmp_path, capsys):
     source = data.parent / "train.txt"
     main([source, source, data / "tokenizer", tmp_path / "out", "--encoding", "bioes"])
@@ -190,18 +142,47 @@ def test_spans_in_bioes(data, tmp_path, capsys):
     assert "--encoding bioes is for labels that mark spans" in error_line(capsys, main, *arguments)
 
 
-@pytest.mark.parametrize(
-    ("flags", "reason"),
-    [
-        (["--unlabeled", "rest"], "--unlabeled rest is what --labeled N leaves"),
-        (["--labeled", "41"], "--labeled 41: {} has 40 sentences: give 1 to as many"),
-        (["--labeled", "0"], "--labeled 0"),
-        (["--labeled", "40", "--unlabeled", "rest"], "--labeled 40 leaves no sentence"),
-        (["--unlabeled", "absent.txt"], "absent.txt"),
-    ],
-)
-def test_unlabeled_sentences_that_are_not_there(data, tmp_path, capsys, flags, reason):
+def test_finished_data_are_unchanged(data, capsys):
     source = data.parent / "train.txt"
-    line = error_line(capsys, main, source, source, data / "tokenizer", tmp_path / "out", *flags)
-    assert reason.format(source) in line
-    assert not (tmp_path / "out").exists()
+    before = (data / "tagging.json").stat().st_mtime_ns
+    main([source, source, data / "tokenizer", data])
+    assert "nothing to do" in capsys.readouterr().err
+    assert (data / "tagging.json").stat().st_mtime_ns == before
+
+
+def test_refusals(data, tmp_path, capsys):
+    """One line that names the file and what is wrong; nothing is left of OUT."""
+    source, tokenizer, out = data.parent / "train.txt", data / "tokenizer", tmp_path / "out"
+    conllu = write_conllu(tmp_path / "x.conllu", make_sentences(3))
+    broken = write_columns(tmp_path / "broken.txt", [[("a", "X", "O")]])
+    broken.write_text(broken.read_text() + "b X\n")
+    same = write_columns(tmp_path / "same.txt", [[("a", "X", "O"), ("b", "X", "O")], [("b", "X", "B-Y")]])
+    for folder, content in (("full", None), ("foreign", {"labels": []})):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "file").touch()
+        if content is not None:
+            (tmp_path / folder / "tagging.json").write_text(json.dumps(content))
+    for train, dev, target, flags, message in (
+        (source, source, data, ["--column", "pos"], "(settings column: None there, pos here)"),
+        (source, source, out, ["--column", "ner"], "no column ner: it has pos, chunk"),
+        (source, source, tmp_path / "a:b", [], "fairseq separates folders at ':'"),
+        (tmp_path / "absent", source, out, [], "no such file"),
+        (source, source, out, ["--columns", "../../x,y"], "--columns: '../../x' is not a name"),
+        (source, source, out, ["--columns", f"pos,{'x' * 101}"], "is not a name"),
+        (source, source, out, ["--columns", "pos,"], "is not a name"),
+        (source, source, out, ["--columns", "pos,pos"], "or there twice"),
+        (conllu, conllu, out, ["--columns", "a"], "is CoNLL-U"),
+        (source, broken, out, [], "broken.txt, line 2"),
+        (same, source, out, ["--column", "pos"], "column pos: each word has the label"),
+        (same, same, out, ["--labeled", "1"], "--labeled 1: all words of these sentences have the label O: give more"),
+        (same, same, out, ["--labeled", "1", "--encoding", "bioes"], "have the label O: give more"),
+        (source, source, out, ["--unlabeled", "rest"], "--unlabeled rest is what --labeled N leaves"),
+        (source, source, out, ["--labeled", "41"], f"--labeled 41: {source} has 40 sentences: give 1 to as many"),
+        (source, source, out, ["--labeled", "0"], "--labeled 0"),
+        (source, source, out, ["--labeled", "40", "--unlabeled", "rest"], "--labeled 40 leaves no sentence"),
+        (source, source, out, ["--unlabeled", "absent.txt"], "absent.txt"),
+        (source, source, tmp_path / "full", [], "contains no tagging data"),
+        (source, source, tmp_path / "foreign", [], "was made with other files or settings"),
+    ):
+        assert message in error_line(capsys, main, train, dev, tokenizer, target, *flags), flags
+    assert not out.exists()

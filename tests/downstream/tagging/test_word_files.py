@@ -70,60 +70,12 @@ def test_conllu(tmp_path):
     assert first.columns["deprel"] == ["nsubj", "root", "advmod"]
 
 
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("a X\nb X Y\n", "line 2: 3 columns, expected 2"),
-        ("a\tX\nb\t\n", "line 2: column 2 is empty"),
-        ("a\nb\n", "one column"),
-        ("a X\rb X\n", "line 1: a carriage return inside of the line"),
-        ("a X\nb a\0b\n", "line 2: a NUL character inside of the line"),
-        ("\n-DOCSTART- O\n\n", "no sentence"),
-    ],
-)
-def test_refused_columns(text, line, tmp_path):
-    path = write(tmp_path / "train.txt", text)
-    with pytest.raises(UserError, match=f"train.txt.*{line}"):
-        read_columns(path)
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        (CONLLU.replace("3\tn't", "4\tn't"), "line 7: word id 4, expected 3"),
-        (CONLLU.replace("3\tn't", "03\tn't"), "line 7: word id 03, expected 3"),
-        (CONLLU.replace("3\tn't", "9" * 5000 + "\tn't"), "line 7: word id 9"),
-        (CONLLU.replace("\tVBP\t", " VBP "), "line 5: not the ten columns"),
-        (CONLLU.replace("\n1\ta b", "1\ta b"), "line 8: word id 1, expected 4"),
-        ("# text = nothing\n", "no sentence"),
-    ],
-)
-def test_refused_conllu(text, line, tmp_path):
-    path = write(tmp_path / "dev.conllu", text)
-    with pytest.raises(UserError, match=f"dev.conllu.*{line}"):
-        read_conllu(path)
-
-
-def test_refused_files(tmp_path):
-    with pytest.raises(UserError, match="no such file"):
-        read_columns(tmp_path / "absent.txt")
-    broken = tmp_path / "broken.gz"
-    broken.write_bytes(gzip.compress(b"a X\n" * 99)[:-9])
-    with pytest.raises(UserError, match="damaged"):
-        read_columns(broken)
-    latin = tmp_path / "latin.txt"
-    latin.write_bytes("a X\ncafé X\n".encode("latin-1"))
-    with pytest.raises(UserError, match=r"line 2.*not UTF-8"):
-        read_columns(latin)
-
-
 COLUMNS, LINES = "one word a line", "one sentence a line"
 
 
 @pytest.mark.parametrize(
     ("name", "text", "how", "expected"),
     [
-        ("a.txt", "The dog  sees\nA\tcat\n", COLUMNS, None),  # a tab, and lines of other widths
         ("a.txt", "The dog  sees\n\nSo 1\u00a0000\n", LINES, [["The", "dog", "sees"], ["So", "1\u00a0000"]]),
         ("a.txt", "one two\nthree four\n", LINES, [["one", "two"], ["three", "four"]]),  # no line is blank
         ("a.txt", "The DT B-NP\ndog NN I-NP\n\nA DT O\n", COLUMNS, [["The", "dog"], ["A"]]),
@@ -135,43 +87,53 @@ COLUMNS, LINES = "one word a line", "one sentence a line"
     ],
 )
 def test_words_without_labels(name, text, how, expected, tmp_path):
-    """What the lines have in common decides how they are read; columns that differ are refused with their line."""
+    """What the lines have in common decides how they are read."""
     (tmp_path / name).write_text(text, encoding="utf-8")
-    if expected is None:
-        with pytest.raises(UserError, match=r"a\.txt, line 2: 2 columns, expected 3 .*; line 2 has a tab"):
-            read_words(tmp_path / name)
-        return
     assert read_words(tmp_path / name) == (expected, how)
     packed = tmp_path / f"{name}.gz"
     packed.write_bytes(gzip.compress((tmp_path / name).read_bytes()))
     assert read_words(packed) == (expected, how)
 
 
-def test_numbered_sentences_are_no_words(tmp_path):
-    (tmp_path / "a.txt").write_text("".join(f"{number}\tthe dog sees a cat\n" for number in range(1001)))
-    with pytest.raises(UserError, match=r"line 1 has a tab, .* no blank line ends a sentence in 1,001 lines: separate"):
-        read_words(tmp_path / "a.txt")
+COLUMN_LESS = ["word TAG"] * 9 + [""] + ["word TAG"] * 10 + ["word"] + ["word TAG"] * 9
+REFUSED = [
+    (read_columns, "a X\nb X Y\n", "line 2: 3 columns, expected 2"),
+    (read_columns, "a\tX\nb\t\n", "line 2: column 2 is empty"),
+    (read_columns, "a\nb\n", "has one column"),
+    (read_columns, "a X\rb X\n", "line 1: a carriage return inside of the line"),
+    (read_columns, "a X\nb a\0b\n", "line 2: a NUL character inside of the line"),
+    (read_columns, "\n-DOCSTART- O\n\n", "has no sentence"),
+    (read_columns, "a X\ncafé X\n".encode("latin-1"), "line 2.*not UTF-8"),
+    (read_columns, None, "no such file"),
+    (read_conllu, CONLLU.replace("3\tn't", "4\tn't"), "line 7: word id 4, expected 3"),
+    (read_conllu, CONLLU.replace("3\tn't", "03\tn't"), "line 7: word id 03, expected 3"),
+    (read_conllu, CONLLU.replace("\tVBP\t", " VBP "), "line 5: not the ten columns"),
+    (read_conllu, CONLLU.replace("\n1\ta b", "1\ta b"), "line 8: word id 1, expected 4"),
+    (read_conllu, "# text = nothing\n", "has no sentence"),
+    (read_words, "The dog  sees\nA\tcat\n", "line 2: 2 columns, expected 3 .*; line 2 has a tab"),
+    (
+        read_words,
+        "".join(f"{number}\tthe dog sees\n" for number in range(1001)),
+        "line 1 has a tab, .* no blank line ends a sentence in 1,001 lines: separate",
+    ),
+    (read_words, "\n".join(COLUMN_LESS), "line 21: 1 columns, expected 2 as in most lines"),
+    (read_words, "\n \n", "has no sentence"),
+    (read_words, None, "no such file"),
+    (read_words, CONLLU, r"line 3: this is CoNLL-U: give the file a name that ends in \.conllu"),
+]
 
 
-def test_a_line_with_a_column_less_is_named(tmp_path):
-    lines = ["word TAG"] * 30
-    lines[9], lines[20] = "", "word"
-    (tmp_path / "a.txt").write_text("\n".join(lines))
-    with pytest.raises(UserError, match=r"a\.txt, line 21: 1 columns, expected 2 as in most lines"):
-        read_words(tmp_path / "a.txt")
-
-
-def test_words_of_nothing_are_refused(tmp_path):
-    for text in ("", "\n \n"):
-        (tmp_path / "a.txt").write_text(text)
-        with pytest.raises(UserError, match=r"a\.txt has no sentence"):
-            read_words(tmp_path / "a.txt")
-    with pytest.raises(UserError, match="no such file"):
-        read_words(tmp_path / "absent.txt")
+def test_refusals(tmp_path):
+    """One line that names the file and the line."""
+    for number, (read, content, message) in enumerate(REFUSED):
+        path = tmp_path / f"file{number}.txt"
+        if content is not None:
+            path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
+        with pytest.raises(UserError, match=rf"file{number}\.txt.*{message}"):
+            read(path)
     with pytest.raises(UserError, match="is a directory"):
         read_words(tmp_path)
-    (tmp_path / "a.conll").write_text(CONLLU)
-    with pytest.raises(
-        UserError, match=r"a\.conll, line 3: this is CoNLL-U: give the file a name that ends in \.conllu"
-    ):
-        read_words(tmp_path / "a.conll")
+    broken = tmp_path / "broken.gz"
+    broken.write_bytes(gzip.compress(b"a X\n" * 99)[:-9])
+    with pytest.raises(UserError, match="damaged"):
+        read_columns(broken)
