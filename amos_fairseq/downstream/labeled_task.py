@@ -78,7 +78,7 @@ class LabeledTask(CorpusTask):
         return similar_lengths(indices, dataset.sizes, global_batch, generator)
 
     def add_head(self, model: FineTunedModel) -> None:
-        raise NotImplementedError
+        """Add the heads that depend on the data."""
 
 
 def prepared_directories(cfg: Any, kind: str, several: bool = True) -> list[Path]:
