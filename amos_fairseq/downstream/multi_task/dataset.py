@@ -69,11 +69,7 @@ class MixedTasks(LabeledSequences):
         return keyed_generator(Purpose.BLOCK_ORDER, self.seed, epoch, 0).permutation(np.concatenate(drawn))
 
     def whole_updates(self, global_batch: int) -> np.ndarray:
-        """Return the rows of the current epoch's updates of ``global_batch`` rows: [N] int64.
-
-        Raises:
-            UserError: an epoch has fewer rows than an update.
-        """
+        """Return the rows of the current epoch's updates of ``global_batch`` rows: [N] int64."""
         in_epoch = sum(self.rows_of_tasks)
         if in_epoch < global_batch:
             raise UserError(
@@ -106,8 +102,8 @@ class MixedTasks(LabeledSequences):
         places, labels = batch["net_input"].setdefault("rows_of_heads", {}), batch.setdefault("labels", {})
         for number, (name, rows) in enumerate(self.tasks.items()):
             places[name] = (tasks == number).nonzero().squeeze(1)
-            own = batch["id"][places[name]] - int(self.starts[number])
-            labels[name] = rows.labels_of(own) | {"id": own, "num_rows": len(rows)}
+            in_task = batch["id"][places[name]] - int(self.starts[number])
+            labels[name] = rows.labels_of(in_task) | {"id": in_task, "num_rows": len(rows)}
 
 
 class MixedSentences(MixedTasks):

@@ -1,6 +1,5 @@
 """Several tasks of texts with one encoder and a head each (thesis, chapter 3): model, fairseq's task and criterion."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,7 @@ import torch
 from fairseq import metrics
 from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.tasks import register_task
-from omegaconf import MISSING, OmegaConf
+from omegaconf import MISSING
 from torch import Tensor, nn
 
 from amos_fairseq.criterions.pretraining import mean
@@ -34,6 +33,7 @@ from amos_fairseq.downstream.classification.task import (
     text_loss,
     vocabulary_of,
 )
+from amos_fairseq.downstream.labeled_task import prepared_directories
 from amos_fairseq.downstream.multi_task.dataset import MixedTasks
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.fine_tuning import TextModel
@@ -87,7 +87,6 @@ class TextTask:
 
     @classmethod
     def of(cls, directory: Path, train_subset: str) -> "TextTask":
-        """Read a prepared directory; raise :class:`UserError` if it cannot be used."""
         record = read_task_record(directory, "give directories with task.json, separated by ':'")
         name = record["task"]
         if "." in name or hasattr(nn.ModuleDict(), name):
@@ -124,12 +123,7 @@ class MultiTask(TextClassificationTask):
 
     @classmethod
     def setup_task(cls, cfg: MultiTaskConfig, **kwargs: Any) -> "MultiTask":
-        """Read vocabulary and tasks; raise :class:`UserError` for directories or settings that cannot be used."""
-        if OmegaConf.is_missing(cfg, "data"):
-            raise UserError(
-                "no data are given: give directories with task.json, separated by ':', as task.data=DIR:DIR"
-            )
-        directories = [Path(part) for part in str(cfg.data).split(os.pathsep)]
+        directories = prepared_directories(cfg, "glue")
         text_tasks: dict[str, TextTask] = {}
         for directory in directories:
             task = TextTask.of(directory, cfg.train_subset)
@@ -151,7 +145,7 @@ class MultiTask(TextClassificationTask):
         model.head_of_task = {name: name for name in self.text_tasks}
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
-        """Load the rows of ``split`` of all tasks; raise :class:`UserError` if files are missing."""
+        """Load the rows of ``split`` of all tasks."""
         training, teachers = split == self.cfg.train_subset, {}
         if training and self.cfg.teacher is not None:
             teachers = self._read_teachers(split)
@@ -168,18 +162,17 @@ class MultiTask(TextClassificationTask):
             for name, task in self.text_tasks.items()
         }
         sizes = [rows * outputs for rows, outputs in shapes.values()]
-        parts = np.split(read_teacher(Path(self.cfg.teacher), (sum(sizes),)), np.cumsum(sizes)[:-1])
-        return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+        arrays = np.split(read_teacher(Path(self.cfg.teacher), (sum(sizes),)), np.cumsum(sizes)[:-1])
+        return {name: array.reshape(shape) for (name, shape), array in zip(shapes.items(), arrays, strict=True)}
 
 
 @register_criterion("multi_task")
 class MultiTaskCriterion(FairseqCriterion):
-    """L = 1/B sum_b l(row b), nats, with l of :func:`~amos_fairseq.downstream.classification.task.text_loss` for
-    the task that row b is of; B is the number of rows of an update (thesis, section 3.2).
+    """L = 1/B sum_b l(row b), nats, with l of :func:`~amos_fairseq.downstream.classification.task.text_loss` for the task that
+    row b is of; B is the number of rows of an update (thesis, section 3.2).
 
-    Tasks have no weights: their shares of an update are those of
-    ``MixedTasks``. Numbers are scaled to 0 to 1. In validation the main score of each task
-    and their ``average`` (:func:`~amos_fairseq.downstream.classification.scores.average_score`) are computed from all rows.
+    Tasks have no weights: their shares of an update are those of ``MixedTasks``. Numbers are scaled to 0 to 1. In validation the
+    main score of each task and their ``average`` are computed from all rows.
 
     Departures: the thesis sums over rows, which Adam does not see, except for its epsilon and the clipping.
 
@@ -190,7 +183,7 @@ class MultiTaskCriterion(FairseqCriterion):
     def __init__(self, task: Any) -> None:
         super().__init__(task)
         self.text_tasks, self.gold_weight = task.text_tasks, 1.0
-        mains = (f"{main_score(name, own.kind)}_{name}" for name, own in self.text_tasks.items())
+        mains = (f"{main_score(name, task.kind)}_{name}" for name, task in self.text_tasks.items())
         self.of_validation = (AVERAGE, *mains)
 
     def forward(self, model: Any, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
@@ -201,9 +194,8 @@ class MultiTaskCriterion(FairseqCriterion):
         losses = []
         for name, task in self.text_tasks.items():
             deviation = 1.0 if task.scale is None else task.scale[1]
-            own = text_loss(task.kind, logits[name].float(), labels[name], deviation, self.gold_weight)
-            losses.append(own)
-            log |= {f"{LOSS}{name}": own.detach(), f"{ROWS}{name}": len(places[name])}
+            losses.append(text_loss(task.kind, logits[name].float(), labels[name], deviation, self.gold_weight))
+            log |= {f"{LOSS}{name}": losses[-1].detach(), f"{ROWS}{name}": len(places[name])}
             if "teacher" in labels[name]:
                 log["_gold_weight"] = self.gold_weight * num_rows
         loss = torch.stack(losses).sum()
@@ -216,11 +208,11 @@ class MultiTaskCriterion(FairseqCriterion):
         """Return, for each task, what its scores are computed from, as sums over batches and ranks."""
         sums = {}
         for name, task in self.text_tasks.items():
-            own, predictions = labels[name], predictions_of(task.kind, logits[name].detach().float())
+            rows, predictions = labels[name], predictions_of(task.kind, logits[name].detach().float())
             if task.kind == "labels":
-                sums[f"_labels_{name}"] = label_counts(predictions, own["target"])
+                sums[f"_labels_{name}"] = label_counts(predictions, rows["target"])
             else:
-                sums[f"_{task.kind}_{name}"] = place_rows(predictions, own["target"], own["id"], own["num_rows"])
+                sums[f"_{task.kind}_{name}"] = place_rows(predictions, rows["target"], rows["id"], rows["num_rows"])
         return sums
 
     @staticmethod
@@ -237,17 +229,15 @@ class MultiTaskCriterion(FairseqCriterion):
                 name = key.removeprefix(f"_{kind}_")
                 scores[name] = log_main_score(key, name, kind)
         if scores:
-            metrics.log_derived(AVERAGE, lambda meters: round(average_of(scores, meters), 4))
+
+            def average(meters: Any) -> float:
+                return round(average_score({name: score(meters) for name, score in scores.items()}), 4)
+
+            metrics.log_derived(AVERAGE, average)
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
         return True
-
-
-def average_of(scores: Mapping[str, Callable[[Any], float]], meters: Any) -> float:
-    """Return the mean of the scores, functions of the meters by task; see
-    :func:`~amos_fairseq.downstream.classification.scores.average_score`."""
-    return average_score({name: score(meters) for name, score in scores.items()})
 
 
 def log_main_score(key: str, name: str, kind: str) -> Callable[[Any], float]:

@@ -92,11 +92,7 @@ def _token_range(tokens: Any) -> tuple[int, int] | None:
 
 
 class SquadSplit:
-    """One memory-mapped split. Question i belongs to example i.
-
-    Raises:
-        UserError: a file is missing or damaged, or the files do not belong together.
-    """
+    """One memory-mapped split. Question i belongs to example i."""
 
     def __init__(self, directory: Path, split: str) -> None:
         self.directory, self.split = directory, split
@@ -265,8 +261,7 @@ class SquadWindowDataset(LabeledSequences):
         return Window(*self._windows[index].tolist())
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Return ``id`` int, ``tokens`` LongTensor [L], ``context`` (first position, number of tokens) and ``target``
-        (start, end)."""
+        """Return ``id`` int, ``tokens`` [L] int64, ``context`` (first position, count) and ``target`` (start, end)."""
         index = int(index)
         window = self.window(index)
         example = self.squad.examples[window.example]
@@ -288,8 +283,7 @@ class SquadWindowDataset(LabeledSequences):
         return answer[0] + shift, answer[1] + shift
 
     def add_labels(self, batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
-        """Add to ``net_input``: ``answer_mask`` BoolTensor [B,T], True at context tokens, and ``span_targets``, two LongTensors
-        [B]."""
+        """Add to ``net_input``: ``answer_mask`` [B,T] bool, True at context tokens, and ``span_targets``, two [B] int64."""
         answer_mask = torch.zeros_like(batch["net_input"]["src_tokens"], dtype=torch.bool)
         for row, sample in enumerate(samples):
             first, count = sample["context"]

@@ -20,6 +20,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.strangers import finite_number, is_unicode, parse_json
 from amos_fairseq.text.text_files import InputFile
 
+HINT = "give an official file of SQuAD"
 LARGEST_FILE_BYTES = 256 << 20  # decompressed; the training set of SQuAD 2.0 has 40 MiB
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -67,11 +68,7 @@ def read_squad(path: Path) -> SquadFile:
     """Read a data set in the official layout ``{"version", "data": [{"title", "paragraphs": [...]}]}``.
 
     Fields that neither training nor evaluation uses (``plausible_answers``) are optional. A version 1.1 file has no
-    ``is_impossible``, so all its questions have answers.
-
-    Raises:
-        UserError: the file is not JSON, a field is missing or has another type (the message names it), or an id occurs
-            twice.
+    ``is_impossible``, so all its questions have answers. The message of :class:`UserError` names a field that is wrong.
     """
     content = _Node(path, "", _read_json(path))
     paragraphs = []
@@ -81,7 +78,12 @@ def read_squad(path: Path) -> SquadFile:
             questions = tuple(_question(each) for each in node.items("qas"))
             paragraphs.append(Paragraph(article.optional_text("title"), context, questions))
     data = SquadFile(path, content.optional_text("version"), tuple(paragraphs))
-    _check_ids(data)
+    ids = Counter(question.id for question in data.questions())
+    if not ids:
+        raise UserError(f"{path} holds no questions: {HINT}")
+    ((most_common, count),) = ids.most_common(1)
+    if count > 1:
+        raise UserError(f"{path}: the id {most_common} occurs twice: predictions need unique ids")
     return data
 
 
@@ -91,7 +93,7 @@ def task_name(has_impossible: bool) -> str:
 
 
 def read_predictions(path: Path) -> dict[str, str]:
-    """Read ``{question id: answer}``, the official format of predictions; raise :class:`UserError` for anything else."""
+    """Read ``{question id: answer}``, the official format of predictions."""
     hint = "it holds no predictions, expected one JSON object of question ids and answer texts"
     content = _read_json(path, hint)
     if not all(isinstance(text, str) for text in content.values()):
@@ -100,8 +102,7 @@ def read_predictions(path: Path) -> dict[str, str]:
 
 
 def read_null_odds(path: Path) -> dict[str, float]:
-    """Read ``{question id: odds}``, where a higher value means that no answer is more likely; raise :class:`UserError`
-    for anything else."""
+    """Read ``{question id: odds}``, where a higher value means that no answer is more likely."""
     hint = "it holds no null odds, expected one JSON object of question ids and numbers"
     try:
         return {name: finite_number(odds) for name, odds in _read_json(path, hint).items()}
@@ -109,7 +110,7 @@ def read_null_odds(path: Path) -> dict[str, float]:
         raise UserError(f"{path}: {error}: {hint}") from error
 
 
-def _read_json(path: Path, hint: str = "give an official file of SQuAD") -> dict[str, Any]:
+def _read_json(path: Path, hint: str = HINT) -> dict[str, Any]:
     """Read a JSON file of one object, plain or compressed as ``.gz``, ``.xz``, ``.zst``."""
     if not path.is_file():
         raise UserError(f"{path}: no such file")
@@ -132,12 +133,12 @@ class _Node:
         self.path, self.name, self.value = path, name, value
 
     def field(self, name: str, kind: type, expected: str) -> Any:
-        found = self.value.get(name) if isinstance(self.value, dict) else None
-        if not isinstance(found, kind) or (isinstance(found, bool) and kind is int):
+        value = self.value.get(name) if isinstance(self.value, dict) else None
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
             where = f"{self.name}.{name}" if self.name else name
-            shown = "missing" if found is None else json.dumps(found)[:60]
+            shown = "missing" if value is None else json.dumps(value)[:60]
             raise UserError(f"{self.path} does not have SQuAD's layout: {where} must be {expected}, it is {shown}")
-        return found
+        return value
 
     def text(self, name: str) -> str:
         text = self.field(name, str, "a string")
@@ -163,16 +164,6 @@ def _question(node: _Node) -> Question:
         raise UserError(f"{node.path} does not have SQuAD's layout: {node.name}.is_impossible must be true or false")
     # The official evaluation checks whether there are answers; in both files of version 2.0 the flag agrees with that.
     return Question(node.text("id"), node.text("question"), () if is_impossible else answers, is_impossible)
-
-
-def _check_ids(data: SquadFile) -> None:
-    seen = set()
-    for question in data.questions():
-        if question.id in seen:
-            raise UserError(f"{data.path}: the id {question.id} occurs twice: predictions need unique ids")
-        seen.add(question.id)
-    if not seen:
-        raise UserError(f"{data.path} holds no questions: give an official file of SQuAD")
 
 
 def normalize_answer(text: str) -> str:
@@ -217,9 +208,6 @@ def evaluate(
         The scores: ``exact``, ``f1`` (percent) and ``total``; the same with ``HasAns_`` and ``NoAns_`` if there are such
         questions; with ``null_odds`` also ``best_exact``, ``best_exact_thresh``, ``best_f1``, ``best_f1_thresh``. And
         the number of questions without a prediction, which no score counts (as in the official script of 2.0).
-
-    Raises:
-        UserError: no question has a prediction, or a question with a prediction has no null odds.
     """
     questions = list(questions)
     answered = {question.id: gold_texts(question) for question in questions if question.id in predictions}

@@ -66,7 +66,6 @@ class SquadTask(LabeledTask):
 
     @classmethod
     def setup_task(cls, cfg: SquadConfig, **kwargs: Any) -> "SquadTask":
-        """Read the vocabulary; raise :class:`UserError` for a directory or lengths that cannot be used."""
         (directory,) = prepared_directories(cfg, "squad", several=False)
         window_limits(cfg).check()
         read_squad_manifest(directory)
@@ -82,7 +81,6 @@ class SquadTask(LabeledTask):
         model.register_span_head(str(self.cfg.span_head))
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
-        """Load the windows of ``split``; raise :class:`UserError` if its files are missing."""
         data = SquadSplit(Path(self.cfg.data), split)
         dataset = SquadWindowDataset(
             data,

@@ -148,7 +148,7 @@ def test_what_cannot_be_used_is_refused(data, tmp_path):
         ({"teacher": "t.npy", "gold_weight": "nan"}, "give annealed, or a number from 0 to 1"),
         ({"gold_weight": "0.5"}, "has no effect without a teacher"),
         ({"names": ("RTE", "RTE")}, "are both the task RTE"),
-        ({"names": ("RTE", "absent")}, "holds no prepared data"),
+        ({"names": ("RTE", "absent")}, "is not a directory"),
         ({"separator_token": 5}, "--separator-token 5 is not </s>"),
     ):
         with pytest.raises(UserError, match=message):
