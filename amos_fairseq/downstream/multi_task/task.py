@@ -171,8 +171,8 @@ class MultiTaskCriterion(FairseqCriterion):
     """L = 1/B sum_b l(row b), nats, with l of :func:`~amos_fairseq.downstream.classification.task.text_loss` for the task that
     row b is of; B is the number of rows of an update (thesis, section 3.2).
 
-    Tasks have no weights: their shares of an update are those of ``MixedTasks``. Numbers are scaled to 0 to 1. In validation the
-    main score of each task and their ``average`` are computed from all rows.
+    Tasks have no weights: their shares of an update are those of ``MixedTasks``. Numbers are scaled to 0 to 1. In validation
+    the main score of each task and their ``average`` are computed from all rows.
 
     Departures: the thesis sums over rows, which Adam does not see, except for its epsilon and the clipping.
 
