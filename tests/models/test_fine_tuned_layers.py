@@ -186,14 +186,6 @@ def test_mean_pooling_ignores_what_stands_at_padding() -> None:
     assert torch.equal(head(states, padding), head(other, padding))
 
 
-def test_defaults_change_nothing() -> None:
-    """The parameters, buffers and values of a model without these settings."""
-    model = fine_tuned("amos")
-    explicit = fine_tuned("amos", layers="last", new_top_layers=0, pooling="first")
-    assert not [name for name in model.state_dict() if "mixture" in name or "new_layers" in name]
-    assert all(torch.equal(value, explicit.state_dict()[name]) for name, value in model.state_dict().items())
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -138,13 +138,9 @@ def test_heads_are_rebuilt_from_a_checkpoint() -> None:
 def test_another_encoder_is_refused_by_name(change: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         fine_tuned(**change).load_state_dict(small_amos().state_dict())
-
-
-def test_another_vocabulary_size_is_refused() -> None:
-    state = small_amos().state_dict()
-    state["embed_tokens.weight"] = torch.zeros(128, 16)
+    of_another_vocabulary = small_amos().state_dict() | {"embed_tokens.weight": torch.zeros(128, 16)}
     with pytest.raises(UserError, match=r"embed_tokens.*binarize the task with the tokenizer"):
-        fine_tuned().load_state_dict(state)
+        fine_tuned().load_state_dict(of_another_vocabulary)
 
 
 @pytest.mark.parametrize("num_types", [2, 3])
@@ -153,13 +149,9 @@ def test_token_types_follow_the_separators(num_types: int) -> None:
     assert fine_tuned().token_types(tokens()) is None
     types = fine_tuned(token_types=num_types).token_types(tokens())
     assert types.tolist() == [[0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 0, 1, 1, 1, 1, 1]]
-    types = fine_tuned(token_types=num_types).token_types(torch.tensor([[0, 5, 2, 2, 7, 8, 2]]))
-    assert types.tolist() == [[0, 0, 0, 1, 1, 1, 1]]
-
-
-def test_token_types_reach_the_embedding() -> None:
-    """Type 1 moves the states of a pair; a single text has type 0 alone, so row 1 does not matter."""
-    model = fine_tuned(token_types=2)
+    model = fine_tuned(token_types=num_types)
+    assert model.token_types(torch.tensor([[0, 5, 2, 2, 7, 8, 2]])).tolist() == [[0, 0, 0, 1, 1, 1, 1]]
+    # Type 1 moves the states of a pair; a single text has type 0 alone, so row 1 does not matter.
     single = torch.tensor([[0, 5, 6, 2]])
     before = model.extract_features(single), model.extract_features(tokens())
     with torch.no_grad():

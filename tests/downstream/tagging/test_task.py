@@ -35,23 +35,6 @@ def build(task: SequenceTaggingTask):
     return task.build_model(config)
 
 
-def test_every_sentence_occurs_once_in_an_epoch(data, caplog):
-    task = make_task(data)
-    with caplog.at_level("INFO"):
-        for split in ("train", "valid"):
-            task.load_dataset(split)
-    assert "are cut" in caplog.text
-    for split, epochs in (("train", (1, 2)), ("valid", (1, 1))):
-        orders = []
-        for epoch in epochs:
-            iterator = task.get_batch_iterator(task.datasets[split], max_sentences=7, max_positions=40, epoch=epoch)
-            orders.append([index for batch in iterator.next_epoch_itr() for index in batch["id"].tolist()])
-        assert all(sorted(order) == list(range(40)) for order in orders)
-        assert (orders[0] != orders[1]) == (split == "train")
-    with pytest.raises(UserError, match="--tokens-per-sentence 40"):
-        task.get_batch_iterator(task.datasets["train"], max_sentences=7, max_positions=39)
-
-
 def batches_of(task, epoch, position=0, **settings) -> list[list[int]]:
     """The ids of each batch of an epoch, from a position on."""
 
