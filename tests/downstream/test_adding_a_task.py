@@ -16,7 +16,7 @@ import amos_fairseq
 from amos_fairseq import downstream
 from amos_fairseq.checkpoints.read import restore_model
 from amos_fairseq.models.electra import ElectraConfig
-from amos_fairseq.text.binarizing import BinarizedFile
+from amos_fairseq.text.encoding import BinarizedFile
 
 
 @pytest.fixture
