@@ -3,7 +3,6 @@
 import math
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
@@ -16,36 +15,25 @@ from amos_fairseq.run.progress import duration
 
 SECONDS_TO_FIRST_LINE, SECONDS_BETWEEN_LINES = 5.0, 30.0
 WIDTH_BESIDE_BAR = 70  # of a run's position and its numbers, usually
-VALIDATION = "valid"  # the records of the dev set
 
 
-@dataclass
 class ActiveRun:
-    """What is known of a run that is trained; times are those of ``monotonic()``.
+    """What is known of a run that is trained; times are those of ``monotonic()``."""
 
-    Attributes:
-        first_seen: time and update of its first new record, from which the rate is computed.
-    """
-
-    run: TaskRun
-    bar: TaskID
-    started: float
-    last_line: float | None = None
-    first_seen: tuple[float, int] | None = None
-    update: int = 0
-    loss: str = ""
-    dev_score: str = ""
-    time_left: str = ""
+    def __init__(self, run: TaskRun, bar: TaskID) -> None:
+        self.run, self.bar, self.started = run, bar, monotonic()
+        self.last_line: float | None = None
+        self.first_seen: tuple[float, int] | None = None  # time and update of the first new record, for the rate
+        self.update, self.loss, self.dev_score, self.time_left = 0, "", "", ""
 
     def note(self, update: int, records: Sequence[dict[str, Any]]) -> list[str]:
-        """Take over the new records; return a line for each dev score among them."""
-        now, self.update = monotonic(), update
-        lines = []
+        """Take over the new records; return a line for each dev score among them, and where the run stands if that is due."""
+        now, self.update, lines = monotonic(), update, []
         for record in records:
-            if record["split"] == VALIDATION:
+            if record["split"] == "valid":
                 self.dev_score = f"dev {score_of(record, self.run.task.main_score)}"
                 epoch = math.ceil(record["update"] / self.run.updates_per_epoch)
-                lines.append(f"{self.run.label}, {self.epoch_name(epoch)}: {self.dev_score}")
+                lines.append(f"{self.run.label}, epoch {epoch} of {self.run.num_epochs}: {self.dev_score}")
             elif record["split"] == "train":
                 self.loss = score_of(record, "loss")
         if records and self.first_seen is None:
@@ -54,37 +42,25 @@ class ActiveRun:
             seconds_per_update = (now - self.first_seen[0]) / (update - self.first_seen[1])
             seconds = seconds_per_update * max(0, self.run.total_updates - update)
             self.time_left = f"about {duration(seconds)} left" if seconds else ""
+        is_first = self.last_line is None and self.time_left and now - self.started >= SECONDS_TO_FIRST_LINE
+        if is_first or now - (self.last_line or self.started) >= SECONDS_BETWEEN_LINES:
+            self.last_line = now
+            place = f"update {update:,} of {self.run.total_updates:,}, {self.epoch}, {self.values}"
+            lines.append(
+                f"{self.run.label}: {place if self.loss else f'no loss yet after {duration(now - self.started)}'}"
+            )
         return lines
-
-    def line(self) -> str:
-        """Return the position with the update, or how long there has been none."""
-        if not self.loss:
-            return f"{self.run.label}: no loss yet after {duration(monotonic() - self.started)}"
-        return f"{self.run.label}: update {self.update:,} of {self.run.total_updates:,}, {self.epoch}, {self.values}"
-
-    def beside_bar(self) -> str:
-        """Return the position in two lines, for a terminal of 80 columns."""
-        return f"{self.run.label}, {self.epoch}" + (f"\n  {self.values}" if self.values else "")
-
-    def epoch_name(self, epoch: int) -> str:
-        return f"epoch {epoch} of {self.run.num_epochs}"
 
     @property
     def epoch(self) -> str:
         """The epoch of the next update."""
-        return self.epoch_name(min(int(self.update // self.run.updates_per_epoch) + 1, self.run.num_epochs))
+        number = min(int(self.update // self.run.updates_per_epoch) + 1, self.run.num_epochs)
+        return f"epoch {number} of {self.run.num_epochs}"
 
     @property
     def values(self) -> str:
         """The last loss and dev score, and the time to the end of the training."""
         return ", ".join(filter(None, (self.loss, self.dev_score, self.time_left)))
-
-    def is_due(self) -> bool:
-        """Return whether a line should tell the position: the first one as soon as the rate is known."""
-        now = monotonic()
-        if self.last_line is None and self.time_left and now - self.started >= SECONDS_TO_FIRST_LINE:
-            return True
-        return now - (self.last_line or self.started) >= SECONDS_BETWEEN_LINES
 
 
 def score_of(record: dict[str, Any], name: str) -> str:
@@ -96,13 +72,8 @@ def score_of(record: dict[str, Any], name: str) -> str:
     return f"{name} {'is not finite' if value is None else f'{value:.{digits}f}'}"
 
 
-def counted(number: int, noun: str) -> str:
-    """Return "1 epoch", "2 epochs"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 class ProgressDisplay:
-    """The active runs and their progress, as bars in a terminal and as lines elsewhere. Thread-safe."""
+    """The active runs and their progress. Thread-safe."""
 
     def __init__(self, num_runs: int, num_done: int) -> None:
         self.console = Console(highlight=False)
@@ -125,25 +96,17 @@ class ProgressDisplay:
 
     def start(self, run: TaskRun) -> None:
         with self._lock:
-            bar = self._bars.add_task(run.label, total=run.total_updates)
-            self._active[run.label] = ActiveRun(run, bar, monotonic())
+            self._active[run.label] = ActiveRun(run, self._bars.add_task(run.label, total=run.total_updates))
         epochs, updates = counted(run.num_epochs, "epoch"), counted(run.total_updates, "update")
         self._print(f"{run.label}: {epochs}, {updates}")
 
     def advance(self, run: TaskRun, update: int, records: Sequence[dict[str, Any]]) -> None:
-        """Show the progress of a run.
-
-        Args:
-            update: number of updates so far.
-            records: what the run has written to its metrics file since the last call.
-        """
+        """Show the number of updates so far, and what the run has written to its metrics file since the last call."""
         with self._lock:
             active = self._active[run.label]
             lines = active.note(update, records)
-            self._bars.update(active.bar, completed=update, description=active.beside_bar())
-            if active.is_due():
-                active.last_line = monotonic()
-                lines.append(active.line())
+            beside_bar = f"{run.label}, {active.epoch}" + (f"\n  {active.values}" if active.values else "")
+            self._bars.update(active.bar, completed=update, description=beside_bar)
         if not self.console.is_terminal:
             for line in lines:
                 self._print(line)
@@ -152,8 +115,7 @@ class ProgressDisplay:
         with self._lock:
             active = self._active[run.label]
             self._bars.update(active.bar, description=f"{run.label}, scoring")
-            is_long = active.last_line is not None
-        if is_long and not self.console.is_terminal:
+        if active.last_line is not None and not self.console.is_terminal:
             self._print(f"{run.label}: scoring")
 
     def finish(self, run: TaskRun, outcome: str) -> None:
@@ -173,3 +135,8 @@ class ProgressDisplay:
     def _print(self, line: str) -> None:
         # As Text, because the name of a trial or a path may contain rich's markup.
         self.console.print(Text(line), soft_wrap=True)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return "1 epoch", "2 epochs"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -31,11 +31,35 @@ from amos_fairseq.modules.heads import LINEAR_HEAD, POOLINGS
 
 DIRECTORY = Path(__file__).with_name("recipes")
 SECTIONS = ("description", "defaults", "sizes", "tasks", "grid", "extends")
-CHECKPOINTS = ("best", "last")
-HEADS = ("dense", LINEAR_HEAD)
 WORDS = "tagging"  # the section of all words with labels, also of trees
 # Widths of thesis Table 5.1. A width between two of them uses the recipe of the larger size.
 SIZE_WIDTHS = {"small": 256, "base": 768, "large": 1024}
+
+
+CHOICES = {
+    "head": ("dense", LINEAR_HEAD),
+    "pooling": POOLINGS,
+    "view_layers": VIEW_LAYERS,
+    "num_separators": (1, 2),
+    "checkpoint": ("best", "last"),
+}
+SMALLEST, BELOW_ONE = math.ulp(0.0), math.nextafter(1.0, 0.0)
+FRACTIONS = (
+    "dropout",
+    "attention_dropout",
+    "pooler_dropout",
+    "warmup",
+    "adam_betas",
+    "label_smoothing",
+    "unlabeled_start",
+)
+RANGES = (  # names, the smallest and the largest value, and both in words
+    (("lr", "adam_eps", "layer_wise_lr_decay"), SMALLEST, 1000, "above 0 and at most 1,000"),
+    (("epochs", "batch_size"), 1, 1_000_000, "above 0 and at most 1,000,000"),
+    (FRACTIONS, 0, BELOW_ONE, "at least 0 and below 1"),
+    (("weight_decay", "clip_norm"), 0, 1_000_000, "0 or above, at most 1,000,000"),
+    (("min_updates", "new_top_layers"), 0, 1_000_000, "from 0 to 1,000,000"),
+)
 
 
 @dataclass(frozen=True)
@@ -62,9 +86,6 @@ class Hyperparameters:
         label_smoothing: for words with labels: the share of a label that is spread over all labels in training.
         views: for words: cross-view training, :class:`~amos_fairseq.downstream.tagging.task.SequenceTaggingConfig`; likewise
             ``view_layers`` and ``unlabeled_start``.
-
-    Raises:
-        UserError: a value is out of range.
     """
 
     lr: float
@@ -94,24 +115,15 @@ class Hyperparameters:
     unlabeled_start: float = 0.1
 
     def __post_init__(self) -> None:
-        fractions = ("dropout", "attention_dropout", "pooler_dropout", "warmup", "adam_betas")
-        fractions += ("label_smoothing", "unlabeled_start")
-        for names, is_valid, expected in (
-            (("lr", "adam_eps", "layer_wise_lr_decay"), lambda value: 0 < value <= 1000, "above 0 and at most 1,000"),
-            (("epochs", "batch_size"), lambda value: 0 < value <= 1_000_000, "above 0 and at most 1,000,000"),
-            (fractions, lambda value: 0 <= value < 1, "at least 0 and below 1"),
-            (("weight_decay", "clip_norm"), lambda value: 0 <= value <= 1_000_000, "0 or above, at most 1,000,000"),
-            (("min_updates", "new_top_layers"), lambda value: 0 <= value <= 1_000_000, "from 0 to 1,000,000"),
-            (("head",), lambda value: value in HEADS, " or ".join(HEADS)),
-            (("pooling",), lambda value: value in POOLINGS, " or ".join(POOLINGS)),
-            (("view_layers",), lambda value: value in VIEW_LAYERS, " or ".join(VIEW_LAYERS)),
-            (("num_separators",), lambda value: value in (1, 2), "1 or 2"),
-            (("checkpoint",), lambda value: value in CHECKPOINTS, " or ".join(CHECKPOINTS)),
-        ):
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                expected = " or ".join(map(str, choices))
+                raise UserError(f"the recipe's {name} {getattr(self, name)} must be {expected}")
+        for names, low, high, expected in RANGES:
             for name in names:
                 field = getattr(self, name)
                 for value in field if isinstance(field, tuple) else (field,):
-                    if not is_valid(value):
+                    if not low <= value <= high:
                         raise UserError(f"the recipe's {name} {value} must be {expected}")
 
     @property
@@ -141,7 +153,7 @@ class Hyperparameters:
         return self.updates_per_epoch(num_examples) * epochs
 
     def check_layers(self, num_layers: int) -> None:
-        """Raise :class:`UserError` if an encoder with this number of layers lacks some that these settings name."""
+        """Refuse settings that name layers which an encoder with this number of layers lacks."""
         try:
             kept, _ = parse_layers(self.layers, num_layers)
             check_new_top_layers(self.new_top_layers, kept)
@@ -210,7 +222,7 @@ class Recipe:
     trials: dict[str, tuple[Hyperparameters, ...]]
 
     def trials_of(self, task: str) -> tuple[Hyperparameters, ...]:
-        """Return the trials of a task; raise :class:`UserError` if the recipe lacks the task."""
+        """Return the trials of a task; refuse one that the recipe lacks."""
         if task not in self.trials:
             known = ", ".join(self.trials)
             raise UserError(f"the recipe {self.name} has no settings for {task}: add it under tasks (it has {known})")
@@ -237,9 +249,6 @@ def load_recipe(name: str, size: str, overrides: dict[str, Any] | None = None) -
         name: name of a built-in recipe, or path of a YAML file.
         size: "small", "base" or "large".
         overrides: fields of :class:`Hyperparameters` from the command line, for every task; they also replace a grid's.
-
-    Raises:
-        UserError: the recipe does not exist, or has an invalid section, field or value.
     """
     path = Path(name) if name.endswith((".yaml", ".yml")) else DIRECTORY / f"{name}.yaml"
     content = _read(path, name)

@@ -165,7 +165,7 @@ class Session:
 
     def setup(self, trials: Mapping[str, Sequence[Hyperparameters]]) -> dict[str, Any]:
         """Return the settings that all results in OUT share, as plain values; ``trials``: by the recipe's tasks."""
-        plain = {task: [trial.as_dict() for trial in own] for task, own in trials.items()}
+        plain = {task: [trial.as_dict() for trial in of_task] for task, of_task in trials.items()}
         more = {"arch": self.checkpoint.arch, "overrides": self.overrides, "recipe": Path(self.recipe.name).name}
         more |= {"recipe_sha256": content_sha256(plain), "size": self.recipe.size}
         return dict(sorted((self.origin | more).items()))

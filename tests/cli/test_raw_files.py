@@ -179,43 +179,25 @@ def test_each_column_and_each_version_has_its_own_data(planned: Callable[..., Be
     assert setups[0] == setups[1], "one OUT holds both"
 
 
-@pytest.mark.parametrize(
-    ("flags", "reason"),
-    [
-        ([], "there are no data: give raw files as --train FILE --dev FILE, or prepared ones as --data DIR"),
-        (["--train", "a"], "--train needs --dev too"),
-        (["--dev", "a"], "--dev needs --train too"),
-        (["--data", "d", "--dev", "a"], "--dev and --data are two ways to give the data"),
-        (["--data", "d", "--train", "a", "--dev", "a"], "--train and --dev and --data are two ways"),
-        (["--train", "absent", "--dev", "absent"], "absent: no such file"),
-    ],
-)
-@pytest.mark.parametrize("command", ["squad", "tag"])
-def test_no_data_both_kinds_or_half_of_one(
-    command: str, flags: list[str], reason: str, start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_what_cannot_be_used_is_refused_in_one_line(
+    start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = [command, "--checkpoint", start, "--out", tmp_path / "out", "--cpu", *flags]
-    assert reason in error_line(capsys, main, *arguments, reports_progress=True)
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("columns", "reason"),
-    [
-        (["--data", "d", "--column", "a"], "--column chooses from raw files"),
-        (["--train", "{}", "--dev", "{}", "--column", "../a"], "--column '../a' is not a name"),
-        (["--train", "{}", "--dev", "{}", "--column", "ner"], "has no column ner: it has pos, chunk"),
-        (["--train", "{}", "--dev", "{}", "--columns", "a"], "3 columns, expected 2 (word, a)"),
-    ],
-)
-def test_wrong_columns(
-    columns: list[str], reason: str, start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train = write_columns(tmp_path / "train.txt", make_sentences())
-    flags = [flag.format(train) for flag in columns]
-    arguments = ["tag", "--checkpoint", start, "--out", tmp_path / "out", "--cpu", *flags]
-    assert reason in error_line(capsys, main, *arguments, reports_progress=True)
-    assert not (tmp_path / "out").exists()
+    raw = write_columns(tmp_path / "train.txt", make_sentences())
+    for command, flags, reason in (
+        ("tag", [], "there are no data: give raw files as --train FILE --dev FILE, or prepared ones as --data DIR"),
+        ("squad", ["--train", "a"], "--train needs --dev too"),
+        ("tag", ["--dev", "a"], "--dev needs --train too"),
+        ("squad", ["--data", "d", "--train", "a", "--dev", "a"], "--train and --dev and --data are two ways"),
+        ("squad", ["--train", "absent", "--dev", "absent"], "absent: no such file"),
+        ("tag", ["--train", "absent", "--dev", "absent"], "absent: no such file"),
+        ("tag", ["--data", "d", "--column", "a"], "--column chooses from raw files"),
+        ("tag", ["--train", raw, "--dev", raw, "--column", "../a"], "--column '../a' is not a name"),
+        ("tag", ["--train", raw, "--dev", raw, "--column", "ner"], "has no column ner: it has pos, chunk"),
+        ("tag", ["--train", raw, "--dev", raw, "--columns", "a"], "3 columns, expected 2 (word, a)"),
+    ):
+        arguments = [command, "--checkpoint", start, "--out", tmp_path / "out", "--cpu", *flags]
+        assert reason in error_line(capsys, main, *arguments, reports_progress=True), flags
+        assert not (tmp_path / "out").exists()
 
 
 CHUNKS = "He PRP B-NP\nsaw VBD B-VP\nthe DT B-NP\nblue JJ I-NP\ncar NN I-NP\n. . O\nSo RB I-ADVP\n\n" * 20

@@ -59,19 +59,6 @@ def test_questions_without_a_prediction_are_counted(squad_data, tmp_path, capsys
     assert "38 of 40 questions have no prediction" in printed.err
 
 
-def test_files_of_another_kind_are_refused(squad_data, tmp_path, capsys):
-    data, listed = squad_data / "squad.json", write_json(tmp_path / "list.json", ["x"])
-    good = write_json(tmp_path / "good.json", {"p0q0": "x"})
-    assert "holds no predictions" in refused(capsys, "--evaluate", data, data)
-    assert "absent.json: no such file" in refused(capsys, "--evaluate", tmp_path / "absent.json", data)
-    assert "does not have SQuAD's layout" in refused(capsys, "--evaluate", good, good)
-    assert "holds no null odds" in refused(capsys, "--evaluate", good, data, "--null-odds", listed)
-    undefined = tmp_path / "undefined.json"
-    undefined.write_text('{"p0q0": NaN}')  # valid for Python, but not comparable
-    assert "holds no null odds" in refused(capsys, "--evaluate", good, data, "--null-odds", undefined)
-    assert "--null-threshold needs --null-odds" in refused(capsys, "--evaluate", good, data, "--null-threshold", 1)
-
-
 def test_missing_flags_are_named(capsys):
     with pytest.raises(SystemExit) as stop:
         main(["squad", "--data", "d"])
@@ -87,32 +74,34 @@ def test_lengths_follow_the_maximum_input_of_the_encoder():
     assert settings_of(128).windows == (128, 32, 64, 1)
     assert settings_of(64).windows == (64, 16, 32, 1)
     assert settings_of(64, "--tokens-per-window", "60", "--doc-stride", "9").windows == (60, 9, 30, 1)
-
-
-def test_default_head_is_that_of_the_recipe():
     assert settings_of(512, "--recipe", "electra").span_head == "joint"
-    assert settings_of(512, "--recipe", "teams").span_head == "independent"
     assert settings_of(512, "--recipe", "electra", "--span-head", "independent").span_head == "independent"
 
 
-def test_impossible_settings_are_refused(squad_data, tmp_path, capsys):
-    given = ["--checkpoint", squad_data / "start", "--data", squad_data / "data", "--out", tmp_path / "out", "--cpu"]
-    line = refused(capsys, *given, "--tokens-per-window", 65)
-    assert "--tokens-per-window 65 is more than the 64 tokens of the encoder's maximum input" in line
-    assert "--n-best 0" in refused(capsys, *given, "--n-best", 0)
-    assert "leaves no room for a context" in refused(capsys, *given, "--max-question-length", 61)
-    grid = "tasks: {SQuAD: {lr: 1e-4, epochs: 1, batch_size: 8, warmup: 0}}\ngrid: {num_separators: [1, 2]}\n"
-    (tmp_path / "grid.yaml").write_text(grid)
-    assert "several num_separators for SQuAD" in refused(capsys, *given, "--recipe", tmp_path / "grid.yaml")
-    given[3] = tmp_path
-    assert "squad.json is missing" in refused(capsys, *given)
-    assert not (tmp_path / "out").exists()
-
-
-def test_data_of_another_tokenizer_are_refused(squad_data, tmp_path, capsys):
+def test_what_cannot_be_used_is_refused_in_one_line(squad_data, tmp_path, capsys):
+    data, good = squad_data / "squad.json", write_json(tmp_path / "good.json", {"p0q0": "x"})
+    undefined = tmp_path / "undefined.json"
+    undefined.write_text('{"p0q0": NaN}')  # valid for Python, but not comparable
+    (tmp_path / "grid.yaml").write_text(
+        "tasks: {SQuAD: {lr: 1e-4, epochs: 1, batch_size: 8, warmup: 0}}\ngrid: {num_separators: [1, 2]}\n"
+    )
     other = prepare_squad(tmp_path / "other", make_squad(seed=5))
-    line = refused(capsys, "--checkpoint", squad_data / "start", "--data", other, "--out", tmp_path / "out", "--cpu")
-    assert "the data do not fit the checkpoint" in line
+    train = ["--checkpoint", squad_data / "start", "--out", tmp_path / "out", "--cpu", "--data"]
+    for flags, message in (
+        (["--evaluate", data, data], "holds no predictions"),
+        (["--evaluate", tmp_path / "absent.json", data], "absent.json: no such file"),
+        (["--evaluate", good, good], "does not have SQuAD's layout"),
+        (["--evaluate", good, data, "--null-odds", undefined], "holds no null odds"),
+        (["--evaluate", good, data, "--null-threshold", 1], "--null-threshold needs --null-odds"),
+        ([*train, squad_data / "data", "--tokens-per-window", 65], "--tokens-per-window 65 is more than the 64 tokens"),
+        ([*train, squad_data / "data", "--n-best", 0], "--n-best 0"),
+        ([*train, squad_data / "data", "--max-question-length", 61], "leaves no room for a context"),
+        ([*train, squad_data / "data", "--recipe", tmp_path / "grid.yaml"], "several num_separators for SQuAD"),
+        ([*train, tmp_path], "squad.json is missing"),
+        ([*train, other], "the data do not fit the checkpoint"),
+    ):
+        assert message in refused(capsys, *flags), flags
+    assert not (tmp_path / "out").exists()
 
 
 def test_benchmark_settings_for_the_runner(squad_data, tmp_path):

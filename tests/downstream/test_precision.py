@@ -10,7 +10,6 @@ import torch
 from synthetic_glue import session as open_glue
 from synthetic_glue import write_pretrained_checkpoint
 
-from amos_fairseq.cli.main import main
 from amos_fairseq.downstream import session
 from amos_fairseq.downstream.session import claim_output_directory
 from amos_fairseq.errors import UserError
@@ -100,38 +99,6 @@ def test_auto_keeps_the_precision_of_results(
         assert str(refused.value).startswith(f"{tmp_path / 'glue.setup.json'}: ")
     assert session.saved_precision(tmp_path, "tagging") is None
     assert session.saved_precision(tmp_path / "new", "glue") is None
-
-
-@pytest.mark.parametrize(
-    ("command", "name", "data"),
-    [
-        ("glue", "glue", ["--tasks", "CoLA", "--data", "DATA"]),
-        ("squad", "squad", ["--data", "DATA"]),
-        ("tag", "tagging", ["--data", "DATA"]),
-        ("classify", "classification", ["--train", "DATA/rows.tsv"]),
-    ],
-)
-def test_each_command_reads_its_own_results(
-    command: str, name: str, data: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    """Those of float32 are of other benchmarks; the checkpoint is not even read."""
-    for other in ("glue", "squad", "tagging", "classification"):
-        claim_output_directory(tmp_path, other, {"precision": "fp16" if other == name else "float32"})
-    (tmp_path / "model.pt").touch()
-    with pytest.raises(SystemExit) as ended:
-        main([command, "--checkpoint", str(tmp_path / "model.pt"), *data, "--out", str(tmp_path), "--cpu", *AUTO])
-    assert ended.value.code == 1
-    line = capsys.readouterr().err.splitlines()[-1]
-    setup = tmp_path / f"{name}.setup.json"
-    assert line.endswith(f": {setup}: its results are of fp16, which needs a GPU: give another --out")
-
-
-def test_several_gpus_of_which_one_emulates(device: Callable[[bool, bool], None]) -> None:
-    device(True, False)
-    with pytest.raises(
-        UserError, match=r"and one of the GPUs does not support bfloat16 in hardware: train in fp16 or float32$"
-    ):
-        session.choose_precision("bf16", ("cuda:0", "cuda:1"))
 
 
 @pytest.mark.parametrize(("begun", "supported"), [("bf16", False), ("float32", True)])

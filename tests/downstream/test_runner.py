@@ -100,13 +100,6 @@ def test_finished_runs_are_not_repeated_and_new_seeds_are_added(tmp_path, traini
     assert len(read_results(tmp_path)) == 4
 
 
-def test_run_without_result_is_repeated(tmp_path, trainings):
-    execute(tmp_path)
-    (tmp_path / "runs" / "Toy" / "seed1" / "result.json").unlink()
-    execute(tmp_path)
-    assert trainings[3:] == ["seed1"]
-
-
 def test_checkpoints_are_stored_with_keep_checkpoints(tmp_path, trainings):
     Runner(Toy(tmp_path, keep_checkpoints=True)).execute(plan(tmp_path))
     assert len(list(tmp_path.rglob("*.pt"))) == 6
@@ -195,16 +188,6 @@ def test_trials_of_a_grid_have_directories_named_by_what_differs(tmp_path):
     assert (single.trial, single.directory) == ("", tmp_path / "runs/Toy/seed1")
 
 
-def test_out_belongs_to_one_checkpoint_and_recipe(tmp_path):
-    claim_output_directory(tmp_path / "out", "glue", {"recipe": "amos", "overrides": {}})
-    claim_output_directory(tmp_path / "out", "glue", {"recipe": "amos", "overrides": {}})
-    with pytest.raises(UserError, match=r"other settings \(recipe: amos there, electra here\): give another --out"):
-        claim_output_directory(tmp_path / "out", "glue", {"recipe": "electra", "overrides": {}})
-    with pytest.raises(UserError, match=r"other settings \(overrides lr: None there, 0\.1 here\)"):
-        claim_output_directory(tmp_path / "out", "glue", {"recipe": "amos", "overrides": {"lr": 0.1}})
-    claim_output_directory(tmp_path / "out", "squad", {"recipe": "electra"})  # another benchmark in the same directory
-
-
 def test_damaged_results_are_refused(tmp_path, trainings):
     execute(tmp_path, seeds=(1,))
     file = tmp_path / "runs/Toy/seed1/result.json"
@@ -245,18 +228,6 @@ def test_a_benchmark_of_the_interface_alone_gets_its_table(tmp_path, trainings):
     assert [path.name for path in outcome.files] == ["toy.md", "toy.csv", "toy.json"]
     assert json.loads((tmp_path / "toy.json").read_text())["tasks"]["Toy"]["scores"]["score"]["median"] == 70.0
     assert (tmp_path / "toy.setup.json").is_file()
-
-    once = Toy(tmp_path / "once")
-    once.title, once.columns = "Toys", {"score": "Score"}
-    once.tasks = {"Toy": plan(tmp_path)[0].task}
-    given = {"epochs": 3, "similar_lengths": True}
-    once.session = dataclasses.replace(once.session, checkpoint=start, seeds=(1,), overrides=given)
-    table = run_benchmark(once).table
-    assert (table.title, table.rows) == ("Toys", [["Toy: amos (random weights)", "60.0"]])
-    assert table.notes[:2] == [
-        "fine-tuning settings: recipe r (a recipe; values for base models); instead of its own: epochs 3, similar_lengths true",
-        "seeds: 1 per task",
-    ]
 
 
 @pytest.fixture
@@ -301,31 +272,6 @@ def test_lines_tell_loss_time_left_and_dev_scores(tmp_path, clock, capsys):
         "Toy seed 1, epoch 2 of 2: dev score 70.0",
         "Toy seed 1: scoring",
         "Toy seed 1: score 70.0 (1 of 1 runs)",
-    ]
-
-
-def test_lines_of_a_short_run_and_of_one_without_a_loss(tmp_path, clock, capsys):
-    once = dataclasses.replace(HYPERPARAMETERS, epochs=1)
-    (run,) = plan(tmp_path, seeds=(1,), trials=(once,))
-    with ProgressDisplay(3, num_done=1) as display:
-        display.start(run)
-        display.advance(run, 4, [train_record(4, 0.6), {"split": "valid", "update": 4, "loss": 0.5}])
-        display.evaluating(run)
-        display.finish(run, "score 70.0")
-        display.start(run)
-        for seconds in (29.0, 30.5, 59.0, 61.0):
-            clock[0] = 1000 + seconds
-            display.advance(run, 0, [])
-        display.stopped(run)
-    assert capsys.readouterr().out.splitlines() == [
-        "1 of 3 runs are already finished",
-        "Toy seed 1: 1 epoch, 4 updates",
-        "Toy seed 1, epoch 1 of 1: dev loss 0.500",
-        "Toy seed 1: score 70.0 (2 of 3 runs)",
-        "Toy seed 1: 1 epoch, 4 updates",
-        "Toy seed 1: no loss yet after 30 s",
-        "Toy seed 1: no loss yet after 1 min 1 s",
-        "Toy seed 1: stopped",
     ]
 
 

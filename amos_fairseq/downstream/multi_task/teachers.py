@@ -26,11 +26,7 @@ ROUNDING = 1e-3  # of one probability, with three decimals and more
 
 
 def columns_of(data: GlueData) -> list[str]:
-    """Return the columns beside the index: the labels, or one for a number.
-
-    Raises:
-        UserError: a label has the name of the index.
-    """
+    """Return the columns beside the index: the labels, or one for a number."""
     names = data.label_names or [NUMBER]
     if INDEX in names:
         raise UserError(f"{data.name} has a label called {INDEX!r}, as a column of the predictions: rename the label")
@@ -64,11 +60,7 @@ class Predictions(NamedTuple):
 
 
 def read_predictions(file: Path, data: GlueData) -> Predictions:
-    """Return the predictions of another model for the training rows of ``data``.
-
-    Raises:
-        UserError: they are of other rows or labels, or no probabilities.
-    """
+    """Return the predictions of another model for the training rows of ``data``."""
     _check_rows(file, data)
     kind, names, rows = data.record["kind"], columns_of(data), data.num_train
     table = TableFile(file)
@@ -170,11 +162,7 @@ class Teachers:
         return [self._read[key] for key in keys]
 
     def predictions(self, data: GlueData, seed: int) -> np.ndarray:
-        """Return the mean of the predictions that a run of this seed learns from: [N, outputs] float32.
-
-        Raises:
-            UserError: there are none, or they are of other rows.
-        """
+        """Return the mean of the predictions that a run of this seed learns from: [N, outputs] float32."""
         found = [own.values for own in self._predictions_for(data, seed)]
         return np.mean(found, axis=0, dtype=np.float64).astype(np.float32)
 

@@ -1,23 +1,20 @@
 """GLUE's data, predictions, flags and intermediate training on synthetic rows, without the training process."""
 
-import json
 import random
 import shutil
 import threading
 
-import numpy as np
 import pytest
 import torch
 import transformers
 from fairseq.data import Dictionary
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 from hugging_face_folders import export
-from synthetic_glue import INFERENCE, WORDS, change_task, session, write_labels, write_texts
+from synthetic_glue import INFERENCE, WORDS, change_task, write_labels, write_texts
 
 import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.downstream.benchmark import Stopped, batches
-from amos_fairseq.downstream.classification.glue.command import open_glue
 from amos_fairseq.downstream.classification.glue.data import read_glue_data
 from amos_fairseq.downstream.results import best_run_of
 from amos_fairseq.errors import UserError
@@ -118,14 +115,6 @@ def test_an_exported_folder_predicts_the_same_rows(start, data, tmp_path, glue, 
     assert torch.equal(features.tokens, ids)
 
 
-def test_run_directory_has_tokenizer_and_labels(start, tmp_path, glue):
-    glue(tmp_path, "MNLI")
-    directory = tmp_path / "runs/MNLI/seed1"
-    assert json.loads((directory / "task.json").read_text())["labels"] == ["entailment", "neutral", "contradiction"]
-    assert {p.name for p in (directory / "tokenizer").iterdir()} == {p.name for p in (start / "tokenizer").iterdir()}
-    assert load_checkpoint(directory / "checkpoint_best.pt").tokenizer.encode("fox")
-
-
 def test_flags_describe_the_checkpoint_and_the_task(start, tmp_path, fake_training, glue):
     glue(tmp_path, "CoLA", "STS-B")
     (cola, sts), flag = fake_training.commands, fake_training.flag
@@ -138,12 +127,6 @@ def test_flags_describe_the_checkpoint_and_the_task(start, tmp_path, fake_traini
     # 40 rows in batches of 32, ten epochs, a tenth of them rising; 20 rows in batches of 16
     assert [flag(cola, f) for f in ("--total-num-update", "--warmup-updates", "--lr")] == ["20", "2", "2e-05"]
     assert [flag(sts, f) for f in ("--total-num-update", "--warmup-updates", "--lr")] == ["20", "1", "4e-05"]
-
-
-@pytest.mark.parametrize("similar_lengths", [False, True])
-def test_batches_of_similar_length_are_asked_for(similar_lengths, tmp_path, fake_training, glue):
-    glue(tmp_path, "RTE", overrides={"similar_lengths": similar_lengths})
-    assert ("--similar-lengths" in fake_training.commands[0]) is similar_lengths
 
 
 def test_from_scratch_uses_random_weights_and_a_note(tmp_path, fake_training, glue):
@@ -213,10 +196,3 @@ def test_hash_of_the_data_changes_with_training_and_dev_data_only(data, tmp_path
     ):
         change_task(tmp_path, "RTE", **record | change)
         assert read_glue_data(tmp_path, "RTE").sha256() != before, change
-
-
-def test_tasks_of_the_benchmark(start, data, tmp_path):
-    tasks = open_glue(session(start, tmp_path), data, ["CoLA", "STS-B"]).tasks.values()
-    found = [(task.name, task.num_examples, task.main_score) for task in tasks]
-    assert found == [("CoLA", 40, "matthews"), ("STS-B", 20, "spearman")]
-    assert np.unique(read_glue_data(data, "CoLA").labels("valid")).tolist() == [0, 1]
