@@ -82,8 +82,7 @@ def check_against_validation(directory: Path, run: dict, key: str) -> None:
 
 
 def check_interruption_left_no_trace(place: Path, run: dict) -> None:
-    """The same run, left alone in a new process, has the same predictions: resuming is exact, and a forked process computes
-    what a new one does."""
+    """The same run, left alone, has the same predictions: resuming is exact."""
     alone = run_main(main, *command(place, "alone", "CoLA", 1))
     assert alone.returncode == 0, alone.stderr[-3000:]
     (undisturbed,) = json.loads((place / "alone" / "glue.json").read_text(encoding="utf-8"))["runs"]
