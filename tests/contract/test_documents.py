@@ -20,7 +20,7 @@ SCRIPTS = [path for path in sorted(path.relative_to(ROOT) for path in ROOT.rglob
 DOCUMENTS = sorted(path.relative_to(ROOT) for pattern in ("*.md", "docs/**/*.md") for path in ROOT.glob(pattern))
 PAGES = [document for document in DOCUMENTS if document.parts[0] == "docs"]
 RUN_BY = yaml.safe_load((Path(__file__).parent / "commands.yaml").read_text(encoding="utf-8"))
-README_LINES = 150
+README_LINES = 90
 # Folders at the top of a checkout; a path in backticks that starts with one must exist.
 FOLDERS = ("amos_fairseq/", "docs/", "examples/", "preprocess/", "tests/")
 
