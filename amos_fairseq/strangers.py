@@ -37,10 +37,6 @@ def read_bytes(path: str | os.PathLike, hint: str, largest: int = LARGEST_FILE) 
     Args:
         hint: how to fix it, the end of the message.
         largest: size in bytes up to which a file is read.
-
-    Raises:
-        UserError: there is no file, or something else in its place (a folder, a circle of links, a pipe); it is too large or
-            cannot be read.
     """
     try:
         status = os.stat(path)

@@ -38,11 +38,7 @@ class Vocabulary:
 
     @classmethod
     def of_corpus(cls, directories: list[Path], tokenizer_directory: str | None) -> "Vocabulary":
-        """Find ``dict.txt`` of the first shard, and the tokenizer: given, next to it, or one level up for several shards.
-
-        Raises:
-            UserError: a ``dict.txt`` is missing or differs between shards or from the tokenizer's.
-        """
+        """Find ``dict.txt`` of the first shard, and the tokenizer: given, next to it, or one level up for several shards."""
         dictionary_file = directories[0] / DICTIONARY_FILE
         sha256 = _dictionary_sha256(dictionary_file)
         for directory in directories[1:]:
@@ -62,11 +58,7 @@ class Vocabulary:
         return cls(dictionary_file, sha256, tokenizer, directory_sha256(tokenizer))
 
     def check_tokenizer(self) -> None:
-        """Open the tokenizer, so that a damaged one is noticed before training and not when the finished run is exported.
-
-        Raises:
-            UserError: the tokenizer cannot be loaded, or ``corpus.json`` names another one.
-        """
+        """Open the tokenizer, so that a damaged one is noticed before training and not when the finished run is exported."""
         if self.tokenizer_directory is None:
             return
         from amos_fairseq.data.corpus import shard_record  # imports fairseq
@@ -111,12 +103,7 @@ class Vocabulary:
                 )
 
     def copy_into(self, save_dir: str) -> Path:
-        """Write ``SAVE_DIR/tokenizer`` once, completely or not at all: the tokenizer's files, or ``dict.txt`` alone.
-
-        Raises:
-            UserError: it holds another vocabulary, whose checkpoints could no longer be read; or it cannot be written (a full
-                disk, no permission), and is removed.
-        """
+        """Write ``SAVE_DIR/tokenizer`` once, completely or not at all: the tokenizer's files, or ``dict.txt`` alone."""
         target = Path(save_dir) / TOKENIZER_DIRECTORY
         if target.exists():
             if self._is_copied_to(target):

@@ -174,12 +174,7 @@ def run_probes(
     num_seeds: int = 1,
     device: str = "cpu",
 ) -> Table:
-    """Train every probe that has no result in ``out`` yet, write all files there, and return the table.
-
-    Raises:
-        UserError: an argument cannot be used, OUT has results of another checkpoint, other settings or other data, or it
-            cannot be written.
-    """
+    """Train every probe that has no result in ``out`` yet, write all files there, and return the table."""
     read = [read_task(data, name) for name in task_names(data, tasks)]
     for task in read:
         counts = ", ".join(f"{split} {len(task.labels_of(split)):,}" for split in task.splits)
@@ -289,11 +284,7 @@ def note_on_unread(task: str, targets: dict[str, SplitTargets], limit: int) -> s
 
 
 def readable_targets(task: ProbingTask, encoded: dict[str, EncodedSplit]) -> dict[str, SplitTargets]:
-    """Return the targets of each split.
-
-    Raises:
-        UserError: the model can read none of a split.
-    """
+    """Return the targets of each split."""
     targets = {split: split_targets(examples, encoded[split], task.labels) for split, examples in task.splits.items()}
     for split, own in targets.items():
         if not len(own.starts):
@@ -305,11 +296,7 @@ def readable_targets(task: ProbingTask, encoded: dict[str, EncodedSplit]) -> dic
 
 
 def parse_layers(text: str | None, part: ProbedPart) -> list[Layer]:
-    """Parse "4,6,mix"; None gives the default layers of the part.
-
-    Raises:
-        UserError: an entry is neither a number nor ``mix``, or the part has no such layer.
-    """
+    """Parse "4,6,mix"; None gives the default layers of the part."""
     if text is None:
         return list(part.default_layers)
     entries = [entry.strip() for entry in text.split(",")]

@@ -180,9 +180,6 @@ def stored_features(
 
     Args:
         name: of the part in messages.
-
-    Raises:
-        UserError: a state is not finite, or the features cannot be written.
     """
     shutil.rmtree(folder, ignore_errors=True)  # of a command that was killed
     try:

@@ -70,9 +70,6 @@ def read_semeval(path: Path) -> list[Record]:
     """Read a file of SemEval-2010 task 8: a number and a quoted sentence, the label, a comment, an empty line.
 
     Words are separated at spaces and at the tags of both nominals, so that spans are exact.
-
-    Raises:
-        UserError: a sentence has not both nominals, or no label follows.
     """
     records = []
     lines = ((number, line.decode("utf-8").strip()) for number, line in InputFile(path).lines())
@@ -140,11 +137,7 @@ class Corpus(NamedTuple):
     format: CorpusFormat
 
     def tasks(self) -> dict[str, Splits]:
-        """Return the splits of every task; ``valid`` is held out of ``train`` where there is no file.
-
-        Raises:
-            UserError: a split has no target, or training has only one label.
-        """
+        """Return the splits of every task; ``valid`` is held out of ``train`` where there is no file."""
         tasks: dict[str, Splits] = {}
         for split, path in self.paths.items():
             for task, records in self.format.convert(path).items():
@@ -223,11 +216,7 @@ FORMATS = (
 
 
 def run(given: argparse.Namespace) -> None:
-    """Write all tasks to OUT; nothing is left of it if that fails.
-
-    Raises:
-        UserError: bad input, or OUT contains other files.
-    """
+    """Write all tasks to OUT; nothing is left of it if that fails."""
     corpora, out = corpora_of(given), given.out
     sources = [
         {"read_by": corpus.format.convert.__name__, "split": split, **describe_source(path)}
@@ -260,9 +249,6 @@ def prepare_probing_inside(
 
     Returns:
         The tasks.
-
-    Raises:
-        UserError: bad input, or the corpora do not give a task; or see ``prepared_data``.
     """
     corpus_of = {task: corpus for corpus in corpora for task in corpus.format.tasks}
     chosen = list(corpus_of) if tasks is None else list(tasks)
@@ -329,11 +315,7 @@ def corpora_of(given: argparse.Namespace) -> list[Corpus]:
 
 
 def corpora_in(folder: Path) -> list[Corpus]:
-    """Return the corpora in a folder and in the folders in it, found by the names of their files; none is no error.
-
-    Raises:
-        UserError: a corpus has no training or test file, or one of its files is there twice.
-    """
+    """Return the corpora in a folder and in the folders in it, found by the names of their files; none is no error."""
     files = sorted(path for pattern in ("*", "*/*") for path in folder.glob(pattern) if path.is_file())
     corpora = []
     for format in FORMATS:

@@ -78,9 +78,6 @@ def read_probe_results(folder: str | Path) -> dict[str, Any]:
     Returns:
         ``format`` 1, ``checkpoint``, ``settings`` and ``results``, a list of dictionaries with the fields of
         :class:`ProbeResult`.
-
-    Raises:
-        UserError: there is no such file, or it is something else.
     """
     file = Path(folder) / RESULTS_FILE
     content = read_optional_json(file)

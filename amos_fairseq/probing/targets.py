@@ -66,11 +66,7 @@ class ProbingTask:
 
 
 def task_names(data: Path, chosen: str | None = None) -> list[str]:
-    """Return the tasks of a folder, or those of the list ``chosen`` ("pos,relations"), in the order of :data:`ORDER`.
-
-    Raises:
-        UserError: there is no such task, or none at all.
-    """
+    """Return the tasks of a folder, or those of the list ``chosen`` ("pos,relations"), in the order of :data:`ORDER`."""
     present = {path.parent.name for path in data.glob("*/train.jsonl")}
     if unprintable := [name for name in present if not name.isprintable()]:
         raise UserError(f"{data}: the folder {unprintable[0]!r} has a name that cannot be printed: rename it")
@@ -91,11 +87,7 @@ def sorted_tasks(names: Iterable[str]) -> list[str]:
 
 
 def read_task(data: Path, name: str) -> ProbingTask:
-    """Read ``data/name/{train,valid,test}.jsonl``.
-
-    Raises:
-        UserError: a file is missing or holds something else, with the number of the line.
-    """
+    """Read ``data/name/{train,valid,test}.jsonl``."""
     paths = {split: data / name / f"{split}.jsonl" for split in SPLITS}
     for split, reason in (("train", "a probe learns from it"), ("valid", "the weights of a probe are chosen on it")):
         if not paths[split].is_file():
@@ -112,11 +104,7 @@ def read_task(data: Path, name: str) -> ProbingTask:
 
 
 def read_examples(path: Path) -> list[AnnotatedText]:
-    """Read one file.
-
-    Raises:
-        UserError: a line is not such an object, a span is not inside its text, or there is no target.
-    """
+    """Read one file."""
     examples = []
     for number, line in InputFile(path).lines():
         if line.strip():

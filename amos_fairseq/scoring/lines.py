@@ -89,11 +89,7 @@ class LineScorer:
         self.max_tokens: int = loaded.model.max_positions()
 
     def score(self, texts: Iterable[str], num_texts: int) -> Iterator[ScoredLine]:
-        """Yield all texts scored, in their order, with a progress bar in a terminal.
-
-        Raises:
-            UserError: the model returns values that are not finite.
-        """
+        """Yield all texts scored, in their order, with a progress bar in a terminal."""
         lines = encoded_lines(self.loaded, texts)
         limit = BATCHES_PER_WINDOW * self.token_scorer.tokens_per_batch
         with tqdm(total=num_texts, desc="score", unit=" lines", disable=None, file=sys.stderr) as bar:
@@ -131,11 +127,7 @@ def with_unknown_pieces(scores: list[float], line: EncodedLine, vocabulary_size:
 
 
 def read_texts(file: Path) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file without their line ends.
-
-    Raises:
-        UserError: the file cannot be read, or a line is not UTF-8.
-    """
+    """Yield the lines of a UTF-8 file without their line ends."""
     with explain_os_errors(f"{file}: the text cannot be read"), file.open("rb") as stream:
         for number, line in enumerate(stream, start=1):
             try:
@@ -188,11 +180,7 @@ def windows(
 
 
 def score_file(scorer: LineScorer, file: str, format_: str, out: Path | None) -> None:
-    """Write a row for each line of ``file`` (``-``: the standard input), in its order, to ``out`` or the terminal.
-
-    Raises:
-        UserError: the text cannot be read, or the rows cannot be written.
-    """
+    """Write a row for each line of ``file`` (``-``: the standard input), in its order, to ``out`` or the terminal."""
     notices = Notices(scorer.max_tokens)
     with stored_input(file) as path:
         scored = map(notices.note, scorer.score(read_texts(path), num_lines(path)))

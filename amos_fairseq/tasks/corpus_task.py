@@ -67,9 +67,6 @@ class CorpusTask(FairseqTask):
             max_tokens: a batch has as many samples of the length :attr:`length`, or ``max_sentences`` if that is less.
             max_positions: of the model.
             ignored: fairseq's arguments for corpora whose samples differ in length, and for reused iterators.
-
-        Raises:
-            UserError: samples are too long for the model or for a batch, or the corpus is smaller than one update.
         """
         flag = f"--{self.length.replace('_', '-')}"
         batch_size = blocks_per_batch(self.max_positions(), max_tokens, max_sentences, max_positions, flag)

@@ -97,9 +97,6 @@ def find_columns(table: TableFile, texts: Sequence[str] | None, label: str | Non
     Args:
         texts, label: names that the user gives.
         labeled: whether the table has labels.
-
-    Raises:
-        UserError: a column does not exist, or which one to take is not clear.
     """
     check_columns(table, Columns(tuple(texts or ()), label if labeled else None))
     if texts and (len(set(texts)) != len(texts) or len(texts) > 2 or (labeled and label in texts)):
@@ -214,9 +211,6 @@ def parse_labels(rows: LabeledRows, kind: str, separator: str) -> list[Any]:
 
     Args:
         separator: between the names of a row that is no list, for the kind "labels".
-
-    Raises:
-        UserError: a label is not of this kind.
     """
     parsed: list[Any] = []
     for line, value in zip(rows.lines, rows.labels, strict=True):

@@ -25,11 +25,7 @@ KINDS: dict[str, type[Tokenizer]] = {
 
 
 def load_tokenizer(directory: str | Path) -> Tokenizer:
-    """Return the tokenizer in ``directory``.
-
-    Raises:
-        UserError: there is none, one of its files is missing or broken, or its ``dict.txt`` belongs to another tokenizer.
-    """
+    """Return the tokenizer in ``directory``."""
     directory = Path(directory)
     if not directory.is_dir():
         raise UserError(f"{directory} is not a directory: give the tokenizer directory of a corpus or of a run")
