@@ -6,10 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fairseq.distributed import ModuleProxyWrapper
 from fairseq.logging import metrics
 from sklearn.metrics import roc_auc_score
-from small_models import AMOS_SETTINGS, amos_criterion, batch_of, logged, random_replaced, small_amos, small_batch
+from small_models import amos_criterion, batch_of, logged, random_replaced, small_amos, small_batch
 
 from amos_fairseq.criterions.amos import AmosCriterion
 from amos_fairseq.models.amos import AmosOutput
@@ -162,17 +161,6 @@ def test_equal_depths_have_different_names():
     assert len({got[f"mlm_loss_4_{k}"] for k in (1, 2, 3)}) == 3
 
 
-@pytest.mark.parametrize("depths", ["4,8", "2,4,6,8", "1,2,3,4,5,6,7,8", "12"])
-def test_any_set_of_depths_is_named_by_its_layers(depths):
-    model = small_amos(generator_depths=depths)
-    got = logged(AmosCriterion, amos_criterion()(model, small_batch())[2])
-    names = {key.removeprefix("mixture_") for key in got if key.startswith("mixture_")}
-    assert names == {*depths.split(","), "entropy"}
-    assert len(model.generators[0].layers) == int(depths.split(",")[-1])
-    assert ("mixture.v" in model.state_dict()) == ("," in depths)
-    assert AMOS_SETTINGS["encoder_layers"] == len(model.discriminator.layers) == 2
-
-
 def scalars(value: object) -> list:
     if isinstance(value, dict):
         return [leaf for item in value.values() for leaf in scalars(item)]
@@ -197,17 +185,3 @@ def test_state_of_the_metrics_holds_plain_numbers_and_loads_safely(tmp_path):
     metrics.load_state_dict(torch.load(tmp_path / "metrics.pt", weights_only=True))
     assert {k: v for k, v in metrics.get_smoothed_values("train").items() if k in expected}["loss"] == expected["loss"]
     metrics.reset()
-
-
-def test_wrapper_of_several_ranks():
-    log = amos_criterion()(ModuleProxyWrapper(DataParallel(small_amos())), small_batch())[2]
-    assert "mlm_loss_4" in log
-
-
-class DataParallel(torch.nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-
-    def forward(self, batch):
-        return self.module(batch)

@@ -20,7 +20,6 @@ from amos_fairseq.functional.attention import (
     as_attention_mask,
     choose_backend,
     fast_attention,
-    fused_attention,
     prepare_bias,
     reference_attention,
 )
@@ -248,17 +247,3 @@ def test_gpu_mask_has_the_layout_of_fused_kernels(scheme: str, has_padding: bool
         assert mask.shape[-1] == length
         assert mask.stride(-1) == 1
         assert all(stride % 8 == 0 for stride in mask.stride()[:-1])
-
-
-@pytest.mark.slow
-def test_a_graph_contains_the_order_of_the_kernels() -> None:
-    """torch.compile traces ``sdpa_kernel`` with a priority, without a graph break; a CPU then takes its own kernel."""
-    query, key, value = torch.randn(3, 2, 2, 16, 8)
-
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return fused_attention(query, key, value, None, 0.0, "cudnn")
-
-    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
-    expected = torch.nn.functional.scaled_dot_product_attention(query, key, value)
-    torch.testing.assert_close(compiled(query, key, value), expected)
-    torch.compiler.reset()

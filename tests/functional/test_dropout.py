@@ -57,28 +57,6 @@ def test_values_and_gradients_are_zero_or_scaled_together(dtype: torch.dtype, sh
     assert torch.equal(x.grad, out)
 
 
-def test_other_layouts_keep_their_strides() -> None:
-    torch.manual_seed(0)
-    x = torch.randn(6, 9, dtype=torch.float64).t().requires_grad_()
-    grad = torch.randn(6, 9, dtype=torch.float64).t()
-    out = dropout(x, 0.5)
-    assert torch.allclose(out, torch.where(out == 0, 0, 2 * x), rtol=1e-15)
-    out.backward(grad)
-    assert torch.equal(x.grad, torch.where(out == 0, 0, 2 * grad))
-
-
-def test_same_seed_gives_same_mask() -> None:
-    x, outputs = torch.ones(1000), []
-    for seed in (3, 3, 4):
-        torch.manual_seed(seed)
-        outputs.append((dropout(x, 0.5), dropout(x, 0.5)))
-    (first, second), again, other = outputs
-    assert torch.equal(first, again[0])
-    assert torch.equal(second, again[1])
-    assert not torch.equal(first, second)
-    assert not torch.equal(first, other[0])
-
-
 def test_module_drops_only_in_training_and_reference_is_pytorchs() -> None:
     x = torch.ones(1000)
     for kernels in ("fast", "reference"):

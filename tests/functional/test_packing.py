@@ -9,7 +9,7 @@ import torch
 from small_models import encoder_config, modern_config
 from torch import Tensor
 
-from amos_fairseq.functional.attention import PackedKeys, window_of
+from amos_fairseq.functional.attention import PackedKeys
 from amos_fairseq.functional.packing import pack_lengths
 from amos_fairseq.modules import modern_encoder
 from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
@@ -171,17 +171,6 @@ def test_attention_dropout_pads_the_scores(monkeypatch: pytest.MonkeyPatch) -> N
         results(module, LENGTHS, is_packed=True)
     assert {each["dropout"] for each in asked[: len(asked) // 2]} == {0.1}
     assert {each["dropout"] for each in asked[len(asked) // 2 :]} == {0.0}
-
-
-def test_windows() -> None:
-    assert [window_of(side, reach) for side in ("all", "past", "future") for reach in (None, 64)] == [
-        (-1, -1),
-        (64, 64),
-        (-1, 0),
-        (64, 0),
-        (0, -1),
-        (0, 64),
-    ]
 
 
 def test_the_reference_implementation_is_padded() -> None:

@@ -16,13 +16,16 @@ from torch import Tensor
 from amos_fairseq.criterions.amos import AmosCriterion
 from amos_fairseq.criterions.electra import ElectraCriterion
 from amos_fairseq.criterions.electric import ElectricCriterion
+from amos_fairseq.criterions.mlm import MlmCriterion
 from amos_fairseq.criterions.teams import TeamsCriterion
 from amos_fairseq.functional import sampling
 from amos_fairseq.functional.sampling import TopK
 from amos_fairseq.models.amos import AmosConfig, AmosModel
+from amos_fairseq.models.configuration import EncoderConfig
 from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 from amos_fairseq.models.electric import ElectricConfig, ElectricModel
 from amos_fairseq.models.fine_tuning import FineTunedModel, TextModel
+from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.models.teams import TeamsConfig, TeamsModel
 from amos_fairseq.modules import mixture as mixtures
 from amos_fairseq.modules.bert_encoder import BertEncoderConfig
@@ -178,6 +181,10 @@ def small_teams(seed: int = 0, task: SimpleNamespace | None = None, **settings: 
     return build_randomized(TeamsModel, TeamsConfig(**(TEAMS_SETTINGS | settings)), task or small_task(), seed)
 
 
+def small_mlm(**settings: Any) -> MlmModel:
+    return build_randomized(MlmModel, EncoderConfig(**(ENCODER_SETTINGS | settings)), small_task())
+
+
 def amos_criterion(
     discriminator_loss_weight: float = 50.0, encoder_mlm_weight: float = 0.0, **task: Any
 ) -> AmosCriterion:
@@ -199,6 +206,8 @@ def teams_criterion(model: TeamsModel, mlm_loss_weight: float = 1.0) -> TeamsCri
 
 def model_and_criterion(objective: str, **settings: Any) -> tuple[Any, Any]:
     """A small model and its criterion; "two_tower" is a variant of Electric."""
+    if objective == "mlm":
+        return small_mlm(**settings), MlmCriterion(small_task())
     if objective == "amos":
         return small_amos(**settings), amos_criterion()
     if objective == "electra":

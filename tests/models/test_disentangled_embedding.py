@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 from small_models import (
-    ELECTRA_SETTINGS,
     fine_tuning_task,
     gumbel,
     set_gumbel_noise,
@@ -13,15 +12,12 @@ from small_models import (
     small_amos,
     small_batch,
     small_electra,
-    small_task,
     small_teams,
 )
 from torch import Tensor
 from torch.nn.functional import embedding as look_up
 
-from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.parts import encoder_part
-from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 from amos_fairseq.models.fine_tuning import DELTA
 from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.probing.features import PIECES, hidden_states, parts_of
@@ -119,13 +115,6 @@ def test_the_reversed_gradient_of_amos_comes_from_the_table_that_the_discriminat
     torch.testing.assert_close(found, v.grad, rtol=1e-4, atol=1e-4 * found.abs().max().item())
 
 
-def test_without_an_adversary_amos_trains_the_generators_embeddings_by_its_own_loss_alone() -> None:
-    model, batch = disentangled("amos", mixture="uniform"), small_batch()["net_input"]
-    discriminator_loss(model(PretrainingBatch(**batch))).backward()
-    assert model.embed_tokens.weight.grad is None
-    assert model.disentangled_embedding.delta.weight.grad.abs().max() > 0
-
-
 @pytest.mark.parametrize("objective", BUILDERS)
 def test_a_new_model_computes_what_plain_sharing_computes(objective: str) -> None:
     batch, outputs = small_batch()["net_input"], []
@@ -165,10 +154,3 @@ def test_what_is_used_after_pretraining_has_the_sum(objective: str) -> None:
     assert torch.equal(tuned.embed_tokens.weight, table)
     real = tokens.ne(1)
     torch.testing.assert_close(tuned.extract_features(tokens)[real], expected[real])
-
-
-@pytest.mark.parametrize("settings", [{"share_weights": "none"}, {"generator": "unigram"}])
-def test_generators_that_share_no_embeddings_are_refused(settings: dict) -> None:
-    config = ElectraConfig(**(ELECTRA_SETTINGS | DISENTANGLED | settings))
-    with pytest.raises(UserError, match="--disentangled-embeddings needs a generator that shares its embeddings"):
-        ElectraModel.build_model(config, small_task())

@@ -6,13 +6,10 @@ from fairseq.optim.fp16_optimizer import FP16Optimizer
 from frequencies import assert_shares
 from omegaconf import OmegaConf
 from small_models import (
-    ELECTRA_SETTINGS,
     ELECTRA_VARIANTS,
     ENCODER_SETTINGS,
-    EQUAL_SIZES,
     NUM_TOKENS,
     electra_criterion,
-    fine_tuning_task,
     small_batch,
     small_electra,
     small_task,
@@ -20,7 +17,7 @@ from small_models import (
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.configuration import EncoderConfig
-from amos_fairseq.models.electra import ElectraConfig, ElectraModel
+from amos_fairseq.models.electra import ElectraModel
 from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.optim.grouped_adam import GroupedAdam, GroupedAdamConfig
@@ -62,12 +59,6 @@ def test_shared_parameters_are_one_object_and_receive_both_gradients() -> None:
         assert ("discriminator.embed_positions.weight" in learning) == shares
         assert ("discriminator.layers.0.ffn_in.weight" in learning) == (model is everything)
         assert "generator.layers.0.ffn_in.weight" in learning
-
-
-def test_the_generator_has_its_own_number_of_layers() -> None:
-    model = small_electra(generator_layers=1)
-    assert (len(model.generator.layers), len(model.discriminator.layers)) == (1, ENCODER_SETTINGS["encoder_layers"])
-    assert model.depth_names == ["1"]
 
 
 def test_reward_trains_only_the_generator_and_its_baseline() -> None:
@@ -180,39 +171,6 @@ def test_a_frozen_generator_has_no_dropout_and_the_discriminator_keeps_its_own()
 def test_a_first_stage_of_other_sizes_is_refused() -> None:
     with pytest.raises(UserError, match=r"another encoder.*discriminator"):
         small_electra(**ELECTRA_VARIANTS["frozen"]).load_state_dict(mlm_weights(encoder_layers=1))
-
-
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"generator_temperature": 0.0}, "--generator-temperature"),
-        ({"generator_layers": -1}, "--generator-layers"),
-        ({"share_weights": "all"}, "equal size"),
-        ({"share_weights": "all", "generator_layers": 1, **EQUAL_SIZES}, "equal size"),
-        ({"share_weights": "all", "adversarial": True, **EQUAL_SIZES}, "train the discriminator to fail"),
-        ({"share_weights": "all", "discriminator_lr_scale": 0.2, **EQUAL_SIZES}, "no layers of the discriminator"),
-        ({"frozen_generator": True, "share_weights": "none"}, "equal size"),
-        ({"frozen_generator": True, **EQUAL_SIZES}, "--share-weights none"),
-        ({"second_stage_start": "random"}, "no meaning without --frozen-generator"),
-        ({"frozen_generator": True, "adversarial": True}, "one of them"),
-        ({"adversarial": True, "main_objective": "replace_mlm"}, "--main-objective detection"),
-        ({"generator": "unigram", "adversarial": True}, "--adversarial has no meaning"),
-        ({"generator": "uniform", "share_weights": "none"}, "--share-weights has no meaning"),
-        ({"generator": "uniform", "generator_layers": 1}, "--generator-layers has no meaning"),
-        ({"generator": "unigram", "frozen_generator": True}, "--frozen-generator has no meaning"),
-    ],
-    ids=str,
-)
-def test_settings_that_exclude_one_another_are_refused(settings: dict, named: str) -> None:
-    with pytest.raises(UserError, match=named) as refused:
-        small_electra(**settings)
-    assert "\n" not in str(refused.value)
-
-
-def test_fine_tuning_needs_no_first_stage() -> None:
-    """A task that does not pretrain builds the encoder alone, for every variant."""
-    config = ElectraConfig(**(ELECTRA_SETTINGS | ELECTRA_VARIANTS["frozen"]))
-    assert not isinstance(ElectraModel.build_model(config, fine_tuning_task()), ElectraModel)
 
 
 ORDINARY = slice(4, 4 + NUM_TOKENS)

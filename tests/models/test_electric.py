@@ -11,12 +11,6 @@ from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.models.pretraining import PretrainingBatch
 
 
-@pytest.mark.parametrize("settings", [{"generator_size": 0.5}, {"generator_loss_tokens": "sampled"}])
-def test_two_tower_refuses_settings_of_a_sampler(settings: dict) -> None:
-    with pytest.raises(UserError, match="--generator-size 1 --generator-loss-tokens all"):
-        small_electric("two_tower", **settings)
-
-
 def test_two_tower_has_no_features() -> None:
     model = small_electric("two_tower")
     with pytest.raises(UserError, match="it scores text"):

@@ -1,12 +1,10 @@
 """Settings of the main network that keep a detector alive: the bias of its head, and a masked-token loss beside detection."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from saved_models import write_run
 from sklearn.decomposition import PCA
 from small_models import (
     AMOS_SETTINGS,
@@ -16,7 +14,6 @@ from small_models import (
     amos_criterion,
     electra_criterion,
     electric_criterion,
-    fine_tuning_task,
     logged,
     small_amos,
     small_batch,
@@ -28,13 +25,10 @@ from small_models import (
 )
 from torch.nn.functional import cross_entropy
 
-from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.errors import UserError
 from amos_fairseq.models.amos import AmosConfig, AmosModel
 from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.models.teams import TeamsConfig, TeamsModel
-from amos_fairseq.modules.heads import DetectionHead
 from amos_fairseq.optim.grouped_adam import GroupedAdam, GroupedAdamConfig
 
 DETECTORS = {
@@ -83,27 +77,6 @@ def test_only_what_the_discriminator_alone_uses_has_a_lower_rate(name: str) -> N
     assert optimizer.get_lr() == 0.02
     optimizer.set_lr(0.04)
     assert {group["lr"] for group in optimizer.param_groups} == {0.04, 0.01}
-
-
-@pytest.mark.parametrize("name", DETECTORS)
-def test_fine_tuning_needs_no_prior(name: str) -> None:
-    model_class, config_class, common = DETECTORS[name]
-    config = config_class(**(common | {"detection_bias_at_prior": True}))
-    assert not isinstance(model_class.build_model(config, fine_tuning_task()), model_class)
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "message"),
-    [
-        ("electra", {"main_objective": "replace_mlm", "detection_bias_at_prior": True}, "--detection-bias-at-prior"),
-        ("electra", {"main_objective": "replace_mlm", "encoder_mlm_weight": 1.0}, "predicts already"),
-        ("teams", {"rtd_loss_weight": 0.0, "detection_bias_at_prior": True}, "--rtd-loss-weight 0"),
-        ("amos", {"encoder_mlm_weight": -1.0}, "--encoder-mlm-weight -1.0 must be 0 or more"),
-    ],
-)
-def test_settings_without_a_meaning_are_refused(name: str, settings: dict, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        build(name, **settings)
 
 
 @pytest.mark.parametrize("lengths", [(12, 12), (12, 7, 12)])
@@ -184,27 +157,3 @@ def test_spread_is_logged_at_validation_by_every_detector(model: torch.nn.Module
     assert SPREAD & got.keys() == (SPREAD if "rtd_loss" in got else set())
     assert all(math.isfinite(got[key]) for key in SPREAD & got.keys())
     assert not any(key.startswith("_state") for key in criterion.train()(model, batch)[2])
-
-
-@pytest.mark.parametrize("name", DETECTORS)
-def test_a_checkpoint_that_started_at_the_prior_is_read_again(name: str, tmp_path: Path) -> None:
-    run = write_run(tmp_path, name, detection_bias_at_prior=True)
-    saved = torch.load(run / "checkpoint_last.pt", weights_only=True)["model"]
-    weights = load_checkpoint(run).model.state_dict()
-    (bias,) = [value for key, value in weights.items() if key.endswith("head.output.bias")]
-    assert torch.equal(bias, saved["detection_head.output.bias"])
-
-
-@pytest.mark.parametrize("share", [0.0, 1.0])
-def test_a_prior_needs_both_classes(share: float) -> None:
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        DetectionHead(4).start_at_prior(share)
-
-
-def test_eigenvalues_are_computed_once_for_each_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three values share them, and fairseq asks for all of them after each batch."""
-    calls = []
-    eigvalsh = torch.linalg.eigvalsh
-    monkeypatch.setattr(torch.linalg, "eigvalsh", lambda matrix: calls.append(matrix) or eigvalsh(matrix))
-    validated(small_electra(), electra_criterion(), small_batch((12, 7), seed=1), small_batch((12, 12, 5), seed=2))
-    assert len(calls) == 1

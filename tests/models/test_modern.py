@@ -6,23 +6,17 @@ import pytest
 import torch
 from small_models import (
     ENCODER_SETTINGS,
-    build_randomized,
     fine_tuning_task,
     model_and_criterion,
     small_amos,
     small_batch,
     small_electra,
     small_electric,
-    small_task,
     small_teams,
 )
 from torch import nn
 
-from amos_fairseq.criterions.mlm import MlmCriterion
-from amos_fairseq.errors import UserError
 from amos_fairseq.models.amos import AmosConfig, AmosModel
-from amos_fairseq.models.configuration import EncoderConfig
-from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.modules.heads import NormedDetectionHead
 from amos_fairseq.modules.initialization import parameter_group
@@ -32,9 +26,6 @@ MODERN = {"encoder": "modernbert", "relative_position_scheme": "none", "local_at
 
 
 def modern(objective: str, **settings: Any) -> tuple[Any, Any]:
-    if objective == "mlm":
-        config = EncoderConfig(**(ENCODER_SETTINGS | MODERN | settings))
-        return build_randomized(MlmModel, config, small_task()), MlmCriterion(small_task())
     return model_and_criterion(objective, **(MODERN | settings))
 
 
@@ -136,52 +127,3 @@ def test_fine_tuning_starts_from_the_pretrained_encoder() -> None:
     tokens = small_batch()["net_input"]["tokens"]
     real = tokens.ne(1)
     torch.testing.assert_close(tuned.extract_features(tokens)[real], pretrained.eval().extract_features(tokens)[real])
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"relative_position_scheme": "t5"}, "has rotary positions, and no relative positions of the scheme t5"),
-        ({"token_types": 2}, "has no token types"),
-        ({"local_attention": 5}, "--local-attention 5 is odd"),
-        ({"local_attention": 0}, "local-attention"),
-        ({"global_attention_every": 0}, "global-attention-every"),
-        ({"embedding_dim": 8}, "needs token embeddings as wide as the encoder: leave --embedding-dim 8 out"),
-        ({"global_rope_theta": 0.5}, "global-rope-theta"),
-        ({"encoder_embed_dim": 18, "encoder_attention_heads": 6}, "rotates pairs of numbers, and 6 attention heads"),
-    ],
-)
-def test_settings_that_modernbert_cannot_have_are_refused(settings: dict, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        AmosModel.build_model(AmosConfig(**(ENCODER_SETTINGS | MODERN | settings)), small_task())
-
-
-@pytest.mark.parametrize("name", ["local_attention", "global_attention_every", "global_rope_theta", "local_rope_theta"])
-def test_settings_of_modernbert_are_refused_with_bert(name: str) -> None:
-    flag = f"--{name.replace('_', '-')} 8 has no meaning with --encoder bert"
-    with pytest.raises(UserError, match=flag):
-        AmosModel.build_model(AmosConfig(**(ENCODER_SETTINGS | {name: 8})), small_task())
-
-
-@pytest.mark.parametrize("settings", [{"new_top_layers": 1}, {"layers": "mix"}, {"layers": "1"}], ids=str)
-def test_options_for_few_labels(settings: dict) -> None:
-    """New layers differ from the pretrained ones, the others do not; a mixture of equal shares is the mean of all layers."""
-    state = small_amos(**MODERN).state_dict()
-    tuned = AmosModel.build_model(AmosConfig(**(ENCODER_SETTINGS | MODERN | settings)), fine_tuning_task()).eval()
-    pretrained = {name: tensor.clone() for name, tensor in state.items()}
-    tuned.upgrade_state_dict_named(state, "")
-    tuned.load_state_dict(state)
-    kept = [
-        torch.equal(layer.ffn_in.weight, pretrained[f"discriminator.layers.{number}.ffn_in.weight"])
-        for number, layer in enumerate(tuned.encoder.layers)
-    ]
-    assert kept == {"new_top_layers": [True, False], "layers": [True] * len(tuned.encoder.layers)}[next(iter(settings))]
-    tokens = small_batch()["net_input"]["tokens"]
-    outputs = list(tuned.all_states(tokens))
-    expected = torch.stack(outputs).mean(0) if settings.get("layers") == "mix" else outputs[-1]
-    torch.testing.assert_close(tuned.extract_features(tokens), expected)
-
-
-def test_feed_forward_heads_of_teams_are_refused() -> None:
-    with pytest.raises(UserError, match="--task-heads ffn is a feed-forward network of BERT"):
-        small_teams(**MODERN, task_heads="ffn")

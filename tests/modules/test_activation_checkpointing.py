@@ -2,15 +2,11 @@
 
 import pytest
 import torch
-from small_models import AMOS_SETTINGS, encoder_config, fine_tuning_task, model_and_criterion, small_amos, small_batch
+from small_models import encoder_config, model_and_criterion, small_batch
 from torch import Tensor, nn
-from torch.nn import functional
 from training_step import LiveBytes
 
-from amos_fairseq.flops.configuration import training_flops
-from amos_fairseq.models.amos import AmosConfig, AmosModel
 from amos_fairseq.modules.bert_encoder import BertEncoder, BertLayer
-from amos_fairseq.recipes.composition import compose_recipe
 
 DROPOUTS = {"dropout": 0.3, "attention_dropout": 0.3, "activation_dropout": 0.3}
 OBJECTIVES = ["amos", "amos reference", "electra", "electric", "two_tower", "teams"]
@@ -44,30 +40,6 @@ def test_losses_and_gradients_are_the_same_bits(objective: str) -> None:
     (forward, kept), (again, recomputed) = num_calls
     assert forward == kept == again
     assert recomputed == 2 * forward
-
-
-def test_nothing_is_recomputed_without_gradients() -> None:
-    model = small_amos(activation_checkpointing=True).eval()
-    calls = count_calls(model)
-    with torch.no_grad():
-        model.extract_features(small_batch()["net_input"]["tokens"])
-    assert len(calls) == AMOS_SETTINGS["encoder_layers"]
-
-
-def test_fine_tuning_gives_the_same_bits() -> None:
-    results = []
-    for recomputes in (False, True):
-        torch.manual_seed(0)
-        settings = AMOS_SETTINGS | DROPOUTS | {"activation_checkpointing": recomputes}
-        model = AmosModel.build_model(AmosConfig(**settings), fine_tuning_task()).train()
-        model.register_classification_head("head", 3)
-        calls = count_calls(model)
-        torch.manual_seed(1)
-        logits, _ = model(small_batch()["net_input"]["tokens"], classification_head_name="head")
-        functional.cross_entropy(logits, torch.tensor([0, 1, 2, 0])).backward()
-        assert len(calls) == AMOS_SETTINGS["encoder_layers"] * (1 + recomputes)
-        results.append([logits.detach(), *(parameter.grad for parameter in model.parameters())])
-    torch.testing.assert_close(*results, rtol=0, atol=0)
 
 
 B, T, D, HEADS = 4, 32, 32, 2
@@ -104,13 +76,3 @@ def test_only_the_input_of_a_layer_is_saved() -> None:
 
 def test_peak_memory_of_a_step_is_less_than_half() -> None:
     assert 2 * bytes_of_a_step(12, True)[1] < bytes_of_a_step(12, False)[1]
-
-
-def test_flops_count_recomputed_layers_unless_of_the_reference() -> None:
-    def flops(is_checkpointed: str, reference: bool) -> float:
-        cfg = compose_recipe("mlm_tiny", [f"model.activation_checkpointing={is_checkpointed}"])
-        return training_flops(cfg, 600, reference=reference).per_token
-
-    assert flops("true", True) == flops("false", True)
-    # Each layer is computed once more: a third of the products of its three passes.
-    assert 1.2 < flops("true", False) / flops("false", False) < 4 / 3

@@ -138,15 +138,6 @@ def test_layer_switch_changes_at_equal_parts_of_the_run(max_update, second, thir
     assert mixture(features())[0, 0].tolist() == [0.0, 0.0, 1.0]
 
 
-def test_mixture_follows_the_number_of_updates():
-    model = small_amos(mixture="layer_switch")
-    for update, depth in ((0, 0), (9, 0), (10, 1), (20, 2), (29, 2)):
-        model.set_num_updates(update)
-        assert model(PretrainingBatch(**small_batch()["net_input"])).mixture_weights.argmax(-1).unique().tolist() == [
-            depth
-        ]
-
-
 def test_layer_switch_continues_after_a_resume(tmp_path):
     """fairseq's trainer sets the number of updates when it loads, before any update or validation."""
     config = OmegaConf.structured(FairseqConfig)
@@ -162,21 +153,3 @@ def test_layer_switch_continues_after_a_resume(tmp_path):
     trainers[1].load_checkpoint(str(tmp_path / "checkpoint.pt"))
     weights = trainers[1].model(PretrainingBatch(**small_batch()["net_input"])).mixture_weights
     assert weights.argmax(-1).unique().tolist() == [2]
-
-
-@pytest.mark.parametrize(
-    ("settings", "complaint"),
-    [
-        ({"strategy": "best"}, "unknown mixture 'best'"),
-        ({"strategy": "fixed"}, r"needs 3 numbers .* got \[\]"),
-        ({"strategy": "fixed", "fixed_weights": [0.5, 0.5]}, "needs 3 numbers"),
-        ({"strategy": "fixed", "fixed_weights": [0.5, 0.6, 0.5]}, "sum to 1"),
-        ({"strategy": "fixed", "fixed_weights": [-0.5, 1.0, 0.5]}, "not negative"),
-        ({"strategy": "fixed", "fixed_weights": [math.nan, 0.5, 0.5]}, "sum to 1"),
-        ({"strategy": "fixed", "fixed_weights": [0.5, math.nan, 0.5]}, "sum to 1"),
-        ({"strategy": "layer_switch"}, "needs --max-update"),
-    ],
-)
-def test_invalid_settings_are_refused(settings, complaint):
-    with pytest.raises(ValueError, match=complaint):
-        MixtureWeights(num_depths=K, width=D, **settings)

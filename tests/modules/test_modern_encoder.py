@@ -167,17 +167,6 @@ def test_rotation_is_a_product_of_complex_numbers() -> None:
     torch.testing.assert_close(rotate(rotate(states, by), by.inverse), states, rtol=1e-6, atol=1e-6)
 
 
-@torch.no_grad()
-def test_scores_depend_on_the_distance_alone() -> None:
-    """Float32 angles up to 200: rounded to 1e-5."""
-    query, key = random(8), random(8, seed=2)
-    queries, keys = (rotate(vector.expand(200, 8), rotation(200, 8, 10_000.0, CPU)) for vector in (query, key))
-    scores = queries @ keys.T
-    for distance in (-7, 0, 1, 64):
-        along = scores.diagonal(distance)
-        torch.testing.assert_close(along, along[:1].expand_as(along), rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("has_mask", [False, True])
 def test_the_cpu_kernel_rotates_as_the_reference(has_mask: bool, dropout: float) -> None:
@@ -338,10 +327,6 @@ def test_projection_of_narrow_embeddings_is_normed_before_the_first_attention() 
     assert isinstance(wide.layers[0].attention_norm, torch.nn.Identity)
     assert isinstance(narrow.layers[0].attention_norm, torch.nn.LayerNorm)
     assert narrow(random(2, 5, 6))[-1].shape == (2, 5, 8)
-
-
-def test_no_parameter_is_a_bias() -> None:
-    assert not [name for name, _ in encoder(embedding_width=6).named_parameters() if name.endswith("bias")]
 
 
 def test_initial_weights_are_truncated_and_smaller_where_layers_add() -> None:

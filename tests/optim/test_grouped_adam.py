@@ -243,10 +243,3 @@ def test_groups_survive_mixed_precision():
 def test_invalid_betas_are_refused(betas):
     with pytest.raises(UserError, match="--adam-betas needs two numbers"):
         GroupedAdam(config(adam_betas=betas), [torch.nn.Parameter(torch.zeros(2))])
-
-
-def test_learning_rate_of_any_spelling():
-    parameter = torch.nn.Parameter(torch.zeros(2))
-    for lr in ([0.25], 0.25, [0.25, 0.1]):
-        optimizer = GroupedAdam(SimpleNamespace(**{**vars(config()), "lr": lr}), [parameter])
-        assert (len(optimizer.param_groups), optimizer.get_lr()) == (1, 0.25)  # parameters of one kind

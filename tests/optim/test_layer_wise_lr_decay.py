@@ -74,21 +74,6 @@ def test_rates_of_twelve_layers_by_hand():
     assert len(set(rates.values())) == 14  # heads, twelve layers, everything below them
 
 
-def test_schedule_reads_the_rate_that_it_sets():
-    """fairseq sets one rate, reads one rate and logs it, for any decay."""
-    model = fine_tuned_model(2)
-    optimizer = GroupedAdam(config(0.8), model.parameters())
-    assert optimizer.get_lr() == LEARNING_RATE
-    for rate in (0.3, 0.0, 1e-5):
-        optimizer.set_lr(rate)
-        assert optimizer.get_lr() == rate
-    model.classification_heads.requires_grad_(False)
-    frozen = GroupedAdam(config(0.5), [parameter for parameter in model.parameters() if parameter.requires_grad])
-    frozen.set_lr(0.3)
-    assert frozen.get_lr() == pytest.approx(0.3, rel=1e-12)
-    assert rates_by_name(frozen, model)["encoder.layers.1.ffn_in.weight"] == pytest.approx(0.15, rel=1e-12)
-
-
 def weight_decay_of(name: str, parameter: nn.Parameter) -> float:
     return 0.0 if parameter.ndim < 2 or "relative_position" in name else WEIGHT_DECAY
 
@@ -122,25 +107,6 @@ def test_steps_are_those_of_one_adamw_per_parameter(decay):
         torch.testing.assert_close(parameter.double(), twin, atol=1e-6, rtol=0, msg=name)
 
 
-def test_weight_decay_of_every_depth():
-    model = fine_tuned_model(2)
-    decays = rates_by_name(GroupedAdam(config(0.8), model.parameters()), model, "weight_decay")
-    assert decays == {name: weight_decay_of(name, parameter) for name, parameter in model.named_parameters()}
-    everything = GroupedAdam(config(0.8, decay_all_parameters=True), model.parameters()).param_groups
-    assert [group["weight_decay"] for group in everything] == [WEIGHT_DECAY] * 4
-
-
-def test_a_head_that_is_added_later_has_the_full_rate():
-    """The number of layers between it and the embeddings does not change, and every parameter has a rate."""
-    model = fine_tuned_model(2)
-    before = rates_by_name(GroupedAdam(config(0.8), model.parameters()), model)
-    model.register_classification_head("other", num_classes=2)
-    after = rates_by_name(GroupedAdam(config(0.8), model.parameters()), model)
-    new = after.keys() - before.keys()
-    assert new
-    assert after == before | dict.fromkeys(new, LEARNING_RATE)
-
-
 def test_pretraining_models_have_one_rate():
     model = small_amos()
     assert {group["lr"] for group in GroupedAdam(config(1.0), model.parameters()).param_groups} == {LEARNING_RATE}
@@ -148,12 +114,6 @@ def test_pretraining_models_have_one_rate():
         GroupedAdam(config(0.8), model.parameters())
     with pytest.raises(UserError, match="needs a fine-tuning task"):  # as of a criterion with parameters of its own
         GroupedAdam(config(0.8), [*fine_tuned_model(2).parameters(), nn.Parameter(torch.zeros(2))])
-
-
-@pytest.mark.parametrize("decay", [0.0, -0.5, 1.25, float("nan")])
-def test_invalid_decay_is_refused(decay):
-    with pytest.raises(UserError, match=r"--layer-wise-lr-decay \S+ must be .*above 0 and at most 1"):
-        GroupedAdam(config(decay), fine_tuned_model(1).parameters())
 
 
 def wrapped(wrapper: type, decay: float) -> tuple[TextModel, FP16Optimizer | AMPOptimizer]:
@@ -193,29 +153,6 @@ def test_bf16_updates_are_as_large_as_the_rates_say():
     for name, parameter in model.named_parameters():
         step = torch.full_like(parameter, -0.25 * 0.5 ** exponent_by_name(name, 2))
         torch.testing.assert_close(parameter, step, atol=0, rtol=1e-2, msg=name)  # epsilon of Adam, bfloat16
-
-
-def one_update(model: nn.Module, optimizer: GroupedAdam, step: int) -> None:
-    for parameter, gradient in zip(model.parameters(), gradients(model, step), strict=True):
-        parameter.grad = gradient
-    optimizer.step()
-
-
-def test_saved_state_continues_exactly():
-    straight, first, second = fine_tuned_model(2), fine_tuned_model(2), fine_tuned_model(2)
-    optimizer = GroupedAdam(config(0.8), straight.parameters())
-    for step in range(4):
-        one_update(straight, optimizer, step)
-    optimizer = GroupedAdam(config(0.8), first.parameters())
-    for step in range(2):
-        one_update(first, optimizer, step)
-    second.load_state_dict(first.state_dict())
-    resumed = GroupedAdam(config(0.8), second.parameters())
-    resumed.load_state_dict(optimizer.state_dict())
-    for step in range(2, 4):
-        one_update(second, resumed, step)
-    for (name, expected), got in zip(straight.named_parameters(), second.parameters(), strict=True):
-        assert torch.equal(expected, got), name
 
 
 def test_flags_win_over_the_checkpoint_and_other_groups_are_refused():

@@ -7,10 +7,10 @@ import torch
 from small_models import (
     ENCODER_SETTINGS,
     MASKED_SHARE,
-    build_randomized,
     set_samples,
     small_batch,
     small_electra,
+    small_mlm,
     small_task,
 )
 from torch import Tensor
@@ -21,18 +21,11 @@ from transformers import ElectraForMaskedLM, ElectraForPreTraining
 from amos_fairseq.criterions.electra import ElectraCriterion
 from amos_fairseq.criterions.mlm import MlmCriterion
 from amos_fairseq.hugging_face.weights import Head, to_hugging_face
-from amos_fairseq.models.configuration import EncoderConfig
-from amos_fairseq.models.mlm import MlmModel
 
 EMBEDDING = 8
 SIZES = tuple(ENCODER_SETTINGS[f"encoder_{size}"] for size in ("embed_dim", "ffn_embed_dim", "attention_heads"))
 # The loss runs through 2 or 4 layers in float32; sums have another order on the other side.
 CLOSE = {"rtol": 1e-4, "atol": 2e-5}
-
-
-def small_mlm(**settings) -> MlmModel:
-    config = EncoderConfig(**(ENCODER_SETTINGS | {"embedding_dim": EMBEDDING} | settings))
-    return build_randomized(MlmModel, config, small_task())
 
 
 def renamed(tensors: dict[str, Tensor], encoder: str, head: str) -> dict[str, Tensor]:
@@ -68,7 +61,7 @@ def assert_equal_gradients(ours: dict[str, Tensor], theirs: dict[str, torch.nn.P
 
 @pytest.mark.parametrize("treatment", ["mask", "bert"])
 def test_mlm(treatment: str) -> None:
-    model, batch = small_mlm(token_types=2), small_batch()
+    model, batch = small_mlm(embedding_dim=EMBEDDING, token_types=2), small_batch()
     inputs = batch["net_input"]
     if treatment == "bert":  # some masked positions have another or the original token
         row, positions = inputs["masked_tokens"][0], inputs["masked_positions"][0]
@@ -90,7 +83,7 @@ def test_mlm(treatment: str) -> None:
 
 
 def test_padding_and_padded_slots_of_mlm_do_not_count() -> None:
-    model, criterion = small_mlm(), MlmCriterion(small_task())
+    model, criterion = small_mlm(embedding_dim=EMBEDDING), MlmCriterion(small_task())
     batch, padded = small_batch(lengths=(12, 12)), small_batch(lengths=(12, 12), num_columns=16, slots=6)
     torch.testing.assert_close(criterion(model, batch)[0], criterion(model, padded)[0], **CLOSE)
     # With all weights 0 every row is equally likely.

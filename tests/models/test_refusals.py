@@ -1,0 +1,93 @@
+"""Settings that exclude one another or have no meaning, of every objective: refused in one line that names the flag."""
+
+import pytest
+from small_models import EQUAL_SIZES, ONLY_MWS, model_and_criterion
+
+from amos_fairseq.errors import UserError
+
+MODERN = {"encoder": "modernbert", "relative_position_scheme": "none", "embedding_dim": 0}
+NO_DETECTION = {"main_objective": "replace_mlm"}
+REFUSED = {
+    "mlm": [
+        ({"encoder_attention_heads": 3}, "multiple of the number of attention heads 3"),
+        ({"encoder_layers": 0}, "--encoder-layers 0 must be above 0"),
+        ({"dropout": 1.5}, "--dropout 1.5 must be 0 or more and below 1"),
+        ({"layers": "2"}, "--layers 2 is a setting of fine-tuning"),
+        ({"new_top_layers": 1}, "--new-top-layers 1 is a setting of fine-tuning"),
+        ({"pooling": "mean"}, "--pooling mean is a setting of fine-tuning"),
+        ({"local_attention": 8}, "--local-attention 8 has no meaning with --encoder bert"),
+        ({"global_rope_theta": 8.0}, "--global-rope-theta 8 has no meaning with --encoder bert"),
+        (MODERN | {"relative_position_scheme": "t5"}, "no relative positions of the scheme t5"),
+        (MODERN | {"token_types": 2}, "has no token types"),
+        (MODERN | {"local_attention": 5}, "--local-attention 5 is odd"),
+        (MODERN | {"embedding_dim": 8}, "leave --embedding-dim 8 out"),
+        (MODERN | {"encoder_embed_dim": 18, "encoder_attention_heads": 6}, "rotates pairs of numbers"),
+    ],
+    "amos": [
+        ({"generator_depths": ""}, "--generator-depths needs ascending layer numbers .* got ''"),
+        ({"generator_depths": "4,x"}, "--generator-depths"),
+        ({"generator_depths": "2,2"}, "ascending"),
+        ({"generator_depths": "0,2"}, "from 1 on"),
+        ({"generator_depths": "4,2", "separate_generators": True}, "ascending"),
+        ({"mixture": "fixed", "fixed_mixture_weights": "0.5,0.5"}, "--fixed-mixture-weights needs 3 numbers"),
+        ({"mixture": "fixed", "fixed_mixture_weights": "0.5;0.2;0.3"}, "--fixed-mixture-weights needs numbers such as"),
+        ({"mixture": "fixed", "fixed_mixture_weights": "0.5,nan,0.5"}, "sum to 1"),
+        ({"mixture": "fixed", "fixed_mixture_weights": "-0.5,1,0.5"}, "not negative"),
+        ({"fixed_mixture_weights": "0,0,0"}, "has no meaning with --mixture learned"),
+        ({"mixture": "layer_switch", "max_update": 0}, "needs --max-update"),
+        (
+            {"relative_position_scheme": "t5", "relative_position_buckets": 2},
+            "--relative-position-buckets 2 is too few",
+        ),
+        ({"relative_position_scheme": "amos", "relative_position_buckets": 7}, "--relative-position-buckets 7 is odd"),
+        ({"relative_position_scheme": "t5", "relative_position_max_distance": 2}, "max-distance 2 is too small"),
+        ({"encoder_mlm_weight": -1.0}, "--encoder-mlm-weight -1.0 must be 0 or more"),
+    ],
+    "electra": [
+        ({"generator_size": 0.3}, "--generator-size 0.3 leaves no whole width"),
+        ({"share_weights": "all"}, "equal size"),
+        ({"share_weights": "all", "generator_layers": 1, **EQUAL_SIZES}, "equal size"),
+        ({"share_weights": "all", "adversarial": True, **EQUAL_SIZES}, "train the discriminator to fail"),
+        ({"share_weights": "all", "discriminator_lr_scale": 0.2, **EQUAL_SIZES}, "no layers of the discriminator"),
+        ({"frozen_generator": True, "share_weights": "none"}, "equal size"),
+        ({"frozen_generator": True, **EQUAL_SIZES}, "--share-weights none"),
+        ({"frozen_generator": True, "adversarial": True}, "one of them"),
+        ({"second_stage_start": "random"}, "no meaning without --frozen-generator"),
+        (NO_DETECTION | {"adversarial": True}, "--main-objective detection"),
+        (NO_DETECTION | {"detection_bias_at_prior": True}, "--detection-bias-at-prior"),
+        (NO_DETECTION | {"encoder_mlm_weight": 1.0}, "predicts already"),
+        ({"generator": "unigram", "adversarial": True}, "--adversarial has no meaning"),
+        ({"generator": "uniform", "share_weights": "none"}, "--share-weights has no meaning"),
+        ({"generator": "uniform", "generator_layers": 1}, "--generator-layers has no meaning"),
+        ({"generator": "unigram", "frozen_generator": True}, "--frozen-generator has no meaning"),
+        ({"disentangled_embeddings": True, "share_weights": "none"}, "--disentangled-embeddings needs a generator"),
+        ({"disentangled_embeddings": True, "generator": "unigram"}, "--disentangled-embeddings needs a generator"),
+    ],
+    "two_tower": [
+        ({"generator_size": 0.5}, "--generator-size 1 --generator-loss-tokens all"),
+        ({"generator_loss_tokens": "sampled"}, "--generator-size 1 --generator-loss-tokens all"),
+    ],
+    "teams": [
+        ({"mws_loss_weight": 0.0, "rtd_loss_weight": 0.0}, "--arch mlm_base"),
+        ({"mws_loss_weight": 0.0}, "--representation rtd"),
+        ({"rtd_loss_weight": 0.0, "representation": "rtd"}, "--representation mws"),
+        ({"rtd_loss_weight": 0.0, "detection_bias_at_prior": True}, "--rtd-loss-weight 0"),
+        ({"mws_loss_weight": float("nan")}, "--mws-loss-weight nan"),
+        (ONLY_MWS | {"task_heads": "ffn"}, "--task-heads ffn has no meaning with a single task"),
+        ({"task_heads": "ffn", "representation": "rtd"}, "--representation rtd has no meaning"),
+        (MODERN | {"task_heads": "ffn"}, "--task-heads ffn is a feed-forward network of BERT"),
+        ({"negative_samples": 40}, "below the 40 tokens"),
+        ({"encoder_layers": 1}, "--generator-layers 0"),
+        ({"encoder_layers": 2}, "--generator-layers 2 or more"),
+        ({"encoder_layers": 1, "generator_layers": 2}, "--encoder-layers 2 or more"),
+        ({"generator_layers": 6, "share_layers": "all"}, "fewer --generator-layers"),
+    ],
+}
+
+
+@pytest.mark.parametrize("objective", REFUSED)
+def test_settings_without_a_meaning_are_refused(objective: str) -> None:
+    for settings, named in REFUSED[objective]:
+        with pytest.raises(UserError, match=named) as refused:
+            model_and_criterion(objective, **settings)
+        assert "\n" not in str(refused.value), settings
