@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from attacks.commands import Place
-from attacks.data import bombs, damaged_data, damaged_results
+from attacks.data import bombs, damaged_labels, damaged_results
 from attacks.models import hostile_files, imported_folders
 from attacks.runs import damaged_files, killed_commands, kills, links, prepare
 from attacks.settings import command_settings, settings
@@ -38,7 +38,7 @@ KINDS: dict[str, tuple[Callable[[Place, Path, random.Random], Iterator[tuple[str
     "hostile file": (hostile_files, 0.6),
     "link in SAVE_DIR": (links, 0.2),
     "imported folder": (imported_folders, 3),
-    "damaged labels or features": (damaged_data, 5),
+    "damaged labels": (damaged_labels, 5),
 }
 
 

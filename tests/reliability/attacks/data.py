@@ -1,4 +1,4 @@
-"""Attacks by data: prepared labels and stored features, compressed text, and the files that report and plot read."""
+"""Attacks by data: prepared labels, compressed text, and the files that report and plot read."""
 
 import gzip
 import lzma
@@ -7,56 +7,36 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
 import zstandard
 from fairseq.data import Dictionary
-from saved_models import write_run
 from synthetic_tagging import prepare_tagging
 
-from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.downstream.tagging.dataset import TaggedSentences
 from amos_fairseq.errors import UserError
-from amos_fairseq.probing.features import encode_split, parts_of, stored_features
-from amos_fairseq.probing.targets import AnnotatedText
 from attacks.commands import Place, amos_harm, run_amos
 from attacks.damage import attack_json, damage
 from attacks.workplace import COMMANDS
 
 
-def damaged_data(place: Place, folder: Path, draw: random.Random) -> Iterator[tuple[str, str]]:
-    """Damage prepared labels or stored features; the labels are refused, the features computed again."""
-    data = place.folder / "data"
-    labels = prepare_tagging(data)
-    loaded = load_checkpoint(write_run(data / "run"))
-    part, dictionary = parts_of(loaded.model)["generator"], Dictionary.load(str(labels / "dict.txt"))
-    encoded = {"train": encode_split(loaded, [AnnotatedText(["the", "quick", "brown", "fox"], [])] * 9)}
-
-    def features() -> torch.Tensor:
-        stored = stored_features(data / "features", part, [1], encoded, loaded.dictionary.pad(), "cpu", "x")
-        return stored["train"][1].clone()
-
-    expected = features()
+def damaged_labels(place: Place, folder: Path, draw: random.Random) -> Iterator[tuple[str, str]]:
+    """Damage prepared labels, which are then refused."""
+    labels = prepare_tagging(place.folder / "data")
+    dictionary = Dictionary.load(str(labels / "dict.txt"))
     while True:
-        in_labels = draw.random() < 0.5
-        names = ("valid.*.bin", "valid.*.idx", "valid.*.jsonl") if in_labels else ("*",)
-        root = labels if in_labels else data / "features"
-        path = draw.choice(sorted(path for name in names for path in root.glob(name)))
+        path = draw.choice(
+            sorted(path for suffix in ("bin", "idx", "jsonl") for path in labels.glob(f"valid.*.{suffix}"))
+        )
         content = path.read_bytes()
-        how = damage(path, draw)
-        harm = ""
+        how, harm = damage(path, draw), ""
         try:
-            if in_labels:
-                TaggedSentences(labels, "valid", dictionary, 3, 64)
-                harm = "accepted" if path.read_bytes() != content else ""
-            elif not torch.equal(features(), expected):
-                harm = "other features"
-        except UserError as error:
-            harm = "" if in_labels else f"refused: {error}"
+            TaggedSentences(labels, "valid", dictionary, 3, 64)
+            harm = "accepted" if path.read_bytes() != content else ""
+        except UserError:
+            pass
         except Exception as error:
             harm = f"traceback: {type(error).__name__}: {error}"
         yield f"{path.name}, {how}", harm
-        if in_labels:
-            path.write_bytes(content)
+        path.write_bytes(content)
 
 
 MIB = 1 << 20
