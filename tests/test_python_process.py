@@ -48,7 +48,7 @@ _COMMANDS = (
     *(f"{name} --checkpoint start.pt --data absent --out out" for name in ("glue", "squad", "tag", "probe")),
     "classify --checkpoint start.pt --train absent.tsv --out out",
     "parse --checkpoint start.pt --train absent --dev absent --out out",
-    *("score start.pt text.txt", "flops start.pt", "bench absent --device cpu", "verify absent"),
+    *("score start.pt text.txt", "flops start.pt", "verify absent"),
 )
 COMMANDS = [command.split() for command in _COMMANDS]
 ASK = """\
