@@ -8,16 +8,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from amos_fairseq.functional import output_layer
 from amos_fairseq.functional.attention import reference_attention
+from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.modules import encoder
 from amos_fairseq.modules.bert_encoder import SelfAttention
 
-BATCH = small_batch()["net_input"]
+BATCH = PretrainingBatch(**small_batch()["net_input"])
 
 
 def state(model: torch.nn.Module) -> dict[str, bool | float]:
     attends = {module.attend for module in model.modules() if isinstance(module, SelfAttention)}
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model(**BATCH)
+        model(BATCH)
     return {
         "attention": attends == {reference_attention},
         "hidden_dropout": encoder.fast_dropout.__name__ == "<lambda>",
@@ -31,10 +32,10 @@ def state(model: torch.nn.Module) -> dict[str, bool | float]:
 def test_change_is_undone_and_restored(change) -> None:
     """Equal values up to float32 rounding; all positions of the last layer, or all logits, are more FLOPs."""
     model = small_amos().eval()
-    before, expected = state(model), model(**BATCH).mlm_nll
+    before, expected = state(model), model(BATCH).mlm_nll
     with change(model):
         inside = state(model)
-        torch.testing.assert_close(model(**BATCH).mlm_nll, expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(model(BATCH).mlm_nll, expected, rtol=1e-4, atol=1e-5)
     assert state(model) == before
     differs = {key for key in before if inside[key] != before[key]}
     if change is changes.masked_positions_of_the_last_layer:
