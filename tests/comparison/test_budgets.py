@@ -1,16 +1,10 @@
 """Equal budgets: their numbers of updates, and the checkpoints at their shares."""
 
 import budgets
-import entries
 import pytest
 from budgets import Budget
 
 from amos_fairseq.errors import UserError
-
-
-def test_shares_of_the_thesis_are_whole_updates():
-    """Table 5.3's 6.25 to 50 % of ELECTRA-Small's 1M updates."""
-    assert [budgets.update_at(1_000_000, share) for share in budgets.SHARES] == [62500, 125000, 250000, 500000, 1000000]
 
 
 def test_schedule_has_a_checkpoint_at_every_share():
@@ -62,24 +56,3 @@ def test_nearest_number_of_updates_without_a_share_at_the_end_of_an_epoch(wanted
 def test_indivisible_budgets_are_refused(budget, wanted, per_epoch, message):
     with pytest.raises(UserError, match=message.replace("+", r"\+")):
         budgets.divisible_updates(budget, "mlm", wanted, per_epoch)
-
-
-def test_parsed_shares():
-    assert budgets.parse_shares("1,0.25,0.250") == [0.25, 1.0]
-    for wrong in ("0.3", "half", ""):
-        with pytest.raises(UserError, match=r"give shares of the budget out of 0\.0625,0\.125,0\.25,0\.5,1"):
-            budgets.parse_shares(wrong)
-
-
-def test_updates_per_epoch_are_those_of_the_iterator(comparison_data):
-    """Counted by iterating over the epoch: 79 blocks in batches of 6, two batches per update."""
-    preset = entries.read_preset("tiny", {"dataset.batch_size": 6, "optimization.update_freq": [2]})
-    (entry,) = entries.read_entries(entries.CONFIGS / "entries.yaml", "tiny", ["mlm"])
-    cfg = entries.compose_entry(entry, {"task.data": str(comparison_data[0]), **preset.settings})
-    from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
-
-    task = TextPretrainingTask.setup_task(cfg.task)
-    task.load_dataset("train")
-    batches = list(task.get_batch_iterator(task.dataset("train"), max_sentences=6).next_epoch_itr())
-    assert len(task.dataset("train")) == 79
-    assert budgets.updates_per_epoch(cfg) == len(batches) // 2 == 6

@@ -18,32 +18,19 @@ MLM = ["--objectives", "mlm", "--set", "dataset.batch_size=6", "--tasks", "MRPC"
     ("flags", "words"),
     [
         (["--budget-updates", "0"], "--budget 0 is out of range"),
-        (["--budget-updates", "16", "--seeds", "0"], "--seeds 0 is out of range"),
         (["--budget-updates", "16", "--piece-minutes", "-1"], "--piece-minutes -1"),
         (["--budget-updates", "16", "--tasks", "RTE,WNLI"], "WNLI is not part of the average"),
-        (["--budget-updates", "16", "--tasks", "nothing"], "unknown task 'nothing'"),
         (["--budget-updates", "16", "--fine-tune-at", "0.3"], "--fine-tune-at 0.3"),
         (["--budget-updates", "16", "--objectives", "bert"], "--objectives bert: no such entry"),
         (["--budget-updates", "16", "--set", "model.no_such=1"], "no_such"),
+        (["--budget-updates", "16", "--set", "dropout"], "--set"),
         (["--budget-updates", "17"], "--budget-updates 17 cannot be divided into sixteenths"),
-        (["--budget-updates", "208", "--set", "dataset.batch_size=6"], "give 192"),
         (["--budget-updates", "16", "--tasks", "RTE"], "RTE"),
     ],
 )
 def test_mistakes_are_one_line_and_nothing_is_trained(comparison_data, tmp_path, capsys, flags, words):
     data, glue = comparison_data
     assert words in error_line(capsys, compare.main, data, glue, tmp_path / "out", *MLM, "--cpu", *flags)
-    assert not (tmp_path / "out").exists()
-
-
-def test_glue_of_another_tokenizer_is_refused_before_hours_of_pretraining(comparison_data, tmp_path, capsys):
-    data, glue = comparison_data
-    other = tmp_path / "glue"
-    (other / "tokenizer").mkdir(parents=True)
-    (other / "tokenizer" / "dict.txt").write_text("a 1\n", encoding="utf-8")
-    (other / "MRPC").symlink_to(glue / "MRPC")
-    command = [data, other, tmp_path / "out", "--budget-updates", 16, *MLM]
-    assert "was not prepared with the tokenizer" in error_line(capsys, compare.main, *command)
     assert not (tmp_path / "out").exists()
 
 

@@ -3,7 +3,7 @@
 import entries
 import pytest
 from budgets import schedule_settings
-from entries import CONFIGS, Entry
+from entries import CONFIGS
 
 from amos_fairseq.errors import UserError
 
@@ -50,49 +50,7 @@ def test_settings_with_special_characters():
     assert cfg.lr_scheduler.total_num_update == 2400
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("common.seed=2", 2), ("optimization.lr=[0.1]", [0.1]), ("task.data=a b", "a b"), ("model.x=", None)],
-)
-def test_set_is_read_as_yaml(text, expected):
-    assert entries.parse_setting(text) == (text.partition("=")[0], expected)
-
-
 def test_different_setting_is_refused_by_name():
     configs = {"mlm": composed("tiny", "mlm"), "amos": composed("tiny", "amos", **{"model.dropout": 0.2})}
     with pytest.raises(UserError, match=r"model.dropout is 0.0 for mlm and 0.2 for amos: .*--set model.dropout=VALUE"):
         entries.check_shared(configs)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("- mlm", "is not a mapping"),
-        ("{", "is not valid YAML"),
-        ("../x: {config: mlm_tiny}", "is not a valid folder name"),
-        ("x: {config: no_such}", "has no no_such.yaml"),
-        ("x: mlm_tiny", "needs 'config: NAME'"),
-        ("x: {config: mlm_tiny, seed: 1}", "has seed; it may have config, label and settings"),
-        ("y: {config: mlm_tiny}", "--objectives x: no such entry"),
-        (None, "cannot be read"),
-    ],
-)
-def test_invalid_lists_of_entries_are_refused(tmp_path, content, message):
-    file = tmp_path / "own.yaml"
-    if content is not None:
-        file.write_text(content, encoding="utf-8")
-    with pytest.raises(UserError) as error:
-        entries.read_entries(file, "tiny", ["x"] if content and content.startswith("y") else None)
-    assert message in str(error.value)
-    assert str(file) in str(error.value)
-
-
-def test_unknown_settings_name_the_entry():
-    with pytest.raises(UserError, match=r"^mine: .*no_such"):
-        entries.compose_entry(Entry("mine", "Mine", "mlm_tiny"), {"model.no_such": 1, "task.data": "DATA"})
-
-
-@pytest.mark.parametrize("text", ["dropout=0.1", "model.dropout", "model.dropout=[", "=1"])
-def test_set_needs_a_key_and_a_value(text):
-    with pytest.raises(UserError, match="--set"):
-        entries.parse_setting(text)

@@ -8,7 +8,6 @@ import pytest
 from runs import limited_runner
 
 from amos_fairseq.downstream.benchmark import Stopped
-from amos_fairseq.downstream.runner import RunFailed
 
 # Runs until SIGTERM, then saves and exits with 75, as a training of this package.
 PROGRAM = """
@@ -47,16 +46,3 @@ def test_ctrl_c_exits_with_130(tmp_path):
         with pytest.raises(Stopped):
             run(runner, tmp_path, PROGRAM.format(tmp_path))
     assert runner.exit_code == 130
-
-
-def test_error_of_a_failed_process_is_its_last_line(tmp_path):
-    with limited_runner(0) as runner, pytest.raises(RunFailed, match="amos has no such thing"):
-        run(runner, tmp_path, "import sys; sys.exit('amos_fairseq: error: amos has no such thing')")
-    assert not runner.stop.is_set()
-
-
-def test_signal_handlers_are_restored():
-    before = signal.getsignal(signal.SIGTERM)
-    with limited_runner(1):
-        assert signal.getsignal(signal.SIGTERM) != before
-    assert signal.getsignal(signal.SIGTERM) is before

@@ -2,11 +2,11 @@
 
 import comparison_report
 import pytest
-from comparison_results import compare_findings, ordering, scores_of
+from comparison_results import compare_findings, scores_of
 from entries import CONFIGS, read_yaml
 from runs import FineTuning
 
-from amos_fairseq.downstream.results import RunResult, paper_results, write_result
+from amos_fairseq.downstream.results import RunResult, write_result
 
 
 def result(task: str, seed: int, value: float) -> RunResult:
@@ -26,14 +26,6 @@ def test_average_of_medians_and_deviation_over_seeds():
     # Averages of the seeds: 60, 58, 66.5; their mean is 61.5, their squared deviations 2.25, 12.25, 25.
     assert found["average"]["deviation"] == pytest.approx((39.5 / 2) ** 0.5)
     assert found["average"]["count"] == 3
-
-
-def test_deviation_without_seeds_that_a_task_lacks():
-    found = scores_of(results(RTE=[50.0, 56.0, 90.0], MRPC=[70.0, 60.0]))
-    assert found["average"]["value"] == pytest.approx((56.0 + 65.0) / 2)
-    assert found["average"]["count"] == 2
-    assert found["average"]["deviation"] == pytest.approx(2**0.5)  # of 60 and 58
-    assert scores_of([]) is None
 
 
 def test_fine_tuning_is_finished_with_all_results(tmp_path):
@@ -86,36 +78,6 @@ def test_findings_of_compared_pairs(content):
     assert verdicts == ["agrees", "disagrees", "disagrees"]
 
 
-def test_difference_within_the_spread_and_without_one():
-    findings = [{"better": "a", "worse": "b"}]
-    close = {"a": entry("A", (60.0, 3.0)), "b": entry("B", (56.1, 2.5))}
-    assert compare_findings(findings, close)[0]["ours"] == "within the spread"
-    single = {"a": entry("A", (60.0, None)), "b": entry("B", (60.1, None))}
-    expected = {"better": "a", "worse": "b", "our_points": 0, "our_spread": None, "ours": "disagrees"}
-    assert compare_findings(findings, single)[0] | {"our_points": 0} == expected
-    single["a"]["points"]["1"]["complete"] = False
-    assert compare_findings(findings, single) == []
-
-
-def test_table_is_sorted_with_unfinished_entries_last(content):
-    assert ordering(content["entries"]) == ["electra", "mlm", "amos"]
-    table = comparison_report.scores_table(content)
-    assert [row[0] for row in table.rows] == ["ELECTRA", "MLM (BERT)", "AMOS", "TEAMS (3 updates so far)"]
-    first = dict(zip(table.columns, table.rows[0], strict=True))
-    assert first["FLOPs"] == "1.00e12"
-    assert first["matmul FLOPs"] == "5.00e11"
-    assert first["hours"] == "4.00"
-    assert first["AVG of 1"] == "63.0 ± 2.0"
-    assert table.rows[3][-1] == "-"
-    curves = comparison_report.curve_table(content)
-    assert curves.rows[0] == ["MLM (BERT)", "50.0 ± 1.0", "60.0 ± 1.5"]
-    content["entries"]["mlm"]["points"]["0.5"]["complete"] = False
-    assert comparison_report.curve_table(content).rows[0] == ["MLM (BERT)", "-", "60.0 ± 1.5"]
-    lines = [table.as_markdown() for table in comparison_report.all_tables(content)]
-    assert "| ELECTRA above MLM (BERT) | +2.9 (GLUE average, base size, equal FLOPs; thesis Table 5.3" in lines[2]
-    assert "| +3.0 ± 2.5 | agrees |" in lines[2]
-
-
 def test_curves_of_score_and_cost_without_unfinished_points(content, tmp_path):
     content["entries"]["amos"]["points"]["0.5"]["complete"] = False
     assert comparison_report.curve(content["entries"]["mlm"], "flops_thesis") == [(5e11, 50.0, 1.0), (1e12, 60.0, 1.5)]
@@ -132,11 +94,3 @@ def test_curves_of_score_and_cost_without_unfinished_points(content, tmp_path):
     assert {path.name for path in written} == names
     nothing = {**content, "entries": {"teams": content["entries"]["teams"]}}
     assert comparison_report.draw_all(nothing, paper, tmp_path / "absent") == []
-
-
-def test_findings_agree_with_the_table_of_the_package():
-    """AMOS Table 1 is part of the package, for ``amos glue --paper``."""
-    averages = {paper["name"].split()[0]: paper["average"] for paper in paper_results()}
-    findings = {(one["better"], one["worse"]): one for one in read_yaml(CONFIGS / "paper.yaml")["findings"]}
-    assert findings["amos", "electra"]["points"] == pytest.approx(averages["AMOS"] - averages["ELECTRA"])
-    assert findings["amos", "mlm"]["points"] == pytest.approx(averages["AMOS"] - averages["BERT"])

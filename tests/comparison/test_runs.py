@@ -8,10 +8,9 @@ import pytest
 import torch
 from budgets import schedule_settings
 from omegaconf import OmegaConf
-from runs import Pretraining, hydra_command, measure_seconds_per_update
+from runs import Pretraining, measure_seconds_per_update
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.recipes.composition import compose_recipe
 
 
 @pytest.fixture
@@ -67,17 +66,6 @@ def test_run_of_other_settings_is_refused(pretraining):
     other = dataclasses.replace(pretraining, cfg=OmegaConf.merge(pretraining.cfg, {"dataset": {"batch_size": 7}}))
     with pytest.raises(UserError, match=r"dataset.batch_size=128, not 7"):
         other.check()
-
-
-def test_command_composes_to_the_checked_configuration(pretraining):
-    """Its overrides, parsed by Hydra, add only paths and the device."""
-    command = hydra_command(pretraining.entry, pretraining.settings, pretraining.save_dir, "cpu")
-    overrides = command[command.index("--config-name") + 2 :]
-    cfg = compose_recipe("amos_tiny", overrides)
-    assert cfg.checkpoint.save_dir == str(pretraining.save_dir)
-    assert cfg.task.data == "a, DATA"
-    for group in ("model", "criterion", "optimization", "optimizer", "lr_scheduler", "dataset"):
-        assert cfg[group] == pretraining.cfg[group]
 
 
 class TimedRunner:

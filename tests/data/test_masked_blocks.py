@@ -29,10 +29,6 @@ def test_number_of_masked_positions_by_hand(mask_prob: float, length: int, expec
     assert num_masked_positions(mask_prob, length) == expected
 
 
-def test_specials_are_fairseqs_four_the_filler_and_mask() -> None:
-    assert special_ids(block_dictionary()) == [0, 1, 2, 3, 44, 45, 46, 47, 48]
-
-
 def test_exactly_k_tokens_are_masked_and_never_a_special_one() -> None:
     dataset = make_dataset(random_lines(300))
     batches = iterate(dataset, epoch=1)

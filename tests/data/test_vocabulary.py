@@ -76,14 +76,6 @@ def test_corpus_without_a_tokenizer_copies_its_dictionary(tmp_path: Path) -> Non
     task.begin_epoch(2, READY)
 
 
-def test_tokenizer_of_several_shards_is_above_them(corpus: Path, tmp_path: Path) -> None:
-    for shard in ("shard0", "shard1"):
-        shutil.copytree(corpus, tmp_path / shard, ignore=shutil.ignore_patterns("tokenizer"))
-    shutil.copytree(corpus / "tokenizer", tmp_path / "tokenizer")
-    task = make_task(f"{tmp_path}/shard0:{tmp_path}/shard1")
-    assert task.state_dict()["tokenizer_sha256"] == directory_sha256(corpus / "tokenizer")
-
-
 @pytest.fixture
 def as_rank(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """``as_rank(r)``: make this process rank r of two; rank 1 receives the broadcasts of rank 0."""
@@ -133,16 +125,6 @@ def test_a_full_disk_ends_every_rank_and_leaves_nothing(corpus, tmp_path, as_ran
     as_rank(1)
     with pytest.raises(SystemExit):
         task.begin_epoch(1, READY)
-
-
-def test_only_the_first_rank_writes(corpus: Path, tmp_path: Path, as_rank: Callable[[int], None]) -> None:
-    task = make_task(corpus, save_dir=str(tmp_path / "run"))
-    as_rank(0)
-    task.begin_epoch(1, READY)
-    shutil.rmtree(tmp_path / "run")
-    as_rank(1)
-    task.begin_epoch(1, READY)
-    assert not (tmp_path / "run").exists()
 
 
 def test_checkpoint_of_another_vocabulary_is_refused(corpus: Path, tmp_path: Path) -> None:

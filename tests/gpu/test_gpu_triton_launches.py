@@ -26,9 +26,3 @@ def test_tuned_launches_compute_what_the_defaults_compute(start: str) -> None:
             expected = [tensor.clone() for tensor in sweep.build(kernel, sweep.ODD, CUDA).result()]
         got = sweep.build(kernel, sweep.ODD, CUDA).result()
         assert sweep.difference(got, expected) <= sweep.TOLERANCE
-
-
-def test_every_kernel_asks_for_its_launch() -> None:
-    for kernel in sweep.kernels():
-        _, launch = sweep.width_and_default(kernel, sweep.ODD, CUDA)
-        assert launch["num_warps"] in (1, 2, 4, 8)

@@ -16,10 +16,6 @@ TINY_RUN = shlex.split(
     "--max-update 6 --num-workers 0 --log-interval 1 --log-format simple --no-epoch-checkpoints --seed 7 "
     "--validate-interval-updates 6"
 )
-# Added to those: losses fall within so many.
-SIXTY_UPDATES = shlex.split(
-    "--max-update 60 --validate-interval-updates 60 --total-num-update 400 --lr 0.004 --warmup-updates 10"
-)
 
 
 def environment(extra: dict[str, str] | None = None) -> dict[str, str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from fairseq.data import iterators
-from synthetic_corpus import NUM_WORDS, TOKENS_PER_SAMPLE, make_task, write_corpus, write_split
+from synthetic_corpus import TOKENS_PER_SAMPLE, make_task, write_corpus, write_split
 
 from amos_fairseq.errors import UserError
 
@@ -33,14 +33,6 @@ def state_after(num_batches: int, *arguments, **settings) -> dict:
 
 def contents(batch: dict) -> tuple:
     return (batch["id"].tolist(), *(tensor.tolist() for tensor in batch["net_input"].values()))
-
-
-def test_masked_share_by_hand(corpus: Path) -> None:
-    """ceil(0.15 * 512) = 77."""
-    task = make_task(corpus, tokens_per_sample=512)
-    assert task.masked_share == 77 / 512
-    assert task.source_dictionary.index("<mask>") == len(task.source_dictionary) - 1 == 4 + NUM_WORDS
-    assert task.special_ids == [0, 1, 2, 3, 34]
 
 
 def test_refusals(corpus: Path, tmp_path: Path) -> None:
@@ -157,16 +149,6 @@ def test_positions_that_do_not_fit_are_refused(corpus: Path) -> None:
     at_the_start = train_iterator(corpus, num_shards=2)
     at_the_start.load_state_dict({**state, "iterations_in_epoch": 0, "blocks_in_epoch": 0})
     assert at_the_start.iterations_in_epoch == 0
-
-
-def test_another_micro_batch_of_the_same_update_is_noted(corpus: Path, caplog: pytest.LogCaptureFixture) -> None:
-    state = state_after(6, corpus, update_freq=2, batch_size=2)
-    train_iterator(corpus, update_freq=1, batch_size=2, num_shards=2).load_state_dict(state)
-    assert "micro-batches" not in caplog.text
-    resumed = train_iterator(corpus, update_freq=1, batch_size=4)
-    resumed.load_state_dict(state)
-    assert "micro-batches of 4 blocks instead of 2: same blocks, other noise" in caplog.text
-    assert resumed.iterations_in_epoch == 3
 
 
 class NoisyCriterion:

@@ -10,11 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from failures import refusal
 from fairseq import models
-from forked_command import run_module
 from shell_scripts import run_script
-from tiny_runs import ROOT
 
 from amos_fairseq.flops.configuration import build_task
 from amos_fairseq.recipes.composition import compose_recipe
@@ -70,13 +67,3 @@ def test_gradients_travel_once_in_an_update(tmp_path: Path) -> None:
     row = re.search(r"^\| 3, rank 1 \|(.*)\|$", text, flags=re.MULTILINE)[1].split(" | ")
     assert row[2:4] == [str(len(gradients) // UPDATES), str(round(4 * expected / 1e6, 1))]
     assert row[7].strip() == "3"
-
-
-@pytest.mark.slow
-def test_one_process_alone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    folders = {"PYTHONPATH": f"{ROOT / 'examples' / 'benchmark'}:{ROOT}"}
-    result = run_module("rank_traces", ["amos_tiny", "--out", str(tmp_path / "out")], env=folders)
-    assert refusal(result).startswith("there is only one rank: start several with")
-    assert not (tmp_path / "out").exists()

@@ -1,10 +1,11 @@
-"""Every objective: two ranks train what one rank trains, and a resumed run is the uninterrupted one, bit for bit.
+"""Every objective: it learns, two ranks train what one rank trains, and a resumed run is the uninterrupted one, bit for bit.
 
 AMOS has its own, harder tests (test_ranks, test_resume); what ranks and resume need is the trainer's and the task's, and each
 objective has only to use random numbers and normalisers as they ask. ELECTRA-TT has those of Electric. Dropout is
 on, an epoch ends before the last update.
 """
 
+import math
 import shutil
 from pathlib import Path
 
@@ -49,6 +50,20 @@ def losses(save_dir: Path) -> list[dict[str, float]]:
     ]
 
 
+def assert_learned(save_dir: Path, model: str) -> None:
+    """200 words: a prediction by chance costs log 200 nats; TEAMS's selection among six candidates log 6."""
+    records = read_records(save_dir)
+    first, *_, last = (record for record in records if record["split"] == "train")
+    assert first["mlm_loss_2"] > 0.95 * math.log(200)
+    assert last["mlm_loss_2"] < first["mlm_loss_2"]
+    valid = [record for record in records if record["split"] == "valid"][-1]
+    if model == "teams":
+        assert first["mws_loss"] > 0.95 * math.log(6)
+        # Eq. 9; blocks that are not full weigh the detection loss by their own tokens.
+        weighted = valid["mlm_loss_2"] + 5 * valid["rtd_loss"] + 2 * valid["mws_loss"]
+        assert math.isclose(valid["loss"], weighted, rel_tol=0.02)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", SETTINGS)
 def test_ranks_and_resume(objective: str, binarized_corpus: Path, tmp_path: Path) -> None:
@@ -56,6 +71,8 @@ def test_ranks_and_resume(objective: str, binarized_corpus: Path, tmp_path: Path
     model, more = SETTINGS[objective]
     flags = ["--arch", f"{model}_tiny", "--criterion", model, *more.split(), "--dropout", "0.1"]
     train(binarized_corpus, one, *flags, "--batch-size", "8", "--update-freq", "2")
+
+    assert_learned(one, model)
 
     shutil.copytree(one, resumed)
     (saved,) = resumed.glob(f"checkpoint_*_{SAVED_UPDATE}.pt")
