@@ -44,6 +44,13 @@ RANGES = {
     "above 0 and below 1": Range(0, includes_low=False, high=1),
     "above 0 and at most 1": Range(0, includes_low=False, high=1, includes_high=True),
 }
+
+
+def setting(default: Any, help: str, within: str | None = None) -> Any:
+    """Return the field of a configuration: a flag and a YAML key with this default, its help, and one of :data:`RANGES`."""
+    return dataclasses.field(default=default, metadata={"help": help, **({"range": within} if within else {})})
+
+
 _COUNT, _SIZE, _POSITIVE = "0 or more", "1 or more", "above 0"
 RANGES_OF_FAIRSEQ = {
     "common": {"log_interval": _SIZE, "seed": _COUNT},

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fairseq import metrics
@@ -20,6 +20,7 @@ from amos_fairseq.functional.replaced_token_detection import (
     state_sums,
 )
 from amos_fairseq.modules.heads import TokenPredictions
+from amos_fairseq.setting_checks import setting
 
 SUMMED = (
     "_scored",
@@ -34,9 +35,7 @@ SUMMED = (
 class DetectionLossConfig(FairseqDataclass):
     """For objectives with a generator and a detection loss (50: AMOS, Appendix B)."""
 
-    discriminator_loss_weight: float = field(
-        default=50.0, metadata={"range": "0 or more", "help": "lambda, the weight of the detection loss"}
-    )
+    discriminator_loss_weight: float = setting(50.0, "lambda, the weight of the detection loss", "0 or more")
 
 
 @dataclass

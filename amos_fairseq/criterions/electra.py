@@ -1,6 +1,6 @@
 """The objective of ELECTRA, and those of its variants."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fairseq.criterions import register_criterion
@@ -21,24 +21,19 @@ from amos_fairseq.functional.positions import mark_positions, random_positions
 from amos_fairseq.functional.reinforce import baseline_losses, policy_losses
 from amos_fairseq.models.electra import ElectraOutput
 from amos_fairseq.models.pretraining import PretrainingBatch
+from amos_fairseq.setting_checks import setting
 
 
 @dataclass
 class ElectraCriterionConfig(DetectionWithMlmLossConfig):
-    detection_positions: ChoiceEnum(["all", "masked", "random"]) = field(
-        default="all",
-        metadata={
-            "help": "tokens that the detection loss averages over: all, those at masked positions, or as many random ones "
-            "(ELECTRA 15 %%, thesis section 5.4.3)"
-        },
+    detection_positions: ChoiceEnum(["all", "masked", "random"]) = setting(
+        "all",
+        "tokens that the detection loss averages over: all, those at masked positions, or as many random ones "
+        "(ELECTRA 15 %%, thesis section 5.4.3)",
     )
     # 1: both losses are means in nats over predicted tokens, and train the same token embeddings; no paper gives a value.
-    main_loss_weight: float = field(
-        default=1.0,
-        metadata={
-            "range": "0 or more",
-            "help": "weight of the main network's loss, with --main-objective replace_mlm or all_tokens_mlm",
-        },
+    main_loss_weight: float = setting(
+        1.0, "weight of the main network's loss, with --main-objective replace_mlm or all_tokens_mlm", "0 or more"
     )
 
 

@@ -1,6 +1,6 @@
 """The objective of TEAMS."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fairseq.criterions import register_criterion
@@ -12,15 +12,14 @@ from amos_fairseq.criterions.detection import detection_loss, detection_sums, sp
 from amos_fairseq.criterions.pretraining import PretrainingCriterion, batch_counts
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.pretraining import PretrainingBatch
+from amos_fairseq.setting_checks import setting
 
 
 @dataclass
 class TeamsCriterionConfig(FairseqDataclass):
     """The other two weights are the model's, which has no branch for a weight of 0."""
 
-    mlm_loss_weight: float = field(
-        default=1.0, metadata={"range": "0 or more", "help": "weight of the generator's loss (1: TEAMS Eq. 9)"}
-    )
+    mlm_loss_weight: float = setting(1.0, "weight of the generator's loss (1: TEAMS Eq. 9)", "0 or more")
     rtd_loss_weight: float = II("model.rtd_loss_weight")
     mws_loss_weight: float = II("model.mws_loss_weight")
 

@@ -4,7 +4,7 @@ Shapes: B sequences, T tokens, M masked positions per sequence, K depths, D widt
 embeddings (D unless --embedding-dim says otherwise), V padded vocabulary size.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from fairseq.dataclass import ChoiceEnum
@@ -35,48 +35,34 @@ from amos_fairseq.modules.mixture import (
     predict_chunked,
     predict_reference,
 )
+from amos_fairseq.setting_checks import setting
 
 
 @dataclass
 class AmosConfig(DetectorWithMlmConfig):
     """AMOS-base (section 4 and Appendix B); the ablations of "Figure 3", Tables 6 and 7 are settings of the same model."""
 
-    relative_position_scheme: ChoiceEnum(["none", "t5", "amos"]) = field(
-        default="t5", metadata={"help": "relative positions: none, t5, or the scheme of the released AMOS checkpoint"}
+    relative_position_scheme: ChoiceEnum(["none", "t5", "amos"]) = setting(
+        "t5", "relative positions: none, t5, or the scheme of the released AMOS checkpoint"
     )
-    generator_depths: str = field(
-        default="4,6,8", metadata={"help": "layers of the generator that carry an MLM head, ascending"}
+    generator_depths: str = setting("4,6,8", "layers of the generator that carry an MLM head, ascending")
+    mixture: ChoiceEnum(list(STRATEGIES)) = setting(
+        "learned", "how the depths are weighted: adversarially learned, or one of the ablations"
     )
-    mixture: ChoiceEnum(list(STRATEGIES)) = field(
-        default="learned",
-        metadata={"help": "how the depths are weighted: adversarially learned, or one of the ablations"},
-    )
-    fixed_mixture_weights: str = field(default="", metadata={"help": "one weight per depth, for --mixture fixed"})
-    gumbel_temperature: float = field(
-        default=0.3, metadata={"range": "above 0", "help": "temperature tau of Gumbel-Softmax"}
-    )
+    fixed_mixture_weights: str = setting("", "one weight per depth, for --mixture fixed")
+    gumbel_temperature: float = setting(0.3, "temperature tau of Gumbel-Softmax", "above 0")
     # At V = 32,768 and temperature 0.3 the 128 largest hold all but 2e-5: functional/truncated_gumbel_softmax.py.
-    gumbel_entries: int = field(
-        default=128,
-        metadata={
-            "range": "0 or more",
-            "help": "maximum number of Gumbel-Softmax entries, the largest ones, that carry its gradient with --kernels fast; "
-            "0: all, exactly",
-        },
+    gumbel_entries: int = setting(
+        128,
+        "maximum number of Gumbel-Softmax entries, the largest ones, that carry its gradient with --kernels fast; "
+        "0: all, exactly",
+        "0 or more",
     )
-    no_stop_gradient: bool = field(
-        default=False, metadata={"help": "let deeper MLM losses train the shallower blocks too (ablation)"}
+    no_stop_gradient: bool = setting(False, "let deeper MLM losses train the shallower blocks too (ablation)")
+    adversarial_mlm_multiplier: float = setting(
+        0.0, "also train the MLM embeddings h to mislead, times this factor (ablation)", "0 or more"
     )
-    adversarial_mlm_multiplier: float = field(
-        default=0.0,
-        metadata={
-            "range": "0 or more",
-            "help": "also train the MLM embeddings h to mislead, times this factor (ablation)",
-        },
-    )
-    separate_generators: bool = field(
-        default=False, metadata={"help": "one generator per depth instead of one with several heads (ablation)"}
-    )
+    separate_generators: bool = setting(False, "one generator per depth instead of one with several heads (ablation)")
     max_update: int = II("optimization.max_update")
 
 

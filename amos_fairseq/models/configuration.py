@@ -8,7 +8,7 @@ and have its hash, so models compare choices with strings. The modules take plai
 import argparse
 import dataclasses
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from fairseq.data import Dictionary
@@ -26,6 +26,7 @@ from amos_fairseq.modules.heads import (
     NormedDetectionHead,
 )
 from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
+from amos_fairseq.setting_checks import setting
 from amos_fairseq.text.special_tokens import special_ids
 
 # base: AMOS section 4 (BERT-base). small and large: thesis Table 5.1. tiny and mini: ours, the smallest that visibly
@@ -76,128 +77,79 @@ VOCABULARY_MULTIPLE = 64
 class EncoderConfig(FairseqDataclass):
     """The encoder; the defaults are BERT-base."""
 
-    encoder: ChoiceEnum([BERT, MODERN]) = field(
-        default=BERT,
-        metadata={
-            "help": "architecture of all networks: bert, or modernbert (rotary positions, gated feed-forward networks, "
-            "LayerNorm before each block, local attention in most layers; docs/which_encoder.md)"
-        },
+    encoder: ChoiceEnum([BERT, MODERN]) = setting(
+        BERT,
+        "architecture of all networks: bert, or modernbert (rotary positions, gated feed-forward networks, "
+        "LayerNorm before each block, local attention in most layers; docs/which_encoder.md)",
     )
-    global_attention_every: int = field(
-        default=3,
-        metadata={"range": "above 0", "help": "modernbert: every which layer attends to all tokens, from the first on"},
+    global_attention_every: int = setting(
+        3, "modernbert: every which layer attends to all tokens, from the first on", "above 0"
     )
-    local_attention: int = field(
-        default=128,
-        metadata={
-            "range": "2 or more",
-            "help": "modernbert: window of the other layers in tokens, half of it on each side (an even number)",
-        },
+    local_attention: int = setting(
+        128, "modernbert: window of the other layers in tokens, half of it on each side (an even number)", "2 or more"
     )
-    global_rope_theta: float = field(
-        default=160_000.0,
-        metadata={
-            "range": "1 or more",
-            "help": "modernbert: base of the rotary angles in layers that attend to all tokens",
-        },
+    global_rope_theta: float = setting(
+        160_000.0, "modernbert: base of the rotary angles in layers that attend to all tokens", "1 or more"
     )
-    local_rope_theta: float = field(
-        default=10_000.0,
-        metadata={"range": "1 or more", "help": "modernbert: base of the rotary angles in the other layers"},
+    local_rope_theta: float = setting(
+        10_000.0, "modernbert: base of the rotary angles in the other layers", "1 or more"
     )
-    encoder_layers: int = field(default=12, metadata={"range": "above 0", "help": "layers of the main encoder"})
-    encoder_embed_dim: int = field(default=768, metadata={"range": "above 0", "help": "width of the encoder"})
-    encoder_ffn_embed_dim: int = field(
-        default=3072, metadata={"range": "above 0", "help": "width of the feed-forward networks"}
+    encoder_layers: int = setting(12, "layers of the main encoder", "above 0")
+    encoder_embed_dim: int = setting(768, "width of the encoder", "above 0")
+    encoder_ffn_embed_dim: int = setting(3072, "width of the feed-forward networks", "above 0")
+    encoder_attention_heads: int = setting(12, "attention heads", "above 0")
+    embedding_dim: int = setting(0, "width of the token embeddings; 0: the encoder's width", "0 or more")
+    token_types: int = setting(0, "token types of an imported encoder (BERT has 2)", "0 or more")
+    max_positions: int = setting(512, "longest sequence, in tokens", "above 0")
+    dropout: float = setting(0.1, "dropout of embeddings and layer outputs", "0 or more and below 1")
+    attention_dropout: float = setting(0.1, "dropout of attention weights", "0 or more and below 1")
+    activation_dropout: float = setting(0.0, "dropout inside the feed-forward networks", "0 or more and below 1")
+    pooler_dropout: float = setting(0.0, "dropout of a classification head", "0 or more and below 1")
+    pooler_activation_fn: ChoiceEnum(list(CLASSIFICATION_HEADS)) = setting(
+        "tanh", "activation of a classification head's dense layer; linear: a head without dense layer"
     )
-    encoder_attention_heads: int = field(default=12, metadata={"range": "above 0", "help": "attention heads"})
-    embedding_dim: int = field(
-        default=0, metadata={"range": "0 or more", "help": "width of the token embeddings; 0: the encoder's width"}
+    layers: str = setting(
+        "last",
+        "fine-tuning: states that the head reads: those of the last layer, those of layer K (a number from 1 on; "
+        "the layers above it are left out), or mix, a learned mixture of all layers",
     )
-    token_types: int = field(
-        default=0, metadata={"range": "0 or more", "help": "token types of an imported encoder (BERT has 2)"}
+    new_top_layers: int = setting(
+        0,
+        "fine-tuning: start this many of the top layers below the head from new random weights instead of "
+        "pretrained ones",
+        "0 or more",
     )
-    max_positions: int = field(default=512, metadata={"range": "above 0", "help": "longest sequence, in tokens"})
-    dropout: float = field(
-        default=0.1, metadata={"range": "0 or more and below 1", "help": "dropout of embeddings and layer outputs"}
+    pooling: ChoiceEnum(list(POOLINGS)) = setting(
+        "first", "fine-tuning: what a classification head reads: the state of the first token, or the mean of all"
     )
-    attention_dropout: float = field(
-        default=0.1, metadata={"range": "0 or more and below 1", "help": "dropout of attention weights"}
+    layer_norm_eps: float = setting(1e-5, "epsilon of every LayerNorm", "above 0")
+    init_std: float = setting(0.02, "standard deviation of the initial embeddings", "0 or more")
+    linear_init_std: float = setting(
+        0.02, "standard deviation of the initial linear weights (narrow models need about 0.1)", "0 or more"
     )
-    activation_dropout: float = field(
-        default=0.0, metadata={"range": "0 or more and below 1", "help": "dropout inside the feed-forward networks"}
+    relative_position_scheme: ChoiceEnum(["none", "t5", "amos"]) = setting(
+        "none", "relative positions: none, t5, or the scheme of the released AMOS checkpoint"
     )
-    pooler_dropout: float = field(
-        default=0.0, metadata={"range": "0 or more and below 1", "help": "dropout of a classification head"}
+    relative_position_buckets: int = setting(32, "rows of the relative position table", "above 0")
+    relative_position_max_distance: int = setting(
+        128, "distance in tokens from which on all relative positions share a bucket", "above 0"
     )
-    pooler_activation_fn: ChoiceEnum(list(CLASSIFICATION_HEADS)) = field(
-        default="tanh",
-        metadata={"help": "activation of a classification head's dense layer; linear: a head without dense layer"},
+    kernels: ChoiceEnum(["fast", "triton", "reference"]) = setting(
+        "fast",
+        "implementation of attention, dropout and output layer; triton: this package's Triton kernels on "
+        "CUDA (not run on a GPU yet; with --amp attention stays PyTorch's), elsewhere as fast; reference: the slow "
+        "reference implementation",
     )
-    layers: str = field(
-        default="last",
-        metadata={
-            "help": "fine-tuning: states that the head reads: those of the last layer, those of layer K (a number from 1 on; "
-            "the layers above it are left out), or mix, a learned mixture of all layers"
-        },
+    activation_checkpointing: bool = setting(
+        False, "store only the input of every layer and recompute the rest in the backward pass"
     )
-    new_top_layers: int = field(
-        default=0,
-        metadata={
-            "range": "0 or more",
-            "help": "fine-tuning: start this many of the top layers below the head from new random weights instead of "
-            "pretrained ones",
-        },
+    compile: bool = setting(
+        False, "use torch.compile for the layers while training on a GPU (on a CPU they become slower)"
     )
-    pooling: ChoiceEnum(list(POOLINGS)) = field(
-        default="first",
-        metadata={
-            "help": "fine-tuning: what a classification head reads: the state of the first token, or the mean of all"
-        },
-    )
-    layer_norm_eps: float = field(default=1e-5, metadata={"range": "above 0", "help": "epsilon of every LayerNorm"})
-    init_std: float = field(
-        default=0.02, metadata={"range": "0 or more", "help": "standard deviation of the initial embeddings"}
-    )
-    linear_init_std: float = field(
-        default=0.02,
-        metadata={
-            "range": "0 or more",
-            "help": "standard deviation of the initial linear weights (narrow models need about 0.1)",
-        },
-    )
-    relative_position_scheme: ChoiceEnum(["none", "t5", "amos"]) = field(
-        default="none", metadata={"help": "relative positions: none, t5, or the scheme of the released AMOS checkpoint"}
-    )
-    relative_position_buckets: int = field(
-        default=32, metadata={"range": "above 0", "help": "rows of the relative position table"}
-    )
-    relative_position_max_distance: int = field(
-        default=128,
-        metadata={"range": "above 0", "help": "distance in tokens from which on all relative positions share a bucket"},
-    )
-    kernels: ChoiceEnum(["fast", "triton", "reference"]) = field(
-        default="fast",
-        metadata={
-            "help": "implementation of attention, dropout and output layer; triton: this package's Triton kernels on "
-            "CUDA (not run on a GPU yet; with --amp attention stays PyTorch's), elsewhere as fast; reference: the slow "
-            "reference implementation"
-        },
-    )
-    activation_checkpointing: bool = field(
-        default=False,
-        metadata={"help": "store only the input of every layer and recompute the rest in the backward pass"},
-    )
-    compile: bool = field(
-        default=False,
-        metadata={"help": "use torch.compile for the layers while training on a GPU (on a CPU they become slower)"},
-    )
-    deterministic: bool = field(
-        default=False,
-        metadata={
-            "help": "on a GPU run only kernels that add in a fixed order: slower, and the same seed gives the same bits, as "
-            "it always does on a CPU (docs/precision.md)"
-        },
+    deterministic: bool = setting(
+        False,
+        "on a GPU run only kernels that add in a fixed order: slower, and the same seed gives the same bits, as "
+        "it always does on a CPU (docs/precision.md)",
     )
 
 
@@ -205,26 +157,19 @@ class EncoderConfig(FairseqDataclass):
 class DetectorConfig(EncoderConfig):
     """An encoder that is pretrained by detecting replaced tokens."""
 
-    detection_bias_at_prior: bool = field(
-        default=False,
-        metadata={
-            "help": "start the bias of the detection head at the logit of the fraction of masked tokens instead of 0"
-        },
+    detection_bias_at_prior: bool = setting(
+        False, "start the bias of the detection head at the logit of the fraction of masked tokens instead of 0"
     )
-    disentangled_embeddings: bool = field(
-        default=False,
-        metadata={
-            "help": "give the discriminator the generator's token embeddings plus a difference, and let it train only this "
-            "(gradient-disentangled embedding sharing, DeBERTaV3); off: both train the same embeddings"
-        },
+    disentangled_embeddings: bool = setting(
+        False,
+        "give the discriminator the generator's token embeddings plus a difference, and let it train only this "
+        "(gradient-disentangled embedding sharing, DeBERTaV3); off: both train the same embeddings",
     )
-    discriminator_lr_scale: float = field(
-        default=1.0,
-        metadata={
-            "range": "above 0 and at most 1",
-            "help": "learning rate of the discriminator's layers and head, as a fraction of that of the rest (in "
-            "the mini recipes 0.2, AMOS 0.05)",
-        },
+    discriminator_lr_scale: float = setting(
+        1.0,
+        "learning rate of the discriminator's layers and head, as a fraction of that of the rest (in "
+        "the mini recipes 0.2, AMOS 0.05)",
+        "above 0 and at most 1",
     )
 
 
@@ -232,13 +177,11 @@ class DetectorConfig(EncoderConfig):
 class DetectorWithMlmConfig(DetectorConfig):
     """The same, where the main network can also predict the original tokens."""
 
-    encoder_mlm_weight: float = field(
-        default=0.0,
-        metadata={
-            "range": "0 or more",
-            "help": "also train the main network to predict the originals at the masked positions of the text with replaced "
-            "tokens, with this weight (0: no; neither ELECTRA nor AMOS has it)",
-        },
+    encoder_mlm_weight: float = setting(
+        0.0,
+        "also train the main network to predict the originals at the masked positions of the text with replaced "
+        "tokens, with this weight (0: no; neither ELECTRA nor AMOS has it)",
+        "0 or more",
     )
 
 

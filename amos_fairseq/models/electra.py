@@ -8,7 +8,7 @@ Shapes: B sequences, T tokens, M masked positions per sequence, D width of a net
 V padded vocabulary size.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -36,6 +36,7 @@ from amos_fairseq.models.pretraining import PretrainingBatch, PretrainingOutput,
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.generators import TokenNoise
 from amos_fairseq.modules.heads import CLASSIFICATION_HEADS, DenseDetectionHead, TokenPredictions
+from amos_fairseq.setting_checks import setting
 
 EQUAL_SIZES = "give --generator-size 1 and leave --generator-layers out"
 
@@ -44,61 +45,40 @@ EQUAL_SIZES = "give --generator-size 1 and leave --generator-layers out"
 class ElectraConfig(DetectorWithMlmConfig):
     """ELECTRA-base (thesis Table 5.1); every variant is a setting of the same model."""
 
-    pooler_activation_fn: ChoiceEnum(list(CLASSIFICATION_HEADS)) = field(
-        default="gelu",
-        metadata={"help": "activation of a classification head's dense layer; linear: a head without dense layer"},
+    pooler_activation_fn: ChoiceEnum(list(CLASSIFICATION_HEADS)) = setting(
+        "gelu", "activation of a classification head's dense layer; linear: a head without dense layer"
     )
-    generator: ChoiceEnum(["masked_lm", "unigram", "uniform"]) = field(
-        default="masked_lm",
-        metadata={
-            "help": "distribution of the replacement tokens: a masked language model, the token frequencies of the training "
-            "text, or the uniform distribution"
-        },
+    generator: ChoiceEnum(["masked_lm", "unigram", "uniform"]) = setting(
+        "masked_lm",
+        "distribution of the replacement tokens: a masked language model, the token frequencies of the training "
+        "text, or the uniform distribution",
     )
-    generator_size: float = field(
-        default=1 / 3,
-        metadata={
-            "range": "above 0",
-            "help": "width, FFN width and attention heads of the generator, as a fraction of the encoder's",
-        },
+    generator_size: float = setting(
+        1 / 3, "width, FFN width and attention heads of the generator, as a fraction of the encoder's", "above 0"
     )
-    generator_layers: int = field(
-        default=0, metadata={"range": "0 or more", "help": "layers of the generator; 0: as many as the encoder"}
+    generator_layers: int = setting(0, "layers of the generator; 0: as many as the encoder", "0 or more")
+    generator_temperature: float = setting(
+        1.0, "sample with the generator's probabilities to the power 1 / temperature", "above 0"
     )
-    generator_temperature: float = field(
-        default=1.0,
-        metadata={"range": "above 0", "help": "sample with the generator's probabilities to the power 1 / temperature"},
+    disallow_true_token: bool = setting(False, "never sample the original token as a replacement (section 5.5)")
+    share_weights: ChoiceEnum(["none", "embeddings", "all"]) = setting(
+        "embeddings", "weights that generator and discriminator share (section 5.3.1)"
     )
-    disallow_true_token: bool = field(
-        default=False, metadata={"help": "never sample the original token as a replacement (section 5.5)"}
+    adversarial: bool = setting(False, "train the generator by REINFORCE to mislead the discriminator (section 5.3.4)")
+    frozen_generator: bool = setting(
+        False,
+        "second stage of two: the generator keeps the weights of an mlm checkpoint, given as "
+        "--finetune-from-model (section 5.3.3)",
     )
-    share_weights: ChoiceEnum(["none", "embeddings", "all"]) = field(
-        default="embeddings", metadata={"help": "weights that generator and discriminator share (section 5.3.1)"}
+    second_stage_start: ChoiceEnum(["generator", "random"]) = setting(
+        "generator",
+        "with --frozen-generator, the first weights of the discriminator: those of the mlm checkpoint, or random "
+        "ones (section 5.3.3)",
     )
-    adversarial: bool = field(
-        default=False,
-        metadata={"help": "train the generator by REINFORCE to mislead the discriminator (section 5.3.4)"},
-    )
-    frozen_generator: bool = field(
-        default=False,
-        metadata={
-            "help": "second stage of two: the generator keeps the weights of an mlm checkpoint, given as "
-            "--finetune-from-model (section 5.3.3)"
-        },
-    )
-    second_stage_start: ChoiceEnum(["generator", "random"]) = field(
-        default="generator",
-        metadata={
-            "help": "with --frozen-generator, the first weights of the discriminator: those of the mlm checkpoint, or random "
-            "ones (section 5.3.3)"
-        },
-    )
-    main_objective: ChoiceEnum(["detection", "replace_mlm", "all_tokens_mlm"]) = field(
-        default="detection",
-        metadata={
-            "help": "objective of the main network: detect replaced tokens, or predict the originals at masked positions or "
-            "of all tokens (section 5.4.3)"
-        },
+    main_objective: ChoiceEnum(["detection", "replace_mlm", "all_tokens_mlm"]) = setting(
+        "detection",
+        "objective of the main network: detect replaced tokens, or predict the originals at masked positions or "
+        "of all tokens (section 5.4.3)",
     )
 
 

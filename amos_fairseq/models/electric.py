@@ -6,7 +6,7 @@ the two-tower generator, the control experiment of section 5.4.4.
 Shapes: B sequences, T tokens, M sampled positions per sequence, E width of the token embeddings, V padded vocabulary size.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ from amos_fairseq.models.pretraining import PretrainingBatch, PretrainingModel, 
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.generators import TwoTower
 from amos_fairseq.modules.heads import CLASSIFICATION_HEADS, DenseDetectionHead
+from amos_fairseq.setting_checks import setting
 
 NO_ENCODER = (
     "--electric-variant two_tower has no encoder to fine-tune or to load: it scores text; give a model of the variant "
@@ -46,31 +47,22 @@ NO_ENCODER = (
 class ElectricConfig(EncoderConfig):
     """Electric-base (thesis Table 5.1)."""
 
-    pooler_activation_fn: ChoiceEnum(list(CLASSIFICATION_HEADS)) = field(
-        default="gelu",
-        metadata={"help": "activation of a classification head's dense layer; linear: a head without dense layer"},
+    pooler_activation_fn: ChoiceEnum(list(CLASSIFICATION_HEADS)) = setting(
+        "gelu", "activation of a classification head's dense layer; linear: a head without dense layer"
     )
-    electric_variant: ChoiceEnum(["electric", "electra_tt", "electra_labels", "two_tower"]) = field(
-        default="electric",
-        metadata={
-            "help": "electric: noise-contrastive estimation; electra_tt: a plain classifier of the same noise; "
-            "electra_labels: a plain classifier of replaced tokens (ELECTRA's labels); two_tower: the cloze model alone, "
-            "which needs --generator-size 1 --generator-loss-tokens all"
-        },
+    electric_variant: ChoiceEnum(["electric", "electra_tt", "electra_labels", "two_tower"]) = setting(
+        "electric",
+        "electric: noise-contrastive estimation; electra_tt: a plain classifier of the same noise; "
+        "electra_labels: a plain classifier of replaced tokens (ELECTRA's labels); two_tower: the cloze model alone, "
+        "which needs --generator-size 1 --generator-loss-tokens all",
     )
-    generator_size: float = field(
-        default=1 / 3,
-        metadata={
-            "range": "above 0",
-            "help": "width, FFN width and attention heads of each tower, as a fraction of the encoder's",
-        },
+    generator_size: float = setting(
+        1 / 3, "width, FFN width and attention heads of each tower, as a fraction of the encoder's", "above 0"
     )
-    generator_loss_tokens: ChoiceEnum(["sampled", "all"]) = field(
-        default="sampled",
-        metadata={
-            "help": "tokens whose loss trains the two-tower generator: the sampled ones (thesis section 5.1.5), or all (the "
-            "authors' code)"
-        },
+    generator_loss_tokens: ChoiceEnum(["sampled", "all"]) = setting(
+        "sampled",
+        "tokens whose loss trains the two-tower generator: the sampled ones (thesis section 5.1.5), or all (the "
+        "authors' code)",
     )
     # The task's own value. A task that does not pretrain has none, and the models of such a task do not use it.
     mask_prob: float = "${oc.select:task.mask_prob,0.15}"

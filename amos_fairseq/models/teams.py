@@ -4,7 +4,7 @@ Shapes: B sequences, T tokens, M masked positions per sequence, K negatives per 
 E width of the token embeddings, V padded vocabulary size.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from fairseq.dataclass import ChoiceEnum
@@ -37,6 +37,7 @@ from amos_fairseq.modules.encoder import (
     with_layers,
 )
 from amos_fairseq.modules.heads import DetectionHead, EmbeddingHead, FeedForwardHead
+from amos_fairseq.setting_checks import setting
 
 # Prefixes of weights that a checkpoint has only if it was trained with the task.
 HEAD_OF_TASK = {"mws": "mws_head.", "rtd": "detection_head."}
@@ -47,51 +48,31 @@ LAYERS, RTD_LAYER = "discriminator.layers.", "rtd_layer."
 class TeamsConfig(DetectorConfig):
     """TEAMS-base (section 4.1, Table 5); the ablations of Tables 2 to 4 and Figures 4 and 5 are settings of the same model."""
 
-    generator_layers: int = field(
-        default=0,
-        metadata={
-            "range": "0 or more",
-            "help": "layers of the generator, as wide as the encoder's; 0: half as many as the encoder's",
-        },
+    generator_layers: int = setting(
+        0, "layers of the generator, as wide as the encoder's; 0: half as many as the encoder's", "0 or more"
     )
-    share_layers: ChoiceEnum(["none", "half", "all"]) = field(
-        default="half",
-        metadata={"help": "how many of the generator's layers are the encoder's own, from the bottom (Table 4)"},
+    share_layers: ChoiceEnum(["none", "half", "all"]) = setting(
+        "half", "how many of the generator's layers are the encoder's own, from the bottom (Table 4)"
     )
-    negative_samples: int = field(
-        default=5,
-        metadata={
-            "range": "1 or more",
-            "help": "K, other tokens among which the original is to be selected (TEAMS section 4.1)",
-        },
+    negative_samples: int = setting(
+        5, "K, other tokens among which the original is to be selected (TEAMS section 4.1)", "1 or more"
     )
-    negative_sampling: ChoiceEnum(["sampled", "hardest"]) = field(
-        default="sampled",
-        metadata={"help": "sampled from the generator's softmax without replacement, or its K most likely (Figure 5)"},
+    negative_sampling: ChoiceEnum(["sampled", "hardest"]) = setting(
+        "sampled", "sampled from the generator's softmax without replacement, or its K most likely (Figure 5)"
     )
-    task_heads: ChoiceEnum(["attention", "extra_layer", "ffn"]) = field(
-        default="attention",
-        metadata={
-            "help": "one branch per task: the last layer and another one beside it; two layers on top of all layers; or a "
-            "feed-forward network per token on top of all layers (Table 3)"
-        },
+    task_heads: ChoiceEnum(["attention", "extra_layer", "ffn"]) = setting(
+        "attention",
+        "one branch per task: the last layer and another one beside it; two layers on top of all layers; or a "
+        "feed-forward network per token on top of all layers (Table 3)",
     )
-    rtd_loss_weight: float = field(
-        default=5.0,
-        metadata={
-            "range": "0 or more",
-            "help": "lambda_1, weight of replaced token detection; 0 leaves its branch out (Table 2)",
-        },
+    rtd_loss_weight: float = setting(
+        5.0, "lambda_1, weight of replaced token detection; 0 leaves its branch out (Table 2)", "0 or more"
     )
-    mws_loss_weight: float = field(
-        default=2.0,
-        metadata={
-            "range": "0 or more",
-            "help": "lambda_2, weight of multi-word selection; 0 leaves its branch out (Table 2)",
-        },
+    mws_loss_weight: float = setting(
+        2.0, "lambda_2, weight of multi-word selection; 0 leaves its branch out (Table 2)", "0 or more"
     )
-    representation: ChoiceEnum(["mws", "rtd"]) = field(
-        default="mws", metadata={"help": "the branch that is fine-tuned, exported and loaded (Table 3)"}
+    representation: ChoiceEnum(["mws", "rtd"]) = setting(
+        "mws", "the branch that is fine-tuned, exported and loaded (Table 3)"
     )
 
 

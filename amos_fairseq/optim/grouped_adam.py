@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from amos_fairseq.compat.apex import fused_adam
 from amos_fairseq.errors import UserError
 from amos_fairseq.modules.initialization import ParameterGroup, parameter_group
-from amos_fairseq.setting_checks import check_ranges
+from amos_fairseq.setting_checks import check_ranges, setting
 
 logger = logging.getLogger(__name__)
 
@@ -30,9 +30,9 @@ SET_BY_FLAGS = ("betas", "eps", "weight_decay", "lr_scale", "bias_correction")
 class GroupedAdamConfig(FairseqDataclass):
     """AMOS Table 3, which gives no weight decay (0.01 in TEAMS Table 5 and thesis Table 5.1)."""
 
-    adam_betas: str = field(default="(0.9, 0.98)", metadata={"help": "decay rates of the two moments"})
-    adam_eps: float = field(default=1e-6, metadata={"range": "above 0", "help": "epsilon of Adam"})
-    weight_decay: float = field(default=0.0, metadata={"range": "0 or more", "help": "decoupled weight decay"})
+    adam_betas: str = setting("(0.9, 0.98)", "decay rates of the two moments")
+    adam_eps: float = setting(1e-6, "epsilon of Adam", "above 0")
+    weight_decay: float = setting(0.0, "decoupled weight decay", "0 or more")
     bias_correction: bool = field(
         default=True,
         metadata={
@@ -40,17 +40,14 @@ class GroupedAdamConfig(FairseqDataclass):
             "help": "as a flag, leave out Adam's bias correction, as the released code of ELECTRA does",
         },
     )
-    decay_all_parameters: bool = field(
-        default=False,
-        metadata={"help": "decay LayerNorm weights, biases, mixture weights and bias tables too, as fairseq does"},
+    decay_all_parameters: bool = setting(
+        False, "decay LayerNorm weights, biases, mixture weights and bias tables too, as fairseq does"
     )
-    layer_wise_lr_decay: float = field(
-        default=1.0,
-        metadata={
-            "range": "above 0 and at most 1",
-            "help": "fine-tuning: a layer's learning rate is that of the layer above it times this factor, "
-            "the top layer's that of the heads times it (1: one rate; thesis Table 5.2: 0.8, large models 0.9)",
-        },
+    layer_wise_lr_decay: float = setting(
+        1.0,
+        "fine-tuning: a layer's learning rate is that of the layer above it times this factor, "
+        "the top layer's that of the heads times it (1: one rate; thesis Table 5.2: 0.8, large models 0.9)",
+        "above 0 and at most 1",
     )
     lr: List[float] = II("optimization.lr")  # noqa: UP006
 

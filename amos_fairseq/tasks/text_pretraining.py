@@ -2,8 +2,8 @@
 
 import logging
 import os
-from dataclasses import dataclass, field
-from typing import Any, List, Optional  # noqa: UP035 (fairseq reads the types of config classes, in typing's spelling)
+from dataclasses import dataclass
+from typing import Any, List  # noqa: UP035 (fairseq reads the types of config classes, in typing's spelling)
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from amos_fairseq.data.vocabulary import Vocabulary, shard_directories
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.recipes import PRECISIONS
-from amos_fairseq.setting_checks import check_ranges
+from amos_fairseq.setting_checks import check_ranges, setting
 from amos_fairseq.tasks.corpus_task import CorpusTask, arch_name
 from amos_fairseq.text.special_tokens import MASK_SYMBOL, special_ids
 
@@ -38,77 +38,55 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class TextPretrainingConfig(FairseqDataclass):
-    data: str = field(
-        default=MISSING,
-        metadata={"help": "directory of the binarized corpus; dir0:dir1 are shards, each epoch uses the next one"},
+    data: str = setting(
+        MISSING, "directory of the binarized corpus; dir0:dir1 are shards, each epoch uses the next one"
     )
-    tokens_per_sample: int = field(
-        default=512,
-        metadata={"range": "2 or more", "help": "tokens per block, <s> included (AMOS Table 3: sequence length 512)"},
+    tokens_per_sample: int = setting(
+        512, "tokens per block, <s> included (AMOS Table 3: sequence length 512)", "2 or more"
     )
-    sample_break_mode: ChoiceEnum(["none", "complete", "complete_doc"]) = field(
-        default="none",
-        metadata={
-            "help": "where blocks end: none fills every block; complete ends a block at the end of a paragraph; complete_doc "
-            "also at the end of a document; a paragraph longer than a block is cut"
-        },
+    sample_break_mode: ChoiceEnum(["none", "complete", "complete_doc"]) = setting(
+        "none",
+        "where blocks end: none fills every block; complete ends a block at the end of a paragraph; complete_doc "
+        "also at the end of a document; a paragraph longer than a block is cut",
     )
-    mask_prob: float = field(
-        default=0.15,
-        metadata={
-            "range": "above 0 and below 1",
-            "help": "share of a block's tokens that is masked (AMOS Appendix B: 15 %%)",
-        },
+    mask_prob: float = setting(
+        0.15, "share of a block's tokens that is masked (AMOS Appendix B: 15 %%)", "above 0 and below 1"
     )
-    mask_treatment: ChoiceEnum(["default", *TREATMENTS]) = field(
-        default="default",
-        metadata={
-            "help": "the input at masked positions: mask: <mask>; bert: 80 %% <mask>, 10 %% a random token, 10 %% the "
-            "original; electra: 85 %% <mask>, 15 %% the original; default: bert for the criterion mlm, electra for "
-            "electra, mask for all others"
-        },
+    mask_treatment: ChoiceEnum(["default", *TREATMENTS]) = setting(
+        "default",
+        "the input at masked positions: mask: <mask>; bert: 80 %% <mask>, 10 %% a random token, 10 %% the "
+        "original; electra: 85 %% <mask>, 15 %% the original; default: bert for the criterion mlm, electra for "
+        "electra, mask for all others",
     )
-    mask_rare_tokens: float = field(
-        default=0.0,
-        metadata={
-            "range": "0 or more",
-            "help": "mask a token of the training text with a probability in proportion to its frequency to the power of minus "
-            "this number; 0: all tokens equally often (thesis section 5.5)",
-        },
+    mask_rare_tokens: float = setting(
+        0.0,
+        "mask a token of the training text with a probability in proportion to its frequency to the power of minus "
+        "this number; 0: all tokens equally often (thesis section 5.5)",
+        "0 or more",
     )
-    tokenizer_directory: Optional[str] = field(  # noqa: UP045
-        default=None, metadata={"help": "tokenizer that binarized the corpus (default: DATA/tokenizer)"}
+    tokenizer_directory: str | None = setting(None, "tokenizer that binarized the corpus (default: DATA/tokenizer)")
+    divergence_factor: float = setting(
+        3.0,
+        "end the run after 10 updates in a row whose loss is above the median of the last 100 updates times this "
+        "factor, or whose gradient norm is 10 times as far above (0: never; ours)",
+        "0 or more",
     )
-    divergence_factor: float = field(
-        default=3.0,
-        metadata={
-            "range": "0 or more",
-            "help": "end the run after 10 updates in a row whose loss is above the median of the last 100 updates times this "
-            "factor, or whose gradient norm is 10 times as far above (0: never; ours)",
-        },
+    collapse_updates: int = setting(
+        1000,
+        "warn when detection has given all tokens the same probability for this many updates in a row, and end "
+        "the run after as many more (0: never; ours)",
+        "0 or more",
     )
-    collapse_updates: int = field(
-        default=1000,
-        metadata={
-            "range": "0 or more",
-            "help": "warn when detection has given all tokens the same probability for this many updates in a row, and end "
-            "the run after as many more (0: never; ours)",
-        },
+    save_interval_minutes: float = setting(
+        30.0,
+        "write checkpoint_last.pt when the last checkpoint is older than this (0: only at --save-interval and "
+        "--save-interval-updates; ours)",
+        "0 or more",
     )
-    save_interval_minutes: float = field(
-        default=30.0,
-        metadata={
-            "range": "0 or more",
-            "help": "write checkpoint_last.pt when the last checkpoint is older than this (0: only at --save-interval and "
-            "--save-interval-updates; ours)",
-        },
-    )
-    precision: Optional[ChoiceEnum(PRECISIONS)] = field(  # noqa: UP045
-        default=None,
-        metadata={
-            "help": "auto: bf16 where the device supports bfloat16 in hardware (of several ranks, each device), else "
-            "float32; a run that continues keeps its own (default: --bf16, --fp16 or --amp, else float32)"
-        },
+    precision: ChoiceEnum(PRECISIONS) | None = setting(
+        None,
+        "auto: bf16 where the device supports bfloat16 in hardware (of several ranks, each device), else "
+        "float32; a run that continues keeps its own (default: --bf16, --fp16 or --amp, else float32)",
     )
     objective: str = II("criterion._name")
     seed: int = II("common.seed")
