@@ -1,1 +1,1 @@
-"""Criterions: one file per objective, with the same name as its model, and ``squad`` for fine-tuning."""
+"""Criterions of pretraining: one file per objective, with the same name as its model."""

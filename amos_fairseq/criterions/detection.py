@@ -143,8 +143,8 @@ def log_spread(totals: dict[str, Any]) -> None:
 
 def spread(meters: MetersDict) -> StateSpread:
     """Return :func:`state_spread` of the summed states, to four digits."""
-    found = _spread_of_sums(meters["_states"].sum, meters["_state_total"].sum, meters["_state_products"].sum)
-    return StateSpread(*(float(f"{value:.4g}") for value in found))
+    exact = _spread_of_sums(meters["_states"].sum, meters["_state_total"].sum, meters["_state_products"].sum)
+    return StateSpread(*(float(f"{value:.4g}") for value in exact))
 
 
 # Three logged values have the same sums, and fairseq asks for them after each batch of a validation. A sum is a new tensor

@@ -96,9 +96,6 @@ def whole_updates(indices: np.ndarray, global_batch: int, source: str) -> np.nda
     as sample size 0 for all its micro-batches), so there is none. The order differs in every epoch, so other epochs use
     the blocks that one leaves out. The rule depends on the global batch only: the blocks are the same for any number of
     ranks.
-
-    Raises:
-        UserError: fewer blocks than one global batch.
     """
     used = len(indices) - len(indices) % global_batch
     if used == 0:
@@ -171,11 +168,7 @@ class BlockBatchIterator(iterators.EpochBatchIterator):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go to the saved position, with as many ranks and micro-batches as there are now.
-
-        Raises:
-            UserError: inside an epoch, the global batch or the corpus is another.
-        """
+        """Go to the saved position, with as many ranks and micro-batches as there are now."""
         saved = state_dict.get("blocks_per_micro_batch", self.micro_batch)
         if saved != self.micro_batch:
             logger.warning(

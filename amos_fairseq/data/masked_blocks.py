@@ -85,9 +85,6 @@ class MaskedBlockDataset(EpochOrder, FairseqDataset):
             alone and blocks keep their order.
         source: where the blocks come from, for error messages.
         unigram_entropy: of the text, in nats: added to every batch, None for no entry.
-
-    Raises:
-        UserError: a block contains a token id that is not in the dictionary.
     """
 
     def __init__(

@@ -192,11 +192,7 @@ LAST_LAYER, MIXED_LAYERS = "last", "mix"
 
 
 def parse_layers(layers: str, num_layers: int) -> tuple[int, bool]:
-    """Return how many layers of an encoder of ``num_layers`` fine-tuning keeps, and whether the head reads a mixture of them.
-
-    Raises:
-        ValueError: ``layers`` is no value of ``--layers`` for this encoder.
-    """
+    """Return how many layers of an encoder of ``num_layers`` fine-tuning keeps, and whether the head reads their mixture."""
     if layers in (LAST_LAYER, MIXED_LAYERS):
         return num_layers, layers == MIXED_LAYERS
     if not (re.fullmatch(r"[1-9]\d{0,5}", layers) and int(layers) <= num_layers):
@@ -221,11 +217,7 @@ def embedding_width(cfg: EncoderConfig) -> int:
 def transformer_config(
     cfg: EncoderConfig, num_layers: int | None = None, with_dropout: bool = True
 ) -> TransformerConfig:
-    """Return the sizes of the main encoder, or of a network as wide with ``num_layers`` layers or without dropout.
-
-    Raises:
-        ValueError: a setting has no meaning for this encoder.
-    """
+    """Return the sizes of the main encoder, or of a network as wide with ``num_layers`` layers or without dropout."""
     common = {
         "num_layers": num_layers or cfg.encoder_layers,
         "width": cfg.encoder_embed_dim,
@@ -316,12 +308,7 @@ def generator_config(cfg: EncoderConfig, num_layers: int = 0) -> TransformerConf
 
     A fraction that gives less than one head gives one, as in ELECTRA's released code: 1/12 of base is 64 wide with one head.
 
-    Args:
-        cfg: settings of ELECTRA or Electric.
-        num_layers: 0 for as many as the encoder has.
-
-    Raises:
-        ValueError: the fraction is not above 0, or gives no whole width, FFN width or number of heads.
+    With ``num_layers`` 0 it has as many layers as the encoder.
     """
     config, width = transformer_config(cfg, num_layers), embedding_width(cfg)
     sizes = {name: getattr(config, name) * cfg.generator_size for name in ("width", "ffn_width", "num_heads")}

@@ -110,9 +110,6 @@ class ElectraModel(SingleMlmModel):
     and its output layer is tied to the token embeddings. With ``--share-weights none`` the generator has its own copies,
     with ``all`` it is the discriminator. ``mlm_head`` belongs to the generator. A generator without context has no
     network: ``generator`` is None, and ``token_noise`` gives its distribution.
-
-    Raises:
-        ValueError: the settings do not describe a model, or exclude one another.
     """
 
     def __init__(self, cfg: ElectraConfig, vocabulary: PaddedVocabulary):
@@ -308,11 +305,7 @@ class ElectraModel(SingleMlmModel):
         return self
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Prepare weights to be loaded; a model with a frozen generator also accepts those of an ``mlm`` model.
-
-        Raises:
-            UserError: that model has other sizes.
-        """
+        """Prepare weights to be loaded; a model with a frozen generator also accepts those of an ``mlm`` model."""
         super().upgrade_state_dict_named(state_dict, name)
         if self.cfg.frozen_generator and any(key.startswith("transformer.") for key in state_dict):
             self.begin_second_stage(state_dict)
@@ -323,9 +316,6 @@ class ElectraModel(SingleMlmModel):
 
         The ``mlm`` model has no detection head: that keeps the initial values of this model. With ``--second-stage-start
         random`` the discriminator and its token embeddings keep theirs as well, and the generator can have another size.
-
-        Raises:
-            UserError: the ``mlm`` model has other sizes.
         """
         for key in list(state_dict):
             part, _, rest = key.partition(".")
@@ -350,56 +340,77 @@ def check_settings(cfg: ElectraConfig) -> None:
     """Raise ValueError for a setting that another one excludes or makes meaningless."""
     if cfg.generator != "masked_lm":
         _check_without_network(cfg)
-    if cfg.adversarial and cfg.frozen_generator:
-        raise ValueError("--adversarial trains the generator and --frozen-generator forbids it: give one of them")
-    if cfg.adversarial and cfg.share_weights == "all":
-        raise ValueError(
-            "--adversarial with --share-weights all would train the discriminator to fail: share embeddings or none"
-        )
-    if cfg.main_objective != "detection" and cfg.detection_bias_at_prior:
-        raise ValueError(f"--detection-bias-at-prior needs --main-objective detection, not {cfg.main_objective}")
-    if cfg.main_objective != "detection" and cfg.encoder_mlm_weight:
-        raise ValueError(
-            f"--encoder-mlm-weight is for detection, and --main-objective {cfg.main_objective} predicts already"
-        )
-    if cfg.main_objective != "detection" and (cfg.adversarial or cfg.frozen_generator):
-        flag = "--adversarial" if cfg.adversarial else "--frozen-generator"
-        raise ValueError(f"{flag} needs --main-objective detection, not {cfg.main_objective}")
+    if cfg.main_objective != "detection":
+        _check_without_detection(cfg)
     has_equal_sizes = cfg.generator_size == 1 and cfg.generator_layers in (0, cfg.encoder_layers)
-    if cfg.share_weights == "all" and not has_equal_sizes:
-        raise ValueError(f"--share-weights all needs networks of equal size: {EQUAL_SIZES}")
-    if cfg.share_weights == "all" and cfg.discriminator_lr_scale != 1:
-        raise ValueError(
-            "--discriminator-lr-scale with --share-weights all has no layers of the discriminator alone: give 1"
-        )
+    if cfg.share_weights == "all":
+        _check_one_network(cfg, has_equal_sizes)
+    if cfg.frozen_generator:
+        _check_second_stage(cfg, has_equal_sizes)
+    elif cfg.second_stage_start == "random":
+        raise ValueError("--second-stage-start random has no meaning without --frozen-generator: leave it out")
     if cfg.disentangled_embeddings and (cfg.share_weights != "embeddings" or cfg.generator != "masked_lm"):
         raise ValueError(
             "--disentangled-embeddings needs a generator that shares its embeddings: give --generator masked_lm "
             "--share-weights embeddings, or leave it out"
         )
-    if cfg.second_stage_start == "random" and not cfg.frozen_generator:
-        raise ValueError("--second-stage-start random has no meaning without --frozen-generator: leave it out")
-    if cfg.frozen_generator and cfg.second_stage_start == "generator" and not has_equal_sizes:
-        raise ValueError(
-            f"--frozen-generator needs networks of equal size, since both start from one checkpoint: {EQUAL_SIZES}, or "
-            "--second-stage-start random"
-        )
-    if cfg.frozen_generator and cfg.share_weights != "none":
-        raise ValueError(
-            f"--frozen-generator with --share-weights {cfg.share_weights} would train frozen weights: give "
-            "--share-weights none"
-        )
 
 
 def _check_without_network(cfg: ElectraConfig) -> None:
-    given = {
+    uses_weights = {
         "--generator-layers": cfg.generator_layers != 0,
         "--share-weights": cfg.share_weights != "embeddings",
         "--adversarial": cfg.adversarial,
         "--frozen-generator": cfg.frozen_generator,
     }
-    for flag in (flag for flag, is_given in given.items() if is_given):
-        raise ValueError(f"{flag} has no meaning with --generator {cfg.generator}, which has no weights: leave it out")
+    for flag, is_used in uses_weights.items():
+        if is_used:
+            raise ValueError(
+                f"{flag} has no meaning with --generator {cfg.generator}, which has no weights: leave it out"
+            )
+
+
+def _check_without_detection(cfg: ElectraConfig) -> None:
+    if cfg.encoder_mlm_weight:
+        raise ValueError(
+            f"--encoder-mlm-weight is for detection, and --main-objective {cfg.main_objective} predicts already"
+        )
+    needs_detection = {
+        "--detection-bias-at-prior": cfg.detection_bias_at_prior,
+        "--adversarial": cfg.adversarial,
+        "--frozen-generator": cfg.frozen_generator,
+    }
+    for flag, is_used in needs_detection.items():
+        if is_used:
+            raise ValueError(f"{flag} needs --main-objective detection, not {cfg.main_objective}")
+
+
+def _check_one_network(cfg: ElectraConfig, has_equal_sizes: bool) -> None:
+    if cfg.adversarial:
+        raise ValueError(
+            "--adversarial with --share-weights all would train the discriminator to fail: share embeddings or none"
+        )
+    if not has_equal_sizes:
+        raise ValueError(f"--share-weights all needs networks of equal size: {EQUAL_SIZES}")
+    if cfg.discriminator_lr_scale != 1:
+        raise ValueError(
+            "--discriminator-lr-scale with --share-weights all has no layers of the discriminator alone: give 1"
+        )
+
+
+def _check_second_stage(cfg: ElectraConfig, has_equal_sizes: bool) -> None:
+    if cfg.adversarial:
+        raise ValueError("--adversarial trains the generator and --frozen-generator forbids it: give one of them")
+    if cfg.second_stage_start == "generator" and not has_equal_sizes:
+        raise ValueError(
+            f"--frozen-generator needs networks of equal size, since both start from one checkpoint: {EQUAL_SIZES}, or "
+            "--second-stage-start random"
+        )
+    if cfg.share_weights != "none":
+        raise ValueError(
+            f"--frozen-generator with --share-weights {cfg.share_weights} would train frozen weights: give "
+            "--share-weights none"
+        )
 
 
 register_sizes(

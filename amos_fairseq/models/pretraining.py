@@ -80,9 +80,6 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
     """A model that is pretrained on masked blocks. After pretraining, users need ``encoder`` and ``encoder_embedding``.
 
     A subclass adds its modules and then calls :meth:`initialize`.
-
-    Raises:
-        UserError: a setting is out of range.
     """
 
     # What fine-tuning takes from a checkpoint.
@@ -110,9 +107,6 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
     def build_model(cls, cfg: EncoderConfig, task: Any) -> BaseFairseqModel:
         """Build this model for a :class:`PretrainingTask`; for any other task its encoder in the ``model_class`` of the task,
         by default that with heads for texts.
-
-        Raises:
-            UserError: the settings do not describe a model.
         """
         vocabulary = PaddedVocabulary.of(task.source_dictionary)
         try:

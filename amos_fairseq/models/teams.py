@@ -98,7 +98,8 @@ class TeamsBranch(PretrainedEncoder):
 
     def config(self) -> TransformerConfig:
         """Return the sizes of either branch: L layers, or L + 1 with a head on top of all L."""
-        return transformer_config(self.cfg, self.cfg.encoder_layers + (self.cfg.task_heads == "extra_layer"))
+        extra = 1 if self.cfg.task_heads == "extra_layer" else 0
+        return transformer_config(self.cfg, self.cfg.encoder_layers + extra)
 
     def take(self, state_dict: dict[str, Tensor]) -> None:
         select_branch(state_dict, self.cfg.representation)
@@ -106,11 +107,7 @@ class TeamsBranch(PretrainedEncoder):
 
 
 def select_branch(state_dict: dict[str, Tensor], representation: str) -> None:
-    """Make one branch, "mws" or "rtd", the discriminator of a pretraining checkpoint, in place.
-
-    Raises:
-        UserError: the checkpoint has no such branch.
-    """
+    """Make one branch, "mws" or "rtd", the discriminator of a pretraining checkpoint, in place."""
     layers = {int(key.removeprefix(LAYERS).partition(".")[0]) for key in state_dict if key.startswith(LAYERS)}
     if not layers:  # already fine-tuned
         return

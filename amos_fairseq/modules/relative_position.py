@@ -55,7 +55,7 @@ def check_buckets(scheme: str, num_buckets: int, max_distance: int) -> None:
         raise ValueError(
             f"--relative-position-buckets {num_buckets} is odd: give an even number, half of them for each direction"
         )
-    largest_exact = num_buckets // 4 + (scheme == "amos")
+    largest_exact = num_buckets // 4 + 1 if scheme == "amos" else num_buckets // 4
     if max_distance <= largest_exact:
         raise ValueError(
             f"--relative-position-max-distance {max_distance} is too small for --relative-position-buckets {num_buckets} "

@@ -145,10 +145,6 @@ class GroupedAdam(FairseqOptimizer):
         """Load moments, counters and rate from a checkpoint; betas, epsilon and both decays come from the current flags.
 
         A scheduler with its own rate sets it again. ``optimizer_overrides`` (``--optimizer-overrides``) are applied last.
-
-        Raises:
-            UserError: the checkpoint has other parameter groups, or the overrides name the weight decay, which would also
-                apply to the parameters without decay.
         """
         overrides = dict(optimizer_overrides or {})
         if "weight_decay" in overrides:
@@ -184,9 +180,6 @@ def parameter_groups(
 
     Without layer-wise decay the depth does not separate groups. The order inside a group is the given one. ``lr_scale`` is
     a group's share of the learning rate.
-
-    Raises:
-        UserError: layer-wise decay with parameters whose depth is unknown.
     """
     by_mark: dict[ParameterGroup, list[nn.Parameter]] = {}
     for parameter in params:

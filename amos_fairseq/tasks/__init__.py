@@ -1,1 +1,1 @@
-"""Tasks: ``text_pretraining`` for every objective, and ``squad``."""
+"""The task of pretraining, and the base of all tasks on a binarized corpus."""

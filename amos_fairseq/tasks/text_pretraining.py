@@ -154,9 +154,6 @@ class TextPretrainingTask(CorpusTask):
         """Count each token of the dictionary in the training text of all shards: int64 [tokens].
 
         Each rank counts its part of the text, so every rank must call this.
-
-        Raises:
-            UserError: the training text is missing or empty, or has no token that a generator may sample.
         """
         paths = [os.path.join(directory, self.cfg.train_subset) for directory in shard_directories(self.cfg.data)]
         for path in paths:
@@ -176,12 +173,7 @@ class TextPretrainingTask(CorpusTask):
         return counts
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
-        """Load the blocks of one shard's ``split``; with ``combine`` also of ``split1``, ``split2``, ...
-
-        Raises:
-            UserError: the split is missing or empty; for training in any shard, so that a run does not stop in a later
-                epoch.
-        """
+        """Load the blocks of one shard's ``split``; with ``combine`` also of ``split1``, ``split2``, ..."""
         directories = shard_directories(self.cfg.data)
         training = split == self.cfg.train_subset
         for directory in directories if training else directories[:1]:
@@ -251,9 +243,6 @@ class TextPretrainingTask(CorpusTask):
         """Before the first update, copy the vocabulary into ``SAVE_DIR/tokenizer`` and give the model the token counts.
 
         A continued run has the counts from its checkpoint.
-
-        Raises:
-            UserError: the model misses weights or counts.
         """
         super().begin_epoch(epoch, model)
         if model.awaits_token_counts:

@@ -210,6 +210,8 @@ def forward_kernel(
     UPCAST: tl.constexpr,
 ):
     """Attention of a block of queries of one head: programs (B H times blocks of M), all blocks of a head in sequence."""
+    # The blocks of a head run one after another, so that its keys and values stay in the L2 cache. 64 bits: B T 3 H d may be
+    # beyond 2^31.
     blocks = tl.cdiv(M, BLOCK_M)
     first_row, head_of_batch = (tl.program_id(0) % blocks) * BLOCK_M, tl.program_id(0) // blocks
     b, h = (tl.full([], 0, tl.int64) + head_of_batch) // H, head_of_batch % H
@@ -230,6 +232,8 @@ def forward_kernel(
         # A zero that the compiler does not know: for a known one it would select after rounding to 16 bits, and then need one
         # more instruction per weight to pack two of them into a register.
         zero = tl.minimum(scale, 0.0)
+    # Softmax over all keys without keeping their scores: of the tiles so far, the largest score of each query, the sum of
+    # exp(score - largest), and the values with these weights. A tile with a larger score shrinks both sums.
     largest = tl.full([BLOCK_M], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     mixed = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -255,17 +259,19 @@ def forward_kernel(
         weights = tl.exp2(scores * factor - (new_largest * factor)[:, None])
         shrink = tl.exp2((largest - new_largest) * factor)
         total = total * shrink + tl.sum(weights, 1)
-        if DROPS:
+        if DROPS:  # after the sum: the softmax is that of all keys
             keep = keep_mask(first, second, first_row, rows[:, None], first_key, keys[None, :], drop_below)
             weights = tl.where(keep, weights, zero)
         mixed = mixed * shrink[:, None] + product(weights.to(value.dtype), value, UPCAST)
         largest = new_largest
         key_at += BLOCK_N * row_stride
         bias_at += BLOCK_N
+    # Both factors are the same for all keys, so they are applied once.
     mixed = mixed * (keep_scale / total)[:, None]
     inside = (row < M)[:, None] & (columns < D)[None, :]
     out_at = out + (b * M + first_row) * (H * D) + h * D + (rows[:, None] * (H * D) + columns[None, :])
     tl.store(out_at, mixed.to(out.dtype.element_ty), mask=inside)
+    # In base 2, as exp2 of the backward pass takes it: one number from which a score gives its weight again.
     tl.store(lse + (b * H + h) * M + first_row + rows, largest * factor + tl.log2(total), mask=row < M)
 
 
@@ -338,9 +344,11 @@ def query_kernel(
     offset, offsets = (b * M + first_row) * (H * D) + h * D, rows[:, None] * (H * D) + columns[None, :]
     out_grad = load_rows(grad + offset + offsets, row, M, columns, CHECKS_ROWS, D, BLOCK_D)
     result = load_rows(out + offset + offsets, row, M, columns, CHECKS_ROWS, D, BLOCK_D)
+    # sum_j P_ij dP_ij = dO_i . O_i: the sum over all keys, before the first tile, in which each dS needs it.
     delta_of = tl.sum(out_grad.to(tl.float32) * result.to(tl.float32), 1)
     of_block = (b * H + h) * M + first_row
     tl.store(delta + of_block + rows, delta_of, mask=row < M)
+    # Beyond the last query exp2(score - inf) makes every weight 0.
     lse_of = tl.load(lse + of_block + rows, mask=row < M, other=float("inf"))
     low, high = key_range(first_row, BLOCK, BLOCK, T, SIDE, HAS_POSITIONS)
     key_at = base + H * D + (low + keys)[:, None] * row_stride + columns[None, :]
@@ -367,6 +375,7 @@ def query_kernel(
     for first_key in range(low, high, BLOCK):
         key = load_rows(key_at, first_key + keys, T, columns, MASKS, D, BLOCK_D)
         value = load_rows(key_at + H * D, first_key + keys, T, columns, MASKS, D, BLOCK_D)
+        # Recomputed, as is the keep mask from the seed: nothing of size M x T was kept by the forward pass.
         products = product(query, tl.trans(key), UPCAST)
         scores = scores_of(
             products,
@@ -399,6 +408,7 @@ def query_kernel(
             cells = tl.permute(tl.reshape(rounded, [SIDE_CELLS, CELL, SIDE_CELLS, CELL]), [1, 3, 0, 2])
             sums = product(tl.reshape(cells, [PAIRS, NUM_CELLS]), selection, UPCAST)
             whole, unfinished = tl.split(tl.permute(tl.reshape(sums, [PAIRS, 2, SIDE_CELLS]), [0, 2, 1]))
+            # Diagonals that end in this tile are complete with what the tile before left; the others wait for the next one.
             tl.store(cells_at, of_next + whole)
             of_next = unfinished
             cells_at += SIDE_CELLS * PAIRS
@@ -459,6 +469,7 @@ def key_kernel(
     key_at = base + first_key * row_stride + H * D
     key = load_rows(key_at + offsets, first_key + keys, T, columns, MASKS, D, BLOCK_D)
     value = load_rows(key_at + H * D + offsets, first_key + keys, T, columns, MASKS, D, BLOCK_D)
+    # The queries that attend to these keys: the mirror image of key_range().
     low, high = 0, M
     if not HAS_POSITIONS:
         if SIDE == 1:
@@ -492,6 +503,7 @@ def key_kernel(
         else:
             lse_of = tl.load(lse + of_block + rows)
             delta_of = tl.load(delta + of_block + rows)
+        # The same scores as in query_kernel, transposed.
         products = product(key, tl.trans(query), UPCAST)
         scores = scores_of(
             products,
@@ -517,7 +529,7 @@ def key_kernel(
         key_grad += product(grad_scores.to(query.dtype), query, UPCAST)
         query_at += BLOCK_M * row_stride
         grad_at += BLOCK_M * H * D
-        bias_at -= BLOCK_M
+        bias_at -= BLOCK_M  # key - query falls as the query advances
     at = grad_heads + (b * T + first_key) * row_stride + h * D
     inside = (first_key + keys < T)[:, None] & (columns < D)[None, :]
     tl.store(at + H * D + offsets, (key_grad * scale).to(grad_heads.dtype.element_ty), mask=inside)

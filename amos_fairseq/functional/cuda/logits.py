@@ -103,10 +103,12 @@ def summary_kernel(
     blocks = part * BLOCKS + tl.arange(0, BLOCKS)
     rows = blocks[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
     mixed = tl.zeros([BLOCKS, ROWS], tl.float32)
+    # Each logit is loaded once: it counts in its depth's sum, over all rows, and in the mixture, over rows that may be sampled.
     for depth in tl.static_range(K):
         depth_logits = load_logits(logits, depth, position, rows, n, V)
         largest, weights = max_and_weights(depth_logits)
         max_of_part = tl.max(largest, 0)
+        # The lines of the tile have their own maxima; their sums are brought to that of the part. -inf - 0 where all are -inf.
         shrink = tl.exp(largest - tl.where(max_of_part == -float("inf"), 0.0, max_of_part))
         at = (depth * n + position).to(tl.int64) * P + part
         tl.store(part_max + at, max_of_part)
@@ -173,6 +175,7 @@ def pick_kernel(
     point = tl.load(points + at, mask=samples < S, other=0.0)
     mixed, _ = mixed_logits(logits, mixture_weights, never_sampled_mask, excluded, position, block, n, V, K, X, ROWS)
     _, weights = max_and_weights(mixed)
+    # The inverse of the distribution function: the first row whose cumulative weight is beyond the point.
     ends = tl.cumsum(weights.to(tl.float64), 1)
     # A parallel cumulative sum may change by a rounding error at a row of weight 0; such a row must not be selected.
     has_weight = weights > 0
@@ -206,6 +209,7 @@ def gradient_kernel(
     """
     group, depth = tl.program_id(0), tl.program_id(2)
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    # TILE positions at a time; the sum over them is taken once, after the loop.
     total = tl.zeros([TILE, ROWS], tl.float32)
     for start in range(group * POSITIONS, tl.minimum(n, (group + 1) * POSITIONS), TILE):
         positions = start + tl.arange(0, TILE)
@@ -216,6 +220,7 @@ def gradient_kernel(
         at = logits + (depth * n + positions).to(tl.int64)[:, None] * V + rows[None, :]
         mask = inside[:, None] & (rows < V)[None, :]
         tile_logits = tl.load(at, mask=mask, other=-float("inf")).to(tl.float32)
+        # Loaded before the store below overwrites it. Beyond the last row exp(-inf) is 0.
         probs = tl.exp(tile_logits - log_sums[:, None])
         grad_logits = (probs - (rows[None, :] == target[:, None]).to(tl.float32)) * factors[:, None]
         tl.store(at, grad_logits.to(logits.dtype.element_ty), mask=mask)
