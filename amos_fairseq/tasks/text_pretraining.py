@@ -3,7 +3,7 @@
 import logging
 import os
 from dataclasses import dataclass
-from typing import Any, List  # noqa: UP035 (fairseq reads the types of config classes, in typing's spelling)
+from typing import Any, List, Optional  # noqa: UP035 (fairseq reads the types of config classes, in typing's spelling)
 
 import numpy as np
 import torch
@@ -64,7 +64,9 @@ class TextPretrainingConfig(FairseqDataclass):
         "this number; 0: all tokens equally often (thesis section 5.5)",
         "0 or more",
     )
-    tokenizer_directory: str | None = setting(None, "tokenizer that binarized the corpus (default: DATA/tokenizer)")
+    tokenizer_directory: Optional[str] = setting(  # noqa: UP045
+        None, "tokenizer that binarized the corpus (default: DATA/tokenizer)"
+    )
     divergence_factor: float = setting(
         3.0,
         "end the run after 10 updates in a row whose loss is above the median of the last 100 updates times this "
@@ -83,7 +85,7 @@ class TextPretrainingConfig(FairseqDataclass):
         "--save-interval-updates; ours)",
         "0 or more",
     )
-    precision: ChoiceEnum(PRECISIONS) | None = setting(
+    precision: Optional[ChoiceEnum(PRECISIONS)] = setting(  # noqa: UP045
         None,
         "auto: bf16 where the device supports bfloat16 in hardware (of several ranks, each device), else "
         "float32; a run that continues keeps its own (default: --bf16, --fp16 or --amp, else float32)",
