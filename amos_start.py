@@ -5,9 +5,7 @@ takes five seconds. After :func:`start` it does neither: a subcommand calls ``am
 ``amos --help`` and a mistake on the command line take a fraction of a second.
 """
 
-import pickle
 import sys
-from typing import Any
 
 # Read by amos_fairseq/__init__.py. False in the processes that this one spawns, which import this module and do not start it:
 # a rank of a training run must not miss the patches.
@@ -26,14 +24,6 @@ def start() -> None:
     wait_passively()
     keep_freed_memory()
     silence_text_to_speech()
-
-
-def start_worker(watched: Any, function_and_arguments: bytes) -> None:
-    """Call the pickled function in a process of :mod:`amos_fairseq.text.processes`, which needs neither PyTorch nor fairseq."""
-    global registers_later
-    registers_later = True
-    function, *arguments = pickle.loads(function_and_arguments)  # from the parent process
-    function(watched, *arguments)
 
 
 def main() -> int:

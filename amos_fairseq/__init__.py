@@ -1,7 +1,7 @@
 """AMOS and related objectives as a fairseq plugin: ``fairseq-train --user-dir amos_fairseq``.
 
 Importing the package patches fairseq and registers everything. fairseq imports it before it parses the flags. Only the command
-``amos`` postpones that (``amos_start.py``).
+``amos`` postpones that (``amos_start.py``), and so do its workers (``amos_worker.py``).
 """
 
 import functools
@@ -69,5 +69,6 @@ def load(
         raise error.with_traceback(None) from None  # the message says it all; a traceback would bury it
 
 
-if not getattr(sys.modules.get("amos_start"), "registers_later", False):
+_STARTED = (sys.modules.get(name) for name in ("amos_start", "amos_worker"))
+if not any(getattr(module, "registers_later", False) for module in _STARTED):
     register()

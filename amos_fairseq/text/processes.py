@@ -15,7 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection
 from typing import Any
 
-import amos_start
+import amos_worker
 from amos_fairseq.errors import UserError
 
 # Applies a function to tasks in the processes of a pool, and yields the results in the order of the tasks.
@@ -70,7 +70,7 @@ def _executor(number: int, initializer: Callable[..., None] = int, *arguments: A
     spawn = multiprocessing.get_context("spawn")
     watched, held_open = spawn.Pipe(duplex=False)
     start = pickle.dumps((_start_worker, initializer, *arguments))
-    pool = ProcessPoolExecutor(number, spawn, amos_start.start_worker, (watched, start))
+    pool = ProcessPoolExecutor(number, spawn, amos_worker.start_worker, (watched, start))
     try:
         yield pool
         pool.shutdown()
