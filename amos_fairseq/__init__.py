@@ -10,12 +10,13 @@ import sys
 from os import PathLike
 from typing import TYPE_CHECKING
 
+from amos_fairseq.process import __version__ as __version__
+
 if TYPE_CHECKING:
     import torch
 
     from amos_fairseq.checkpoints.encoder import Encoder
 
-__version__ = "0.1.0"  # setup.py reads this line
 OBJECTIVES = ("mlm", "electra", "teams", "electric", "amos")
 # Each is a folder of downstream/, whose task.py registers a task and its criterion.
 DOWNSTREAM_TASKS = ("tagging", "parsing", "squad", "classification", "multi_task")

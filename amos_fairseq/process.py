@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator
 from importlib import metadata
 
-from amos_fairseq import __version__
+__version__ = "0.1.0"  # setup.py reads this line
 
 OPENMP_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 MALLOC_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
