@@ -143,8 +143,8 @@ def pick(weights: Tensor, points: Tensor) -> Tensor:
     It is the first entry whose cumulative share of the weights exceeds the point, so its own weight is above 0.
     """
     ends = running_sums(weights.double())
-    found = torch.searchsorted(ends, points * (ends[..., -1:] * BELOW_ONE), right=True)
-    return found.clamp_(max=weights.size(-1) - 1)  # only nan can exceed it
+    entries = torch.searchsorted(ends, points * (ends[..., -1:] * BELOW_ONE), right=True)
+    return entries.clamp_(max=weights.size(-1) - 1)  # only nan can exceed it
 
 
 def running_sums(values: Tensor) -> Tensor:

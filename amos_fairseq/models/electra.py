@@ -318,10 +318,10 @@ class ElectraModel(SingleMlmModel):
         random`` the discriminator and its token embeddings keep theirs as well, and the generator can have another size.
         """
         for key in list(state_dict):
-            part, _, rest = key.partition(".")
-            if part == "transformer":
+            module, _, rest = key.partition(".")
+            if module == "transformer":
                 state_dict[f"generator.{rest}"] = state_dict[f"discriminator.{rest}"] = state_dict.pop(key)
-            elif part == "embed_tokens":
+            elif module == "embed_tokens":
                 state_dict[f"generator_{key}"] = state_dict[key]
         here = self.state_dict()
         fresh = ("detection_head.",)

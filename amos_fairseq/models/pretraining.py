@@ -5,6 +5,7 @@ V padded vocabulary size.
 """
 
 import abc
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -150,13 +151,12 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
 
     def discriminator_parameters(self) -> list[nn.Parameter]:
         """Return what the discriminator alone uses above its embeddings: layers, relative positions and detection head."""
-        parts = [*self.discriminator.parts_above_embeddings, self.detection_head]
+        modules = [*self.discriminator.parts_above_embeddings, self.detection_head]
         # A second branch of TEAMS, beside or on top of the layers.
-        parts += [getattr(self, name, None) for name in ("rtd_layer", "rtd_ffn", "mws_ffn")]
+        modules += [getattr(self, name, None) for name in ("rtd_layer", "rtd_ffn", "mws_ffn")]
         generators = [getattr(self, name, None) for name in ("generator", "generators")]
-        shared = {id(parameter) for part in generators if part is not None for parameter in part.parameters()}
-        own = (parameter for part in parts if part is not None for parameter in part.parameters())
-        return [parameter for parameter in own if id(parameter) not in shared]
+        shared = {id(parameter) for parameter in parameters_of(generators)}
+        return [parameter for parameter in parameters_of(modules) if id(parameter) not in shared]
 
     def set_token_counts(self, counts: Tensor) -> None:
         """Set how often each token occurs in the training text: [tokens] int64, in the order of the dictionary."""
@@ -290,6 +290,10 @@ class SingleMlmModel(PretrainingModel):
     @torch.no_grad()
     def predict_logits(self, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:
         return as_single_depth(self.logits(self.generate(batch), self.mlm_head.bias))
+
+
+def parameters_of(modules: Iterable[nn.Module | None]) -> Iterator[nn.Parameter]:
+    return (parameter for module in modules if module is not None for parameter in module.parameters())
 
 
 def as_single_depth(logits: Tensor) -> tuple[Tensor, Tensor]:

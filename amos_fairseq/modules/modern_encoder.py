@@ -61,7 +61,7 @@ class ModernBertEncoderConfig(TransformerConfig):
         return (number - 1) % self.global_every == 0
 
 
-class KindOfAttention(NamedTuple):
+class LayerContext(NamedTuple):
     """What the attention of all global layers, or of all local ones, needs beside its input."""
 
     rotation: Rotation
@@ -73,10 +73,10 @@ class KindOfAttention(NamedTuple):
 
 
 class ModernContext(NamedTuple):
-    """:class:`KindOfAttention` for both kinds of layers; ``local`` is None if there is no local layer."""
+    """Of global and of local layers; ``locally`` is None if there is no local layer."""
 
-    globally: KindOfAttention
-    locally: KindOfAttention | None
+    globally: LayerContext
+    locally: LayerContext | None
 
 
 class RotaryAttention(nn.Module):
@@ -100,23 +100,23 @@ class RotaryAttention(nn.Module):
     ) -> Tensor:
         """Compute attention: [B,T,D] -> [B,T,D], or [B,M,D] at ``positions`` [B,M] int64; packed, [1,N,D] -> [1,N,D]."""
         heads = self.query_key_value(states).unflatten(-1, (3, self.num_heads, -1))  # [B,T,3,H,d]
-        kind = context.globally if self.is_global else context.locally
-        if packing is None or kind.packed_keys is not None:
-            attended = self._attend(heads, kind)
+        inputs = context.globally if self.is_global else context.locally
+        if packing is None or inputs.packed_keys is not None:
+            attended = self._attend(heads, inputs)
         else:
-            attended = packing.pack(self._attend(packing.unpack(heads), kind))
+            attended = packing.pack(self._attend(packing.unpack(heads), inputs))
         attended = attended.flatten(2)
         return self.output(attended if positions is None else gather_positions(attended, positions))
 
-    def _attend(self, heads: Tensor, kind: KindOfAttention) -> Tensor:
-        """[B,T,3,H,d] -> [B,T,H,d]; with ``kind.packed_keys`` also [1,N,3,H,d] -> [1,N,H,d]."""
+    def _attend(self, heads: Tensor, inputs: LayerContext) -> Tensor:
+        """[B,T,3,H,d] -> [B,T,H,d]; with ``inputs.packed_keys`` also [1,N,3,H,d] -> [1,N,H,d]."""
         dropout = self.dropout if self.training else 0.0
-        if kind.packed_keys is not None:
-            rotated = rotate_queries_and_keys(heads, kind.rotation)
-            return varlen_attention(rotated.flatten(0, 1), kind.packed_keys).unflatten(0, heads.shape[:2])
-        if kind.blocks is not None:
-            return window_attention(rotate_queries_and_keys(heads, kind.rotation), kind.blocks, dropout)
-        return self.attend(heads, kind.bias, dropout, kind.rotation)
+        if inputs.packed_keys is not None:
+            rotated = rotate_queries_and_keys(heads, inputs.rotation)
+            return varlen_attention(rotated.flatten(0, 1), inputs.packed_keys).unflatten(0, heads.shape[:2])
+        if inputs.blocks is not None:
+            return window_attention(rotate_queries_and_keys(heads, inputs.rotation), inputs.blocks, dropout)
+        return self.attend(heads, inputs.bias, dropout, inputs.rotation)
 
 
 class ModernBertLayer(TransformerLayer):
@@ -220,18 +220,18 @@ class ModernBertEncoder(TransformerEncoder):
         shape, texts = self.shape, (embeddings, padding_mask, packing)
         has_local = any(not layer.attention.is_global for layer in self.layers)
         return ModernContext(
-            self._kind(*texts, shape.global_theta, None),
-            self._kind(*texts, shape.local_theta, shape.local_attention // 2) if has_local else None,
+            self._layer_context(*texts, shape.global_theta, None),
+            self._layer_context(*texts, shape.local_theta, shape.local_attention // 2) if has_local else None,
         )
 
-    def _kind(
+    def _layer_context(
         self,
         embeddings: Tensor,
         padding_mask: Tensor | None,
         packing: Packing | None,
         theta: float,
         reach: int | None,
-    ) -> KindOfAttention:
+    ) -> LayerContext:
         shape, (num_sequences, length), device = self.shape, embeddings.shape[:2], embeddings.device
         head_width, is_reference = shape.width // shape.num_heads, shape.kernels == "reference"
         angles = rotation(length, head_width, theta, device)
@@ -239,15 +239,15 @@ class ModernBertEncoder(TransformerEncoder):
             window = window_of(shape.attends_to, reach)
             if packing is not None:
                 angles = Rotation(*(part[packing.positions()] for part in angles))
-                return KindOfAttention(angles, packed_keys=PackedKeys(packing.starts, packing.longest, window))
+                return LayerContext(angles, packed_keys=PackedKeys(packing.starts, packing.longest, window))
             starts = torch.arange(0, num_sequences * length + 1, length, dtype=torch.int32, device=device)
-            return KindOfAttention(angles, packed_keys=PackedKeys(starts, length, window))
+            return LayerContext(angles, packed_keys=PackedKeys(starts, length, window))
         if reach is not None and not is_reference and runs_in_blocks(length, reach, device, embeddings.dtype):
             blocks = block_mask(length, reach, padding_mask, shape.attends_to, num_sequences, like=embeddings)
-            return KindOfAttention(angles, blocks=blocks)
+            return LayerContext(angles, blocks=blocks)
         masked = masked_pairs(length, padding_mask, shape.attends_to, reach, device=device)
         bias = AttentionBias(fixed=scores_of_masked_pairs(masked, embeddings.dtype))
-        return KindOfAttention(angles, bias if is_reference else prepare_bias(bias, device, embeddings.dtype))
+        return LayerContext(angles, bias if is_reference else prepare_bias(bias, device, embeddings.dtype))
 
     def _takes_packed(
         self, embeddings: Tensor, padding_mask: Tensor | None, packing: Packing | None, reach: int | None

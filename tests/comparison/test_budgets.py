@@ -7,19 +7,6 @@ from budgets import Budget
 from amos_fairseq.errors import UserError
 
 
-def test_schedule_has_a_checkpoint_at_every_share():
-    settings = budgets.schedule_settings(2400, 100)
-    assert settings == {
-        "optimization.max_update": 2400,
-        "lr_scheduler.warmup_updates": 100,
-        "checkpoint.save_interval_updates": 150,
-        "checkpoint.keep_interval_updates": -1,
-        "dataset.validate_interval_updates": 150,
-        "common.log_interval": 50,
-    }
-    assert all(budgets.update_at(2400, share) % 150 == 0 for share in budgets.SHARES)
-
-
 def test_updates_of_a_budget():
     def never() -> float:
         raise AssertionError("only a budget of minutes needs a timing")

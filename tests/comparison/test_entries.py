@@ -42,14 +42,6 @@ def test_warmup(size: str, updates: int, expected: int):
     assert entries.read_preset(size, {}).warmup(updates) == expected
 
 
-def test_settings_with_special_characters():
-    cfg = composed("tiny", "mlm", **{"task.data": 'a "b", c=d\\e', "optimization.lr": [0.5, 1e-7], "common.cpu": True})
-    assert cfg.task.data == 'a "b", c=d\\e'
-    assert list(cfg.optimization.lr) == [0.5, 1e-7]
-    assert cfg.common.cpu is True
-    assert cfg.lr_scheduler.total_num_update == 2400
-
-
 def test_different_setting_is_refused_by_name():
     configs = {"mlm": composed("tiny", "mlm"), "amos": composed("tiny", "amos", **{"model.dropout": 0.2})}
     with pytest.raises(UserError, match=r"model.dropout is 0.0 for mlm and 0.2 for amos: .*--set model.dropout=VALUE"):

@@ -4,9 +4,8 @@ import comparison_report
 import pytest
 from comparison_results import compare_findings, scores_of
 from entries import CONFIGS, read_yaml
-from runs import FineTuning
 
-from amos_fairseq.downstream.results import RunResult, write_result
+from amos_fairseq.downstream.results import RunResult
 
 
 def result(task: str, seed: int, value: float) -> RunResult:
@@ -26,21 +25,6 @@ def test_average_of_medians_and_deviation_over_seeds():
     # Averages of the seeds: 60, 58, 66.5; their mean is 61.5, their squared deviations 2.25, 12.25, 25.
     assert found["average"]["deviation"] == pytest.approx((39.5 / 2) ** 0.5)
     assert found["average"]["count"] == 3
-
-
-def test_fine_tuning_is_finished_with_all_results(tmp_path):
-    runs = FineTuning("x", tmp_path / "c.pt", tmp_path, tmp_path / "out", ("RTE", "MRPC"), 2, ())
-
-    def write(found: RunResult) -> None:
-        (tmp_path / "out" / found.directory).mkdir(parents=True)
-        write_result(tmp_path / "out", found)
-
-    for found in results(RTE=[50.0, 51.0, 99.0], MRPC=[70.0], CoLA=[1.0]):
-        write(found)
-    assert not runs.finished
-    assert sorted(found.main for found in runs.results) == [50.0, 51.0, 70.0]
-    write(result("MRPC", 2, 71.0))
-    assert runs.finished
 
 
 def entry(label: str, *averages: tuple[float, float | None]) -> dict:

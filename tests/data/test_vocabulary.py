@@ -67,15 +67,6 @@ def test_directory_hash_depends_on_names_and_contents(tmp_path: Path) -> None:
     assert len({digest(files) for files in [same, *others]}) == 6
 
 
-def test_corpus_without_a_tokenizer_copies_its_dictionary(tmp_path: Path) -> None:
-    corpus = write_corpus(tmp_path / "plain", tokenizer=False)
-    task = make_task(corpus, save_dir=str(tmp_path / "run"))
-    task.begin_epoch(1, READY)
-    assert [path.name for path in (tmp_path / "run" / "tokenizer").iterdir()] == ["dict.txt"]
-    assert task.state_dict()["tokenizer_sha256"] is None
-    task.begin_epoch(2, READY)
-
-
 @pytest.fixture
 def as_rank(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """``as_rank(r)``: make this process rank r of two; rank 1 receives the broadcasts of rank 0."""

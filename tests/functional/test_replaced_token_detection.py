@@ -77,14 +77,6 @@ def test_bins_are_equal_in_softsign():
     assert logit_histogram(ends, torch.ones(4)).nonzero().flatten().tolist() == [0, 399]
 
 
-def test_histogram_counts_weights():
-    logits = torch.tensor([[0.1, 5.0, -3.0], [0.1, -2.0, math.nan]])
-    counts = logit_histogram(logits, torch.tensor([[1, 0, 1], [1, 0, 1]]))
-    assert (counts.dtype, counts.shape, counts.sum()) == (torch.float64, (400,), 4)
-    assert counts[204] == 2  # 200 * (1 + 0.1 / 4.1)
-    assert logit_histogram(logits.bfloat16(), torch.ones(2, 3, dtype=torch.bool)).sum() == 6
-
-
 def test_logged_rates_match_scikit_learn_over_all_batches():
     """Three batches with padding, summed as the criterion sums logging outputs."""
     generator = torch.Generator().manual_seed(2)

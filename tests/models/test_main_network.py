@@ -1,6 +1,5 @@
 """Settings of the main network that keep a detector alive: the bias of its head, and a masked-token loss beside detection."""
 
-import math
 from typing import Any
 
 import pytest
@@ -13,15 +12,11 @@ from small_models import (
     TEAMS_SETTINGS,
     amos_criterion,
     electra_criterion,
-    electric_criterion,
     logged,
     small_amos,
     small_batch,
     small_electra,
-    small_electric,
     small_task,
-    small_teams,
-    teams_criterion,
 )
 from torch.nn.functional import cross_entropy
 
@@ -137,23 +132,3 @@ def test_validation_logs_the_spread_of_the_states_below_the_head() -> None:
     assert got["rtd_first_component"] == pytest.approx(shares[0], rel=1e-3)
     assert got["rtd_participation_ratio"] == pytest.approx(1 / (shares**2).sum(), rel=1e-3)
     assert got["rtd_state_variance"] == pytest.approx(states.var(0).sum() / (states**2).sum(1).mean(), rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("model", "criterion"),
-    [
-        (small_amos(), amos_criterion()),
-        (small_electra(), electra_criterion()),
-        (small_electra(main_objective="replace_mlm"), electra_criterion()),
-        (small_teams(), teams_criterion(small_teams())),
-        (small_electric(), electric_criterion(small_electric())),
-        (small_electric("two_tower"), electric_criterion(small_electric("two_tower"))),
-    ],
-    ids=["amos", "electra", "replace_mlm", "teams", "electric", "two_tower"],
-)
-def test_spread_is_logged_at_validation_by_every_detector(model: torch.nn.Module, criterion: torch.nn.Module) -> None:
-    batch = small_batch()
-    got = validated(model, criterion, batch)
-    assert SPREAD & got.keys() == (SPREAD if "rtd_loss" in got else set())
-    assert all(math.isfinite(got[key]) for key in SPREAD & got.keys())
-    assert not any(key.startswith("_state") for key in criterion.train()(model, batch)[2])

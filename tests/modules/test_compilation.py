@@ -1,6 +1,5 @@
 """Compiled layers against eager layers, the number of graphs, and what is logged."""
 
-import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -8,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 from saved_models import TEXT, write_run
 from small_models import amos_criterion, encoder_config, model_and_criterion, modern_config, small_amos, small_batch
 from torch import Tensor, nn
@@ -18,10 +16,9 @@ import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional import attention
-from amos_fairseq.functional.attention import NO_BIAS
 from amos_fairseq.modules import encoder as encoders
 from amos_fairseq.modules.bert_encoder import BertEncoder
-from amos_fairseq.modules.encoder import TransformerEncoder, call_layer, compiled_call
+from amos_fairseq.modules.encoder import TransformerEncoder, call_layer
 from amos_fairseq.modules.modern_encoder import ModernBertEncoder
 from amos_fairseq.run import kernels as trainers
 
@@ -104,11 +101,6 @@ def test_batches_of_many_sizes_are_two_graphs(traced: None) -> None:
         assert num_graphs() == min(step + 1, 2)
 
 
-def test_packed_batches_of_many_sizes_are_two_graphs_too(traced: None) -> None:
-    """Graph breaks would raise in num_graphs()."""
-    check_packed(encoder().eval(), let_compile(encoder().eval()), 1)
-
-
 def test_packed_batches_of_modernbert(traced: None) -> None:
     """The first layer, whose input has been normalized, a local and a global one are graphs of their own."""
 
@@ -142,30 +134,8 @@ def test_dropout_of_compiled_layers_follows_the_seed_and_recomputation_repeats_i
     assert not any(torch.equal(one, two) for one, two in zip(first[:2], other[:2], strict=True))
 
 
-@needs_compiler
-@pytest.mark.slow
-@torch.no_grad()
-def test_dropout_of_compiled_layers_has_its_probability_and_scale() -> None:
-    """A layer that adds dropped ones to zeros: half of them are 0, half are 2."""
-    torch.manual_seed(0)
-    layer = encoder(attention_dropout=0.0, activation_dropout=0.0).train().layers[0]
-    layer.ffn_out.weight.zero_()
-    layer.ffn_out.bias.fill_(1.0)
-    layer.attention_norm, layer.ffn_norm = Zeros(), nn.Identity()
-    values = compiled_call()(layer, torch.randn(500, 6, 8), NO_BIAS)
-    assert num_graphs() == 1
-    assert set(values.unique().tolist()) == {0.0, 2.0}
-    count = values.numel()
-    assert abs(int((values == 2).sum()) - count / 2) < 5 * (count / 4) ** 0.5  # 5 deviations
-
-
-class Zeros(nn.Module):
-    def forward(self, states: Tensor) -> Tensor:
-        return states * 0
-
-
 # Kinds of layers of AMOS: of the generator, those with a detached input, its last one, those of the discriminator.
-KINDS = {"amos": 4, "electra": 3, "electric": 2, "two_tower": 1, "teams": 2}
+KINDS = {"amos": 4, "electra": 3, "teams": 2}
 
 
 @pytest.mark.slow
@@ -188,15 +158,6 @@ def test_an_objective_compiles_few_graphs_without_breaks(objective: str, traced:
     assert num_graphs() == 2 * num_kinds
 
 
-def test_the_kernel_that_a_gpu_uses_is_part_of_the_graph(traced: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chosen by a context that the graph has to keep; a CPU knows one of the kernels, that of plain products."""
-    plain, compiled = encoder().eval(), let_compile(encoder().eval())
-    monkeypatch.setattr(attention, "choose_backend", lambda *arguments, **others: "math")
-    given = random(2, 6, 8).float(), MASK
-    torch.testing.assert_close(gradients(compiled, *given), gradients(plain, *given))
-    assert num_graphs() == 1
-
-
 @pytest.mark.parametrize("backend", ["math", "cudnn"])
 def test_the_choice_of_a_fused_kernel_does_not_break_a_graph(backend: attention.Backend) -> None:
     """As an encoder on a GPU calls it; a CPU has one of the kernels, and one that PyTorch takes in place of cuDNN's."""
@@ -215,43 +176,6 @@ def test_a_model_without_a_trainer_is_not_compiled(traced: None, tmp_path: Path)
     pretrained.model.extract_features(pretrained.tokens(TEXT)[None])
     amos_fairseq.load(run)([TEXT])
     assert num_graphs() == 0
-
-
-class SmallTrainer:
-    """The attributes of fairseq's trainer that :class:`Kernels` uses."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.device, self.is_data_parallel_master, self.updates = torch.device("cpu"), True, 0
-        self.cfg = OmegaConf.create({"model": {"compile": True, "kernels": "fast"}})
-        self.get_model = lambda: model
-        self.criterion = amos_criterion()
-
-    def get_num_updates(self) -> int:
-        return self.updates
-
-    def train_step(self, samples: list[dict]) -> None:
-        for sample in samples:
-            self.criterion(self.get_model(), sample)[0].backward()
-        self.updates += 1
-
-
-def test_compilation_is_logged_before_and_after(traced: None, monkeypatch, caplog) -> None:
-    monkeypatch.setattr(trainers, "require_compiler", lambda device: None)
-    trainer = SmallTrainer(small_amos())
-    with caplog.at_level(logging.INFO, logger=trainers.__name__):
-        hook = trainers.Kernels()
-        hook.after_trainer(trainer)
-        assert caplog.messages == ["compiling the encoder's layers: the first updates take about a minute longer"]
-        for _ in range(3):
-            hook.before_update(trainer)
-            trainer.train_step([small_batch()])
-            hook.after_update(trainer, {})
-    assert len(caplog.messages) == 2
-    assert caplog.messages[1].startswith("compiled for ")
-    assert caplog.messages[1].endswith(" seconds in update 1")
-    # Without dropout both encoders' layers are of one kind; the generator's last one computes some positions alone.
-    assert num_graphs() == 3
-    assert torch._dynamo.config.optimize_ddp is False
 
 
 @pytest.mark.parametrize(("device", "remedy"), [("cpu", "a C\\+\\+ compiler"), ("cuda", "the Triton that belongs to")])

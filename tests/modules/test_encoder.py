@@ -118,14 +118,3 @@ def test_detached_layer_passes_no_gradient_down():
     module.zero_grad()
     (outputs[0] ** 2).sum().backward()
     assert module.layers[0].ffn_out.weight.grad.any()
-
-
-@pytest.mark.parametrize("place", ["dropout", "attention_dropout", "activation_dropout"])
-@torch.no_grad()
-def test_each_dropout_is_active_only_in_training(place):
-    module, embeddings = encoder(**{place: 0.5}), random(2, 6, 8)
-    module.train()
-    assert not torch.equal(module(embeddings)[-1], module(embeddings)[-1])
-    module.eval()
-    assert torch.equal(module(embeddings)[-1], module(embeddings)[-1])
-    assert torch.equal(module(embeddings)[-1], encoder().eval()(embeddings)[-1])

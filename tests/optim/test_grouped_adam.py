@@ -227,18 +227,6 @@ def test_changed_flags_apply_to_the_float32_copies_of_bf16():
         continued_in_bf16({}, {"weight_decay": 0.3})
 
 
-def test_groups_survive_mixed_precision():
-    """fairseq's wrapper trains float32 copies of bfloat16 parameters, one by one: flat copies have no groups."""
-    model = small_amos(generator_depths="1,2").bfloat16()
-    copies = FP16Optimizer.build_fp32_params(None, list(model.parameters()), flatten=False)
-    optimizer = GroupedAdam(config(), copies)
-    names = {id(copy): name for copy, (name, _) in zip(copies, model.named_parameters(), strict=True)}
-    groups = {g["weight_decay"]: {names[id(p)] for p in g["params"]} for g in optimizer.param_groups}
-    assert groups == {0.0: undecayed_names(), DECAY: decayed_names()}
-    assert all(copy.dtype == torch.float32 for copy in copies)
-    assert not optimizer.supports_flat_params
-
-
 @pytest.mark.parametrize("betas", ["0.9", "(0.9, 1.0)", "(-0.1, 0.9)", "(0.9, 0.98, 0.99)", "open('x')", "(a, b)", ""])
 def test_invalid_betas_are_refused(betas):
     with pytest.raises(UserError, match="--adam-betas needs two numbers"):

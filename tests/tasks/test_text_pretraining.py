@@ -85,24 +85,6 @@ def test_epochs_cycle_through_the_shards(corpus: Path, tmp_path: Path) -> None:
     assert tokens[1] == [dataset[index]["tokens"].tolist() for index in range(len(dataset))]
 
 
-def test_loader_processes_receive_the_epoch(corpus: Path) -> None:
-    """Epochs 1 to 3 as fairseq's trainer runs them, which keeps iterator and loader processes where a task lets it."""
-
-    def epochs(num_workers: int) -> list[list[tuple]]:
-        task = make_task(corpus)
-        task.load_dataset("train")
-        batches = []
-        for epoch in (1, 2, 3):
-            settings = {"max_sentences": 4, "num_workers": num_workers, "data_buffer_size": 10}
-            iterator = task.get_batch_iterator(task.dataset("train"), epoch=epoch, **settings)
-            batches.append([contents(batch) for batch in iterator.next_epoch_itr(shuffle=True)])
-        return batches
-
-    expected = epochs(num_workers=0)
-    assert expected[0] != expected[1] != expected[2]
-    assert epochs(num_workers=1) == expected
-
-
 @pytest.mark.parametrize(("batches_before", "num_workers"), [(3, 0), (7, 2)])
 def test_resume_in_the_middle_of_an_epoch(corpus: Path, batches_before: int, num_workers: int) -> None:
     """Epoch 2, in a new process, with other loader processes: the rest of the epoch as if nothing had happened."""
