@@ -76,6 +76,13 @@ def test_longer_sequences_share_the_table(scheme):
     assert torch.equal(module(300)[:, :50, :50], module(50))
 
 
+@pytest.mark.parametrize(("scheme", "num_buckets", "smallest"), [("t5", 32, 9), ("amos", 64, 18)])
+def test_the_smallest_maximum_distance_has_a_logarithmic_bucket(scheme: str, num_buckets: int, smallest: int) -> None:
+    assert RelativePositionBias(scheme, num_buckets, smallest, 2)(100).isfinite().all()
+    with pytest.raises(ValueError, match=f"give more than {smallest - 1}"):
+        RelativePositionBias(scheme, num_buckets, smallest - 1, 2)
+
+
 def table_gradient_by_hand(module: RelativePositionBias, gradient: torch.Tensor) -> torch.Tensor:
     """Float64: each entry of ``gradient`` [H,T,T] added to the row of its bucket."""
     length = gradient.size(-1)

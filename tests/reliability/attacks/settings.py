@@ -24,7 +24,7 @@ SETTINGS_OF_SECTIONS = {
     "checkpoint": "save_interval_updates best_checkpoint_metric keep_interval_updates",
 }
 SETTINGS = [f"{section}.{name}" for section, names in SETTINGS_OF_SECTIONS.items() for name in names.split()]
-WHOLE_SECTIONS = (
+WHOLE_SECTIONS = [
     "scoring",
     "bmuf",
     "ema",
@@ -33,7 +33,7 @@ WHOLE_SECTIONS = (
     "optimizer",
     "criterion",
     "lr_scheduler",
-)
+]
 _NUMBERS = ("0", "-1", "1e-9", "2.5", "nan", "inf", "-inf", "1e21", "1e300")
 VALUES = (*_NUMBERS, "null", "true", "x", "''", "[]", "[0]", "[1,2]", "{a:1}", "???", "x" * 300)
 TINY_RECIPE = ["--config-dir", str(ROOT / "examples/pretraining/config"), "--config-name", "amos_tiny"]
