@@ -9,19 +9,13 @@ from failures import refusal
 from forked_command import run_module
 from tiny_runs import ROOT, environment, run_process
 
-from amos_fairseq import __version__
-
 COMMANDS = {
     "help": (["--help"], 0, "usage: amos"),
-    "version": (["--version"], 0, f"amos_fairseq {__version__} (fairseq-fixed "),
     "subcommand": (["glue", "--help"], 0, "usage: amos glue"),
-    "checkpoint": (["inspect", "absent.pt", "--text", "a"], 1, "amos_fairseq: error: absent.pt is missing: "),
     "scores": (["squad", "--evaluate", "absent", "absent"], 1, "amos_fairseq: error: absent: no such file"),
 }
 SCRIPTS = {
-    "pretraining": ["absent.txt", "--out", "out"],
     "glue": ["absent", "ALL", "tokenizer", "out"],
-    "squad": ["absent", "absent", "tokenizer", "out"],
 }
 LIBRARIES = ("torch", "fairseq", "scipy", "transformers", "matplotlib", "sklearn")
 ASK = """

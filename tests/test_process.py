@@ -1,6 +1,5 @@
 """Waiting threads sleep and freed memory is kept, unless the user has set them."""
 
-import logging
 import os
 import sys
 
@@ -33,12 +32,6 @@ def run(code: str, **variables: str) -> list[str]:
     result = run_process([sys.executable, "-c", started], env=UNSET | {"PYTHONPATH": str(ROOT)} | variables)
     assert result.returncode == 0, result.stderr
     return result.stdout.split()
-
-
-def test_the_import_of_fairseq_is_quiet():
-    """Of scripts in preprocess, which import fairseq without the patches of this package."""
-    code = "import logging; amos_start.start(); print(logging.getLogger('fairseq.tasks.text_to_speech').level)"
-    assert run(code) == [str(logging.WARNING)]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="mallopt is glibc's")

@@ -109,8 +109,10 @@ def test_a_started_process_imports_from_the_users_path_only(how: str, folder: Pa
         run([sys.executable, "-m", "ask", "a b", how], folder, own)
 
 
-@pytest.mark.parametrize("variables", [{"LC_ALL": "C", "PYTHONUTF8": "0"}, {"PYTHONIOENCODING": "ascii"}])
-@pytest.mark.parametrize("starts", ["command", "process"])
+@pytest.mark.parametrize(
+    ("starts", "variables"),
+    [("command", {"LC_ALL": "C", "PYTHONUTF8": "0"}), ("process", {"PYTHONIOENCODING": "ascii"})],
+)
 def test_every_character_can_be_printed(starts: str, variables: dict[str, str], tmp_path: Path) -> None:
     """Tables contain a plus-minus sign. A surrogate stands for a byte of a path that is not UTF-8."""
     prepare = "import amos_start; amos_start.start()" if starts == "command" else ""

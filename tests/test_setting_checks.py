@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.optim.grouped_adam import GroupedAdamConfig
-from amos_fairseq.recipes.composition import RECIPES, compose_recipe, compose_with_hydra
+from amos_fairseq.recipes.composition import compose_recipe, compose_with_hydra
 from amos_fairseq.run import hooks
 from amos_fairseq.setting_checks import RANGES, check_configuration
 
@@ -76,7 +76,7 @@ def test_a_wrong_value_is_one_line_with_key_value_and_what_is_allowed(override: 
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("recipe", sorted(path.stem for path in RECIPES.glob("*.yaml")))
+@pytest.mark.parametrize("recipe", ["amos_tiny", "electra_modern_mini", "electric_base", "mlm_small", "teams_large"])
 def test_the_recipes_are_accepted(recipe: str) -> None:
     check_configuration(compose_recipe(recipe, ["task.data=DATA"]))
 

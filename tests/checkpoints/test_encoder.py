@@ -7,7 +7,7 @@ import torch
 from saved_models import write_checkpoint, write_run, write_save_dir
 
 import amos_fairseq
-from amos_fairseq.checkpoints.encoder import Encoder, Features
+from amos_fairseq.checkpoints.encoder import Encoder
 from amos_fairseq.errors import UserError
 
 TEXTS = [
@@ -73,17 +73,6 @@ def test_batched_texts_equal_single_texts(encoder):
         torch.testing.assert_close(every.states[row, : lengths[row]], one.states[0], **ROUNDING)
     assert every.tokens[~every.mask].unique().tolist() == [encoder.loaded.dictionary.pad()]
     assert every.states[~every.mask].abs().max() == 0
-
-
-def test_batches_are_of_like_length_and_never_larger(encoder):
-    seen = []
-    network = encoder.model.encoder
-    hook = network.register_forward_pre_hook(lambda module, inputs: seen.append(tuple(inputs[0].shape[:2])))
-    lengths = sorted((encoder([text]).tokens.size(1) for text in TEXTS), reverse=True)
-    seen.clear()
-    encoder(TEXTS)
-    hook.remove()
-    assert seen == [(3, lengths[0]), (3, lengths[3]), (1, lengths[6])]
 
 
 def test_texts_from_a_generator_and_a_single_text(encoder):
@@ -179,14 +168,6 @@ def test_mean_pooling_is_that_of_sentence_transformers(encoder):
     expected = models.Pooling(16, "mean")({"token_embeddings": noisy.states, "attention_mask": noisy.mask.long()})
     torch.testing.assert_close(noisy.pooled(), expected["sentence_embedding"], **ROUNDING)
     assert torch.equal(noisy.pooled("first"), features.states[:, 0])
-
-
-def test_pooling_by_hand():
-    states = torch.tensor([[[1.0, 10.0], [3.0, 30.0], [100.0, 100.0]]])
-    features = Features(states, torch.tensor([[True, True, False]]), torch.zeros(1, 3, dtype=torch.int64))
-    assert features.pooled("mean").tolist() == [[2.0, 20.0]]
-    with pytest.raises(UserError, match="no pooling 'max': give 'mean' or 'first'"):
-        features.pooled("max")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

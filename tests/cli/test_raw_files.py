@@ -10,7 +10,7 @@ import pytest
 from failures import error_line
 from preparing import prepare
 from synthetic_glue import write_pretrained_checkpoint, write_raw_glue
-from synthetic_squad import make_squad, untrained_checkpoint, without_impossible, write_json
+from synthetic_squad import make_squad, untrained_checkpoint, write_json
 from synthetic_tagging import make_sentences, prepare_tagging, write_columns, write_conllu
 
 from amos_fairseq.cli.main import main
@@ -160,23 +160,6 @@ def test_a_checkpoint_with_another_tokenizer(
     assert "converted with the tokenizer beside the checkpoint" in error_line(
         capsys, main, *arguments, reports_progress=True
     )
-
-
-def test_each_column_and_each_version_has_its_own_data(planned: Callable[..., Benchmark], tmp_path: Path) -> None:
-    train = write_conllu(tmp_path / "train.conllu", make_sentences())
-    flags = ["--train", train, "--dev", train]
-    by_default = planned("tag", tmp_path / "out", *flags)
-    assert identities(planned("tag", tmp_path / "out", *flags, "--column", "upos")) == identities(by_default)
-    columns = write_columns(tmp_path / "train.txt", make_sentences())
-    last = planned("tag", tmp_path / "out", "--train", columns, "--dev", columns)
-    assert [*by_default.tasks, *last.tasks] == ["tagging-upos", "tagging-chunk"]
-    setups = []
-    for version, content in (("1.1", without_impossible(make_squad())), ("2.0", make_squad())):
-        file = write_json(tmp_path / f"{version}.json", content)
-        found = planned("squad", tmp_path / "squad", "--train", file, "--dev", file)
-        assert found.data == tmp_path / "squad" / "data" / f"SQuAD{version}"
-        setups.append(found.setup())
-    assert setups[0] == setups[1], "one OUT holds both"
 
 
 def test_what_cannot_be_used_is_refused_in_one_line(

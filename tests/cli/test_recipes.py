@@ -36,7 +36,7 @@ def test_the_table_has_the_sizes_and_tokens_of_all_recipes() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["amos_small", "electra_base", "electric_tiny", "mlm_modern_mini", "teams_small", "variants/electra_second_stage"],
+    ["amos_small", "electric_tiny", "variants/electra_second_stage"],
 )
 def test_the_table_has_the_flops_that_are_counted(name: str) -> None:
     """A recipe of each objective; their formulas are in tests/flops."""

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from failures import error_line
-from synthetic_squad import make_squad, prepare_squad, untrained_checkpoint, without_impossible, write_json
+from synthetic_squad import make_squad, prepare_squad, untrained_checkpoint, write_json
 
 from amos_fairseq.cli.main import build_parser, main
 from amos_fairseq.downstream.session import open_session
@@ -49,21 +49,6 @@ def test_scores_of_a_prediction_file(squad_data, tmp_path, capsys):
     assert (scores["exact"], scores["best_exact"], scores["best_exact_thresh"]) == (72.5, 97.5, -1.0)
     main(["squad", "--evaluate", *map(str, files), "--null-odds", str(odds_file), "--null-threshold", "6.9"])
     assert json.loads(capsys.readouterr().out)["exact"] == 97.5
-
-
-def test_questions_without_a_prediction_are_counted(squad_data, tmp_path, capsys):
-    predictions = write_json(tmp_path / "predictions.json", {"p0q0": "x", "p0q3": ""})
-    main(["squad", "--evaluate", str(predictions), str(squad_data / "squad.json")])
-    printed = capsys.readouterr()
-    assert json.loads(printed.out)["total"] == 2
-    assert "38 of 40 questions have no prediction" in printed.err
-
-
-def test_missing_flags_are_named(capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["squad", "--data", "d"])
-    assert stop.value.code == 2
-    assert "required: --checkpoint, --out (or --evaluate)" in capsys.readouterr().err
 
 
 def test_lengths_follow_the_maximum_input_of_the_encoder():
@@ -123,20 +108,3 @@ def test_benchmark_settings_for_the_runner(squad_data, tmp_path):
     assert other.tasks["SQuAD2.0"].num_examples > task.num_examples
     assert other.tasks["SQuAD2.0"].data_sha256 != task.data_sha256
     assert "--disable-validation" not in other.train_flags(SimpleNamespace(task=other.tasks["SQuAD2.0"]))
-
-
-def test_version_one_and_sampled_questions_are_named(tmp_path):
-    data = prepare_squad(tmp_path, without_impossible(make_squad()), "--max-train-questions", "10")
-    start = untrained_checkpoint(tmp_path / "start", data)
-    tasks = open_squad(open_session(str(start), str(tmp_path), "amos", "squad", cpu=True), data, settings_of(64)).tasks
-    assert list(tasks) == ["SQuAD1.1"]
-    assert any("trained on 10 of 30 questions" in note for note in tasks["SQuAD1.1"].notes)
-
-
-@pytest.mark.parametrize("subcommand", ["glue", "squad"])
-def test_help_states_every_default(subcommand, capsys):
-    with pytest.raises(SystemExit):
-        main([subcommand, "--help"])
-    text = capsys.readouterr().out
-    assert "(default: None)" not in text
-    assert "(default: ==SUPPRESS==)" not in text

@@ -19,7 +19,6 @@ from fairseq.file_io import PathManager
 from interrupted_run import assert_same_bits
 from omegaconf import OmegaConf
 
-from amos_fairseq import checkpoint_files
 from amos_fairseq.checkpoint_files import DamagedCheckpoint, read_header
 from amos_fairseq.checkpoints.read import read_state
 from amos_fairseq.compat import checkpoints
@@ -48,32 +47,6 @@ def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_else(tmp_path: Path
     assert content(tmp_path) == before
     checkpoint_utils.torch_persistent_save(checkpoint(3, size=LIMIT), path)
     assert torch.load(path)["model"]["weight"].sum() == 3 * LIMIT
-
-
-def test_a_full_disk_does_not_cut_a_copy_short(tmp_path: Path) -> None:
-    new, last = str(tmp_path / "checkpoint_1_2.pt"), str(tmp_path / "checkpoint_last.pt")
-    checkpoint_utils.torch_persistent_save(checkpoint(2, size=LIMIT), new)
-    checkpoint_utils.torch_persistent_save(checkpoint(1), last)
-    before = content(tmp_path)
-    with full_disk(LIMIT), pytest.raises(UserError, match="older checkpoints are complete"):
-        PathManager.copy(new, last, overwrite=True)
-    assert content(tmp_path) == before
-    assert PathManager.copy(new, last, overwrite=True)  # fairseq asserts a true answer
-    assert Path(last).read_bytes() == Path(new).read_bytes()
-
-
-def test_an_interrupted_write_leaves_the_older_file(tmp_path: Path) -> None:
-    path = tmp_path / "checkpoint_last.pt"
-    path.write_bytes(b"older")
-
-    def interrupted(file: Any) -> None:
-        file.write(b"half of the new on")
-        assert path.read_bytes() == b"older"
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_atomically(str(path), interrupted)
-    assert content(tmp_path) == {"checkpoint_last.pt": b"older"}
 
 
 def test_content_reaches_the_disk_before_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,25 +106,6 @@ def test_a_flipped_bit_is_damage(save_dir: Path, caplog: pytest.LogCaptureFixtur
     assert torch.equal(read_header(str(last))["model"]["weight"], expected)
 
 
-def test_the_newest_of_damaged_checkpoints_is_passed_over(save_dir: Path) -> None:
-    (save_dir / "checkpoint_last.pt").unlink()
-    flip_a_bit(save_dir / "checkpoint_2_10.pt")
-    assert newest_complete_checkpoint(str(save_dir)) == (str(save_dir / "checkpoint_best.pt"), 5)
-
-
-def test_a_checkpoint_is_read_once_for_its_checksums(save_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reads = []
-    test = zipfile.ZipFile.testzip
-    monkeypatch.setattr(zipfile.ZipFile, "testzip", lambda archive: (reads.append(archive.filename), test(archive))[1])
-    path = str(save_dir / "checkpoint_2_10.pt")
-    for _ in range(3):
-        read_header(path)
-    assert reads == [path]
-    torch.save(checkpoint(11), path)
-    assert read_header(path)["optimizer_history"] == [{"num_updates": 11}]
-    assert reads == [path, path]
-
-
 def test_a_compressed_archive_is_not_unpacked(tmp_path: Path) -> None:
     """A few kilobytes could become any number of bytes."""
     torch.save(checkpoint(1), tmp_path / "plain.pt")
@@ -162,27 +116,6 @@ def test_a_compressed_archive_is_not_unpacked(tmp_path: Path) -> None:
         read_header(str(tmp_path / "bomb.pt"))
 
 
-@pytest.mark.parametrize("content", [torch.zeros(3), [1], "text", None])
-def test_what_is_no_dictionary_is_no_checkpoint(content: Any, tmp_path: Path) -> None:
-    torch.save(content, tmp_path / "model.pt")
-    for read in (read_header, lambda path: read_state(Path(path))):
-        with pytest.raises(UserError, match=r"model\.pt (contains a \w+, not a checkpoint|is not a checkpoint)"):
-            read(str(tmp_path / "model.pt"))
-
-
-def test_a_complete_last_checkpoint_is_not_changed(save_dir: Path) -> None:
-    """checkpoint_2_10.pt went farther, but is the older file: the user has stepped back since."""
-    torch.save(checkpoint(7), save_dir / "checkpoint_last.pt")
-    for path in save_dir.glob("checkpoint_2_*.pt"):
-        os.utime(path, ns=(0, 0))
-    before = content(save_dir)
-    repair_last_checkpoint(str(save_dir))
-    assert content(save_dir) == before
-    # ... unless the run does not keep it, so that it falls behind.
-    repair_last_checkpoint(str(save_dir), is_written=False)
-    assert torch.load(save_dir / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] == 10
-
-
 def test_a_checkpoint_that_was_saved_and_not_yet_copied_is_found(save_dir: Path, caplog) -> None:
     """The kill came between the two; checkpoint_2_12.pt, damaged, is not taken."""
     torch.save(checkpoint(7), save_dir / "checkpoint_last.pt")
@@ -190,15 +123,6 @@ def test_a_checkpoint_that_was_saved_and_not_yet_copied_is_found(save_dir: Path,
         written_after(save_dir / "checkpoint_last.pt", save_dir / name)
     repair_last_checkpoint(str(save_dir))
     assert_resumed_from_update_10(save_dir, caplog.text, "older")
-
-
-@pytest.mark.parametrize("last", [checkpoint(10), {"model": {}}], ids=["equally far", "without a number of updates"])
-def test_a_last_checkpoint_that_is_not_older_is_not_changed(save_dir: Path, last: dict[str, Any]) -> None:
-    torch.save(last, save_dir / "checkpoint_last.pt")
-    written_after(save_dir / "checkpoint_last.pt", save_dir / "checkpoint_2_10.pt")
-    before = content(save_dir)
-    repair_last_checkpoint(str(save_dir))
-    assert content(save_dir) == before
 
 
 def written_after(older: Path, path: Path) -> None:
@@ -290,7 +214,7 @@ def test_a_foreign_class_is_refused_and_its_code_does_not_run(load: Any, tmp_pat
     assert trace.exists()
 
 
-@pytest.mark.parametrize("kept", [0, 1, 100, 700, 40_000])
+@pytest.mark.parametrize("kept", [0, 1, 100, 40_000])
 @pytest.mark.parametrize("zipped", [True, False])
 def test_a_file_cut_short_is_called_damaged(kept: int, zipped: bool, tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
@@ -300,23 +224,6 @@ def test_a_file_cut_short_is_called_damaged(kept: int, zipped: bool, tmp_path: P
     for load in (read_header, checkpoint_utils.load_checkpoint_to_cpu):
         with pytest.raises(DamagedCheckpoint, match=r"model\.pt is not a complete checkpoint"):
             load(str(path))
-
-
-@pytest.mark.parametrize("load", [checkpoint_utils.load_checkpoint_to_cpu, read_header])
-def test_a_file_that_may_not_be_read_is_not_called_damaged(
-    load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A damaged checkpoint_last.pt would be replaced; root may read all files, so the answer of the disk is simulated."""
-    path = str(tmp_path / "model.pt")
-    torch.save(complete_checkpoint(), path)
-
-    def refuse(file: str, *mode: str) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied", file)
-
-    monkeypatch.setattr(checkpoint_files, "open", refuse, raising=False)
-    with pytest.raises(UserError, match=r"model\.pt cannot be read \(Permission denied\): permit reading") as refused:
-        load(path)
-    assert not isinstance(refused.value, DamagedCheckpoint)
 
 
 def test_environment_cannot_disable_safe_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

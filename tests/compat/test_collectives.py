@@ -1,7 +1,7 @@
 """A value, or an error, of the first rank reaches every rank: two connected ranks, and a process alone."""
 
 import pytest
-from rank_functions import run_on_two_ranks, succeed_on_two_ranks
+from rank_functions import succeed_on_two_ranks
 
 from amos_fairseq.compat.collectives import from_first_rank, on_first_rank, raise_on_every_rank
 from amos_fairseq.errors import COLLAPSED, CollapsedError, UserError
@@ -54,15 +54,3 @@ def every_way_to_end(rank: int) -> None:
 @pytest.mark.slow
 def test_an_error_of_the_first_rank_ends_both() -> None:
     succeed_on_two_ranks(every_way_to_end)
-
-
-def disappear(rank: int) -> None:
-    on_first_rank(lambda: fail(rank, FileNotFoundError(2, "No such file or directory", "checkpoint_1_8.pt")))
-
-
-@pytest.mark.slow
-def test_only_the_first_rank_says_why() -> None:
-    first, second = run_on_two_ranks(disappear)
-    assert (first.returncode, second.returncode) == (1, 1)
-    assert "FileNotFoundError" in first.stderr
-    assert "Error" not in second.stderr

@@ -17,7 +17,10 @@ from training_step import FairseqStep, random_batches, set_up
 from amos_fairseq.compat.device_reads import NOT_READ_YET, on_host
 
 VOCABULARY = 600
-RECIPES = ("amos_tiny", "electra_tiny", "teams_tiny", "electric_tiny", "mlm_tiny")
+RECIPES = (
+    "amos_tiny",
+    "electric_tiny",
+)
 
 
 def warm_step(recipe: str, precision: str, num_ranks: int = 1) -> tuple[FairseqStep, list[dict[str, Any]]]:
@@ -60,7 +63,7 @@ def test_an_update_with_masters_synchronizes_once_and_again_for_the_loss_scale(p
 
 def save_synchronizations_of_rank(rank: int, directory: str) -> None:
     places = {}
-    for precision in ("float32", "bf16", "fp16"):
+    for precision in ("float32", "fp16"):
         step, batches = warm_step("amos_tiny", precision, num_ranks=2)
         places[precision] = synchronizations_of_update(step, batches[rank : rank + 2])
     Path(directory, f"{rank}.json").write_text(json.dumps(places), encoding="utf-8")
@@ -74,7 +77,7 @@ def test_two_ranks_synchronize_for_sample_size_and_norms_too(tmp_path: Path) -> 
     for rank in range(2):
         found = json.loads((tmp_path / f"{rank}.json").read_text(encoding="utf-8"))
         functions = {precision: [place.split()[-1] for place in places] for precision, places in found.items()}
-        assert set(functions["float32"]) == set(functions["bf16"]) == set(functions["fp16"]) == expected
+        assert set(functions["float32"]) == set(functions["fp16"]) == expected
         for precision, called in functions.items():
             # --fp16 fetches the norm of the gradient for its loss scale, and then the statistics.
             assert called.count("train_step") == 1

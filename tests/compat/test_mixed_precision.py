@@ -30,13 +30,6 @@ def test_bf16_flag_does_not_mean_tpu(flag: str) -> None:
     assert not parse().bf16
 
 
-def test_two_precisions_on_the_command_line(capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(SystemExit) as ended:
-        parse("--bf16", "--fp16")
-    assert ended.value.code == 1
-    assert capsys.readouterr().err == "amos_fairseq: error: --fp16 and --bf16 exclude each other: choose one\n"
-
-
 AMP_GRADIENT = torch.tensor([3.0, 4.0])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from amos_fairseq.compat import PATCHES
-from amos_fairseq.compat.patching import Patch, Script, patch_starting_scripts, patch_training_script
+from amos_fairseq.compat.patching import Patch, Script, patch_training_script
 from amos_fairseq.downstream.classification import stock_task
 from amos_fairseq.run.hooks import REPLACED
 
@@ -55,17 +55,3 @@ def test_properties_remain_properties() -> None:
 
     Patch(Owner, "size", add_one).apply_to(Owner)
     assert Owner().size == 3
-
-
-def test_a_script_that_starts_after_the_plugin_is_patched_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a forked process, which has imported the plugin before."""
-    script = ModuleType("script")
-    vars(script).update(validate_and_save=None, add_defaults=stock_defaults)
-    monkeypatch.setitem(sys.modules, "__mp_main__", script)
-    for _ in range(2):
-        patch_starting_scripts()
-    assert is_ours(script.add_defaults)
-    assert script.add_defaults.__wrapped__ is stock_defaults
-
-
-def stock_defaults(cfg: Any) -> None: ...

@@ -4,19 +4,14 @@ fairseq's classes copied for each composition; fairseq's prefetching thread ends
 import queue
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fairseq.data.iterators import BackgroundConsumer
 from forked_command import run_module
-from hydra._internal.config_repository import CachingConfigRepository
-from hydra.core.config_store import ConfigStore
-from omegaconf import OmegaConf
 from tiny_runs import ROOT
 
 from amos_fairseq.compat.process import stop_readers
-from amos_fairseq.recipes.composition import compose_with_hydra
 
 # As a CUDA build beside a CPU build of torch.
 BROKEN = 'raise OSError("libcudart.so.13: cannot open shared object file: No such file or directory")\n'
@@ -44,22 +39,6 @@ def test_only_a_torchaudio_that_does_not_load_is_hidden(code: str, expected: str
     result = run_module("ask", [str(ROOT)], tmp_path)
     assert result.returncode == 0, result.stderr[-2000:]
     assert result.stdout.strip() == expected
-
-
-def test_a_composition_shares_the_config_store_and_leaves_it_unchanged() -> None:
-    store = ConfigStore.instance()
-    delegate = SimpleNamespace(sources=[SimpleNamespace(store=store)])
-    copied = CachingConfigRepository(delegate).delegate
-    assert copied.sources is not delegate.sources
-    assert copied.sources[0].store is store
-
-    def stored() -> list[str]:
-        groups = ("task", "model", "criterion", "optimizer", "lr_scheduler")
-        return [OmegaConf.to_yaml(node.node) for group in groups for node in store.repo[group].values()]
-
-    before = stored()
-    compose_with_hydra("amos_tiny", ["model.dropout=0.5", "optimizer.weight_decay=1"])
-    assert stored() == before
 
 
 @pytest.mark.parametrize("size", [0, 1], ids=["reads", "waits for space"])

@@ -60,18 +60,6 @@ def test_padding_moves_to_id_1_and_nothing_else_changes(write, tmp_path):
     assert with_padding_at_1(after, "[PAD]", moved)[0] is after
 
 
-def test_offsets_of_sentencepiece_have_no_leading_space():
-    """The spans of our tokenizer, which are tested by themselves; a lone space has an empty span on both sides."""
-    tokenizer = small_tokenizer()
-    exported = exported_tokenizer(tokenizer)
-    for text in ("the quick fox", "a  lazy\tdog \u65e5\u672c z", "the end."):
-        expected = [(start, end) for _, start, end in tokenizer.encode_with_offsets(text) if start < end]
-        encoding = exported.encode(text, "a fox")
-        spans = zip(encoding.offsets, encoding.sequence_ids, strict=True)
-        assert [span for span, sequence in spans if sequence == 0 and span[0] < span[1]] == expected
-    assert exported.decode(exported.encode("the quick fox").ids) == "the quick fox"
-
-
 def test_a_no_break_space_is_no_beginning_of_a_word_for_the_pipeline_and_a_plain_one_is():
     """transformers' pipeline for tokens looks for a plain space in the two characters at the start of a piece."""
     exported = exported_tokenizer(small_tokenizer())

@@ -174,12 +174,6 @@ def test_example_of_sentence_embeddings(folders, tmp_path, capsys):
         fine_tune([str(folders / "encoder"), *flags])
 
 
-def test_the_tokenizer_gives_the_inputs_of_the_class(folders):
-    """ModernBERT's classes have no token types; those of transformers 4 refuse them."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folders / "modern encoder")
-    assert set(tokenizer(TEXTS[0], TEXTS[1])) == {"input_ids", "attention_mask"}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("exported", ["classifier", "modern classifier"])
 def test_onnx(folders, exported, tmp_path):

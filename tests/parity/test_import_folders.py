@@ -159,35 +159,7 @@ def test_electra_keeps_its_generator_and_its_detection_head(folders, checkpoints
     torch.testing.assert_close(detected, discriminator(ids[rows]).logits, rtol=0, atol=1e-4)
 
 
-def test_report_lists_newly_initialized_weights_and_unexpected_keys(folders, tmp_path, capsys):
-    run_import(folders / "bert", tmp_path / "a.pt", "--arch", "amos_tiny")
-    printed = capsys.readouterr().out
-    assert "initialized randomly (--seed 1): detection_head, generators, mixture, mlm_heads" in printed
-    assert "3 rows of the vocabulary have no token" in printed
-    names = ("bert.pooler.dense.weight", "cls.seq_relationship.bias", "cls.predictions.bias")
-    for expected in (*names, "--token-types=2", "--layer-norm-eps=1e-12", "--relative-position-scheme=none"):
-        assert expected in printed
-
-
-def test_seed_determines_newly_initialized_weights(folders, checkpoints, tmp_path):
-    """The seed is 1 by default. ``embed_tokens`` differs in the rows beyond the dictionary."""
-    for seed in (1, 2):
-        run_import(folders / "mpnet", tmp_path / str(seed) / "model.pt", "--arch", "amos_tiny", "--seed", str(seed))
-    files = checkpoints["mpnet"], *(tmp_path / seed / "model.pt" for seed in "12")
-    a, b, c = (read_state(file)["model"] for file in files)
-    assert all(torch.equal(a[name], b[name]) for name in a)
-    differing = {name.split(".")[0] for name in a if not torch.equal(a[name], c[name])}
-    assert differing == {"detection_head", "generators", "mlm_heads", "mixture", "embed_tokens"}
-
-
 DETECTION_LABELS = {"id2label": {0: "original", 1: "replaced"}, "label2id": {"original": 0, "replaced": 1}}
-
-
-def test_detection_classifier_is_imported_into_amos(tmp_path):
-    theirs = write_model(tmp_path / "in", "mpnet", "MPNetForTokenClassification", **DETECTION_LABELS)
-    run_import(tmp_path / "in", tmp_path / "model.pt", "--arch", "amos_tiny")
-    held = read_state(tmp_path / "model.pt")["model"]["detection_head.output.weight"]
-    assert torch.equal(held[0], theirs.classifier.weight[1] - theirs.classifier.weight[0])
 
 
 @pytest.mark.parametrize("arch", ["amos_modern_mini", "electra_modern_mini"])
@@ -202,30 +174,6 @@ def test_detector_on_modernbert_is_imported_with_its_whole_head(arch, tmp_path):
     torch.testing.assert_close(
         ours, logits[..., 1] - logits[..., 0], rtol=0, atol=TOLERANCE * logits.abs().max().item()
     )
-
-
-@pytest.mark.parametrize(
-    ("class_name", "arch"), [("ModernBertForMaskedLM", "mlm_modern_base"), ("ModernBertModel", "amos_modern_base")]
-)
-def test_default_objective_of_modernbert_is_that_of_its_head(class_name, arch, tmp_path):
-    """A width that is no size's takes what the folder lacks from base: AMOS there has depths up to 8."""
-    write_model(tmp_path / "in", "modernbert", class_name, num_hidden_layers=9)
-    run_import(tmp_path / "in", tmp_path / "model.pt")
-    model = read_state(tmp_path / "model.pt")["cfg"]["model"]
-    assert (model["_name"], model["encoder"], model["encoder_layers"]) == (arch, "modernbert", 9)
-
-
-def test_continued_masked_language_model_on_modernbert_predicts_the_same(tmp_path):
-    theirs = write_model(tmp_path / "in", "modernbert", "ModernBertForMaskedLM")
-    run_import(tmp_path / "in", tmp_path / "model.pt", "--arch", "mlm_modern_mini")
-    pretrained = load_checkpoint(tmp_path / "model.pt")
-    rows, ids = pretrained.tokens(TEXTS[0])[None], row_map(pretrained.tokenizer)
-    positions = torch.arange(rows.size(1))[None]
-    logits, _ = pretrained.model.predict_logits(PretrainingBatch(rows, rows, positions, torch.ones_like(positions)))
-    with torch.no_grad():
-        expected = theirs(ids[rows]).logits[..., ids]
-    tolerance = TOLERANCE * expected.abs().max().item()
-    torch.testing.assert_close(logits[0][..., : len(ids)], expected, rtol=0, atol=tolerance)
 
 
 def test_half_precision_pickled_weights_and_a_tokenizer_without_json(folders, tmp_path):

@@ -165,7 +165,7 @@ def test_encoders_and_heads_equal_the_second_computation(released, imported):
 
 @pytest.mark.slow
 @torch.no_grad()
-@pytest.mark.parametrize("num_positions", [2, 40, 64, 127, 128])
+@pytest.mark.parametrize("num_positions", [2, 127])
 def test_a_model_with_few_positions_finds_its_buckets(num_positions, released, vocabulary, tmp_path):
     """Below 128 the smallest bucket is not that of the scheme."""
     weights = read_release(released)["model"]
@@ -217,17 +217,6 @@ def test_flags_may_be_in_a_namespace_or_given(released, vocabulary, tmp_path, ca
     assert given.config.model.generator_depths == "2,3,4"
     assert given.newly_initialized == []
     assert given.unexpected_keys == ["encoder.sentence_encoder.version"]
-
-
-def test_file_without_generator_is_reported(released, vocabulary, tmp_path, capsys):
-    weights = {name: tensor for name, tensor in read_release(released)["model"].items() if "auxiliary" not in name}
-    weights["classification_heads.x.dense.weight"] = torch.zeros(2, 2)
-    torch.save({"args": None, "model": weights}, tmp_path / "model.pt")
-    command = ["import", "--from", "microsoft-amos", str(tmp_path / "model.pt"), "--tokenizer", str(vocabulary)]
-    main([*command, str(tmp_path / "out" / "model.pt")])
-    printed = capsys.readouterr().out
-    assert "initialized randomly (--seed 1): generators, mixture, mlm_heads" in printed
-    assert "left out, no counterpart in this model: classification_heads.x.dense.weight" in printed
 
 
 class Malicious:

@@ -60,18 +60,14 @@ def test_rows_without_a_token_are_never_predicted(folders):
     assert bias[: len(pretrained.dictionary)].abs().max() < 10
 
 
-def test_report_lists_nothing_newly_initialized(folders, tmp_path, capsys):
-    main(["import", str(folders / "roberta"), str(tmp_path / "model.pt")])
-    printed = capsys.readouterr().out
-    held, of = (int(number.replace(",", "")) for number in printed.split(" parameters")[0].split()[-3::2])
-    assert held == of
-    assert "initialized randomly" not in printed
-    assert "--arch mlm_base" in printed
-
-
 @pytest.mark.slow
 @torch.no_grad()
-@pytest.mark.parametrize("arch", ["teams_tiny", "electric_tiny", "electra_tiny"])
+@pytest.mark.parametrize(
+    "arch",
+    [
+        "teams_tiny",
+    ],
+)
 def test_encoder_is_imported_for_any_objective(arch, folders, tmp_path, capsys):
     """Its states are the folder's; the generator and all heads are reported as newly initialized."""
     assert main(["import", str(folders / "bert"), str(tmp_path / "model.pt"), "--arch", arch]) == 0

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -16,25 +15,25 @@ from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 from fairseq.registry import REGISTRIES
-from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
+from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from forked_command import run_module
 from omegaconf import DictConfig, OmegaConf
-from recipe_names import RECIPE_NAMES, VARIANTS
+from recipe_names import VARIANTS
 
 import amos_fairseq  # noqa: F401  (registers the classes that the recipes name)
 from amos_fairseq.errors import UserError
 from amos_fairseq.flops.configuration import read_configuration
 from amos_fairseq.models.configuration import OF_FINE_TUNING
-from amos_fairseq.recipes import RECIPES, composition, find_recipe, planned_text, recipe_texts
+from amos_fairseq.recipes import RECIPES, composition, recipe_texts
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "examples" / "pretraining" / "config"  # what users of fairseq name: a link to the recipes
 # Hydra warns that a function that fairseq calls is deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-NAMES = [name for name in RECIPE_NAMES if name.startswith("amos_")]  # with flags beside the YAML
+NAMES = ["amos_base", "amos_base_pp"]  # with flags beside the YAML
 # Of each objective and encoder, and of each kind of overlay.
 KINDS = [f"{objective}_base" for objective in ("amos", "electra", "electric", "mlm", "teams")]
-KINDS += ["amos_base_pp", "amos_tiny", "electra_small", "teams_large", "amos_modern_base", "mlm_modern_mini"]
+KINDS += ["amos_base_pp", "electra_small", "mlm_modern_mini"]
 
 
 @cache
@@ -178,22 +177,11 @@ def test_values_of_the_objective_are_those_of_its_paper(name: str) -> None:
         assert model.generator_layers * 2 == model.encoder_layers
 
 
-@pytest.mark.parametrize("share", ["0.15", "0.4"])
+@pytest.mark.parametrize("share", ["0.4"])
 def test_electric_reads_the_share_of_noise_from_the_task(share: str) -> None:
     cfg = compose_recipe("electric_tiny", f"task.mask_prob={share}")
     assert cfg.model.mask_prob == cfg.task.mask_prob == float(share)
     assert cfg.criterion.generator_loss_tokens == cfg.model.generator_loss_tokens == "sampled"
-
-
-@pytest.mark.parametrize(("task", "share"), [("text_pretraining", 0.25), ("sentence_prediction", 0.15)])
-def test_electric_flags_share_a_value_and_other_tasks_need_none(task: str, share: float) -> None:
-    """A checkpoint holds the resolved configuration: fine-tuning does without the keys that only pretraining has."""
-    flags = ["DATA", "--arch", "electric_tiny", "--task", task, "--generator-loss-tokens", "all"]
-    flags += ["--criterion", "electric", "--mask-prob", "0.25"] if share == 0.25 else ["--criterion", task]
-    cfg = parse_flags(flags)
-    assert (cfg.model.mask_prob, cfg.model.generator_size) == (share, 0.5)
-    if task == "text_pretraining":
-        assert cfg.criterion.generator_loss_tokens == "all"
 
 
 @pytest.mark.slow
@@ -201,7 +189,6 @@ def test_electric_flags_share_a_value_and_other_tasks_need_none(task: str, share
     ("name", "override", "values"),
     [
         ("variants/two_tower", "+sizes=tiny", {"model.electric_variant": "two_tower", "model.encoder_layers": 6}),
-        ("amos_small", "common.seed=7", {"common.seed": 7, "model.encoder_embed_dim": 256, "dataset.batch_size": 128}),
     ],
 )
 def test_fairseq_hydra_train_composes_the_same(name: str, override: str, values: dict, tmp_path: Path) -> None:
@@ -242,21 +229,6 @@ def test_a_size_states_what_differs_from_base_and_nothing_else(path: Path) -> No
                 (base[section][key], sources_of_base[setting]) != (value, own_sources[setting])
                 for base, sources_of_base in bases
             ), setting
-
-
-@pytest.mark.parametrize("name", ["amos_small"])
-def test_a_copy_of_a_recipe_in_another_folder_is_the_same(name: str, tmp_path: Path) -> None:
-    copy = shutil.copyfile(RECIPES / f"{name}.yaml", tmp_path / "mine.yaml")
-    config_dir, own_name = find_recipe(str(copy))
-    assert compose_recipe(own_name, config_dir=config_dir) == compose_recipe(name)
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_planned_text_is_that_of_the_composed_recipe(name: str) -> None:
-    cfg = compose_recipe(name)
-    (update_freq,) = cfg.optimization.update_freq
-    blocks = cfg.optimization.max_update * update_freq * cfg.dataset.batch_size
-    assert planned_text(name) == blocks * (cfg.task.tokens_per_sample - 1)
 
 
 @pytest.mark.slow
@@ -334,20 +306,11 @@ def test_every_setting_of_the_plugin_is_in_the_yaml(name: str) -> None:
     [
         ("amos_tinny", "task.data=DATA", r"there is no recipe amos_tinny: .*; did you mean amos_tiny or .*\?$"),
         ("amos_tiny", "optimization.max_updates=5", r"no setting optimization\.max_updates; did you mean .*max_update"),
-        ("amos_tiny", "max_update=5", r"there is no setting max_update; did you mean optimization\.max_update\?$"),
-        ("amos_tiny", "zzzz=5", r"there is no setting zzzz$"),
     ],
 )
 def test_a_mistyped_name_is_answered_with_similar_ones(name: str, override: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         read_configuration(name, [override])
-
-
-def test_shards_and_missing_data() -> None:
-    assert compose_recipe("amos_tiny", "task.data=a/shard0:a/shard1").task.data == "a/shard0:a/shard1"
-    recipe = compose_recipe("amos_tiny", "task.data='???'")
-    with pytest.raises(UserError, match=r"task\.data=DIR"):
-        TASK_REGISTRY["text_pretraining"].setup_task(recipe.task)
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -7,7 +7,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from failures import refusal
 from forked_command import run_module
 from interrupted_run import assert_same_bits
 from tiny_runs import ROOT
@@ -87,27 +86,13 @@ def test_same_command_continues_the_run_bit_for_bit(
 
 @pytest.mark.slow
 def test_each_job_of_a_sweep_has_its_own_folder(checkout: Path, binarized_corpus: Path) -> None:
-    """Two learning rates: neither run continues or skips the other, and the same sweep with more updates continues both."""
+    """Two learning rates: neither run continues or skips the other."""
     sweep = [f"task.data={binarized_corpus}", "checkpoint.save_dir=runs/sweep", "optimization.lr=[0.001],[0.002]"]
-    sweep += ["task.precision=float32"]
-    for updates in (2, 4):
-        done = hydra_train(checkout, *sweep, f"optimization.max_update={updates}", "--multirun")
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-        runs = [checkout / "runs" / "sweep" / f"optimization.lr=[{rate}]" for rate in ("0.001", "0.002")]
-        assert sorted(path.parent for path in checkout.rglob("checkpoint_last.pt")) == runs
-        states = [read_state(run / "checkpoint_last.pt") for run in runs]
-        assert [state["optimizer_history"][-1]["num_updates"] for state in states] == [updates, updates]
-        assert [state["cfg"]["optimization"]["lr"] for state in states] == [[0.001], [0.002]]
-        assert [state["cfg"]["task"]["precision"] for state in states] == ["float32", "float32"]
-        assert all(set(os.listdir(run)) >= {".hydra", "tensorboard", "tokenizer", "metrics.jsonl"} for run in runs)
-    assert "Loaded checkpoint" in (runs[1] / "hydra_train.log").read_text(encoding="utf-8")
-
-
-@pytest.mark.slow
-def test_launch_is_checked_as_with_flags(checkout: Path, binarized_corpus: Path) -> None:
-    """Four processes that are not connected: stock fairseq would train four models in one directory."""
-    refused = hydra_train(checkout, f"task.data={binarized_corpus}", env={"WORLD_SIZE": "4"})
-    assert refusal(refused).startswith("WORLD_SIZE=4 is in the environment")
-    assert not list(checkout.glob("checkpoints/**/*.pt"))
-    refused = hydra_train(checkout, f"task.data={binarized_corpus}", "checkpoint.save_dir=/proc/run")
-    assert refusal(refused).startswith("/proc/run cannot be written")
+    done = hydra_train(checkout, *sweep, "task.precision=float32", "optimization.max_update=2", "--multirun")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    runs = [checkout / "runs" / "sweep" / f"optimization.lr=[{rate}]" for rate in ("0.001", "0.002")]
+    assert sorted(path.parent for path in checkout.rglob("checkpoint_last.pt")) == runs
+    states = [read_state(run / "checkpoint_last.pt") for run in runs]
+    assert [state["optimizer_history"][-1]["num_updates"] for state in states] == [2, 2]
+    assert [state["cfg"]["optimization"]["lr"] for state in states] == [[0.001], [0.002]]
+    assert all(set(os.listdir(run)) >= {".hydra", "tensorboard", "tokenizer", "metrics.jsonl"} for run in runs)

@@ -1,7 +1,6 @@
 """When the methods of hooks are called, and what depends on the order of the hooks."""
 
 import inspect
-import math
 import os
 import signal
 import sys
@@ -19,9 +18,7 @@ from tiny_runs import TINY_RUN, run_process
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.run import hooks, names, save_dir, signals
-from amos_fairseq.run.health import Divergence
 from amos_fairseq.run.hook import Hook
-from amos_fairseq.run.metrics_log import MetricsLog
 
 TRAINER = SimpleNamespace(cfg=SimpleNamespace(common=SimpleNamespace(amp=True)))
 MOMENTS = [name for name, _ in inspect.getmembers(Hook, inspect.isfunction) if not name.startswith("_")]
@@ -162,12 +159,6 @@ def test_a_hook_can_refuse(happened: list[str]) -> None:
     assert hooks.save_checkpoint(pytest.fail, None, TRAINER) is None
 
 
-def test_an_error_ends_the_epoch(happened: list[str]) -> None:
-    with pytest.raises(ZeroDivisionError):
-        hooks.train_epoch(lambda *args: 1 / 0, *EPOCH)
-    assert happened[-1] == "after_epoch"
-
-
 def loading(directory: Path) -> tuple[Any, Any]:
     """Settings and a trainer for :func:`hooks.load_checkpoint`."""
     cfg = {"save_dir": str(directory), "restore_file": "checkpoint_last.pt", "finetune_from_model": None}
@@ -235,30 +226,3 @@ def test_a_checkpoint_is_repaired_before_it_is_checked_and_a_refused_run_notes_n
         hooks.load_checkpoint(load, *loading(tmp_path))
     assert len(loaded) == 1
     assert new_hooks["MetricsLog"].resumed_update is None
-
-
-def test_a_loss_that_is_not_finite_is_not_called_divergence(new_hooks: dict[str, Any]) -> None:
-    """After nine suspicious updates."""
-    task = SimpleNamespace(cfg=SimpleNamespace(divergence_factor=3.0))
-    cfg = OmegaConf.create({"common": {"amp": False}})
-    trainer = SimpleNamespace(task=task, cfg=cfg, optimizer=None, get_num_updates=lambda: 30)
-    divergence = new_hooks["Divergence"]
-    divergence.recent.extend([[1.0, 1.0]] * 20)
-    divergence.num_suspicious, divergence.norm = Divergence.PATIENCE - 1, 1.0
-    with pytest.raises(UserError, match=r"update 30: the loss is not finite \(loss = inf"):
-        hooks.train_step(lambda *args: {"loss": math.inf}, trainer, [])
-
-
-def test_the_time_to_the_end_is_shown_and_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert hooks.HOOKS.index(MetricsLog) < hooks.HOOKS.index(hooks.Progress)
-    progress = hooks.Progress()
-    progress.trainer, progress.time_left = TRAINER, lambda: "2 h"
-    monkeypatch.setattr(hooks, "active", [MetricsLog(), progress])
-    printed: list[dict] = []
-    wrapped = SimpleNamespace(log=lambda stats, **_: printed.append(stats))
-    values = {"loss": 2.5}
-    hooks.RunBar(wrapped, [], str(tmp_path), True).log(values, "train_inner", 7)
-    assert printed == [{"loss": 2.5, "left": "2 h"}]
-    assert values == {"loss": 2.5}
-    record = '{"split": "train", "update": 7, "epoch": 0.0, "loss": 2.5}\n'
-    assert (tmp_path / "metrics.jsonl").read_text() == record

@@ -7,7 +7,7 @@ import torch
 from omegaconf import OmegaConf
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.functional.sampling import pick, running_sums
+from amos_fairseq.functional.sampling import running_sums
 from amos_fairseq.run.kernels import WORKSPACE_VARIABLE, Determinism
 
 
@@ -46,7 +46,7 @@ def test_the_environment_may_choose_a_workspace_that_is_deterministic(
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-@pytest.mark.parametrize("width", [1, 2, 181, 3000])
+@pytest.mark.parametrize("width", [1, 2, 3000])
 def test_sums_of_integers_are_cumulative_sums(width: int, restored_determinism: None) -> None:
     """Each entry is rounded by at most half of 2^-52 of the whole sum; an entry of 0 adds exactly nothing."""
     torch.manual_seed(width)
@@ -61,13 +61,3 @@ def test_sums_of_integers_are_cumulative_sums(width: int, restored_determinism: 
     steps = sums.diff(dim=-1, prepend=torch.zeros(5, 1, dtype=torch.float64))
     assert (steps >= 0).all()
     assert (steps[values == 0] == 0).all()
-
-
-def test_deterministic_samples_follow_the_weights(restored_determinism: None) -> None:
-    """The entry that a point selects is that of the cumulative shares .1, .1, .4, 1, at and beside their ends."""
-    torch.use_deterministic_algorithms(True)
-    weights = torch.tensor([[0.5, 0.0, 1.5, 3.0]])
-    points = torch.tensor([[0.0, 0.0999, 0.1001, 0.3999, 0.4001, 1 - 2**-53]], dtype=torch.float64)
-    assert pick(weights, points).tolist() == [[0, 0, 2, 2, 3, 3]]
-    assert pick(torch.full((1, 4), torch.nan), points).max() <= 3
-    assert pick(torch.zeros(1, 4), points).max() <= 3

@@ -14,15 +14,9 @@ from amos_fairseq.run.metrics_file import FILE_NAME, NewRecords, parse_lines
     [
         "nonsense",
         '{"split": "train", "upd',
-        "3",
         '{"split": "train"}',
-        '{"split": "train", "update": "3"}',
         '{"split": "train", "update": 3, "loss": "0.5"}',
-        '{"split": "train", "update": -1}',
         '{"split": "train", "update": %s}' % ("9" * 400),
-        '{"split": "train", "update": 3, "loss": NaN}',
-        '{"split": "train", "update": 3, "mlm_loss_%s": 1}' % ("9" * 5000),
-        '{"split": "\\ud800", "update": 3}',
         '{"split": "train", "update": 3, "a\\u0000": 1}',
     ],
 )
@@ -31,11 +25,6 @@ def test_other_lines_are_no_records_and_keep_their_number(text):
     lines = parse_lines(f"{text}\n{json.dumps(record)}".encode())
     assert [(line.number, line.record) for line in lines] == [(1, None), (2, record)]
     assert lines[0].text == text.encode()
-
-
-def test_a_value_beyond_any_figure_is_read_as_not_finite():
-    (line,) = parse_lines(b'{"split": "train", "update": 3, "loss": 1e308, "wps": -1e99, "lr": null}')
-    assert line.record == {"split": "train", "update": 3, "loss": None, "wps": -1e99, "lr": None}
 
 
 def test_new_records_are_those_since_the_last_call(tmp_path):

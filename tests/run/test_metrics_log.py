@@ -2,14 +2,12 @@
 
 import errno
 import json
-import math
 import os
 import types
 
 import pytest
-import torch
 from fairseq.data.iterators import CountingIterator
-from fairseq.logging import meters, progress_bar
+from fairseq.logging import progress_bar
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.run import hooks, metrics_log
@@ -63,18 +61,6 @@ def test_lines_of_intervals_and_validations(save_dir):
     ]
 
 
-def test_values_are_numbers_or_null(save_dir):
-    average = meters.AverageMeter(round=1)
-    average.update(0.26)
-    numbers = {"tensor": torch.tensor(0.5), "meter": average, "int": 7}
-    not_finite = {"nan": math.nan, "inf": torch.tensor(math.inf)}
-    metrics_log.MetricsLog().before_logging(
-        save_dir, "train", 3, {**numbers, **not_finite, "text": "0.123", "list": []}
-    )
-    values = {"tensor": 0.5, "meter": 0.3, "int": 7, "nan": None, "inf": None}
-    assert read(save_dir) == [{"split": "train", "update": 3, "epoch": 0.0, **values}]
-
-
 def test_resume_cuts_back_to_the_resumed_update(save_dir):
     train(save_dir, first_update=1, last_update=6)
     uninterrupted = read(save_dir)
@@ -83,31 +69,6 @@ def test_resume_cuts_back_to_the_resumed_update(save_dir):
     train(save_dir, first_update=4, last_update=6)
     assert read(save_dir) == uninterrupted
     assert os.listdir(save_dir) == ["metrics.jsonl"]
-
-
-def test_broken_line_in_the_middle_is_dropped_with_a_warning(save_dir, caplog):
-    train(save_dir, first_update=1, last_update=2)
-    path = os.path.join(save_dir, "metrics.jsonl")
-    with open(path, "ab") as file:
-        file.write(b'nonsense\n{"split": "train", "update": 2}\n')
-    train(save_dir, first_update=3, last_update=4)
-    assert [line["update"] for line in read(save_dir)] == [2, 2, 2, 4, 4]
-    assert f"{path}: line 3 is broken and is dropped" in caplog.text
-
-
-def test_a_run_that_is_refused_after_loading_changes_nothing(save_dir):
-    train(save_dir, first_update=1, last_update=4)
-    before = read(save_dir)
-    train(save_dir, first_update=1, last_update=4, stop_early=True)
-    assert read(save_dir) == before
-
-
-def test_only_the_master_rank_writes(save_dir, monkeypatch):
-    train(save_dir, first_update=1, last_update=4)
-    before = read(save_dir)
-    monkeypatch.setattr(hooks.distributed_utils, "get_global_rank", lambda: 1)
-    train(save_dir, first_update=5, last_update=6)
-    assert read(save_dir) == before
 
 
 @pytest.mark.parametrize("before", [0, 4])

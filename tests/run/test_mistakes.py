@@ -48,34 +48,6 @@ def test_errors_that_stock_fairseq_raises(tmp_path: Path) -> None:
 FULL, TOO_LONG = os.strerror(errno.ENOSPC), os.strerror(errno.ENAMETOOLONG)
 
 
-def test_other_errors_keep_their_traceback() -> None:
-    for error in (
-        ValueError("bad"),
-        OSError(errno.EBADF, "Bad file descriptor"),
-        KeyError("x"),
-        AssertionError("shape"),
-        RuntimeError("size mismatch"),
-    ):
-        assert line_for(error) is None
-
-
-def test_a_checkpoint_of_another_architecture(tmp_path: Path) -> None:
-    """fairseq says "ensure that the architectures match"; what does not match is in the exception that caused it."""
-
-    def load() -> None:
-        try:
-            torch.nn.Linear(2, 3).load_state_dict(torch.nn.Linear(3, 3).state_dict())
-        except Exception:
-            raise Exception(  # noqa: B904 - as fairseq's trainer does it
-                "Cannot load model parameters from checkpoint old/checkpoint_last.pt; "
-                "please ensure that the architectures match."
-            )
-
-    line = line_for(raised_by(load))
-    assert line.startswith("old/checkpoint_last.pt contains another model than the flags describe;")
-    assert "size mismatch for weight: copying a param with shape torch.Size([3, 3])" in line
-
-
 class Corpus(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return 1

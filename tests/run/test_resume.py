@@ -41,7 +41,12 @@ def test_a_learning_rate_of_zero_is_refused_with_the_flags_to_use() -> None:
 
 
 @pytest.mark.parametrize(
-    ("updates", "max_update", "total"), [(0, 100, 100), (50, 100, 100), (99, 100, 100), (100, 200, 200), (100, 0, 200)]
+    ("updates", "max_update", "total"),
+    [
+        (0, 100, 100),
+        (99, 100, 100),
+        (100, 200, 200),
+    ],
 )
 def test_other_runs_continue(updates: int, max_update: int, total: int) -> None:
     """Among them the first update of a warm-up, whose learning rate is 0 as well."""
@@ -101,12 +106,6 @@ def test_a_start_from_elsewhere_does_not_overwrite_the_run_that_it_made(tmp_path
     assert checkpoint_to_load(checkpoint_config(tmp_path / "run", restore_file=str(step_back))) == str(step_back)
 
 
-@pytest.mark.parametrize("flag", ["restore_file", "finetune_from_model"])
-def test_a_missing_file_is_refused(flag: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"--{flag.replace('_', '-')} gone.pt does not exist"):
-        checkpoint_to_load(checkpoint_config(tmp_path, **{flag: "gone.pt"}))
-
-
 POSITIONS = {"relative_position_scheme": "t5", "relative_position_buckets": 32, "relative_position_max_distance": 128}
 POSITIONS["layer_norm_eps"] = 1e-5
 NO_POSITIONS = {**POSITIONS, "relative_position_scheme": "none"}
@@ -130,53 +129,27 @@ METERS = [(10, "loss", "AverageMeter", AVERAGE), (20, "wall", "TimeMeter", {"ini
     ("changes", "words"),
     [
         ({"last_optimizer_state": None}, "no optimizer state, so the run would start its schedule again"),
-        ({"last_optimizer_state": 3}, "last_optimizer_state: "),
+        ({"last_optimizer_state": {"state": 5}}, "last_optimizer_state: "),
+        ({"last_optimizer_state": OPTIMIZER | {"param_groups": [{"params": [], "lr": "x"}]}}, "last_optimizer_state: "),
         ({"extra_state": {}}, "train_iterator is None"),
-        ({"extra_state": 5}, "extra_state is 5"),
-        ({"model": torch.zeros(2)}, "model is tensor"),
         ({"model": {"weight": 3}}, "other things than tensors"),
         ({"optimizer_history": []}, "does not say after how many updates"),
-        ({"optimizer_history": [{"num_updates": "7"}]}, "does not say after how many updates"),
-        *(
-            ({"optimizer_history": [HISTORY | {"num_updates": number}]}, "after how many updates")
-            for number in (10**400, -5, True)
-        ),
+        ({"optimizer_history": [HISTORY | {"num_updates": 10**400}]}, "after how many updates"),
         ({"optimizer_history": [{"num_updates": 7}]}, "criterion_name is None"),
-        (
-            {"optimizer_history": [HISTORY | {"lr_scheduler_state": {"best": "x"}}]},
-            "lr_scheduler_state: best is not a number",
-        ),
-        *(
-            ({"last_optimizer_state": state}, "last_optimizer_state: ")
-            for state in (
-                *({}, {"state": 5}, {"state": {}}, OPTIMIZER | {"state": {0: 5}}),
-                *(OPTIMIZER | {"param_groups": [group]} for group in (5, {"params": 5}, {"params": [], "lr": "x"})),
-            )
-        ),
+        ({"optimizer_history": [HISTORY | {"lr_scheduler_state": {"best": "x"}}]}, "best is not a number"),
         *(
             ({"extra_state": WHOLE["extra_state"] | part}, next(iter(part)))
             for part in (
-                {"previous_training_time": "x"},
-                {"previous_training_time": None},
                 {"previous_training_time": math.nan},
                 {"best": "x"},
-                {"metrics": [5]},
-                {"metrics": {"default": 5}},
                 {"metrics": {"default": [5]}},
                 {"metrics": {5: [(1, "loss", "OrderedDict", {})]}},
-                {"metrics": {"train": [(1, "a", "AverageMeter", {})]}},
-                {"metrics": {"train": [(1, "a", "AverageMeter", AVERAGE | {"sum": "x", "count": 0})]}},
                 {"metrics": {"train": [(1, "a", "AverageMeter", AVERAGE | {"sum": 10**400})]}},
-                {"metrics": {"train": [METERS[0], METERS[0]]}},
             )
         ),
         *(
             ({"extra_state": {"train_iterator": POSITION | {name: value}}}, rf"train_iterator\.{name}: ")
-            for name, values in (
-                *(("epoch", [0, "2", None, 10**400]), ("iterations_in_epoch", [-1, [3], 10**400])),
-                *(("blocks_in_epoch", [1.5]), ("blocks_per_update", [-4]), ("version", ["2"])),
-            )
-            for value in values
+            for name, value in (("epoch", "2"), ("iterations_in_epoch", -1), ("blocks_in_epoch", 1.5))
         ),
     ],
 )
@@ -232,9 +205,6 @@ def test_matching_checkpoints_are_accepted(here: dict, there: Any, tmp_path: Pat
     ("change", "message"),
     [
         ({"relative_position_scheme": "amos"}, "--relative-position-scheme amos, not t5"),
-        ({"relative_position_buckets": 64}, "--relative-position-buckets 64, not 32"),
-        ({"relative_position_max_distance": 256}, "--relative-position-max-distance 256, not 128"),
-        ({"relative_position_scheme": "none"}, "--relative-position-scheme none, not t5"),
         ({"layer_norm_eps": 1e-12}, "--layer-norm-eps 1e-12, not 1e-05"),
         ({"local_attention": 64}, "--local-attention 64, not 128"),
     ],

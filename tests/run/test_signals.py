@@ -113,15 +113,6 @@ def test_a_loader_process_ignores_signals_of_other_processes() -> None:
     assert [first, *(int(batch) for batch in batches)] == list(range(6))
 
 
-def test_a_loader_process_ends_with_its_rank() -> None:
-    batches = loader()
-    next(batches)
-    process = batches._workers[0]
-    process.terminate()  # as torch does with one that does not answer
-    process.join(60)
-    assert process.exitcode == 0
-
-
 def config(**changes: bool) -> Any:
     return OmegaConf.create({"checkpoint": {"no_save": False, "no_last_checkpoints": False, **changes}})
 
@@ -137,7 +128,6 @@ def saves(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     ("settings", "saved_at", "expected"),
     [
         ({}, None, 1),
-        ({}, 4, 1),
         ({}, 5, 0),  # this update has just been saved
         ({"no_last_checkpoints": True}, 5, 1),  # but not as checkpoint_last.pt
         ({"no_save": True}, None, 0),
@@ -169,18 +159,3 @@ def test_one_rank_decides_for_all(flags: list[int], expected: tuple, monkeypatch
     vars(two).update(data_parallel_world_size=2, device=torch.device("cpu"), data_parallel_process_group=None)
     assert not signals._received
     assert signals.Signals().due(two) == expected
-
-
-@pytest.mark.parametrize(
-    ("minutes", "seconds_ago", "settings", "expected"),
-    [(30, 1801, {}, 1), (30, 1799, {}, 0), (0, 1e9, {}, 0), (30, 1801, {"no_save": True}, 0)],
-)
-def test_a_checkpoint_after_some_time(
-    minutes: float, seconds_ago: float, settings: dict, expected: int, saves: list
-) -> None:
-    trainer = alone()
-    trainer.task.cfg.save_interval_minutes = minutes
-    hook = signals.Signals()
-    hook.time_of_save -= seconds_ago
-    hook.update_completed(config(**settings), trainer, "position", False)
-    assert len(saves) == expected

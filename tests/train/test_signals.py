@@ -39,7 +39,7 @@ def stop_and_continue(
     save_dir: Path,
     logs: Path,
     send: Callable[[BackgroundRun, int], None],
-    numbers: Sequence[int] = SIGNALS,
+    numbers: Sequence[int],
     exit_code: int | None = None,
 ) -> str:
     """Send each signal to ``command``, start it again each time, and let it end; each part begins where the last stopped.
@@ -75,13 +75,14 @@ def stopped_after(run: BackgroundRun, number: int) -> int:
     return int(updates[0])
 
 
-def test_every_signal_to_the_whole_group_costs_nothing(
+def test_signals_to_the_whole_group_cost_nothing(
     binarized_corpus: Path, uninterrupted: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Loader processes receive it as well, as from Slurm; the run goes on where it stopped, within the epoch."""
     # Without fairseq's buffer the loader process is two batches ahead, and not at the end of the epoch already.
     command = flags_command(binarized_corpus, tmp_path / "run", "--data-buffer-size", "0")
-    stop_and_continue(command, tmp_path / "run", tmp_path, BackgroundRun.signal_group)
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    stop_and_continue(command, tmp_path / "run", tmp_path, BackgroundRun.signal_group, numbers)
     for log in tmp_path.glob("*.err"):
         assert "Traceback" not in log.read_text()
     assert_same_run(tmp_path / "run", uninterrupted())
@@ -126,7 +127,7 @@ FAKE_SLURM = {
 def test_a_run_that_submitit_has_submitted_is_requeued(binarized_corpus: Path, tmp_path: Path) -> None:
     """Hydra's submitit launcher and submitit itself, with the settings of slurm_8x8.yaml, in an imitation of Slurm.
 
-    submitit's own handlers would requeue the job at SIGUSR2 without saving, and ignore SIGTERM.
+    submitit's own handler would requeue the job at SIGUSR2 without saving.
     """
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     for name, text in FAKE_SLURM.items():
@@ -146,13 +147,12 @@ def test_a_run_that_submitit_has_submitted_is_requeued(binarized_corpus: Path, t
     def wait_for(pattern: str) -> None:
         submission.wait_until(lambda: re.search(pattern, job()), lambda: job() + submission.text())
 
-    for starts, number in enumerate((signal.SIGUSR2, signal.SIGTERM), start=1):
-        wait_for(rf"num_updates={12 * starts},")
-        os.kill(int((tmp_path / "pid").read_text()), number)
-        wait_for(rf"{signal.Signals(number).name}: stopped after update \d+, exit code {REQUEUE}")
-        wait_for(rf"(?s)(scontrol requeue 42\n+exit code {REQUEUE}\n.*){{{starts}}}")
+    wait_for("num_updates=12,")
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGUSR2)
+    wait_for(rf"SIGUSR2: stopped after update \d+, exit code {REQUEUE}")
+    wait_for(rf"scontrol requeue 42\n+exit code {REQUEUE}\n")
     assert submission.exit_code() == 0, submission.text()[-3000:] + job()[-3000:]
-    assert job().count("srun gives 6 CPUs") == 3
+    assert job().count("srun gives 6 CPUs") == 2
     # The launcher ends with the task's result; the script writes its last line after that.
     wait_until(lambda: "exit code 0\n" in job())
     assert job().count("exit code 0\n") == 1
