@@ -75,11 +75,6 @@ def test_batched_texts_equal_single_texts(encoder):
     assert every.states[~every.mask].abs().max() == 0
 
 
-def test_texts_from_a_generator_and_a_single_text(encoder):
-    torch.testing.assert_close(encoder(text for text in TEXTS).states, encoder(TEXTS).states, rtol=0, atol=0)
-    assert torch.equal(encoder("the end").tokens, encoder(["the end"]).tokens)
-
-
 def test_stream_reads_no_text_ahead(encoder):
     """From an endless corpus: in order, batch by batch."""
     taken = itertools.count()
@@ -206,20 +201,6 @@ def test_length_limit(encoder):
     assert len(pair) == 80
     assert pair == [*first, *whole[1 : 80 - len(first)].tolist(), eos]
     assert len(next(encoder.stream([(long, long)], truncate=True)).tokens[0]) == 80
-
-
-@pytest.mark.parametrize(
-    ("texts", "named"),
-    [
-        ([], "there is no text to encode"),
-        (["the end", ("the end", "")], "text 2: the text is empty"),
-        ([7], "text 1: expected a string or a pair of strings, got 7"),
-        ([("a", "b", "c")], "text 1: expected a string or a pair"),
-    ],
-)
-def test_texts_that_are_refused(encoder, texts, named):
-    with pytest.raises(UserError, match=named):
-        encoder(texts)
 
 
 def test_settings_that_are_refused(save_dir):

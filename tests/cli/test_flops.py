@@ -52,23 +52,6 @@ def test_run_is_counted_with_its_own_settings_and_vocabulary(capsys: pytest.Capt
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"criterion": {"_name": "unknown"}}, "the criterion 'unknown' is not known"),
-        ({"common": 5}, "has no settings in cfg.common"),
-        ({}, "does not contain the settings of a run (task._name is missing)"),
-    ],
-)
-def test_settings_of_a_stranger_are_one_line(
-    settings: dict, message: str, capsys: pytest.CaptureFixture, tmp_path: Path
-) -> None:
-    write_save_dir(tmp_path)
-    state = read_state(tmp_path / "checkpoint_last.pt")
-    torch.save(state | {"cfg": state["cfg"] | settings}, tmp_path / "checkpoint_last.pt")
-    assert message in error_line(capsys, main, "flops", tmp_path)
-
-
-@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["amos_nope"], "there is no recipe amos_nope"),

@@ -81,9 +81,7 @@ def identities(benchmark: Benchmark) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("kind", ["glue", "squad", "tagging"])
-def test_raw_files_give_the_bits_of_prepare_and_keep_them(
-    kind: str, start: Path, planned: Callable[..., Benchmark], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_raw_files_give_the_bits_of_prepare_and_keep_them(kind, start, planned, tmp_path, capsys) -> None:
     raw, out = Raw(kind, tmp_path), tmp_path / "out"
     prepare(kind)([*raw.prepare, start / "tokenizer", "--out", tmp_path / "prepared"])
     expected = planned(
@@ -117,9 +115,7 @@ def test_raw_files_give_the_bits_of_prepare_and_keep_them(
     assert identities(again).items() - identities(found).items() == {(task, again.tasks[task].data_sha256)}
 
 
-def test_tests_sets_of_glue_can_be_added_to_results(
-    planned: Callable[..., Benchmark], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tests_sets_of_glue_can_be_added_to_results(planned, tmp_path, capsys) -> None:
     """No score depends on them. AX, which the model of MNLI predicts, is converted with ``--write-test`` alone."""
     raw, out = write_raw_glue(tmp_path / "raw", "MNLI", "diagnostic"), tmp_path / "out"
     tests = {path.name: path.read_bytes() for path in (raw / "MNLI").glob("test*")}
@@ -137,9 +133,7 @@ def test_tests_sets_of_glue_can_be_added_to_results(
     assert identities(second) == identities(first)
 
 
-def test_a_checkpoint_with_another_tokenizer(
-    start: Path, planned: Callable[..., Benchmark], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_with_another_tokenizer(start, planned, tmp_path, capsys) -> None:
     """OUT's data are made again, unless it has results."""
     raw, out = Raw("tagging", tmp_path), tmp_path / "out"
     first = planned("tag", out, *raw.flags)
@@ -162,9 +156,7 @@ def test_a_checkpoint_with_another_tokenizer(
     )
 
 
-def test_what_cannot_be_used_is_refused_in_one_line(
-    start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_used_is_refused_in_one_line(start, tmp_path, capsys) -> None:
     raw = write_columns(tmp_path / "train.txt", make_sentences())
     for command, flags, reason in (
         ("tag", [], "there are no data: give raw files as --train FILE --dev FILE, or prepared ones as --data DIR"),
@@ -191,9 +183,7 @@ RELATIONS = (
 PROBE = ["--updates", "2", "--part", "discriminator", "--device", "cpu"]
 
 
-def test_folder_of_corpora_is_probed(
-    start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_of_corpora_is_probed(start, tmp_path, capsys, monkeypatch) -> None:
     """Found by the names of files, compressed ones too; a corpus that is added later changes nothing of the others."""
     monkeypatch.setattr(experiment, "plot_probing", lambda results, out: None)  # seconds
     raw, out = tmp_path / "raw", tmp_path / "out"

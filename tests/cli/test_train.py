@@ -41,9 +41,7 @@ def test_recipe_by_name_and_by_path(started: list[list[str]], tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("setting", ["scoring=true", "optimizer=null"])
-def test_a_value_in_place_of_a_group_is_one_line(
-    setting: str, started: list[list[str]], capsys: pytest.CaptureFixture
-) -> None:
+def test_a_value_in_place_of_a_group_is_one_line(setting, started, capsys) -> None:
     name = setting.lstrip("+").partition("=")[0]
     line = error_line(capsys, main, "train", "amos_base", "task.data=D", setting)
     assert f"{setting}: {name} is a group of settings: name one of them, as in {name}._name=VALUE" in line
@@ -65,9 +63,7 @@ def test_paths_are_quoted_for_hydra(path: str) -> None:
         ("broken.yaml", "broken.yaml is not YAML"),
     ],
 )
-def test_missing_recipe_is_one_line(
-    recipe: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_missing_recipe_is_one_line(recipe, message, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "old.yml").touch()
     (tmp_path / "broken.yaml").write_text("a: [")

@@ -153,9 +153,7 @@ def test_a_link_to_a_disk_that_is_not_mounted_is_an_error(others: bool, save_dir
 
 
 @pytest.mark.parametrize("is_foreign", [True, False], ids=["foreign class", "full disk"])
-def test_errors_of_the_reading_rank_reach_all_ranks(
-    save_dir: Path, monkeypatch: pytest.MonkeyPatch, is_foreign: bool
-) -> None:
+def test_errors_of_the_reading_rank_reach_all_ranks(save_dir, monkeypatch, is_foreign) -> None:
     """Raised on one rank alone, it would leave the others in a broadcast."""
     monkeypatch.setattr(resume, "raise_on_every_rank", tell_every_rank)
     if is_foreign:

@@ -40,9 +40,7 @@ def test_jobs_of_a_launcher_import_nothing_from_the_current_folder(monkeypatch: 
 
 
 @pytest.mark.parametrize("mode", ["run", "sweep"])
-def test_a_folder_that_cannot_be_written_is_refused_before_hydra_writes_there(
-    mode: str, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_folder_that_cannot_be_written_is_refused_before_hydra_writes_there(mode, tmp_path, capsys) -> None:
     (tmp_path / "file").touch()
     settings = {"job": {"name": "hydra_train"}, mode: {"dir": str(tmp_path / "file" / "run")}}
     config = OmegaConf.create({"hydra": settings})

@@ -217,9 +217,7 @@ def test_terms_below_the_last_bit_of_the_sum_count() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 @pytest.mark.parametrize("chunk_bytes", [4 * 64, 4 * 192, 2**20])
-def test_chunks_add_the_same_bits_as_one_addition(
-    chunk_bytes: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_add_the_same_bits_as_one_addition(chunk_bytes, dtype, monkeypatch) -> None:
     """Tensors above, at and below the size of a chunk, one of them transposed, against float32 + 16-bit by PyTorch itself."""
     torch.manual_seed(0)
     shapes = [(1,), (64,), (20, 30), (3,), (), (5, 64), (191,), (0,), (2, 32)]
@@ -345,9 +343,7 @@ def test_two_ranks_exchange_float32_sums(tmp_path: Path) -> None:
     ("world_size", "update_freq", "hook", "expected"),
     [(1, 4, "none", True), (2, 1, "none", False), (2, 4, "fp16", False), (2, 4, "none", False)],
 )
-def test_configurations_that_sum_in_float32(
-    world_size: int, update_freq: int, hook: str, expected: bool, caplog: Any
-) -> None:
+def test_configurations_that_sum_in_float32(world_size, update_freq, hook, expected, caplog) -> None:
     """Alone always; on several ranks only where there is a sum, and DistributedDataParallel to exchange it."""
     assert distributed_model(nn.Linear(2, 2)) is None
     trainer = TrainerOf(nn.Linear(2, 2), configuration(update_freq=update_freq, ddp_comm_hook=hook), 1)

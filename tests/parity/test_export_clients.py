@@ -141,12 +141,7 @@ def test_example_of_sentence_embeddings(folders, tmp_path, capsys):
         str(table),
         "--out",
         str(tmp_path / "out"),
-        "--epochs",
-        "20",
-        "--batch-size",
-        "9",
-        "--lr",
-        "0.003",
+        *["--epochs", "20", "--batch-size", "9", "--lr", "0.003"],
     ]
     fine_tune([str(folders / "encoder"), *flags, *more])
     shown = re.findall(r": mean cosine of different pairs (\S+), Spearman (\S+)\n", capsys.readouterr().out)

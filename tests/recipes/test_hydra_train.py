@@ -37,9 +37,7 @@ def hydra_train(checkout: Path, *overrides: str, env: dict[str, str] | None = No
 
 
 @pytest.mark.slow
-def test_same_command_continues_the_run_bit_for_bit(
-    checkout: Path, binarized_corpus: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_same_command_continues_the_run_bit_for_bit(checkout, binarized_corpus, tmp_path_factory) -> None:
     """The run without an interruption is one of ``amos train`` in a folder without a checkout, with a recipe of that folder.
 
     The first half names the precision, and the second one has the recipe's ``auto``, which keeps it on any processor.

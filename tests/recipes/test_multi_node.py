@@ -101,9 +101,7 @@ def job_script(launcher: str, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize(("status", "requeued"), [(REQUEUE, True), (1, False)])
 @pytest.mark.parametrize("launcher", ["slurm.sbatch", "submitit"])
-def test_job_is_requeued_only_on_our_exit_code(
-    fake_cluster, tmp_path, launcher: str, status: int, requeued: bool
-) -> None:
+def test_job_is_requeued_only_on_our_exit_code(fake_cluster, tmp_path, launcher, status, requeued) -> None:
     command = [*job_script(launcher, tmp_path), "common.seed=2"]
     result = run_process(command, env=fake_cluster | {"SRUN_EXIT": str(status)})
     assert result.returncode == status

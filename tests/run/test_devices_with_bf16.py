@@ -20,9 +20,7 @@ from amos_fairseq.run.precision import supports_bf16
         (8, True),
     ],
 )
-def test_a_gpu_that_emulates_bf16_does_not_support_it(
-    major: int, expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_that_emulates_bf16_does_not_support_it(major, expected, monkeypatch) -> None:
     """Compute capability 8.0 is Ampere; V100 and T4 (7.0, 7.5) make bfloat16 tensors, which PyTorch's default counts."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -44,15 +42,7 @@ def test_a_gpu_that_emulates_bf16_does_not_support_it(
         ("arm64", False, False, False, False, False),  # macOS
     ],
 )
-def test_processors(
-    machine: str,
-    has_onednn: bool,
-    onednn_takes_bf16: bool,
-    avx512_bf16: bool,
-    amx: bool,
-    expected: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_processors(machine, has_onednn, onednn_takes_bf16, avx512_bf16, amx, expected, monkeypatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: machine)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: has_onednn)
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: onednn_takes_bf16)

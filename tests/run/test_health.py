@@ -186,9 +186,9 @@ def test_a_run_continued_with_a_mad_learning_rate_keeps_its_checkpoints(run_trai
     assert len(recent) == 30
 
 
-def trainer_with(patience: int, is_master: bool = True) -> SimpleNamespace:
+def trainer_with(patience: int) -> SimpleNamespace:
     task = SimpleNamespace(cfg=SimpleNamespace(collapse_updates=patience))
-    trainer = SimpleNamespace(task=task, is_data_parallel_master=is_master, updates=0)
+    trainer = SimpleNamespace(task=task, is_data_parallel_master=True, updates=0)
     trainer.get_num_updates, trainer.collapse = lambda: trainer.updates, Collapse()
     return trainer
 

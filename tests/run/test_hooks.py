@@ -212,9 +212,7 @@ def test_a_save_dir_of_another_run_is_not_repaired(tmp_path: Path, new_hooks: di
     assert last.stat().st_size == 100
 
 
-def test_a_checkpoint_is_repaired_before_it_is_checked_and_a_refused_run_notes_nothing(
-    tmp_path: Path, new_hooks: dict[str, Any]
-) -> None:
+def test_a_checkpoint_is_repaired_before_it_is_checked_and_a_refused_run_notes_nothing(tmp_path, new_hooks) -> None:
     """The learning rate of the loaded run is 0."""
     last, loaded = damaged_run(tmp_path), []
 

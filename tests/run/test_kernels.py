@@ -22,9 +22,7 @@ def configuration(deterministic: bool):
 
 
 @pytest.mark.parametrize(("asked", "gpus", "applies"), [(True, 1, True), (False, 1, False), (True, 0, False)])
-def test_only_the_flag_on_a_gpu_changes_the_process(
-    asked: bool, gpus: int, applies: bool, monkeypatch: pytest.MonkeyPatch, restored_determinism: None
-) -> None:
+def test_only_the_flag_on_a_gpu_changes_the_process(asked, gpus, applies, monkeypatch, restored_determinism) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     Determinism().before_trainer(configuration(asked))
     assert torch.are_deterministic_algorithms_enabled() is applies
@@ -32,9 +30,7 @@ def test_only_the_flag_on_a_gpu_changes_the_process(
     assert os.environ.get(WORKSPACE_VARIABLE) == (":4096:8" if applies else None)
 
 
-def test_the_environment_may_choose_a_workspace_that_is_deterministic(
-    monkeypatch: pytest.MonkeyPatch, restored_determinism: None
-) -> None:
+def test_the_environment_may_choose_a_workspace_that_is_deterministic(monkeypatch, restored_determinism) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setenv(WORKSPACE_VARIABLE, ":16:8")
     Determinism().before_trainer(configuration(True))

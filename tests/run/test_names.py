@@ -1,17 +1,13 @@
 """Names that do not exist and pairs that do not fit, by flags and through Hydra; the name of the best metric."""
 
-import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fairseq import options
 from omegaconf import OmegaConf
 
-from amos_fairseq.compat.patching import Patch, Script, apply_patches
 from amos_fairseq.errors import UserError
-from amos_fairseq.run import hooks
 from amos_fairseq.run.names import BestMetric, check_fit, check_names
 
 
@@ -54,22 +50,6 @@ PAIRS = [
 def test_which_task_model_and_criterion_fit(task: str, model: str, criterion: str, line: str | None) -> None:
     with pytest.raises(UserError, match=line) if line else nullcontext():
         check_fit(named(task=task, model=model, criterion=criterion))
-
-
-def test_a_pair_that_does_not_fit_by_flags_and_through_hydra(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    """Before fairseq looks in the model for settings of the criterion, or gives the criterion another one's."""
-    flags = ["DATA", "--task", "text_pretraining", "--arch", "electra_tiny", "--criterion", "teams"]
-    with pytest.raises(SystemExit):
-        options.parse_args_and_arch(options.get_training_parser(), flags)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("amos_fairseq: error: --criterion teams (criterion._name) does not fit --arch electra_tiny")
-    hydra = SimpleNamespace(_hydra_main=None, add_defaults=lambda cfg: pytest.fail("settings are filled in"))
-    monkeypatch.setitem(sys.modules, "fairseq_cli.hydra_train", hydra)
-    apply_patches((Patch(Script.STARTING, "add_defaults", hooks.add_defaults),))
-    with pytest.raises(UserError, match=r"--criterion amos .*does not fit --arch electra"):
-        hydra.add_defaults(named(model="electra", criterion="amos"))
 
 
 class OurCriterion:

@@ -65,17 +65,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("named", "flag", "has_gpu", "supported", "before", "expected", "reason"), TABLE)
-def test_every_choice(
-    named: str | None,
-    flag: str | None,
-    has_gpu: bool,
-    supported: bool,
-    before: str | None,
-    expected: str,
-    reason: str,
-    hardware: Callable[[bool, bool], None],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_every_choice(named, flag, has_gpu, supported, before, expected, reason, hardware, caplog) -> None:
     hardware(has_gpu, supported)
     cfg = configuration(named, **({flag: True} if flag else {}))
     check_settings(cfg)
@@ -99,9 +89,7 @@ def test_every_choice(
         (None, {"fp16": True, "memory_efficient_fp16": True}, GPU, r"--memory-efficient-fp16 keeps .* use --fp16"),
     ],
 )
-def test_settings_that_are_refused_before_the_launch(
-    named: str | None, common: dict, has_gpu: bool, message: str, hardware: Callable[[bool, bool], None]
-) -> None:
+def test_settings_that_are_refused_before_the_launch(named, common, has_gpu, message, hardware) -> None:
     hardware(has_gpu, True)
     with pytest.raises(UserError, match=message):
         check_settings(configuration(named, **common))
@@ -111,14 +99,7 @@ def test_settings_that_are_refused_before_the_launch(
     ("named", "flag", "has_gpu", "supported", "before", "message"),
     [
         ("bf16", None, GPU, False, None, rf"^task\.precision=bf16 needs .* this GPU {NO}: train in fp16 or float32$"),
-        (
-            "auto",
-            None,
-            GPU,
-            False,
-            "bf16",
-            rf"^last\.pt was trained in bf16, .* this GPU {NO}: give task\.precision=fp16",
-        ),
+        ("auto", None, GPU, False, "bf16", rf"^last\.pt was trained in bf16, .* {NO}: give task\.precision=fp16"),
         (
             "auto",
             None,
@@ -138,15 +119,7 @@ def test_settings_that_are_refused_before_the_launch(
         ("float32", None, GPU, True, "amp", r"trained in amp .* in float32: keep amp \(common\.amp=true\), or start"),
     ],
 )
-def test_what_the_device_or_the_continued_run_excludes(
-    named: str | None,
-    flag: str | None,
-    has_gpu: bool,
-    supported: bool,
-    before: str | None,
-    message: str,
-    hardware: Callable[[bool, bool], None],
-) -> None:
+def test_what_the_device_or_the_continued_run_excludes(named, flag, has_gpu, supported, before, message, hardware):
     hardware(has_gpu, supported)
     cfg = configuration(named, **({flag: True} if flag else {}))
     with pytest.raises(UserError, match=message):
@@ -161,9 +134,7 @@ def test_what_the_device_or_the_continued_run_excludes(
         ("grouped_adam", {"bf16": True}, CPU, True),
     ],
 )
-def test_parameter_groups_survive_fp16(
-    optimizer: str, common: dict, has_gpu: bool, flat: bool, hardware: Callable[[bool, bool], None]
-) -> None:
+def test_parameter_groups_survive_fp16(optimizer, common, has_gpu, flat, hardware) -> None:
     """fairseq's flat float32 masters lose the groups; bf16 is never flat, for any setting."""
     hardware(has_gpu, True)
     cfg = configuration(None, optimizer, **common)

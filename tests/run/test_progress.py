@@ -54,9 +54,7 @@ def cost_lines(caplog: pytest.LogCaptureFixture, trainer: SimpleNamespace, **cha
     return caplog.messages
 
 
-def test_cost_is_that_of_the_updates_that_are_left(
-    pretraining: SimpleNamespace, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_cost_is_that_of_the_updates_that_are_left(pretraining, caplog) -> None:
     """Products of one sequence by hand, in 2 layers of width 64 and length 64: 10 positions are predicted from 448 rows."""
     length, width, masked, rows = 64, 64, 10, 448
     layer = 24 * length * width**2 + 4 * length**2 * width
@@ -90,9 +88,7 @@ def train_epoch(clock: list[float], updates: int, seconds: float, first: Sequenc
     hooks.train_epoch(train, cfg, trainer, None, SimpleNamespace(next_epoch_idx=1))
 
 
-def test_the_time_of_the_run_is_told_after_twenty_measured_updates(
-    clock: list[float], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_time_of_the_run_is_told_after_twenty_measured_updates(clock, caplog) -> None:
     """Of 0.1 s each, the first estimate excepted, which sees the slow ones."""
     with caplog.at_level(logging.INFO):
         train_epoch(clock, updates=30, seconds=0.1, first=[3.0, 2.0, 2.0, 2.0, 2.0], max_update=10_022)

@@ -42,11 +42,3 @@ def test_a_lock_that_leads_elsewhere_is_refused(link: Any, tmp_path: Path) -> No
     with pytest.raises(UserError, match=r"run/\.lock is (a link|not a file of this lock alone)"):
         claim_save_dir(str(run))
     assert precious.read_text() == "precious\n"
-
-
-def test_a_save_dir_that_is_no_folder_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    (tmp_path / "link").symlink_to(tmp_path / "unmounted")
-    for name, found in (("file", "is a file"), ("link", "is a link to a folder that does not exist")):
-        with pytest.raises(UserError, match=f"{name} {found}: mount or remove it"):
-            claim_save_dir(str(tmp_path / name))

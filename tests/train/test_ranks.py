@@ -82,8 +82,7 @@ def test_ranks_train_what_one_rank_trains(binarized_corpus: Path, run_training: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lost", [0, 1])
-def test_the_others_name_a_rank_that_was_killed(lost: int, binarized_corpus: Path, tmp_path: Path) -> None:
+def test_the_others_name_a_rank_that_was_killed(binarized_corpus: Path, tmp_path: Path) -> None:
     """Three ranks that were started without torchrun, whose agent would end the others."""
     flags = [str(binarized_corpus), *TINY_RUN, *FLAGS, "--save-dir", str(tmp_path / "run"), "--max-update", "1000"]
     ranks = []
@@ -92,20 +91,19 @@ def test_the_others_name_a_rank_that_was_killed(lost: int, binarized_corpus: Pat
         ranks.append(ForkedCommand("fairseq_cli.train", flags, ROOT, *outputs, env=ON_CPU | variables))
     try:
         wait_until(lambda: "num_updates=3," in (tmp_path / "out0").read_text(), (tmp_path / "err0").read_text)
-        os.killpg(ranks[lost].pid, signal.SIGKILL)
-        others = [rank for rank in range(3) if rank != lost]
-        assert [ranks[rank].wait(120) for rank in others] == [1, 1]
+        os.killpg(ranks[1].pid, signal.SIGKILL)
+        assert [ranks[rank].wait(120) for rank in (0, 2)] == [1, 1]
     finally:
         for process in ranks:
             process.kill_group()
-    for rank in others:
+    for rank in (0, 2):
         text = (tmp_path / f"err{rank}").read_text()
         assert "Traceback" not in text
         (line,) = [line for line in text.splitlines() if "error:" in line]
         # A busy machine may need longer than the ten seconds in which a living rank is waited for: it is named as well.
         named = re.search(r"ranks? ([\d, ]+) ha(?:s|ve) ended or cannot be reached", line)
         # A rank that only waits for the first one notices the loss when that has ended, too, with the store of the ranks.
-        assert {str(lost), "0" if rank else str(lost)} & set(named.group(1).split(", "))
+        assert {"1", "0" if rank else "1"} & set(named.group(1).split(", "))
 
 
 @pytest.mark.parametrize(
@@ -113,10 +111,7 @@ def test_the_others_name_a_rank_that_was_killed(lost: int, binarized_corpus: Pat
     [
         (["--distributed-world-size", "2"], {}, r"would train nothing: start it with 'torchrun --nproc-per-node 2"),
         ([], {"WORLD_SIZE": "2"}, r"WORLD_SIZE=2 is in the environment but MASTER_ADDR"),
-        ([], {"SLURM_STEP_NUM_TASKS": "2"}, r"srun has started 2 processes"),
-        (["--amp"], {}, r"--amp needs a GPU"),
         (["--fp16"], {}, r"--fp16 needs a GPU"),
-        (["--bf16", "--fp16"], {}, r"exclude each other"),
         (["--update-freq", "5000"], {}, r"train has \d+ blocks, fewer than the 80000"),
         (["--tokens-per-sample", "64"], {}, r"allows 32"),
     ],
@@ -133,18 +128,8 @@ def test_refused_launches(flags, env, line, binarized_corpus, tmp_path, monkeypa
 @pytest.mark.slow
 def test_torchrun_starts_amos_train(binarized_corpus: Path, tmp_path: Path) -> None:
     """Two ranks of ``torchrun --no-python amos train``, outside of the checkout."""
-    amos = str(Path(sys.executable).with_name("amos"))
-    command = [
-        "--standalone",
-        "--local-addr",
-        "127.0.0.1",
-        "--nproc-per-node",
-        "2",
-        "--no-python",
-        amos,
-        "train",
-        "amos_tiny",
-    ]
+    command = ["--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2", "--no-python"]
+    command += [str(Path(sys.executable).with_name("amos")), "train", "amos_tiny"]
     command += [f"task.data={binarized_corpus}", "task.tokens_per_sample=32", "model.max_positions=32"]
     command += ["dataset.batch_size=8", "dataset.num_workers=0", "optimization.max_update=2"]
     command += ["dataset.disable_validation=true", "common.cpu=true", "task.precision=float32"]
