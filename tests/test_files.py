@@ -186,18 +186,6 @@ def test_checkpoint_of_a_folder(saved: str, chosen: str | None, tmp_path: Path) 
         assert checkpoint_file(tmp_path) == tmp_path / f"checkpoint_{chosen}.pt"
 
 
-def test_a_folder_of_another_kind_says_what_to_give(tmp_path: Path) -> None:
-    run = tmp_path / "RESULTS" / "runs" / "classification" / "seed1"
-    exported = tmp_path / "HF_DIR"
-    for file in (run / "checkpoint_best.pt", exported / "config.json"):
-        file.parent.mkdir(parents=True)
-        file.touch()
-    with pytest.raises(UserError, match=rf"is missing: .*give one of their runs, such as {run}$"):
-        checkpoint_file(tmp_path / "RESULTS")
-    with pytest.raises(UserError, match=rf"is missing: .*run amos import {exported} OUT.pt and give OUT.pt$"):
-        checkpoint_file(exported)
-
-
 @pytest.mark.parametrize("kind", ["folder", "file", "link", "broken link"])
 def test_a_whole_folder_replaces_what_is_there(kind: str, tmp_path: Path) -> None:
     """A link is replaced, and the folder that it leads to stays."""

@@ -14,10 +14,8 @@ from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.probing import features
 from amos_fairseq.probing.features import (
-    MIXTURE,
     PIECES,
     ProbedPart,
-    default_parts,
     encode_split,
     parts_of,
     random_weights,
@@ -90,17 +88,6 @@ def test_features_are_the_states_of_a_forward_pass(objective: str, tmp_path: Pat
                 expected = outputs_of(layer, forward, tokens)[1:-1]
                 torch.testing.assert_close(stored[number][rows].float(), expected, **ROUNDING)
             torch.testing.assert_close(stored[PIECES][rows].float(), part.embed_tokens.weight[tokens[1:-1]], **ROUNDING)
-
-
-def test_last_layer_of_each_separate_generator(tmp_path: Path):
-    loaded = load_checkpoint(write_run(tmp_path, "amos", **SEPARATE))
-    parts = parts_of(loaded.model)
-    assert default_parts(parts) == ["generator", "discriminator"]
-    assert parts["generator"].layers == {1: (loaded.model.generators[0], 1), 2: (loaded.model.generators[1], 2)}
-    with pytest.raises(UserError, match="several networks"):
-        parts["generator"].check_layers([MIXTURE])
-    with pytest.raises(UserError, match="no layer 3"):
-        parts["generator"].check_layers([3])
 
 
 def test_batches_and_padding_do_not_change_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -2,7 +2,6 @@
 
 import copy
 import csv
-import gzip
 import json
 import math
 import sys
@@ -19,15 +18,14 @@ from torch.nn.functional import gelu
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.errors import UserError
-from amos_fairseq.hugging_face.parts import discriminator_part
 from amos_fairseq.models.amos import AmosConfig, AmosModel
 from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 from amos_fairseq.models.teams import TeamsConfig, TeamsModel
 from amos_fairseq.probing.features import random_weights
 from amos_fairseq.scoring import minimal_pairs
 from amos_fairseq.scoring.lines import unknown_log_prob
-from amos_fairseq.scoring.minimal_pairs import Accuracy, default_uid, encode_pairs, read_pairs, score_pairs
-from amos_fairseq.scoring.token_scorers import DetectionScorer, build_pair_scorer, build_token_scorer
+from amos_fairseq.scoring.minimal_pairs import Accuracy, encode_pairs, read_pairs, score_pairs
+from amos_fairseq.scoring.token_scorers import DetectionScorer, build_pair_scorer
 
 NUM_WORDS = 5
 LENGTHS = (4, 1, 6, 2)
@@ -189,18 +187,6 @@ def test_the_branches_of_teams_differ():
     assert float((naive_detection(loaded.model, tokens)[1:-1] - wrong[1:-1]).abs().max()) > 0.1
 
 
-@pytest.mark.parametrize("name", [name for name in DETECTORS if name not in ("electra_t5", "teams_ffn")])
-def test_detection_equals_the_part_that_is_exported(name):
-    """Hugging Face's classes are compared with that part."""
-    loaded = detector(name)
-    texts = sequences(loaded.dictionary, LENGTHS, NUM_WORDS)
-    part = discriminator_part(loaded)
-    for tokens, values in zip(texts, build_pair_scorer(loaded, 4096).log_probs(texts), strict=True):
-        with torch.no_grad():
-            logits = part.outputs(tokens[None])[0]
-        torch.testing.assert_close(values[1:-1], torch.log1p(-logits.sigmoid())[1:-1], rtol=1e-4, atol=1e-5)
-
-
 REFUSED = {
     "its main network is not trained to detect replacements": ("electra", {"main_objective": "replace_mlm"}, {}),
     "it was trained at masked positions only": ("electra", {}, {"detection_positions": "masked"}),
@@ -214,18 +200,6 @@ def test_variants_that_do_not_detect_are_refused(reason):
     model_class, config_class, own = DETECTORS[name]
     loaded = pretrained(model_class, config_class(**(SCORED_SIZES | own | settings)), NUM_WORDS, **criterion)
     with pytest.raises(UserError, match=f"tiny.pt has no score for minimal pairs: {reason}.*; give an electra"):
-        build_pair_scorer(loaded, 4096)
-
-
-def test_ordinary_scoring_still_refuses_them():
-    for name in ("amos", "teams_mws"):
-        with pytest.raises(UserError, match="gives no probability of a token"):
-            build_token_scorer(detector(name), 4096)
-
-
-def test_fine_tuned_checkpoints_are_refused(tmp_path):
-    loaded = load_checkpoint(write_run(tmp_path, "electra", classes=2))
-    with pytest.raises(UserError, match="was fine-tuned and has no score for minimal pairs: give a pretraining"):
         build_pair_scorer(loaded, 4096)
 
 
@@ -335,17 +309,6 @@ def test_random_weights_are_those_of_the_package_and_seed_1(runs, tmp_path):
             logits = model.detection_head(states)[0, 1:-1]
         assert float(row[f"{column}, good"]) == pytest.approx(float((1 - logits.sigmoid()).log().sum()), abs=1e-4)
     assert abs(float(row["teams, good"]) - float(row["random weights, good"])) > 0.01
-
-
-def test_files_may_be_compressed_and_names_are_optional(tmp_path):
-    lines = write_pairs(tmp_path / "plain.v2.jsonl", [("a", "b"), ("c", "d")]).read_bytes()
-    (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress(lines))
-    pairs, records = read_pairs([tmp_path / "plain.v2.jsonl", tmp_path / "packed.jsonl.gz"])
-    assert [(pair.uid, pair.term, pair.line) for pair in pairs] == [
-        *[("plain.v2", "-", 1), ("plain.v2", "-", 2), ("packed", "-", 1), ("packed", "-", 2)]
-    ]
-    assert [record["pairs"] for record in records] == [2, 2]
-    assert default_uid(Path("some/PAIRS")) == "PAIRS"
 
 
 def test_example_writes_minimal_and_balanced_pairs(tmp_path):

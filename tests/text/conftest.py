@@ -6,7 +6,7 @@ from preparing import prepare
 from synthetic_corpus import DOCUMENTS, FLAGS, write_jsonl, write_text
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def inputs(tmp_path_factory):
     directory = tmp_path_factory.mktemp("inputs")
     return [
@@ -15,10 +15,10 @@ def inputs(tmp_path_factory):
     ]
 
 
-@pytest.fixture(scope="module")
-def reference(inputs, tmp_path_factory):
-    """A finished corpus of several shards and the flags that made it, for tests that do not depend on the tokenizer."""
-    out = tmp_path_factory.mktemp("reference") / "corpus"
+@pytest.fixture(scope="session")
+def corpus(inputs, tmp_path_factory):
+    """A finished corpus of several shards, made by one process, and the flags that made it; tests must not change it."""
+    out = tmp_path_factory.mktemp("finished") / "corpus"
     prepare("text")([*inputs, *FLAGS, "--out", str(out), "--workers", "1"])
     return out, [*inputs, *FLAGS]
 

@@ -4,14 +4,13 @@ import json
 import logging
 from collections import Counter
 
-import pytest
 import sentencepiece
 from fairseq import options
 from fairseq.data import Dictionary
 from fairseq_cli import preprocess
 from hugging_face_folders import train_wordpiece
 from preparing import prepare
-from synthetic_corpus import DOCUMENTS, FLAGS, encode_naively, file_bytes, read_binarized, shard_directories
+from synthetic_corpus import DOCUMENTS, encode_naively, file_bytes, read_binarized, shard_directories
 from tokenizer_text import train_bpe
 
 from amos_fairseq.fingerprint import file_sha256
@@ -20,15 +19,6 @@ from amos_fairseq.text.encoding import END_ID, encode_documents, start_encoding_
 from amos_fairseq.text.tokenization import load_tokenizer
 
 main = prepare("text")
-
-
-@pytest.fixture(scope="module", params=["sentencepiece", "fastbpe"])
-def corpus(request, inputs, tmp_path_factory):
-    """A finished corpus of several shards, made by one process, and the flags that made it."""
-    out = tmp_path_factory.mktemp(request.param) / "corpus"
-    flags = [*inputs, "--bpe", request.param, *FLAGS]
-    main([*flags, "--out", out, "--workers", "1"])
-    return out, flags
 
 
 def test_layout(corpus):
@@ -93,24 +83,17 @@ def test_finished_corpus_is_unchanged(corpus, inputs, capsys, refused):
     main([*flags, "--out", out])
     assert "finished already" in capsys.readouterr().err
     assert "vocab_size: 200 there, 201 here" in refused(*flags, "--vocab-size", "201", "--out", out)
-    assert "(cased: " in refused(*flags, "--out", out, "--uncased" if "sentencepiece" in flags else "--cased")
+    assert "(cased: " in refused(*flags, "--out", out, "--uncased")
     assert "of other inputs" in refused(inputs[0], *flags[2:], "--out", out)
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
 
 
-def test_single_shard_is_written_into_the_directory_itself(inputs, tmp_path, capsys):
+def test_single_shard_is_written_into_the_directory_itself(inputs, tmp_path):
     out = tmp_path / "corpus"
     main([*inputs, "--out", out, "--vocab-size", "200", "--workers", "1"])
     names = {path.name for path in out.iterdir()}
     assert names == {"train.bin", "train.idx", "valid.bin", "valid.idx", "dict.txt", "tokenizer", "corpus.json"}
     assert json.loads((out / "corpus.json").read_text())["task_data"] == str(out)
-    printed = capsys.readouterr().err
-    assert f"train with task.data={out} " in printed
-    # amos_tiny makes 1,750 updates of 128 blocks, each <s> and 63 tokens of the text.
-    documents = [read_binarized(out / name) for name in ("train", "valid")]
-    train, valid = (sum(len(line) for document in each for line in document) + len(each) - 1 for each in documents)
-    assert f"prepare: {train:,} tokens to train on, {valid:,} to validate\n" in printed
-    assert f": amos_tiny {1750 * 128 * 63 / train:,.0f}, amos_mini " in printed
 
 
 def test_existing_tokenizer(corpus, inputs, tmp_path):
@@ -137,7 +120,6 @@ def test_sentencepiece_model_of_a_user(inputs, tmp_path):
 
 def test_hugging_face_tokenizer(inputs, tmp_path):
     """A bare tokenizer.json: the ids, mapped back, are those that the library gives to every paragraph."""
-
     library = train_wordpiece(tmp_path / "given", [p for document in DOCUMENTS for p in document])
     out = tmp_path / "corpus"
     main([*inputs, "--out", out, "--tokenizer", tmp_path / "given", "--workers", "1"])

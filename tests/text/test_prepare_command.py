@@ -16,16 +16,11 @@ ABC = ["a", "b", "c"]
     ("arguments", "kind", "values"),
     [
         (["my.txt", "--out", "D"], "text", {"text": [Path("my.txt")], "out": Path("D")}),
-        (["--out", "D", "my.txt"], "text", {"text": [Path("my.txt")]}),
         (["text", "text", "--out", "D"], "text", {"text": [Path("text")]}),
         (["./glue", "--out", "D"], "text", {"text": [Path("glue")]}),
         (["glue", *ABC, "D"], "glue", {"tasks": "b", "out": Path("D")}),
-        (["glue", *ABC, "--seed", "2", "D"], "glue", {"seed": 2, "out": Path("D")}),
         (["squad", "--out", "D", *ABC], "squad", {"dev": Path("b"), "out": Path("D")}),
-        (["tagging", *ABC, "--out=D", "--column", "x"], "tagging", {"column": "x", "out": Path("D")}),
         (["probing", "D", "--chunks", "a", "b"], "probing", {"chunks": [Path("a"), Path("b")], "out": Path("D")}),
-        (["probing", "--chunks", "a", "b", "--out", "D"], "probing", {"out": Path("D")}),
-        (["glue-download", "D", "RTE"], "glue-download", {"tasks": ["RTE"], "out": Path("D")}),
     ],
 )
 def test_the_first_word_is_a_kind_if_it_is_the_name_of_one(tmp_path, monkeypatch, arguments, kind, values):
@@ -47,27 +42,17 @@ def test_wrong_numbers_of_arguments(capsys, arguments):
     assert "error: " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["my.txt", "--out", "D"], ["glue", *ABC, "D"]], ids=["text", "glue"])
-def test_an_unknown_flag_is_reported_with_the_usage_of_its_kind(capsys, arguments):
-    with pytest.raises(SystemExit, match="2"):
-        main(["prepare", *arguments, "--typo", "3"])
-    kind = "glue" if "glue" in arguments else "text"
-    assert f"amos prepare {kind}: error: unrecognized arguments: --typo 3" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", ["text", "text to", "probing", "squad", "tagging"])
+@pytest.mark.parametrize("command", ["text", "text to", "squad"])
 def test_names_that_are_not_utf8_are_refused(tmp_path, capsys, command):
     folder = os.fsencode(tmp_path)
     name = folder + b"/b\xe9.txt"
     with open(name, "w") as file:
-        file.write("a B-NP\n")
+        file.write("text\n")
     path, out = os.fsdecode(name), str(tmp_path / "out")
     arguments = {
         "text": [path, "--out", out, "--vocab-size", "100"],
         "text to": [__file__, "--out", os.fsdecode(folder + b"/out\xe9"), "--vocab-size", "100"],
-        "probing": [out, "--chunks", path, path],
         "squad": [path, path, "tokenizer", out],
-        "tagging": [path, path, "tokenizer", out],
     }[command]
     assert "is not UTF-8: rename it" in error_line(capsys, prepare(command.partition(" ")[0]), *arguments)
     assert os.listdir(folder) == [b"b\xe9.txt"]

@@ -39,29 +39,10 @@ def test_all_formats_give_the_same_documents(tmp_path, kind, suffix):
     assert sum(sizes) == path.stat().st_size
 
 
-@pytest.mark.parametrize("name", ["text", "wiki.train.raw", "wiki_00", "text.JSONL.GZ"])
-def test_file_names(tmp_path, name):
-    """Only suffixes of JSON lines and of compression have a meaning, in upper or lower case."""
-    path = tmp_path / name
-    if name == "text.JSONL.GZ":
-        path.write_bytes(gzip.compress(write_jsonl(tmp_path / "plain.jsonl", DOCUMENTS).read_bytes()))
-    else:
-        write_text(path, DOCUMENTS)
-    assert list(InputFile(path).documents()) == EXPECTED
-
-
 def test_line_ends_byte_order_marks_and_blank_lines(tmp_path):
     path = tmp_path / "text.txt"
     path.write_bytes(b"\xef\xbb\xbf\r\n  one \r\n\ttwo\rthree\r\n \t \r\n\n\nfour\n\x0c\nfive  six")
     assert list(InputFile(path).documents()) == [b"one\ntwo\nthree\n", b"four\n", b"five  six\n"]
-
-
-def test_json_text(tmp_path):
-    """Blank lines inside a text do not end the document; empty texts (redirects of Wikipedia) are skipped."""
-    path = tmp_path / "text.jsonl"
-    texts = ["one\n\n\ntwo\r\n three ", "", " \n", "four"]
-    path.write_text("\n".join(json.dumps({"text": text}) for text in texts) + "\n\n")
-    assert list(InputFile(path).documents()) == [b"one\ntwo\nthree\n", b"four\n"]
 
 
 def test_nul_characters_are_removed(tmp_path):
@@ -81,11 +62,6 @@ OTHER_FORMATS |= {"TEXT.JSONL.BZ2": ".bz2", "text.tar.gz": ".tar", "part-0.parqu
 def test_other_formats_are_refused_by_name(tmp_path, name, kind):
     with pytest.raises(UserError, match=rf"{name}: \{kind} files are not supported: unpack it .* \.gz, \.xz or \.zst"):
         refuse_other_formats(tmp_path / name)
-
-
-@pytest.mark.parametrize("name", ["text", "a.tar/text", "a.zip.txt", "a.txt.gz", "a.jsonl.zst", "text.gz", ".zst"])
-def test_names_of_text_are_not_refused(tmp_path, name):
-    refuse_other_formats(tmp_path / name)
 
 
 @contextmanager

@@ -5,14 +5,12 @@ import json
 from pathlib import Path
 
 import pytest
-from preparing import prepare
-from synthetic_corpus import DOCUMENTS, FLAGS, write_jsonl
+from synthetic_corpus import DOCUMENTS, write_jsonl
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.fingerprint import joined_sha256
 from amos_fairseq.text.split import SplitSettings, split_corpus
 
-main = prepare("text")
 ROWS = [{"id": n, "body": "\r\n".join(document)} for n, document in enumerate(DOCUMENTS)]
 # In the middle, so that the numbers of documents behind them are tested too.
 ROWS[100:100] = [{"id": -1, "body": ""}, {"id": -1, "body": " \n\0\n"}]
@@ -72,17 +70,6 @@ def test_each_row_is_a_document(tmp_path, name):
     assert content_of_split(path, tmp_path / "split", text_column="body", csv_quotes=True) == expected
 
 
-def test_a_folder_is_an_input_like_a_file(tmp_path, capsys, refused):
-    """A finished run is recognized, and other contents are refused."""
-    folder, out = write_folder(tmp_path / "folder"), tmp_path / "out"
-    command = [folder, *FLAGS, "--text-column", "body", "--workers", "1", "--out", out]
-    main(command)
-    main(command)
-    assert "finished already" in capsys.readouterr().err
-    (folder / "state.json").write_bytes((folder / "state.json").read_bytes() + b" ")
-    assert "of other inputs" in refused(*command)
-
-
 def test_rows_that_are_left_out_are_counted(tmp_path, capsys):
     path = tmp_path / "t.tsv"
     path.write_text("text\tlabel\none\t1\ntwo\nthree\t3\nfour\n")
@@ -100,21 +87,17 @@ def test_values_that_are_no_text(tmp_path):
         split_corpus([write_parquet(tmp_path / "t.parquet")], tmp_path / "split", settings, lambda size: None)
 
 
-FAULTS = {
-    "no column": ("t.csv", b"a,b\n1,2\n", [], "t.csv: no column 'text', it has 'a', 'b': give the name of the one"),
-    "plain text": ("t.tsv", b"A text.\n\nAnother.\n", [], "no column 'text', it has 'A text.': give the name"),
-    "other column": ("t.csv", b"a,b\n1,2\n", ["--text-column", "c"], "no column 'c', it has 'a', 'b'"),
-    "no columns": ("t.txt", b"a\n\nb\n", ["--text-column", "a"], "no input has columns"),
-    "no field": ("t.jsonl", b'{"text": "a"}\n', ["--text-column", "b"], 'not a JSON object with a string "b"'),
-    "empty": ("t.csv", b"text,b\n,2\n", [], "contains no text in text"),
-    "folder": ("state.json", b"{}", [], "state.json is damaged"),
-}
+FAULTS = (
+    ("t.csv", b"a,b\n1,2\n", [], "no column 'text', it has 'a', 'b'"),
+    ("u.csv", b"a,b\n1,2\n", ["--text-column", "c"], "no column 'c', it has 'a', 'b'"),
+    ("t.txt", b"a\n\nb\n", ["--text-column", "a"], "no input has columns"),
+    ("t.jsonl", b'{"text": "a"}\n', ["--text-column", "b"], 'not a JSON object with a string "b"'),
+    ("v.csv", b"text,b\n,2\n", [], "contains no text in text"),
+)
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_bad_tables_are_one_line(tmp_path, refused, name):
-    file, content, flags, message = FAULTS[name]
-    (tmp_path / file).write_bytes(content)
-    given = tmp_path if name == "folder" else tmp_path / file
-    assert message in refused(given, *flags, "--out", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+def test_bad_tables_are_one_line(tmp_path, refused):
+    for name, content, flags, message in FAULTS:
+        (tmp_path / name).write_bytes(content)
+        assert message in refused(tmp_path / name, *flags, "--out", tmp_path / "out"), name
+        assert not (tmp_path / "out").exists()

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 from fairseq.data import Dictionary
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
@@ -61,14 +60,6 @@ def test_columns(header, texts, label, expected, tmp_path):
             find_columns(table, texts, label)
         return
     assert find_columns(table, texts, label) == Columns(*expected)
-
-
-def test_without_a_header_columns_have_numbers(tmp_path):
-    path = tmp_path / "t.tsv"
-    path.write_text("good\tA film .\nbad\tA bore .\n", encoding="utf-8")
-    assert find_columns(TableFile(path, header=False), ["2"], "1") == Columns(("2",), "1")
-    rows = read_rows(path, Columns(("2",), "1"), header=False)
-    assert (rows.texts, rows.labels, rows.lines) == ([("A film .",), ("A bore .",)], ["good", "bad"], [1, 2])
 
 
 @pytest.mark.parametrize(
@@ -169,43 +160,6 @@ def test_whole_numbers_of_a_table_with_a_gap_are_the_same_classes(tmp_path):
     assert read_targets(directory, "valid", record).tolist() == [1, 0]
 
 
-def test_many_given_classes_are_taken(tmp_path):
-    rows = [(f"text {i}", f"name {i}") for i in range(60)]
-    file = write_csv(tmp_path / "t.csv", ["text", "label"], rows)
-    _, record = prepared(tmp_path, ClassificationSource(file, file, Columns(("text",), "label"), "classes"))
-    assert record["num_classes"] == 60
-
-
-def test_lists_are_no_texts_and_odd_names_can_be_read_again(tmp_path):
-    file = write_jsonl(tmp_path / "l.jsonl", [{"text": ["a", "b"], "label": "x"}])
-    with pytest.raises(UserError, match=r"l\.jsonl, line 1: text is a list or an object, no text"):
-        read_rows(file, Columns(("text",), "label"))
-    file = write_csv(tmp_path / "o\x1bd.csv", ["text", "la\x1bbel"], [("a", "x"), ("b", "y")])
-    _, record = prepared(tmp_path, ClassificationSource(file, file, Columns(("text",), "la\x1bbel")))
-    assert record["splits"]["train"]["source"] == "o?d.csv"
-
-
-def test_a_text_of_most_rows_trains(tmp_path):
-    rows = [("same", "a")] * 500 + [(f"text {i}", "b") for i in range(60)]
-    read = read_rows(write_csv(tmp_path / "t.csv", ["text", "label"], rows), Columns(("text",), "label"))
-    train, dev = split_off_dev(read)
-    assert ("same",) not in dev.texts
-    assert len(dev) == 56
-    assert set(train.labels) == {"a", "b"}
-
-
-def test_missing_keys_and_halves_of_pairs_are_counted(tmp_path):
-    rows = [{"a": "x", "b": "y", "label": "p"}, {"a": "x"}, {"a": "z", "label": "q"}, {"b": " ", "label": "q"}]
-    file = write_jsonl(tmp_path / "l.jsonl", rows)
-    _, record = prepared(tmp_path, ClassificationSource(file, file, Columns(("a", "b"), "label")))
-    assert record["splits"]["train"]["rows"] == 2
-    assert record["notes"][1:4] == [
-        "l.jsonl: 1 training rows without text are left out",
-        "l.jsonl: 1 training rows without label are left out",
-        "l.jsonl: 1 training pairs have one empty text",
-    ]
-
-
 def test_dev_rows_are_a_tenth_and_share_no_text(tmp_path):
     rows = [(f"text {i % 150}", "ab"[i % 2]) for i in range(200)]
     read = read_rows(write_csv(tmp_path / "t.csv", ["text", "label"], rows), Columns(("text",), "label"))
@@ -237,14 +191,3 @@ def test_labels_that_cannot_be_learned_are_refused(kind, labels, message, tmp_pa
     file = write_csv(tmp_path / "t.csv", ["text", "label"], [(f"text {i}", label) for i, label in enumerate(labels)])
     with pytest.raises(UserError, match=message):
         prepared(tmp_path, ClassificationSource(file, file, Columns(("text",), "label"), kind))
-
-
-def test_values_of_parquet(tmp_path):
-    """Numbers that a missing value turned into floats are the same classes; NaN is no label."""
-    parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
-    table = arrow.table({"text": ["a", "b", "c"], "label": [1.0, math.nan, 2.0]})
-    parquet.write_table(table, tmp_path / "t.parquet")
-    source = ClassificationSource(tmp_path / "t.parquet", tmp_path / "t.parquet", Columns(("text",), "label"))
-    directory, record = prepared(tmp_path, source)
-    assert record["labels"] == ["1", "2"]
-    np.testing.assert_array_equal(read_targets(directory, "train", record), [0, 1])

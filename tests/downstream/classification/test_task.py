@@ -74,17 +74,6 @@ def test_labels_of_a_row(data):
     assert batch["target"].dtype == torch.bool
 
 
-def test_every_row_occurs_once_in_an_epoch(data):
-    task = make_task(data / "RTE")
-    task.load_dataset("train")
-    orders = []
-    for epoch in (1, 2):
-        iterator = task.get_batch_iterator(task.datasets["train"], max_sentences=7, max_positions=40, epoch=epoch)
-        orders.append([index for batch in iterator.next_epoch_itr() for index in batch["id"].tolist()])
-    assert sorted(orders[0]) == sorted(orders[1]) == list(range(ROWS["train"]))
-    assert orders[0] != orders[1]
-
-
 def test_a_regression_is_scaled(data, tmp_path):
     """The output is mean + deviation * layer; the scale is in the checkpoint, and that of another task is not loaded."""
     change_task(data, "STS-B", mean=1e5, deviation=123.456)

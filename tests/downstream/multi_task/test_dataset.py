@@ -9,7 +9,6 @@ import torch
 from fairseq.data import Dictionary
 
 from amos_fairseq.downstream.multi_task.dataset import MixedTasks, rows_per_epoch
-from amos_fairseq.errors import UserError
 
 
 class Rows:
@@ -76,11 +75,6 @@ def test_epochs_are_one_sequence_of_whole_updates(global_batch: int) -> None:
     np.testing.assert_array_equal(joined, expected[: len(joined)])
 
 
-def test_an_epoch_without_a_whole_update_is_refused() -> None:
-    with pytest.raises(UserError, match="has 105 rows, fewer than the 106 of one update"):
-        mixed(16, 81).whole_updates(106)
-
-
 def test_a_batch_has_the_labels_of_each_task() -> None:
     tasks = mixed(3, 4, 2)
     batch = tasks.collater([tasks[index] for index in (8, 0, 6, 2)])
@@ -102,7 +96,3 @@ def test_a_batch_has_the_labels_of_each_task() -> None:
     assert [own["id"].tolist() for own in batch["labels"].values()] == [[0, 2], [3], [1]]
     alone = tasks.collater([tasks[4]])
     assert [rows.tolist() for rows in alone["net_input"]["rows_of_heads"].values()] == [[], [0], []]
-
-
-def test_validation_reads_each_row_once_in_order() -> None:
-    assert mixed(3, 4, training=False).ordered_indices().tolist() == list(range(7))

@@ -46,17 +46,6 @@ def test_only_context_and_the_null_position_can_be_chosen(kind, states):
     assert torch.equal(changed.end_logits, output.end_logits)
 
 
-@pytest.mark.parametrize("kind", ["independent", "joint"])
-def test_candidates_are_in_the_context(kind, states):
-    candidates = make(kind)(states, MASK).candidates
-    assert candidates.starts.shape == candidates.ends.shape == candidates.scores.shape
-    for window in range(B):
-        valid = candidates.scores[window].isfinite()
-        assert valid.any()
-        for positions in (candidates.starts, candidates.ends):
-            assert set(positions[window][valid].tolist()) <= allowed(window) - {0}
-
-
 def test_independent_candidates_are_all_pairs(states):
     """With a beam that holds every token: each pair's sum, and the null score, in float64."""
     head = make("independent")

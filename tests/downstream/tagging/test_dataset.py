@@ -84,14 +84,6 @@ def test_training_leaves_out_sentences_without_a_word(directory):
     assert "cut" not in load(directory, 9).describe()
 
 
-def test_training_without_a_word_that_fits_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setitem(globals(), "SENTENCES", [([6, 1], [2, 0])])
-    write_files(tmp_path)
-    with pytest.raises(UserError, match="the first word of each sentence is longer than 5 pieces"):
-        load(tmp_path, 7, training=True)
-    assert load(tmp_path, 7).cut_words == 2
-
-
 def test_batches_are_padded(directory):
     data = load(directory, 7)
     batch = data.collater([data[0], data[1], data[2]])

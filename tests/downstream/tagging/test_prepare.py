@@ -78,20 +78,6 @@ def test_conllu_and_other_columns(data, tmp_path, capsys):
     assert read_tagging_manifest(tmp_path / "named")["column"] == "tag"
 
 
-def test_labels_of_dev_alone_are_reported(data, tmp_path, capsys):
-    source = write_columns(tmp_path / "train.txt", [[("a", "X", "O"), ("b", "X", "B-Y")]])
-    dev = write_columns(tmp_path / "dev.txt", [[("a", "X", "B-Z"), ("b", "X", "O"), ("c", "X", "B-A")]])
-    main([source, dev, data / "tokenizer", tmp_path / "out"])
-    assert f"labels of {dev} that are not in {source} and cannot be learned: B-A B-Z" in capsys.readouterr().err
-    assert read_tagging_manifest(tmp_path / "out")["labels"] == ["B-A", "B-Y", "B-Z", "O"]
-    main([source, source, data / "tokenizer", tmp_path / "other"])
-    assert "cannot be learned" not in capsys.readouterr().err
-    other = write_columns(tmp_path / "other.txt", [[("a", "X", "NEW")]])
-    main([source, other, data / "tokenizer", tmp_path / "classes"])
-    printed = capsys.readouterr().err
-    assert f"the labels of {source} mark spans, those of {other} do not: the score is accuracy" in printed
-
-
 def words_of(data: Path, split: str) -> list[str]:
     """The text of the pieces of each word, by sentence, from the files alone."""
     tokenizer = load_tokenizer(data / "tokenizer")
@@ -140,14 +126,6 @@ def test_spans_in_bioes(data, tmp_path, capsys):
     main([source, none, data / "tokenizer", tmp_path / "none", "--encoding", "bioes"])
     arguments = [source, source, data / "tokenizer", tmp_path / "pos", "--encoding", "bioes", "--column", "pos"]
     assert "--encoding bioes is for labels that mark spans" in error_line(capsys, main, *arguments)
-
-
-def test_finished_data_are_unchanged(data, capsys):
-    source = data.parent / "train.txt"
-    before = (data / "tagging.json").stat().st_mtime_ns
-    main([source, source, data / "tokenizer", data])
-    assert "nothing to do" in capsys.readouterr().err
-    assert (data / "tagging.json").stat().st_mtime_ns == before
 
 
 def test_refusals(data, tmp_path, capsys):

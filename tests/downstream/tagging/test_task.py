@@ -1,18 +1,15 @@
 """The task ``sequence_tagging``: its batches, its model, its files, and errors."""
 
 import threading
-from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq.models.roberta import RobertaModel
 from omegaconf import OmegaConf
 from synthetic_tagging import prepare_tagging
 
 from amos_fairseq.data import block_iterator
 from amos_fairseq.downstream.tagging.command import predict_tags
 from amos_fairseq.downstream.tagging.task import SequenceTaggingConfig, SequenceTaggingTask
-from amos_fairseq.errors import UserError
 from amos_fairseq.models.amos import AmosConfig
 
 MODEL = {"encoder_layers": 2, "encoder_embed_dim": 64, "encoder_ffn_embed_dim": 128, "encoder_attention_heads": 2}
@@ -118,12 +115,3 @@ def test_the_head_reads_first_pieces_and_is_restored(data, tmp_path):
     task.begin_epoch(1, model)
     assert (tmp_path / "labels.txt").read_text().split() == ["B-NAME", "I-NAME", "O"]
     assert (tmp_path / "tokenizer" / "tokenizer.json").is_file()
-
-
-def test_what_cannot_be_used_is_refused(data, tmp_path, monkeypatch):
-    for directory, message in ((tmp_path / "absent", "is not a directory"), (tmp_path, r"tagging\.json is missing")):
-        with pytest.raises(UserError, match=message):
-            make_task(directory)
-    monkeypatch.setattr("fairseq.tasks.FairseqTask.build_model", lambda *_: RobertaModel.__new__(RobertaModel))
-    with pytest.raises(UserError, match="has no head for labels"):
-        make_task(data).build_model(SimpleNamespace(arch="roberta_base"))

@@ -136,8 +136,3 @@ def test_what_is_refused(hub, tmp_path, monkeypatch, capsys, name):
     assert message in error_line(capsys, main, tmp_path / "out", task, reports_progress=True)
     there = sorted(path.name for path in (tmp_path / "out").rglob("*") if path.is_file())
     assert there == (["dev.tsv"] if name == "other files" else [])
-
-
-def test_pyarrow_is_named_where_it_is_missing(hub, tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    assert "amos_fairseq[data]" in error_line(capsys, main, tmp_path / "out", "RTE", reports_progress=True)
