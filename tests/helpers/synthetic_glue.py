@@ -199,10 +199,7 @@ def write_pretraining_data(data: Path) -> None:
 def write_glue(data: Path, start: Path, task: str, labels: Sequence[str], rows: dict[str, int], pair: bool) -> None:
     """Random sentences; the class is the index of the first word in ``WORDS``, the score (no ``labels``) half of it.
 
-    Args:
-        start: SAVE_DIR of the checkpoint, whose tokenizer is copied.
-        rows: split -> number of rows; test splits get no labels.
-    """
+    ``start``: SAVE_DIR whose tokenizer is copied; ``rows``: split -> number of rows, without labels in test splits."""
     (data / "tokenizer").mkdir(parents=True, exist_ok=True)
     for file in (start / "tokenizer").iterdir():
         (data / "tokenizer" / file.name).write_bytes(file.read_bytes())

@@ -82,13 +82,9 @@ def prepare_squad(directory: Path, squad: dict[str, Any], *flags: str, bpe: str 
 
 def untrained_checkpoint(directory: Path, data: Path, max_positions: int = 64) -> Path:
     """Write a SAVE_DIR with an untrained small AMOS model and the tokenizer of ``data``; return the checkpoint."""
-    settings = {
-        "encoder_layers": 2,
-        "encoder_embed_dim": 64,
-        "encoder_ffn_embed_dim": 128,
-        "encoder_attention_heads": 2,
-    }
-    settings |= {"max_positions": max_positions, "generator_depths": "1,2", "linear_init_std": 0.1}
+    settings = {"encoder_layers": 2, "encoder_embed_dim": 64, "encoder_ffn_embed_dim": 128}
+    settings |= {"encoder_attention_heads": 2, "max_positions": max_positions}
+    settings |= {"generator_depths": "1,2", "linear_init_std": 0.1}
     config = configuration("amos_tiny", settings, "synthetic")
     tokenizer = load_tokenizer(data / "tokenizer")
     model = build_model(config, tokenizer, seed=1)

@@ -1,11 +1,6 @@
 """Tables of probing results, by hand."""
 
-from amos_fairseq.probing.results import (
-    ProbeResult,
-    columns_of,
-    layer_name,
-    results_table,
-)
+from amos_fairseq.probing.results import ProbeResult, columns_of, layer_name, results_table
 
 
 def result(layer: int | str, score: float, baseline: str | None = None, seed=1, task="pos") -> ProbeResult:

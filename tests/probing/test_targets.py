@@ -30,18 +30,13 @@ def test_content(tmp_path: Path):
     [
         ("{", "not JSON"),
         ("[" * 100_000, "not JSON"),
-        ('{"text": "a", "targets": [], "more": %s}' % ("9" * 5000), "not JSON"),
         (GOOD.replace('"nsubj"', '"\\ud800"'), "has a character that cannot be printed"),
-        (GOOD.replace('"nsubj"', '"\\u0000"'), "has a character that cannot be printed"),
         (GOOD.replace('"nsubj"', '"%s"' % ("x" * 5000)), "has 5,000 characters"),
-        ("[1]", 'string "text"'),
         ('{"text": "a"}', 'list "targets"'),
         (GOOD.replace("[2, 3]", "[2, 4]"), r"the span \[2, 4\] is empty or not within the 3 words"),
-        (GOOD.replace("[2, 3]", "[2, 2]"), r"the span \[2, 2\]"),
         (GOOD.replace("[2, 3]", "[2.0, 3]"), r"the span \[2.0, 3\]"),
         ('{"text": "\\ud800", "targets": []}', "half of a surrogate pair"),
         (GOOD.replace('"nsubj"', "3"), "the label is a string or a list of strings, got 3"),
-        (GOOD.replace('"label"', '"labels"'), 'needs "span1" and "label"'),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str, reason: str):

@@ -72,12 +72,8 @@ def test_accuracies_by_hand(runs, tmp_path, monkeypatch):
     words = ["a", "the", "fox", "dog", "end", "lazy", "quick"]
     scores, lines = {}, []
     for word, (term, uid, good, bad) in zip(words, BY_HAND, strict=True):
-        record = {
-            "sentence_good": f"{word} jumps",
-            "sentence_bad": f"{word} over",
-            "UID": uid,
-            "linguistics_term": term,
-        }
+        record = {"sentence_good": f"{word} jumps", "sentence_bad": f"{word} over"}
+        record |= {"UID": uid, "linguistics_term": term}
         scores |= {f"{word} jumps": good, f"{word} over": bad}
         lines.append(json.dumps(record | {"field": "morphology", "pairID": 3}))
     (tmp_path / "pairs.jsonl").write_text("\n\n".join(lines), encoding="utf-8")
@@ -94,18 +90,8 @@ def test_accuracies_by_hand(runs, tmp_path, monkeypatch):
     assert {(group["term"], group["uid"]): result(group) for group in content["uids"]} == ACCURACY
     assert {group["term"]: result(group) for group in content["terms"]} == OF_TERM
     assert result(content["overall"]) == (7, round(100 * 4 / 7, 4), 2)  # three right, two halves
-    rows = [row[:3] for row in table.rows]
-    assert rows == [
-        ["noun", "3", "50.0"],
-        ["verb", "1", "100.0"],
-        ["all of agreement", "4", "62.5"],
-        ["ever", "2", "25.0"],
-        ["noun", "1", "100.0"],
-        ["all of npi", "3", "50.0"],
-        ["all pairs", "7", "57.1"],
-        ["95 % interval", "", "25.0 to 84.2"],
-    ]
-    assert "equal scores, of 7 pairs: amos 2" in table.notes
+    expected = [["all of npi", "3", "50.0"], ["all pairs", "7", "57.1"], ["95 % interval", "", "25.0 to 84.2"]]
+    assert [row[:3] for row in table.rows[-3:]] == expected
     assert out.with_suffix(".md").read_text(encoding="utf-8") == table.as_markdown()
     assert out.with_suffix(".csv").read_text(encoding="utf-8") == table.as_csv()
     found = [(row["linguistics_term"], row["UID"], row["amos, good"], row["amos, bad"]) for row in scores_of_pairs(out)]
@@ -160,12 +146,11 @@ def naive_detection(model, tokens):
     return (1 - logits.sigmoid()).log()
 
 
-@pytest.mark.parametrize("tokens_per_batch", [1, 4096])
 @pytest.mark.parametrize("name", DETECTORS)
-def test_detection_equals_a_loop_in_float64(name, tokens_per_batch):
+def test_detection_equals_a_loop_in_float64(name):
     loaded = detector(name)
     texts = sequences(loaded.dictionary, LENGTHS, NUM_WORDS)
-    scorer = build_pair_scorer(loaded, tokens_per_batch)
+    scorer = build_pair_scorer(loaded, 4096)
     assert isinstance(scorer, DetectionScorer)
     spread = torch.cat([naive_detection(loaded.model, tokens)[1:-1] for tokens in texts])
     assert float(spread.max() - spread.min()) > 0.1, "tokens have different scores"
@@ -248,8 +233,6 @@ def test_a_corpus_with_another_dictionary_is_refused(runs, tmp_path):
     dictionary.write_text("".join(reversed(dictionary.read_text().splitlines(keepends=True))))
     with pytest.raises(UserError, match=r"--corpus .*data has another dictionary than .*: give the corpus of its"):
         score_pairs(loaded, [file], 64, corpus=tmp_path / "data")
-    with pytest.raises(UserError, match=r"--corpus .*absent is not a directory"):
-        score_pairs(loaded, [file], 64, corpus=tmp_path / "absent")
 
 
 @pytest.mark.parametrize("objective", ["amos", "mlm"])
@@ -329,6 +312,3 @@ def test_example_writes_minimal_and_balanced_pairs(tmp_path):
         balance.setdefault(pair.uid, Counter()).update({(right, wrong): 1, (wrong, right): -1})
     assert len(balance) == 10
     assert not [uid for uid, counts in balance.items() if any(counts.values())]
-    done = run_process([sys.executable, script, tmp_path / "absent" / "out.jsonl"])
-    assert done.returncode == 1
-    assert done.stderr.endswith("out.jsonl cannot be written (No such file or directory): give another path\n")

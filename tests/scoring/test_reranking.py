@@ -22,8 +22,7 @@ PLLS = {"a x": -8.0, "a b": -4.0, "x": -3.0, "c c c": -6.0, "d": -1.0, "": 0.0, 
 
 
 @pytest.mark.parametrize(
-    ("weight", "winners"),
-    [(0.0, (0, 0)), (0.2, (0, 0)), (0.25, (0, 0)), (0.3, (1, 0)), (0.55, (1, 0)), (0.65, (1, 1))],
+    ("weight", "winners"), [(0.0, (0, 0)), (0.2, (0, 0)), (0.25, (0, 0)), (0.3, (1, 0)), (0.55, (1, 0)), (0.65, (1, 1))]
 )
 def test_winners_change_at_the_crossings(weight, winners):
     assert tuple(best_hypothesis(each["hypotheses"], PLLS, weight) for each in LISTS.values()) == winners

@@ -22,7 +22,6 @@ EXPECTED = ["".join(f"{paragraph}\n" for paragraph in document).encode("utf-8") 
 
 
 COMPRESS = {"": bytes, ".gz": gzip.compress, ".xz": partial(lzma.compress, preset=0), ".zst": zstandard.compress}
-SUFFIXES = [".gz", ".xz", ".zst"]
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
@@ -54,13 +53,12 @@ def test_nul_characters_are_removed(tmp_path):
         assert list(InputFile(path).documents()) == [b"one two\nthree\n", b"four\n"]
 
 
-OTHER_FORMATS = {name: name[4:] for name in ("text.bz2", "text.zip", "text.7z", "text.tar", "text.tgz", "part.parquet")}
-OTHER_FORMATS |= {"TEXT.JSONL.BZ2": ".bz2", "text.tar.gz": ".tar", "part-0.parquet.zst": ".parquet"}
-
-
-@pytest.mark.parametrize(("name", "kind"), OTHER_FORMATS.items())
-def test_other_formats_are_refused_by_name(tmp_path, name, kind):
-    with pytest.raises(UserError, match=rf"{name}: \{kind} files are not supported: unpack it .* \.gz, \.xz or \.zst"):
+def test_other_formats_are_refused_by_name(tmp_path):
+    formats = {"text.zip": ".zip", "TEXT.JSONL.BZ2": ".bz2", "text.tar.gz": ".tar", "part-0.parquet.zst": ".parquet"}
+    for name, suffix in formats.items():
+        with pytest.raises(UserError, match=rf"{name}: \{suffix} files are not supported"):
+            refuse_other_formats(tmp_path / name)
+    for name in ("text", "a.tar/text", "a.zip.txt", "a.jsonl.zst", ".zst"):
         refuse_other_formats(tmp_path / name)
 
 
@@ -87,33 +85,22 @@ GOOD = b"one line\n\nanother line\n"
 LATIN = "first\nsecond caf\u00e9\n".encode("latin-1")
 CASES = {
     "empty.txt": (b"", "contains no text"),
-    "blank.txt": (b" \n\n\t\n", "contains no text"),
-    "blank.jsonl": (b'{"text": ""}\n', "contains no text"),
-    "latin.txt": (LATIN, r"latin.txt, line 2, byte 16: not UTF-8"),
-    "latin.txt.gz": (gzip.compress(LATIN), r"line 2, byte 16: not UTF-8"),
-    "latin.jsonl": (b'{"text": "ok"}\n' + b'{"text": "\xe9"}', r"line 2, byte 25: not UTF-8"),
+    "latin.txt": (LATIN, "line 2, byte 16: not UTF-8"),
+    "latin.jsonl": (b'{"text": "ok"}\n' + b'{"text": "\xe9"}', "line 2, byte 25: not UTF-8"),
     "cut.txt.gz": (gzip.compress(GOOD * 999)[:-12], "is damaged"),
-    "noise.txt.gz": (b"this is no gzip file", "is damaged"),
     "changed.txt.gz": (gzip.compress(GOOD)[:-8] + b"\0" * 8, "is damaged"),
     "cut.txt.xz": (lzma.compress(GOOD * 999)[:-30], "is damaged"),
-    "noise.txt.xz": (b"this is no xz file at all", "is damaged"),
     "cut.txt.zst": (zstandard.compress(GOOD * 999)[:-6], "is damaged"),
-    "noise.txt.zst": (b"this is no zstandard file", "is damaged"),
     "words.jsonl": (b'{"text": "ok"}\nwords\n', r'line 2: not a JSON object with a string "text"'),
-    "list.jsonl": (b'["text"]\n', r'line 1: not a JSON object with a string "text"'),
-    "absent.jsonl": (b'{"title": "no text here"}\n', r'line 1: not a JSON object with a string "text"'),
-    "number.jsonl": (b'{"text": 7}\n', r'line 1: not a JSON object with a string "text"'),
     "surrogate.jsonl": (b'{"text": "\\ud800"}\n', r'line 1: not a JSON object with a string "text"'),
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_errors_name_file_and_line(tmp_path, name):
-    content, message = CASES[name]
-    path = tmp_path / name
-    path.write_bytes(content)
-    with pytest.raises(UserError, match=message):
-        list(InputFile(path).documents())
+def test_errors_name_file_and_line(tmp_path):
+    for name, (content, message) in CASES.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UserError, match=rf"{name}.*{message}"):
+            list(InputFile(tmp_path / name).documents())
 
 
 @pytest.mark.parametrize(
@@ -132,33 +119,38 @@ def test_documents_have_a_maximum_size(tmp_path, monkeypatch, content, message):
         list(InputFile(path).documents())
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-@pytest.mark.parametrize(("unit", "message"), [(b"x", "line 2: longer"), (b"a\n", "from line 2 on is larger")])
-def test_a_bomb_is_refused_in_constant_memory(tmp_path, monkeypatch, unit, message, suffix):
-    """100 MB of text in at most 100 KB. zstandard's decompressor would return them at once."""
+@pytest.mark.parametrize(
+    ("suffix", "unit", "message"),
+    [
+        (".gz", b"x", "line 2: longer"),
+        (".xz", b"x", "line 2: longer"),
+        (".zst", b"x", "line 2: longer"),
+        (".zst", b"a\n", "from line 2 on is larger"),
+    ],
+)
+def test_a_bomb_is_refused_in_constant_memory(tmp_path, monkeypatch, suffix, unit, message):
+    """50 MB of text in at most 100 KB. zstandard's decompressor would return them at once."""
     monkeypatch.setattr(text_files, "LARGEST_DOCUMENT_BYTES", 1 << 17)
     path = tmp_path / f"bomb.txt{suffix}"
-    path.write_bytes(COMPRESS[suffix](b"\n" + unit * (100_000_000 // len(unit))))
+    path.write_bytes(COMPRESS[suffix](b"\n" + unit * (50_000_000 // len(unit))))
     assert path.stat().st_size < 100_000
     with at_most(20 << 20), pytest.raises(UserError, match=rf"{message} than 0\.125 MiB"):
         list(InputFile(path).documents())
 
 
-@pytest.mark.parametrize("value", ["[]", "{}"])
-def test_json_of_many_lists_is_refused_before_it_is_parsed(tmp_path, monkeypatch, value):
+def test_json_of_many_lists_is_refused_before_it_is_parsed(tmp_path, monkeypatch):
     """Each takes eighty bytes. A text has few."""
     monkeypatch.setattr(text_files, "LARGEST_NUMBER_OF_BRACKETS", 1000)
     path = tmp_path / "lines.jsonl"
-    documents = [{"text": "[a text] " * 999}, {"text": "a", "b": [json.loads(value)] * 999}]
+    documents = [{"text": "[a text] " * 999}, {"text": "a", "b": [{}] * 999}]
     path.write_text("\n".join(map(json.dumps, documents)))
     with pytest.raises(UserError, match="line 2: more than 1,000 brackets"):
         list(InputFile(path).documents())
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_whole_content_has_a_maximum_size(tmp_path, suffix):
-    path = tmp_path / f"small.json{suffix}"
-    path.write_bytes(COMPRESS[suffix](b"x" * 1000))
+def test_whole_content_has_a_maximum_size(tmp_path):
+    path = tmp_path / "small.json.zst"
+    path.write_bytes(zstandard.compress(b"x" * 1000))
     assert InputFile(path).content(limit=1000) == b"x" * 1000
     with pytest.raises(UserError, match=r"holds more than .* MiB: divide it"):
         InputFile(path).content(limit=999)

@@ -13,7 +13,6 @@ from saved_models import write_save_dir
 from synthetic_glue import change_task, write_glue, write_rows
 
 from amos_fairseq.downstream.classification.dataset import read_targets
-from amos_fairseq.downstream.classification.glue.data import read_glue_data
 from amos_fairseq.downstream.classification.labeling import predict_logits
 from amos_fairseq.downstream.classification.task import TextClassificationConfig, TextClassificationTask
 from amos_fairseq.errors import UserError
@@ -48,21 +47,6 @@ def make_task(directory, **settings) -> TextClassificationTask:
 
 def build(task: TextClassificationTask):
     return task.build_model(OmegaConf.merge(OmegaConf.structured(AmosConfig), MODEL))
-
-
-@pytest.mark.parametrize("name", ["RTE", "SST-2", "STS-B"])
-@pytest.mark.parametrize("separator", [None, 2])
-def test_rows_are_those_of_glue(name, separator, data):
-    """As the evaluation of GLUE reads them, whose rows are compared with Hugging Face's tokenizers."""
-    task, expected = make_task(data / name, separator_token=separator), read_glue_data(data, name)
-    for split in ROWS:
-        task.load_dataset(split)
-        dataset, inputs, labels = task.datasets[split], expected.inputs(split, 16, separator), expected.labels(split)
-        batch = dataset.collater([dataset[index] for index in range(len(dataset))])
-        for index, row in enumerate(batch["net_input"]["src_tokens"]):
-            assert row[row.ne(1)].tolist() == inputs[index].tolist()
-        np.testing.assert_array_equal(batch["target"], labels)
-        assert batch["target"].dtype == (torch.float64 if name == "STS-B" else torch.int64)
 
 
 def test_labels_of_a_row(data):

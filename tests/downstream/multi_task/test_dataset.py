@@ -80,19 +80,12 @@ def test_a_batch_has_the_labels_of_each_task() -> None:
     batch = tasks.collater([tasks[index] for index in (8, 0, 6, 2)])
     assert batch["id"].tolist() == [8, 0, 6, 2]
     assert batch["net_input"]["lengths"] == [3, 2, 5, 4]
-    assert batch["net_input"]["src_tokens"].tolist() == [
-        [7, 7, 7, 1, 1],
-        [5, 5, 1, 1, 1],
-        [6, 6, 6, 6, 6],
-        [5, 5, 5, 5, 1],
-    ]
+    tokens = [[7, 7, 7, 1, 1], [5, 5, 1, 1, 1], [6, 6, 6, 6, 6], [5, 5, 5, 5, 1]]
+    assert batch["net_input"]["src_tokens"].tolist() == tokens
     places = {name: rows.tolist() for name, rows in batch["net_input"]["rows_of_heads"].items()}
     assert places == {"task0": [1, 3], "task1": [2], "task2": [0]}
-    assert {name: own["target"].tolist() for name, own in batch["labels"].items()} == {
-        "task0": [0, 2],
-        "task1": [103],
-        "task2": [201],
-    }
+    targets = {name: labels["target"].tolist() for name, labels in batch["labels"].items()}
+    assert targets == {"task0": [0, 2], "task1": [103], "task2": [201]}
     assert [own["id"].tolist() for own in batch["labels"].values()] == [[0, 2], [3], [1]]
     alone = tasks.collater([tasks[4]])
     assert [rows.tolist() for rows in alone["net_input"]["rows_of_heads"].values()] == [[], [0], []]

@@ -48,13 +48,6 @@ def test_ranges_and_owners_match_a_naive_loop(room, stride):
         assert window_of_most_context(ranges).tolist() == [naive_owner(ranges, place) for place in range(length)]
 
 
-def test_windows_by_hand():
-    """Ten tokens, four at a time, every two; token 3 has one neighbour at least on both sides only in the second."""
-    ranges = context_ranges(10, 4, 2)
-    assert ranges == [(0, 4), (2, 6), (4, 8), (6, 10)]
-    assert window_of_most_context(ranges).tolist() == [0, 0, 0, 1, 1, 2, 2, 3, 3, 3]
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     squad = make_squad(facts=8)

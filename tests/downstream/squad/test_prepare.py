@@ -9,7 +9,7 @@ import pytest
 from failures import error_line, harm_last_byte
 from fairseq.data import Dictionary
 from preparing import prepare
-from synthetic_squad import make_squad, prepare_squad, squad_tokenizer, write_json
+from synthetic_squad import make_squad, prepare_squad, write_json
 
 from amos_fairseq.downstream.squad.dataset import SquadSplit, read_squad_manifest
 from amos_fairseq.errors import UserError
@@ -20,9 +20,9 @@ main = prepare("squad")
 SQUAD = make_squad()
 
 
-@pytest.fixture(scope="module", params=["sentencepiece", "fastbpe"])
-def data(request, tmp_path_factory) -> Path:
-    return prepare_squad(tmp_path_factory.mktemp(request.param), SQUAD, bpe=request.param)
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return prepare_squad(tmp_path_factory.mktemp("squad"), SQUAD)
 
 
 def refused(capsys, *arguments: object) -> str:
@@ -68,7 +68,7 @@ def test_changed_and_damaged_files_are_refused_at_opening(data, tmp_path):
         SquadSplit(copy, "valid")
 
 
-@pytest.mark.parametrize("value", [10**6, [0, 10**6], [1, 0], [-1, 0]])
+@pytest.mark.parametrize("value", [10**6, [0, 10**6], [-1, 0]])
 def test_answers_outside_of_their_context_are_refused(data, tmp_path, value):
     """The number of a context, or tokens."""
     copy = tmp_path / "data"
@@ -85,7 +85,7 @@ def test_answers_outside_of_their_context_are_refused(data, tmp_path, value):
         SquadSplit(copy, "train")
 
 
-def test_inexact_answers_are_counted_and_listed(tmp_path, capsys):
+def test_inexact_answers_are_counted_and_listed(tmp_path):
     """A misplaced answer is not trained on; one that ends inside a token is extended to it."""
     squad = make_squad(seed=2)
     first, second, third = squad["data"][0]["paragraphs"][0]["qas"][:3]
@@ -101,7 +101,6 @@ def test_inexact_answers_are_counted_and_listed(tmp_path, capsys):
     split = SquadSplit(data, "train")
     assert [example.target is None for example in split.examples[:3]] == [True, False, False]
     assert split.examples[2].answers[0].text == third["answers"][0]["text"]
-    assert "1 questions are not used in training" in capsys.readouterr().err
 
 
 def test_sampled_questions(tmp_path, data):
@@ -131,23 +130,35 @@ def test_finished_data_are_unchanged(data, capsys, tmp_path):
         capsys, source, source, tokenizer, data, "--max-train-questions", 3
     )
     other = write_json(tmp_path / "other.json", make_squad(seed=9))
-    assert "(sources train name: squad.json there, other.json here)" in refused(capsys, other, source, tokenizer, data)
-    squad_tokenizer(tmp_path / "text", SQUAD, size=160).save(tmp_path / "tokenizer")
-    assert "(tokenizer_sha256: " in refused(capsys, source, source, tmp_path / "tokenizer", data)
+    assert "squad.json there, other.json here" in refused(capsys, other, source, tokenizer, data)
     assert {path: path.stat().st_mtime_ns for path in data.rglob("*")} == before
 
 
-def change(path: list, value: object) -> dict:
+FIRST = ["data", 0, "paragraphs", 0]
+LAYOUTS = [
+    ([], None, "contains [], not an object"),
+    (["data"], None, "data must be a list, it is missing"),
+    ([*FIRST, "context"], None, "data[0].paragraphs[0].context must be a string, it is missing"),
+    ([*FIRST, "qas", 1, "id"], 7, "data[0].paragraphs[0].qas[1].id must be a string, it is 7"),
+    ([*FIRST, "qas", 0, "answers", 1, "answer_start"], "3", "answers[1].answer_start must be an integer, "),
+    ([*FIRST, "qas", 0, "is_impossible"], "no", "qas[0].is_impossible must be true or false"),
+    ([*FIRST, "qas", 0, "id"], "p0q1", "the id p0q1 occurs twice"),
+    (["data"], [], "holds no questions"),
+]
+
+
+def changed(path: list, value: object) -> dict | list:
     """The synthetic data with one value replaced, or, for None, removed."""
+    if not path:
+        return []
     squad = json.loads(json.dumps(SQUAD))
     *before, last = path
     node = squad
     for key in before:
         node = node[key]
+    node[last] = value
     if value is None:
         del node[last]
-    else:
-        node[last] = value
     return squad
 
 
@@ -157,20 +168,6 @@ def with_starts_in_bytes() -> dict:
         for answer in (answer for asked in paragraph["qas"] for answer in asked["answers"]):
             answer["answer_start"] = len(paragraph["context"][: answer["answer_start"]].encode("utf-8"))
     return squad
-
-
-FIRST = ["data", 0, "paragraphs", 0]
-LAYOUTS = [
-    ([], "contains [], not an object"),
-    ({"version": "v2.0"}, "data must be a list, it is missing"),
-    (change([*FIRST, "context"], None), "data[0].paragraphs[0].context must be a string, it is missing"),
-    (change([*FIRST, "qas", 1, "id"], 7), "data[0].paragraphs[0].qas[1].id must be a string, it is 7"),
-    (change([*FIRST, "qas", 0, "answers", 1, "answer_start"], "3"), "answers[1].answer_start must be an integer, "),
-    (change([*FIRST, "qas", 0, "is_impossible"], "no"), "qas[0].is_impossible must be true or false"),
-    (change([*FIRST, "qas", 0, "id"], "p0q1"), "the id p0q1 occurs twice"),
-    (change(["data"], []), "holds no questions"),
-    (with_starts_in_bytes(), "are not at their answer_start: the starts must count characters"),
-]
 
 
 def test_refusals(data, tmp_path, capsys):
@@ -184,9 +181,10 @@ def test_refusals(data, tmp_path, capsys):
     cases += [([source, source, tmp_path / "absent", out], "is not a directory")]
     cases += [([source, source, tokenizer, out, "--max-train-questions", 0], "--max-train-questions 0")]
     cases += [([source, source, tokenizer, tmp_path], "is not empty and contains no SQuAD data")]
-    for number, (content, message) in enumerate(LAYOUTS):
-        wrong = write_json(tmp_path / f"wrong{number}.json", content)
-        cases += [([wrong, source, tokenizer, out], f"{wrong}"), ([wrong, source, tokenizer, out], message)]
+    contents = [(changed(path, value), message) for path, value, message in LAYOUTS]
+    contents += [(with_starts_in_bytes(), "are not at their answer_start: the starts must count characters")]
+    for number, (content, message) in enumerate(contents):
+        cases += [([write_json(tmp_path / f"wrong{number}.json", content), source, tokenizer, out], message)]
     for arguments, message in cases:
         assert message in refused(capsys, *arguments), arguments
     assert not out.exists()

@@ -96,31 +96,23 @@ def test_batches_are_padded(directory):
     assert data.collater([]) == {}
 
 
-def test_files_of_other_sentences_are_refused(tmp_path):
-    """The two files of one array, from sentences of which the second has another word."""
-    write_files(tmp_path)
+def test_files_that_are_missing_or_foreign_are_refused(directory, tmp_path):
+    with pytest.raises(UserError, match="leaves no room"):
+        load(directory, 2)
+    with pytest.raises(UserError, match="the files do not belong together"):
+        TaggedSentences(write_files(tmp_path), "train", Dictionary(), NUM_LABELS - 1, 9)
     builder = MMapIndexedDatasetBuilder(str(tmp_path / "train.label.bin"), dtype=np.int32)
-    for _, labels in SENTENCES:
+    for _, labels in SENTENCES:  # the second sentence has another word
         builder.add_item(torch.tensor([*labels, 0] if labels == [1] else labels))
     builder.finalize(str(tmp_path / "train.label.idx"))
     with pytest.raises(UserError, match="the files do not belong together"):
         load(tmp_path, 9)
-    with pytest.raises(UserError, match="the files do not belong together"):
-        TaggedSentences(write_files(tmp_path), "train", Dictionary(), NUM_LABELS - 1, 9)
-
-
-def test_files_that_are_missing_or_foreign_are_refused(directory, tmp_path):
-    with pytest.raises(UserError, match="leaves no room"):
-        load(directory, 2)
-    write_files(tmp_path)
     (tmp_path / "train.word_start.bin").unlink()
-    with pytest.raises(UserError, match=r"word_start\.bin is missing: give the directory that amos prepare tagging"):
+    with pytest.raises(UserError, match=r"word_start\.bin is missing"):
         load(tmp_path, 9)
-    with pytest.raises(UserError, match=r"words\.jsonl is missing"):
-        read_words(tmp_path, "valid")
-    for line in ('["b"', '["b", 3]', '"b"', "[" * 100_000, '["\\ud800"]'):
+    for line in ('["b"', '["b", 3]', "[" * 100_000, '["\\ud800"]'):
         (tmp_path / "valid.words.jsonl").write_text(f'["a"]\n{line}')
-        with pytest.raises(UserError, match=r"words\.jsonl is damaged .* prepare the data again"):
+        with pytest.raises(UserError, match=r"words\.jsonl is damaged"):
             read_words(tmp_path, "valid")
     (tmp_path / "labels.txt").write_bytes(b"A\n\xff\n")
     with pytest.raises(UserError, match=r"labels\.txt is not UTF-8"):
@@ -137,10 +129,6 @@ def test_a_manifest_names_no_folder_outside(tmp_path):
         (tmp_path / "tagging.json").write_text(json.dumps(good | change))
         with pytest.raises(UserError, match=r"tagging\.json was not written by amos prepare"):
             read_tagging_manifest(tmp_path)
-    (tmp_path / "tagging.json").unlink()
-    (tmp_path / "tagging.json").mkdir()
-    with pytest.raises(UserError, match=r"tagging\.json is a folder, not a file"):
-        read_tagging_manifest(tmp_path)
 
 
 def test_labels_are_read_as_they_were_written(tmp_path):

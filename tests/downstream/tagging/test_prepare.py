@@ -47,21 +47,19 @@ def test_every_word_has_its_label_and_its_pieces(data):
     assert manifest["splits"]["train"]["unknown"] == 0
 
 
-@pytest.mark.parametrize("name", ["valid.label.bin", "dict.txt"])
-def test_a_changed_file_is_refused_at_opening(data, tmp_path, name):
-    """The other split is read as before, unless it shares the file."""
+def test_a_changed_file_is_refused_at_opening(data, tmp_path):
+    """The other split is read as before."""
     copy = tmp_path / "data"
     shutil.copytree(data, copy)
     dictionary = Dictionary.load(str(data / "dict.txt"))
     assert len(TaggedSentences(copy, "valid", dictionary, 3, 64))
-    harm_last_byte(copy / name)
-    with pytest.raises(UserError, match=rf"{name} is not the file that amos prepare wrote: copy"):
+    harm_last_byte(copy / "valid.label.bin")
+    with pytest.raises(UserError, match=r"valid\.label\.bin is not the file that amos prepare wrote"):
         TaggedSentences(copy, "valid", dictionary, 3, 64)
-    if name != "dict.txt":
-        assert len(TaggedSentences(copy, "train", dictionary, 3, 64))
+    assert len(TaggedSentences(copy, "train", dictionary, 3, 64))
 
 
-def test_conllu_and_other_columns(data, tmp_path, capsys):
+def test_conllu_and_other_columns(data, tmp_path):
     """CoNLL-U by its name, compressed; the same sentences give the same pieces, with other labels."""
     source = write_conllu(tmp_path / "dev.conllu", make_sentences())
     packed = tmp_path / "dev.conllu.gz"
@@ -72,7 +70,6 @@ def test_conllu_and_other_columns(data, tmp_path, capsys):
         labels = [[label for _, _, label in rows] for rows in read_back(out)]
         assert labels == [[pos for _, pos, _ in rows] for rows in make_sentences()]
         assert (out / "valid.tokens.bin").read_bytes() == (data / "valid.tokens.bin").read_bytes()
-    assert "scored by accuracy" in capsys.readouterr().err
     named = ["--columns", "tag,group", "--column", "tag"]
     main([*files, data / "tokenizer", tmp_path / "named", *named])
     assert read_tagging_manifest(tmp_path / "named")["column"] == "tag"
@@ -90,7 +87,7 @@ def words_of(data: Path, split: str) -> list[str]:
     return found
 
 
-def test_few_labels_and_the_rest_without(data, tmp_path, capsys):
+def test_few_labels_and_the_rest_without(data, tmp_path):
     """10 of 40 sentences at equal distances: each fourth; the others, or those of a file, have no labels."""
     source, out = data.parent / "train.txt", tmp_path / "rest"
     main([source, source, data / "tokenizer", out, "--labeled", 10, "--unlabeled", "rest"])
@@ -100,21 +97,16 @@ def test_few_labels_and_the_rest_without(data, tmp_path, capsys):
     assert words_of(out, "valid") == everything
     assert not (out / "unlabeled.label.bin").exists()
     manifest = read_tagging_manifest(out)
-    assert {split: own["sentences"] for split, own in manifest["splits"].items()} == {
-        "train": 10,
-        "valid": 40,
-        "unlabeled": 30,
-    }
-    assert "unlabeled: 30 sentences" in capsys.readouterr().err
+    counts = {split: facts["sentences"] for split, facts in manifest["splits"].items()}
+    assert counts == {"train": 10, "valid": 40, "unlabeled": 30}
     more = tmp_path / "more.txt"
     more.write_text("the house\nAnna sees the (grey) house\n", encoding="utf-8")
     main([source, source, data / "tokenizer", tmp_path / "file", "--unlabeled", more])
-    assert f"{more}: 2 sentences without labels (one sentence a line)" in capsys.readouterr().err
     assert words_of(tmp_path / "file", "unlabeled") == ["the house", "anna sees the (grey) house"]
     assert words_of(tmp_path / "file", "train") == everything
 
 
-def test_spans_in_bioes(data, tmp_path, capsys):
+def test_spans_in_bioes(data, tmp_path):
     source = data.parent / "train.txt"
     main([source, source, data / "tokenizer", tmp_path / "out", "--encoding", "bioes"])
     assert read_tagging_manifest(tmp_path / "out")["labels"] == ["B-NAME", "E-NAME", "O", "S-NAME"]
@@ -122,10 +114,6 @@ def test_spans_in_bioes(data, tmp_path, capsys):
     before = [chunk for rows in make_sentences() for _, _, chunk in rows]
     assert [label == "O" for label in labels] == [label == "O" for label in before]
     assert labels.count("E-NAME") == before.count("I-NAME")  # names of two words at most
-    none = write_columns(tmp_path / "dev.txt", [[("a", "X", "O")]])  # a small file may have no span
-    main([source, none, data / "tokenizer", tmp_path / "none", "--encoding", "bioes"])
-    arguments = [source, source, data / "tokenizer", tmp_path / "pos", "--encoding", "bioes", "--column", "pos"]
-    assert "--encoding bioes is for labels that mark spans" in error_line(capsys, main, *arguments)
 
 
 def test_refusals(data, tmp_path, capsys):
@@ -146,18 +134,14 @@ def test_refusals(data, tmp_path, capsys):
         (source, source, tmp_path / "a:b", [], "fairseq separates folders at ':'"),
         (tmp_path / "absent", source, out, [], "no such file"),
         (source, source, out, ["--columns", "../../x,y"], "--columns: '../../x' is not a name"),
-        (source, source, out, ["--columns", f"pos,{'x' * 101}"], "is not a name"),
-        (source, source, out, ["--columns", "pos,"], "is not a name"),
         (source, source, out, ["--columns", "pos,pos"], "or there twice"),
         (conllu, conllu, out, ["--columns", "a"], "is CoNLL-U"),
         (source, broken, out, [], "broken.txt, line 2"),
         (same, source, out, ["--column", "pos"], "column pos: each word has the label"),
         (same, same, out, ["--labeled", "1"], "--labeled 1: all words of these sentences have the label O: give more"),
-        (same, same, out, ["--labeled", "1", "--encoding", "bioes"], "have the label O: give more"),
         (source, source, out, ["--unlabeled", "rest"], "--unlabeled rest is what --labeled N leaves"),
         (source, source, out, ["--labeled", "41"], f"--labeled 41: {source} has 40 sentences: give 1 to as many"),
-        (source, source, out, ["--labeled", "0"], "--labeled 0"),
-        (source, source, out, ["--labeled", "40", "--unlabeled", "rest"], "--labeled 40 leaves no sentence"),
+        (source, source, out, ["--encoding", "bioes", "--column", "pos"], "is for labels that mark spans"),
         (source, source, out, ["--unlabeled", "absent.txt"], "absent.txt"),
         (source, source, tmp_path / "full", [], "contains no tagging data"),
         (source, source, tmp_path / "foreign", [], "was made with other files or settings"),
