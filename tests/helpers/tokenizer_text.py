@@ -1,4 +1,4 @@
-"""Difficult text for tokenizers, and the check that fairseq reads their pieces unchanged."""
+"""Difficult text for tokenizers, a small tokenizer of each kind, and the check that fairseq reads their pieces unchanged."""
 
 import io
 import random
@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import sentencepiece
+import tokenizers
 from fairseq.data import Dictionary
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from amos_fairseq.text.tokenization import Tokenizer
+from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
+from amos_fairseq.text.vocabulary import learn_tokenizer
 
 HOSTILE = [
     "",
@@ -95,3 +98,44 @@ def assert_survives_fairseq(tokenizer: Tokenizer, directory: Path) -> None:
         assert ids == expected
         assert not {dictionary.bos(), dictionary.pad(), dictionary.eos()} & set(ids), line
         assert "<mask>" not in pieces
+
+
+def small_tokenizer_of_kind(directory: Path, kind: str) -> Tokenizer:
+    """One that we learn, such as sentencepiece-cased, or one of Hugging Face's library."""
+    sample = write_sample(directory)
+    if "-" in kind:
+        bpe, case = kind.split("-")
+        return learn_tokenizer(sample, bpe, 300, case == "cased")
+    return load_tokenizer(hugging_face_directory(directory / "tokenizer", kind, sample))
+
+
+def hugging_face_directory(directory: Path, kind: str, sample: Path) -> Path:
+    """A small tokenizer of the given model, as Hugging Face's library writes it."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    if kind in ("bytes", "unigram"):
+        special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    settings = {"vocab_size": 300, "special_tokens": special, "show_progress": False}
+    lines = sample.read_text(encoding="utf-8").split("\n")
+    if kind == "wordpiece":
+        learner = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        learner.normalizer, learner.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+        learner.decoder = decoders.WordPiece()
+        trainer = trainers.WordPieceTrainer(**settings)
+    elif kind == "bytes":
+        learner = tokenizers.Tokenizer(models.BPE())
+        learner.pre_tokenizer, learner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+        settings |= {"vocab_size": 500, "initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
+        trainer = trainers.BpeTrainer(**settings)
+    elif kind == "unigram":
+        learner = tokenizers.Tokenizer(models.Unigram())
+        learner.pre_tokenizer, learner.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+        trainer = trainers.UnigramTrainer(unk_token="<unk>", **settings)
+    else:  # pieces with spaces inside, as a model without pre-tokenizer learns them
+        learner = tokenizers.Tokenizer(models.BPE(unk_token="[UNK]"))
+        trainer = trainers.BpeTrainer(**settings)
+    learner.train_from_iterator(lines, trainer)
+    learner.enable_truncation(8)
+    learner.enable_padding(length=8)
+    directory.mkdir()
+    learner.save(str(directory / "tokenizer.json"))
+    return directory

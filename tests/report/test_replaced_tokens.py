@@ -13,7 +13,7 @@ from amos_fairseq.data.seeding import Purpose, noise_seed
 from amos_fairseq.functional.reference_sampling import gumbel_max, gumbel_noise
 from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.report import replaced_tokens
-from amos_fairseq.report.replaced_tokens import forward_of_depth, held_out_blocks, replaced_token_losses
+from amos_fairseq.report.replaced_tokens import held_out_blocks, replaced_token_losses
 
 LENGTH = 20
 
@@ -85,18 +85,6 @@ def test_every_sample_is_one_token_and_every_logit_is_minus_one(tmp_path):
         assert of_depth.num_masked == len(originals)
         assert of_depth.losses == pytest.approx([math.log(1 + math.e)] * replaced)
         assert of_depth.recall == 0
-
-
-def test_one_depth_alone_is_what_the_model_samples(tmp_path):
-    loaded = load(tmp_path, generator_depths="2")
-    dataset = masked(loaded, [held_out_blocks(loaded, CORPUS[0])[0]], seed=1)
-    net_input = dataset.collater([dataset[0]])["net_input"]
-    torch.manual_seed(noise_seed(Purpose.VALIDATION_NOISE, 3, 0, 0))
-    with torch.no_grad():
-        expected = loaded.model(PretrainingBatch(**net_input))
-        found = forward_of_depth(loaded.model, net_input, 0, seed=3)
-    assert torch.equal(found.corrupted_tokens, expected.corrupted_tokens)
-    assert torch.equal(found.rtd_logits, expected.rtd_logits)
 
 
 REPLACE_MLM = {"main_objective": "replace_mlm"}

@@ -7,7 +7,7 @@ import pytest
 from failures import error_line
 from preparing import prepare
 
-from amos_fairseq.cli.main import build_parser, main
+from amos_fairseq.cli.main import build_parser
 
 ABC = ["a", "b", "c"]
 
@@ -31,15 +31,6 @@ def test_the_first_word_is_a_kind_if_it_is_the_name_of_one(tmp_path, monkeypatch
     given = build_parser().parse_args(["prepare", *arguments])
     assert given.kind == kind
     assert {name: getattr(given, name) for name in values} == values
-
-
-@pytest.mark.parametrize(
-    "arguments", [["glue", *ABC], ["glue", *ABC, "D", "--out", "E"], ["squad", "a", "--out", "D"], []]
-)
-def test_wrong_numbers_of_arguments(capsys, arguments):
-    with pytest.raises(SystemExit, match="2"):
-        main(["prepare", *arguments])
-    assert "error: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["text", "text to", "squad"])

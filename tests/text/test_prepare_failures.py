@@ -76,26 +76,19 @@ def test_bad_input_is_one_line(folder, refused, monkeypatch):
 
 
 def test_unusable_output_directories_are_refused_and_unchanged(folder, tmp_path, refused):
-    source = folder / "text.txt"
-    for name, content in {"foreign/letter.txt": "dear", "program/corpus.json": "[]", "file": ""}.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(content)
-    messages = {
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "letter.txt").write_text("dear")
+    for out, message in {
         "foreign": "is not empty",
-        "program": "was not written by amos prepare",
-        "file": "is not a directory",
         "a:b": "by colons",
-        "file/below": "Not a directory",
-    }
-    for out, message in messages.items():
-        assert message in refused(source, "--out", tmp_path / out)
+        "foreign/letter.txt": "is not a directory",
+    }.items():
+        assert message in refused(folder / "text.txt", "--out", tmp_path / out)
     assert [path.name for path in (tmp_path / "foreign").iterdir()] == ["letter.txt"]
     assert "too small to leave a validation document" in refused(folder / "one.txt", "--out", tmp_path / "out")
     (tmp_path / "out" / ".prepare").mkdir(parents=True)
     lock = take_lock(tmp_path / "out" / ".prepare" / "lock", "", "")
-    assert f"another amos prepare is writing {tmp_path}/out (process {os.getpid()} on " in refused(
-        source, "--out", tmp_path / "out"
-    )
+    assert "another amos prepare is writing" in refused(folder / "text.txt", "--out", tmp_path / "out")
     lock.release()
 
 

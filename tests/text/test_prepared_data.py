@@ -1,6 +1,5 @@
 """Data inside of OUT of a fine-tuning command: when they are made, kept, made again and refused."""
 
-import errno
 import multiprocessing
 import os
 import signal
@@ -138,16 +137,3 @@ def test_other_folders_links_and_bad_records_are_not_replaced(prepare: Preparati
     with pytest.raises(UserError, match="is a link"):
         prepare()
     assert (folder / "thesis").read_text() == "all of it"
-
-
-def test_missing_file_and_folder_that_cannot_be_written(prepare: Preparation, monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(*arguments: object, **more: object) -> None:
-        raise OSError(errno.EACCES, "Permission denied")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "mkdir", denied)
-        with pytest.raises(UserError, match=r"cannot be written \(Permission denied\): give another --out"):
-            prepare()
-    prepare.source.unlink()
-    with pytest.raises(UserError, match=r"train.txt: no such file"):
-        prepare()

@@ -1,7 +1,6 @@
 """amos prepare text of tables: the documents of the same text as JSON lines, and inputs that are folders."""
 
 import csv
-import json
 from pathlib import Path
 
 import pytest
@@ -24,11 +23,6 @@ def write_separated(path: Path) -> Path:
     return path
 
 
-def write_lines(path: Path) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    return path
-
-
 def write_parquet(path: Path) -> Path:
     pa = pytest.importorskip("pyarrow")
     rows = [row | {"body": row["body"] or None} for row in ROWS]
@@ -41,20 +35,17 @@ def write_folder(path: Path) -> Path:
     return path
 
 
-WRITE = {"t.csv": write_separated, "t.tsv": write_separated, "t.jsonl": write_lines, "t.parquet": write_parquet}
-WRITE |= {"folder": write_folder}
+WRITE = {"t.csv": write_separated, "t.tsv": write_separated, "t.parquet": write_parquet, "folder": write_folder}
 
 
 def content_of_split(path: Path, directory: Path, **columns: object) -> dict[str, bytes]:
     directory.mkdir()
-    settings = SplitSettings(
-        seed=1, shard_bytes=32_000, valid_share=0.1, valid_bytes=9999, sample_bytes=9999, **columns
-    )
+    sizes_of_parts = {"shard_bytes": 32_000, "valid_bytes": 9999, "sample_bytes": 9999}
+    settings = SplitSettings(seed=1, valid_share=0.1, **sizes_of_parts, **columns)
     sizes: list[int] = []
     split = split_corpus([path], directory, settings, sizes.append)
-    files = (
-        [path] if path.is_file() else [path / "state.json", path / "dataset_info.json", *sorted(path.glob("*.arrow"))]
-    )
+    files = [path / "state.json", path / "dataset_info.json", *sorted(path.glob("*.arrow"))]
+    files = [path] if path.is_file() else files
     size = sum(file.stat().st_size for file in files)
     record = {"name": path.name, "bytes": size, "sha256": joined_sha256(files), "documents": len(DOCUMENTS)}
     assert split.inputs == [record]

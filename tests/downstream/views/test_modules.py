@@ -1,6 +1,5 @@
 """Views of a part of a sentence: what they see, against independent encoders, and words that are removed."""
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ from amos_fairseq.downstream.views.modules import REMOVED, WordPlaces, directed_
 from amos_fairseq.functional.attention import reference_attention
 from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 from amos_fairseq.modules.encoder import one_sided
-from amos_fairseq.modules.generators import TwoTower
 
 MASK = 44
 MODERN = {"encoder": "modernbert", "local_attention": 4, "global_attention_every": 2, "embedding_dim": 0}
@@ -171,18 +169,6 @@ def test_relative_positions_stay_and_a_mask_is_added(side: str, monkeypatch: pyt
     for layer in encoder.layers:
         monkeypatch.setattr(layer.attention, "attend", masked)
     torch.testing.assert_close(found, encoder(embeddings)[-1])
-
-
-@torch.no_grad()
-def test_both_sides_are_the_towers_with_the_same_weights() -> None:
-    shape = encoder_config(position_scheme="t5", num_layers=2)
-    encoder, towers = shape.build().eval(), TwoTower(shape).eval()
-    for tower in (towers.past, towers.future):
-        tower.load_state_dict(encoder.state_dict())
-    embeddings = torch.randn(2, 7, 8)
-    for side in ("past", "future"):
-        assert torch.equal(one_sided(encoder, side, 2)(embeddings)[-1], getattr(towers, side)(embeddings)[-1])
-    assert encoder.shape == dataclasses.replace(shape, attends_to="all")
 
 
 def test_removed_words_are_removed_whole() -> None:

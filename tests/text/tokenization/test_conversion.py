@@ -15,7 +15,6 @@ from typing import NamedTuple
 import pytest
 import sentencepiece
 from fairseq.data import Dictionary
-from sentencepiece import sentencepiece_model_pb2
 from tokenizer_text import ALPHABETS, HOSTILE, LEARNED_KINDS, random_texts, train_bpe
 from tokenizers import normalizers, pre_tokenizers
 
@@ -105,13 +104,6 @@ def test_special_tokens_have_the_ids_of_fairseq(learned):
     assert library.get_vocab_size() == 305
 
 
-def test_pairs_have_one_separator(learned):
-    encoding = learned.tokenizer.hugging_face_tokenizer().encode("bake li", "monu")
-    first, second = learned.expected("bake li"), learned.expected("monu")
-    assert encoding.ids == [0, *first, 2, *second, 2]
-    assert encoding.type_ids == [0] * (2 + len(first)) + [1] * (1 + len(second))
-
-
 def test_mask_in_the_text_is_the_mask_token(learned):
     """It replaces a word: the text to the left and right of it keeps the ids that it has in the whole text."""
     library = learned.tokenizer.hugging_face_tokenizer()
@@ -121,23 +113,6 @@ def test_mask_in_the_text_is_the_mask_token(learned):
     assert masked[:mask] == whole[:mask]
     after = len(masked) - mask - 1
     assert masked[mask + 1 :] == whole[-after:]
-
-
-def test_spelled_symbols_are_special_unless_asked(learned):
-    library = learned.tokenizer.hugging_face_tokenizer()
-    assert library.encode("a</s>").ids.count(2) == 2
-    library.encode_special_tokens = True
-    assert library.encode("a</s>").ids.count(2) == 1
-
-
-def test_decoding_gives_the_normalized_text(learned):
-    library = learned.tokenizer.hugging_face_tokenizer()
-    text = "bake limo Tare."
-    ids = library.encode(text).ids
-    expected = text if learned.tokenizer.cased else text.lower()
-    assert library.decode(ids).replace(" .", ".") == expected
-    assert learned.tokenizer.decode(learned.tokenizer.encode(text)).replace(" .", ".") == expected
-    assert "<s>" in library.decode(ids, skip_special_tokens=False)
 
 
 def test_piece_that_spells_a_symbol_keeps_its_id():
@@ -213,21 +188,6 @@ def test_model_of_a_user_with_control_symbols():
 def test_models_that_cannot_be_converted_exactly_are_refused(settings, reason):
     with pytest.raises(UserError, match=f"the SentencePiece model {reason}"):
         sentencepiece_of(FOXES, **({"vocab_size": 40} | settings))
-
-
-def test_bytes_that_are_no_model_are_refused():
-    with pytest.raises(UserError, match="not a SentencePiece model"):
-        from_sentencepiece(b"\xff\xfe no model")
-
-
-def test_the_step_of_the_library_for_the_table_of_a_model_is_inexact():
-    """Why such models are refused. If this fails, the library has changed, and they may be accepted with this step."""
-    proto = sentencepiece_model_pb2.ModelProto()
-    proto.ParseFromString(train_bpe(["a b c"] * 10, 5))
-    step = normalizers.Precompiled(proto.normalizer_spec.precompiled_charsmap)
-    reference = sentencepiece.SentencePieceNormalizer(rule_name="nmt_nfkc", add_dummy_prefix=False)
-    assert reference.normalize("a\u0323\u0302") == "\u1ead"  # a with circumflex and dot below
-    assert step.normalize_str("a\u0323\u0302") != "\u1ead"
 
 
 def test_a_different_piece_is_found(sample):

@@ -3,12 +3,10 @@
 import unicodedata
 
 import pytest
-from tokenizer_text import HOSTILE, LEARNED_KINDS
+from tokenizer_text import HOSTILE
 
 from amos_fairseq.text.tokenization.tokenizer import tidy_spans, unspell_piece
-from tests.text.tokenization.test_fast_tokenizer import small_tokenizer_of_kind
 
-KINDS = [*LEARNED_KINDS, "wordpiece", "bytes", "unigram", "spaces"]
 # A line, and where its words begin and end, counted by hand. Brackets occur in no word of the sample: unknown pieces.
 WORDS = {
     "ba ke": [(0, 2), (3, 5)],
@@ -23,11 +21,6 @@ WORDS = {
     "<mask> [MASK] x</s>y": [(0, 6), (7, 13), (14, 20)],
 }
 _ZERO_WIDTH = "\u200b\ufeff"
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def tokenizer(request, tmp_path_factory):
-    return small_tokenizer_of_kind(tmp_path_factory.mktemp(request.param), request.param)
 
 
 def test_pieces_are_those_of_encode_with_ordered_spans_without_spaces(tokenizer):

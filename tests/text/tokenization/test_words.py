@@ -1,14 +1,11 @@
 """The pieces of words, for tokenizers of every kind."""
 
-import pytest
 from tokenizer_text import ALPHABETS, random_texts
 
 from amos_fairseq.hugging_face.tokenizer import exported_tokenizer
 from amos_fairseq.text.tokenization.tokenizer import UNK, embedding_symbols
 from amos_fairseq.text.tokenization.words import encode_words
-from tests.text.tokenization.test_fast_tokenizer import small_tokenizer_of_kind
 
-KINDS = ["sentencepiece-cased", "fastbpe-uncased", "wordpiece", "bytes", "unigram", "spaces"]
 SENTENCES = [
     ["bake", "limo", "nu"],
     ["Rockwell", "'s", "U.S.", "$", "1,000.5", "--", "can't", "ﬁne", "İstanbul", "snow☃man"],
@@ -17,11 +14,6 @@ SENTENCES = [
 ]
 # Words of which no piece remains for some tokenizers: removed, or counted as a space.
 VANISHING = ["\u200b", "\x07", "\ufeff", "\u0301"]
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def tokenizer(request, tmp_path_factory):
-    return small_tokenizer_of_kind(tmp_path_factory.mktemp(request.param), request.param)
 
 
 def random_sentences():
