@@ -56,7 +56,7 @@ def score_texts(checkpoint: Path, texts: Sequence[str]) -> dict[str, float | Non
     with tempfile.TemporaryDirectory() as folder:
         file, out = Path(folder, "texts.txt"), Path(folder, "scores.tsv")
         file.write_text("".join(" ".join(text.splitlines()) + "\n" for text in texts), encoding="utf-8")
-        command = [sys.executable, "-m", "amos_start", "score", checkpoint, file, "--out", out]
+        command = [Path(sys.executable).with_name("amos"), "score", checkpoint, file, "--out", out]
         if code := subprocess.run(list(map(str, command)), stdout=subprocess.DEVNULL, check=False).returncode:
             sys.exit(code)
         rows = [row.split("\t") for row in out.read_text(encoding="utf-8").splitlines()[1:]]

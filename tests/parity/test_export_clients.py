@@ -4,6 +4,7 @@ Tolerance: float32; onnxruntime fuses operations, and its erf and softmax round 
 """
 
 import re
+import runpy
 from pathlib import Path
 
 import numpy
@@ -12,6 +13,7 @@ import scipy.stats
 import torch
 import transformers
 from saved_models import write_run
+from tiny_runs import ROOT
 from transformers.pipelines import get_supported_tasks
 
 import amos_fairseq
@@ -128,8 +130,9 @@ def test_sentence_transformers_pooling_is_ours(folders, run, exported, spelled_o
 def test_example_of_sentence_embeddings(folders, tmp_path, capsys):
     """What it prints against our own features, before and after it has learned which word a number belongs to."""
     pytest.importorskip("sentence_transformers")
-    from hugging_face.sentence_embeddings import main as fine_tune
     from sentence_transformers import SentenceTransformer
+
+    fine_tune = runpy.run_path(str(ROOT / "examples/hugging_face/sentence_embeddings.py"))["main"]
 
     pairs = [(f"{one} quick", f"{other} dog", one == other) for one in WORDS for other in WORDS]
     table = tmp_path / "pairs.tsv"
@@ -170,14 +173,13 @@ def test_example_of_sentence_embeddings(folders, tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("exported", ["classifier", "modern classifier"])
-def test_onnx(folders, exported, tmp_path):
+def test_onnx(folders, tmp_path):
     """Exported with one batch, run with others: another number of texts, shorter and longer ones, padding."""
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     auto_class = transformers.AutoModelForSequenceClassification
-    model = auto_class.from_pretrained(folders / exported, output_hidden_states=True).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folders / exported)
+    model = auto_class.from_pretrained(folders / "classifier", output_hidden_states=True).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders / "classifier")
     example = tokenizer(TEXTS[:2], padding=True, return_tensors="pt")
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=150)
     shapes = {name: {0: batch, 1: length} for name in example}

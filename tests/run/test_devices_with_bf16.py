@@ -91,27 +91,19 @@ torch.cuda.get_device_properties, torch.version.cuda = properties, "12.4"
 """
 ASK = """
 import torch
-from amos_fairseq.errors import UserError
 from amos_fairseq.run.precision import gpus_support_bf16
 
 assert torch.cuda.is_available()
-try:
-    print(gpus_support_bf16())
-except UserError as error:
-    print(error)
+print(gpus_support_bf16())
 assert not torch.cuda.is_initialized()
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("majors", "expected"), [("8,7", "False"), ("8,broken", "the GPUs do not say ")])
-def test_all_gpus_are_asked_in_a_new_process(majors: str, expected: str, tmp_path: Path) -> None:
+def test_all_gpus_are_asked_in_a_new_process(tmp_path: Path) -> None:
     """After ``torch.cuda.is_available()`` a fork must not use CUDA: PyTorch itself refuses it here, as on a GPU."""
-    driver = DRIVER if "broken" not in majors else DRIVER.replace("current[0] = index", "1 / index")
-    (tmp_path / "sitecustomize.py").write_text(driver)
-    variables = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "MAJORS": majors.replace("broken", "9")}
+    (tmp_path / "sitecustomize.py").write_text(DRIVER)
+    variables = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "MAJORS": "8,7"}
     result = run_process([sys.executable, "-c", ASK], tmp_path, environment(variables))
     assert result.returncode == 0, result.stderr[-2000:]
-    assert result.stdout.startswith(expected), result.stdout
-    if "broken" in majors:
-        assert "(ZeroDivisionError: division by zero): give --precision float32, free them" in result.stdout
+    assert result.stdout == "False\n"
