@@ -172,10 +172,8 @@ class Benchmark(ABC):
         ``checkpoint_best.pt``. The runner adds model, optimizer, schedule, seed, device and SAVE_DIR."""
 
     @abstractmethod
-    def evaluate(
-        self, task: str, checkpoint: Path, directory: Path, device: str, stop: threading.Event
-    ) -> dict[str, float]:
-        """Score a fine-tuned checkpoint on the dev splits and write its predictions into ``directory``.
+    def evaluate(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
+        """Score a fine-tuned checkpoint on the dev splits and write its predictions beside it.
 
         The prediction runs in float32 and without dropout, whatever the precision of the training.
 

@@ -50,9 +50,7 @@ class LabeledTask(CorpusTask):
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> FineTunedModel:
         model = super().build_model(cfg, from_checkpoint)
         if not isinstance(model, FineTunedModel):
-            raise UserError(
-                f"--arch {arch_name(cfg)} has no head for {self.head_for}: give an architecture of amos_fairseq"
-            )
+            raise UserError(f"--arch {arch_name(cfg)} has no head for {self.head_for}: give one of amos_fairseq")
         self.add_head(model)
         return model
 
@@ -66,9 +64,7 @@ class LabeledTask(CorpusTask):
     def check_update_freq(self) -> None:
         """Raise :class:`UserError` if the updates of some epochs have more batches than others."""
         if len(set(self.cfg.update_freq)) > 1:
-            raise UserError(
-                f"--update-freq {self.cfg.update_freq}: all epochs make one sequence of equal updates: give one number"
-            )
+            raise UserError(f"--update-freq {self.cfg.update_freq}: all updates have the same size: give one number")
 
     def arrange(self, dataset: Any, indices: np.ndarray, global_batch: int) -> np.ndarray:
         """Return the order of an epoch, with ``--similar-lengths`` in global batches of similar length."""

@@ -118,13 +118,13 @@ class Hyperparameters:
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 expected = " or ".join(map(str, choices))
-                raise UserError(f"the recipe's {name} {getattr(self, name)} must be {expected}")
+                raise UserError(f"{name} {getattr(self, name)} must be {expected}")
         for names, low, high, expected in RANGES:
             for name in names:
                 field = getattr(self, name)
                 for value in field if isinstance(field, tuple) else (field,):
                     if not low <= value <= high:
-                        raise UserError(f"the recipe's {name} {value} must be {expected}")
+                        raise UserError(f"{name} {value} must be {expected}")
 
     @property
     def separator(self) -> int | None:
@@ -269,9 +269,7 @@ def _read(path: Path, name: str) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         known = ", ".join(recipe_names())
-        raise UserError(
-            f"there is no recipe {name}: choose one of {known}, or give the path of a .yaml file"
-        ) from error
+        raise UserError(f"there is no recipe {name}: give the path of a .yaml file or one of {known}") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path}: the recipe cannot be read ({reason})") from error

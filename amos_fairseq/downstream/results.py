@@ -84,9 +84,7 @@ def read_result(directory: Path) -> RunResult | None:
     try:
         return parse_result(content)
     except (TypeError, KeyError, AttributeError) as error:
-        raise UserError(
-            f"{directory / RESULT_FILE} is not the result of a run: delete it to score the run again"
-        ) from error
+        raise UserError(f"{directory / RESULT_FILE} is not the result of a run: delete it") from error
 
 
 def parse_result(content: dict[str, Any]) -> RunResult:

@@ -153,7 +153,7 @@ class Runner:
         checkpoint = run.directory / f"checkpoint_{run.hyperparameters.checkpoint}.pt"
         if not checkpoint.is_file():
             raise RunFailed(f"training ended without {checkpoint.name}")
-        scores = benchmark.evaluate(task.name, checkpoint, run.directory, device, self.stop)
+        scores = benchmark.evaluate(task.name, checkpoint, device, self.stop)
         epoch, seconds = epoch_and_seconds(run, checkpoint)
         start_sha256 = run.identity.get("intermediate_sha256", session.checkpoint.sha256)
         result = RunResult(

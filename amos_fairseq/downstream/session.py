@@ -48,7 +48,6 @@ OVERRIDES = (
     *("min_updates", "layers", "new_top_layers", "pooling"),
     *("label_smoothing", "views", "view_layers", "unlabeled_start"),
 )
-MAY_BE_ZERO = {"min_updates", "new_top_layers", "label_smoothing", "unlabeled_start"}
 
 
 @dataclass(frozen=True)
@@ -87,19 +86,14 @@ class PretrainedCheckpoint:
         try:
             return read_tokenizer(self.file, self.file.parent / TOKENIZER_DIRECTORY, self.task_state)
         except UserError as error:
-            raise UserError(
-                f"{error}. Raw files are converted with the tokenizer beside the checkpoint; with another folder, use amos "
-                "prepare and give --data"
-            ) from error
+            raise UserError(f"{error}; raw files are converted with the tokenizer beside the checkpoint") from error
 
     def check_tokenizer(self, directory: Path) -> None:
         """Refuse a ``directory`` without the tokenizer that the checkpoint was trained with."""
         try:
             read_tokenizer(self.file, directory, self.task_state)
         except UserError as error:
-            raise UserError(
-                f"the data do not fit the checkpoint: {error}, and prepare the data with that tokenizer"
-            ) from error
+            raise UserError(f"the data do not fit the checkpoint: {error}, and prepare them with it") from error
 
 
 def read_pretrained_checkpoint(checkpoint: str | Path, from_scratch: bool = False) -> PretrainedCheckpoint:
@@ -205,13 +199,6 @@ def open_session(
     precision = choose_precision(precision, devices, saved_precision(Path(out), name))
     pretrained = read_pretrained_checkpoint(checkpoint, from_scratch)
     given = {name: value for name, value in (overrides or {}).items() if value is not None}
-    for name, value in given.items():
-        if isinstance(value, bool | str):
-            continue
-        may_be_zero = name in MAY_BE_ZERO
-        if not (value >= 0 if may_be_zero else value > 0):
-            expected = "0 or above" if may_be_zero else "above 0"
-            raise UserError(f"--{name.replace('_', '-')} {value} must be {expected}")
     if recipe in recipe_names():  # those of a recipe of one's own may be meant for this encoder
         given = OF_ENCODER.get(str(pretrained.model["encoder"]), {}) | given
     chosen = load_recipe(recipe, size or pretrained.size, given)
@@ -246,7 +233,6 @@ def preparing(session: Session, name: str) -> Iterator[Tokenizer]:
 
 
 def setup_file(out: Path, name: str) -> Path:
-    """Return the file of the settings that all results of a benchmark in OUT share."""
     return out / f"{name}.setup.json"
 
 
@@ -276,27 +262,21 @@ def choose_precision(asked: str, devices: Sequence[str], saved: Saved | None = N
     device = _device_of_runs(devices) if wanted in ("auto", "bf16") else Device(devices[0] != "cpu")
     precision, _ = decide(asked, saved, device)
     if asked != "auto":  # whether it is that of the results is compared with their other settings
-        problem = refusal(precision, f"--precision {precision}", None, device)
+        if problem := refusal(precision, f"--precision {precision}", None, device):
+            raise UserError(problem)
     elif missing := missing_support(precision, device):
-        problem = f"{saved.path}: its results are of {precision}, which {missing}: give another --out"
-    else:
-        problem = None
-    if problem:
-        raise UserError(problem)
+        raise UserError(f"{saved.path}: its results are of {precision}, which {missing}: give another --out")
     return precision
 
 
 def _device_of_runs(devices: Sequence[str]) -> Device:
     """Ask the CPU, or all GPUs, whether they support bfloat16 in hardware."""
-    if devices[0] == "cpu":
-        supported = supports_bf16(on_gpu=False)
-        return Device(
-            False, supported, f"this processor {'supports' if supported else 'does not support'} bfloat16 in hardware"
-        )
-    supported, several = gpus_support_bf16(), len(devices) > 1
-    if supported:
-        return Device(True, True, f"{'every' if several else 'this'} GPU supports bfloat16 in hardware")
-    return Device(True, False, f"{'one of the GPUs' if several else 'this GPU'} does not support bfloat16 in hardware")
+    on_gpu = devices[0] != "cpu"
+    supported = gpus_support_bf16() if on_gpu else supports_bf16(on_gpu=False)
+    which = "this GPU" if on_gpu else "this processor"
+    if on_gpu and len(devices) > 1:
+        which = "every GPU" if supported else "one of the GPUs"
+    return Device(on_gpu, supported, f"{which} {'supports' if supported else 'does not support'} bfloat16 in hardware")
 
 
 def find_devices(cpu: bool, parallel: int = 1) -> tuple[str, ...]:

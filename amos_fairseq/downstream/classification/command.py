@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.downstream.benchmark import (
     Benchmark,
     BenchmarkTask,
@@ -22,9 +21,10 @@ from amos_fairseq.downstream.benchmark import (
     selection_flags,
     usable_folder,
 )
-from amos_fairseq.downstream.classification.dataset import TASK_FILE, LabeledTexts, read_task_record
+from amos_fairseq.downstream.classification.glue.data import GlueData, read_task_data
+from amos_fairseq.downstream.classification.glue.tasks import TASK_FILE
 from amos_fairseq.downstream.classification.labeling import NAME, label_table, predict_logits, spell_predictions
-from amos_fairseq.downstream.classification.prepare import open_source, prepare_inside
+from amos_fairseq.downstream.classification.prepare import SOURCE_OPTIONS, open_source, prepare_inside
 from amos_fairseq.downstream.classification.scores import MAIN_SCORES, SCORES, predictions_of, text_scores
 from amos_fairseq.downstream.results import RunResult, Spread, TaskSummary, best_checkpoint, content_sha256, summarize
 from amos_fairseq.downstream.runner import run_and_print, stoppable
@@ -52,16 +52,7 @@ def main(arguments: argparse.Namespace) -> None:
         print(f"{arguments.out}: {number:,} rows")
         return
     session = session_from(arguments, NAME)
-    source = open_source(
-        arguments.train,
-        arguments.dev,
-        arguments.text,
-        arguments.label,
-        arguments.kind,
-        arguments.label_separator,
-        not arguments.no_header,
-        arguments.csv_quotes,
-    )
+    source = open_source(**{option: getattr(arguments, option) for option in SOURCE_OPTIONS})
     with preparing(session, NAME) as tokenizer:
         data = prepare_inside(session.out, source, tokenizer)
     run_and_print(arguments.out, open_classification(session, data, arguments.baseline))
@@ -75,37 +66,18 @@ def open_classification(session: Session, data: Path, with_random: bool = False)
         with_random: also run every seed from random weights, for another row of the table.
     """
     data = usable_folder(data)
-    record = read_task_record(data, "give the files with --train, and the same command prepares them again")
+    prepared = read_task_data(data, NAME, "give the files with --train, and the same command prepares them again")
     session.checkpoint.check_tokenizer(data / "tokenizer")
     trials = session.recipe.trials_of(NAME)
     if not (data / "input1").is_dir():  # there is nothing to separate
         trials = tuple(dict.fromkeys(dataclasses.replace(trial, num_separators=1) for trial in trials))
-    separators, max_positions = {trial.separator for trial in trials}, session.checkpoint.max_positions
-    train, dev = (
-        [read_rows(data, record, split, max_positions, s) for s in separators] for split in ("train", "valid")
-    )
-    counts = []
-    for name, rows in (("training", train), ("dev", dev)):
-        if num_cut := max(each.num_cut for each in rows):
-            counts.append(f"{num_cut:,} of {len(rows[0]):,} {name} rows")
-    notes = record["notes"]
-    if counts:
-        notes = [
-            *notes,
-            f"{' and '.join(counts)} are cut: those of more than {max_positions} tokens, of a pair the longer text first",
-        ]
+    record, separators = prepared.record, {trial.separator for trial in trials}
+    notes = (*record["notes"], *prepared.notes_on_cut_rows(session.checkpoint.max_positions, separators))
     kind, sha256 = record["kind"], content_sha256({"labels": record["labels"], "files": record["sha256"]})
-    task = BenchmarkTask(NAME, len(train[0]), MAIN_SCORES[kind], sha256, trials, tuple(notes))
+    task = BenchmarkTask(NAME, prepared.num_train, MAIN_SCORES[kind], sha256, trials, notes)
     tasks = {NAME: task} | ({RANDOM: dataclasses.replace(task, name=RANDOM)} if with_random else {})
-    majority = text_scores(kind, *majority_predictions(kind, train[0].targets, dev[0].targets))
-    return Classification(session, data, tasks, record, majority)
-
-
-def read_rows(
-    data: Path, record: dict[str, Any], split: str, max_positions: int, separator: int | None
-) -> LabeledTexts:
-    dictionary = Vocabulary.of_corpus([data / "input0"], None).load_dictionary()
-    return LabeledTexts(data, split, record, dictionary, max_positions, separator)
+    majority = text_scores(kind, *majority_predictions(kind, prepared.labels("train"), prepared.labels("valid")))
+    return Classification(session, data, tasks, prepared, majority)
 
 
 def majority_predictions(kind: str, train: np.ndarray, dev: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -119,17 +91,12 @@ def majority_predictions(kind: str, train: np.ndarray, dev: np.ndarray) -> tuple
 
 @dataclass
 class Classification(Benchmark):
-    """Any table of texts, and a row of the table for what always predicts the same.
-
-    Attributes:
-        record: the content of ``task.json``.
-        majority: the scores of that row.
-    """
+    """Any table of texts, and a row of the table for what always predicts the same, with the scores ``majority``."""
 
     session: Session
     data: Path
     tasks: dict[str, BenchmarkTask]
-    record: dict[str, Any]
+    prepared: GlueData
     majority: dict[str, float]
 
     name = NAME
@@ -137,11 +104,11 @@ class Classification(Benchmark):
 
     @property
     def kind(self) -> str:
-        return self.record["kind"]
+        return self.prepared.record["kind"]
 
     @property
     def title(self) -> str:
-        return f"{self.record['label_column']}, dev"
+        return f"{self.prepared.record['label_column']}, dev"
 
     def train_flags(self, run: TaskRun) -> list[str]:
         flags = [str(self.data), "--task", "text_classification", "--criterion", "text_classification"]
@@ -152,21 +119,17 @@ class Classification(Benchmark):
         super().fill_directory(run)
         shutil.copyfile(self.data / TASK_FILE, run.directory / TASK_FILE)
 
-    def evaluate(
-        self, task: str, checkpoint: Path, directory: Path, device: str, stop: threading.Event
-    ) -> dict[str, float]:
+    def evaluate(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
         """Return the scores of the dev rows, and write ``predictions.dev.tsv``: the row in the file, prediction, label."""
-        loaded = load_checkpoint(checkpoint)
-        dev = read_rows(self.data, self.record, "valid", self.session.checkpoint.max_positions, loaded.separator)
-        logits = predict_logits(loaded, [dev[index]["tokens"] for index in range(len(dev))], device, stop)
+        loaded, dev, labels = load_checkpoint(checkpoint), self.prepared, self.prepared.labels("valid")
+        inputs = dev.inputs("valid", self.session.checkpoint.max_positions, loaded.separator)
+        logits = predict_logits(loaded, [inputs[index] for index in range(len(inputs))], device, stop)
         predictions = predictions_of(self.kind, logits)
-        lines = (self.data / "valid.ids").read_text(encoding="utf-8").split()
-        cells = (spell_predictions(self.kind, self.record["labels"], values) for values in (predictions, dev.targets))
-        rows = zip(lines, *cells, strict=True)
-        write_text(
-            directory / PREDICTIONS, "line\tprediction\tlabel\n" + "".join("\t".join(row) + "\n" for row in rows)
-        )
-        return text_scores(self.kind, predictions, dev.targets)
+        cells = (spell_predictions(self.kind, dev.label_names, values) for values in (predictions, labels))
+        rows = zip(dev.ids("valid"), *cells, strict=True)
+        lines = ["line\tprediction\tlabel\n", *("\t".join(row) + "\n" for row in rows)]
+        write_text(checkpoint.parent / PREDICTIONS, "".join(lines))
+        return text_scores(self.kind, predictions, labels)
 
     def setup(self) -> dict[str, Any]:
         """Runs from random weights have the same settings."""
@@ -185,7 +148,7 @@ class Classification(Benchmark):
         return shown, summarize(shown)
 
     def label(self, task: str) -> str:
-        return "random weights" if task == RANDOM else self.record["label_column"]
+        return "random weights" if task == RANDOM else self.prepared.record["label_column"]
 
     def table(self, summaries: Mapping[str, TaskSummary], notes: Sequence[str]) -> Table:
         shown, rows = SCORES[self.kind], []

@@ -112,9 +112,7 @@ def label_table(
     if out.exists() and file.exists() and out.samefile(file):
         raise UserError(f"--out {out} is the table to label: give the name of another file")
     if (best := best_run_of(results, NAME)) is None:
-        raise UserError(
-            f"{results} has no finished run of amos classify: give the --out of that command as --checkpoint"
-        )
+        raise UserError(f"{results} has no finished run of amos classify: give that command's --out as --checkpoint")
     checkpoint = best_checkpoint(results, best)
     record = read_task_record(checkpoint.parent, "repeat amos classify with another --out")
     table = TableFile(file, record.get("header") is not False, csv_quotes)
@@ -180,9 +178,7 @@ class Labeler:
         self.num_cut += encoded.num_cut
         logits = predict_logits(self.loaded, [encoded[index] for index in range(len(rows))], self.device, self.stop)
         if not np.isfinite(logits).all():
-            raise UserError(
-                f"{self.loaded.file} predicts values that are no finite numbers: train it with a lower --lr"
-            )
+            raise UserError(f"{self.loaded.file} predicts numbers that are not finite: train it with a lower --lr")
         named = name_predictions(self.kind, self.labels, predictions_of(self.kind, logits))
         added = [{PREDICTION: each} for each in named]
         if self.kind == "classes":

@@ -52,8 +52,8 @@ USED_BY = ("runs/classification", "runs/classification-random")  # folders in OU
 DEV_SHARE, SPLIT_SEED = 0.1, 1
 # Folders of runs of other benchmarks, and words of the command line.
 RESERVED_NAMES = {TASK, f"{TASK}-random", "multi", "tagging", "all", *map(str.lower, TASKS)}
-# Of amos classify, in the YAML of amos glue --own-tasks.
-OWN_TASK_OPTIONS = ("train", "dev", "text", "label", "kind", "label_separator", "no_header", "csv_quotes")
+# Of amos classify: arguments of open_source, also in the YAML of amos glue --own-tasks.
+SOURCE_OPTIONS = ("train", "dev", "text", "label", "kind", "label_separator", "no_header", "csv_quotes")
 
 
 def write_task(
@@ -223,9 +223,7 @@ class ClassificationSource:
         """Return the rows with their labels parsed. Without a label is no row, unless a row can have none of several."""
         rows = rows if kind == "labels" else rows.with_labels()
         if not rows:
-            raise UserError(
-                f"{rows.source}: no row has a label in {self.columns.label}: give another column with --label"
-            )
+            raise UserError(f"{rows.source}: no row has a label in {self.columns.label}: give another --label")
         return dataclasses.replace(rows, labels=parse_labels(rows, kind, self.separator))
 
 
@@ -265,55 +263,43 @@ def read_own_tasks(file: Path) -> dict[str, ClassificationSource]:
             raise UserError(f"{where}: a task has a name of letters, digits, - and _, with a letter at the beginning")
         if name.lower() in RESERVED_NAMES or hasattr(nn.ModuleDict, name) or hasattr(nn.ModuleDict(), name):
             raise UserError(f"{where} has a name that is taken: give another one")
-        if not isinstance(options, dict) or not options.get("train") or set(options) - set(OWN_TASK_OPTIONS):
-            raise UserError(f"{where} needs train, and may only have {', '.join(OWN_TASK_OPTIONS)}")
+        if not isinstance(options, dict) or not options.get("train") or set(options) - set(SOURCE_OPTIONS):
+            raise UserError(f"{where} needs train, and may only have {', '.join(SOURCE_OPTIONS)}")
         sources[name] = _own_source(file.parent, where, options)
     return sources
 
 
 def _own_source(folder: Path, where: str, options: dict[str, Any]) -> ClassificationSource:
-    """Return the source that the options of a task describe."""
+    """Return the source that the options of a task describe; columns of a file without a header are called 1, 2, ..."""
     options = {name: value for name, value in options.items() if value is not None}
+    switches = {name: options.pop(name, False) for name in ("no_header", "csv_quotes")}
     texts = options.pop("text", None)
     texts = texts if isinstance(texts, list) or texts is None else [texts]
-    switches = {name: options.pop(name, False) for name in ("no_header", "csv_quotes")}
-    names = [*options.values(), *(texts or [])]  # columns of a file without a header are called 1, 2, ...
-    are_names = all(isinstance(name, str) or type(name) is int for name in names)
+    are_names = all(isinstance(name, str) or type(name) is int for name in [*options.values(), *(texts or [])])
     if not are_names or not all(isinstance(switch, bool) for switch in switches.values()):
-        raise UserError(
-            f"{where}: files, columns and label_separator are texts, no_header is true or false, as is csv_quotes"
-        )
+        raise UserError(f"{where}: no_header and csv_quotes are true or false, the other options are texts")
     options = {name: str(value) for name, value in options.items()}
-    train, dev = folder / options["train"], folder / options["dev"] if "dev" in options else None
-    for path in (train, *([] if dev is None else [dev])):
-        if not path.exists():
-            raise UserError(f"{where}: {path}: no such file")
+    for name in {"train", "dev"} & options.keys():
+        options[name] = folder / options[name]
+        if not options[name].exists():
+            raise UserError(f"{where}: {options[name]}: no such file")
     if options.get("kind") not in (None, *KINDS):
         raise UserError(f"{where}: kind is one of {', '.join(KINDS)}")
-    return open_source(
-        train,
-        dev,
-        None if texts is None else list(map(str, texts)),
-        options.get("label"),
-        options.get("kind"),
-        options.get("label_separator", ","),
-        not switches["no_header"],
-        switches["csv_quotes"],
-    )
+    return open_source(**options, **switches, text=None if texts is None else list(map(str, texts)))
 
 
 def open_source(
     train: Path,
-    dev: Path | None,
-    texts: Sequence[str] | None,
-    label: str | None,
-    kind: str | None,
-    separator: str,
-    header: bool,
-    csv_quotes: bool,
+    dev: Path | None = None,
+    text: Sequence[str] | None = None,
+    label: str | None = None,
+    kind: str | None = None,
+    label_separator: str = ",",
+    no_header: bool = False,
+    csv_quotes: bool = False,
 ) -> ClassificationSource:
     """Return how to read the tables, after the columns that the user does not name are found in ``train``."""
-    if not separator:
+    if not label_separator:
         raise UserError("the separator of labels is empty: give the text between two labels, such as ','")
-    columns = find_columns(TableFile(train, header, csv_quotes), texts, label)
-    return ClassificationSource(train, dev, columns, kind, separator, header, csv_quotes)
+    columns = find_columns(TableFile(train, not no_header, csv_quotes), text, label)
+    return ClassificationSource(train, dev, columns, kind, label_separator, not no_header, csv_quotes)

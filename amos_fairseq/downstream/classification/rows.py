@@ -155,9 +155,7 @@ def read_rows(
         advice = "" if csv_quotes or table.kind != TSV else " (if a program wrote it as CSV, give --csv-quotes)"
         rows.left_out[f"with another number of columns{advice}"] = len(table.broken_lines)
     if not rows:
-        raise UserError(
-            f"{path} has no row with a text in {' or '.join(columns.texts)}: give other columns with --text"
-        )
+        raise UserError(f"{path} has no row with a text in {' or '.join(columns.texts)}: give another --text")
     return rows
 
 
@@ -221,9 +219,7 @@ def parse_labels(rows: LabeledRows, kind: str, separator: str) -> list[Any]:
             except (TypeError, ValueError):
                 number = math.nan
             if not math.isfinite(number):
-                raise UserError(
-                    f"{where}: the label {str(value)[:60]!r} is not a finite number: correct it, or give --kind"
-                )
+                raise UserError(f"{where}: the label {str(value)[:60]!r} is not a finite number: give another --kind")
             parsed.append(number)
             continue
         is_list = isinstance(value, list | tuple)
@@ -278,9 +274,7 @@ class LabelKind:
                 raise UserError(f"{source}: a label is larger than {LARGEST_NUMBER:g}: give it in a larger unit")
             mean, deviation = float(np.mean(labels)), float(np.std(labels))
             if not deviation > 0:
-                raise UserError(
-                    f"{source}: each row has the label {labels[0]:g}: give the column of the labels as --label"
-                )
+                raise UserError(f"{source}: each row has the label {labels[0]:g}: give another column as --label")
             if abs(mean) > LARGEST_RATIO * deviation:
                 raise UserError(
                     f"{source}: the labels of mean {mean:.6g} differ by {deviation:.2g}, which float32 does not tell apart: "

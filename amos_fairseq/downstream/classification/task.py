@@ -160,15 +160,11 @@ def parse_gold_weight(cfg: TextClassificationConfig) -> float | None:
     """Return the fixed lambda of these settings; None for an annealed one."""
     if cfg.teacher is None:
         if cfg.gold_weight != ANNEALED:
-            raise UserError(
-                f"--gold-weight {cfg.gold_weight} has no effect without a teacher: give --teacher, or leave it out"
-            )
+            raise UserError(f"--gold-weight {cfg.gold_weight} has no effect without a teacher: give --teacher")
         return 1.0
     if cfg.gold_weight == ANNEALED:
         if cfg.max_update <= 0:
-            raise UserError(
-                "the weight of the labels rises from 0 to 1 until --max-update: give that, or a --gold-weight"
-            )
+            raise UserError("--gold-weight annealed rises until --max-update: give that, or a number")
         return None
     return gold_weight_of(cfg.gold_weight)
 
@@ -188,9 +184,7 @@ def read_teacher(path: Path, shape: tuple[int]) -> np.ndarray:
         raise UserError(f"{path} is no array of numpy ({error}): give the predictions of a teacher as .npy") from error
     if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype != np.float32:
         found = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else "several arrays"
-        raise UserError(
-            f"{path} has {found}, these rows need float32 {list(shape)}: give the predictions for these rows"
-        )
+        raise UserError(f"{path} has {found}, these rows need float32 {list(shape)}: give their predictions")
     if not np.isfinite(array).all():
         raise UserError(f"{path} has values that are not finite numbers: give other predictions")
     return np.array(array)

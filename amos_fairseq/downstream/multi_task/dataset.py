@@ -25,6 +25,13 @@ def rows_per_epoch(sizes: Sequence[int]) -> list[int]:
     return [round(largest ** (1 - SAMPLING_EXPONENT) * size**SAMPLING_EXPONENT) for size in sizes]
 
 
+def check_epoch(num_rows: int, global_batch: int) -> None:
+    if num_rows < global_batch:
+        raise UserError(
+            f"an epoch has {num_rows} rows, fewer than the {global_batch} of one update: lower --batch-size"
+        )
+
+
 class MixedTasks(LabeledSequences):
     """The rows of several tasks, one task after the other.
 
@@ -70,12 +77,7 @@ class MixedTasks(LabeledSequences):
 
     def whole_updates(self, global_batch: int) -> np.ndarray:
         """Return the rows of the current epoch's updates of ``global_batch`` rows: [N] int64."""
-        in_epoch = sum(self.rows_of_tasks)
-        if in_epoch < global_batch:
-            raise UserError(
-                f"an epoch of {self.source} has {in_epoch} rows, fewer than the {global_batch} of one update: give a smaller "
-                "--batch-size or --update-freq"
-            )
+        check_epoch(sum(self.rows_of_tasks), global_batch)
         carried, order = self.rows_before() % global_batch, self.order(self.epoch)
         if carried:
             order = np.concatenate([self.order(self.epoch - 1)[-carried:], order])

@@ -90,9 +90,7 @@ class TextTask:
         record = read_task_record(directory, "give directories with task.json, separated by ':'")
         name = record["task"]
         if "." in name or hasattr(nn.ModuleDict(), name):
-            raise UserError(
-                f"{directory}: a head cannot have the name of the task, {name!r}: give the task another one"
-            )
+            raise UserError(f"{directory}: a head cannot have the name of the task, {name!r}: rename the task")
         scale = None
         if record["kind"] == "number":
             values = read_targets(directory, train_subset, record)
@@ -129,9 +127,7 @@ class MultiTask(TextClassificationTask):
             task = TextTask.of(directory, cfg.train_subset)
             name = task.record["task"]
             if name in text_tasks:
-                raise UserError(
-                    f"{directory} and {text_tasks[name].directory} are both the task {name}: give one of them"
-                )
+                raise UserError(f"{directory} and {text_tasks[name].directory} are both the task {name}: give one")
             text_tasks[name] = task
         return cls(cfg, *vocabulary_of(directories, cfg.separator_token), text_tasks)
 

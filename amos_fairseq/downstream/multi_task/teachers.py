@@ -5,8 +5,9 @@ number that is predicted for it. ``TASK.json`` beside it says which rows they ar
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy.special import expit, softmax
@@ -52,25 +53,15 @@ def has_train_predictions(directory: Path, task: str) -> bool:
     return (directory / FOLDER / f"{task}.json").is_file()
 
 
-class Predictions(NamedTuple):
-    """What one file of a teacher holds."""
-
-    values: np.ndarray  # [rows, outputs] float32
-    sha256: str
-
-
-def read_predictions(file: Path, data: GlueData) -> Predictions:
-    """Return the predictions of another model for the training rows of ``data``."""
+def read_predictions(file: Path, data: GlueData) -> tuple[np.ndarray, str]:
+    """Return the predictions of another model for the training rows of ``data``, [rows, outputs] float32, and the sha256 of
+    the file."""
     _check_rows(file, data)
     kind, names, rows = data.record["kind"], columns_of(data), data.num_train
     table = TableFile(file)
     if sorted(table.columns) != sorted([INDEX, *names]):
-        raise UserError(
-            f"{file} has the columns {', '.join(table.columns)}, the task {INDEX}, {', '.join(names)}: give predictions for "
-            "this task"
-        )
-    values = np.zeros((rows, len(names)))
-    count = 0
+        raise UserError(f"{file} has the columns {', '.join(table.columns)}, the task {INDEX}, {', '.join(names)}")
+    values: list[list[float]] = []
     for line, row in table.rows():
         where = f"{file}, line {line}"
         try:
@@ -78,20 +69,17 @@ def read_predictions(file: Path, data: GlueData) -> Predictions:
             index = int(row[INDEX])
         except ValueError as error:
             raise UserError(f"{where}: {error}: each row needs an index and finite numbers") from error
-        if index != count or count >= rows:
-            raise UserError(
-                f"{where} is row {index}, expected were {rows:,} rows from 0 on, in the order of the training rows: give "
-                "predictions for these rows"
-            )
-        values[count] = numbers
-        count += 1
+        if index != len(values) or index >= rows:
+            raise UserError(f"{where} is row {index}, expected were {rows:,} rows from 0 on, in the order of training")
+        values.append(numbers)
     if table.broken_lines:
         raise UserError(f"{file}, line {table.broken_lines[0]} has another number of columns: correct it")
-    if count != rows:
-        raise UserError(f"{file} has {count:,} rows, the training set {rows:,}: give predictions for these rows")
+    if len(values) != rows:
+        raise UserError(f"{file} has {len(values):,} rows, the training set {rows:,}: give predictions for these rows")
+    array = np.array(values)
     if kind != "number":
-        values = _checked_probabilities(file, kind, values)
-    return Predictions(values.astype(np.float32), table.sha256)
+        array = _checked_probabilities(file, kind, array)
+    return array.astype(np.float32), table.sha256
 
 
 def _checked_probabilities(file: Path, kind: str, values: np.ndarray) -> np.ndarray:
@@ -114,15 +102,13 @@ def _check_rows(file: Path, data: GlueData) -> None:
         return
     for name, here in data.rows_identity().items():
         if name in found and found[name] != here:
-            shown = [f"{str(value)[:40]}" for value in (found[name], here)]
-            raise UserError(
-                f"{file} has predictions for other rows than those to train on ({name.replace('_', ' ')}: {shown[0]} there, "
-                f"{shown[1]} here): give those for the same files and the same --max-rows"
-            )
+            difference = f"{name.replace('_', ' ')}: {str(found[name])[:40]} there, {str(here)[:40]} here"
+            raise UserError(f"{file} is for other rows ({difference}): give the same files and --max-rows")
 
 
+@dataclass
 class Teachers:
-    """The predictions that train beside the labels; :func:`read_teachers` finds them. Each file is read once.
+    """The predictions that train beside the labels; :func:`read_teachers` finds them.
 
     Attributes:
         files: the predictions of each task by seed; None for those of all seeds.
@@ -130,45 +116,44 @@ class Teachers:
         ensemble: take the mean of all seeds; else each seed learns from the same seed.
     """
 
-    def __init__(
-        self, folder: Path, files: dict[str, dict[int | None, Path]], gold_weight: str, ensemble: bool
-    ) -> None:
-        self.folder, self.files, self.gold_weight, self.ensemble = folder, files, gold_weight, ensemble
-        self._read: dict[tuple[Path, str], Predictions] = {}
+    folder: Path
+    files: dict[str, dict[int | None, Path]]
+    gold_weight: str
+    ensemble: bool
+    _read: dict[tuple[Path, str], tuple[np.ndarray, str]] = field(
+        default_factory=dict
+    )  # each file once for the same rows
 
-    def _files_for(self, task: str, seed: int) -> list[Path]:
-        """Return the predictions that a run learns from; raise :class:`UserError` if there are none for this seed."""
-        if task not in self.files:
+    def _predictions_for(self, data: GlueData, seed: int) -> list[tuple[np.ndarray, str]]:
+        """Return what :func:`read_predictions` returns of each file that a run learns from."""
+        of_seeds = self.files.get(data.name)
+        if of_seeds is None:
             known = ", ".join(self.files)
             raise UserError(
-                f"--teachers {self.folder} has no predictions for {task} (it has {known}): leave that out of --tasks"
+                f"--teachers {self.folder} has no predictions for {data.name} (it has {known}): leave it out"
             )
-        own = self.files[task]
         if self.ensemble:
-            return list(own.values())
-        if None not in own and seed not in own:
-            raise UserError(
-                f"--teachers {self.folder} has predictions for {task} of the seeds {', '.join(map(str, sorted(own)))} and none "
-                f"of seed {seed}: give --seeds {max(own)}, or --ensemble"
-            )
-        return [own.get(seed) or own[None]]
-
-    def _predictions_for(self, data: GlueData, seed: int) -> list[Predictions]:
+            files = list(of_seeds.values())
+        elif seed in of_seeds or None in of_seeds:
+            files = [of_seeds.get(seed) or of_seeds[None]]
+        else:
+            seeds = ", ".join(map(str, sorted(of_seeds)))
+            problem = f"has predictions for {data.name} of the seeds {seeds} and none of seed {seed}"
+            raise UserError(f"--teachers {self.folder} {problem}: give --seeds {max(of_seeds)}, or --ensemble")
         rows = content_sha256(data.rows_identity())
-        keys = [(file, rows) for file in self._files_for(data.name, seed)]
-        for key in keys:
-            if key not in self._read:
-                self._read[key] = read_predictions(key[0], data)
-        return [self._read[key] for key in keys]
+        for file in files:
+            if (file, rows) not in self._read:
+                self._read[file, rows] = read_predictions(file, data)
+        return [self._read[file, rows] for file in files]
 
     def predictions(self, data: GlueData, seed: int) -> np.ndarray:
         """Return the mean of the predictions that a run of this seed learns from: [N, outputs] float32."""
-        found = [own.values for own in self._predictions_for(data, seed)]
-        return np.mean(found, axis=0, dtype=np.float64).astype(np.float32)
+        arrays = [array for array, _ in self._predictions_for(data, seed)]
+        return np.mean(arrays, axis=0, dtype=np.float64).astype(np.float32)
 
     def identity(self, tasks: Sequence[GlueData], seed: int) -> dict[str, Any]:
         """Return what of the teachers determines the result of a run, as plain values."""
-        read = {data.name: [own.sha256 for own in self._predictions_for(data, seed)] for data in tasks}
+        read = {data.name: [sha256 for _, sha256 in self._predictions_for(data, seed)] for data in tasks}
         return {"gold_weight": self.gold_weight, "teachers_sha256": content_sha256(read)}
 
     @property

@@ -123,13 +123,11 @@ class Parsing(Benchmark):
         flags = [str(self.data), "--task", "dependency_parsing", "--criterion", "dependency_parsing"]
         return [*flags, *word_flags(run, self.session.checkpoint.max_positions), *selection_flags(run.task)]
 
-    def evaluate(
-        self, task: str, checkpoint: Path, directory: Path, device: str, stop: threading.Event
-    ) -> dict[str, float]:
+    def evaluate(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
         """Return the scores of the dev trees, and write ``predictions.conllu``, the dev file with the predicted trees, and
         ``scores.json``. Words that are cut are wrong."""
         items = [Words(item["tokens"], item["positions"]) for item in map(self.dev.__getitem__, range(len(self.dev)))]
-        model, pad = load_checkpoint(checkpoint).model, self.dictionary.pad()
+        model, pad, directory = load_checkpoint(checkpoint).model, self.dictionary.pad(), checkpoint.parent
         trees = predict_trees(model, items, pad, self.relations, device, stop)
         write_text(directory / PREDICTIONS, with_trees(read_text(self.data / "valid.conllu", "prepare again"), trees))
         found = tree_scores(self.gold, trees)

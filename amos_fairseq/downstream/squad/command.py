@@ -93,9 +93,7 @@ def read_settings(arguments: argparse.Namespace, max_positions: int) -> SquadSet
     if tokens is None:
         tokens = min(defaults.tokens, max_positions)
     elif tokens > max_positions:
-        raise UserError(
-            f"--tokens-per-window {tokens} is more than the {max_positions} tokens of the encoder's maximum input"
-        )
+        raise UserError(f"--tokens-per-window {tokens} is more than the {max_positions} tokens that the encoder takes")
     if stride is None:
         stride = min(defaults.doc_stride, max(1, tokens // 4))
     if question is None:
@@ -161,14 +159,12 @@ class Squad(Benchmark):
         flags += ["--max-question-length", str(windows.question)]
         return [*flags, *([] if run.task.scores_best else ["--disable-validation"])]
 
-    def evaluate(
-        self, task: str, checkpoint: Path, directory: Path, device: str, stop: threading.Event
-    ) -> dict[str, float]:
+    def evaluate(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
         """Return the scores of the dev set by name (see :func:`write_answers`) and write the prediction files."""
         split = SquadSplit(self.data, "valid")
         windows = SquadWindowDataset(split, self.dictionary, limits=self.settings.windows)
         decoded = predict_answers(load_checkpoint(checkpoint).model, windows, device, self.settings.decoding, stop)
-        return write_answers(directory, split, decoded)
+        return write_answers(checkpoint.parent, split, decoded)
 
     def setup(self) -> dict[str, Any]:
         """OUT may hold the results of both versions, so the recipe's section has one name for both."""

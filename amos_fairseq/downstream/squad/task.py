@@ -72,9 +72,7 @@ class SquadTask(LabeledTask):
         vocabulary = Vocabulary.of_corpus([directory], None)
         dictionary = vocabulary.load_dictionary()
         if cfg.separator_token not in (None, dictionary.eos()):
-            raise UserError(
-                f"--separator-token {cfg.separator_token} is not </s>: give {dictionary.eos()}, or leave it out"
-            )
+            raise UserError(f"--separator-token {cfg.separator_token} is not </s>: give {dictionary.eos()}, or none")
         return cls(cfg, vocabulary, dictionary)
 
     def add_head(self, model: SpanModel) -> None:

@@ -19,7 +19,7 @@ from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.downstream.benchmark import Benchmark, BenchmarkTask, TaskRun, batches, selection_flags, usable_folder
 from amos_fairseq.downstream.classification.scores import AVERAGE
-from amos_fairseq.downstream.multi_task.dataset import rows_per_epoch
+from amos_fairseq.downstream.multi_task.dataset import check_epoch, rows_per_epoch
 from amos_fairseq.downstream.recipes import WORDS, Hyperparameters
 from amos_fairseq.downstream.results import RunResult, TaskSummary, content_sha256, divide, summarize_divided
 from amos_fairseq.downstream.runner import run_and_print
@@ -102,9 +102,7 @@ def main(arguments: argparse.Namespace) -> None:
 def open_tagging(session: Session, data: Sequence[Path]) -> "Tagging":
     """Read the prepared data of one column of labels, or of several, which one model learns together."""
     if session.out in [directory.resolve() for directory in data]:
-        raise UserError(
-            f"--out {session.out} is the directory of the data, which has a tagging.json too: give another --out"
-        )
+        raise UserError(f"--out {session.out} is the directory of the data, which has a tagging.json too: give another")
     directories, max_positions = list(map(usable_folder, data)), session.checkpoint.max_positions
     trials = word_trials(session, TAGGING_VIEWS, any(map(has_unlabeled, directories)))
     columns: dict[str, ColumnData] = {}
@@ -112,9 +110,7 @@ def open_tagging(session: Session, data: Sequence[Path]) -> "Tagging":
         session.checkpoint.check_tokenizer(directory / "tokenizer")
         column = ColumnData.read(directory, max_positions, any(trial.views for trial in trials))
         if word_head_name(column.name) in map(word_head_name, columns):
-            raise UserError(
-                f"--data: {directory} is another folder of the column {column.name}: give one for each column"
-            )
+            raise UserError(f"--data: {directory} is another folder of the column {column.name}: give one")
         columns[column.name] = column
     notes = tuple(
         f"{name}: {note}"
@@ -126,10 +122,7 @@ def open_tagging(session: Session, data: Sequence[Path]) -> "Tagging":
         task = BenchmarkTask(name, len(first.train), first.main_score, first.sha256, trials, notes)
     else:
         num_rows = sum(rows_per_epoch([len(column.train) for column in columns.values()]))
-        if num_rows < (largest := max(trial.batch_size for trial in trials)):
-            raise UserError(
-                f"an epoch has {num_rows} sentences, fewer than the {largest} of one update: give a smaller --batch-size"
-            )
+        check_epoch(num_rows, max(trial.batch_size for trial in trials))
         sha256 = content_sha256({column.name: column.sha256 for column in columns.values()})
         task = BenchmarkTask(name, num_rows, AVERAGE, sha256, trials, notes, carries_rest=True)
     return Tagging(session, directories[0], {name: task}, columns)
@@ -155,16 +148,14 @@ class Tagging(Benchmark):
         flags += ["--label-smoothing", str(run.hyperparameters.label_smoothing)]
         return [*flags, *word_flags(run, self.session.checkpoint.max_positions), *selection_flags(run.task)]
 
-    def evaluate(
-        self, task: str, checkpoint: Path, directory: Path, device: str, stop: threading.Event
-    ) -> dict[str, float]:
+    def evaluate(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
         """Return the scores of the dev set, and write ``predictions.txt`` and ``scores.json``. Of several columns there are
         those of each, with its name before theirs, and the ``average`` of their main scores.
 
         A line of predictions.txt is a word, its label and the prediction, separated by tabs, because words and labels may
         contain spaces; a word that is cut has the prediction O, or ``<cut>`` where labels are classes of words.
         """
-        model = load_checkpoint(checkpoint).model
+        model, directory = load_checkpoint(checkpoint).model, checkpoint.parent
         if len(self.parts) == 1:
             (part,) = self.parts.values()
             return self._evaluate_column(part, "", model, directory, device, stop)

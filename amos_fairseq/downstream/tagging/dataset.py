@@ -140,9 +140,7 @@ class WordSequences(LabeledSequences):
         self.num_words = int(num_words.sum())
         self._rows = np.flatnonzero(self._kept > 0) if training else np.arange(len(kept))
         if not len(self._rows):
-            raise UserError(
-                f"{self.source}.*: the first word of each sentence is longer than {self._room} pieces: split the words"
-            )
+            raise UserError(f"{self.source}.*: all first words are longer than {self._room} pieces: split the words")
         self.sizes = np.array([NUM_SPECIAL + self._num_pieces(row) for row in self._rows], dtype=np.int64)
 
     def _damaged(self) -> UserError:

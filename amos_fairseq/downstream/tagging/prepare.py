@@ -194,9 +194,7 @@ def write_tagging(
         (only,) = in_train
         if number := settings["labeled"]:
             raise UserError(f"--labeled {number}: all words of these sentences have the label {only}: give more")
-        raise UserError(
-            f"{train}, column {column}: each word has the label {only}: choose another column with --column"
-        )
+        raise UserError(f"{train}, column {column}: each word has the label {only}: choose another --column")
     labels = sorted(in_train | in_dev)
     has_spans = mark_spans(labels)
     save_tokenizer(tokenizer, directory)

@@ -120,10 +120,7 @@ class SequenceTaggingTask(LabeledTask):
         super().__init__(cfg, vocabulary, dictionary)
         self.columns, self.views = columns, parse_views(cfg.views, self.known_views)
         if self.views and cfg.unlabeled_start > 0 and not self.total_updates():
-            raise UserError(
-                f"--unlabeled-start {cfg.unlabeled_start:g} is a fraction of --max-update or of --total-num-update: give one "
-                "of them, or --unlabeled-start 0"
-            )
+            raise UserError("--unlabeled-start is a fraction of --max-update or --total-num-update: give one, or 0")
 
     @classmethod
     def setup_task(cls, cfg: SequenceTaggingConfig, **kwargs: Any) -> "SequenceTaggingTask":
@@ -190,10 +187,7 @@ class SequenceTaggingTask(LabeledTask):
             for directory in filter(has_unlabeled, directories)
         ]
         if not datasets:
-            raise UserError(
-                f"{', '.join(map(str, directories))}: no unlabeled sentences, which --views needs: prepare the data with "
-                "--unlabeled"
-            )
+            raise UserError("--views needs sentences without labels: prepare the data with --unlabeled")
         for dataset in datasets:
             logger.info(f"{dataset.source}: {dataset.describe()}")
         first = self.first_unlabeled_update()

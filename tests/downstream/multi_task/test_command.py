@@ -113,8 +113,8 @@ def multi(start, data, tmp_path, monkeypatch):
     opened = dataclasses.replace(opened, recipe=load_recipe(str(recipe), "base"))
     benchmark = open_glue(opened, data, ["RTE", "STS-B"], GlueOptions(multi_task=True))
 
-    def evaluate(task, checkpoint, directory, device, stop):
-        rte, stsb = scores[int(directory.name.removeprefix("seed"))]
+    def evaluate(task, checkpoint, device, stop):
+        rte, stsb = scores[int(checkpoint.parent.name.removeprefix("seed"))]
         return {"average": (rte + stsb) / 2, "RTE accuracy": rte, "STS-B spearman": stsb, "STS-B pearson": 1.0}
 
     monkeypatch.setattr(benchmark, "evaluate", evaluate)
@@ -165,8 +165,8 @@ def test_the_trial_of_a_grid_is_that_of_the_best_average(start, data, tmp_path, 
     benchmark = open_glue(opened, data, ["RTE", "STS-B"], GlueOptions(multi_task=True))
     scores = {"1.0": (90.0, 10.0), "0.9": (60.0, 50.0)}  # means of 50 and 55; RTE alone is better with the first
 
-    def evaluate(task, checkpoint, directory, device, stop):
-        rte, stsb = next(own for decay, own in scores.items() if decay in directory.parent.name)
+    def evaluate(task, checkpoint, device, stop):
+        rte, stsb = next(own for decay, own in scores.items() if decay in checkpoint.parent.parent.name)
         return {"average": (rte + stsb) / 2, "RTE accuracy": rte, "STS-B spearman": stsb}
 
     monkeypatch.setattr(benchmark, "evaluate", evaluate)

@@ -1,11 +1,11 @@
 """``amos glue --beside``: other results of the command, and tests of the differences from them."""
 
 import json
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from scipy.stats import bootstrap, mannwhitneyu, rankdata
@@ -83,75 +83,52 @@ def read_results_of_glue(out: Path) -> GlueResults:
     return GlueResults(out, summary, runs)
 
 
-class Difference(NamedTuple):
-    """How much better one side is, in points.
-
-    Attributes:
-        p_seeds: of Mann-Whitney; None with one seed.
-        drawn: the difference of each resample of the dev rows, [NUM_RESAMPLES].
-    """
-
-    value: float
-    p_seeds: float | None
-    drawn: np.ndarray
-
-    @property
-    def p_bootstrap(self) -> float:
-        """The two-sided p: twice the share of resamples on the smaller side of 0. The data count as one more resample, so that
-        it is never 0."""
-        smaller = min(np.count_nonzero(self.drawn <= 0), np.count_nonzero(self.drawn >= 0))
-        return min(1.0, 2 * (smaller + 1) / (len(self.drawn) + 1))
+def two_sided_p(drawn: np.ndarray) -> float:
+    """Return twice the share of resamples on the smaller side of 0. The data count as one more resample, so that it is never
+    0."""
+    smaller = min(np.count_nonzero(drawn <= 0), np.count_nonzero(drawn >= 0))
+    return min(1.0, 2 * (smaller + 1) / (len(drawn) + 1))
 
 
-def difference_of(ours: Sequence[float], theirs: Sequence[float], drawn: np.ndarray) -> Difference:
-    several = min(len(ours), len(theirs)) > 1
-    p_seeds = float(mannwhitneyu(ours, theirs, alternative="two-sided").pvalue) if several else None
-    return Difference(statistics.fmean(ours) - statistics.fmean(theirs), p_seeds, drawn)
+def p_of_seeds(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Return the p of Mann-Whitney's test; nan with one seed."""
+    return float(mannwhitneyu(ours, theirs).pvalue) if min(len(ours), len(theirs)) > 1 else math.nan
 
 
 def difference_table(ours: GlueResults, others: Sequence[GlueResults], prepared: Mapping[str, GlueData]) -> Table:
     """Return a table with a row for each task that is also in another output, and for their average."""
     rows = []
     for other in others:
-        differences = {}
+        name, drawn, scores = f"from {other.summary.folder_name}", {}, {}
         for task, data in prepared.items():
             if ours.runs.get(task) and other.runs.get(task):
                 labels = np.array(spell(data, data.labels("valid")))
-                drawn = paired_bootstrap(data.main_score, ours.predictions(data), other.predictions(data), labels)
-                scores = [[run.main for run in side.runs[task]] for side in (ours, other)]
-                differences[task] = difference_of(*scores, drawn)
-        p_bootstrap = holm([difference.p_bootstrap for difference in differences.values()])
-        p_seeds = holm([difference.p_seeds for difference in differences.values()])
-        name = f"from {other.summary.folder_name}"
-        for (task, difference), *p_values in zip(differences.items(), p_bootstrap, p_seeds, strict=True):
-            rows.append([f"{task}, {name}", *cells(difference, *p_values)])
-        averaged = [task for task in differences if task in AVERAGED]
+                drawn[task] = paired_bootstrap(data.main_score, ours.predictions(data), other.predictions(data), labels)
+                scores[task] = [[run.main for run in side.runs[task]] for side in (ours, other)]
+        p_bootstrap = holm(list(map(two_sided_p, drawn.values())))
+        p_seeds = holm([p_of_seeds(*of_task) for of_task in scores.values()])
+        for task, *p_values in zip(drawn, p_bootstrap, p_seeds, strict=True):
+            rows.append([f"{task}, {name}", *cells(*scores[task], drawn[task], p_values)])
+        averaged = [task for task in drawn if task in AVERAGED]
         if len(averaged) > 1:
-            drawn = np.mean([differences[task].drawn for task in averaged], axis=0)
-            average = difference_of(ours.averages(averaged), other.averages(averaged), drawn)
-            p_values = (average.p_bootstrap, average.p_seeds)
-            rows.append([f"AVG of {len(averaged)}, {name}", *cells(average, *p_values)])
+            of_average = np.mean([drawn[task] for task in averaged], axis=0)
+            means = ours.averages(averaged), other.averages(averaged)
+            p_values = two_sided_p(of_average), p_of_seeds(*means)
+            rows.append([f"AVG of {len(averaged)}, {name}", *cells(*means, of_average, p_values)])
     columns = ["", "difference", "95% interval", "p, bootstrap", "p, Mann-Whitney"]
     return Table("GLUE dev: differences from the other rows", columns, rows, NOTES)
 
 
-def cells(difference: Difference, *p_values: float | None) -> list[str]:
-    low, high = np.percentile(difference.drawn, [2.5, 97.5])
-    spelled = [MISSING if p is None else f"{p:.3f}" if p >= 0.001 else "< 0.001" for p in p_values]
-    return [f"{difference.value:+.1f}", f"{low:+.1f} to {high:+.1f}", *spelled]
+def cells(ours: Sequence[float], theirs: Sequence[float], drawn: np.ndarray, p_values: Sequence[float]) -> list[str]:
+    """Return the cells of a row: the difference of the scores over seeds, the interval of the resamples, and each p."""
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    spelled = [MISSING if math.isnan(p) else f"{p:.3f}" if p >= 0.001 else "< 0.001" for p in p_values]
+    return [f"{statistics.fmean(ours) - statistics.fmean(theirs):+.1f}", f"{low:+.1f} to {high:+.1f}", *spelled]
 
 
 def paired_bootstrap(score: str, ours: np.ndarray, theirs: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Resample the rows, the same ones on both sides, and take the differences of the mean scores over seeds.
-
-    Args:
-        score: the main score of the task.
-        ours, theirs: predictions of each seed, strings [seeds, N].
-        labels: strings [N].
-
-    Returns:
-        The difference of each resample, in points: [NUM_RESAMPLES].
-    """
+    """Resample the rows, the same ones on both sides, and return the differences of the mean scores over seeds, in points:
+    [NUM_RESAMPLES]. Predictions are strings [seeds, N], and labels [N]."""
     our_score, their_score = (mean_score(score, predictions, labels) for predictions in (ours, theirs))
 
     def difference(rows: np.ndarray) -> float:
@@ -183,23 +160,18 @@ def mean_score(score: str, predictions: np.ndarray, labels: np.ndarray) -> Calla
         if score == "spearman":
             found, gold = rankdata(found, axis=1), rankdata(gold)
         found, gold = found - found.mean(1, keepdims=True), gold - gold.mean()
-        scale = np.sqrt(
-            (found**2).sum(1) * (gold**2).sum()
-        )  # 0 if one side is constant, and then the correlation is, too
+        # 0 if one side is constant, and then the correlation is, too.
+        scale = np.sqrt((found**2).sum(1) * (gold**2).sum())
         return 100 * float(np.divide(found @ gold, scale, out=np.zeros(len(found)), where=scale > 0).mean())
 
     return mean_correlation
 
 
-def holm(p_values: Sequence[float | None]) -> list[float | None]:
+def holm(p_values: Sequence[float]) -> np.ndarray:
     """Return p values corrected by Holm (1979): the k-th smallest of m times m - k + 1, not below those before it, at most 1.
-
-    None stays None and does not count.
-    """
-    known = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
-    corrected: list[float | None] = [None] * len(p_values)
-    largest = 0.0
-    for rank, (p, place) in enumerate(known):
-        largest = max(largest, min(1.0, (len(known) - rank) * p))
-        corrected[place] = largest
+    Those that are nan stay so and do not count."""
+    corrected = np.array(p_values, dtype=np.float64)
+    smallest_first = np.argsort(corrected)[: np.count_nonzero(~np.isnan(corrected))]  # nan comes last
+    scaled = corrected[smallest_first] * np.arange(len(smallest_first), 0, -1)
+    corrected[smallest_first] = np.minimum(1, np.maximum.accumulate(scaled))
     return corrected

@@ -49,7 +49,7 @@ from amos_fairseq.downstream.classification.glue.tasks import (
 )
 from amos_fairseq.downstream.classification.prepare import prepare_inside, read_own_tasks
 from amos_fairseq.downstream.classification.scores import AVERAGE, average_score
-from amos_fairseq.downstream.multi_task.dataset import rows_per_epoch
+from amos_fairseq.downstream.multi_task.dataset import check_epoch, rows_per_epoch
 from amos_fairseq.downstream.multi_task.teachers import (
     FOLDER,
     MULTI,
@@ -197,9 +197,7 @@ def open_glue(session: Session, data: Path, tasks: Sequence[str], options: GlueO
     if options.intermediate is not None:
         glue.check_intermediate(options.intermediate)
     if options.with_test and not any(has_test_set(data, task) for task in tasks):
-        raise UserError(
-            f"--write-test: {data} holds no test set of {', '.join(tasks)}: prepare them from files with test.tsv"
-        )
+        raise UserError(f"--write-test: {data} has no test set of {', '.join(tasks)}: prepare files with test.tsv")
     if options.with_train:
         glue.check_train_predictions()
     return glue
@@ -268,9 +266,7 @@ class Glue(Benchmark):
         for run in plan_runs(self.session, self.tasks.values()):
             names = [data.name for data in self.prepared_of(run)]
             if read_result(run.directory) and not all(has_train_predictions(run.directory, name) for name in names):
-                raise UserError(
-                    f"{run.directory} was finished without --write-train: give another --out, or delete that directory"
-                )
+                raise UserError(f"{run.directory} was finished without --write-train: give another --out")
 
     def check_intermediate(self, intermediate: Path) -> None:
         """Refuse an OUT without an MNLI run of this checkpoint, now or by this call, to start from."""
@@ -281,10 +277,7 @@ class Glue(Benchmark):
         else:
             best = best_run_of(intermediate, INTERMEDIATE_TASK)
             if best is None:
-                raise UserError(
-                    f"{intermediate} holds no finished run of {INTERMEDIATE_TASK}: add it to --tasks, or give the --out of "
-                    "one as --intermediate OUT"
-                )
+                raise UserError(f"{intermediate} holds no finished run of {INTERMEDIATE_TASK}: add it to --tasks")
             setup = read_optional_json(setup_file(intermediate, self.name)) or {}
             if any(setup.get(name) != self.session.origin[name] for name in ("checkpoint_sha256", "from_scratch")):
                 raise UserError(
@@ -327,23 +320,15 @@ class Glue(Benchmark):
         with whole_file(str(run.directory / TEACHER_FILE)) as unfinished:
             np.save(unfinished, array, allow_pickle=False)
 
-    def evaluate(
-        self, task: str, checkpoint: Path, directory: Path, device: str, stop: threading.Event
-    ) -> dict[str, float]:
+    def evaluate(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
         """Return the scores by name and write ``predictions.SPLIT.tsv``. Scores of MNLI's mismatched set end in ``_mm``."""
-        return self.evaluate_task(self.prepared[task], "", load_checkpoint(checkpoint), directory, device, stop)
+        return self.evaluate_task(self.prepared[task], "", load_checkpoint(checkpoint), device, stop)
 
     def evaluate_task(
-        self,
-        data: GlueData,
-        prefix: str,
-        loaded: LoadedCheckpoint,
-        directory: Path,
-        device: str,
-        stop: threading.Event,
+        self, data: GlueData, prefix: str, loaded: LoadedCheckpoint, device: str, stop: threading.Event
     ) -> dict[str, float]:
         """Score one task of a checkpoint; ``prefix``: of the split in the names of the files."""
-        scores: dict[str, float] = {}
+        scores, directory = {}, loaded.file.parent
         for split, suffix in data.dev_splits.items():
             labels, predictions = data.labels(split), predict(data, loaded, split, self.max_positions, device, stop)
             write_prediction_table(directory / f"predictions.{prefix}{split}.tsv", data, split, predictions, labels)
@@ -379,9 +364,7 @@ class Glue(Benchmark):
         for run in self.plan(dependent):  # the runner would find it only after MNLI's hours of training
             there = read_optional_json(run.directory / IDENTITY_FILE)
             if there is not None and "intermediate_sha256" not in there:
-                raise UserError(
-                    f"{run.directory} was started without --intermediate: give another --out, or delete that directory"
-                )
+                raise UserError(f"{run.directory} was started without --intermediate: give another --out")
         failures = execute_runs(independent) if independent else []
         best = best_run_of(self.options.intermediate, INTERMEDIATE_TASK)
         if best is None:
@@ -442,15 +425,8 @@ class MultiTaskGlue(Glue):
             usable_folder(data.directory)
         trials = self.session.recipe.trials_of(MULTI)
         tasks = [data.as_task(self.max_positions, trials) for data in self.prepared.values()]
-        num_rows, largest = (
-            sum(rows_per_epoch([task.num_examples for task in tasks])),
-            max(t.batch_size for t in trials),
-        )
-        if num_rows < largest:
-            raise UserError(
-                f"an epoch of {', '.join(self.prepared)} has {num_rows} rows, fewer than the {largest} of one update: give a "
-                "smaller --batch-size"
-            )
+        num_rows = sum(rows_per_epoch([task.num_examples for task in tasks]))
+        check_epoch(num_rows, max(trial.batch_size for trial in trials))
         sha256 = content_sha256({task.name: [task.data_sha256, task.num_examples] for task in tasks})
         notes = tuple(note for task in tasks for note in task.notes)
         return {MULTI: BenchmarkTask(MULTI, num_rows, AVERAGE, sha256, trials, notes, carries_rest=True)}
@@ -476,13 +452,11 @@ class MultiTaskGlue(Glue):
             shutil.copyfile(data.directory / TASK_FILE, folder / TASK_FILE)
         self.write_teachers(run)
 
-    def evaluate(
-        self, task: str, checkpoint: Path, directory: Path, device: str, stop: threading.Event
-    ) -> dict[str, float]:
+    def evaluate(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
         """Return the scores of all tasks, each with the name of its task before it, and their ``average``."""
         all_scores, mains, loaded = {}, {}, load_checkpoint(checkpoint)
         for name, data in self.prepared.items():
-            scores = self.evaluate_task(data, f"{name}.", loaded, directory, device, stop)
+            scores = self.evaluate_task(data, f"{name}.", loaded, device, stop)
             all_scores |= {f"{name} {score}": value for score, value in scores.items()}
             mains[name] = scores[data.main_score]
         return {AVERAGE: average_score(mains)} | all_scores

@@ -10,7 +10,6 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
-from amos_fairseq.downstream.classification.command import predict_logits, spell_predictions
 from amos_fairseq.downstream.classification.glue.data import GlueData, read_glue_data
 from amos_fairseq.downstream.classification.glue.tasks import (
     DIAGNOSTIC,
@@ -21,6 +20,7 @@ from amos_fairseq.downstream.classification.glue.tasks import (
     GlueTask,
     is_test,
 )
+from amos_fairseq.downstream.classification.labeling import predict_logits, spell_predictions
 from amos_fairseq.downstream.classification.scores import correlation, predictions_of, text_scores
 from amos_fairseq.downstream.results import TaskSummary, best_checkpoint
 from amos_fairseq.files import whole_file, write_text

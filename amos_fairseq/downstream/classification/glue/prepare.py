@@ -137,9 +137,7 @@ def read_split(
     for line, value in zip(rows.lines, rows.labels, strict=True):
         label = value.strip()
         if not _is_label(label, task):
-            raise UserError(
-                f"{path}, line {line}: label {label[:60]!r} is not {expected}: is it a file of {task.name}?"
-            )
+            raise UserError(f"{path}, line {line}: label {label[:60]!r} is not {expected}, as in {task.name}")
         labels.append(float(label) if task.is_regression else label)
     return dataclasses.replace(rows, labels=labels)
 

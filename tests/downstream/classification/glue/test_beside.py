@@ -10,13 +10,13 @@ from synthetic_glue import session
 
 from amos_fairseq.downstream.classification.glue.beside import (
     NUM_RESAMPLES,
-    Difference,
     cells,
     difference_table,
     holm,
     mean_score,
     paired_bootstrap,
     read_results_of_glue,
+    two_sided_p,
 )
 from amos_fairseq.downstream.classification.glue.command import GlueOptions, open_glue
 from amos_fairseq.downstream.classification.glue.data import read_glue_data
@@ -26,7 +26,7 @@ from amos_fairseq.errors import UserError
 
 def test_holm_by_hand():
     """Three p values: the smallest times 3, the next times 2 but not below it, the largest once."""
-    assert holm([0.02, 0.01, None, 0.5]) == pytest.approx([0.04, 0.03, None, 0.5])
+    assert holm([0.02, 0.01, np.nan, 0.5]) == pytest.approx([0.04, 0.03, np.nan, 0.5], nan_ok=True)
     assert holm([0.04, 0.03, 0.9]) == pytest.approx([0.09, 0.09, 0.9])
     assert holm([0.6, 0.7]) == pytest.approx([1, 1])
 
@@ -41,13 +41,12 @@ def test_paired_bootstrap_is_near_the_normal_approximation():
     deviation = 100 * np.sqrt((60 / 1000 - 0.02**2) / 1000)
     assert drawn.mean() == pytest.approx(2, abs=4 * deviation / np.sqrt(NUM_RESAMPLES))
     assert drawn.std() == pytest.approx(deviation, rel=0.05)  # its error is 1/sqrt(2 N), 1 %
-    assert Difference(2.0, None, drawn).p_bootstrap == pytest.approx(2 * norm.sf(2 / deviation), abs=0.01)
-    same = Difference(0.0, None, paired_bootstrap("accuracy", np.array([ours]), np.array([ours]), labels))
-    assert same.p_bootstrap == 1
-    assert cells(same, 1.0, None) == ["+0.0", "+0.0 to +0.0", "1.000", "-"]
+    assert two_sided_p(drawn) == pytest.approx(2 * norm.sf(2 / deviation), abs=0.01)
+    same = paired_bootstrap("accuracy", np.array([ours]), np.array([ours]), labels)
+    assert two_sided_p(same) == 1
+    assert cells([90.0], [90.0], same, (1.0, np.nan)) == ["+0.0", "+0.0 to +0.0", "1.000", "-"]
     # Never 0: the data count as one more resample.
-    sure = Difference(9.0, None, np.full(NUM_RESAMPLES, 9.0))
-    assert sure.p_bootstrap == pytest.approx(2 / (NUM_RESAMPLES + 1))
+    assert two_sided_p(np.full(NUM_RESAMPLES, 9.0)) == pytest.approx(2 / (NUM_RESAMPLES + 1))
 
 
 def test_mean_scores_of_repeated_rows_are_those_of_the_libraries():
