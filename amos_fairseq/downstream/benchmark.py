@@ -57,7 +57,7 @@ class BenchmarkTask:
 
     @property
     def scores_best(self) -> bool:
-        """Whether a recipe scores the best checkpoint, so that the dev set is needed after each epoch."""
+        """Whether the dev set is needed after each epoch."""
         return any(trial.checkpoint == "best" for trial in self.trials)
 
 
@@ -134,8 +134,6 @@ def trial_name(hyperparameters: Hyperparameters, trials: Sequence[Hyperparameter
 
 @dataclass(frozen=True)
 class Failure:
-    """A run without a result, and the reason."""
-
     run: TaskRun
     reason: str
 
@@ -200,12 +198,10 @@ class Benchmark(ABC):
         return execute_runs(plan_runs(self.session, self.tasks.values()))
 
     def summarize(self, results: Sequence[RunResult]) -> tuple[Sequence[RunResult], dict[str, TaskSummary]]:
-        """Return those of the results in OUT that the table shows, and their summaries by task."""
         shown = [result for result in results if result.task in self.tasks]
         return shown, summarize(shown)
 
     def label(self, task: str) -> str:
-        """Return the name of a task in the table."""
         return task
 
     def table(self, summaries: Mapping[str, TaskSummary], notes: Sequence[str]) -> Table:
@@ -218,11 +214,10 @@ class Benchmark(ABC):
         return Table(self.title, ["", *(self.columns[score] for score in shown)], rows, notes)
 
     def notes(self, results: Sequence[RunResult], summaries: Mapping[str, TaskSummary]) -> Iterable[str]:
-        """Return footnotes of the table, besides those on recipe, seeds and data."""
+        """Return further footnotes of the table."""
         return ()
 
     def summary_parts(self, summaries: Mapping[str, TaskSummary]) -> dict[str, Any]:
-        """Return further parts of ``OUT/NAME.json``."""
         return {}
 
     def write_more(

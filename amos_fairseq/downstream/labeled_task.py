@@ -21,8 +21,6 @@ from amos_fairseq.tasks.corpus_task import CorpusTask, arch_name
 
 @dataclass
 class LabeledTaskConfig(FairseqDataclass):
-    """The settings of every :class:`LabeledTask`."""
-
     similar_lengths: bool = field(
         default=False,
         metadata={
@@ -62,7 +60,6 @@ class LabeledTask(CorpusTask):
         return self.arrange(dataset, super().order_of_epoch(dataset, batches_per_update, batch_size), global_batch)
 
     def check_update_freq(self) -> None:
-        """Raise :class:`UserError` if the updates of some epochs have more batches than others."""
         if len(set(self.cfg.update_freq)) > 1:
             raise UserError(f"--update-freq {self.cfg.update_freq}: all updates have the same size: give one number")
 

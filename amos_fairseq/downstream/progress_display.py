@@ -138,5 +138,4 @@ class ProgressDisplay:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return "1 epoch", "2 epochs"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

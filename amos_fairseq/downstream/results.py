@@ -67,7 +67,6 @@ class RunResult:
 
 
 def package_versions() -> dict[str, str]:
-    """Return the versions of what determines a result."""
     names = ("amos_fairseq", "fairseq-fixed", "scikit-learn", "scipy", "seqeval", "torch")
     return {name: version_of(name) for name in names} | {"python": platform.python_version()}
 
@@ -210,9 +209,8 @@ def best_checkpoint(out: Path, best: RunResult) -> Path:
     """Return the checkpoint of a run (AMOS Table 5: "the best development set model"); refuse a missing one."""
     file = out / best.directory / best.checkpoint
     if not file.is_file():
-        raise UserError(
-            f"{file}, the checkpoint of the best run of {best.task}, is missing: delete {file.parent} and repeat the run"
-        )
+        problem = f"{file}, the checkpoint of the best run of {best.task}, is missing"
+        raise UserError(f"{problem}: delete {file.parent} and repeat the run")
     return file
 
 

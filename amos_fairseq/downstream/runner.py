@@ -440,9 +440,8 @@ def run_and_print(out: str, benchmark: Benchmark) -> None:
     for failure in failures:
         print(f"{failure.run.label}: {failure.reason} (log: {failure.log})", file=sys.stderr)
     if failures:
-        raise UserError(
-            f"{len(failures)} runs failed (log of the first: {failures[0].log}); the same command repeats only these"
-        )
+        first = failures[0].log
+        raise UserError(f"{len(failures)} runs failed (log of the first: {first}); the same command repeats only these")
 
 
 def stoppable(work: Callable[..., int], *arguments: Any) -> int:

@@ -130,14 +130,7 @@ def _kept_layers(file: Path, model: Mapping[str, Any], layers: str) -> int:
 
 @dataclass(frozen=True)
 class Session:
-    """The checked arguments of the command.
-
-    Attributes:
-        overrides: values that replace the recipe's for every task, from the command line or for the encoder.
-        devices: "cpu" or "cuda:N"; one run at a time on each entry. An entry may occur several times.
-        precision: "float32", "fp16" or "bf16".
-        keep_checkpoints: keep all checkpoints with the optimizer state, not only the weights of each task's best run.
-    """
+    """The checked arguments of the command. Runs take the ``devices``, "cpu" or "cuda:N", one at a time each."""
 
     checkpoint: PretrainedCheckpoint
     recipe: Recipe

@@ -59,12 +59,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def open_classification(session: Session, data: Path, with_random: bool = False) -> "Classification":
-    """Read the data that ``amos classify`` has prepared.
-
-    Args:
-        data: directory with ``task.json``.
-        with_random: also run every seed from random weights, for another row of the table.
-    """
+    """Read the data that ``amos classify`` has prepared; ``with_random``: run every seed from random weights, too."""
     data = usable_folder(data)
     prepared = read_task_data(data, NAME, "give the files with --train, and the same command prepares them again")
     session.checkpoint.check_tokenizer(data / "tokenizer")
@@ -115,7 +110,6 @@ class Classification(Benchmark):
         return [*flags, "--tokens-per-text", str(self.session.checkpoint.max_positions), *selection_flags(run.task)]
 
     def fill_directory(self, run: TaskRun) -> None:
-        """Copy ``tokenizer/`` and ``task.json``, with the names of the labels, beside the checkpoints."""
         super().fill_directory(run)
         shutil.copyfile(self.data / TASK_FILE, run.directory / TASK_FILE)
 
@@ -132,7 +126,6 @@ class Classification(Benchmark):
         return text_scores(self.kind, predictions, labels)
 
     def setup(self) -> dict[str, Any]:
-        """Runs from random weights have the same settings."""
         return self.session.setup({NAME: self.tasks[NAME].trials})
 
     def execute(self, execute_runs: Callable[[Sequence[TaskRun]], list[Failure]]) -> list[Failure]:
@@ -172,7 +165,6 @@ class Classification(Benchmark):
     def write_more(
         self, summaries: Mapping[str, TaskSummary], stop: threading.Event
     ) -> tuple[Sequence[Path], Sequence[str]]:
-        """Return the commands that use the best run."""
         if NAME not in summaries:
             return (), ()
         best, out = best_checkpoint(self.session.out, summaries[NAME].best), self.session.out

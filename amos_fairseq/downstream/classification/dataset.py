@@ -104,7 +104,7 @@ def read_targets(directory: Path, split: str, record: dict[str, Any]) -> np.ndar
 
 
 def check_texts(directory: Path, split: str) -> None:
-    """Check the files of a split without decoding them; raise :class:`UserError` if one is damaged."""
+    """Check the files of a split without decoding them."""
     check_prepared(directory, TASK_FILE, split)
     for path in sorted(directory.glob("*/*.idx")):
         if path.stem == split:
@@ -157,7 +157,6 @@ class ShortenedTexts(BaseWrapperDataset):
 
     @property
     def num_cut(self) -> int:
-        """Number of rows that are longer than ``max_tokens``."""
         return int(np.count_nonzero(self.is_cut))
 
     @property
@@ -225,7 +224,6 @@ class LabeledTexts(LabeledSequences):
         self._teacher_tensor = None if teacher is None else torch.from_numpy(teacher)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Return ``id`` int and ``tokens`` LongTensor [L]."""
         index = int(index)
         return {"id": index, "tokens": self._rows[self._chosen[index]]}
 

@@ -63,13 +63,10 @@ def predict_logits(
     """
     heads = getattr(loaded.model, "classification_heads", {})
     head = TEXT_HEAD if TEXT_HEAD in heads else task
+    if not heads:
+        raise UserError(f"{loaded.file} has no head for texts: give the --out of amos classify")
     if head not in heads:
-        known = ", ".join(heads)
-        raise UserError(
-            f"{loaded.file} has no head for {task} (it has {known})"
-            if heads
-            else f"{loaded.file} has no head for texts: give the --out of amos classify"
-        )
+        raise UserError(f"{loaded.file} has no head for {task} (it has {', '.join(heads)})")
     model = loaded.model.to(device)
     logits = np.empty((len(sequences), heads[head].output.out_features))
     for indices in batches([len(tokens) for tokens in sequences], stop):
@@ -82,7 +79,6 @@ def predict_logits(
 
 
 def check_output(out: Path) -> None:
-    """Refuse an ``out`` that names no table that can be written."""
     if out.suffix.lower() not in SUFFIXES:
         raise UserError(f"--out {out}: with --predict it is a file: give a name that ends with {', '.join(SUFFIXES)}")
     if out.is_dir():

@@ -83,7 +83,6 @@ class LabeledRows:
 
 
 def check_columns(table: TableFile, columns: Columns) -> None:
-    """Raise :class:`UserError` if the table lacks one of the columns."""
     for flag, names in (("--text", columns.texts), ("--label", (columns.label,) if columns.label else ())):
         for name in names:
             if name not in table.columns:
@@ -92,12 +91,7 @@ def check_columns(table: TableFile, columns: Columns) -> None:
 
 
 def find_columns(table: TableFile, texts: Sequence[str] | None, label: str | None, labeled: bool = True) -> Columns:
-    """Return the columns that the user names, or else those with a usual name, or the only ones that remain.
-
-    Args:
-        texts, label: names that the user gives.
-        labeled: whether the table has labels.
-    """
+    """Return the columns that the user names, or else those with a usual name, or the only ones that remain."""
     check_columns(table, Columns(tuple(texts or ()), label if labeled else None))
     if texts and (len(set(texts)) != len(texts) or len(texts) > 2 or (labeled and label in texts)):
         raise UserError("--text takes one column, or two different ones for pairs, and not that of the label")
@@ -174,10 +168,8 @@ def printable(text: str) -> str:
 
 
 def is_missing(value: Any) -> bool:
-    """Return whether a value is none, empty, or not a number."""
-    return (
-        value is None or (isinstance(value, str) and not value.strip()) or (isinstance(value, float) and value != value)
-    )
+    is_nan = isinstance(value, float) and value != value
+    return value is None or is_nan or (isinstance(value, str) and not value.strip())
 
 
 def infer_kind(labels: Sequence[Any]) -> str:
@@ -232,16 +224,12 @@ def parse_labels(rows: LabeledRows, kind: str, separator: str) -> list[Any]:
             names = list(dict.fromkeys(filter(None, map(name_of, values))))
         for name in names:
             if not name.isprintable():
-                raise UserError(
-                    f"{where}: the label {name[:60]!r} has a tab, a line end or another character that cannot be printed: is "
-                    "it the column of the labels?"
-                )
+                raise UserError(f"{where}: the label {name[:60]!r} cannot be printed: is it the column of the labels?")
         parsed.append(names[0] if kind == "classes" else names)
     return parsed
 
 
 def sorted_names(names: set[str]) -> list[str]:
-    """Sort names; by value if all are numbers."""
     try:
         return sorted(names, key=lambda name: (float(name), name))
     except ValueError:
@@ -276,20 +264,16 @@ class LabelKind:
             if not deviation > 0:
                 raise UserError(f"{source}: each row has the label {labels[0]:g}: give another column as --label")
             if abs(mean) > LARGEST_RATIO * deviation:
-                raise UserError(
-                    f"{source}: the labels of mean {mean:.6g} differ by {deviation:.2g}, which float32 does not tell apart: "
-                    "subtract a constant from them"
-                )
+                differ = f"of mean {mean:.6g} differ by {deviation:.2g}, which float32 does not tell apart"
+                raise UserError(f"{source}: the labels {differ}: subtract a constant from them")
             return cls(kind, (), mean, deviation)
         names = set(labels) if kind == "classes" else {name for row in labels for name in row}
         if len(names) < (2 if kind == "classes" else 1):
             problem = f"each row has the label {labels[0]}" if kind == "classes" else "no row has a label"
             raise UserError(f"{source}: {problem}: give the column of the labels as --label")
         if len(names) > MOST_CLASSES or (not is_given and kind == "classes" and len(names) > max(20, len(labels) // 2)):
-            raise UserError(
-                f"{source}: the {len(labels):,} labels have {len(names):,} different values: give the column of the labels as "
-                "--label, or say with --kind what they are"
-            )
+            counts = f"{len(labels):,} labels have {len(names):,} different values"
+            raise UserError(f"{source}: the {counts}: give another column as --label, or their --kind")
         return cls(kind, sorted_names(names))
 
     def __str__(self) -> str:

@@ -111,7 +111,6 @@ class TextClassificationTask(LabeledTask):
         self.datasets[split] = self.rows_of(directory, split, self.record, training, teacher)
 
     def number_of_rows(self, directory: Path, split: str, record: dict[str, Any]) -> int:
-        """Return how many rows of a prepared directory train."""
         return len(chosen_rows(len(read_targets(directory, split, record)), self.cfg.max_rows))
 
     def rows_of(
@@ -139,7 +138,6 @@ class TextClassificationTask(LabeledTask):
         return update / self.cfg.max_update if self.fixed_gold_weight is None else self.fixed_gold_weight
 
     def before_step(self, sample: dict[str, Any], criterion: Any, update_num: int) -> dict[str, Any]:
-        """Tell the criterion the weight of the labels."""
         criterion.gold_weight = self.gold_weight(update_num)
         return sample
 
@@ -157,7 +155,7 @@ def vocabulary_of(directories: Sequence[Path], separator: int | None) -> tuple[V
 
 
 def parse_gold_weight(cfg: TextClassificationConfig) -> float | None:
-    """Return the fixed lambda of these settings; None for an annealed one."""
+    """Return the fixed lambda; None for an annealed one."""
     if cfg.teacher is None:
         if cfg.gold_weight != ANNEALED:
             raise UserError(f"--gold-weight {cfg.gold_weight} has no effect without a teacher: give --teacher")
@@ -177,7 +175,6 @@ def gold_weight_of(text: str) -> float:
 
 
 def read_teacher(path: Path, shape: tuple[int]) -> np.ndarray:
-    """Return the predictions of a teacher; raise :class:`UserError` unless the file is such an array of ``shape``."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)  # which compares the file's size with its shape
     except (OSError, ValueError, EOFError) as error:
@@ -304,7 +301,6 @@ def place_rows(predictions: Tensor, targets: Tensor, rows: Tensor, num_rows: int
 
 
 def log_scores(key: str, kind: str) -> None:
-    """Log the scores of the sum under ``key``."""
     scores = scores_of(key, kind)
     for name in SCORES[kind]:
         metrics.log_derived(name, lambda meters, name=name: round(scores(meters)[name], 4))

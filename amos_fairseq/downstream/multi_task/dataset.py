@@ -84,7 +84,7 @@ class MixedTasks(LabeledSequences):
         return order[: len(order) - len(order) % global_batch]
 
     def rows_before(self) -> int:
-        """Return how many rows the epochs before the current one have drawn."""
+        """Return how many rows the earlier epochs have drawn."""
         return (self.epoch - 1) * sum(self.rows_of_tasks)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
@@ -120,7 +120,6 @@ class MixedSentences(MixedTasks):
         return float(np.average(means, weights=self.rows_of_tasks))
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Return what the data set of the task returns, with ``id`` int, the place among the sentences of all tasks."""
         number = self._task_of(index)
         return list(self.tasks.values())[number][index - self.starts[number]] | {"id": int(index)}
 

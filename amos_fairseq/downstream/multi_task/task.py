@@ -48,13 +48,7 @@ class MultiTaskModel(TextModel):
     def forward(
         self, src_tokens: Tensor, rows_of_heads: Mapping[str, Tensor], lengths: Sequence[int] | None = None
     ) -> dict[str, Tensor]:
-        """Return the logits [b, classes] of each head for the rows of its task.
-
-        Args:
-            src_tokens: [B,T] int64.
-            rows_of_heads: for each head the rows of its task, [b] int64, maybe none.
-            lengths: see :meth:`extract_features`.
-        """
+        """Return the logits [b, classes] of each head for its rows, [b] int64, of the tokens [B,T] int64."""
         states = self.extract_features(src_tokens, lengths)
         pooled = pool(states, self.padding_mask(src_tokens), str(self.cfg.pooling))
         return {name: self.classification_heads[name].classify(pooled[rows]) for name, rows in rows_of_heads.items()}
@@ -141,7 +135,6 @@ class MultiTask(TextClassificationTask):
         model.head_of_task = {name: name for name in self.text_tasks}
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
-        """Load the rows of ``split`` of all tasks."""
         training, teachers = split == self.cfg.train_subset, {}
         if training and self.cfg.teacher is not None:
             teachers = self._read_teachers(split)

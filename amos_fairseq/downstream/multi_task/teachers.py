@@ -35,11 +35,7 @@ def columns_of(data: GlueData) -> list[str]:
 
 
 def write_train_predictions(directory: Path, data: GlueData, logits: np.ndarray) -> None:
-    """Write ``TASK.tsv`` and ``TASK.json`` into ``directory``.
-
-    Args:
-        logits: [N, outputs] float64, in the order of the training rows; of a regression the values.
-    """
+    """Write ``TASK.tsv`` and ``TASK.json``; ``logits``: [N, outputs] in the order of the training rows."""
     kind = data.record["kind"]
     values = softmax(logits, axis=1) if kind == "classes" else expit(logits) if kind == "labels" else logits
     lines = ("\t".join([str(index), *(f"{value:.7g}" for value in row)]) for index, row in enumerate(values))
@@ -49,7 +45,6 @@ def write_train_predictions(directory: Path, data: GlueData, logits: np.ndarray)
 
 
 def has_train_predictions(directory: Path, task: str) -> bool:
-    """Return whether a run has written the predictions of the training rows of a task."""
     return (directory / FOLDER / f"{task}.json").is_file()
 
 
@@ -83,7 +78,7 @@ def read_predictions(file: Path, data: GlueData) -> tuple[np.ndarray, str]:
 
 
 def _checked_probabilities(file: Path, kind: str, values: np.ndarray) -> np.ndarray:
-    """Return probabilities [rows, labels], those of classes with the sum 1; raise :class:`UserError` for anything else."""
+    """Return probabilities [rows, labels], those of classes with the sum 1."""
     if values.min() < 0 or values.max() > 1 + ROUNDING:
         raise UserError(f"{file} has values that are no probabilities, from 0 to 1: give those of each label")
     if kind == "labels":
@@ -96,7 +91,7 @@ def _checked_probabilities(file: Path, kind: str, values: np.ndarray) -> np.ndar
 
 
 def _check_rows(file: Path, data: GlueData) -> None:
-    """Raise :class:`UserError` if the record beside the predictions names other rows than those of ``data``."""
+    """Refuse predictions whose record beside them names other rows."""
     found = strangers.read_json(file.with_suffix(".json"), "delete it, or give other predictions", optional=True)
     if found is None:
         return
@@ -162,7 +157,6 @@ class Teachers:
         return {"folder": self.folder.name, "ensemble": self.ensemble, "gold_weight": self.gold_weight}
 
     def note(self) -> str:
-        """Return the footnote of a table."""
         weight = "from 0 to 1 over the updates" if self.gold_weight == ANNEALED else self.gold_weight
         which = "the mean of all seeds" if self.ensemble else "each seed by the same seed"
         if all(None in own for own in self.files.values()):
@@ -186,10 +180,7 @@ def read_teachers(folder: Path, gold_weight: str | None, ensemble: bool = False)
     for file in sorted(folder.glob("*.tsv")):
         files.setdefault(file.stem, {None: file})
     if not files:
-        raise UserError(
-            f"--teachers {folder} holds no predictions of training rows: repeat its command with --write-train and another "
-            "--out"
-        )
+        raise UserError(f"--teachers {folder} holds no predictions of training rows: make them with --write-train")
     if ensemble and all(len(of_task) == 1 for of_task in files.values()):
         raise UserError(f"--ensemble: {folder} has one teacher for each task: leave it out")
     return Teachers(folder.resolve(), files, weight, ensemble)

@@ -72,7 +72,6 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def open_parsing(session: Session, data: Path) -> "Parsing":
-    """Read the treebanks that ``amos parse`` has prepared."""
     data, max_positions = usable_folder(data), session.checkpoint.max_positions
     trials = word_trials(session, PARSING_VIEWS, has_unlabeled(data))
     # As in the thesis, the labels of trees are not smoothed.
@@ -144,7 +143,6 @@ class Parsing(Benchmark):
     def write_more(
         self, summaries: Mapping[str, TaskSummary], stop: threading.Event
     ) -> tuple[Sequence[Path], Sequence[str]]:
-        """Return the command that parses other sentences."""
         return (), (f"to parse other sentences: amos parse --checkpoint {self.session.out} --predict FILE --out TREES",)
 
     def notes(self, results: Sequence[RunResult], summaries: Mapping[str, TaskSummary]) -> Iterator[str]:
@@ -166,12 +164,7 @@ def tree_scores(gold: Sequence[Sequence[Edge]], found: Sequence[Sequence[Edge]])
 
 
 class Words(NamedTuple):
-    """A sentence as a model reads it.
-
-    Attributes:
-        tokens: LongTensor [L], cut to the model's length.
-        positions: LongTensor of the first piece of each word that is not cut.
-    """
+    """A sentence as a model reads it: its tokens [L], and the first pieces of the words that are not cut."""
 
     tokens: Tensor
     positions: Tensor

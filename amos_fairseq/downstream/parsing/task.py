@@ -33,13 +33,7 @@ from amos_fairseq.downstream.views.training import add_cross_views, log_cross_vi
 
 
 class ParsedSentences(TaggedSentences):
-    """The sentences of a split with their trees; for the arguments see ``TaggedSentences``.
-
-    Words whose head is cut are not trained on.
-
-    Raises:
-        UserError: as there, or a head is no word of its sentence.
-    """
+    """The sentences of a split with their trees. Words whose head is cut are not trained on."""
 
     def __init__(
         self,

@@ -109,17 +109,14 @@ class SquadSplit:
             raise UserError(f"{prefix}.*: the files do not belong together; prepare the data again")
         for example in self.examples:
             if example.context >= len(lengths) or example.last_token >= lengths[example.context]:
-                raise UserError(
-                    f"{prefix}.examples.jsonl is damaged (the answers of {example.id!r:.60} are not in its context): "
-                    "prepare the data again"
-                )
+                problem = f"the answers of {example.id!r:.60} are not in its context"
+                raise UserError(f"{prefix}.examples.jsonl is damaged ({problem}): prepare the data again")
 
     def __len__(self) -> int:
         return len(self.examples)
 
     @functools.cached_property
     def texts(self) -> list[str]:
-        """The text of each paragraph."""
         path = self.directory / f"{self.split}.contexts.jsonl"
         return read_json_lines(path, _HINT, lambda line: text_in(parse_json(line)["text"]))
 
@@ -129,7 +126,6 @@ class SquadSplit:
 
 
 def read_squad_manifest(directory: Path) -> dict[str, Any]:
-    """Read ``squad.json``; raise :class:`UserError` if the directory has none."""
     path = directory / MANIFEST
     manifest = read_json(path, f"it was not written by amos prepare; {_HINT}")
     try:
@@ -165,16 +161,13 @@ class WindowLimits(NamedTuple):
         return 2 + self.num_separators
 
     def check(self) -> None:
-        """Raise :class:`UserError` for lengths that leave no room for a context."""
         if self.doc_stride < 1:
             raise UserError(f"--doc-stride {self.doc_stride} must be 1 or more")
         if self.question < 1:
             raise UserError(f"--max-question-length {self.question} must be 1 or more")
         if self.tokens < self.question + self.num_special + 1:
-            raise UserError(
-                f"--tokens-per-window {self.tokens} leaves no room for a context beside --max-question-length "
-                f"{self.question} and {self.num_special} special tokens: raise the first or lower the second"
-            )
+            beside = f"--max-question-length {self.question} and {self.num_special} special tokens"
+            raise UserError(f"--tokens-per-window {self.tokens} leaves no room for a context beside {beside}: raise it")
 
     def room(self, question_length: int) -> int:
         """Return how many context tokens fit beside a question."""

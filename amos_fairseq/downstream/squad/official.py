@@ -93,7 +93,6 @@ def task_name(has_impossible: bool) -> str:
 
 
 def read_predictions(path: Path) -> dict[str, str]:
-    """Read ``{question id: answer}``, the official format of predictions."""
     hint = "it holds no predictions, expected one JSON object of question ids and answer texts"
     content = _read_json(path, hint)
     if not all(isinstance(text, str) for text in content.values()):
@@ -102,7 +101,6 @@ def read_predictions(path: Path) -> dict[str, str]:
 
 
 def read_null_odds(path: Path) -> dict[str, float]:
-    """Read ``{question id: odds}``, where a higher value means that no answer is more likely."""
     hint = "it holds no null odds, expected one JSON object of question ids and numbers"
     try:
         return {name: finite_number(odds) for name, odds in _read_json(path, hint).items()}

@@ -78,7 +78,6 @@ def prepare_squad_inside(out: Path, train: Path, dev: Path, tokenizer: Tokenizer
 
 
 def _describe(sources: dict[str, Path], tokenizer: Tokenizer, sample: Sample) -> dict[str, Any]:
-    """Return what determines the data, for the manifest."""
     return {
         "settings": sample.describe("max_train_questions"),
         "tokenizer_sha256": tokenizer.sha256,
@@ -103,7 +102,6 @@ def sample_questions(paragraphs: Sequence[Paragraph], sample: Sample) -> Sequenc
 def _write(
     directory: Path, files: dict[str, SquadFile], description: dict[str, Any], tokenizer: Tokenizer, sample: Sample
 ) -> None:
-    """Write both splits and the manifest into an empty folder."""
     from amos_fairseq.downstream.squad.dataset import MANIFEST
 
     paragraphs = {split: file.paragraphs for split, file in files.items()}
@@ -122,13 +120,10 @@ def _write(
 
 
 def report(path: Path, split: str, facts: dict[str, Any]) -> None:
-    """Print the counts of a split; raise :class:`UserError` if most answers are not where the file says."""
     answers, total = facts["answers"], sum(facts["answers"].values())
     if 2 * answers["misplaced"] > total:
-        raise UserError(
-            f"{path}: {answers['misplaced']} of {total} answers are not at their answer_start: the starts must count "
-            "characters (not bytes) of the context as it is in the file"
-        )
+        problem = f"{answers['misplaced']} of {total} answers are not at their answer_start"
+        raise UserError(f"{path}: {problem}: the starts must count characters (not bytes) of the context in the file")
     of = f" of {facts['source_questions']}" if facts["questions"] < facts["source_questions"] else ""
     say(
         f"{split}: {facts['questions']}{of} questions ({facts['impossible']} without an answer) on {facts['paragraphs']} "

@@ -259,7 +259,6 @@ def check_unlabeled(session: Session, views: Sequence[str], file: str | None) ->
 
 
 def word_flags(run: TaskRun, max_positions: int) -> list[str]:
-    """Return the flags that a task of words needs: the length of sentences, and cross-view training."""
     given, flags = run.hyperparameters, ["--tokens-per-sentence", str(max_positions)]
     if given.views:
         flags += ["--views", given.views, "--view-layers", given.view_layers]

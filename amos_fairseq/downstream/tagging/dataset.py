@@ -42,7 +42,6 @@ _HINT = "give the directory that amos prepare tagging wrote"
 
 
 def read_tagging_manifest(directory: Path) -> dict[str, Any]:
-    """Read ``tagging.json``; raise :class:`UserError` if the directory has none."""
     path = directory / MANIFEST
     manifest = read_json(path, f"it was not written by amos prepare; {_HINT}")
     try:
@@ -86,7 +85,6 @@ def read_labels(directory: Path) -> list[str]:
 
 
 def has_unlabeled(directory: Path) -> bool:
-    """Return whether prepared data have sentences without labels."""
     return (directory / f"{UNLABELED}.tokens.idx").exists()
 
 
@@ -157,7 +155,7 @@ class WordSequences(LabeledSequences):
         return int(ends[kept - 1]) if kept else 0
 
     def num_kept(self, index: int) -> int:
-        """Return the number of words of a sentence that are not cut."""
+        """Return the number of words that are not cut."""
         return int(self._kept[self._rows[index]])
 
     @property
@@ -198,7 +196,7 @@ def pad_words(rows: Sequence[torch.Tensor], value: int) -> torch.Tensor:
 
 
 class TaggedSentences(WordSequences):
-    """The sentences of a split with their labels, of which the manifest has ``num_labels``."""
+    """The sentences of a split with their labels."""
 
     def __init__(
         self,

@@ -57,7 +57,6 @@ class Choices:
         return cls(**{name: value for name, value in vars(arguments).items() if name in cls.__dataclass_fields__})
 
     def sources(self, train: Path, dev: Path) -> dict[str, Path]:
-        """Return all files by split."""
         if self.unlabeled == REST and self.labeled is None:
             raise UserError("--unlabeled rest is what --labeled N leaves of the training sentences: give --labeled too")
         sources = {"train": train, "valid": dev}
@@ -121,10 +120,8 @@ def read_splits(
         column = choose_column({sources[split]: sentences for split, sentences in splits.items()}, choices.column)
         labeled = [*splits["train"], *splits["valid"]]
         if not mark_spans(label for sentence in labeled for label in sentence.columns[column]):
-            raise UserError(
-                f"--encoding bioes is for labels that mark spans (B-, I-, O), and column {column} of {sources['train']} and "
-                f"{sources['valid']} has others, or no span: leave it out"
-            )
+            where = f"column {column} of {sources['train']} and {sources['valid']}"
+            raise UserError(f"--encoding bioes is for labels that mark spans (B-, I-, O), not {where}: leave it out")
         for sentence in labeled:
             sentence.columns[column] = to_bioes(sentence.columns[column])
     splits["train"], rest = choose_labeled(splits["train"], choices.labeled, sources["train"])
@@ -151,7 +148,6 @@ def choose_labeled(sentences: list[Sentence], number: int | None, path: Path) ->
 
 
 def check_sources(out: Path, sources: dict[str, Path], columns: Sequence[str] | None) -> None:
-    """Raise :class:`UserError` for what can be seen before any work."""
     check_inputs(list(sources.values()), "give a column file or a CoNLL-U file")
     if os.pathsep in str(out.absolute()):
         raise UserError(f"OUT {out.absolute()}: fairseq separates folders at {os.pathsep!r}: give a path without it")
@@ -165,7 +161,6 @@ def _is_column_name(name: str) -> bool:
 
 
 def describe_tagging(sources: dict[str, Path], tokenizer: Tokenizer, choices: Choices) -> dict[str, Any]:
-    """Return what determines the data, for the manifest."""
     return {
         "settings": choices.as_dict(),
         "tokenizer_sha256": tokenizer.sha256,

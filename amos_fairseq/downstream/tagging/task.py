@@ -129,9 +129,7 @@ class SequenceTaggingTask(LabeledTask):
             column = Column.of(directory)
             head = cls.head_name(column)
             if head in columns:
-                raise UserError(
-                    f"{directory} and {columns[head].directory} are both the column {column.name}: give one of them"
-                )
+                raise UserError(f"{directory} and {columns[head].directory} are both the column {column.name}")
             columns[head] = column
         vocabulary = Vocabulary.of_corpus([column.directory for column in columns.values()], None)
         return cls(cfg, vocabulary, vocabulary.load_dictionary(), columns)
@@ -180,7 +178,6 @@ class SequenceTaggingTask(LabeledTask):
         return dataset
 
     def _unlabeled(self) -> list[WordSequences]:
-        """Return the unlabeled sentences of all folders that have some."""
         directories = [column.directory for column in self.columns.values()]
         datasets = [
             WordSequences(directory, UNLABELED, self.dictionary, self.cfg.tokens_per_sentence, training=True)
@@ -312,7 +309,6 @@ class SequenceTaggingCriterion(FairseqCriterion):
 
 
 def scores_of(columns: Sequence[Any]) -> list[str]:
-    """Return the names of the scores in the log."""
     if len(columns) == 1:
         return list(scores(count([], [], columns[0].has_spans)))
     names = [f"{name}_{column.name}" for column in columns for name in scores(count([], [], column.has_spans))]

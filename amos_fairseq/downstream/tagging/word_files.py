@@ -1,4 +1,4 @@
-"""Sentences of labeled words: column files of the CoNLL shared tasks, and CoNLL-U."""
+"""Sentences of labeled words: column files of the CoNLL shared tasks, and CoNLL-U. Messages name the file and the line."""
 
 import re
 from collections import Counter
@@ -42,10 +42,6 @@ def read_columns(path: Path, names: Sequence[str] | None = None) -> list[Sentenc
     Args:
         names: of the columns after the word; by default those of :data:`COLUMN_NAMES`, and for other numbers of columns
             "2", "3", ....
-
-    Raises:
-        UserError: the file is missing, damaged or without a sentence; a line has another number of columns than the first
-            one or than ``names``, or an empty one. The message has the file and the line.
     """
     rows = list(_rows(path))
     width = 1 + len(names) if names else next((len(row.cells) for row in rows if row.cells), 0)
@@ -62,10 +58,6 @@ def read_conllu(path: Path) -> list[Sentence]:
 
     Comments, ranges of multiword tokens (``1-2``) and empty nodes (``1.1``) are skipped: words are the syntactic ones. The file
     may be compressed (.gz, .xz, .zst).
-
-    Raises:
-        UserError: the file is missing, damaged or without a sentence; a line does not have ten columns, or its id is not
-            the number of the word in the sentence. The message has the file and the line.
     """
     rows, expected = [], 1
     for number, line in _lines(path):
@@ -95,10 +87,6 @@ def read_words(path: Path) -> tuple[list[list[str]], str]:
 
     Returns:
         The words of each sentence, and how the file was read.
-
-    Raises:
-        UserError: the file is missing, damaged or without a sentence; a line has another number of columns than most; or it is
-            CoNLL-U by another name.
     """
     if kind_and_compression(path)[0] == CONLLU:
         return [sentence.words for sentence in read_conllu(path)], "CoNLL-U"
@@ -119,10 +107,10 @@ def read_words(path: Path) -> tuple[list[list[str]], str]:
     why = f"; line {first_tab} has a tab, so the file has one word a line" if first_tab else ""
     sentences = _sentences(path, rows, width, f"as in most lines{why}")
     if not has_blank_lines and len(rows) > LONGEST_SENTENCE:
-        raise UserError(
-            f"{path}: line {first_tab} has a tab, so the file has one word a line, but no blank line ends a sentence in "
-            f"{len(rows):,} lines: separate sentences by blank lines, or give one sentence a line without tabs"
+        problem = (
+            f"line {first_tab} has a tab, so the file has one word a line, but no blank line in {len(rows):,} lines"
         )
+        raise UserError(f"{path}: {problem}: separate sentences by blank lines, or give one a line without tabs")
     return [columns[0] for columns in sentences], "one word a line"
 
 
@@ -154,9 +142,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         text = line.decode("utf-8").rstrip("\r\n")
         if "\r" in text or "\0" in text:
             what = "carriage return" if "\r" in text else "NUL character"
-            raise UserError(
-                f"{path}, line {number}: a {what} inside of the line: convert the file to Unix line ends and UTF-8"
-            )
+            raise UserError(f"{path}, line {number}: a {what} in the line: convert it to Unix line ends and UTF-8")
         yield number, text
 
 

@@ -46,7 +46,6 @@ class WithUnlabeled(FairseqDataset):
         self.begin_epoch(np.arange(len(labeled)), 0, by_length=False)
 
     def __len__(self) -> int:
-        """Return the number of labeled sentences. With several tasks, an epoch may draw more or fewer."""
         return len(self.labeled)
 
     def num_tokens(self, index: int) -> int:

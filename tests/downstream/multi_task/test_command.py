@@ -66,7 +66,7 @@ def test_predictions_that_do_not_fit_are_refused(data, tmp_path):
     (tmp_path / "t" / "CoLA.json").write_text(json.dumps(record))
     read_predictions(tmp_path / "t" / "CoLA.tsv", cola)
     (tmp_path / "t" / "CoLA.json").write_text(json.dumps(record | {"source_sha256": "0" * 64}))
-    with pytest.raises(UserError, match="other rows than those to train on"):
+    with pytest.raises(UserError, match="is for other rows"):
         read_predictions(tmp_path / "t" / "CoLA.tsv", cola)
 
 

@@ -139,7 +139,7 @@ def test_what_cannot_be_used_is_refused(data, tmp_path):
         with pytest.raises(UserError, match=message):
             task.load_dataset("train")
     for settings, message in (
-        ({"teacher": "t.npy"}, "rises from 0 to 1 until --max-update"),
+        ({"teacher": "t.npy"}, "rises until --max-update"),
         ({"teacher": "t.npy", "gold_weight": "1.5"}, "give annealed, or a number from 0 to 1"),
         ({"gold_weight": "0.5"}, "has no effect without a teacher"),
         ({"names": ("RTE", "RTE")}, "are both the task RTE"),

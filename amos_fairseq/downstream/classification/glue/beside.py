@@ -68,7 +68,6 @@ class GlueResults:
 
 
 def read_results_of_glue(out: Path) -> GlueResults:
-    """Read ``OUT/glue.json``."""
     if (found := read_summary(out, "glue")) is None:
         raise UserError(f"{out} holds no results of amos glue: give that command's --out as --beside")
     summary, content = found

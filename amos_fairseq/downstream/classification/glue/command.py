@@ -246,7 +246,6 @@ class Glue(Benchmark):
         return {task: data.as_task(self.max_positions, trials[task]) for task, data in self.prepared.items()}
 
     def prepared_of(self, run: TaskRun) -> list[GlueData]:
-        """Return the data that a run trains on."""
         return [self.prepared[run.task.name]]
 
     def plan(self, tasks: Iterable[BenchmarkTask], intermediate: Path | None = None) -> list[TaskRun]:
@@ -280,16 +279,13 @@ class Glue(Benchmark):
                 raise UserError(f"{intermediate} holds no finished run of {INTERMEDIATE_TASK}: add it to --tasks")
             setup = read_optional_json(setup_file(intermediate, self.name)) or {}
             if any(setup.get(name) != self.session.origin[name] for name in ("checkpoint_sha256", "from_scratch")):
-                raise UserError(
-                    f"{intermediate} holds {INTERMEDIATE_TASK} runs of another checkpoint: give those of this checkpoint"
-                )
+                raise UserError(f"{intermediate} holds runs of another checkpoint: give those of this checkpoint")
             layers = {best.identity["settings"].get("layers", LAST_LAYER)}
         for name in INTERMEDIATE_FOR:
             if name in self.tasks and (wanted := {trial.layers for trial in self.tasks[name].trials}) != layers:
-                raise UserError(
-                    f"{name} with --layers {', '.join(sorted(wanted))} cannot start from {INTERMEDIATE_TASK} with --layers "
-                    f"{', '.join(sorted(layers))}: give both the same"
-                )
+                here, there = (", ".join(sorted(names)) for names in (wanted, layers))
+                start = f"{INTERMEDIATE_TASK} with --layers {there}"
+                raise UserError(f"{name} with --layers {here} cannot start from {start}: give both the same")
 
     def train_flags(self, run: TaskRun) -> list[str]:
         flags = [str(self.prepared[run.task.name].directory), "--task", "text_classification"]
@@ -306,7 +302,6 @@ class Glue(Benchmark):
         return flags
 
     def fill_directory(self, run: TaskRun) -> None:
-        """Copy ``tokenizer/`` and ``task.json``, with the names of the labels, and write the predictions of the teachers."""
         super().fill_directory(run)
         shutil.copyfile(self.prepared[run.task.name].directory / TASK_FILE, run.directory / TASK_FILE)
         self.write_teachers(run)
@@ -443,8 +438,6 @@ class MultiTaskGlue(Glue):
         return [directories, "--task", "multi_task", "--criterion", "multi_task", *self.shared_flags(run)]
 
     def fill_directory(self, run: TaskRun) -> None:
-        """Copy ``tokenizer/``, the ``task.json`` of each task, with the names of its labels, and write the predictions of the
-        teachers."""
         Benchmark.fill_directory(self, run)
         for name, data in self.prepared.items():
             folder = run.directory / TASK_FOLDER / name

@@ -62,7 +62,6 @@ class GlueData:
 
     @property
     def num_train(self) -> int:
-        """Number of training rows."""
         rows = self.record["splits"]["train"]["rows"]
         return rows if self.max_rows is None else min(rows, self.max_rows)
 
@@ -101,7 +100,6 @@ class GlueData:
         return {"task": self.name, "kind": self.record["kind"], "labels": self.label_names} | chosen
 
     def notes(self) -> Iterator[str]:
-        """Yield footnotes for the scores: examples left out, files that differ from the official ones."""
         name = self.name
         official_rows = TASKS[name].official_rows if name in TASKS else {}
         for split, facts in self.record["splits"].items():

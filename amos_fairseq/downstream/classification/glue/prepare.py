@@ -56,7 +56,6 @@ def run(given: argparse.Namespace) -> None:
 
 
 def _check_out(out: Path, tokenizer: Tokenizer) -> None:
-    """Raise :class:`UserError` unless ``amos prepare glue`` with this tokenizer can write to OUT."""
     _refuse_comma(out)
     refuse_link(out / TOKENIZER_DIRECTORY)
     if out.exists() and not out.is_dir():
@@ -112,7 +111,6 @@ def files_of_tasks(glue: Path, names: str) -> dict[str, dict[str, Path]]:
 
 
 def read_task(task: GlueTask, sources: dict[str, Path]) -> dict[str, LabeledRows]:
-    """Return the rows of each split, with their labels parsed."""
     with progress_bar(sum(path.stat().st_size for path in sources.values()), f"{task.name}: read", "B", delay=2) as bar:
         return {split: read_split(path, task, split, bar.update) for split, path in sources.items()}
 

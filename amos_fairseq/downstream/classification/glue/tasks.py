@@ -141,10 +141,8 @@ def find_files(directory: Path, task: GlueTask) -> dict[str, Path]:
         if paths:
             files[split] = paths[0]
         elif not is_test(split) or task.name == DIAGNOSTIC:
-            raise UserError(
-                f"{directory / places[0]}: no such file (nor as {', '.join(COMPRESSIONS)}): copy the official files of "
-                f"{task.name} there under their names, or download them with amos prepare glue-download"
-            )
+            missing = f"{directory / places[0]}: no such file (nor as {', '.join(COMPRESSIONS)})"
+            raise UserError(f"{missing}: copy it there, or download {task.name} with amos prepare glue-download")
     return files
 
 

@@ -63,7 +63,7 @@ def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_tra
         (["--tasks", "CoLA", "--precision", "fp16"], "--precision fp16 needs a GPU"),
         (["--tasks", "CoLA", "--squad", str(tmp_path)], "holds no results of amos squad"),
         (["--tasks", "CoLA", "--squad", str(tmp_path / "squad")], "from_scratch True, not False"),
-        (["--tasks", "RTE", "--write-test"], "holds no test set of RTE"),
+        (["--tasks", "RTE", "--write-test"], "has no test set of RTE"),
         (["--tasks", "CoLA", "--max-rows", "0"], "--max-rows 0 must be at least 1"),
         (["--tasks", "CoLA", "--ensemble"], "--ensemble has no effect without --teachers"),
         (["--tasks", "CoLA", "--gold-weight", "0"], "--gold-weight has no effect without --teachers"),
