@@ -197,8 +197,12 @@ class Benchmark(ABC):
         """Execute the runs of all tasks. Override it to change the order, or to start runs from the results of others."""
         return execute_runs(plan_runs(self.session, self.tasks.values()))
 
+    def shows(self, task: str) -> bool:
+        """Return whether the table has the results of a task in OUT, which may be those of an earlier call."""
+        return task in self.tasks
+
     def summarize(self, results: Sequence[RunResult]) -> tuple[Sequence[RunResult], dict[str, TaskSummary]]:
-        shown = [result for result in results if result.task in self.tasks]
+        shown = [result for result in results if self.shows(result.task)]
         return shown, summarize(shown)
 
     def label(self, task: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any, List  # noqa: UP035 (fairseq reads the types of config c
 
 import numpy as np
 import torch
+from fairseq.criterions import FairseqCriterion
 from fairseq.data import Dictionary, FairseqDataset
 from fairseq.dataclass import FairseqDataclass
 from omegaconf import II, OmegaConf
@@ -70,8 +71,20 @@ class LabeledTask(CorpusTask):
         generator = keyed_generator(Purpose.SIMILAR_LENGTHS, self.cfg.seed, dataset.epoch, 0)
         return similar_lengths(indices, dataset.sizes, global_batch, generator)
 
+    def has_sharded_data(self, split: str) -> bool:
+        """Return False: several folders of ``data`` are tasks, not shards of which each epoch reads another one."""
+        return False
+
     def add_head(self, model: FineTunedModel) -> None:
         """Add the heads that depend on the data."""
+
+
+class LabeledCriterion(FairseqCriterion):
+    """A criterion whose sums to log, over ranks and accumulated batches, mean what those of one batch do."""
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        return True
 
 
 def prepared_directories(cfg: Any, kind: str, several: bool = True) -> list[Path]:

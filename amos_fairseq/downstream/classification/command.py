@@ -26,7 +26,7 @@ from amos_fairseq.downstream.classification.glue.tasks import TASK_FILE
 from amos_fairseq.downstream.classification.labeling import NAME, label_table, predict_logits, spell_predictions
 from amos_fairseq.downstream.classification.prepare import SOURCE_OPTIONS, open_source, prepare_inside
 from amos_fairseq.downstream.classification.scores import MAIN_SCORES, SCORES, predictions_of, text_scores
-from amos_fairseq.downstream.results import RunResult, Spread, TaskSummary, best_checkpoint, content_sha256, summarize
+from amos_fairseq.downstream.results import RunResult, Spread, TaskSummary, best_checkpoint, content_sha256
 from amos_fairseq.downstream.runner import run_and_print, stoppable
 from amos_fairseq.downstream.session import Session, find_devices, preparing, session_from
 from amos_fairseq.files import write_text
@@ -135,10 +135,8 @@ class Classification(Benchmark):
             runs += plan_runs(dataclasses.replace(self.session, checkpoint=scratch), [self.tasks[RANDOM]])
         return execute_runs(runs)
 
-    def summarize(self, results: Sequence[RunResult]) -> tuple[Sequence[RunResult], dict[str, TaskSummary]]:
-        """The table has the row of random weights of an earlier call, too."""
-        shown = [result for result in results if result.task in (NAME, RANDOM)]
-        return shown, summarize(shown)
+    def shows(self, task: str) -> bool:
+        return task in (NAME, RANDOM)
 
     def label(self, task: str) -> str:
         return "random weights" if task == RANDOM else self.prepared.record["label_column"]

@@ -9,7 +9,7 @@ from typing import Any, Optional
 import numpy as np
 import torch
 from fairseq import metrics
-from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.criterions import register_criterion
 from fairseq.data import Dictionary
 from fairseq.tasks import register_task
 from omegaconf import II, MISSING
@@ -32,7 +32,7 @@ from amos_fairseq.downstream.classification.scores import (
     predictions_of,
     text_scores,
 )
-from amos_fairseq.downstream.labeled_task import LabeledTask, LabeledTaskConfig, prepared_directories
+from amos_fairseq.downstream.labeled_task import LabeledCriterion, LabeledTask, LabeledTaskConfig, prepared_directories
 from amos_fairseq.errors import UserError
 from amos_fairseq.fingerprint import TOKENIZER_DIRECTORY
 from amos_fairseq.models.fine_tuning import TEXT_HEAD, TextModel
@@ -222,7 +222,7 @@ def text_loss(
 
 
 @register_criterion("text_classification")
-class TextClassificationCriterion(FairseqCriterion):
+class TextClassificationCriterion(LabeledCriterion):
     """L = 1/B sum_b l(row b), nats, with l of :func:`text_loss`; B is the number of rows of an update.
 
     Without teachers these are the losses of Hugging Face's models for sequence classification; there the square of a number is
@@ -269,10 +269,6 @@ class TextClassificationCriterion(FairseqCriterion):
             if key in totals:
                 metrics.log_scalar_sum(key, totals[key].cpu())
                 log_scores(key, kind)
-
-    @staticmethod
-    def logging_outputs_can_be_summed() -> bool:
-        return True
 
 
 def sum_logs(logging_outputs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from fairseq import metrics
-from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.criterions import register_criterion
 from fairseq.tasks import register_task
 from omegaconf import MISSING
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ from amos_fairseq.downstream.classification.task import (
     text_loss,
     vocabulary_of,
 )
-from amos_fairseq.downstream.labeled_task import prepared_directories
+from amos_fairseq.downstream.labeled_task import LabeledCriterion, prepared_directories
 from amos_fairseq.downstream.multi_task.dataset import MixedTasks
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.fine_tuning import TextModel
@@ -125,10 +125,6 @@ class MultiTask(TextClassificationTask):
             text_tasks[name] = task
         return cls(cfg, *vocabulary_of(directories, cfg.separator_token), text_tasks)
 
-    def has_sharded_data(self, split: str) -> bool:
-        """Return False: the folders of ``data`` are tasks, not shards of which each epoch reads another one."""
-        return False
-
     def add_head(self, model: TextModel) -> None:
         for name, task in self.text_tasks.items():
             model.register_classification_head(name, task.record["num_classes"], task.scale)
@@ -156,7 +152,7 @@ class MultiTask(TextClassificationTask):
 
 
 @register_criterion("multi_task")
-class MultiTaskCriterion(FairseqCriterion):
+class MultiTaskCriterion(LabeledCriterion):
     """L = 1/B sum_b l(row b), nats, with l of :func:`~amos_fairseq.downstream.classification.task.text_loss` for the task that
     row b is of; B is the number of rows of an update (thesis, section 3.2).
 
@@ -223,10 +219,6 @@ class MultiTaskCriterion(FairseqCriterion):
                 return round(average_score({name: score(meters) for name, score in scores.items()}), 4)
 
             metrics.log_derived(AVERAGE, average)
-
-    @staticmethod
-    def logging_outputs_can_be_summed() -> bool:
-        return True
 
 
 def log_main_score(key: str, name: str, kind: str) -> Callable[[Any], float]:

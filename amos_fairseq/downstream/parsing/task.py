@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from fairseq import metrics
-from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.criterions import register_criterion
 from fairseq.data import Dictionary
 from fairseq.tasks import register_task
 from omegaconf import MISSING
@@ -23,6 +23,7 @@ from torch.nn.functional import cross_entropy
 
 from amos_fairseq.criterions.pretraining import mean
 from amos_fairseq.data.corpus import open_lines
+from amos_fairseq.downstream.labeled_task import LabeledCriterion
 from amos_fairseq.downstream.parsing.model import TREES, ParsingModel
 from amos_fairseq.downstream.parsing.trees import HEAD
 from amos_fairseq.downstream.tagging.dataset import NO_LABEL, TaggedSentences
@@ -36,16 +37,9 @@ class ParsedSentences(TaggedSentences):
     """The sentences of a split with their trees. Words whose head is cut are not trained on."""
 
     def __init__(
-        self,
-        directory: Path,
-        split: str,
-        dictionary: Dictionary,
-        num_relations: int,
-        max_tokens: int,
-        seed: int = 0,
-        training: bool = False,
+        self, directory: Path, split: str, dictionary: Dictionary, num_relations: int, max_tokens: int, **options: Any
     ) -> None:
-        super().__init__(directory, split, dictionary, num_relations, max_tokens, seed, training)
+        super().__init__(directory, split, dictionary, num_relations, max_tokens, **options)
         self.num_relations = num_relations
         self._heads = open_lines(f"{self.source}.{HEAD}", "give OUT/data/parsing of amos parse")
         if not np.array_equal(self._heads.sizes, self._labels.sizes) or any(
@@ -102,7 +96,7 @@ class DependencyParsingTask(SequenceTaggingTask):
 
 
 @register_criterion("dependency_parsing")
-class DependencyParsingCriterion(FairseqCriterion):
+class DependencyParsingCriterion(LabeledCriterion):
     """L = -1/W sum_t log p((u, r) of word t), nats; p is one softmax over all heads u and relations r (thesis, section 4.2.3).
 
     W is the number of words in an update. In validation ``uas`` and ``las`` are those of the most likely edge of each word,
@@ -154,7 +148,3 @@ class DependencyParsingCriterion(FairseqCriterion):
             metrics.log_derived(
                 name, lambda meters, key=key: round(100 * mean(meters[key].sum, meters["_words"].sum), 2)
             )
-
-    @staticmethod
-    def logging_outputs_can_be_summed() -> bool:
-        return True

@@ -25,7 +25,6 @@ from amos_fairseq.downstream.results import (
     content_sha256,
     paper_results,
     paper_squad_cells,
-    summarize,
 )
 from amos_fairseq.downstream.runner import run_and_print
 from amos_fairseq.downstream.session import Session, preparing, session_from
@@ -171,9 +170,8 @@ class Squad(Benchmark):
         (task,) = self.tasks.values()
         return self.session.setup({RECIPE_TASK: task.trials}) | self.settings.as_dict()
 
-    def summarize(self, results: Sequence[RunResult]) -> tuple[Sequence[RunResult], dict[str, TaskSummary]]:
-        shown = [result for result in results if result.task in OFFICIAL_QUESTIONS]
-        return shown, summarize(shown)
+    def shows(self, task: str) -> bool:
+        return task in OFFICIAL_QUESTIONS
 
     def table(self, summaries: Mapping[str, TaskSummary], notes: Sequence[str]) -> Table:
         """Add the papers' rows to the table with a row for each version."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from fairseq import metrics
-from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.criterions import register_criterion
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.tasks import register_task
 from omegaconf import MISSING
@@ -15,7 +15,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from amos_fairseq.criterions.pretraining import mean
 from amos_fairseq.data.vocabulary import Vocabulary
-from amos_fairseq.downstream.labeled_task import LabeledTask, LabeledTaskConfig, prepared_directories
+from amos_fairseq.downstream.labeled_task import LabeledCriterion, LabeledTask, LabeledTaskConfig, prepared_directories
 from amos_fairseq.downstream.squad.dataset import SquadSplit, SquadWindowDataset, WindowLimits, read_squad_manifest
 from amos_fairseq.downstream.squad.model import SPAN_HEADS, SpanModel, SpanOutput
 from amos_fairseq.errors import UserError
@@ -110,7 +110,7 @@ class SquadCriterionConfig(FairseqDataclass):
 
 
 @register_criterion("squad", dataclass=SquadCriterionConfig)
-class SquadCriterion(FairseqCriterion):
+class SquadCriterion(LabeledCriterion):
     """L = 1/B sum_b [ -1/2 (log p(s_b) + log p(e_b)) + w BCE(u_b, [window b holds no answer]) ], nats.
 
     s and e are the answer's first and last position, both 0 (``<s>``) in a window without it; p is a softmax over the
@@ -161,7 +161,3 @@ class SquadCriterion(FairseqCriterion):
         for key in totals:
             if key not in ("ntokens", "nsentences", "sample_size"):
                 metrics.log_scalar(key, mean(totals[key], count), count, round=4)
-
-    @staticmethod
-    def logging_outputs_can_be_summed() -> bool:
-        return True

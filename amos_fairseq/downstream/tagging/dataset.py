@@ -199,16 +199,9 @@ class TaggedSentences(WordSequences):
     """The sentences of a split with their labels."""
 
     def __init__(
-        self,
-        directory: Path,
-        split: str,
-        dictionary: Dictionary,
-        num_labels: int,
-        max_tokens: int,
-        seed: int = 0,
-        training: bool = False,
+        self, directory: Path, split: str, dictionary: Dictionary, num_labels: int, max_tokens: int, **options: Any
     ) -> None:
-        super().__init__(directory, split, dictionary, max_tokens, seed, training)
+        super().__init__(directory, split, dictionary, max_tokens, **options)
         self._labels = open_lines(f"{self.source}.label", _HINT)
         if not np.array_equal(self._labels.sizes, self._starts.sizes) or any(
             len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < num_labels for ids in self._labels

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from fairseq import metrics
-from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.criterions import register_criterion
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.tasks import register_task
 from omegaconf import II, MISSING
@@ -22,7 +22,7 @@ from amos_fairseq.criterions.pretraining import mean
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.downstream.classification.dataset import TASK_FOLDER
 from amos_fairseq.downstream.classification.scores import AVERAGE
-from amos_fairseq.downstream.labeled_task import LabeledTask, LabeledTaskConfig, prepared_directories
+from amos_fairseq.downstream.labeled_task import LabeledCriterion, LabeledTask, LabeledTaskConfig, prepared_directories
 from amos_fairseq.downstream.multi_task.dataset import MixedSentences
 from amos_fairseq.downstream.tagging.dataset import (
     NO_LABEL,
@@ -138,10 +138,6 @@ class SequenceTaggingTask(LabeledTask):
     def head_name(column: Column) -> str:
         return word_head_name(column.name)
 
-    def has_sharded_data(self, split: str) -> bool:
-        """Return False: the folders of ``data`` are tasks, not shards of which each epoch reads another one."""
-        return False
-
     def add_head(self, model: WordModel) -> None:
         for head, column in self.columns.items():
             model.register_tagging_head(head, len(column.labels))
@@ -241,7 +237,7 @@ class SequenceTaggingCriterionConfig(FairseqDataclass):
 
 
 @register_criterion("sequence_tagging", dataclass=SequenceTaggingCriterionConfig)
-class SequenceTaggingCriterion(FairseqCriterion):
+class SequenceTaggingCriterion(LabeledCriterion):
     """L = -1/W sum_w log p(label of word w | state of its first piece), nats; p is a softmax over all labels.
 
     W is the number of words in an update, as in Hugging Face's models for token classification. With label smoothing e, the
@@ -302,10 +298,6 @@ class SequenceTaggingCriterion(FairseqCriterion):
                 metrics.log_derived(label, lambda meters, compute=compute: round(compute(meters), 2))
         if len(mains) > 1:
             metrics.log_derived(AVERAGE, lambda meters: round(sum(main(meters) for main in mains) / len(mains), 2))
-
-    @staticmethod
-    def logging_outputs_can_be_summed() -> bool:
-        return True
 
 
 def scores_of(columns: Sequence[Any]) -> list[str]:

@@ -41,7 +41,7 @@ def test_predictions_of_any_program_are_read_by_the_names_of_the_labels(data, tm
     np.testing.assert_array_equal(found.predictions(read_glue_data(data, "STS-B"), 1)[:, 0], np.arange(20) / 4)
     # Three decimals: the sum is 1 again.
     write_teacher(tmp_path / "t", "CoLA", ["0", "1"], [[0.333, 0.666]] * 40)
-    rounded = read_predictions(tmp_path / "t" / "CoLA.tsv", read_glue_data(data, "CoLA")).values
+    rounded = read_predictions(tmp_path / "t" / "CoLA.tsv", read_glue_data(data, "CoLA"))[0]
     np.testing.assert_allclose(rounded.sum(1), 1, rtol=1e-6)
 
 

@@ -70,7 +70,6 @@ from amos_fairseq.downstream.results import (
     read_optional_json,
     read_result,
     read_summary,
-    summarize,
     summarize_divided,
 )
 from amos_fairseq.downstream.runner import run_and_print
@@ -367,10 +366,8 @@ class Glue(Benchmark):
             return failures + [Failure(run, reason) for run in self.plan(dependent)]
         return failures + execute_runs(self.plan(dependent, best_checkpoint(self.options.intermediate, best)))
 
-    def summarize(self, results: Sequence[RunResult]) -> tuple[Sequence[RunResult], dict[str, TaskSummary]]:
-        """The table has the tasks of earlier calls, too."""
-        shown = [result for result in results if result.task in SCORED or result.task in self.options.own]
-        return shown, summarize(shown)
+    def shows(self, task: str) -> bool:
+        return task in SCORED or task in self.options.own
 
     def notes(self, results: Sequence[RunResult], summaries: Mapping[str, TaskSummary]) -> Iterator[str]:
         tasks = dict.fromkeys(result.task for result in results if "intermediate_sha256" in result.identity)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from amos_fairseq.downstream.classification.glue.tasks import TASKS, GlueTask, is_test, parse_tasks
+from amos_fairseq.downstream.classification.glue.tasks import DIAGNOSTIC, TASKS, GlueTask, is_test, parse_tasks
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import explain_write_errors, whole_folder
 from amos_fairseq.output.terminal import say
@@ -26,14 +26,6 @@ REVISION = "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c"
 
 # Columns of texts that have other names on the hub; its folders are named cola, sst2, stsb, ...
 HUB_TEXTS = {"MRPC": ("sentence1", "sentence2"), **dict.fromkeys(("MNLI", "AX"), ("premise", "hypothesis"))}
-_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
-_MNLI_SPLITS = {
-    "train": "train",
-    "valid": "validation_matched",
-    "valid1": "validation_mismatched",
-    "test": "test_matched",
-    "test1": "test_mismatched",
-}
 
 
 def run(given: argparse.Namespace) -> None:
@@ -85,7 +77,7 @@ def official_lines(task: GlueTask, split: str, snapshot: Path) -> Iterator[str]:
     cannot have.
     """
     folder, columns = snapshot / hub_folder(task), HUB_TEXTS.get(task.name, task.texts)
-    name = (_MNLI_SPLITS if task.name == "MNLI" else _SPLITS)[split]
+    name = "test" if task.name == DIAGNOSTIC else Path(task.files[split][0]).stem.replace("dev", "validation")
     files = sorted(folder.glob(f"{name}-*.parquet"))
     if not files:
         raise UserError(f"{folder} has no {name}-*.parquet: {REPOSITORY} is not as expected")
