@@ -202,12 +202,6 @@ def test_errors_of_a_recipe(content, message, tmp_path):
     assert "mine.yaml" in str(caught.value)
 
 
-def test_unknown_recipe_lists_the_known():
-    with pytest.raises(UserError, match="amos, amos_grid, bam, electra, electric, mlm, teams"):
-        load_recipe("bert", "base")
-    assert recipe_names() == ["amos", "amos_grid", "bam", "electra", "electric", "mlm", "teams"]
-
-
 def test_batches_are_similar_in_length_where_no_paper_says_otherwise():
     for name, size in itertools.product(recipe_names(), SIZE_WIDTHS):
         for task, trials in load_recipe(name, size).trials.items():

@@ -14,7 +14,7 @@ from amos_fairseq.downstream.benchmark import Benchmark, BenchmarkTask, Stopped,
 from amos_fairseq.downstream.progress_display import ProgressDisplay
 from amos_fairseq.downstream.recipes import Hyperparameters, Recipe
 from amos_fairseq.downstream.results import read_results
-from amos_fairseq.downstream.runner import RunFailed, Runner, log_interval, run_benchmark
+from amos_fairseq.downstream.runner import RunFailed, Runner, run_benchmark
 from amos_fairseq.downstream.session import PretrainedCheckpoint, Session, claim_output_directory
 from amos_fairseq.errors import UserError
 
@@ -273,24 +273,3 @@ def test_lines_tell_loss_time_left_and_dev_scores(tmp_path, clock, capsys):
         "Toy seed 1: scoring",
         "Toy seed 1: score 70.0 (1 of 1 runs)",
     ]
-
-
-def test_the_bar_tells_the_same(tmp_path, clock, capsys, monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "80")
-    (run,) = plan(tmp_path, seeds=(1,))
-    with ProgressDisplay(1, num_done=0) as display:
-        display.start(run)
-        display.advance(run, 1, [train_record(1, 0.7)])
-        clock[0] += 30
-        display.advance(run, 4, [train_record(4, 0.6), {"split": "valid", "update": 4, "loss": 0.5, "score": 61.26}])
-    printed = capsys.readouterr().out
-    assert "Toy seed 1, epoch 2 of 2 " in printed
-    assert "\n  loss 0.600, dev score 61.3, about 40 s left " in printed
-    assert "update 4 of 8" not in printed
-    assert "4/8" in printed
-
-
-@pytest.mark.parametrize(("total", "interval"), [(8, 1), (780, 7), (122_720, 20)])
-def test_records_are_not_far_apart(total, interval):
-    assert log_interval(total) == interval

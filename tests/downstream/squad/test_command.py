@@ -55,10 +55,6 @@ def test_invalid_spans_are_skipped(candidate, why):
     assert found([candidate, (4, 5, 0.5)]) == [ScoredSpan(0.5, 2, 3)], why
 
 
-def test_longest_answer_is_allowed():
-    assert found([(3, 5, 1.0)]) == [ScoredSpan(1.0, 1, 3)]
-
-
 def test_n_best_spans():
     spans = found([(3, 3, 1.0), (3, 4, 5.0), (4, 4, 3.0), (4, 5, 4.0), (5, 5, 2.0)], LIMITS._replace(n_best=2))
     assert [span.score for span in spans] == [5.0, 4.0]

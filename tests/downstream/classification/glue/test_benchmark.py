@@ -162,26 +162,6 @@ def test_small_tasks_start_from_the_best_mnli_run(start, tmp_path, fake_training
         glue(tmp_path / "shorter", "RTE", intermediate=out, overrides={"layers": "1"})
 
 
-def test_intermediate_training_without_mnli_is_refused(tmp_path, fake_training, glue):
-    with pytest.raises(UserError, match="holds no finished run of MNLI"):
-        glue(tmp_path, "RTE", intermediate=tmp_path)
-    with pytest.raises(UserError, match="has no effect"):
-        glue(tmp_path, "CoLA", intermediate=tmp_path)
-    assert fake_training.commands == []
-
-
-def test_notes_on_unofficial_data(start, data, tmp_path):
-    facts = {"source": "train.tsv", "source_rows": 104_743, "broken": 0, "rows": 10_000}
-    valid = {"source": "dev.tsv", "source_rows": 5_463, "broken": 0, "rows": 5_463}
-    shutil.copytree(data / "RTE", tmp_path / "QNLI")
-    change_task(tmp_path, "QNLI", task="QNLI", splits={"train": facts, "valid": valid})
-    assert list(read_glue_data(tmp_path, "QNLI").notes()) == ["QNLI: trained on 10,000 of 104,743 rows"]
-    change_task(tmp_path, "QNLI", splits={"train": facts | {"source_rows": 84_794}, "valid": valid}, notes=["rebuilt"])
-    notes = list(read_glue_data(tmp_path, "QNLI").notes())
-    assert notes[0].startswith("QNLI: the train file (train.tsv) has 84,794 rows, the official one 104,743")
-    assert notes[1:] == ["QNLI: trained on 10,000 of 84,794 rows", "QNLI: rebuilt"]
-
-
 def test_hash_of_the_data_changes_with_training_and_dev_data_only(data, tmp_path):
     shutil.copytree(data / "RTE", tmp_path / "RTE")
     before, record = read_glue_data(tmp_path, "RTE").sha256(), read_glue_data(tmp_path, "RTE").record

@@ -56,19 +56,15 @@ def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_tra
         (["--tasks", "CoLA", "--seeds", "0"], "--seeds 0: give a number from 1 to 10,000"),
         (["--tasks", "CoLA", "--parallel", "0"], "--parallel 0: give a number of runs from 1 to 1,024"),
         (["--tasks", "CoLA", "--lr", "-1"], "lr -1.0 must be above 0"),
-        (["--tasks", "CoLA", "--lr", "nan"], "lr nan must be above 0"),
         (["--tasks", "CoLA", "--lr", "1e300"], "lr 1e+300 must be above 0 and at most 1,000"),
-        (["--tasks", "CoLA", "--epochs", "1" + "0" * 21], "must be above 0 and at most 1,000,000"),
         (["--tasks", "CoLA", "--batch-size", "0"], "batch_size 0 must be above 0"),
         (["--tasks", "CoLA", "--precision", "fp16"], "--precision fp16 needs a GPU"),
         (["--tasks", "CoLA", "--squad", str(tmp_path)], "holds no results of amos squad"),
         (["--tasks", "CoLA", "--squad", str(tmp_path / "squad")], "from_scratch True, not False"),
         (["--tasks", "RTE", "--write-test"], "has no test set of RTE"),
         (["--tasks", "CoLA", "--max-rows", "0"], "--max-rows 0 must be at least 1"),
-        (["--tasks", "CoLA", "--ensemble"], "--ensemble has no effect without --teachers"),
         (["--tasks", "CoLA", "--gold-weight", "0"], "--gold-weight has no effect without --teachers"),
         (["--tasks", "CoLA", "--teachers", tmp_path / "absent"], "is no directory"),
-        (["--tasks", "CoLA", "--teachers", tmp_path / "empty"], "with --write-train"),
         (["--tasks", "CoLA", "--teachers", tmp_path / "finished"], "with --write-train"),
         (["--tasks", "RTE", "--teachers", tmp_path / "t"], "has no predictions for RTE (it has CoLA, STS-B)"),
         (["--tasks", "CoLA", "--teachers", tmp_path / "t", "--gold-weight", "2"], "a number from 0 to 1"),
@@ -77,6 +73,8 @@ def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_tra
         (["--tasks", "CoLA", "--beside", tmp_path / "empty"], "holds no results of amos glue"),
         (["--tasks", "CoLA", "--multi-task"], "the recipe amos has no settings for multi"),
         (["--tasks", "CoLA,RTE", "--multi-task", "--recipe", "bam", "--intermediate"], "--intermediate has no effect"),
+        (["--tasks", "CoLA", "--intermediate"], "--intermediate has no effect"),
+        (["--tasks", "RTE", "--intermediate", tmp_path / "empty"], "holds no finished run of MNLI"),
         (["--tasks", "CoLA", "--own-tasks", tmp_path / "own.yaml"], "'RTE' has a name that is taken"),
         (["--tasks", "CoLA", "--own-tasks", tmp_path / "bad.yaml"], "needs train, and may only have"),
         ([*own, tmp_path / "module.yaml"], "'half' has a name that is taken"),
@@ -109,7 +107,7 @@ def test_all_means_the_tasks_that_are_prepared(tmp_path, capsys):
     assert len(tasks_to_run("ALL", tmp_path / "absent", is_raw=False)) == 8
 
 
-@pytest.mark.parametrize("content", ["[]", "{}", '{"setup": [], "tasks": {}, "notes": []}', "{"])
+@pytest.mark.parametrize("content", ["{}", "{"])
 def test_a_damaged_summary_of_squad_is_refused(start, data, tmp_path, capsys, content):
     (tmp_path / "squad.json").write_text(content)
     command = ["glue", "--checkpoint", start, "--data", data, "--tasks", "CoLA", "--out", tmp_path / "out", "--cpu"]
