@@ -61,9 +61,6 @@ def add_arguments(
     if has_pairs:
         text = "</s> between the texts of a pair, 1 or 2 (default: the recipe's: 2 in amos and amos_grid, else 1)"
         add("--num-separators", type=int, choices=(1, 2), metavar="N", help=text)
-    else:
-        parser.set_defaults(num_separators=None)
-
     text = "repeat all epochs until there are N updates or more, for small data (default: the recipe's, 0)"
     add("--min-updates", type=int, metavar="N", help=text)
     text = "the head reads layer K (a number from 1 on), and the layers above it are left out; mix: a learned mixture of all "
@@ -74,9 +71,6 @@ def add_arguments(
     if has_pooling:
         text = "the head reads the state of the first token, or the mean of all (default: the recipe's, first)"
         add("--pooling", choices=("first", "mean"), help=text)
-    else:
-        parser.set_defaults(pooling=None)
-
     text = "batches of examples of similar length, which need little padding, or random ones (default: the recipe's)"
     add("--similar-lengths", action=argparse.BooleanOptionalAction, help=text)
 

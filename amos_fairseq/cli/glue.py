@@ -37,9 +37,7 @@ def add_parser(subparsers: Any) -> None:
     text += "options of amos classify"
     add("--own-tasks", metavar="FILE", type=Path, help=text)
     add("--multi-task", action="store_true", help="train one model for all tasks, with a head for each")
-    text = (
-        "also train on the predictions of other models: OUT of this command with --write-train, or a folder of TASK.tsv"
-    )
+    text = "also train on predictions of other models: OUT of this command with --write-train, or a folder of TASK.tsv"
     add("--teachers", metavar="DIR", type=Path, help=text)
     text = "learn from the mean of the teachers of all seeds (default: each seed from the teacher of the same seed)"
     add("--ensemble", action="store_true", help=text)
