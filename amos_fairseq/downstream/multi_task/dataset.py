@@ -25,11 +25,10 @@ def rows_per_epoch(sizes: Sequence[int]) -> list[int]:
     return [round(largest ** (1 - SAMPLING_EXPONENT) * size**SAMPLING_EXPONENT) for size in sizes]
 
 
-def check_epoch(num_rows: int, global_batch: int) -> None:
-    if num_rows < global_batch:
-        raise UserError(
-            f"an epoch has {num_rows} rows, fewer than the {global_batch} of one update: lower --batch-size"
-        )
+def check_epoch(num_rows: int, update: int) -> None:
+    """Refuse an epoch of several tasks that is smaller than an update of so many rows."""
+    if num_rows < update:
+        raise UserError(f"an epoch has {num_rows} rows, fewer than the {update} of one update: lower --batch-size")
 
 
 class MixedTasks(LabeledSequences):

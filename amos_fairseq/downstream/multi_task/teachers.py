@@ -115,18 +115,15 @@ class Teachers:
     files: dict[str, dict[int | None, Path]]
     gold_weight: str
     ensemble: bool
-    _read: dict[tuple[Path, str], tuple[np.ndarray, str]] = field(
-        default_factory=dict
-    )  # each file once for the same rows
+    # Each file is read once for the same rows.
+    _read: dict[tuple[Path, str], tuple[np.ndarray, str]] = field(default_factory=dict)
 
     def _predictions_for(self, data: GlueData, seed: int) -> list[tuple[np.ndarray, str]]:
         """Return what :func:`read_predictions` returns of each file that a run learns from."""
         of_seeds = self.files.get(data.name)
         if of_seeds is None:
             known = ", ".join(self.files)
-            raise UserError(
-                f"--teachers {self.folder} has no predictions for {data.name} (it has {known}): leave it out"
-            )
+            raise UserError(f"--teachers {self.folder} has no predictions for {data.name} (it has {known})")
         if self.ensemble:
             files = list(of_seeds.values())
         elif seed in of_seeds or None in of_seeds:
