@@ -142,7 +142,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         text = line.decode("utf-8").rstrip("\r\n")
         if "\r" in text or "\0" in text:
             what = "carriage return" if "\r" in text else "NUL character"
-            raise UserError(f"{path}, line {number}: a {what} in the line: convert it to Unix line ends and UTF-8")
+            raise UserError(f"{path}, line {number}: a {what} inside of the line: convert to Unix line ends, UTF-8")
         yield number, text
 
 

@@ -122,7 +122,7 @@ def test_without_views_batches_and_model_are_those_of_tagging(chunk):
             make_task(chunk, views=views)
     with pytest.raises(UserError, match=r"--unlabeled-start is a fraction of --max-update or --total-num-update"):
         make_task(chunk, views="full", max_update=0)
-    with pytest.raises(UserError, match="all epochs make one sequence of equal updates"):
+    with pytest.raises(UserError, match="all updates have the same size"):
         batches(make_task(chunk, views="full", update_freq=[1, 2]))
 
 
@@ -262,7 +262,7 @@ def test_several_columns_share_unlabeled_sentences(chunk, pos):
     weight = (14 * means[0] + 40 * means[1]) / 54 / means[2]
     assert float(loss) == pytest.approx(labeled + weight * divergence, rel=1e-4)
     assert {key for key in log if key.startswith("_count_")} >= {"_count_words/pos", "_count_right_spans/chunk"}
-    with pytest.raises(UserError, match="are both the column chunk: give one of them"):
+    with pytest.raises(UserError, match="are both the column chunk"):
         make_task(chunk, chunk)
     with pytest.raises(UserError, match="--views needs sentences without labels"):
         make_task(pos, views="full")
