@@ -79,7 +79,7 @@ def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_tra
         (["--tasks", "CoLA", "--own-tasks", tmp_path / "bad.yaml"], "needs train, and may only have"),
         ([*own, tmp_path / "module.yaml"], "'half' has a name that is taken"),
         ([*own, tmp_path / "texts.yaml"], "the other options are texts"),
-        ([*own, tmp_path / "header.yaml"], "no_header is true or false"),
+        ([*own, tmp_path / "header.yaml"], "no_header and csv_quotes are true or false"),
         ([*own, tmp_path / "separator.yaml"], "the separator of labels is empty"),
         ([*own, tmp_path / "dev.yaml"], "nothing.tsv: no such file"),
         ([*own, tmp_path / "kind.yaml"], "kind is one of classes, labels, number"),
