@@ -107,7 +107,7 @@ REFUSED = [
     (
         read_words,
         "".join(f"{number}\tthe dog sees\n" for number in range(1001)),
-        "line 1 has a tab, .* no blank line ends a sentence in 1,001 lines: separate",
+        "line 1 has a tab, .* no blank line in 1,001 lines: separate",
     ),
     (read_words, "\n".join(COLUMN_LESS), "line 21: 1 columns, expected 2 as in most lines"),
     (read_words, "\n \n", "has no sentence"),
