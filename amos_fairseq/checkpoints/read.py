@@ -162,10 +162,7 @@ def dictionary_of(tokenizer: Tokenizer) -> Dictionary:
 def restore_model(
     file: Path, settings: DictConfig, weights: dict[str, Tensor], dictionary: Dictionary
 ) -> BaseFairseqModel:
-    """Build the model of ``settings`` and load its weights, as float32.
-
-    Raises :class:`UserError` if settings and weights are not those of a model of this package.
-    """
+    """Build the model of ``settings`` and load its weights, as float32."""
     # A model of this package asks its task for the dictionary, whether it masks blocks, and which heads it needs.
     if is_fine_tuned(weights):
         task = SimpleNamespace(source_dictionary=dictionary, model_class=class_of_checkpoint(weights))

@@ -113,9 +113,6 @@ def import_release(
         arch: an ``amos_*``; it determines what shapes do not (dropout, initial values).
         depths: layers of the generator that have an MLM head; the default is those that the file names, else 4,6,8.
         seed: of the initial values of what the file lacks: the generator, in a file that was stripped.
-
-    Raises:
-        UserError: the file is not such a checkpoint, contains other objects, or does not belong to the tokenizer.
     """
     arch = arch or "amos_base"
     if not arch.startswith("amos"):

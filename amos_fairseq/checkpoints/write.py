@@ -141,12 +141,7 @@ def fill(model: BaseFairseqModel, weights: Weights, ids: Tensor) -> list[str]:
 
 
 def to_our_rows(theirs: Tensor, ids: Tensor, initial: Tensor) -> Tensor:
-    """Return ``theirs`` [their rows, ...] in the order of our dictionary.
-
-    Args:
-        ids: see :func:`fill`.
-        initial: [our rows, ...], the values of rows without a foreign one.
-    """
+    """Return ``theirs`` [their rows, ...] in the order of our dictionary; ``initial`` [our rows, ...] where there is none."""
     if theirs.shape[1:] != initial.shape[1:]:
         raise UserError(
             f"the vocabulary's rows have the shape {list(theirs.shape[1:])}, the configuration says "
@@ -191,8 +186,7 @@ def write(imported: Imported, out: Path) -> None:
 
 
 def report_lines(imported: Imported, out: Path, seed: int) -> list[str]:
-    """Return lines about the parameters that are imported, initialized or left out, and the flags of fairseq-train that
-    build the same model."""
+    """Return lines about what is imported, initialized or left out, and the flags that build the same model."""
     config = imported.config
     sizes = {name: parameter.numel() for name, parameter in imported.model.named_parameters()}
     initialized = [name for name in imported.newly_initialized if name in sizes]

@@ -15,11 +15,7 @@ from amos_fairseq.recipes import DEFAULT_VOCABULARY
 
 
 def import_fairseq(checkpoint: str | None = None, name: str | None = None) -> None:
-    """Import PyTorch, fairseq and this package's tasks, models and criterions, which takes about five seconds.
-
-    Args:
-        name: of the command; before the imports it then prints that it reads ``checkpoint``.
-    """
+    """Import PyTorch, fairseq and this package, which takes seconds; the command ``name`` says first what it reads."""
     if checkpoint is not None:
         checkpoint_file(Path(checkpoint))
     if name is not None:
@@ -43,45 +39,27 @@ def add_subcommand(subparsers: Any, name: str, help: str, description: str) -> a
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     """Add CHECKPOINT and --tokenizer."""
-    parser.add_argument(
-        "checkpoint",
-        metavar="CHECKPOINT",
-        help="checkpoint, or SAVE_DIR of a run (its last checkpoint, or the best one where fine-tuning kept only that)",
-    )
-    parser.add_argument(
-        "--tokenizer",
-        metavar="DIR",
-        help="tokenizer directory of the run (default: the directory tokenizer beside the checkpoint)",
-    )
+    text = "checkpoint, or SAVE_DIR of a run (its last checkpoint, or the best one where fine-tuning kept only that)"
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help=text)
+    text = "tokenizer directory of the run (default: the directory tokenizer beside the checkpoint)"
+    parser.add_argument("--tokenizer", metavar="DIR", help=text)
 
 
 def add_configuration(parser: argparse.ArgumentParser, example: str) -> None:
     """Add CONFIG, --set and --vocabulary-size; ``example`` is an override for the help of --set."""
-    parser.add_argument(
-        "config",
-        metavar="CONFIG",
-        help="recipe such as amos_base (amos recipes lists them), path of a YAML file, checkpoint, or SAVE_DIR",
-    )
+    add = parser.add_argument
+    text = "recipe such as amos_base (amos recipes lists them), path of a YAML file, checkpoint, or SAVE_DIR"
+    add("config", metavar="CONFIG", help=text)
     add_overrides(parser, example)
-    parser.add_argument(
-        "--vocabulary-size",
-        type=int,
-        metavar="N",
-        help="number of dictionary entries, special tokens included (default: that of the checkpoint, or of task.data where "
-        f"it is set, or {DEFAULT_VOCABULARY})",
-    )
+    text = "number of dictionary entries, special tokens included "
+    text += f"(default: that of the checkpoint, or of task.data where it is set, or {DEFAULT_VOCABULARY})"
+    add("--vocabulary-size", type=int, metavar="N", help=text)
 
 
 def add_overrides(parser: argparse.ArgumentParser, example: str) -> None:
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        nargs="+",
-        action="extend",
-        metavar="KEY=VALUE",
-        default=[],
-        help=f"settings to change, such as {example} (default: none)",
-    )
+    several = {"nargs": "+", "action": "extend", "metavar": "KEY=VALUE", "default": []}
+    text = f"settings to change, such as {example} (default: none)"
+    parser.add_argument("--set", dest="overrides", **several, help=text)
 
 
 def add_label_columns(add: Any) -> None:

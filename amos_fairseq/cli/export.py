@@ -26,55 +26,23 @@ def add_parser(subparsers: Any) -> None:
     add_checkpoint(parser)
     add = parser.add_argument
     add("out", metavar="OUT", type=Path, help="folder to write")
-    add(
-        "--part",
-        choices=("encoder", "generator", "discriminator", "mlm"),
-        help="part of the checkpoint to export (default: the fine-tuned head with its encoder; of a pretraining checkpoint the "
-        "encoder, of an mlm checkpoint the encoder with its MLM head)",
-    )
-    add(
-        "--head",
-        metavar="TASK",
-        help="task, or column of labels, of the head to export, of a model of several; ALL writes a folder in OUT for each "
-        "(default: the encoder without a head)",
-    )
+    text = "part to export (default: the fine-tuned head or the MLM head with its encoder; otherwise the encoder alone)"
+    add("--part", choices=("encoder", "generator", "discriminator", "mlm"), help=text)
+    text = "of a model of several tasks, the task or column whose head to export; ALL writes a folder in OUT for each "
+    add("--head", metavar="TASK", help=text + "(default: the encoder without a head)")
     add("--depth", metavar="D", help="depth of the generator (default: the deepest)")
-    add(
-        "--as",
-        dest="family",
-        choices=("mpnet", "electra", "bert", "roberta"),
-        help="model family, where several compute the same function (default: the closest)",
-    )
-    add(
-        "--labels",
-        metavar="A,B,...",
-        help="class names of a fine-tuned head, in order (default: those of the task's data, else LABEL_0, ...)",
-    )
+    text = "model family, where several compute the same function (default: the closest)"
+    add("--as", dest="family", choices=("mpnet", "electra", "bert", "roberta"), help=text)
+    text = "class names of a fine-tuned head, in order (default: those of the task's data, else LABEL_0, ...)"
+    add("--labels", metavar="A,B,...", help=text)
     add("--data-license", metavar="ID", default="unknown", help="license of the training data, for the model card")
-    add(
-        "--language",
-        metavar="CODE",
-        help="language of the training data such as en, for the model card (default: not stated)",
-    )
-    add(
-        "--base-model",
-        metavar="ID",
-        help="name on the Hub of the model that was imported and trained further (default: not stated)",
-    )
-    add(
-        "--dataset",
-        dest="datasets",
-        metavar="ID",
-        action="append",
-        default=[],
-        help="name on the Hub of a training data set, for the model card; repeatable (default: not stated)",
-    )
-    add(
-        "--no-check",
-        dest="check",
-        action="store_false",
-        help="do not compare the folder with the checkpoint (default: compare)",
-    )
+    add("--language", metavar="CODE", help="language of the training data, such as en (default: not stated)")
+    text = "name on the Hub of the model that was imported and trained further (default: not stated)"
+    add("--base-model", metavar="ID", help=text)
+    text = "name on the Hub of a training data set; repeatable (default: not stated)"
+    add("--dataset", dest="datasets", metavar="ID", action="append", default=[], help=text)
+    text = "do not compare the folder with the checkpoint (default: compare)"
+    add("--no-check", dest="check", action="store_false", help=text)
     add("--force", action="store_true", help="replace OUT if it is an exported folder (default: refuse)")
     parser.set_defaults(run=run)
 

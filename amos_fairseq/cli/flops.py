@@ -21,19 +21,11 @@ distributed_training.distributed_world_size sets another number.
 def add_parser(subparsers: Any) -> None:
     parser = add_subcommand(subparsers, "flops", "count the FLOPs of training and inference", DESCRIPTION)
     add_configuration(parser, "optimization.max_update=1000")
-    parser.add_argument(
-        "--length",
-        type=int,
-        metavar="T",
-        help="number of input tokens for inference (default: 128, or the maximum of the model if that is less)",
-    )
-    parser.add_argument(
-        "--reference",
-        action="store_true",
-        help="count the reference implementation (model.kernels=reference), which keeps all logits instead of computing them "
-        "again, samples from logits of its own, and computes the last layer at every position (default: count what "
-        "model.kernels runs)",
-    )
+    text = "number of input tokens for inference (default: 128, or the maximum of the model if that is less)"
+    parser.add_argument("--length", type=int, metavar="T", help=text)
+    text = "count the reference implementation (model.kernels=reference), which keeps all logits instead of computing "
+    text += "them again, samples from logits of its own, and computes the last layer at every position "
+    parser.add_argument("--reference", action="store_true", help=text + "(default: count what model.kernels runs)")
     parser.add_argument("--json", action="store_true", help="print JSON with exact integers instead of tables")
     parser.set_defaults(run=run)
 

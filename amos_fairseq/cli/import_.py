@@ -22,43 +22,23 @@ HUGGING_FACE, MICROSOFT_AMOS = "hugging-face", "microsoft-amos"
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = add_subcommand(
-        subparsers, "import", "convert a Hugging Face model or the released AMOS checkpoint", DESCRIPTION
-    )
+    text = "convert a Hugging Face model or the released AMOS checkpoint"
+    parser = add_subcommand(subparsers, "import", text, DESCRIPTION)
     add = parser.add_argument
     add("source", metavar="SOURCE", type=Path, help="folder of the model, or the released checkpoint")
     add("out", metavar="OUT.pt", type=Path, help="checkpoint to write")
-    add(
-        "--from",
-        dest="origin",
-        metavar="KIND",
-        choices=(HUGGING_FACE, MICROSOFT_AMOS),
-        default=HUGGING_FACE,
-        help=f"kind of SOURCE: {HUGGING_FACE} or {MICROSOFT_AMOS}",
-    )
-    add(
-        "--generator",
-        metavar="DIR",
-        type=Path,
-        help="folder of ELECTRA's generator (default: initialize the generator randomly)",
-    )
-    add(
-        "--arch",
-        metavar="ARCH",
-        help="architecture to continue with such as electra_small; SOURCE decides the sizes (default: electra for ELECTRA, mlm "
-        "where SOURCE has an MLM head, else amos)",
-    )
-    add(
-        "--tokenizer",
-        metavar="DIR",
-        type=Path,
-        help="directory of the tokenizer (default: SOURCE; required with --from microsoft-amos)",
-    )
-    add(
-        "--depths",
-        metavar="LAYERS",
-        help="layers of the released generator with an MLM head (default: those that the file names, else 4,6,8)",
-    )
+    text = f"kind of SOURCE: {HUGGING_FACE} or {MICROSOFT_AMOS}"
+    choices = (HUGGING_FACE, MICROSOFT_AMOS)
+    add("--from", dest="origin", metavar="KIND", choices=choices, default=HUGGING_FACE, help=text)
+    text = "folder of ELECTRA's generator (default: initialize the generator randomly)"
+    add("--generator", metavar="DIR", type=Path, help=text)
+    text = "architecture to continue with such as electra_small; SOURCE decides the sizes "
+    text += "(default: electra for ELECTRA, mlm where SOURCE has an MLM head, else amos)"
+    add("--arch", metavar="ARCH", help=text)
+    text = "directory of the tokenizer (default: SOURCE; required with --from microsoft-amos)"
+    add("--tokenizer", metavar="DIR", type=Path, help=text)
+    text = "layers of the released generator with an MLM head (default: those that the file names, else 4,6,8)"
+    add("--depths", metavar="LAYERS", help=text)
     add("--seed", type=int, default=1, help="seed for the parameters that SOURCE lacks")
     parser.set_defaults(run=run)
 
@@ -84,9 +64,7 @@ def read_source(arguments: argparse.Namespace) -> "Imported":
             raise UserError("--depths belongs to --from microsoft-amos: a Hugging Face folder has no such heads")
         return import_folder(arguments.source, arch, generator, tokenizer, arguments.seed)
     if tokenizer is None:
-        raise UserError(
-            "--from microsoft-amos needs --tokenizer DIR, the directory with the release's sp.model and dict.txt"
-        )
+        raise UserError("--from microsoft-amos needs --tokenizer DIR, with the sp.model and dict.txt of the release")
     if generator is not None:
         raise UserError("--generator does not apply to --from microsoft-amos: the released file contains its generator")
     return import_release(arguments.source, tokenizer, arch, depths, arguments.seed)

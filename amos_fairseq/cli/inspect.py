@@ -59,7 +59,6 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def read_file(path: str) -> str:
-    """Return the content of a UTF-8 file; raise :class:`UserError` where it cannot be read."""
     try:
         with explain_os_errors(f"{path}: the text cannot be read"):
             return Path(path).read_text(encoding="utf-8")

@@ -19,12 +19,8 @@ scores.png and scores.svg.
 
 def add_parser(subparsers: Any) -> None:
     parser = add_subcommand(subparsers, "plot", "plot training curves or fine-tuning scores", DESCRIPTION)
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        metavar="LOG_OR_DIR",
-        help="metrics.jsonl, or the SAVE_DIR that contains it; or glue.json and squad.json files",
-    )
+    text = "metrics.jsonl, or the SAVE_DIR that contains it; or glue.json and squad.json files"
+    parser.add_argument("runs", nargs="+", metavar="LOG_OR_DIR", help=text)
     parser.add_argument("--out", default="plots", metavar="DIR", help="directory for the figures")
     parser.set_defaults(run=run)
 

@@ -26,55 +26,30 @@ def add_parser(subparsers: Any) -> None:
     parser = add_subcommand(subparsers, "probe", "probe layers of a checkpoint for linguistic structure", DESCRIPTION)
     add = parser.add_argument
     add("--checkpoint", metavar="CKPT", required=True, help="checkpoint, or SAVE_DIR of a run (its last checkpoint)")
-    add(
-        "--tokenizer",
-        metavar="DIR",
-        help="tokenizer directory of the run (default: the directory tokenizer beside the checkpoint)",
+    text = "tokenizer directory of the run (default: the directory tokenizer beside the checkpoint)"
+    add("--tokenizer", metavar="DIR", help=text)
+    text = (
+        "directory of a treebank (CoNLL-U: ...-train.conllu, -dev, -test), of CoNLL-2000 (train.txt, test.txt) or of "
     )
-    add(
-        "--data",
-        metavar="DIR",
-        type=Path,
-        required=True,
-        help="directory of a treebank (CoNLL-U: ...-train.conllu, -dev, -test), of CoNLL-2000 (train.txt, test.txt) or of "
-        "SemEval-2010 task 8 (TRAIN_FILE.TXT, TEST_FILE_FULL.TXT), or with several of them; or with "
-        "TASK/{train,valid,test}.jsonl, as amos prepare probing writes",
-    )
-    add(
-        "--out",
-        metavar="OUT",
-        type=Path,
-        required=True,
-        help="directory for the results; the same command continues there",
-    )
-    add(
-        "--part",
-        metavar="PART",
-        nargs="+",
-        help="generator, discriminator, encoder, or generator_DEPTH of separate generators (default: all)",
-    )
-    add(
-        "--layers",
-        metavar="LIST",
-        help="layers of each part, such as 4,6,8; 0 is the input of the first, mix a learned mixture of all (default: the "
-        "generator's depths, and the last layer of the others)",
-    )
+    text += "SemEval-2010 task 8 (TRAIN_FILE.TXT, TEST_FILE_FULL.TXT), or with several of them; or with "
+    text += "TASK/{train,valid,test}.jsonl, as amos prepare probing writes"
+    add("--data", metavar="DIR", type=Path, required=True, help=text)
+    text = "directory for the results; the same command continues there"
+    add("--out", metavar="OUT", type=Path, required=True, help=text)
+    text = "generator, discriminator, encoder, or generator_DEPTH of separate generators (default: all)"
+    add("--part", metavar="PART", nargs="+", help=text)
+    text = "layers of each part, such as 4,6,8; 0 is the input of the first, mix a learned mixture of all "
+    text += "(default: the generator's depths, and the last layer of the others)"
+    add("--layers", metavar="LIST", help=text)
     add("--tasks", metavar="LIST", help="tasks, separated by commas (default: all in --data)")
     text = "instead of probes: how often the word that an attention head attends to most is the syntactic head, in a treebank"
     add("--attention", action="store_true", help=text)
     add("--baseline", action="store_true", help="also probe random weights, and the token embeddings without any layer")
     add("--seeds", type=int, metavar="N", default=1, help="probes per layer and task, with seeds 1 to N")
-    add(
-        "--classifier",
-        choices=("linear", "mlp"),
-        default="linear",
-        help="linear, as in AMOS, or mlp, with a projection to 256 and a hidden layer, as in Tenney et al.",
-    )
-    add(
-        "--lr",
-        type=float,
-        help="initial learning rate of Adam, divided by the square root of the width (default: 0.5; mlp: 0.01)",
-    )
+    text = "linear, as in AMOS, or mlp, with a projection to 256 and a hidden layer, as in Tenney et al."
+    add("--classifier", choices=("linear", "mlp"), default="linear", help=text)
+    text = "initial learning rate of Adam, divided by the square root of the width (default: 0.5; mlp: 0.01)"
+    add("--lr", type=float, help=text)
     add("--batch-size", type=int, metavar="N", default=1024, help="targets in a batch")
     add("--updates", type=int, metavar="N", default=2000, help="updates of each probe")
     add("--device", help="device to compute on, such as cpu or cuda:1 (default: a GPU if there is one, else the CPU)")
@@ -85,9 +60,8 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     for name, largest in LARGEST.items():
         value = getattr(arguments, name)
         if value is not None and not 0 < value <= largest:
-            raise UserError(
-                f"--{name.replace('_', '-')} {value} is out of range: give a finite number above 0, at most {largest:,}"
-            )
+            flag = f"--{name.replace('_', '-')}"
+            raise UserError(f"{flag} {value} is out of range: give a finite number above 0, at most {largest:,}")
     say(f"reading {arguments.checkpoint} and {arguments.data}", "probe")  # the imports take seconds
     import_fairseq(arguments.checkpoint)
     import torch
@@ -108,18 +82,9 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     settings = ProbeSettings(arguments.classifier, lr, arguments.batch_size, arguments.updates)
     with ending_in_one_line("finished probes are not repeated", "probe"):
         data, tasks = prepared_tasks(arguments)
-        table = run_probes(
-            loaded,
-            data,
-            arguments.out,
-            settings,
-            parts=arguments.part,
-            layers=arguments.layers,
-            tasks=tasks,
-            with_baselines=arguments.baseline,
-            num_seeds=arguments.seeds,
-            device=device,
-        )
+        chosen = {"parts": arguments.part, "layers": arguments.layers, "tasks": tasks}
+        chosen |= {"with_baselines": arguments.baseline, "num_seeds": arguments.seeds, "device": device}
+        table = run_probes(loaded, data, arguments.out, settings, **chosen)
     table.print()
     print(f"results: {arguments.out}/results.json, results.csv, table.md, probing.svg, probing.png")
 
@@ -127,7 +92,6 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
 def compare_attention(
     arguments: argparse.Namespace, defaults: dict[str, Any], loaded: "LoadedCheckpoint", device: str
 ) -> None:
-    """Compare attention heads with the heads of a treebank."""
     from amos_fairseq.files import explain_write_errors
     from amos_fairseq.probing.attention import probe_attention
     from amos_fairseq.probing.experiment import RANDOM_SEED
@@ -136,9 +100,7 @@ def compare_attention(
 
     for name in OF_PROBES:
         if getattr(arguments, name) != defaults[name]:
-            raise UserError(
-                f"--{name.replace('_', '-')} has no effect with --attention, which trains nothing: leave it out"
-            )
+            raise UserError(f"--{name.replace('_', '-')} has no effect with --attention: leave it out")
     parts = parts_of(loaded.model)
     names = arguments.part or default_parts(parts)
     for name in names:

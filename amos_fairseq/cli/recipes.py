@@ -21,18 +21,14 @@ says after its first updates how long it takes on its machine.
 
 def add_parser(subparsers: Any) -> None:
     parser = add_subcommand(subparsers, "recipes", "list the recipes of amos train", DESCRIPTION)
-    parser.add_argument(
-        "recipes", nargs="*", metavar="RECIPE", help="names or paths of YAML files (default: all recipes but variants)"
-    )
-    parser.add_argument("--variants", action="store_true", help="list the variants of the papers as well")
-    parser.add_argument(
-        "--vocabulary-size",
-        type=int,
-        metavar="N",
-        help="number of dictionary entries, special tokens included "
-        f"(default: {DEFAULT_VOCABULARY}; {VOCABULARY_OF_WIDTH[64]} for the tiny recipes, {VOCABULARY_OF_WIDTH[128]} for mini)",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add = parser.add_argument
+    add("recipes", nargs="*", metavar="RECIPE", help="names or paths of YAML files (default: all recipes but variants)")
+    add("--variants", action="store_true", help="list the variants of the papers as well")
+    tiny, mini = VOCABULARY_OF_WIDTH[64], VOCABULARY_OF_WIDTH[128]
+    text = "number of dictionary entries, special tokens included "
+    text += f"(default: {DEFAULT_VOCABULARY}; {tiny} for the tiny recipes, {mini} for mini)"
+    add("--vocabulary-size", type=int, metavar="N", help=text)
+    add("--json", action="store_true", help="print JSON instead of a table")
     parser.set_defaults(run=run)
 
 

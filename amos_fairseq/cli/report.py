@@ -23,21 +23,12 @@ def add_parser(subparsers: Any) -> None:
     add = parser.add_argument
     add("runs", nargs="+", metavar="RUN", help="SAVE_DIR of a run of pretraining; several runs are drawn together")
     several = {"nargs": "+", "action": "extend", "metavar": "DIR", "default": []}
-    add(
-        "--glue",
-        **several,
-        help="outputs of amos glue, squad or classify, of one or several checkpoints (default: none)",
-    )
+    add("--glue", **several, help="outputs of amos glue, squad or classify, of several checkpoints too (default: none)")
     add("--tag", **several, help="outputs of amos tag or amos parse (default: none)")
     add("--probe", **several, help="outputs of amos probe (default: none)")
     add("--text", metavar="FILE", help="UTF-8 held-out text for Figure 1a (default: the run's validation split)")
-    add(
-        "--sentence",
-        action="append",
-        metavar="TEXT",
-        default=[],
-        help="text for Table 9; can be repeated (default: a paragraph of the run's validation split)",
-    )
+    text = "text for Table 9; can be repeated (default: a paragraph of the run's validation split)"
+    add("--sentence", action="append", metavar="TEXT", default=[], help=text)
     add("--masked-tokens", type=int, metavar="N", default=4096, help="number of masked tokens per depth in Figure 1a")
     add("--seed", type=int, default=1, help="seed of the masked positions and the sampled tokens")
     add("--device", default="cpu", help="device to compute on, such as cuda or cuda:1")
@@ -70,7 +61,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def check_arguments(arguments: argparse.Namespace, out: Path) -> None:
-    """Raise :class:`UserError` for values out of range, before anything is computed."""
+    """Refuse values out of range, before anything is computed."""
     if arguments.masked_tokens < 1:
         raise UserError(f"--masked-tokens {arguments.masked_tokens} measures nothing: give 1 or more")
     if not 0 <= arguments.seed <= LARGEST_SEED:

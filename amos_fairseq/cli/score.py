@@ -28,47 +28,22 @@ def add_parser(subparsers: Any) -> None:
     add_checkpoint(parser)
     add = parser.add_argument
     add("file", metavar="FILE", nargs="?", help="UTF-8 text, one sequence per line; - for the standard input")
-    add(
-        "--format",
-        choices=("tsv", "jsonl"),
-        help="tab-separated values with a header, or one JSON object per line (default: tsv)",
-    )
-    add(
-        "--out",
-        metavar="OUT",
-        type=Path,
-        help="file for the scores; with --pairs NAME.json, beside which NAME.md, NAME.csv and NAME.pairs.csv are written "
-        "(default: the terminal)",
-    )
-    add(
-        "--electra-formula",
-        metavar="F",
-        choices=("exact", "thesis"),
-        help="how scores follow from ELECTRA's discriminator: from the labels that it was trained with (exact), or from those "
-        "of thesis section 5.4.5 (thesis) (default: exact)",
-    )
+    text = "tab-separated values with a header, or one JSON object per line (default: tsv)"
+    add("--format", choices=("tsv", "jsonl"), help=text)
+    text = "file for the scores; with --pairs NAME.json, beside which NAME.md, NAME.csv and NAME.pairs.csv are written "
+    add("--out", metavar="OUT", type=Path, help=text + "(default: the terminal)")
+    text = "how scores follow from ELECTRA's discriminator: from the labels that it was trained with (exact), or from "
+    text += "those of thesis section 5.4.5 (thesis) (default: exact)"
+    add("--electra-formula", metavar="F", choices=("exact", "thesis"), help=text)
     add("--batch-tokens", type=int, metavar="N", default=4096, help="number of tokens in a batch")
     add("--device", default="cpu", help="device to compute on, such as cuda or cuda:1")
-    group = parser.add_argument_group("minimal pairs")
-    group.add_argument(
-        "--pairs",
-        metavar="F",
-        type=Path,
-        nargs="+",
-        help="instead of FILE: JSON lines with sentence_good and sentence_bad, as in BLiMP; also compressed "
-        "(.gz, .xz, .zst) (default: score FILE)",
-    )
-    group.add_argument(
-        "--corpus",
-        metavar="DATA",
-        type=Path,
-        help="also score by the frequencies of pieces in the training text of this directory of amos prepare (default: do not)",
-    )
-    group.add_argument(
-        "--baseline",
-        action="store_true",
-        help="also score by random weights in the same architecture (default: do not)",
-    )
+    add = parser.add_argument_group("minimal pairs").add_argument
+    text = "instead of FILE: JSON lines with sentence_good and sentence_bad, as in BLiMP (default: score FILE)"
+    add("--pairs", metavar="F", type=Path, nargs="+", help=text)
+    text = "also score by the frequencies of pieces in the text of this corpus of amos prepare (default: do not)"
+    add("--corpus", metavar="DATA", type=Path, help=text)
+    text = "also score by random weights in the same architecture (default: do not)"
+    add("--baseline", action="store_true", help=text)
     parser.set_defaults(run=lambda arguments: run(arguments, parser))
 
 
@@ -98,7 +73,6 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
 
 
 def check_arguments(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """Exit with status 2 for arguments that exclude each other; raise :class:`UserError` for values out of range."""
     if (arguments.file is None) == (arguments.pairs is None):
         parser.error("give either FILE or --pairs FILE")
     of_lines = {"--format": arguments.format, "--electra-formula": arguments.electra_formula}
@@ -115,7 +89,7 @@ def check_arguments(arguments: argparse.Namespace, parser: argparse.ArgumentPars
 
 
 def check_out(out: Path, inputs: list[Path], is_pairs: bool) -> None:
-    """Raise :class:`UserError` if the results would replace an input or a folder."""
+    """Refuse to replace an input or a folder by results."""
     if out.resolve() in inputs:
         raise UserError(f"--out {out} is the input file itself: give another path")
     if out.is_dir():

@@ -26,18 +26,12 @@ amos train ... Words that start with a hyphen go to Hydra: --multirun starts a s
 
 def add_parser(subparsers: Any) -> None:
     parser = add_subcommand(subparsers, "train", "pretrain with a recipe", DESCRIPTION)
-    parser.add_argument(
-        "recipe",
-        metavar="RECIPE",
-        help="recipe such as amos_base (amos recipes lists them), or the path of a YAML file, which may start from a recipe as "
-        "variants/electra_unigram.yaml does",
+    text = (
+        "recipe such as amos_base (amos recipes lists them), or the path of a YAML file, which may start from a recipe "
     )
-    parser.add_argument(
-        "settings",
-        nargs=argparse.REMAINDER,
-        metavar="KEY=VALUE",
-        help="settings to change, such as task.data=DATA checkpoint.save_dir=RUN optimization.max_update=1000",
-    )
+    parser.add_argument("recipe", metavar="RECIPE", help=text + "as variants/electra_unigram.yaml does")
+    text = "settings to change, such as task.data=DATA checkpoint.save_dir=RUN optimization.max_update=1000"
+    parser.add_argument("settings", nargs=argparse.REMAINDER, metavar="KEY=VALUE", help=text)
     parser.set_defaults(run=lambda arguments: run(arguments, parser))
 
 
@@ -63,7 +57,7 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
 
 
 def _check_group(setting: str) -> None:
-    """Raise :class:`UserError` where Hydra would end with a traceback: a number, true, false or null in place of a group."""
+    """Refuse a number, true, false or null in place of a group, with which Hydra would end with a traceback."""
     key, _, value = setting.lstrip("+").partition("=")
     if key in GROUPS and (value.lower() in ("true", "false", "null") or _is_number(value)):
         raise UserError(f"{setting}: {key} is a group of settings: name one of them, as in {key}._name=VALUE")

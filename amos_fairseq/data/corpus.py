@@ -34,11 +34,7 @@ def require_split(path: str, hint: str = "give a directory that amos prepare or 
     """Check a binarized text without reading all of it.
 
     The index must have the size that it states, and the text the size that follows from the index. Where amos prepare has
-    stored a sample of both files in ``corpus.json``, the sample must be the same.
-
-    Args:
-        path: DIR/train or DIR/valid.
-        hint: what to do where a file is missing.
+    stored a sample of both files in ``corpus.json``, the sample must be the same. ``hint``: of a missing file.
     """
     for suffix in (".bin", ".idx"):
         if not os.path.isfile(path + suffix):
@@ -191,10 +187,7 @@ def read_blocks(
 ) -> MappedBlocks | TokenBlockDataset:
     """Return blocks of up to ``tokens_per_block`` - 1 tokens, which leaves room for ``<s>``; longer ones are not cut yet.
 
-    Args:
-        path: of the split, without its suffix.
-        break_mode: none, complete or complete_doc, as in fairseq.
-        combine: whether to append ``path``1, ``path``2, ...
+    ``break_mode``: none, complete or complete_doc, as in fairseq; ``combine``: append ``path``1, ``path``2, ...
     """
     size = tokens_per_block - 1
     tokens = data_utils.load_indexed_dataset(path, dictionary, combine=combine)
@@ -211,14 +204,10 @@ def read_blocks(
 
 
 def count_tokens(texts: Iterable[Any], num_tokens: int, rank: int = 0, num_ranks: int = 1) -> Tensor:
-    """Count all ids below ``num_tokens``: int64 [num_tokens]. A progress bar appears if it takes long.
+    """Count all ids below ``num_tokens`` in fairseq's indexed datasets: int64 [num_tokens].
 
-    Ids beyond, of another dictionary, are refused when blocks are read.
-
-    Args:
-        texts: fairseq's indexed datasets; their items are one-dimensional integer tensors, one per line.
-        num_tokens: of the dictionary that binarized them.
-        rank: which part of the texts is counted; the counts of all ``num_ranks`` parts add up to those of the whole.
+    Ids beyond, of another dictionary, are refused when blocks are read. The counts of all ``num_ranks`` ranks add up to those
+    of the whole.
     """
     counts = np.zeros(num_tokens, dtype=np.int64)
     # Some consist of a text and its continuations (train, train1, ...).

@@ -73,16 +73,10 @@ def config_class(family: str) -> type["PretrainedConfig"]:
 
 
 def hugging_face_config(family: str, shape: TransformerConfig, num_rows: int, **others: Any) -> "PretrainedConfig":
-    """Return the configuration of ``family`` for an encoder of ``shape`` with ``num_rows`` rows of vocabulary.
-
-    ``others``: ``pad_token_id``, ``bos_token_id``, ``eos_token_id``, labels, ``classifier_dropout``, ``architectures``.
-    """
+    """Return the configuration of ``family`` for an encoder of ``shape``; ``others``: ids of special tokens, labels, ..."""
     column = _COLUMN.get(family, 2)
     settings = {row[column]: getattr(shape, row[1]) for row in _SIZES + _FRACTIONS if row[column]}
-    settings |= {
-        "vocab_size": num_rows,
-        "max_position_embeddings": shape.max_positions + POSITION_OFFSET[family],
-    }
+    settings |= {"vocab_size": num_rows, "max_position_embeddings": shape.max_positions + POSITION_OFFSET[family]}
     if isinstance(shape, ModernBertEncoderConfig):
         settings |= {
             "local_attention": shape.local_attention,
@@ -107,10 +101,7 @@ def hugging_face_config(family: str, shape: TransformerConfig, num_rows: int, **
 
 
 def encoder_settings(family: str, config: "PretrainedConfig") -> dict[str, Any]:
-    """Return the encoder's settings under the names of our flags: the inverse of :func:`hugging_face_config`.
-
-    The configuration comes from :func:`read_config`.
-    """
+    """Return the encoder's settings under the names of our flags: the inverse of :func:`hugging_face_config`."""
     column = _COLUMN.get(family, 2)
     settings = {row[0]: getattr(config, row[column]) for row in _SIZES + _FRACTIONS if row[column]}
     width = config.hidden_size

@@ -74,8 +74,7 @@ def export(
 def export_heads(
     checkpoint: CheckpointPath, out: Path, tokenizer: CheckpointPath | None = None, force: bool = False, **options: Any
 ) -> dict[str, tuple[Part, Agreement | None]]:
-    """Write a folder in ``out`` for each head of a model of several tasks, all of them or none; the arguments and errors are
-    those of :func:`export`."""
+    """Write a folder in ``out`` for each head of a model of several tasks, all or none; arguments as of :func:`export`."""
     heads = heads_of_tasks(load_checkpoint(checkpoint, tokenizer).model)
     if not heads:
         raise UserError(f"--head {ALL_HEADS}: {checkpoint} is not a model of several tasks: leave it out")
@@ -129,10 +128,9 @@ def without_progress_bars() -> Iterator[None]:
 
 
 def check_output_folder(path: Path, replace: bool, holds: Sequence[str] = (".",)) -> None:
-    """Raise :class:`UserError` unless an export may become ``path``.
+    """Refuse a ``path`` that an export must not become.
 
-    ``replace`` permits only an empty folder, or one with a model in each folder of ``holds``, which is removed with everything
-    in it.
+    ``replace`` permits only an empty folder, or one with a model in each folder of ``holds``, which is removed as a whole.
     """
     if path.name in ("", ".."):
         raise UserError(f"{path} has no name of its own: give the name of a folder to write")

@@ -15,15 +15,7 @@ import torch
 from torch import Tensor
 
 from amos_fairseq.checkpoint_files import explain_load_errors
-from amos_fairseq.checkpoints.write import (
-    Imported,
-    Weights,
-    build_model,
-    check_rows,
-    configuration,
-    count_layers,
-    fill,
-)
+from amos_fairseq.checkpoints.write import Imported, Weights, build_model, check_rows, configuration, count_layers, fill
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.config import (
     CONFIG_FILE,
@@ -89,14 +81,10 @@ def import_folder(
 
     Args:
         path: an MPNet, ELECTRA (discriminator), BERT, DistilBERT, RoBERTa, XLM-R or ModernBERT folder.
-        arch: an architecture, such as amos_base. Sizes come from the folder, settings that it lacks (generator, depths) from
-            the architecture. For the default see :func:`default_arch`.
+        arch: for the default see :func:`default_arch`. Sizes come from the folder, what it lacks (generator, depths) from here.
         generator: folder of an ``ElectraForMaskedLM`` with the same embeddings; for ``electra_*`` only.
         tokenizer: folder of the tokenizer, if it is another.
         seed: of the initial values of what the folder lacks.
-
-    Raises:
-        UserError: a file is missing, or the model cannot be represented.
     """
     folder = read_folder(path)
     arch = arch or default_arch(folder)
@@ -189,10 +177,7 @@ def check_sizes(path: Path, settings: dict[str, Any], weights: Weights) -> None:
 
 
 def read_generator(folder: Folder, path: Path, discriminator: Weights) -> tuple[float, Weights, list[str]]:
-    """Return the relative size of ELECTRA's generator, the weights that it alone has, and names that have no counterpart.
-
-    Raises :class:`UserError` if it does not belong to the discriminator in ``folder``.
-    """
+    """Return the relative size of ELECTRA's generator, the weights that it alone has, and names that have no counterpart."""
     generator = read_folder(path)
     if generator.family != "electra" or folder.family != "electra":
         raise UserError(f"--generator {path}: only two ELECTRA models share their embeddings; leave it out")

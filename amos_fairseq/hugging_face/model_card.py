@@ -62,14 +62,7 @@ _SCORES = {
 
 @dataclass(frozen=True)
 class CardSettings:
-    """Facts that only the user knows.
-
-    Attributes:
-        data_license: an identifier of the Hub.
-        language: a code such as ``en``.
-        base_model: name on the Hub of the model that was imported and trained further.
-        datasets: names on the Hub of the training data.
-    """
+    """Facts that only the user knows; ``base_model`` was imported and trained further. Names are those on the Hub."""
 
     data_license: str = UNKNOWN_LICENSE
     language: str | None = None
@@ -90,17 +83,9 @@ def check_card_settings(settings: CardSettings) -> None:
 
 
 def write_card(
-    folder: Path,
-    name: str,
-    loaded: LoadedCheckpoint,
-    part: Part,
-    settings: CardSettings,
-    agreement: Agreement | None,
+    folder: Path, name: str, loaded: LoadedCheckpoint, part: Part, settings: CardSettings, agreement: Agreement | None
 ) -> None:
-    """Write ``README.md`` into ``folder``, which will have the name ``name``.
-
-    ``agreement``: the result of the comparison with the checkpoint; None if they were not compared.
-    """
+    """Write ``README.md`` into ``folder``, which will have the name ``name``; ``agreement`` None: not compared."""
     from huggingface_hub import ModelCard, ModelCardData
 
     # A truncated last line of the log is skipped, and what the run did after this checkpoint does not count.

@@ -145,8 +145,7 @@ def choose_part(
 
 
 def heads_of_tasks(model: nn.Module) -> list[str]:
-    """Return the names of the heads of a model of several tasks, of labels of words those of the columns; none of another
-    model."""
+    """Return the names of the heads of a model of several tasks, of labels of words those of the columns."""
     texts, words = getattr(model, "classification_heads", ()), getattr(model, "word_heads", ())
     return [name for name in texts if name != TEXT_HEAD] + [column_of(name) for name in words if len(words) > 1]
 
@@ -274,13 +273,10 @@ def fine_tuned_part(loaded: LoadedCheckpoint, labels: Sequence[str] | None, task
 
 
 def families_of(head: Head, shape: TransformerConfig, activation: str = "tanh") -> list[str]:
-    """Return the families of classes that compute a head on an encoder, the closest first: modernbert, mpnet, electra, bert,
-    roberta or ``CUSTOM``.
+    """Return the families of classes that compute a head on an encoder, the closest first.
 
-    Args:
-        shape: of the encoder.
-        activation: of the classification heads of the objective, tanh (as in BERT and RoBERTa) or gelu (as in ELECTRA); or
-            linear, a head without dense layer, which all of them can compute.
+    ``activation``: of the classification heads of the objective, tanh (as in BERT and RoBERTa) or gelu (as in ELECTRA); or
+    linear, a head without dense layer, which all of them can compute.
     """
     projected = shape.is_projected  # only ELECTRA projects its embeddings
     if isinstance(shape, ModernBertEncoderConfig):
@@ -323,11 +319,10 @@ def families_of(head: Head, shape: TransformerConfig, activation: str = "tanh") 
 def label_settings(
     loaded: LoadedCheckpoint, head: Head, num_classes: int, labels: Sequence[str] | None, task: str | None = None
 ) -> dict[str, Any]:
-    """Return settings of the exported configuration: names of the classes, and for whole texts the kind of problem.
+    """Return settings of the exported configuration: names of the classes, and for whole texts the type of problem.
 
-    The names are ``labels``, else those in ``labels.txt`` beside the checkpoint (for labels of words), or in ``task.json``
-    beside the checkpoint or in the task's data, if there are as many as the head has, else ``LABEL_0``, ``LABEL_1``, ... The
-    head of one of several tasks has its own ``task.json``.
+    The names are ``labels``, else those in ``labels.txt`` (of words) or ``task.json`` beside the checkpoint or in the task's
+    data, if there are as many as the head has, else ``LABEL_0``, ``LABEL_1``, ...
     """
     problem = {}
     if head == Head.TOKEN_CLASSIFICATION:

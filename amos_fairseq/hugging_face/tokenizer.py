@@ -58,10 +58,7 @@ class FolderTokenizer:
 
 
 def folder_tokenizer(loaded: LoadedCheckpoint, family: str, max_length: int) -> FolderTokenizer:
-    """Convert our tokenizer for a model of ``family`` with inputs of up to ``max_length`` tokens.
-
-    Longer inputs are truncated where a client asks for it, the longer text of a pair first, as in fine-tuning.
-    """
+    """Convert our tokenizer for a model of ``family``; longer inputs are truncated as in fine-tuning, where a client asks."""
     tokenizer, end = loaded.tokenizer, loaded.dictionary.eos()
     if loaded.separator not in (None, end):
         raise UserError(

@@ -76,11 +76,7 @@ class Agreement(NamedTuple):
 
 
 def verify_folder(folder: Path, loaded: LoadedCheckpoint, part: Part, ids: Tensor) -> Agreement:
-    """Compare the folder with the checkpoint; code in the folder is run. Raise :class:`UserError` where they differ.
-
-    Args:
-        ids: [dictionary size] int64, id of each of our rows in the folder, -1 where there is none.
-    """
+    """Compare the folder, whose code is run, with the checkpoint; ``ids``: see :class:`.tokenizer.FolderTokenizer`."""
     tokenizer, model = load_folder(folder, part)
     num_texts = compare_token_ids(tokenizer, loaded, ids)
     maxima = []

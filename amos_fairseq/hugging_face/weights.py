@@ -264,11 +264,7 @@ def to_hugging_face(family: str, head: Head, weights: Weights) -> Weights:
 
     A bare encoder is the class without a pooling layer. Tensors are copies, except the tied ones. Rows of a position table
     that belong to no position (the first two of MPNet and RoBERTa) are zeros, as are token types that our encoder lacks.
-
-    Args:
-        family: mpnet, electra, bert, roberta, modernbert or ``CUSTOM``.
-        head: one that the family has.
-        weights: ours, flat, with at least the encoder and the head; others are ignored.
+    ``weights`` are ours, flat, with at least the encoder and the head.
     """
     table = FAMILIES[family]
     ours_by_name = dict(weights)
@@ -306,18 +302,10 @@ class Converted(NamedTuple):
 
 
 def from_hugging_face(family: str, weights: Weights, heads: Collection[Head] = ()) -> Converted:
-    """Return the encoder of a Hugging Face state, and some of its heads, under our names.
+    """Return the encoder of a Hugging Face state, and some of its heads, which must be present, under our names.
 
     Values are bit for bit those of the state, except for a detection classifier whose first row is not 0: the difference of
-    its rows computes the same function.
-
-    Args:
-        family: mpnet, electra, bert, roberta, distilbert or modernbert.
-        weights: a state with or without a head; names with or without the prefix of the encoder.
-        heads: those that must be present.
-
-    Raises:
-        UserError: a weight is missing, or the output layer of a requested masked language model is not tied.
+    its rows computes the same function. Names may lack the prefix of the encoder.
     """
     table = FAMILIES[family]
     names = _current_names(table, weights)
@@ -366,12 +354,9 @@ def _current_names(table: Family, weights: Weights) -> dict[str, str]:
 
 
 def in_their_rows(weights: Weights, ids: Tensor, num_rows: int) -> Weights:
-    """Return ``weights`` with the vocabulary in the order of Hugging Face's ids, [num_rows, ...].
+    """Return ``weights`` with the vocabulary in the order of Hugging Face's ``ids`` of our rows, [num_rows, ...].
 
     Ids without a token, in the gaps of a foreign vocabulary, have zeros, and an MLM head never predicts them.
-
-    Args:
-        ids: [dictionary size] int64, the Hugging Face id of each of our rows, -1 where there is none.
     """
     known = (ids != ABSENT).nonzero().squeeze(1)
     result = dict(weights)

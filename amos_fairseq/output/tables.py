@@ -16,11 +16,7 @@ MISSING = "-"  # a cell without a value
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as strings; the first column names the row. The terminal, Markdown and CSV show the same cells.
-
-    Attributes:
-        notes: footnotes, one sentence each.
-    """
+    """Cells as strings; the first column names the row, notes are sentences. Terminal, Markdown and CSV show the same."""
 
     title: str
     columns: Sequence[str]

@@ -25,9 +25,7 @@ def progress_bar(total: int | None, name: str, unit: str, delay: float = 0.0) ->
 def ending_in_one_line(repeated: str, name: str = "prepare") -> Iterator[None]:
     """Turn a disk error into a :class:`UserError`, and Ctrl-C into one line and exit code 130.
 
-    Args:
-        repeated: what the same command does when it is run again.
-        name: of the command, printed before the message.
+    ``repeated``: what the command ``name`` does when it is run again.
     """
     try:
         yield

@@ -62,8 +62,7 @@ def recorded_attention(encoder: TransformerEncoder) -> Iterator[list[Tensor]]:
 def attention_between_words(weights: Tensor, words: Sequence[tuple[int, int]]) -> Tensor:
     """Return how much each word attends to each other one: [...,T,T] -> [...,W,W], -1 for a word to itself.
 
-    Args:
-        words: places of the pieces of each word (first, end), of W words.
+    ``words``: places of the pieces of each word (first, end).
     """
     pieces = torch.zeros(len(words), weights.size(-1), dtype=weights.dtype)
     for word, (start, end) in enumerate(words):

@@ -121,10 +121,7 @@ def hidden_states(
 ) -> dict[Layer, Tensor]:
     """Compute states of unmasked text in eval mode: [B,T] int64 -> [B,T,D] for each layer, [B,T,E] for the pieces.
 
-    Args:
-        layers: numbers of ``part.layers``, or :data:`PIECES`.
-        pad: id of the padding, which follows the text.
-        lengths: number of tokens of each text.
+    ``layers``: numbers of ``part.layers``, or :data:`PIECES`; ``lengths``: number of tokens of each text.
     """
     embeddings, padding_mask = part.embed_tokens(tokens), tokens.eq(pad) if lengths is None else None
     states: dict[Layer, Tensor] = {PIECES: embeddings}
@@ -176,11 +173,7 @@ def stored_features(
     device: str,
     name: str,
 ) -> Iterator[dict[str, dict[Layer, Tensor]]]:
-    """Compute features [P,D] float32 by split and layer as memory maps in ``folder``, which is removed behind the body.
-
-    Args:
-        name: of the part in messages.
-    """
+    """Compute features [P,D] float32 by split and layer as memory maps in ``folder``, which is removed behind the body."""
     shutil.rmtree(folder, ignore_errors=True)  # of a command that was killed
     try:
         try:
@@ -233,11 +226,7 @@ def _write_features(folder, split, part, layers, encoded, pad, device, on_pieces
 
 
 def _reserve(path: Path, shape: tuple[int, int]) -> np.memmap:
-    """Create an array with all of its space on the disk: writing to a memory map of a full disk ends the process (SIGBUS).
-
-    Raises:
-        OSError: there is no room.
-    """
+    """Create an array with all of its space on the disk: writing to a memory map of a full disk ends the process (SIGBUS)."""
     array = np.lib.format.open_memmap(path, "w+", STORED, shape)  # a file of this size, without space
     if hasattr(os, "posix_fallocate"):
         with path.open("r+b") as file:

@@ -37,11 +37,7 @@ def pos_targets(sentence: Sentence) -> list[Record]:
 
 
 def dependency_targets(sentence: Sentence) -> list[Record]:
-    """Return one target for each word but the root: the word, its head, and their relation (Tenney et al., 2019b).
-
-    Raises:
-        ValueError: a head is not the number of a word.
-    """
+    """Return one target for each word but the root: the word, its head, and their relation (Tenney et al., 2019b)."""
     targets = []
     for i, (head, relation) in enumerate(zip(sentence.columns["head"], sentence.columns["deprel"], strict=True)):
         if not head.isdecimal() or int(head) > len(sentence.words):
@@ -241,14 +237,9 @@ def run(given: argparse.Namespace) -> None:
 def prepare_probing_inside(
     out: Path, corpora: Sequence[Corpus], tasks: Sequence[str] | None, used_by: Callable[[str], Sequence[str]]
 ) -> list[str]:
-    """Write what ``amos prepare probing`` makes of the corpora to ``OUT/data/probing``, inside of OUT of ``amos probe``.
+    """Write ``tasks`` (None: all that the corpora give) to ``OUT/data/probing``, in OUT of ``amos probe``; return them.
 
-    Args:
-        tasks: those to write; None for all that the corpora give.
-        used_by: of a task, the last argument of :func:`~amos_fairseq.text.prepared_data.prepared_data`.
-
-    Returns:
-        The tasks.
+    ``used_by``: of a task, the last argument of :func:`~amos_fairseq.text.prepared_data.prepared_data`.
     """
     corpus_of = {task: corpus for corpus in corpora for task in corpus.format.tasks}
     chosen = list(corpus_of) if tasks is None else list(tasks)

@@ -41,10 +41,6 @@ class ProbeResult:
         metric: ``micro_f1`` or ``semeval_macro_f1``.
         score: from 0 to 1.
         targets: number of targets that the score counts.
-
-    Raises:
-        TypeError: a value has another type.
-        ValueError: the metric or the baseline is unknown, or the score is out of range.
     """
 
     task: str
@@ -73,12 +69,7 @@ class ProbeResult:
 
 
 def read_probe_results(folder: str | Path) -> dict[str, Any]:
-    """Return the content of ``results.json`` in a folder that ``amos probe`` wrote.
-
-    Returns:
-        ``format`` 1, ``checkpoint``, ``settings`` and ``results``, a list of dictionaries with the fields of
-        :class:`ProbeResult`.
-    """
+    """Return the content of ``results.json`` in a folder that ``amos probe`` wrote."""
     file = Path(folder) / RESULTS_FILE
     content = read_optional_json(file)
     if content is None:
@@ -191,11 +182,7 @@ def _cell(scores: list[float]) -> str:
 
 @matplotlib.rc_context(RC_PARAMS)
 def plot_probing(results: Sequence[ProbeResult], directory: str) -> list[str]:
-    """Write ``probing.png`` and ``probing.svg`` and return their paths.
-
-    Raises:
-        OSError: the directory cannot be written.
-    """
+    """Write ``probing.png`` and ``probing.svg`` and return their paths."""
     return save(probing_figure(results), directory, "probing")
 
 

@@ -185,8 +185,7 @@ def read_log(file: Path) -> dict[str, dict[str, Curve]]:
 
 
 def depth_names(panel: Panel, runs: Sequence[RunCurves]) -> list[str]:
-    """Return the suffixes under which any run logged the panel's key, in the order of the depths; [""] for a key without
-    depths, [] where no run logged it."""
+    """Return the suffixes under which runs logged the panel's key, in order: [""] without depths, [] where no run did."""
     suffix = r"(\d.*)" if panel.per_depth else "()"  # a depth starts with a digit, so mixture_entropy does not match
     splits = ("train",) if panel.training_only else ("train", "valid")
     keys = {key for run in runs for split in splits for key in run.curves.get(split, {})}

@@ -38,11 +38,7 @@ class CostSeries(NamedTuple):
 
 
 def loss_distributions(panels: dict[str, dict[str, np.ndarray]]) -> Figure:
-    """Draw a histogram, a density and the mean of each group of losses.
-
-    Args:
-        panels: by title, the losses [N] of each group by its label, such as that of a depth; they are not negative.
-    """
+    """Draw a histogram, a density and the mean of groups of losses [N], which are not negative; by title and label."""
     figure, axes = figure_of_panels(len(panels), 2)
     largest = max((losses.max() for groups in panels.values() for losses in groups.values() if len(losses)), default=1)
     bins, points = np.linspace(0, largest, NUM_BINS + 1), np.linspace(0, largest, NUM_POINTS)

@@ -70,10 +70,7 @@ def inspect_text(
 
 
 def text_of_corpus(loaded: LoadedCheckpoint, flags: str = "--text or --file") -> str:
-    """Return a paragraph of the run's validation text, decoded from its tokens: the first one of 30 to 100 known tokens.
-
-    ``flags``: of the command that give a text instead, for the message where there is no such paragraph.
-    """
+    """Return the first paragraph of 30 to 100 known tokens of the run's validation text; ``flags`` give another text."""
     data = str(loaded.task.get("data") or "").split(os.pathsep)[0]
     path = os.path.join(data, "valid")
     lines = data_utils.load_indexed_dataset(path, loaded.dictionary) if os.path.isfile(f"{path}.idx") else ()
@@ -135,11 +132,10 @@ def _tokens(loaded: LoadedCheckpoint, original: Tensor, masked: set[int], output
 def _masked_token(
     loaded: LoadedCheckpoint, tokens: Tensor, position: int, logits: Tensor, weights: Tensor, top: int
 ) -> dict[str, Any]:
-    """Return fields of :class:`MaskedToken`: the ``top`` predictions of each depth from its logits [K,V], and its
-    probability of the original token.
+    """Return fields of :class:`MaskedToken`: the ``top`` predictions of each depth from its logits [K,V].
 
-    Tokens that are never sampled (special tokens, padding of the vocabulary) are excluded from the predictions, but are
-    part of the softmax, as in training.
+    Tokens that are never sampled (special tokens, padding of the vocabulary) are not predicted, but are part of the softmax,
+    as in training.
     """
     probabilities = logits.softmax(-1)
     never_sampled = loaded.model.never_sampled_mask

@@ -34,10 +34,8 @@ GPU = re.compile(r"(rank\s+\d+): capabilities = .*; name = (\S.*?)\s*$")  # in t
 class ReportOptions:
     """What is computed for each run.
 
-    Attributes:
-        text: held-out text for the losses by depth; None for the run's validation split.
-        sentences: texts for the replaced tokens by depth; none for a paragraph of the validation split.
-        num_masked: masked tokens for the losses by depth.
+    ``text`` is for the losses by depth (None: the run's validation split), on ``num_masked`` tokens; ``sentences`` are for the
+    replaced tokens by depth (none: a paragraph of that split).
     """
 
     text: str | None = None
@@ -213,11 +211,7 @@ def setup_of(loaded: LoadedCheckpoint) -> str:
 def stored_seconds(state: dict[str, Any], parent: str) -> float:
     """Return the running time of all processes of a run until its checkpoint; 0 if it cannot be known.
 
-    fairseq stores it with that of the checkpoint that the run started from, which may be gone or belong to somebody else.
-
-    Args:
-        state: content of the checkpoint.
-        parent: the checkpoint that the run started from; empty without one.
+    fairseq stores it with that of ``parent``, from which the run started, and which may be gone or belong to somebody else.
     """
     if parent and not os.path.isfile(parent):  # False also where the folder may not be read
         return 0.0

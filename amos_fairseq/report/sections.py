@@ -94,12 +94,7 @@ def write_report(
 ) -> None:
     """Write the page, and its figures as PNG and SVG to a folder beside it, ``report_figures`` for ``report.html``.
 
-    Figures of an older page that this one does not have are removed.
-
-    Args:
-        text_name: what the held-out text is called in captions.
-        glue, tag: results of fine-tuning; empty without the flag.
-        probing: results of :func:`amos_fairseq.report.results.read_probing`.
+    Figures of an older page are removed. ``text_name``: what the held-out text is called in captions.
     """
     glue_missing = "--glue DIR adds them, the output of amos glue, amos squad or amos classify"
     sections = [

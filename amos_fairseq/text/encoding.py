@@ -163,12 +163,8 @@ def encode_rows(
 ) -> dict[str, Any]:
     """Binarize text k of every row into ``prefixes[k]``: a line for each row, ended by ``</s>``.
 
-    ``on_done`` is called with the number of rows newly encoded.
-
-    Returns:
-        Counts for ``task.json``. ``longest`` and ``longer_than`` (rows longer than each of ``USUAL_MAX_POSITIONS``) count
-        tokens as in fine-tuning: ``<s> A </s>`` or ``<s> A </s> B </s>``. Recipes with a second separator have one token
-        more in a pair. ``unknown_share``: of the pieces, those that are not in ``dict.txt``.
+    Returns counts for ``task.json``. ``longest`` and ``longer_than`` (rows longer than each of ``USUAL_MAX_POSITIONS``) count
+    tokens as in fine-tuning: ``<s> A </s>`` or ``<s> A </s> B </s>``; recipes with a second separator have one more in a pair.
     """
     tokens: list[int] = []  # of each row
     unknown = 0

@@ -23,13 +23,7 @@ from typing import Any
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import claim, first_difference, json_text, refuse_link, take_lock, whole_folder
-from amos_fairseq.fingerprint import (
-    DICTIONARY_FILE,
-    TOKENIZER_DIRECTORY,
-    file_sha256,
-    joined_sha256,
-    sample_sha256,
-)
+from amos_fairseq.fingerprint import DICTIONARY_FILE, TOKENIZER_DIRECTORY, file_sha256, joined_sha256, sample_sha256
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.process import version_of
 from amos_fairseq.recipes import planned_text
@@ -92,8 +86,7 @@ class CorpusSettings:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write the corpus of the inputs to OUT, or continue an unfinished one. After an ``OSError``, such as a full disk, finished
-    parts stay for the next run."""
+    """Write the corpus of the inputs to OUT, or continue an unfinished one."""
     # What can be checked is checked before any work.
     inputs, out = arguments.text, arguments.out
     check_paths(*inputs, out)

@@ -123,11 +123,9 @@ def prepare_folder(
 
     Args:
         sources: the raw files, or folders, by split; names and contents count.
-        tokenizer: None for data that do not depend on one.
         settings: what else determines the data, as plain values.
         write: fills an empty folder. It is called with the folder's name while the data are unfinished.
-        results: of these data. While one of them exists, the data are not replaced by others: the results would no longer
-            belong to them.
+        results: of these data. While one of them exists, the data are not replaced by others.
         unscored: those of ``sources`` on which no result depends, such as test sets without labels.
     """
     check_paths(*sources.values())

@@ -56,11 +56,7 @@ def refuse_other_formats(path: Path) -> None:
 
 
 def document_of(text: str) -> bytes:
-    """Return the document of a text of JSON or of a table, as :class:`InputFile` describes it; empty if it has no paragraph.
-
-    Raises:
-        UnicodeEncodeError: the text has half of a surrogate pair.
-    """
+    """Return the document of a text of JSON or of a table, as :class:`InputFile` describes it; empty if it has no paragraph."""
     paragraphs = map(str.strip, _LINE_ENDS.split(text.replace("\0", "")))
     return "".join(f"{paragraph}\n" for paragraph in paragraphs if paragraph).encode("utf-8")
 
@@ -91,11 +87,7 @@ class InputFile:
         return self._digest.hexdigest()
 
     def documents(self, column: str = "text") -> Iterator[bytes]:
-        """Yield the documents in order.
-
-        Args:
-            column: field of JSON lines that has the text.
-        """
+        """Yield the documents in order; ``column`` is the field of JSON lines that has the text."""
         kind, _ = kind_and_compression(self.path)
         lines = self.lines()
         empty = True

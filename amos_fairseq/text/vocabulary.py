@@ -44,10 +44,6 @@ def learn_tokenizer(sample: Path, bpe: str, vocab_size: int, cased: bool) -> Fas
     """Learn a tokenizer of exactly ``vocab_size`` pieces (in addition to fairseq's symbols and ``<mask>``).
 
     ``sample``: UTF-8 text, one paragraph per line; ``bpe``: ``sentencepiece`` or ``fastbpe``.
-
-    Raises:
-        UserError: the text allows fewer pieces, or has more distinct characters than pieces.
-        RuntimeError: the learned tokenizer splits a line of the sample in another way than its learner.
     """
     learn = {"sentencepiece": _learn_sentencepiece, "fastbpe": _learn_fastbpe}[bpe]
     return learn(sample, vocab_size, cased)

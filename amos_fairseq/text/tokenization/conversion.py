@@ -64,12 +64,7 @@ def _single_spaces() -> list[normalizers.Normalizer]:
 
 
 def from_sentencepiece(model: bytes, normalizer: normalizers.Normalizer | None = None) -> FastTokenizer:
-    """Convert a SentencePiece BPE model.
-
-    Args:
-        model: a serialized model.
-        normalizer: the normalization of the text that the model was learned from; None if there was none.
-    """
+    """Convert a serialized SentencePiece BPE model; ``normalizer`` is that of the text that it was learned from, if any."""
     proto = sentencepiece_model_pb2.ModelProto()
     try:
         proto.ParseFromString(model)
@@ -91,10 +86,7 @@ def from_sentencepiece(model: bytes, normalizer: normalizers.Normalizer | None =
 def from_bpe(characters: Iterable[str], merges: list[tuple[str, str]], cased: bool) -> FastTokenizer:
     """Build the tokenizer of learned merges: pieces are the characters, then the results of the merges, in their order.
 
-    Args:
-        characters: pieces of one character: ``x`` inside a word, ``x</w>`` at its end.
-        merges: pairs of pieces, best first, as a file of fastBPE lists them.
-        cased: keep case and accents.
+    ``characters``: ``x`` inside a word, ``x</w>`` at its end; ``merges``: pairs of pieces, best first, as fastBPE lists them.
     """
     # Two merges may produce the same piece; the first one determines its id.
     pieces = dict.fromkeys([*characters, *(first + second for first, second in merges)])
