@@ -8,6 +8,7 @@ and have its hash, so models compare choices with strings. The modules take plai
 import argparse
 import dataclasses
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -29,25 +30,38 @@ from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
 from amos_fairseq.setting_checks import setting
 from amos_fairseq.text.special_tokens import special_ids
 
-# base: AMOS section 4 (BERT-base). small and large: thesis Table 5.1. tiny and mini: ours, the smallest that visibly
-# learns on two cores, and one for hours on a laptop.
-SIZE_SETTINGS = ("encoder_layers", "encoder_embed_dim", "encoder_ffn_embed_dim", "encoder_attention_heads")
-SIZES = {
-    size: dict(zip(SIZE_SETTINGS, (layers, width, 4 * width, heads), strict=True))
-    for size, layers, width, heads in (
-        ("tiny", 2, 64, 2),
-        ("mini", 6, 128, 4),
-        ("small", 12, 256, 4),
-        ("base", 12, 768, 12),
-        ("large", 24, 1024, 16),
-    )
-}
-# What the mini models of all objectives have besides their sizes; a source for each value is in their YAMLs.
-MINI = {"linear_init_std": 0.07, "relative_position_scheme": "t5"}
 BERT, MODERN = "bert", "modernbert"
 # The second part of the names of ModernBERT's architectures: MODEL_modern_SIZE.
 MODERN_ARCH = "modern"
-# What all of them have, besides their sizes: section 2.1 of the ModernBERT paper and the released configuration.
+
+
+def sizes(layers: int, width: int, ffn_width: int, heads: int) -> dict[str, int]:
+    return {
+        "encoder_layers": layers,
+        "encoder_embed_dim": width,
+        "encoder_ffn_embed_dim": ffn_width,
+        "encoder_attention_heads": heads,
+    }
+
+
+# base: AMOS section 4 (BERT-base). small and large: thesis Table 5.1. tiny and mini: ours, the smallest that visibly
+# learns on two cores, and one for hours on a laptop.
+SIZES = {
+    "tiny": sizes(2, 64, 256, 2),
+    "mini": sizes(6, 128, 512, 4),
+    "small": sizes(12, 256, 1024, 4),
+    "base": sizes(12, 768, 3072, 12),
+    "large": sizes(24, 1024, 4096, 16),
+}
+# base and large: the released models of Warner et al. (2024). small: that of Weller et al. (2025) with 32 million parameters,
+# the nearest to the cost of the other small models. mini: ours, with width, depth and number of weights of the other minis.
+MODERN_SIZES = {
+    "mini": sizes(6, 128, 344, 4),
+    "small": sizes(10, 384, 576, 6),
+    "base": sizes(22, 768, 1152, 12),
+    "large": sizes(28, 1024, 2624, 16),
+}
+# What all of these have, besides their sizes: section 2.1 of the ModernBERT paper and the released configuration.
 MODERN_SETTINGS = {
     "encoder": MODERN,
     "max_positions": 8192,
@@ -56,18 +70,8 @@ MODERN_SETTINGS = {
     "activation_dropout": 0.0,
     "relative_position_scheme": "none",
 }
-# base and large: the released models of Warner et al. (2024). small: that of Weller et al. (2025) with 32 million parameters,
-# the nearest to the cost of the other small models. mini: ours, with width, depth and number of weights of the other minis.
-MODERN_SIZES = {
-    size: dict(zip(SIZE_SETTINGS, numbers, strict=True)) | MODERN_SETTINGS
-    for size, numbers in (
-        ("mini", (6, 128, 344, 4)),
-        ("small", (10, 384, 576, 6)),
-        ("base", (22, 768, 1152, 12)),
-        ("large", (28, 1024, 2624, 16)),
-    )
-}
-# What the mini models of all objectives have besides, as MINI.
+# What the mini models of all objectives have besides their sizes; a source for each value is in their YAMLs.
+MINI = {"linear_init_std": 0.07, "relative_position_scheme": "t5"}
 MODERN_MINI = {"linear_init_std": 0.05, "max_positions": 128}
 # Matrix products are faster on whole tiles.
 VOCABULARY_MULTIPLE = 64
@@ -369,13 +373,17 @@ def register_sizes(model: str, **also: dict) -> None:
 
     ``also`` adds the model's own defaults for a name without that of the model, such as ``small`` or ``modern_small``.
     """
-    modern = {f"{MODERN_ARCH}_{size}": sizes for size, sizes in MODERN_SIZES.items()}
-    for size, sizes in (SIZES | modern).items():
-        defaults = {**sizes, **also.get(size, {})}
+    modern = {f"{MODERN_ARCH}_{size}": numbers | MODERN_SETTINGS for size, numbers in MODERN_SIZES.items()}
+    for size, settings in (SIZES | modern).items():
+        register_model_architecture(model, f"{model}_{size}")(defaults_of({**settings, **also.get(size, {})}))
 
-        def set_defaults(args: argparse.Namespace, defaults: dict = defaults) -> None:
-            for name, value in defaults.items():
-                if not hasattr(args, name):
-                    setattr(args, name, value)
 
-        register_model_architecture(model, f"{model}_{size}")(set_defaults)
+def defaults_of(settings: dict) -> Callable[[argparse.Namespace], None]:
+    """Return fairseq's function of an architecture: it sets the settings that no flag has set."""
+
+    def set_defaults(args: argparse.Namespace) -> None:
+        for name, value in settings.items():
+            if not hasattr(args, name):
+                setattr(args, name, value)
+
+    return set_defaults
