@@ -73,7 +73,7 @@ def apply_patches(patches: Iterable[Patch]) -> None:
 def patch_starting_scripts() -> None:
     """Replace what a script calls before it creates its trainer, in the scripts that are running.
 
-    A script imports the plugin while it runs; in a process that a warm one has forked, it is imported before the script.
+    A script imports the plugin while it runs; in a process that a fork server has started, it is imported before the script.
     """
     for module in (*running_scripts(), *running_hydra_scripts()):
         done = vars(module).setdefault("start_patched_by_amos_fairseq", [])

@@ -17,7 +17,6 @@ from amos_fairseq.downstream.tagging.word_files import Sentence, read_columns, r
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text, whole_folder
 from amos_fairseq.output.terminal import say
-from amos_fairseq.strangers import read_json
 from amos_fairseq.text.prepared_data import check_inputs, describe_source, is_finished, prepared_data
 from amos_fairseq.text.text_files import InputFile, kind_and_compression
 
@@ -279,11 +278,6 @@ def _counts(splits: Splits) -> dict[str, Any]:
 def _described(counts: dict[str, Any]) -> str:
     sizes = (f"{split} {own['targets']:,} in {own['texts']:,} texts" for split, own in counts["splits"].items())
     return f"{counts['labels']} labels; targets: {', '.join(sizes)}"
-
-
-def read_probing_manifest(out: Path) -> dict[str, Any]:
-    """Return ``probing.json`` of ``out``; raise :class:`UserError` unless it is a JSON object."""
-    return read_json(out / MANIFEST, f"OUT {out} is not what amos prepare wrote; give another directory")
 
 
 def corpora_of(given: argparse.Namespace) -> list[Corpus]:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from amos_fairseq.modules.heads import LayerMixture
 
-CLASSIFIERS = ("linear", "mlp")
 PROJECTION = 256  # width of projected pieces and of the hidden layer of the MLP (Tenney et al., 2019b)
 
 

@@ -224,7 +224,7 @@ def device_of_ranks(on_gpu: bool) -> Device:
     lacks = not supports_bf16(on_gpu)
     num_ranks = distributed_utils.get_global_world_size()
     of_rank = torch.zeros(num_ranks, dtype=torch.int64)
-    if num_ranks == 1:  # no tensor is read, which a step on paper does not allow
+    if num_ranks == 1:  # no tensor is read, which a step on fake tensors does not allow
         lacking = [0] if lacks else []
     else:
         of_rank[distributed_utils.get_global_rank()] = lacks

@@ -409,7 +409,7 @@ def compile_guard(library: str) -> None:
         subprocess.run(command, check=True, capture_output=True, text=True)
     except FileNotFoundError:
         raise UserError(
-            f"no C++ compiler ({compiler[0]}): without a GPU a step on paper needs one; install g++ or set CXX"
+            f"no C++ compiler ({compiler[0]}): without a GPU a traced step needs one; install g++ or set CXX"
         ) from None
     except subprocess.CalledProcessError as error:
         reason = next((line for line in error.stderr.splitlines() if "error" in line), error.stderr.strip()[-200:])
