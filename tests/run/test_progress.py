@@ -76,7 +76,7 @@ def train_epoch(clock: list[float], updates: int, seconds: float, first: Sequenc
     cfg = OmegaConf.create({"optimization": {"max_update": max_update, "max_epoch": 0}})
     trainer = SimpleNamespace(get_num_updates=lambda: done[0], cfg=cfg)
 
-    def train(*_: Any) -> tuple[list[None], bool]:
+    def train(*arguments: Any) -> tuple[list[None], bool]:
         formats = {"log_format": "simple", "log_interval": 1000, "default_log_format": "tqdm"}
         for _ in progress_bar.progress_bar(range(updates), epoch=1, aim_param_checkpoint_dir="runs/a", **formats):
             clock[0] += first[done[0]] if done[0] < len(first) else seconds
