@@ -33,8 +33,9 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    names = arguments.recipes or sorted(packaged_recipes(), key=by_size)
-    names += packaged_recipes("variants/*.yaml") if arguments.variants else []
+    names = list(arguments.recipes) or sorted(packaged_recipes(), key=by_size)
+    if arguments.variants:
+        names += packaged_recipes("variants/*.yaml")
     located = [(name, *find_recipe(name)) for name in names]  # a wrong name is reported before anything is counted
     rows = costs_of_recipes(located, arguments.vocabulary_size)
     if arguments.json:

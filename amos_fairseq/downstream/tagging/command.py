@@ -110,7 +110,10 @@ def open_tagging(session: Session, data: Sequence[Path]) -> "Tagging":
         session.checkpoint.check_tokenizer(directory / "tokenizer")
         column = ColumnData.read(directory, max_positions, any(trial.views for trial in trials))
         if word_head_name(column.name) in map(word_head_name, columns):
-            raise UserError(f"--data: {directory} is another folder of the column {column.name}: give one")
+            raise UserError(
+                f"--data: {directory} is another folder of the column {column.name}, or of one whose name differs in signs "
+                "alone: give one of them"
+            )
         columns[column.name] = column
     notes = tuple(
         f"{name}: {note}"
