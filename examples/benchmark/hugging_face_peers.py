@@ -40,7 +40,6 @@ from amos_fairseq.models.configuration import (
     MODERN,
     MODERN_ARCH,
     MODERN_SIZES,
-    SIZE_SETTINGS,
     SIZES,
     PaddedVocabulary,
     generator_config,
@@ -330,7 +329,7 @@ def electra_of_equal_size(cfg: DictConfig) -> DictConfig:
     modern = {f"{MODERN_ARCH}_{size}": values for size, values in MODERN_SIZES.items()}
     sizes = modern if cfg.model.encoder == MODERN else SIZES
     for size, values in sizes.items():
-        if all(cfg.model[name] == values[name] for name in SIZE_SETTINGS):
+        if all(cfg.model[name] == value for name, value in values.items()):
             electra = compose_recipe(f"electra_{size}")
             break
     else:
