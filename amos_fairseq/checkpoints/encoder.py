@@ -142,10 +142,10 @@ class Encoder(nn.Module):
     def _pieces(self, text: Text) -> list[list[int]]:
         """Return the tokens of a text, or of both texts of a pair, without the outer ``<s>`` and ``</s>``."""
         if isinstance(text, str):
-            return [self.loaded.tokens(text)[1:-1].tolist()]
+            return [self.loaded.token_ids(text)[1:-1]]
         if not (isinstance(text, (tuple, list)) and len(text) == 2 and all(isinstance(each, str) for each in text)):
             raise UserError(f"expected a string or a pair of strings, got {text!r:.60}")
-        return [self.loaded.tokens(re.sub(r"[\r\n]+", " ", each))[1:-1].tolist() for each in text]
+        return [self.loaded.token_ids(re.sub(r"[\r\n]+", " ", each))[1:-1] for each in text]
 
     def _encode(self, inputs: list[tuple[Tensor, Tensor]], all_layers: bool) -> list[tuple[Tensor, ...]]:
         """Run one batch: returns [L,D] for each input, first the states to return, then those of all layers if asked for."""

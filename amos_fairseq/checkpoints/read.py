@@ -71,14 +71,18 @@ class LoadedCheckpoint:
         return 1 if self.separator is None else 2
 
     def tokens(self, text: str) -> Tensor:
-        """Return ``<s>``, then the pieces of each line followed by ``</s>``, as in the corpus: [L] int64."""
+        """Return :meth:`token_ids` as a tensor: [L] int64."""
+        return torch.tensor(self.token_ids(text))
+
+    def token_ids(self, text: str) -> list[int]:
+        """Return ``<s>``, then the pieces of each line followed by ``</s>``, as in the corpus."""
         lines = [self.tokenizer.encode(line) for line in re.split(r"[\r\n]+", text)]
         ids = [self.dictionary.bos()]
         for pieces in filter(None, lines):
             ids += [self.dictionary.index(piece) for piece in pieces] + [self.dictionary.eos()]
         if len(ids) == 1:
             raise UserError("the text is empty: give at least one word")
-        return torch.tensor(ids)
+        return ids
 
 
 def load_checkpoint(checkpoint: CheckpointPath, tokenizer: CheckpointPath | None = None) -> LoadedCheckpoint:

@@ -62,6 +62,16 @@ RANGES = (  # names, the smallest and the largest value, and both in words
 )
 
 
+def check_value(name: str, value: Any, shown: str) -> None:
+    """Raise :class:`UserError` if a hyperparameter is out of range; ``shown``: what the message calls it."""
+    if name in CHOICES and value not in CHOICES[name]:
+        raise UserError(f"{shown} {value} must be {' or '.join(map(str, CHOICES[name]))}")
+    for names, low, high, expected in RANGES:
+        for each in (value if isinstance(value, tuple) else (value,)) if name in names else ():
+            if not low <= each <= high:
+                raise UserError(f"{shown} {each} must be {expected}")
+
+
 @dataclass(frozen=True)
 class Hyperparameters:
     """The hyperparameters of one fine-tuning run.
@@ -115,16 +125,8 @@ class Hyperparameters:
     unlabeled_start: float = 0.1
 
     def __post_init__(self) -> None:
-        for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                expected = " or ".join(map(str, choices))
-                raise UserError(f"{name} {getattr(self, name)} must be {expected}")
-        for names, low, high, expected in RANGES:
-            for name in names:
-                field = getattr(self, name)
-                for value in field if isinstance(field, tuple) else (field,):
-                    if not low <= value <= high:
-                        raise UserError(f"{name} {value} must be {expected}")
+        for name in FIELDS:
+            check_value(name, getattr(self, name), name)
 
     @property
     def separator(self) -> int | None:

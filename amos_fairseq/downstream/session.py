@@ -14,7 +14,14 @@ from omegaconf import OmegaConf
 from amos_fairseq.checkpoint_files import check_content, checkpoint_file, read_header, task_state_of
 from amos_fairseq.checkpoints.read import read_tokenizer
 from amos_fairseq.checkpoints.write import as_flags
-from amos_fairseq.downstream.recipes import Hyperparameters, Recipe, load_recipe, recipe_names, size_for_width
+from amos_fairseq.downstream.recipes import (
+    Hyperparameters,
+    Recipe,
+    check_value,
+    load_recipe,
+    recipe_names,
+    size_for_width,
+)
 from amos_fairseq.downstream.results import content_sha256, read_optional_json
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import check_claim, claim
@@ -192,6 +199,8 @@ def open_session(
     precision = choose_precision(precision, devices, saved_precision(Path(out), name))
     pretrained = read_pretrained_checkpoint(checkpoint, from_scratch)
     given = {name: value for name, value in (overrides or {}).items() if value is not None}
+    for option, value in given.items():  # here, where the message names the flag and not the recipe
+        check_value(option, value, f"--{option.replace('_', '-')}")
     if recipe in recipe_names():  # those of a recipe of one's own may be meant for this encoder
         given = OF_ENCODER.get(str(pretrained.model["encoder"]), {}) | given
     chosen = load_recipe(recipe, size or pretrained.size, given)

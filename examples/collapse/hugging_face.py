@@ -117,7 +117,7 @@ def train(cfg: DictConfig, out: Path) -> None:
 
 def with_weights_of(model: ElectraModel, cfg: DictConfig, pad: int) -> HuggingFaceObjective:
     """Return Hugging Face's networks with the weights of ``model``; their one token type is 0 and stays so."""
-    objective = build_objective(cfg, model.vocabulary.padded_size, pad, naive=False)
+    objective = build_objective(cfg, model.vocabulary.padded_size, pad)
     state = model.state_dict()
     for network, prefix, head, kind in (
         (objective.masked_lm, "generator.", "mlm_head.", Head.MASKED_LM),

@@ -264,7 +264,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(place, tmp_path, capsys):
         ([*train, "--label", "colour", "--kind", "number"], "is not a finite number"),
         ([*train, "--layers", 3], "--layers 3 is no layer of this encoder"),
         ([*train, "--layers", 1, "--new-top-layers", 2], "--new-top-layers 2 must be from 0 to 1"),
-        ([*train, "--min-updates", -1], "--min-updates -1 must be 0 or above"),
+        ([*train, "--min-updates", -1], "--min-updates -1 must be from 0"),
         ([*train, "--from-scratch", "--baseline"], "leave one of them out"),
         (predict, "with --predict it is a file"),
         ([*predict, "--train", "x"], "--train has no effect with --predict"),

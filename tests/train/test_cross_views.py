@@ -165,7 +165,7 @@ def test_what_does_not_fit_is_refused_in_one_line(place, tmp_path, capsys):
         (["--data", data["pos"], "--view-layers", "all"], "--view-layers has no effect without --views"),
         (["--data", data["pos"], "--labeled", "3"], "--labeled chooses from raw files"),
         (["--data", data["pos"], "--data", data["pos"]], "is another folder of the column pos"),
-        (["--data", data["pos"], "--label-smoothing", "1"], "label_smoothing 1.0 must be"),
+        (["--data", data["pos"], "--label-smoothing", "1"], "--label-smoothing 1.0 must be"),
     ):
         assert message in error_line(capsys, main, "tag", *start, *flags, reports_progress=True), flags
     assert not (tmp_path / "out").exists()
