@@ -147,7 +147,8 @@ class LabeledSequences(EpochOrder, FairseqDataset):
         return batch
 
     def add_labels(self, batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
-        raise NotImplementedError
+        """Add the labels of the samples to the batch, in place; each data set has its own."""
+        raise NotImplementedError(f"{type(self).__name__}.add_labels")
 
     def num_tokens(self, index: int) -> int:
         return int(self.sizes[index])

@@ -132,7 +132,7 @@ def _unfinished_corpus(out: Path, inputs: list[Path], settings: CorpusSettings) 
             yield root
             shutil.rmtree(root)
         except UserError as error:
-            # Of a killed process, the same command with fewer of them may succeed; other mistakes are mended by other flags.
+            # After a killed process the same command may succeed with fewer workers; other errors need other arguments.
             if not (isinstance(error, KilledWorkerError) and (root / TOKENIZER_DIRECTORY).is_dir()):
                 shutil.rmtree(root)
             raise
