@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, List  # noqa: UP035 (fairseq reads the types of config classes, in typing's spelling)
 
@@ -17,16 +17,14 @@ from amos_fairseq.data.block_iterator import similar_lengths
 from amos_fairseq.data.seeding import EpochOrder, Purpose, keyed_generator
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.fine_tuning import FineTunedModel
+from amos_fairseq.setting_checks import setting
 from amos_fairseq.tasks.corpus_task import CorpusTask, arch_name
 
 
 @dataclass
 class LabeledTaskConfig(FairseqDataclass):
-    similar_lengths: bool = field(
-        default=False,
-        metadata={
-            "help": "train on batches of sequences of similar length, which need little padding (default: random)"
-        },
+    similar_lengths: bool = setting(
+        False, "train on batches of sequences of similar length, which need little padding (default: random)"
     )
     seed: int = II("common.seed")
     save_dir: str = II("checkpoint.save_dir")

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
@@ -36,6 +36,7 @@ from amos_fairseq.downstream.labeled_task import LabeledCriterion, LabeledTask, 
 from amos_fairseq.errors import UserError
 from amos_fairseq.fingerprint import TOKENIZER_DIRECTORY
 from amos_fairseq.models.fine_tuning import TEXT_HEAD, TextModel
+from amos_fairseq.setting_checks import setting
 from amos_fairseq.strangers import finite_number
 
 logger = logging.getLogger(__name__)
@@ -44,34 +45,23 @@ ANNEALED = "annealed"
 
 @dataclass
 class TextClassificationConfig(LabeledTaskConfig):
-    data: str = field(
-        default=MISSING, metadata={"help": "directory with task.json, of amos classify or amos prepare glue"}
+    data: str = setting(MISSING, "directory with task.json, of amos classify or amos prepare glue")
+    tokens_per_text: int = setting(
+        512, "tokens of a row with special tokens; longer ones are cut, of a pair the longer text first", "1 or more"
     )
-    tokens_per_text: int = field(
-        default=512,
-        metadata={
-            "range": "1 or more",
-            "help": "tokens of a row with special tokens; longer ones are cut, of a pair the longer text first",
-        },
+    separator_token: Optional[int] = setting(  # noqa: UP045
+        None, "2 for a second </s> between the texts of a pair (default: one </s>)"
     )
-    separator_token: Optional[int] = field(  # noqa: UP045
-        default=None,
-        metadata={"help": "2 for a second </s> between the texts of a pair (default: one </s>)"},
+    max_rows: Optional[int] = setting(  # noqa: UP045
+        None, "train on as many rows of a task, chosen at random (default: all)", "1 or more"
     )
-    max_rows: Optional[int] = field(  # noqa: UP045
-        default=None,
-        metadata={"range": "1 or more", "help": "train on as many rows of a task, chosen at random (default: all)"},
+    teacher: Optional[str] = setting(  # noqa: UP045
+        None, "predictions of a teacher that train too: .npy, float32, [rows, outputs] in one dimension"
     )
-    teacher: Optional[str] = field(  # noqa: UP045
-        default=None,
-        metadata={"help": "predictions of a teacher that train too: .npy, float32, [rows, outputs] in one dimension"},
-    )
-    gold_weight: str = field(
-        default=ANNEALED,
-        metadata={
-            "help": "weight of the labels beside those of the teacher: a number from 0 to 1, or annealed: it rises from 0 to 1 "
-            "until --max-update (thesis 3.2.2)"
-        },
+    gold_weight: str = setting(
+        ANNEALED,
+        "weight of the labels beside those of the teacher: a number from 0 to 1, or annealed: it rises from 0 to 1 "
+        "until --max-update (thesis 3.2.2)",
     )
     max_update: int = II("optimization.max_update")
 

@@ -1,7 +1,7 @@
 """Several tasks of texts with one encoder and a head each (thesis, chapter 3): model, fairseq's task and criterion."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from amos_fairseq.downstream.multi_task.dataset import MixedTasks
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.fine_tuning import TextModel
 from amos_fairseq.modules.heads import pool
+from amos_fairseq.setting_checks import setting
 
 LOSS, ROWS = "loss_", "_rows_"  # and the name of a task
 
@@ -56,12 +57,10 @@ class MultiTaskModel(TextModel):
 
 @dataclass
 class MultiTaskConfig(TextClassificationConfig):
-    data: str = field(
-        default=MISSING,
-        metadata={
-            "help": "directories with task.json, of amos prepare glue or amos classify, separated by ':'; each task gets a "
-            "head of its name"
-        },
+    data: str = setting(
+        MISSING,
+        "directories with task.json, of amos prepare glue or amos classify, separated by ':'; each task gets a "
+        "head of its name",
     )
 
 

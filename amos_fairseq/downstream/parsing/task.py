@@ -7,7 +7,7 @@ SPLIT.conllu                                    the sentences as they were given
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from amos_fairseq.downstream.tagging.model import WordOutput
 from amos_fairseq.downstream.tagging.task import Column, SequenceTaggingConfig, SequenceTaggingTask
 from amos_fairseq.downstream.views import PARSING_VIEWS
 from amos_fairseq.downstream.views.training import add_cross_views, log_cross_views
+from amos_fairseq.setting_checks import setting
 
 
 class ParsedSentences(TaggedSentences):
@@ -70,7 +71,7 @@ class ParsedSentences(TaggedSentences):
 
 @dataclass
 class DependencyParsingConfig(SequenceTaggingConfig):
-    data: str = field(default=MISSING, metadata={"help": "OUT/data/parsing of amos parse"})
+    data: str = setting(MISSING, "OUT/data/parsing of amos parse")
 
 
 @register_task("dependency_parsing", dataclass=DependencyParsingConfig)

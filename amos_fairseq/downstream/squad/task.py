@@ -1,7 +1,7 @@
 """Fine-tuning on SQuAD, where the answer is a span of the context or, in version 2.0, absent: fairseq's task and criterion."""
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
@@ -19,36 +19,24 @@ from amos_fairseq.downstream.labeled_task import LabeledCriterion, LabeledTask, 
 from amos_fairseq.downstream.squad.dataset import SquadSplit, SquadWindowDataset, WindowLimits, read_squad_manifest
 from amos_fairseq.downstream.squad.model import SPAN_HEADS, SpanModel, SpanOutput
 from amos_fairseq.errors import UserError
+from amos_fairseq.setting_checks import setting
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
 class SquadConfig(LabeledTaskConfig):
-    data: str = field(default=MISSING, metadata={"help": "directory that amos prepare squad wrote"})
-    span_head: ChoiceEnum(list(SPAN_HEADS)) = field(
-        default="independent",
-        metadata={"help": "start and end independently (AMOS), or XLNet's joint head (ELECTRA, thesis 5.2.4)"},
+    data: str = setting(MISSING, "directory that amos prepare squad wrote")
+    span_head: ChoiceEnum(list(SPAN_HEADS)) = setting(
+        "independent", "start and end independently (AMOS), or XLNet's joint head (ELECTRA, thesis 5.2.4)"
     )
-    tokens_per_window: int = field(
-        default=512,
-        metadata={
-            "range": "1 or more",
-            "help": "tokens of question, context and special tokens (AMOS Appendix B: 512)",
-        },
+    tokens_per_window: int = setting(
+        512, "tokens of question, context and special tokens (AMOS Appendix B: 512)", "1 or more"
     )
-    doc_stride: int = field(
-        default=128,
-        metadata={"range": "1 or more", "help": "distance in tokens between the windows of a longer context (BERT's)"},
-    )
-    max_question_length: int = field(
-        default=64, metadata={"range": "1 or more", "help": "tokens of a question; the rest is cut off (BERT's)"}
-    )
-    separator_token: Optional[int] = field(  # noqa: UP045
-        default=None,
-        metadata={
-            "help": "id of </s> for a second </s> before the context, as in the released AMOS script (default: none)"
-        },
+    doc_stride: int = setting(128, "distance in tokens between the windows of a longer context (BERT's)", "1 or more")
+    max_question_length: int = setting(64, "tokens of a question; the rest is cut off (BERT's)", "1 or more")
+    separator_token: Optional[int] = setting(  # noqa: UP045
+        None, "id of </s> for a second </s> before the context, as in the released AMOS script (default: none)"
     )
 
 
@@ -100,12 +88,8 @@ def window_limits(cfg: SquadConfig) -> WindowLimits:
 
 @dataclass
 class SquadCriterionConfig(FairseqDataclass):
-    answerable_loss_weight: float = field(
-        default=0.5,
-        metadata={
-            "range": "0 or more",
-            "help": "weight of the answerability classifier, where the head has one (XLNet: 0.5)",
-        },
+    answerable_loss_weight: float = setting(
+        0.5, "weight of the answerability classifier, where the head has one (XLNet: 0.5)", "0 or more"
     )
 
 

@@ -4,7 +4,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from amos_fairseq.downstream.tagging.word_files import UNLABELED
 from amos_fairseq.downstream.views import TAGGING_VIEWS, VIEW_LAYERS, WORD_DROPOUT, parse_views
 from amos_fairseq.downstream.views.training import WithUnlabeled, add_cross_views, log_cross_views
 from amos_fairseq.errors import UserError
+from amos_fairseq.setting_checks import setting
 from amos_fairseq.text.special_tokens import MASK_SYMBOL
 
 logger = logging.getLogger(__name__)
@@ -46,37 +47,26 @@ SCORED = "_count_"  # and what is counted, and "/" and the column of several
 
 @dataclass
 class SequenceTaggingConfig(LabeledTaskConfig):
-    data: str = field(
-        default=MISSING,
-        metadata={
-            "help": "directory that amos prepare tagging wrote; several, separated by ':', are tasks with a head each"
-        },
+    data: str = setting(
+        MISSING, "directory that amos prepare tagging wrote; several, separated by ':', are tasks with a head each"
     )
-    tokens_per_sentence: int = field(
-        default=512,
-        metadata={
-            "range": "1 or more",
-            "help": "tokens of a sentence with <s> and </s>; longer ones are cut at a word boundary",
-        },
+    tokens_per_sentence: int = setting(
+        512, "tokens of a sentence with <s> and </s>; longer ones are cut at a word boundary", "1 or more"
     )
-    views: str = field(
-        default="",
-        metadata={
-            "help": "cross-view training on the unlabeled sentences of the data: views separated by ',', of full, forward, "
-            "backward, future, past and word_dropout (dependency_parsing: full, forward-forward, forward-backward, "
-            "backward-forward, backward-backward and word_dropout)"
-        },
+    views: str = setting(
+        "",
+        "cross-view training on the unlabeled sentences of the data: views separated by ',', of full, forward, "
+        "backward, future, past and word_dropout (dependency_parsing: full, forward-forward, forward-backward, "
+        "backward-forward, backward-backward and word_dropout)",
     )
-    view_layers: ChoiceEnum(list(VIEW_LAYERS)) = field(
-        default="half", metadata={"help": "layers that compute the one-sided states: the lower half, or all"}
+    view_layers: ChoiceEnum(list(VIEW_LAYERS)) = setting(
+        "half", "layers that compute the one-sided states: the lower half, or all"
     )
-    unlabeled_start: float = field(
-        default=0.1,
-        metadata={
-            "range": "0 or more and below 1",
-            "help": "fraction of --max-update, or else of --total-num-update, before unlabeled sentences train the model "
-            "itself; until then they train only the modules of the views",
-        },
+    unlabeled_start: float = setting(
+        0.1,
+        "fraction of --max-update, or else of --total-num-update, before unlabeled sentences train the model "
+        "itself; until then they train only the modules of the views",
+        "0 or more and below 1",
     )
     max_update: int = II("optimization.max_update")
     total_num_update: float = "${oc.select:lr_scheduler.total_num_update,0}"
@@ -227,12 +217,10 @@ class SequenceTaggingTask(LabeledTask):
 
 @dataclass
 class SequenceTaggingCriterionConfig(FairseqDataclass):
-    label_smoothing: float = field(
-        default=0.0,
-        metadata={
-            "range": "0 or more and below 1",
-            "help": "in training, this share of a word's label is spread over all labels (thesis, section 4.3.1: 0.1)",
-        },
+    label_smoothing: float = setting(
+        0.0,
+        "in training, this share of a word's label is spread over all labels (thesis, section 4.3.1: 0.1)",
+        "0 or more and below 1",
     )
 
 
