@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,29 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.downstream.benchmark import (
-    Benchmark,
-    BenchmarkTask,
-    Failure,
-    TaskRun,
-    plan_runs,
-    selection_flags,
-    usable_folder,
-)
-from amos_fairseq.downstream.classification.glue.data import GlueData, read_task_data
-from amos_fairseq.downstream.classification.glue.tasks import TASK_FILE
-from amos_fairseq.downstream.classification.labeling import NAME, label_table, predict_logits, spell_predictions
+from amos_fairseq.downstream.benchmark import BenchmarkTask, Failure, TaskRun, plan_runs, usable_folder
+from amos_fairseq.downstream.classification.benchmark import TextBenchmark, read_text_data
+from amos_fairseq.downstream.classification.labeling import NAME, label_table
 from amos_fairseq.downstream.classification.prepare import SOURCE_OPTIONS, open_source, prepare_inside
-from amos_fairseq.downstream.classification.scores import MAIN_SCORES, SCORES, predictions_of, text_scores
+from amos_fairseq.downstream.classification.scores import MAIN_SCORES, SCORES, text_scores
 from amos_fairseq.downstream.results import RunResult, Spread, TaskSummary, best_checkpoint, content_sha256
 from amos_fairseq.downstream.runner import run_and_print, stoppable
 from amos_fairseq.downstream.session import Session, find_devices, preparing, session_from
-from amos_fairseq.files import write_text
 from amos_fairseq.output.tables import MISSING, Table, format_score
 
 RANDOM = "classification-random"  # its runs start from random weights
-PREDICTIONS = "predictions.dev.tsv"
 HEADINGS = {
     "accuracy": "accuracy",
     "micro_f1": "micro-F1",
@@ -61,7 +48,7 @@ def main(arguments: argparse.Namespace) -> None:
 def open_classification(session: Session, data: Path, with_random: bool = False) -> "Classification":
     """Read the data that ``amos classify`` has prepared; ``with_random``: run every seed from random weights, too."""
     data = usable_folder(data)
-    prepared = read_task_data(data, NAME, "give the files with --train, and the same command prepares them again")
+    prepared = read_text_data(data, NAME, "give the files with --train, and the same command prepares them again")
     session.checkpoint.check_tokenizer(data / "tokenizer")
     trials = session.recipe.trials_of(NAME)
     if not (data / "input1").is_dir():  # there is nothing to separate
@@ -72,7 +59,7 @@ def open_classification(session: Session, data: Path, with_random: bool = False)
     task = BenchmarkTask(NAME, prepared.num_train, MAIN_SCORES[kind], sha256, trials, notes)
     tasks = {NAME: task} | ({RANDOM: dataclasses.replace(task, name=RANDOM)} if with_random else {})
     majority = text_scores(kind, *majority_predictions(kind, prepared.labels("train"), prepared.labels("valid")))
-    return Classification(session, data, tasks, prepared, majority)
+    return Classification(session, data, dict.fromkeys(tasks, prepared), tasks, majority)
 
 
 def majority_predictions(kind: str, train: np.ndarray, dev: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -85,45 +72,27 @@ def majority_predictions(kind: str, train: np.ndarray, dev: np.ndarray) -> tuple
 
 
 @dataclass
-class Classification(Benchmark):
+class Classification(TextBenchmark):
     """Any table of texts, and a row of the table for what always predicts the same, with the scores ``majority``."""
 
-    session: Session
-    data: Path
-    tasks: dict[str, BenchmarkTask]
-    prepared: GlueData
     majority: dict[str, float]
 
     name = NAME
     columns = HEADINGS
+    id_column = "line"
+    dev_name = "dev"
 
     @property
     def kind(self) -> str:
-        return self.prepared.record["kind"]
+        return self.prepared[NAME].kind
+
+    @property
+    def label_column(self) -> str:
+        return self.prepared[NAME].record["label_column"]
 
     @property
     def title(self) -> str:
-        return f"{self.prepared.record['label_column']}, dev"
-
-    def train_flags(self, run: TaskRun) -> list[str]:
-        flags = [str(self.data), "--task", "text_classification", "--criterion", "text_classification"]
-        return [*flags, "--tokens-per-text", str(self.session.checkpoint.max_positions), *selection_flags(run.task)]
-
-    def fill_directory(self, run: TaskRun) -> None:
-        super().fill_directory(run)
-        shutil.copyfile(self.data / TASK_FILE, run.directory / TASK_FILE)
-
-    def evaluate(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
-        """Return the scores of the dev rows, and write ``predictions.dev.tsv``: the row in the file, prediction, label."""
-        loaded, dev, labels = load_checkpoint(checkpoint), self.prepared, self.prepared.labels("valid")
-        inputs = dev.inputs("valid", self.session.checkpoint.max_positions, loaded.separator)
-        logits = predict_logits(loaded, [inputs[index] for index in range(len(inputs))], device, stop)
-        predictions = predictions_of(self.kind, logits)
-        cells = (spell_predictions(self.kind, dev.label_names, values) for values in (predictions, labels))
-        rows = zip(dev.ids("valid"), *cells, strict=True)
-        lines = ["line\tprediction\tlabel\n", *("\t".join(row) + "\n" for row in rows)]
-        write_text(checkpoint.parent / PREDICTIONS, "".join(lines))
-        return text_scores(self.kind, predictions, labels)
+        return f"{self.label_column}, dev"
 
     def setup(self) -> dict[str, Any]:
         return self.session.setup({NAME: self.tasks[NAME].trials})
@@ -139,7 +108,7 @@ class Classification(Benchmark):
         return task in (NAME, RANDOM)
 
     def label(self, task: str) -> str:
-        return "random weights" if task == RANDOM else self.prepared.record["label_column"]
+        return "random weights" if task == RANDOM else self.label_column
 
     def table(self, summaries: Mapping[str, TaskSummary], notes: Sequence[str]) -> Table:
         shown, rows = SCORES[self.kind], []

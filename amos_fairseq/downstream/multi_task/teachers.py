@@ -13,7 +13,7 @@ import numpy as np
 from scipy.special import expit, softmax
 
 from amos_fairseq import strangers
-from amos_fairseq.downstream.classification.glue.data import GlueData
+from amos_fairseq.downstream.classification.benchmark import TextData
 from amos_fairseq.downstream.classification.task import ANNEALED, gold_weight_of
 from amos_fairseq.downstream.results import content_sha256, read_results, summarize
 from amos_fairseq.errors import UserError
@@ -26,7 +26,7 @@ MULTI = "multi"  # the name of the run of all tasks
 ROUNDING = 1e-3  # of one probability, with three decimals and more
 
 
-def columns_of(data: GlueData) -> list[str]:
+def columns_of(data: TextData) -> list[str]:
     """Return the columns beside the index: the labels, or one for a number."""
     names = data.label_names or [NUMBER]
     if INDEX in names:
@@ -34,7 +34,7 @@ def columns_of(data: GlueData) -> list[str]:
     return names
 
 
-def write_train_predictions(directory: Path, data: GlueData, logits: np.ndarray) -> None:
+def write_train_predictions(directory: Path, data: TextData, logits: np.ndarray) -> None:
     """Write ``TASK.tsv`` and ``TASK.json``; ``logits``: [N, outputs] in the order of the training rows."""
     kind = data.record["kind"]
     values = softmax(logits, axis=1) if kind == "classes" else expit(logits) if kind == "labels" else logits
@@ -48,7 +48,7 @@ def has_train_predictions(directory: Path, task: str) -> bool:
     return (directory / FOLDER / f"{task}.json").is_file()
 
 
-def read_predictions(file: Path, data: GlueData) -> tuple[np.ndarray, str]:
+def read_predictions(file: Path, data: TextData) -> tuple[np.ndarray, str]:
     """Return the predictions of another model for the training rows of ``data``, [rows, outputs] float32, and the sha256 of
     the file."""
     _check_rows(file, data)
@@ -90,7 +90,7 @@ def _checked_probabilities(file: Path, kind: str, values: np.ndarray) -> np.ndar
     return values / sums[:, None]
 
 
-def _check_rows(file: Path, data: GlueData) -> None:
+def _check_rows(file: Path, data: TextData) -> None:
     """Refuse predictions whose record beside them names other rows."""
     found = strangers.read_json(file.with_suffix(".json"), "delete it, or give other predictions", optional=True)
     if found is None:
@@ -118,7 +118,7 @@ class Teachers:
     # Each file is read once for the same rows.
     _read: dict[tuple[Path, str], tuple[np.ndarray, str]] = field(default_factory=dict)
 
-    def _predictions_for(self, data: GlueData, seed: int) -> list[tuple[np.ndarray, str]]:
+    def _predictions_for(self, data: TextData, seed: int) -> list[tuple[np.ndarray, str]]:
         """Return what :func:`read_predictions` returns of each file that a run learns from."""
         of_seeds = self.files.get(data.name)
         if of_seeds is None:
@@ -138,12 +138,12 @@ class Teachers:
                 self._read[file, rows] = read_predictions(file, data)
         return [self._read[file, rows] for file in files]
 
-    def predictions(self, data: GlueData, seed: int) -> np.ndarray:
+    def predictions(self, data: TextData, seed: int) -> np.ndarray:
         """Return the mean of the predictions that a run of this seed learns from: [N, outputs] float32."""
         arrays = [array for array, _ in self._predictions_for(data, seed)]
         return np.mean(arrays, axis=0, dtype=np.float64).astype(np.float32)
 
-    def identity(self, tasks: Sequence[GlueData], seed: int) -> dict[str, Any]:
+    def identity(self, tasks: Sequence[TextData], seed: int) -> dict[str, Any]:
         """Return what of the teachers determines the result of a run, as plain values."""
         read = {data.name: [sha256 for _, sha256 in self._predictions_for(data, seed)] for data in tasks}
         return {"gold_weight": self.gold_weight, "teachers_sha256": content_sha256(read)}

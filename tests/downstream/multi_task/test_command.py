@@ -10,9 +10,8 @@ import pytest
 from synthetic_glue import INFERENCE, session
 
 from amos_fairseq.checkpoints.read import load_checkpoint
+from amos_fairseq.downstream.classification.benchmark import read_glue_data
 from amos_fairseq.downstream.classification.glue.command import GlueOptions, open_glue
-from amos_fairseq.downstream.classification.glue.data import read_glue_data
-from amos_fairseq.downstream.classification.glue.predictions import predict
 from amos_fairseq.downstream.multi_task.teachers import read_predictions, read_teachers
 from amos_fairseq.downstream.recipes import load_recipe
 from amos_fairseq.downstream.results import read_results
@@ -150,7 +149,7 @@ def test_the_archive_of_one_model_has_all_test_sets(start, data, tmp_path, fake_
     filled = [notice for notice in outcome.notices if "constant" in notice]
     assert not any(notice.startswith(("CoLA", "MNLI", "AX")) for notice in filled)
     loaded = load_checkpoint(tmp_path / "runs" / "multi" / "seed1" / "checkpoint_last.pt")
-    expected = predict(read_glue_data(data, "AX"), loaded, "test", 80, "cpu", threading.Event())
+    expected = read_glue_data(data, "AX").predict(loaded, "test", 80, "cpu", threading.Event())
     with zipfile.ZipFile(tmp_path / "glue_submission.zip") as archive:
         lines = archive.read("AX.tsv").decode().splitlines()[1:]
     assert [line.split("\t")[1] for line in lines] == [INFERENCE[index] for index in expected]

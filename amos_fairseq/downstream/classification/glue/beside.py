@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import bootstrap, mannwhitneyu, rankdata
 
-from amos_fairseq.downstream.classification.glue.data import GlueData
-from amos_fairseq.downstream.classification.glue.predictions import spell
+from amos_fairseq.downstream.classification.benchmark import TextData
 from amos_fairseq.downstream.classification.glue.tasks import AVERAGED
 from amos_fairseq.downstream.results import RunResult, Summary, parse_result, read_summary
 from amos_fairseq.errors import UserError
@@ -44,10 +43,10 @@ class GlueResults:
         weights = "random weights" if self.summary.from_scratch else f"{self.summary.num_updates:,} updates"
         return f"{self.summary.folder_name}: {self.summary.setup.get('arch', 'checkpoint')} ({weights})"
 
-    def predictions(self, data: GlueData) -> np.ndarray:
+    def predictions(self, data: TextData) -> np.ndarray:
         """Return the predictions of each seed for the dev rows of a task, as they are spelled in the files: [seeds, N]. Those
         of other rows are refused."""
-        expected, predictions = list(zip(data.ids("valid"), spell(data, data.labels("valid")), strict=True)), []
+        expected, predictions = list(zip(data.ids("valid"), data.spell(data.labels("valid")), strict=True)), []
         for run in self.runs[data.name]:
             of_all_tasks = self.out / run.directory / f"predictions.{data.name}.valid.tsv"
             file = of_all_tasks if of_all_tasks.is_file() else self.out / run.directory / "predictions.valid.tsv"
@@ -94,14 +93,14 @@ def p_of_seeds(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return float(mannwhitneyu(ours, theirs).pvalue) if min(len(ours), len(theirs)) > 1 else math.nan
 
 
-def difference_table(ours: GlueResults, others: Sequence[GlueResults], prepared: Mapping[str, GlueData]) -> Table:
+def difference_table(ours: GlueResults, others: Sequence[GlueResults], prepared: Mapping[str, TextData]) -> Table:
     """Return a table with a row for each task that is also in another output, and for their average."""
     rows = []
     for other in others:
         name, drawn, scores = f"from {other.summary.folder_name}", {}, {}
         for task, data in prepared.items():
             if ours.runs.get(task) and other.runs.get(task):
-                labels = np.array(spell(data, data.labels("valid")))
+                labels = np.array(data.spell(data.labels("valid")))
                 drawn[task] = paired_bootstrap(data.main_score, ours.predictions(data), other.predictions(data), labels)
                 scores[task] = [[run.main for run in side.runs[task]] for side in (ours, other)]
         p_bootstrap = holm(list(map(two_sided_p, drawn.values())))

@@ -1,7 +1,6 @@
 """``amos glue``: GLUE's tasks, and the user's own, fine-tuned one by one or in one model, scored and shown as AMOS does."""
 
 import argparse
-import os
 import shutil
 import sys
 import threading
@@ -20,21 +19,12 @@ from amos_fairseq.downstream.benchmark import (
     Failure,
     TaskRun,
     plan_runs,
-    selection_flags,
     usable_folder,
 )
-from amos_fairseq.downstream.classification.command import NAME as CLASSIFICATION
-from amos_fairseq.downstream.classification.command import predict_logits
+from amos_fairseq.downstream.classification.benchmark import TextBenchmark, TextData, read_glue_data, read_text_data
 from amos_fairseq.downstream.classification.dataset import TASK_FOLDER
 from amos_fairseq.downstream.classification.glue.beside import GlueResults, difference_table, read_results_of_glue
-from amos_fairseq.downstream.classification.glue.data import GlueData, read_glue_data, read_task_data
-from amos_fairseq.downstream.classification.glue.predictions import (
-    has_test_set,
-    predict,
-    score_split,
-    write_prediction_table,
-    write_submission,
-)
+from amos_fairseq.downstream.classification.glue.leaderboard import has_test_set, write_submission
 from amos_fairseq.downstream.classification.glue.prepare import prepare_glue_inside
 from amos_fairseq.downstream.classification.glue.table import average, glue_table
 from amos_fairseq.downstream.classification.glue.tasks import (
@@ -47,6 +37,8 @@ from amos_fairseq.downstream.classification.glue.tasks import (
     has_any_file,
     parse_tasks,
 )
+from amos_fairseq.downstream.classification.labeling import NAME as CLASSIFICATION
+from amos_fairseq.downstream.classification.labeling import predict_logits
 from amos_fairseq.downstream.classification.prepare import prepare_inside, read_own_tasks
 from amos_fairseq.downstream.classification.scores import AVERAGE, average_score
 from amos_fairseq.downstream.multi_task.dataset import check_epoch, rows_per_epoch
@@ -113,9 +105,6 @@ class GlueOptions:
     multi_task: bool = False
 
 
-NO_OPTIONS = GlueOptions()
-
-
 def main(arguments: argparse.Namespace) -> None:
     data, intermediate = Path(arguments.data), arguments.intermediate
     is_raw = holds_official_files(data)
@@ -165,7 +154,7 @@ def tasks_to_run(names: str, data: Path, is_raw: bool) -> list[str]:
     return present
 
 
-def open_glue(session: Session, data: Path, tasks: Sequence[str], options: GlueOptions = NO_OPTIONS) -> "Glue":
+def open_glue(session: Session, data: Path, tasks: Sequence[str], options: GlueOptions = GlueOptions()) -> "Glue":
     """Read the prepared data and everything that the options name; what cannot be used is refused before any training.
 
     Args:
@@ -181,10 +170,10 @@ def open_glue(session: Session, data: Path, tasks: Sequence[str], options: GlueO
     prepared = {task: read_glue_data(data, task, options.max_rows) for task in tasks}
     session.checkpoint.check_tokenizer(data / "tokenizer")
     for name, directory in options.own.items():
-        prepared[name] = read_task_data(directory.resolve(), name, "repeat the command", options.max_rows)
+        prepared[name] = read_text_data(directory.resolve(), name, "repeat the command", options.max_rows)
         session.checkpoint.check_tokenizer(directory / "tokenizer")
     others = [read_results_of_glue(folder) for folder in options.beside]
-    glue = (MultiTaskGlue if options.multi_task else Glue)(session, data, prepared, options, squad, others)
+    glue = (MultiTaskGlue if options.multi_task else Glue)(session, data, prepared, {}, options, squad, others)
     glue.tasks = glue.make_tasks()
     if options.teachers is not None:
         say("reads the predictions of the teachers", Glue.name)
@@ -217,21 +206,14 @@ def squad_of_same_weights(out: Path, origin: Mapping[str, Any]) -> Summary | Non
 
 
 @dataclass
-class Glue(Benchmark):
+class Glue(TextBenchmark):
     """Prepared tasks, and the table of AMOS: eight tasks, their average, and SQuAD next to them."""
 
-    session: Session
-    data: Path
-    prepared: Mapping[str, GlueData]
     options: GlueOptions
     squad: Summary | None
     others: Sequence[GlueResults]
 
     name = "glue"
-
-    @property
-    def max_positions(self) -> int:
-        return self.session.checkpoint.max_positions
 
     @property
     def row_name(self) -> str:
@@ -244,17 +226,12 @@ class Glue(Benchmark):
         }
         return {task: data.as_task(self.max_positions, trials[task]) for task, data in self.prepared.items()}
 
-    def prepared_of(self, run: TaskRun) -> list[GlueData]:
-        return [self.prepared[run.task.name]]
-
     def plan(self, tasks: Iterable[BenchmarkTask], intermediate: Path | None = None) -> list[TaskRun]:
         """Return all runs of the tasks. What the teachers of each predict belongs to its identity."""
         runs, teachers = plan_runs(self.session, tasks, intermediate), self.options.teachers
         if teachers is None:
             return runs
-        return [
-            replace(run, identity=run.identity | teachers.identity(self.prepared_of(run), run.seed)) for run in runs
-        ]
+        return [replace(run, identity=run.identity | teachers.identity(self.tables_of(run), run.seed)) for run in runs]
 
     def check_train_predictions(self) -> None:
         """Refuse labels that cannot be columns, and a finished run without what ``--write-train`` writes: its weights may be
@@ -262,7 +239,7 @@ class Glue(Benchmark):
         for data in self.prepared.values():
             columns_of(data)
         for run in plan_runs(self.session, self.tasks.values()):
-            names = [data.name for data in self.prepared_of(run)]
+            names = [data.name for data in self.tables_of(run)]
             if read_result(run.directory) and not all(has_train_predictions(run.directory, name) for name in names):
                 raise UserError(f"{run.directory} was finished without --write-train: give another --out")
 
@@ -287,12 +264,7 @@ class Glue(Benchmark):
                 raise UserError(f"{name} with --layers {here} cannot start from {start}: give both the same")
 
     def train_flags(self, run: TaskRun) -> list[str]:
-        flags = [str(self.prepared[run.task.name].directory), "--task", "text_classification"]
-        return [*flags, "--criterion", "text_classification", *self.shared_flags(run)]
-
-    def shared_flags(self, run: TaskRun) -> list[str]:
-        """Return the flags of a run on one or several tasks: length, best checkpoint, number of rows, teachers."""
-        flags = ["--tokens-per-text", str(self.max_positions), *selection_flags(run.task)]
+        flags = super().train_flags(run)
         if self.options.max_rows is not None:
             flags += ["--max-rows", str(self.options.max_rows)]
         if self.options.teachers is not None:
@@ -302,7 +274,6 @@ class Glue(Benchmark):
 
     def fill_directory(self, run: TaskRun) -> None:
         super().fill_directory(run)
-        shutil.copyfile(self.prepared[run.task.name].directory / TASK_FILE, run.directory / TASK_FILE)
         self.write_teachers(run)
 
     def write_teachers(self, run: TaskRun) -> None:
@@ -310,27 +281,17 @@ class Glue(Benchmark):
         the other in one dimension."""
         if (teachers := self.options.teachers) is None:
             return
-        array = np.concatenate([teachers.predictions(data, run.seed).ravel() for data in self.prepared_of(run)])
+        array = np.concatenate([teachers.predictions(data, run.seed).ravel() for data in self.tables_of(run)])
         with whole_file(str(run.directory / TEACHER_FILE)) as unfinished:
             np.save(unfinished, array, allow_pickle=False)
 
-    def evaluate(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
-        """Return the scores by name and write ``predictions.SPLIT.tsv``. Scores of MNLI's mismatched set end in ``_mm``."""
-        return self.evaluate_task(self.prepared[task], "", load_checkpoint(checkpoint), device, stop)
-
-    def evaluate_task(
-        self, data: GlueData, prefix: str, loaded: LoadedCheckpoint, device: str, stop: threading.Event
+    def evaluate_table(
+        self, data: TextData, prefix: str, loaded: LoadedCheckpoint, device: str, stop: threading.Event
     ) -> dict[str, float]:
-        """Score one task of a checkpoint; ``prefix``: of the split in the names of the files."""
-        scores, directory = {}, loaded.file.parent
-        for split, suffix in data.dev_splits.items():
-            labels, predictions = data.labels(split), predict(data, loaded, split, self.max_positions, device, stop)
-            write_prediction_table(directory / f"predictions.{prefix}{split}.tsv", data, split, predictions, labels)
-            scores |= {f"{name}{suffix}": value for name, value in score_split(data, predictions, labels).items()}
         if self.options.with_train:
-            rows = data.train_inputs(self.max_positions, loaded.separator)
-            write_train_predictions(directory / FOLDER, data, predict_logits(loaded, rows, device, stop, data.name))
-        return scores
+            rows, folder = data.train_inputs(self.max_positions, loaded.separator), loaded.file.parent / FOLDER
+            write_train_predictions(folder, data, predict_logits(loaded, rows, device, stop, data.name))
+        return super().evaluate_table(data, prefix, loaded, device, stop)
 
     def setup(self) -> dict[str, Any]:
         """Return the settings that all results share: also the number of rows, the teachers, and the user's own tasks."""
@@ -410,6 +371,8 @@ class MultiTaskGlue(Glue):
     weights that are kept are those of the run with the highest average (section 3.4: "the highest average dev set score"):
     :func:`~amos_fairseq.downstream.classification.scores.average_score`."""
 
+    trained_as = "multi_task"
+
     def make_tasks(self) -> dict[str, BenchmarkTask]:
         if self.options.intermediate is not None:
             raise UserError("--intermediate has no effect with --multi-task, which trains on MNLI too: leave it out")
@@ -427,12 +390,8 @@ class MultiTaskGlue(Glue):
     def row_name(self) -> str:
         return f"{super().row_name}, one model for all tasks"
 
-    def prepared_of(self, run: TaskRun) -> list[GlueData]:
+    def tables_of(self, run: TaskRun) -> list[TextData]:
         return list(self.prepared.values())
-
-    def train_flags(self, run: TaskRun) -> list[str]:
-        directories = os.pathsep.join(str(data.directory) for data in self.prepared.values())
-        return [directories, "--task", "multi_task", "--criterion", "multi_task", *self.shared_flags(run)]
 
     def fill_directory(self, run: TaskRun) -> None:
         Benchmark.fill_directory(self, run)
@@ -446,7 +405,7 @@ class MultiTaskGlue(Glue):
         """Return the scores of all tasks, each with the name of its task before it, and their ``average``."""
         all_scores, mains, loaded = {}, {}, load_checkpoint(checkpoint)
         for name, data in self.prepared.items():
-            scores = self.evaluate_task(data, f"{name}.", loaded, device, stop)
+            scores = self.evaluate_table(data, f"{name}.", loaded, device, stop)
             all_scores |= {f"{name} {score}": value for score, value in scores.items()}
             mains[name] = scores[data.main_score]
         return {AVERAGE: average_score(mains)} | all_scores

@@ -30,8 +30,7 @@ class GlueTask:
         texts, label: columns of the texts and of the label.
         labels: in the order of the classes, as on the leaderboard; empty for a regression (0 to 5).
         official_rows: number of rows of each split of the official files, without broken lines; published scores refer to them.
-        main_score: AMOS Table 1: Spearman correlation for STS-B, Matthews correlation for CoLA, accuracy for the others.
-        with_f1: the F1 score is reported too.
+        scores: the first is the main one, as in AMOS Table 1.
     """
 
     name: str
@@ -39,8 +38,11 @@ class GlueTask:
     label: str
     labels: tuple[str, ...]
     official_rows: dict[str, int]
-    main_score: str = "accuracy"
-    with_f1: bool = False
+    scores: tuple[str, ...] = ("accuracy",)
+
+    @property
+    def main_score(self) -> str:
+        return self.scores[0]
 
     @property
     def files(self) -> dict[str, tuple[str, ...]]:
@@ -85,6 +87,7 @@ def _rows(train: int, valid: int, test: int) -> dict[str, int]:
 DIAGNOSTIC = "AX"
 _PAIR = ("sentence1", "sentence2")
 _BINARY = ("0", "1")
+_WITH_F1 = ("accuracy", "f1")
 _ENTAILMENT = ("entailment", "not_entailment")
 _INFERENCE = ("entailment", "neutral", "contradiction")
 _MNLI_ROWS = {"train": 392_702, "valid": 9_815, "valid1": 9_832, "test": 9_796, "test1": 9_847}
@@ -92,11 +95,11 @@ _MNLI_ROWS = {"train": 392_702, "valid": 9_815, "valid1": 9_832, "test": 9_796, 
 # Rows: the official files, according to Hugging Face's card and dataset_infos.json of the data set nyu-mll/glue and the task
 # descriptions (AMOS Table 2, in thousands).
 _ALL = (
-    GlueTask("CoLA", ("sentence",), "label", _BINARY, _rows(8_551, 1_043, 1_063), "matthews"),
+    GlueTask("CoLA", ("sentence",), "label", _BINARY, _rows(8_551, 1_043, 1_063), ("matthews", "accuracy")),
     GlueTask("SST-2", ("sentence",), "label", _BINARY, _rows(67_349, 872, 1_821)),
-    GlueTask("MRPC", ("#1 String", "#2 String"), "Quality", _BINARY, _rows(3_668, 408, 1_725), with_f1=True),
-    GlueTask("STS-B", _PAIR, "score", (), _rows(5_749, 1_500, 1_379), "spearman"),
-    GlueTask("QQP", ("question1", "question2"), "is_duplicate", _BINARY, _rows(363_846, 40_430, 390_965), with_f1=True),
+    GlueTask("MRPC", ("#1 String", "#2 String"), "Quality", _BINARY, _rows(3_668, 408, 1_725), _WITH_F1),
+    GlueTask("STS-B", _PAIR, "score", (), _rows(5_749, 1_500, 1_379), ("spearman", "pearson")),
+    GlueTask("QQP", ("question1", "question2"), "is_duplicate", _BINARY, _rows(363_846, 40_430, 390_965), _WITH_F1),
     GlueTask("MNLI", _PAIR, "gold_label", _INFERENCE, _MNLI_ROWS),
     GlueTask("QNLI", ("question", "sentence"), "label", _ENTAILMENT, _rows(104_743, 5_463, 5_463)),
     GlueTask("RTE", _PAIR, "label", _ENTAILMENT, _rows(2_490, 277, 3_000)),

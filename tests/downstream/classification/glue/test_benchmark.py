@@ -15,7 +15,7 @@ from synthetic_glue import INFERENCE, WORDS, change_task, write_labels, write_te
 import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.downstream.benchmark import Stopped, batches
-from amos_fairseq.downstream.classification.glue.data import read_glue_data
+from amos_fairseq.downstream.classification.benchmark import read_glue_data
 from amos_fairseq.downstream.results import best_run_of
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.fine_tuning import TEXT_HEAD

@@ -6,8 +6,8 @@ import zipfile
 import pytest
 
 from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.downstream.classification.glue.data import read_glue_data
-from amos_fairseq.downstream.classification.glue.predictions import fill_broken_lines, predict, write_submission
+from amos_fairseq.downstream.classification.benchmark import read_glue_data
+from amos_fairseq.downstream.classification.glue.leaderboard import fill_broken_lines, write_submission
 from amos_fairseq.downstream.results import read_results, summarize
 from amos_fairseq.errors import UserError
 
@@ -32,7 +32,7 @@ def test_archive_of_the_leaderboard(data, tmp_path, glue):
         best = max((r for r in read_results(tmp_path) if r.task == task), key=lambda result: result.main)
         assert summaries[task].best.seed == best.seed
         checkpoint = tmp_path / best.directory / "checkpoint_best.pt"
-        expected = predict(prepared, load_checkpoint(checkpoint), split, 80, "cpu", threading.Event())
+        expected = prepared.predict(load_checkpoint(checkpoint), split, 80, "cpu", threading.Event())
         assert [line.split("\t")[1] for line in files[f"{name}.tsv"][1:]] == [prepared.label_names[i] for i in expected]
     assert all(0 <= float(line.split("\t")[1]) <= 5 for line in files["STS-B.tsv"][1:])
     (tmp_path / best.directory / "checkpoint_best.pt").unlink()

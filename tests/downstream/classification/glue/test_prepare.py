@@ -14,7 +14,7 @@ from fairseq.tasks.sentence_prediction import SentencePredictionConfig, Sentence
 from preparing import prepare
 from synthetic_glue import CLASSES, EXPECTED, FILES, decoded_texts, write_raw_glue
 
-from amos_fairseq.downstream.classification.glue.data import read_glue_data
+from amos_fairseq.downstream.classification.benchmark import read_glue_data
 from amos_fairseq.downstream.classification.glue.prepare import read_split
 from amos_fairseq.downstream.classification.glue.tasks import TASKS, find_files, parse_tasks
 from amos_fairseq.downstream.classification.stock_task import check_labeled_texts

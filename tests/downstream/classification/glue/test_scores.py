@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import rankdata
 
-from amos_fairseq.downstream.classification.glue.predictions import score
+from amos_fairseq.downstream.classification.benchmark import score
 from amos_fairseq.downstream.classification.glue.table import average, glue_table
 from amos_fairseq.downstream.classification.glue.tasks import AVERAGED, TASKS
 from amos_fairseq.downstream.results import RunResult, Spread, Summary, best_run, paper_results, spread_of, summarize
@@ -20,10 +20,14 @@ def test_scores_by_hand():
     labels = np.array([1, 1, 1, 1, 1, 0, 0, 0, 0, 0])
     predictions = np.array([1, 1, 1, 0, 0, 1, 0, 0, 0, 0])
     matthews = (3 * 4 - 1 * 2) / math.sqrt(4 * 5 * 5 * 6)
-    assert score(TASKS["CoLA"], predictions, labels) == pytest.approx({"matthews": 100 * matthews, "accuracy": 70.0})
+    assert score("CoLA", "classes", predictions, labels) == pytest.approx(
+        {"matthews": 100 * matthews, "accuracy": 70.0}
+    )
     # precision 3/4, recall 3/5
-    assert score(TASKS["MRPC"], predictions, labels) == pytest.approx({"accuracy": 70.0, "f1": 100 * 2 * 0.45 / 1.35})
-    assert score(TASKS["RTE"], predictions, labels) == {"accuracy": 70.0}
+    assert score("MRPC", "classes", predictions, labels) == pytest.approx(
+        {"accuracy": 70.0, "f1": 100 * 2 * 0.45 / 1.35}
+    )
+    assert score("RTE", "classes", predictions, labels) == {"accuracy": 70.0}
 
 
 def test_correlations_are_those_of_their_formulas():
@@ -35,7 +39,7 @@ def test_correlations_are_those_of_their_formulas():
         a, b = a - a.mean(), b - b.mean()
         return (a * b).sum() / math.sqrt((a * a).sum() * (b * b).sum())
 
-    found = score(TASKS["STS-B"], predictions, labels)
+    found = score("STS-B", "number", predictions, labels)
     expected = {"pearson": pearson(predictions, labels), "spearman": pearson(rankdata(predictions), rankdata(labels))}
     assert found == pytest.approx({name: 100 * value for name, value in expected.items()})
     assert all(type(value) is float for value in found.values()), "numpy scalars do not go into JSON"
@@ -47,15 +51,15 @@ def test_matthews_and_f1_are_those_of_their_formulas():
     tp, tn = (predictions & labels).sum(), ((1 - predictions) & (1 - labels)).sum()
     fp, fn = (predictions & (1 - labels)).sum(), ((1 - predictions) & labels).sum()
     matthews = (tp * tn - fp * fn) / math.sqrt(float((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)))
-    assert score(TASKS["CoLA"], predictions, labels)["matthews"] == pytest.approx(100 * matthews)
-    assert score(TASKS["QQP"], predictions, labels)["f1"] == pytest.approx(100 * 2 * tp / (2 * tp + fp + fn))
+    assert score("CoLA", "classes", predictions, labels)["matthews"] == pytest.approx(100 * matthews)
+    assert score("QQP", "classes", predictions, labels)["f1"] == pytest.approx(100 * 2 * tp / (2 * tp + fp + fn))
 
 
 def test_constant_predictions_score_zero():
     constant, labels = np.full(6, 2.5), np.array([0, 1, 2, 3, 4, 5.0])
-    assert score(TASKS["STS-B"], constant, labels) == {"spearman": 0.0, "pearson": 0.0}
-    assert score(TASKS["CoLA"], np.ones(4, int), np.array([0, 1, 1, 1])) == {"matthews": 0.0, "accuracy": 75.0}
-    assert score(TASKS["MRPC"], np.zeros(2, int), np.zeros(2, int)) == {"accuracy": 100.0, "f1": 0.0}
+    assert score("STS-B", "number", constant, labels) == {"spearman": 0.0, "pearson": 0.0}
+    assert score("CoLA", "classes", np.ones(4, int), np.array([0, 1, 1, 1])) == {"matthews": 0.0, "accuracy": 75.0}
+    assert score("MRPC", "classes", np.zeros(2, int), np.zeros(2, int)) == {"accuracy": 100.0, "f1": 0.0}
 
 
 def test_median_and_deviation_by_hand():

@@ -1,0 +1,257 @@
+"""Prepared tables of texts, and the benchmark that trains a model for each and scores it: ``amos classify`` has one table, and
+GLUE is a list of them."""
+
+import os
+import shutil
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
+from amos_fairseq.downstream.benchmark import Benchmark, BenchmarkTask, TaskRun, selection_flags
+from amos_fairseq.downstream.classification.dataset import (
+    PREPARE_AGAIN,
+    TASK_FILE,
+    ShortenedTexts,
+    check_texts,
+    chosen_rows,
+    open_texts,
+    read_targets,
+    read_task_record,
+)
+from amos_fairseq.downstream.classification.glue.tasks import DIAGNOSTIC, INTERMEDIATE_TASK, TASKS
+from amos_fairseq.downstream.classification.labeling import predict_logits, spell_predictions
+from amos_fairseq.downstream.classification.scores import main_score, predictions_of, text_scores
+from amos_fairseq.downstream.recipes import Hyperparameters
+from amos_fairseq.downstream.results import content_sha256
+from amos_fairseq.downstream.session import Session
+from amos_fairseq.errors import UserError
+from amos_fairseq.files import write_text
+from amos_fairseq.strangers import read_text
+
+# Readers of QQP count its broken lines differently; a rebuilt or truncated file differs by more.
+ROWS_TOLERANCE = 0.001
+# The fields of task.json that, with the source files, determine the data.
+IDENTITY_FIELDS = ("task", "kind", "labels", "tokenizer_sha256", "max_train_rows", "seed")
+POSITIVE_CLASS = 1  # "1" of MRPC and QQP: a paraphrase
+
+
+@dataclass(frozen=True)
+class TextData:
+    """The prepared data of one task.
+
+    Attributes:
+        directory: has ``input0``, ``label`` and, for pairs, ``input1``.
+        record: content of ``task.json``.
+        max_rows: number of training rows, if there are more.
+    """
+
+    directory: Path
+    record: dict[str, Any]
+    max_rows: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.record["task"]
+
+    @property
+    def kind(self) -> str:
+        return self.record["kind"]
+
+    @property
+    def label_names(self) -> list[str]:
+        """Names in the order of the classes; empty for a regression."""
+        return self.record["labels"]
+
+    @property
+    def main_score(self) -> str:
+        return main_score(self.name, self.kind)
+
+    @property
+    def dev_splits(self) -> dict[str, str]:
+        """Dev split -> suffix of its scores."""
+        splits = TASKS[self.name].dev_splits if self.name in TASKS else {"valid": ""}
+        return {split: suffix for split, suffix in splits.items() if split in self.record["splits"]}
+
+    @property
+    def num_train(self) -> int:
+        rows = self.record["splits"]["train"]["rows"]
+        return rows if self.max_rows is None else min(rows, self.max_rows)
+
+    def as_task(self, max_positions: int, trials: tuple[Hyperparameters, ...]) -> BenchmarkTask:
+        """Return the task for a model of ``max_positions`` and the recipe's trials."""
+        notes = (*self.notes(), *self.notes_on_cut_rows(max_positions, {trial.separator for trial in trials}))
+        return BenchmarkTask(self.name, self.num_train, self.main_score, self.sha256(), trials, notes)
+
+    def sha256(self) -> str:
+        """Return a fingerprint of the data that runs are trained and scored on. Test files do not change it."""
+        fields = {name: self.record.get(name) for name in IDENTITY_FIELDS}
+        splits = {
+            split: [facts.get("sha256"), facts["rows"]]
+            for split, facts in self.record["splits"].items()
+            if not split.startswith("test")
+        }
+        return content_sha256(fields | {"splits": splits})
+
+    def rows_identity(self) -> dict[str, Any]:
+        """Return what says which training rows these are, for any tokenizer: source, number, choice and labels."""
+        facts = self.record["splits"]["train"]
+        chosen = {"source_sha256": facts.get("sha256"), "rows": self.num_train, "of_rows": facts["rows"]}
+        chosen |= {name: self.record.get(name) for name in ("max_train_rows", "seed")}
+        return {"task": self.name, "kind": self.kind, "labels": self.label_names} | chosen
+
+    def notes(self) -> Iterator[str]:
+        name = self.name
+        official_rows = TASKS[name].official_rows if name in TASKS else {}
+        for split, facts in self.record["splits"].items():
+            official, source = official_rows.get(split), facts.get("source_rows", facts["rows"])
+            if official and abs(source - official) > ROWS_TOLERANCE * official and not split.startswith("test"):
+                yield (
+                    f"{name}: the {split} file ({facts.get('source', split)}) has {source:,} rows, the official one "
+                    f"{official:,}; the scores are not comparable with published ones"
+                )
+            if split == "train" and self.num_train < source:
+                yield f"{name}: trained on {self.num_train:,} of {source:,} rows"
+        yield from (f"{name}: {note}" for note in self.record.get("notes", ()))
+
+    def notes_on_cut_rows(self, max_positions: int, separators: Collection[int | None]) -> Iterator[str]:
+        """Yield a footnote if rows of training or dev sets are longer than the model reads."""
+        counts = []
+        for split, facts in self.record["splits"].items():
+            if not split.startswith("test"):
+                num_cut = max(self.inputs(split, max_positions, separator).num_cut for separator in separators)
+                counts += [f"{num_cut:,} of {facts['rows']:,} in {split}"] if num_cut else []
+        if counts:
+            cut = f"rows of more than {max_positions} tokens are cut, of a pair the longer text first"
+            yield f"{self.name}: {cut}: {', '.join(counts)}"
+
+    def inputs(self, split: str, max_positions: int, separator: int | None) -> ShortenedTexts:
+        """Return the inputs as training reads them, in the order of the file: LongTensors [L] of at most
+        ``max_positions`` tokens; ``separator``: value of ``--separator-token``."""
+        return open_texts(self.directory, split, max_positions, separator)
+
+    def train_inputs(self, max_positions: int, separator: int | None) -> list[Tensor]:
+        """Return the inputs of the rows to train on; see :meth:`inputs`."""
+        rows = self.inputs("train", max_positions, separator)
+        return [rows[index] for index in chosen_rows(len(rows), self.max_rows)]
+
+    def labels(self, split: str) -> np.ndarray:
+        """Return class indices [N] int64, or the values of a regression [N] float64."""
+        return read_targets(self.directory, split, self.record)
+
+    def ids(self, split: str) -> list[str]:
+        """Return what the files call each row; row numbers if they have no names."""
+        file = self.directory / f"{split}.ids"
+        if file.is_file():
+            return read_text(file, PREPARE_AGAIN).split("\n")[:-1]  # an id can contain other characters that end a line
+        return [str(i) for i in range(self.record["splits"][split]["rows"])]
+
+    def predict(
+        self, loaded: LoadedCheckpoint, split: str, max_positions: int, device: str, stop: threading.Event
+    ) -> np.ndarray:
+        """Return what a fine-tuned checkpoint predicts for a split, as :func:`predictions_of` does. GLUE's diagnostic set is
+        predicted by the head of MNLI."""
+        rows = self.inputs(split, max_positions, loaded.separator)
+        head = INTERMEDIATE_TASK if self.name == DIAGNOSTIC else self.name
+        logits = predict_logits(loaded, [rows[index] for index in range(len(rows))], device, stop, head)
+        return predictions_of(self.kind, logits)
+
+    def spell(self, values: np.ndarray) -> list[str]:
+        """Return predictions or labels as cells of a table; the values of STS-B have four decimals."""
+        if self.name in TASKS and self.kind == "number":
+            return [f"{value:.4f}" for value in values]
+        return spell_predictions(self.kind, self.label_names, values)
+
+
+def read_text_data(directory: Path, task: str, hint: str, max_rows: int | None = None) -> TextData:
+    """Read the record of a task and check its files; ``hint``: how to write the directory."""
+    record = read_task_record(directory, hint)
+    if record["task"] != task:
+        raise UserError(f"{directory} holds {record['task']}, not {task}: {PREPARE_AGAIN}")
+    if task != DIAGNOSTIC and not {"train", "valid"} <= record["splits"].keys():
+        raise UserError(f"{directory / TASK_FILE} lacks train or valid: {PREPARE_AGAIN}")
+    for split in record["splits"]:
+        check_texts(directory, split)
+    return TextData(directory, record, max_rows)
+
+
+def read_glue_data(data: Path, task: str, max_rows: int | None = None) -> TextData:
+    """Read the record of a task that ``amos prepare glue`` wrote into ``data``, and check its files."""
+    hint = (
+        f"give the folder of GLUE's task folders, or run amos prepare glue GLUE_DIR {task} TOKENIZER_DIR --out {data}"
+    )
+    return read_text_data(data / task, task, hint, max_rows)
+
+
+def score(task: str, kind: str, predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Return the scores of ``text_scores``; of a task of GLUE those that it has, for MRPC and QQP with ``f1`` of the positive
+    class."""
+    scores = text_scores(kind, predictions, labels)
+    if task not in TASKS:
+        return scores
+    if "f1" in TASKS[task].scores:
+        from sklearn.metrics import f1_score  # takes a second to import
+
+        # 0 if neither labels nor predictions have a positive, as for any model that finds no positive.
+        scores["f1"] = 100 * float(f1_score(labels, predictions, pos_label=POSITIVE_CLASS, zero_division=0))
+    return {name: scores[name] for name in TASKS[task].scores}
+
+
+@dataclass
+class TextBenchmark(Benchmark):
+    """Tables of texts, with a model for each.
+
+    Attributes:
+        prepared: the data of each table.
+        trained_as: fairseq's task and criterion.
+        id_column, dev_name: how files of predictions call the column of the rows, and a dev split.
+    """
+
+    session: Session
+    data: Path
+    prepared: Mapping[str, TextData]
+    tasks: dict[str, BenchmarkTask]
+
+    trained_as = "text_classification"
+    id_column = "index"
+    dev_name = "{split}"
+
+    @property
+    def max_positions(self) -> int:
+        return self.session.checkpoint.max_positions
+
+    def tables_of(self, run: TaskRun) -> list[TextData]:
+        return [self.prepared[run.task.name]]
+
+    def train_flags(self, run: TaskRun) -> list[str]:
+        directories = os.pathsep.join(str(data.directory) for data in self.tables_of(run))
+        flags = [directories, "--task", self.trained_as, "--criterion", self.trained_as]
+        return [*flags, "--tokens-per-text", str(self.max_positions), *selection_flags(run.task)]
+
+    def fill_directory(self, run: TaskRun) -> None:
+        super().fill_directory(run)
+        shutil.copyfile(self.prepared[run.task.name].directory / TASK_FILE, run.directory / TASK_FILE)
+
+    def evaluate(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
+        """Return the scores by name and write ``predictions.SPLIT.tsv``. Scores of MNLI's mismatched set end in ``_mm``."""
+        return self.evaluate_table(self.prepared[task], "", load_checkpoint(checkpoint), device, stop)
+
+    def evaluate_table(
+        self, data: TextData, prefix: str, loaded: LoadedCheckpoint, device: str, stop: threading.Event
+    ) -> dict[str, float]:
+        """Score a checkpoint on one table; ``prefix``: of the split in the names of the files."""
+        scores = {}
+        for split, suffix in data.dev_splits.items():
+            labels, predictions = data.labels(split), data.predict(loaded, split, self.max_positions, device, stop)
+            rows = zip(data.ids(split), data.spell(predictions), data.spell(labels), strict=True)
+            lines = [f"{self.id_column}\tprediction\tlabel", *map("\t".join, rows), ""]
+            name = prefix + self.dev_name.format(split=split)
+            write_text(loaded.file.parent / f"predictions.{name}.tsv", "\n".join(lines))
+            of_split = score(data.name, data.kind, predictions, labels)
+            scores |= {f"{name}{suffix}": value for name, value in of_split.items()}
+        return scores
