@@ -18,7 +18,7 @@ from amos_fairseq.criterions.detection import (
 from amos_fairseq.criterions.pretraining import PretrainingCriterion, batch_counts
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.positions import mark_positions, random_positions
-from amos_fairseq.functional.reinforce import baseline_losses, policy_losses
+from amos_fairseq.functional.replaced_token_detection import baseline_losses, policy_losses
 from amos_fairseq.models.electra import ElectraOutput
 from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.setting_checks import setting

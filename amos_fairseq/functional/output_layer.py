@@ -1,4 +1,4 @@
-"""Output layer and cross entropy of several depths in chunks of positions, with samples from the same logits.
+"""Output layer and cross entropy of several depths in chunks of positions, with samples from the same logits; the references.
 
 Shapes: K depths, N positions, n positions of a chunk, E width of the token embeddings, V padded vocabulary size.
 """
@@ -9,12 +9,11 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import linear
 
-from amos_fairseq.functional.cross_entropy import linear_cross_entropy
 from amos_fairseq.functional.logit_chunks import (
     NEVER_SAMPLED_LOGIT,
     accumulation_dtype,
@@ -30,6 +29,55 @@ CPU_CACHE_BYTES = 64 * 2**20
 # (logits - their maximum [K,n,V], exp of it [K,n,V], slice of the N positions) -> tensors [n,...]. Tokens that are never
 # sampled have NEVER_SAMPLED_LOGIT and 0. The sampler may overwrite the first argument, not the second.
 Sampler = Callable[[Tensor, Tensor, slice], tuple[Tensor, ...]]
+
+
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute -log p(target) with p = softmax(hidden weight^T + bias): p_MLM of AMOS Eq. 2, P_G of TEAMS Eq. 2.
+
+    The reference implementation. The softmax is in float32, over the whole padded vocabulary with its special tokens.
+
+    Departures: the papers' equations have no bias; BERT's output layer has one.
+
+    Args:
+        hidden: [..., D] any float dtype.
+        weight: [V, D], usually the token embeddings.
+        bias: [V].
+        targets: [...] int64 token ids.
+
+    Returns:
+        nll: [...] float32 in nats; correct: [...] bool, the target has the largest logit.
+    """
+    logits = F.linear(hidden, weight, bias).float()
+    nll = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="none").view_as(targets)
+    return nll, logits.detach().argmax(-1).eq(targets)
+
+
+def copy_cross_entropy(logits: Tensor, copy_logits: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute -log p(target) of an output layer with a copy mechanism (thesis section 5.4.3, All-Tokens MLM):
+
+        p(v) = D [v = input] + (1 - D) softmax(logits)_v,   D = sigmoid(copy_logits)
+
+    computed from log D, log (1 - D) and log softmax, so that no probability is rounded to 0 or 1 before its logarithm.
+
+    Args:
+        logits: [...,V] float32.
+        copy_logits: [...] float32, positive for "copy the input".
+        inputs: [...] int64, the input tokens, which may be copied.
+        targets: [...] int64, the tokens to predict.
+
+    Returns:
+        nll: [...] float32 in nats; correct: [...] bool, the target is the most likely token.
+    """
+    log_copy, log_generate = F.logsigmoid(copy_logits), F.logsigmoid(-copy_logits) - logits.logsumexp(-1)
+
+    def log_prob(tokens: Tensor) -> Tensor:
+        from_softmax = log_generate + logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        return torch.where(tokens == inputs, torch.logaddexp(log_copy, from_softmax), from_softmax)
+
+    with torch.no_grad():
+        best = logits.argmax(-1)
+        prediction = torch.where(log_prob(inputs) >= log_prob(best), inputs, best)
+    return -log_prob(targets), prediction.eq(targets)
 
 
 class ChunkSoftmax(NamedTuple):
@@ -68,7 +116,7 @@ def output_layer(
 ) -> OutputLayerResult:
     """Compute the cross entropy of K depths, and samples, with the memory of a chunk of logits instead of [K,N,V].
 
-    The values are those of :func:`~amos_fairseq.functional.cross_entropy.linear_cross_entropy` (AMOS Eq. 2, TEAMS Eq. 2). The
+    The values are those of :func:`linear_cross_entropy` (AMOS Eq. 2, TEAMS Eq. 2). The
     forward pass saves the log of each softmax's denominator. The backward pass computes the logits again, chunk by chunk
     (unless they were cached), and sums the gradients of weight and bias in float32. The softmax of the loss is in float32, over
     the whole padded vocabulary with its special tokens.
@@ -121,7 +169,7 @@ def triton_kernels() -> ModuleType:
 
 
 def cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, kernels: str) -> tuple[Tensor, Tensor]:
-    """Compute :func:`~amos_fairseq.functional.cross_entropy.linear_cross_entropy` with the implementation of ``kernels``."""
+    """Compute :func:`linear_cross_entropy` with the implementation of ``kernels``."""
     if kernels == "reference":
         return linear_cross_entropy(hidden, weight, bias, targets)
     return chunked_cross_entropy(hidden, weight, bias, targets, runs_in_triton(kernels, hidden.device))
@@ -227,9 +275,9 @@ def logit_chunks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
 def chunk_logits(hidden: Tensor, weight: Tensor, biases: Tensor) -> Tensor:
     """Compute the logits: [K,n,E] -> [K,n,V] float32, a new tensor."""
     if len(biases) == 1:
-        logits = linear(hidden, weight, biases[0])
+        logits = F.linear(hidden, weight, biases[0])
         return logits.to(accumulation_dtype(logits.dtype))
-    logits = linear(hidden, weight)
+    logits = F.linear(hidden, weight)
     return logits.to(accumulation_dtype(logits.dtype)).add_(biases.unsqueeze(1))
 
 

@@ -1,11 +1,18 @@
-"""Replaced token detection: statistics of its logits and states, and the token probabilities that they imply."""
+"""Detectors of replaced tokens and classifiers of noise: the token probabilities that they imply, the reward that they give a
+generator, and statistics of their logits and states.
+
+With D the probability that a token is noise, p the share of noise among all tokens, q the noise distribution, E the energy
+and exp(-E) the unnormalized probability of the token given its context (thesis sections 5.1.2, 5.1.3 and 5.1.5):
+
+    D = p q / (p q + (1 - p) exp(-E))    <=>    logit(D) = E + log q + log(p / (1 - p))
+"""
 
 import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softsign
+from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid, softsign
 
 # Bins are equally wide in softsign(logit / 4): 0.02 around 0, 0.05 around the logits of an untrained detector (about -2), 0.25
 # at +-10; the outermost ones are unbounded. With 100 equal bins over [-10, 10] the area was wrong by 0.014 once logits left
@@ -112,8 +119,8 @@ def log_prob_of_original(logits: Tensor, noise_log_probs: Tensor, noise_share: f
     which never exceeds 1.
 
     Departures: the thesis (section 5.4.5) solves for Electric's labels instead, where every sampled token counts as noise:
-    P(x) = p q(x) / (o (1 - p)), see :func:`amos_fairseq.functional.nce.energies_of`. Both agree where q(x) and P(x) are
-    small; for a token that is nearly certain, the thesis's value grows without bound with our labels.
+    P(x) = p q(x) / (o (1 - p)), see :func:`energies_of`. Both agree where q(x) and P(x) are small;
+    for a token that is nearly certain, the thesis's value grows without bound with our labels.
 
     Args:
         logits: [...] float32, log o, positive for "replaced".
@@ -126,3 +133,50 @@ def log_prob_of_original(logits: Tensor, noise_log_probs: Tensor, noise_share: f
     log_sampled = math.log(noise_share) + noise_log_probs
     log_unchanged = torch.log1p(noise_share * noise_log_probs.expm1())  # log(1 - p + p q)
     return log_sampled - torch.logaddexp(logits + log_unchanged, log_sampled)
+
+
+def noise_logits(energies: Tensor, noise_log_probs: Tensor, noise_share: float) -> Tensor:
+    """Return logit(D), the logits of the classifier. No gradient passes to q.
+
+    Args:
+        energies: E [...] float32.
+        noise_log_probs: log q [...] float32, nats.
+        noise_share: p, above 0 and below 1.
+
+    Returns:
+        [...] float32, positive for "noise".
+    """
+    return energies + noise_log_probs.detach() + log_odds(noise_share)
+
+
+def energies_of(logits: Tensor, noise_log_probs: Tensor, noise_share: float) -> Tensor:
+    """Return the energies E that a classifier of noise implies: the inverse of :func:`noise_logits`, with its shapes."""
+    return logits - noise_log_probs - log_odds(noise_share)
+
+
+def log_odds(share: float) -> float:
+    """Return log(p / (1 - p))."""
+    return math.log(share / (1 - share))
+
+
+def policy_losses(log_probs: Tensor, rewards: Tensor, baseline_logits: Tensor) -> Tensor:
+    """Compute -(R - b) log q(sample), elementwise: its mean over samples has the gradient of -E[R] in expectation.
+
+    b = -log sigmoid(baseline_logits) changes the variance, never the expectation, as long as it does not depend on the
+    sample. Neither the reward nor the baseline receives a gradient.
+
+    Args:
+        log_probs: [...] float32, log q of the sampled tokens, with the gradient of the sampler.
+        rewards: [...] float32, R >= 0 in nats.
+        baseline_logits: [...] float32.
+    """
+    advantages = rewards.detach() + logsigmoid(baseline_logits.detach())
+    return -advantages * log_probs
+
+
+def baseline_losses(baseline_logits: Tensor, rewards: Tensor) -> Tensor:
+    """Compute the cross entropy of sigmoid(baseline_logits) with target exp(-R), elementwise; its minimum is at b = R.
+
+    R is a negative log probability, so exp(-R) is a probability. Arguments as for :func:`policy_losses`.
+    """
+    return binary_cross_entropy_with_logits(baseline_logits, (-rewards.detach()).exp(), reduction="none")

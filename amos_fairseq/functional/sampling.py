@@ -4,8 +4,10 @@ from each chunk of logits, and how a token is drawn, with a few random numbers p
 The PyTorch path calls a sampler with the logits [K,n,V] of a chunk minus the maximum of each depth and position, their exp
 [K,n,V], and the slice of the N positions that the chunk covers. Tokens that are never sampled have the logit
 NEVER_SAMPLED_LOGIT and the weight 0. The Triton path writes no such tensors. It calls ``depth_weights`` for the weights of the
-depths, and ``sample`` with a :class:`ChunkMixture`. The distribution is the same: that of
-:mod:`~amos_fairseq.functional.reference_sampling`, the definition.
+depths, and ``sample`` with a :class:`ChunkMixture`. The distribution is the same.
+
+:func:`gumbel_max` and :func:`gumbel_top_k` are the definition of that distribution, with one random number for every token.
+They run with ``--kernels reference`` or ``--gumbel-entries 0``.
 
 To draw a token, the vocabulary is divided into about sqrt(V) blocks of about sqrt(V): one random number selects the block by
 the blocks' sums, another one the token within it. Cumulative sums are in float64, and a point is never placed at the end of an
@@ -23,12 +25,36 @@ import torch
 from torch import Tensor
 
 from amos_fairseq.functional.logit_chunks import NEVER_SAMPLED_LOGIT
-from amos_fairseq.functional.truncated_gumbel_softmax import truncated_mass
+from amos_fairseq.functional.mixture import truncated_mass
 
 # Positions of a batch at which the truncated mass is measured, with V random numbers each.
 MEASURED_POSITIONS = 4
 # A factor below 1 whose product with a sum is rounded to less than the sum; its product with a number in [0, 1) is not larger.
 BELOW_ONE = 1 - 2**-52
+
+
+def gumbel_noise(like: Tensor) -> Tensor:
+    """Sample Gumbel(0, 1) noise, float32, shape and device of ``like``, from PyTorch's default generator of that device."""
+    return -torch.empty_like(like, dtype=torch.float32).exponential_().log()
+
+
+def gumbel_max(logits: Tensor, noise: Tensor) -> Tensor:
+    """Return argmax(logits + noise) -> [...] int64, an exact sample of softmax(logits) when ``noise`` is Gumbel(0, 1)."""
+    return (logits + noise).argmax(-1)
+
+
+def forbid_tokens(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Return a copy of ``logits`` [..., V] with -inf at ``tokens`` [...] int64, one per position."""
+    return logits.scatter(-1, tokens.unsqueeze(-1), float("-inf"))
+
+
+def gumbel_top_k(logits: Tensor, noise: Tensor, k: int) -> Tensor:
+    """Sample k tokens without replacement from softmax(logits): [..., V] -> [..., k] int64, in the order of sampling.
+
+    The largest of logits + Gumbel(0, 1) is a sample of the softmax, and given it the second largest is one of the softmax
+    over the other tokens, and so on. At least k logits of a position must be above -inf.
+    """
+    return (logits + noise).topk(k, dim=-1).indices
 
 
 def sample_with_replacement(weights: Tensor, num_samples: int) -> Tensor:
@@ -46,7 +72,7 @@ def sample_with_replacement(weights: Tensor, num_samples: int) -> Tensor:
 def sample_without_replacement(weights: Tensor, num_samples: int) -> Tensor:
     """Sample S different tokens for each position, one after another: [N,V] -> [N,S] int64, in the order of sampling.
 
-    The distribution is that of :func:`~amos_fairseq.functional.reference_sampling.gumbel_top_k`. ``weights`` is modified, and
+    The distribution is that of :func:`gumbel_top_k`. ``weights`` is modified, and
     must have at least S entries above 0 for each position.
     """
     blocks = split_into_blocks(weights)

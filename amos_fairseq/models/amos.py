@@ -51,7 +51,7 @@ class AmosConfig(DetectorWithMlmConfig):
     )
     fixed_mixture_weights: str = setting("", "one weight per depth, for --mixture fixed")
     gumbel_temperature: float = setting(0.3, "temperature tau of Gumbel-Softmax", "above 0")
-    # At V = 32,768 and temperature 0.3 the 128 largest hold all but 2e-5: functional/truncated_gumbel_softmax.py.
+    # At V = 32,768 and temperature 0.3 the 128 largest hold all but 2e-5: functional/mixture.py.
     gumbel_entries: int = setting(
         128,
         "maximum number of Gumbel-Softmax entries, the largest ones, that carry its gradient with --kernels fast; "

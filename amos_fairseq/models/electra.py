@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.positions import gather_positions, replace_positions
-from amos_fairseq.functional.reference_sampling import forbid_tokens, gumbel_max, gumbel_noise
-from amos_fairseq.functional.sampling import ReplacementSampler
+from amos_fairseq.functional.sampling import ReplacementSampler, forbid_tokens, gumbel_max, gumbel_noise
 from amos_fairseq.models.configuration import (
     MINI,
     MODERN_MINI,
@@ -34,7 +33,6 @@ from amos_fairseq.models.configuration import (
 from amos_fairseq.models.fine_tuning import describe_mismatch, same_shape
 from amos_fairseq.models.pretraining import PretrainingBatch, PretrainingOutput, SingleMlmModel, as_single_depth
 from amos_fairseq.modules.encoder import TransformerEncoder
-from amos_fairseq.modules.generators import TokenNoise
 from amos_fairseq.modules.heads import CLASSIFICATION_HEADS, DenseDetectionHead, TokenPredictions
 from amos_fairseq.setting_checks import setting
 
@@ -100,6 +98,28 @@ class GeneratorOutput(NamedTuple):
     sampled: Tensor  # [B,M] int64
     sampled_log_probs: Tensor | None = None  # [B,M] float32, log q(sampled) of a generator that learns by reward
     baseline_logits: Tensor | None = None  # [B,M] float32, for the same generator
+
+
+class TokenNoise(nn.Module):
+    """A generator without input: one distribution over the vocabulary for every position (thesis section 5.3.2).
+
+    It holds a count for each token of the vocabulary: 1, until :meth:`set_counts` sets the frequencies of a corpus. The
+    counts are saved with the model, so a checkpoint samples without its corpus. They are integers, which no cast to half
+    precision rounds.
+    """
+
+    def __init__(self, vocabulary_size: int):
+        super().__init__()
+        self.register_buffer("counts", torch.ones(vocabulary_size, dtype=torch.int64))
+
+    def set_counts(self, counts: Tensor) -> None:
+        """Set ``counts`` [tokens] int64 of the dictionary, which has at most V tokens; the counts of padding become 0."""
+        self.counts.zero_()
+        self.counts[: len(counts)] = counts
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """Return logits for each of ``positions`` [...]: [...,V] float32, an expanded view of one row."""
+        return self.counts.float().log().expand(*positions.shape, -1)
 
 
 @register_model("electra", dataclass=ElectraConfig)

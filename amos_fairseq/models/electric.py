@@ -6,21 +6,20 @@ the two-tower generator, the control experiment of section 5.4.4.
 Shapes: B sequences, T tokens, M sampled positions per sequence, E width of the token embeddings, V padded vocabulary size.
 """
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models import BaseFairseqModel, register_model
-from torch import Tensor
+from torch import Tensor, nn
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.functional.nce import energies_of, noise_logits
 from amos_fairseq.functional.output_layer import sampling_log_probs
 from amos_fairseq.functional.positions import gather_positions, mark_positions, replace_positions
-from amos_fairseq.functional.reference_sampling import gumbel_max, gumbel_noise
-from amos_fairseq.functional.replaced_token_detection import log_prob_of_original
-from amos_fairseq.functional.sampling import ReplacementSampler
+from amos_fairseq.functional.replaced_token_detection import energies_of, log_prob_of_original, noise_logits
+from amos_fairseq.functional.sampling import ReplacementSampler, gumbel_max, gumbel_noise
 from amos_fairseq.models.configuration import (
     MINI,
     MODERN_MINI,
@@ -32,8 +31,7 @@ from amos_fairseq.models.configuration import (
     transformer_config,
 )
 from amos_fairseq.models.pretraining import PretrainingBatch, PretrainingModel, PretrainingOutput, as_single_depth
-from amos_fairseq.modules.encoder import TransformerEncoder
-from amos_fairseq.modules.generators import TwoTower
+from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
 from amos_fairseq.modules.heads import CLASSIFICATION_HEADS, DenseDetectionHead
 from amos_fairseq.setting_checks import setting
 
@@ -75,6 +73,52 @@ class ElectricOutput(PretrainingOutput):
     is_scored: Tensor | None = None  # [B,T] bool, not special: included in losses, energies and scores
     # [B,T] bool, the label: was sampled, even if that is the original; with ``electra_labels`` the same as ``replaced``.
     is_noise: Tensor | None = None
+
+
+class TwoTower(nn.Module):
+    """The two-tower cloze model: predict each token from both sides (thesis section 5.1.5, after Baevski et al., 2019).
+
+    One encoder attends to the left, another one to the right. The state of the first at t - 1 and of the second at t + 1 are
+    concatenated for token t, so the prediction of a token never depends on the token itself. Learned states represent the
+    positions before the first and after the last token. The towers share positions, token types and their LayerNorm.
+
+    Args:
+        shape: of one tower; ``attends_to`` is set here.
+    """
+
+    def __init__(self, shape: TransformerConfig):
+        super().__init__()
+        self.past = dataclasses.replace(shape, attends_to="past").build()
+        self.future = dataclasses.replace(shape, attends_to="future").build()
+        self.future.share_embeddings(self.past)
+        self.boundaries = nn.Embedding(2, shape.width)  # before the first token, after the last one
+
+    def share_embeddings(self, other: TransformerEncoder) -> None:
+        """Let both towers use the positions, token types and embedding LayerNorm of ``other``."""
+        self.past.share_embeddings(other)
+        self.future.share_embeddings(other)
+
+    def forward(self, embeddings: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Return states [B,T,2G]; entry t depends on all tokens but t.
+
+        Args:
+            embeddings: [B,T,E] token embeddings.
+            padding_mask: [B,T] bool, True at padding, which follows the text; None if there is none.
+        """
+        first, last = self.boundaries.weight.expand(len(embeddings), 2, -1).split(1, dim=1)  # each [B,1,G]
+        past_states = self.past(embeddings, padding_mask)[-1]  # [B,T,G], entry t depends on tokens up to t
+        future_states = self.future(embeddings, padding_mask)[-1]  # entry t depends on tokens from t on
+        left = torch.cat([first, past_states[:, :-1]], dim=1)
+        right = torch.cat([future_states[:, 1:], last], dim=1)
+        if padding_mask is not None:
+            is_last = torch.cat([padding_mask[:, 1:], torch.ones_like(padding_mask[:, :1])], dim=1)
+            right = torch.where(is_last.unsqueeze(-1), last, right)
+        return torch.cat([left, right], dim=-1)
+
+    @property
+    def num_layers(self) -> int:
+        """The number of layers of a tower."""
+        return len(self.past.layers)
 
 
 @register_model("electric", dataclass=ElectricConfig)

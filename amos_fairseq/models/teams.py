@@ -13,8 +13,14 @@ from torch import Tensor
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.positions import gather_positions, replace_positions
-from amos_fairseq.functional.reference_sampling import forbid_tokens, gumbel_max, gumbel_noise, gumbel_top_k
-from amos_fairseq.functional.sampling import ReplacementAndNegativeSampler, ReplacementSampler
+from amos_fairseq.functional.sampling import (
+    ReplacementAndNegativeSampler,
+    ReplacementSampler,
+    forbid_tokens,
+    gumbel_max,
+    gumbel_noise,
+    gumbel_top_k,
+)
 from amos_fairseq.models.configuration import (
     MINI,
     MODERN,

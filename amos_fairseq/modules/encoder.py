@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from amos_fairseq.functional.cpu.dropout import dropout as fast_dropout
-from amos_fairseq.functional.packing import Packing, pack_lengths
-from amos_fairseq.functional.positions import gather_positions
+from amos_fairseq.functional.cpu import dropout as fast_dropout
+from amos_fairseq.functional.positions import Packing, gather_positions, pack_lengths
 
 # The number of graphs that PyTorch may compile for one function. With its default of 8, further kinds of layers would run
 # uncompiled without an error.

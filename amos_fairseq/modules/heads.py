@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear
 
-from amos_fairseq.functional.cross_entropy import copy_cross_entropy
-from amos_fairseq.functional.output_layer import cross_entropy
+from amos_fairseq.functional.output_layer import copy_cross_entropy, cross_entropy
 from amos_fairseq.functional.positions import mean_state
 from amos_fairseq.modules.bert_encoder import BertEncoderConfig
 from amos_fairseq.modules.encoder import make_dropout

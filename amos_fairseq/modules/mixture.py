@@ -12,12 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from amos_fairseq.functional.cross_entropy import linear_cross_entropy
-from amos_fairseq.functional.mixture import mix_logits
-from amos_fairseq.functional.output_layer import logit_chunks, output_layer
-from amos_fairseq.functional.reference_sampling import adversarial_term, gumbel_max, gumbel_noise
-from amos_fairseq.functional.sampling import MixtureReplacementSampler
-from amos_fairseq.functional.truncated_gumbel_softmax import TopEntries, truncated_adversarial_term
+from amos_fairseq.functional.mixture import TopEntries, adversarial_term, mix_logits, truncated_adversarial_term
+from amos_fairseq.functional.output_layer import linear_cross_entropy, logit_chunks, output_layer
+from amos_fairseq.functional.sampling import MixtureReplacementSampler, gumbel_max, gumbel_noise
 
 # BERT's standard deviation; the paper does not give that of v. Near 0, so that gamma starts near 1 / K.
 V_STD = 0.02
@@ -201,7 +198,7 @@ def predict_chunked(
     """Compute :func:`predict_reference` in chunks of positions; same arguments.
 
     If ``adversary`` limits the entries, the samples have the same distribution, and the gradient lacks the entries beyond the
-    largest ones: see :mod:`amos_fairseq.functional.truncated_gumbel_softmax`.
+    largest ones: see :mod:`amos_fairseq.functional.mixture`.
     """
     states = torch.stack([h.flatten(0, 1) for h in hidden])  # [K,N,E] with N = B M
     flat_gamma, targets, shape = gamma.flatten(0, 1), originals.flatten(), originals.shape

@@ -11,25 +11,26 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import gelu, linear
 
 from amos_fairseq.functional.attention import (
     NO_BIAS,
     AttentionBias,
     PackedKeys,
+    block_mask,
     choose_backend,
     fast_attention,
     masked_pairs,
     prepare_bias,
     reference_attention,
+    runs_in_blocks,
     scores_of_masked_pairs,
     varlen_attention,
+    window_attention,
     window_of,
 )
-from amos_fairseq.functional.geglu import geglu
-from amos_fairseq.functional.packing import Packing
-from amos_fairseq.functional.positions import gather_positions
+from amos_fairseq.functional.positions import Packing, gather_positions
 from amos_fairseq.functional.rotary import Rotation, rotate_queries_and_keys, rotation
-from amos_fairseq.functional.window_attention import block_mask, runs_in_blocks, window_attention
 from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder, TransformerLayer, make_dropout
 
 # No initial value is beyond this number of standard deviations (initializer_cutoff_factor of the released models).
@@ -146,10 +147,10 @@ class ModernBertLayer(TransformerLayer):
         N(0, std) without values beyond 2 std; std is divided by sqrt(2 L) where a linear layer adds to the sum, which happens
         2 L times (``full_megatron`` of https://github.com/AnswerDotAI/ModernBERT).
         """
-        for linear in (self.attention.query_key_value, self.ffn_in):
-            truncated_normal_(linear.weight, std)
-        for linear in (self.attention.output, self.ffn_out):
-            truncated_normal_(linear.weight, std / math.sqrt(2 * self.num_layers))
+        for layer in (self.attention.query_key_value, self.ffn_in):
+            truncated_normal_(layer.weight, std)
+        for layer in (self.attention.output, self.ffn_out):
+            truncated_normal_(layer.weight, std / math.sqrt(2 * self.num_layers))
 
     def forward(
         self,
@@ -168,6 +169,21 @@ class ModernBertLayer(TransformerLayer):
 
 def layer_norm(width: int, shape: ModernBertEncoderConfig) -> nn.LayerNorm:
     return nn.LayerNorm(width, shape.layer_norm_eps, bias=False)
+
+
+def geglu(states: Tensor, weight: Tensor) -> Tensor:
+    """Compute gelu(W_a x) * (W_b x) with the exact gelu (Shazeer, 2020, "GLU Variants Improve Transformer", Eq. 6).
+
+    ``states`` x [...,D], ``weight`` [2F,D], W_a above W_b -> [...,F].
+    """
+    # On one core of an AMD EPYC (25 November 2026, torch 2.13, bfloat16, 4,096 tokens, D = 128, F = 344) a feed-forward network
+    # takes 17 milliseconds forward and backward with two products, 29 with one: the halves of one product are not contiguous,
+    # and oneDNN's gelu needs contiguous values. BERT's network with F = 512 and as many weights takes 17.
+    if states.device.type == "cpu":
+        weight_a, weight_b = weight.chunk(2)
+        return gelu(linear(states, weight_a)) * linear(states, weight_b)
+    a, b = linear(states, weight).chunk(2, dim=-1)
+    return gelu(a) * b
 
 
 class FinalNorm(nn.LayerNorm):

@@ -17,8 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.data.block_iterator import batches_by_length
 from amos_fairseq.errors import UserError
-from amos_fairseq.functional.nce import energies_of
-from amos_fairseq.functional.replaced_token_detection import log_prob_of_original
+from amos_fairseq.functional.replaced_token_detection import energies_of, log_prob_of_original
 from amos_fairseq.models.amos import AmosModel
 from amos_fairseq.models.electra import ElectraModel
 from amos_fairseq.models.electric import ElectricModel

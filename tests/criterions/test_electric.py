@@ -20,7 +20,7 @@ from small_models import (
 )
 
 from amos_fairseq.criterions.electric import ElectricCriterion
-from amos_fairseq.functional.nce import energies_of, noise_logits
+from amos_fairseq.functional.replaced_token_detection import energies_of, noise_logits
 from amos_fairseq.models.electric import ElectricModel
 from amos_fairseq.models.pretraining import PretrainingBatch
 

@@ -112,7 +112,7 @@ def test_a_bias_with_the_strides_of_a_transposed_table_fails(monkeypatch: pytest
         parts = [part.to(dtype) for part in bias if part is not None]
         return sum(parts).unsqueeze(0) if parts[0].ndim == 3 else sum(parts)
 
-    monkeypatch.setattr("amos_fairseq.modules.relative_position.toeplitz", toeplitz)
+    monkeypatch.setattr("amos_fairseq.modules.bert_encoder.toeplitz", toeplitz)
     monkeypatch.setattr(attention, "as_attention_mask", as_attention_mask)
     fails(CudaRuleError, r"mask.stride\(-1\) is", "amos_base", "model.encoder_layers=1")
 

@@ -16,9 +16,9 @@ from triton_interpreter import interpreted
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional import attention
 from amos_fairseq.functional.attention import choose_backend
+from amos_fairseq.models.electric import TwoTower
 from amos_fairseq.modules import bert_encoder as encoders
 from amos_fairseq.modules.bert_encoder import BertEncoder, BertEncoderConfig
-from amos_fairseq.modules.generators import TwoTower
 from amos_fairseq.run.kernels import require_triton
 from tests.cuda.test_compiled_steps import Calls, calls, compiled_run  # noqa: F401 (a fixture)
 

@@ -12,7 +12,7 @@ from small_models import encoder_config
 from torch import Tensor
 from training_step import LiveBytes
 
-from amos_fairseq.functional import attention
+from amos_fairseq.functional import attention, cpu
 from amos_fairseq.functional.attention import (
     MASKED_SCORE,
     NO_BIAS,
@@ -23,8 +23,7 @@ from amos_fairseq.functional.attention import (
     prepare_bias,
     reference_attention,
 )
-from amos_fairseq.functional.cpu import attention as cpu_attention
-from amos_fairseq.functional.cpu.dropout import keep_scale, sample_keep_mask
+from amos_fairseq.functional.cpu import keep_scale, sample_keep_mask
 from amos_fairseq.modules.bert_encoder import BertEncoder
 
 B, H, D = 3, 2, 8  # d = 8 a head
@@ -77,7 +76,7 @@ def in_double(heads: Tensor, bias: AttentionBias) -> tuple[Tensor, AttentionBias
 @pytest.mark.parametrize("length", LENGTHS)
 def test_matches_the_reference(length: int, kind: str, group_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sequence at a time, and all at once. Sums of up to 200 products in another order: some hundred roundings."""
-    monkeypatch.setattr(cpu_attention, "GROUP_BYTES", group_bytes)
+    monkeypatch.setattr(cpu, "GROUP_BYTES", group_bytes)
     for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 2e-5)):
         heads, bias = random_inputs(length, kind, dtype)
         expected = values_and_gradients(reference_attention, *in_double(heads, bias))
@@ -117,7 +116,7 @@ def test_gradients_of_dropped_weights_by_finite_differences(kind: str) -> None:
 def test_dropout_applies_to_the_attention_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """By autograd, with the mask of the same seed, in groups of two sequences and one."""
     heads, bias = random_inputs(9, "all", torch.float64)
-    monkeypatch.setattr(cpu_attention, "GROUP_BYTES", 2 * H * 9 * 9 * 8)
+    monkeypatch.setattr(cpu, "GROUP_BYTES", 2 * H * 9 * 9 * 8)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
 
     def by_mask(heads: Tensor, bias: AttentionBias, dropout: float) -> Tensor:
@@ -144,7 +143,7 @@ def test_dropped_weights_keep_their_mean() -> None:
 
 
 def test_bias_gradient_is_never_materialized_per_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_attention, "GROUP_BYTES", 1)
+    monkeypatch.setattr(cpu, "GROUP_BYTES", 1)
     heads, bias = random_inputs(64, "learned", torch.float32)
     sizes = {}
     for attend in (fast_attention, reference_attention):

@@ -13,17 +13,15 @@ from torch import Tensor
 from torch.autograd import Function
 
 from amos_fairseq import functional
-from amos_fairseq.functional import packing, rotary
-from amos_fairseq.functional.cpu.attention import _CpuAttention
-from amos_fairseq.functional.cpu.dropout import _CpuDropout
-from amos_fairseq.functional.gradient import _ScaleGradient
+from amos_fairseq.functional import rotary
+from amos_fairseq.functional.cpu import _CpuAttention, _CpuDropout
+from amos_fairseq.functional.mixture import _LogitsOfEntries, _ScaleGradient, _ZeroTimesEmbedding
 from amos_fairseq.functional.output_layer import _OutputLayer, output_layer
-from amos_fairseq.functional.packing import _PutRows, _TakeRows
+from amos_fairseq.functional.positions import _PutRows, _TakeRows, pack_lengths
 from amos_fairseq.functional.rotary import _RotateQueriesAndKeys
 from amos_fairseq.functional.sampling import ReplacementSampler
-from amos_fairseq.functional.truncated_gumbel_softmax import _LogitsOfEntries, _ZeroTimesEmbedding
 
-PACKING = packing.pack_lengths([2, 4, 1], (3, 4), torch.device("cpu"))
+PACKING = pack_lengths([2, 4, 1], (3, 4), torch.device("cpu"))
 TOKENS = torch.tensor([[3, 0, 5], [1, 2, 4]])  # [N=2,J=3]
 EMBEDDING = torch.linspace(-1, 1, 7 * 4).view(7, 4).sin()  # [V,E]
 

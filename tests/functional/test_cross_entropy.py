@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from amos_fairseq.functional.cross_entropy import copy_cross_entropy, linear_cross_entropy
+from amos_fairseq.functional.output_layer import copy_cross_entropy, linear_cross_entropy
 
 
 def inputs(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:

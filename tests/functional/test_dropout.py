@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from amos_fairseq.functional.cpu.dropout import dropout, dropped_levels, keep_scale, sample_keep_mask
+from amos_fairseq.functional.cpu import dropout, dropped_levels, keep_scale, sample_keep_mask
 from amos_fairseq.modules.encoder import make_dropout
 
 COUNT = 2**20

@@ -10,7 +10,7 @@ from small_models import encoder_config, modern_config
 from torch import Tensor
 
 from amos_fairseq.functional.attention import PackedKeys
-from amos_fairseq.functional.packing import pack_lengths
+from amos_fairseq.functional.positions import pack_lengths
 from amos_fairseq.modules import modern_encoder
 from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from small_models import electra_criterion, small_electra
 
-from amos_fairseq.functional.reinforce import baseline_losses, policy_losses
+from amos_fairseq.functional.replaced_token_detection import baseline_losses, policy_losses
 from amos_fairseq.models.pretraining import PretrainingBatch
 
 VOCABULARY = 5

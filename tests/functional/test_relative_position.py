@@ -8,7 +8,7 @@ from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
 from amos_fairseq.functional.attention import AttentionBias, as_attention_mask
 from amos_fairseq.functional.relative_position import amos_bucket, t5_bucket, toeplitz
-from amos_fairseq.modules.relative_position import RelativePositionBias
+from amos_fairseq.modules.bert_encoder import RelativePositionBias
 
 DISTANCES = torch.arange(-600, 601)
 

@@ -11,13 +11,11 @@ from scipy import stats
 from small_models import gumbel, small_amos, small_batch
 
 from amos_fairseq.functional import sampling
-from amos_fairseq.functional.reference_sampling import (
-    adversarial_term,
+from amos_fairseq.functional.mixture import adversarial_term
+from amos_fairseq.functional.sampling import (
     gumbel_max,
     gumbel_noise,
     gumbel_top_k,
-)
-from amos_fairseq.functional.sampling import (
     gumbel_top_k_sampling,
     is_repeated,
     pick,

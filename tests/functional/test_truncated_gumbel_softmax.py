@@ -5,11 +5,15 @@ import math
 import pytest
 import torch
 
-from amos_fairseq.functional import truncated_gumbel_softmax as module
-from amos_fairseq.functional.mixture import mix_logits
-from amos_fairseq.functional.reference_sampling import adversarial_term
+from amos_fairseq.functional import mixture as module
+from amos_fairseq.functional.mixture import (
+    TopEntries,
+    adversarial_term,
+    mix_logits,
+    truncated_adversarial_term,
+    truncated_mass,
+)
 from amos_fairseq.functional.sampling import gumbel_top_k_sampling, scores_outside_top_k
-from amos_fairseq.functional.truncated_gumbel_softmax import TopEntries, truncated_adversarial_term, truncated_mass
 
 TAU = 0.3
 

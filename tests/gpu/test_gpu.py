@@ -6,7 +6,7 @@ import pytest
 import torch
 from small_models import encoder_config, modern_config
 
-from amos_fairseq.functional.cross_entropy import linear_cross_entropy
+from amos_fairseq.functional.output_layer import linear_cross_entropy
 from amos_fairseq.modules.encoder import TransformerConfig
 from amos_fairseq.run.metrics_file import read_records
 

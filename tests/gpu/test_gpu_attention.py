@@ -19,7 +19,7 @@ from amos_fairseq.functional.attention import (
     varlen_attention,
     window_of,
 )
-from amos_fairseq.functional.packing import pack_lengths
+from amos_fairseq.functional.positions import pack_lengths
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -10,11 +10,18 @@ from small_models import modern_config
 from torch import Tensor
 from transformers import ModernBertConfig, ModernBertModel
 
-from amos_fairseq.functional.attention import AttentionBias, cpu_attention, masked_pairs, reference_attention
+from amos_fairseq.functional.attention import (
+    AttentionBias,
+    block_mask,
+    cpu_attention,
+    masked_pairs,
+    reference_attention,
+    runs_in_blocks,
+    window_attention,
+)
 from amos_fairseq.functional.rotary import rotate, rotate_queries_and_keys, rotation
-from amos_fairseq.functional.window_attention import block_mask, runs_in_blocks, window_attention
+from amos_fairseq.models.electric import TwoTower
 from amos_fairseq.modules.encoder import share_bottom, with_layers
-from amos_fairseq.modules.generators import TwoTower
 from amos_fairseq.modules.initialization import initialize
 from amos_fairseq.modules.modern_encoder import CUTOFF, ModernBertEncoder
 

@@ -6,8 +6,8 @@ from reference_models import naive_cloze
 from small_models import encoder_config, small_batch, small_electric
 
 from amos_fairseq.functional.attention import masked_pairs
+from amos_fairseq.models.electric import TwoTower
 from amos_fairseq.modules.bert_encoder import BertEncoder
-from amos_fairseq.modules.generators import TwoTower
 
 LENGTHS = (9, 6, 1)
 SCHEMES = ["none", "t5", "amos"]

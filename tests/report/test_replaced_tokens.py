@@ -10,7 +10,7 @@ from saved_models import CORPUS, write_run
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.data.masked_blocks import MaskedBlockDataset
 from amos_fairseq.data.seeding import Purpose, noise_seed
-from amos_fairseq.functional.reference_sampling import gumbel_max, gumbel_noise
+from amos_fairseq.functional.sampling import gumbel_max, gumbel_noise
 from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.report import replaced_tokens
 from amos_fairseq.report.replaced_tokens import held_out_blocks, replaced_token_losses

@@ -7,8 +7,7 @@ import torch
 from saved_models import SCORED_SIZES, pretrained, sequences
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.functional.nce import energies_of
-from amos_fairseq.functional.replaced_token_detection import log_prob_of_original
+from amos_fairseq.functional.replaced_token_detection import energies_of, log_prob_of_original
 from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 from amos_fairseq.scoring.token_scorers import build_token_scorer
 

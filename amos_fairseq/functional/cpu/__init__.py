@@ -1,1 +1,0 @@
-"""Attention and dropout for CPUs."""
