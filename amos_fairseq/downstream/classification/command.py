@@ -12,8 +12,9 @@ import numpy as np
 
 from amos_fairseq.downstream.benchmark import BenchmarkTask, Failure, TaskRun, plan_runs, usable_folder
 from amos_fairseq.downstream.classification.benchmark import TextBenchmark, read_text_data
-from amos_fairseq.downstream.classification.labeling import NAME, label_table
-from amos_fairseq.downstream.classification.prepare import SOURCE_OPTIONS, open_source, prepare_inside
+from amos_fairseq.downstream.classification.labeling import label_table
+from amos_fairseq.downstream.classification.prepare import NAME, TABLE_OPTIONS, prepare_inside
+from amos_fairseq.downstream.classification.rows import Tables
 from amos_fairseq.downstream.classification.scores import MAIN_SCORES, SCORES, text_scores
 from amos_fairseq.downstream.results import RunResult, Spread, TaskSummary, best_checkpoint, content_sha256
 from amos_fairseq.downstream.runner import run_and_print, stoppable
@@ -39,9 +40,9 @@ def main(arguments: argparse.Namespace) -> None:
         print(f"{arguments.out}: {number:,} rows")
         return
     session = session_from(arguments, NAME)
-    source = open_source(**{option: getattr(arguments, option) for option in SOURCE_OPTIONS})
+    tables = Tables(**{option: getattr(arguments, option) for option in TABLE_OPTIONS}).with_columns()
     with preparing(session, NAME) as tokenizer:
-        data = prepare_inside(session.out, source, tokenizer)
+        data = prepare_inside(session.out, tables, tokenizer)
     run_and_print(arguments.out, open_classification(session, data, arguments.baseline))
 
 

@@ -28,7 +28,7 @@ from amos_fairseq.downstream.classification.rows import KINDS
 from amos_fairseq.downstream.labeled_task import LabeledSequences
 from amos_fairseq.downstream.tagging.dataset import are_labels
 from amos_fairseq.errors import UserError
-from amos_fairseq.strangers import field, finite_number, plain_name, read_json, read_text, whole_number
+from amos_fairseq.strangers import field, finite_number, plain_name, read_json, read_text, text_in, whole_number
 from amos_fairseq.text.tokenization.truncation import kept_lengths
 
 # A class of the dev set that the training set lacks. It is no class of a model, so that every prediction is wrong.
@@ -54,28 +54,28 @@ def read_task_record(directory: Path, hint: str) -> dict[str, Any]:
 
 def check_task_record(record: dict[str, Any]) -> None:
     """Raise ``ValueError``, ``KeyError`` or ``TypeError`` unless ``task.json`` has what this package reads of it."""
-    task, kind, labels = (field(record, name, kind) for name, kind in (("task", str), ("kind", str), ("labels", list)))
-    plain_name(task, 100)
+    absent = {"mean": 0.0, "deviation": 1.0, "notes": [], "text_columns": [], "header": True}
+    record = absent | record
+    kind, labels = field(record, "kind", str), field(record, "labels", list)
+    plain_name(field(record, "task", str), 100)
     if labels and not are_labels(labels):
-        raise ValueError(f"the labels of {task} are not different names")
-    if (
-        kind not in KINDS
-        or (kind == "number") == bool(labels)
-        or whole_number(record["num_classes"]) != max(1, len(labels))
-    ):
+        raise ValueError("the labels are not different names")
+    num_classes = whole_number(record["num_classes"])
+    if kind not in KINDS or (kind == "number") == bool(labels) or num_classes != max(1, len(labels)):
         raise ValueError("kind, labels and num_classes contradict each other")
-    if kind == "number":
-        finite_number(record.get("mean", 0.0))
-        if not finite_number(record.get("deviation", 1.0)) > 0:
-            raise ValueError("the deviation is not above 0")
-    for note in field({"notes": []} | record, "notes", list):
+    finite_number(record["mean"])
+    if not finite_number(record["deviation"]) > 0:
+        raise ValueError("the deviation is not above 0")
+    for note in field(record, "notes", list):
         plain_name(note, 10_000)
+    for column in field(record, "text_columns", list):
+        text_in(column)
+    field(record, "header", bool)
     for split, facts in field(record, "splits", dict).items():
         if not _SPLIT.fullmatch(split):
             raise ValueError(f"{split!r:.60} is no split")
-        whole_number(facts["rows"])
-        whole_number(facts.get("source_rows", 0))
-        whole_number(facts.get("broken", 0))
+        for count in (facts["rows"], facts.get("source_rows", 0), facts.get("broken", 0)):
+            whole_number(count)
         plain_name(facts.get("source", split))
 
 

@@ -4,8 +4,7 @@ import csv
 import itertools
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -19,20 +18,19 @@ from torch.nn.utils.rnn import pad_sequence
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
 from amos_fairseq.downstream.benchmark import batches
 from amos_fairseq.downstream.classification.dataset import UNKNOWN_CLASS, ShortenedTexts, join_texts, read_task_record
-from amos_fairseq.downstream.classification.rows import find_columns, texts_of
+from amos_fairseq.downstream.classification.prepare import NAME
+from amos_fairseq.downstream.classification.rows import check_columns, texts_of
 from amos_fairseq.downstream.classification.scores import predictions_of
 from amos_fairseq.downstream.results import best_checkpoint, best_run_of
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import explain_write_errors, whole_file
 from amos_fairseq.models.fine_tuning import TEXT_HEAD
 from amos_fairseq.output.terminal import progress_bar, say
-from amos_fairseq.strangers import field
 from amos_fairseq.text.table_files import TableFile
 
 PREDICTION, PROBABILITY = "prediction", "probability"  # the columns that are added
 SUFFIXES = (".tsv", ".csv", ".jsonl")
 ROWS_AT_ONCE = 10_000  # in memory
-NAME = "classification"
 UNKNOWN_NAME = "<unknown>"  # a class that the training set lacks, among the labels of dev
 
 
@@ -78,13 +76,6 @@ def predict_logits(
     return logits
 
 
-def check_output(out: Path) -> None:
-    if out.suffix.lower() not in SUFFIXES:
-        raise UserError(f"--out {out}: with --predict it is a file: give a name that ends with {', '.join(SUFFIXES)}")
-    if out.is_dir():
-        raise UserError(f"--out {out} is a directory: give the name of a file")
-
-
 def label_table(
     results: Path,
     file: Path,
@@ -104,24 +95,28 @@ def label_table(
     Returns:
         The number of rows.
     """
-    check_output(out)
+    if out.suffix.lower() not in SUFFIXES or out.is_dir():
+        raise UserError(f"--out {out}: with --predict it is a file: give a name that ends with {', '.join(SUFFIXES)}")
     if out.exists() and file.exists() and out.samefile(file):
         raise UserError(f"--out {out} is the table to label: give the name of another file")
     if (best := best_run_of(results, NAME)) is None:
         raise UserError(f"{results} has no finished run of amos classify: give that command's --out as --checkpoint")
     checkpoint = best_checkpoint(results, best)
     record = read_task_record(checkpoint.parent, "repeat amos classify with another --out")
-    table = TableFile(file, record.get("header") is not False, csv_quotes)
-    trained_on = text_columns(record, checkpoint)
-    columns = find_columns(table, texts or trained_on, None, labeled=False)
-    if len(columns.texts) != len(trained_on):
-        raise UserError(f"--text {' '.join(columns.texts)}: the model was trained on {len(trained_on)} columns")
+    table = TableFile(file, record.get("header", True), csv_quotes)
+    trained_on = record.get("text_columns")
+    if not trained_on:
+        raise UserError(f"{checkpoint.parent} does not say on which columns it was trained: repeat amos classify")
+    texts = texts or trained_on
+    check_columns(table, texts, None)
+    if len(texts) != len(trained_on):
+        raise UserError(f"--text {' '.join(texts)}: the model was trained on {len(trained_on)} columns")
     if taken := {PREDICTION, PROBABILITY} & set(table.columns):
         raise UserError(f"{file} has a column {taken.pop()!r}, which is added here: rename it")
     say(f"{best.directory} is the best run on dev ({best.main_score} {best.main:.1f})", "classify")
-    labeler = Labeler(load_checkpoint(checkpoint), record["kind"], record["labels"], columns.texts, device, stop)
+    loaded = load_checkpoint(checkpoint)
     added = [PREDICTION, PROBABILITY] if record["kind"] == "classes" else [PREDICTION]
-    num_rows = 0
+    num_rows = num_empty = num_cut = 0
     with (
         explain_write_errors(out, "make room, permit writing, or give another --out"),
         whole_file(str(out)) as unfinished,
@@ -131,67 +126,23 @@ def label_table(
         write_rows = table_writer(stream, out.suffix.lower(), [*table.columns, *added])
         rows = table.rows()
         while chunk := list(itertools.islice(rows, ROWS_AT_ONCE)):
-            write_rows(labeler.label(file, chunk))
+            inputs = [texts_of(values, texts, f"{file}, line {number}") for number, values in chunk]
+            encoded = encode(loaded, inputs)
+            logits = predict_logits(loaded, [encoded[index] for index in range(len(chunk))], device, stop)
+            cells = predicted_cells(loaded, record, logits)
+            write_rows([values | more for (_, values), more in zip(chunk, cells, strict=True)])
             num_rows += len(chunk)
+            num_empty += sum(not any(map(str.strip, row)) for row in inputs)
+            num_cut += encoded.num_cut
             bar.update(len(chunk))
     for what, count in (
-        ("rows have no text and are labeled anyway", labeler.num_empty),
-        (f"rows of more than {labeler.max_tokens} tokens are cut", labeler.num_cut),
+        ("rows have no text and are labeled anyway", num_empty),
+        (f"rows of more than {loaded.model.max_positions()} tokens are cut", num_cut),
         ("lines have another number of columns and are left out", len(table.broken_lines)),
     ):
         if count:
             say(f"{file}: {count:,} {what}", "classify")
     return num_rows
-
-
-@dataclass
-class Labeler:
-    """A fine-tuned model that labels rows of a table.
-
-    Attributes:
-        columns: those of the texts.
-        num_empty, num_cut: numbers of rows without text, and of those that were cut, so far.
-    """
-
-    loaded: LoadedCheckpoint
-    kind: str
-    labels: Sequence[str]
-    columns: Sequence[str]
-    device: str
-    stop: threading.Event
-    num_empty: int = 0
-    num_cut: int = 0
-
-    @property
-    def max_tokens(self) -> int:
-        return self.loaded.model.max_positions()
-
-    def label(self, file: Path, rows: Sequence[tuple[int, dict[str, Any]]]) -> list[dict[str, Any]]:
-        """Return the values of numbered rows with the columns that are added."""
-        inputs = [texts_of(values, self.columns, f"{file}, line {number}") for number, values in rows]
-        encoded = encode(self.loaded, inputs)
-        self.num_empty += sum(not any(map(str.strip, texts)) for texts in inputs)
-        self.num_cut += encoded.num_cut
-        logits = predict_logits(self.loaded, [encoded[index] for index in range(len(rows))], self.device, self.stop)
-        if not np.isfinite(logits).all():
-            raise UserError(f"{self.loaded.file} predicts numbers that are not finite: train it with a lower --lr")
-        named = name_predictions(self.kind, self.labels, predictions_of(self.kind, logits))
-        added = [{PREDICTION: each} for each in named]
-        if self.kind == "classes":
-            for cells, probability in zip(added, softmax(logits, axis=1).max(axis=1), strict=True):
-                cells[PROBABILITY] = round(float(probability), 6)
-        return [values | cells for (_, values), cells in zip(rows, added, strict=True)]
-
-
-def text_columns(record: Mapping[str, Any], checkpoint: Path) -> list[str]:
-    """Return the columns that the model was trained on, of ``task.json``."""
-    try:
-        names = field(dict(record), "text_columns", list)
-        if 1 <= len(names) <= 2 and all(isinstance(name, str) for name in names):
-            return names
-    except (ValueError, KeyError, TypeError):
-        pass
-    raise UserError(f"{checkpoint.parent} does not say on which columns the model was trained: repeat amos classify")
 
 
 def encode(loaded: LoadedCheckpoint, inputs: Sequence[tuple[str, ...]]) -> ShortenedTexts:
@@ -202,6 +153,18 @@ def encode(loaded: LoadedCheckpoint, inputs: Sequence[tuple[str, ...]]) -> Short
         tokens = [torch.tensor([*map(dictionary.index, pieces), dictionary.eos()]) for pieces in lines]
         texts.append(ListDataset(tokens, np.array([len(line) for line in tokens])))
     return ShortenedTexts(join_texts(texts, dictionary.bos(), loaded.separator), loaded.model.max_positions())
+
+
+def predicted_cells(
+    loaded: LoadedCheckpoint, record: Mapping[str, Any], logits: np.ndarray
+) -> Iterator[dict[str, Any]]:
+    """Yield the columns that are added to each row of ``logits`` [N, outputs]."""
+    if not np.isfinite(logits).all():
+        raise UserError(f"{loaded.file} predicts numbers that are not finite: train it with a lower --lr")
+    kind = record["kind"]
+    for row, name in zip(logits, name_predictions(kind, record["labels"], predictions_of(kind, logits)), strict=True):
+        probability = {PROBABILITY: round(float(softmax(row).max()), 6)} if kind == "classes" else {}
+        yield {PREDICTION: name} | probability
 
 
 def table_writer(stream: TextIO, suffix: str, columns: Sequence[str]) -> Callable[[Sequence[Mapping[str, Any]]], None]:

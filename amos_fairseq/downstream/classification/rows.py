@@ -1,10 +1,10 @@
-"""Rows of texts and labels in a table: which columns to read, what the labels are, and what is left out."""
+"""Rows of texts and labels in a table: which columns to read, what the labels are, and which rows train and are scored."""
 
 import dataclasses
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import shorten
@@ -35,14 +35,76 @@ MOST_CLASSES = 10_000
 # Of labels that are numbers: the largest, and their mean over their deviation. Models compute them in float32.
 LARGEST_NUMBER, LARGEST_RATIO = 1e30, 1e5
 SHOWN_CHARACTERS = 100  # of a list of labels in a message
+DEV_SHARE, SPLIT_SEED = 0.1, 1
 
 
 @dataclass(frozen=True)
-class Columns:
-    """The one or two columns of the texts, and that of the label: None where there are no labels."""
+class Tables:
+    """The tables to train and to score on, and how to read them: options of ``amos classify``.
 
-    texts: tuple[str, ...]
-    label: str | None
+    Attributes:
+        dev: None to take a tenth of the rows of ``train``.
+        text: the one or two columns of the texts.
+        kind: one of :data:`KINDS`; None to infer it from the labels of ``train``.
+        label_separator: between the labels of a row that is no list.
+    """
+
+    train: Path
+    dev: Path | None = None
+    text: Sequence[str] | None = None
+    label: str | None = None
+    kind: str | None = None
+    label_separator: str = ","
+    no_header: bool = False
+    csv_quotes: bool = False
+
+    def with_columns(self) -> "Tables":
+        """Return the tables with the columns that the user does not name, which are found in ``train``."""
+        if not self.label_separator:
+            raise UserError("the separator of labels is empty: give the text between two labels, such as ','")
+        text, label = find_columns(TableFile(self.train, not self.no_header, self.csv_quotes), self.text, self.label)
+        return dataclasses.replace(self, text=text, label=label)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What determines the prepared data besides the files and the tokenizer, as plain values."""
+        columns = {"texts": list(self.text), "label": self.label, "header": not self.no_header}
+        if self.csv_quotes:
+            columns["csv_quotes"] = True
+        return columns | {"kind": self.kind, "separator": self.label_separator if self.kind == "labels" else None}
+
+    def read(self) -> tuple["LabeledRows", "LabeledRows", "LabelSpace", list[str]]:
+        """Return the rows to train and to score on, what their labels are, and footnotes of the table of scores."""
+        train, dev = (
+            read_rows(path, self.text, self.label, not self.no_header, self.csv_quotes) if path else None
+            for path in (self.train, self.dev)
+        )
+        kind, inferred = self.kind, ""
+        if kind is None:
+            kind = infer_kind(train.labels)
+            others = "--kind labels or number" if kind == "classes" else "--kind classes"
+            inferred = f", inferred ({others} for something else)"
+        train = self._parsed(train, kind)
+        train, dev = split_off_dev(train) if dev is None else (train, self._parsed(dev, kind))
+        space = LabelSpace.of(kind, train.labels, train.source, bool(inferred))
+        notes = [f"{self.label}: {space}{inferred}", *notes_on(train, dev, space, self.dev is None)]
+        return train, dev, space, [printable(note) for note in notes]
+
+    def _parsed(self, rows: "LabeledRows", kind: str) -> "LabeledRows":
+        """Return the rows with their labels parsed. Without a label is no row, unless a row can have none of several."""
+        if kind != "labels":
+            labeled = [index for index, label in enumerate(rows.labels) if not is_missing(label)]
+            if not labeled:
+                raise UserError(f"{rows.source}: no row has a label in {self.label}: give another --label")
+            without = Counter({"without label": len(rows) - len(labeled)})
+            rows = dataclasses.replace(rows.choose(labeled), left_out=rows.left_out + without)
+        labels = []
+        for line, value in zip(rows.ids, rows.labels, strict=True):
+            try:
+                labels.append(parse_label(value, kind, self.label_separator))
+            except ValueError as error:
+                raise UserError(f"{rows.source}, line {line}: {error}") from error
+        return dataclasses.replace(rows, labels=labels)
 
 
 @dataclass
@@ -50,17 +112,15 @@ class LabeledRows:
     """The rows of a table that have a text.
 
     Attributes:
-        lines: where each row is in the file: its line, or its number from 1 where there are no lines.
-        ids: what a test set calls each row.
-        labels: values of the label column as they are in the file.
+        sha256: of the file.
+        ids: what the table calls each row: its line, or its number from 1 where there are no lines.
+        labels: as they are in the file, or what :func:`parse_label` made of them.
         left_out: reason -> number of rows.
         broken_lines: see :class:`~amos_fairseq.text.table_files.TableFile`.
-        sha256: of the file.
     """
 
     source: str
     sha256: str = ""
-    lines: list[int] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
     texts: list[tuple[str, ...]] = field(default_factory=list)
     labels: list[Any] = field(default_factory=list)
@@ -72,50 +132,46 @@ class LabeledRows:
 
     def choose(self, indices: Sequence[int]) -> "LabeledRows":
         """Return the rows of these indices, without what was left out before."""
-        lists = (self.lines, self.ids, self.texts, self.labels)
-        return LabeledRows(self.source, self.sha256, *([values[index] for index in indices] for values in lists))
-
-    def with_labels(self) -> "LabeledRows":
-        """Return the rows that have a label; the others are counted."""
-        chosen = self.choose([index for index, label in enumerate(self.labels) if not is_missing(label)])
-        without = Counter({"without label": len(self) - len(chosen)})
-        return dataclasses.replace(chosen, left_out=self.left_out + without)
+        lists = ([values[index] for index in indices] for values in (self.ids, self.texts, self.labels))
+        return LabeledRows(self.source, self.sha256, *lists)
 
 
-def check_columns(table: TableFile, columns: Columns) -> None:
-    for flag, names in (("--text", columns.texts), ("--label", (columns.label,) if columns.label else ())):
+def check_columns(table: TableFile, texts: Sequence[str], label: str | None) -> None:
+    """Refuse columns that the table lacks, or that are no text, or no pair of texts, and another one as the label."""
+    for flag, names in (("--text", texts), ("--label", [] if label is None else [label])):
         for name in names:
             if name not in table.columns:
                 listed = shorten(", ".join(table.columns), 300)
                 raise UserError(f"{table.path} has no column {name!r}: give {flag} with one of {listed}")
-
-
-def find_columns(table: TableFile, texts: Sequence[str] | None, label: str | None, labeled: bool = True) -> Columns:
-    """Return the columns that the user names, or else those with a usual name, or the only ones that remain."""
-    check_columns(table, Columns(tuple(texts or ()), label if labeled else None))
-    if texts and (len(set(texts)) != len(texts) or len(texts) > 2 or (labeled and label in texts)):
+    if len(set(texts)) != len(texts) or len(texts) > 2 or label in texts:
         raise UserError("--text takes one column, or two different ones for pairs, and not that of the label")
+
+
+def find_columns(table: TableFile, texts: Sequence[str] | None, label: str | None) -> tuple[tuple[str, ...], str]:
+    """Return the columns that the user names, or else those with a usual name, or the only ones that remain."""
+    texts = list(texts or ())
+    check_columns(table, texts, label)
     names, listed = table.columns, shorten(", ".join(table.columns), 300)
-    if labeled and label is None:
-        label = next((name for name in LABEL_COLUMNS if name in names and name not in (texts or ())), None)
-    if texts is None:
+    if label is None:
+        label = next((name for name in LABEL_COLUMNS if name in names and name not in texts), None)
+    if not texts:
         rest = [name for name in names if name != label]
-        texts = next((usual for usual in TEXT_COLUMNS if set(usual) <= set(rest)), None)
-        if texts is None and len(rest) == 1 and (label is not None or not labeled):
-            texts = rest
-    if texts is None:
+        usual = next((columns for columns in TEXT_COLUMNS if set(columns) <= set(rest)), None)
+        texts = usual or (rest if len(rest) == 1 and label is not None else [])
+    if not texts:
         raise UserError(f"{table.path}: which column is the text is not clear: give --text with one or two of {listed}")
-    if labeled and label is None:
+    if label is None:
         rest = [name for name in names if name not in texts]
         if len(rest) != 1:
             raise UserError(f"{table.path}: which column is the label is not clear: give --label with one of {listed}")
         label = rest[0]
-    return Columns(tuple(texts), label if labeled else None)
+    return tuple(texts), label
 
 
 def read_rows(
     path: Path,
-    columns: Columns,
+    texts: Sequence[str],
+    label: str | None,
     header: bool = True,
     csv_quotes: bool = False,
     with_empty: bool = False,
@@ -125,41 +181,44 @@ def read_rows(
     """Read the rows with a text, also those without a label; the others are counted.
 
     Args:
+        texts, label: columns; there may be none of labels.
         header, csv_quotes, on_read: see :class:`~amos_fairseq.text.table_files.TableFile`.
         with_empty: read the rows without a text, too.
         id_columns: the first of them that the table has names the rows, or else their position in the file; without any,
             their line does.
     """
     table = TableFile(path, header, csv_quotes, on_read)
-    check_columns(table, columns)
+    check_columns(table, texts, label)
     rows = LabeledRows(path.name, broken_lines=table.broken_lines)
     id_column = next((name for name in id_columns if name in table.columns), None)
     for line, values in table.rows():
-        texts = texts_of(values, columns.texts, f"{path}, line {line}")
-        if not with_empty and not any(text.strip() for text in texts):
+        row = texts_of(values, texts, f"{path}, line {line}")
+        if not with_empty and not any(map(str.strip, row)):
             rows.left_out["without text"] += 1
             continue
-        rows.lines.append(line)
         position = line - (2 if header else 1) if id_columns else line
         rows.ids.append(str(values[id_column] if id_column else position))
-        rows.texts.append(texts)
-        rows.labels.append(values.get(columns.label))
+        rows.texts.append(row)
+        rows.labels.append(values.get(label))
     rows.sha256 = table.sha256
     if table.broken_lines:
         advice = "" if csv_quotes or table.kind != TSV else " (if a program wrote it as CSV, give --csv-quotes)"
         rows.left_out[f"with another number of columns{advice}"] = len(table.broken_lines)
     if not rows:
-        raise UserError(f"{path} has no row with a text in {' or '.join(columns.texts)}: give another --text")
+        raise UserError(f"{path} has no row with a text in {' or '.join(texts)}: give another --text")
     return rows
 
 
 def texts_of(values: Mapping[str, Any], columns: Sequence[str], where: str) -> tuple[str, ...]:
     """Return the texts of the row ``where``: without NUL, on which tokenizers differ, and with spaces for line ends."""
+    texts = []
     for name in columns:
-        if isinstance(values.get(name), list | dict):
+        value = values.get(name)
+        if isinstance(value, list | dict):
             raise UserError(f"{where}: {name} is a list or an object, no text: give a column of texts with --text")
-    texts = ("" if is_missing(values.get(name)) else str(values[name]) for name in columns)
-    return tuple(" ".join(text.replace("\0", "").splitlines()) for text in texts)
+        text = "" if is_missing(value) else str(value)
+        texts.append(" ".join(text.replace("\0", "").splitlines()))
+    return tuple(texts)
 
 
 def printable(text: str) -> str:
@@ -186,47 +245,38 @@ def infer_kind(labels: Sequence[Any]) -> str:
     return "classes" if whole and len(numbers) <= MOST_NUMBERED_CLASSES else "number"
 
 
+def parse_label(value: Any, kind: str, separator: str) -> str | list[str] | float:
+    """Return the name of a class, the different names of a list, or a number; raise ``ValueError`` for something else."""
+    if kind == "number":
+        try:
+            number = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise ValueError(f"the label {str(value)[:60]!r} is not a finite number: give another --kind")
+        return number
+    is_list = isinstance(value, list | tuple)
+    if kind == "classes":
+        if is_list:
+            raise ValueError("the label is a list: give --kind labels")
+        values = [value]
+    else:
+        values = value if is_list else [] if is_missing(value) else str(value).split(separator)
+    names = list(dict.fromkeys(filter(None, map(name_of, values))))
+    for name in names:
+        if not name.isprintable():
+            raise ValueError(f"the label {name[:60]!r} cannot be printed: is it the column of the labels?")
+    return names[0] if kind == "classes" else names
+
+
 def name_of(value: Any) -> str:
     """Return the name of a class: 1 for 1.0 and "1.0", as tables with missing values spell whole numbers."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
     if isinstance(value, bool):
         value = str(value).lower()
+    elif isinstance(value, float) and value.is_integer():
+        value = int(value)
     name = str(value).strip()
     return name.removesuffix(".0") if re.fullmatch(r"-?\d+\.0", name) else name
-
-
-def parse_labels(rows: LabeledRows, kind: str, separator: str) -> list[Any]:
-    """Return the labels of all rows: names, lists of different names, or floats.
-
-    Args:
-        separator: between the names of a row that is no list, for the kind "labels".
-    """
-    parsed: list[Any] = []
-    for line, value in zip(rows.lines, rows.labels, strict=True):
-        where = f"{rows.source}, line {line}"
-        if kind == "number":
-            try:
-                number = math.nan if isinstance(value, bool) else float(value)
-            except (TypeError, ValueError):
-                number = math.nan
-            if not math.isfinite(number):
-                raise UserError(f"{where}: the label {str(value)[:60]!r} is not a finite number: give another --kind")
-            parsed.append(number)
-            continue
-        is_list = isinstance(value, list | tuple)
-        if kind == "classes":
-            if is_list:
-                raise UserError(f"{where}: the label is a list: give --kind labels")
-            names = [name_of(value)]
-        else:
-            values = value if is_list else [] if is_missing(value) else str(value).split(separator)
-            names = list(dict.fromkeys(filter(None, map(name_of, values))))
-        for name in names:
-            if not name.isprintable():
-                raise UserError(f"{where}: the label {name[:60]!r} cannot be printed: is it the column of the labels?")
-        parsed.append(names[0] if kind == "classes" else names)
-    return parsed
 
 
 def sorted_names(names: set[str]) -> list[str]:
@@ -237,11 +287,11 @@ def sorted_names(names: set[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class LabelKind:
+class LabelSpace:
     """What the labels of a task are.
 
     Attributes:
-        kind: classes, labels or number.
+        kind: one of :data:`KINDS`.
         names: in the order of the classes; empty for numbers.
         mean, deviation: of the numbers of the training set, by which the outputs of a model are scaled; None if they are not.
     """
@@ -252,10 +302,10 @@ class LabelKind:
     deviation: float | None = None
 
     @classmethod
-    def of(cls, kind: str, labels: Sequence[Any], source: str, is_given: bool = True) -> "LabelKind":
-        """Return the kind of the labels of the training set; raise :class:`UserError` if there is nothing to learn.
+    def of(cls, kind: str, labels: Sequence[Any], source: str, is_inferred: bool) -> "LabelSpace":
+        """Return that of the parsed labels of the training set; raise :class:`UserError` if there is nothing to learn.
 
-        ``is_given``: by the user. If it was inferred, very many classes are taken for a wrong column.
+        ``is_inferred``: very many classes are then taken for a wrong column.
         """
         if kind == "number":
             if max(map(abs, labels)) > LARGEST_NUMBER:
@@ -271,7 +321,7 @@ class LabelKind:
         if len(names) < (2 if kind == "classes" else 1):
             problem = f"each row has the label {labels[0]}" if kind == "classes" else "no row has a label"
             raise UserError(f"{source}: {problem}: give the column of the labels as --label")
-        if len(names) > MOST_CLASSES or (not is_given and kind == "classes" and len(names) > max(20, len(labels) // 2)):
+        if len(names) > MOST_CLASSES or (is_inferred and kind == "classes" and len(names) > max(20, len(labels) // 2)):
             counts = f"{len(labels):,} labels have {len(names):,} different values"
             raise UserError(f"{source}: the {counts}: give another column as --label, or their --kind")
         return cls(kind, sorted_names(names))
@@ -281,10 +331,46 @@ class LabelKind:
             return f"numbers of mean {self.mean:.4g} and standard deviation {self.deviation:.4g}"
         return f"{len(self.names)} {self.kind} ({shorten(', '.join(self.names), SHOWN_CHARACTERS, placeholder=' ...')})"
 
-    def unknown(self, labels: Sequence[Any]) -> Counter[str]:
-        """Count the names among dev labels that the training set lacks."""
-        if self.kind == "number":
-            return Counter()
-        rows = ([label] for label in labels) if self.kind == "classes" else labels
-        known = set(self.names)
-        return Counter(name for row in rows for name in row if name not in known)
+
+def split_off_dev(rows: LabeledRows) -> tuple[LabeledRows, LabeledRows]:
+    """Return training and dev rows: a tenth, at random. Rows with equal texts are on the same side."""
+    indices: dict[tuple[str, ...], list[int]] = {}
+    for index, texts in enumerate(rows.texts):
+        indices.setdefault(texts, []).append(index)
+    groups, wanted = list(indices.values()), round(DEV_SHARE * len(rows))
+    if len(groups) < 10 or wanted < 1:
+        raise UserError(f"{rows.source} has {len(groups)} different texts, too few to choose dev rows: give --dev")
+    dev: list[int] = []
+    for group in np.random.default_rng(SPLIT_SEED).permutation(len(groups)):
+        if len(dev) + len(groups[group]) <= wanted:
+            dev += groups[group]
+    train = rows.choose(sorted(set(range(len(rows))).difference(dev)))
+    return dataclasses.replace(train, left_out=rows.left_out), rows.choose(sorted(dev))
+
+
+def notes_on(train: LabeledRows, dev: LabeledRows, space: LabelSpace, dev_is_chosen: bool) -> Iterator[str]:
+    """Yield footnotes of the table: which rows are left out, texts that occur twice, and labels that cannot be learned."""
+    for name, rows in (("training", train), ("dev", dev)):
+        for reason, count in rows.left_out.items():
+            yield f"{rows.source}: {count:,} {name} rows {reason} are left out"
+        if half_empty := sum(not all(map(str.strip, texts)) for texts in rows.texts):
+            yield f"{rows.source}: {half_empty:,} {name} pairs have one empty text"
+    if dev_is_chosen:
+        yield f"dev: {len(dev):,} rows of {dev.source}, chosen at random (seed {SPLIT_SEED}); {len(train):,} rows train"
+    labels: dict[tuple[str, ...], set[str]] = {}
+    for texts, label in zip(train.texts, train.labels, strict=True):
+        labels.setdefault(texts, set()).add(str(label))
+    if repeated := len(train) - len(labels):
+        several = sum(len(names) > 1 for names in labels.values())
+        with_others = f"; {several:,} texts have different labels" if several else ""
+        yield f"{train.source}: {repeated:,} training rows repeat the text of an earlier row{with_others}"
+    if seen := sum(texts in labels for texts in dev.texts):
+        yield f"{dev.source}: {seen:,} of {len(dev):,} dev rows have a text that trains too: the scores may be too high"
+    if space.kind == "number":
+        return
+    known = set(space.names)
+    names_of_rows = ([label] for label in dev.labels) if space.kind == "classes" else dev.labels
+    if unknown := [name for names in names_of_rows for name in names if name not in known]:
+        listed = shorten(", ".join(sorted_names(set(unknown))), SHOWN_CHARACTERS, placeholder=" ...")
+        counted = "counted as wrong" if space.kind == "classes" else "not counted"
+        yield f"{dev.source}: {len(unknown):,} labels that no training row has are {counted}: {listed}"

@@ -12,8 +12,8 @@ from fairseq.tasks.sentence_prediction import SentencePredictionConfig, Sentence
 from saved_models import small_tokenizer
 
 from amos_fairseq.downstream.classification.dataset import LabeledTexts, read_targets, read_task_record
-from amos_fairseq.downstream.classification.prepare import ClassificationSource, split_off_dev
-from amos_fairseq.downstream.classification.rows import Columns, find_columns, infer_kind, read_rows
+from amos_fairseq.downstream.classification.prepare import write_tables
+from amos_fairseq.downstream.classification.rows import Tables, find_columns, infer_kind, read_rows, split_off_dev
 from amos_fairseq.errors import UserError
 from amos_fairseq.text.table_files import TableFile
 
@@ -29,10 +29,10 @@ def write_jsonl(path: Path, rows: list[dict]) -> Path:
     return path
 
 
-def prepared(tmp_path: Path, source: ClassificationSource) -> tuple[Path, dict]:
+def prepared(tmp_path: Path, tables: Tables) -> tuple[Path, dict]:
     directory = tmp_path / "prepared"
     directory.mkdir()
-    source.write(directory, small_tokenizer())
+    write_tables(directory, tables, small_tokenizer())
     return directory, read_task_record(directory, "")
 
 
@@ -55,7 +55,7 @@ def test_columns(header, texts, label, expected, tmp_path):
         with pytest.raises(UserError, match=expected):
             find_columns(table, texts, label)
         return
-    assert find_columns(table, texts, label) == Columns(*expected)
+    assert find_columns(table, texts, label) == expected
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_classes_with_all_that_is_counted(tmp_path):
     train += [("so so so .", "9")]
     dev = [("bad .", "neg"), ("new .", "other"), ("new\nline .", "pos"), (" ", "pos"), ("old .", "other")]
     files = [write_csv(tmp_path / name, ["text", "label"], rows) for name, rows in (("a.csv", train), ("b.csv", dev))]
-    directory, record = prepared(tmp_path, ClassificationSource(*files, Columns(("text",), "label")))
+    directory, record = prepared(tmp_path, Tables(*files, ("text",), "label"))
     assert (record["kind"], record["labels"], record["num_classes"]) == ("classes", ["10", "9", "neg", "pos"], 4)
     assert read_targets(directory, "train", record).tolist() == [3, 2, 2, 0, 1]
     assert read_targets(directory, "valid", record).tolist() == [2, -1, 3, -1]
@@ -102,7 +102,7 @@ def test_fairseqs_own_task_reads_the_same_data(tmp_path):
     """sentence_prediction, whose dictionary of the labels has the order of the classes; names may have spaces."""
     rows = [(f"text {i}", f"other {i}", ["very good", "bad"][i % 2]) for i in range(6)]
     file = write_csv(tmp_path / "t.csv", ["a", "b", "label"], rows)
-    directory, record = prepared(tmp_path, ClassificationSource(file, file, Columns(("a", "b"), "label")))
+    directory, record = prepared(tmp_path, Tables(file, file, ("a", "b"), "label"))
     settings = {"init_token": 0, "regression_target": False, "no_shuffle": True, "seed": 1}
     config = SentencePredictionConfig(data=str(directory), num_classes=2, **settings)
     stock = SentencePredictionTask.setup_task(config)
@@ -124,7 +124,7 @@ def test_several_labels(tmp_path):
     ):
         place = tmp_path / file.suffix
         place.mkdir()
-        source = ClassificationSource(file, file, Columns(("text",), "tags"), kind, separator)
+        source = Tables(file, file, ("text",), "tags", kind, separator)
         directory, record = prepared(place, source)
         assert (record["kind"], record["labels"]) == ("labels", ["a", "b"])
         assert read_targets(directory, "train", record).tolist() == [[1, 1], [0, 0], [0, 1], [0, 0]]
@@ -134,7 +134,7 @@ def test_numbers_keep_their_values(tmp_path):
     values = [0.1, -2.0, 1e6, 1 / 3]
     rows = [("same", f"text {i}", repr(value)) for i, value in enumerate(values)]
     file = write_csv(tmp_path / "n.csv", ["a", "b", "price"], rows)
-    directory, record = prepared(tmp_path, ClassificationSource(file, file, Columns(("a", "b"), "price")))
+    directory, record = prepared(tmp_path, Tables(file, file, ("a", "b"), "price"))
     assert read_targets(directory, "train", record).tolist() == values
     mean = sum(values) / 4
     assert record["mean"] == pytest.approx(mean)
@@ -146,19 +146,19 @@ def test_whole_numbers_of_a_table_with_a_gap_are_the_same_classes(tmp_path):
     """pandas writes 0.0 and 1.0 where a label is missing, 0 and 1 elsewhere."""
     train, dev = ([(f"text {i}", label) for i, label in enumerate(own)] for own in (["0.0", "1.0", ""], ["1", "0"]))
     files = [write_csv(tmp_path / name, ["text", "label"], rows) for name, rows in (("a.csv", train), ("b.csv", dev))]
-    directory, record = prepared(tmp_path, ClassificationSource(*files, Columns(("text",), "label")))
+    directory, record = prepared(tmp_path, Tables(*files, ("text",), "label"))
     assert record["labels"] == ["0", "1"]
     assert read_targets(directory, "valid", record).tolist() == [1, 0]
 
 
 def test_dev_rows_are_a_tenth_and_share_no_text(tmp_path):
     rows = [(f"text {i % 150}", "ab"[i % 2]) for i in range(200)]
-    read = read_rows(write_csv(tmp_path / "t.csv", ["text", "label"], rows), Columns(("text",), "label"))
+    read = read_rows(write_csv(tmp_path / "t.csv", ["text", "label"], rows), ("text",), "label")
     train, dev = split_off_dev(read)
     assert 19 <= len(dev) <= 20
     assert not set(train.texts) & set(dev.texts)
-    assert Counter(train.lines + dev.lines) == Counter(read.lines)
-    assert [part.lines for part in split_off_dev(read)] == [train.lines, dev.lines]
+    assert Counter(train.ids + dev.ids) == Counter(read.ids)
+    assert [part.ids for part in split_off_dev(read)] == [train.ids, dev.ids]
     with pytest.raises(UserError, match="has 2 different texts, too few to choose dev rows: give --dev"):
         split_off_dev(read.choose([0, 1]))
 
@@ -178,4 +178,4 @@ def test_dev_rows_are_a_tenth_and_share_no_text(tmp_path):
 def test_labels_that_cannot_be_learned_are_refused(kind, labels, message, tmp_path):
     file = write_csv(tmp_path / "t.csv", ["text", "label"], [(f"text {i}", label) for i, label in enumerate(labels)])
     with pytest.raises(UserError, match=message):
-        prepared(tmp_path, ClassificationSource(file, file, Columns(("text",), "label"), kind))
+        prepared(tmp_path, Tables(file, file, ("text",), "label", kind))

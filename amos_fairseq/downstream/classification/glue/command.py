@@ -37,8 +37,8 @@ from amos_fairseq.downstream.classification.glue.tasks import (
     has_any_file,
     parse_tasks,
 )
-from amos_fairseq.downstream.classification.labeling import NAME as CLASSIFICATION
 from amos_fairseq.downstream.classification.labeling import predict_logits
+from amos_fairseq.downstream.classification.prepare import NAME as CLASSIFICATION
 from amos_fairseq.downstream.classification.prepare import prepare_inside, read_own_tasks
 from amos_fairseq.downstream.classification.scores import AVERAGE, average_score
 from amos_fairseq.downstream.multi_task.dataset import check_epoch, rows_per_epoch

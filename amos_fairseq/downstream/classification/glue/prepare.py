@@ -17,7 +17,7 @@ from amos_fairseq.downstream.classification.glue.tasks import (
     parse_tasks,
 )
 from amos_fairseq.downstream.classification.prepare import write_task
-from amos_fairseq.downstream.classification.rows import Columns, LabeledRows, LabelKind, read_rows
+from amos_fairseq.downstream.classification.rows import LabeledRows, LabelSpace, read_rows
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text, refuse_link, whole_folder
 from amos_fairseq.fingerprint import TOKENIZER_DIRECTORY
@@ -126,13 +126,12 @@ def read_split(
     """
     has_header = task.has_header(split)
     texts, label = (task.texts, task.label) if has_header else (("4",), "2")
-    columns = Columns(texts, None if is_test(split) else label)
-    rows = read_rows(path, columns, has_header, with_empty=True, id_columns=ID_COLUMNS, on_read=on_read)
     if is_test(split):
-        return rows
+        return read_rows(path, texts, None, has_header, with_empty=True, id_columns=ID_COLUMNS, on_read=on_read)
+    rows = read_rows(path, texts, label, has_header, with_empty=True, on_read=on_read)
     expected = f"a number from 0 to {LARGEST_SCORE:g}" if task.is_regression else f"one of {', '.join(task.labels)}"
     labels = []
-    for line, value in zip(rows.lines, rows.labels, strict=True):
+    for line, value in zip(rows.ids, rows.labels, strict=True):
         label = value.strip()
         if not _is_label(label, task):
             raise UserError(f"{path}, line {line}: label {label[:60]!r} is not {expected}, as in {task.name}")
@@ -159,12 +158,12 @@ def prepare_task(
     workers: int | None = None,
 ) -> None:
     """Write the data of a task into an empty folder; ``sample`` chooses the training rows."""
-    kind = LabelKind("number" if task.is_regression else "classes", task.labels)
+    space = LabelSpace("number" if task.is_regression else "classes", task.labels)
     chosen = dict(tables)
     if "train" in tables:
         chosen["train"] = tables["train"].choose(sample.choose(len(tables["train"])))
     tests = list(filter(is_test, tables))
-    record = write_task(directory, task.name, kind, chosen, tokenizer, tokenizer_folder, workers, with_ids=tests)
+    record = write_task(directory, task.name, space, chosen, tokenizer, tokenizer_folder, workers, with_ids=tests)
     for split, facts in record["splits"].items():
         broken = tables[split].broken_lines
         facts |= {"source_rows": len(tables[split]), "official_rows": task.official_rows[split]}
