@@ -36,7 +36,7 @@ from amos_fairseq.downstream.squad.dataset import (
     read_squad_manifest,
     window_of_most_context,
 )
-from amos_fairseq.downstream.squad.official import Answer, Question, evaluate, task_name
+from amos_fairseq.downstream.squad.official import evaluate, task_name
 from amos_fairseq.downstream.squad.prepare import prepare_squad_inside
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
@@ -47,31 +47,27 @@ RECIPE_TASK = "SQuAD"  # recipes do not distinguish the versions
 HEAD_OF_RECIPE = {"electra": "joint", "electric": "joint"}
 # Number of questions of the official files, training and dev.
 OFFICIAL_QUESTIONS = {"SQuAD1.1": (87_599, 10_570), "SQuAD2.0": (130_319, 11_873)}
-PREDICTIONS = "predictions.json"
-N_BEST = "nbest_predictions.json"
-NULL_ODDS = "null_odds.json"
-SCORES = "scores.json"
 # Null odds of a question without any valid span: above every threshold, and valid JSON.
 NO_SPAN_ODDS = 1e9
 
 
-class DecodingLimits(NamedTuple):
-    """BERT's limits: answers of up to ``max_answer_length`` tokens, and the ``n_best`` of them for each question."""
-
-    max_answer_length: int = 30
-    n_best: int = 20
-
-
 @dataclass(frozen=True)
 class SquadSettings:
-    """The settings that determine the result besides recipe, checkpoint and data. ``span_head``: one of ``SPAN_HEADS``."""
+    """The settings that determine the result besides recipe, checkpoint and data.
+
+    Attributes:
+        span_head: one of ``SPAN_HEADS``.
+        max_answer_length, n_best: BERT's limits: tokens of an answer, and answers that are kept for each question.
+    """
 
     span_head: str
     windows: WindowLimits
-    decoding: DecodingLimits
+    max_answer_length: int = 30
+    n_best: int = 20
 
     def as_dict(self) -> dict[str, Any]:
-        return {"span_head": self.span_head, **self.windows._asdict(), **self.decoding._asdict()}
+        answers = {"max_answer_length": self.max_answer_length, "n_best": self.n_best}
+        return {"span_head": self.span_head, **self.windows._asdict(), **answers}
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -87,26 +83,19 @@ def main(arguments: argparse.Namespace) -> None:
 
 def read_settings(arguments: argparse.Namespace, max_positions: int) -> SquadSettings:
     """Return the settings of windows, head and decoding for an encoder of ``max_positions``."""
-    defaults, tokens, stride = WindowLimits(), arguments.tokens_per_window, arguments.doc_stride
-    question, head = arguments.max_question_length, arguments.span_head
+    for name in ("tokens_per_window", "doc_stride", "max_question_length", "max_answer_length", "n_best"):
+        if (value := getattr(arguments, name)) is not None and value < 1:
+            raise UserError(f"--{name.replace('_', '-')} {value} must be 1 or more")
+    usual, tokens = WindowLimits(), arguments.tokens_per_window
     if tokens is None:
-        tokens = min(defaults.tokens, max_positions)
+        tokens = min(usual.tokens, max_positions)
     elif tokens > max_positions:
         raise UserError(f"--tokens-per-window {tokens} is more than the {max_positions} tokens that the encoder takes")
-    if stride is None:
-        stride = min(defaults.doc_stride, max(1, tokens // 4))
-    if question is None:
-        question = min(defaults.question, max(1, tokens // 2))
-    for name in ("max_answer_length", "n_best"):
-        if getattr(arguments, name) < 1:
-            raise UserError(f"--{name.replace('_', '-')} {getattr(arguments, name)} must be 1 or more")
-    if head is None:
-        head = HEAD_OF_RECIPE.get(arguments.recipe, "independent")
-    windows, decoding = (
-        WindowLimits(tokens, stride, question),
-        DecodingLimits(arguments.max_answer_length, arguments.n_best),
-    )
-    return SquadSettings(head, windows, decoding)
+    stride = arguments.doc_stride or min(usual.doc_stride, max(1, tokens // 4))
+    question = arguments.max_question_length or min(usual.question, max(1, tokens // 2))
+    head = arguments.span_head or HEAD_OF_RECIPE.get(arguments.recipe, "independent")
+    windows = WindowLimits(tokens, stride, question)
+    return SquadSettings(head, windows, arguments.max_answer_length, arguments.n_best)
 
 
 def open_squad(session: Session, data: Path, settings: SquadSettings, with_paper: bool = False) -> "Squad":
@@ -126,7 +115,6 @@ def open_squad(session: Session, data: Path, settings: SquadSettings, with_paper
     settings = dataclasses.replace(settings, windows=windows)
     manifest = read_squad_manifest(data)
     session.checkpoint.check_tokenizer(data / "tokenizer")
-    windows.check()
     dictionary = Vocabulary.of_corpus([data], None).load_dictionary()
     name = task_name(manifest["splits"]["valid"]["impossible"] > 0)
     examples = SquadWindowDataset(SquadSplit(data, "train"), dictionary, limits=windows, training=True)
@@ -162,7 +150,7 @@ class Squad(Benchmark):
         """Return the scores of the dev set by name (see :func:`write_answers`) and write the prediction files."""
         split = SquadSplit(self.data, "valid")
         windows = SquadWindowDataset(split, self.dictionary, limits=self.settings.windows)
-        decoded = predict_answers(load_checkpoint(checkpoint).model, windows, device, self.settings.decoding, stop)
+        decoded = predict_answers(load_checkpoint(checkpoint).model, windows, device, self.settings, stop)
         return write_answers(checkpoint.parent, split, decoded)
 
     def setup(self) -> dict[str, Any]:
@@ -187,7 +175,7 @@ class Squad(Benchmark):
         yield (
             f"{self.settings.span_head} head; windows of {windows.tokens} tokens, stride {windows.doc_stride}, questions of "
             f"up to {windows.question} tokens, {windows.num_separators} </s> after them; answers of up to "
-            f"{self.settings.decoding.max_answer_length} tokens"
+            f"{self.settings.max_answer_length} tokens"
         )
         if "SQuAD2.0" in summaries:
             yield (
@@ -217,37 +205,31 @@ class ScoredSpan(NamedTuple):
     last: int
 
 
-class ScoredText(NamedTuple):
-    text: str
-    score: float
-
-
 class Decoded(NamedTuple):
     """The answers to a question.
 
-    ``texts``: distinct, non-empty answers, best first. ``null_odds``: higher if no answer is more likely.
+    ``texts``: scores of distinct, non-empty answers, best first. ``null_odds``: higher if no answer is more likely.
     """
 
-    texts: list[ScoredText]
+    texts: dict[str, float]
     null_odds: float
 
     @property
     def best(self) -> str:
-        return self.texts[0].text if self.texts else ""
+        return next(iter(self.texts), "")
 
     def as_json(self) -> list[dict[str, Any]]:
         """Return the entries of the n-best file: texts, scores, and a softmax over the list as probabilities."""
-        highest = max((found.score for found in self.texts), default=0.0)
-        weights = [math.exp(found.score - highest) for found in self.texts]
-        total = sum(weights)
+        highest = max(self.texts.values(), default=0.0)
+        weights = {text: math.exp(score - highest) for text, score in self.texts.items()}
+        total = sum(weights.values())
         return [
-            {"text": found.text, "probability": weight / total, "score": found.score}
-            for found, weight in zip(self.texts, weights, strict=True)
+            {"text": text, "probability": weights[text] / total, "score": score} for text, score in self.texts.items()
         ]
 
 
 def predict_answers(
-    model: BaseFairseqModel, windows: SquadWindowDataset, device: str, limits: DecodingLimits, stop: threading.Event
+    model: BaseFairseqModel, windows: SquadWindowDataset, device: str, settings: SquadSettings, stop: threading.Event
 ) -> dict[str, Decoded]:
     """Predict the answers to every question of a split, by question id, in the order of the split.
 
@@ -267,16 +249,19 @@ def predict_answers(
         with torch.inference_mode():
             mask = net_input["answer_mask"].to(device)
             output = model(net_input["src_tokens"].to(device), answer_mask=mask, lengths=net_input["lengths"])
-        starts, ends, scores, nulls = (part.cpu().numpy() for part in output.candidates)
+        starts, ends, scores, nulls = (values.cpu().numpy() for values in output.candidates)
         for row, index in enumerate(batch):
             window = windows.window(index)
-            found = spans_of_window(starts[row], ends[row], scores[row], window, owners[window.example], limits)
-            spans[window.example] += found
+            spans[window.example] += spans_of_window(
+                starts[row], ends[row], scores[row], window, owners[window.example], settings
+            )
             null_scores[window.example].append(float(nulls[row]))
     decoded, squad, compares_null = {}, windows.squad, model.span_head.kind == "independent"
     for index, example in enumerate(squad.examples):
         text, offsets = squad.texts[example.context], squad.offsets(example.context)
-        decoded[example.id] = decode_question(spans[index], null_scores[index], text, offsets, compares_null, limits)
+        decoded[example.id] = decode_question(
+            spans[index], null_scores[index], text, offsets, compares_null, settings.n_best
+        )
     return decoded
 
 
@@ -286,11 +271,11 @@ def owner_windows(windows: SquadWindowDataset) -> dict[int, np.ndarray]:
     for index in range(len(windows)):
         window = windows.window(index)
         ranges[window.example].append((window.begin, window.end))
-    return {example: window_of_most_context(found) for example, found in ranges.items()}
+    return {example: window_of_most_context(of_example) for example, of_example in ranges.items()}
 
 
 def spans_of_window(
-    starts: np.ndarray, ends: np.ndarray, scores: np.ndarray, window: Window, owner: np.ndarray, limits: DecodingLimits
+    starts: np.ndarray, ends: np.ndarray, scores: np.ndarray, window: Window, owner: np.ndarray, settings: SquadSettings
 ) -> list[ScoredSpan]:
     """Return the valid spans of a window, best first, at most ``n_best``.
 
@@ -304,10 +289,10 @@ def spans_of_window(
     """
     first, last = starts - window.offset + window.begin, ends - window.offset + window.begin
     valid = np.isfinite(scores) & (first >= window.begin) & (last < window.end)
-    valid &= (last >= first) & (last - first < limits.max_answer_length)
+    valid &= (last >= first) & (last - first < settings.max_answer_length)
     candidates = np.flatnonzero(valid)
     candidates = candidates[owner[first[candidates]] == window.number]
-    best = candidates[np.argsort(-scores[candidates], kind="stable")][: limits.n_best]
+    best = candidates[np.argsort(-scores[candidates], kind="stable")][: settings.n_best]
     return [ScoredSpan(float(scores[i]), int(first[i]), int(last[i])) for i in best]
 
 
@@ -317,7 +302,7 @@ def decode_question(
     context: str,
     characters: tuple[np.ndarray, np.ndarray],
     compares_null: bool,
-    limits: DecodingLimits,
+    n_best: int,
 ) -> Decoded:
     """Select the answers to one question from the spans of all its windows.
 
@@ -333,17 +318,17 @@ def decode_question(
         text = context[characters[0][span.first] : characters[1][span.last]].strip()
         if text and text not in texts:
             texts[text] = span.score
-            if len(texts) == limits.n_best:
+            if len(texts) == n_best:
                 break
     null_odds = min(null_scores)
     if not texts:
         null_odds = NO_SPAN_ODDS
     elif compares_null:
         null_odds -= next(iter(texts.values()))
-    return Decoded([ScoredText(text, score) for text, score in texts.items()], null_odds)
+    return Decoded(texts, null_odds)
 
 
-def write_answers(directory: Path, split: SquadSplit, decoded: dict[str, Decoded]) -> dict[str, Any]:
+def write_answers(directory: Path, split: SquadSplit, decoded: dict[str, Decoded]) -> dict[str, float]:
     """Score the answers and write all files into ``directory``.
 
     If the split has questions without an answer, the threshold of the null odds is chosen on it: the one that gives the
@@ -354,36 +339,28 @@ def write_answers(directory: Path, split: SquadSplit, decoded: dict[str, Decoded
         ``no_ans_em``, ``best_em`` (the highest over all thresholds) and ``null_threshold``. ``scores.json`` holds the
         same.
     """
-    # The questions' texts are not needed for evaluation.
-    questions = [
-        Question(example.id, "", tuple(Answer(a.text, a.start) for a in example.answers), example.is_impossible)
-        for example in split.examples
-    ]
-    answers = {id_: found.best for id_, found in decoded.items()}
-    has_impossible = any(question.is_impossible for question in questions)
-    scores: dict[str, Any] = {}
+    golds = {example.id: [answer.text for answer in example.answers] for example in split.examples}
+    answers = {name: of_question.best for name, of_question in decoded.items()}
+    files: dict[str, Any] = {"nbest_predictions": {name: answer.as_json() for name, answer in decoded.items()}}
+    scores: dict[str, float] = {}
+    has_impossible = any(example.is_impossible for example in split.examples)
     if has_impossible:
-        odds = {id_: found.null_odds for id_, found in decoded.items()}
-        best, _ = evaluate(questions, answers, odds)
+        odds = {name: of_question.null_odds for name, of_question in decoded.items()}
+        best = evaluate(golds, answers, odds)
         threshold = best["best_f1_thresh"]
         if threshold not in odds.values():
             # The search starts with no question answered and reports threshold 0 for it, which is right only for
             # probabilities. On our scale, a threshold below all odds has that meaning.
             threshold = min(odds.values()) - 1
         scores = {"best_em": best["best_exact"], "null_threshold": threshold}
-        answers = {id_: "" if odds[id_] > threshold else text for id_, text in answers.items()}
-        _write_json(directory / NULL_ODDS, odds)
-    official, _ = evaluate(questions, answers)
+        answers = {name: "" if odds[name] > threshold else text for name, text in answers.items()}
+        files["null_odds"] = odds
+    official = evaluate(golds, answers)
     scores = {"em": official["exact"], "f1": official["f1"]} | scores
     if has_impossible:
         scores |= {"has_ans_em": official.get("HasAns_exact", 0.0), "has_ans_f1": official.get("HasAns_f1", 0.0)}
         scores["no_ans_em"] = official["NoAns_exact"]
     scores = {name: float(value) for name, value in scores.items()}
-    _write_json(directory / PREDICTIONS, answers)
-    _write_json(directory / N_BEST, {id_: found.as_json() for id_, found in decoded.items()})
-    _write_json(directory / SCORES, scores)
+    for name, content in (files | {"predictions": answers, "scores": scores}).items():
+        write_text(directory / f"{name}.json", json.dumps(content, ensure_ascii=False, indent=1) + "\n")
     return scores
-
-
-def _write_json(path: Path, content: Any) -> None:
-    write_text(path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")

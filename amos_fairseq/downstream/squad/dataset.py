@@ -24,6 +24,7 @@ from fairseq.data import Dictionary
 
 from amos_fairseq.data.corpus import check_prepared, open_lines
 from amos_fairseq.downstream.labeled_task import LabeledSequences
+from amos_fairseq.downstream.squad.official import Answer
 from amos_fairseq.errors import UserError
 from amos_fairseq.strangers import (
     LARGEST_COUNT,
@@ -41,20 +42,12 @@ TOKEN_ARRAYS = ("question", "context", "context_start", "context_end")
 _HINT = "give the directory that amos prepare squad wrote"
 
 
-class AlignedAnswer(NamedTuple):
-    """An answer. ``start``: first character; ``tokens``: first and last context token, None if it cannot be aligned."""
-
-    text: str
-    start: int
-    tokens: tuple[int, int] | None
-
-
 class Example(NamedTuple):
     """A question. ``context``: index of its paragraph; ``answers`` is empty if ``is_impossible``."""
 
     id: str
     context: int
-    answers: tuple[AlignedAnswer, ...]
+    answers: tuple[Answer, ...]
     is_impossible: bool
 
     def to_json(self) -> str:
@@ -64,31 +57,19 @@ class Example(NamedTuple):
     @classmethod
     def from_json(cls, line: str) -> "Example":
         content = parse_json(line)
-        answers = (
-            AlignedAnswer(text_in(a["text"]), whole_number(a["start"], -LARGEST_COUNT), _token_range(a["tokens"]))
-            for a in field(content, "answers", list)
-        )
+        answers = []
+        for answer in field(content, "answers", list):
+            tokens = None if answer["tokens"] is None else tuple(map(whole_number, answer["tokens"]))
+            if tokens is not None and (len(tokens) != 2 or tokens[0] > tokens[1]):
+                raise ValueError(f"the tokens {tokens} are no first and last token")
+            answers.append(Answer(text_in(answer["text"]), whole_number(answer["start"], -LARGEST_COUNT), tokens))
         is_impossible = field(content, "is_impossible", bool)
         return cls(text_in(content["id"]), whole_number(content["context"]), tuple(answers), is_impossible)
 
     @property
-    def last_token(self) -> int:
-        """The last context token of all answers; -1 if no answer is aligned."""
-        return max((answer.tokens[1] for answer in self.answers if answer.tokens is not None), default=-1)
-
-    @property
-    def target(self) -> tuple[int, int] | None:
-        """The training target: the tokens of the first aligned answer."""
-        return next((answer.tokens for answer in self.answers if answer.tokens is not None), None)
-
-
-def _token_range(tokens: Any) -> tuple[int, int] | None:
-    if tokens is None:
-        return None
-    first, last = map(whole_number, tokens)
-    if first > last:
-        raise ValueError(f"the tokens {first} to {last} are none")
-    return first, last
+    def spans(self) -> list[tuple[int, int]]:
+        """First and last token of each answer that is aligned. The first one is the target of training."""
+        return [answer.tokens for answer in self.answers if answer.tokens is not None]
 
 
 class SquadSplit:
@@ -103,12 +84,11 @@ class SquadSplit:
             open_lines(f"{prefix}.{name}", _HINT) for name in TOKEN_ARRAYS
         )
         lengths = self.contexts.sizes
-        if len(self.questions) != len(self.examples) or not all(
-            np.array_equal(lengths, offsets.sizes) for offsets in (self.starts, self.ends)
-        ):
+        same_lengths = np.array_equal(lengths, self.starts.sizes) and np.array_equal(lengths, self.ends.sizes)
+        if len(self.questions) != len(self.examples) or not same_lengths:
             raise UserError(f"{prefix}.*: the files do not belong together; prepare the data again")
         for example in self.examples:
-            if example.context >= len(lengths) or example.last_token >= lengths[example.context]:
+            if example.context >= len(lengths) or any(last >= lengths[example.context] for _, last in example.spans):
                 problem = f"the answers of {example.id!r:.60} are not in its context"
                 raise UserError(f"{prefix}.examples.jsonl is damaged ({problem}): prepare the data again")
 
@@ -159,19 +139,6 @@ class WindowLimits(NamedTuple):
     def num_special(self) -> int:
         """Number of special tokens in a window: ``<s>``, the separators and the last ``</s>``."""
         return 2 + self.num_separators
-
-    def check(self) -> None:
-        if self.doc_stride < 1:
-            raise UserError(f"--doc-stride {self.doc_stride} must be 1 or more")
-        if self.question < 1:
-            raise UserError(f"--max-question-length {self.question} must be 1 or more")
-        if self.tokens < self.question + self.num_special + 1:
-            beside = f"--max-question-length {self.question} and {self.num_special} special tokens"
-            raise UserError(f"--tokens-per-window {self.tokens} leaves no room for a context beside {beside}: raise it")
-
-    def room(self, question_length: int) -> int:
-        """Return how many context tokens fit beside a question."""
-        return self.tokens - self.num_special - min(question_length, self.question)
 
 
 def context_ranges(length: int, room: int, stride: int) -> list[tuple[int, int]]:
@@ -233,21 +200,24 @@ class SquadWindowDataset(LabeledSequences):
         self, split: SquadSplit, dictionary: Dictionary, *, limits: WindowLimits, seed: int = 0, training: bool = False
     ) -> None:
         super().__init__(split.directory, split.split, dictionary, seed, training)
-        limits.check()
+        if limits.tokens < limits.question + limits.num_special + 1:
+            beside = f"--max-question-length {limits.question} and {limits.num_special} special tokens"
+            raise UserError(
+                f"--tokens-per-window {limits.tokens} leaves no room for a context beside {beside}: raise it"
+            )
         self.squad, self.limits = split, limits
         windows = [window for example in range(len(split)) for window in self._windows_of(example)]
         self._windows = np.array(windows, dtype=np.int64).reshape(-1, len(Window._fields))
         self.sizes = self._windows[:, 4] + self._windows[:, 3] - self._windows[:, 2] + 1
 
     def _windows_of(self, index: int) -> list[Window]:
-        example = self.squad.examples[index]
-        if self.training and example.answers and example.target is None:
+        example, limits = self.squad.examples[index], self.limits
+        if self.training and example.answers and not example.spans:
             return []
-        question = min(int(self.squad.questions.sizes[index]), self.limits.question)
-        ranges = context_ranges(
-            int(self.squad.contexts.sizes[example.context]), self.limits.room(question), self.limits.doc_stride
-        )
-        offset = question + self.limits.num_special - 1
+        question = min(int(self.squad.questions.sizes[index]), limits.question)
+        room = limits.tokens - limits.num_special - question
+        ranges = context_ranges(int(self.squad.contexts.sizes[example.context]), room, limits.doc_stride)
+        offset = question + limits.num_special - 1
         return [Window(index, number, *bounds, offset) for number, bounds in enumerate(ranges)]
 
     def window(self, index: int) -> Window:
@@ -265,15 +235,16 @@ class SquadWindowDataset(LabeledSequences):
             "id": index,
             "tokens": torch.cat([bos, question.long(), *[eos] * self.limits.num_separators, context.long(), eos]),
             "context": (window.offset, len(context)),
-            "target": self._target(window, example.target),
+            "target": self._target(window, example),
         }
 
     @staticmethod
-    def _target(window: Window, answer: tuple[int, int] | None) -> tuple[int, int]:
-        if answer is None or answer[0] < window.begin or answer[1] >= window.end:
+    def _target(window: Window, example: Example) -> tuple[int, int]:
+        first, last = next(iter(example.spans), (-1, -1))
+        if first < window.begin or last >= window.end:
             return 0, 0
         shift = window.offset - window.begin
-        return answer[0] + shift, answer[1] + shift
+        return first + shift, last + shift
 
     def add_labels(self, batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
         """Add to ``net_input``: ``answer_mask`` [B,T] bool, True at context tokens, and ``span_targets``, two [B] int64."""

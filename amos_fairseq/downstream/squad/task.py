@@ -55,7 +55,6 @@ class SquadTask(LabeledTask):
     @classmethod
     def setup_task(cls, cfg: SquadConfig, **kwargs: Any) -> "SquadTask":
         (directory,) = prepared_directories(cfg, "squad", several=False)
-        window_limits(cfg).check()
         read_squad_manifest(directory)
         vocabulary = Vocabulary.of_corpus([directory], None)
         dictionary = vocabulary.load_dictionary()

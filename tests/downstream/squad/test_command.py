@@ -11,14 +11,13 @@ from synthetic_squad import make_squad, prepare_squad, without_impossible
 from amos_fairseq.downstream.squad.command import (
     NO_SPAN_ODDS,
     Decoded,
-    DecodingLimits,
     ScoredSpan,
-    ScoredText,
+    SquadSettings,
     decode_question,
     spans_of_window,
     write_answers,
 )
-from amos_fairseq.downstream.squad.dataset import SquadSplit, Window
+from amos_fairseq.downstream.squad.dataset import SquadSplit, Window, WindowLimits
 from amos_fairseq.downstream.squad.official import evaluate, read_null_odds, read_predictions, read_squad
 
 # A context of six tokens; the window shows tokens 1 to 4 at positions 3 to 6.
@@ -27,12 +26,12 @@ STARTS = np.array([0, 4, 9, 11, 14, 16])
 ENDS = np.array([3, 7, 10, 14, 15, 21])
 WINDOW = Window(example=0, number=1, begin=1, end=5, offset=3)
 OWNER = np.array([0, 1, 1, 1, 2, 2])
-LIMITS = DecodingLimits(max_answer_length=3, n_best=4)
 
 
-def found(candidates: list[tuple[int, int, float]], limits: DecodingLimits = LIMITS) -> list[ScoredSpan]:
+def found(candidates: list[tuple[int, int, float]], n_best: int = 4) -> list[ScoredSpan]:
     starts, ends, scores = (np.array(column) for column in zip(*candidates, strict=True))
-    return spans_of_window(starts, ends, scores, WINDOW, OWNER, limits)
+    settings = SquadSettings("independent", WindowLimits(), max_answer_length=3, n_best=n_best)
+    return spans_of_window(starts, ends, scores, WINDOW, OWNER, settings)
 
 
 def test_positions_become_tokens_of_the_context():
@@ -56,24 +55,23 @@ def test_invalid_spans_are_skipped(candidate, why):
 
 
 def test_n_best_spans():
-    spans = found([(3, 3, 1.0), (3, 4, 5.0), (4, 4, 3.0), (4, 5, 4.0), (5, 5, 2.0)], LIMITS._replace(n_best=2))
+    spans = found([(3, 3, 1.0), (3, 4, 5.0), (4, 4, 3.0), (4, 5, 4.0), (5, 5, 2.0)], n_best=2)
     assert [span.score for span in spans] == [5.0, 4.0]
 
 
 def decode(spans: list[ScoredSpan], null_scores: list[float], compares_null: bool = True, n_best: int = 4):
-    limits = LIMITS._replace(n_best=n_best)
-    return decode_question(spans, null_scores, CONTEXT, (STARTS, ENDS), compares_null, limits)
+    return decode_question(spans, null_scores, CONTEXT, (STARTS, ENDS), compares_null, n_best)
 
 
 def test_answer_is_a_slice_of_the_context():
     decoded = decode([ScoredSpan(1.0, 3, 4), ScoredSpan(3.0, 0, 2), ScoredSpan(2.0, 5, 5)], [0.0])
-    assert [text for text, _ in decoded.texts] == ["Zoë ate  a", "cafe\u0301", "\uff22ig,"]
+    assert list(decoded.texts) == ["Zoë ate  a", "cafe\u0301", "\uff22ig,"]
     assert decoded.best == "Zoë ate  a"
 
 
 def test_equal_texts_count_once_with_the_better_score():
     decoded = decode([ScoredSpan(1.0, 2, 2), ScoredSpan(4.0, 2, 2), ScoredSpan(2.0, 1, 1)], [0.0])
-    assert [(text, score) for text, score in decoded.texts] == [("a", 4.0), ("ate", 2.0)]
+    assert list(decoded.texts.items()) == [("a", 4.0), ("ate", 2.0)]
     assert len(decode([ScoredSpan(float(i), i, i) for i in range(6)], [0.0], n_best=3).texts) == 3
 
 
@@ -84,7 +82,7 @@ def test_null_odds():
     assert decode(spans, [0.5, -2.0, 3.0], compares_null=False).null_odds == -2.0
     for compares_null in (True, False):
         nothing = decode([], [0.0], compares_null)
-        assert (nothing.best, nothing.texts, nothing.null_odds) == ("", [], NO_SPAN_ODDS)
+        assert (nothing.best, nothing.texts, nothing.null_odds) == ("", {}, NO_SPAN_ODDS)
 
 
 def test_probabilities_of_the_n_best():
@@ -104,7 +102,7 @@ def right_answers(split: SquadSplit, odds: dict[bool, float]) -> dict[str, Decod
     """The right answer, or a wrong one where there is none; odds by ``is_impossible``, a little different each."""
     return {
         example.id: Decoded(
-            [ScoredText(example.answers[0].text if example.answers else "wrong", 1.0), ScoredText("other", 0.5)],
+            {example.answers[0].text if example.answers else "wrong": 1.0, "other": 0.5},
             odds[example.is_impossible] + number / 1000,
         )
         for number, example in enumerate(split.examples)
@@ -132,7 +130,7 @@ def test_threshold_separates_answerable_questions(split, tmp_path, odds):
 @pytest.mark.parametrize("odds", [{False: 3.0, True: -5.0}, {False: -3.0, True: -5.0}])
 def test_no_answer_is_best(split, tmp_path, odds):
     """Every answer is wrong: none is given, also where the odds are below 0, which the search uses for that."""
-    decoded = {name: Decoded([ScoredText("wrong", 1.0)], d.null_odds) for name, d in right_answers(split, odds).items()}
+    decoded = {name: Decoded({"wrong": 1.0}, d.null_odds) for name, d in right_answers(split, odds).items()}
     scores = write_answers(tmp_path, split, decoded)
     assert set(read(tmp_path, "predictions.json").values()) == {""}
     assert (scores["em"], scores["no_ans_em"], scores["has_ans_em"]) == (25, 100, 0)
@@ -142,10 +140,11 @@ def test_files_are_what_the_official_script_reads(split, tmp_path):
     """With odds that separate badly, the scores are between the extremes, and equal those of the files."""
     decoded = right_answers(split, {False: -1.0, True: -0.98})
     scores = write_answers(tmp_path, split, decoded)
-    questions = list(read_squad(split.directory.parent / "squad.json").questions())
+    questions = read_squad(split.directory.parent / "squad.json").questions
     predictions, odds = read_predictions(tmp_path / "predictions.json"), read_null_odds(tmp_path / "null_odds.json")
-    official, missing = evaluate(questions, predictions)
-    assert (official["exact"], official["f1"], missing) == (scores["em"], scores["f1"], 0)
+    official = evaluate({q.id: [answer.text for answer in q.answers] for q in questions}, predictions)
+    assert (official["exact"], official["f1"]) == (scores["em"], scores["f1"])
+    assert predictions.keys() == {q.id for q in questions}
     assert 25 < scores["em"] < 100
     assert odds == {name: d.null_odds for name, d in decoded.items()}
     n_best = read(tmp_path, "nbest_predictions.json")

@@ -78,9 +78,8 @@ def test_every_window_holds_question_and_context(data, dictionary, num_separator
             assert len(item["tokens"]) == windows.size(index) <= 40
             first, count = item["context"]
             assert item["tokens"][first : first + count].tolist() == context[begin:end]
-            answer = example.target
-            inside = answer is not None and begin <= answer[0] and answer[1] < end
-            if inside:
+            answer = example.spans[0] if example.spans else (-1, -1)
+            if begin <= answer[0] and answer[1] < end:
                 start, last = item["target"]
                 assert item["tokens"][start : last + 1].tolist() == context[answer[0] : answer[1] + 1]
                 assert first <= start <= last < first + count
@@ -116,5 +115,5 @@ def test_training_omits_questions_with_wrong_answers(data, dictionary):
     training = SquadWindowDataset(split, dictionary, limits=LIMITS, training=True)
     asked = {training.window(index).example for index in range(len(training))}
     assert split.examples[0].answers
-    assert split.examples[0].target is None
+    assert not split.examples[0].spans
     assert asked == set(range(1, len(split)))

@@ -8,14 +8,24 @@ from hugging_face_folders import train_wordpiece
 from synthetic_squad import word
 
 from amos_fairseq.downstream.squad.official import Answer
-from amos_fairseq.downstream.squad.prepare import Fit, align_answer
+from amos_fairseq.downstream.squad.prepare import EXACT, LOST, MISPLACED, WIDER, align_answer
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.vocabulary import learn_tokenizer
 
 CONTEXT = "In  the 1910s, «Zoë» ate ½ ﬁsh\u00a0(cafe\u0301-style) for $5.50; 中国 won 24\u201310.\nEnd"
 # Answers between word boundaries, which are boundaries of pieces for every tokenizer.
-EXACT = ["1910s", "Zoë", "ate ½", "ﬁsh", "ﬁsh\u00a0(cafe\u0301-style)", "cafe\u0301", "24\u201310", "End", "中国"]
-EXACT += ["In  the 1910s"]
+BETWEEN_WORDS = [
+    "1910s",
+    "Zoë",
+    "ate ½",
+    "ﬁsh",
+    "ﬁsh\u00a0(cafe\u0301-style)",
+    "cafe\u0301",
+    "24\u201310",
+    "End",
+    "中国",
+]
+BETWEEN_WORDS += ["In  the 1910s"]
 
 
 @pytest.fixture(scope="module", params=["sentencepiece", "fastbpe", "wordpiece"])
@@ -34,11 +44,11 @@ def aligned(request, tmp_path_factory):
     return np.array([start for _, start, _ in pieces]), np.array([end for _, _, end in pieces])
 
 
-@pytest.mark.parametrize("text", EXACT)
+@pytest.mark.parametrize("text", BETWEEN_WORDS)
 def test_answers_between_word_boundaries_are_exact(aligned, text):
     starts, ends = aligned
     tokens, fit = align_answer(Answer(text, CONTEXT.index(text)), CONTEXT, starts, ends)
-    assert fit is Fit.EXACT
+    assert fit == EXACT
     # SentencePiece may have a piece like "10.", whose full stop the official comparison does not see.
     assert CONTEXT[starts[tokens[0]] : ends[tokens[1]]].rstrip(".") == text
 
@@ -47,17 +57,17 @@ def test_spaces_around_an_answer_do_not_count(aligned):
     starts, ends = aligned
     answer = Answer(" ate ½ ", CONTEXT.index(" ate"))
     tokens, fit = align_answer(answer, CONTEXT, starts, ends)
-    assert (fit, CONTEXT[starts[tokens[0]] : ends[tokens[1]]]) == (Fit.EXACT, "ate ½")
+    assert (fit, CONTEXT[starts[tokens[0]] : ends[tokens[1]]]) == (EXACT, "ate ½")
 
 
 def test_written_examples():
     """Tokens "go" "lfer" "'s" and an empty one: an answer inside a token takes the fewest tokens that contain it."""
     context, starts, ends = "golfer's  !", np.array([0, 2, 8, 6]), np.array([2, 6, 8, 8])
-    cases = {("golfer", 0): ((0, 1), Fit.EXACT), ("golf", 0): ((0, 1), Fit.WIDER), ("ol", 1): ((0, 1), Fit.WIDER)}
-    cases |= {("'s", 6): ((3, 3), Fit.EXACT), ("!", 10): (None, Fit.LOST), ("  ", 8): (None, Fit.LOST)}
-    cases |= dict.fromkeys([("golf", 1), ("golf", -11), ("x", 50)], (None, Fit.MISPLACED))
+    cases = {("golfer", 0): ((0, 1), EXACT), ("golf", 0): ((0, 1), WIDER), ("ol", 1): ((0, 1), WIDER)}
+    cases |= {("'s", 6): ((3, 3), EXACT), ("!", 10): (None, LOST), ("  ", 8): (None, LOST)}
+    cases |= dict.fromkeys([("golf", 1), ("golf", -11), ("x", 50)], (None, MISPLACED))
     assert {given: align_answer(Answer(*given), context, starts, ends) for given in cases} == cases
     # A lone mark of a word, which stands for no character, is never the first token.
-    assert align_answer(Answer(" x", 0), " x", np.array([1, 1]), np.array([1, 2])) == ((1, 1), Fit.EXACT)
+    assert align_answer(Answer(" x", 0), " x", np.array([1, 1]), np.array([1, 2])) == ((1, 1), EXACT)
     # Punctuation at the borders changes no score.
-    assert align_answer(Answer("golfer's", 0), context, starts, np.array([2, 6, 8, 11]))[1] is Fit.EXACT
+    assert align_answer(Answer("golfer's", 0), context, starts, np.array([2, 6, 8, 11]))[1] == EXACT

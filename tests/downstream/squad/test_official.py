@@ -7,12 +7,8 @@ from collections import Counter
 
 import pytest
 
-from amos_fairseq.downstream.squad.official import Answer, Question, evaluate
+from amos_fairseq.downstream.squad.official import evaluate
 from amos_fairseq.errors import UserError
-
-
-def question(name: str, *answers: str) -> Question:
-    return Question(name, "?", tuple(Answer(text, 0) for text in answers), not answers)
 
 
 @pytest.mark.parametrize(
@@ -41,8 +37,8 @@ def test_cases_by_hand(answers, prediction, exact, f1):
 
     As in the official script, an answer that is only an article is empty.
     """
-    scores, missing = evaluate([question("q", *answers)], {"q": prediction})
-    assert (scores["exact"], scores["f1"], missing) == (exact, pytest.approx(f1), 0)
+    scores = evaluate({"q": answers}, {"q": prediction})
+    assert (scores["exact"], scores["f1"]) == (exact, pytest.approx(f1))
 
 
 def naive_words(text: str) -> list[str]:
@@ -59,9 +55,9 @@ def naive_f1(gold: list[str], found: list[str]) -> float:
 
 def naive_scores(questions, predictions) -> tuple[float, float]:
     exact = f1 = 0.0
-    for asked in questions:
-        golds = [words for answer in asked.answers if (words := naive_words(answer.text))] or [[]]
-        found = naive_words(predictions[asked.id])
+    for name, answers in questions.items():
+        golds = [words for answer in answers if (words := naive_words(answer))] or [[]]
+        found = naive_words(predictions[name])
         exact += max(found == gold for gold in golds)
         f1 += max(naive_f1(gold, found) for gold in golds)
     return 100 * exact / len(questions), 100 * f1 / len(questions)
@@ -75,19 +71,19 @@ def random_file():
     def text() -> str:
         return " ".join(generator.choices(words, k=generator.randint(0, 4)))
 
-    questions = [question(f"q{i}", *(text() for _ in range(generator.randint(0, 3)))) for i in range(400)]
-    predictions = {asked.id: text() for asked in questions}
+    questions = {f"q{i}": [text() for _ in range(generator.randint(0, 3))] for i in range(400)}
+    predictions = {name: text() for name in questions}
     centres = [-40.0, -1.5, -0.1, 0.0, 0.2, 3.0, 55.5]
-    odds = {asked.id: generator.choice(centres) + generator.random() for asked in questions}
+    odds = {name: generator.choice(centres) + generator.random() for name in questions}
     return questions, predictions, odds
 
 
 def test_random_predictions_against_a_naive_implementation(random_file):
     questions, predictions, _ = random_file
-    scores, _ = evaluate(questions, predictions)
+    scores = evaluate(questions, predictions)
     assert (scores["exact"], scores["f1"]) == pytest.approx(naive_scores(questions, predictions))
     for prefix, chosen in (("HasAns", True), ("NoAns", False)):
-        part = [asked for asked in questions if bool(asked.answers) == chosen]
+        part = {name: answers for name, answers in questions.items() if bool(answers) == chosen}
         expected = naive_scores(part, predictions)
         assert (scores[f"{prefix}_exact"], scores[f"{prefix}_f1"]) == pytest.approx(expected)
         assert scores[f"{prefix}_total"] == len(part)
@@ -97,8 +93,11 @@ def test_random_predictions_against_a_naive_implementation(random_file):
 def test_best_thresholds_by_exhaustive_search(random_file):
     """No threshold gives a better score than the reported one, which gives the reported score."""
     questions, predictions, odds = random_file
-    scores, _ = evaluate(questions, predictions, odds)
-    single = {q.id: {text: naive_scores([q], {q.id: text}) for text in ("", predictions[q.id])} for q in questions}
+    scores = evaluate(questions, predictions, odds)
+    single = {
+        name: {text: naive_scores({name: answers}, {name: text}) for text in ("", predictions[name])}
+        for name, answers in questions.items()
+    }
     scores_at = {}
     for threshold in (-1e9, *odds.values()):
         each = [single[name]["" if odds[name] > threshold else text] for name, text in predictions.items()]
@@ -107,9 +106,9 @@ def test_best_thresholds_by_exhaustive_search(random_file):
     for column, name in enumerate(("exact", "f1")):
         assert scores[f"best_{name}"] <= max(values[column] for values in scores_at.values()) + 1e-9
         assert scores_at[scores[f"best_{name}_thresh"]][column] >= scores[f"best_{name}"] - 1e-9
-    at_zero, _ = evaluate(questions, predictions, odds, null_threshold=0.0)
+    at_zero = evaluate(questions, predictions, odds, null_threshold=0.0)
     taken = {name: "" if odds[name] > 0 else text for name, text in predictions.items()}
-    assert at_zero["NoAns_exact"] == pytest.approx(evaluate(questions, taken)[0]["NoAns_exact"])
+    assert at_zero["NoAns_exact"] == pytest.approx(evaluate(questions, taken)["NoAns_exact"])
 
 
 def test_equal_to_the_library(random_file):
@@ -120,19 +119,18 @@ def test_equal_to_the_library(random_file):
     questions, predictions, odds = random_file
     few = {name: predictions[name] for name in list(predictions)[::3]}
     examples = [
-        SquadExample(q.id, q.text, "", None, None, "", [{"text": a.text} for a in q.answers], q.is_impossible)
-        for q in questions[::3]
+        SquadExample(name, "?", "", None, None, "", [{"text": text} for text in answers], not answers)
+        for name, answers in list(questions.items())[::3]
     ]
     few_odds = {name: odds[name] for name in few}
-    scores, missing = evaluate(questions, few, odds)
-    assert missing == len(questions) - len(few)
+    scores = evaluate(questions, few, odds)
     assert scores == pytest.approx(dict(squad_metrics.squad_evaluate(examples, few, few_odds, float("inf"))), rel=1e-12)
-    scores, _ = evaluate(questions, few, odds, 1.0)
+    scores = evaluate(questions, few, odds, 1.0)
     assert scores == pytest.approx(dict(squad_metrics.squad_evaluate(examples, few, few_odds)), rel=1e-12)
 
 
 def test_files_that_do_not_belong_together_are_refused():
     with pytest.raises(UserError, match="no question of the data set has a prediction"):
-        evaluate([question("q", "x")], {"other": "x"})
+        evaluate({"q": ["x"]}, {"other": "x"})
     with pytest.raises(UserError, match="q has a prediction, but no null odds"):
-        evaluate([question("q", "x")], {"q": "x"}, {"other": 1.0})
+        evaluate({"q": ["x"]}, {"q": "x"}, {"other": 1.0})

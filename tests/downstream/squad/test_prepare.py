@@ -99,7 +99,7 @@ def test_inexact_answers_are_counted_and_listed(tmp_path):
     assert facts["named"]["misplaced"] == [{"id": first["id"], "answer": "no such text", "tokens_give": ""}]
     assert facts["named"]["wider"][0]["tokens_give"] == "colour"
     split = SquadSplit(data, "train")
-    assert [example.target is None for example in split.examples[:3]] == [True, False, False]
+    assert [not example.spans for example in split.examples[:3]] == [True, False, False]
     assert split.examples[2].answers[0].text == third["answers"][0]["text"]
 
 
@@ -137,11 +137,11 @@ def test_finished_data_are_unchanged(data, capsys, tmp_path):
 FIRST = ["data", 0, "paragraphs", 0]
 LAYOUTS = [
     ([], None, "contains [], not an object"),
-    (["data"], None, "data must be a list, it is missing"),
-    ([*FIRST, "context"], None, "data[0].paragraphs[0].context must be a string, it is missing"),
-    ([*FIRST, "qas", 1, "id"], 7, "data[0].paragraphs[0].qas[1].id must be a string, it is 7"),
-    ([*FIRST, "qas", 0, "answers", 1, "answer_start"], "3", "answers[1].answer_start must be an integer, "),
-    ([*FIRST, "qas", 0, "is_impossible"], "no", "qas[0].is_impossible must be true or false"),
+    (["data"], None, "in the file data is None, not a list"),
+    ([*FIRST, "context"], None, "in data[0].paragraphs[0] context is None, not a string"),
+    ([*FIRST, "qas", 1, "id"], 7, "in data[0].paragraphs[0] id is 7, not a string"),
+    ([*FIRST, "qas", 0, "answers", 1, "answer_start"], "3", "answer_start is '3', not an integer"),
+    ([*FIRST, "qas", 0, "is_impossible"], "no", "is_impossible is 'no', not true or false"),
     ([*FIRST, "qas", 0, "id"], "p0q1", "the id p0q1 occurs twice"),
     (["data"], [], "holds no questions"),
 ]

@@ -61,7 +61,7 @@ def test_refusals(data, tmp_path):
         (data, {"separator_token": 7}, "--separator-token 7 is not </s>: give 2"),
     ):
         with pytest.raises(UserError, match=message):
-            make_task(directory, **settings)
+            make_task(directory, **settings).load_dataset("valid")
     task = make_task(data, separator_token=2)
     task.load_dataset("valid")
     assert task.datasets["valid"][0]["tokens"].tolist().count(2) == 3
