@@ -1,6 +1,7 @@
 """``amos tag``: fine-tune a checkpoint on sequence tagging over several seeds."""
 
 import argparse
+import functools
 from typing import Any
 
 from amos_fairseq.cli import fine_tuning
@@ -36,19 +37,14 @@ def add_parser(subparsers: Any) -> None:
     fine_tuning.add_cross_views(parser, TAGGING_VIEWS)
     text = "share of a word's label that is spread over all labels in training (default: the recipe's, 0; thesis: 0.1)"
     parser.add_argument("--label-smoothing", type=float, metavar="F", help=text)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=functools.partial(run, parser))
 
 
-def run(arguments: argparse.Namespace) -> None:
+def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     fine_tuning.check_data(arguments)
-    if arguments.data is not None:
-        for name in ("column", "columns", "labeled", "unlabeled"):
-            if getattr(arguments, name) is not None:
-                raise UserError(
-                    f"--{name} chooses from raw files; --data have it from amos prepare tagging: leave it out"
-                )
-        if arguments.encoding != "file":
-            raise UserError("--encoding is for raw files; --data have that of amos prepare tagging: leave it out")
+    for name in ("column", "columns", "encoding", "labeled", "unlabeled") if arguments.data is not None else ():
+        if getattr(arguments, name) != parser.get_default(name):
+            raise UserError(f"--{name} chooses from raw files; --data have it from amos prepare tagging: leave it out")
     fine_tuning.start(arguments)
     from amos_fairseq.downstream.tagging.command import main
 

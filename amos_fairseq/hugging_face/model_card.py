@@ -12,7 +12,7 @@ from amos_fairseq.checkpoint_files import read_header
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, import_source, parent_of
 from amos_fairseq.downstream.classification.dataset import TASK_FILE
 from amos_fairseq.downstream.classification.glue.tasks import SCORED
-from amos_fairseq.downstream.tagging.dataset import MANIFEST
+from amos_fairseq.downstream.tagging.prepare import MANIFEST
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face import custom_code
 from amos_fairseq.hugging_face.parts import Part

@@ -17,8 +17,8 @@ from amos_fairseq.checkpoints.write import Weights
 from amos_fairseq.downstream.classification.dataset import TASK_FILE, TASK_FOLDER
 from amos_fairseq.downstream.parsing.model import ParsingModel
 from amos_fairseq.downstream.squad.model import IndependentSpanHead
-from amos_fairseq.downstream.tagging.dataset import are_labels, read_labels
-from amos_fairseq.downstream.tagging.model import WordModel, column_of, word_head_name
+from amos_fairseq.downstream.tagging.dataset import are_labels, column_of, read_labels, word_head_name
+from amos_fairseq.downstream.tagging.model import WordModel
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.config import DETECTION_LABELS, MPNET_BUCKETS, MPNET_MAX_DISTANCE
 from amos_fairseq.hugging_face.weights import CUSTOM, Head, class_name

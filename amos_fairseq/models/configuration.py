@@ -189,6 +189,7 @@ class DetectorWithMlmConfig(DetectorConfig):
     )
 
 
+DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 # Settings of the encoder that only fine-tuning has, with the value that leaves the pretrained model as it is. They have no
 # place in recipes of pretraining.
 OF_FINE_TUNING = {"layers": "last", "new_top_layers": 0, "pooling": "first"}
@@ -228,9 +229,7 @@ def transformer_config(
         "ffn_width": cfg.encoder_ffn_embed_dim,
         "num_heads": cfg.encoder_attention_heads,
         "max_positions": cfg.max_positions,
-        "dropout": cfg.dropout if with_dropout else 0.0,
-        "attention_dropout": cfg.attention_dropout if with_dropout else 0.0,
-        "activation_dropout": cfg.activation_dropout if with_dropout else 0.0,
+        **{name: getattr(cfg, name) if with_dropout else 0.0 for name in DROPOUTS},
         "layer_norm_eps": cfg.layer_norm_eps,
         "embedding_width": cfg.embedding_dim,
         "kernels": str(cfg.kernels),
@@ -258,35 +257,25 @@ def transformer_config(
 def check_bert(cfg: EncoderConfig) -> None:
     """Raise ValueError for settings of ModernBERT's encoder, which BERT's does not have."""
     for name in ("global_attention_every", "local_attention", "global_rope_theta", "local_rope_theta"):
-        default = EncoderConfig.__dataclass_fields__[name].default
-        if (value := getattr(cfg, name)) != default:
-            raise ValueError(
-                f"--{name.replace('_', '-')} {value:g} has no meaning with --encoder {BERT}: leave it out, or give --encoder "
-                f"{MODERN}"
-            )
+        if (value := getattr(cfg, name)) != EncoderConfig.__dataclass_fields__[name].default:
+            flag = f"--{name.replace('_', '-')} {value:g}"
+            raise ValueError(f"{flag} has no meaning with --encoder {BERT}: leave it out, or give --encoder {MODERN}")
 
 
 def check_modern(cfg: EncoderConfig) -> None:
     """Raise ValueError for settings that ModernBERT's encoder cannot have."""
     if cfg.relative_position_scheme != "none":
-        raise ValueError(
-            f"--encoder {MODERN} has rotary positions, and no relative positions of the scheme {cfg.relative_position_scheme}: "
-            "give --relative-position-scheme none"
-        )
+        raise ValueError(f"--encoder {MODERN} has rotary positions: give --relative-position-scheme none")
     if cfg.token_types:
         raise ValueError(f"--encoder {MODERN} has no token types: leave --token-types out")
     if embedding_width(cfg) != cfg.encoder_embed_dim:
-        raise ValueError(
-            f"--encoder {MODERN} needs token embeddings as wide as the encoder: leave --embedding-dim {cfg.embedding_dim} out"
-        )
+        raise ValueError(f"--encoder {MODERN} needs embeddings as wide as the encoder: leave --embedding-dim out")
     if cfg.local_attention % 2:
-        raise ValueError(
-            f"--local-attention {cfg.local_attention} is odd: give an even number, half of it on each side of a token"
-        )
+        raise ValueError(f"--local-attention {cfg.local_attention} is odd: half of it is on each side of a token")
     if cfg.encoder_embed_dim // cfg.encoder_attention_heads % 2:
+        heads = f"{cfg.encoder_attention_heads} attention heads of the width {cfg.encoder_embed_dim}"
         raise ValueError(
-            f"--encoder {MODERN} rotates pairs of numbers, and {cfg.encoder_attention_heads} attention heads of the width "
-            f"{cfg.encoder_embed_dim} have odd widths: give fewer or more heads"
+            f"--encoder {MODERN} rotates pairs of numbers, and {heads} have odd widths: give fewer or more"
         )
 
 

@@ -152,31 +152,6 @@ def test_single_teachers_teach_one_model_of_all_tasks(place, tmp_path, capsys):
         assert config.problem_type == kind
     assert list(config.id2label.values()) == names["RTE"]
 
-    # Cut pairs of RTE, through Hugging Face's tokenizer and through ours.
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "all" / "RTE")
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "all" / "RTE").eval()
-    pairs = [(" ".join(WORDS), "the fox"), ("a dog", " ".join(2 * WORDS)), (" ".join(WORDS), " ".join(WORDS))]
-    loaded = load_checkpoint(run)
-    head, limit = loaded.model.classification_heads["RTE"], 20
-    for pair in pairs:
-        theirs = tokenizer(*pair, truncation=True, max_length=limit, return_tensors="pt")
-        assert theirs["input_ids"].size(1) == limit
-        own = encoder_tokens(loaded, pair, limit)
-        with torch.no_grad():
-            expected = head(loaded.model.extract_features(own))
-            torch.testing.assert_close(model(**theirs).logits, expected, rtol=1e-4, atol=1e-5)
-
-
-def encoder_tokens(loaded, pair, limit):
-    """The tokens that the package reads for a pair of texts, cut to ``limit``."""
-    texts = [loaded.tokens(text)[1:-1] for text in pair]
-    kept = [len(text) for text in texts]
-    while sum(kept) + 3 > limit:
-        kept[int(kept[1] > kept[0])] -= 1  # the longer text first
-    bos, eos = torch.tensor([loaded.dictionary.bos()]), torch.tensor([loaded.dictionary.eos()])
-    parts = [bos, texts[0][: kept[0]], eos, texts[1][: kept[1]], eos]
-    return torch.cat(parts)[None]
-
 
 def assert_scores_are_those_of_heads(place, run):
     """The table of predictions of a task, row by row through its own head, and the scores of all tasks."""

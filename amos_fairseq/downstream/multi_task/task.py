@@ -172,51 +172,45 @@ class MultiTaskCriterion(LabeledCriterion):
 
     def forward(self, model: Any, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
         """Return the summed loss (float32 scalar), the number of rows, and the sums to log."""
-        logits, labels = model(**sample["net_input"]), sample["labels"]
-        places, num_rows = sample["net_input"]["rows_of_heads"], sample["nsentences"]
+        logits, num_rows = model(**sample["net_input"]), sample["nsentences"]
         log = {"ntokens": sample["ntokens"], "nsentences": num_rows, "sample_size": num_rows}
         losses = []
         for name, task in self.text_tasks.items():
+            of_task, rows = logits[name].float(), sample["labels"][name]
             deviation = 1.0 if task.scale is None else task.scale[1]
-            losses.append(text_loss(task.kind, logits[name].float(), labels[name], deviation, self.gold_weight))
-            log |= {f"{LOSS}{name}": losses[-1].detach(), f"{ROWS}{name}": len(places[name])}
-            if "teacher" in labels[name]:
+            losses.append(text_loss(task.kind, of_task, rows, deviation, self.gold_weight))
+            log |= {f"{LOSS}{name}": losses[-1].detach(), f"{ROWS}{name}": len(of_task)}
+            if "teacher" in rows:
                 log["_gold_weight"] = self.gold_weight * num_rows
+            if not model.training:  # what the scores are computed from, as sums over batches and ranks
+                predictions = predictions_of(task.kind, of_task.detach())
+                log[f"_{task.kind}_{name}"] = (
+                    label_counts(predictions, rows["target"])
+                    if task.kind == "labels"
+                    else place_rows(predictions, rows["target"], rows["id"], rows["num_rows"])
+                )
         loss = torch.stack(losses).sum()
-        log["loss"] = loss.detach()
-        if not model.training:
-            log |= self._predictions(logits, labels)
-        return loss, num_rows, log
-
-    def _predictions(self, logits: dict[str, Tensor], labels: dict[str, dict[str, Any]]) -> dict[str, Tensor]:
-        """Return, for each task, what its scores are computed from, as sums over batches and ranks."""
-        sums = {}
-        for name, task in self.text_tasks.items():
-            rows, predictions = labels[name], predictions_of(task.kind, logits[name].detach().float())
-            if task.kind == "labels":
-                sums[f"_labels_{name}"] = label_counts(predictions, rows["target"])
-            else:
-                sums[f"_{task.kind}_{name}"] = place_rows(predictions, rows["target"], rows["id"], rows["num_rows"])
-        return sums
+        return loss, num_rows, log | {"loss": loss.detach()}
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
         """Log the mean loss of all rows and of each task's and, in validation, the scores of all rows so far."""
-        totals = sum_logs(logging_outputs)
         scores: dict[str, Callable[[Any], float]] = {}
+        totals = sum_logs(logging_outputs)
         for key, total in totals.items():
             if key.startswith(LOSS):
                 count = float(totals[f"{ROWS}{key.removeprefix(LOSS)}"])
                 metrics.log_scalar(key, mean(total, count), count, round=4)
-            for kind in (kind for kind in KINDS if key.startswith(f"_{kind}_")):
-                metrics.log_scalar_sum(key, total.cpu())
-                name = key.removeprefix(f"_{kind}_")
-                scores[name] = log_main_score(key, name, kind)
+            for kind in KINDS:
+                if key.startswith(f"_{kind}_"):
+                    metrics.log_scalar_sum(key, total.cpu())
+                    name = key.removeprefix(f"_{kind}_")
+                    scores[name] = log_main_score(key, name, kind)
+
+        def average(meters: Any) -> float:
+            return round(average_score({name: score(meters) for name, score in scores.items()}), 4)
+
         if scores:
-
-            def average(meters: Any) -> float:
-                return round(average_score({name: score(meters) for name, score in scores.items()}), 4)
-
             metrics.log_derived(AVERAGE, average)
 
 

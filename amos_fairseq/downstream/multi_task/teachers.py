@@ -1,7 +1,7 @@
 """Predictions of training rows: what ``--write-train`` writes, and what ``--teachers`` reads to train another model with.
 
 ``TASK.tsv`` has a row for each training row, in their order: its number from 0 on, and the probability of each label, or the
-number that is predicted for it. ``TASK.json`` beside it says which rows they are; other programs need not write it.
+number that is predicted for it. ``TASK.json`` beside it says which rows they are.
 """
 
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from scipy.special import expit, softmax
 
-from amos_fairseq import strangers
 from amos_fairseq.downstream.classification.benchmark import TextData
 from amos_fairseq.downstream.classification.task import ANNEALED, gold_weight_of
 from amos_fairseq.downstream.results import content_sha256, read_results, summarize
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import json_text, write_text
+from amos_fairseq.files import check_claim, json_text, write_text
+from amos_fairseq.strangers import finite_number
 from amos_fairseq.text.table_files import TableFile
 
 INDEX, NUMBER = "index", "score"  # columns
@@ -51,7 +51,9 @@ def has_train_predictions(directory: Path, task: str) -> bool:
 def read_predictions(file: Path, data: TextData) -> tuple[np.ndarray, str]:
     """Return the predictions of another model for the training rows of ``data``, [rows, outputs] float32, and the sha256 of
     the file."""
-    _check_rows(file, data)
+    # Other programs need not write this record.
+    problem, advice = f"{file} is for other rows", "give the same files and --max-rows"
+    check_claim(file.with_suffix(".json"), data.rows_identity(), problem, advice, only_these=True)
     kind, names, rows = data.record["kind"], columns_of(data), data.num_train
     table = TableFile(file)
     if sorted(table.columns) != sorted([INDEX, *names]):
@@ -60,7 +62,7 @@ def read_predictions(file: Path, data: TextData) -> tuple[np.ndarray, str]:
     for line, row in table.rows():
         where = f"{file}, line {line}"
         try:
-            numbers = [strangers.finite_number(float(row[name])) for name in names]
+            numbers = [finite_number(float(row[name])) for name in names]
             index = int(row[INDEX])
         except ValueError as error:
             raise UserError(f"{where}: {error}: each row needs an index and finite numbers") from error
@@ -90,17 +92,6 @@ def _checked_probabilities(file: Path, kind: str, values: np.ndarray) -> np.ndar
     return values / sums[:, None]
 
 
-def _check_rows(file: Path, data: TextData) -> None:
-    """Refuse predictions whose record beside them names other rows."""
-    found = strangers.read_json(file.with_suffix(".json"), "delete it, or give other predictions", optional=True)
-    if found is None:
-        return
-    for name, here in data.rows_identity().items():
-        if name in found and found[name] != here:
-            difference = f"{name.replace('_', ' ')}: {str(found[name])[:40]} there, {str(here)[:40]} here"
-            raise UserError(f"{file} is for other rows ({difference}): give the same files and --max-rows")
-
-
 @dataclass
 class Teachers:
     """The predictions that train beside the labels; :func:`read_teachers` finds them.
@@ -115,8 +106,7 @@ class Teachers:
     files: dict[str, dict[int | None, Path]]
     gold_weight: str
     ensemble: bool
-    # Each file is read once for the same rows.
-    _read: dict[tuple[Path, str], tuple[np.ndarray, str]] = field(default_factory=dict)
+    _read: dict[Path, tuple[np.ndarray, str]] = field(default_factory=dict)  # each file is read once
 
     def _predictions_for(self, data: TextData, seed: int) -> list[tuple[np.ndarray, str]]:
         """Return what :func:`read_predictions` returns of each file that a run learns from."""
@@ -132,11 +122,10 @@ class Teachers:
             seeds = ", ".join(map(str, sorted(of_seeds)))
             problem = f"has predictions for {data.name} of the seeds {seeds} and none of seed {seed}"
             raise UserError(f"--teachers {self.folder} {problem}: give --seeds {max(of_seeds)}, or --ensemble")
-        rows = content_sha256(data.rows_identity())
         for file in files:
-            if (file, rows) not in self._read:
-                self._read[file, rows] = read_predictions(file, data)
-        return [self._read[file, rows] for file in files]
+            if file not in self._read:
+                self._read[file] = read_predictions(file, data)
+        return [self._read[file] for file in files]
 
     def predictions(self, data: TextData, seed: int) -> np.ndarray:
         """Return the mean of the predictions that a run of this seed learns from: [N, outputs] float32."""

@@ -3,58 +3,42 @@
 import argparse
 import dataclasses
 import json
-import re
 import threading
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from fairseq.data import Dictionary
 from fairseq.models import BaseFairseqModel
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.data.vocabulary import Vocabulary
-from amos_fairseq.downstream.benchmark import Benchmark, BenchmarkTask, TaskRun, batches, selection_flags, usable_folder
+from amos_fairseq.downstream.benchmark import Benchmark, BenchmarkTask, TaskRun, usable_folder
 from amos_fairseq.downstream.parsing.model import TREES
-from amos_fairseq.downstream.parsing.prepare import prepare_parsing_inside
 from amos_fairseq.downstream.parsing.task import ParsedSentences
-from amos_fairseq.downstream.parsing.trees import attachment_counts, best_tree
+from amos_fairseq.downstream.parsing.trees import HEAD, RELATION, Edge, best_tree, is_tree, tree_scores, with_trees
 from amos_fairseq.downstream.recipes import WORDS
-from amos_fairseq.downstream.results import (
-    RunResult,
-    TaskSummary,
-    best_checkpoint,
-    best_run_of,
-    content_sha256,
-)
+from amos_fairseq.downstream.results import RunResult, TaskSummary, best_checkpoint, best_run_of
 from amos_fairseq.downstream.runner import run_and_print, stoppable
 from amos_fairseq.downstream.session import Session, find_devices, preparing, session_from
-from amos_fairseq.downstream.tagging.command import check_unlabeled, notes_of_cuts, word_flags, word_trials
-from amos_fairseq.downstream.tagging.dataset import (
-    NUM_SPECIAL,
-    WordSequences,
-    has_unlabeled,
-    read_labels,
-    read_tagging_manifest,
-)
-from amos_fairseq.downstream.tagging.prepare import Choices
-from amos_fairseq.downstream.tagging.word_files import UNLABELED, read_conllu
+from amos_fairseq.downstream.tagging.command import ColumnData, check_unlabeled, predict_words, word_flags, word_trials
+from amos_fairseq.downstream.tagging.dataset import NUM_SPECIAL, Column, read_labels
+from amos_fairseq.downstream.tagging.prepare import WordSource
+from amos_fairseq.downstream.tagging.word_files import Sentence, read_conllu
 from amos_fairseq.downstream.views import PARSING_VIEWS
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import explain_write_errors, write_text
 from amos_fairseq.strangers import read_text
+from amos_fairseq.text.encoding import BinarizedFile
+from amos_fairseq.text.prepared_data import prepared_data
 from amos_fairseq.text.text_files import InputFile
+from amos_fairseq.text.tokenization import Tokenizer
 from amos_fairseq.text.tokenization.words import encode_words
 
 NAME = "parsing"
 PREDICTIONS, SCORES = "predictions.conllu", "scores.json"
-Edge = tuple[int, str]
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -66,48 +50,76 @@ def main(arguments: argparse.Namespace) -> None:
     session = session_from(arguments, NAME)
     check_unlabeled(session, PARSING_VIEWS, arguments.unlabeled)
     with preparing(session, NAME) as tokenizer:
-        files = (arguments.train, arguments.dev)
-        data = prepare_parsing_inside(session.out, *files, tokenizer, Choices.of(arguments))
+        data = prepare_parsing_inside(session.out, TreebankSource.of(arguments), tokenizer)
     run_and_print(arguments.out, open_parsing(session, data))
 
 
+@dataclass(frozen=True)
+class TreebankSource(WordSource):
+    """Treebanks in CoNLL-U. The labels of words are the relations to their heads."""
+
+    column: str | None = RELATION
+
+    scored_by = "LAS"
+
+    def read_labeled(self, path: Path) -> list[Sentence]:
+        """Raise :class:`UserError` unless the heads of each sentence are a tree with one root."""
+        sentences = read_conllu(path)
+        for number, sentence in enumerate(sentences, start=1):
+            heads = sentence.columns[HEAD]
+            where = f"{path}, sentence {number} ({' '.join(sentence.words)[:40]!r})"
+            for word, head in enumerate(heads, start=1):
+                if not head.isdecimal() or len(head) > 9 or int(head) > len(heads):
+                    problem = f"the head {head!r:.20} of word {word} is no word of the sentence"
+                    raise UserError(f"{where}: {problem}: correct it")
+            if not is_tree(list(map(int, heads))):
+                raise UserError(f"{where}: the heads are no tree with one root: correct them")
+        return sentences
+
+    def write(self, directory: Path, tokenizer: Tokenizer) -> dict[str, list[Sentence]]:
+        """Add ``SPLIT.head.{bin,idx}``, the head of each word, 0 for the root, and ``valid.conllu``, the file as it is."""
+        splits = super().write(directory, tokenizer)
+        for split in ("train", "valid"):
+            with BinarizedFile(f"{directory / split}.{HEAD}", None) as file:
+                for sentence in splits[split]:
+                    file.add_line(list(map(int, sentence.columns[HEAD])))
+        (directory / "valid.conllu").write_text(read_lines(self.dev), encoding="utf-8", newline="")
+        return splits
+
+
+def prepare_parsing_inside(out: Path, source: TreebankSource, tokenizer: Tokenizer) -> Path:
+    """Return the treebanks prepared inside of OUT of ``amos parse``."""
+
+    def write(directory: Path) -> None:
+        source.write(directory, tokenizer)
+
+    return prepared_data(out, NAME, source.files, tokenizer, source.settings, write, used_by=[f"runs/{NAME}"])
+
+
+def read_lines(path: Path) -> str:
+    return "".join(line.decode("utf-8") for _, line in InputFile(path).lines())
+
+
 def open_parsing(session: Session, data: Path) -> "Parsing":
-    data, max_positions = usable_folder(data), session.checkpoint.max_positions
-    trials = word_trials(session, PARSING_VIEWS, has_unlabeled(data))
+    column = Column.of(usable_folder(data))
+    trials = word_trials(session, PARSING_VIEWS, column.has_unlabeled)
     # As in the thesis, the labels of trees are not smoothed.
     trials = tuple(dict.fromkeys(dataclasses.replace(trial, label_smoothing=0.0) for trial in trials))
-    manifest = read_tagging_manifest(data)
-    session.checkpoint.check_tokenizer(data / "tokenizer")
-    relations, dictionary = manifest["labels"], Vocabulary.of_corpus([data], None).load_dictionary()
-    train, dev = (
-        ParsedSentences(data, split, dictionary, len(relations), max_positions, training=split == "train")
-        for split in ("train", "valid")
-    )
-    gold = [
-        [(int(head), relation) for head, relation in zip(one.columns["head"], one.columns["deprel"], strict=True)]
-        for one in read_conllu(data / "valid.conllu")
-    ]
-    if list(map(len, gold)) != [len(dev.heads(index)) for index in range(len(dev))]:
-        raise UserError(f"{data}: valid.conllu does not belong to the other files: delete {data}")
-    unlabeled = None
-    if any(trial.views for trial in trials):
-        unlabeled = WordSequences(data, UNLABELED, dictionary, max_positions, training=True)
-    notes = tuple(notes_of_cuts(train, dev, unlabeled, max_positions))
-    task = BenchmarkTask(NAME, len(train), "las", content_sha256(manifest), trials, notes)
-    return Parsing(session, data, {NAME: task}, relations, dictionary, dev, gold)
+    opened = ColumnData.open(session, column, any(trial.views for trial in trials), ParsedSentences)
+    notes = tuple(opened.notes(session.checkpoint.max_positions))
+    task = BenchmarkTask(NAME, len(opened.train), "las", column.sha256, trials, notes)
+    return Parsing(session, column.directory, {NAME: task}, column.labels, opened.dev)
 
 
 @dataclass
 class Parsing(Benchmark):
-    """The trees of a treebank. ``gold``: those of ``dev``."""
+    """The trees of a treebank."""
 
     session: Session
     data: Path
     tasks: dict[str, BenchmarkTask]
     relations: list[str]
-    dictionary: Dictionary
     dev: ParsedSentences
-    gold: list[list[Edge]]
 
     name = NAME
     title = "Dependency parsing, dev"
@@ -119,17 +131,20 @@ class Parsing(Benchmark):
     }
 
     def train_flags(self, run: TaskRun) -> list[str]:
-        flags = [str(self.data), "--task", "dependency_parsing", "--criterion", "dependency_parsing"]
-        return [*flags, *word_flags(run, self.session.checkpoint.max_positions), *selection_flags(run.task)]
+        return [str(self.data), *word_flags("dependency_parsing", run, self.session)]
 
     def evaluate(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
         """Return the scores of the dev trees, and write ``predictions.conllu``, the dev file with the predicted trees, and
         ``scores.json``. Words that are cut are wrong."""
-        items = [Words(item["tokens"], item["positions"]) for item in map(self.dev.__getitem__, range(len(self.dev)))]
-        model, pad, directory = load_checkpoint(checkpoint).model, self.dictionary.pad(), checkpoint.parent
-        trees = predict_trees(model, items, pad, self.relations, device, stop)
+        model, directory, dev = load_checkpoint(checkpoint).model, checkpoint.parent, self.dev
+        sentences = [dev[index] for index in range(len(dev))]
+        trees = predict_trees(model, sentences, dev.pad, self.relations, device, stop)
         write_text(directory / PREDICTIONS, with_trees(read_text(self.data / "valid.conllu", "prepare again"), trees))
-        found = tree_scores(self.gold, trees)
+        gold = [
+            list(zip(dev.heads(index), [self.relations[label] for label in dev.labels(index)], strict=True))
+            for index in range(len(dev))
+        ]
+        found = tree_scores(gold, trees)
         write_text(directory / SCORES, json.dumps(found, indent=1) + "\n")
         return found
 
@@ -147,87 +162,36 @@ class Parsing(Benchmark):
 
     def notes(self, results: Sequence[RunResult], summaries: Mapping[str, TaskSummary]) -> Iterator[str]:
         yield (
-            "UAS: words with the right head; LAS: and the right relation, without subtypes, as in the CoNLL 2018 shared task"
+            "UAS: words with the right head; LAS: and the right relation, without subtypes, as in the CoNLL 2018 shared "
+            "task"
         )
-
-
-def tree_scores(gold: Sequence[Sequence[Edge]], found: Sequence[Sequence[Edge]]) -> dict[str, float]:
-    """Return UAS and LAS in percent, with and without punctuation."""
-    scores = {}
-    for suffix, with_punctuation in (("", True), ("_no_punctuation", False)):
-        counts: Counter[str] = Counter()
-        for own, tree in zip(gold, found, strict=True):
-            counts.update(attachment_counts(own, tree, with_punctuation))
-        for name, key in (("las", "edges"), ("uas", "heads")):
-            scores[name + suffix] = 100 * counts[key] / max(1, counts["words"])
-    return scores
-
-
-class Words(NamedTuple):
-    """A sentence as a model reads it: its tokens [L], and the first pieces of the words that are not cut."""
-
-    tokens: Tensor
-    positions: Tensor
 
 
 def predict_trees(
     model: BaseFairseqModel,
-    sentences: Sequence[Words],
+    sentences: Sequence[Mapping[str, Tensor]],
     pad: int,
     relations: Sequence[str],
     device: str,
     stop: threading.Event,
 ) -> list[list[Edge]]:
     """Predict head and relation of each word that is not cut, by sentence: the most probable tree with one root, where an edge
-    has its most probable relation."""
-    if TREES not in getattr(model, "word_heads", {}):
-        raise UserError("the checkpoint has no head for dependency trees: give the --out of amos parse")
-    model = model.to(device)
+    has its most probable relation. The arguments are those of ``predict_words``."""
     predicted: list[list[Edge]] = [[] for _ in sentences]
-    for batch in batches([len(sentence.tokens) for sentence in sentences], stop):
-        rows = [sentences[index] for index in batch]
-        tokens = pad_sequence([row.tokens for row in rows], True, pad).to(device)
-        positions = pad_sequence([row.positions for row in rows], True).to(device)
-        if not positions.size(1):
+    for place, scores in predict_words(model, TREES, sentences, pad, device, stop):  # [W,1+padded W,R]
+        if not len(scores):
             continue
-        with torch.inference_mode():
-            output = model(tokens, word_positions=positions, lengths=[len(row.tokens) for row in rows])
-            scores = output.logits[TREES]
-            scores = scores.flatten(2).log_softmax(-1).view_as(scores)
-        best = scores.max(-1)  # over relations, [B,W,1+W]
+        best = scores.flatten(1).log_softmax(-1).view_as(scores).max(-1)  # over relations, [W,1+padded W]
         values, choices = best.values.double().cpu().numpy(), best.indices.cpu().numpy()
-        for row, index in enumerate(batch):
-            size = len(rows[row].positions)
-            if not size:
-                continue
-            own = values[row, :size, : size + 1]
-            if np.isnan(own).any():
-                raise UserError("the scores of trees are not finite: the training diverged; give a lower --lr")
-            heads = best_tree(own)
-            kinds = choices[row, np.arange(size), heads]
-            predicted[index] = [(int(head), relations[kind]) for head, kind in zip(heads, kinds, strict=True)]
+        values = values[:, : len(scores) + 1]
+        if np.isnan(values).any():
+            raise UserError("the scores of trees are not finite: the training diverged; give a lower --lr")
+        heads = best_tree(values)
+        best_relations = choices[np.arange(len(heads)), heads]
+        predicted[place] = [
+            (int(head), relations[relation]) for head, relation in zip(heads, best_relations, strict=True)
+        ]
     return predicted
-
-
-def with_trees(text: str, trees: Sequence[Sequence[Edge]]) -> str:
-    """Return a CoNLL-U file with other heads and relations, and without enhanced dependencies; everything else in it stays.
-
-    Words without an edge, which are cut, get the relation ``dep`` to the word that depends on the root; if all words of a
-    sentence are cut, the first one is that word.
-    """
-    lines, sentence, has_words = [], 0, False
-    for line in re.split(r"(?<=\n)", text):  # other characters that end a line may be part of a word
-        cells = line.rstrip("\r\n").split("\t")
-        if not line.strip(" \t\r\n"):
-            sentence, has_words = sentence + has_words, False
-        elif not line.startswith("#") and cells[0].strip(" ").isdecimal():
-            has_words, word, edges = True, int(cells[0]), trees[sentence]
-            root = next((number for number, (head, _) in enumerate(edges, start=1) if head == 0), 1)
-            edge = edges[word - 1] if word <= len(edges) else (0, "root") if not edges and word == 1 else (root, "dep")
-            cells[6:9] = [*map(str, edge), "_"]
-            line = "\t".join(cells) + line[len(line.rstrip("\r\n")) :]
-        lines.append(line)
-    return "".join(lines)
 
 
 def parse_file(results: Path, file: Path, out: Path, device: str, stop: threading.Event) -> int:
@@ -238,16 +202,15 @@ def parse_file(results: Path, file: Path, out: Path, device: str, stop: threadin
     if (best := best_run_of(results, NAME)) is None:
         raise UserError(f"{results} has no finished run of amos parse: give the --out of that command as --checkpoint")
     checkpoint = best_checkpoint(results, best)
-    loaded, relations, sentences = load_checkpoint(checkpoint), read_labels(checkpoint.parent), read_conllu(file)
+    loaded, relations = load_checkpoint(checkpoint), read_labels(checkpoint.parent)
     dictionary, room = loaded.dictionary, loaded.model.max_positions() - NUM_SPECIAL
-    items = []
-    for sentence in sentences:
+    sentences = []
+    for sentence in read_conllu(file):
         pieces, ranges = encode_words(loaded.tokenizer, sentence.words)
-        kept = [start + 1 for start, end in ranges if end <= room]
+        positions = [start + 1 for start, end in ranges if end <= room]
         tokens = torch.tensor([dictionary.bos(), *pieces[:room], dictionary.eos()])
-        items.append(Words(tokens, torch.tensor(kept, dtype=torch.long)))
-    trees = predict_trees(loaded.model, items, dictionary.pad(), relations, device, stop)
-    text = "".join(line.decode("utf-8") for _, line in InputFile(file).lines())
+        sentences.append({"tokens": tokens, "positions": torch.tensor(positions, dtype=torch.long)})
+    trees = predict_trees(loaded.model, sentences, dictionary.pad(), relations, device, stop)
     with explain_write_errors(out, "permit writing, or give another name"):
-        write_text(out, with_trees(text, trees))
+        write_text(out, with_trees(read_lines(file), trees))
     return len(sentences)

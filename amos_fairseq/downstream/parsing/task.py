@@ -1,9 +1,9 @@
 """Dependency parsing (thesis, section 4.2.3): the sentences with their trees, fairseq's task and criterion.
 
-``amos parse`` writes, beside the files of :mod:`amos_fairseq.downstream.tagging.dataset`:
+``amos parse`` writes, beside the files of :mod:`amos_fairseq.downstream.tagging.prepare`:
 
 SPLIT.head.{bin,idx}                            head of each word: 0 for the root, else the number of a word from 1 on
-SPLIT.conllu                                    the sentences as they were given
+valid.conllu                                    the dev file as it was given
 """
 
 from collections.abc import Sequence
@@ -26,11 +26,11 @@ from amos_fairseq.data.corpus import open_lines
 from amos_fairseq.downstream.labeled_task import LabeledCriterion
 from amos_fairseq.downstream.parsing.model import TREES, ParsingModel
 from amos_fairseq.downstream.parsing.trees import HEAD
-from amos_fairseq.downstream.tagging.dataset import NO_LABEL, TaggedSentences
+from amos_fairseq.downstream.tagging.dataset import NO_LABEL, Column, TaggedSentences
 from amos_fairseq.downstream.tagging.model import WordOutput
-from amos_fairseq.downstream.tagging.task import Column, SequenceTaggingConfig, SequenceTaggingTask
+from amos_fairseq.downstream.tagging.task import SequenceTaggingConfig, SequenceTaggingTask, log_loss
 from amos_fairseq.downstream.views import PARSING_VIEWS
-from amos_fairseq.downstream.views.training import add_cross_views, log_cross_views
+from amos_fairseq.downstream.views.training import add_cross_views
 from amos_fairseq.setting_checks import setting
 
 
@@ -137,10 +137,7 @@ class DependencyParsingCriterion(LabeledCriterion):
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
         """Log the mean loss and, in validation, the scores over all ranks and accumulated batches."""
-        totals = {key: float(sum(log[key] for log in logging_outputs)) for key in logging_outputs[0]}
-        num_words = totals["sample_size"]
-        metrics.log_scalar("loss", mean(totals["loss"], num_words), num_words, round=4)
-        log_cross_views(totals)
+        totals = log_loss(logging_outputs)
         if "_words" not in totals:
             return
         for key in ("_words", "_heads", "_edges"):

@@ -1,11 +1,14 @@
-"""Dependency trees: the best one of the scores of edges, and how much of a tree is right."""
+"""Dependency trees: the best one of the scores of edges, how much of a tree is right, and CoNLL-U with other trees."""
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
-HEAD = "head"  # the column, and the array of prepared data
+HEAD, RELATION = "head", "deprel"  # columns of CoNLL-U; "head" also names an array of prepared data
 LIKELY_HEADS = 4  # of a word, in the first search for a tree
+Edge = tuple[int, str]  # the number of the head, 0 for the root, and the relation
 
 
 def greedy_heads(scores: np.ndarray) -> np.ndarray | None:
@@ -70,14 +73,12 @@ def _spanning_tree(scores: np.ndarray, edges: np.ndarray) -> np.ndarray:
     return heads
 
 
-def attachment_counts(
-    gold: Sequence[tuple[int, str]], found: Sequence[tuple[int, str]], with_punctuation: bool = True
-) -> dict[str, int]:
+def attachment_counts(gold: Sequence[Edge], found: Sequence[Edge], with_punctuation: bool = True) -> dict[str, int]:
     """Count words, right heads, and right heads with the right relation, by the rules of the official evaluation of the CoNLL
     2018 shared task on gold words: relations are compared without their subtypes.
 
     Args:
-        gold, found: head and relation of each word of a sentence; words that are cut are missing at the end of ``found``.
+        gold, found: one edge for each word of a sentence; words that are cut are missing at the end of ``found``.
         with_punctuation: count words whose true relation is ``punct``.
     """
     counts = {"words": 0, "heads": 0, "edges": 0}
@@ -90,3 +91,36 @@ def attachment_counts(
             counts["heads"] += 1
             counts["edges"] += found[index][1].partition(":")[0] == relation
     return counts
+
+
+def tree_scores(gold: Sequence[Sequence[Edge]], found: Sequence[Sequence[Edge]]) -> dict[str, float]:
+    """Return UAS and LAS in percent, with and without punctuation."""
+    scores = {}
+    for suffix, with_punctuation in (("", True), ("_no_punctuation", False)):
+        counts: Counter[str] = Counter()
+        for own, tree in zip(gold, found, strict=True):
+            counts.update(attachment_counts(own, tree, with_punctuation))
+        for name, key in (("las", "edges"), ("uas", "heads")):
+            scores[name + suffix] = 100 * counts[key] / max(1, counts["words"])
+    return scores
+
+
+def with_trees(text: str, trees: Sequence[Sequence[Edge]]) -> str:
+    """Return a CoNLL-U file with other heads and relations, and without enhanced dependencies; everything else in it stays.
+
+    Words without an edge, which are cut, get the relation ``dep`` to the word that depends on the root; if all words of a
+    sentence are cut, the first one is that word.
+    """
+    lines, sentence, has_words = [], 0, False
+    for line in re.split(r"(?<=\n)", text):  # other characters that end a line may be part of a word
+        cells = line.rstrip("\r\n").split("\t")
+        if not line.strip(" \t\r\n"):
+            sentence, has_words = sentence + has_words, False
+        elif not line.startswith("#") and cells[0].strip(" ").isdecimal():
+            has_words, word, edges = True, int(cells[0]), trees[sentence]
+            root = next((number for number, (head, _) in enumerate(edges, start=1) if head == 0), 1)
+            edge = edges[word - 1] if word <= len(edges) else (0, "root") if not edges and word == 1 else (root, "dep")
+            cells[6:9] = [*map(str, edge), "_"]
+            line = "\t".join(cells) + line[len(line.rstrip("\r\n")) :]
+        lines.append(line)
+    return "".join(lines)

@@ -1,18 +1,12 @@
-"""Sequence tagging: the binarized files, and batches of ``<s> sentence </s>`` with one label a word, on its first piece.
+"""Sequence tagging: prepared sentences, and batches of ``<s> sentence </s>`` with one label a word, on its first piece.
 
-amos prepare tagging writes these files, and the task reads them:
-
-SPLIT.tokens.{bin,idx}                          ids of each sentence, without special tokens
-SPLIT.word_start, SPLIT.word_end                first piece of each word, and the one after its last
-SPLIT.label.{bin,idx}                           label of each word, an index of ``labels``
-SPLIT.words.jsonl                               the words of each sentence
-unlabeled.*                                     the same without labels and words.jsonl, for cross-view training; optional
-dict.txt  tokenizer/  tagging.json              vocabulary; labels, sources, counts
+The files are those of :mod:`amos_fairseq.downstream.tagging.prepare`.
 """
 
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +17,74 @@ from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.data.corpus import check_prepared, open_lines
 from amos_fairseq.downstream.labeled_task import LabeledSequences
-from amos_fairseq.downstream.tagging.word_files import COLUMN_NAME, LONGEST_COLUMN_NAME, UNLABELED
+from amos_fairseq.downstream.results import content_sha256
+from amos_fairseq.downstream.tagging.prepare import MANIFEST, UNLABELED, WORD_ARRAYS, is_column_name
+from amos_fairseq.downstream.tagging.scores import main_score
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
-from amos_fairseq.strangers import is_unicode, parse_json, plain_name, read_json, read_json_lines, read_text
+from amos_fairseq.strangers import is_unicode, parse_json, read_json, read_json_lines, read_text
 
-MANIFEST = "tagging.json"
-# Names of tasks, and so of folders in OUT of amos tag, begin with this: results of other benchmarks are not taken for these.
-TASK_PREFIX = "tagging-"
 # Beside the checkpoints, one label a line, so that they can be exported without the data.
 LABELS_FILE = "labels.txt"
-WORD_ARRAYS = ("tokens", "word_start", "word_end")
-ARRAYS = (*WORD_ARRAYS, "label")
 NUM_SPECIAL = 2  # <s> and </s>
 # Target of a padded slot: cross_entropy ignores it.
 NO_LABEL = -100
 _HINT = "give the directory that amos prepare tagging wrote"
+
+
+@dataclass(frozen=True)
+class Column:
+    """Prepared labels of words.
+
+    Attributes:
+        has_spans: whether the labels mark spans.
+        sha256: of the manifest.
+    """
+
+    directory: Path
+    name: str
+    labels: list[str]
+    has_spans: bool
+    sha256: str
+
+    @classmethod
+    def of(cls, directory: Path) -> "Column":
+        manifest = read_tagging_manifest(directory)
+        content = (manifest[key] for key in ("column", "labels", "has_spans"))
+        return cls(directory, *content, content_sha256(manifest))
+
+    @property
+    def head(self) -> str:
+        return word_head_name(self.name)
+
+    @property
+    def main_score(self) -> str:
+        return main_score(self.has_spans)
+
+    @property
+    def has_unlabeled(self) -> bool:
+        return (self.directory / f"{UNLABELED}.tokens.idx").exists()
+
+    def read_words(self, split: str) -> list[list[str]]:
+        """Return the words of each sentence of a split."""
+
+        def words_in(line: str) -> list[str]:
+            words = parse_json(line, list)
+            if not all(isinstance(word, str) and is_unicode(word) for word in words):
+                raise ValueError("a line is not a list of words")
+            return words
+
+        return read_json_lines(self.directory / f"{split}.words.jsonl", _HINT, words_in)
+
+
+def word_head_name(column: str) -> str:
+    """Return the name of the head for a column: a key of ``nn.ModuleDict``, which has no dot and is no attribute's name."""
+    return re.sub(r"\W", "_", column) + "_labels"
+
+
+def column_of(head: str) -> str:
+    """Return the column of a head of :func:`word_head_name`; characters other than letters and digits are ``_``."""
+    return head.removesuffix("_labels")
 
 
 def read_tagging_manifest(directory: Path) -> dict[str, Any]:
@@ -48,10 +94,10 @@ def read_tagging_manifest(directory: Path) -> dict[str, Any]:
         # The column is part of the names of folders, which must be inside OUT.
         is_complete = (
             manifest.keys() >= {"labels", "column", "has_spans", "tokenizer_sha256", "splits"}
-            and COLUMN_NAME.fullmatch(plain_name(manifest["column"], LONGEST_COLUMN_NAME))
+            and is_column_name(manifest["column"])
             and are_labels(manifest["labels"])
         )
-    except (ValueError, TypeError):
+    except TypeError:
         is_complete = False
     if not is_complete:
         raise UserError(f"{path} was not written by amos prepare: {_HINT}")
@@ -82,22 +128,6 @@ def read_labels(directory: Path) -> list[str]:
     if labels and not are_labels(labels):
         raise UserError(f"{path} does not have one label a line, each once: {hint}")
     return labels
-
-
-def has_unlabeled(directory: Path) -> bool:
-    return (directory / f"{UNLABELED}.tokens.idx").exists()
-
-
-def read_words(directory: Path, split: str) -> list[list[str]]:
-    """Return the words of each sentence of a split."""
-
-    def words_in(line: str) -> list[str]:
-        words = parse_json(line, list)
-        if not all(isinstance(word, str) and is_unicode(word) for word in words):
-            raise ValueError("a line is not a list of words")
-        return words
-
-    return read_json_lines(directory / f"{split}.words.jsonl", _HINT, words_in)
 
 
 class WordSequences(LabeledSequences):
@@ -154,10 +184,6 @@ class WordSequences(LabeledSequences):
             return min(len(self._tokens[row]), self._room)
         return int(ends[kept - 1]) if kept else 0
 
-    def num_kept(self, index: int) -> int:
-        """Return the number of words that are not cut."""
-        return int(self._kept[self._rows[index]])
-
     @property
     def words_per_sentence(self) -> float:
         """Mean number of words of a sentence that are not cut."""
@@ -172,12 +198,11 @@ class WordSequences(LabeledSequences):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Return ``id`` int, ``tokens`` [L], and ``positions`` and ``last_positions`` of the first and the last pieces of the
-        kept words, int64."""
-        index = int(index)
-        row, kept = int(self._rows[index]), self.num_kept(index)
-        pieces = self._tokens[row][: self._num_pieces(row)].long()
+        words that are not cut, int64."""
+        row = int(self._rows[index])
+        kept, pieces = int(self._kept[row]), self._tokens[row][: self._num_pieces(row)].long()
         return {
-            "id": index,
+            "id": int(index),
             "tokens": torch.cat([torch.tensor([self.bos]), pieces, torch.tensor([self.eos])]),
             "positions": self._starts[row][:kept].long() + 1,
             "last_positions": self._ends[row][:kept].long(),
@@ -214,7 +239,7 @@ class TaggedSentences(WordSequences):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Return the words of a sentence, and ``labels``, a list of ints for all words, also for those that are cut."""
-        return super().__getitem__(index) | {"labels": self.labels(int(index))}
+        return super().__getitem__(index) | {"labels": self.labels(index)}
 
     def add_labels(self, batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
         """Add ``nwords`` (not cut), a Python int; ``target`` [B,W] int64, ``NO_LABEL`` in padded slots; ``labels`` of all

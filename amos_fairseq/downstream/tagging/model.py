@@ -15,7 +15,6 @@ from amos_fairseq.models.fine_tuning import FineTunedModel, reads_heads
 from amos_fairseq.modules.heads import transformed
 
 WORD_HEADS = "word_heads."
-LABELS = "_labels"
 
 
 class TaggingHead(nn.Module):
@@ -31,7 +30,7 @@ class TaggingHead(nn.Module):
         self.output = nn.Linear(width, num_labels)
 
     def forward(self, states: Tensor, is_padding: Tensor | None = None) -> Tensor:
-        """[...,D] -> logits [..., labels] float32. Each word is by itself, so that ``is_padding`` has no effect."""
+        """[...,D] -> logits [..., labels] float32. ``is_padding`` is unused: no word reads another one."""
         return self.output(self.dropout(transformed(states, self.transform))).float()
 
     def new_view(self) -> "ViewHead":
@@ -51,15 +50,15 @@ class ViewHead(nn.Module):
         self.output = nn.Linear(width, num_labels)
 
     def forward(self, states: Tensor, is_padding: Tensor | None = None) -> Tensor:
-        """[...,D] -> logits [..., labels] float32; ``is_padding`` has no effect."""
+        """[...,D] -> logits [..., labels] float32; ``is_padding`` is unused."""
         return self.output(relu(self.hidden(states))).float()
 
 
 class WordOutput(NamedTuple):
-    """Predictions for the words of sentences, by head: [B,W,labels] float32, or [B,W,1+W,relations] of trees.
+    """Predictions for the words of sentences, by name of the head: [B,W,labels] float32, or [B,W,1+W,relations] of trees.
 
-    ``fixed`` and ``views`` are those of unlabeled sentences, for cross-view training: of the head itself, without dropout and
-    gradient, and of each view.
+    In cross-view training ``fixed`` and ``views`` are predictions for the unlabeled sentences: ``fixed`` of the head itself,
+    without dropout and gradient, and ``views`` of each view's module.
     """
 
     logits: dict[str, Tensor]
@@ -69,7 +68,7 @@ class WordOutput(NamedTuple):
 
 @reads_heads(WORD_HEADS)
 class WordModel(FineTunedModel):
-    """A head for each column of labels, by the name of :func:`word_head_name`."""
+    """The encoder with a head for each column of labels."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -113,11 +112,11 @@ class WordModel(FineTunedModel):
             src_tokens: [B,T] int64.
             word_positions: [B,W] int64, the first piece of each word, 0 in padded slots.
             lengths: see :meth:`extract_features`.
-            rows_of_heads: for each head the rows of its task, [b] int64, maybe none: each head predicts for these rows alone.
-            unlabeled: other sentences, for cross-view training: arguments of ``predict_views``, whose results are returned too.
+            rows_of_heads: the sentences, [b] int64, for which each head predicts; by default each head predicts for all.
+            unlabeled: in cross-view training, the arguments of ``predict_views``: sentences without labels.
         """
         logits = self.predict_words(self.extract_features(src_tokens, lengths), word_positions, rows_of_heads)
-        return WordOutput(logits, *(() if unlabeled is None else predict_views(self, **unlabeled)))
+        return WordOutput(logits) if unlabeled is None else WordOutput(logits, *predict_views(self, **unlabeled))
 
     def predict_words(
         self, states: Tensor, word_positions: Tensor, rows_of_heads: Mapping[str, Tensor] | None = None
@@ -129,18 +128,7 @@ class WordModel(FineTunedModel):
         return {name: self.word_heads[name](words[rows], is_padding[rows]) for name, rows in rows_of_heads.items()}
 
     def take_heads(self, state_dict: dict[str, Tensor], here: dict[str, Tensor]) -> None:
-        """Remove the modules of views without cross-view training."""
+        """Drop the modules of views from a checkpoint that is loaded without cross-view training."""
         if self.cross_views is None:
             for key in [key for key in state_dict if key.startswith(CROSS_VIEWS)]:
                 del state_dict[key]
-
-
-def word_head_name(column: str) -> str:
-    """Return the name of the head for a column of labels. A key of ``nn.ModuleDict`` may not contain a dot or be the name of an
-    attribute."""
-    return re.sub(r"\W", "_", column) + LABELS
-
-
-def column_of(head: str) -> str:
-    """Return the column of a head of :func:`word_head_name`; characters other than letters and digits are ``_``."""
-    return head.removesuffix(LABELS)

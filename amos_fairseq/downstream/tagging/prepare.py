@@ -1,139 +1,197 @@
-"""``amos prepare tagging``: convert labeled sentences, and unlabeled ones, to the input of the task ``sequence_tagging``.
+"""``amos prepare tagging``: convert labeled sentences, and unlabeled ones, to what the task ``sequence_tagging`` reads.
 
-Read the files -> encode, find the pieces of each word, write to a temporary directory -> rename.
+SPLIT.tokens.{bin,idx}                          ids of each sentence, without special tokens
+SPLIT.word_start, SPLIT.word_end                first piece of each word, and the one after its last
+SPLIT.label.{bin,idx}                           label of each word, an index of ``labels``
+SPLIT.words.jsonl                               the words of each sentence
+unlabeled.*                                     the same without labels and words.jsonl, for cross-view training; optional
+dict.txt  tokenizer/  tagging.json              vocabulary; labels, sources, counts
+
+This module and those it imports do without fairseq, which takes seconds to import.
 """
 
 import argparse
 import contextlib
 import json
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
 from amos_fairseq.downstream.tagging.scores import mark_spans, to_bioes
-from amos_fairseq.downstream.tagging.word_files import (
-    COLUMN_NAME,
-    CONLLU,
-    CONLLU_NAMES,
-    LONGEST_COLUMN_NAME,
-    UNLABELED,
-    Sentence,
-    read_columns,
-    read_conllu,
-    read_words,
-)
+from amos_fairseq.downstream.tagging.word_files import Sentence, is_conllu, read_sentences, read_unlabeled
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text, whole_folder
 from amos_fairseq.fingerprint import files_sha256
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.text.encoding import BinarizedFile
 from amos_fairseq.text.prepared_data import check_inputs, describe_source, is_finished, prepared_data, save_tokenizer
-from amos_fairseq.text.text_files import kind_and_compression
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
 from amos_fairseq.text.tokenization.tokenizer import UNK
 from amos_fairseq.text.tokenization.words import encode_words
 
-DEFAULT_CONLLU_COLUMN = "upos"
-REST = "rest"  # value of --unlabeled: what --labeled leaves
-FILE, BIOES = "file", "bioes"  # values of --encoding
+MANIFEST = "tagging.json"
+# Names of tasks, and so of folders in OUT of amos tag, begin with this: results of other benchmarks are not taken for these.
+TASK_PREFIX = "tagging-"
+UNLABELED = "unlabeled"  # the split of sentences without labels
+WORD_ARRAYS = ("tokens", "word_start", "word_end")
+ARRAYS = (*WORD_ARRAYS, "label")
+REST = "rest"  # value of --unlabeled: the training sentences that --labeled leaves
+BIOES = "bioes"  # value of --encoding
+
+
+def is_column_name(name: str) -> bool:
+    """Return whether this is a name such as upos, which can be part of the name of a folder."""
+    return len(name) <= 100 and re.fullmatch(r"[\w.:+-]*\w[\w.:+-]*", name) is not None
 
 
 @dataclass(frozen=True)
-class Choices:
-    """What the options of ``amos tag``, ``amos parse`` and ``amos prepare tagging`` choose from the files."""
+class WordSource:
+    """The files of ``amos tag``, ``amos parse`` or ``amos prepare tagging``, and what their options choose from them.
 
-    column: str | None = None  # name of the labels; by default upos of CoNLL-U, or the last one
-    columns: Sequence[str] | None = None  # names of the columns after the word
-    encoding: str = FILE  # of spans: as in the file, or BIOES (thesis, section 4.3.1)
-    labeled: int | None = None  # number of training sentences; None for all
-    unlabeled: str | None = None  # a file of sentences without labels, REST, or None for none
+    Attributes:
+        column: name of the labels; by default upos of CoNLL-U, or the last one.
+        columns: names of the columns after the word, of files other than CoNLL-U.
+        encoding: of spans: ``file``, as they are there, or ``bioes`` (thesis, section 4.3.1).
+        labeled: number of training sentences; None for all.
+        unlabeled: a file of sentences without labels, ``rest``, or None for none.
+    """
+
+    train: Path
+    dev: Path
+    column: str | None = None
+    columns: Sequence[str] | None = None
+    encoding: str = "file"
+    labeled: int | None = None
+    unlabeled: str | None = None
+
+    scored_by = ""  # the score that is announced, if the labels do not decide it
 
     @classmethod
-    def of(cls, arguments: argparse.Namespace) -> "Choices":
-        """Return the values of options; those that a command lacks have their default."""
-        return cls(**{name: value for name, value in vars(arguments).items() if name in cls.__dataclass_fields__})
-
-    def sources(self, train: Path, dev: Path) -> dict[str, Path]:
-        if self.unlabeled == REST and self.labeled is None:
+    def of(cls, arguments: argparse.Namespace) -> "WordSource":
+        """Return the files and options of a command line."""
+        source = cls(**{name: value for name, value in vars(arguments).items() if name in cls.__dataclass_fields__})
+        check_inputs(list(source.files.values()), "correct its name")
+        names = list(source.columns or ())
+        for name in [*names, source.column or "label"]:
+            if not is_column_name(name) or names.count(name) > 1:
+                problem = f"--column {name!r} is not a name, or there twice in --columns"
+                raise UserError(f"{problem}: give names such as pos,chunk,ner")
+        if source.unlabeled == REST and source.labeled is None:
             raise UserError("--unlabeled rest is what --labeled N leaves of the training sentences: give --labeled too")
-        sources = {"train": train, "valid": dev}
-        return sources if self.unlabeled in (None, REST) else sources | {UNLABELED: Path(self.unlabeled)}
+        return source
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the values as they are saved, without the name of a file."""
-        return asdict(self) | {"unlabeled": self.unlabeled and (REST if self.unlabeled == REST else "file")}
+    @property
+    def files(self) -> dict[str, Path]:
+        files = {"train": self.train, "valid": self.dev}
+        return files if self.unlabeled in (None, REST) else files | {UNLABELED: Path(self.unlabeled)}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What determines the prepared data besides the files and the tokenizer, as plain values."""
+        settings = {name: getattr(self, name) for name in ("column", "columns", "encoding", "labeled", "unlabeled")}
+        return settings | ({"unlabeled": "file"} if UNLABELED in self.files else {})
+
+    def describe(self, tokenizer: Tokenizer) -> dict[str, Any]:
+        sources = {split: describe_source(path) for split, path in self.files.items()}
+        return {"settings": self.settings, "tokenizer_sha256": tokenizer.sha256, "sources": sources}
+
+    def label_column(self) -> str:
+        """Return the name of the column of labels, which an option or the training file names."""
+        if self.column is None and is_conllu(self.train):
+            return "upos"
+        return self.column or list(read_sentences(self.train, self.columns)[0].columns)[-1]
+
+    def read_labeled(self, path: Path) -> list[Sentence]:
+        return read_sentences(path, self.columns)
+
+    def read(self, column: str) -> dict[str, list[Sentence]]:
+        """Return the sentences of all splits with their labels in ``column``, which those of the split ``unlabeled`` lack."""
+        splits = {split: self.read_labeled(self.files[split]) for split in ("train", "valid")}
+        labeled = [sentence for of_split in splits.values() for sentence in of_split]
+        for split, sentences in splits.items():
+            if column not in (names := sentences[0].columns):
+                raise UserError(f"{self.files[split]} has no column {column}: it has {', '.join(names)}")
+        if self.encoding == BIOES:
+            if not mark_spans(label for sentence in labeled for label in sentence.columns[column]):
+                where = f"column {column} of {self.train} and {self.dev}"
+                raise UserError(
+                    f"--encoding bioes is for labels that mark spans (B-, I-, O), not {where}: leave it out"
+                )
+            for sentence in labeled:
+                sentence.columns[column] = to_bioes(sentence.columns[column])
+        splits["train"], rest = choose_labeled(splits["train"], self.labeled, self.train)
+        if self.unlabeled == REST:
+            if not rest:
+                raise UserError(f"--labeled {self.labeled} leaves no sentence of {self.train}: give fewer")
+            splits[UNLABELED] = rest
+        elif self.unlabeled is not None:
+            words, how = read_unlabeled(Path(self.unlabeled))
+            say(f"{self.unlabeled}: {len(words):,} sentences without labels ({how})")
+            splits[UNLABELED] = [Sentence(sentence, {}) for sentence in words]
+        return splits
+
+    def write(self, directory: Path, tokenizer: Tokenizer) -> dict[str, list[Sentence]]:
+        """Write all splits and the manifest into an empty folder; return the sentences."""
+        column = self.label_column()
+        splits = self.read(column)
+        in_train, in_dev = (
+            {label for sentence in splits[split] for label in sentence.columns[column]} for split in ("train", "valid")
+        )
+        if len(in_train) == 1:
+            problem = f"{self.train}, column {column}: all words that train have the label {in_train.pop()}"
+            raise UserError(f"{problem}: give another column, or more sentences")
+        labels = sorted(in_train | in_dev)
+        has_spans = mark_spans(labels)
+        facts = {
+            split: write_split(directory, split, sentences, tokenizer, column, labels)
+            for split, sentences in splits.items()
+        }
+        save_tokenizer(tokenizer, directory)
+        content = self.describe(tokenizer) | {"column": column, "labels": labels, "has_spans": has_spans}
+        content |= {"splits": facts, "sha256": files_sha256(directory)}
+        (directory / MANIFEST).write_text(json_text(content), encoding="utf-8")
+        score = self.scored_by or ("span F1" if has_spans else "accuracy")
+        say(f"column {column}: {len(labels)} labels, scored by {score}")
+        for split, numbers in facts.items():
+            say(
+                f"{split}: {numbers['sentences']} sentences, {numbers['words']} words, {numbers['pieces']} pieces "
+                f"({numbers['unknown']} unknown); longest sentence {numbers['longest']} pieces"
+            )
+        if mark_spans(in_train) and not has_spans:
+            say(f"the labels of {self.train} mark spans, those of {self.dev} do not: the score is accuracy")
+        if new := sorted(in_dev - in_train):
+            say(
+                f"labels of {self.dev} that are not in {self.train} and cannot be learned: {shorten(' '.join(new), 100)}"
+            )
+        return splits
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write both files to OUT; nothing is left of it if that fails."""
-    choices = Choices.of(arguments)
-    sources = choices.sources(arguments.train, arguments.dev)
-    check_sources(arguments.out, sources, choices.columns)
-    out, tokenizer = arguments.out, load_tokenizer(arguments.tokenizer)
-    # fairseq takes seconds to import.
-    from amos_fairseq.downstream.tagging.dataset import MANIFEST
-
-    description = describe_tagging(sources, tokenizer, choices)
-    if is_finished(out, description, "tagging", MANIFEST):
+    """Write the files to OUT; nothing is left of it if that fails."""
+    source, out = WordSource.of(arguments), arguments.out
+    if os.pathsep in str(out.absolute()):
+        raise UserError(f"OUT {out.absolute()}: fairseq separates folders at {os.pathsep!r}: give a path without it")
+    tokenizer = load_tokenizer(arguments.tokenizer)
+    if is_finished(out, source.describe(tokenizer), "tagging", MANIFEST):
         return
-    sentences = read_splits(sources, choices)
     with whole_folder(out.absolute()) as unfinished:
-        write_tagging(unfinished, sources, sentences, description, tokenizer)
+        source.write(unfinished, tokenizer)
     say(f"done: amos tag --checkpoint RUN --data {out} --out RESULTS; counts in {out}/{MANIFEST}")
 
 
-def prepare_tagging_inside(out: Path, train: Path, dev: Path, tokenizer: Tokenizer, choices: Choices) -> Path:
-    """Return what ``amos prepare tagging`` makes of the files, inside of OUT of ``amos tag``."""
-    from amos_fairseq.downstream.tagging.dataset import TASK_PREFIX
-
-    sources = choices.sources(train, dev)
-    check_sources(out, sources, choices.columns)
-    # Each column has its own data and runs, however it was chosen.
-    is_conllu = kind_and_compression(train)[0] == CONLLU
-    column = choices.column or (
-        DEFAULT_CONLLU_COLUMN if is_conllu else list(read_columns(train, choices.columns)[0].columns)[-1]
-    )
-    if not _is_column_name(column):
-        raise UserError(f"--column {column!r} is not a name: give one such as upos, pos, chunk or ner")
+def prepare_tagging_inside(out: Path, source: WordSource, tokenizer: Tokenizer) -> Path:
+    """Return what ``amos prepare tagging`` makes of the files, inside of OUT of ``amos tag``: a folder for each column."""
+    column = source.label_column()
+    name, settings = TASK_PREFIX + column, source.settings | {"column": column}
 
     def write(directory: Path) -> None:
-        sentences = read_splits(sources, choices)
-        write_tagging(directory, sources, sentences, describe_tagging(sources, tokenizer, choices), tokenizer)
+        source.write(directory, tokenizer)
 
-    name, settings = TASK_PREFIX + column, choices.as_dict() | {"column": column}
-    return prepared_data(out, name, sources, tokenizer, settings, write, used_by=[f"runs/{name}"])
-
-
-def read_splits(
-    sources: dict[str, Path], choices: Choices, read: Callable[[Path], list[Sentence]] | None = None
-) -> dict[str, list[Sentence]]:
-    """Read all files; the sentences without labels are the split ``unlabeled``.
-
-    ``read``: reads a file of labeled sentences; by default :func:`read_sentences`.
-    """
-    read = read or (lambda path: read_sentences(path, choices.columns))
-    splits = {split: read(sources[split]) for split in ("train", "valid")}
-    if choices.encoding == BIOES:
-        column = choose_column({sources[split]: sentences for split, sentences in splits.items()}, choices.column)
-        labeled = [*splits["train"], *splits["valid"]]
-        if not mark_spans(label for sentence in labeled for label in sentence.columns[column]):
-            where = f"column {column} of {sources['train']} and {sources['valid']}"
-            raise UserError(f"--encoding bioes is for labels that mark spans (B-, I-, O), not {where}: leave it out")
-        for sentence in labeled:
-            sentence.columns[column] = to_bioes(sentence.columns[column])
-    splits["train"], rest = choose_labeled(splits["train"], choices.labeled, sources["train"])
-    if choices.unlabeled == REST:
-        if not rest:
-            raise UserError(f"--labeled {choices.labeled} leaves no sentence of {sources['train']}: give fewer")
-        splits[UNLABELED] = rest
-    elif choices.unlabeled is not None:
-        words, how = read_words(sources[UNLABELED])
-        say(f"{sources[UNLABELED]}: {len(words):,} sentences without labels ({how})")
-        splits[UNLABELED] = [Sentence(sentence, {}) for sentence in words]
-    return splits
+    return prepared_data(out, name, source.files, tokenizer, settings, write, used_by=[f"runs/{name}"])
 
 
 def choose_labeled(sentences: list[Sentence], number: int | None, path: Path) -> tuple[list[Sentence], list[Sentence]]:
@@ -147,98 +205,11 @@ def choose_labeled(sentences: list[Sentence], number: int | None, path: Path) ->
     return [sentences[place] for place in sorted(chosen)], rest
 
 
-def check_sources(out: Path, sources: dict[str, Path], columns: Sequence[str] | None) -> None:
-    check_inputs(list(sources.values()), "give a column file or a CoNLL-U file")
-    if os.pathsep in str(out.absolute()):
-        raise UserError(f"OUT {out.absolute()}: fairseq separates folders at {os.pathsep!r}: give a path without it")
-    for name in columns or ():
-        if not _is_column_name(name) or columns.count(name) > 1:
-            raise UserError(f"--columns: {name!r} is not a name, or there twice: give names such as pos,chunk,ner")
-
-
-def _is_column_name(name: str) -> bool:
-    return bool(COLUMN_NAME.fullmatch(name)) and len(name) <= LONGEST_COLUMN_NAME
-
-
-def describe_tagging(sources: dict[str, Path], tokenizer: Tokenizer, choices: Choices) -> dict[str, Any]:
-    return {
-        "settings": choices.as_dict(),
-        "tokenizer_sha256": tokenizer.sha256,
-        "sources": {split: describe_source(path) for split, path in sources.items()},
-    }
-
-
-def write_tagging(
-    directory: Path,
-    sources: dict[str, Path],
-    sentences: dict[str, list[Sentence]],
-    description: dict[str, Any],
-    tokenizer: Tokenizer,
-    score: str | None = None,
-) -> None:
-    """Write the splits of the column and the manifest into an empty folder; ``score``: of a task other than tagging."""
-    from amos_fairseq.downstream.tagging.dataset import MANIFEST
-
-    train, dev = sources["train"], sources["valid"]
-    settings = description["settings"]
-    column = choose_column({train: sentences["train"], dev: sentences["valid"]}, settings["column"])
-    in_train, in_dev = (
-        {label for sentence in sentences[split] for label in sentence.columns[column]} for split in ("train", "valid")
-    )
-    if len(in_train) == 1:
-        (only,) = in_train
-        if number := settings["labeled"]:
-            raise UserError(f"--labeled {number}: all words of these sentences have the label {only}: give more")
-        raise UserError(f"{train}, column {column}: each word has the label {only}: choose another --column")
-    labels = sorted(in_train | in_dev)
-    has_spans = mark_spans(labels)
-    save_tokenizer(tokenizer, directory)
-    facts = {
-        split: write_tagging_split(directory, split, of_split, tokenizer, column, labels)
-        for split, of_split in sentences.items()
-    }
-    content = description | {"column": column, "labels": labels, "has_spans": has_spans}
-    content |= {"splits": facts, "sha256": files_sha256(directory)}
-    (directory / MANIFEST).write_text(json_text(content), encoding="utf-8")
-    say(f"column {column}: {len(labels)} labels, scored by {score or ('span F1' if has_spans else 'accuracy')}")
-    for split, numbers in facts.items():
-        say(
-            f"{split}: {numbers['sentences']} sentences, {numbers['words']} words, {numbers['pieces']} pieces "
-            f"({numbers['unknown']} unknown); longest sentence {numbers['longest']} pieces"
-        )
-    if mark_spans(in_train) and not has_spans:
-        say(f"the labels of {train} mark spans, those of {dev} do not: the score is accuracy")
-    if new := sorted(in_dev - in_train):
-        say(f"labels of {dev} that are not in {train} and cannot be learned: {shorten(' '.join(new), 100)}")
-
-
-def read_sentences(path: Path, names: Sequence[str] | None) -> list[Sentence]:
-    """Read a file as CoNLL-U if it is called so, else as columns."""
-    kind, _ = kind_and_compression(path)
-    if kind != CONLLU:
-        return read_columns(path, names)
-    if names is not None:
-        raise UserError(f"--columns names those of column files; {path} is CoNLL-U, with {', '.join(CONLLU_NAMES)}")
-    return read_conllu(path)
-
-
-def choose_column(sentences: dict[Path, list[Sentence]], column: str | None) -> str:
-    """Return ``column``, by default upos of CoNLL-U and the last one of other files."""
-    for path, of_file in sentences.items():
-        names = list(of_file[0].columns)
-        column = column or (DEFAULT_CONLLU_COLUMN if names == list(CONLLU_NAMES) else names[-1])
-        if column not in names:
-            raise UserError(f"{path} has no column {column}: it has {', '.join(names)}")
-    return column
-
-
-def write_tagging_split(
+def write_split(
     directory: Path, split: str, sentences: list[Sentence], tokenizer: Tokenizer, column: str, labels: list[str]
 ) -> dict[str, int]:
-    """Write all sentences of a split, of the split ``unlabeled`` the words alone; return counts."""
-    from amos_fairseq.downstream.tagging.dataset import ARRAYS, WORD_ARRAYS
-
-    indices, is_labeled = {label: index for index, label in enumerate(labels)}, split != UNLABELED
+    """Write the sentences of a split, those of ``unlabeled`` without labels and words; return counts."""
+    label_ids, is_labeled = {label: index for index, label in enumerate(labels)}, split != UNLABELED
     unknown = tokenizer.embedding_rows[UNK]
     facts = {"sentences": len(sentences), "words": 0, "pieces": 0, "unknown": 0, "longest": 0}
     with (
@@ -259,7 +230,7 @@ def write_tagging_split(
             starts, ends = zip(*ranges, strict=True)
             rows = [ids, starts, ends]
             if is_labeled:
-                rows.append([indices[label] for label in sentence.columns[column]])
+                rows.append([label_ids[label] for label in sentence.columns[column]])
                 words_file.write(json.dumps(sentence.words, ensure_ascii=False) + "\n")
             for array, row in zip(arrays, rows, strict=True):
                 array.add_line(row)

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,18 +24,11 @@ from amos_fairseq.downstream.classification.dataset import TASK_FOLDER
 from amos_fairseq.downstream.classification.scores import AVERAGE
 from amos_fairseq.downstream.labeled_task import LabeledCriterion, LabeledTask, LabeledTaskConfig, prepared_directories
 from amos_fairseq.downstream.multi_task.dataset import MixedSentences
-from amos_fairseq.downstream.tagging.dataset import (
-    NO_LABEL,
-    TaggedSentences,
-    WordSequences,
-    has_unlabeled,
-    read_tagging_manifest,
-    write_labels,
-)
-from amos_fairseq.downstream.tagging.model import WordModel, WordOutput, word_head_name
+from amos_fairseq.downstream.tagging.dataset import NO_LABEL, Column, TaggedSentences, WordSequences, write_labels
+from amos_fairseq.downstream.tagging.model import WordModel, WordOutput
+from amos_fairseq.downstream.tagging.prepare import UNLABELED
 from amos_fairseq.downstream.tagging.scores import count, main_score, scores
-from amos_fairseq.downstream.tagging.word_files import UNLABELED
-from amos_fairseq.downstream.views import TAGGING_VIEWS, VIEW_LAYERS, WORD_DROPOUT, parse_views
+from amos_fairseq.downstream.views import TAGGING_VIEWS, VIEW_LAYERS, parse_views
 from amos_fairseq.downstream.views.training import WithUnlabeled, add_cross_views, log_cross_views
 from amos_fairseq.errors import UserError
 from amos_fairseq.setting_checks import setting
@@ -72,21 +65,6 @@ class SequenceTaggingConfig(LabeledTaskConfig):
     total_num_update: float = "${oc.select:lr_scheduler.total_num_update,0}"
 
 
-@dataclass(frozen=True)
-class Column:
-    """Prepared labels; ``has_spans``: whether they mark spans."""
-
-    directory: Path
-    name: str
-    labels: list[str]
-    has_spans: bool
-
-    @classmethod
-    def of(cls, directory: Path) -> "Column":
-        manifest = read_tagging_manifest(directory)
-        return cls(directory, manifest["column"], manifest["labels"], manifest["has_spans"])
-
-
 @register_task("sequence_tagging", dataclass=SequenceTaggingConfig)
 class SequenceTaggingTask(LabeledTask):
     """Every sentence is an example; words beyond the model's length are cut, counted and, in validation, wrong.
@@ -115,18 +93,17 @@ class SequenceTaggingTask(LabeledTask):
     @classmethod
     def setup_task(cls, cfg: SequenceTaggingConfig, **kwargs: Any) -> "SequenceTaggingTask":
         columns: dict[str, Column] = {}
-        for directory in prepared_directories(cfg, "tagging"):
-            column = Column.of(directory)
+        for column in map(Column.of, prepared_directories(cfg, "tagging")):
             head = cls.head_name(column)
             if head in columns:
-                raise UserError(f"{directory} and {columns[head].directory} are both the column {column.name}")
+                raise UserError(f"{column.directory} and {columns[head].directory} are both the column {column.name}")
             columns[head] = column
         vocabulary = Vocabulary.of_corpus([column.directory for column in columns.values()], None)
         return cls(cfg, vocabulary, vocabulary.load_dictionary(), columns)
 
     @staticmethod
     def head_name(column: Column) -> str:
-        return word_head_name(column.name)
+        return column.head
 
     def add_head(self, model: WordModel) -> None:
         for head, column in self.columns.items():
@@ -151,34 +128,24 @@ class SequenceTaggingTask(LabeledTask):
         self.datasets[split] = dataset
 
     def _sentences(self, column: Column, split: str, training: bool) -> TaggedSentences:
+        lengths = len(column.labels), self.cfg.tokens_per_sentence
         dataset = self.data_set(
-            column.directory,
-            split,
-            self.dictionary,
-            len(column.labels),
-            self.cfg.tokens_per_sentence,
-            seed=self.cfg.seed,
-            training=training,
+            column.directory, split, self.dictionary, *lengths, seed=self.cfg.seed, training=training
         )
         logger.info(f"{dataset.source}: {dataset.describe()}")
         return dataset
 
     def _unlabeled(self) -> list[WordSequences]:
-        directories = [column.directory for column in self.columns.values()]
         datasets = [
-            WordSequences(directory, UNLABELED, self.dictionary, self.cfg.tokens_per_sentence, training=True)
-            for directory in filter(has_unlabeled, directories)
+            WordSequences(column.directory, UNLABELED, self.dictionary, self.cfg.tokens_per_sentence, training=True)
+            for column in self.columns.values()
+            if column.has_unlabeled
         ]
         if not datasets:
             raise UserError("--views needs sentences without labels: prepare the data with --unlabeled")
         for dataset in datasets:
             logger.info(f"{dataset.source}: {dataset.describe()}")
-        first = self.first_unlabeled_update()
-        until_then = "; until then only the modules of the views learn from them"
-        has_modules = self.views != (WORD_DROPOUT,)
-        logger.info(
-            f"unlabeled sentences train the model from update {first + 1:,} on{until_then if first and has_modules else ''}"
-        )
+        logger.info(f"unlabeled sentences train the model itself from update {self.first_unlabeled_update() + 1:,} on")
         return datasets
 
     def order_of_epoch(self, dataset: Any, batches_per_update: int, batch_size: int) -> np.ndarray:
@@ -263,36 +230,44 @@ class SequenceTaggingCriterion(LabeledCriterion):
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
         """Log the mean loss and the scores over all ranks and accumulated batches."""
-        totals = {key: float(sum(log.get(key, 0) for log in logging_outputs)) for key in logging_outputs[0]}
-        num_words = totals["sample_size"]
-        metrics.log_scalar("loss", mean(totals["loss"], num_words), num_words, round=4)
-        log_cross_views(totals)
-        counted: dict[str, dict[str, str]] = {}  # column -> what is counted -> key
+        totals = log_loss(logging_outputs)
+        keys_of_columns: dict[str, dict[str, str]] = {}  # column -> what is counted -> key
         for key in totals:
             if key.startswith(SCORED):
                 metrics.log_scalar_sum(key, totals[key])
                 name, _, column = key.removeprefix(SCORED).partition("/")
-                counted.setdefault(column, {})[name] = key
+                keys_of_columns.setdefault(column, {})[name] = key
 
-        def score(column: str, name: str) -> Callable[[Any], float]:
-            keys = counted[column]
-            return lambda meters: scores({what: meters[key].sum for what, key in keys.items()})[name]
+        def score(column: str, name: str, meters: Any) -> float:
+            return scores({counted: meters[key].sum for counted, key in keys_of_columns[column].items()})[name]
 
-        mains = [score(column, main_score("spans" in keys)) for column, keys in counted.items()]
-        for column, keys in counted.items():
-            for name in scores({what: totals[key] for what, key in keys.items()}):
-                compute = score(column, name)
-                label = f"{name}_{column}" if column else name
-                metrics.log_derived(label, lambda meters, compute=compute: round(compute(meters), 2))
-        if len(mains) > 1:
-            metrics.log_derived(AVERAGE, lambda meters: round(sum(main(meters) for main in mains) / len(mains), 2))
+        def average(meters: Any) -> float:
+            mains = [score(column, main_score("spans" in keys), meters) for column, keys in keys_of_columns.items()]
+            return round(sum(mains) / len(mains), 2)
+
+        for column, keys in keys_of_columns.items():
+            for name in scores({counted: totals[key] for counted, key in keys.items()}):
+                shown = f"{name}_{column}" if column else name
+                metrics.log_derived(shown, lambda meters, c=column, n=name: round(score(c, n, meters), 2))
+        if len(keys_of_columns) > 1:
+            metrics.log_derived(AVERAGE, average)
+
+
+def log_loss(logging_outputs: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the sums over all ranks and accumulated batches; log the mean loss of words, and those of views."""
+    totals = {key: float(sum(log.get(key, 0) for log in logging_outputs)) for key in logging_outputs[0]}
+    num_words = totals["sample_size"]
+    metrics.log_scalar("loss", mean(totals["loss"], num_words), num_words, round=4)
+    log_cross_views(totals)
+    return totals
 
 
 def scores_of(columns: Sequence[Any]) -> list[str]:
+    """Return the names of all scores of the log."""
+    names = {column.name: list(scores(count([], [], column.has_spans))) for column in columns}
     if len(columns) == 1:
-        return list(scores(count([], [], columns[0].has_spans)))
-    names = [f"{name}_{column.name}" for column in columns for name in scores(count([], [], column.has_spans))]
-    return [AVERAGE, *names]
+        return names[columns[0].name]
+    return [AVERAGE, *(f"{name}_{column}" for column, of_column in names.items() for name in of_column)]
 
 
 def count_right(column: Column, logits: Tensor, sentences: dict[str, Any]) -> Counter[str]:

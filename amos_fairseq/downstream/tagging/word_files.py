@@ -5,24 +5,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.text.text_files import InputFile, kind_and_compression, refuse_other_formats
 
 # Names of the columns after the word, by the number of columns: CoNLL-2000 has three, CoNLL-2003 four.
 COLUMN_NAMES = {2: ("label",), 3: ("pos", "chunk"), 4: ("pos", "chunk", "ner")}
-COLUMN_NAME = re.compile(r"[\w.:+-]*\w[\w.:+-]*")  # such as upos: part of the names of folders
-LONGEST_COLUMN_NAME = 100
-CONLLU = ".conllu"
-UNLABELED = "unlabeled"  # the split of words without labels
 CONLLU_NAMES = ("form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 CONLLU_WIDTH = 1 + len(CONLLU_NAMES)  # the number of the word comes before them
 _DOCUMENT_START = "-DOCSTART-"
 _BLANKS = re.compile(r"[ \t]+")  # not str.split(), which also splits at a no-break space inside a word
+_RANGE_OR_EMPTY_NODE = re.compile(r"[0-9]+[-.][0-9]+")
 MOST = 0.9  # of the lines have the same number of columns
 LONGEST_SENTENCE = 1000  # words
-_RANGE_OR_EMPTY_NODE = re.compile(r"[0-9]+[-.][0-9]+")
 
 
 @dataclass
@@ -31,6 +26,19 @@ class Sentence:
 
     words: list[str]
     columns: dict[str, list[str]]
+
+
+def is_conllu(path: Path) -> bool:
+    return kind_and_compression(path)[0] == ".conllu"
+
+
+def read_sentences(path: Path, names: Sequence[str] | None = None) -> list[Sentence]:
+    """Read a file as CoNLL-U if it is called so, else as columns; ``names``: see :func:`read_columns`."""
+    if not is_conllu(path):
+        return read_columns(path, names)
+    if names is not None:
+        raise UserError(f"--columns names those of column files; {path} is CoNLL-U, with {', '.join(CONLLU_NAMES)}")
+    return read_conllu(path)
 
 
 def read_columns(path: Path, names: Sequence[str] | None = None) -> list[Sentence]:
@@ -43,10 +51,9 @@ def read_columns(path: Path, names: Sequence[str] | None = None) -> list[Sentenc
         names: of the columns after the word; by default those of :data:`COLUMN_NAMES`, and for other numbers of columns
             "2", "3", ....
     """
-    rows = list(_rows(path))
-    width = 1 + len(names) if names else next((len(row.cells) for row in rows if row.cells), 0)
-    expected = f"(word, {', '.join(names)})" if names else "as in the first line"
-    sentences = _sentences(path, rows, width, expected)
+    rows = list(_rows(_lines(path)))
+    width = 1 + len(names) if names else next((len(cells) for _, cells in rows if cells), 0)
+    sentences = _sentences(path, rows, width, f"(word, {', '.join(names)})" if names else "as in the first line")
     if width == 1:
         raise UserError(f"{path} has one column: expected a word and at least one label a line")
     names = names or COLUMN_NAMES.get(width) or [str(place) for place in range(2, width + 1)]
@@ -59,10 +66,11 @@ def read_conllu(path: Path) -> list[Sentence]:
     Comments, ranges of multiword tokens (``1-2``) and empty nodes (``1.1``) are skipped: words are the syntactic ones. The file
     may be compressed (.gz, .xz, .zst).
     """
-    rows, expected = [], 1
+    rows: list[tuple[int, list[str]]] = []
+    expected = 1
     for number, line in _lines(path):
         if not line.strip(" \t"):
-            rows.append(_Row(number, None))
+            rows.append((number, []))
             expected = 1
         elif not line.startswith("#"):
             cells = [cell.strip(" ") for cell in line.split("\t")]
@@ -72,13 +80,13 @@ def read_conllu(path: Path) -> list[Sentence]:
                 continue
             if cells[0] != str(expected):
                 raise UserError(f"{path}, line {number}: word id {cells[0]:.20}, expected {expected}")
-            rows.append(_Row(number, cells[1:]))
+            rows.append((number, cells[1:]))
             expected += 1
     sentences = _sentences(path, rows, len(CONLLU_NAMES), "of CoNLL-U")
     return [Sentence(columns[0], dict(zip(CONLLU_NAMES, columns, strict=True))) for columns in sentences]
 
 
-def read_words(path: Path) -> tuple[list[list[str]], str]:
+def read_unlabeled(path: Path) -> tuple[list[list[str]], str]:
     """Read sentences whose words are divided, and whose labels are ignored.
 
     The file is CoNLL-U if its name ends in ``.conllu``. Another one has a word with further columns behind it in each line if
@@ -88,49 +96,41 @@ def read_words(path: Path) -> tuple[list[list[str]], str]:
     Returns:
         The words of each sentence, and how the file was read.
     """
-    if kind_and_compression(path)[0] == CONLLU:
+    if is_conllu(path):
         return [sentence.words for sentence in read_conllu(path)], "CoNLL-U"
-    rows = list(_rows(path))
-    while rows and rows[-1].cells is None:
-        rows.pop()
-    words = [row for row in rows if row.cells is not None]
+    lines = list(_lines(path))
+    rows = list(_rows(lines))
+    words = [(number, cells) for number, cells in rows if cells]
     if not words:
         raise UserError(f"{path} has no sentence: expected one a line, with blanks between its words")
-    for row in words:
-        if row.has_tab and len(row.cells) == CONLLU_WIDTH and row.cells[0] == "1":
-            raise UserError(f"{path}, line {row.number}: this is CoNLL-U: give the file a name that ends in {CONLLU}")
-    first_tab = next((row.number for row in words if row.has_tab), None)
-    width, count = Counter(len(row.cells) for row in words).most_common(1)[0]
-    has_blank_lines = len(words) < len(rows)
+    first_tab = next((number for number, line in lines if "\t" in line and line.strip(" \t")), None)
+    for number, cells in words:
+        if first_tab and len(cells) == CONLLU_WIDTH and cells[0] == "1":
+            raise UserError(f"{path}, line {number}: this is CoNLL-U: give the file a name that ends in .conllu")
+    width, count = Counter(len(cells) for _, cells in words).most_common(1)[0]
+    last = words[-1][0]
+    has_blank_lines = any(not cells for number, cells in rows if number < last)
     if first_tab is None and not (has_blank_lines and count >= MOST * len(words)):
-        return [row.cells for row in words], "one sentence a line"
+        return [cells for _, cells in words], "one sentence a line"
     why = f"; line {first_tab} has a tab, so the file has one word a line" if first_tab else ""
     sentences = _sentences(path, rows, width, f"as in most lines{why}")
-    if not has_blank_lines and len(rows) > LONGEST_SENTENCE:
+    if not has_blank_lines and len(words) > LONGEST_SENTENCE:
         problem = (
-            f"line {first_tab} has a tab, so the file has one word a line, but no blank line in {len(rows):,} lines"
+            f"line {first_tab} has a tab, so the file has one word a line, but no blank line in {len(words):,} lines"
         )
         raise UserError(f"{path}: {problem}: separate sentences by blank lines, or give one a line without tabs")
     return [columns[0] for columns in sentences], "one word a line"
 
 
-class _Row(NamedTuple):
-    """A line. ``cells`` is None where it ends a sentence."""
-
-    number: int
-    cells: list[str] | None
-    has_tab: bool = False
-
-
-def _rows(path: Path) -> Iterator[_Row]:
-    """Yield the lines of a column file, divided at tabs if they have one, else at blanks."""
-    for number, line in _lines(path):
+def _rows(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, list[str]]]:
+    """Yield number and cells of each line, divided at tabs if it has one, else at blanks; no cells where a sentence ends."""
+    for number, line in lines:
         if not line.strip(" \t") or line.startswith(_DOCUMENT_START):
-            yield _Row(number, None)
+            yield number, []
         elif "\t" in line:
-            yield _Row(number, [cell.strip(" ") for cell in line.split("\t")], has_tab=True)
+            yield number, [cell.strip(" ") for cell in line.split("\t")]
         else:
-            yield _Row(number, _BLANKS.split(line.strip(" ")))
+            yield number, _BLANKS.split(line.strip(" "))
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -146,18 +146,18 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         yield number, text
 
 
-def _sentences(path: Path, rows: Iterable[_Row], width: int, expected: str) -> list[list[list[str]]]:
+def _sentences(path: Path, rows: Iterable[tuple[int, list[str]]], width: int, expected: str) -> list[list[list[str]]]:
     """Return the columns of each sentence; each row must have ``width`` cells, as ``expected`` says."""
     sentences: list[list[list[str]]] = [[]]
-    for row in rows:
-        if row.cells is None:
+    for number, cells in rows:
+        if not cells:
             sentences.append([])
             continue
-        if len(row.cells) != width:
-            raise UserError(f"{path}, line {row.number}: {len(row.cells)} columns, expected {width} {expected}")
-        if not all(row.cells):
-            raise UserError(f"{path}, line {row.number}: column {row.cells.index('') + 1} is empty")
-        sentences[-1].append(row.cells)
+        if len(cells) != width:
+            raise UserError(f"{path}, line {number}: {len(cells)} columns, expected {width} {expected}")
+        if not all(cells):
+            raise UserError(f"{path}, line {number}: column {cells.index('') + 1} is empty")
+        sentences[-1].append(cells)
     if not any(sentences):
         raise UserError(f"{path} has no sentence: expected one word a line")
     return [[list(column) for column in zip(*sentence, strict=True)] for sentence in sentences if sentence]

@@ -11,9 +11,15 @@ import pytest
 from small_models import small_dictionary
 
 from amos_fairseq.downstream.parsing import trees as parsing
-from amos_fairseq.downstream.parsing.command import tree_scores, with_trees
 from amos_fairseq.downstream.parsing.task import ParsedSentences
-from amos_fairseq.downstream.parsing.trees import attachment_counts, best_tree, greedy_heads, is_tree
+from amos_fairseq.downstream.parsing.trees import (
+    attachment_counts,
+    best_tree,
+    greedy_heads,
+    is_tree,
+    tree_scores,
+    with_trees,
+)
 from amos_fairseq.downstream.tagging.dataset import NO_LABEL
 from amos_fairseq.downstream.tagging.word_files import read_conllu
 from amos_fairseq.text.encoding import BinarizedFile

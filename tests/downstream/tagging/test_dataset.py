@@ -8,15 +8,8 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 
-from amos_fairseq.downstream.tagging.dataset import (
-    ARRAYS,
-    NO_LABEL,
-    TaggedSentences,
-    read_labels,
-    read_tagging_manifest,
-    read_words,
-    write_labels,
-)
+from amos_fairseq.downstream.tagging.dataset import NO_LABEL, Column, TaggedSentences, read_labels, write_labels
+from amos_fairseq.downstream.tagging.prepare import ARRAYS
 from amos_fairseq.errors import UserError
 
 # Pieces of each word of three sentences, and labels.
@@ -54,7 +47,7 @@ KEPT = {9: [3, 1, 2], 8: [3, 1, 1], 7: [2, 1, 0], 5: [2, 1, 0], 4: [1, 1, 0], 3:
 def test_sentences_are_cut_at_word_boundaries(directory, max_tokens):
     data = load(directory, max_tokens)
     kept = KEPT[max_tokens]
-    assert [data.num_kept(index) for index in range(3)] == kept
+    assert [len(data[index]["positions"]) for index in range(3)] == kept
     assert data.cut_words == 6 - sum(kept)
     assert data.cut_sentences == sum(number < len(labels) for number, (_, labels) in zip(kept, SENTENCES, strict=True))
     for index, (lengths, labels) in enumerate(SENTENCES):
@@ -113,7 +106,7 @@ def test_files_that_are_missing_or_foreign_are_refused(directory, tmp_path):
     for line in ('["b"', '["b", 3]', "[" * 100_000, '["\\ud800"]'):
         (tmp_path / "valid.words.jsonl").write_text(f'["a"]\n{line}')
         with pytest.raises(UserError, match=r"words\.jsonl is damaged"):
-            read_words(tmp_path, "valid")
+            Column(tmp_path, "upos", [], False, "").read_words("valid")
     (tmp_path / "labels.txt").write_bytes(b"A\n\xff\n")
     with pytest.raises(UserError, match=r"labels\.txt is not UTF-8"):
         read_labels(tmp_path)
@@ -122,13 +115,13 @@ def test_files_that_are_missing_or_foreign_are_refused(directory, tmp_path):
 def test_a_manifest_names_no_folder_outside(tmp_path):
     good = {"labels": ["A"], "column": "upos", "has_spans": False, "tokenizer_sha256": "", "splits": {}}
     (tmp_path / "tagging.json").write_text(json.dumps(good))
-    assert read_tagging_manifest(tmp_path) == good
+    assert Column.of(tmp_path).labels == ["A"]
     columns = ["../x", "..", 3, "x" * 300]
     labels = [["A\nB"], None, [], {"A": 1}, ["A", "A"], ["\ud800"], ["A\0"], [["A"]]]
     for change in (*({"column": value} for value in columns), *({"labels": value} for value in labels)):
         (tmp_path / "tagging.json").write_text(json.dumps(good | change))
         with pytest.raises(UserError, match=r"tagging\.json was not written by amos prepare"):
-            read_tagging_manifest(tmp_path)
+            Column.of(tmp_path)
 
 
 def test_labels_are_read_as_they_were_written(tmp_path):

@@ -12,7 +12,7 @@ from fairseq.data.indexed_dataset import MMapIndexedDataset
 from preparing import prepare
 from synthetic_tagging import make_sentences, prepare_tagging, write_columns, write_conllu
 
-from amos_fairseq.downstream.tagging.dataset import TaggedSentences, read_tagging_manifest, read_words
+from amos_fairseq.downstream.tagging.dataset import Column, TaggedSentences, read_tagging_manifest
 from amos_fairseq.errors import UserError
 from amos_fairseq.text.tokenization import load_tokenizer
 
@@ -24,25 +24,32 @@ def data(tmp_path_factory) -> Path:
     return prepare_tagging(tmp_path_factory.mktemp("tagging"))
 
 
-def read_back(data: Path) -> list[list[tuple[str, str, str]]]:
-    """(word, text of its pieces, label) of every word, from the files alone."""
-    manifest, tokenizer = read_tagging_manifest(data), load_tokenizer(data / "tokenizer")
-    arrays = [MMapIndexedDataset(str(data / f"valid.{name}")) for name in ("tokens", "word_start", "word_end", "label")]
+def words_of(data: Path, split: str) -> list[list[str]]:
+    """The text of the pieces of each word, by sentence, from the files alone."""
+    tokenizer = load_tokenizer(data / "tokenizer")
+    arrays = [MMapIndexedDataset(str(data / f"{split}.{name}")) for name in ("tokens", "word_start", "word_end")]
     found = []
-    for words, ids, starts, ends, labels in zip(read_words(data, "valid"), *arrays, strict=True):
+    for ids, starts, ends in zip(*arrays, strict=True):
         pieces = [tokenizer.dictionary_symbols[i - 4] for i in ids.tolist()]
-        texts = [tokenizer.decode(pieces[a:b]).strip() for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
-        found.append(list(zip(words, texts, [manifest["labels"][i] for i in labels.tolist()], strict=True)))
+        places = zip(starts.tolist(), ends.tolist(), strict=True)
+        found.append([tokenizer.decode(pieces[first:end]).strip() for first, end in places])
     return found
+
+
+def labels_of(data: Path) -> list[list[str]]:
+    names = Column.of(data).labels
+    return [[names[i] for i in labels.tolist()] for labels in MMapIndexedDataset(str(data / "valid.label"))]
 
 
 def test_every_word_has_its_label_and_its_pieces(data):
     sentences = make_sentences()
-    expected = [[(word, word.lower().replace("ﬁ", "fi"), chunk) for word, _, chunk in rows] for rows in sentences]
-    assert read_back(data) == expected
+    words = [[word for word, _, _ in rows] for rows in sentences]
+    assert Column.of(data).read_words("valid") == words
+    assert words_of(data, "valid") == [[word.lower().replace("ﬁ", "fi") for word in rows] for rows in words]
+    assert labels_of(data) == [[chunk for _, _, chunk in rows] for rows in sentences]
     manifest = read_tagging_manifest(data)
     assert (manifest["column"], manifest["labels"], manifest["has_spans"]) == ("chunk", ["B-NAME", "I-NAME", "O"], True)
-    num_words = sum(map(len, expected))
+    num_words = sum(map(len, words))
     assert manifest["splits"]["train"]["words"] == manifest["splits"]["valid"]["words"] == num_words
     assert manifest["splits"]["train"]["unknown"] == 0
 
@@ -67,24 +74,11 @@ def test_conllu_and_other_columns(data, tmp_path):
     for files, flags in (([source, packed], []), ([data.parent / "train.txt"] * 2, ["--column", "pos"])):
         out = tmp_path / f"out{len(flags)}"
         main([*files, data / "tokenizer", out, *flags])
-        labels = [[label for _, _, label in rows] for rows in read_back(out)]
-        assert labels == [[pos for _, pos, _ in rows] for rows in make_sentences()]
+        assert labels_of(out) == [[pos for _, pos, _ in rows] for rows in make_sentences()]
         assert (out / "valid.tokens.bin").read_bytes() == (data / "valid.tokens.bin").read_bytes()
     named = ["--columns", "tag,group", "--column", "tag"]
     main([*files, data / "tokenizer", tmp_path / "named", *named])
     assert read_tagging_manifest(tmp_path / "named")["column"] == "tag"
-
-
-def words_of(data: Path, split: str) -> list[str]:
-    """The text of the pieces of each word, by sentence, from the files alone."""
-    tokenizer = load_tokenizer(data / "tokenizer")
-    arrays = [MMapIndexedDataset(str(data / f"{split}.{name}")) for name in ("tokens", "word_start", "word_end")]
-    found = []
-    for ids, starts, ends in zip(*arrays, strict=True):
-        pieces = [tokenizer.dictionary_symbols[i - 4] for i in ids.tolist()]
-        places = zip(starts.tolist(), ends.tolist(), strict=True)
-        found.append(" ".join(tokenizer.decode(pieces[a:b]).strip() for a, b in places))
-    return found
 
 
 def test_few_labels_and_the_rest_without(data, tmp_path):
@@ -102,7 +96,7 @@ def test_few_labels_and_the_rest_without(data, tmp_path):
     more = tmp_path / "more.txt"
     more.write_text("the house\nAnna sees the (grey) house\n", encoding="utf-8")
     main([source, source, data / "tokenizer", tmp_path / "file", "--unlabeled", more])
-    assert words_of(tmp_path / "file", "unlabeled") == ["the house", "anna sees the (grey) house"]
+    assert words_of(tmp_path / "file", "unlabeled") == [["the", "house"], ["anna", "sees", "the", "(grey)", "house"]]
     assert words_of(tmp_path / "file", "train") == everything
 
 
@@ -110,7 +104,7 @@ def test_spans_in_bioes(data, tmp_path):
     source = data.parent / "train.txt"
     main([source, source, data / "tokenizer", tmp_path / "out", "--encoding", "bioes"])
     assert read_tagging_manifest(tmp_path / "out")["labels"] == ["B-NAME", "E-NAME", "O", "S-NAME"]
-    labels = [label for rows in read_back(tmp_path / "out") for _, _, label in rows]
+    labels = [label for rows in labels_of(tmp_path / "out") for label in rows]
     before = [chunk for rows in make_sentences() for _, _, chunk in rows]
     assert [label == "O" for label in labels] == [label == "O" for label in before]
     assert labels.count("E-NAME") == before.count("I-NAME")  # names of two words at most
@@ -133,12 +127,18 @@ def test_refusals(data, tmp_path, capsys):
         (source, source, out, ["--column", "ner"], "no column ner: it has pos, chunk"),
         (source, source, tmp_path / "a:b", [], "fairseq separates folders at ':'"),
         (tmp_path / "absent", source, out, [], "no such file"),
-        (source, source, out, ["--columns", "../../x,y"], "--columns: '../../x' is not a name"),
+        (source, source, out, ["--columns", "../../x,y"], "--column '../../x' is not a name"),
         (source, source, out, ["--columns", "pos,pos"], "or there twice"),
         (conllu, conllu, out, ["--columns", "a"], "is CoNLL-U"),
         (source, broken, out, [], "broken.txt, line 2"),
-        (same, source, out, ["--column", "pos"], "column pos: each word has the label"),
-        (same, same, out, ["--labeled", "1"], "--labeled 1: all words of these sentences have the label O: give more"),
+        (same, source, out, ["--column", "pos"], "column pos: all words that train have the label"),
+        (
+            same,
+            same,
+            out,
+            ["--labeled", "1"],
+            "all words that train have the label O: give another column, or more sentences",
+        ),
         (source, source, out, ["--unlabeled", "rest"], "--unlabeled rest is what --labeled N leaves"),
         (source, source, out, ["--labeled", "41"], f"--labeled 41: {source} has 40 sentences: give 1 to as many"),
         (source, source, out, ["--encoding", "bioes", "--column", "pos"], "is for labels that mark spans"),

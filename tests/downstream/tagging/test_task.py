@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from synthetic_tagging import prepare_tagging
 
 from amos_fairseq.data import block_iterator
-from amos_fairseq.downstream.tagging.command import predict_tags
+from amos_fairseq.downstream.tagging.command import predict_words
 from amos_fairseq.downstream.tagging.task import SequenceTaggingConfig, SequenceTaggingTask
 from amos_fairseq.models.amos import AmosConfig
 
@@ -88,7 +88,8 @@ def test_nothing_is_computed_at_padding(data, packings):
     batch = sentences.collater([sentences[index] for index in range(5)])
     model(**batch["net_input"])
     assert [len(packing.slots) for packing in packings] == [sum(sentences.sizes[:5])]
-    predict_tags(model, "chunk_labels", sentences, "cpu", threading.Event())
+    samples = [sentences[index] for index in range(len(sentences))]
+    list(predict_words(model, "chunk_labels", samples, sentences.pad, "cpu", threading.Event()))
     assert len(packings) > 1
     assert all(packing is not None for packing in packings)
 

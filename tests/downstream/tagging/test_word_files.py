@@ -5,7 +5,12 @@ import lzma
 
 import pytest
 
-from amos_fairseq.downstream.tagging.word_files import Sentence, read_columns, read_conllu, read_words
+from amos_fairseq.downstream.tagging.word_files import (
+    Sentence,
+    read_columns,
+    read_conllu,
+    read_unlabeled,
+)
 from amos_fairseq.errors import UserError
 
 CONLL2003 = """-DOCSTART- -X- -X- O
@@ -89,7 +94,7 @@ COLUMNS, LINES = "one word a line", "one sentence a line"
 def test_words_without_labels(name, text, how, expected, tmp_path):
     """What the lines have in common decides how they are read."""
     (tmp_path / name).write_text(text, encoding="utf-8")
-    assert read_words(tmp_path / name) == (expected, how)
+    assert read_unlabeled(tmp_path / name) == (expected, how)
 
 
 COLUMN_LESS = ["word TAG"] * 9 + [""] + ["word TAG"] * 10 + ["word"] + ["word TAG"] * 9
@@ -103,15 +108,15 @@ REFUSED = [
     (read_conllu, CONLLU.replace("3\tn't", "4\tn't"), "line 7: word id 4, expected 3"),
     (read_conllu, CONLLU.replace("\tVBP\t", " VBP "), "line 5: not the ten columns"),
     (read_conllu, CONLLU.replace("\n1\ta b", "1\ta b"), "line 8: word id 1, expected 4"),
-    (read_words, "The dog  sees\nA\tcat\n", "line 2: 2 columns, expected 3 .*; line 2 has a tab"),
+    (read_unlabeled, "The dog  sees\nA\tcat\n", "line 2: 2 columns, expected 3 .*; line 2 has a tab"),
     (
-        read_words,
+        read_unlabeled,
         "".join(f"{number}\tthe dog sees\n" for number in range(1001)),
         "line 1 has a tab, .* no blank line in 1,001 lines: separate",
     ),
-    (read_words, "\n".join(COLUMN_LESS), "line 21: 1 columns, expected 2 as in most lines"),
-    (read_words, "\n \n", "has no sentence"),
-    (read_words, CONLLU, r"line 3: this is CoNLL-U: give the file a name that ends in \.conllu"),
+    (read_unlabeled, "\n".join(COLUMN_LESS), "line 21: 1 columns, expected 2 as in most lines"),
+    (read_unlabeled, "\n \n", "has no sentence"),
+    (read_unlabeled, CONLLU, r"line 3: this is CoNLL-U: give the file a name that ends in \.conllu"),
 ]
 
 
