@@ -17,10 +17,10 @@ REFUSED = {
         ({"pooling": "mean"}, "--pooling mean is a setting of fine-tuning"),
         ({"local_attention": 8}, "--local-attention 8 has no meaning with --encoder bert"),
         ({"global_rope_theta": 8.0}, "--global-rope-theta 8 has no meaning with --encoder bert"),
-        (MODERN | {"relative_position_scheme": "t5"}, "no relative positions of the scheme t5"),
+        (MODERN | {"relative_position_scheme": "t5"}, "has rotary positions"),
         (MODERN | {"token_types": 2}, "has no token types"),
         (MODERN | {"local_attention": 5}, "--local-attention 5 is odd"),
-        (MODERN | {"embedding_dim": 8}, "leave --embedding-dim 8 out"),
+        (MODERN | {"embedding_dim": 8}, "leave --embedding-dim out"),
         (MODERN | {"encoder_embed_dim": 18, "encoder_attention_heads": 6}, "rotates pairs of numbers"),
     ],
     "amos": [
