@@ -112,7 +112,6 @@ class FineTunedModel(BaseFairseqModel):
 
     @property
     def encoder_embedding(self) -> nn.Embedding:
-        """The token embeddings of ``encoder``."""
         return self.embed_tokens
 
     def initialize(self, module: nn.Module) -> None:
@@ -163,11 +162,7 @@ class FineTunedModel(BaseFairseqModel):
         return self.cfg.max_positions
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Turn the weights of a checkpoint, in place, into those of this model.
-
-        Raises:
-            UserError: the encoder of the checkpoint has another shape.
-        """
+        """Turn the weights of a checkpoint, in place, into those of this model; refuse an encoder of another shape."""
         self.pretrained.take(state_dict)
         here = self.state_dict()
         self._choose_layers(state_dict, here)
@@ -186,14 +181,9 @@ class FineTunedModel(BaseFairseqModel):
         self.newly_initialized = [key for key in here if is_of_head(key) and key not in state_dict]
         state_dict.update({key: here[key] for key in self.newly_initialized})
         if unused:
-            logger.info(
-                f"weights of the checkpoint's heads that do not fit this task are not used: {', '.join(unused)}"
-            )
-        if self.newly_initialized:
-            logger.info(
-                "the checkpoint has no head for this task; these weights are newly initialized: "
-                + ", ".join(self.newly_initialized)
-            )
+            logger.info(f"the checkpoint's heads that do not fit this task are not used: {', '.join(unused)}")
+        if new := ", ".join(self.newly_initialized):
+            logger.info(f"the checkpoint has no head for this task; these weights are newly initialized: {new}")
 
     def take_heads(self, state_dict: dict[str, Tensor], here: dict[str, Tensor]) -> None:
         """Change the heads of a checkpoint, in place, before those that fit are loaded; ``here``: weights of this model."""
@@ -204,12 +194,12 @@ class FineTunedModel(BaseFairseqModel):
         if num_new:
             state_dict[NEW_LAYERS] = self.new_layers
             first, last = self.new_layers.tolist()
-            which = f"the layer {last}" if first == last else f"the layers {first} to {last}"
+            which = f"in the layers {first} to {last} (--new-top-layers {num_new})"
             if trained is not None and trained.tolist() == [first, last]:
-                logger.info(f"{which}: newly initialized in an earlier run and kept (--new-top-layers {num_new})")
+                logger.info(f"random weights of an earlier run are kept {which}")
                 num_new = 0
             else:
-                logger.info(f"new random weights in {which} (--new-top-layers {num_new})")
+                logger.info(f"new random weights {which}")
         for key in list(state_dict):
             match = re.match(rf"{re.escape(ENCODER)}layers\.(\d+)\.", key)
             number = int(match.group(1)) if match else -1

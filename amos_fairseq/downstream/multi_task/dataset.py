@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from fairseq.data import Dictionary
+from torch import Tensor
 
 from amos_fairseq.data.seeding import Purpose, keyed_generator
 from amos_fairseq.downstream.classification.dataset import LabeledTexts
@@ -87,24 +88,26 @@ class MixedTasks(LabeledSequences):
         return (self.epoch - 1) * sum(self.rows_of_tasks)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Return ``id`` int, the place among the rows of all tasks, and ``tokens`` LongTensor [L]."""
+        """Return the item of a task, with ``id``, int, as the place among the rows of all tasks."""
         number = self._task_of(index)
-        rows = list(self.tasks.values())[number]
-        return {"id": int(index), "tokens": rows[index - self.starts[number]]["tokens"]}
+        return list(self.tasks.values())[number][index - self.starts[number]] | {"id": int(index)}
 
     def _task_of(self, index: Any) -> Any:
         return np.searchsorted(self.starts, index, side="right") - 1
 
-    def add_labels(self, batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
-        """Add ``rows_of_heads`` in ``net_input``, for each task the places of its rows in the batch, [b] int64, maybe none; and
-        ``labels``, for each task what its ``labels_of`` these rows returns, their ``id`` [b] int64 among the rows of the task,
-        and the number of these, ``num_rows``."""
+    def rows_of_heads(self, batch: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the places in the batch of the rows of each task, [b] int64, maybe none."""
         tasks = torch.from_numpy(self._task_of(batch["id"].numpy()))
-        places, labels = batch["net_input"].setdefault("rows_of_heads", {}), batch.setdefault("labels", {})
-        for number, (name, rows) in enumerate(self.tasks.items()):
-            places[name] = (tasks == number).nonzero().squeeze(1)
-            in_task = batch["id"][places[name]] - int(self.starts[number])
-            labels[name] = rows.labels_of(in_task) | {"id": in_task, "num_rows": len(rows)}
+        return {name: (tasks == number).nonzero().squeeze(1) for number, name in enumerate(self.tasks)}
+
+    def add_labels(self, batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
+        """Add :meth:`rows_of_heads` to ``net_input``; and ``labels``, for each task what its ``labels_of`` these rows returns,
+        their ``id`` [b] int64 among the rows of the task, and the number of these, ``num_rows``."""
+        places = batch["net_input"]["rows_of_heads"] = self.rows_of_heads(batch)
+        batch["labels"] = {}
+        for (name, rows), start in zip(self.tasks.items(), self.starts.tolist(), strict=True):
+            in_task = batch["id"][places[name]] - start
+            batch["labels"][name] = rows.labels_of(in_task) | {"id": in_task, "num_rows": len(rows)}
 
 
 class MixedSentences(MixedTasks):
@@ -118,17 +121,12 @@ class MixedSentences(MixedTasks):
         means = [rows.words_per_sentence for rows in self.tasks.values()]
         return float(np.average(means, weights=self.rows_of_tasks))
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        number = self._task_of(index)
-        return list(self.tasks.values())[number][index - self.starts[number]] | {"id": int(index)}
-
     def add_labels(self, batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
-        """Add what :meth:`TaggedSentences.add_labels` adds; ``rows_of_heads`` in ``net_input`` as :class:`MixedTasks` does; and
-        ``parts``, for each task ``target`` [b,W] and ``labels`` of its rows."""
+        """Add what :class:`TaggedSentences` adds, :meth:`rows_of_heads` to ``net_input``, and ``parts``, for each task the
+        ``target`` [b,W] and ``labels`` of its rows."""
         next(iter(self.tasks.values())).add_labels(batch, samples)
-        tasks = torch.from_numpy(self._task_of(batch["id"].numpy()))
-        rows_of_heads, parts = batch["net_input"].setdefault("rows_of_heads", {}), batch.setdefault("parts", {})
-        for number, name in enumerate(self.tasks):
-            rows = rows_of_heads[name] = (tasks == number).nonzero().squeeze(1)
-            labels = [batch["labels"][row] for row in rows.tolist()]
-            parts[name] = {"target": batch["target"][rows], "labels": labels}
+        places = batch["net_input"]["rows_of_heads"] = self.rows_of_heads(batch)
+        batch["parts"] = {
+            name: {"target": batch["target"][rows], "labels": [batch["labels"][row] for row in rows.tolist()]}
+            for name, rows in places.items()
+        }

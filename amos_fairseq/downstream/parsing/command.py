@@ -76,22 +76,17 @@ class TreebankSource(WordSource):
                 raise UserError(f"{where}: the heads are no tree with one root: correct them")
         return sentences
 
-    def write(self, directory: Path, tokenizer: Tokenizer) -> dict[str, list[Sentence]]:
-        """Add ``SPLIT.head.{bin,idx}``, the head of each word, 0 for the root, and ``valid.conllu``, the file as it is."""
-        splits = super().write(directory, tokenizer)
-        for split in ("train", "valid"):
-            with BinarizedFile(f"{directory / split}.{HEAD}", None) as file:
-                for sentence in splits[split]:
-                    file.add_line(list(map(int, sentence.columns[HEAD])))
-        (directory / "valid.conllu").write_text(read_lines(self.dev), encoding="utf-8", newline="")
-        return splits
-
 
 def prepare_parsing_inside(out: Path, source: TreebankSource, tokenizer: Tokenizer) -> Path:
     """Return the treebanks prepared inside of OUT of ``amos parse``."""
 
     def write(directory: Path) -> None:
-        source.write(directory, tokenizer)
+        splits = source.write(directory, tokenizer)
+        for split in ("train", "valid"):
+            with BinarizedFile(f"{directory / split}.{HEAD}", None) as file:
+                for sentence in splits[split]:
+                    file.add_line(list(map(int, sentence.columns[HEAD])))
+        (directory / "valid.conllu").write_text(read_lines(source.dev), encoding="utf-8", newline="")
 
     return prepared_data(out, NAME, source.files, tokenizer, source.settings, write, used_by=[f"runs/{NAME}"])
 

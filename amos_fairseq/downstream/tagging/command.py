@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -28,7 +29,7 @@ from amos_fairseq.downstream.runner import run_and_print
 from amos_fairseq.downstream.session import Session, preparing, session_from
 from amos_fairseq.downstream.tagging.dataset import Column, TaggedSentences, WordSequences, pad_words
 from amos_fairseq.downstream.tagging.prepare import TASK_PREFIX, UNLABELED, WordSource, prepare_tagging_inside
-from amos_fairseq.downstream.tagging.scores import OUTSIDE, count, main_score, scores
+from amos_fairseq.downstream.tagging.scores import OUTSIDE, main_score, scores
 from amos_fairseq.downstream.views import FULL, TAGGING_VIEWS, WORD_DROPOUT, parse_views
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
@@ -263,19 +264,18 @@ def predict_words(
 def predict_column(
     data: ColumnData, model: BaseFairseqModel, device: str, stop: threading.Event
 ) -> tuple[Counter[str], list[str]]:
-    """Return what is right in the dev sentences (:func:`~amos_fairseq.downstream.tagging.scores.count`), and the lines of
-    their predictions."""
+    """Return what is right in the dev sentences (:meth:`Column.count`), and the lines of their predictions."""
     column, dev = data.column, data.dev
     sentences = [dev[index] for index in range(len(dev))]
-    predicted: list[list[str]] = [[] for _ in sentences]
+    predicted: list[list[int]] = [[] for _ in sentences]
     for index, logits in predict_words(model, column.head, sentences, dev.pad, device, stop):
-        predicted[index] = [column.labels[label] for label in logits.argmax(-1).tolist()]
+        predicted[index] = logits.argmax(-1).tolist()
     counts: Counter[str] = Counter()
     lines = []
-    for index, (words, found) in enumerate(zip(data.words, predicted, strict=True)):
-        gold = [column.labels[label] for label in dev.labels(index)]
-        counts.update(count(gold, found, column.has_spans))
-        found += [OUTSIDE if column.has_spans else CUT] * (len(gold) - len(found))
-        lines += ["\t".join(cells) for cells in zip(words, gold, found, strict=True)]
+    for words, sentence, labels in zip(data.words, sentences, predicted, strict=True):
+        counts.update(column.count(sentence["labels"], labels))
+        for word, gold, found in zip_longest(words, sentence["labels"], labels):
+            cut = OUTSIDE if column.has_spans else CUT
+            lines.append(f"{word}\t{column.labels[gold]}\t{cut if found is None else column.labels[found]}")
         lines.append("")
     return counts, lines

@@ -5,6 +5,7 @@ The files are those of :mod:`amos_fairseq.downstream.tagging.prepare`.
 
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from amos_fairseq.data.corpus import check_prepared, open_lines
 from amos_fairseq.downstream.labeled_task import LabeledSequences
 from amos_fairseq.downstream.results import content_sha256
 from amos_fairseq.downstream.tagging.prepare import MANIFEST, UNLABELED, WORD_ARRAYS, is_column_name
-from amos_fairseq.downstream.tagging.scores import main_score
+from amos_fairseq.downstream.tagging.scores import count, main_score
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
 from amos_fairseq.strangers import is_unicode, parse_json, read_json, read_json_lines, read_text
@@ -45,7 +46,7 @@ class Column:
     name: str
     labels: list[str]
     has_spans: bool
-    sha256: str
+    sha256: str = ""
 
     @classmethod
     def of(cls, directory: Path) -> "Column":
@@ -60,6 +61,10 @@ class Column:
     @property
     def main_score(self) -> str:
         return main_score(self.has_spans)
+
+    def count(self, gold: Sequence[int], predicted: Sequence[int]) -> Counter[str]:
+        """Count what is right of the labels of a sentence: :func:`~amos_fairseq.downstream.tagging.scores.count`."""
+        return count([self.labels[i] for i in gold], [self.labels[i] for i in predicted], self.has_spans)
 
     @property
     def has_unlabeled(self) -> bool:

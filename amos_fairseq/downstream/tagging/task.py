@@ -27,7 +27,7 @@ from amos_fairseq.downstream.multi_task.dataset import MixedSentences
 from amos_fairseq.downstream.tagging.dataset import NO_LABEL, Column, TaggedSentences, WordSequences, write_labels
 from amos_fairseq.downstream.tagging.model import WordModel, WordOutput
 from amos_fairseq.downstream.tagging.prepare import UNLABELED
-from amos_fairseq.downstream.tagging.scores import count, main_score, scores
+from amos_fairseq.downstream.tagging.scores import main_score, scores
 from amos_fairseq.downstream.views import TAGGING_VIEWS, VIEW_LAYERS, parse_views
 from amos_fairseq.downstream.views.training import WithUnlabeled, add_cross_views, log_cross_views
 from amos_fairseq.errors import UserError
@@ -128,10 +128,8 @@ class SequenceTaggingTask(LabeledTask):
         self.datasets[split] = dataset
 
     def _sentences(self, column: Column, split: str, training: bool) -> TaggedSentences:
-        lengths = len(column.labels), self.cfg.tokens_per_sentence
-        dataset = self.data_set(
-            column.directory, split, self.dictionary, *lengths, seed=self.cfg.seed, training=training
-        )
+        settings = {"max_tokens": self.cfg.tokens_per_sentence, "seed": self.cfg.seed, "training": training}
+        dataset = self.data_set(column.directory, split, self.dictionary, len(column.labels), **settings)
         logger.info(f"{dataset.source}: {dataset.describe()}")
         return dataset
 
@@ -262,20 +260,18 @@ def log_loss(logging_outputs: list[dict[str, Any]]) -> dict[str, float]:
     return totals
 
 
-def scores_of(columns: Sequence[Any]) -> list[str]:
+def scores_of(columns: Sequence[Column]) -> list[str]:
     """Return the names of all scores of the log."""
-    names = {column.name: list(scores(count([], [], column.has_spans))) for column in columns}
+    names = {column.name: list(scores(column.count([], []))) for column in columns}
     if len(columns) == 1:
         return names[columns[0].name]
     return [AVERAGE, *(f"{name}_{column}" for column, of_column in names.items() for name in of_column)]
 
 
 def count_right(column: Column, logits: Tensor, sentences: dict[str, Any]) -> Counter[str]:
-    """Return the sums of :func:`~amos_fairseq.downstream.tagging.scores.count` over sentences, from logits [B,W,labels], the
-    ``labels`` of all words of each sentence, and ``target`` [B,W]."""
+    """Return the sums of :meth:`Column.count` over ``sentences``, of which the logits are [B,W,labels]."""
     kept = sentences["target"].ne(NO_LABEL).sum(1).tolist()
-    counts: Counter[str] = count([], [], column.has_spans)  # the same keys without a sentence
-    for gold, row, num_kept in zip(sentences["labels"], logits.argmax(-1).tolist(), kept, strict=True):
-        labels = ([column.labels[i] for i in gold], [column.labels[i] for i in row[:num_kept]])
-        counts.update(count(*labels, column.has_spans))
+    counts = column.count([], [])  # the same keys without a sentence
+    for gold, predicted, num_kept in zip(sentences["labels"], logits.argmax(-1).tolist(), kept, strict=True):
+        counts.update(column.count(gold, predicted[:num_kept]))
     return counts

@@ -68,20 +68,17 @@ def read_conllu(path: Path) -> list[Sentence]:
     """
     rows: list[tuple[int, list[str]]] = []
     expected = 1
-    for number, line in _lines(path):
-        if not line.strip(" \t"):
-            rows.append((number, []))
-            expected = 1
-        elif not line.startswith("#"):
-            cells = [cell.strip(" ") for cell in line.split("\t")]
-            if len(cells) != CONLLU_WIDTH or not all(cells):
-                raise UserError(f"{path}, line {number}: not the ten columns of CoNLL-U, separated by tabs")
-            if _RANGE_OR_EMPTY_NODE.fullmatch(cells[0]):
-                continue
-            if cells[0] != str(expected):
-                raise UserError(f"{path}, line {number}: word id {cells[0]:.20}, expected {expected}")
-            rows.append((number, cells[1:]))
-            expected += 1
+    for number, cells in _rows((number, line) for number, line in _lines(path) if not line.startswith("#")):
+        if not cells:
+            expected = 0  # and then 1
+        elif len(cells) != CONLLU_WIDTH or not all(cells):
+            raise UserError(f"{path}, line {number}: not the ten columns of CoNLL-U, separated by tabs")
+        elif _RANGE_OR_EMPTY_NODE.fullmatch(cells[0]):
+            continue
+        elif cells[0] != str(expected):
+            raise UserError(f"{path}, line {number}: word id {cells[0]:.20}, expected {expected}")
+        rows.append((number, cells[1:]))
+        expected += 1
     sentences = _sentences(path, rows, len(CONLLU_NAMES), "of CoNLL-U")
     return [Sentence(columns[0], dict(zip(CONLLU_NAMES, columns, strict=True))) for columns in sentences]
 

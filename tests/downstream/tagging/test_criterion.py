@@ -1,12 +1,14 @@
 """The objective of sequence tagging and its logged values by hand."""
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from small_models import logged
 from torch import tensor
 
+from amos_fairseq.downstream.tagging.dataset import Column
 from amos_fairseq.downstream.tagging.model import WordOutput
 from amos_fairseq.downstream.tagging.task import SequenceTaggingCriterion
 
@@ -38,7 +40,7 @@ LOSS = nll([2, 0, 1], 0) + nll([0, 3, 0], 1) + nll([0, 0, 1], 0)
 
 def logged_twice(has_spans: bool) -> dict:
     """What fairseq logs after two equal batches."""
-    column = SimpleNamespace(name="chunk", labels=LABELS, has_spans=has_spans)
+    column = Column(Path(), "chunk", LABELS, has_spans)
     task = SimpleNamespace(columns={"chunk_labels": column}, views=())
     criterion = SequenceTaggingCriterion(task, label_smoothing=0.0)
     loss, sample_size, log = criterion(Fixed(WordOutput({"chunk_labels": LOGITS})), SAMPLE)
@@ -62,7 +64,7 @@ def test_scores_are_logged_with_cut_words_as_wrong():
 
 def test_label_smoothing_spreads_a_share_over_all_labels():
     """In training (1 - e) nll of the label + e / 3 times the sum of all three; in validation nothing is spread."""
-    column = SimpleNamespace(name="chunk", labels=LABELS, has_spans=True)
+    column = Column(Path(), "chunk", LABELS, has_spans=True)
     criterion = SequenceTaggingCriterion(
         SimpleNamespace(columns={"chunk_labels": column}, views=()), label_smoothing=0.1
     )
@@ -80,8 +82,8 @@ def test_label_smoothing_spreads_a_share_over_all_labels():
 def test_several_columns_are_logged_by_name():
     """The first column as above, the second has one word of two right; the average is that of F1 and accuracy."""
     columns = {
-        "chunk_labels": SimpleNamespace(name="chunk", labels=LABELS, has_spans=True),
-        "upos_labels": SimpleNamespace(name="upos", labels=["A", "B", "C"], has_spans=False),
+        "chunk_labels": Column(Path(), "chunk", LABELS, has_spans=True),
+        "upos_labels": Column(Path(), "upos", ["A", "B", "C"], has_spans=False),
     }
     criterion = SequenceTaggingCriterion(SimpleNamespace(columns=columns, views=()), label_smoothing=0.0)
     upos = {"target": tensor([[2, 1]]), "labels": [[2, 1]]}
