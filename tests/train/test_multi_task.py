@@ -70,33 +70,21 @@ def train(place: Path, out: Path, *flags: str, num_ranks: int = 1) -> Path:
 
 
 def test_bits_of_teachers_ranks_and_stops(place, tmp_path):
-    """lambda = 1 with a teacher is no teacher; two ranks are two micro-batches; a killed run continues exactly."""
-    alone = train(place, tmp_path / "alone", "--batch-size", "16")
+    """Two ranks are two micro-batches; a killed run continues exactly; the teacher's weight falls with the updates."""
     teacher = ["--teacher", str(place / "teacher.npy")]
-    gold = train(place, tmp_path / "gold", "--batch-size", "16", *teacher, "--gold-weight", "1")
-    expected, found = (read_state(run / "checkpoint_last.pt") for run in (alone, gold))
-    assert num_updates(alone) == LAST_UPDATE
-    for part in ("model", "last_optimizer_state"):
-        assert_same_bits(found[part], expected[part], part)
-    assert "classification_heads.STS-B.scale_bits" in found["model"]
-
     annealed = train(place, tmp_path / "annealed", "--batch-size", "8", "--update-freq", "2", *teacher)
     ranks = train(place, tmp_path / "ranks", "--batch-size", "8", *teacher, num_ranks=2)
     found, expected = (read_state(run / "checkpoint_last.pt")["model"] for run in (ranks, annealed))
     assert_same_bits(found, expected, "model")
-    output = "classification_heads.RTE.output.weight"
-    assert not torch.equal(expected[output], read_state(gold / "checkpoint_last.pt")["model"][output])
+    assert "classification_heads.STS-B.scale_bits" in found
+    assert num_updates(annealed) == LAST_UPDATE
     log = [json.loads(line) for line in (annealed / "metrics.jsonl").read_text().splitlines()]
     weights = [line["gold_weight"] for line in log if line["split"] == "train"]
     assert weights == pytest.approx([update / LAST_UPDATE for update in range(LAST_UPDATE)], abs=1e-4)
 
     stopped = tmp_path / "stopped"
-    full = [
-        sys.executable,
-        "-m",
-        "fairseq_cli.train",
-        *command(place, stopped, "--batch-size", "8", "--update-freq", "2", *teacher),
-    ]
+    flags = command(place, stopped, "--batch-size", "8", "--update-freq", "2", *teacher)
+    full = [sys.executable, "-m", "fairseq_cli.train", *flags]
     run = BackgroundRun(full, tmp_path / "stopped.log")
     run.wait_for_update(8)
     run.kill()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.text.text_files import InputFile, kind_and_compression, refuse_other_formats
+from amos_fairseq.text.text_files import InputFile, refuse_other_formats
 
 # Names of the columns after the word, by the number of columns: CoNLL-2000 has three, CoNLL-2003 four.
 COLUMN_NAMES = {2: ("label",), 3: ("pos", "chunk"), 4: ("pos", "chunk", "ner")}
@@ -29,7 +29,7 @@ class Sentence:
 
 
 def is_conllu(path: Path) -> bool:
-    return kind_and_compression(path)[0] == ".conllu"
+    return re.search(r"\.conllu(\.gz|\.xz|\.zst)?$", path.name.lower()) is not None
 
 
 def read_sentences(path: Path, names: Sequence[str] | None = None) -> list[Sentence]:
