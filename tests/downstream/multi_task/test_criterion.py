@@ -11,7 +11,7 @@ from fairseq.logging import metrics
 from omegaconf import OmegaConf
 from scipy.stats import spearmanr
 from sklearn.metrics import accuracy_score
-from synthetic_glue import write_glue, write_pretrained_checkpoint
+from synthetic_glue import write_glue
 from torch import tensor
 
 from amos_fairseq.checkpoints.read import load_checkpoint
@@ -71,13 +71,6 @@ def test_a_student_like_its_teacher_has_no_gradient_and_gold_labels_alone_have_t
         loss, found = gradient(kind, logits, {"target": target, "teacher": teacher}, 2.0, 1.0)
         assert loss == alone[0]
         assert torch.equal(found, alone[1])
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("start")
-    write_pretrained_checkpoint(directory)
-    return directory
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,13 @@ refused."""
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
-from synthetic_glue import change_task, write_glue, write_pretrained_checkpoint
+from synthetic_glue import change_task, write_glue
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.downstream.classification.task import TextClassificationConfig, TextClassificationTask
@@ -22,17 +23,11 @@ IN_EPOCH = round(300**0.25 * 16**0.75) + round(300**0.25 * 81**0.75) + 300
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("start")
-    write_pretrained_checkpoint(directory)
-    return directory
-
-
-@pytest.fixture
-def data(start, tmp_path):
+def data(start, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("data")
     for name, labels in (("RTE", ["entailment", "not_entailment"]), ("CoLA", ["0", "1"]), ("STS-B", [])):
-        write_glue(tmp_path / "data", start, name, labels, {"train": ROWS[name], "valid": 5}, pair=name != "CoLA")
-    return tmp_path / "data"
+        write_glue(directory, start, name, labels, {"train": ROWS[name], "valid": 5}, pair=name != "CoLA")
+    return directory
 
 
 def make_task(data, names=tuple(ROWS), kind=MultiTask, config=MultiTaskConfig, update_freq=1, **settings):
@@ -148,9 +143,10 @@ def test_what_cannot_be_used_is_refused(data, tmp_path):
     task.cfg.update_freq = [1, 2]
     with pytest.raises(UserError, match="give one number"):
         batches(task, 1, 32)
-    change_task(data, "RTE", task="a.b")
+    shutil.copytree(data, tmp_path / "data")
+    change_task(tmp_path / "data", "RTE", task="a.b")
     with pytest.raises(UserError, match="a head cannot have the name"):
-        make_task(data)
+        make_task(tmp_path / "data")
 
 
 def fine_tuned(start, task):
