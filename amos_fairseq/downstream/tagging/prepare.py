@@ -111,11 +111,11 @@ class WordSource:
     def read(self, column: str) -> dict[str, list[Sentence]]:
         """Return the sentences of all splits with their labels in ``column``, which those of the split ``unlabeled`` lack."""
         splits = {split: self.read_labeled(self.files[split]) for split in ("train", "valid")}
-        labeled = [sentence for of_split in splits.values() for sentence in of_split]
         for split, sentences in splits.items():
             if column not in (names := sentences[0].columns):
                 raise UserError(f"{self.files[split]} has no column {column}: it has {', '.join(names)}")
         if self.encoding == BIOES:
+            labeled = [*splits["train"], *splits["valid"]]
             if not mark_spans(label for sentence in labeled for label in sentence.columns[column]):
                 where = f"column {column} of {self.train} and {self.dev}"
                 raise UserError(
