@@ -4,6 +4,7 @@ how they are trained, scored and shown. :mod:`amos_fairseq.downstream.runner` ex
 OUT/runs/TASK/[TRIAL/]seedN/run.json   the identity of a run, which protects the directory from other runs
 """
 
+import functools
 import os
 import shutil
 import threading
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from amos_fairseq.data.block_iterator import batches_by_length
-from amos_fairseq.downstream.recipes import Hyperparameters
+from amos_fairseq.downstream.recipes import Hyperparameters, Schedule
 from amos_fairseq.downstream.results import RunResult, TaskSummary, format_spread, summarize
 from amos_fairseq.downstream.session import ANOTHER_OUT, Session
 from amos_fairseq.errors import UserError
@@ -38,8 +39,7 @@ class BenchmarkTask:
     """A task of a benchmark.
 
     Attributes:
-        name: the name in directories and tables.
-        num_examples: number of training examples; it determines the number of updates.
+        num_examples: for training; it determines the number of updates.
         main_score: the score that selects the best run and is shown in the table.
         data_sha256: fingerprint of the prepared data; runs on other data are not continued.
         trials: the combinations of hyperparameters to run: one, or those of a grid.
@@ -83,17 +83,9 @@ class TaskRun:
     def label(self) -> str:
         return " ".join(word for word in (self.task.name, self.trial, f"seed {self.seed}") if word)
 
-    @property
-    def total_updates(self) -> int:
-        return self.hyperparameters.total_updates(self.task.num_examples, self.task.carries_rest)
-
-    @property
-    def num_epochs(self) -> int:
-        return self.hyperparameters.num_epochs(self.task.num_examples, self.task.carries_rest)
-
-    @property
-    def updates_per_epoch(self) -> float:
-        return self.hyperparameters.updates_per_epoch(self.task.num_examples, self.task.carries_rest)
+    @functools.cached_property
+    def schedule(self) -> Schedule:
+        return self.hyperparameters.schedule(self.task.num_examples, self.task.carries_rest)
 
     def check_directory(self, claims: Callable[..., bool] = check_claim) -> None:
         """Refuse a directory that holds another run; with ``claim``, make it the directory of this run."""
@@ -102,11 +94,8 @@ class TaskRun:
 
 
 def plan_runs(session: Session, tasks: Iterable[BenchmarkTask], intermediate: Path | None = None) -> list[TaskRun]:
-    """Return every run of the tasks. Seeds vary fastest, then trials, so that each task has a result early.
-
-    Args:
-        intermediate: checkpoint to start from instead of the session's.
-    """
+    """Return every run of the tasks; seeds vary fastest, then trials. ``intermediate``: checkpoint to start from instead of the
+    session's."""
     finetune_from, origin = None if session.checkpoint.from_scratch else session.checkpoint.file, session.origin
     if intermediate is not None:
         finetune_from, origin = intermediate, origin | {"intermediate_sha256": file_sha256(intermediate)}
@@ -152,7 +141,7 @@ class Benchmark(ABC):
         name: the word in the names of its files: ``OUT/NAME.md``, ``.csv``, ``.json``, ``.setup.json``.
         title, columns: of the default ``table``. A title names the data; :func:`run_benchmark` adds what ± means.
             ``columns``: score -> heading; scores that no task has are left out.
-        session: what all runs share. Its recipe has the hyperparameters by section, usually a task.
+        session: what all runs share.
         data: directory of the prepared data, with ``tokenizer/``.
         tasks: by name. OUT may hold results of several benchmarks, so that names must differ from those of others.
     """
@@ -184,8 +173,7 @@ class Benchmark(ABC):
         """
 
     def fill_directory(self, run: TaskRun) -> None:
-        """Copy what loading a checkpoint needs to the run's directory: ``tokenizer/``, and names of labels where there are
-        any."""
+        """Copy what loading a checkpoint needs to the run's directory: ``tokenizer/``, and names of labels."""
         hidden = shutil.ignore_patterns(".*")  # no part of a tokenizer
         shutil.copytree(self.data / "tokenizer", run.directory / "tokenizer", dirs_exist_ok=True, ignore=hidden)
 

@@ -16,26 +16,29 @@ replaces the grid's values of that name. Each combination of hyperparameters is 
 import dataclasses
 import itertools
 import math
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import yaml
 from fairseq.data import Dictionary
+from omegaconf import MISSING, OmegaConf
 
 from amos_fairseq.downstream.views import VIEW_LAYERS
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.configuration import check_new_top_layers, parse_layers
 from amos_fairseq.modules.heads import LINEAR_HEAD, POOLINGS
+from amos_fairseq.setting_checks import check_ranges, read_section, setting
+from amos_fairseq.strangers import read_yaml
 
 DIRECTORY = Path(__file__).with_name("recipes")
 SECTIONS = ("description", "defaults", "sizes", "tasks", "grid", "extends")
 WORDS = "tagging"  # the section of all words with labels, also of trees
+FOR_WORDS = ("label_smoothing", "views", "view_layers", "unlabeled_start")
 # Widths of thesis Table 5.1. A width between two of them uses the recipe of the larger size.
 SIZE_WIDTHS = {"small": 256, "base": 768, "large": 1024}
-
-
 CHOICES = {
     "head": ("dense", LINEAR_HEAD),
     "pooling": POOLINGS,
@@ -43,90 +46,58 @@ CHOICES = {
     "num_separators": (1, 2),
     "checkpoint": ("best", "last"),
 }
-SMALLEST, BELOW_ONE = math.ulp(0.0), math.nextafter(1.0, 0.0)
-FRACTIONS = (
-    "dropout",
-    "attention_dropout",
-    "pooler_dropout",
-    "warmup",
-    "adam_betas",
-    "label_smoothing",
-    "unlabeled_start",
-)
-RANGES = (  # names, the smallest and the largest value, and both in words
-    (("lr", "adam_eps", "layer_wise_lr_decay"), SMALLEST, 1000, "above 0 and at most 1,000"),
-    (("epochs", "batch_size"), 1, 1_000_000, "above 0 and at most 1,000,000"),
-    (FRACTIONS, 0, BELOW_ONE, "at least 0 and below 1"),
-    (("weight_decay", "clip_norm"), 0, 1_000_000, "0 or above, at most 1,000,000"),
-    (("min_updates", "new_top_layers"), 0, 1_000_000, "from 0 to 1,000,000"),
-)
+COUNT, SIZE, POSITIVE, SHARE = "0 or more", "1 or more", "above 0", "0 or more and below 1"
 
 
-def check_value(name: str, value: Any, shown: str) -> None:
-    """Raise :class:`UserError` if a hyperparameter is out of range; ``shown``: what the message calls it."""
-    if name in CHOICES and value not in CHOICES[name]:
-        raise UserError(f"{shown} {value} must be {' or '.join(map(str, CHOICES[name]))}")
-    for names, low, high, expected in RANGES:
-        for each in (value if isinstance(value, tuple) else (value,)) if name in names else ():
-            if not low <= each <= high:
-                raise UserError(f"{shown} {each} must be {expected}")
+class Schedule(NamedTuple):
+    """The length of a run.
+
+    ``updates_per_epoch`` counts the batches. The last one may be smaller; where its examples begin the next epoch instead, this
+    is no whole number. ``repetitions``: how often the training set is read in the place of one epoch of the recipe.
+    """
+
+    updates_per_epoch: float
+    repetitions: int
+    num_epochs: int
+    total_updates: int
+    warmup_updates: int
 
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """The hyperparameters of one fine-tuning run.
+    """The hyperparameters of one fine-tuning run."""
 
-    Attributes:
-        warmup: fraction of all updates in which the learning rate rises; it then decays linearly to 0.
-        clip_norm: maximum gradient norm; 0 disables clipping.
-        layer_wise_lr_decay: factor of the learning rate per layer, from the top down; 1 gives all layers the same rate.
-        bias_correction: of Adam's moments.
-        head: ``dense`` (a dense layer with the activation of the checkpoint's objective, then the output layer), or
-            ``linear`` (the output layer alone); for classification and regression.
-        num_separators: number of ``</s>`` between the texts of a pair, 1 or 2.
-        checkpoint: which checkpoint is scored: ``best`` on the dev set after an epoch, or ``last``.
-        similar_lengths: batches of examples of similar length, which need little padding, instead of random ones.
-        min_updates: train for twice, three times, ... as many epochs as ``epochs`` says if those have fewer updates (Mosbach et
-            al. 2021 and Zhang et al. 2021: small data need more epochs than BERT's 3). The number of checkpoints and scores on
-            dev stays that of ``epochs``.
-        layers: what the head reads: ``last``, the number of a layer, as a string, or ``mix``; see
-            :class:`~amos_fairseq.models.fine_tuning.FineTunedModel`.
-        new_top_layers: how many of the upper layers start from new random weights.
-        pooling: what a classification head reads: the state of the ``first`` token, or the ``mean`` of all.
-        label_smoothing: for words with labels: the share of a label that is spread over all labels in training.
-        views: for words: cross-view training, :class:`~amos_fairseq.downstream.tagging.task.SequenceTaggingConfig`; likewise
-            ``view_layers`` and ``unlabeled_start``.
-    """
-
-    lr: float
-    epochs: int
-    batch_size: int
-    warmup: float
-    weight_decay: float = 0.0
-    clip_norm: float = 0.0
-    dropout: float = 0.1
-    attention_dropout: float = 0.1
-    pooler_dropout: float = 0.0
-    adam_betas: tuple[float, float] = (0.9, 0.999)
-    adam_eps: float = 1e-6
-    bias_correction: bool = True
-    layer_wise_lr_decay: float = 1.0
-    head: str = "dense"
-    num_separators: int = 1
-    checkpoint: str = "best"
-    similar_lengths: bool = False
-    min_updates: int = 0
-    layers: str = "last"
-    new_top_layers: int = 0
-    pooling: str = "first"
-    label_smoothing: float = 0.0
-    views: str = ""
-    view_layers: str = "half"
-    unlabeled_start: float = 0.1
-
-    def __post_init__(self) -> None:
-        for name in FIELDS:
-            check_value(name, getattr(self, name), name)
+    lr: float = setting(MISSING, "the peak of the learning rate", POSITIVE)
+    epochs: int = setting(MISSING, "how often the training set is read", SIZE)
+    batch_size: int = setting(MISSING, "examples of an update", SIZE)
+    warmup: float = setting(MISSING, "share of the updates in which the rate rises; then it falls linearly to 0", SHARE)
+    weight_decay: float = setting(0.0, "of all but biases and LayerNorm", COUNT)
+    clip_norm: float = setting(0.0, "largest norm of the gradient; 0 disables clipping", COUNT)
+    dropout: float = setting(0.1, "of hidden states", SHARE)
+    attention_dropout: float = setting(0.1, "of attention probabilities", SHARE)
+    pooler_dropout: float = setting(0.0, "before the output layer of the head", SHARE)
+    adam_betas: tuple[float, float] = setting((0.9, 0.999), "of both moments", SHARE)
+    adam_eps: float = setting(1e-6, "epsilon of Adam", POSITIVE)
+    bias_correction: bool = setting(True, "of Adam's moments")
+    layer_wise_lr_decay: float = setting(1.0, "factor of the learning rate per layer, from the top down", POSITIVE)
+    head: str = setting("dense", "of texts: a dense layer with the objective's activation before the output; or linear")
+    num_separators: int = setting(1, "</s> between the texts of a pair")
+    checkpoint: str = setting("best", "which one is scored: the best on dev after an epoch, or the last")
+    similar_lengths: bool = setting(False, "batches of examples of similar length, which need little padding")
+    # Mosbach et al. 2021 and Zhang et al. 2021: small data need more epochs than BERT's 3. The number of checkpoints and of
+    # scores on dev stays that of epochs.
+    min_updates: int = setting(
+        0, "repeat all epochs two times, three times, ... until there are as many updates", COUNT
+    )
+    layers: str = setting(
+        "last", "what the head reads: the last layer, the number of one, or a mix; see FineTunedModel"
+    )
+    new_top_layers: int = setting(0, "how many of the upper layers start from new random weights", COUNT)
+    pooling: str = setting("first", "what the head of texts reads: the state of the first token, or the mean of all")
+    label_smoothing: float = setting(0.0, "of words: share of a label that is spread over all in training", SHARE)
+    views: str = setting("", "of words: cross-view training, as the next two; see SequenceTaggingConfig")
+    view_layers: str = setting("half", "")
+    unlabeled_start: float = setting(0.1, "", SHARE)
 
     @property
     def separator(self) -> int | None:
@@ -136,23 +107,17 @@ class Hyperparameters:
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {"adam_betas": list(self.adam_betas)}
 
-    def updates_per_epoch(self, num_examples: int, carries_rest: bool = False) -> float:
-        """Return the number of batches in an epoch. The last one may be smaller; with ``carries_rest`` it is completed in the
-        next epoch, and this is no whole number."""
-        return num_examples / self.batch_size if carries_rest else math.ceil(num_examples / self.batch_size)
-
-    def repetitions(self, num_examples: int, carries_rest: bool = False) -> int:
-        """Return how often the training set is read in the place of one epoch, so that there are ``min_updates``."""
-        return max(1, math.ceil(self.min_updates / (self.updates_per_epoch(num_examples, carries_rest) * self.epochs)))
-
-    def num_epochs(self, num_examples: int, carries_rest: bool = False) -> int:
-        return self.epochs * self.repetitions(num_examples, carries_rest)
-
-    def total_updates(self, num_examples: int, carries_rest: bool = False) -> int:
-        epochs = self.num_epochs(num_examples, carries_rest)
-        if carries_rest:
-            return num_examples * epochs // self.batch_size
-        return self.updates_per_epoch(num_examples) * epochs
+    def schedule(self, num_examples: int, carries_rest: bool = False) -> Schedule:
+        """Return the length of a run; ``carries_rest``: examples that fill no batch at the end of an epoch begin the next."""
+        updates_per_epoch = (
+            num_examples / self.batch_size if carries_rest else math.ceil(num_examples / self.batch_size)
+        )
+        repetitions = max(1, math.ceil(self.min_updates / (updates_per_epoch * self.epochs)))
+        num_epochs = self.epochs * repetitions
+        total = num_examples * num_epochs // self.batch_size if carries_rest else updates_per_epoch * num_epochs
+        # Rounded down, as the integer division by 16 or 10 in AMOS's released script. In binary, 1/10 of 30 can be 2.9999...;
+        # the result must still be 3.
+        return Schedule(updates_per_epoch, repetitions, num_epochs, total, math.floor(self.warmup * total + 1e-6))
 
     def check_layers(self, num_layers: int) -> None:
         """Refuse settings that name layers which an encoder with this number of layers lacks."""
@@ -162,12 +127,7 @@ class Hyperparameters:
         except ValueError as error:
             raise UserError(str(error)) from error
 
-    def warmup_updates(self, num_examples: int, carries_rest: bool = False) -> int:
-        """Round down, as the integer division by 16 or 10 in AMOS's released script does."""
-        # In binary, 1/10 of 30 can be 2.9999...; the result must still be 3.
-        return math.floor(self.warmup * self.total_updates(num_examples, carries_rest) + 1e-6)
-
-    def train_flags(self, num_examples: int, carries_rest: bool = False) -> list[str]:
+    def train_flags(self, schedule: Schedule) -> list[str]:
         """Return the flags of ``fairseq-train`` for optimizer, schedule, regularization, head, separators and length.
 
         Every batch has ``batch_size`` examples (``--required-batch-size-multiple 1``). fairseq's default would split the
@@ -177,36 +137,27 @@ class Hyperparameters:
         flags = {
             "batch-size": self.batch_size,
             "required-batch-size-multiple": 1,
-            "max-epoch": self.num_epochs(num_examples, carries_rest),
+            "max-epoch": schedule.num_epochs,
             "optimizer": "grouped_adam",
             "adam-betas": f"({first_moment}, {second_moment})",
-            "adam-eps": self.adam_eps,
-            "weight-decay": self.weight_decay,
-            "layer-wise-lr-decay": self.layer_wise_lr_decay,
-            "clip-norm": self.clip_norm,
-            "lr": self.lr,
             "lr-scheduler": "polynomial_decay",
-            "warmup-updates": self.warmup_updates(num_examples, carries_rest),
-            "total-num-update": self.total_updates(num_examples, carries_rest),
-            "dropout": self.dropout,
-            "attention-dropout": self.attention_dropout,
-            "pooler-dropout": self.pooler_dropout,
-            "layers": self.layers,
-            "new-top-layers": self.new_top_layers,
-            "pooling": self.pooling,
+            "warmup-updates": schedule.warmup_updates,
+            "total-num-update": schedule.total_updates,
         }
+        for name in (
+            *("lr", "adam_eps", "weight_decay", "layer_wise_lr_decay", "clip_norm", "dropout", "attention_dropout"),
+            *("pooler_dropout", "layers", "new_top_layers", "pooling"),
+        ):
+            flags[name.replace("_", "-")] = getattr(self, name)
         if self.head == LINEAR_HEAD:
             flags["pooler-activation-fn"] = LINEAR_HEAD
         if self.separator is not None:
             flags["separator-token"] = self.separator
-        if (interval := self.repetitions(num_examples, carries_rest)) > 1:
-            flags |= {"save-interval": interval, "validate-interval": interval}
+        if schedule.repetitions > 1:
+            flags |= {"save-interval": schedule.repetitions, "validate-interval": schedule.repetitions}
         arguments = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
         arguments += ["--similar-lengths"] if self.similar_lengths else []
         return arguments if self.bias_correction else [*arguments, "--no-bias-correction"]
-
-
-FIELDS = {field.name: field.type for field in dataclasses.fields(Hyperparameters)}
 
 
 @dataclass(frozen=True)
@@ -228,7 +179,7 @@ class Recipe:
         if task not in self.trials:
             known = ", ".join(self.trials)
             raise UserError(f"the recipe {self.name} has no settings for {task}: add it under tasks (it has {known})")
-        for name in ("label_smoothing", "views", "view_layers", "unlabeled_start"):
+        for name in FOR_WORDS:
             default = getattr(Hyperparameters, name)
             if task != WORDS and any(getattr(trial, name) != default for trial in self.trials[task]):
                 raise UserError(f"the recipe {self.name}, {task}: {name} is for words with labels: move it to {WORDS}")
@@ -256,31 +207,23 @@ def load_recipe(name: str, size: str, overrides: dict[str, Any] | None = None) -
     content = _read(path, name)
     of_size = _section(content, "sizes", path).get(size, {})
     size_tasks = _section(of_size, "tasks", path)
-    defaults = [_mapping(content, "defaults", path), _mapping(of_size, "defaults", path)]
+    for_all = [_mapping(content, "defaults", path), {"grid": content.get("grid")}, _mapping(of_size, "defaults", path)]
     trials = {
-        task: _trials(
-            [*defaults, own, size_tasks.get(task), overrides], _mapping(content, "grid", path), f"{path}, {task}"
-        )
-        for task, own in _section(content, "tasks", path).items()
+        task: _trials([*for_all, settings, size_tasks.get(task, {}), overrides or {}], f"{path}, {task}")
+        for task, settings in _section(content, "tasks", path).items()
     }
     return Recipe(name, str(content.get("description", name)), size, trials)
 
 
 def _read(path: Path, name: str) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        known = ", ".join(recipe_names())
-        raise UserError(f"there is no recipe {name}: give the path of a .yaml file or one of {known}") from error
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path}: the recipe cannot be read ({reason})") from error
+    known = ", ".join(recipe_names())
+    if not path.exists():
+        raise UserError(f"there is no recipe {name}: give the path of a .yaml file or one of {known}")
+    content = read_yaml(path, "correct the recipe")
     if isinstance(content, dict) and "extends" in content:
         base = str(content["extends"])
         if base == name or base not in recipe_names():
-            raise UserError(
-                f"{path}: extends must name a built-in recipe, one of {', '.join(recipe_names())}, not {base}"
-            )
+            raise UserError(f"{path}: extends must name a built-in recipe, one of {known}, not {base}")
         content = _read(DIRECTORY / f"{base}.yaml", base) | content
     if not isinstance(content, dict) or not content.get("tasks") or set(content) - set(SECTIONS):
         raise UserError(f"{path} is not a recipe: it needs the section tasks and may only have {', '.join(SECTIONS)}")
@@ -299,55 +242,48 @@ def _mapping(content: dict[str, Any], name: str, where: object) -> dict[str, Any
     return mapping
 
 
-def _trials(layers: list[dict[str, Any] | None], grid: dict[str, Any], where: str) -> tuple[Hyperparameters, ...]:
-    """Return all combinations of the grid; its last name varies fastest."""
+def _trials(layers: list[dict[str, Any]], where: str) -> tuple[Hyperparameters, ...]:
+    """Return all combinations of the grid; its last name varies fastest. Each layer overrides those before it, also by a value
+    where they have a grid."""
     fixed: dict[str, Any] = {}
-    ranges = dict(grid)
+    grid: dict[str, Any] = {}
     for layer in layers:
-        values = dict(layer or {})
-        ranges.update(_mapping(values, "grid", where))
-        values.pop("grid", None)
-        fixed.update(values)
-        if layer is not layers[0]:  # the grid overrides defaults; a more specific value overrides the grid
-            ranges = {name: choices for name, choices in ranges.items() if name not in values}
-    for name, choices in ranges.items():
+        values = {name: value for name, value in layer.items() if name != "grid"}
+        fixed |= values
+        grid = {
+            name: choices for name, choices in (grid | _mapping(layer, "grid", where)).items() if name not in values
+        }
+    for name, choices in grid.items():
         if not isinstance(choices, list) or not choices:
             raise UserError(f"{where}: the grid's {name} must be a list of values")
-    combinations = itertools.product(*ranges.values())
-    return tuple(
-        _hyperparameters({**fixed, **dict(zip(ranges, values, strict=True))}, where) for values in combinations
-    )
+    combinations = itertools.product(*grid.values())
+    return tuple(_hyperparameters(fixed | dict(zip(grid, values, strict=True)), where) for values in combinations)
 
 
-def _hyperparameters(values: dict[str, Any], where: str) -> Hyperparameters:
-    unknown = sorted(set(values) - set(FIELDS))
-    if unknown:
-        raise UserError(f"{where}: {unknown[0]} is not a known setting; choose from {', '.join(FIELDS)}")
-    missing = [name for name in ("lr", "epochs", "batch_size", "warmup") if name not in values]
-    if missing:
+def _hyperparameters(values: Mapping[str, Any], where: str) -> Hyperparameters:
+    values = {name: _number(value) for name, value in values.items()}
+    settings = OmegaConf.to_container(read_section(where, Hyperparameters, values))
+    if missing := [name for name, value in settings.items() if value == MISSING]:
         raise UserError(f"{where}: {missing[0]} is missing (needed: lr, epochs, batch_size, warmup)")
+    if len(settings["adam_betas"]) != 2:
+        raise UserError(f"{where}: adam_betas {settings['adam_betas']} must be two numbers")
+    settings["adam_betas"] = tuple(settings["adam_betas"])
+    hyperparameters = Hyperparameters(**settings)
     try:
-        return Hyperparameters(**{name: _value(name, value) for name, value in values.items()})
+        check_hyperparameters(hyperparameters)
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
+    return hyperparameters
 
 
-def _value(name: str, value: Any) -> Any:
-    """Convert a value to the field's type. YAML loads 2e-5 (without a point) and 1/16 as strings."""
-    kind = FIELDS[name]
-    try:
-        if kind is float:
-            return float(Fraction(value)) if isinstance(value, str) and "/" in value else float(value)
-        if kind is bool:
-            return {"true": True, "false": False}[str(value).lower()]
-        if kind is int:
-            return int(str(value))  # int() alone would truncate 2.5 to 2
-        if kind is str:
-            return str(value)
-        first, second = value
-        return float(first), float(second)
-    except (KeyError, ValueError, TypeError, ArithmeticError) as error:
-        expected = {float: "a number", int: "an integer", str: "a string", bool: "true or false"}.get(
-            kind, "two numbers"
-        )
-        raise UserError(f"{name} {value!r} must be {expected}") from error
+def check_hyperparameters(values: Any) -> None:
+    """Raise :class:`UserError` for an attribute that is out of range; the message names its flag."""
+    check_ranges(values, Hyperparameters)
+    for name, choices in CHOICES.items():
+        if (value := getattr(values, name, choices[0])) not in choices:
+            raise UserError(f"{name} {value} must be {' or '.join(map(str, choices))}")
+
+
+def _number(value: Any) -> Any:
+    """Return the number of a fraction such as 1/16, which YAML loads as a string; another value as it is."""
+    return float(Fraction(value)) if isinstance(value, str) and re.fullmatch(r"\d+/[1-9]\d*", value) else value

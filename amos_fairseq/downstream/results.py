@@ -5,7 +5,7 @@ OUT/runs/TASK/[TRIAL/]seedN/result.json is a :class:`RunResult`. OUT/NAME.json, 
     {"benchmark": "glue", "setup": {"checkpoint_sha256": ..., "from_scratch": false, ...},
      "tasks": {"RTE": {"main_score": "accuracy", "scores": {"accuracy": {"median": 70.5, "deviation": 1.2, "count": 3}}}},
      "checkpoint": {"file": ..., "num_updates": ...}, "notes": [...],
-     "runs": [{"task": "RTE", "trial": "", "seed": 1, "main_score": "accuracy", "scores": {"accuracy": 70.5}}, ...]}
+     "runs": [{"task": "RTE", "trial": "", "seed": 1, "main_score": "accuracy", ...}, ...]}
 """
 
 import dataclasses
@@ -40,11 +40,9 @@ class RunResult:
         trial: name of the combination of hyperparameters if the task has several; otherwise empty.
         directory: relative to OUT.
         scores: in percent.
-        checkpoint: name of the file that was scored.
         epoch: number of epochs at the checkpoint that was scored.
         seconds: duration of the training without evaluation, summed over all parts of an interrupted run.
         start_sha256: of the checkpoint that the run started from; None for random weights.
-        notes: footnotes about the data.
     """
 
     task: str
@@ -82,14 +80,15 @@ def read_result(directory: Path) -> RunResult | None:
         return None
     try:
         return parse_result(content)
-    except (TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"{directory / RESULT_FILE} is not the result of a run: delete it") from error
 
 
 def parse_result(content: dict[str, Any]) -> RunResult:
-    """Return the result; raise ``TypeError``, ``KeyError`` or ``AttributeError`` for anything else."""
+    """Return the result; raise ``ValueError``, ``TypeError``, ``KeyError`` or ``AttributeError`` for anything else."""
     result = RunResult(**(content | {"notes": tuple(content.get("notes", ()))}))
-    result.main + 0.0  # a number
+    plain_name(f"{result.task} {result.trial}")
+    finite_number(result.main)
     return result
 
 
@@ -102,13 +101,9 @@ def read_results(out: Path) -> list[RunResult]:
 
 @dataclass(frozen=True)
 class Spread:
-    """Median and standard deviation of one score over seeds.
+    """Median of one score over seeds, as AMOS reports (section 4, "the median of five random seeds"), and standard deviation.
 
-    Attributes:
-        median: as AMOS reports (section 4, "the median of five random seeds").
-        deviation: sample standard deviation (divided by n - 1), which estimates the variation between seeds; the paper
-            does not state which of the two it prints. None for a single seed.
-        count: number of seeds.
+    The paper does not state which deviation it prints; this one is divided by n - 1, and None for a single seed.
     """
 
     median: float
@@ -229,7 +224,7 @@ class Summary:
         setup: settings that all runs share.
         main_scores: name of the main score by task.
         spreads: of every score, by task and name.
-        seeds: the main score of each run in percent, by task and, for a grid, its combination of hyperparameters.
+        trials: the combination of hyperparameters that the table shows, by task.
         checkpoint: the fine-tuned checkpoint, as its path was when the benchmark ran.
     """
 
@@ -238,7 +233,8 @@ class Summary:
     setup: dict[str, Any]
     main_scores: dict[str, str]
     spreads: dict[str, dict[str, Spread]]
-    seeds: dict[str, list[float]]
+    trials: dict[str, str]
+    runs: list[RunResult]
     checkpoint: Path
     num_updates: int
     notes: list[str]
@@ -252,6 +248,18 @@ class Summary:
     def folder_name(self) -> str:
         return self.file.absolute().parent.name
 
+    @property
+    def seeds(self) -> dict[str, list[float]]:
+        """The main score of each run in percent, by task and, for a grid, its combination of hyperparameters."""
+        seeds: dict[str, list[float]] = {}
+        for run in self.runs:
+            seeds.setdefault(f"{run.task} {run.trial}".strip(), []).append(run.main)
+        return seeds
+
+    def shown_runs(self, task: str) -> list[RunResult]:
+        """Return the runs of a task that the table shows."""
+        return [run for run in self.runs if (run.task, run.trial) == (task, self.trials.get(task))]
+
 
 def parse_summary(file: Path, content: dict[str, Any], complaint: str) -> Summary:
     """Return the content of a summary; ``complaint`` ends the message where it is something else."""
@@ -259,20 +267,20 @@ def parse_summary(file: Path, content: dict[str, Any], complaint: str) -> Summar
         tasks = {plain_name(name): task for name, task in content["tasks"].items()}
         checkpoint, setup = content["checkpoint"], dict(content["setup"])
         setup["from_scratch"] = bool(setup["from_scratch"])
-        seeds: dict[str, list[float]] = {}
-        for run in content["runs"]:
-            name = plain_name(f"{run['task']} {run['trial']}".strip())
-            seeds.setdefault(name, []).append(finite_number(run["scores"][run["main_score"]], *SCORE_RANGE))
+        runs = [parse_result(run) for run in content["runs"]]
+        for run in runs:
+            finite_number(run.main, *SCORE_RANGE)
         return Summary(
-            file,
-            plain_name(content["benchmark"]),
-            setup,
-            {name: plain_name(task["main_score"]) for name, task in tasks.items()},
-            {name: _spreads(task) for name, task in tasks.items()},
-            seeds,
-            Path(plain_name(checkpoint["file"], longest=4096)),
-            whole_number(checkpoint["num_updates"]),
-            [plain_name(note, longest=10_000) for note in content["notes"]],
+            file=file,
+            benchmark=plain_name(content["benchmark"]),
+            setup=setup,
+            main_scores={name: plain_name(task["main_score"]) for name, task in tasks.items()},
+            spreads={name: _spreads(task) for name, task in tasks.items()},
+            trials={name: task.get("settings", "") for name, task in tasks.items()},
+            runs=runs,
+            checkpoint=Path(plain_name(checkpoint["file"], longest=4096)),
+            num_updates=whole_number(checkpoint["num_updates"]),
+            notes=[plain_name(note, longest=10_000) for note in content["notes"]],
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{file} {complaint}") from error
@@ -289,13 +297,13 @@ def _spreads(task: dict[str, Any]) -> dict[str, Spread]:
     return spreads
 
 
-def read_summary(out: Path, name: str) -> tuple[Summary, dict[str, Any]] | None:
-    """Return ``OUT/NAME.json`` and its content; None if it does not exist."""
+def read_summary(out: Path, name: str) -> Summary | None:
+    """Return ``OUT/NAME.json``; None if it does not exist."""
     file = out / f"{name}.json"
     content = read_optional_json(file)
     if content is None:
         return None
-    return parse_summary(file, content, f"is not a summary of amos {name}: repeat that command"), content
+    return parse_summary(file, content, f"is not a summary of amos {name}: repeat that command")
 
 
 def paper_results() -> list[dict[str, Any]]:

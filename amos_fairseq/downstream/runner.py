@@ -8,6 +8,7 @@ OUT/NAME.md, NAME.csv, NAME.json            the table, and all results for other
 """
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import queue
@@ -51,12 +52,11 @@ from amos_fairseq.run.metrics_file import NewRecords
 # These variables of a launcher would turn a fine-tuning process into one of the launcher's ranks.
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 POLL_SECONDS = 0.2
-MOST_UPDATES_PER_RECORD = 20
 SERVER_KILLED = 255  # multiprocessing's exit code of a process that it cannot ask for
 
 
 class RunFailed(Exception):
-    """A run that failed; the message is one line."""
+    """The message is one line."""
 
 
 @contextlib.contextmanager
@@ -85,22 +85,19 @@ class Runner:
         self._cleanup_lock = threading.Lock()
 
     def execute(self, runs: Sequence[TaskRun]) -> list[Failure]:
-        """Execute the runs that have no result yet; return those that failed, which does not stop the others.
-
-        Raise :class:`Stopped` after a signal, when the processes have saved their state and exited.
-        """
+        """Execute the runs that have no result yet; return those that failed, which does not stop the others. After a signal
+        raise :class:`Stopped`, when the processes have saved their state and exited."""
         for run in runs:
             run.check_directory()
-        devices = self.session.devices
         open_runs = [run for run in runs if read_result(run.directory) is None]
         free_devices: queue.SimpleQueue[str] = queue.SimpleQueue()
-        for device in devices:
+        for device in self.session.devices:
             free_devices.put(device)
         multiprocessing.set_forkserver_preload(["amos_fairseq.downstream.forked_training"])
         with (
             stop_on_signals(self.stop),
             ProgressDisplay(len(runs), num_done=len(runs) - len(open_runs)) as display,
-            ThreadPoolExecutor(len(devices)) as threads,
+            ThreadPoolExecutor(len(self.session.devices)) as threads,
         ):
             futures = [threads.submit(self._run_on_free_device, run, free_devices, display) for run in open_runs]
             unfinished = set(futures)
@@ -120,7 +117,7 @@ class Runner:
         try:
             result = self._train_and_evaluate(run, device, display)
         except Stopped:
-            display.stopped(run)
+            display.finish(run, "stopped", is_done=False)
             return None
         except (RunFailed, UserError) as error:
             reason = str(error)
@@ -140,15 +137,9 @@ class Runner:
         benchmark, session, task = self.benchmark, self.session, run.task
         run.check_directory(claim)
         benchmark.fill_directory(run)
-        variables = environment(device, len(session.devices))
-        train(
-            training_command(run, benchmark, device),
-            run.directory,
-            variables,
-            self.stop,
-            lambda update, records: display.advance(run, update, records),
-            lambda *process: ForkedCommand(*process, server_variables=variables_of_server(session.devices)),
-        )
+        command, variables = training_command(run, benchmark, device), environment(device, len(session.devices))
+        report = functools.partial(display.advance, run)
+        train(command, run.directory, variables, self.stop, report, variables_of_server(session.devices))
         display.evaluating(run)
         checkpoint = run.directory / f"checkpoint_{run.hyperparameters.checkpoint}.pt"
         if not checkpoint.is_file():
@@ -189,19 +180,16 @@ def training_command(run: TaskRun, benchmark: Benchmark, device: str) -> list[st
     session = benchmark.session
     command = ["fairseq_cli.train", *benchmark.train_flags(run), "--user-dir", str(PACKAGE)]
     command += session.checkpoint.model_flags()
-    command += run.hyperparameters.train_flags(run.task.num_examples, run.task.carries_rest)
+    command += run.hyperparameters.train_flags(run.schedule)
     if run.finetune_from is not None:
         command += ["--finetune-from-model", str(run.finetune_from)]
     command += ["--save-dir", str(run.directory), "--no-epoch-checkpoints", "--seed", str(run.seed)]
-    command += ["--log-format", "simple", "--log-interval", str(log_interval(run.total_updates))]
+    # A hundred records a run, and in a long one enough for a loss every minute.
+    log_interval = min(max(1, run.schedule.total_updates // 100), 20)
+    command += ["--log-format", "simple", "--log-interval", str(log_interval)]
     # With a GPU, a loader process hides the collating of a batch; on a CPU it would take a core from the training.
     command += ["--cpu", "--num-workers", "0"] if device == "cpu" else ["--num-workers", "1"]
     return command if session.precision == "float32" else [*command, f"--{session.precision}"]
-
-
-def log_interval(total_updates: int) -> int:
-    """Return the number of updates between two records: a hundred a run, and in a long run enough for a loss every minute."""
-    return min(max(1, total_updates // 100), MOST_UPDATES_PER_RECORD)
 
 
 def environment(device: str, num_devices: int) -> dict[str, str]:
@@ -234,7 +222,7 @@ def train(
     variables: Mapping[str, str],
     stop: threading.Event,
     report: Callable[[int, list[dict[str, Any]]], None],
-    start: Callable[[list[str], Mapping[str, str], BinaryIO], Any] = ForkedCommand,
+    server_variables: Mapping[str, str],
 ) -> None:
     """Run the command until it exits; its output is appended to ``train.log``.
 
@@ -246,12 +234,12 @@ def train(
         stop: once it is set, the process is asked to save a checkpoint and exit.
         report: called several times a second with the number of updates so far and the records of the metrics file since the
             last call.
-        start: starts the process with its output in an open file, and so that it ends with this one.
+        server_variables: of the process that forks it.
     """
     metrics = NewRecords(directory)
     with _open_log(directory) as log:
         begin = log.tell()  # earlier output belongs to an earlier part of the run
-        process = start(command, variables, log)
+        process = ForkedCommand(command, variables, log, server_variables=server_variables)
         deadline, code = None, None
         try:
             while code is None:
@@ -296,16 +284,16 @@ def _failure_reason(code: int, log: Path, begin: int) -> str:
 
 def epoch_and_seconds(run: TaskRun, checkpoint: Path) -> tuple[float, float]:
     """Return the number of epochs at ``checkpoint`` and the duration of the whole training in seconds."""
-    updates = read_header(str(checkpoint))["optimizer_history"][-1]["num_updates"]
-    # fairseq adds to the seconds of the checkpoint that the run started from.
-    before = training_seconds(run.finetune_from) if run.finetune_from is not None else 0.0
-    seconds = training_seconds(run.directory / "checkpoint_last.pt") - before
-    epochs = run.num_epochs if updates == run.total_updates else updates / run.updates_per_epoch
+    updates, schedule = read_header(str(checkpoint))["optimizer_history"][-1]["num_updates"], run.schedule
+    epochs = schedule.num_epochs if updates == schedule.total_updates else updates / schedule.updates_per_epoch
+    seconds = training_seconds(run.directory / "checkpoint_last.pt")
+    if run.finetune_from is not None:  # to whose seconds fairseq adds
+        seconds -= training_seconds(run.finetune_from)
     return round(float(epochs), 4), round(seconds, 1)
 
 
 def training_seconds(checkpoint: Path) -> float:
-    """Return the training time up to a checkpoint, over all parts of the run, including validation and saving."""
+    """Return the training time up to a checkpoint, over all parts of the run, with validation; 0 if it is unknown."""
     try:
         return training_seconds_of(read_header(str(checkpoint)))
     except ValueError:
@@ -334,14 +322,8 @@ def remove_checkpoints(directory: Path, but: Path | None = None) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command has done.
-
-    Attributes:
-        table: None if no run has a result.
-        failures: the runs that failed in this call.
-        files: what was written, for the user.
-        notices: messages for the user about ``files``.
-    """
+    """What a command has done: the table (None if no run has a result), the runs that failed, the files that were written, and
+    messages about them."""
 
     table: Table | None
     failures: list[Failure]
@@ -350,10 +332,8 @@ class Outcome:
 
 
 def run_benchmark(benchmark: Benchmark) -> Outcome:
-    """Execute the runs that have no result yet, then write the table of all results in OUT.
-
-    Raise :class:`Stopped` after SIGINT or SIGTERM.
-    """
+    """Execute the runs that have no result yet, then write the table of all results in OUT; raise :class:`Stopped` after SIGINT
+    or SIGTERM."""
     out, setup = benchmark.session.out, benchmark.setup()
     claim_output_directory(out, benchmark.name, setup)
     runner = Runner(benchmark)
@@ -423,10 +403,8 @@ def save_results(
 
 
 def run_and_print(out: str, benchmark: Benchmark) -> None:
-    """Run the benchmark in ``out``, and print its table, notices and paths.
-
-    SIGINT and SIGTERM exit with a line that says how to continue; raise :class:`UserError` if a run failed.
-    """
+    """Run the benchmark in ``out``, and print its table, notices and paths. SIGINT and SIGTERM exit with a line that says how
+    to continue; a run that failed is a :class:`UserError`."""
     try:
         outcome = run_benchmark(benchmark)
     except (Stopped, KeyboardInterrupt):

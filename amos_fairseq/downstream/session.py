@@ -17,7 +17,7 @@ from amos_fairseq.checkpoints.write import as_flags
 from amos_fairseq.downstream.recipes import (
     Hyperparameters,
     Recipe,
-    check_value,
+    check_hyperparameters,
     load_recipe,
     recipe_names,
     size_for_width,
@@ -79,11 +79,6 @@ class PretrainedCheckpoint:
     def max_positions(self) -> int:
         return int(self.model["max_positions"])
 
-    @property
-    def size(self) -> str:
-        """The size of the recipe to use: "small", "base" or "large"."""
-        return size_for_width(int(self.model["encoder_embed_dim"]))
-
     def model_flags(self) -> list[str]:
         """Return ``--arch`` and every setting of the encoder as flags, so that the model gets the checkpoint's shapes."""
         return ["--arch", self.arch, *as_flags(self.model)]
@@ -111,13 +106,17 @@ def read_pretrained_checkpoint(checkpoint: str | Path, from_scratch: bool = Fals
     check_content(file, header)
     check_saved_settings(file, header["cfg"])
     settings = OmegaConf.to_container(model_settings(file, header["cfg"]["model"]), enum_to_str=True)
-    model = {name: settings[name] for name in sorted(MODEL_FIELDS & settings.keys())}
-    if (kept := _kept_layers(file, model, str(settings["layers"]))) != number_of_layers(model):
-        # It was fine-tuned without its upper layers, of which TEAMS may have one more than its setting.
-        model = {name: value for name, value in model.items() if name != "task_heads"} | {"encoder_layers": kept}
-    num_updates = int(header["optimizer_history"][-1]["num_updates"])
     if settings.get("electric_variant") == "two_tower":
         raise UserError(f"{file}: {NO_ENCODER}")
+    model = {name: settings[name] for name in sorted(MODEL_FIELDS & settings.keys())}
+    try:
+        num_kept, _ = parse_layers(str(settings["layers"]), number_of_layers(model))
+    except ValueError as error:
+        raise UserError(f"{file}: {error}") from error
+    if num_kept != number_of_layers(model):
+        # It was fine-tuned without its upper layers, of which TEAMS may have one more than its setting.
+        model = {name: value for name, value in model.items() if name != "task_heads"} | {"encoder_layers": num_kept}
+    num_updates = int(header["optimizer_history"][-1]["num_updates"])
     state = task_state_of(str(file), header)
     return PretrainedCheckpoint(file, file_sha256(file), settings["_name"], model, state, num_updates, from_scratch)
 
@@ -125,14 +124,6 @@ def read_pretrained_checkpoint(checkpoint: str | Path, from_scratch: bool = Fals
 def number_of_layers(model: Mapping[str, Any]) -> int:
     """Return the number of layers of an encoder; TEAMS with ``--task-heads extra_layer`` has one more than its setting."""
     return int(model["encoder_layers"]) + (model.get("task_heads") == "extra_layer")
-
-
-def _kept_layers(file: Path, model: Mapping[str, Any], layers: str) -> int:
-    """Return how many layers a checkpoint has whose setting ``layers`` this is."""
-    try:
-        return parse_layers(layers, number_of_layers(model))[0]
-    except ValueError as error:
-        raise UserError(f"{file}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -171,57 +162,27 @@ class Session:
         return f"{self.checkpoint.arch} ({weights})"
 
 
-def open_session(
-    checkpoint: str,
-    out: str,
-    recipe: str,
-    name: str,
-    size: str | None = None,
-    num_seeds: int = 5,
-    from_scratch: bool = False,
-    overrides: Mapping[str, Any] | None = None,
-    cpu: bool = False,
-    parallel: int = 1,
-    precision: str = "float32",
-    keep_checkpoints: bool = False,
-) -> Session:
-    """Check the arguments and read the checkpoint's header. Nothing is written.
-
-    Args:
-        name: of the benchmark, whose results OUT may hold.
-        size: size of the recipe; by default that of the encoder's width.
-        overrides: values that replace the recipe's for every task; None values are ignored.
-        precision: one of :data:`~amos_fairseq.recipes.PRECISIONS`.
-    """
-    if not 1 <= num_seeds <= MOST_SEEDS:
-        raise UserError(f"--seeds {num_seeds}: give a number from 1 to {MOST_SEEDS:,}")
-    devices = find_devices(cpu, parallel)
-    precision = choose_precision(precision, devices, saved_precision(Path(out), name))
-    pretrained = read_pretrained_checkpoint(checkpoint, from_scratch)
-    given = {name: value for name, value in (overrides or {}).items() if value is not None}
-    for option, value in given.items():  # here, where the message names the flag and not the recipe
-        check_value(option, value, f"--{option.replace('_', '-')}")
-    if recipe in recipe_names():  # those of a recipe of one's own may be meant for this encoder
-        given = OF_ENCODER.get(str(pretrained.model["encoder"]), {}) | given
-    chosen = load_recipe(recipe, size or pretrained.size, given)
-    for trial in {trial for trials in chosen.trials.values() for trial in trials}:
-        trial.check_layers(number_of_layers(pretrained.model))
-    seeds = tuple(range(1, num_seeds + 1))
-    return Session(pretrained, chosen, given, seeds, Path(out).resolve(), devices, precision, keep_checkpoints)
-
-
 def session_from(arguments: argparse.Namespace, name: str) -> Session:
-    """Open the session of the benchmark ``name`` that a command line describes."""
-    same = ("checkpoint", "out", "recipe", "size", "from_scratch", "cpu", "parallel", "precision", "keep_checkpoints")
-    session = open_session(
-        name=name,
-        num_seeds=arguments.seeds,
-        overrides={option: getattr(arguments, option, None) for option in OVERRIDES},
-        **{option: getattr(arguments, option) for option in same},
-    )
+    """Check the arguments of a command for the benchmark ``name`` and read the checkpoint's header. Nothing is written."""
+    if not 1 <= arguments.seeds <= MOST_SEEDS:
+        raise UserError(f"--seeds {arguments.seeds}: give a number from 1 to {MOST_SEEDS:,}")
+    out = Path(arguments.out)
+    devices = find_devices(arguments.cpu, arguments.parallel)
+    precision = choose_precision(arguments.precision, devices, saved_precision(out, name))
+    pretrained = read_pretrained_checkpoint(arguments.checkpoint, arguments.from_scratch)
+    overrides = {option: getattr(arguments, option, None) for option in OVERRIDES}
+    overrides = {option: value for option, value in overrides.items() if value is not None}
+    check_hyperparameters(argparse.Namespace(**overrides))  # here, where the message does not name the recipe
+    if arguments.recipe in recipe_names():  # those of a recipe of one's own may be meant for this encoder
+        overrides = OF_ENCODER.get(str(pretrained.model["encoder"]), {}) | overrides
+    size = arguments.size or size_for_width(int(pretrained.model["encoder_embed_dim"]))
+    recipe = load_recipe(arguments.recipe, size, overrides)
+    for trial in {trial for trials in recipe.trials.values() for trial in trials}:
+        trial.check_layers(number_of_layers(pretrained.model))
+    seeds = tuple(range(1, arguments.seeds + 1))
     if arguments.precision == "auto":
-        say(f"precision {session.precision}", arguments.subcommand)
-    return session
+        say(f"precision {precision}", arguments.subcommand)
+    return Session(pretrained, recipe, overrides, seeds, out.resolve(), devices, precision, arguments.keep_checkpoints)
 
 
 @contextlib.contextmanager

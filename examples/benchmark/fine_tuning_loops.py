@@ -104,7 +104,13 @@ def training_configuration(setup: Setup, data: str, similar_lengths: bool, save_
     model = OmegaConf.to_container(setup.cfg.model, enum_to_str=True)
     flags = [data or save_dir, "--task", "text_classification", "--criterion", "text_classification"]
     flags += ["--arch", model["_name"], *as_flags({name: model[name] for name in sorted(MODEL_FIELDS & model.keys())})]
-    flags += ["--tokens-per-text", str(model["max_positions"]), *recipe.train_flags(NUM_ROWS), "--seed", "1"]
+    flags += [
+        "--tokens-per-text",
+        str(model["max_positions"]),
+        *recipe.train_flags(recipe.schedule(NUM_ROWS)),
+        "--seed",
+        "1",
+    ]
     flags += ["--save-dir", save_dir, "--num-workers", "0"]
     if setup.device.type == "cpu":
         flags.append("--cpu")

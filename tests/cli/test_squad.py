@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 from failures import error_line
+from synthetic_glue import session as open_session
 from synthetic_squad import make_squad, prepare_squad, untrained_checkpoint, write_json
 
 from amos_fairseq.cli.main import build_parser, main
-from amos_fairseq.downstream.session import open_session
 from amos_fairseq.downstream.squad.command import SquadSettings, open_squad, read_settings
 
 
@@ -93,7 +93,7 @@ def test_benchmark_settings_for_the_runner(squad_data, tmp_path):
     """Rows are the windows of training; unofficial data have a note."""
 
     def benchmark(recipe, *flags):
-        session = open_session(str(squad_data / "start"), str(tmp_path), recipe, "squad", cpu=True)
+        session = open_session(squad_data / "start", tmp_path, "squad", recipe=recipe)
         return open_squad(session, squad_data / "data", settings_of(64, *flags))
 
     best = "tasks: {SQuAD: {lr: 1e-4, epochs: 1, batch_size: 8, warmup: 0, checkpoint: best}}"

@@ -50,7 +50,7 @@ def fake_training(start, monkeypatch):
     def flag(command, name, default=None):
         return command[command.index(name) + 1] if name in command else default
 
-    def train(command, directory, variables, stop, report, start):
+    def train(command, directory, variables, stop, report, server_variables):
         commands.append(command)
         state = read_state(checkpoint)
         cfg = argparse.Namespace(**state["cfg"]["model"])
@@ -77,8 +77,8 @@ def fake_training(start, monkeypatch):
 def glue(start, data, fake_training):
     """Run ``amos glue`` with the tasks; options of the session (one seed) and of the benchmark by name."""
 
-    def run(out, *tasks, data=data, intermediate=None, with_test=False, num_seeds=1, **options):
-        opened = session(start, out, num_seeds=num_seeds, **options)
+    def run(out, *tasks, data=data, intermediate=None, with_test=False, seeds=1, **options):
+        opened = session(start, out, seeds=seeds, **options)
         outcome = run_benchmark(
             open_glue(opened, data, tasks, GlueOptions(intermediate=intermediate, with_test=with_test))
         )

@@ -37,7 +37,7 @@ def test_amos_has_the_released_settings(task, lr, epochs, batch_size, warmup):
     assert (settings.dropout, settings.attention_dropout, settings.pooler_dropout) == (0.1, 0.1, 0.1)
     assert (settings.adam_betas, settings.adam_eps, settings.checkpoint) == ((0.9, 0.98), 1e-6, "best")
     assert (settings.bias_correction, settings.head, settings.num_separators) == (True, "dense", 2)
-    flags = settings.train_flags(100)
+    flags = settings.train_flags(settings.schedule(100))
     assert flags[flags.index("--separator-token") + 1] == "2"
     assert {"--no-bias-correction", "--pooler-activation-fn"}.isdisjoint(flags)
 
@@ -70,7 +70,7 @@ def test_recipes_of_the_thesis_are_its_table_5_2(size, lr, decay, name):
         assert settings.epochs == expected, task
         # The released code, to which the learning rates belong, and section 5.2.4.
         assert (settings.bias_correction, settings.head, settings.num_separators) == (False, "linear", 1)
-        flags = settings.train_flags(100)
+        flags = settings.train_flags(settings.schedule(100))
         assert "--no-bias-correction" in flags
         assert flags[flags.index("--pooler-activation-fn") + 1] == "linear"
         assert "--separator-token" not in flags
@@ -112,9 +112,10 @@ def test_size_by_width():
 )
 def test_schedule_by_hand(rows, batch_size, epochs, warmup, total, rising):
     settings = Hyperparameters(lr=1e-4, epochs=epochs, batch_size=batch_size, warmup=warmup)
-    assert settings.updates_per_epoch(rows) * epochs == total == settings.total_updates(rows)
-    assert settings.warmup_updates(rows) == rising
-    flags = settings.train_flags(rows)
+    schedule = settings.schedule(rows)
+    assert schedule.updates_per_epoch * epochs == total == schedule.total_updates
+    assert schedule.warmup_updates == rising
+    flags = settings.train_flags(schedule)
     assert flags[flags.index("--warmup-updates") + 1] == str(rising)
     assert flags[flags.index("--total-num-update") + 1] == str(total)
     assert flags[flags.index("--clip-norm") + 1] == "0.0"
@@ -132,8 +133,9 @@ def test_schedule_by_hand(rows, batch_size, epochs, warmup, total, rising):
 )
 def test_least_number_of_updates_by_hand(rows, min_updates, epochs, total):
     settings = Hyperparameters(lr=1e-4, epochs=5, batch_size=16, warmup=0.1, min_updates=min_updates)
-    assert (settings.num_epochs(rows), settings.total_updates(rows)) == (epochs, total)
-    flags = settings.train_flags(rows)
+    schedule = settings.schedule(rows)
+    assert (schedule.num_epochs, schedule.total_updates) == (epochs, total)
+    flags = settings.train_flags(schedule)
     assert flags[flags.index("--max-epoch") + 1] == str(epochs)
     assert flags[flags.index("--total-num-update") + 1] == str(total)
     assert flags[flags.index("--warmup-updates") + 1] == str(total // 10)
@@ -179,19 +181,20 @@ COMPLETE = "lr: 1e-4, epochs: 2, batch_size: 8, warmup: 0.1"
     ("content", "message"),
     [
         ("tasks: {CoLA: {lr: 1e-4, epochs: 2, batch_size: 8}}", "warmup is missing"),
-        (f"tasks: {{CoLA: {{{COMPLETE}, momentum: 1}}}}", "momentum is not a known setting"),
-        ("tasks: {CoLA: {lr: 1e-4, epochs: 2.5, batch_size: 8, warmup: 0.1}}", "epochs 2.5 must be an integer"),
-        (f"tasks: {{CoLA: {{{COMPLETE}, warmup: 1/0}}}}", "CoLA: warmup '1/0' must be a number"),
-        (f"tasks: {{CoLA: {{{COMPLETE}, adam_betas: 0.9}}}}", "CoLA: adam_betas 0.9 must be two numbers"),
+        (f"tasks: {{CoLA: {{{COMPLETE}, momentum: 1}}}}", "CoLA.momentum: Key 'momentum' not in"),
+        ("tasks: {CoLA: {lr: 1e-4, epochs: 2.5, batch_size: 8, warmup: 0.1}}", "epochs: Value '2.5' of type"),
+        (f"tasks: {{CoLA: {{{COMPLETE}, warmup: 1/0}}}}", "CoLA.warmup: Value '1/0'"),
+        (f"tasks: {{CoLA: {{{COMPLETE}, adam_betas: 0.9}}}}", "CoLA.adam_betas: Invalid value"),
         (f"tasks: {{CoLA: {{{COMPLETE}, head: deep}}}}", "head deep must be dense or linear"),
-        (f"tasks: {{CoLA: {{{COMPLETE}, min_updates: -1}}}}", "min_updates -1 must be from 0 to 1,000,000"),
-        (f"tasks: {{CoLA: {{{COMPLETE}, bias_correction: 0}}}}", "bias_correction 0 must be true or false"),
+        (f"tasks: {{CoLA: {{{COMPLETE}, min_updates: -1}}}}", "--min-updates -1 must be 0 or more"),
+        (f"tasks: {{CoLA: {{{COMPLETE}, adam_betas: [0.9]}}}}", "must be two numbers"),
+        (f"tasks: {{CoLA: {{{COMPLETE}, bias_correction: 2.5}}}}", "bias_correction: Value '2.5'"),
         (f"tasks: {{CoLA: {{{COMPLETE}}}}}\nsizes: {{base: {{tasks: [1]}}}}", "tasks must map names"),
         (f"tasks: {{CoLA: {{{COMPLETE}}}}}\ngrid: {{dropout: 0.1}}", "grid's dropout must be a list"),
         (f"settings: {{CoLA: {{{COMPLETE}}}}}", "needs the section tasks"),
         ("extends: bert", "extends must name a built-in recipe, one of amos, .* not bert"),
         ("tasks: {CoLA: [1, 2]}", "must map names to settings"),
-        ("tasks: {CoLA: {", "cannot be read"),
+        ("tasks: {CoLA: {", "is not YAML that can be read"),
     ],
 )
 def test_errors_of_a_recipe(content, message, tmp_path):
@@ -205,7 +208,7 @@ def test_errors_of_a_recipe(content, message, tmp_path):
 def test_batches_are_similar_in_length_where_no_paper_says_otherwise():
     for name, size in itertools.product(recipe_names(), SIZE_WIDTHS):
         for task, trials in load_recipe(name, size).trials.items():
-            flags = {"--similar-lengths" in trial.train_flags(100) for trial in trials}
+            flags = {"--similar-lengths" in trial.train_flags(trial.schedule(100)) for trial in trials}
             assert flags == {task in ("tagging", "classification")}
         (other,) = {
             each.similar_lengths for each in load_recipe(name, size, {"similar_lengths": False}).trials["tagging"]
@@ -231,7 +234,7 @@ def test_settings_of_words_are_refused_for_texts(tmp_path):
     path.write_text("extends: electra\ntasks: {RTE: {unlabeled_start: 0.3}}\n")
     with pytest.raises(UserError, match="RTE: unlabeled_start is for words with labels"):
         load_recipe(str(path), "small").trials_of("RTE")
-    for value, message in (("view_layers: most", "half or all"), ("unlabeled_start: 1", "at least 0 and below 1")):
+    for value, message in (("view_layers: most", "half or all"), ("unlabeled_start: 1", "0 or more and below 1")):
         path.write_text(f"extends: electra\ntasks: {{tagging: {{{value}}}}}\n")
         with pytest.raises(UserError, match=message):
             load_recipe(str(path), "small")

@@ -9,6 +9,7 @@ from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import build_model
 from saved_models import TEXT, write_run
+from synthetic_glue import session as open_session
 
 import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint
@@ -16,7 +17,6 @@ from amos_fairseq.downstream.recipes import Hyperparameters, recipe_names
 from amos_fairseq.downstream.session import (
     PretrainedCheckpoint,
     number_of_layers,
-    open_session,
     read_pretrained_checkpoint,
 )
 from amos_fairseq.errors import UserError
@@ -99,7 +99,7 @@ def test_modernbert_is_fine_tuned_without_attention_dropout(encoder: str, tmp_pa
     settings = "{lr: 0.1, epochs: 1, batch_size: 8, warmup: 0.1, attention_dropout: 0.2}"
     own.write_text(f"tasks: {{RTE: {settings}}}\n", encoding="utf-8")
     for recipe in (*recipe_names(), str(own)):
-        session = open_session(str(run), str(tmp_path / "out"), recipe, "glue", overrides={"lr": 0.01}, cpu=True)
+        session = open_session(run, tmp_path / "out", recipe=recipe, lr=0.01)
         trials = [trial for own_trials in session.recipe.trials.values() for trial in own_trials]
         values = {flag_of(trial, "--attention-dropout") for trial in trials}
         assert values == ({"0.2"} if recipe == str(own) else {"0.0" if encoder == "modernbert" else "0.1"})
@@ -108,7 +108,7 @@ def test_modernbert_is_fine_tuned_without_attention_dropout(encoder: str, tmp_pa
 
 
 def flag_of(trial: Hyperparameters, name: str) -> str:
-    flags = trial.train_flags(1000)
+    flags = trial.train_flags(trial.schedule(1000))
     return flags[flags.index(name) + 1]
 
 

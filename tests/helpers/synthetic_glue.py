@@ -2,6 +2,7 @@
 
 import json
 import random
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from fairseq.data import Dictionary, data_utils
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 from saved_models import small_tokenizer, write_checkpoint
 
-from amos_fairseq.downstream.session import Session, open_session
+from amos_fairseq.downstream.session import Session, session_from
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
 from amos_fairseq.text.vocabulary import learn_tokenizer
 
@@ -179,9 +180,11 @@ def write_pretrained_checkpoint(directory: Path) -> Path:
     return directory / "checkpoint_last.pt"
 
 
-def session(start: Path, out: Path, **options: Any) -> Session:
-    """Recipe ``amos`` on the CPU, two seeds unless ``options`` of :func:`open_session` say otherwise."""
-    return open_session(str(start), str(out), "amos", "glue", cpu=True, **{"num_seeds": 2, **options})
+def session(start: Path, out: Path, name: str = "glue", **options: Any) -> Session:
+    """The session of a command for the benchmark ``name``: recipe ``amos`` on the CPU, two seeds, other ``options`` by name."""
+    defaults = {"recipe": "amos", "size": None, "seeds": 2, "from_scratch": False, "cpu": True, "parallel": 1}
+    defaults |= {"precision": "float32", "keep_checkpoints": False, "subcommand": name}
+    return session_from(Namespace(checkpoint=str(start), out=str(out), **(defaults | options)), name)
 
 
 def write_pretraining_data(data: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from failures import error_line
 
 from amos_fairseq.cli.main import main
-from amos_fairseq.downstream.results import parse_summary
+from amos_fairseq.downstream.results import RunResult, parse_summary
 from amos_fairseq.report.figures import density, loss_distributions, scores_figure
 
 
@@ -44,7 +44,7 @@ def test_each_group_has_a_histogram_a_curve_and_its_mean():
 def results(folder, **scores):
     """Write a summary as ``amos glue`` does; ``scores``: task -> the accuracies of its seeds."""
     runs = [
-        {"task": task, "trial": "", "seed": seed, "main_score": "accuracy", "scores": {"accuracy": value, "f1": 0.0}}
+        vars(RunResult(task, "", seed, "", "accuracy", {"accuracy": value, "f1": 0.0}, "", 1.0, 1.0, None, {}))
         for task, values in scores.items()
         for seed, value in enumerate(values, start=1)
     ]

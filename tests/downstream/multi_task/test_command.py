@@ -110,7 +110,7 @@ def test_a_run_of_all_tasks_has_a_row_of_single_tasks(start, data, tmp_path, fak
         "extends: bam\ngrid: {layer_wise_lr_decay: [1.0, 0.9]}\nsizes: {}\ntasks: {multi: {epochs: 6, batch_size: 16}}\n"
     )
     scores = {1: (70.0, 10.0), 2: (60.0, 40.0), 3: (65.0, 20.0)}  # means of 40, 50 and 42.5
-    opened = session(start, tmp_path / "out", num_seeds=3)
+    opened = session(start, tmp_path / "out", seeds=3)
     opened = dataclasses.replace(opened, recipe=load_recipe(str(recipe), "base"))
     benchmark = open_glue(opened, data, ["RTE", "STS-B"], GlueOptions(multi_task=True))
 
@@ -140,7 +140,7 @@ def test_a_run_of_all_tasks_has_a_row_of_single_tasks(start, data, tmp_path, fak
 def test_the_archive_of_one_model_has_all_test_sets(start, data, tmp_path, fake_training):
     """AX, which has no head of its own, is predicted by that of MNLI."""
     opened = dataclasses.replace(
-        session(start, tmp_path, num_seeds=1), recipe=load_recipe("bam", "base", {"batch_size": 8})
+        session(start, tmp_path, seeds=1), recipe=load_recipe("bam", "base", {"batch_size": 8})
     )
     benchmark = open_glue(opened, data, ["CoLA", "MNLI"], GlueOptions(with_test=True, multi_task=True))
     outcome = run_benchmark(benchmark)

@@ -4,7 +4,6 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from scipy.stats import bootstrap, mannwhitneyu, rankdata
 
 from amos_fairseq.downstream.classification.benchmark import TextData
 from amos_fairseq.downstream.classification.glue.tasks import AVERAGED
-from amos_fairseq.downstream.results import RunResult, Summary, parse_result, read_summary
+from amos_fairseq.downstream.results import Summary, read_summary
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.tables import MISSING, Table
 from amos_fairseq.text.table_files import TableFile
@@ -30,55 +29,35 @@ NOTES = (
 )
 
 
-@dataclass(frozen=True)
-class GlueResults:
-    """The results in an output of ``amos glue``. ``runs``: those that the table shows, by task."""
-
-    out: Path
-    summary: Summary
-    runs: dict[str, list[RunResult]]
-
-    @property
-    def row_name(self) -> str:
-        weights = "random weights" if self.summary.from_scratch else f"{self.summary.num_updates:,} updates"
-        return f"{self.summary.folder_name}: {self.summary.setup.get('arch', 'checkpoint')} ({weights})"
-
-    def predictions(self, data: TextData) -> np.ndarray:
-        """Return the predictions of each seed for the dev rows of a task, as they are spelled in the files: [seeds, N]. Those
-        of other rows are refused."""
-        expected, predictions = list(zip(data.ids("valid"), data.spell(data.labels("valid")), strict=True)), []
-        for run in self.runs[data.name]:
-            of_all_tasks = self.out / run.directory / f"predictions.{data.name}.valid.tsv"
-            file = of_all_tasks if of_all_tasks.is_file() else self.out / run.directory / "predictions.valid.tsv"
-            table = TableFile(file)
-            if tuple(table.columns) != ("index", "prediction", "label"):
-                raise UserError(f"{file} has no predictions of amos glue: give another folder as --beside")
-            rows = [row for _, row in table.rows()]
-            if [(row["index"], row["label"]) for row in rows] != expected:
-                raise UserError(f"{file} has predictions for other dev rows of {data.name}: they cannot be compared")
-            predictions.append([row["prediction"] for row in rows])
-        return np.array(predictions)
-
-    def averages(self, tasks: Sequence[str]) -> list[float]:
-        """Return the mean score over the tasks for each seed that has them all."""
-        by_seed = [{run.seed: run.main for run in self.runs[task]} for task in tasks]
-        seeds = set.intersection(*map(set, by_seed))
-        return [statistics.fmean(scores[seed] for scores in by_seed) for seed in sorted(seeds)]
-
-
-def read_results_of_glue(out: Path) -> GlueResults:
-    if (found := read_summary(out, "glue")) is None:
+def read_glue_summary(out: Path) -> Summary:
+    if (summary := read_summary(out, "glue")) is None:
         raise UserError(f"{out} holds no results of amos glue: give that command's --out as --beside")
-    summary, content = found
-    try:
-        shown = {task: values["settings"] for task, values in content["tasks"].items()}
-        runs: dict[str, list[RunResult]] = {task: [] for task in shown}
-        for run in map(parse_result, content["runs"]):
-            if run.trial == shown[run.task]:
-                runs[run.task].append(run)
-    except (TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{summary.file} is not a summary of amos glue: repeat that command") from error
-    return GlueResults(out, summary, runs)
+    return summary
+
+
+def predictions_of_seeds(summary: Summary, data: TextData) -> np.ndarray:
+    """Return the predictions of each seed for the dev rows of a task, as they are spelled in the files: [seeds, N]. Those of
+    other rows are refused."""
+    expected, predictions = list(zip(data.ids("valid"), data.spell(data.labels("valid")), strict=True)), []
+    for run in summary.shown_runs(data.name):
+        folder = summary.file.parent / run.directory
+        of_all_tasks = folder / f"predictions.{data.name}.valid.tsv"
+        file = of_all_tasks if of_all_tasks.is_file() else folder / "predictions.valid.tsv"
+        table = TableFile(file)
+        if tuple(table.columns) != ("index", "prediction", "label"):
+            raise UserError(f"{file} has no predictions of amos glue: give another folder as --beside")
+        rows = [row for _, row in table.rows()]
+        if [(row["index"], row["label"]) for row in rows] != expected:
+            raise UserError(f"{file} has predictions for other dev rows of {data.name}: they cannot be compared")
+        predictions.append([row["prediction"] for row in rows])
+    return np.array(predictions)
+
+
+def averages_of_seeds(summary: Summary, tasks: Sequence[str]) -> list[float]:
+    """Return the mean score over the tasks for each seed that has them all."""
+    by_seed = [{run.seed: run.main for run in summary.shown_runs(task)} for task in tasks]
+    seeds = set.intersection(*map(set, by_seed))
+    return [statistics.fmean(scores[seed] for scores in by_seed) for seed in sorted(seeds)]
 
 
 def two_sided_p(drawn: np.ndarray) -> float:
@@ -93,16 +72,20 @@ def p_of_seeds(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return float(mannwhitneyu(ours, theirs).pvalue) if min(len(ours), len(theirs)) > 1 else math.nan
 
 
-def difference_table(ours: GlueResults, others: Sequence[GlueResults], prepared: Mapping[str, TextData]) -> Table:
+def difference_table(ours: Summary, others: Sequence[Summary], prepared: Mapping[str, TextData]) -> Table:
     """Return a table with a row for each task that is also in another output, and for their average."""
     rows = []
     for other in others:
-        name, drawn, scores = f"from {other.summary.folder_name}", {}, {}
+        name, drawn, scores = f"from {other.folder_name}", {}, {}
         for task, data in prepared.items():
-            if ours.runs.get(task) and other.runs.get(task):
-                labels = np.array(data.spell(data.labels("valid")))
-                drawn[task] = paired_bootstrap(data.main_score, ours.predictions(data), other.predictions(data), labels)
-                scores[task] = [[run.main for run in side.runs[task]] for side in (ours, other)]
+            scores_of_task = [[run.main for run in side.shown_runs(task)] for side in (ours, other)]
+            if all(scores_of_task):
+                both, labels = (
+                    [predictions_of_seeds(side, data) for side in (ours, other)],
+                    data.spell(data.labels("valid")),
+                )
+                drawn[task] = paired_bootstrap(data.main_score, *both, np.array(labels))
+                scores[task] = scores_of_task
         p_bootstrap = holm(list(map(two_sided_p, drawn.values())))
         p_seeds = holm([p_of_seeds(*of_task) for of_task in scores.values()])
         for task, *p_values in zip(drawn, p_bootstrap, p_seeds, strict=True):
@@ -110,7 +93,7 @@ def difference_table(ours: GlueResults, others: Sequence[GlueResults], prepared:
         averaged = [task for task in drawn if task in AVERAGED]
         if len(averaged) > 1:
             of_average = np.mean([drawn[task] for task in averaged], axis=0)
-            means = ours.averages(averaged), other.averages(averaged)
+            means = averages_of_seeds(ours, averaged), averages_of_seeds(other, averaged)
             p_values = two_sided_p(of_average), p_of_seeds(*means)
             rows.append([f"AVG of {len(averaged)}, {name}", *cells(*means, of_average, p_values)])
     columns = ["", "difference", "95% interval", "p, bootstrap", "p, Mann-Whitney"]

@@ -2,7 +2,6 @@
 
 import argparse
 import shutil
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,11 +22,12 @@ from amos_fairseq.downstream.benchmark import (
 )
 from amos_fairseq.downstream.classification.benchmark import TextBenchmark, TextData, read_glue_data, read_text_data
 from amos_fairseq.downstream.classification.dataset import TASK_FOLDER
-from amos_fairseq.downstream.classification.glue.beside import GlueResults, difference_table, read_results_of_glue
+from amos_fairseq.downstream.classification.glue.beside import difference_table, predictions_of_seeds, read_glue_summary
 from amos_fairseq.downstream.classification.glue.leaderboard import has_test_set, write_submission
 from amos_fairseq.downstream.classification.glue.prepare import prepare_glue_inside
 from amos_fairseq.downstream.classification.glue.table import average, glue_table
 from amos_fairseq.downstream.classification.glue.tasks import (
+    AVERAGED,
     DIAGNOSTIC,
     INTERMEDIATE_FOR,
     INTERMEDIATE_TASK,
@@ -35,7 +35,7 @@ from amos_fairseq.downstream.classification.glue.tasks import (
     TASK_FILE,
     TASKS,
     has_any_file,
-    parse_tasks,
+    tasks_in,
 )
 from amos_fairseq.downstream.classification.labeling import predict_logits
 from amos_fairseq.downstream.classification.prepare import NAME as CLASSIFICATION
@@ -142,16 +142,10 @@ def holds_official_files(data: Path) -> bool:
 
 
 def tasks_to_run(names: str, data: Path, is_raw: bool) -> list[str]:
-    """Parse --tasks; ``ALL`` omits, with a line, the tasks that are not in ``data``."""
-    tasks = parse_tasks(names)
-    if names.strip().lower() != "all":
-        return tasks
-    present = [task for task in tasks if (has_any_file(data, TASKS[task]) if is_raw else (data / task).is_dir())]
-    missing = [task for task in tasks if task not in present]
-    if not missing or not present:  # without any, the first one is reported as not prepared
-        return tasks
-    print(f"not in {data}, so not fine-tuned: {', '.join(missing)}", file=sys.stderr)
-    return present
+    def is_there(task: str) -> bool:
+        return has_any_file(data, TASKS[task]) if is_raw else (data / task).is_dir()
+
+    return tasks_in(data, names, SCORED, AVERAGED, is_there, "fine-tuned")
 
 
 def open_glue(session: Session, data: Path, tasks: Sequence[str], options: GlueOptions = GlueOptions()) -> "Glue":
@@ -172,7 +166,7 @@ def open_glue(session: Session, data: Path, tasks: Sequence[str], options: GlueO
     for name, directory in options.own.items():
         prepared[name] = read_text_data(directory.resolve(), name, "repeat the command", options.max_rows)
         session.checkpoint.check_tokenizer(directory / "tokenizer")
-    others = [read_results_of_glue(folder) for folder in options.beside]
+    others = [read_glue_summary(folder) for folder in options.beside]
     glue = (MultiTaskGlue if options.multi_task else Glue)(session, data, prepared, {}, options, squad, others)
     glue.tasks = glue.make_tasks()
     if options.teachers is not None:
@@ -180,8 +174,8 @@ def open_glue(session: Session, data: Path, tasks: Sequence[str], options: GlueO
         for seed in session.seeds:
             options.teachers.identity(list(prepared.values()), seed)
     for other in others:
-        for task in prepared.keys() & other.runs.keys():
-            other.predictions(prepared[task])
+        for task in prepared.keys() & other.trials.keys():
+            predictions_of_seeds(other, prepared[task])
     if options.intermediate is not None:
         glue.check_intermediate(options.intermediate)
     if options.with_test and not any(has_test_set(data, task) for task in tasks):
@@ -193,9 +187,8 @@ def open_glue(session: Session, data: Path, tasks: Sequence[str], options: GlueO
 
 def squad_of_same_weights(out: Path, origin: Mapping[str, Any]) -> Summary | None:
     """Return the results of ``amos squad`` in OUT, if there are any; refuse those of other weights."""
-    if (found := read_summary(out, "squad")) is None:
+    if (squad := read_summary(out, "squad")) is None:
         return None
-    squad = found[0]
     for setting in ("checkpoint_sha256", "from_scratch"):
         if squad.setup.get(setting) != origin[setting]:
             raise UserError(
@@ -211,7 +204,7 @@ class Glue(TextBenchmark):
 
     options: GlueOptions
     squad: Summary | None
-    others: Sequence[GlueResults]
+    others: Sequence[Summary]
 
     name = "glue"
 
@@ -269,7 +262,12 @@ class Glue(TextBenchmark):
             flags += ["--max-rows", str(self.options.max_rows)]
         if self.options.teachers is not None:
             flags += ["--teacher", str(run.directory / TEACHER_FILE)]
-            flags += ["--gold-weight", self.options.teachers.gold_weight, "--max-update", str(run.total_updates)]
+            flags += [
+                "--gold-weight",
+                self.options.teachers.gold_weight,
+                "--max-update",
+                str(run.schedule.total_updates),
+            ]
         return flags
 
     def fill_directory(self, run: TaskRun) -> None:
@@ -358,7 +356,7 @@ class Glue(TextBenchmark):
             files.append(archive)
         if self.others:
             say("tests the differences from the other rows", self.name)
-            differences = difference_table(read_results_of_glue(out), self.others, self.prepared)
+            differences = difference_table(read_glue_summary(out), self.others, self.prepared)
             files += differences.save(out / DIFFERENCES)
         else:  # those of an earlier call do not belong to this table
             for suffix in (".md", ".csv"):

@@ -2,7 +2,8 @@
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from amos_fairseq.downstream.classification.glue.tasks import (
     find_files,
     has_any_file,
     is_test,
-    parse_tasks,
+    tasks_in,
 )
 from amos_fairseq.downstream.classification.prepare import write_task
 from amos_fairseq.downstream.classification.rows import LabeledRows, LabelSpace, read_rows
@@ -28,27 +29,27 @@ from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
 
 ID_COLUMNS = ("index", "id")  # what the leaderboard calls a row
 _SHOWN_BROKEN_LINES = 5
+OnRead = Callable[[int], object]
 
 
 def run(given: argparse.Namespace) -> None:
     """Write the tasks' files in GLUE_DIR to OUT; finished tasks made from the same files are skipped."""
-    out, files = given.out, files_of_tasks(given.glue, given.tasks)
+    out, glue = given.out, given.glue
+    if not glue.is_dir():
+        raise UserError(f"GLUE_DIR {glue} is not a directory: give the one that contains CoLA, SST-2, ...")
+    names = tasks_in(glue, given.tasks, TASKS, TASKS, lambda task: has_any_file(glue, TASKS[task]), "prepared")
+    files = {name: find_files(glue, TASKS[name]) for name in names}  # first all: a missing one is reported at once
     if given.max_train_rows is not None and given.max_train_rows < 1:
         raise UserError(f"--max-train-rows {given.max_train_rows} must be at least 1")
     sample, tokenizer = Sample(given.max_train_rows, given.seed), load_tokenizer(given.tokenizer)
     number_of_processes(given.workers)  # before any work
     _check_out(out, tokenizer)
-    place = out / TOKENIZER_DIRECTORY
+    if not (out / TOKENIZER_DIRECTORY).exists():
+        with whole_folder(out / TOKENIZER_DIRECTORY) as unfinished:
+            tokenizer.save(unfinished)
     settings = sample.describe("max_train_rows")
     for name, sources in files.items():
-
-        def write(directory: Path, task: GlueTask = TASKS[name], sources: dict[str, Path] = sources) -> None:
-            tables = read_task(task, sources)
-            if not place.exists():
-                with whole_folder(place) as unfinished:
-                    tokenizer.save(unfinished)
-            prepare_task(directory, task, tables, sample, tokenizer, place, given.workers)
-
+        write = functools.partial(write_glue_task, TASKS[name], sources, sample, tokenizer, given.workers)
         if not prepare_folder(out / name, sources, tokenizer, settings, write):
             say(f"{name} is finished already, with these files and settings: skipped")
     command = f"fairseq-train {out}/TASK --user-dir amos_fairseq --task sentence_prediction ..."
@@ -73,18 +74,13 @@ def prepare_glue_inside(out: Path, glue: Path, tasks: Sequence[str], tokenizer: 
     Tasks of earlier calls stay beside them. See :func:`~amos_fairseq.text.prepared_data.prepared_data`.
     """
     _refuse_comma(out)
-    files = {name: find_files(glue, TASKS[name]) for name in tasks}  # first all: a missing one is reported at once
+    files = {name: find_files(glue, TASKS[name]) for name in tasks}
     of_all_tasks = [f"runs/{name}" for name in (*TASKS, "multi")]
     place = prepared_data(out, f"glue/{TOKENIZER_DIRECTORY}", {}, tokenizer, {}, tokenizer.save, of_all_tasks)
     for name, sources in files.items():
-
-        def write(directory: Path, task: GlueTask = TASKS[name], sources: dict[str, Path] = sources) -> None:
-            prepare_task(directory, task, read_task(task, sources), Sample(None, seed=1), tokenizer, place)
-
-        tests = list(filter(is_test, sources))
-        prepared_data(
-            out, f"glue/{name}", sources, tokenizer, {}, write, [f"runs/{name}", "runs/multi"], unscored=tests
-        )
+        write = functools.partial(write_glue_task, TASKS[name], sources, Sample(None, seed=1), tokenizer, None)
+        used_by, tests = [f"runs/{name}", "runs/multi"], list(filter(is_test, sources))
+        prepared_data(out, f"glue/{name}", sources, tokenizer, {}, write, used_by, unscored=tests)
     return place.parent
 
 
@@ -93,31 +89,7 @@ def _refuse_comma(out: Path) -> None:
         raise UserError(f"OUT {out}: fairseq separates files by commas, choose a name without commas")
 
 
-def files_of_tasks(glue: Path, names: str) -> dict[str, dict[str, Path]]:
-    """Return the files of the requested tasks by split. ``ALL`` omits, with a message, the tasks without any file."""
-    tasks = [TASKS[name] for name in parse_tasks(names, TASKS, TASKS)]
-    if not glue.is_dir():
-        raise UserError(f"GLUE_DIR {glue} is not a directory: give the one that contains CoLA, SST-2, ...")
-    missing: list[str] = []
-    if len(tasks) == len(TASKS):
-        missing = [task.name for task in tasks if not has_any_file(glue, task)]
-        tasks = [task for task in tasks if task.name not in missing]
-        if not tasks:
-            raise UserError(f"GLUE_DIR {glue} contains no task: expected directories such as CoLA and SST-2")
-    files = {task.name: find_files(glue, task) for task in tasks}
-    if missing:
-        say(f"not in {glue}, so not prepared: {', '.join(missing)}")
-    return files
-
-
-def read_task(task: GlueTask, sources: dict[str, Path]) -> dict[str, LabeledRows]:
-    with progress_bar(sum(path.stat().st_size for path in sources.values()), f"{task.name}: read", "B", delay=2) as bar:
-        return {split: read_split(path, task, split, bar.update) for split, path in sources.items()}
-
-
-def read_split(
-    path: Path, task: GlueTask, split: str, on_read: Callable[[int], object] = lambda size: None
-) -> LabeledRows:
+def read_split(path: Path, task: GlueTask, split: str, on_read: OnRead = lambda size: None) -> LabeledRows:
     """Read every row of an official file, in order, also those without a text.
 
     Quotes are ordinary characters in these files, also in QQP's, whose texts were written with the quotes of CSV, because
@@ -148,21 +120,22 @@ def _is_label(label: str, task: GlueTask) -> bool:
         return False
 
 
-def prepare_task(
-    directory: Path,
+def write_glue_task(
     task: GlueTask,
-    tables: dict[str, LabeledRows],
+    sources: Mapping[str, Path],
     sample: Sample,
     tokenizer: Tokenizer,
-    tokenizer_folder: Path,
-    workers: int | None = None,
+    workers: int | None,
+    directory: Path,
 ) -> None:
-    """Write the data of a task into an empty folder; ``sample`` chooses the training rows."""
+    """Write the data of a task into an empty folder, beside that of the tokenizer; ``sample`` chooses the training rows."""
+    with progress_bar(sum(path.stat().st_size for path in sources.values()), f"{task.name}: read", "B", delay=2) as bar:
+        tables = {split: read_split(path, task, split, bar.update) for split, path in sources.items()}
     space = LabelSpace("number" if task.is_regression else "classes", task.labels)
     chosen = dict(tables)
     if "train" in tables:
         chosen["train"] = tables["train"].choose(sample.choose(len(tables["train"])))
-    tests = list(filter(is_test, tables))
+    tests, tokenizer_folder = list(filter(is_test, tables)), directory.parent / TOKENIZER_DIRECTORY
     record = write_task(directory, task.name, space, chosen, tokenizer, tokenizer_folder, workers, with_ids=tests)
     for split, facts in record["splits"].items():
         broken = tables[split].broken_lines
@@ -174,19 +147,15 @@ def prepare_task(
 
 
 def _report(name: str, facts: dict[str, Any]) -> None:
-    rows, source_rows, broken = facts["rows"], facts["source_rows"], facts["broken_lines"]
     longer = ", ".join(f"{count:,} than {most}" for most, count in facts["longer_than"].items() if count)
-    say(
-        f"{name}: {rows}{f' of {source_rows}' if rows < source_rows else ''} rows; longest {facts['longest']} tokens"
-        + (f" (longer: {longer}; a model of that length reads them cut)" if longer else "")
-        + f"; {facts['unknown_share']:.3%} unknown pieces"
-    )
-    if source_rows != facts["official_rows"]:
+    cut = f" (longer: {longer}; a model of that length reads them cut)" if longer else ""
+    rows, unknown = f"{facts['rows']} of {facts['source_rows']} rows", f"{facts['unknown_share']:.3%} unknown pieces"
+    say(f"{name}: {rows}; longest {facts['longest']} tokens{cut}; {unknown}")
+    if facts["source_rows"] != facts["official_rows"]:
         say(
-            f"{name}: the official file has {facts['official_rows']} rows, {facts['source']} has {source_rows}: scores are "
-            "not comparable with published ones"
+            f"{name}: the official file has {facts['official_rows']} rows: scores are not comparable with published ones"
         )
-    if broken:
-        more = ", ..." if len(broken) > _SHOWN_BROKEN_LINES else ""
-        shown = ", ".join(map(str, broken[:_SHOWN_BROKEN_LINES])) + more
-        say(f"{name}: {len(broken)} broken lines of {facts['source']} skipped (lines {shown})")
+    if facts["broken"]:
+        more = ", ..." if facts["broken"] > _SHOWN_BROKEN_LINES else ""
+        lines = ", ".join(map(str, facts["broken_lines"][:_SHOWN_BROKEN_LINES])) + more
+        say(f"{name}: {facts['broken']} broken lines of {facts['source']} skipped (lines {lines})")

@@ -5,9 +5,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from amos_fairseq.downstream.classification.command import HEADINGS
-from amos_fairseq.downstream.classification.glue.beside import GlueResults
 from amos_fairseq.downstream.classification.glue.tasks import AVERAGED, SCORED, TASKS
-from amos_fairseq.downstream.results import Summary, TaskSummary, format_spread, paper_results, paper_squad_cells
+from amos_fairseq.downstream.results import (
+    Spread,
+    Summary,
+    TaskSummary,
+    format_spread,
+    paper_results,
+    paper_squad_cells,
+)
 from amos_fairseq.output.tables import MISSING, Table, format_score
 
 
@@ -30,7 +36,7 @@ def glue_table(
     with_paper: bool,
     notes: Sequence[str],
     names: Sequence[str] = SCORED,
-    others: Sequence[GlueResults] = (),
+    others: Sequence[Summary] = (),
 ) -> Table:
     """Build the table with the checkpoint's row, those of other results and, with ``with_paper``, the papers' rows.
 
@@ -39,54 +45,50 @@ def glue_table(
         names: columns, of tasks that have results.
     """
     tasks = [task for task in names if task in summaries or (with_paper and task in AVERAGED)]
-    average_name, value = average({task: summary.main.median for task, summary in summaries.items()})
-    average_cell = format_score(value)
-    if with_paper and average_name != "AVG":  # the column is the papers' average of all eight tasks
-        average_cell = f"{average_cell} ({average_name.removeprefix('AVG ')})"
-        average_name = "AVG"
-    rows = [[row_name, *(task_cell(summaries.get(task)) for task in tasks), average_cell]]
-    columns = ["", *(task_heading(task, summaries.get(task)) for task in tasks), average_name]
-    rows += [other_row(other, tasks, average_name) for other in others]
+    main_scores = {task: summary.best.main_score for task, summary in summaries.items()}
+    spreads = {task: summary.scores for task, summary in summaries.items()}
+    rows = [results_row(row_name, main_scores, spreads, tasks)]
+    for other in others:
+        weights = "random weights" if other.from_scratch else f"{other.num_updates:,} updates"
+        name = f"{other.folder_name}: {other.setup.get('arch', 'checkpoint')} ({weights})"
+        rows.append(results_row(name, other.main_scores, other.spreads, tasks))
+    average_name, _ = average(dict.fromkeys(tasks, 0.0))
+    columns = ["", *(task_heading(task, main_scores.get(task)) for task in tasks), average_name]
 
     # Version 2.0 if it was run (AMOS Table 1), otherwise the first version that was.
-    spreads = squad.spreads if squad else {}
-    squad_task = min(spreads, key=lambda name: "2" not in name, default=None)
+    squad_spreads = squad.spreads if squad else {}
+    squad_task = min(squad_spreads, key=lambda name: "2" not in name, default=None)
     if squad_task or with_paper:
         columns += [f"{squad_task or 'SQuAD2.0'} {score}" for score in ("EM", "F1")]
-        rows[0] += [format_spread(spreads.get(squad_task, {}).get(name)) for name in ("em", "f1")]
+        rows[0] += [format_spread(squad_spreads.get(squad_task, {}).get(name)) for name in ("em", "f1")]
         rows[1:] = [[*row, MISSING, MISSING] for row in rows[1:]]
     if with_paper:
         rows += [paper_row(paper, tasks) for paper in paper_results()]
     return Table("GLUE dev", columns, rows, notes)
 
 
-def other_row(other: GlueResults, tasks: Sequence[str], average_name: str) -> list[str]:
-    """Return the row of other results; their average names its tasks where those are others."""
-    summary, cells = other.summary, []
+def results_row(
+    name: str, main_scores: Mapping[str, str], spreads: Mapping[str, Mapping[str, Spread]], tasks: Sequence[str]
+) -> list[str]:
+    """Return a row with the columns ``tasks``. Its average is of all that it has, and says so where the columns are others."""
+    cells = []
     for task in tasks:
-        main = summary.main_scores.get(task)
-        spreads = [summary.spreads[task].get(name) for name in (main, f"{main}_mm")] if main else []
-        cells.append(" / ".join(format_spread(spread) for spread in spreads if spread) or MISSING)
-    medians = {task: summary.spreads[task][main].median for task, main in summary.main_scores.items()}
-    name, value = average(medians)
-    own_tasks = set(AVERAGED) & set(medians) == set(AVERAGED) & set(tasks)
-    suffix = "" if name == average_name and own_tasks else f" ({name.removeprefix('AVG ')})"
-    return [other.row_name, *cells, format_score(value) + suffix]
+        score = main_scores.get(task)
+        of_task = [spreads[task].get(each) for each in (score, f"{score}_mm")] if score else []
+        cells.append(" / ".join(format_spread(spread) for spread in of_task if spread) or MISSING)
+    medians = {task: spreads[task][score].median for task, score in main_scores.items()}
+    label, value = average(medians)
+    has_all = medians.keys() & set(AVERAGED) == set(tasks) & set(AVERAGED)
+    suffix = "" if has_all or value is None else f" ({label.removeprefix('AVG ')})"
+    return [name, *cells, format_score(value) + suffix]
 
 
-def task_heading(task: str, summary: TaskSummary | None = None) -> str:
+def task_heading(task: str, score: str | None) -> str:
     """Return the task's name, with the score if it is not accuracy."""
+    score = score or TASKS[task].main_score
     if task == "MNLI":
         return "MNLI m/mm"
-    score = TASKS[task].main_score if summary is None else summary.best.main_score
     return task if score == "accuracy" else f"{task} ({HEADINGS[score]})"
-
-
-def task_cell(summary: TaskSummary | None) -> str:
-    if summary is None:
-        return MISSING
-    mismatched = summary.scores.get(f"{summary.best.main_score}_mm")
-    return " / ".join(format_spread(found) for found in (summary.main, mismatched) if found)
 
 
 def paper_row(paper: dict[str, Any], tasks: Sequence[str]) -> list[str]:

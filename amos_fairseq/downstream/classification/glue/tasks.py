@@ -1,10 +1,11 @@
 """The ten GLUE tasks: files of the official download, columns, order of the labels, scores, and files of the leaderboard."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.output.terminal import say
 from amos_fairseq.text.text_files import COMPRESSIONS
 
 TASK_FILE = "task.json"  # what amos prepare writes beside the texts and labels of a task
@@ -127,6 +128,24 @@ def parse_tasks(text: str, known: Iterable[str] = SCORED, everything: Iterable[s
             raise UserError(f"unknown task {name.strip()!r}: choose ALL or, separated by commas, {choices}")
         chosen[by_lower_case[name.strip().lower()]] = None
     return list(chosen)
+
+
+def tasks_in(
+    folder: Path,
+    text: str,
+    known: Iterable[str],
+    everything: Iterable[str],
+    is_there: Callable[[str], bool],
+    done: str,
+) -> list[str]:
+    """Parse a list of tasks as :func:`parse_tasks`. ``ALL`` leaves out those that are not in ``folder``, with a line that says
+    that they are not ``done``; without any, all are returned, and the first one is reported as missing."""
+    tasks = parse_tasks(text, known, everything)
+    if text.strip().lower() != "all" or not any(map(is_there, tasks)):
+        return tasks
+    if missing := [task for task in tasks if not is_there(task)]:
+        say(f"not in {folder}, so not {done}: {', '.join(missing)}", "glue")
+    return [task for task in tasks if task not in missing]
 
 
 def has_any_file(directory: Path, task: GlueTask) -> bool:

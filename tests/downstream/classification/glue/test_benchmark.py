@@ -93,7 +93,7 @@ def test_an_exported_folder_predicts_the_same_rows(start, data, tmp_path, glue, 
     splits = read_glue_data(data, "RTE").record["splits"] | {"valid": {"source": "dev.tsv", "rows": 60}}
     change_task(tmp_path / "data", "RTE", splits=splits)
 
-    outcome = glue(tmp_path / "out", "RTE", data=tmp_path / "data", overrides={"num_separators": num_separators})
+    outcome = glue(tmp_path / "out", "RTE", data=tmp_path / "data", num_separators=num_separators)
     run = tmp_path / "out/runs/RTE/seed1"
     written = [line.split("\t")[1] for line in (run / "predictions.valid.tsv").read_text().splitlines()[1:]]
     assert set(written) == set(names)
@@ -141,7 +141,7 @@ def test_from_scratch_uses_random_weights_and_a_note(tmp_path, fake_training, gl
 @pytest.mark.slow
 def test_small_tasks_start_from_the_best_mnli_run(start, tmp_path, fake_training, glue):
     out = tmp_path / "out"
-    outcome = glue(out, "RTE", "STS-B", "CoLA", "MNLI", intermediate=out, num_seeds=2)
+    outcome = glue(out, "RTE", "STS-B", "CoLA", "MNLI", intermediate=out, seeds=2)
     best = best_run_of(out, "MNLI")
     starts = {}
     for command in fake_training.commands:
@@ -159,7 +159,7 @@ def test_small_tasks_start_from_the_best_mnli_run(start, tmp_path, fake_training
     with pytest.raises(
         UserError, match="RTE with --layers 1 cannot start from MNLI with --layers last: give both the same"
     ):
-        glue(tmp_path / "shorter", "RTE", intermediate=out, overrides={"layers": "1"})
+        glue(tmp_path / "shorter", "RTE", intermediate=out, layers="1")
 
 
 def test_hash_of_the_data_changes_with_training_and_dev_data_only(data, tmp_path):

@@ -16,7 +16,7 @@ from amos_fairseq.downstream.classification.glue.beside import (
     holm,
     mean_score,
     paired_bootstrap,
-    read_results_of_glue,
+    read_glue_summary,
     two_sided_p,
 )
 from amos_fairseq.downstream.classification.glue.command import GlueOptions, open_glue
@@ -73,12 +73,12 @@ def test_mean_scores_of_repeated_rows_are_those_of_the_libraries():
 
 def test_differences_of_two_outputs(start, data, tmp_path, fake_training):
     for name, seeds in (("one", 3), ("two", 4)):
-        run_benchmark(open_glue(session(start, tmp_path / name, num_seeds=seeds), data, ["CoLA", "STS-B"]))
-    one, two = read_results_of_glue(tmp_path / "one"), read_results_of_glue(tmp_path / "two")
+        run_benchmark(open_glue(session(start, tmp_path / name, seeds=seeds), data, ["CoLA", "STS-B"]))
+    one, two = read_glue_summary(tmp_path / "one"), read_glue_summary(tmp_path / "two")
     prepared = {task: read_glue_data(data, task) for task in ("CoLA", "STS-B")}
     rows = {row[0]: row[1:] for row in difference_table(two, [one], prepared).rows}
     assert list(rows) == ["CoLA, from one", "STS-B, from one", "AVG of 2, from one"]
-    scores = {task: [[run.main for run in side.runs[task]] for side in (two, one)] for task in prepared}
+    scores = {task: [[run.main for run in side.shown_runs(task)] for side in (two, one)] for task in prepared}
     ours, theirs = scores["STS-B"]
     assert rows["STS-B, from one"][0] == f"{np.mean(ours) - np.mean(theirs):+.1f}"
     alone = mannwhitneyu(ours, theirs).pvalue

@@ -14,7 +14,7 @@ from amos_fairseq.errors import UserError
 
 @pytest.mark.slow
 def test_archive_of_the_leaderboard(data, tmp_path, glue):
-    outcome = glue(tmp_path, "CoLA", "STS-B", "MNLI", "RTE", with_test=True, num_seeds=2)
+    outcome = glue(tmp_path, "CoLA", "STS-B", "MNLI", "RTE", with_test=True, seeds=2)
     with zipfile.ZipFile(tmp_path / "glue_submission.zip") as archive:
         files = {name: archive.read(name).decode().splitlines() for name in archive.namelist()}
     official = {"SST-2": 1821, "MRPC": 1725, "QNLI": 5463, "QQP": 390965, "RTE": 3000, "WNLI": 146}

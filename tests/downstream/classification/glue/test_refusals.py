@@ -56,8 +56,7 @@ def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_tra
         (["--tasks", "CoLA", "--seeds", "0"], "--seeds 0: give a number from 1 to 10,000"),
         (["--tasks", "CoLA", "--parallel", "0"], "--parallel 0: give a number of runs from 1 to 1,024"),
         (["--tasks", "CoLA", "--lr", "-1"], "--lr -1.0 must be above 0"),
-        (["--tasks", "CoLA", "--lr", "1e300"], "--lr 1e+300 must be above 0 and at most 1,000"),
-        (["--tasks", "CoLA", "--batch-size", "0"], "--batch-size 0 must be above 0"),
+        (["--tasks", "CoLA", "--batch-size", "0"], "--batch-size 0 must be 1 or more"),
         (["--tasks", "CoLA", "--precision", "fp16"], "--precision fp16 needs a GPU"),
         (["--tasks", "CoLA", "--squad", str(tmp_path)], "holds no results of amos squad"),
         (["--tasks", "CoLA", "--squad", str(tmp_path / "squad")], "from_scratch True, not False"),
@@ -102,7 +101,9 @@ def test_all_means_the_tasks_that_are_prepared(tmp_path, capsys):
     for task in ("RTE", "CoLA", "WNLI"):
         (tmp_path / task).mkdir()
     assert tasks_to_run("all", tmp_path, is_raw=False) == ["CoLA", "RTE"]
-    assert capsys.readouterr().err == f"not in {tmp_path}, so not fine-tuned: MNLI, QQP, QNLI, SST-2, MRPC, STS-B\n"
+    assert (
+        capsys.readouterr().err == f"glue: not in {tmp_path}, so not fine-tuned: MNLI, QQP, QNLI, SST-2, MRPC, STS-B\n"
+    )
     assert tasks_to_run("RTE,MNLI", tmp_path, is_raw=False) == ["RTE", "MNLI"]  # named, so MNLI is missed later
     assert len(tasks_to_run("ALL", tmp_path / "absent", is_raw=False)) == 8
 

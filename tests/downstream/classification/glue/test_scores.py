@@ -109,7 +109,7 @@ def summaries():
 
 SPREADS = {"SQuAD2.0": {"em": Spread(50.0, None, 1), "f1": Spread(52.25, None, 1)}}
 SETUP = {"from_scratch": False}
-SQUAD = Summary(Path("squad.json"), "squad", SETUP, {"SQuAD2.0": "f1"}, SPREADS, {}, Path("model.pt"), 1, [])
+SQUAD = Summary(Path("squad.json"), "squad", SETUP, {"SQuAD2.0": "f1"}, SPREADS, {}, [], Path("model.pt"), 1, [])
 
 
 def test_table_cells():
