@@ -67,7 +67,7 @@ class TaskRun:
 
     Attributes:
         trial: name of the combination of hyperparameters if the task has several; otherwise empty.
-        finetune_from: checkpoint that provides the encoder; None for random weights.
+        finetune_from: checkpoint to start from; None for random weights.
         identity: everything that determines the result, as plain values.
     """
 
@@ -178,7 +178,7 @@ class Benchmark(ABC):
         shutil.copytree(self.data / "tokenizer", run.directory / "tokenizer", dirs_exist_ok=True, ignore=hidden)
 
     def setup(self) -> dict[str, Any]:
-        """Return the settings that all results in OUT share; a call with others is refused."""
+        """Return the settings that all results in OUT share."""
         return self.session.setup(self.session.recipe.trials)
 
     def execute(self, execute_runs: Callable[[Sequence[TaskRun]], list[Failure]]) -> list[Failure]:
@@ -206,7 +206,6 @@ class Benchmark(ABC):
         return Table(self.title, ["", *(self.columns[score] for score in shown)], rows, notes)
 
     def notes(self, results: Sequence[RunResult], summaries: Mapping[str, TaskSummary]) -> Iterable[str]:
-        """Return further footnotes of the table."""
         return ()
 
     def summary_parts(self, summaries: Mapping[str, TaskSummary]) -> dict[str, Any]:

@@ -70,8 +70,7 @@ class LabeledTask(CorpusTask):
         return similar_lengths(indices, dataset.sizes, global_batch, generator)
 
     def has_sharded_data(self, split: str) -> bool:
-        """Return False: several folders of ``data`` are tasks, not shards of which each epoch reads another one."""
-        return False
+        return False  # several folders of data are tasks, not shards of which each epoch reads another one
 
     def add_head(self, model: FineTunedModel) -> None:
         """Add the heads that depend on the data."""
@@ -86,8 +85,7 @@ class LabeledCriterion(FairseqCriterion):
 
 
 def prepared_directories(cfg: Any, kind: str, several: bool = True) -> list[Path]:
-    """Return the directories of ``cfg.data``, which ``:`` separates if there may be several; raise :class:`UserError` unless
-    they are there."""
+    """Return the directories of ``cfg.data``, which ``:`` separates if there may be several; refuse a missing one."""
     if OmegaConf.is_missing(cfg, "data"):
         raise UserError("no data directory is given: give the directory that amos prepare wrote, as task.data=DIR")
     directories = [Path(name) for name in (str(cfg.data).split(os.pathsep) if several else [str(cfg.data)])]
@@ -98,17 +96,8 @@ def prepared_directories(cfg: Any, kind: str, several: bool = True) -> list[Path
 
 
 class LabeledSequences(EpochOrder, FairseqDataset):
-    """The sequences of a split; a subclass makes the items, which have at least ``id`` and ``tokens``.
-
-    Args:
-        directory: that of the binarized files.
-        dictionary: of the special tokens.
-        seed: of the training order.
-        training: shuffle.
-
-    Attributes:
-        sizes: number of tokens of each item.
-    """
+    """The sequences of a split, shuffled for ``training`` by ``seed``; ``sizes`` are their numbers of tokens. A subclass makes
+    the items, which have at least ``id`` and ``tokens``."""
 
     sizes: np.ndarray
 

@@ -122,14 +122,8 @@ def format_spread(spread: Spread | None) -> str:
 
 @dataclass(frozen=True)
 class TaskSummary:
-    """The results of a task that the table shows.
-
-    Attributes:
-        trial: the selected combination of hyperparameters; empty if there is only one.
-        num_trials: number of trials that have results.
-        scores: spread of every score over the seeds of the selected trial.
-        best: the run with the highest main score of all trials.
-    """
+    """The results of a task that the table shows: ``scores`` are those of the selected ``trial``, ``best`` is the run with the
+    highest main score of all trials."""
 
     trial: str
     num_trials: int
@@ -169,11 +163,8 @@ def summarize(results: Sequence[RunResult]) -> dict[str, TaskSummary]:
 def summarize_divided(
     results: Sequence[RunResult], divided: dict[str, list[RunResult]]
 ) -> tuple[list[RunResult], dict[str, TaskSummary]]:
-    """Summarize runs that have the scores of several tasks. Trial and best run are those of the whole runs.
-
-    Args:
-        divided: by directory of a run, a result for each of its tasks.
-    """
+    """Summarize runs that have the scores of several tasks; ``divided`` has a result for each of them, by directory of the run.
+    Trial and best run are those of the whole runs."""
     summaries = {}
     for task, whole in summarize(results).items():
         of_trial = [result for result in results if result.task == task and result.trial == whole.trial]
@@ -287,13 +278,13 @@ def parse_summary(file: Path, content: dict[str, Any], complaint: str) -> Summar
 
 
 def _spreads(task: dict[str, Any]) -> dict[str, Spread]:
-    in_percent, spreads = (task["main_score"], f"{task['main_score']}_mm"), {}
+    spreads = {}
     for name, values in task["scores"].items():
-        limits, most = (SCORE_RANGE, (0, 200)) if name in in_percent else ((), ())
-        deviation = None if values["deviation"] is None else finite_number(values["deviation"], *most)
-        spreads[plain_name(name)] = Spread(
-            finite_number(values["median"], *limits), deviation, whole_number(values["count"])
-        )
+        in_percent = name.removesuffix("_mm") == task["main_score"]
+        median, deviation = finite_number(values["median"], *(SCORE_RANGE if in_percent else ())), values["deviation"]
+        if deviation is not None:
+            finite_number(deviation, 0, *((200,) if in_percent else ()))
+        spreads[plain_name(name)] = Spread(median, deviation, whole_number(values["count"]))
     return spreads
 
 
@@ -307,12 +298,11 @@ def read_summary(out: Path, name: str) -> Summary | None:
 
 
 def paper_results() -> list[dict[str, Any]]:
-    """Return the papers' results of ``--paper``, one dictionary per row."""
+    """Return the rows of ``--paper``."""
     return yaml.safe_load(PAPER_RESULTS.read_text(encoding="utf-8"))
 
 
 def paper_squad_cells(paper: dict[str, Any], scores: Sequence[str]) -> list[str]:
-    """Return the paper's scores of SQuAD 2.0; a dash for a score that it does not report."""
     deviations = paper.get("deviations", {})
     return [format_score(paper["squad"].get(name), deviations.get(name)) for name in scores]
 

@@ -224,14 +224,13 @@ def train(
     report: Callable[[int, list[dict[str, Any]]], None],
     server_variables: Mapping[str, str],
 ) -> None:
-    """Run the command until it exits; its output is appended to ``train.log``.
+    """Run the command until it exits; its output is appended to ``train.log``. Once ``stop`` is set, it is asked to save a
+    checkpoint and exit.
 
-    Raise :class:`Stopped` if it was asked to stop and has exited, or :class:`RunFailed`. A process that still trains in
-    ``directory``, because its command was killed, holds the lock of its SAVE_DIR: then the new one fails and says so.
+    Raise :class:`Stopped` if it has, or :class:`RunFailed`. A process that still trains in ``directory``, because its command
+    was killed, holds the lock of its SAVE_DIR: then the new one fails and says so.
 
     Args:
-        variables: environment of the process.
-        stop: once it is set, the process is asked to save a checkpoint and exit.
         report: called several times a second with the number of updates so far and the records of the metrics file since the
             last call.
         server_variables: of the process that forks it.
@@ -301,8 +300,8 @@ def training_seconds(checkpoint: Path) -> float:
 
 
 def keep_weights_only(checkpoint: Path) -> None:
-    """Drop what only trains from a checkpoint: the optimizer state, two thirds of the file, and the modules of views. Remove
-    the other checkpoints beside it."""
+    """Drop what only trains from a checkpoint: the optimizer state, two thirds of the file, and the modules of views. The other
+    checkpoints beside it are removed."""
     state = read_header(str(checkpoint))
     state["last_optimizer_state"] = None
     state["model"] = {key: value for key, value in state["model"].items() if not key.startswith(CROSS_VIEWS)}
@@ -387,7 +386,7 @@ def save_results(
     results: Sequence[RunResult],
     summaries: Mapping[str, TaskSummary],
 ) -> list[Path]:
-    """Write ``NAME.md``, ``NAME.csv`` and ``NAME.json`` into OUT; return their paths."""
+    """Write NAME.md, NAME.csv and NAME.json into OUT; return their paths."""
     checkpoint, stem = benchmark.session.checkpoint, benchmark.session.out / benchmark.name
     summary = {
         "benchmark": benchmark.name,

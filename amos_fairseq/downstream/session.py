@@ -34,17 +34,15 @@ from amos_fairseq.run.precision import Device, Saved, decide, gpus_support_bf16,
 from amos_fairseq.setting_checks import check_saved_settings, model_settings
 from amos_fairseq.text.tokenization import Tokenizer
 
-ENCODER_FIELDS = {field.name for field in dataclasses.fields(EncoderConfig)} - {"_name"}
-# Settings of single objectives that decide which encoder of a checkpoint is fine-tuned.
-BRANCH_FIELDS = {"representation", "task_heads", "mws_loss_weight", "rtd_loss_weight"}
 # What the built-in recipes, whose values are for BERT's encoder, do not know of another one: ModernBERT's authors train without
 # attention dropout, which attention to packed texts on a GPU does not have.
 OF_ENCODER = {"modernbert": {"attention_dropout": 0.0}}
-# Settings that the recipe provides.
-RECIPE_FIELDS = {"dropout", "attention_dropout", "pooler_dropout", *OF_FINE_TUNING}
-# Settings of the pretraining process, which do not describe the encoder.
-RUN_FIELDS = {"activation_checkpointing", "compile", "deterministic", "kernels"}
-MODEL_FIELDS = (ENCODER_FIELDS | BRANCH_FIELDS) - RECIPE_FIELDS - RUN_FIELDS
+# Settings of single objectives that decide which encoder of a checkpoint is fine-tuned.
+BRANCH_FIELDS = {"representation", "task_heads", "mws_loss_weight", "rtd_loss_weight"}
+# Settings that the recipe provides, and those of the pretraining process.
+OTHER_FIELDS = {"_name", "dropout", "attention_dropout", "pooler_dropout", *OF_FINE_TUNING}
+OTHER_FIELDS |= {"activation_checkpointing", "compile", "deterministic", "kernels"}
+MODEL_FIELDS = ({field.name for field in dataclasses.fields(EncoderConfig)} | BRANCH_FIELDS) - OTHER_FIELDS
 
 ANOTHER_OUT = "give another --out"
 MOST_SEEDS = 10_000
@@ -59,12 +57,12 @@ OVERRIDES = (
 
 @dataclass(frozen=True)
 class PretrainedCheckpoint:
-    """The facts about the checkpoint that fine-tuning starts from, without its weights.
+    """The checkpoint that fine-tuning starts from, without its weights.
 
     Attributes:
         model: settings of the encoder, without those that the recipe provides.
         task_state: the stored hashes of tokenizer and dictionary.
-        from_scratch: whether runs use only the architecture and start from random weights.
+        from_scratch: whether runs start from random weights, with nothing but the architecture.
     """
 
     file: Path
@@ -84,7 +82,6 @@ class PretrainedCheckpoint:
         return ["--arch", self.arch, *as_flags(self.model)]
 
     def tokenizer(self) -> Tokenizer:
-        """Read the tokenizer beside the checkpoint; refuse another one."""
         try:
             return read_tokenizer(self.file, self.file.parent / TOKENIZER_DIRECTORY, self.task_state)
         except UserError as error:
@@ -157,7 +154,6 @@ class Session:
 
     @property
     def row_name(self) -> str:
-        """Name of the checkpoint's row in a table."""
         weights = "random weights" if self.checkpoint.from_scratch else f"{self.checkpoint.num_updates:,} updates"
         return f"{self.checkpoint.arch} ({weights})"
 
@@ -214,13 +210,8 @@ def saved_precision(out: Path, name: str) -> Saved | None:
 
 
 def choose_precision(asked: str, devices: Sequence[str], saved: Saved | None = None) -> str:
-    """Return the precision of all runs: "float32", "bf16" or "fp16". ``auto`` keeps that of results that are continued.
-
-    The GPUs are asked only where the answer matters: it takes seconds.
-
-    Args:
-        asked: one of :data:`~amos_fairseq.recipes.PRECISIONS`.
-    """
+    """Return the precision of all runs: "float32", "bf16" or "fp16". ``auto`` keeps that of results that are continued. The
+    GPUs are asked only where the answer matters: it takes seconds."""
     wanted = saved.precision if saved and asked == "auto" else asked
     device = _device_of_runs(devices) if wanted in ("auto", "bf16") else Device(devices[0] != "cpu")
     precision, _ = decide(asked, saved, device)

@@ -177,9 +177,9 @@ def test_extended_recipe(tmp_path):
 COMPLETE = "lr: 1e-4, epochs: 2, batch_size: 8, warmup: 0.1"
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+def test_errors_of_a_recipe(tmp_path):
+    file = tmp_path / "mine.yaml"
+    for content, message in (
         ("tasks: {CoLA: {lr: 1e-4, epochs: 2, batch_size: 8}}", "warmup is missing"),
         (f"tasks: {{CoLA: {{{COMPLETE}, momentum: 1}}}}", "CoLA.momentum: Key 'momentum' not in"),
         ("tasks: {CoLA: {lr: 1e-4, epochs: 2.5, batch_size: 8, warmup: 0.1}}", "epochs: Value '2.5' of type"),
@@ -195,14 +195,11 @@ COMPLETE = "lr: 1e-4, epochs: 2, batch_size: 8, warmup: 0.1"
         ("extends: bert", "extends must name a built-in recipe, one of amos, .* not bert"),
         ("tasks: {CoLA: [1, 2]}", "must map names to settings"),
         ("tasks: {CoLA: {", "is not YAML that can be read"),
-    ],
-)
-def test_errors_of_a_recipe(content, message, tmp_path):
-    file = tmp_path / "mine.yaml"
-    file.write_text(content)
-    with pytest.raises(UserError, match=message) as caught:
-        load_recipe(str(file), "base")
-    assert "mine.yaml" in str(caught.value)
+    ):
+        file.write_text(content)
+        with pytest.raises(UserError, match=message) as caught:
+            load_recipe(str(file), "base")
+        assert "mine.yaml" in str(caught.value)
 
 
 def test_batches_are_similar_in_length_where_no_paper_says_otherwise():
@@ -218,22 +215,12 @@ def test_batches_are_similar_in_length_where_no_paper_says_otherwise():
 
 def test_settings_of_words_are_refused_for_texts(tmp_path):
     path = tmp_path / "own.yaml"
-    path.write_text(
-        "extends: electra\ndefaults: {lr: 1e-3, epochs: 1, batch_size: 8, warmup: 0, label_smoothing: 0.1}\n"
-    )
-    recipe = load_recipe(str(path), "small")
-    assert recipe.trials_of("tagging")[0].label_smoothing == 0.1
-    for section, name in (("RTE", "label_smoothing"), ("SQuAD", "label_smoothing")):
-        with pytest.raises(UserError, match=rf"{section}: {name} is for words with labels: move it to tagging"):
-            recipe.trials_of(section)
-    path.write_text("extends: electra\ntasks: {RTE: {views: full}, tagging: {views: full, view_layers: all}}\n")
-    recipe = load_recipe(str(path), "small")
-    assert (recipe.trials_of("tagging")[0].views, recipe.trials_of("tagging")[0].view_layers) == ("full", "all")
-    with pytest.raises(UserError, match="RTE: views is for words with labels"):
-        recipe.trials_of("RTE")
-    path.write_text("extends: electra\ntasks: {RTE: {unlabeled_start: 0.3}}\n")
-    with pytest.raises(UserError, match="RTE: unlabeled_start is for words with labels"):
-        load_recipe(str(path), "small").trials_of("RTE")
+    for name, value in (("label_smoothing", 0.1), ("views", "full"), ("view_layers", "all"), ("unlabeled_start", 0.3)):
+        path.write_text(f"extends: electra\ntasks: {{RTE: {{{name}: {value}}}, tagging: {{{name}: {value}}}}}\n")
+        recipe = load_recipe(str(path), "small")
+        assert getattr(only(recipe, "tagging"), name) == value
+        with pytest.raises(UserError, match=f"RTE: {name} is for words with labels: move it to tagging"):
+            recipe.trials_of("RTE")
     for value, message in (("view_layers: most", "half or all"), ("unlabeled_start: 1", "0 or more and below 1")):
         path.write_text(f"extends: electra\ntasks: {{tagging: {{{value}}}}}\n")
         with pytest.raises(UserError, match=message):

@@ -107,21 +107,18 @@ def test_checkpoints_are_stored_with_keep_checkpoints(tmp_path, trainings):
     assert state["last_optimizer_state"] is not None
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
+def test_directory_of_another_run_is_refused_before_training(tmp_path, trainings):
+    execute(tmp_path, seeds=(2,))
+    for changed, message in (
         ({"trials": (dataclasses.replace(HYPERPARAMETERS, lr=2e-3),)}, r"settings lr: 0.001 there, 0.002 here"),
         (
             {"checkpoint": dataclasses.replace(START, sha256="e" * 64)},
             r"checkpoint_sha256: cccccccccccc\.\.\. there, eeee",
         ),
         ({"precision": "fp16"}, "precision: float32 there, fp16 here"),
-    ],
-)
-def test_directory_of_another_run_is_refused_before_training(tmp_path, trainings, changed, message):
-    execute(tmp_path, seeds=(2,))
-    with pytest.raises(UserError, match=message):
-        execute(tmp_path, **changed)
+    ):
+        with pytest.raises(UserError, match=message):
+            execute(tmp_path, **changed)
     assert trainings == ["seed2"]
 
 

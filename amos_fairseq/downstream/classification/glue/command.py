@@ -22,10 +22,15 @@ from amos_fairseq.downstream.benchmark import (
 )
 from amos_fairseq.downstream.classification.benchmark import TextBenchmark, TextData, read_glue_data, read_text_data
 from amos_fairseq.downstream.classification.dataset import TASK_FOLDER
-from amos_fairseq.downstream.classification.glue.beside import difference_table, predictions_of_seeds, read_glue_summary
 from amos_fairseq.downstream.classification.glue.leaderboard import has_test_set, write_submission
 from amos_fairseq.downstream.classification.glue.prepare import prepare_glue_inside
-from amos_fairseq.downstream.classification.glue.table import average, glue_table
+from amos_fairseq.downstream.classification.glue.table import (
+    average,
+    difference_table,
+    glue_table,
+    predictions_of_seeds,
+    read_glue_summary,
+)
 from amos_fairseq.downstream.classification.glue.tasks import (
     AVERAGED,
     DIAGNOSTIC,
@@ -78,19 +83,13 @@ DIFFERENCES = "glue_differences"
 
 @dataclass(frozen=True)
 class GlueOptions:
-    """What else than its tasks a table of GLUE has.
+    """The options of the command besides its tasks.
 
     Attributes:
         own: prepared directories of the user's own tasks by name, which are run beside GLUE's.
-        max_rows: number of rows of a task to train on, if it has more.
-        teachers: predictions that train beside the labels.
         with_train: write the predictions of the rows to train on, for students.
-        beside: outputs of other calls, whose results are rows of the table, and are compared with.
         intermediate: OUT of the MNLI runs that RTE, STS-B and MRPC start from; it may be the session's own.
         squad: directory with ``squad.json``; None for OUT, where it may be missing.
-        with_paper: add the papers' rows to the table.
-        with_test: predict the test sets and write the leaderboard's archive.
-        multi_task: train one model for all tasks, with a head for each.
     """
 
     own: Mapping[str, Path] = field(default_factory=dict)

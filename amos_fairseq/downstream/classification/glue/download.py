@@ -19,11 +19,8 @@ from amos_fairseq.files import explain_write_errors, whole_folder
 from amos_fairseq.output.terminal import say
 from amos_fairseq.text.table_files import open_arrow
 
-COMMAND = "download"
 REPOSITORY = "nyu-mll/glue"
 REVISION = "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c"
-
-
 # Columns of texts that have other names on the hub; its folders are named cola, sst2, stsb, ...
 HUB_TEXTS = {"MRPC": ("sentence1", "sentence2"), **dict.fromkeys(("MNLI", "AX"), ("premise", "hypothesis"))}
 
@@ -35,7 +32,7 @@ def run(given: argparse.Namespace) -> None:
         names = {split: Path(places[0]) for split, places in task.files.items()}
         folder = given.out / names["test"].parent
         if all((given.out / name).is_file() for name in names.values()):
-            say(f"{task.name} is already there: skipped", COMMAND)
+            say(f"{task.name} is already there: skipped", "download")
             continue
         if folder.exists():
             raise UserError(f"{folder} exists, but lacks official files of {task.name}: remove it or give another OUT")
@@ -47,7 +44,7 @@ def run(given: argparse.Namespace) -> None:
             for split, name in names.items():
                 lines = official_lines(task, split, snapshot)
                 (unfinished / name.name).write_text("".join(lines), encoding="utf-8", newline="\n")
-        say(f"{task.name}: {', '.join(sorted(path.name for path in folder.iterdir()))}", COMMAND)
+        say(f"{task.name}: {', '.join(sorted(path.name for path in folder.iterdir()))}", "download")
 
 
 def hub_folder(task: GlueTask) -> str:
@@ -71,11 +68,8 @@ def fetch(folder: str) -> Path:
 
 
 def official_lines(task: GlueTask, split: str, snapshot: Path) -> Iterator[str]:
-    """Yield the lines of an official file, with the columns that ``amos prepare glue`` reads.
-
-    A file of the hub with another number of rows than the official one is refused, and so is a text that a line of a table
-    cannot have.
-    """
+    """Yield the lines of an official file, with the columns that ``amos prepare glue`` reads. Another number of rows than that
+    of the official one is refused, and so is a text that a line of a table cannot have."""
     folder, columns = snapshot / hub_folder(task), HUB_TEXTS.get(task.name, task.texts)
     name = "test" if task.name == DIAGNOSTIC else Path(task.files[split][0]).stem.replace("dev", "validation")
     files = sorted(folder.glob(f"{name}-*.parquet"))

@@ -36,12 +36,9 @@ def write_submission(
 ) -> tuple[Path, list[str]]:
     """Predict every test set with the best dev run of its task, and write a zip file with a table for each.
 
-    A table has the header ``index``, ``prediction`` and one row per line of the test file, in its order: the name of the class
-    (numbers for CoLA, SST-2, MRPC, QQP and WNLI), or a similarity from 0 to 5. The server requires every file and every row:
-    test sets without predictions and broken lines are filled with the first class, or the middle of the scale.
-
-    Returns:
-        The path of the archive, and a notice for each file that is completely or partly filled.
+    A table has one row per line of the test file, in its order: the name of the class, or a similarity from 0 to 5. The server
+    requires every file and every row: test sets without predictions and broken lines are filled with the first class, or the
+    middle of the scale. There is a notice for each of them.
     """
     tables, notices = {}, []
     for name, task in TASKS.items():

@@ -9,7 +9,8 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from synthetic_glue import session
 
 from amos_fairseq.downstream.classification.benchmark import read_glue_data
-from amos_fairseq.downstream.classification.glue.beside import (
+from amos_fairseq.downstream.classification.glue.command import GlueOptions, open_glue
+from amos_fairseq.downstream.classification.glue.table import (
     NUM_RESAMPLES,
     cells,
     difference_table,
@@ -19,7 +20,6 @@ from amos_fairseq.downstream.classification.glue.beside import (
     read_glue_summary,
     two_sided_p,
 )
-from amos_fairseq.downstream.classification.glue.command import GlueOptions, open_glue
 from amos_fairseq.downstream.runner import run_benchmark
 from amos_fairseq.errors import UserError
 
