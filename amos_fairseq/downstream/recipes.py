@@ -86,12 +86,8 @@ class Hyperparameters:
     similar_lengths: bool = setting(False, "batches of examples of similar length, which need little padding")
     # Mosbach et al. 2021 and Zhang et al. 2021: small data need more epochs than BERT's 3. The number of checkpoints and of
     # scores on dev stays that of epochs.
-    min_updates: int = setting(
-        0, "repeat all epochs two times, three times, ... until there are as many updates", COUNT
-    )
-    layers: str = setting(
-        "last", "what the head reads: the last layer, the number of one, or a mix; see FineTunedModel"
-    )
+    min_updates: int = setting(0, "repeat all epochs two times, three times, ... for as many updates", COUNT)
+    layers: str = setting("last", "what the head reads: the last layer, a number, or a mix; see FineTunedModel")
     new_top_layers: int = setting(0, "how many of the upper layers start from new random weights", COUNT)
     pooling: str = setting("first", "what the head of texts reads: the state of the first token, or the mean of all")
     label_smoothing: float = setting(0.0, "of words: share of a label that is spread over all in training", SHARE)
@@ -109,9 +105,8 @@ class Hyperparameters:
 
     def schedule(self, num_examples: int, carries_rest: bool = False) -> Schedule:
         """Return the length of a run; ``carries_rest``: examples that fill no batch at the end of an epoch begin the next."""
-        updates_per_epoch = (
-            num_examples / self.batch_size if carries_rest else math.ceil(num_examples / self.batch_size)
-        )
+        batches = num_examples / self.batch_size
+        updates_per_epoch = batches if carries_rest else math.ceil(batches)
         repetitions = max(1, math.ceil(self.min_updates / (updates_per_epoch * self.epochs)))
         num_epochs = self.epochs * repetitions
         total = num_examples * num_epochs // self.batch_size if carries_rest else updates_per_epoch * num_epochs
