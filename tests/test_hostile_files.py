@@ -48,9 +48,8 @@ SQUAD_MANIFEST = {
 }
 INPUT = {"bytes": 2, "sha256": "x"}
 CORPUS = {"task_data": "x", "settings": {"seed": 1}, "inputs": [INPUT], "shards": [{"directory": "."}]}
-SPLIT = {"inputs": [{}], "train": [[2]], "sample": {"documents": 1, "paragraphs": 1, "bytes": 2}}
-SETTINGS = SimpleNamespace(describe=lambda: {"seed": 1})
-IDENTITY = {"settings": {"seed": 1}, "inputs": {}}
+SPLIT = {"documents": [1], "train": [[2]], "sample": {"documents": 1, "paragraphs": 1, "bytes": 2}}
+IDENTITY = {"settings": {"seed": 1}, "inputs": []}
 GLUE_TASK = {"task": "RTE", "tokenizer_sha256": "x", "max_train_rows": None, "seed": None}
 GLUE_TASK |= {"splits": {"train": {"sha256": "x"}}, "files": {}, "sha256": {}}
 PREPARED_GLUE = GLUE_TASK | {
@@ -87,7 +86,7 @@ def name_in_card(path: Path) -> None:
 
 
 def continue_corpus(path: Path) -> None:
-    with prepare_text._unfinished_corpus(path.parents[1], [], SETTINGS):
+    with prepare_text._unfinished_corpus(path.parents[1], IDENTITY):
         raise SystemError("it would continue here")  # which removes nothing
 
 

@@ -20,7 +20,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.fingerprint import DICTIONARY_FILE, TOKENIZER_DIRECTORY, directory_sha256, file_sha256
 from amos_fairseq.models.fine_tuning import class_of_checkpoint, is_fine_tuned
 from amos_fairseq.setting_checks import check_saved_settings, model_settings
-from amos_fairseq.text.special_tokens import MASK_SYMBOL
+from amos_fairseq.text import MASK_SYMBOL
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
 
 CheckpointPath = str | os.PathLike

@@ -16,7 +16,7 @@ from fairseq.data import Dictionary, FairseqDataset
 
 from amos_fairseq.data.seeding import EpochOrder, Purpose, keyed_generator
 from amos_fairseq.errors import UserError
-from amos_fairseq.text.special_tokens import MASK_SYMBOL, special_ids
+from amos_fairseq.text import MASK_SYMBOL, special_ids
 
 
 def num_masked_positions(mask_prob: float, length: int) -> int:

@@ -28,7 +28,7 @@ from amos_fairseq.recipes import DEFAULT_VOCABULARY, find_recipe
 from amos_fairseq.recipes.composition import compose_recipe
 from amos_fairseq.setting_checks import check_ranges, config_class, model_settings
 from amos_fairseq.tasks.text_pretraining import TextPretrainingConfig, TextPretrainingTask
-from amos_fairseq.text.special_tokens import LARGEST_VOCABULARY, MASK_SYMBOL
+from amos_fairseq.text import LARGEST_VOCABULARY, MASK_SYMBOL
 
 # A checkpoint without one of these was not written by a run of pretraining, such as an imported one.
 OF_A_RUN = (

@@ -18,7 +18,7 @@ from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face import custom_code
 from amos_fairseq.hugging_face.weights import CUSTOM
-from amos_fairseq.text.special_tokens import MASK_SYMBOL
+from amos_fairseq.text import MASK_SYMBOL
 from amos_fairseq.text.tokenization.conversion import SPACE, token_ids
 from amos_fairseq.text.tokenization.fast_tokenizer import SENTENCEPIECE, FastTokenizer, frame_inputs, row_map
 from amos_fairseq.text.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer

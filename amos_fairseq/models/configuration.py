@@ -28,7 +28,7 @@ from amos_fairseq.modules.heads import (
 )
 from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
 from amos_fairseq.setting_checks import setting
-from amos_fairseq.text.special_tokens import special_ids
+from amos_fairseq.text import special_ids
 
 BERT, MODERN = "bert", "modernbert"
 # The second part of the names of ModernBERT's architectures: MODEL_modern_SIZE.

@@ -28,7 +28,6 @@ from amos_fairseq.models.teams import TeamsModel
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.output.terminal import progress_bar
 from amos_fairseq.probing.targets import AnnotatedText
-from amos_fairseq.text.tokenization.words import encode_words
 
 PIECES = "pieces"  # the "layer" of token embeddings that are only looked up
 MIXTURE = "mix"  # all layers, mixed by learned weights
@@ -154,7 +153,7 @@ def encode_split(
     limit = loaded.model.max_positions() - 2
     sentences, word_pieces, start = [], [], 0
     for example in examples:
-        pieces, ranges = encode_words(loaded.tokenizer, example.words)
+        pieces, ranges = loaded.tokenizer.encode_words(example.words)
         ids = pieces[:limit]
         sentences.append(torch.tensor([dictionary.bos(), *ids, dictionary.eos()]))
         word_pieces.append([(start + a, start + b) if b <= limit else None for a, b in ranges])

@@ -17,8 +17,8 @@ from amos_fairseq.downstream.tagging.word_files import Sentence, read_columns, r
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text, whole_folder
 from amos_fairseq.output.terminal import say
+from amos_fairseq.text.input_files import kind_and_compression, read_lines
 from amos_fairseq.text.prepared_data import check_inputs, describe_source, is_finished, prepared_data
-from amos_fairseq.text.text_files import InputFile, kind_and_compression
 
 MANIFEST = "probing.json"
 HELD_OUT = 10  # where there is no validation file, every tenth sentence of the training file is held out
@@ -67,7 +67,7 @@ def read_semeval(path: Path) -> list[Record]:
     Words are separated at spaces and at the tags of both nominals, so that spans are exact.
     """
     records = []
-    lines = ((number, line.decode("utf-8").strip()) for number, line in InputFile(path).lines())
+    lines = ((number, line.decode("utf-8").strip()) for number, line in read_lines(path))
     for number, line in lines:
         if not line or line.startswith("Comment"):
             continue

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from amos_fairseq.errors import UserError
 from amos_fairseq.fingerprint import file_sha256
 from amos_fairseq.strangers import is_unicode, parse_json, plain_name
-from amos_fairseq.text.text_files import InputFile
+from amos_fairseq.text.input_files import read_lines
 
 SPLITS = ("train", "valid", "test")
 # Tasks in the order of the semantic depth that AMOS "Figure 4" takes from Tenney et al. (2019a); others follow by name.
@@ -106,7 +106,7 @@ def read_task(data: Path, name: str) -> ProbingTask:
 def read_examples(path: Path) -> list[AnnotatedText]:
     """Read one file."""
     examples = []
-    for number, line in InputFile(path).lines():
+    for number, line in read_lines(path):
         if line.strip():
             reason = NOT_JSON
             try:

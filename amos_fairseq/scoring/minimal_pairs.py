@@ -38,13 +38,7 @@ from amos_fairseq.probing.features import random_weights
 from amos_fairseq.scoring.lines import DECIMALS, EncodedLine, LineScorer, encoded_lines, with_unknown_pieces
 from amos_fairseq.scoring.token_scorers import DetectionScorer, build_pair_scorer
 from amos_fairseq.strangers import field, parse_json, plain_name
-from amos_fairseq.text.text_files import (
-    COMPRESSIONS,
-    InputFile,
-    kind_and_compression,
-    refuse_many_brackets,
-    refuse_other_formats,
-)
+from amos_fairseq.text.input_files import COMPRESSIONS, kind_and_compression, read_lines, refuse_many_brackets
 from amos_fairseq.text.tokenization.tokenizer import SPECIAL_SYMBOLS, read_dictionary_symbols
 
 FORMAT = 1
@@ -151,12 +145,11 @@ def read_pairs(paths: Sequence[Path]) -> tuple[list[MinimalPair], list[dict[str,
 
 
 def _pairs_of(path: Path) -> tuple[list[MinimalPair], str]:
-    refuse_other_formats(path)
-    file, pairs, default = InputFile(path), [], default_uid(path)
+    pairs, default = [], default_uid(path)
     with explain_os_errors(f"{path}: the pairs cannot be read", ": give files of JSON lines with --pairs"):
         if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
             raise UserError(f"{path} is a folder or a pipe, not a file: give files of JSON lines with --pairs")
-        for number, line in file.lines():
+        for number, line in read_lines(path):
             if not line.strip():
                 continue
             refuse_many_brackets(line, path, number)
@@ -166,7 +159,7 @@ def _pairs_of(path: Path) -> tuple[list[MinimalPair], str]:
                 raise UserError(f"{path}, line {number}: {error}; {HINT}") from error
     if not pairs:
         raise UserError(f"{path} has no pairs: {HINT}")
-    return pairs, file.sha256
+    return pairs, file_sha256(path)
 
 
 def default_uid(path: Path) -> str:

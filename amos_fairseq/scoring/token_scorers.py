@@ -25,7 +25,7 @@ from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.models.teams import TeamsModel
-from amos_fairseq.text.special_tokens import MASK_SYMBOL
+from amos_fairseq.text import MASK_SYMBOL
 
 # Tokens [B,T] int64 -> a value for each token [B,T] float32.
 ScoreAll = Callable[[Tensor], Tensor]

@@ -31,7 +31,7 @@ from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.recipes import PRECISIONS
 from amos_fairseq.setting_checks import check_ranges, setting
 from amos_fairseq.tasks.corpus_task import CorpusTask, arch_name
-from amos_fairseq.text.special_tokens import MASK_SYMBOL, special_ids
+from amos_fairseq.text import MASK_SYMBOL, special_ids
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.text.processes import InOrder, use_threads
+from amos_fairseq.text.processes import Map, use_threads
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
 
 # The ids of fairseq's own symbols: every dictionary begins with <s>, <pad>, </s>, <unk>.
@@ -22,20 +22,7 @@ USUAL_MAX_POSITIONS = (64, 128, 256, 512)
 # What is counted of a text. words: separated by white space; pieces: without the </s> of each line; tokens: with them and with
 # the lines of </s> alone between documents; unknown: pieces that are not in dict.txt.
 COUNTS = ("documents", "paragraphs", "words", "bytes", "pieces", "tokens", "unknown")
-_BATCH_ROWS = 1000
-
-
-class SymbolIds(dict[str, int]):
-    """Dictionary symbol -> id; a piece that is not in ``dict.txt`` is unknown."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        super().__init__((symbol, i) for i, symbol in enumerate(tokenizer.dictionary_symbols, NUM_FAIRSEQ_SYMBOLS))
-
-    def __missing__(self, symbol: str) -> int:
-        return UNKNOWN_ID
-
-    def of(self, pieces: Sequence[str]) -> list[int]:
-        return list(map(self.__getitem__, pieces))
+BATCH_ROWS = 1000
 
 
 class BinarizedFile(contextlib.AbstractContextManager):
@@ -71,20 +58,18 @@ class BinarizedFile(contextlib.AbstractContextManager):
 
 
 _tokenizer: Tokenizer | None = None
-_ids: SymbolIds | None = None
 
 
 def start_encoding_process(tokenizer_directory: Path) -> None:
     """Initialize a process that encodes, with one tokenizer and one thread."""
-    global _tokenizer, _ids
+    global _tokenizer
     use_threads(1)
     _tokenizer = load_tokenizer(tokenizer_directory)
-    _ids = SymbolIds(_tokenizer)
 
 
 def encode_lines(lines: list[str]) -> list[list[int]]:
     """Return the ids of each line, without ``</s>``, in a process that :func:`start_encoding_process` has initialized."""
-    return [_ids.of(pieces) for pieces in _tokenizer.encode_lines(lines)]
+    return [_tokenizer.ids_of(pieces) for pieces in _tokenizer.encode_lines(lines)]
 
 
 def encode_documents(text: str) -> tuple[list[int], list[int], dict[str, int]]:
@@ -158,7 +143,7 @@ def encode_rows(
     rows: Sequence[tuple[str, ...]],
     prefixes: Sequence[Path],
     tokenizer: Tokenizer,
-    in_order: InOrder,
+    map_in_order: Map,
     on_done: Callable[[int], object],
 ) -> dict[str, Any]:
     """Binarize text k of every row into ``prefixes[k]``: a line for each row, ended by ``</s>``.
@@ -168,11 +153,11 @@ def encode_rows(
     """
     tokens: list[int] = []  # of each row
     unknown = 0
-    batches = (rows[start : start + _BATCH_ROWS] for start in range(0, len(rows), _BATCH_ROWS))
+    batches = (rows[start : start + BATCH_ROWS] for start in range(0, len(rows), BATCH_ROWS))
     with contextlib.ExitStack() as stack:
         num_symbols = len(tokenizer) + NUM_FAIRSEQ_SYMBOLS
         files = [stack.enter_context(BinarizedFile(prefix, num_symbols)) for prefix in prefixes]
-        for texts, num_unknown in in_order(encode_batch, batches):
+        for texts, num_unknown in map_in_order(encode_batch, batches):
             for file, (ids, lengths) in zip(files, texts, strict=True):
                 file.add_lines(ids, lengths)
             of_batch = [1 + sum(row) for row in zip(*(lengths for _, lengths in texts), strict=True)]

@@ -27,8 +27,8 @@ from amos_fairseq.fingerprint import DICTIONARY_FILE, TOKENIZER_DIRECTORY, file_
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.process import version_of
 from amos_fairseq.recipes import planned_text
-from amos_fairseq.strangers import LARGEST_COUNT, field, read_json, text_in, whole_number
-from amos_fairseq.text import DEFAULT_VOCAB_SIZE, MANIFEST, TEXT_COLUMN
+from amos_fairseq.strangers import LARGEST_COUNT, field, read_json, whole_number
+from amos_fairseq.text import DEFAULT_VOCAB_SIZE, LARGEST_VOCABULARY, MANIFEST, TEXT_COLUMN
 from amos_fairseq.text.encoding import (
     NUM_FAIRSEQ_SYMBOLS,
     encode_file,
@@ -36,6 +36,7 @@ from amos_fairseq.text.encoding import (
     join_encoded,
     start_encoding_process,
 )
+from amos_fairseq.text.input_files import check_documents, files_of, has_columns
 from amos_fairseq.text.prepared_data import check_paths
 from amos_fairseq.text.processes import (
     KilledWorkerError,
@@ -44,20 +45,7 @@ from amos_fairseq.text.processes import (
     process_pool,
     use_threads,
 )
-from amos_fairseq.text.special_tokens import LARGEST_VOCABULARY
-from amos_fairseq.text.split import (
-    SAMPLE,
-    VALID,
-    Split,
-    SplitSettings,
-    TableDocuments,
-    group_into_shards,
-    size_of,
-    split_corpus,
-    text_file,
-)
-from amos_fairseq.text.table_files import files_of, is_table
-from amos_fairseq.text.text_files import JSON_LINES, kind_and_compression, refuse_other_formats
+from amos_fairseq.text.split import SAMPLE, VALID, Split, SplitSettings, group_into_shards, split_corpus, text_file
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
 from amos_fairseq.text.tokenization.conversion import from_sentencepiece
 from amos_fairseq.text.vocabulary import learn_tokenizer
@@ -88,9 +76,9 @@ class CorpusSettings:
 def run(arguments: argparse.Namespace) -> None:
     """Write the corpus of the inputs to OUT, or continue an unfinished one."""
     # What can be checked is checked before any work.
-    inputs, out = arguments.text, arguments.out
-    check_paths(*inputs, out)
-    _check_texts(inputs, arguments.text_column)
+    paths, out = arguments.text, arguments.out
+    check_paths(*paths, out)
+    _check_texts(paths, arguments.text_column)
     if ":" in str(out):
         raise UserError(
             f"--out {out}: fairseq separates the shards of a corpus by colons, choose a name without colons"
@@ -98,14 +86,15 @@ def run(arguments: argparse.Namespace) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is not a directory")
     settings, workers = _settings(arguments), number_of_processes(arguments.workers)
+    inputs = _describe_inputs(paths)
     if is_finished_corpus(out, settings.describe(), inputs):
         say(f"{out} is finished already, with these inputs and settings: nothing to do")
         return
-    with _unfinished_corpus(out, inputs, settings) as root:
-        split = _read_inputs(root / "text", inputs, settings.split)
+    with _unfinished_corpus(out, {"settings": settings.describe(), "inputs": inputs}) as root:
+        split = _read_inputs(root / "text", paths, settings.split)
         tokenizer = _make_tokenizer(root, settings, workers)
         _encode(root, split, workers)
-        manifest = _join(root, out, split, settings, tokenizer)
+        manifest = _join(root, out, inputs, split, settings, tokenizer)
         _publish(root / "corpus", out)
     for line in _sizes(manifest["train"]["tokens"], manifest["valid"]["tokens"]):
         say(line)
@@ -114,77 +103,70 @@ def run(arguments: argparse.Namespace) -> None:
     )
 
 
+def _describe_inputs(paths: list[Path]) -> list[dict[str, Any]]:
+    sizes = [sum(file.stat().st_size for file in files_of(path)) for path in paths]
+    with progress_bar(sum(sizes), "hash", "B", delay=2) as bar:
+        hashes = [joined_sha256(files_of(path), bar.update) for path in paths]
+    facts = zip(paths, sizes, hashes, strict=True)
+    return [{"name": path.name, "bytes": size, "sha256": sha256} for path, size, sha256 in facts]
+
+
 @contextlib.contextmanager
-def _unfinished_corpus(out: Path, inputs: list[Path], settings: CorpusSettings) -> Iterator[Path]:
+def _unfinished_corpus(out: Path, identity: dict[str, Any]) -> Iterator[Path]:
     """Lock ``OUT/.prepare`` and yield it. It is removed behind the body, unless another run can continue it."""
-    root = out / UNFINISHED
+    root, is_new = out / UNFINISHED, not out.exists()
     refuse_link(root)
-    if out.exists() and not root.is_dir() and any(out.iterdir()):
+    if not is_new and not root.is_dir() and any(out.iterdir()):
         raise UserError(f"--out {out} is not empty and contains no corpus of amos prepare: give another directory")
-    is_new = not out.exists()
     root.mkdir(parents=True, exist_ok=True)
     lock = take_lock(
         root / "lock", f"another amos prepare is writing {out}", "wait for it, or give another output directory"
     )
     try:
-        _claim(root, inputs, settings)
+        _claim(root, identity)
+        goes_on = False
         try:
             yield root
-            shutil.rmtree(root)
         except UserError as error:
             # After a killed process the same command may succeed with fewer workers; other errors need other arguments.
-            if not (isinstance(error, KilledWorkerError) and (root / TOKENIZER_DIRECTORY).is_dir()):
-                shutil.rmtree(root)
+            goes_on = isinstance(error, KilledWorkerError) and (root / TOKENIZER_DIRECTORY).is_dir()
+            raise
+        except BaseException:
+            goes_on = (root / "text").is_dir()
             raise
         finally:
-            if not (root / "text").is_dir():
-                shutil.rmtree(root, ignore_errors=True)
+            if not goes_on:
+                shutil.rmtree(root)
     finally:
         if is_new and not any(out.iterdir()):
             out.rmdir()
         lock.release()
 
 
-def _claim(root: Path, inputs: list[Path], settings: CorpusSettings) -> None:
+def _claim(root: Path, identity: dict[str, Any]) -> None:
     # The files of a folder that is a link would be moved, replaced or removed elsewhere.
     for folder, folders, files in os.walk(root):  # it follows no links
         for name in (*folders, *files):
             refuse_link(Path(folder, name))
     record = root / "identity.json"
-    if not any((root / stage).exists() for stage in ("text", TOKENIZER_DIRECTORY, "corpus")):
-        record.unlink(missing_ok=True)  # of a run that finished nothing
-    elif not record.is_file():
+    if not record.is_file() and any(path.name != "lock" for path in root.iterdir()):
         raise UserError(f"{root} was not written by this command: remove it, or give another --out")
-    # A finished corpus is compared by content.
-    identity = {
-        "settings": settings.describe(),
-        "inputs": {
-            str(path.absolute()): [[file.stat().st_size, file.stat().st_mtime_ns] for file in files_of(path)]
-            for path in inputs
-        },
-    }
-    claim(
-        record,
-        identity,
-        f"{root.parent} contains an unfinished corpus of other inputs or settings",
-        f"repeat the command that started it, or remove {root}",
-    )
+    problem = f"{root.parent} contains an unfinished corpus of other inputs or settings"
+    claim(record, identity, problem, f"repeat the command that started it, or remove {root}")
 
 
-def _read_inputs(text: Path, inputs: list[Path], settings: SplitSettings) -> Split:
+def _read_inputs(text: Path, paths: list[Path], settings: SplitSettings) -> Split:
     record = text / "split.json"
     if not text.is_dir():
-        with whole_folder(text) as directory, progress_bar(sum(map(size_of, inputs)), "read", "B") as bar:
-            split = split_corpus(inputs, directory, settings, bar.update)
+        size = sum(file.stat().st_size for path in paths for file in files_of(path))
+        with whole_folder(text) as directory, progress_bar(size, "read", "B") as bar:
+            split = split_corpus(paths, directory, settings, bar.update)
             (directory / record.name).write_text(json_text(dataclasses.asdict(split)), encoding="utf-8")
     hint = "what is unfinished was removed, repeat the command"
     content = read_json(record, hint)
     try:
-        return Split(
-            field(content, "inputs", list),
-            field(content, "sample", dict),
-            [[whole_number(size) for size in group] for group in field(content, "train", list)],
-        )
+        train = [[whole_number(size) for size in group] for group in field(content, "train", list)]
+        return Split(field(content, "documents", list), field(content, "sample", dict), train)
     except (ValueError, TypeError) as error:
         raise UserError(f"{record} is damaged: {hint}") from error
 
@@ -213,13 +195,20 @@ def _encode(root: Path, split: Split, workers: int) -> None:
     waiting = [file for file in files if not encoded_file(file).exists()]
     with (
         progress_bar(sum(file.stat().st_size for file in waiting), "encode", "B") as bar,
-        process_pool(workers, start_encoding_process, root / TOKENIZER_DIRECTORY) as in_order,
+        process_pool(workers, start_encoding_process, root / TOKENIZER_DIRECTORY) as map_in_order,
     ):
-        for size in in_order(encode_file, waiting):
+        for size in map_in_order(encode_file, waiting):
             bar.update(size)
 
 
-def _join(root: Path, out: Path, split: Split, settings: CorpusSettings, tokenizer: Tokenizer) -> dict[str, Any]:
+def _join(
+    root: Path,
+    out: Path,
+    inputs: list[dict[str, Any]],
+    split: Split,
+    settings: CorpusSettings,
+    tokenizer: Tokenizer,
+) -> dict[str, Any]:
     """Write the shards, the tokenizer and ``corpus.json`` to ``.prepare/corpus``; return the content of the last."""
     corpus, text = root / "corpus", root / "text"
     shutil.rmtree(corpus, ignore_errors=True)
@@ -242,7 +231,7 @@ def _join(root: Path, out: Path, split: Split, settings: CorpusSettings, tokeniz
         "versions": {library: version_of(library) for library in _LIBRARIES},
         "tokenizer": {**tokenizer.settings(), "pieces": len(tokenizer), "sha256": tokenizer.sha256},
         "vocabulary_sample": split.sample,
-        "inputs": split.inputs,
+        "inputs": [{**facts, "documents": n} for facts, n in zip(inputs, split.documents, strict=True)],
         "train": _with_shares({name: sum(counts[name] for counts in of_train) for name in of_train[0]}),
         "valid": records[0]["valid"],
         "shards": records,
@@ -298,61 +287,37 @@ def _sizes(train: int, valid: int) -> list[str]:
     ]
 
 
-def is_finished_corpus(out: Path, settings: dict[str, Any], inputs: list[Path]) -> bool:
+def is_finished_corpus(out: Path, settings: dict[str, Any], inputs: list[dict[str, Any]]) -> bool:
     """Return whether ``out`` contains the finished corpus of these inputs and settings; refuse one of others."""
-    if not (out / MANIFEST).is_file():
+    path = out / MANIFEST
+    if not path.is_file():
         return False
-    manifest = read_corpus_manifest(out)
-    # Corpora that were made before there was a choice had these.
-    earlier, records = {"text_column": TEXT_COLUMN, "csv_quotes": False} | manifest["settings"], manifest["inputs"]
-    there = {name: earlier.get(name) for name in settings}
+    manifest = read_json(path, "it was not written by amos prepare; give another --out")
+    try:
+        # Corpora that were made before there was a choice had these.
+        recorded = {"text_column": TEXT_COLUMN, "csv_quotes": False} | manifest["settings"]
+        sources = [(record["bytes"], record["sha256"]) for record in manifest["inputs"]]
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path} was not written by amos prepare: give another --out") from error
+    there = {name: recorded.get(name) for name in settings}
     if there != settings:
         raise UserError(
             f"{out} contains a finished corpus with other settings ({first_difference(there, settings)}): give another "
             "--out, or remove it"
         )
-    same = [size_of(path) for path in inputs] == [record["bytes"] for record in records]
-    hashes = (joined_sha256(files_of(path)) for path in inputs)
-    if not same or any(sha256 != record["sha256"] for sha256, record in zip(hashes, records, strict=True)):
+    if sources != [(facts["bytes"], facts["sha256"]) for facts in inputs]:
         raise UserError(f"{out} contains a finished corpus of other inputs: give another --out, or remove it")
     refuse_link(out / UNFINISHED)
     shutil.rmtree(out / UNFINISHED, ignore_errors=True)  # left by a run that was killed in its last step
     return True
 
 
-def read_corpus_manifest(out: Path) -> dict[str, Any]:
-    """Return ``corpus.json`` of ``out``; raise :class:`UserError` if another program wrote it."""
-    path = out / MANIFEST
-    manifest = read_json(path, "it was not written by amos prepare; give another --out")
-    try:
-        text_in(manifest["task_data"])
-        field(manifest, "settings", dict)
-        field(manifest, "shards", list)
-        for record in field(manifest, "inputs", list):
-            whole_number(record["bytes"])
-            text_in(record["sha256"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} was not written by amos prepare: give another --out") from error
-    return manifest
-
-
 def _check_texts(paths: list[Path], column: str | None) -> None:
     for path in paths:
-        if is_table(path):
-            TableDocuments(path).check_column(column or TEXT_COLUMN)
-            continue
-        refuse_other_formats(path)
-        if not path.exists():
-            raise UserError(f"{path}: no such file")
-        if not path.is_file():
-            raise UserError(f"{path} is not a file: give the files themselves, for example {path}/*")
-        if not os.access(path, os.R_OK):
-            raise UserError(f"{path} cannot be read: permission denied")
-        if path.stat().st_size == 0:
-            raise UserError(f"{path} is empty: remove it from the inputs or fill it")
+        check_documents(path, column or TEXT_COLUMN)
     if len({path.resolve() for path in paths}) < len(paths):
         raise UserError("the same input file is given twice")
-    if column is not None and not any(is_table(path) or kind_and_compression(path)[0] in JSON_LINES for path in paths):
+    if column is not None and not any(map(has_columns, paths)):
         raise UserError(f"--text-column {column}: no input has columns, they are all plain text: remove the flag")
 
 
@@ -365,12 +330,11 @@ def _settings(arguments: argparse.Namespace) -> CorpusSettings:
         if not 0.5 < megabytes * _MEGABYTE < LARGEST_COUNT:  # false for nan
             raise UserError(f"--{name}-megabytes {megabytes} must be a finite number greater than 0")
         sizes[f"{name}_bytes"] = round(megabytes * _MEGABYTE)
-    column = TEXT_COLUMN if arguments.text_column is None else arguments.text_column
     split = SplitSettings(
         seed=arguments.seed,
         valid_share=arguments.valid_share,
         **sizes,
-        text_column=column,
+        text_column=arguments.text_column or TEXT_COLUMN,
         csv_quotes=arguments.csv_quotes,
     )
     if arguments.tokenizer is not None:
@@ -378,19 +342,16 @@ def _settings(arguments: argparse.Namespace) -> CorpusSettings:
         return CorpusSettings(split, tokenizer, tokenizer.cased)
     bpe = arguments.bpe or "sentencepiece"
     size = DEFAULT_VOCAB_SIZE if arguments.vocab_size is None else arguments.vocab_size
-    if size < 1:
-        raise UserError(f"--vocab-size {size} must be greater than 0")
-    if size > LARGEST_VOCABULARY:
-        raise UserError(f"--vocab-size {size} is too large: give at most {LARGEST_VOCABULARY:,}")
+    if not 1 <= size <= LARGEST_VOCABULARY:
+        raise UserError(f"--vocab-size {size}: give at least 1 and at most {LARGEST_VOCABULARY:,}")
     cased = bpe == "sentencepiece" if arguments.cased is None else arguments.cased
     return CorpusSettings(split, None, cased, bpe, size)
 
 
 def _read_tokenizer(arguments: argparse.Namespace) -> Tokenizer:
-    for flag in ("vocab_size", "cased"):
-        if getattr(arguments, flag) is not None:
-            name = "--vocab-size" if flag == "vocab_size" else "--cased or --uncased"
-            raise UserError(f"{name} cannot be combined with --tokenizer, which determines it: remove one of them")
+    for flag, value in {"--vocab-size": arguments.vocab_size, "--cased or --uncased": arguments.cased}.items():
+        if value is not None:
+            raise UserError(f"{flag} cannot be combined with --tokenizer, which determines it: remove one of them")
     if arguments.tokenizer.suffix != ".model":
         return load_tokenizer(arguments.tokenizer)
     if not arguments.tokenizer.is_file():

@@ -18,14 +18,11 @@ from amos_fairseq.text.tokenization.conversion import (
     END_OF_WORD,
     SPACE,
     basic_rules,
-    check_pieces,
     from_bpe,
     from_sentencepiece,
-    sentencepiece_encoder,
     sentencepiece_rules,
 )
 from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer
-from amos_fairseq.text.tokenization.tokenizer import spell_piece
 
 # SentencePiece silently skips longer lines (its max_sentence_length).
 LONGEST_LINE_BYTES = 4192
@@ -36,8 +33,6 @@ MOST_CHARACTERS = 1000
 # For both types: the rarest 0.01 % of all characters may have no piece. At 0.9995, SentencePiece's default,
 # English books and Wikipedia lose "$", "%" and "/"; 0.9999 takes about 100 characters.
 CHARACTER_COVERAGE = 0.9999
-# Text of the sample on which the learned tokenizer is compared with its learner.
-CHECKED_CHARACTERS = 1_000_000
 
 
 def learn_tokenizer(sample: Path, bpe: str, vocab_size: int, cased: bool) -> FastTokenizer:
@@ -45,8 +40,10 @@ def learn_tokenizer(sample: Path, bpe: str, vocab_size: int, cased: bool) -> Fas
 
     ``sample``: UTF-8 text, one paragraph per line; ``bpe``: ``sentencepiece`` or ``fastbpe``.
     """
-    learn = {"sentencepiece": _learn_sentencepiece, "fastbpe": _learn_fastbpe}[bpe]
-    return learn(sample, vocab_size, cased)
+    if bpe == "fastbpe":
+        return _learn_fastbpe(sample, vocab_size, cased)
+    normalizer = sentencepiece_rules(cased)
+    return from_sentencepiece(train_sentencepiece(sample, vocab_size, normalizer), normalizer)
 
 
 def sample_lines(sample: Path) -> Iterator[str]:
@@ -70,24 +67,6 @@ def cut_long_line(line: str, limit: int = LONGEST_LINE_BYTES) -> Iterator[str]:
         rest = rest[cut:].lstrip(b" ")
     if rest:
         yield rest.decode("utf-8")
-
-
-def checked_lines(sample: Path) -> Iterator[str]:
-    """Yield the first lines of the sample, ``CHECKED_CHARACTERS`` in all."""
-    characters = 0
-    for line in sample_lines(sample):
-        if characters > CHECKED_CHARACTERS:
-            return
-        characters += len(line)
-        yield line
-
-
-def _learn_sentencepiece(sample: Path, vocab_size: int, cased: bool) -> FastTokenizer:
-    normalizer = sentencepiece_rules(cased)
-    model = train_sentencepiece(sample, vocab_size, normalizer)
-    tokenizer = from_sentencepiece(model, normalizer)
-    check_pieces(tokenizer, checked_lines(sample), sentencepiece_encoder(model, normalizer))
-    return tokenizer
 
 
 def train_sentencepiece(sample: Path, vocab_size: int, normalizer: normalizers.Normalizer) -> bytes:
@@ -119,23 +98,19 @@ def train_sentencepiece(sample: Path, vocab_size: int, normalizer: normalizers.N
 
 
 def _explain_sentencepiece_error(error: RuntimeError, vocab_size: int) -> Exception:
-    if found := re.search(r"size too high .*<= (\d+)", str(error)):
-        return _too_large(vocab_size, int(found.group(1)) - 1)
-    if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error)):
-        return _too_small(vocab_size, int(found.group(1)) - 1)
+    if limit := re.search(r"size too high .*<= (\d+)", str(error)):
+        return _too_large(vocab_size, int(limit.group(1)) - 1)
+    if limit := re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error)):
+        return _too_small(vocab_size, int(limit.group(1)) - 1)
     return error
 
 
 def _learn_fastbpe(sample: Path, vocab_size: int, cased: bool) -> FastTokenizer:
     alphabet, finals = _characters(sample, cased, vocab_size)
-    learner = _train_bpe(sample, cased, vocab_size, alphabet, finals)
-    model = json.loads(learner.to_str())["model"]
+    model = json.loads(_train_bpe(sample, cased, vocab_size, alphabet, finals).to_str())["model"]
     if len(model["vocab"]) < vocab_size:
         raise _too_large(vocab_size, len(model["vocab"]))
-    tokenizer = from_bpe(alphabet + finals, [(first, second) for first, second in model["merges"]], cased)
-    learner.encode_special_tokens = True  # its characters are special tokens
-    check_pieces(tokenizer, checked_lines(sample), lambda line: [spell_piece(p) for p in learner.encode(line).tokens])
-    return tokenizer
+    return from_bpe(alphabet + finals, [(first, second) for first, second in model["merges"]], cased)
 
 
 def _characters(sample: Path, cased: bool, vocab_size: int) -> tuple[list[str], list[str]]:

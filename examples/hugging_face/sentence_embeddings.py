@@ -23,7 +23,7 @@ from sentence_transformers.losses import CoSENTLoss
 from sentence_transformers.util import batch_to_device
 
 from amos_fairseq.errors import UserError, report_user_errors
-from amos_fairseq.text.table_files import TableFile
+from amos_fairseq.text.input_files import TableFile
 
 RANDOM_PAIRS = 1000
 

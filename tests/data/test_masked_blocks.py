@@ -18,7 +18,7 @@ from synthetic_corpus import make_task, write_corpus
 
 from amos_fairseq.data.masked_blocks import TREATMENTS, num_masked_positions, treat_masked
 from amos_fairseq.errors import UserError
-from amos_fairseq.text.special_tokens import special_ids
+from amos_fairseq.text import special_ids
 
 
 @pytest.mark.parametrize(

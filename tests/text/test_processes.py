@@ -19,23 +19,16 @@ def kill_this(_: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_results_are_in_order_and_few_are_computed_ahead() -> None:
-    taken: list[int] = []
-    tasks = (taken.append(number) or number for number in range(20))
-    with process_pool(2) as in_order:
-        for number, result in enumerate(in_order(str, tasks)):
-            assert result == str(number)
-            assert len(taken) <= number + 4
-
-
-def test_small_work_needs_no_process() -> None:
-    with process_pool(2) as two, process_pool(1) as one:
-        assert set(two(fail_at_three, [1])) == set(one(fail_at_three, range(3))) == {os.getpid()}
+def test_results_are_in_order_and_small_work_needs_no_process() -> None:
+    with process_pool(2, int) as two, process_pool(1, int) as one:
+        assert list(two(str, range(20))) == list(map(str, range(20)))
+        assert os.getpid() not in two(fail_at_three, range(3))
+        assert set(one(fail_at_three, range(3))) == {os.getpid()}
     assert in_own_process(fail_at_three, 1) != os.getpid()
 
 
 def test_an_error_of_a_worker_is_raised_here_and_ends_the_others() -> None:
-    with pytest.raises(UserError, match=r"^three$"), process_pool(2) as in_order:
-        list(in_order(fail_at_three, range(5)))
+    with pytest.raises(UserError, match=r"^three$"), process_pool(2, int) as map_in_order:
+        list(map_in_order(fail_at_three, range(5)))
     with pytest.raises(KilledWorkerError, match="killed by the system, usually because memory is full"):
         in_own_process(kill_this, 0)

@@ -7,7 +7,7 @@ import pytest
 from synthetic_corpus import DOCUMENTS, write_jsonl
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.fingerprint import joined_sha256
+from amos_fairseq.text.input_files import files_of
 from amos_fairseq.text.split import SplitSettings, split_corpus
 
 ROWS = [{"id": n, "body": "\r\n".join(document)} for n, document in enumerate(DOCUMENTS)]
@@ -44,12 +44,8 @@ def content_of_split(path: Path, directory: Path, **columns: object) -> dict[str
     settings = SplitSettings(seed=1, valid_share=0.1, **sizes_of_parts, **columns)
     sizes: list[int] = []
     split = split_corpus([path], directory, settings, sizes.append)
-    files = [path / "state.json", path / "dataset_info.json", *sorted(path.glob("*.arrow"))]
-    files = [path] if path.is_file() else files
-    size = sum(file.stat().st_size for file in files)
-    record = {"name": path.name, "bytes": size, "sha256": joined_sha256(files), "documents": len(DOCUMENTS)}
-    assert split.inputs == [record]
-    assert sum(sizes) == size
+    assert split.documents == [len(DOCUMENTS)]
+    assert sum(sizes) == sum(file.stat().st_size for file in files_of(path))
     return {file.name: file.read_bytes() for file in directory.iterdir()}
 
 
@@ -67,7 +63,7 @@ def test_rows_that_are_left_out_are_counted(tmp_path, capsys):
     (tmp_path / "split").mkdir()
     settings = SplitSettings(seed=1, shard_bytes=99, valid_share=0.5, valid_bytes=99, sample_bytes=99)
     split = split_corpus([path], tmp_path / "split", settings, lambda size: None)
-    assert split.inputs[0]["documents"] == 2
+    assert split.documents == [2]
     assert "t.tsv: 2 of its rows, the first in line 3, do not have the 2 columns" in capsys.readouterr().err
 
 

@@ -26,7 +26,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.files import explain_write_errors, whole_file
 from amos_fairseq.models.fine_tuning import TEXT_HEAD
 from amos_fairseq.output.terminal import progress_bar, say
-from amos_fairseq.text.table_files import TableFile
+from amos_fairseq.text.input_files import TableFile
 
 PREDICTION, PROBABILITY = "prediction", "probability"  # the columns that are added
 SUFFIXES = (".tsv", ".csv", ".jsonl")

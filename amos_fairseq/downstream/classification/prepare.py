@@ -20,6 +20,7 @@ from amos_fairseq.files import json_text
 from amos_fairseq.fingerprint import DICTIONARY_FILE, TOKENIZER_DIRECTORY, files_sha256
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.text.encoding import (
+    BATCH_ROWS,
     END_ID,
     NUM_FAIRSEQ_SYMBOLS,
     UNKNOWN_ID,
@@ -61,12 +62,15 @@ def write_task(
         path.mkdir()
         shutil.copyfile(tokenizer_folder / DICTIONARY_FILE, path / DICTIONARY_FILE)
     facts = {}
+    num_rows, num_processes = sum(map(len, splits.values())), number_of_processes(workers)
+    if num_rows <= BATCH_ROWS:  # too few to start processes for them
+        num_processes = 1
     with (
-        process_pool(number_of_processes(workers), start_encoding_process, tokenizer_folder) as in_order,
-        progress_bar(sum(map(len, splits.values())), f"{name}: encode", "row", delay=2) as bar,
+        process_pool(num_processes, start_encoding_process, tokenizer_folder) as map_in_order,
+        progress_bar(num_rows, f"{name}: encode", "row", delay=2) as bar,
     ):
         for split, rows in splits.items():
-            counts = encode_rows(rows.texts, [path / split for path in inputs], tokenizer, in_order, bar.update)
+            counts = encode_rows(rows.texts, [path / split for path in inputs], tokenizer, map_in_order, bar.update)
             facts[split] = {"source": printable(rows.source), "sha256": rows.sha256, "rows": len(rows), **counts}
     write_labels(directory / "label", space, {split: rows.labels for split, rows in splits.items()})
     for split in with_ids:

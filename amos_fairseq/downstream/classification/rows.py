@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.text.table_files import TSV, TableFile
+from amos_fairseq.fingerprint import joined_sha256
+from amos_fairseq.text.input_files import TSV, TableFile, files_of
 
 # Columns that are taken if none is given: the first of these that the table has.
 TEXT_COLUMNS = (
@@ -116,7 +117,7 @@ class LabeledRows:
         ids: what the table calls each row: its line, or its number from 1 where there are no lines.
         labels: as they are in the file, or what :func:`parse_label` made of them.
         left_out: reason -> number of rows.
-        broken_lines: see :class:`~amos_fairseq.text.table_files.TableFile`.
+        broken_lines: see :class:`~amos_fairseq.text.input_files.TableFile`.
     """
 
     source: str
@@ -182,7 +183,7 @@ def read_rows(
 
     Args:
         texts, label: columns; there may be none of labels.
-        header, csv_quotes, on_read: see :class:`~amos_fairseq.text.table_files.TableFile`.
+        header, csv_quotes, on_read: see :class:`~amos_fairseq.text.input_files.TableFile`.
         with_empty: read the rows without a text, too.
         id_columns: the first of them that the table has names the rows, or else their position in the file; without any,
             their line does.
@@ -200,7 +201,7 @@ def read_rows(
         rows.ids.append(str(values[id_column] if id_column else position))
         rows.texts.append(row)
         rows.labels.append(values.get(label))
-    rows.sha256 = table.sha256
+    rows.sha256 = joined_sha256(files_of(path))
     if table.broken_lines:
         advice = "" if csv_quotes or table.kind != TSV else " (if a program wrote it as CSV, give --csv-quotes)"
         rows.left_out[f"with another number of columns{advice}"] = len(table.broken_lines)

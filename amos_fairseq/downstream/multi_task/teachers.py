@@ -17,8 +17,9 @@ from amos_fairseq.downstream.classification.task import ANNEALED, gold_weight_of
 from amos_fairseq.downstream.results import content_sha256, read_results, summarize
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import check_claim, json_text, write_text
+from amos_fairseq.fingerprint import file_sha256
 from amos_fairseq.strangers import finite_number
-from amos_fairseq.text.table_files import TableFile
+from amos_fairseq.text.input_files import TableFile
 
 INDEX, NUMBER = "index", "score"  # columns
 FOLDER = "train"  # in the directory of a run
@@ -76,7 +77,7 @@ def read_predictions(file: Path, data: TextData) -> tuple[np.ndarray, str]:
     array = np.array(values)
     if kind != "number":
         array = _checked_probabilities(file, kind, array)
-    return array.astype(np.float32), table.sha256
+    return array.astype(np.float32), file_sha256(file)
 
 
 def _checked_probabilities(file: Path, kind: str, values: np.ndarray) -> np.ndarray:

@@ -32,10 +32,9 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.files import explain_write_errors, write_text
 from amos_fairseq.strangers import read_text
 from amos_fairseq.text.encoding import BinarizedFile
+from amos_fairseq.text.input_files import read_lines
 from amos_fairseq.text.prepared_data import prepared_data
-from amos_fairseq.text.text_files import InputFile
 from amos_fairseq.text.tokenization import Tokenizer
-from amos_fairseq.text.tokenization.words import encode_words
 
 NAME = "parsing"
 PREDICTIONS, SCORES = "predictions.conllu", "scores.json"
@@ -86,13 +85,13 @@ def prepare_parsing_inside(out: Path, source: TreebankSource, tokenizer: Tokeniz
             with BinarizedFile(f"{directory / split}.{HEAD}", None) as file:
                 for sentence in splits[split]:
                     file.add_line(list(map(int, sentence.columns[HEAD])))
-        (directory / "valid.conllu").write_text(read_lines(source.dev), encoding="utf-8", newline="")
+        (directory / "valid.conllu").write_text(_text_of(source.dev), encoding="utf-8", newline="")
 
     return prepared_data(out, NAME, source.files, tokenizer, source.settings, write, used_by=[f"runs/{NAME}"])
 
 
-def read_lines(path: Path) -> str:
-    return "".join(line.decode("utf-8") for _, line in InputFile(path).lines())
+def _text_of(path: Path) -> str:
+    return "".join(line.decode("utf-8") for _, line in read_lines(path))
 
 
 def open_parsing(session: Session, data: Path) -> "Parsing":
@@ -201,11 +200,11 @@ def parse_file(results: Path, file: Path, out: Path, device: str, stop: threadin
     dictionary, room = loaded.dictionary, loaded.model.max_positions() - NUM_SPECIAL
     sentences = []
     for sentence in read_conllu(file):
-        pieces, ranges = encode_words(loaded.tokenizer, sentence.words)
+        pieces, ranges = loaded.tokenizer.encode_words(sentence.words)
         positions = [start + 1 for start, end in ranges if end <= room]
         tokens = torch.tensor([dictionary.bos(), *pieces[:room], dictionary.eos()])
         sentences.append({"tokens": tokens, "positions": torch.tensor(positions, dtype=torch.long)})
     trees = predict_trees(loaded.model, sentences, dictionary.pad(), relations, device, stop)
     with explain_write_errors(out, "permit writing, or give another name"):
-        write_text(out, with_trees(read_lines(file), trees))
+        write_text(out, with_trees(_text_of(file), trees))
     return len(sentences)

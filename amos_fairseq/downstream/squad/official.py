@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.strangers import field, finite_number, is_unicode, parse_json, text_in
-from amos_fairseq.text.text_files import InputFile
+from amos_fairseq.text.input_files import read_content
 
 HINT = "give an official file of SQuAD"
 LARGEST_FILE_BYTES = 256 << 20  # decompressed; the training set of SQuAD 2.0 has 40 MiB
@@ -133,7 +133,7 @@ def _read_json(path: Path, hint: str = HINT) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     with explain_os_errors(f"{path} cannot be read"):
-        content = InputFile(path).content(LARGEST_FILE_BYTES)
+        content = read_content(path, LARGEST_FILE_BYTES)
     try:
         return parse_json(content)
     except ValueError as error:

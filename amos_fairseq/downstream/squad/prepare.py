@@ -26,7 +26,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text, whole_folder
 from amos_fairseq.fingerprint import files_sha256
 from amos_fairseq.output.terminal import progress_bar, say
-from amos_fairseq.text.encoding import NUM_FAIRSEQ_SYMBOLS, UNKNOWN_ID, BinarizedFile, SymbolIds
+from amos_fairseq.text.encoding import NUM_FAIRSEQ_SYMBOLS, UNKNOWN_ID, BinarizedFile
 from amos_fairseq.text.prepared_data import (
     Sample,
     check_inputs,
@@ -164,7 +164,6 @@ def write_squad_split(
     """
     from amos_fairseq.downstream.squad.dataset import TOKEN_ARRAYS, Example
 
-    ids_of = SymbolIds(tokenizer).of
     # Offsets count characters of one paragraph.
     symbols = dict.fromkeys(("question", "context"), len(tokenizer) + NUM_FAIRSEQ_SYMBOLS)
     examples, lengths, unknown = [], {"question": [], "context": []}, Counter()
@@ -180,7 +179,7 @@ def write_squad_split(
         )
 
         def add_ids(name: str, pieces: Sequence[str]) -> None:
-            ids = ids_of(pieces)
+            ids = tokenizer.ids_of(pieces)
             arrays[name].add_line(ids)
             lengths[name].append(len(ids))
             unknown[name] += ids.count(UNKNOWN_ID)

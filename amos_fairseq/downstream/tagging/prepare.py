@@ -31,7 +31,6 @@ from amos_fairseq.text.encoding import BinarizedFile
 from amos_fairseq.text.prepared_data import check_inputs, describe_source, is_finished, prepared_data, save_tokenizer
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
 from amos_fairseq.text.tokenization.tokenizer import UNK
-from amos_fairseq.text.tokenization.words import encode_words
 
 MANIFEST = "tagging.json"
 # Names of tasks, and so of folders in OUT of amos tag, begin with this: results of other benchmarks are not taken for these.
@@ -226,7 +225,7 @@ def write_split(
             path = directory / f"{split}.words.jsonl"
             words_file = files.enter_context(path.open("w", encoding="utf-8", newline="\n"))
         for sentence in sentences:
-            ids, ranges = encode_words(tokenizer, sentence.words)
+            ids, ranges = tokenizer.encode_words(sentence.words)
             starts, ends = zip(*ranges, strict=True)
             rows = [ids, starts, ends]
             if is_labeled:

@@ -32,7 +32,7 @@ from amos_fairseq.downstream.views import TAGGING_VIEWS, VIEW_LAYERS, parse_view
 from amos_fairseq.downstream.views.training import WithUnlabeled, add_cross_views, log_cross_views
 from amos_fairseq.errors import UserError
 from amos_fairseq.setting_checks import setting
-from amos_fairseq.text.special_tokens import MASK_SYMBOL
+from amos_fairseq.text import MASK_SYMBOL
 
 logger = logging.getLogger(__name__)
 SCORED = "_count_"  # and what is counted, and "/" and the column of several

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.text.text_files import InputFile, refuse_other_formats
+from amos_fairseq.text.input_files import read_lines
 
 # Names of the columns after the word, by the number of columns: CoNLL-2000 has three, CoNLL-2003 four.
 COLUMN_NAMES = {2: ("label",), 3: ("pos", "chunk"), 4: ("pos", "chunk", "ner")}
@@ -131,11 +131,10 @@ def _rows(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, list[str]]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    refuse_other_formats(path)
     if not path.is_file():
         what = "is a directory" if path.is_dir() else "no such file"
         raise UserError(f"{path}: {what}: give a column file or a CoNLL-U file")
-    for number, line in InputFile(path).lines():
+    for number, line in read_lines(path):
         text = line.decode("utf-8").rstrip("\r\n")
         if "\r" in text or "\0" in text:
             what = "carriage return" if "\r" in text else "NUL character"

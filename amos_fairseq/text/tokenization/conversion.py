@@ -7,17 +7,16 @@ SentencePiece and the BPE trainer of ``amos prepare`` only learn. What they lear
 Both kinds split a text at its spaces before they look for pieces, so words can be encoded separately.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
-import sentencepiece
 import tokenizers
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.text.special_tokens import MASK_SYMBOL
+from amos_fairseq.text import MASK_SYMBOL
 from amos_fairseq.text.tokenization.fast_tokenizer import FASTBPE, SENTENCEPIECE, FastTokenizer, frame_inputs
-from amos_fairseq.text.tokenization.tokenizer import SPECIAL_SYMBOLS, UNK, spell_piece
+from amos_fairseq.text.tokenization.tokenizer import SPECIAL_SYMBOLS, UNK
 
 END_OF_WORD = "</w>"  # marks the last piece of a word in BPE's pieces
 SPACE = "▁"  # how SentencePiece writes a space in pieces
@@ -34,9 +33,7 @@ def basic_rules(cased: bool) -> tuple[normalizers.Normalizer, pre_tokenizers.Pre
     Uncased text is lower-cased and loses its accents (NFD, combining marks removed); cased text keeps both and is not
     normalized otherwise.
     """
-    normalizer = normalizers.BertNormalizer(
-        clean_text=True, handle_chinese_chars=True, strip_accents=not cased, lowercase=not cased
-    )
+    normalizer = normalizers.BertNormalizer(strip_accents=not cased, lowercase=not cased)
     return normalizer, pre_tokenizers.BertPreTokenizer()
 
 
@@ -156,30 +153,9 @@ def _refuse_inexact(proto: sentencepiece_model_pb2.ModelProto, scores: Mapping[s
         "has pieces of several words": any(SPACE in piece[1:] for piece in scores),
         "has pieces of characters that are not pieces themselves": not set("".join(scores)) <= alphabet,
     }
-    found = next((name for name, applies in obstacles.items() if applies), None)
-    if found is not None:
-        raise UserError(
-            f"the SentencePiece model {found}: no tokenizer.json is known that gives the same ids; give a BPE model learned "
-            "with --normalization_rule_name=identity, or a tokenizer.json"
-        )
-
-
-def sentencepiece_encoder(model: bytes, normalizer: normalizers.Normalizer) -> Callable[[str], list[str]]:
-    """Return SentencePiece's own line -> pieces, in dictionary spelling; an unknown piece is ``<unk>``."""
-    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-    spellings = [
-        UNK if processor.is_unknown(index) else spell_piece(processor.id_to_piece(index))
-        for index in range(len(processor))
-    ]
-    return lambda line: [spellings[index] for index in processor.encode(normalizer.normalize_str(line))]
-
-
-def check_pieces(tokenizer: FastTokenizer, lines: Iterable[str], expected: Callable[[str], list[str]]) -> None:
-    """Raise ``RuntimeError`` at the first line for which ``tokenizer`` and its learner give different pieces.
-
-    Unknown pieces are not compared, because some learners ignore them.
-    """
-    for line in lines:
-        found, wanted = ([piece for piece in pieces(line) if piece != UNK] for pieces in (tokenizer.encode, expected))
-        if found != wanted:
-            raise RuntimeError(f"tokenizer.json splits {line!r} into {found}, {tokenizer.kind} into {wanted}")
+    for obstacle, applies in obstacles.items():
+        if applies:
+            raise UserError(
+                f"the SentencePiece model {obstacle}: no tokenizer.json is known that gives the same ids; give a BPE model "
+                "learned with --normalization_rule_name=identity, or a tokenizer.json"
+            )

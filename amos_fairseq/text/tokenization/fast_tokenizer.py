@@ -14,7 +14,7 @@ from tokenizers import processors
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.strangers import is_unicode, parse_json, read_json
-from amos_fairseq.text.special_tokens import MASK_SYMBOL
+from amos_fairseq.text import MASK_SYMBOL
 from amos_fairseq.text.tokenization.tokenizer import (
     BOS,
     EOS,

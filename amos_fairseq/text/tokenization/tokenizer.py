@@ -1,12 +1,13 @@
 """The base class of all tokenizers: pieces in the spelling of ``dict.txt``, files, offsets into the original text."""
 
 import abc
+import bisect
 import functools
 import json
 import re
 import tempfile
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,7 +15,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.files import whole_file
 from amos_fairseq.fingerprint import DICTIONARY_FILE, SETTINGS_FILE, directory_sha256
 from amos_fairseq.strangers import read_bytes, read_text
-from amos_fairseq.text.special_tokens import MASK_SYMBOL
+from amos_fairseq.text import MASK_SYMBOL
 
 BOS, PAD, EOS, UNK = "<s>", "<pad>", "</s>", "<unk>"
 SPECIAL_SYMBOLS = (BOS, PAD, EOS, UNK, MASK_SYMBOL)
@@ -85,14 +86,14 @@ class Tokenizer(abc.ABC):
 
     def __init__(self, vocabulary: list[str], cased: bool, model: bytes) -> None:
         self.cased = cased
-        self._model = model
+        self.model = model  # the content of the model file
         self._spellings = _Spellings(vocabulary)
         self.dictionary_symbols: list[str] = list(self._spellings.values())
 
     @classmethod
     @abc.abstractmethod
     def from_files(cls, directory: Path, settings: dict[str, Any]) -> "Tokenizer":
-        """Read the model file in ``directory``; raise :class:`UserError` if it is missing or broken."""
+        """Read the model file in ``directory``."""
 
     @abc.abstractmethod
     def encode_lines(self, lines: list[str]) -> list[list[str]]:
@@ -116,11 +117,6 @@ class Tokenizer(abc.ABC):
         """Return the pieces of one line, in dictionary spelling."""
         return self.encode_lines([line])[0]
 
-    @property
-    def model(self) -> bytes:
-        """The content of the model file."""
-        return self._model
-
     def settings(self) -> dict[str, Any]:
         """Return the content of ``tokenizer.settings.json``."""
         return {"kind": self.kind, "cased": self.cased}
@@ -134,7 +130,7 @@ class Tokenizer(abc.ABC):
         dictionary = "".join(f"{symbol} 1\n" for symbol in self.dictionary_symbols)
         # The settings are written last: a directory that has them is complete.
         for name, content in (
-            (self.model_file, self._model),
+            (self.model_file, self.model),
             (DICTIONARY_FILE, dictionary.encode("utf-8")),
             (SETTINGS_FILE, settings.encode("utf-8")),
         ):
@@ -146,6 +142,47 @@ class Tokenizer(abc.ABC):
         """The row of each symbol in the embedding, which is its id in the dictionary of every task of this package."""
         return {symbol: row for row, symbol in enumerate(embedding_symbols(self.dictionary_symbols))}
 
+    def ids_of(self, pieces: Iterable[str]) -> list[int]:
+        """Return the rows of pieces in the embedding; a piece that is not in ``dict.txt`` is ``<unk>``."""
+        rows = self.embedding_rows
+        unknown = rows[UNK]
+        return [rows.get(piece, unknown) for piece in pieces]
+
+    def encode_words(self, words: Sequence[str]) -> tuple[list[int], list[tuple[int, int]]]:
+        """Encode the text ``" ".join(words)``, and find the pieces of each word by their characters; no word is empty.
+
+        The pieces are those that the exported Hugging Face tokenizer gives for the same text, with one exception: a word of
+        which no piece remains (a control character that the tokenizer removes) gets ``<unk>``, so that every word has a first
+        piece.
+
+        Returns:
+            The ids of the pieces in the embedding, without ``<s>`` and ``</s>``; and for each word the half-open range of its
+            pieces, which is never empty: those that cover one of its characters. A lone word mark before them covers none.
+            Two words share a piece only if the vocabulary has pieces with a space inside.
+        """
+        pieces = self.encode_with_offsets(" ".join(words))
+        ids = self.ids_of(piece for piece, _, _ in pieces)
+        starts = [start for _, start, _ in pieces]
+        covering = [(index, start, end) for index, (_, start, end) in enumerate(pieces) if start < end]
+        ranges: list[tuple[int, int]] = []
+        place = num_inserted = begin = 0
+        for word in words:
+            end = begin + len(word)
+            while place < len(covering) and covering[place][2] <= begin:
+                place += 1
+            stop = place
+            while stop < len(covering) and covering[stop][1] < end:
+                stop += 1
+            if place < stop:
+                ranges.append((covering[place][0] + num_inserted, covering[stop - 1][0] + 1 + num_inserted))
+            else:
+                index = bisect.bisect_left(starts, end) + num_inserted
+                ids.insert(index, self.embedding_rows[UNK])
+                ranges.append((index, index + 1))
+                num_inserted += 1
+            begin = end + 1
+        return ids, ranges
+
     @functools.cached_property
     def sha256(self) -> str:
         """``directory_sha256`` of the files that :meth:`save` writes, independent of where the tokenizer was read from."""
@@ -154,7 +191,7 @@ class Tokenizer(abc.ABC):
             return directory_sha256(directory)
 
     def check_dictionary(self, path: Path) -> None:
-        """Raise :class:`UserError` unless ``path`` lists exactly this tokenizer's pieces, in its order."""
+        """Refuse a ``path`` that does not list exactly this tokenizer's pieces, in its order."""
         symbols = read_dictionary_symbols(path)
         if symbols != self.dictionary_symbols:
             shared = zip(symbols, self.dictionary_symbols, strict=False)
@@ -170,7 +207,7 @@ class Tokenizer(abc.ABC):
 
 
 def read_dictionary_symbols(path: Path) -> list[str]:
-    """Return the first column of a fairseq ``dict.txt``; raise :class:`UserError` if it is missing or malformed."""
+    """Return the first column of a fairseq ``dict.txt``."""
     # Not splitlines(): it also splits at characters that fairseq does not split at.
     text = read_text(path, "the dictionary belongs to the tokenizer, copy the whole directory")
     lines = text.replace("\r\n", "\n").replace("\r", "\n").rstrip("\n").split("\n")
@@ -184,7 +221,6 @@ def read_dictionary_symbols(path: Path) -> list[str]:
 
 
 def read_model_file(path: Path) -> bytes:
-    """Return the bytes of a tokenizer's model file; raise :class:`UserError` if it cannot be read or is empty."""
     content = read_bytes(path, "give the whole tokenizer directory that amos prepare wrote")
     if not content:
         raise UserError(f"{path} is empty: copy the tokenizer directory again")

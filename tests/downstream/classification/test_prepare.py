@@ -15,7 +15,7 @@ from amos_fairseq.downstream.classification.dataset import LabeledTexts, read_ta
 from amos_fairseq.downstream.classification.prepare import write_tables
 from amos_fairseq.downstream.classification.rows import Tables, find_columns, infer_kind, read_rows, split_off_dev
 from amos_fairseq.errors import UserError
-from amos_fairseq.text.table_files import TableFile
+from amos_fairseq.text.input_files import TableFile
 
 
 def write_csv(path: Path, header: list[str], rows: list[tuple]) -> Path:

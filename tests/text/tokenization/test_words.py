@@ -4,7 +4,6 @@ from tokenizer_text import ALPHABETS, random_texts
 
 from amos_fairseq.hugging_face.tokenizer import exported_tokenizer
 from amos_fairseq.text.tokenization.tokenizer import UNK, embedding_symbols
-from amos_fairseq.text.tokenization.words import encode_words
 
 SENTENCES = [
     ["bake", "limo", "nu"],
@@ -27,7 +26,7 @@ def test_pieces_are_those_of_the_joined_text(tokenizer):
     """The text's pieces, each once, in order; <unk> is inserted only for words without a piece of their own."""
     rows = {symbol: row for row, symbol in enumerate(embedding_symbols(tokenizer.dictionary_symbols))}
     for words in [*SENTENCES, *random_sentences(), ["a", *VANISHING, "b"], VANISHING[:1]]:
-        ids, ranges = encode_words(tokenizer, words)
+        ids, ranges = tokenizer.encode_words(words)
         expected = [rows.get(piece, rows[UNK]) for piece in tokenizer.encode(" ".join(words))]
         alone = {a for a, b in ranges if b == a + 1 and ids[a] == rows[UNK]}
         assert len(ids) - len(expected) <= len(alone)
@@ -41,7 +40,7 @@ def test_pieces_are_those_of_the_joined_text(tokenizer):
 def test_ranges_cover_the_words(tokenizer):
     """A range has every piece that covers a character of the word, and no other piece with a character."""
     for words in [*SENTENCES, *random_sentences()]:
-        ids, ranges = encode_words(tokenizer, words)
+        ids, ranges = tokenizer.encode_words(words)
         aligned = tokenizer.encode_with_offsets(" ".join(words))
         if len(ids) != len(aligned):
             continue  # a word without a piece
@@ -56,10 +55,10 @@ def test_ranges_cover_the_words(tokenizer):
 
 def test_a_word_without_a_piece_gets_unk(tokenizer):
     """A word that the tokenizer removes becomes <unk>, its neighbours keep their pieces."""
-    plain, _ = encode_words(tokenizer, ["bake", "limo"])
+    plain, _ = tokenizer.encode_words(["bake", "limo"])
     for removed in VANISHING:
         if tokenizer.encode(f"bake {removed} limo") == tokenizer.encode("bake limo"):
-            ids, ranges = encode_words(tokenizer, ["bake", removed, "limo"])
+            ids, ranges = tokenizer.encode_words(["bake", removed, "limo"])
             start, end = ranges[1]
             assert ids[start:end] == [tokenizer.embedding_rows[UNK]]
             assert ids[:start] + ids[end:] == plain
@@ -70,6 +69,6 @@ def test_equals_the_exported_tokenizer(tokenizer):
     exported = exported_tokenizer(tokenizer)
     symbols = {row: symbol for symbol, row in tokenizer.embedding_rows.items()}
     for words in SENTENCES[:2]:
-        ids, _ = encode_words(tokenizer, words)
+        ids, _ = tokenizer.encode_words(words)
         encoding = exported.encode(" ".join(words), add_special_tokens=False)
         assert [tokenizer.hugging_face_ids[symbols[row]] for row in ids] == encoding.ids

@@ -17,7 +17,7 @@ from amos_fairseq.downstream.classification.glue.tasks import DIAGNOSTIC, TASKS,
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import explain_write_errors, whole_folder
 from amos_fairseq.output.terminal import say
-from amos_fairseq.text.table_files import open_arrow
+from amos_fairseq.text.arrow_files import open_arrow
 
 REPOSITORY = "nyu-mll/glue"
 REVISION = "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c"

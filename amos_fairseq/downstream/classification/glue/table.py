@@ -25,7 +25,7 @@ from amos_fairseq.downstream.results import (
 )
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.tables import MISSING, Table, format_score
-from amos_fairseq.text.table_files import TableFile
+from amos_fairseq.text.input_files import TableFile
 
 NUM_RESAMPLES = 4999
 NOTES = (

@@ -1,7 +1,6 @@
-"""Documents of every kind of file against the list that was written; errors with file and line."""
+"""Lines and documents of every kind of file against the list that was written; errors with file and line."""
 
 import gzip
-import hashlib
 import json
 import lzma
 import tracemalloc
@@ -14,8 +13,8 @@ import zstandard
 from synthetic_corpus import make_documents, write_jsonl, write_text
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.text import text_files
-from amos_fairseq.text.text_files import InputFile, refuse_other_formats
+from amos_fairseq.text import input_files
+from amos_fairseq.text.input_files import read_content, read_documents, read_lines
 
 DOCUMENTS = make_documents(40)
 EXPECTED = ["".join(f"{paragraph}\n" for paragraph in document).encode("utf-8") for document in DOCUMENTS]
@@ -32,16 +31,14 @@ def test_all_formats_give_the_same_documents(tmp_path, kind, suffix):
     path, cut = tmp_path / f"corpus{kind}{suffix}", len(content) // 3
     path.write_bytes(COMPRESS[suffix](content[:cut]) + COMPRESS[suffix](content[cut:]))
     sizes = []
-    file = InputFile(path, sizes.append)
-    assert list(file.documents()) == EXPECTED
-    assert file.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert list(read_documents(path, on_read=sizes.append)) == EXPECTED
     assert sum(sizes) == path.stat().st_size
 
 
 def test_line_ends_byte_order_marks_and_blank_lines(tmp_path):
     path = tmp_path / "text.txt"
     path.write_bytes(b"\xef\xbb\xbf\r\n  one \r\n\ttwo\rthree\r\n \t \r\n\n\nfour\n\x0c\nfive  six")
-    assert list(InputFile(path).documents()) == [b"one\ntwo\nthree\n", b"four\n", b"five  six\n"]
+    assert list(read_documents(path)) == [b"one\ntwo\nthree\n", b"four\n", b"five  six\n"]
 
 
 def test_nul_characters_are_removed(tmp_path):
@@ -50,16 +47,7 @@ def test_nul_characters_are_removed(tmp_path):
     text.write_bytes(b"\0o\0ne\0 two \0\nthr\0\0ee\n\0\0\nfour\n")
     lines.write_text('{"text": "o\\u0000ne two \\u0000\\nthree"}\n{"text": "\\u0000"}\n{"text": "four"}\n')
     for path in (text, lines):
-        assert list(InputFile(path).documents()) == [b"one two\nthree\n", b"four\n"]
-
-
-def test_other_formats_are_refused_by_name(tmp_path):
-    formats = {"text.zip": ".zip", "TEXT.JSONL.BZ2": ".bz2", "text.tar.gz": ".tar", "part-0.parquet.zst": ".parquet"}
-    for name, suffix in formats.items():
-        with pytest.raises(UserError, match=rf"{name}: \{suffix} files are not supported"):
-            refuse_other_formats(tmp_path / name)
-    for name in ("text", "a.tar/text", "a.zip.txt", "a.jsonl.zst", ".zst"):
-        refuse_other_formats(tmp_path / name)
+        assert list(read_documents(path)) == [b"one two\nthree\n", b"four\n"]
 
 
 @contextmanager
@@ -77,22 +65,26 @@ def test_memory_is_constant(tmp_path):
     """At most six buffers of 10 MB of text."""
     path = tmp_path / "large.txt.gz"
     path.write_bytes(gzip.compress((b"a paragraph of words " * 40 + b"\n\n") * 12_000, compresslevel=1))
-    with at_most(6 * text_files.BUFFER_BYTES):
-        assert sum(1 for _ in InputFile(path).documents()) == 12_000
+    with at_most(6 * input_files.BUFFER_BYTES):
+        assert sum(1 for _ in read_documents(path)) == 12_000
 
 
 GOOD = b"one line\n\nanother line\n"
-LATIN = "first\nsecond caf\u00e9\n".encode("latin-1")
 CASES = {
     "empty.txt": (b"", "contains no text"),
-    "latin.txt": (LATIN, "line 2, byte 16: not UTF-8"),
+    "latin.txt": ("first\nsecond caf\u00e9\n".encode("latin-1"), "line 2, byte 16: not UTF-8"),
     "latin.jsonl": (b'{"text": "ok"}\n' + b'{"text": "\xe9"}', "line 2, byte 25: not UTF-8"),
     "cut.txt.gz": (gzip.compress(GOOD * 999)[:-12], "is damaged"),
     "changed.txt.gz": (gzip.compress(GOOD)[:-8] + b"\0" * 8, "is damaged"),
+    "more.txt.gz": (gzip.compress(GOOD) + b"other bytes", "is damaged"),
     "cut.txt.xz": (lzma.compress(GOOD * 999)[:-30], "is damaged"),
+    "more.txt.xz": (lzma.compress(GOOD) + b"other bytes", "is damaged"),
     "cut.txt.zst": (zstandard.compress(GOOD * 999)[:-6], "is damaged"),
     "words.jsonl": (b'{"text": "ok"}\nwords\n', r'line 2: not a JSON object with a string "text"'),
+    "absent.jsonl": (b'{"text": "ok"}\n{"body": "x"}\n', r'line 2: not a JSON object with a string "text"'),
     "surrogate.jsonl": (b'{"text": "\\ud800"}\n', r'line 1: not a JSON object with a string "text"'),
+    "TEXT.JSONL.BZ2": (b"BZh9", r"\.bz2 files are not supported"),
+    "text.tar.gz": (b"", r"\.tar files are not supported"),
 }
 
 
@@ -100,7 +92,7 @@ def test_errors_name_file_and_line(tmp_path):
     for name, (content, message) in CASES.items():
         (tmp_path / name).write_bytes(content)
         with pytest.raises(UserError, match=rf"{name}.*{message}"):
-            list(InputFile(tmp_path / name).documents())
+            list(read_documents(tmp_path / name))
 
 
 @pytest.mark.parametrize(
@@ -112,11 +104,11 @@ def test_errors_name_file_and_line(tmp_path):
 )
 def test_documents_have_a_maximum_size(tmp_path, monkeypatch, content, message):
     """A file without blank lines is one document, which must not be read into memory."""
-    monkeypatch.setattr(text_files, "LARGEST_DOCUMENT_BYTES", 128)
+    monkeypatch.setattr(input_files, "LARGEST_DOCUMENT_BYTES", 128)
     path = tmp_path / "text.txt"
     path.write_bytes(b"short\n\n" + content)
     with pytest.raises(UserError, match=message):
-        list(InputFile(path).documents())
+        list(read_documents(path))
 
 
 @pytest.mark.parametrize(
@@ -130,30 +122,31 @@ def test_documents_have_a_maximum_size(tmp_path, monkeypatch, content, message):
 )
 def test_a_bomb_is_refused_in_constant_memory(tmp_path, monkeypatch, suffix, unit, message):
     """50 MB of text in at most 100 KB. zstandard's decompressor would return them at once."""
-    monkeypatch.setattr(text_files, "LARGEST_DOCUMENT_BYTES", 1 << 17)
+    monkeypatch.setattr(input_files, "LARGEST_DOCUMENT_BYTES", 1 << 17)
     path = tmp_path / f"bomb.txt{suffix}"
     path.write_bytes(COMPRESS[suffix](b"\n" + unit * (50_000_000 // len(unit))))
     assert path.stat().st_size < 100_000
     with at_most(20 << 20), pytest.raises(UserError, match=rf"{message} than 0\.125 MiB"):
-        list(InputFile(path).documents())
+        list(read_documents(path))
 
 
 def test_json_of_many_lists_is_refused_before_it_is_parsed(tmp_path, monkeypatch):
     """Each takes eighty bytes. A text has few."""
-    monkeypatch.setattr(text_files, "LARGEST_NUMBER_OF_BRACKETS", 1000)
+    monkeypatch.setattr(input_files, "LARGEST_NUMBER_OF_BRACKETS", 1000)
     path = tmp_path / "lines.jsonl"
     documents = [{"text": "[a text] " * 999}, {"text": "a", "b": [{}] * 999}]
     path.write_text("\n".join(map(json.dumps, documents)))
-    with pytest.raises(UserError, match="line 2: more than 1,000 brackets"):
-        list(InputFile(path).documents())
+    for read in (read_documents, lambda path: input_files.TableFile(path).rows()):
+        with pytest.raises(UserError, match="line 2: more than 1,000 brackets"):
+            list(read(path))
 
 
 def test_whole_content_has_a_maximum_size(tmp_path):
     path = tmp_path / "small.json.zst"
     path.write_bytes(zstandard.compress(b"x" * 1000))
-    assert InputFile(path).content(limit=1000) == b"x" * 1000
+    assert read_content(path, limit=1000) == b"x" * 1000
     with pytest.raises(UserError, match=r"holds more than .* MiB: divide it"):
-        InputFile(path).content(limit=999)
+        read_content(path, limit=999)
 
 
 def zstd_with_window(log):
@@ -174,19 +167,16 @@ def test_a_window_has_a_maximum_size(tmp_path, suffix, make):
     """A decompressor allocates the window that a file asks for, before it returns a byte."""
     path = tmp_path / f"text.txt{suffix}"
     path.write_bytes(make(27))
-    assert list(InputFile(path).documents()) == [b"x" * 1000 + b"\n"]
+    assert list(read_lines(path)) == [(1, b"x" * 1000)]
     for log in (28, 31):
         path.write_bytes(make(log))
         with pytest.raises(UserError, match=rf"text.txt{suffix} was compressed with a window of more than 128 MiB"):
-            list(InputFile(path).documents())
+            list(read_lines(path))
 
 
-def test_zeros_may_follow_compressed_text_but_nothing_else(tmp_path):
+def test_zeros_may_follow_compressed_text(tmp_path):
     """As the programs gzip and xz write it to full blocks of a tape."""
     for suffix, compress in (("gz", gzip.compress), ("xz", lzma.compress)):
         path = tmp_path / f"text.txt.{suffix}"
         path.write_bytes(compress(b"text\n") + bytes(2000))
-        assert list(InputFile(path).documents()) == [b"text\n"]
-        path.write_bytes(compress(b"text\n") + b"other bytes")
-        with pytest.raises(UserError, match="is damaged"):
-            list(InputFile(path).documents())
+        assert list(read_lines(path)) == [(1, b"text\n")]

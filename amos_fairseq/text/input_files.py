@@ -1,0 +1,463 @@
+"""Lines, documents and rows of any input file, read in constant memory; every error names the file and the line.
+
+A document is ``bytes``: valid UTF-8, one non-empty stripped paragraph per line, each line ended by ``\\n``. NUL characters are
+removed from all texts, because tokenizers differ: one removes them, another encodes them as ``<unk>``.
+"""
+
+import csv
+import io
+import json
+import lzma
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import zstandard
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.output.terminal import say
+from amos_fairseq.strangers import parse_json
+from amos_fairseq.text import TEXT_COLUMN
+from amos_fairseq.text.arrow_files import arrow_columns, arrow_rows, folder_files, is_arrow_folder, without_nul
+
+BUFFER_BYTES = 1 << 20
+# A document is held in memory and belongs to one shard, so its size is limited.
+LARGEST_DOCUMENT_BYTES = 1 << 27
+# Parsed, an empty list of two bytes takes eighty, so that a line of a few kilobytes, compressed, would fill the memory.
+LARGEST_NUMBER_OF_BRACKETS = 10_000_000
+# What a compressed text may refer back to is in memory too. The program zstd has the same limit; xz -9 takes half of it.
+_LARGEST_WINDOW_BYTES = 1 << 27
+_COMPRESSED_PART_BYTES = 512  # at most 16 MiB of text
+_STREAMS: dict[str, Callable[[], Any]] = {
+    ".gz": lambda: zlib.decompressobj(zlib.MAX_WBITS | 16),
+    ".xz": lambda: lzma.LZMADecompressor(memlimit=_LARGEST_WINDOW_BYTES + (1 << 20)),
+    ".zst": lambda: zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW_BYTES).decompressobj(),
+}
+COMPRESSIONS = tuple(_STREAMS)
+_DAMAGED = (EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
+# Without this list such a file would be reported as "not UTF-8", or an uncompressed archive would be read as text.
+_NOT_READ = {".7z", ".arrow", ".bz2", ".lz4", ".parquet", ".rar", ".tar", ".tbz", ".tbz2", ".tgz", ".txz", ".zip"}
+_UTF8_MARK = b"\xef\xbb\xbf"
+_LINE_ENDS = re.compile(r"[\r\n]+")
+_PARTS = re.compile(rb"[^\r]+")
+
+TSV, CSV, JSONL, PARQUET, FOLDER = "tsv", "csv", "jsonl", "parquet", "folder"
+JSON_LINES = (".jsonl", ".ndjson")
+_TABLES = {".tsv": TSV, ".csv": CSV, **dict.fromkeys(JSON_LINES, JSONL), ".parquet": PARQUET}
+MOST_COLUMNS = 10_000
+OBJECTS_WITH_KEYS = 100
+
+OnRead = Callable[[int], object]  # called with numbers of bytes that were read from disk
+
+
+def ignore(size: int) -> None:
+    pass
+
+
+def kind_and_compression(path: Path) -> tuple[str, str]:
+    """Return ``(".jsonl", ".gz")`` for ``Text.jsonl.GZ``; an empty string for a missing suffix."""
+    *before, last = ["", *(suffix.lower() for suffix in path.suffixes)]
+    return (before[-1], last) if last in COMPRESSIONS else (last, "")
+
+
+def is_table(path: Path) -> bool:
+    """Return whether a path is that of a table, by its name. JSON lines are read as text, too, and count as none."""
+    return has_columns(path) and kind_and_compression(path)[0] not in JSON_LINES
+
+
+def has_columns(path: Path) -> bool:
+    """Return whether a path is that of a table or of JSON lines, by its name."""
+    return is_arrow_folder(path) or kind_and_compression(path)[0] in _TABLES
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return the files of an input in order: the file itself, or those of a folder, which must be whole."""
+    return folder_files(path) if path.is_dir() else [path]
+
+
+def check_file(path: Path) -> None:
+    """Refuse what is no file, or has no content that can be read."""
+    problem = None
+    if not path.exists():
+        problem = "no such file"
+    elif not path.is_file():
+        problem = f"is not a file: give the files themselves, for example {path}/*"
+    elif not os.access(path, os.R_OK):
+        problem = "cannot be read: permission denied"
+    elif path.stat().st_size == 0:
+        problem = "is empty: fill it, or leave it out"
+    if problem:
+        raise UserError(f"{path}: {problem}")
+
+
+def check_documents(path: Path, column: str) -> None:
+    """Refuse an input of which :func:`read_documents` could not read a document, as far as its first rows show."""
+    if not is_table(path):
+        _refuse_other_formats(path)
+        check_file(path)
+    elif column not in (columns := TableFile(path).columns):
+        names = ", ".join(map(repr, columns))
+        raise UserError(
+            f"{path}: no column {column!r:.60}, it has {names[:200]}: give the name of the one with the text as "
+            "--text-column NAME, or rename a file that is plain text to .txt"
+        )
+
+
+def _refuse_other_formats(path: Path) -> None:
+    kind, _ = kind_and_compression(path)
+    if kind in _NOT_READ:
+        raise UserError(
+            f"{path}: {kind} files are not supported: unpack it; text can be compressed as .gz, .xz or .zst"
+        )
+
+
+def read_content(path: Path, limit: int) -> bytes:
+    """Return the whole content, of at most ``limit`` bytes."""
+    with _opened(path, ignore) as stream:
+        content = stream.read(limit + 1)
+    if len(content) > limit:
+        raise UserError(f"{path} holds more than {_in_mib(limit)}: divide it into smaller files")
+    return content
+
+
+def read_lines(path: Path, on_read: OnRead = ignore) -> Iterator[tuple[int, bytes]]:
+    """Yield numbered lines (from 1) that are valid UTF-8, with their line ends, without a byte-order mark."""
+    _refuse_other_formats(path)
+    number = offset = 0
+    with _opened(path, on_read) as stream:
+        while line := stream.readline(LARGEST_DOCUMENT_BYTES + 1):
+            number += 1
+            if len(line) > LARGEST_DOCUMENT_BYTES:
+                raise UserError(
+                    f"{path}, line {number}: longer than {_in_mib(LARGEST_DOCUMENT_BYTES)}: divide it into shorter lines, "
+                    "with a blank line between documents"
+                )
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                place = f"line {number}, byte {offset + error.start}"
+                raise UserError(
+                    f"{path}, {place}: not UTF-8 ({error.reason}): convert the file, for example with iconv"
+                ) from None
+            offset += len(line)
+            yield number, line.removeprefix(_UTF8_MARK) if number == 1 else line
+
+
+def read_documents(
+    path: Path, column: str = TEXT_COLUMN, csv_quotes: bool = False, on_read: OnRead = ignore
+) -> Iterator[bytes]:
+    """Yield the documents of an input in order.
+
+    Each row of a table and each line of JSON is one, in the field ``column``; in other files blank lines separate them.
+    """
+    if is_table(path):
+        documents, place = _documents_of_table(TableFile(path, csv_quotes=csv_quotes, on_read=on_read), column), column
+    elif has_columns(path):
+        documents, place = _documents_of_json(path, column, on_read), column
+    else:
+        documents, place = _documents_of_text(path, on_read), "it"
+    empty = True
+    for document in documents:
+        if document:
+            empty = False
+            yield document
+    if empty:
+        raise UserError(f"{path} contains no text in {place}: remove it from the inputs or fill it")
+
+
+def _documents_of_text(path: Path, on_read: OnRead) -> Iterator[bytes]:
+    document, start = bytearray(), 0  # a list of many short paragraphs would take many times their size
+    for number, line in read_lines(path, on_read):
+        paragraph = line.replace(b"\0", b"").strip()
+        if not paragraph:
+            yield bytes(document)
+            document = bytearray()
+            continue
+        start = start if document else number
+        # A lone carriage return ends a line for fairseq, which reads with universal newlines.
+        for part in _PARTS.finditer(paragraph):
+            if stripped := part.group().strip():
+                document += stripped + b"\n"
+        _refuse_large(document, f"{path}: the document from line {start} on")
+    yield bytes(document)
+
+
+def _documents_of_json(path: Path, column: str, on_read: OnRead) -> Iterator[bytes]:
+    for number, line in _json_lines(path, on_read):
+        try:
+            document = _document_of(json.loads(line)[column])
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise UserError(
+                f'{path}, line {number}: not a JSON object with a string "{column}": {line[:60]!r}'
+            ) from None
+        yield document
+
+
+def _documents_of_table(table: "TableFile", column: str) -> Iterator[bytes]:
+    for number, row in table.rows():
+        place = f"{table.path}, {'row' if table.kind in (PARQUET, FOLDER) else 'line'} {number}"
+        text = row[column]
+        if not isinstance(text, str | None):
+            raise UserError(f"{place}: {column} is {text!r:.60}, not a text")
+        document = _document_of(text or "")
+        _refuse_large(document, f"{place}: the document")
+        yield document
+    if broken := table.broken_lines:
+        say(
+            f"{table.path}: {len(broken)} of its rows, the first in line {broken[0]}, do not have the {len(table.columns)} "
+            "columns of its first line and are left out"
+            + (" (if a program wrote it as CSV, give --csv-quotes)" if table.kind == TSV else "")
+        )
+
+
+def _refuse_large(document: bytes | bytearray, what: str) -> None:
+    if len(document) > LARGEST_DOCUMENT_BYTES:
+        raise UserError(f"{what} is larger than {_in_mib(LARGEST_DOCUMENT_BYTES)}: put a blank line between documents")
+
+
+def _document_of(text: str) -> bytes:
+    paragraphs = map(str.strip, _LINE_ENDS.split(text.replace("\0", "")))
+    return "".join(f"{paragraph}\n" for paragraph in paragraphs if paragraph).encode("utf-8")
+
+
+class TableFile:
+    """One table, whose columns have names. ``rows()`` reads it once.
+
+    - ``tsv``: a row is a line. Tabs always separate and quotes are ordinary characters, as in GLUE's files; with
+      ``csv_quotes`` it is CSV with tabs, as pandas and ``csv`` write it. Values: ``str``.
+    - ``csv``: as Python's ``csv`` reads it, strictly; a quoted field may have line ends. ``,`` or ``;`` separates: the one
+      that gives the first line more columns, ``,`` if they are equal. Values: ``str``.
+    - ``jsonl`` (also ``.ndjson``): an object on each line. The columns are the keys of the first ``OBJECTS_WITH_KEYS``; a key
+      that is missing is None, and others are ignored. Values: those of JSON.
+    - ``parquet``, and ``folder`` of ``Dataset.save_to_disk``: Python values. The number of a class of a ``ClassLabel``, alone
+      or in a list, is replaced by the name of the class, and -1 by None.
+
+    Attributes:
+        columns: the first line of TSV and CSV; 1, 2, ... without a ``header``.
+        broken_lines: line numbers (from 1) where rows of TSV and CSV begin that have another number of columns. They are
+            left out.
+    """
+
+    def __init__(self, path: Path, header: bool = True, csv_quotes: bool = False, on_read: OnRead = ignore) -> None:
+        self.path, self.kind, self.header, self._on_read = path, _kind_of(path), header, on_read
+        self.broken_lines: list[int] = []
+        if not header and self.kind not in (TSV, CSV):
+            raise UserError(f"{path}: its columns have names already: remove --no-header")
+        if self.kind in (TSV, CSV):
+            self._quotes = csv_quotes or self.kind == CSV
+            self._separator = "\t" if self.kind == TSV else self._separator_of_csv()
+            first = self._first_fields(self._separator)
+            self.columns = tuple(first) if header else tuple(str(number + 1) for number in range(len(first)))
+        elif self.kind == JSONL:
+            objects = islice(_json_objects(path, ignore), OBJECTS_WITH_KEYS)
+            self.columns = tuple(dict.fromkeys(key for _, row in objects for key in row))
+        else:
+            self.columns = arrow_columns(path)
+        if not self.columns:
+            raise UserError(f"{path} is empty, or its first line has no names of columns: fill it")
+        if len(self.columns) > MOST_COLUMNS:
+            raise UserError(f"{path} has {len(self.columns):,} columns: remove some, at most {MOST_COLUMNS:,} are read")
+        if len(set(self.columns)) < len(self.columns):
+            twice = next(name for name in self.columns if self.columns.count(name) > 1)
+            raise UserError(f"{path}: two columns have the name {twice[:60]!r}: rename one of them")
+
+    def rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the values of each row by column, with the number of its first line, or of the row where there are no lines;
+        both start at 1."""
+        if self.kind in (TSV, CSV):
+            rows = self._separated_rows()
+        elif self.kind == JSONL:
+            objects = _json_objects(self.path, self._on_read)
+            rows = ((number, {name: row.get(name) for name in self.columns}) for number, row in objects)
+        else:
+            rows = arrow_rows(self.path, self._on_read)
+        is_empty = True
+        for number, row in rows:
+            is_empty = False
+            yield number, row
+        if is_empty and self.broken_lines:
+            raise UserError(
+                f"{self.path}: none of its {len(self.broken_lines)} lines has the {len(self.columns)} "
+                f"{'tab-separated ' if self.kind == TSV else ''}columns that were expected "
+                f"({', '.join(self.columns)[:200]}): is it the right file?"
+            )
+        if is_empty:
+            raise UserError(f"{self.path} is empty, but for the names of its columns: fill it")
+
+    def _separated_rows(self) -> Iterator[tuple[int, dict[str, str]]]:
+        records = self._records(self._separator, self._on_read)
+        for number, fields in islice(records, 1 if self.header else 0, None):
+            if len(fields) == len(self.columns):
+                yield number, dict(zip(self.columns, fields, strict=True))
+            else:
+                self.broken_lines.append(number)
+
+    def _records(self, separator: str, on_read: OnRead = ignore) -> Iterator[tuple[int, list[str]]]:
+        """Yield the fields of each row, with the number of its first line. An empty line has one empty field."""
+        lines = ((number, line.decode("utf-8").replace("\0", "")) for number, line in read_lines(self.path, on_read))
+        if self._quotes:
+            yield from _csv_records(self.path, (line for _, line in lines), separator)
+            return
+        for number, line in lines:
+            yield number, line.rstrip("\r\n").split("\t", MOST_COLUMNS)  # a broken line may have very many more
+
+    def _separator_of_csv(self) -> str:
+        def number_of_columns(separator: str) -> int:
+            try:
+                return len(self._first_fields(separator))
+            except UserError:  # of the row; with , it is raised again
+                return 0
+
+        number, separator = max((number_of_columns(","), ","), (number_of_columns(";"), ";"), key=lambda pair: pair[0])
+        if number == 1 and b"\t" in next(read_lines(self.path))[1]:
+            raise UserError(
+                f"{self.path}: its first line has tabs and neither , nor ; between columns: rename it to .tsv"
+            )
+        return separator
+
+    def _first_fields(self, separator: str) -> list[str]:
+        _, fields = next(self._records(separator), (1, []))
+        return fields
+
+
+def _kind_of(path: Path) -> str:
+    """Return the kind of a table, by its suffix."""
+    if path.is_dir():
+        return FOLDER
+    suffix, compression = kind_and_compression(path)
+    kind = _TABLES.get(suffix)
+    if kind is None and path.exists():
+        raise UserError(
+            f"{path}: {suffix or 'a file without suffix'} is no table that can be read: .tsv, .csv and .jsonl (also with "
+            f"{', '.join(COMPRESSIONS)}), .parquet, and folders of save_to_disk of datasets are"
+        )
+    if kind == PARQUET and compression:
+        raise UserError(f"{path}: Parquet is compressed inside: unpack {compression} first")
+    check_file(path)
+    return kind
+
+
+def _csv_records(path: Path, lines: Iterator[str], separator: str) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader(lines, delimiter=separator, strict=True)
+    while True:
+        start = reader.line_num + 1
+        usual_limit = csv.field_size_limit(LARGEST_DOCUMENT_BYTES)  # of the process: 131,072 is a short text
+        try:
+            fields = next(reader, None)
+        except csv.Error as error:
+            raise UserError(
+                f"{path}, line {start}: the row that begins there is not CSV ({error}): put a field with a separator, a quote "
+                "or a line end into quotes, close them, and write quotes inside of it twice"
+            ) from None
+        finally:
+            csv.field_size_limit(usual_limit)
+        if fields is None:
+            return
+        yield start, fields or [""]
+
+
+def _json_objects(path: Path, on_read: OnRead) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in _json_lines(path, on_read):
+        try:
+            row = parse_json(line)
+            yield number, without_nul(row) if b"\\u" in line else row
+        except ValueError as error:
+            raise UserError(
+                f'{path}, line {number} {error}: each line has to be an object, such as {{"text": "..."}}'
+            ) from None
+
+
+def _json_lines(path: Path, on_read: OnRead) -> Iterator[tuple[int, bytes]]:
+    for number, line in read_lines(path, on_read):
+        refuse_many_brackets(line, path, number)
+        if line.strip():
+            yield number, line
+
+
+def refuse_many_brackets(line: bytes, path: Path, number: int) -> None:
+    """Refuse a line of JSON that could fill the memory when it is parsed."""
+    if len(line) > LARGEST_NUMBER_OF_BRACKETS < line.count(b"[") + line.count(b"{"):
+        raise UserError(
+            f"{path}, line {number}: more than {LARGEST_NUMBER_OF_BRACKETS:,} brackets: divide the document"
+        )
+
+
+@contextmanager
+def _opened(path: Path, on_read: OnRead) -> Iterator[BinaryIO]:
+    """Open the decompressed content of a file."""
+    _, compression = kind_and_compression(path)
+    with open(path, "rb", buffering=0) as raw:
+        chunks = _read_chunks(raw, on_read)
+        try:
+            yield io.BufferedReader(
+                _Stream(_decompressed(chunks, compression) if compression else chunks), BUFFER_BYTES
+            )
+        except _DAMAGED as error:
+            if "memory" in str(error).lower():
+                raise UserError(
+                    f"{path} was compressed with a window of more than {_in_mib(_LARGEST_WINDOW_BYTES)}: compress it again "
+                    "without --long, --ultra or dict="
+                ) from error
+            raise UserError(f"{path} is damaged ({error}): download or compress it again") from error
+
+
+def _read_chunks(raw: BinaryIO, on_read: OnRead) -> Iterator[bytes]:
+    for chunk in iter(partial(raw.read, BUFFER_BYTES), b""):
+        on_read(len(chunk))
+        yield chunk
+
+
+def _decompressed(chunks: Iterator[bytes], suffix: str) -> Iterator[bytes]:
+    """Yield the content of all frames, streams or members of a compressed file, with a bound on memory.
+
+    The libraries' own readers set no limit on the window, and that of zstandard accepts a truncated file as complete. Its
+    decompressor returns all that a part of the input holds, 128 KiB for each 4 bytes at most: so the parts are small.
+    """
+    stream = None
+    for chunk in chunks:
+        position = 0
+        while position < len(chunk):
+            part = chunk[position : position + _COMPRESSED_PART_BYTES]
+            position += len(part)
+            if stream is None:
+                part = part if suffix == ".zst" else part.lstrip(b"\0")  # zeros may follow the streams of the others
+                if not part:
+                    continue
+                stream = _STREAMS[suffix]()
+            yield stream.decompress(part)
+            if stream.eof:
+                position -= len(stream.unused_data)
+                stream = None
+    if stream is not None:
+        raise EOFError("the file ends inside of the compressed text")
+
+
+class _Stream(io.RawIOBase):
+    """A readable stream of the bytes that an iterator yields."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks, self._rest = chunks, memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:
+        while not self._rest:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                return 0
+            self._rest = memoryview(chunk)
+        size = min(len(buffer), len(self._rest))
+        buffer[:size] = self._rest[:size]
+        self._rest = self._rest[size:]
+        return size
+
+
+def _in_mib(size: int) -> str:
+    return f"{size / (1 << 20):g} MiB"
