@@ -38,16 +38,15 @@ class KindFormatter(HelpFormatter, argparse.RawDescriptionHelpFormatter):
 
 
 class KindParser(argparse.ArgumentParser):
-    """The parser of a kind. OUT is a positional argument, or the value of --out; options may stand between the arguments."""
+    """The parser of a kind: options may stand between the arguments, and OUT may be given as the value of --out."""
 
-    is_text = is_parsing = False
+    is_parsing = False
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         if self.is_parsing:
             return super().parse_known_args(args, namespace)
         self.is_parsing = True  # argparse's methods call this one
-        parse = super().parse_known_args if self.is_text else self.parse_known_intermixed_args
-        given, rest = parse(args, namespace)
+        given, rest = self.parse_known_intermixed_args(args, namespace)
         self.is_parsing = False
         if rest:  # here, where the usage is that of the kind
             self.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -84,11 +83,15 @@ def run(arguments: argparse.Namespace) -> None:
         module.run(arguments)
 
 
-def add_kind(kinds: Any, name: str, help: str, description: str) -> argparse.ArgumentParser:
-    """Add the parser of a kind; ``help`` is its line in ``amos prepare --help``."""
-    parser = kinds.add_parser(name, help=help, description=description, formatter_class=KindFormatter)
-    parser.is_text = name == TEXT  # its files are several positional arguments, and --out is required
-    return parser
+def add_kind(kinds: Any, name: str, help: str, description: str) -> Any:
+    """Add the parser of a kind, and return its ``add_argument``; ``help`` is its line in ``amos prepare --help``."""
+    return kinds.add_parser(name, help=help, description=description, formatter_class=KindFormatter).add_argument
+
+
+def add_tokenizer_and_out(add: Any) -> None:
+    text = "tokenizer directory of a corpus or run, or tokenizer.json"
+    add("tokenizer", type=Path, metavar="TOKENIZER_DIR", help=text)
+    add_out(add)
 
 
 def add_out(add: Any) -> None:
@@ -97,59 +100,35 @@ def add_out(add: Any) -> None:
     add("--out", dest="out_option", type=Path, metavar="DIR", help="the same as OUT")
 
 
-def add_tokenizer(add: Any) -> None:
-    add(
-        "tokenizer",
-        type=Path,
-        metavar="TOKENIZER_DIR",
-        help="tokenizer directory of a corpus or run, or tokenizer.json",
-    )
-
-
 def add_workers(add: Any) -> None:
     add("--workers", type=int, metavar="N", help="processes; the result is the same (default: all processors)")
 
 
 def add_text(kinds: Any) -> None:
-    parser = add_kind(
-        kinds,
-        TEXT,
-        "text to a corpus for pretraining (where no kind is given)",
-        """\
+    description = """\
 Convert raw text to a binarized corpus for fairseq-train.
 
 Inputs are UTF-8: .jsonl with one document per line ({"text": ...}); .csv and .tsv with a document in the column text of each
 row; anything else plain text with one paragraph per line and blank lines between documents; each also as .gz, .xz or .zst.
 Tables may also be .parquet, and folders that save_to_disk of Hugging Face's datasets wrote (pip install
 'amos_fairseq[data]'). NUL characters are removed. All processors are used, in constant memory. An interrupted run continues
-when the command is repeated.""",
-    )
-    add = parser.add_argument
+when the command is repeated."""
+    add = add_kind(kinds, TEXT, "text to a corpus for pretraining (where no kind is given)", description)
     add("text", nargs="+", type=Path, metavar="TEXT", help="input files, in the order of the corpus")
-    add(
-        "--text-column",
-        metavar="NAME",
-        help=f"column of tables, or field of .jsonl, that has the text (default: {TEXT_COLUMN})",
-    )
+    text = f"column of tables, or field of .jsonl, that has the text (default: {TEXT_COLUMN})"
+    add("--text-column", metavar="NAME", help=text)
     add("--csv-quotes", action="store_true", help="quotes in .tsv are those of CSV (default: ordinary characters)")
     add("--out", required=True, type=Path, metavar="DIR", help="output directory; its name must not contain a colon")
-    vocabulary = parser.add_mutually_exclusive_group()
-    vocabulary.add_argument(
-        "--bpe", choices=("sentencepiece", "fastbpe"), help="vocabulary to learn (default: sentencepiece)"
-    )
-    vocabulary.add_argument(
-        "--tokenizer",
-        type=Path,
-        metavar="DIR",
-        help="use an existing one: a tokenizer directory of a corpus or run, one with a Hugging Face tokenizer.json, or a "
-        "SentencePiece BPE model (FILE.model) without normalization",
-    )
+    vocabulary = kinds.choices[TEXT].add_mutually_exclusive_group().add_argument
+    text = "vocabulary to learn (default: sentencepiece)"
+    vocabulary("--bpe", choices=("sentencepiece", "fastbpe"), help=text)
+    text = "use an existing one: a tokenizer directory of a corpus or run, one with a Hugging Face tokenizer.json, "
+    text += "or a SentencePiece BPE model (FILE.model) without normalization"
+    vocabulary("--tokenizer", type=Path, metavar="DIR", help=text)
     add("--vocab-size", type=int, help=f"pieces to learn, without special symbols (default: {DEFAULT_VOCAB_SIZE})")
-    case = parser.add_mutually_exclusive_group()
-    case.add_argument("--cased", action="store_true", default=None, help="keep case (default for sentencepiece)")
-    case.add_argument(
-        "--uncased", action="store_false", dest="cased", default=None, help="lower-case (default for fastbpe)"
-    )
+    case = kinds.choices[TEXT].add_mutually_exclusive_group().add_argument
+    case("--cased", action="store_true", default=None, help="keep case (default for sentencepiece)")
+    case("--uncased", action="store_false", dest="cased", default=None, help="lower-case (default for fastbpe)")
     add_workers(add)
     add("--seed", type=int, default=1, help="samples validation documents and the sample")
     add("--valid-share", type=float, default=0.01, help="share of the text to hold out")
@@ -159,92 +138,65 @@ when the command is repeated.""",
 
 
 def add_glue(kinds: Any) -> None:
-    parser = add_kind(
-        kinds,
-        "glue",
-        "GLUE's files to the tasks that amos glue fine-tunes on",
-        f"""\
+    description = f"""\
 Convert GLUE's official TSV files to the input of fairseq's sentence_prediction.
 
 Tasks: {", ".join(TASKS)}. Files are UTF-8, plain or as .gz, .xz or .zst; test files may be missing. OUT gets
 tokenizer/ and a directory for each task. A finished task is skipped while its files, the tokenizer and the
-settings are the same, and made again otherwise. docs/glue_data.md describes both layouts.""",
-    )
-    add = parser.add_argument
+settings are the same, and made again otherwise. docs/glue_data.md describes both layouts."""
+    add = add_kind(kinds, "glue", "GLUE's files to the tasks that amos glue fine-tunes on", description)
     add("glue", type=Path, metavar="GLUE_DIR", help="directory of the official download: CoLA/train.tsv, ...")
     add("tasks", metavar="TASK|ALL", help="a task, several separated by commas, or ALL that are in GLUE_DIR")
-    add_tokenizer(add)
-    add_out(add)
+    add_tokenizer_and_out(add)
     add_workers(add)
     add("--max-train-rows", type=int, metavar="N", help="sample at most N training rows (default: all)")
     add("--seed", type=int, default=1, help="samples the rows of --max-train-rows")
 
 
 def add_glue_download(kinds: Any) -> None:
-    parser = add_kind(
-        kinds,
-        "glue-download",
-        "download GLUE",
-        f"""\
+    description = f"""\
 Download GLUE from nyu-mll/glue on Hugging Face's hub, and write the tables that amos prepare glue reads (pip install
 'amos_fairseq[data]').
 
 Tasks: {", ".join(TASKS)}; all of them if none is given. A task that is already there is skipped. The data has its own
-licenses: docs/glue_data.md.""",
-    )
-    add = parser.add_argument
+licenses: docs/glue_data.md."""
+    add = add_kind(kinds, "glue-download", "download GLUE", description)
     add("out", type=Path, metavar="OUT", help="output directory, GLUE_DIR of amos prepare glue")
     add("tasks", nargs="*", metavar="TASK", help="tasks to download (default: all)")
 
 
 def add_squad(kinds: Any) -> None:
-    parser = add_kind(
-        kinds,
-        "squad",
-        "SQuAD's files to the data that amos squad fine-tunes on",
-        """\
+    description = """\
 Convert SQuAD 1.1 or 2.0 to the input of the task squad: questions, paragraphs and characters of every token.
 
 TRAIN_JSON and DEV_JSON are official files, plain or as .gz, .xz or .zst. Lengths of windows are flags of the task, not
 of this command. Answers that do not fit the tokens are counted, and listed in OUT/squad.json. A finished OUT, made from
-the same files and settings, is not changed.""",
-    )
-    add = parser.add_argument
+the same files and settings, is not changed."""
+    add = add_kind(kinds, "squad", "SQuAD's files to the data that amos squad fine-tunes on", description)
     add("train", type=Path, metavar="TRAIN_JSON", help="train-v1.1.json or train-v2.0.json")
     add("dev", type=Path, metavar="DEV_JSON", help="the dev file of the same version")
-    add_tokenizer(add)
-    add_out(add)
+    add_tokenizer_and_out(add)
     add("--max-train-questions", type=int, metavar="N", help="sample N training questions (default: all)")
     add("--seed", type=int, default=1, help="samples the questions of --max-train-questions")
 
 
 def add_tagging(kinds: Any) -> None:
-    parser = add_kind(
-        kinds,
-        "tagging",
-        "labeled words to the data that amos tag fine-tunes on",
-        """\
+    description = """\
 Convert labeled words to the input of the task sequence_tagging: pieces, the pieces of each word, labels.
 
 TRAIN and DEV are CoNLL-U files (.conllu), or files with one word a line and its labels in the columns behind it, as in
 CoNLL-2000 and CoNLL-2003; plain or as .gz, .xz or .zst. A finished OUT, made from the same files and settings, is not
-changed.""",
-    )
-    add = parser.add_argument
+changed."""
+    add = add_kind(kinds, "tagging", "labeled words to the data that amos tag fine-tunes on", description)
     add("train", type=Path, metavar="TRAIN", help="labeled words to train on")
     add("dev", type=Path, metavar="DEV", help="labeled words to score on, in the same format")
-    add_tokenizer(add)
-    add_out(add)
+    add_tokenizer_and_out(add)
     add_label_columns(add)
     add_unlabeled(add)
 
 
 def add_probing(kinds: Any) -> None:
-    parser = add_kind(
-        kinds,
-        "probing",
-        "treebanks, chunks and relations to the targets of amos probe",
-        """\
+    description = """\
 Convert corpora to the JSON lines of amos probe: OUT/TASK/{train,valid,test}.jsonl.
 
 --treebank: CoNLL-U (Universal Dependencies). pos: the universal tag of each word. dependencies: span1 is the word, span2 its
@@ -252,9 +204,8 @@ head, the label its relation with subtype (nmod:poss); the root has no head and 
 --chunks: columns of CoNLL-2000, the last one the chunk in IOB. chunks: the chunk of its words, a proxy of constituents, which
 need the OntoNotes corpus.
 --relations: files of SemEval-2010 task 8. relations: spans of both nominals, 19 labels with direction.
-Without DEV, every tenth sentence of TRAIN becomes the validation split. Files may be compressed (.gz, .xz, .zst).""",
-    )
-    add = parser.add_argument
+Without DEV, every tenth sentence of TRAIN becomes the validation split. Files may be compressed (.gz, .xz, .zst)."""
+    add = add_kind(kinds, "probing", "treebanks, chunks and relations to the targets of amos probe", description)
     add_out(add)
     add("--treebank", type=Path, nargs=3, metavar=("TRAIN", "DEV", "TEST"), help="CoNLL-U files: pos, dependencies")
     add("--chunks", type=Path, nargs="+", metavar="FILE", help="TRAIN [DEV] TEST of CoNLL-2000: chunks")

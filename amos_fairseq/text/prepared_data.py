@@ -39,7 +39,6 @@ class Sample:
         return {name: self.limit, "seed": None if self.limit is None else self.seed}
 
     def choose(self, total: int) -> list[int]:
-        """Return the indices of the chosen examples, in ascending order."""
         if self.limit is None or total <= self.limit:
             return list(range(total))
         return sorted(random.Random(self.seed).sample(range(total), self.limit))
@@ -119,13 +118,12 @@ def prepare_folder(
 ) -> bool:
     """Fill ``folder`` by ``write`` if it does not exist yet, is damaged, or was made of something else; return whether it did.
 
-    A folder is replaced as a whole: a command that fails or is killed leaves the earlier data, or none.
+    A folder is replaced as a whole: a command that fails or is killed leaves the earlier data, or none. While one of the
+    ``results`` of these data exists, they are not replaced by others.
 
     Args:
         sources: the raw files, or folders, by split; names and contents count.
-        settings: what else determines the data, as plain values.
-        write: fills an empty folder. It is called with the folder's name while the data are unfinished.
-        results: of these data. While one of them exists, the data are not replaced by others.
+        write: fills the empty folder that it is called with.
         unscored: those of ``sources`` on which no result depends, such as test sets without labels.
     """
     check_paths(*sources.values())
