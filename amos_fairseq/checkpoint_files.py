@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.fingerprint import file_version
+from amos_fairseq.files import file_version
 from amos_fairseq.strangers import LARGEST_COUNT, finite_number, values_in, whole_number
 
 LARGEST_SETTING = 2**63 - 1  # of PyTorch's and fairseq's integers

@@ -1,9 +1,10 @@
-"""Write files atomically and without following links; lock a folder; claim a folder for one setup."""
+"""Write files atomically and without following links; lock a folder; claim it for one setup; sha256 of files."""
 
 import contextlib
 import csv
 import errno
 import glob
+import hashlib
 import json
 import logging
 import os
@@ -11,7 +12,7 @@ import re
 import shutil
 import socket
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,10 +25,15 @@ from amos_fairseq.strangers import is_unicode, read_json
 logger = logging.getLogger(__name__)
 logging.getLogger("filelock").setLevel(logging.INFO)  # it reports every lock at DEBUG, which fairseq's settings print
 
+DICTIONARY_FILE = "dict.txt"
+SETTINGS_FILE = "tokenizer.settings.json"
+TOKENIZER_DIRECTORY = "tokenizer"  # in a corpus and in SAVE_DIR
+
 # Errors of a full disk, an exceeded quota and a limit on file sizes.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
+_READ_SIZE = 1 << 20
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _NUMBER = re.compile(r"-|[+-]?\d[\d.]*([eE][+-]?\d+)?( ± \d[\d.]*)?")  # a lone hyphen is a missing score
 
@@ -284,3 +290,58 @@ def os_error_behind(error: BaseException | None) -> OSError | None:
             return OSError(int(found.group(1)), os.strerror(int(found.group(1))))
         error = error.__cause__ or error.__context__
     return None
+
+
+def file_sha256(path: str | os.PathLike, on_read: Callable[[int], object] = lambda size: None) -> str:
+    """Return the hexadecimal sha256 of a file; ``on_read`` is called with the number of bytes of each part."""
+    return joined_sha256([path], on_read)
+
+
+def joined_sha256(paths: Iterable[str | os.PathLike], on_read: Callable[[int], object] = lambda size: None) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        with open(path, "rb") as stream:
+            while chunk := stream.read(_READ_SIZE):
+                digest.update(chunk)
+                on_read(len(chunk))
+    return digest.hexdigest()
+
+
+def sample_sha256(path: str | os.PathLike, num_samples: int = 16, sample_size: int = 1 << 16) -> str:
+    """Return the hexadecimal sha256 of a file's size and of evenly spaced samples of it, the first and the last included.
+
+    It identifies a large file by reading 1 MiB; it does not find damage between the samples.
+    """
+    size = os.path.getsize(path)
+    digest = hashlib.sha256(str(size).encode())
+    with open(path, "rb") as stream:
+        for sample in range(num_samples):
+            stream.seek(max(0, size - sample_size) * sample // (num_samples - 1))
+            digest.update(stream.read(sample_size))
+    return digest.hexdigest()
+
+
+def file_version(path: str) -> tuple[int, ...]:
+    """Return what changes when a file is replaced or written to."""
+    status = os.stat(path)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def files_sha256(directory: Path) -> dict[str, str]:
+    """Return the sha256 of each file in ``directory`` and below, by its path in it."""
+    paths = [path for path in sorted(directory.rglob("*")) if path.is_file()]
+    return {path.relative_to(directory).as_posix(): file_sha256(path) for path in paths}
+
+
+def directory_sha256(directory: str | os.PathLike) -> str:
+    """Return the hexadecimal sha256 of the names and bytes of the files in ``directory``, sorted by name.
+
+    Subdirectories and names that start with a dot (files of editors and file systems) are excluded. The input is the sha256
+    of each name and of each file, both of fixed length, so two different directories never give the same input.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(Path(directory).iterdir(), key=lambda path: path.name):
+        if path.is_file() and not path.name.startswith("."):
+            digest.update(hashlib.sha256(path.name.encode("utf-8")).digest())
+            digest.update(bytes.fromhex(file_sha256(path)))
+    return digest.hexdigest()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from amos_fairseq.checkpoint_files import checkpoint_file, read_content
 from amos_fairseq.errors import UserError
-from amos_fairseq.fingerprint import DICTIONARY_FILE, TOKENIZER_DIRECTORY, directory_sha256, file_sha256
+from amos_fairseq.files import DICTIONARY_FILE, TOKENIZER_DIRECTORY, directory_sha256, file_sha256
 from amos_fairseq.models.fine_tuning import class_of_checkpoint, is_fine_tuned
 from amos_fairseq.setting_checks import check_saved_settings, model_settings
 from amos_fairseq.text import MASK_SYMBOL

@@ -22,8 +22,15 @@ from torch import Tensor
 
 from amos_fairseq.checkpoints.read import IMPORTED_FROM, dictionary_of
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import explain_write_errors, whole_file, whole_folder
-from amos_fairseq.fingerprint import DICTIONARY_FILE, TOKENIZER_DIRECTORY, directory_sha256, file_sha256
+from amos_fairseq.files import (
+    DICTIONARY_FILE,
+    TOKENIZER_DIRECTORY,
+    directory_sha256,
+    explain_write_errors,
+    file_sha256,
+    whole_file,
+    whole_folder,
+)
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.text.tokenization import Tokenizer
 from amos_fairseq.text.tokenization.fast_tokenizer import ABSENT

@@ -16,7 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.fingerprint import DICTIONARY_FILE, file_sha256, file_version, sample_sha256
+from amos_fairseq.files import DICTIONARY_FILE, file_sha256, file_version, sample_sha256
 from amos_fairseq.strangers import read_json
 from amos_fairseq.text import MANIFEST
 

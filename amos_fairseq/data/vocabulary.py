@@ -6,8 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import explain_write_errors, whole_folder
-from amos_fairseq.fingerprint import DICTIONARY_FILE, SETTINGS_FILE, TOKENIZER_DIRECTORY, directory_sha256, file_sha256
+from amos_fairseq.files import (
+    DICTIONARY_FILE,
+    SETTINGS_FILE,
+    TOKENIZER_DIRECTORY,
+    directory_sha256,
+    explain_write_errors,
+    file_sha256,
+    whole_folder,
+)
 from amos_fairseq.text import MASK_SYMBOL
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from amos_fairseq.downstream.recipes import Hyperparameters, Schedule
 from amos_fairseq.downstream.results import RunResult, TaskSummary, format_spread, summarize
 from amos_fairseq.downstream.session import ANOTHER_OUT, Session
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import check_claim
-from amos_fairseq.fingerprint import file_sha256
+from amos_fairseq.files import check_claim, file_sha256
 from amos_fairseq.output.tables import Table
 
 IDENTITY_FILE = "run.json"

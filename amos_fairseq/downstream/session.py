@@ -24,8 +24,7 @@ from amos_fairseq.downstream.recipes import (
 )
 from amos_fairseq.downstream.results import content_sha256, read_optional_json
 from amos_fairseq.errors import UserError, explain_os_errors
-from amos_fairseq.files import check_claim, claim
-from amos_fairseq.fingerprint import TOKENIZER_DIRECTORY, file_sha256
+from amos_fairseq.files import TOKENIZER_DIRECTORY, check_claim, claim, file_sha256
 from amos_fairseq.models.configuration import OF_FINE_TUNING, EncoderConfig, parse_layers
 from amos_fairseq.models.electric import NO_ENCODER
 from amos_fairseq.output.terminal import ending_in_one_line, say

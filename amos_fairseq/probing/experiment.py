@@ -15,8 +15,7 @@ import torch
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.downstream.results import content_sha256
 from amos_fairseq.errors import UserError, explain_os_errors
-from amos_fairseq.files import csv_text, first_difference, locked, write_text
-from amos_fairseq.fingerprint import file_sha256
+from amos_fairseq.files import csv_text, file_sha256, first_difference, locked, write_text
 from amos_fairseq.output.tables import Table
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.probing.features import (

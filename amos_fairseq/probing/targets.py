@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.fingerprint import file_sha256
+from amos_fairseq.files import file_sha256
 from amos_fairseq.strangers import is_unicode, parse_json, plain_name
 from amos_fairseq.text.input_files import read_lines
 

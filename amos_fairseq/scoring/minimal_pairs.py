@@ -26,8 +26,7 @@ from fairseq.data import data_utils
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.data.corpus import corpus_directories, count_tokens, require_split
 from amos_fairseq.errors import UserError, explain_os_errors
-from amos_fairseq.files import csv_text, json_text, write_text
-from amos_fairseq.fingerprint import DICTIONARY_FILE, file_sha256
+from amos_fairseq.files import DICTIONARY_FILE, csv_text, file_sha256, json_text, write_text
 from amos_fairseq.models.amos import AmosModel
 from amos_fairseq.models.electra import ElectraModel
 from amos_fairseq.models.electric import ElectricModel

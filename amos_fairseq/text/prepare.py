@@ -22,8 +22,19 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import claim, first_difference, json_text, refuse_link, take_lock, whole_folder
-from amos_fairseq.fingerprint import DICTIONARY_FILE, TOKENIZER_DIRECTORY, file_sha256, joined_sha256, sample_sha256
+from amos_fairseq.files import (
+    DICTIONARY_FILE,
+    TOKENIZER_DIRECTORY,
+    claim,
+    file_sha256,
+    first_difference,
+    joined_sha256,
+    json_text,
+    refuse_link,
+    sample_sha256,
+    take_lock,
+    whole_folder,
+)
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.process import version_of
 from amos_fairseq.recipes import planned_text

@@ -17,8 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.errors import UserError, explain_os_errors
-from amos_fairseq.files import check_claim, first_difference, json_text, locked, refuse_link, whole_folder
-from amos_fairseq.fingerprint import DICTIONARY_FILE, TOKENIZER_DIRECTORY, file_sha256, files_sha256
+from amos_fairseq.files import (
+    DICTIONARY_FILE,
+    TOKENIZER_DIRECTORY,
+    check_claim,
+    file_sha256,
+    files_sha256,
+    first_difference,
+    json_text,
+    locked,
+    refuse_link,
+    whole_folder,
+)
 from amos_fairseq.output.terminal import say
 from amos_fairseq.strangers import is_unicode, read_json
 from amos_fairseq.text.tokenization import Tokenizer

@@ -15,7 +15,7 @@ from amos_fairseq.downstream.results import read_optional_json, write_json
 from amos_fairseq.downstream.runner import RunFailed
 from amos_fairseq.downstream.session import claim_output_directory, find_devices
 from amos_fairseq.errors import UserError
-from amos_fairseq.fingerprint import directory_sha256, file_sha256
+from amos_fairseq.files import directory_sha256, file_sha256
 
 NAME = "comparison"
 PLAN_FILE = "plan.json"

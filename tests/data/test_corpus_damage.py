@@ -14,7 +14,7 @@ from synthetic_corpus import make_task, write_corpus, write_split
 from amos_fairseq.cli.main import main
 from amos_fairseq.data.corpus import check_prepared
 from amos_fairseq.errors import UserError
-from amos_fairseq.fingerprint import sample_sha256
+from amos_fairseq.files import sample_sha256
 from amos_fairseq.text.prepare import file_hashes
 
 

@@ -12,7 +12,7 @@ import torch
 from synthetic_corpus import make_task, write_corpus
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.fingerprint import directory_sha256
+from amos_fairseq.files import directory_sha256
 
 READY = SimpleNamespace(awaits_token_counts=False, check_ready=lambda: None)
 

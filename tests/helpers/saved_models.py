@@ -15,7 +15,7 @@ from small_models import build_randomized, randomize, small_dictionary
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.downstream.squad.model import SpanModel
 from amos_fairseq.downstream.tagging.model import WordModel
-from amos_fairseq.fingerprint import directory_sha256, file_sha256
+from amos_fairseq.files import directory_sha256, file_sha256
 from amos_fairseq.models.amos import AmosConfig, AmosModel
 from amos_fairseq.models.configuration import EncoderConfig
 from amos_fairseq.models.electra import ElectraConfig, ElectraModel

@@ -13,7 +13,7 @@ from preparing import prepare
 from synthetic_corpus import DOCUMENTS, encode_naively, file_bytes, read_binarized, shard_directories
 from tokenizer_text import train_bpe
 
-from amos_fairseq.fingerprint import file_sha256
+from amos_fairseq.files import file_sha256
 from amos_fairseq.text import split as text_split
 from amos_fairseq.text.encoding import END_ID, encode_documents, start_encoding_process
 from amos_fairseq.text.tokenization import load_tokenizer

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.fingerprint import joined_sha256
+from amos_fairseq.files import joined_sha256
 from amos_fairseq.text.input_files import TSV, TableFile, files_of
 
 # Columns that are taken if none is given: the first of these that the table has.

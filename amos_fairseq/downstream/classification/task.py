@@ -34,7 +34,7 @@ from amos_fairseq.downstream.classification.scores import (
 )
 from amos_fairseq.downstream.labeled_task import LabeledCriterion, LabeledTask, LabeledTaskConfig, prepared_directories
 from amos_fairseq.errors import UserError
-from amos_fairseq.fingerprint import TOKENIZER_DIRECTORY
+from amos_fairseq.files import TOKENIZER_DIRECTORY
 from amos_fairseq.models.fine_tuning import TEXT_HEAD, TextModel
 from amos_fairseq.setting_checks import setting
 from amos_fairseq.strangers import finite_number

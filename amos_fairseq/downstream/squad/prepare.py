@@ -23,8 +23,7 @@ from amos_fairseq.downstream.squad.official import (
     task_name,
 )
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import json_text, whole_folder
-from amos_fairseq.fingerprint import files_sha256
+from amos_fairseq.files import files_sha256, json_text, whole_folder
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.text.encoding import NUM_FAIRSEQ_SYMBOLS, UNKNOWN_ID, BinarizedFile
 from amos_fairseq.text.prepared_data import (

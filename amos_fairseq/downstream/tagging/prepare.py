@@ -24,8 +24,7 @@ from typing import Any
 from amos_fairseq.downstream.tagging.scores import mark_spans, to_bioes
 from amos_fairseq.downstream.tagging.word_files import Sentence, is_conllu, read_sentences, read_unlabeled
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import json_text, whole_folder
-from amos_fairseq.fingerprint import files_sha256
+from amos_fairseq.files import files_sha256, json_text, whole_folder
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.text.encoding import BinarizedFile
 from amos_fairseq.text.prepared_data import check_inputs, describe_source, is_finished, prepared_data, save_tokenizer

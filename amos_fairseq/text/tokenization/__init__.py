@@ -8,7 +8,7 @@ tokenizer of the released AMOS checkpoint has its own ``sp.model`` in place of `
 from pathlib import Path
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.fingerprint import DICTIONARY_FILE, SETTINGS_FILE
+from amos_fairseq.files import DICTIONARY_FILE, SETTINGS_FILE
 from amos_fairseq.strangers import read_json
 from amos_fairseq.text.tokenization.fast_tokenizer import FASTBPE, HUGGING_FACE, SENTENCEPIECE, FastTokenizer
 from amos_fairseq.text.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer

@@ -6,7 +6,7 @@ from typing import Any
 import sentencepiece
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.fingerprint import DICTIONARY_FILE
+from amos_fairseq.files import DICTIONARY_FILE
 from amos_fairseq.text.tokenization.microsoft_text import normalize, text_of, without_lone_marks
 from amos_fairseq.text.tokenization.tokenizer import (
     SPECIAL_SYMBOLS,

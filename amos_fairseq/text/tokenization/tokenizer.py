@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import whole_file
-from amos_fairseq.fingerprint import DICTIONARY_FILE, SETTINGS_FILE, directory_sha256
+from amos_fairseq.files import DICTIONARY_FILE, SETTINGS_FILE, directory_sha256, whole_file
 from amos_fairseq.strangers import read_bytes, read_text
 from amos_fairseq.text import MASK_SYMBOL
 

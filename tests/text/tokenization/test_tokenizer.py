@@ -6,7 +6,7 @@ import pytest
 from tokenizer_text import HOSTILE, LEARNED_KINDS, assert_survives_fairseq
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.fingerprint import directory_sha256
+from amos_fairseq.files import directory_sha256
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.tokenization.tokenizer import SPECIAL_SYMBOLS, spell_piece, unspell_piece
 from amos_fairseq.text.vocabulary import cut_long_line, learn_tokenizer

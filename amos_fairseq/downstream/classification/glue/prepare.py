@@ -20,8 +20,7 @@ from amos_fairseq.downstream.classification.glue.tasks import (
 from amos_fairseq.downstream.classification.prepare import write_task
 from amos_fairseq.downstream.classification.rows import LabeledRows, LabelSpace, read_rows
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import json_text, refuse_link, whole_folder
-from amos_fairseq.fingerprint import TOKENIZER_DIRECTORY
+from amos_fairseq.files import TOKENIZER_DIRECTORY, json_text, refuse_link, whole_folder
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.text.prepared_data import Sample, prepare_folder, prepared_data
 from amos_fairseq.text.processes import number_of_processes

@@ -19,7 +19,7 @@ from amos_fairseq.downstream.classification.glue.prepare import read_split
 from amos_fairseq.downstream.classification.glue.tasks import TASKS, find_files, parse_tasks
 from amos_fairseq.downstream.classification.stock_task import check_labeled_texts
 from amos_fairseq.errors import UserError
-from amos_fairseq.fingerprint import directory_sha256
+from amos_fairseq.files import directory_sha256
 
 main = prepare("glue")
 
