@@ -16,8 +16,7 @@ from amos_fairseq.downstream.classification.benchmark import TextData
 from amos_fairseq.downstream.classification.task import ANNEALED, gold_weight_of
 from amos_fairseq.downstream.results import content_sha256, read_results, summarize
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import check_claim, json_text, write_text
-from amos_fairseq.files import file_sha256
+from amos_fairseq.files import check_claim, file_sha256, json_text, write_text
 from amos_fairseq.strangers import finite_number
 from amos_fairseq.text.input_files import TableFile
 
