@@ -1,11 +1,9 @@
 """Files of checkpoints: found, verified by their checksums, and loaded as data only."""
 
-import argparse
 import contextlib
 import errno
 import pickle
 import re
-import reprlib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +11,7 @@ from typing import Any
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import file_version
-from amos_fairseq.strangers import LARGEST_COUNT, finite_number, values_in, whole_number
-
-LARGEST_SETTING = 2**63 - 1  # of PyTorch's and fairseq's integers
+from amos_fairseq.strangers import LARGEST_COUNT, finite_number, whole_number
 
 _verified: set[tuple] = set()  # name and version of checkpoints with right checksums
 
@@ -58,74 +54,25 @@ def verify_checksums(path: str, whole: bool = True) -> None:
             if not whole:
                 archive.filelist = [member for member in archive.infolist() if member.filename.endswith(".pkl")]
             if (member := archive.testzip()) is not None:
-                raise DamagedCheckpoint(
-                    f"{path} is damaged (the checksum of {member} in it is wrong): give another checkpoint, or copy it again"
-                )
+                problem = f"the checksum of {member} in it is wrong"
+                raise DamagedCheckpoint(f"{path} is damaged ({problem}): give another checkpoint, or copy it again")
     if whole:
         _verified.add(version)
 
 
 def read_header(path: str, whole: bool = True) -> dict[str, Any]:
-    """Load a checkpoint with memory-mapped tensors.
+    """Load a checkpoint with memory-mapped tensors; nothing in the file can run code (see compat/checkpoints.py).
 
     Only the start of a file of any size is read without ``whole``, for who wants no tensor of it.
     """
     import torch  # not needed to find files
 
-    try:
-        with explain_load_errors(path, whole):
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except DamagedCheckpoint as error:
-        if "mmap can only be used" not in str(error.__cause__):
-            raise
-        with explain_load_errors(path):  # files in the format before torch 1.6 cannot be mapped
-            content = torch.load(path, map_location="cpu", weights_only=True)
+    with explain_load_errors(path, whole):
+        # Files in the format before torch 1.6, which is no archive, cannot be mapped.
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     if not isinstance(content, dict):
         raise DamagedCheckpoint(f"{path} contains a {type(content).__name__}, not a checkpoint: give another file")
     return content
-
-
-def read_content(file: Path) -> dict[str, Any]:
-    """Return the content of a checkpoint of fairseq-train; nothing in the file can run code (see compat/checkpoints.py)."""
-    import torch
-
-    with explain_load_errors(str(file)):
-        content = torch.load(file, map_location="cpu", weights_only=True)
-    check_content(file, content)
-    return content
-
-
-def check_content(file: Path, content: Any) -> None:
-    """Refuse what is not the content of a checkpoint of fairseq-train, with resolved settings.
-
-    Of a run with flags, fairseq 0.12 may have saved a section of the settings as it was parsed; it becomes a dictionary.
-    """
-    import torch
-
-    state = content if isinstance(content, dict) else {}
-    sections = {"cfg": dict, "model": dict, "optimizer_history": list}
-    if not all(isinstance(state.get(name), type_) and state[name] for name, type_ in sections.items()):
-        raise UserError(f"{file} is not a checkpoint of fairseq-train: it lacks one of {', '.join(sections)}")
-    settings = state["cfg"]
-    num_updates_of(str(file), state)
-    if not all(isinstance(name, str) and torch.is_tensor(tensor) for name, tensor in state["model"].items()):
-        raise UserError(f"{file} contains other things than tensors as weights: give a checkpoint as it was saved")
-    if not all(isinstance(settings.get(section), (dict, argparse.Namespace)) for section in ("model", "task")):
-        raise UserError(
-            f"{file} does not say what was trained (cfg.model, cfg.task): give a checkpoint as it was saved"
-        )
-    try:
-        for value in values_in(settings):
-            # fairseq saves resolved settings. OmegaConf would read environment variables for "${oc.env:NAME}".
-            if isinstance(value, str) and "${" in value:
-                raise ValueError(f"contains the unresolved setting {value!r}")
-            if isinstance(value, int) and abs(value) > LARGEST_SETTING:
-                raise ValueError(f"contains a setting that no run has: {reprlib.repr(value)}")
-    except ValueError as error:
-        raise UserError(f"{file} {error}: give a checkpoint as it was saved") from error
-    for name, section in list(settings.items()):
-        settings[name] = vars(section) if isinstance(section, argparse.Namespace) else section
-    task_state_of(str(file), state)
 
 
 def num_updates_of(path: str, checkpoint: dict[str, Any]) -> int:
@@ -136,7 +83,7 @@ def num_updates_of(path: str, checkpoint: dict[str, Any]) -> int:
         return whole_number(last.get("num_updates") if isinstance(last, dict) else None)
     except ValueError as error:
         raise UserError(
-            f"{path} does not say after how many updates it was saved (num_updates: {error}): give another checkpoint"
+            f"{path} does not say after how many updates it was saved ({error}): give another one"
         ) from error
 
 
@@ -171,15 +118,12 @@ def explain_load_errors(path: str, whole: bool = True) -> Iterator[None]:
     except Exception as error:
         # In a truncated file torch seeks to an invalid position: EINVAL. Every other OSError comes from the disk.
         if isinstance(error, OSError) and error.errno != errno.EINVAL:
-            raise UserError(
-                f"{path} cannot be read ({error.strerror}): permit reading it, or give another file"
-            ) from error
+            raise UserError(f"{path} cannot be read ({error.strerror}): permit it, or give another file") from error
         foreign = re.search(r"GLOBAL ([\w.]+)", str(error))
         if isinstance(error, pickle.UnpicklingError) and foreign:
             raise UserError(
                 f"{path} contains an object of class {foreign.group(1)}, which is not loaded because it could run code of "
                 "the author of the file: store only tensors, numbers, strings, lists and dictionaries in it"
             ) from error
-        raise DamagedCheckpoint(
-            f"{path} is not a complete checkpoint (truncated, or not written by fairseq): give another file"
-        ) from error
+        problem = "truncated, or not written by fairseq"
+        raise DamagedCheckpoint(f"{path} is not a complete checkpoint ({problem}): give another file") from error

@@ -6,7 +6,7 @@ OmegaConf checks types and choices against the configuration's dataclass. A fiel
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,9 +86,14 @@ RANGES_OF_FAIRSEQ = {
 }
 
 
+def as_flags(settings: Mapping[str, Any]) -> list[str]:
+    """Return settings as flags: {"encoder_layers": 12} -> ["--encoder-layers=12"], of which a foreign value cannot make two."""
+    return [f"--{name.replace('_', '-')}={value!s}" for name, value in settings.items()]
+
+
 def config_class(kind: str, name: Any) -> type | None:
     """Return the dataclass of a section (task, model, criterion, ...) with this ``_name``; None if it has none."""
-    if not isinstance(name, str):
+    if not isinstance(name, str):  # from a file
         return None
     if kind == "task":
         return TASK_DATACLASS_REGISTRY.get(name)
@@ -105,22 +110,26 @@ def read_section(kind: str, fields: type, values: Mapping[str, Any]) -> DictConf
         raise UserError(f"{kind}.{describe(error)}") from error
 
 
+def describe(error: OmegaConfBaseException) -> str:
+    """Return the key of OmegaConf's error and the reason, which contains the value and what is allowed."""
+    return f"{error.full_key or error.key}: {str(error).partition(chr(10))[0]}"
+
+
 def check_saved_settings(file: Path, cfg: Mapping[str, Any]) -> None:
-    """Raise :class:`UserError` if a checkpoint has an invalid setting of a task or criterion of this package."""
+    """Refuse a checkpoint with an invalid setting of a task or criterion of this package."""
     for kind, default in (("task", "text_pretraining"), ("criterion", None)):
         section = cfg.get(kind)
         fields = config_class(kind, section.get("_name", default)) if isinstance(section, dict) else None
         if fields is not None and fields.__module__.startswith("amos_fairseq."):
-            saved_section(file, kind, fields, section)
+            _saved_section(file, kind, fields, section)
 
 
-def model_settings(file: Path, saved: Any) -> DictConfig:
+def model_settings(file: Path, saved: Mapping[str, Any]) -> DictConfig:
     """Return the model's settings in a checkpoint, with the defaults of fields that were added after they were saved.
 
     fairseq adds missing fields by model name only, and a checkpoint written with ``--arch amos_base`` names the architecture.
     """
-    name = (saved.get("_name") or saved.get("arch")) if isinstance(saved, dict) else None
-    name = str(name)
+    name = str(saved.get("_name") or saved.get("arch"))
     model_class = ARCH_MODEL_REGISTRY.get(name) or MODEL_REGISTRY.get(name, object)
     # A model may be defined elsewhere and derived from one of this package.
     if not any(base.__module__.startswith("amos_fairseq.") for base in model_class.__mro__):
@@ -128,10 +137,10 @@ def model_settings(file: Path, saved: Any) -> DictConfig:
             f"{file} contains a model of the architecture {name!r}, which is not one of this package: give a checkpoint that "
             "fairseq-train --user-dir amos_fairseq wrote"
         )
-    return saved_section(file, "model", config_class("model", name), saved | {"_name": name})
+    return _saved_section(file, "model", config_class("model", name), {**saved, "_name": name})
 
 
-def saved_section(file: Path, kind: str, fields: type, saved: dict[str, Any]) -> DictConfig:
+def _saved_section(file: Path, kind: str, fields: type, saved: Mapping[str, Any]) -> DictConfig:
     """Return the settings of a section of a checkpoint over the defaults of its dataclass; unknown ones are left out."""
     known = {field.name for field in dataclasses.fields(fields)}
     try:
@@ -143,35 +152,28 @@ def saved_section(file: Path, kind: str, fields: type, saved: dict[str, Any]) ->
     return settings
 
 
-def describe(error: OmegaConfBaseException) -> str:
-    """Return the key of OmegaConf's error and the reason, which contains the value and what is allowed."""
-    return f"{error.full_key or error.key}: {str(error).partition(chr(10))[0]}"
-
-
 def check_ranges(cfg: Any, fields: type) -> None:
-    """Raise :class:`UserError` for a value of ``cfg`` outside the range of its field, or not finite."""
+    """Refuse a value of ``cfg`` outside the range of its field, or not finite."""
     for name, range_ in _ranges_of(fields).items():
-        for problem in _out_of_range(getattr(cfg, name, None), range_):
-            raise UserError(f"--{name.replace('_', '-')} {problem}")
+        _check_value(f"--{name.replace('_', '-')}", getattr(cfg, name, None), range_)
 
 
 def check_configuration(cfg: Mapping[str, Any]) -> None:
-    """Check the ranges of a complete, resolved configuration; raise :class:`UserError`."""
+    """Check the ranges of a complete, resolved configuration."""
     for kind, section in cfg.items():
         if not isinstance(section, Mapping):
             continue
         fields = config_class(kind, section.get("_name"))
         ranges = {**RANGES_OF_FAIRSEQ.get(kind, {}), **(_ranges_of(fields) if fields else {})}
         for name in section:
-            value = None if OmegaConf.is_missing(section, name) else section[name]
-            for problem in _out_of_range(value, ranges.get(name)):
-                raise UserError(f"{kind}.{name} (--{name.replace('_', '-')}) {problem}")
+            if not OmegaConf.is_missing(section, name):
+                _check_value(f"{kind}.{name} (--{name.replace('_', '-')})", section[name], ranges.get(name))
         if kind == "criterion" and fields:
             _check_follows_model(fields, section, cfg["model"])
 
 
 def _check_follows_model(fields: type, criterion: Mapping[str, Any], model: Mapping[str, Any]) -> None:
-    """Raise :class:`UserError` for a setting of the model that was given to the criterion, which has a copy, alone."""
+    """Refuse a setting of the model that was given to the criterion, which has a copy, alone."""
     for field in dataclasses.fields(fields):
         name = field.name
         if field.default == II(f"model.{name}") and name in model and criterion.get(name, model[name]) != model[name]:
@@ -184,11 +186,12 @@ def _ranges_of(fields: type) -> dict[str, str]:
     return {field.name: field.metadata["range"] for field in dataclasses.fields(fields) if "range" in field.metadata}
 
 
-def _out_of_range(value: Any, range_: str | None) -> Iterator[str]:
+def _check_value(label: str, value: Any, range_: str | None) -> None:
+    """Refuse a number, or one in a list, that is not finite or outside of ``range_``, one of :data:`RANGES`."""
     for number in value if isinstance(value, (list, tuple)) or OmegaConf.is_list(value) else [value]:
         if isinstance(number, bool) or not isinstance(number, (int, float)):
             continue
         if not math.isfinite(number):
-            yield f"{number} must be a finite number{f', {range_}' if range_ else ''}"
-        elif range_ and number not in RANGES[range_]:
-            yield f"{number} must be {range_}"
+            raise UserError(f"{label} {number} must be a finite number{f', {range_}' if range_ else ''}")
+        if range_ and number not in RANGES[range_]:
+            raise UserError(f"{label} {number} must be {range_}")

@@ -20,7 +20,6 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.functional.positions import mean_state
 from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.modules.encoder import with_layers
-from amos_fairseq.text.tokenization.truncation import kept_lengths
 
 # One text, or a pair: <s> A </s>, <s> A </s> B </s>, or <s> A </s> </s> B </s> if the model was fine-tuned so.
 Text = str | tuple[str, str]
@@ -53,9 +52,6 @@ class Features(NamedTuple):
         Args:
             how: ``mean`` over the text's tokens, ``<s>`` and ``</s>`` included, as in sentence-transformers; or ``first``,
                 the state of ``<s>``, which is the input of classification heads.
-
-        Raises:
-            UserError: ``how`` is neither.
         """
         if how == "first":
             return self.states[:, 0]
@@ -118,34 +114,27 @@ class Encoder(nn.Module):
 
     def _inputs(self, texts: str | Iterable[Text], truncate: bool) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the tokens of each text or pair, [L] int64, and their types: 0 in the first text, its ``</s>`` included."""
-        dictionary, separator, limit = self.loaded.dictionary, self.loaded.separator, self.model.max_positions()
-        between = [dictionary.eos()] if separator is None else [dictionary.eos(), separator]
+        loaded, limit = self.loaded, self.model.max_positions()
         for number, text in enumerate([texts] if isinstance(texts, str) else texts, start=1):
+            if isinstance(text, str):
+                lines = [text]
+            elif isinstance(text, (tuple, list)) and len(text) == 2 and all(isinstance(each, str) for each in text):
+                lines = [re.sub(r"[\r\n]+", " ", each) for each in text]
+            else:
+                raise UserError(f"text {number}: expected a string or a pair of strings, got {text!r:.60}")
             try:
-                pieces = self._pieces(text)
+                pieces = [loaded.token_ids(each)[1:-1] for each in lines]
             except UserError as error:
                 raise UserError(f"text {number}: {error}") from error
-            num_special = 2 + (len(pieces) - 1) * len(between)
-            length = num_special + sum(map(len, pieces))
+            length = loaded.num_special(len(pieces)) + sum(map(len, pieces))
             if length > limit and not truncate:
-                raise UserError(
-                    f"text {number} has {length} tokens, the encoder takes {limit}: shorten or split it, or pass truncate=True"
-                )
-            kept = kept_lengths([len(each) for each in pieces], limit - num_special)
-            first, *second = (each[:length] for each, length in zip(pieces, kept, strict=True))
-            tokens = [dictionary.bos(), *first]
-            for each in second:
-                tokens += [*between, *each]
-            tokens = torch.tensor([*tokens, dictionary.eos()])
-            yield tokens, (torch.arange(len(tokens)) >= len(first) + 2).long()
-
-    def _pieces(self, text: Text) -> list[list[int]]:
-        """Return the tokens of a text, or of both texts of a pair, without the outer ``<s>`` and ``</s>``."""
-        if isinstance(text, str):
-            return [self.loaded.token_ids(text)[1:-1]]
-        if not (isinstance(text, (tuple, list)) and len(text) == 2 and all(isinstance(each, str) for each in text)):
-            raise UserError(f"expected a string or a pair of strings, got {text!r:.60}")
-        return [self.loaded.token_ids(re.sub(r"[\r\n]+", " ", each))[1:-1] for each in text]
+                advice = "shorten or split it, or pass truncate=True"
+                raise UserError(f"text {number} has {length} tokens, the encoder takes {limit}: {advice}")
+            tokens = torch.tensor(loaded.framed(pieces, limit))
+            types = torch.zeros_like(tokens)
+            if len(pieces) == 2:
+                types[(tokens == loaded.dictionary.eos()).nonzero()[0].item() + 1 :] = 1
+            yield tokens, types
 
     def _encode(self, inputs: list[tuple[Tensor, Tensor]], all_layers: bool) -> list[tuple[Tensor, ...]]:
         """Run one batch: returns [L,D] for each input, first the states to return, then those of all layers if asked for."""
@@ -218,5 +207,5 @@ def check_device(device: str | torch.device) -> None:
     except (RuntimeError, AssertionError, TypeError) as error:
         reason = str(error).partition("\n")[0]
         raise UserError(
-            f"device {device!s} cannot be used ({reason}): give 'cpu', or the name of a device of this machine"
+            f"device {device!s} cannot be used ({reason}): give 'cpu', or a device of this machine"
         ) from error

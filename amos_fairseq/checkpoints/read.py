@@ -3,7 +3,9 @@
 import argparse
 import os
 import re
+import reprlib
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,15 +17,18 @@ from fairseq.models import BaseFairseqModel, build_model
 from omegaconf import DictConfig
 from torch import Tensor
 
-from amos_fairseq.checkpoint_files import checkpoint_file, read_content
+from amos_fairseq.checkpoint_files import checkpoint_file, num_updates_of, read_header, task_state_of
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import DICTIONARY_FILE, TOKENIZER_DIRECTORY, directory_sha256, file_sha256
 from amos_fairseq.models.fine_tuning import class_of_checkpoint, is_fine_tuned
 from amos_fairseq.setting_checks import check_saved_settings, model_settings
+from amos_fairseq.strangers import values_in
 from amos_fairseq.text import MASK_SYMBOL
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
+from amos_fairseq.text.tokenization.truncation import kept_lengths
 
 CheckpointPath = str | os.PathLike
+LARGEST_SETTING = 2**63 - 1  # of PyTorch's and fairseq's integers
 IMPORTED_FROM = "imported from "  # in the task's settings of imported weights, in place of the corpus
 
 
@@ -56,10 +61,8 @@ class LoadedCheckpoint:
 
     @property
     def separator(self) -> int | None:
-        """Token that a fine-tuned model reads before the second text of a pair, in addition to the first one's ``</s>``.
-
-        It is the task's ``--separator-token``; None for models without it, such as every pretraining model.
-        """
+        """The ``--separator-token`` of the task, which a fine-tuned model reads before the second text of a pair; None without
+        one, as in pretraining."""
         separator = self.task.get("separator_token")
         if separator is not None and not (type(separator) is int and 0 <= separator < len(self.dictionary)):
             raise UserError(f"{self.file}: the separator token {separator!r} is not in its dictionary")
@@ -69,6 +72,18 @@ class LoadedCheckpoint:
     def num_separators(self) -> int:
         """Number of tokens between the texts of a pair: ``</s>``, and :attr:`separator` if there is one."""
         return 1 if self.separator is None else 2
+
+    def num_special(self, num_texts: int) -> int:
+        """Return the number of special tokens in an input of one or two texts."""
+        return 2 + (num_texts - 1) * self.num_separators
+
+    def framed(self, texts: Sequence[Sequence[int]], limit: int) -> list[int]:
+        """Return ``<s> A </s>`` or ``<s> A </s> B </s>``, as in fine-tuning: texts cut to ``limit`` tokens in all."""
+        kept = kept_lengths([len(text) for text in texts], limit - self.num_special(len(texts)))
+        ids, between = [self.dictionary.bos()], [self.dictionary.eos(), self.separator][: self.num_separators]
+        for number, (text, length) in enumerate(zip(texts, kept, strict=True)):
+            ids += [*(between if number else []), *text[:length]]
+        return [*ids, self.dictionary.eos()]
 
     def tokens(self, text: str) -> Tensor:
         """Return :meth:`token_ids` as a tensor: [L] int64."""
@@ -101,15 +116,24 @@ def load_checkpoint(checkpoint: CheckpointPath, tokenizer: CheckpointPath | None
 
 
 def restore_checkpoint(file: Path, state: dict[str, Any], tokenizer: CheckpointPath | None = None) -> LoadedCheckpoint:
-    """Do the same as :func:`load_checkpoint` with the content of a checkpoint, as :func:`read_state` returns it."""
-    settings = model_settings(file, state["cfg"]["model"])
+    """Build the model of the content of a checkpoint, as :func:`read_state` returns it, with its tokenizer."""
+    cfg = state["cfg"]
+    settings = model_settings(file, cfg["model"])
     run_tokenizer = read_tokenizer(file, tokenizer, state.get("task_state") or {})
     dictionary = dictionary_of(run_tokenizer)
-    task, criterion, parent = state["cfg"]["task"], state["cfg"].get("criterion") or {}, parent_of(state["cfg"])
-    num_updates = state["optimizer_history"][-1]["num_updates"]
     model = restore_model(file, settings, state["model"], dictionary)
+    num_updates = state["optimizer_history"][-1]["num_updates"]
     model.set_num_updates(num_updates)
-    return LoadedCheckpoint(file, model.eval(), dictionary, run_tokenizer, task, num_updates, criterion, parent)
+    return LoadedCheckpoint(
+        file,
+        model.eval(),
+        dictionary,
+        run_tokenizer,
+        cfg["task"],
+        num_updates,
+        cfg.get("criterion") or {},
+        parent_of(cfg),
+    )
 
 
 def parent_of(cfg: dict[str, Any]) -> str:
@@ -126,31 +150,52 @@ def import_source(task: dict[str, Any]) -> str:
 
 
 def read_state(file: Path) -> dict[str, Any]:
-    """Return the content of a checkpoint; raise :class:`UserError` if it cannot be read or has invalid settings."""
-    state = read_content(file)
-    check_saved_settings(file, state["cfg"])
+    """Return the content of a checkpoint of fairseq-train with valid settings; its tensors are mapped from the disk.
+
+    Of a run with flags, fairseq 0.12 may have saved a section of the settings as it was parsed; it becomes a dictionary.
+    """
+    state = read_header(str(file))
+    sections = {"cfg": dict, "model": dict, "optimizer_history": list}
+    if not all(isinstance(state.get(name), type_) and state[name] for name, type_ in sections.items()):
+        raise UserError(f"{file} is not a checkpoint of fairseq-train: it lacks one of {', '.join(sections)}")
+    num_updates_of(str(file), state)
+    task_state_of(str(file), state)
+    if not all(isinstance(name, str) and torch.is_tensor(tensor) for name, tensor in state["model"].items()):
+        raise UserError(f"{file} contains other things than tensors as weights: give a checkpoint as it was saved")
+    cfg = state["cfg"]
+    try:
+        for value in values_in(cfg):
+            # fairseq saves resolved settings. OmegaConf would read environment variables for "${oc.env:NAME}".
+            if isinstance(value, str) and "${" in value:
+                raise ValueError(f"contains the unresolved setting {value!r}")
+            if isinstance(value, int) and abs(value) > LARGEST_SETTING:
+                raise ValueError(f"contains a setting that no run has: {reprlib.repr(value)}")
+    except ValueError as error:
+        raise UserError(f"{file} {error}: give a checkpoint as it was saved") from error
+    for name, section in cfg.items():
+        cfg[name] = vars(section) if isinstance(section, argparse.Namespace) else section
+    if not (isinstance(cfg.get("model"), dict) and isinstance(cfg.get("task"), dict)):
+        raise UserError(f"{file} does not say what was trained (cfg.model, cfg.task): give it as it was saved")
+    check_saved_settings(file, cfg)
     return state
 
 
 def read_tokenizer(file: Path, directory: CheckpointPath | None, task_state: dict[str, Any]) -> Tokenizer:
-    """Return the tokenizer of a run; raise :class:`UserError` if its sha256 is not the one in the checkpoint."""
+    """Return the tokenizer of a run: its sha256, or that of its dictionary, must be the one in the checkpoint."""
     path = Path(directory) if directory else file.parent / TOKENIZER_DIRECTORY
     try:
         tokenizer = load_tokenizer(path)
     except UserError as error:
         hint = "" if directory else "; name the tokenizer of the run with --tokenizer DIR"
         raise UserError(f"{error}{hint}") from error
-    saved = task_state.get("tokenizer_sha256")
-    if saved is not None:
-        matches = saved in (tokenizer.sha256, directory_sha256(path))
-    else:  # the corpus came without a tokenizer: at least its dictionary must be the same
-        saved = task_state.get("dictionary_sha256")
+    expected, present = task_state.get("tokenizer_sha256"), {tokenizer.sha256, directory_sha256(path)}
+    if expected is None:  # the corpus came without a tokenizer
         dictionary = path / DICTIONARY_FILE
-        matches = saved is None or (dictionary.is_file() and file_sha256(dictionary) == saved)
-    if not matches:
+        expected, present = task_state.get("dictionary_sha256"), {dictionary.is_file() and file_sha256(dictionary)}
+    if expected is not None and expected not in present:
+        wanted = f"sha256 {expected[:12]}... expected"
         raise UserError(
-            f"{path} is not the tokenizer that {file} was trained with (sha256 {saved[:12]}... expected): "
-            "give the SAVE_DIR/tokenizer of that run"
+            f"{path} is not the tokenizer that {file} was trained with ({wanted}): give that run's tokenizer"
         )
     return tokenizer
 
@@ -168,19 +213,17 @@ def restore_model(
 ) -> BaseFairseqModel:
     """Build the model of ``settings`` and load its weights, as float32."""
     # A model of this package asks its task for the dictionary, whether it masks blocks, and which heads it needs.
-    if is_fine_tuned(weights):
-        task = SimpleNamespace(source_dictionary=dictionary, model_class=class_of_checkpoint(weights))
-    else:
-        task = SimpleNamespace(source_dictionary=dictionary, masked_share=None)
+    has_heads = is_fine_tuned(weights)
+    asked = {"model_class": class_of_checkpoint(weights)} if has_heads else {"masked_share": None}
+    task = SimpleNamespace(source_dictionary=dictionary, **asked)
     try:
         model = build_model(settings, task, from_checkpoint=True)
-        if is_fine_tuned(weights):
+        if has_heads:
             model.register_heads_of(weights)
         model.load_state_dict(weights, strict=True, model_cfg=settings)
     except (AssertionError, AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         reason = textwrap.shorten(str(error), width=300, placeholder=" ...")
         raise UserError(
-            f"{file} does not contain a model of this package ({reason}): give a checkpoint that fairseq-train --user-dir "
-            "amos_fairseq wrote"
+            f"{file} does not contain a model of this package ({reason}): give a checkpoint that it wrote"
         ) from error
     return model

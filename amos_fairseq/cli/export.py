@@ -1,16 +1,15 @@
 """``amos export``: write a checkpoint as a folder for Hugging Face libraries."""
 
 import argparse
+import re
+import reprlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from amos_fairseq.cli.arguments import add_checkpoint, add_subcommand, import_fairseq
 from amos_fairseq.errors import UserError
 
-if TYPE_CHECKING:
-    from amos_fairseq.hugging_face.parts import Part
-    from amos_fairseq.hugging_face.verify import Agreement
-
+ALL_HEADS = "ALL"
 DESCRIPTION = """\
 Write CHECKPOINT as the folder OUT, which transformers, sentence-transformers and ONNX exporters load without this package:
 model.safetensors, config.json, tokenizer.json with the same token ids, and a model card. A fine-tuned checkpoint becomes a
@@ -26,52 +25,60 @@ def add_parser(subparsers: Any) -> None:
     add_checkpoint(parser)
     add = parser.add_argument
     add("out", metavar="OUT", type=Path, help="folder to write")
+    of_model = parser.add_mutually_exclusive_group()
     text = "part to export (default: the fine-tuned head or the MLM head with its encoder; otherwise the encoder alone)"
-    add("--part", choices=("encoder", "generator", "discriminator", "mlm"), help=text)
+    of_model.add_argument("--part", choices=("encoder", "generator", "discriminator", "mlm"), help=text)
     text = "of a model of several tasks, the task or column whose head to export; ALL writes a folder in OUT for each "
-    add("--head", metavar="TASK", help=text + "(default: the encoder without a head)")
+    of_model.add_argument("--head", metavar="TASK", help=text + "(default: the encoder without a head)")
     add("--depth", metavar="D", help="depth of the generator (default: the deepest)")
     text = "model family, where several compute the same function (default: the closest)"
     add("--as", dest="family", choices=("mpnet", "electra", "bert", "roberta"), help=text)
     text = "class names of a fine-tuned head, in order (default: those of the task's data, else LABEL_0, ...)"
-    add("--labels", metavar="A,B,...", help=text)
-    add("--data-license", metavar="ID", default="unknown", help="license of the training data, for the model card")
-    add("--language", metavar="CODE", help="language of the training data, such as en (default: not stated)")
+    add("--labels", metavar="A,B,...", type=lambda names: [name.strip() for name in names.split(",")], help=text)
+    text = "license of the training data, for the model card"
+    add("--data-license", metavar="ID", type=card_name, default="unknown", help=text)
+    text = "language of the training data, such as en (default: not stated)"
+    add("--language", metavar="CODE", type=card_name, help=text)
     text = "name on the Hub of the model that was imported and trained further (default: not stated)"
-    add("--base-model", metavar="ID", help=text)
+    add("--base-model", metavar="ID", type=card_name, help=text)
     text = "name on the Hub of a training data set; repeatable (default: not stated)"
-    add("--dataset", dest="datasets", metavar="ID", action="append", default=[], help=text)
+    add("--dataset", dest="datasets", metavar="ID", type=card_name, action="append", default=[], help=text)
     text = "do not compare the folder with the checkpoint (default: compare)"
     add("--no-check", dest="check", action="store_false", help=text)
     add("--force", action="store_true", help="replace OUT if it is an exported folder (default: refuse)")
     parser.set_defaults(run=run)
 
 
+def card_name(value: str) -> str:
+    """A value that neither breaks the header of the model card nor is HTML on a web page."""
+    if not re.fullmatch(r"(?=.*\w)[\w ./,:+-]{1,200}", value):
+        raise argparse.ArgumentTypeError(
+            f"{reprlib.repr(value)} is not a name: give an identifier such as cc-by-4.0, en or google/bert, of at most 200 "
+            "letters, digits, spaces and . , : / + - _"
+        )
+    return value
+
+
 def run(arguments: argparse.Namespace) -> None:
+    depth, labels, head = arguments.depth, arguments.labels, arguments.head
+    if head == ALL_HEADS and not (depth is labels is None):
+        raise UserError(f"--depth and --labels have no effect with --head {ALL_HEADS}: leave them out")
     import_fairseq(arguments.checkpoint, arguments.subcommand)
-    from amos_fairseq.hugging_face.export import ALL_HEADS, export, export_heads
+    from amos_fairseq.hugging_face import custom_code
+    from amos_fairseq.hugging_face.export import export, export_heads
     from amos_fairseq.hugging_face.model_card import CardSettings
 
-    labels = None if arguments.labels is None else [label.strip() for label in arguments.labels.split(",")]
     card = CardSettings(arguments.data_license, arguments.language, arguments.base_model, tuple(arguments.datasets))
-    options = {"family": arguments.family, "card": card, "check": arguments.check}
     place = (arguments.checkpoint, arguments.out, arguments.tokenizer, arguments.force)
-    if arguments.head == ALL_HEADS:
-        for flag in ("part", "depth", "labels"):
-            if getattr(arguments, flag) is not None:
-                raise UserError(f"--{flag} has no effect with --head {ALL_HEADS}: leave it out")
-        for head, exported in export_heads(*place, **options).items():
-            _report(arguments.out / head, *exported)
-        return
-    options |= {"part": arguments.part, "depth": arguments.depth, "labels": labels, "head": arguments.head}
-    _report(arguments.out, *export(*place, **options))
-
-
-def _report(out: Path, part: "Part", agreement: "Agreement | None") -> None:
-    from amos_fairseq.hugging_face import custom_code
-
-    code = "; it contains custom code: trust_remote_code=True" if custom_code.is_in(out) else ""
-    print(f"{out}: {part.class_name}, {part.description}{code}")
-    if part.labels:
-        print(f"labels: {', '.join(part.labels)}")
-    print(f"compared with the checkpoint: {agreement or 'not (--no-check)'}")
+    options = {"family": arguments.family, "card": card, "check": arguments.check}
+    if head == ALL_HEADS:
+        folders = {arguments.out / name: exported for name, exported in export_heads(*place, **options).items()}
+    else:
+        exported = export(*place, part=arguments.part, depth=depth, labels=labels, head=head, **options)
+        folders = {arguments.out: exported}
+    for folder, (part, agreement) in folders.items():
+        code = "; it contains custom code: trust_remote_code=True" if custom_code.is_in(folder) else ""
+        print(f"{folder}: {part.class_name}, {part.description}{code}")
+        if part.labels:
+            print(f"labels: {', '.join(part.labels)}")
+        print(f"compared with the checkpoint: {agreement or 'not (--no-check)'}")

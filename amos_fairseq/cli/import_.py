@@ -2,13 +2,10 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
 from amos_fairseq.errors import UserError
-
-if TYPE_CHECKING:
-    from amos_fairseq.checkpoints.write import Imported
 
 DESCRIPTION = """\
 Convert SOURCE to OUT.pt, a checkpoint for fairseq-train (fine-tuning or further pretraining), `amos glue`, `amos squad`,
@@ -45,26 +42,24 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     import_fairseq()
-    from amos_fairseq.checkpoints.write import check_output_file, report_lines, write
-
-    check_output_file(arguments.out)
-    imported = read_source(arguments)
-    write(imported, arguments.out)
-    print("\n".join(report_lines(imported, arguments.out, arguments.seed)))
-
-
-def read_source(arguments: argparse.Namespace) -> "Imported":
-    """Read and convert SOURCE; refuse flags that do not apply to its kind."""
-    from amos_fairseq.checkpoints.released_amos import import_release
     from amos_fairseq.hugging_face.import_folder import import_folder
+    from amos_fairseq.hugging_face.import_released import import_release
+    from amos_fairseq.hugging_face.imported import check_output_file, report_lines, write
 
-    arch, generator, tokenizer, depths = arguments.arch, arguments.generator, arguments.tokenizer, arguments.depths
+    out, depths = arguments.out, arguments.depths
+    check_output_file(out)
     if arguments.origin == HUGGING_FACE:
         if depths is not None:
             raise UserError("--depths belongs to --from microsoft-amos: a Hugging Face folder has no such heads")
-        return import_folder(arguments.source, arch, generator, tokenizer, arguments.seed)
-    if tokenizer is None:
-        raise UserError("--from microsoft-amos needs --tokenizer DIR, with the sp.model and dict.txt of the release")
-    if generator is not None:
-        raise UserError("--generator does not apply to --from microsoft-amos: the released file contains its generator")
-    return import_release(arguments.source, tokenizer, arch, depths, arguments.seed)
+        imported = import_folder(
+            arguments.source, arguments.arch, arguments.generator, arguments.tokenizer, arguments.seed
+        )
+    elif arguments.tokenizer is None or arguments.generator is not None:
+        raise UserError(
+            "--from microsoft-amos needs --tokenizer DIR, with the sp.model and dict.txt of the release, and no --generator: "
+            "the released file contains its generator"
+        )
+    else:
+        imported = import_release(arguments.source, arguments.tokenizer, arguments.arch, depths, arguments.seed)
+    write(imported, out)
+    print("\n".join(report_lines(imported, out, arguments.seed)))

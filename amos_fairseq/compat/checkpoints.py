@@ -18,14 +18,13 @@ epoch it forgets the best score and treats the next checkpoint as the best.
 """
 
 import argparse
-import contextlib
 import functools
 import glob
 import logging
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, BinaryIO
 
 import torch
@@ -46,22 +45,13 @@ def restrict_classes() -> None:
     torch.serialization.add_safe_globals([argparse.Namespace, distributed_utils._TensorPlaceholder])
 
 
-@contextlib.contextmanager
-def as_data_only() -> Iterator[None]:
-    """Load as data, whatever the environment says: torch reads it at each load, and fairseq does not pass ``weights_only``."""
-    allows_code = os.environ.pop(UNSAFE_LOADING, None)
-    try:
-        yield
-    finally:
-        if allows_code is not None:
-            os.environ[UNSAFE_LOADING] = allows_code
-
-
 def load_with_explanation(
     load_checkpoint_to_cpu: Callable[..., Any], path: str, *args: Any, **kwargs: Any
 ) -> dict[str, Any]:
-    """Raise :class:`UserError` for a file that cannot be loaded."""
-    with explain_load_errors(path), as_data_only():
+    """Refuse a file that cannot be loaded, or that contains more than data."""
+    if UNSAFE_LOADING in os.environ:  # it permits every class to torch.load without weights_only, as fairseq calls it
+        read_header(path)
+    with explain_load_errors(path):
         return load_checkpoint_to_cpu(path, *args, **kwargs)
 
 

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
-from amos_fairseq.checkpoint_files import check_content, checkpoint_file, read_header, task_state_of
-from amos_fairseq.checkpoints.read import read_tokenizer
-from amos_fairseq.checkpoints.write import as_flags
+from amos_fairseq.checkpoint_files import checkpoint_file, task_state_of
+from amos_fairseq.checkpoints.read import read_state, read_tokenizer
 from amos_fairseq.downstream.recipes import (
     Hyperparameters,
     Recipe,
@@ -30,7 +29,7 @@ from amos_fairseq.models.electric import NO_ENCODER
 from amos_fairseq.output.terminal import ending_in_one_line, say
 from amos_fairseq.recipes import PRECISIONS
 from amos_fairseq.run.precision import Device, Saved, decide, gpus_support_bf16, missing_support, refusal, supports_bf16
-from amos_fairseq.setting_checks import check_saved_settings, model_settings
+from amos_fairseq.setting_checks import as_flags, model_settings
 from amos_fairseq.text.tokenization import Tokenizer
 
 # What the built-in recipes, whose values are for BERT's encoder, do not know of another one: ModernBERT's authors train without
@@ -98,9 +97,7 @@ def read_pretrained_checkpoint(checkpoint: str | Path, from_scratch: bool = Fals
     """Read a checkpoint, or the ``checkpoint_last.pt`` of a SAVE_DIR, for its header and its sha256. Its weights stay on the
     disk."""
     file = checkpoint_file(Path(checkpoint)).resolve()
-    header = read_header(str(file))
-    check_content(file, header)
-    check_saved_settings(file, header["cfg"])
+    header = read_state(file)
     settings = OmegaConf.to_container(model_settings(file, header["cfg"]["model"]), enum_to_str=True)
     if settings.get("electric_variant") == "two_tower":
         raise UserError(f"{file}: {NO_ENCODER}")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 CONFIG_FILE = "config.json"
-DETECTION_LABELS = {0: "original", 1: "replaced"}
+DETECTION_LABELS = ("original", "replaced")
 # Constants in MPNet's code, whatever its configuration says; one in DistilBERT's.
 MPNET_BUCKETS, MPNET_MAX_DISTANCE = 32, 128
 DISTILBERT_LAYER_NORM_EPS = 1e-12
@@ -29,6 +29,27 @@ _OTHER_ENCODERS = {
     "deberta": "disentangled attention",
     "deberta-v2": "disentangled attention",
     "albert": "one layer that is applied several times",
+}
+# What the encoders here compute: the value of a setting, if the configuration has it. In transformers 5, only families that can
+# be decoders have is_decoder. MPNet and RoBERTa compute positions from the padding id.
+_BERT = {
+    "hidden_act": "gelu",
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "add_cross_attention": False,
+}
+_COMPUTED = {
+    "bert": _BERT,
+    "electra": _BERT,
+    "roberta": _BERT | {"pad_token_id": 1},
+    "mpnet": _BERT | {"pad_token_id": 1, "relative_attention_num_buckets": MPNET_BUCKETS},
+    "distilbert": {"activation": "gelu"},
+    "modernbert": {
+        "hidden_activation": "gelu",
+        "classifier_activation": "gelu",
+        **dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), False),
+        "decoder_bias": True,
+    },
 }
 # Kinds of layers of ModernBERT.
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
@@ -69,7 +90,7 @@ def config_class(family: str) -> type["PretrainedConfig"]:
         return AmosConfig
     import transformers
 
-    return getattr(transformers, f"{FAMILIES[family].name or 'DistilBert'}Config")
+    return getattr(transformers, f"{FAMILIES[family].name}Config")
 
 
 def hugging_face_config(family: str, shape: TransformerConfig, num_rows: int, **others: Any) -> "PretrainedConfig":
@@ -167,11 +188,15 @@ def read_config(path: Path) -> tuple[str, "PretrainedConfig"]:
     try:
         config = config_class(family).from_dict(content)
     except Exception as error:  # transformers raises whatever its code meets: IndexError, its own classes
+        reason = short_reason(error)
         raise UserError(
-            f"{path} is not a configuration of a {family} model ({short_reason(error)}): take it from the model again"
+            f"{path} is no configuration of a {family} model ({reason}): take it from the model again"
         ) from error
-    problem = _unsupported_modern_setting(config) if family == "modernbert" else _unsupported_setting(family, config)
-    if problem:
+    for name, computed in _COMPUTED[family].items():
+        if getattr(config, name, computed) != computed:
+            value = reprlib.repr(getattr(config, name))
+            raise UserError(f"{path}: {name} is {value}, not {computed!r}, which this package does not compute")
+    if family == "modernbert" and (problem := _unsupported_layers(config)):
         raise UserError(f"{path}: {problem}, which this package does not compute")
     return family, config
 
@@ -182,63 +207,36 @@ def read_config_file(path: Path) -> dict[str, Any]:
     content.pop("attribute_map", None)  # gives settings other names, so that what is checked would not be what is used
     for name, value in content.items():
         try:
-            _check_setting(name, value)
-        except ValueError as error:
-            raise UserError(
-                f"{path}: {name} is {reprlib.repr(value)}, which is not valid: take the file from the model again"
-            ) from error
+            # What the code of transformers or of this package would not survive.
+            if any(name in row[2:] for row in _SIZES) or name in _MORE_SIZES:
+                whole_number(value, 1, LARGEST_SIZE)
+            elif any(name in row[2:] for row in _FRACTIONS):
+                finite_number(value, 0, 1)
+            elif name == "num_labels":
+                whole_number(value, 0, MOST_LABELS)
+            elif name == "architectures":
+                for architecture in [] if value is None else value:
+                    plain_name(architecture, longest=200)
+        except (ValueError, TypeError) as error:
+            problem = f"{name} is {reprlib.repr(value)}, which is not valid"
+            raise UserError(f"{path}: {problem}: take the file from the model again") from error
     return content
-
-
-def _check_setting(name: str, value: Any) -> None:
-    """Raise ``ValueError`` for a value that the code of transformers or of this package would not survive."""
-    if any(name in row[2:] for row in _SIZES) or name in _MORE_SIZES:
-        whole_number(value, 1, LARGEST_SIZE)
-    elif any(name in row[2:] for row in _FRACTIONS):
-        finite_number(value, 0, 1)
-    elif name == "num_labels":
-        whole_number(value, 0, MOST_LABELS)
-    elif name == "architectures":
-        if not isinstance(value, list | None):
-            raise ValueError
-        for architecture in value or []:
-            plain_name(architecture, longest=200)
 
 
 def short_reason(error: Exception) -> str:
     return textwrap.shorten(str(error) or type(error).__name__, width=300, placeholder=" ...")
 
 
-def _unsupported_modern_setting(config: "PretrainedConfig") -> str | None:
-    expected = dict.fromkeys(("hidden_activation", "classifier_activation"), "gelu")
-    expected |= dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), False)
-    for name, value in (expected | {"decoder_bias": True}).items():
-        if getattr(config, name) != value:
-            return f"{name} is {reprlib.repr(getattr(config, name))}, not {value!r}"
+def _unsupported_layers(config: "PretrainedConfig") -> str | None:
+    """Return what a ModernBERT has that ours does not: in which layers are global, in rotary positions, in the window."""
     if global_every(config) is None:
         return "layer_types do not repeat: every n-th layer, from the first on, must be full_attention"
     for layers, rope in rope_parameters(config).items():
+        theta = rope.get("rope_theta")
         if rope.get("rope_type", "default") != "default" or rope.keys() - {"rope_type", "rope_theta"}:
             return f"rope_parameters of {layers} are {reprlib.repr(rope)}, not of the type 'default'"
-        try:
-            finite_number(rope.get("rope_theta"), 1, LARGEST_SIZE)
-        except ValueError:
-            return f"rope_theta of {layers} is {reprlib.repr(rope.get('rope_theta'))}, not a number from 1 on"
+        if not isinstance(theta, int | float) or not 1 <= theta <= LARGEST_SIZE:
+            return f"rope_theta of {layers} is {reprlib.repr(theta)}, not a number from 1 on"
     if config.local_attention < 2 or config.local_attention % 2:
         return f"local_attention is {config.local_attention}, not an even number from 2 on"
-    return None
-
-
-def _unsupported_setting(family: str, config: "PretrainedConfig") -> str | None:
-    expected = {"activation" if family == "distilbert" else "hidden_act": "gelu", "position_embedding_type": "absolute"}
-    if family == "mpnet":
-        expected["relative_attention_num_buckets"] = MPNET_BUCKETS
-    for name, value in expected.items():
-        if getattr(config, name, value) != value:
-            return f"{name} is {reprlib.repr(getattr(config, name))}, not {value!r}"
-    # In transformers 5, only families that can be decoders have these settings.
-    if getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False):
-        return "the model is a decoder"
-    if POSITION_OFFSET[family] == 2 and config.pad_token_id != 1:
-        return f"pad_token_id is {config.pad_token_id}, not 1, so that positions are shifted by another number than 2"
     return None

@@ -3,25 +3,22 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from amos_fairseq.checkpoints.read import CheckpointPath, load_checkpoint
+from amos_fairseq.checkpoints.read import CheckpointPath, LoadedCheckpoint, load_checkpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import explain_write_errors, whole_folder
 from amos_fairseq.hugging_face import custom_code
 from amos_fairseq.hugging_face.config import CONFIG_FILE, hugging_face_config
 from amos_fairseq.hugging_face.import_folder import WEIGHTS_FILE
-from amos_fairseq.hugging_face.model_card import CardSettings, check_card_settings, write_card
+from amos_fairseq.hugging_face.model_card import CardSettings, write_card
 from amos_fairseq.hugging_face.parts import Part, choose_part, heads_of_tasks
-from amos_fairseq.hugging_face.tokenizer import FolderTokenizer, folder_tokenizer
-from amos_fairseq.hugging_face.verify import Agreement, verify_folder
+from amos_fairseq.hugging_face.tokenizer import TokenIds, write_tokenizer
+from amos_fairseq.hugging_face.verify import verify_folder
 from amos_fairseq.hugging_face.weights import CUSTOM, Head, in_their_rows, to_hugging_face
-from amos_fairseq.strangers import is_unicode
 from amos_fairseq.text.tokenization.tokenizer import BOS, EOS, PAD
 
-ALL_HEADS = "ALL"
 _SPECIAL_IDS = {"bos_token_id": BOS, "pad_token_id": PAD, "eos_token_id": EOS}
 
 
@@ -38,7 +35,7 @@ def export(
     card: CardSettings | None = None,
     check: bool = True,
     head: str | None = None,
-) -> tuple[Part, Agreement | None]:
+) -> tuple[Part, str | None]:
     """Write the folder ``out``, completely or not at all; return what it holds and, with ``check``, how well it agrees.
 
     Args:
@@ -56,44 +53,65 @@ def export(
             the folder differs from the checkpoint.
     """
     check_output_folder(out, force)  # before any long work
-    card = card or CardSettings()
-    check_card_settings(card)
     loaded = load_checkpoint(checkpoint, tokenizer)
     chosen = choose_part(loaded, part, depth, labels, family, head)
-    converted = folder_tokenizer(loaded, chosen.family, chosen.shape.max_positions)
-    check_output_folder(out, force)  # again: something else may be there by now
-    explained = explain_write_errors(out, "make room, permit writing, or give another folder")
-    with explained, whole_folder(out, force) as unfinished, without_progress_bars():
-        write_model(unfinished, chosen, converted)
-        converted.save(unfinished)
-        agreement = verify_folder(unfinished, loaded, chosen, converted.ids) if check else None
-        write_card(unfinished, out.name, loaded, chosen, card, agreement)
-    return chosen, agreement
+    with _whole_output(out, force) as folder:
+        return chosen, write_folder(folder, out.name, loaded, chosen, card or CardSettings(), check)
 
 
 def export_heads(
-    checkpoint: CheckpointPath, out: Path, tokenizer: CheckpointPath | None = None, force: bool = False, **options: Any
-) -> dict[str, tuple[Part, Agreement | None]]:
+    checkpoint: CheckpointPath,
+    out: Path,
+    tokenizer: CheckpointPath | None = None,
+    force: bool = False,
+    *,
+    family: str | None = None,
+    card: CardSettings | None = None,
+    check: bool = True,
+) -> dict[str, tuple[Part, str | None]]:
     """Write a folder in ``out`` for each head of a model of several tasks, all or none; arguments as of :func:`export`."""
-    heads = heads_of_tasks(load_checkpoint(checkpoint, tokenizer).model)
-    if not heads:
-        raise UserError(f"--head {ALL_HEADS}: {checkpoint} is not a model of several tasks: leave it out")
-    check_output_folder(out, force, holds=heads)
+    loaded = load_checkpoint(checkpoint, tokenizer)
+    parts = {head: choose_part(loaded, family=family, head=head) for head in heads_of_tasks(loaded.model)}
+    if not parts:
+        raise UserError(f"--head ALL: {checkpoint} is not a model of several tasks: leave it out")
+    check_output_folder(out, force, holds=list(parts))
+    with _whole_output(out, force) as folder:
+        return {
+            head: (part, write_folder(folder / head, head, loaded, part, card or CardSettings(), check))
+            for head, part in parts.items()
+        }
+
+
+@contextmanager
+def _whole_output(out: Path, force: bool) -> Iterator[Path]:
+    """Yield a folder that becomes ``out``."""
     explained = explain_write_errors(out, "make room, permit writing, or give another folder")
-    with explained, whole_folder(out, force) as folder:
-        return {head: export(checkpoint, folder / head, tokenizer, head=head, **options) for head in heads}
+    with explained, whole_folder(out, force) as folder, without_progress_bars():
+        yield folder
+
+
+def write_folder(
+    folder: Path, name: str, loaded: LoadedCheckpoint, part: Part, card: CardSettings, check: bool
+) -> str | None:
+    """Write all files of one model, which the card calls ``name``, and compare them with the checkpoint."""
+    folder.mkdir(exist_ok=True)
+    rows = write_tokenizer(folder, loaded, part.family, part.shape.max_positions)
+    write_model(folder, part, rows)
+    agreement = verify_folder(folder, loaded, part, rows.ids) if check else None
+    write_card(folder, name, loaded, part, card, agreement)
+    return agreement
 
 
 @torch.no_grad()
-def write_model(folder: Path, part: Part, tokenizer: FolderTokenizer) -> None:
+def write_model(folder: Path, part: Part, rows: TokenIds) -> None:
     """Write ``model.safetensors``, float32, and ``config.json``; for custom positions also their code.
 
     AutoModel adds a pooling layer to a bare encoder. It gets the identity: ``pooler_output`` is then tanh of the first state,
     not random.
     """
-    ids = {name: tokenizer.special_ids.get(symbol) for name, symbol in _SPECIAL_IDS.items()}
+    ids = {name: rows.special_ids.get(symbol) for name, symbol in _SPECIAL_IDS.items()}
     config = hugging_face_config(
-        part.family, part.shape, tokenizer.num_rows, **part.settings, **ids, architectures=[part.class_name]
+        part.family, part.shape, rows.num_rows, **part.settings, **ids, architectures=[part.class_name]
     )
     if part.family == CUSTOM:
         from amos_fairseq.hugging_face.custom_code import modeling_amos as classes
@@ -103,7 +121,7 @@ def write_model(folder: Path, part: Part, tokenizer: FolderTokenizer) -> None:
     else:
         import transformers as classes
     model = getattr(classes, part.class_name)(config)
-    state = to_hugging_face(part.family, part.head, in_their_rows(part.weights, tokenizer.ids, tokenizer.num_rows))
+    state = to_hugging_face(part.family, part.head, in_their_rows(part.weights, rows.ids, rows.num_rows))
     if part.head == Head.NONE and getattr(model, "pooler", None) is not None:
         width = part.shape.width
         state |= {"pooler.dense.weight": torch.eye(width), "pooler.dense.bias": torch.zeros(width)}
@@ -134,13 +152,13 @@ def check_output_folder(path: Path, replace: bool, holds: Sequence[str] = (".",)
     """
     if path.name in ("", ".."):
         raise UserError(f"{path} has no name of its own: give the name of a folder to write")
-    if not is_unicode(str(path)):
-        raise UserError(f"{path} is not UTF-8, in which safetensors takes names: give another name")
     try:
+        str(path).encode()  # safetensors takes names in UTF-8
         if not path.exists():
             return
-    except OSError as error:  # a name that is too long, a folder that may not be read
-        raise UserError(f"{path} cannot be a folder ({error.strerror}): give the name of a folder to write") from error
+    except (OSError, UnicodeError) as error:  # a name that is too long, a folder that may not be read
+        reason = getattr(error, "strerror", "it is not UTF-8")
+        raise UserError(f"{path} cannot be a folder ({reason}): give the name of a folder to write") from error
     if not path.is_dir():
         raise UserError(f"{path} is a file: give the name of a folder")
     if not replace:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from amos_fairseq.checkpoint_files import explain_load_errors
-from amos_fairseq.checkpoints.write import Imported, Weights, build_model, check_rows, configuration, count_layers, fill
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.config import (
     CONFIG_FILE,
@@ -25,7 +24,8 @@ from amos_fairseq.hugging_face.config import (
     read_config_file,
     short_reason,
 )
-from amos_fairseq.hugging_face.weights import FAMILIES, Head, from_hugging_face
+from amos_fairseq.hugging_face.imported import Imported, build_model, configuration, fill
+from amos_fairseq.hugging_face.weights import FAMILIES, Head, Weights, count_layers, from_hugging_face
 from amos_fairseq.models.configuration import MODERN, MODERN_ARCH, MODERN_SIZES, SIZES
 from amos_fairseq.strangers import plain_name, read_json
 from amos_fairseq.text.tokenization.fast_tokenizer import ABSENT, FastTokenizer, row_map
@@ -40,14 +40,11 @@ MOST_SHARED = 8
 # AutoTokenizer can build a tokenizer.json from one of these.
 _SLOW_TOKENIZER_FILES = ("vocab.txt", "vocab.json", "tokenizer_config.json")
 # What ELECTRA's generator shares with its discriminator, in our names.
-_SHARED_BY_ELECTRA = (
-    "embed_tokens.",
-    "encoder.embed_positions.",
-    "encoder.embed_token_types.",
-    "encoder.embedding_norm.",
-)
-# ElectraModel cannot build a generator in which these differ from the discriminator.
-_EQUAL_IN_BOTH = ("num_hidden_layers", "embedding_size", "layer_norm_eps", "max_position_embeddings", "type_vocab_size")
+_SHARED_BY_ELECTRA = ("embed_tokens.", "encoder.embed_", "encoder.embedding_norm.")
+# Our ELECTRA's generator has these settings of its discriminator, and these sizes by --generator-size.
+_EQUAL_IN_BOTH = ("encoder_layers", "layer_norm_eps", "max_positions", "token_types")
+_SCALED_IN_GENERATOR = ("encoder_ffn_embed_dim", "encoder_attention_heads")
+_SAME_MODEL = "take both files from the same model"
 
 
 @dataclass(frozen=True)
@@ -70,8 +67,8 @@ class Folder:
         heads = FAMILIES[self.family].heads
         # The dense layer and LayerNorm with which every head of ModernBERT begins.
         in_all = set.intersection(*({row.theirs for row in rows} for rows in heads.values()))
-        prefixes = {str(row.theirs).removesuffix("*") for row in heads[head] if row.theirs not in in_all}
-        return any(name.startswith(prefix) for name in self.weights for prefix in prefixes)
+        prefixes = tuple(str(row.theirs).removesuffix("*") for row in heads[head] if row.theirs not in in_all)
+        return any(name.startswith(prefixes) for name in self.weights)
 
 
 def import_folder(
@@ -90,52 +87,40 @@ def import_folder(
     arch = arch or default_arch(folder)
     objective = arch.partition("_")[0]
     if generator is not None and objective != "electra":
-        raise UserError(
-            f"--generator cannot be used with --arch {arch}, whose generator is newly initialized; give --arch electra_base"
-        )
+        raise UserError(f"--generator cannot be used with --arch {arch}: give an electra_*, such as electra_base")
     folder_tokenizer = read_folder_tokenizer(tokenizer or path)
     ids = row_map(folder_tokenizer)
     settings = encoder_settings(folder.family, folder.config)
     head = head_to_import(folder, objective)
     weights, unexpected_keys = from_hugging_face(folder.family, folder.weights, [head] if head else [])
-    generator_weights: Weights = {}
+    of_generator: Weights = {}
     if generator is not None:
-        size, generator_weights, left_out = read_generator(folder, generator, weights)
-        settings["generator_size"] = size
+        settings["generator_size"], of_generator, left_out = read_generator(folder, generator, weights)
         unexpected_keys += [f"{generator}: {name}" for name in left_out]
     config = configuration(arch, settings, folder.description)
     check_sizes(path, settings, weights)
-    num_rows = len(weights["embed_tokens.weight"])
-    check_rows(ids, num_rows)
     try:
         model = build_model(config, folder_tokenizer, seed)
     except UserError as error:
-        raise UserError(
-            f"{path / CONFIG_FILE}, with --arch {arch} for what it lacks, cannot be used: {error}"
-        ) from error
+        raise UserError(f"{path / CONFIG_FILE}, with --arch {arch} for what it lacks: {error}") from error
     prefix = next(name for name, module in model.named_modules() if module is model.encoder) + "."  # "discriminator."
-    newly_initialized = fill(model, in_network(weights, prefix) | in_network(generator_weights, "generator."), ids)
+    newly_initialized = fill(model, in_network(weights, prefix) | in_network(of_generator, "generator."), ids)
     missing = [name for name in newly_initialized if name.startswith(prefix)]
     if missing:  # would start from random values
-        raise UserError(
-            f"{path}: its configuration describes more than its weights hold ({missing[0].removeprefix(prefix)} is missing); "
-            "take both files from the same model"
-        )
-    remarks = vocabulary_remarks(folder_tokenizer.dictionary_symbols, ids, num_rows)
+        raise UserError(f"{path} lacks weights of its configuration ({missing[0].removeprefix(prefix)}): {_SAME_MODEL}")
+    remarks = vocabulary_remarks(folder_tokenizer.dictionary_symbols, ids, len(weights["embed_tokens.weight"]))
     return Imported(config, model, folder_tokenizer, folder.description, newly_initialized, unexpected_keys, remarks)
 
 
 def default_arch(folder: Folder) -> str:
     """Return the objective of the folder's head (ELECTRA, or MLM), else AMOS, in the size with this width, else base."""
-    sizes = SIZES
-    if folder.family == "modernbert":
-        sizes = {f"{MODERN_ARCH}_{size}": settings for size, settings in MODERN_SIZES.items()}
-    base = next(size for size in sizes if size.endswith("base"))
+    is_modern = folder.family == "modernbert"
+    prefix, sizes = (f"{MODERN_ARCH}_", MODERN_SIZES) if is_modern else ("", SIZES)
     width = folder.config.hidden_size
-    size = next((size for size, settings in sizes.items() if settings["encoder_embed_dim"] == width), base)
+    size = next((size for size, settings in sizes.items() if settings["encoder_embed_dim"] == width), "base")
     if folder.family == "electra":
         return f"electra_{size}"
-    return f"mlm_{size}" if folder.has_head(Head.MASKED_LM) else f"amos_{size}"
+    return f"mlm_{prefix}{size}" if folder.has_head(Head.MASKED_LM) else f"amos_{prefix}{size}"
 
 
 def head_to_import(folder: Folder, objective: str) -> Head | None:
@@ -147,16 +132,20 @@ def head_to_import(folder: Folder, objective: str) -> Head | None:
         head = Head.PRETRAINING
     elif objective == "amos" or (objective == "electra" and folder.family == "modernbert"):
         labels = {int(number): label for number, label in (folder.config.id2label or {}).items()}
-        head = Head.DETECTION if labels == DETECTION_LABELS else None
+        head = Head.DETECTION if labels == dict(enumerate(DETECTION_LABELS)) else None
     return head if head is not None and folder.has_head(head) else None
 
 
 def check_sizes(path: Path, settings: dict[str, Any], weights: Weights) -> None:
-    """Raise :class:`UserError` if the configuration gives other sizes than the weights, before a model has these sizes."""
-    width, layers = settings["encoder_embed_dim"], settings["encoder_layers"]
-    num_layers = count_layers(weights, "encoder.layers.")
-    problem = f"they have {num_layers} layers, the configuration says {layers}" if layers != num_layers else ""
-    first, is_modern = "encoder.layers.0.", settings.get("encoder") == MODERN
+    """Refuse a configuration that gives other sizes than the weights, before a model has these sizes."""
+
+    def compare(what: str, here: Any, in_configuration: Any) -> None:
+        if here != in_configuration:
+            problem = f"{what} is {here}, the configuration says {in_configuration}"
+            raise UserError(f"{path}: the weights do not fit their configuration: {problem}; {_SAME_MODEL}")
+
+    compare("the number of layers", count_layers(weights, "encoder.layers."), settings["encoder_layers"])
+    width, is_modern, first = settings["encoder_embed_dim"], settings.get("encoder") == MODERN, "encoder.layers.0."
     embedding_width = settings["embedding_dim"] or width
     expected = {
         "embed_tokens.weight": [len(weights["embed_tokens.weight"]), embedding_width],
@@ -167,13 +156,7 @@ def check_sizes(path: Path, settings: dict[str, Any], weights: Weights) -> None:
     }
     for key, tensor in weights.items():
         same = re.sub(r"^encoder\.layers\.\d+\.", first, key)  # all layers are as large as the first
-        shape = list(tensor.shape)
-        if not problem and shape != expected.setdefault(same, shape):
-            problem = f"{key} is {shape}, the configuration says {expected[same]}"
-    if problem:
-        raise UserError(
-            f"{path}: the weights do not fit their configuration: {problem}; take both files from the same model"
-        )
+        compare(key, list(tensor.shape), expected.setdefault(same, list(tensor.shape)))
 
 
 def read_generator(folder: Folder, path: Path, discriminator: Weights) -> tuple[float, Weights, list[str]]:
@@ -181,29 +164,21 @@ def read_generator(folder: Folder, path: Path, discriminator: Weights) -> tuple[
     generator = read_folder(path)
     if generator.family != "electra" or folder.family != "electra":
         raise UserError(f"--generator {path}: only two ELECTRA models share their embeddings; leave it out")
-    here, there = folder.config, generator.config
-    for name in _EQUAL_IN_BOTH:
-        if getattr(here, name) != getattr(there, name):
+    here, there = (encoder_settings("electra", each.config) for each in (folder, generator))
+    size = there["encoder_embed_dim"] / here["encoder_embed_dim"]
+    for name in _EQUAL_IN_BOTH + _SCALED_IN_GENERATOR:
+        expected = round(here[name] * size) if name in _SCALED_IN_GENERATOR else here[name]
+        if there[name] != expected:
             raise UserError(
-                f"--generator {path}: {name} is {getattr(there, name)}, in {folder.path} {getattr(here, name)}; give the "
-                "generator that was trained with this discriminator"
-            )
-    size = there.hidden_size / here.hidden_size
-    for name in ("intermediate_size", "num_attention_heads"):
-        if round(getattr(here, name) * size) != getattr(there, name):
-            raise UserError(
-                f"--generator {path}: its width is {size:.3g} of the discriminator's, its {name} is not; a generator here has "
-                "a single relative size, so this one cannot be imported"
+                f"--generator {path}: {name} is {there[name]}, and must be {expected} in {size:.3g} of the discriminator's "
+                "width: give the generator that was trained with it"
             )
     weights, unexpected_keys = from_hugging_face("electra", generator.weights, [Head.MASKED_LM])
-    check_sizes(path, encoder_settings("electra", there), weights)
+    check_sizes(path, there, weights)
     shared = [name for name in discriminator if name.startswith(_SHARED_BY_ELECTRA)]
     differing = [name for name in shared if not torch.equal(discriminator[name], weights[name])]
     if differing:
-        raise UserError(
-            f"--generator {path}: {', '.join(differing)} differ from the discriminator's, and an electra model here shares "
-            "them; leave --generator out to import the discriminator with a newly initialized generator"
-        )
+        raise UserError(f"--generator {path}: {', '.join(differing)} differ from the discriminator's: leave it out")
     return size, {name: tensor for name, tensor in weights.items() if name not in shared}, unexpected_keys
 
 
@@ -232,19 +207,14 @@ def read_folder(path: Path) -> Folder:
     if not path.is_dir():
         raise UserError(f"{path} is not a directory: give the folder of a Hugging Face model ({CONFIG_FILE}, weights)")
     family, config = read_config(path / CONFIG_FILE)
-    return Folder(path, family, config, read_weights(path))
-
-
-def read_weights(path: Path) -> Weights:
-    """Return the weights of the folder, in one or several files, as float32."""
     for name in (WEIGHTS_FILE, PICKLED_WEIGHTS_FILE):
         file, index = path / name, path / f"{name}.index.json"
         if file.is_file():
-            return _read_weight_file(file)
+            return Folder(path, family, config, _read_weights(file))
         if index.is_file():
-            return _read_shards(index)
+            return Folder(path, family, config, _read_shards(index))
     raise UserError(
-        f"{path} holds neither {WEIGHTS_FILE} nor {PICKLED_WEIGHTS_FILE}, nor an index of several files: give the whole folder"
+        f"{path} holds neither {WEIGHTS_FILE} nor {PICKLED_WEIGHTS_FILE}, nor an index: give the whole folder"
     )
 
 
@@ -259,14 +229,15 @@ def _read_shards(index: Path) -> Weights:
     for shard in shards:
         if not os.path.isfile(index.parent / shard):  # False also for a name that no file can have
             raise UserError(f"{index.parent / shard} is missing, which {index.name} names: give the whole folder")
-        weights |= _read_weight_file(index.parent / shard)
+        weights |= _read_weights(index.parent / shard)
     absent = sorted(file_of.keys() - weights.keys())
     if absent:
         raise UserError(f"{index}: the weight {absent[0]} is in none of its files: download them again")
     return weights
 
 
-def _read_weight_file(file: Path) -> Weights:
+def _read_weights(file: Path) -> Weights:
+    """Return names and plain tensors, in float32, that are not larger than their file."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -274,31 +245,24 @@ def _read_weight_file(file: Path) -> Weights:
         try:
             weights = load_file(file)
         except (SafetensorError, OSError, MemoryError) as error:  # the whole file is mapped
-            raise UserError(
-                f"{file} is not a whole safetensors file, or cannot be read ({error}): download it again"
-            ) from error
+            raise UserError(f"{file} is not a whole safetensors file ({error}): download it again") from error
     else:
         with explain_load_errors(str(file)):
             weights = torch.load(file, map_location="cpu", weights_only=True)
-    _check_weights(file, weights)
-    return {key: tensor.float() if tensor.is_floating_point() else tensor for key, tensor in weights.items()}
-
-
-def _check_weights(file: Path, weights: Any) -> None:
-    """Raise :class:`UserError` unless this is a state of names and plain tensors that are not larger than their file."""
     if not isinstance(weights, dict) or not all(isinstance(tensor, Tensor) for tensor in weights.values()):
         raise UserError(f"{file} is not the state of a model: names and tensors are expected")
     for key, tensor in weights.items():
         try:
             plain_name(key)
         except ValueError as error:
-            raise UserError(f"{file} is not the state of a model (the name of a weight: {error})") from error
+            raise UserError(f"{file} is not the state of a model: the name of a weight: {error}") from error
         if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_complex():
             format_ = f"{tensor.dtype}, {tensor.layout}, {tensor.device}".replace("torch.", "")
             raise UserError(f"{file}: the weight {key} has no plain numbers ({format_}): save the model as float32")
     # A view can repeat a single value any number of times.
     if sum(tensor.nbytes for tensor in weights.values()) > MOST_SHARED * file.stat().st_size:
         raise UserError(f"{file} has tensors of more values than it stores: save the model again, as safetensors")
+    return {key: tensor.float() if tensor.is_floating_point() else tensor for key, tensor in weights.items()}
 
 
 def read_folder_tokenizer(path: Path) -> FastTokenizer:
@@ -306,9 +270,7 @@ def read_folder_tokenizer(path: Path) -> FastTokenizer:
     if os.path.lexists(path / FastTokenizer.model_file):
         return FastTokenizer.from_files(path, {})
     if not any((path / name).is_file() for name in _SLOW_TOKENIZER_FILES):
-        raise UserError(
-            f"{path} holds no tokenizer (tokenizer.json, or the vocabulary to build it from): give --tokenizer DIR"
-        )
+        raise UserError(f"{path} holds no tokenizer.json, and no vocabulary to build it from: give --tokenizer DIR")
     if os.path.lexists(path / CONFIG_FILE):  # AutoTokenizer reads it too
         read_config_file(path / CONFIG_FILE)
     for file in path.iterdir():
@@ -326,6 +288,6 @@ def read_folder_tokenizer(path: Path) -> FastTokenizer:
             raise UserError(f"{path}: its tokenizer cannot be read ({short_reason(error)})") from error
         if not is_fast:
             raise UserError(
-                f"{path}: its {type(slow).__name__} cannot be converted to a fast tokenizer; convert it to tokenizer.json"
+                f"{path}: its {type(slow).__name__} cannot be converted: give --tokenizer DIR with tokenizer.json"
             )
         return FastTokenizer.from_files(Path(converted), {})

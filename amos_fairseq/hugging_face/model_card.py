@@ -3,7 +3,6 @@
 import html
 import os
 import re
-import reprlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,47 +15,29 @@ from amos_fairseq.downstream.tagging.prepare import MANIFEST
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face import custom_code
 from amos_fairseq.hugging_face.parts import Part
-from amos_fairseq.hugging_face.verify import Agreement
 from amos_fairseq.hugging_face.weights import Head
 from amos_fairseq.modules.bert_encoder import BertEncoderConfig
 from amos_fairseq.process import version_of
 from amos_fairseq.run.metrics_file import read_records
 from amos_fairseq.strangers import plain_name, read_json
-from amos_fairseq.text.tokenization.fast_tokenizer import HUGGING_FACE
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
 
 UNKNOWN_LICENSE = "unknown"
-PRETRAINING_TASK = "text_pretraining"
 _TEMPLATE = Path(__file__).with_name("model_card.jinja")
 _LONGEST_CHAIN = 10  # of runs that started from each other
 _LIBRARIES = ("amos_fairseq", "fairseq-fixed", "torch", "transformers", "tokenizers")
 _POSITIONS = {"none": "absolute", "t5": "absolute, and relative as in T5", "amos": "absolute, and relative as released"}
-# The Hub's pipelines; ELECTRA's own head and Electric's have none.
-_PIPELINES = {
-    Head.NONE: "feature-extraction",
-    Head.MASKED_LM: "fill-mask",
-    Head.DETECTION: "token-classification",
-    Head.SEQUENCE_CLASSIFICATION: "text-classification",
-    Head.QUESTION_ANSWERING: "question-answering",
-    Head.TOKEN_CLASSIFICATION: "token-classification",
-}
 # Keys of a validation record that describe speed or position in the run.
 _NOT_METRICS = ("split", "update", "epoch", "wps", "ups", "wpb", "bsz", "best_loss", "best_num_updates")
 # Weights with one row per token of the vocabulary.
 _ROW_PER_TOKEN = ("embed_tokens.weight", "mlm_head.bias")
 # The logged name of a score of fine-tuning, in percent | its name on the Hub.
 _SCORES = {
-    "accuracy": "accuracy",
-    "mcc": "matthews_correlation",
-    "matthews": "matthews_correlation",
-    "micro_f1": "f1",
-    "spearman": "spearmanr",
-    "pearson": "pearsonr",
-    "f1": "f1",
-    "precision": "precision",
-    "recall": "recall",
+    **{name: name for name in ("accuracy", "f1", "precision", "recall")},
+    **{"mcc": "matthews_correlation", "matthews": "matthews_correlation", "micro_f1": "f1"},
+    **{"spearman": "spearmanr", "pearson": "pearsonr"},
 }
 
 
@@ -70,20 +51,8 @@ class CardSettings:
     datasets: tuple[str, ...] = ()
 
 
-def check_card_settings(settings: CardSettings) -> None:
-    """Raise :class:`UserError` for a value that would break the card's header, or that a web page would show as HTML."""
-    values = [("--data-license", settings.data_license), ("--language", settings.language)]
-    values += [("--base-model", settings.base_model), *(("--dataset", name) for name in settings.datasets)]
-    for flag, value in values:
-        if value is not None and not re.fullmatch(r"(?=.*\w)[\w ./,:+-]{1,200}", value):
-            raise UserError(
-                f"{flag} {reprlib.repr(value)} is not a name: give an identifier such as cc-by-4.0, en or google/bert, of at "
-                "most 200 letters, digits, spaces and . , : / + - _"
-            )
-
-
 def write_card(
-    folder: Path, name: str, loaded: LoadedCheckpoint, part: Part, settings: CardSettings, agreement: Agreement | None
+    folder: Path, name: str, loaded: LoadedCheckpoint, part: Part, settings: CardSettings, agreement: str | None
 ) -> None:
     """Write ``README.md`` into ``folder``, which will have the name ``name``; ``agreement`` None: not compared."""
     from huggingface_hub import ModelCard, ModelCardData
@@ -102,29 +71,30 @@ def write_card(
         model_name=name if results else None,
         eval_results=results,
         library_name="transformers",
-        pipeline_tag=_PIPELINES.get(part.head),
+        pipeline_tag=part.head.pipeline,
         tags=["amos_fairseq", "fairseq", *filter(None, [objective])],
     )
-    origin = f"a model trained with amos_fairseq{f', which started from {escape_markup(source)}' if source else ''}"
-    if imported:
-        origin = f"{escape_markup(imported)}, imported with amos_fairseq and not trained further"
     card = ModelCard.from_template(
         data,
         str(_TEMPLATE),
         escape=escape_markup,
         name=name,
-        title=objective.upper() or imported,
+        objective=objective,
+        imported=imported,
         part=part,
         head=part.head.label,
         shape=part.shape,
-        origin=origin,
+        positions=_POSITIONS[part.shape.position_scheme] if isinstance(part.shape, BertEncoderConfig) else "rotary",
+        num_parameters=number_of_parameters(loaded, part),
         has_code=custom_code.is_in(folder),
-        model=facts_of_model(loaded, part),
-        run={} if imported else facts_of_run(loaded, objective, source, records),
-        validation=validation and facts_of_validation(validation),
-        imported_vocabulary=loaded.tokenizer.kind == HUGGING_FACE or imported,
-        cased=loaded.tokenizer.cased,
+        loaded=loaded,
+        tokenizer=loaded.tokenizer,
+        task=str(loaded.task.get("_name", "text_pretraining")),
+        num_tokens=number_of_tokens(loaded, records),
+        validation=validation,
+        not_metrics=_NOT_METRICS,
         settings=settings,
+        started_from=source,
         source=settings.base_model or source,
         agreement=agreement,
         versions=", ".join(f"{library} {version_of(library)}" for library in _LIBRARIES),
@@ -132,40 +102,18 @@ def write_card(
     card.save(folder / "README.md")
 
 
-def facts_of_model(loaded: LoadedCheckpoint, part: Part) -> dict[str, str]:
-    shape, tokenizer, num_tokens = part.shape, loaded.tokenizer, len(loaded.dictionary)
-    # In our model, without the rows that only round up the vocabulary.
-    num_parameters = sum(
+def number_of_parameters(loaded: LoadedCheckpoint, part: Part) -> int:
+    """Count the parameters of our model, without the rows that only round up the vocabulary."""
+    num_tokens = len(loaded.dictionary)
+    return sum(
         (tensor[:num_tokens] if key in _ROW_PER_TOKEN else tensor).numel() for key, tensor in part.weights.items()
     )
-    return {
-        "Layers, width, FFN width, heads": f"{shape.num_layers}, {shape.width}, {shape.ffn_width}, {shape.num_heads}",
-        "Longest input": f"{shape.max_positions} tokens",
-        "Positions": _POSITIONS[shape.position_scheme] if isinstance(shape, BertEncoderConfig) else "rotary",
-        "Vocabulary": f"{len(tokenizer):,} pieces, {tokenizer.kind}, {'cased' if tokenizer.cased else 'uncased'}",
-        "Parameters": f"{num_parameters:,}",
-    }
 
 
-def facts_of_run(
-    loaded: LoadedCheckpoint, objective: str, source: str, records: list[dict[str, Any]]
-) -> dict[str, str]:
-    """Facts of a run; empty where they are unknown. Tokens are updates times the mean number of tokens per update."""
+def number_of_tokens(loaded: LoadedCheckpoint, records: list[dict[str, Any]]) -> float | None:
+    """Return updates times the mean number of tokens per update, to three digits; None if it was not logged."""
     tokens = [record["wpb"] for record in records if record.get("split") == "train" and record.get("wpb")]
-    num_tokens = float(f"{sum(tokens) / len(tokens) * loaded.num_updates:.3g}") if tokens else 0
-    return {
-        "Objective": objective,
-        "Started from": source,
-        "Task": str(loaded.task.get("_name", PRETRAINING_TASK)),
-        "Updates": f"{loaded.num_updates:,}",
-        "Tokens read": f"about {num_tokens:,.0f}" if tokens else "",
-        "Tokens masked": f"{loaded.task['mask_prob']:.0%}" if "mask_prob" in loaded.task else "",
-    }
-
-
-def facts_of_validation(record: dict[str, Any]) -> dict[str, str]:
-    metrics = {key: f"{value:.4g}" for key, value in record.items() if key not in _NOT_METRICS and value is not None}
-    return {"update": f"{record['update']:,}", **metrics}
+    return float(f"{sum(tokens) / len(tokens) * loaded.num_updates:.3g}") if tokens else None
 
 
 def objective_of(loaded: LoadedCheckpoint) -> str:
@@ -199,7 +147,7 @@ def eval_results(
         return None
     scores = {metric: validation.get(key) for key, metric in _SCORES.items() if key in validation}
     return [
-        EvalResult(_PIPELINES[head], *dataset, metric, round(score / 100, 4), dataset_split="validation")
+        EvalResult(head.pipeline, *dataset, metric, round(score / 100, 4), dataset_split="validation")
         for metric, score in scores.items()
         if isinstance(score, (int, float))
     ] or None

@@ -6,41 +6,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
-from amos_fairseq.checkpoints.write import Weights
 from amos_fairseq.downstream.classification.dataset import TASK_FILE, TASK_FOLDER
 from amos_fairseq.downstream.parsing.model import ParsingModel
-from amos_fairseq.downstream.squad.model import IndependentSpanHead
+from amos_fairseq.downstream.squad.model import IndependentSpanHead, SpanModel
 from amos_fairseq.downstream.tagging.dataset import are_labels, column_of, read_labels, word_head_name
 from amos_fairseq.downstream.tagging.model import WordModel
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.config import DETECTION_LABELS, MPNET_BUCKETS, MPNET_MAX_DISTANCE
-from amos_fairseq.hugging_face.weights import CUSTOM, Head, class_name
+from amos_fairseq.hugging_face.weights import CUSTOM, Head, Weights, class_name
 from amos_fairseq.models.amos import AmosModel
 from amos_fairseq.models.electric import ElectricModel
-from amos_fairseq.models.fine_tuning import TEXT_HEAD, FineTunedModel
+from amos_fairseq.models.fine_tuning import TEXT_HEAD, FineTunedModel, scale_of
 from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.models.teams import TeamsModel
 from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder, with_layers
 from amos_fairseq.modules.heads import DenseDetectionHead
 from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
 from amos_fairseq.strangers import read_json
-
-# Where the head's weights are in the name space of :mod:`.weights`.
-_PREFIXES = {
-    Head.MASKED_LM: "mlm_head.",
-    **dict.fromkeys((Head.DETECTION, Head.PRETRAINING, Head.ENERGY), "detection_head."),
-    Head.SEQUENCE_CLASSIFICATION: "classification_head.",
-    Head.QUESTION_ANSWERING: "span_head.",
-    Head.TOKEN_CLASSIFICATION: "tagging_head.",
-}
-_ENCODER_ALONE = "export the encoder alone, with --part encoder"
 
 
 @dataclass(frozen=True)
@@ -49,7 +37,7 @@ class Part:
 
     Attributes:
         module: of the head.
-        settings: for its configuration: labels, kind of problem.
+        settings: for its configuration: labels, type of problem.
         limits: for the model card, instead of the text for its head.
         family: of the exported class.
         token_types: those that a fine-tuned model derives from tokens [B,T], if its encoder has any.
@@ -83,7 +71,7 @@ class Part:
     def weights(self) -> Weights:
         """All weights, under our names of :mod:`.weights`, the vocabulary in our rows."""
         weights = {"embed_tokens.weight": self.embedding.weight.detach()} | _state("encoder.", self.encoder)
-        return weights if self.module is None else weights | _state(_PREFIXES[self.head], self.module)
+        return weights if self.module is None else weights | _state(self.head.prefix, self.module)
 
     def outputs(self, tokens: Tensor) -> Tensor:
         """Compute with our own code what the exported class returns for tokens [B,T] in our ids: the states [B,T,D] of a bare
@@ -115,16 +103,13 @@ def choose_part(
     """
     model = loaded.model
     is_fine_tuned, is_mlm = isinstance(model, FineTunedModel), isinstance(model, MlmModel)
-    if is_fine_tuned:
-        names = ["encoder"]
-    else:
-        names = ["mlm", "encoder"] if is_mlm else ["encoder", "generator", "discriminator"]
+    names = (
+        ["encoder"] if is_fine_tuned else ["encoder", "mlm"] if is_mlm else ["encoder", "generator", "discriminator"]
+    )
     if name not in (None, *names):
         raise UserError(f"--part {name}: {loaded.file} has none: it has {', '.join(names)}")
     if depth is not None and name != "generator":
         raise UserError(f"--depth {depth} chooses a depth of the generator: give --part generator with it")
-    if head is not None and name is not None:
-        raise UserError(f"--head {head} and --part {name} name two parts: leave one of them out")
     if head is not None or (is_fine_tuned and name is None):
         part = fine_tuned_part(loaded, labels, head)
     elif name == "generator" or (is_mlm and name != "encoder"):
@@ -136,10 +121,9 @@ def choose_part(
     if labels is not None and not part.labels:
         raise UserError("--labels names the classes of a fine-tuned head, which is not exported here")
     possible = families_of(part.head, part.shape, str(model.cfg.pooler_activation_fn))
-    if family is not None and family not in possible:
+    if family not in (None, *possible):
         raise UserError(
-            f"--as {family}: {part.description} of this checkpoint can be exported as {' or '.join(possible)}"
-            " (positions, width of the embeddings and activation of the head decide)"
+            f"--as {family}: only {' or '.join(possible)} can compute {part.description} of this checkpoint"
         )
     return dataclasses.replace(part, family=family or possible[0])
 
@@ -148,6 +132,13 @@ def heads_of_tasks(model: nn.Module) -> list[str]:
     """Return the names of the heads of a model of several tasks, of labels of words those of the columns."""
     texts, words = getattr(model, "classification_heads", ()), getattr(model, "word_heads", ())
     return [name for name in texts if name != TEXT_HEAD] + [column_of(name) for name in words if len(words) > 1]
+
+
+def refuse(loaded: LoadedCheckpoint, what: str) -> NoReturn:
+    """Refuse a head that no class of Hugging Face computes."""
+    raise UserError(
+        f"{loaded.file} {what}, which no Hugging Face class does: export its encoder alone, with --part encoder"
+    )
 
 
 def encoder_part(model: nn.Module, limits: str = "") -> Part:
@@ -165,11 +156,11 @@ def encoder_part(model: nn.Module, limits: str = "") -> Part:
 
 def generator_part(loaded: LoadedCheckpoint, depth: str | None) -> Part:
     """Return the network of MLM, or a generator up to ``depth`` (by default the deepest), with its MLM head."""
-    model, limits = loaded.model, ""
-    if depth is not None and depth not in model.depth_names:
+    model = loaded.model
+    if depth not in (None, *model.depth_names):
         raise UserError(f"--depth {depth} is not a depth of this generator: it has {', '.join(model.depth_names)}")
     name = depth or model.depth_names[-1]
-    description = f"the generator at depth {name}"
+    description, limits = f"the generator at depth {name}", ""
     if isinstance(model, MlmModel):
         encoder, module = model.transformer, model.mlm_head
         description = "the masked language model"
@@ -183,7 +174,7 @@ def generator_part(loaded: LoadedCheckpoint, depth: str | None) -> Part:
     elif isinstance(getattr(model, "generator", None), TransformerEncoder):  # of ELECTRA and TEAMS; not two towers
         encoder, module = model.generator, model.mlm_head
     else:
-        raise UserError(f"{loaded.file} has no generator that a masked language model of Hugging Face can represent")
+        refuse(loaded, "has no generator with a network that predicts masked tokens")
     embedding, pad = model.generator_embedding, model.vocabulary.pad
     return Part(Head.MASKED_LM, description, embedding, encoder, pad, module, limits=limits)
 
@@ -193,82 +184,65 @@ def discriminator_part(loaded: LoadedCheckpoint) -> Part:
     model = loaded.model
     module = getattr(model, "detection_head", None)
     if module is None:
-        raise UserError(f"{loaded.file} has no detection head: {_ENCODER_ALONE}")
+        raise UserError(f"{loaded.file} has no detection head: export its encoder alone, with --part encoder")
     encoder = model.encoder
     if isinstance(model, TeamsModel):
         if model.rtd_ffn is not None:
-            raise UserError(
-                f"{loaded.file} detects by a network on top of its encoder (--task-heads ffn): {_ENCODER_ALONE}"
-            )
+            refuse(loaded, "detects by a network on top of its encoder (--task-heads ffn)")
         encoder, detection_layer = model.discriminator, getattr(model, "rtd_layer", None)
         if detection_layer is not None:
             encoder = with_layers(encoder, [*encoder.layers[:-1], detection_layer])
-    is_dense = isinstance(module, DenseDetectionHead)
-    if is_dense and encoder.shape.has_learned_bias:
-        raise UserError(
-            f"no Hugging Face class has a detection head of two layers on relative positions: {_ENCODER_ALONE}"
-        )
-    head, settings, description = Head.PRETRAINING if is_dense else Head.DETECTION, {}, "the discriminator"
+    head, settings, description = Head.PRETRAINING, {}, "the discriminator"
+    if not isinstance(module, DenseDetectionHead):
+        # The other heads have one logit: where a class of two labels is built for them, it is random.
+        head, settings = Head.DETECTION, _named_classes(DETECTION_LABELS)
+    elif encoder.shape.has_learned_bias:
+        refuse(loaded, "has a detection head of two layers on relative positions")
     if isinstance(model, ElectricModel) and model.variant == "electric":
-        head, description = Head.ENERGY, "the energies of tokens"
-    if head == Head.DETECTION:  # the others have one logit, and a random classifier must not get these names
-        settings = {"id2label": DETECTION_LABELS, "label2id": {label: i for i, label in DETECTION_LABELS.items()}}
+        head, settings, description = Head.ENERGY, {}, "the energies of tokens"
     return Part(head, description, model.encoder_embedding, encoder, model.vocabulary.pad, module, settings)
 
 
 def fine_tuned_part(loaded: LoadedCheckpoint, labels: Sequence[str] | None, task: str | None) -> Part:
     """Return the encoder with its head, or with the head of one ``task`` of several; alone if there are several or none."""
-    model, file = loaded.model, loaded.file
-    tasks = heads_of_tasks(model)
+    model, tasks = loaded.model, heads_of_tasks(loaded.model)
     if task is not None and task not in tasks and (plain := column_of(word_head_name(task))) in tasks:
         task = plain  # of a column with other characters in its name
-    if task is not None and task not in tasks:
+    if task not in (None, *tasks):
         reason = f"it has {', '.join(tasks)}" if tasks else "it is not of several tasks"
-        raise UserError(f"--head {task}: {file} has no head of this name: {reason}")
+        raise UserError(f"--head {task}: {loaded.file} has no head of this name: {reason}")
+    heads = model.word_heads if isinstance(model, WordModel) else getattr(model, "classification_heads", {})
     if isinstance(model, ParsingModel):
-        raise UserError(f"{file} predicts dependency trees, which no Hugging Face class does: {_ENCODER_ALONE}")
-    is_modern = isinstance(model.encoder.shape, ModernBertEncoderConfig)
-    span_head, is_of_words = getattr(model, "span_head", None), isinstance(model, WordModel)
-    heads = model.word_heads if is_of_words else getattr(model, "classification_heads", {})
-    if span_head is not None:
-        head, module, description = Head.QUESTION_ANSWERING, span_head, "its head for answers"
-        if not isinstance(module, IndependentSpanHead):
-            raise UserError(
-                f"{file} marks answers with a joint head, which no Hugging Face question answering class for these encoders "
-                f"has: fine-tune with the independent head, or {_ENCODER_ALONE}"
-            )
-    elif task is None and len(heads) != 1:
+        refuse(loaded, "predicts dependency trees")
+    if task is None and len(heads) != 1 and not isinstance(model, SpanModel):
         limits = (
             f"It was fine-tuned on several tasks ({', '.join(tasks)}), whose heads are not in this folder: `amos export "
             "--head TASK` writes one of them with the encoder."
         )
         return encoder_part(model, limits if tasks else "")
-    elif is_of_words:
-        name = next(iter(heads)) if task is None else word_head_name(task)
-        head, module = Head.TOKEN_CLASSIFICATION, heads[name]
-        description = "its head for labels of words" if task is None else f"the head of {task}"
+    if model.layer_mixture is not None:
+        refuse(loaded, "has a head that reads a mixture of all layers (--layers mix)")
+    settings: dict[str, Any] = {}
+    if isinstance(model, SpanModel):
+        head, module, description = Head.QUESTION_ANSWERING, model.span_head, "its head for answers"
+        if not isinstance(module, IndependentSpanHead):
+            refuse(loaded, "marks answers with a joint head")
+    elif isinstance(model, WordModel):
+        head, module = Head.TOKEN_CLASSIFICATION, heads[word_head_name(task) if task else next(iter(heads))]
+        description = f"the head of {task}" if task else "its head for labels of words"
     else:
         task = task or next(iter(heads))
         head, module = Head.SEQUENCE_CLASSIFICATION, heads[task]
         description = "its classification head" if task == TEXT_HEAD else f"the head of {task}"
-        if module.pooling == "mean" and not is_modern:
-            raise UserError(
-                f"{file} classifies by the mean of all states (--pooling mean), which no Hugging Face class for these "
-                f"encoders does: fine-tune with --pooling first, or {_ENCODER_ALONE}"
-            )
-    if model.layer_mixture is not None:
-        raise UserError(
-            f"the head of {file} reads a mixture of all layers (--layers mix), which no Hugging Face class for these encoders "
-            f"does: fine-tune with --layers K or last, or {_ENCODER_ALONE}"
-        )
-    settings = {}
+        if isinstance(model.encoder.shape, ModernBertEncoderConfig):
+            settings = {"classifier_pooling": "mean" if module.pooling == "mean" else "cls"}
+        elif module.pooling == "mean":
+            refuse(loaded, "classifies by the mean of all states (--pooling mean)")
     if head != Head.QUESTION_ANSWERING:
-        settings = label_settings(loaded, head, module.output.out_features, labels, task)
-    if head == Head.SEQUENCE_CLASSIFICATION and is_modern:
-        settings["classifier_pooling"] = "mean" if module.pooling == "mean" else "cls"
-    part = encoder_part(model)
+        settings |= label_settings(loaded, head, module.output.out_features, labels, task)
+    description = f"the encoder with {description}"
     return dataclasses.replace(
-        part, head=head, module=module, description=f"the encoder with {description}", settings=settings
+        encoder_part(model), head=head, module=module, description=description, settings=settings
     )
 
 
@@ -280,38 +254,27 @@ def families_of(head: Head, shape: TransformerConfig, activation: str = "tanh") 
     """
     projected = shape.is_projected  # only ELECTRA projects its embeddings
     if isinstance(shape, ModernBertEncoderConfig):
-        if projected:
+        if projected or head == Head.ENERGY:
             raise UserError(
-                "Hugging Face's ModernBERT needs embeddings as wide as the encoder, and this generator is narrower than its "
-                "discriminator: export the discriminator or the encoder"
+                "Hugging Face's ModernBERT has no energies of tokens, and no embeddings narrower than the encoder"
             )
-        if head == Head.ENERGY:
-            raise UserError(f"Hugging Face has no class for energies of tokens on ModernBERT: {_ENCODER_ALONE}")
         return ["modernbert"]
     if shape.position_scheme == "amos":
         return [CUSTOM]
     if shape.position_scheme == "t5":
-        if (shape.position_buckets, shape.position_max_distance) != (MPNET_BUCKETS, MPNET_MAX_DISTANCE):
+        here = (shape.position_buckets, shape.position_max_distance, shape.num_token_types, projected)
+        if here != (MPNET_BUCKETS, MPNET_MAX_DISTANCE, 0, False):
             raise UserError(
-                f"Hugging Face's MPNet has {MPNET_BUCKETS} buckets and a maximum distance of {MPNET_MAX_DISTANCE}, this "
-                f"encoder {shape.position_buckets} and {shape.position_max_distance}: it cannot be exported"
-            )
-        if projected or shape.num_token_types:
-            raise UserError(
-                "Hugging Face's MPNet has neither token types nor embeddings of another width than the encoder's: an encoder "
-                "with these and t5 positions cannot be exported"
+                f"an encoder with these t5 positions cannot be exported: Hugging Face's MPNet has {MPNET_BUCKETS} buckets, a "
+                f"maximum distance of {MPNET_MAX_DISTANCE}, no token types, and embeddings as wide as the encoder"
             )
         return ["mpnet"]
-    if head in (Head.PRETRAINING, Head.ENERGY):
-        return ["electra"]
     if head == Head.SEQUENCE_CLASSIFICATION and activation == "tanh":
         if projected:
-            raise UserError(
-                "Hugging Face's ELECTRA has gelu in its classification head, this one tanh, and no other class has embeddings "
-                f"narrower than the encoder: {_ENCODER_ALONE}"
-            )
+            raise UserError("no Hugging Face class has tanh in its classification head and narrower embeddings")
         return ["bert", "roberta"]
-    if projected or (head == Head.SEQUENCE_CLASSIFICATION and activation == "gelu"):
+    is_gelu_classifier = head == Head.SEQUENCE_CLASSIFICATION and activation == "gelu"
+    if projected or is_gelu_classifier or head in (Head.PRETRAINING, Head.ENERGY):
         return ["electra"]
     return ["electra", "bert", "roberta"] if activation == "gelu" else ["bert", "electra", "roberta"]
 
@@ -324,9 +287,9 @@ def label_settings(
     The names are ``labels``, else those in ``labels.txt`` (of words) or ``task.json`` beside the checkpoint or in the task's
     data, if there are as many as the head has, else ``LABEL_0``, ``LABEL_1``, ...
     """
-    problem = {}
+    problem, beside = {}, loaded.file.parent
     if head == Head.TOKEN_CLASSIFICATION:
-        recorded = read_labels(loaded.file.parent / TASK_FOLDER / word_head_name(task) if task else loaded.file.parent)
+        recorded = read_labels(beside / TASK_FOLDER / word_head_name(task) if task else beside)
     else:
         record = _task_record(loaded, task)
         recorded, has_labels = record.get("labels") or [], record.get("kind") == "labels"
@@ -338,10 +301,13 @@ def label_settings(
     names = list(labels or recorded)
     if len(names) != num_classes or len(set(names)) != num_classes:
         raise UserError(
-            f"--labels needs {num_classes} different names, one per class in their order; got {', '.join(names)}"
+            f"--labels needs {num_classes} different names, one per class in their order: {', '.join(names)}"
         )
-    label2id = {name: number for number, name in enumerate(names)}
-    return {"num_labels": num_classes, "id2label": dict(enumerate(names)), "label2id": label2id} | problem
+    return {"num_labels": num_classes} | _named_classes(names) | problem
+
+
+def _named_classes(names: Sequence[str]) -> dict[str, Any]:
+    return {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
 
 
 def _task_record(loaded: LoadedCheckpoint, task: str | None) -> dict[str, Any]:
@@ -362,12 +328,9 @@ def _state(prefix: str, module: nn.Module) -> Weights:
 
     The output layer of a head for a regression gets the mean and deviation of its values into its weights.
     """
-    state = {
-        name: tensor.detach().float() if tensor.is_floating_point() else tensor
-        for name, tensor in module.state_dict().items()
-    }
+    state = {name: each.float() if each.is_floating_point() else each for name, each in module.state_dict().items()}
     if (bits := state.pop("scale_bits", None)) is not None:
-        mean, deviation = bits.view(torch.float64).tolist()
+        mean, deviation = scale_of(bits)
         state["output.bias"] = state["output.bias"] * deviation + mean
         state["output.weight"] = state["output.weight"] * deviation
     return {prefix + name: tensor for name, tensor in state.items()}

@@ -5,9 +5,8 @@ One difference is intended. In this package a text that spells ``<mask>`` or ``<
 """
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import tokenizers
 import torch
@@ -41,9 +40,8 @@ _PADDING_AT_1 = ("mpnet", "roberta", CUSTOM)
 _WITH_TOKEN_TYPES = ("bert", "electra")
 
 
-@dataclass(frozen=True)
-class FolderTokenizer:
-    """The tokenizer of the folder: how its ids relate to our rows, and how to write it.
+class TokenIds(NamedTuple):
+    """How the ids of a folder's tokenizer relate to the rows of our vocabulary.
 
     Attributes:
         ids: [dictionary size] int64, the id of each of our rows, -1 where there is no token for it.
@@ -54,48 +52,44 @@ class FolderTokenizer:
     ids: Tensor
     num_rows: int
     special_ids: dict[str, int | None]
-    save: Callable[[Path], None]
 
 
-def folder_tokenizer(loaded: LoadedCheckpoint, family: str, max_length: int) -> FolderTokenizer:
-    """Convert our tokenizer for a model of ``family``; longer inputs are truncated as in fine-tuning, where a client asks."""
+def write_tokenizer(folder: Path, loaded: LoadedCheckpoint, family: str, max_length: int) -> TokenIds:
+    """Write our tokenizer for a model of ``family``; longer inputs are truncated as in fine-tuning, where a client asks."""
     tokenizer, end = loaded.tokenizer, loaded.dictionary.eos()
     if loaded.separator not in (None, end):
         raise UserError(
-            f"{loaded.file} was fine-tuned with --separator-token {loaded.separator}, which is not </s> ({end}): exported "
-            "tokenizers write only </s> between two texts"
+            f"{loaded.file} was fine-tuned with --separator-token {loaded.separator}: exported tokenizers write only </s>, "
+            f"token {end}, between two texts"
         )
     if isinstance(tokenizer, FastTokenizer):
-        return _fast_tokenizer(tokenizer, family, max_length, loaded.num_separators)
-    return _tokenizer_with_code(tokenizer, max_length, loaded.num_separators)
+        return _write_fast_tokenizer(folder, tokenizer, family, max_length, loaded.num_separators)
+    return _write_tokenizer_with_code(folder, tokenizer, max_length, loaded.num_separators)
 
 
-def _fast_tokenizer(tokenizer: FastTokenizer, family: str, max_length: int, num_separators: int) -> FolderTokenizer:
+def _write_fast_tokenizer(
+    folder: Path, tokenizer: FastTokenizer, family: str, max_length: int, num_separators: int
+) -> TokenIds:
     from transformers import PreTrainedTokenizerFast
 
     special_tokens = tokenizer.special_tokens
     ids, library = row_map(tokenizer), exported_tokenizer(tokenizer, num_separators)
     if family in _PADDING_AT_1:
         library, ids = with_padding_at_1(library, special_tokens[PAD], ids)
-    special_ids = {symbol: library.token_to_id(token) for symbol, token in special_tokens.items()}
-    num_rows = max(library.get_vocab(with_added_tokens=True).values()) + 1
+    library.enable_truncation(max_length, strategy="longest_first")
     present = {token.content: token for token in library.get_added_tokens_decoder().values()}
-    roles = {role: present[special_tokens[symbol]] for role, symbol in _ROLES.items() if symbol in special_tokens}
     types = ["token_type_ids"] if family in _WITH_TOKEN_TYPES else []
-
-    def save(folder: Path) -> None:
-        library.enable_truncation(max_length, strategy="longest_first")
-        PreTrainedTokenizerFast(
-            tokenizer_object=library,
-            model_max_length=max_length,
-            model_input_names=["input_ids", *types, "attention_mask"],
-            clean_up_tokenization_spaces=False,
-            **roles,
-        ).save_pretrained(folder)
-        # transformers 5 writes its new name for the class, which transformers 4 cannot load; both know the former name.
-        _add_to_json(folder / TOKENIZER_CONFIG_FILE, tokenizer_class="PreTrainedTokenizerFast")
-
-    return FolderTokenizer(ids, num_rows, special_ids, save)
+    PreTrainedTokenizerFast(
+        tokenizer_object=library,
+        model_max_length=max_length,
+        model_input_names=["input_ids", *types, "attention_mask"],
+        clean_up_tokenization_spaces=False,
+        **{role: present[special_tokens[symbol]] for role, symbol in _ROLES.items() if symbol in special_tokens},
+    ).save_pretrained(folder)
+    # transformers 5 writes its new name for the class, which transformers 4 cannot load; both know the former name.
+    _add_to_json(folder / TOKENIZER_CONFIG_FILE, tokenizer_class="PreTrainedTokenizerFast")
+    num_rows = max(library.get_vocab(with_added_tokens=True).values()) + 1
+    return TokenIds(ids, num_rows, {symbol: library.token_to_id(token) for symbol, token in special_tokens.items()})
 
 
 def exported_tokenizer(tokenizer: FastTokenizer, num_separators: int = 1) -> tokenizers.Tokenizer:
@@ -156,29 +150,26 @@ def with_padding_at_1(library: tokenizers.Tokenizer, padding: str, ids: Tensor) 
     moved = tokenizers.Tokenizer.from_str(json.dumps(content))
     if moved.token_to_id(padding) != 1:
         raise UserError(
-            f"the tokenizer's padding token has the id {pad}, this class needs it at 1, and it cannot be moved because it "
-            "was added to the vocabulary later"
+            f"the padding token was added to the vocabulary later: its id {pad} cannot become 1, as this class needs"
         )
     return moved, ids.clone().apply_(lambda index: exchanged.get(index, index))
 
 
-def _tokenizer_with_code(tokenizer: MicrosoftAmosTokenizer, max_length: int, num_separators: int) -> FolderTokenizer:
+def _write_tokenizer_with_code(
+    folder: Path, tokenizer: MicrosoftAmosTokenizer, max_length: int, num_separators: int
+) -> TokenIds:
+    from amos_fairseq.hugging_face.custom_code.tokenization_amos import AmosTokenizer
+
     ids, special_tokens = token_ids([unspell_piece(symbol) for symbol in tokenizer.dictionary_symbols])
-
-    def save(folder: Path) -> None:
-        from amos_fairseq.hugging_face.custom_code.tokenization_amos import AmosTokenizer
-
-        files = {name: folder / file for name, file in AmosTokenizer.vocab_files_names.items()}
-        files["vocab_file"].write_bytes(tokenizer.model)
-        files["ids_file"].write_text(json.dumps(ids, ensure_ascii=False, indent=0), encoding="utf-8")
-        roles = {role: special_tokens[symbol] for role, symbol in _ROLES.items()}
-        settings = {"model_max_length": max_length, "num_separators": num_separators, **roles}
-        AmosTokenizer(**{name: str(path) for name, path in files.items()}, **settings).save_pretrained(folder)
-        custom_code.write_code(folder, custom_code.TOKENIZER_CODE)
-        _add_to_json(folder / TOKENIZER_CONFIG_FILE, auto_map=custom_code.TOKENIZER_AUTO_MAP)
-
-    special_ids = {symbol: ids[token] for symbol, token in special_tokens.items()}
-    return FolderTokenizer(torch.arange(len(ids)), len(ids), special_ids, save)
+    files = {name: folder / file for name, file in AmosTokenizer.vocab_files_names.items()}
+    files["vocab_file"].write_bytes(tokenizer.model)
+    files["ids_file"].write_text(json.dumps(ids, ensure_ascii=False, indent=0), encoding="utf-8")
+    roles = {role: special_tokens[symbol] for role, symbol in _ROLES.items()}
+    settings = {"model_max_length": max_length, "num_separators": num_separators, **roles}
+    AmosTokenizer(**{name: str(path) for name, path in files.items()}, **settings).save_pretrained(folder)
+    custom_code.write_code(folder, custom_code.TOKENIZER_CODE)
+    _add_to_json(folder / TOKENIZER_CONFIG_FILE, auto_map=custom_code.TOKENIZER_AUTO_MAP)
+    return TokenIds(torch.arange(len(ids)), len(ids), {symbol: ids[token] for symbol, token in special_tokens.items()})
 
 
 def _add_to_json(path: Path, **entries: object) -> None:

@@ -5,29 +5,21 @@ output: 5e-7 on trained models of 2 and 12 layers, 4e-6 on 24 layers of width 1,
 for other processors; a wrong weight, position or sign exceeds it by far.
 """
 
-import importlib
-import json
+import itertools
 import random
-import shutil
 import sys
-import tempfile
-import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
-from fairseq.data import ListDataset
 from torch import Tensor
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
-from amos_fairseq.downstream.classification.dataset import ShortenedTexts, join_texts
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face import custom_code
-from amos_fairseq.hugging_face.config import CONFIG_FILE
 from amos_fairseq.hugging_face.parts import Part
-from amos_fairseq.hugging_face.tokenizer import TOKENIZER_CONFIG_FILE
-from amos_fairseq.hugging_face.weights import Head
+from amos_fairseq.hugging_face.weights import CUSTOM, Head
 from amos_fairseq.text.tokenization.fast_tokenizer import ABSENT
 
 if TYPE_CHECKING:
@@ -58,25 +50,8 @@ _UNUSUAL_TEXTS = [
 ]
 
 
-class Agreement(NamedTuple):
-    """The result of :func:`verify_folder`."""
-
-    num_texts: int
-    num_batches: int
-    lengths: tuple[int, int]
-    difference: float  # the largest, absolute
-    largest: float  # the largest output, absolute
-
-    def __str__(self) -> str:
-        shortest, longest = self.lengths
-        return (
-            f"token ids equal on {self.num_texts:,} texts; {self.num_batches} batches of {shortest} to {longest} tokens: "
-            f"largest difference {self.difference:.1e}, of outputs up to {self.largest:.3g}"
-        )
-
-
-def verify_folder(folder: Path, loaded: LoadedCheckpoint, part: Part, ids: Tensor) -> Agreement:
-    """Compare the folder, whose code is run, with the checkpoint; ``ids``: see :class:`.tokenizer.FolderTokenizer`."""
+def verify_folder(folder: Path, loaded: LoadedCheckpoint, part: Part, ids: Tensor) -> str:
+    """Compare the folder with the checkpoint, and return how well it agrees; ``ids``: see :class:`.tokenizer.TokenIds`."""
     tokenizer, model = load_folder(folder, part)
     num_texts = compare_token_ids(tokenizer, loaded, ids)
     maxima = []
@@ -84,82 +59,55 @@ def verify_folder(folder: Path, loaded: LoadedCheckpoint, part: Part, ids: Tenso
         ours, theirs = outputs_of_both(model, part, loaded, tokens, ids)
         maxima.append(torch.stack([(ours - theirs).abs().max(), ours.abs().max()]))
     difference, largest = torch.stack(maxima).amax(0).tolist()  # nan if one of them is nan
-    agreement = Agreement(num_texts, len(maxima), (2, loaded.model.max_positions()), difference, largest)
     if not difference <= TOLERANCE * largest:  # true for nan
         raise UserError(
-            f"the exported model differs from the checkpoint by {difference:.2e}, of outputs up to {largest:.3g}; float32 "
-            f"rounding explains at most {TOLERANCE:g} of that, so nothing was written"
+            f"the exported model differs from the checkpoint by {difference:.2e}, of outputs up to {largest:.3g}, more than by "
+            "float32 rounding: nothing was written"
         )
-    return agreement
+    return (
+        f"token ids equal on {num_texts:,} texts; {len(maxima)} batches of 2 to {loaded.model.max_positions()} tokens: "
+        f"largest difference {difference:.1e}, of outputs up to {largest:.3g}"
+    )
 
 
 def load_folder(folder: Path, part: Part) -> tuple["PreTrainedTokenizerBase", "PreTrainedModel"]:
-    """Load tokenizer and model, float32, in eval mode."""
+    """Load tokenizer and model, float32, in eval mode; with the classes of which the folder has copies, if it has any."""
     import transformers
 
     tokenizer_class, model_class = transformers.AutoTokenizer, getattr(transformers, part.head.auto_class)
-    if custom_code.is_in(folder):
-        tokenizer_class = _class_in(folder, TOKENIZER_CONFIG_FILE, "AutoTokenizer") or tokenizer_class
-        model_class = _class_in(folder, CONFIG_FILE, part.head.auto_class) or model_class
-    tokenizer = tokenizer_class.from_pretrained(folder)
-    return tokenizer, model_class.from_pretrained(folder, dtype=torch.float32).eval()
+    if part.family == CUSTOM:
+        from amos_fairseq.hugging_face.custom_code import modeling_amos
 
+        model_class = getattr(modeling_amos, part.class_name)
+    if custom_code.is_in(folder, custom_code.TOKENIZER_CODE):
+        from amos_fairseq.hugging_face.custom_code.tokenization_amos import AmosTokenizer
 
-def _class_in(folder: Path, config_file: str, auto_class: str) -> Any:
-    """Return the class in the folder's code that its configuration names for ``auto_class``, if it names one.
-
-    It is what transformers does with ``trust_remote_code=True``, without the copies in its cache, which remain there.
-    """
-    auto_map = json.loads((folder / config_file).read_text(encoding="utf-8")).get("auto_map", {})
-    if auto_class not in auto_map:
-        return None
-    reference = auto_map[auto_class]
-    module, _, name = (reference if isinstance(reference, str) else reference[0]).partition(".")
-    package = types.ModuleType("exported_folder")
-    with tempfile.TemporaryDirectory() as copies:  # Python writes its bytecode beside the code
-        for file in folder.glob("*.py"):
-            shutil.copy(file, copies)
-        package.__path__ = [copies]
-        sys.modules[package.__name__] = package
-        try:
-            return getattr(importlib.import_module(f"{package.__name__}.{module}"), name)
-        finally:
-            for loaded in [each for each in sys.modules if each.partition(".")[0] == package.__name__]:
-                del sys.modules[loaded]
+        tokenizer_class = AmosTokenizer
+    return tokenizer_class.from_pretrained(folder), model_class.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 def compare_token_ids(tokenizer: "PreTrainedTokenizerBase", loaded: LoadedCheckpoint, ids: Tensor) -> int:
     """Compare the ids of texts, alone and in pairs, whole and truncated; return the number of texts."""
-    texts = list(texts_to_compare(loaded))
-    dictionary = loaded.dictionary
-    lines = [torch.tensor([*map(dictionary.index, loaded.tokenizer.encode(t)), dictionary.eos()]) for t in texts]
-    second, second_line = "", lines[0]
-    for text, line in zip(texts, lines, strict=True):
-        inputs = [((text,), [line])]
-        if second:  # transformers ignores an empty second text
-            inputs.append(((text, second), [line, second_line]))
-        for compared, rows in inputs:
-            row = join_texts([ListDataset([row], [len(row)]) for row in rows], dictionary.bos(), loaded.separator)
-            num_special = 2 if len(rows) == 1 else 2 + loaded.num_separators
-            limit = min(loaded.model.max_positions(), TRUNCATED + num_special)
-            truncation = {"truncation": True, "max_length": limit}
-            for ours, how in ((row[0], {}), (ShortenedTexts(row, limit)[0], truncation)):
-                # Spelled special tokens are text, as on our side.
-                theirs = tokenizer(*compared, split_special_tokens=True, verbose=False, **how)["input_ids"]
-                _compare_ids(tokenizer, text, ids[ours].tolist(), theirs)
-        second, second_line = text, line
+    texts = [
+        (text, [*map(loaded.dictionary.index, loaded.tokenizer.encode(text))]) for text in texts_to_compare(loaded)
+    ]
+    inputs = [(text,) for text in texts]
+    # transformers ignores an empty second text.
+    inputs += [(text, before) for before, text in itertools.pairwise(texts) if before[0]]
+    for words, pieces in (zip(*texts_of_input, strict=True) for texts_of_input in inputs):
+        limit = min(loaded.model.max_positions(), TRUNCATED + loaded.num_special(len(words)))
+        for length, truncation in ((sys.maxsize, {}), (limit, {"truncation": True, "max_length": limit})):
+            ours = ids[torch.tensor(loaded.framed(pieces, length))].tolist()
+            # Spelled special tokens are text, as on our side.
+            theirs = tokenizer(*words, split_special_tokens=True, verbose=False, **truncation)["input_ids"]
+            if ours != theirs:
+                first = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), 0)
+                here, there = (tokenizer.convert_ids_to_tokens(side[first : first + 6]) for side in (ours, theirs))
+                raise UserError(
+                    f"the text {words[0][:60]!a} has other token ids in the exported tokenizer: from token {first} on {there} "
+                    f"instead of {here}; nothing was written"
+                )
     return len(texts)
-
-
-def _compare_ids(tokenizer: "PreTrainedTokenizerBase", text: str, ours: list[int], theirs: list[int]) -> None:
-    if ours == theirs:
-        return
-    first = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), len(ours))
-    here, there = (tokenizer.convert_ids_to_tokens(side[first : first + 6]) for side in (ours, theirs))
-    raise UserError(
-        f"the text {text[:60]!a} has other token ids in the exported tokenizer: from token {first} on {there} instead of "
-        f"{here}; nothing was written"
-    )
 
 
 def texts_to_compare(loaded: LoadedCheckpoint) -> Iterator[str]:

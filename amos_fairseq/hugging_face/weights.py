@@ -3,37 +3,47 @@
 Ours is one flat name space: ``embed_tokens``, ``encoder.*`` (:class:`~amos_fairseq.modules.bert_encoder.BertEncoder`, or
 :class:`~amos_fairseq.modules.modern_encoder.ModernBertEncoder` for the family modernbert), ``mlm_head.*``,
 ``detection_head.*``, ``classification_head.*``, ``span_head.*``, ``tagging_head.*``. Theirs are the names of the class with the
-head; a bare encoder (``MPNetModel``) has them without ``mpnet.``. ``N`` is the number of a layer, ``*`` means ``weight`` and
-``bias``. Rows of the vocabulary keep their order; :func:`in_their_rows` changes it.
+head; a bare encoder (``MPNetModel``) has them without ``mpnet.``. Rows of the vocabulary keep their order;
+:func:`in_their_rows` changes it.
 """
 
-from collections.abc import Callable, Collection
+import re
+from collections.abc import Callable, Collection, Iterator
 from enum import Enum
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from amos_fairseq.checkpoints.write import NEVER_PREDICTED, Renaming, Weights, count_layers, expand_names
 from amos_fairseq.errors import UserError
 from amos_fairseq.text.tokenization.fast_tokenizer import ABSENT
 
+Weights = dict[str, Tensor]
+# An output bias: exp(-10,000) is 0 in every precision, and float16 can represent it.
+NEVER_PREDICTED = -1e4
+
 
 class Head(Enum):
-    """The head of a Hugging Face class: its name in messages, and what follows "MPNet" in the name of the class."""
+    """The head of a Hugging Face class: its name in messages, what follows "MPNet" in the name of the class, how the names of
+    its weights begin here, and its pipeline on the Hub."""
 
-    NONE = "encoder", ""
-    MASKED_LM = "masked_lm", "ForMaskedLM"
+    NONE = "encoder", "", "", "feature-extraction"
+    MASKED_LM = "masked_lm", "ForMaskedLM", "mlm_head.", "fill-mask"
     # Of AMOS, and of all objectives on ModernBERT: the head is that of token classification.
-    DETECTION = "detection", "ForTokenClassification"
-    PRETRAINING = "pretraining", "ForPreTraining"  # ELECTRA: dense, gelu, linear
-    ENERGY = "energy", "ForPreTraining"  # Electric: the same layers with another meaning
-    SEQUENCE_CLASSIFICATION = "sequence_classification", "ForSequenceClassification"
-    QUESTION_ANSWERING = "question_answering", "ForQuestionAnswering"
-    TOKEN_CLASSIFICATION = "token_classification", "ForTokenClassification"
+    DETECTION = "detection", "ForTokenClassification", "detection_head.", "token-classification"
+    PRETRAINING = "pretraining", "ForPreTraining", "detection_head.", None  # ELECTRA: dense, gelu, linear
+    ENERGY = "energy", "ForPreTraining", "detection_head.", None  # Electric: the same layers with another meaning
+    SEQUENCE_CLASSIFICATION = (
+        "sequence_classification",
+        "ForSequenceClassification",
+        "classification_head.",
+        "text-classification",
+    )
+    QUESTION_ANSWERING = "question_answering", "ForQuestionAnswering", "span_head.", "question-answering"
+    TOKEN_CLASSIFICATION = "token_classification", "ForTokenClassification", "tagging_head.", "token-classification"
 
-    def __init__(self, label: str, ending: str) -> None:
-        self.label, self.ending = label, ending
+    def __init__(self, label: str, ending: str, prefix: str, pipeline: str | None) -> None:
+        self.label, self.ending, self.prefix, self.pipeline = label, ending, prefix, pipeline
 
     @property
     def auto_class(self) -> str:
@@ -50,15 +60,13 @@ EXPORTED_TOKEN_TYPES = 2
 # activation is there nearly linear with the second as its slope, and the output layer divides by both. A state x is changed
 # by the factor 1 - (2^-12 x)^2 / 3 (tanh) or 1 + 0.8 * 2^-24 x (gelu): less than float32 rounding of its sums.
 _LINEAR_HEAD_SCALES = {"tanh": (2.0**-12, 1.0), "gelu": (2.0**-24, 0.5)}
-# Names of LayerNorm weights in the first BERTs.
-_FORMER_NAMES = ((".LayerNorm.gamma", ".LayerNorm.weight"), (".LayerNorm.beta", ".LayerNorm.bias"))
 
 
 class Conversion(NamedTuple):
-    """What changes beside the name: a copy of our tensor as theirs, one for each of their names, and of theirs as ours."""
+    """What changes beside the name: a tensor of ours from each of theirs, and one of theirs for each name from ours."""
 
-    to_theirs: Callable[[Tensor], list[Tensor]]
     to_ours: Callable[..., Tensor]
+    to_theirs: Callable[[Tensor], list[Tensor]]
 
 
 def _difference_of_rows(classifier: Tensor) -> Tensor:
@@ -67,27 +75,56 @@ def _difference_of_rows(classifier: Tensor) -> Tensor:
     return classifier[1:] - classifier[:1]
 
 
-RENAMED_ONLY = Conversion(lambda ours: [ours.clone()], lambda theirs: theirs.clone())
+RENAMED_ONLY = Conversion(torch.clone, lambda ours: [ours.clone()])
 # Three matrices, concatenated by rows on our side.
-Q_K_V = Conversion(lambda ours: [matrix.clone() for matrix in ours.chunk(3)], lambda *theirs: torch.cat(theirs))
+Q_K_V = Conversion(lambda *theirs: torch.cat(theirs), lambda ours: [matrix.clone() for matrix in ours.chunk(3)])
 # A position table whose first two rows belong to no position; ours counts from 0.
 PLUS_2 = Conversion(
-    lambda ours: [torch.cat([ours.new_zeros(2, ours.size(1)), ours])], lambda theirs: theirs[2:].clone()
+    lambda theirs: theirs[2:].clone(), lambda ours: [torch.cat([ours.new_zeros(2, ours.size(1)), ours])]
 )
 # A classifier with two rows, 0 ("original") and w ("replaced"); ours has only w: softmax of (0, x) is sigmoid of x.
-ZERO_AND_W = Conversion(lambda ours: [torch.cat([torch.zeros_like(ours), ours])], _difference_of_rows)
+ZERO_AND_W = Conversion(_difference_of_rows, lambda ours: [torch.cat([torch.zeros_like(ours), ours])])
+
+
+class Renaming(NamedTuple):
+    """One line of a table of names, for a group of weights: ``N`` is the number of a layer, ``*`` is ``weight`` and ``bias``.
+
+    Attributes:
+        theirs: the name in the other library, or several names whose tensors are one tensor of ours.
+        first_layer: number of the first layer that has these weights, counted from 0.
+    """
+
+    ours: str
+    theirs: str | tuple[str, ...]
+    conversion: Conversion = RENAMED_ONLY
+    first_layer: int = 0
+
+
+def expand_names(table: Collection[Renaming], num_layers: int) -> Iterator[tuple[str, list[str], Conversion]]:
+    """Yield each line once per layer and once for weight and bias: our name, their names, conversion."""
+    for line in table:
+        theirs = [line.theirs] if isinstance(line.theirs, str) else line.theirs
+        for layer in range(line.first_layer, num_layers) if ".N." in line.ours else (0,):
+            for last in ("weight", "bias") if line.ours.endswith("*") else ("",):
+                ours, *others = (name.replace(".N.", f".{layer}.").replace("*", last) for name in (line.ours, *theirs))
+                yield ours, others, line.conversion
+
+
+def count_layers(names: Collection[str], prefix: str) -> int:
+    """Return one more than the highest number that follows ``prefix`` in ``names``."""
+    numbers = [int(match.group(1)) for name in names if (match := re.match(rf"{re.escape(prefix)}(\d+)\.", name))]
+    return max(numbers, default=-1) + 1
 
 
 class Family(NamedTuple):
     """One family of classes.
 
     Attributes:
-        name: how the names of its classes begin; empty for a family that can only be imported.
+        name: how the names of its classes begin.
         prefix: of the encoder inside models with a head.
         encoder: names of the encoder's weights.
         heads: head -> names of its weights.
         tied: name of a weight -> name of the weight that it is a copy of.
-        layers: what precedes the number of a layer, after the prefix.
     """
 
     name: str
@@ -95,7 +132,12 @@ class Family(NamedTuple):
     encoder: tuple[Renaming, ...]
     heads: dict[Head, tuple[Renaming, ...]]
     tied: dict[str, str]
-    layers: str = "encoder.layer."
+
+    @property
+    def layers(self) -> str:
+        """What precedes the number of a layer in names."""
+        theirs = next(row.theirs for row in self.encoder if ".N." in row.ours)
+        return (theirs if isinstance(theirs, str) else theirs[0]).partition("N.")[0]
 
 
 # fmt: off
@@ -114,10 +156,10 @@ _BERT_LAYER, _MPNET_LAYER, _DISTILBERT_LAYER = 1, 2, 3
 
 
 def _encoder(
-    prefix: str, column: int, positions: str = "", layers: str = "encoder.layer.", more: tuple[Renaming, ...] = ()
+    prefix: str, layers: str, column: int, positions: Conversion = RENAMED_ONLY, more: tuple[Renaming, ...] = ()
 ) -> tuple[Renaming, ...]:
-    """``more``: weights that follow the sums of the embeddings; ``column``: of the table above."""
-    q, k, v, *others = (f"{prefix}.{layers}N.{names[column]}.*" for names in _LAYER)
+    """``column``: of the table above; ``more``: weights that follow the sums of the embeddings."""
+    q, k, v, *others = (f"{layers}N.{names[column]}.*" for names in _LAYER)
     ours = [f"encoder.layers.N.{names[0]}.*" for names in _LAYER if names[0]]
     return (
         Renaming("embed_tokens.weight",            f"{prefix}.embeddings.word_embeddings.weight"),
@@ -132,21 +174,23 @@ def _norm(prefix: str) -> Renaming:
     return Renaming("encoder.embedding_norm.*",    f"{prefix}.embeddings.LayerNorm.*")
 
 
-def _bert_like(prefix: str, positions: str = "") -> tuple[Renaming, ...]:
+def _bert_like(prefix: str, positions: Conversion = RENAMED_ONLY) -> tuple[Renaming, ...]:
     """BERT's encoder; ELECTRA and RoBERTa use the same names under their own prefix."""
     types = Renaming("encoder.embed_token_types.weight", f"{prefix}.embeddings.token_type_embeddings.weight")
-    return _encoder(prefix, _BERT_LAYER, positions, more=(types, _norm(prefix)))
+    return _encoder(prefix, f"{prefix}.encoder.layer.", _BERT_LAYER, positions, (types, _norm(prefix)))
 
 
 def _mlm_head(dense: str, norm: str, bias: str) -> tuple[Renaming, ...]:
     return (Renaming("mlm_head.dense.*", dense), Renaming("mlm_head.norm.*", norm), Renaming("mlm_head.bias", bias))
 
 
-_MPNET = _encoder("mpnet", _MPNET_LAYER, PLUS_2, more=(
+_MPNET = _encoder("mpnet", "mpnet.encoder.layer.", _MPNET_LAYER, PLUS_2, (
     _norm("mpnet"),
     Renaming("encoder.relative_position.table.weight", "mpnet.encoder.relative_attention_bias.weight"),
 ))
-_DISTILBERT = _encoder("distilbert", _DISTILBERT_LAYER, layers="transformer.layer.", more=(_norm("distilbert"),))
+_DISTILBERT = _encoder(
+    "distilbert", "distilbert.transformer.layer.", _DISTILBERT_LAYER, more=(_norm("distilbert"),)
+)
 _LM_HEAD = _mlm_head("lm_head.dense.*", "lm_head.layer_norm.*", "lm_head.bias")  # MPNet and RoBERTa
 _DETECTION = (Renaming("detection_head.output.*", "classifier.*", ZERO_AND_W),)
 _DENSE_DETECTION = (
@@ -178,7 +222,7 @@ _MODERN = (
 )
 
 
-def _modern_head(ours: str, output: str, conversion: Conversion | None = None) -> tuple[Renaming, ...]:
+def _modern_head(ours: str, output: str, conversion: Conversion = RENAMED_ONLY) -> tuple[Renaming, ...]:
     """``ours``: the prefix of the dense layer and LayerNorm with which all heads of ModernBERT begin."""
     return (
         Renaming(f"{ours}dense.weight", "head.dense.weight"),
@@ -187,15 +231,10 @@ def _modern_head(ours: str, output: str, conversion: Conversion | None = None) -
     )
 
 
-def _tied(decoder: str, prefix: str, bias: str = "") -> dict[str, str]:
-    copies = {f"{decoder}weight": f"{prefix}.embeddings.word_embeddings.weight"}
-    return copies | ({f"{decoder}bias": bias} if bias else {})
-
-
 FAMILIES: dict[str, Family] = {
     "mpnet": Family(
         "MPNet", "mpnet", _MPNET, {Head.MASKED_LM: _LM_HEAD} | _COMMON_HEADS,
-        _tied("lm_head.decoder.", "mpnet", "lm_head.bias"),
+        {"lm_head.decoder.weight": "mpnet.embeddings.word_embeddings.weight", "lm_head.decoder.bias": "lm_head.bias"},
     ),
     "electra": Family(
         "Electra", "electra",
@@ -206,7 +245,7 @@ FAMILIES: dict[str, Family] = {
             ),
             Head.PRETRAINING: _DENSE_DETECTION, Head.ENERGY: _DENSE_DETECTION,
         } | _COMMON_HEADS,
-        _tied("generator_lm_head.", "electra"),
+        {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
     ),
     "bert": Family(
         "Bert", "bert", _bert_like("bert"),
@@ -220,19 +259,22 @@ FAMILIES: dict[str, Family] = {
                 Renaming("classification_head.output.*", "classifier.*"),
             ),
         },
-        _tied("cls.predictions.decoder.", "bert", "cls.predictions.bias"),
+        {
+            "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+            "cls.predictions.decoder.bias": "cls.predictions.bias",
+        },
     ),
     "roberta": Family(
         "Roberta", "roberta", _bert_like("roberta", PLUS_2), {Head.MASKED_LM: _LM_HEAD} | _COMMON_HEADS,
-        _tied("lm_head.decoder.", "roberta", "lm_head.bias"),
+        {"lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight", "lm_head.decoder.bias": "lm_head.bias"},
     ),
     "distilbert": Family(
-        "", "distilbert", _DISTILBERT,
+        "DistilBert", "distilbert", _DISTILBERT,
         {
             Head.MASKED_LM: _mlm_head("vocab_transform.*", "vocab_layer_norm.*", "vocab_projector.bias"),
             Head.DETECTION: _DETECTION,
         },
-        _tied("vocab_projector.", "distilbert"), layers="transformer.layer.",
+        {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
     ),
 }
 FAMILIES["modernbert"] = Family(
@@ -240,15 +282,11 @@ FAMILIES["modernbert"] = Family(
     {
         Head.MASKED_LM: _modern_head("mlm_head.", "mlm_head.bias"),
         Head.DETECTION: _modern_head("detection_head.transform.", "detection_head.output.*", ZERO_AND_W),
-    } | {
-        head: _modern_head(f"{ours}.transform.", f"{ours}.output.*")
-        for head, ours in (
-            (Head.SEQUENCE_CLASSIFICATION, "classification_head"),
-            (Head.QUESTION_ANSWERING, "span_head"),
-            (Head.TOKEN_CLASSIFICATION, "tagging_head"),
-        )
+        Head.SEQUENCE_CLASSIFICATION: _modern_head("classification_head.transform.", "classification_head.output.*"),
+        Head.QUESTION_ANSWERING: _modern_head("span_head.transform.", "span_head.output.*"),
+        Head.TOKEN_CLASSIFICATION: _modern_head("tagging_head.transform.", "tagging_head.output.*"),
     },
-    {"decoder.weight": "model.embeddings.tok_embeddings.weight"}, layers="layers.",
+    {"decoder.weight": "model.embeddings.tok_embeddings.weight"},
 )
 FAMILIES[CUSTOM] = FAMILIES["mpnet"]._replace(name="Amos")
 # fmt: on
@@ -286,7 +324,7 @@ def to_hugging_face(family: str, head: Head, weights: Weights) -> Weights:
     for ours, theirs, conversion in expand_names(names, count_layers(weights, "encoder.layers.")):
         if ours.startswith(_PROJECTION) and ours not in ours_by_name:
             continue  # embeddings as wide as the encoder
-        converted.update(zip(theirs, (conversion or RENAMED_ONLY).to_theirs(ours_by_name[ours]), strict=True))
+        converted.update(zip(theirs, conversion.to_theirs(ours_by_name[ours]), strict=True))
     if head == Head.MASKED_LM:
         converted.update({copy: converted[source] for copy, source in table.tied.items()})
     if head == Head.NONE:
@@ -294,62 +332,57 @@ def to_hugging_face(family: str, head: Head, weights: Weights) -> Weights:
     return converted
 
 
-class Converted(NamedTuple):
-    """Weights under our names, and the names, as the file spells them, of weights that have no counterpart here."""
-
-    weights: Weights
-    unexpected_keys: list[str]
-
-
-def from_hugging_face(family: str, weights: Weights, heads: Collection[Head] = ()) -> Converted:
-    """Return the encoder of a Hugging Face state, and some of its heads, which must be present, under our names.
+def from_hugging_face(family: str, weights: Weights, heads: Collection[Head] = ()) -> tuple[Weights, list[str]]:
+    """Return the encoder of a Hugging Face state, and some of its heads, which must be present, under our names; and the names
+    of weights that have no counterpart here.
 
     Values are bit for bit those of the state, except for a detection classifier whose first row is not 0: the difference of
     its rows computes the same function. Names may lack the prefix of the encoder.
     """
     table = FAMILIES[family]
     names = _current_names(table, weights)
+    theirs = {current: weights[name] for current, name in names.items()}
     rows = table.encoder + tuple(row for head in heads for row in table.heads[head])
-    converted: Weights = {}
-    used: set[str] = set()
-    for ours, theirs, conversion in expand_names(rows, count_layers(names, f"{table.prefix}.{table.layers}")):
-        absent = [name for name in theirs if name not in names]
-        if absent and ours.startswith(_PROJECTION):
-            continue
-        if absent:
-            raise UserError(
-                f"the weight {absent[0]} is missing: these are not the whole weights of a {family} model"
-                + "".join(f" with the head {head.label}" for head in heads)
-            )
-        tensors = [weights[names[name]] for name in theirs]
-        shapes = [list(tensor.shape) for tensor in tensors]
-        if [] in shapes or shapes.count(shapes[0]) < len(shapes):
-            raise UserError(f"{' and '.join(theirs)} have the shapes {shapes}: these are not the weights of a model")
-        converted[ours] = (conversion or RENAMED_ONLY).to_ours(*tensors)
-        used.update(theirs)
+    whose = f"a {family} model" + "".join(f" with the head {head.label}" for head in heads)
+    converted, used = to_our_names(rows, count_layers(names, table.layers), theirs, whose)
     for copy, source in table.tied.items():
         if copy not in names or source not in used:
             continue
-        if torch.equal(weights[names[copy]], weights[names[source]]):
+        if torch.equal(theirs[copy], theirs[source]):
             used.add(copy)
         elif Head.MASKED_LM in heads:
             raise UserError(
-                f"{names[copy]} differs from {names[source]}: the output layer of a masked language model is tied to "
-                "the token embeddings here, so this one cannot be imported; import the encoder alone (--arch amos_base, no "
-                "--generator)"
+                f"{names[copy]} differs from {names[source]}, to which it is tied here: import the encoder alone (--arch "
+                "amos_base, no --generator)"
             )
-    return Converted(converted, sorted(original for current, original in names.items() if current not in used))
+    return converted, sorted(name for current, name in names.items() if current not in used)
+
+
+def to_our_names(rows: Collection[Renaming], num_layers: int, theirs: Weights, whose: str) -> tuple[Weights, set[str]]:
+    """Return the weights of all lines of a table under our names, and the names of theirs that were used."""
+    converted: Weights = {}
+    used: set[str] = set()
+    for ours, names, conversion in expand_names(rows, num_layers):
+        absent = [name for name in names if name not in theirs]
+        if absent and ours.startswith(_PROJECTION):
+            continue  # embeddings as wide as the encoder
+        if absent:
+            raise UserError(f"the weight {absent[0]} is missing: these are not the whole weights of {whose}")
+        shapes = [list(theirs[name].shape) for name in names]
+        if [] in shapes or shapes.count(shapes[0]) < len(shapes):
+            raise UserError(f"{' and '.join(names)} have the shapes {shapes}: these are not the weights of a model")
+        converted[ours] = conversion.to_ours(*(theirs[name] for name in names))
+        used.update(names)
+    return converted, used
 
 
 def _current_names(table: Family, weights: Weights) -> dict[str, str]:
     """Return each name as the table spells it (current LayerNorm names, with the prefix of the encoder) -> the file's name."""
-    bare = not any(name.startswith(f"{table.prefix}.") for name in weights)
+    prefix = "" if any(name.startswith(f"{table.prefix}.") for name in weights) else f"{table.prefix}."
     names = {}
     for name in weights:
-        current = name
-        for former, now in _FORMER_NAMES:
-            current = current.replace(former, now)
-        names[f"{table.prefix}.{current}" if bare else current] = name
+        current = name.replace(".LayerNorm.gamma", ".LayerNorm.weight").replace(".LayerNorm.beta", ".LayerNorm.bias")
+        names[prefix + current] = name  # the first BERTs have gamma and beta
     return names
 
 

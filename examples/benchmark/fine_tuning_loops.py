@@ -17,7 +17,6 @@ from hugging_face_peers import FineTuningLoop
 from omegaconf import DictConfig, OmegaConf
 from training_step import Batch, Setup, UnsavedTrainer
 
-from amos_fairseq.checkpoints.write import as_flags
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.downstream.classification.task import TextClassificationTask
 from amos_fairseq.downstream.labeled_task import LabeledSequences
@@ -26,6 +25,7 @@ from amos_fairseq.downstream.session import MODEL_FIELDS
 from amos_fairseq.errors import UserError
 from amos_fairseq.flops.configuration import synthetic_dictionary
 from amos_fairseq.models.configuration import PaddedVocabulary
+from amos_fairseq.setting_checks import as_flags
 
 NUM_ROWS = 4000  # of synthetic texts
 # Lengths of synthetic texts, tokens: log-normal, as those of sentences are.

@@ -53,13 +53,10 @@ def symbols(encoder: Encoder, row: torch.Tensor) -> str:
     return " ".join(encoder.loaded.dictionary[token] for token in row.tolist()).replace("\u2581", "_")
 
 
-def test_nothing_is_computed_at_padding(encoder, packings):
-    features = encoder(TEXTS[:3])
-    assert [len(packing.slots) for packing in packings] == [int(features.mask.sum())]
-
-
-def test_batched_texts_equal_single_texts(encoder):
-    """Three batches by length, returned in the given order; padding is zero."""
+def test_batched_texts_equal_single_texts(encoder, packings):
+    """Three batches by length, returned in the given order; padding is zero, and nothing is computed there."""
+    one_batch = encoder(TEXTS[:3])
+    assert [len(packing.slots) for packing in packings] == [int(one_batch.mask.sum())]
     every = encoder(TEXTS)
     alone = [encoder([text]) for text in TEXTS]
     lengths = [one.tokens.size(1) for one in alone]

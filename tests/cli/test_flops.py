@@ -10,7 +10,6 @@ from failures import error_line
 from omegaconf import OmegaConf
 from saved_models import write_save_dir
 
-from amos_fairseq.checkpoints.read import read_state
 from amos_fairseq.cli.main import main
 from amos_fairseq.flops.configuration import training_flops
 from amos_fairseq.recipes.composition import compose_recipe
@@ -36,7 +35,7 @@ def test_name_path_and_overrides_describe_one_recipe(capsys: pytest.CaptureFixtu
 
 def test_run_is_counted_with_its_own_settings_and_vocabulary(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     write_save_dir(tmp_path)
-    state = read_state(tmp_path / "checkpoint_last.pt")
+    state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
     settings = OmegaConf.to_container(compose_recipe("amos_tiny", ["dataset.batch_size=2"]))
     torch.save(state | {"cfg": settings | {"model": state["cfg"]["model"]}}, tmp_path / "checkpoint_last.pt")
     counted = flops(capsys, str(tmp_path), "--set", "optimization.max_update=11")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 import yaml
 from failures import error_line, full_disk
 from safetensors.torch import load_file, save_file
@@ -66,20 +65,14 @@ def test_card_states_the_facts_of_the_run(runs, tmp_path):
     assert (data["license"], data["language"], data["library_name"]) == ("cc-by-4.0", "en", "transformers")
     assert (data["datasets"], data["base_model"], "model-index" in data) == (["wikitext", "a/b"], "google/bert", False)
     for fact in (
-        f"| Updates | {UPDATES} |",
         f"| Tokens read | about {100 * UPDATES} |",  # the later record is not of this checkpoint
         "| Layers, width, FFN width, heads | 2, 16, 24, 2 |",
-        "| Vocabulary | 57 pieces, sentencepiece, cased |",
         # 62 tokens and 150 positions of 16, LayerNorm, 32 buckets of 2 heads; a layer: four 16x16, 16x24, 24x16, 2 LayerNorms.
         f"| Parameters | {62 * 16 + 150 * 16 + 32 + 64 + 2 * (4 * 272 + 16 * 24 + 24 + 24 * 16 + 16 + 64):,} |",
         "| mlm_loss_4 | 3.5 |",
-        "| update | 5 |",
         'AutoModel.from_pretrained("out")',
-        "Not compared (--no-check)",
-        f"transformers {transformers.__version__}",
     ):
         assert fact in text, fact
-    assert "wps" not in text
     assert str(runs) not in text, "no path of this machine"
 
 
@@ -117,13 +110,7 @@ def test_card_names_the_origin_of_a_model_that_was_trained_further(tmp_path):
     (result,) = yaml.safe_load(header)["model-index"][0]["results"]
     metric = result["metrics"][0]
     assert (result["dataset"]["name"], metric["type"], metric["value"]) == ("GLUE RTE", "accuracy", 0.615)
-    for fact in (
-        "which started from bert-mini (BertModel)",
-        "| Started from | bert-mini (BertModel) |",
-        "Its vocabulary is that of the imported model",
-        "The license of bert-mini (BertModel), from which",
-    ):
-        assert fact in text, fact
+    assert text.count("bert-mini (BertModel)") == 3  # the first line, the run, the license
     (tmp_path / "pretrained" / "checkpoint_last.pt").unlink()
     assert "bert-mini" not in card_of(run, tmp_path / "moved")
 
@@ -146,15 +133,13 @@ def test_force_replaces_exported_folders_only(runs, tmp_path, monkeypatch, capsy
     assert (tmp_path / "thesis" / "chapter.tex").read_text() == "words"
 
 
-@pytest.mark.parametrize("file", ["weights", "tokenizer"])
-def test_a_full_disk_leaves_nothing(runs, tmp_path, monkeypatch, file):
-    """Each library hides the system's error in its own way."""
-    if file == "tokenizer":  # as if the weights fitted
-        monkeypatch.setattr(export_module, "write_model", lambda *arguments: None)
+@pytest.mark.parametrize("limit", [1_000, 20_000])
+def test_a_full_disk_leaves_nothing(runs, tmp_path, monkeypatch, limit):
+    """At the tokenizer and at the weights: each library hides the system's error in its own way."""
     loaded = load_checkpoint(runs / "amos")
     monkeypatch.setattr(export_module, "load_checkpoint", lambda *arguments: loaded)
     said = r"out cannot be written \(File too large\): make room"
-    with full_disk(1_000), pytest.raises(UserError, match=said):
+    with full_disk(limit), pytest.raises(UserError, match=said):
         export(runs / "amos", tmp_path / "out", check=False)
     assert list(tmp_path.iterdir()) == []
 
@@ -162,35 +147,34 @@ def test_a_full_disk_leaves_nothing(runs, tmp_path, monkeypatch, file):
 ABSOLUTE = {"relative_position_scheme": "none"}
 MODERN = ABSOLUTE | {"encoder": "modernbert", "embedding_dim": 0}
 TWO_TOWER = {"electric_variant": "two_tower", "generator_size": 1, "generator_loss_tokens": "all"}
+T5 = {"relative_position_scheme": "t5"}
+NARROW_TANH = {"pooler_activation_fn": "tanh", "embedding_dim": 4}
 # Run, flags, what the line names.
 REFUSED: list[tuple[dict, list[str], str]] = [
     ({}, ["--part", "generator", "--depth", "3"], "--depth 3 is not a depth of this generator: it has 1, 2, 4"),
     ({}, ["--depth", "2"], "--depth 2 chooses a depth of the generator: give --part generator"),
     ({}, ["--part", "mlm"], "it has encoder, generator, discriminator"),
-    ({}, ["--as", "bert"], "--as bert: the encoder of this checkpoint can be exported as mpnet"),
+    ({}, ["--as", "bert"], "--as bert: only mpnet"),
     ({}, ["--labels", "a,b"], "--labels names the classes of a fine-tuned head"),
     ({}, ["--head", "RTE"], "it is not of several tasks"),
     ({}, ["--tokenizer", "other"], "other is not the tokenizer that"),
-    ({}, ["--data-license", " "], "--data-license ' ' is not a name"),
-    ({}, ["--base-model", "<b>a</b>"], "--base-model '<b>a</b>' is not a name"),
-    ({"relative_position_buckets": 16}, [], "MPNet has 32 buckets and a maximum distance of 128, this encoder 16 and"),
-    ({"objective": "electra", "generator": "uniform"}, ["--part", "generator"], "no generator that a masked language"),
+    ({"relative_position_buckets": 16}, [], "MPNet has 32 buckets, a maximum distance of 128"),
+    ({"objective": "electra", "generator": "uniform"}, ["--part", "generator"], "has no generator with a network"),
     ({"objective": "electra", "main_objective": "replace_mlm"}, ["--part", "discriminator"], "has no detection head"),
     ({"objective": "electric"} | TWO_TOWER, [], "has no encoder to fine-tune or to load"),
-    ({"objective": "electric"} | MODERN, ["--part", "discriminator"], "energies of tokens on ModernBERT"),
-    (
-        {"objective": "electric", "relative_position_scheme": "t5"},
-        ["--part", "discriminator"],
-        "two layers on relative positions",
-    ),
+    ({"objective": "electric"} | MODERN, ["--part", "discriminator"], "has no energies of tokens"),
+    ({"objective": "electric"} | T5, ["--part", "discriminator"], "two layers on relative positions"),
     ({"classes": 3}, ["--labels", "a,b"], "--labels needs 3 different names"),
-    (
-        {"objective": "electra", "classes": 2, "pooler_activation_fn": "tanh", "embedding_dim": 4},
-        [],
-        "ELECTRA has gelu in its classification head, this one tanh",
-    ),
+    ({"objective": "electra", "classes": 2} | NARROW_TANH, [], "has tanh in its classification head and narrower"),
     ({"span_head": "joint"}, [], "marks answers with a joint head"),
 ]
+
+
+def test_a_name_for_the_card_that_is_none(runs, tmp_path, capsys):
+    for flag, value in (("--data-license", " "), ("--base-model", "<b>a</b>")):
+        with pytest.raises(SystemExit):
+            main(["export", str(runs / "amos"), str(tmp_path / "out"), flag, value])
+        assert f"argument {flag}: {value!r} is not a name" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("settings", "flags", "named"), REFUSED)
@@ -205,8 +189,8 @@ def test_refusals_are_one_line_and_leave_nothing(settings, flags, named, tmp_pat
     assert list(tmp_path.iterdir()) == [tmp_path / "runs"]
 
 
-def test_wrong_weight_is_found_and_nothing_is_written(runs, tmp_path, monkeypatch):
-    """One weight of one LayerNorm, wrong by a thousandth."""
+def test_a_wrong_weight_and_wrong_token_ids_are_found_and_nothing_is_written(runs, tmp_path, monkeypatch):
+    """One weight of a LayerNorm, wrong by a thousandth; two pieces exchanged: the same rows, the same special tokens."""
     write_model = export_module.write_model
 
     def write_wrong_model(folder, *arguments):
@@ -218,21 +202,14 @@ def test_wrong_weight_is_found_and_nothing_is_written(runs, tmp_path, monkeypatc
     monkeypatch.setattr(export_module, "write_model", write_wrong_model)
     with pytest.raises(UserError, match=r"differs from the checkpoint by .* nothing was written"):
         export(runs / "amos", tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []
+    write = export_module.write_tokenizer
 
+    def wrong_ids(*arguments):
+        rows = write(*arguments)
+        rows.ids[[20, 21]] = rows.ids[[21, 20]]
+        return rows
 
-def test_wrong_token_ids_are_found_and_nothing_is_written(runs, tmp_path, monkeypatch):
-    """Two pieces exchanged: the same number of rows, the same special tokens."""
-    make = export_module.folder_tokenizer
-
-    def wrong_tokenizer(*arguments):
-        tokenizer = make(*arguments)
-        ids = tokenizer.ids.clone()
-        ids[[20, 21]] = ids[[21, 20]]
-        object.__setattr__(tokenizer, "ids", ids)
-        return tokenizer
-
-    monkeypatch.setattr(export_module, "folder_tokenizer", wrong_tokenizer)
+    monkeypatch.setattr(export_module, "write_tokenizer", wrong_ids)
     with pytest.raises(UserError, match=r"has other token ids in the exported tokenizer: .* nothing was written"):
         export(runs / "amos", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

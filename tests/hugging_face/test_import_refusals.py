@@ -96,7 +96,7 @@ UNFIT = "do not fit their configuration"
 # Family, change of its folder, what the line names.
 REFUSED: dict[str, tuple[str, Change, str]] = {
     "other encoder": ("bert", config(model_type="deberta-v2"), "disentangled attention"),
-    "other class": ("bert", config(model_type="modernbert"), "is not a configuration of a modernbert model"),
+    "other class": ("bert", config(model_type="modernbert"), "is no configuration of a modernbert model"),
     "activation": ("bert", config(hidden_act="gelu_new"), "hidden_act is 'gelu_new'"),
     "padding": ("roberta", config(pad_token_id=0), "pad_token_id is 0"),
     "no number": ("bert", config(hidden_size="wide"), "hidden_size is 'wide', which is not valid"),

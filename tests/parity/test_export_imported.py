@@ -21,7 +21,7 @@ from amos_fairseq.cli.main import main
 from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.text.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
 
-TEXTS = ["the quick brown fox, 14 lazy dogs!", "it jumps", ""]
+TEXT = "the quick brown fox, 14 lazy dogs!"
 # Quotation marks, and punctuation that the released tokenizer splits off.
 RELEASED_TEXTS = ["The fox isn't (too) lazy, it\u2019s quick \u2014 the dog\u2026", "``the'' dog & 7!", "", "\u4e2d 7"]
 FAMILIES = {
@@ -76,14 +76,10 @@ def test_round_trip_is_the_identity(name, tmp_path):
         assert torch.equal(original, tensor), key
     tokenizers = [transformers.AutoTokenizer.from_pretrained(tmp_path / name) for name in ("before", "after")]
     models = [getattr(transformers, auto_class).from_pretrained(tmp_path / name).eval() for name in ("before", "after")]
-    inputs = tokenizers[1](TEXTS, padding=True, return_tensors="pt")
-    for text, ids in zip(TEXTS, inputs["input_ids"].tolist(), strict=True):
-        content = tokenizers[0](text, add_special_tokens=False)["input_ids"]
-        cls, sep, pad = tokenizers[0].cls_token_id, tokenizers[0].sep_token_id, tokenizers[0].pad_token_id
-        framed = [cls, *content, sep]
-        assert ids == framed + [pad] * (len(ids) - len(framed))
-    real = inputs["attention_mask"].bool()
-    assert torch.equal(*(model(**inputs)[0][real] for model in models))
+    content = tokenizers[0](TEXT, add_special_tokens=False)["input_ids"]
+    inputs = tokenizers[1](TEXT, return_tensors="pt")
+    assert inputs["input_ids"][0].tolist() == [tokenizers[0].cls_token_id, *content, tokenizers[0].sep_token_id]
+    assert torch.equal(*(model(**inputs)[0] for model in models))
 
 
 @pytest.fixture(scope="module")
@@ -112,14 +108,6 @@ def test_released_tokenizer_with_two_separators(released, tmp_path):
     pair = tokenizer("the fox", "a dog", return_special_tokens_mask=True)
     assert pair["input_ids"].count(2) == 3
     assert pair["special_tokens_mask"] == [int(index in (0, 2)) for index in pair["input_ids"]]
-
-
-def test_code_in_the_folder_does_not_import_this_package(released):
-    for path in released.glob("*/*.py"):
-        assert "amos_fairseq" not in path.read_text(encoding="utf-8"), path.name
-    names = {"modeling_amos", "relative_position", "tokenization_amos", "microsoft_text", "truncation"}
-    assert {path.stem for path in (released / "encoder").glob("*.py")} == names
-    assert "trust_remote_code=True" in (released / "encoder" / "README.md").read_text(encoding="utf-8")
 
 
 ELSEWHERE = """

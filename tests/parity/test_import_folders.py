@@ -6,14 +6,17 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from failures import error_line
 from hugging_face_folders import POSITIONS, SPECIAL_TOKENS, TOLERANCE, write_electra, write_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tokenizers.processors import TemplateProcessing
+from torch import Tensor
 
 import amos_fairseq
-from amos_fairseq.checkpoints.read import load_checkpoint
+from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.cli.main import main
-from amos_fairseq.models.pretraining import PretrainingBatch
+from amos_fairseq.hugging_face.weights import NEVER_PREDICTED
+from amos_fairseq.models.pretraining import PretrainingBatch, PretrainingModel
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.tokenization.fast_tokenizer import row_map
 
@@ -48,20 +51,26 @@ def folders(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def checkpoints(folders) -> dict[str, Path]:
-    """Each family imported once: ELECTRA with its generator, the others with a newly initialized one."""
-    files = {}
-    for family in CLASSES:
-        files[family] = folders / f"{family}_imported" / "model.pt"
+    """Each family imported once: ELECTRA with its generator, the others with their MLM head."""
+    files = {family: folders / f"{family}_imported" / "model.pt" for family in CLASSES}
+    for family, file in files.items():
         generator = ["--generator", folders / "generator", "--arch", "electra_tiny"]
-        run_import(folders / family, files[family], *(generator if family == "electra" else ["--arch", "amos_tiny"]))
+        run_import(folders / family, file, *(generator if family == "electra" else []))
     return files
+
+
+def predicted_everywhere(model: PretrainingModel, rows: Tensor) -> Tensor:
+    """Logits [B,T,rows] of the last depth at every position."""
+    everywhere = torch.arange(rows.size(1)).expand_as(rows)
+    return model.predict_logits(PretrainingBatch(rows, rows, everywhere, torch.ones(rows.shape)))[0][-1]
 
 
 @pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("family", CLASSES)
-def test_states_of_padded_texts_agree(family, folders, checkpoints):
-    """From text on both sides: their tokenizer and model against ours, every length up to the maximum."""
+def test_states_and_predictions_of_padded_texts_agree(family, folders, checkpoints):
+    """From text on both sides: their tokenizer and model against ours, every length up to the maximum. Log-probabilities also
+    where our vocabulary has more rows than theirs has tokens."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folders / family)
     theirs = getattr(transformers, CLASSES[family][1]).from_pretrained(folders / family).eval()
     pretrained = load_checkpoint(checkpoints[family])
@@ -77,6 +86,21 @@ def test_states_of_padded_texts_agree(family, folders, checkpoints):
     assert torch.equal(rows.ne(pretrained.dictionary.pad()), real)
     ours = pretrained.model.extract_features(rows)
     assert (ours[real] - expected[real]).abs().max() < TOLERANCE * expected[real].abs().max()
+    if family == "electra":
+        return
+    name = "mlm_modern_base" if family == "modernbert" else "mlm_base"
+    assert read_state(pretrained.file)["cfg"]["model"]["_name"] == name
+    ids, theirs = row_map(pretrained.tokenizer), transformers.AutoModelForMaskedLM.from_pretrained(folders / family)
+    expected = theirs.eval()(batch.input_ids, attention_mask=batch.attention_mask).logits[..., ids].log_softmax(-1)
+    ours = predicted_everywhere(pretrained.model, rows).log_softmax(-1)[..., : len(ids)]
+    assert (ours[real] - expected[real]).abs().max() < TOLERANCE * expected[real].abs().max()
+
+
+def test_rows_without_a_token_are_never_predicted(checkpoints):
+    pretrained = load_checkpoint(checkpoints["bert"])
+    bias = pretrained.model.mlm_head.bias
+    assert bias[len(pretrained.dictionary) :].unique().tolist() == [NEVER_PREDICTED]
+    assert bias[: len(pretrained.dictionary)].abs().max() < 10
 
 
 def paired_tokenizer(folder: Path, family: str) -> transformers.PreTrainedTokenizerFast:
@@ -117,9 +141,7 @@ def test_electra_keeps_its_generator_and_its_detection_head(folders, checkpoints
     rows = pretrained.tokens(TEXTS[0])[None]
     generator = transformers.ElectraForMaskedLM.from_pretrained(folders / "generator").eval()
     logits = generator(ids[rows]).logits[..., ids]  # without the rows that no token has
-    positions = torch.arange(rows.size(1))[None]
-    hidden = model.generate(PretrainingBatch(rows, rows, positions, torch.ones_like(positions), has_padding=False))
-    ours = (hidden @ model.embed_tokens.weight.t() + model.mlm_head.bias).log_softmax(-1)
+    ours = predicted_everywhere(model, rows).log_softmax(-1)
     torch.testing.assert_close(ours[..., : len(ids)], logits.log_softmax(-1), rtol=0, atol=1e-4)  # of values up to 20
     discriminator = transformers.ElectraForPreTraining.from_pretrained(folders / "electra").eval()
     detected = model.detection_head(model.discriminator(model.embed_tokens(rows))[-1])
@@ -158,3 +180,35 @@ def test_half_precision_pickled_weights_and_a_tokenizer_without_json(folders, tm
     held = pretrained.model.discriminator.layers[0].ffn_in.weight
     assert torch.equal(held, weights["bert.encoder.layer.0.intermediate.dense.weight"].half().float())
     assert held.dtype == torch.float32
+
+
+@torch.no_grad()
+def test_encoder_is_imported_for_any_objective(folders, tmp_path, capsys):
+    """Its states are the folder's; the generator and all heads are reported as newly initialized."""
+    assert run_import(folders / "bert", tmp_path / "model.pt", "--arch", "teams_tiny") == 0
+    printed = capsys.readouterr().out
+    assert "detection_head" in printed.partition("initialized randomly")[2]
+    assert "cls.predictions.bias" in printed.partition("left out")[2]
+    pretrained = load_checkpoint(tmp_path / "model.pt")
+    rows = pretrained.tokens(TEXTS[0])[None]
+    theirs = transformers.BertModel.from_pretrained(folders / "bert").eval()
+    expected = theirs(row_map(pretrained.tokenizer)[rows]).last_hidden_state
+    ours = pretrained.model.extract_features(rows)
+    assert (ours - expected).abs().max() < TOLERANCE * expected.abs().max()
+
+
+def test_a_head_that_is_untied_or_absent(folders, tmp_path, capsys):
+    """An untied output layer is refused, and its encoder alone is not; without a head the encoder becomes AMOS, or gets one."""
+    weights = load_file(folders / "bert" / "model.safetensors")
+    shutil.copytree(folders / "bert", tmp_path / "untied")
+    weights["cls.predictions.decoder.weight"] = weights["bert.embeddings.word_embeddings.weight"] + 1
+    save_file(weights, tmp_path / "untied" / "model.safetensors", metadata={"format": "pt"})
+    line = error_line(capsys, main, "import", tmp_path / "untied", tmp_path / "model.pt")
+    assert "differs from bert.embeddings.word_embeddings.weight" in line
+    assert "--arch amos_base" in line
+    assert run_import(tmp_path / "untied", tmp_path / "model.pt", "--arch", "amos_tiny") == 0
+    write_model(tmp_path / "bare", "bert", "BertModel")
+    run_import(tmp_path / "bare", tmp_path / "a.pt", "--arch", "mlm_tiny")
+    assert "initialized randomly (--seed 1): mlm_head" in capsys.readouterr().out
+    run_import(tmp_path / "bare", tmp_path / "b" / "b.pt")
+    assert read_state(tmp_path / "b" / "b.pt")["cfg"]["model"]["_name"] == "amos_base"

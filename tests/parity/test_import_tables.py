@@ -18,7 +18,7 @@ LONGEST = 150  # past MPNet's maximum distance of 128
 PARTS = [
     (family, part)
     for family, table in FAMILIES.items()
-    if family != CUSTOM and table.name
+    if family not in (CUSTOM, "distilbert")  # the latter is never exported
     for part in (Head.NONE, *table.heads)
 ]
 
@@ -54,9 +54,9 @@ def hugging_face_model(family: str, part: str, seed: int = 0, **changes) -> nn.M
 def test_round_trip_is_the_identity(family, part):
     projected = {"embedding_width": 8} if family == "electra" else {}
     theirs = hugging_face_model(family, part, **projected).state_dict()
-    converted = from_hugging_face(family, theirs, () if part == Head.NONE else (part,))
-    assert converted.unexpected_keys == []
-    back = to_hugging_face(family, part, converted.weights)
+    weights, unexpected_keys = from_hugging_face(family, theirs, () if part == Head.NONE else (part,))
+    assert unexpected_keys == []
+    back = to_hugging_face(family, part, weights)
     assert back.keys() == theirs.keys()
     for name, tensor in theirs.items():
         assert torch.equal(back[name], tensor), name
@@ -80,7 +80,7 @@ def test_hidden_states_agree(family, changes):
     """Every layer's states, lengths from 1 to the maximum, right padding, both token types."""
     theirs = hugging_face_model(family, Head.NONE, **changes)
     pad = theirs.config.pad_token_id
-    weights = from_hugging_face(family, theirs.state_dict()).weights
+    weights = from_hugging_face(family, theirs.state_dict())[0]
     encoder = config_of(family, **changes).build().eval()
     encoder.load_state_dict({n.removeprefix("encoder."): t for n, t in weights.items() if n.startswith("encoder.")})
     lengths = (1, 2, 3, 7, 40, 127, 128, 129, LONGEST - 1, LONGEST)
@@ -105,7 +105,7 @@ def test_weights_that_cannot_be_imported_are_refused_by_name():
     theirs["lm_head.decoder.weight"] = theirs["lm_head.decoder.weight"] + 1
     with pytest.raises(UserError, match="tied"):
         from_hugging_face("roberta", theirs, [Head.MASKED_LM])
-    assert "lm_head.decoder.weight" in from_hugging_face("roberta", theirs).unexpected_keys
+    assert "lm_head.decoder.weight" in from_hugging_face("roberta", theirs)[1]
 
 
 @torch.no_grad()
@@ -113,7 +113,7 @@ def test_detection_classifier_with_two_rows_is_one_logit():
     """softmax of two logits = sigmoid of their difference; 1e-6: some roundings of probabilities below 1."""
     model = hugging_face_model("mpnet", Head.DETECTION)
     model.classifier.weight.normal_()
-    weights = from_hugging_face("mpnet", model.state_dict(), [Head.DETECTION]).weights
+    weights = from_hugging_face("mpnet", model.state_dict(), [Head.DETECTION])[0]
     states = torch.randn(5, 12)
     logit = states @ weights["detection_head.output.weight"].t() + weights["detection_head.output.bias"]
     expected = model.classifier(states).softmax(-1)[:, 1:]

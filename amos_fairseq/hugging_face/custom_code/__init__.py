@@ -6,6 +6,7 @@ made relative, so that the folder does not depend on this package.
 """
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from amos_fairseq.hugging_face.weights import CUSTOM, FAMILIES, Head, class_name
@@ -30,9 +31,9 @@ def model_auto_map() -> dict[str, str]:
     return {name: f"modeling_amos.{code}" for name, code in {"AutoConfig": "AmosConfig", **classes}.items()}
 
 
-def is_in(folder: Path) -> bool:
+def is_in(folder: Path, files: Iterable[str] = (*MODEL_CODE, *TOKENIZER_CODE)) -> bool:
     """Return whether a folder contains code: it is then loaded with ``trust_remote_code=True``."""
-    return any(folder.glob("*.py"))
+    return any((folder / name).exists() for name in files)
 
 
 def write_code(folder: Path, files: dict[str, str]) -> None:

@@ -65,9 +65,8 @@ class AmosTokenizer(PreTrainedTokenizer):
     ) -> list[int]:
         if already_has_special_tokens:
             return super().get_special_tokens_mask(token_ids_0, token_ids_1, True)
-        more = [1] * (self.num_separators - 1)
-        second = [] if token_ids_1 is None else [*more, *([0] * len(token_ids_1)), 1]
-        return [1, *([0] * len(token_ids_0)), 1, *second]
+        ids = self.build_inputs_with_special_tokens(token_ids_0, token_ids_1)
+        return [int(index in (self.cls_token_id, self.sep_token_id)) for index in ids]
 
     def truncate_sequences(
         self,
@@ -83,12 +82,6 @@ class AmosTokenizer(PreTrainedTokenizer):
         lengths = len(ids), len(pair_ids)
         first, second = kept_lengths(lengths, max(0, sum(lengths) - num_tokens_to_remove))
         return ids[:first], pair_ids[:second], []
-
-    def create_token_type_ids_from_sequences(
-        self, token_ids_0: list[int], token_ids_1: list[int] | None = None
-    ) -> list[int]:
-        """Return zeros: these encoders have no token types."""
-        return [0] * len(self.build_inputs_with_special_tokens(token_ids_0, token_ids_1))
 
     def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple[str, ...]:
         prefix = f"{filename_prefix}-" if filename_prefix else ""

@@ -13,52 +13,51 @@ import torch
 from torch import Tensor
 
 from amos_fairseq.checkpoint_files import explain_load_errors
-from amos_fairseq.checkpoints.write import (
-    Imported,
-    Renaming,
-    Weights,
-    build_model,
-    configuration,
-    count_layers,
-    expand_names,
-    fill,
-)
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.relative_position import amos_bucket
+from amos_fairseq.hugging_face.imported import Imported, build_model, configuration, fill
+from amos_fairseq.hugging_face.weights import Conversion, Renaming, count_layers, to_our_names
 from amos_fairseq.text.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
 from amos_fairseq.text.tokenization.tokenizer import embedding_symbols
 
 EMBEDDING = "encoder.sentence_encoder.embed_tokens.weight"
+_POSITIONS = "encoder.sentence_encoder.embed_positions.weight"
+_BIAS_TABLE = "encoder.sentence_encoder.relative_attention_bias.weight"
+_FIRST_FFN = "encoder.sentence_encoder.layers.0.fc1.weight"
 # Copies of the embedding in the file; a single tensor in training.
 _TIED = ("auxiliary.sentence_encoder.embed_tokens.weight", "auxiliary.lm_head.weight")
 _DEFAULT_DEPTHS, _DEFAULT_MAX_DISTANCE = "4,6,8", 128  # the authors' code, fairseq/fairseq/models/amos/model.py
+NEGATED = Conversion(torch.neg, lambda ours: [-ours])
+VECTOR = Conversion(torch.squeeze, lambda ours: [ours[None]])
 
 
 # fmt: off
 def _encoder(ours: str, theirs: str) -> tuple[Renaming, ...]:
     return (
-        Renaming(f"{ours}.embed_positions.weight",                f"{theirs}.sentence_encoder.embed_positions.weight"),
-        Renaming(f"{ours}.embedding_norm.*",                      f"{theirs}.sentence_encoder.emb_layer_norm.*"),
-        Renaming(f"{ours}.relative_position.table.weight",        f"{theirs}.sentence_encoder.relative_attention_bias.weight"),
-        Renaming(f"{ours}.layers.N.attention.query_key_value.*",  f"{theirs}.sentence_encoder.layers.N.self_attn.in_proj.*"),
-        Renaming(f"{ours}.layers.N.attention.output.*",           f"{theirs}.sentence_encoder.layers.N.self_attn.out_proj.*"),
-        Renaming(f"{ours}.layers.N.attention_norm.*",             f"{theirs}.sentence_encoder.layers.N.self_attn_layer_norm.*"),
-        Renaming(f"{ours}.layers.N.ffn_in.*",                     f"{theirs}.sentence_encoder.layers.N.fc1.*"),
-        Renaming(f"{ours}.layers.N.ffn_out.*",                    f"{theirs}.sentence_encoder.layers.N.fc2.*"),
-        Renaming(f"{ours}.layers.N.ffn_norm.*",                   f"{theirs}.sentence_encoder.layers.N.final_layer_norm.*"),
+        Renaming(f"{ours}.embed_positions.weight",                f"{theirs}.embed_positions.weight"),
+        Renaming(f"{ours}.embedding_norm.*",                      f"{theirs}.emb_layer_norm.*"),
+        Renaming(f"{ours}.relative_position.table.weight",        f"{theirs}.relative_attention_bias.weight"),
+        Renaming(f"{ours}.layers.N.attention.query_key_value.*",  f"{theirs}.layers.N.self_attn.in_proj.*"),
+        Renaming(f"{ours}.layers.N.attention.output.*",           f"{theirs}.layers.N.self_attn.out_proj.*"),
+        Renaming(f"{ours}.layers.N.attention_norm.*",             f"{theirs}.layers.N.self_attn_layer_norm.*"),
+        Renaming(f"{ours}.layers.N.ffn_in.*",                     f"{theirs}.layers.N.fc1.*"),
+        Renaming(f"{ours}.layers.N.ffn_out.*",                    f"{theirs}.layers.N.fc2.*"),
+        Renaming(f"{ours}.layers.N.ffn_norm.*",                   f"{theirs}.layers.N.final_layer_norm.*"),
     )
 
 
-DISCRIMINATOR = _encoder("discriminator", "encoder")
-DETECTION = (  # positive for "original", ours for "replaced"
-    Renaming("detection_head.output.*",                           "encoder.binary_head.out_proj.*", torch.neg),
+DISCRIMINATOR = (
+    Renaming("embed_tokens.weight",                               EMBEDDING),
+    *_encoder("discriminator",                                    "encoder.sentence_encoder"),
+    # Theirs is positive for "original", ours for "replaced".
+    Renaming("detection_head.output.*",                           "encoder.binary_head.out_proj.*", NEGATED),
 )
-GENERATOR = _encoder("generators.0", "auxiliary")
-MLM_HEAD = (
+GENERATOR = (
+    *_encoder("generators.0",                                     "auxiliary.sentence_encoder"),
     Renaming("mlm_heads.0.dense.*",                               "auxiliary.lm_head.dense.*"),
     Renaming("mlm_heads.0.norm.*",                                "auxiliary.lm_head.layer_norm.*"),
     Renaming("mlm_heads.0.bias",                                  "auxiliary.lm_head.bias"),
-    Renaming("mixture.v",                                         "auxiliary.lm_head.layer_mixture.weight", Tensor.squeeze),
+    Renaming("mixture.v",                                         "auxiliary.lm_head.layer_mixture.weight", VECTOR),
 )
 # fmt: on
 
@@ -84,19 +83,10 @@ ALLOWED = (
     "omegaconf.listconfig.ListConfig",
     "omegaconf.base.ContainerMetadata",
     "omegaconf.base.Metadata",
-    "omegaconf.nodes.AnyNode",
-    "omegaconf.nodes.StringNode",
-    "omegaconf.nodes.IntegerNode",
-    "omegaconf.nodes.FloatNode",
-    "omegaconf.nodes.BooleanNode",
+    *(f"omegaconf.nodes.{kind}Node" for kind in ("Any", "String", "Integer", "Float", "Boolean")),
     "typing.Any",
     "collections.defaultdict",
-    "builtins.dict",
-    "builtins.list",
-    "builtins.int",
-    "builtins.float",
-    "builtins.str",
-    "builtins.bool",
+    *(f"builtins.{kind}" for kind in ("dict", "list", "int", "float", "str", "bool")),
     "numpy.dtype",
     "numpy.core.multiarray.scalar",
     "numpy._core.multiarray.scalar",
@@ -120,74 +110,70 @@ def import_release(
     state = read_release(path)
     theirs = state["model"]
     release_tokenizer = MicrosoftAmosTokenizer.from_release(tokenizer)
-    has_generator = "auxiliary.lm_head.bias" in theirs
-    settings = settings_of_shapes(state, depths, has_generator)
-    source = f"{path.name} (released by the AMOS authors)"
-    config = configuration(arch, settings, source)
-    model = build_model(config, release_tokenizer, seed)
+    num_tokens = len(embedding_symbols(release_tokenizer.dictionary_symbols))
+    if len(theirs[EMBEDDING]) != num_tokens:
+        sizes = f"{len(theirs[EMBEDDING])} rows of vocabulary, {tokenizer} {num_tokens} tokens"
+        raise UserError(f"{path} has {sizes}: give the sp.model and dict.txt that were released with it")
     for name in _TIED:
         if name in theirs and not torch.equal(theirs[name], theirs[EMBEDDING]):
             raise UserError(f"{path}: {name} differs from {EMBEDDING}, but our model has a single table for both")
-    weights, used = renamed(theirs, has_generator, path)
-    num_tokens = len(embedding_symbols(release_tokenizer.dictionary_symbols))
-    if len(theirs[EMBEDDING]) != num_tokens:
+    num_layers, num_generator_layers = (
+        count_layers(theirs, f"{side}.sentence_encoder.layers.") for side in ("encoder", "auxiliary")
+    )
+    whose = f"the released checkpoint, such as {path} should be"
+    weights, used = to_our_names(DISCRIMINATOR, num_layers, theirs, whose)
+    has_generator = "auxiliary.lm_head.bias" in theirs
+    if has_generator:
+        of_generator, used_there = to_our_names(GENERATOR, num_generator_layers, theirs, whose)
+        weights, used = weights | of_generator, used | used_there
+    settings = settings_of_shapes(state, depths) | {"encoder_layers": num_layers}
+    depths = settings["generator_depths"]
+    if has_generator and str(num_generator_layers) != depths.split(",")[-1]:
         raise UserError(
-            f"{path} has {len(theirs[EMBEDDING])} rows of vocabulary, {tokenizer} {num_tokens} tokens: give the sp.model and "
-            "dict.txt that were released with it"
+            f"the generator has {num_generator_layers} layers, its MLM heads are said to be at {depths}: give --depths, of "
+            "which the last one is its top"
         )
+    source = f"{path.name} (released by the AMOS authors)"
+    config = configuration(arch, settings, source)
     for name in weights:
         if name.endswith("relative_position.table.weight"):
             weights[name] = shift_buckets(weights[name], config.model)
-    newly_initialized = fill(model, weights | {"embed_tokens.weight": theirs[EMBEDDING]}, torch.arange(num_tokens))
-    unexpected_keys = sorted(set(theirs) - used - {EMBEDDING, *_TIED})
-    remarks = [f"MLM heads at depths {config.model.generator_depths}"] if has_generator else []
+    model = build_model(config, release_tokenizer, seed)
+    newly_initialized = fill(model, weights, torch.arange(num_tokens))
+    remarks = [f"MLM heads at depths {depths}"] if has_generator else []
+    unexpected_keys = sorted(set(theirs) - used - set(_TIED))
     return Imported(config, model, release_tokenizer, source, newly_initialized, unexpected_keys, remarks)
 
 
 def read_release(path: Path) -> dict[str, Any]:
     """Read the file as data, tensors in float32; a class that is not in ``ALLOWED`` is refused."""
     replaced_classes = [(Inert, name) for name in ALLOWED]
-    with explain_load_errors(str(path)), open(path, "rb"), torch.serialization.safe_globals(replaced_classes):
+    with explain_load_errors(str(path)), torch.serialization.safe_globals(replaced_classes):
         state = torch.load(path, map_location="cpu", weights_only=True)
     model = state.get("model") if isinstance(state, dict) else None
-    if not isinstance(model, dict) or not isinstance(model.get(EMBEDDING), Tensor):
-        raise UserError(f"{path} is not the checkpoint that the AMOS authors released: it lacks {EMBEDDING}")
+    for name in (EMBEDDING, _POSITIONS, _BIAS_TABLE, _FIRST_FFN):
+        if not isinstance(model, dict) or getattr(model.get(name), "ndim", 0) != 2:
+            raise UserError(f"{path} is not the checkpoint that the AMOS authors released: it lacks the matrix {name}")
     tensors = {name: tensor for name, tensor in model.items() if isinstance(tensor, Tensor)}
     floats = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
     return {**state, "model": floats}
 
 
-def settings_of_shapes(state: dict[str, Any], depths: str | None, has_generator: bool) -> dict[str, Any]:
+def settings_of_shapes(state: dict[str, Any], depths: str | None) -> dict[str, Any]:
     """Return our flags, from the shapes of their weights and, where shapes do not determine them, from their settings."""
     weights = state["model"]
-    prefix = "encoder.sentence_encoder"
-    try:
-        table = weights[f"{prefix}.relative_attention_bias.weight"]
-        ffn = weights[f"{prefix}.layers.0.fc1.weight"].size(0)
-        positions = weights[f"{prefix}.embed_positions.weight"].size(0)
-    except KeyError as error:
-        raise UserError(f"{error.args[0]} is missing: the checkpoint has no relative positions, or is cut") from error
-    theirs = [state.get("args"), state.get("cfg")]
-    if depths is None:
-        named = next(values_named(theirs, "generator_mlm_layers"), _DEFAULT_DEPTHS)
-        depths = ",".join(re.findall(r"\d+", str(named)))
-    generator_layers = count_layers(weights, "auxiliary.sentence_encoder.layers.")
-    if has_generator and str(generator_layers) != depths.split(",")[-1]:
-        raise UserError(
-            f"the generator has {generator_layers} layers, its MLM heads are said to be at {depths}: give their layers with "
-            "--depths, the last one is its top"
-        )
+    settings = [state.get("args"), state.get("cfg")]
+    named_depths = next(values_named(settings, "generator_mlm_layers"), _DEFAULT_DEPTHS)
     return {
-        "encoder_layers": count_layers(weights, f"{prefix}.layers."),
         "encoder_embed_dim": weights[EMBEDDING].size(1),
-        "encoder_ffn_embed_dim": ffn,
-        "encoder_attention_heads": table.size(1),
-        "max_positions": positions,
+        "encoder_ffn_embed_dim": weights[_FIRST_FFN].size(0),
+        "encoder_attention_heads": weights[_BIAS_TABLE].size(1),
+        "max_positions": weights[_POSITIONS].size(0),
         "layer_norm_eps": 1e-5,  # fairseq's LayerNorm, everywhere in their code
         "relative_position_scheme": "amos",
-        "relative_position_buckets": table.size(0),
-        "relative_position_max_distance": int(next(values_named(theirs, "max_rel_pos"), _DEFAULT_MAX_DISTANCE)),
-        "generator_depths": depths,
+        "relative_position_buckets": weights[_BIAS_TABLE].size(0),
+        "relative_position_max_distance": int(next(values_named(settings, "max_rel_pos"), _DEFAULT_MAX_DISTANCE)),
+        "generator_depths": depths or ",".join(re.findall(r"\d+", str(named_depths))),
     }
 
 
@@ -222,18 +208,3 @@ def _plain(node: Any) -> Any:
         state = node.state if isinstance(node.state, dict) else {}
         return state.get("_content", state.get("_val"))
     return node
-
-
-def renamed(theirs: Weights, has_generator: bool, path: Path) -> tuple[Weights, set[str]]:
-    """Return their weights under our names, and the names of theirs."""
-    weights: Weights = {}
-    used: set[str] = set()
-    tables = [(DISCRIMINATOR + DETECTION, "encoder")]
-    tables += [(GENERATOR + MLM_HEAD, "auxiliary")] if has_generator else []
-    for rows, side in tables:
-        for ours, (name,), conversion in expand_names(rows, count_layers(theirs, f"{side}.sentence_encoder.layers.")):
-            if name not in theirs:
-                raise UserError(f"{path}: {name} is missing: this is not the whole released checkpoint")
-            weights[ours] = conversion(theirs[name]) if conversion else theirs[name]
-            used.add(name)
-    return weights, used
