@@ -34,14 +34,11 @@ def checkpoint_file(path: Path) -> Path:
     raise UserError(f"{files[0]} is missing: {advice}")
 
 
-def verify_checksums(path: str, whole: bool = True) -> None:
+def verify_checksums(path: str) -> None:
     """Read a checkpoint and compare the CRC-32 that ``torch.save`` has stored for each tensor; torch.load ignores them.
 
     A process verifies a file once, until it is replaced or written to. The file is streamed; 1 GB in the page cache took 1.8 s
     on one core of a busy machine. Files in the format before torch 1.6 have no checksums.
-
-    Args:
-        whole: verify the tensors too, not only the pickle that says what they are.
     """
     version = path, *file_version(path)
     if version in _verified:
@@ -51,23 +48,17 @@ def verify_checksums(path: str, whole: bool = True) -> None:
             # torch.save does not compress; unpacking could take any amount of time and memory.
             if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
                 raise DamagedCheckpoint(f"{path} was not written by torch.save (it is compressed): give another file")
-            if not whole:
-                archive.filelist = [member for member in archive.infolist() if member.filename.endswith(".pkl")]
             if (member := archive.testzip()) is not None:
                 problem = f"the checksum of {member} in it is wrong"
                 raise DamagedCheckpoint(f"{path} is damaged ({problem}): give another checkpoint, or copy it again")
-    if whole:
-        _verified.add(version)
+    _verified.add(version)
 
 
-def read_header(path: str, whole: bool = True) -> dict[str, Any]:
-    """Load a checkpoint with memory-mapped tensors; nothing in the file can run code (see compat/checkpoints.py).
-
-    Only the start of a file of any size is read without ``whole``, for who wants no tensor of it.
-    """
+def read_header(path: str) -> dict[str, Any]:
+    """Load a checkpoint with memory-mapped tensors; nothing in the file can run code (see compat/checkpoints.py)."""
     import torch  # not needed to find files
 
-    with explain_load_errors(path, whole):
+    with explain_load_errors(path):
         # Files in the format before torch 1.6, which is no archive, cannot be mapped.
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     if not isinstance(content, dict):
@@ -107,11 +98,11 @@ def training_seconds_of(checkpoint: dict[str, Any]) -> float:
 
 
 @contextlib.contextmanager
-def explain_load_errors(path: str, whole: bool = True) -> Iterator[None]:
+def explain_load_errors(path: str) -> Iterator[None]:
     """Verify the checksums of the file ``path``, and turn what ``torch.load`` raises for it into a :class:`UserError`."""
     try:
         with open(path, "rb"):  # torch reports a file without read permission as "not an archive"
-            verify_checksums(path, whole)
+            verify_checksums(path)
             yield
     except UserError:
         raise

@@ -79,11 +79,14 @@ class LoadedCheckpoint:
 
     def framed(self, texts: Sequence[Sequence[int]], limit: int) -> list[int]:
         """Return ``<s> A </s>`` or ``<s> A </s> B </s>``, as in fine-tuning: texts cut to ``limit`` tokens in all."""
+        end = self.dictionary.eos()
+        between = [end] if self.separator is None else [end, self.separator]
         kept = kept_lengths([len(text) for text in texts], limit - self.num_special(len(texts)))
-        ids, between = [self.dictionary.bos()], [self.dictionary.eos(), self.separator][: self.num_separators]
-        for number, (text, length) in enumerate(zip(texts, kept, strict=True)):
-            ids += [*(between if number else []), *text[:length]]
-        return [*ids, self.dictionary.eos()]
+        first, *second = (text[:length] for text, length in zip(texts, kept, strict=True))
+        ids = [self.dictionary.bos(), *first]
+        for text in second:
+            ids += [*between, *text]
+        return [*ids, end]
 
     def tokens(self, text: str) -> Tensor:
         """Return :meth:`token_ids` as a tensor: [L] int64."""
@@ -139,7 +142,6 @@ def restore_checkpoint(file: Path, state: dict[str, Any], tokenizer: CheckpointP
 def parent_of(cfg: dict[str, Any]) -> str:
     """Return the checkpoint that a run started from, as the user gave it; empty without one."""
     settings = cfg.get("checkpoint")
-    settings = vars(settings) if isinstance(settings, argparse.Namespace) else settings
     return str(settings.get("finetune_from_model") or "") if isinstance(settings, dict) else ""
 
 

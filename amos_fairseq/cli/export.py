@@ -9,7 +9,6 @@ from typing import Any
 from amos_fairseq.cli.arguments import add_checkpoint, add_subcommand, import_fairseq
 from amos_fairseq.errors import UserError
 
-ALL_HEADS = "ALL"
 DESCRIPTION = """\
 Write CHECKPOINT as the folder OUT, which transformers, sentence-transformers and ONNX exporters load without this package:
 model.safetensors, config.json, tokenizer.json with the same token ids, and a model card. A fine-tuned checkpoint becomes a
@@ -60,23 +59,27 @@ def card_name(value: str) -> str:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    depth, labels, head = arguments.depth, arguments.labels, arguments.head
-    if head == ALL_HEADS and not (depth is labels is None):
-        raise UserError(f"--depth and --labels have no effect with --head {ALL_HEADS}: leave them out")
+    if arguments.head == "ALL" and not (arguments.depth is arguments.labels is None):
+        raise UserError("--depth and --labels have no effect with --head ALL: leave them out")
     import_fairseq(arguments.checkpoint, arguments.subcommand)
     from amos_fairseq.hugging_face import custom_code
-    from amos_fairseq.hugging_face.export import export, export_heads
+    from amos_fairseq.hugging_face.export import export
     from amos_fairseq.hugging_face.model_card import CardSettings
 
-    card = CardSettings(arguments.data_license, arguments.language, arguments.base_model, tuple(arguments.datasets))
-    place = (arguments.checkpoint, arguments.out, arguments.tokenizer, arguments.force)
-    options = {"family": arguments.family, "card": card, "check": arguments.check}
-    if head == ALL_HEADS:
-        folders = {arguments.out / name: exported for name, exported in export_heads(*place, **options).items()}
-    else:
-        exported = export(*place, part=arguments.part, depth=depth, labels=labels, head=head, **options)
-        folders = {arguments.out: exported}
-    for folder, (part, agreement) in folders.items():
+    exported = export(
+        arguments.checkpoint,
+        arguments.out,
+        arguments.tokenizer,
+        arguments.force,
+        part=arguments.part,
+        depth=arguments.depth,
+        family=arguments.family,
+        labels=arguments.labels,
+        card=CardSettings(arguments.data_license, arguments.language, arguments.base_model, tuple(arguments.datasets)),
+        check=arguments.check,
+        head=arguments.head,
+    )
+    for folder, (part, agreement) in exported.items():
         code = "; it contains custom code: trust_remote_code=True" if custom_code.is_in(folder) else ""
         print(f"{folder}: {part.class_name}, {part.description}{code}")
         if part.labels:

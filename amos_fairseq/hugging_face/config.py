@@ -24,12 +24,6 @@ DISTILBERT_LAYER_NORM_EPS = 1e-12
 POSITION_OFFSET = {"mpnet": 2, "roberta": 2, "electra": 0, "bert": 0, "distilbert": 0, "modernbert": 0, CUSTOM: 2}
 # Other names of model_type: the same classes with another vocabulary.
 SAME_AS = {"xlm-roberta": "roberta"}
-# Model types with another kind of encoder -> what this package does not compute.
-_OTHER_ENCODERS = {
-    "deberta": "disentangled attention",
-    "deberta-v2": "disentangled attention",
-    "albert": "one layer that is applied several times",
-}
 # What the encoders here compute: the value of a setting, if the configuration has it. In transformers 5, only families that can
 # be decoders have is_decoder. MPNet and RoBERTa compute positions from the padding id.
 _BERT = {
@@ -54,9 +48,8 @@ _COMPUTED = {
 # Kinds of layers of ModernBERT.
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 LARGEST_SIZE = 2**31 - 1
-MOST_LAYERS = 10_000
-# transformers creates a name for each label.
-MOST_LABELS = 1_000_000
+MOST_LAYERS = 10_000  # transformers makes lists of them
+MOST_LABELS = 1_000_000  # transformers creates a name for each
 
 # fmt: off
 # our flag                | TransformerConfig  | most families                | ModernBERT          | DistilBERT
@@ -181,10 +174,7 @@ def read_config(path: Path) -> tuple[str, "PretrainedConfig"]:
     family = SAME_AS.get(family, family)
     known = [name for name in (*FAMILIES, *SAME_AS) if name != CUSTOM]
     if family not in known:
-        other = f" (it has {_OTHER_ENCODERS[family]}, another kind of encoder)" if family in _OTHER_ENCODERS else ""
-        raise UserError(f"{path}: model_type {reprlib.repr(family)} cannot be imported{other}, only {', '.join(known)}")
-    if family == "modernbert" and content.get("num_hidden_layers", 1) > MOST_LAYERS:  # their class makes a list of them
-        raise UserError(f"{path}: num_hidden_layers is above {MOST_LAYERS:,}: take the file from the model again")
+        raise UserError(f"{path}: model_type {reprlib.repr(family)} cannot be imported, only {', '.join(known)}")
     try:
         config = config_class(family).from_dict(content)
     except Exception as error:  # transformers raises whatever its code meets: IndexError, its own classes
@@ -209,7 +199,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
         try:
             # What the code of transformers or of this package would not survive.
             if any(name in row[2:] for row in _SIZES) or name in _MORE_SIZES:
-                whole_number(value, 1, LARGEST_SIZE)
+                whole_number(value, 1, MOST_LAYERS if name in _SIZES[0] else LARGEST_SIZE)
             elif any(name in row[2:] for row in _FRACTIONS):
                 finite_number(value, 0, 1)
             elif name == "num_labels":

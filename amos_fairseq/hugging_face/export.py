@@ -19,6 +19,7 @@ from amos_fairseq.hugging_face.verify import verify_folder
 from amos_fairseq.hugging_face.weights import CUSTOM, Head, in_their_rows, to_hugging_face
 from amos_fairseq.text.tokenization.tokenizer import BOS, EOS, PAD
 
+ALL_HEADS = "ALL"
 _SPECIAL_IDS = {"bos_token_id": BOS, "pad_token_id": PAD, "eos_token_id": EOS}
 
 
@@ -35,8 +36,8 @@ def export(
     card: CardSettings | None = None,
     check: bool = True,
     head: str | None = None,
-) -> tuple[Part, str | None]:
-    """Write the folder ``out``, completely or not at all; return what it holds and, with ``check``, how well it agrees.
+) -> dict[Path, tuple[Part, str | None]]:
+    """Write the folder ``out``, completely or not at all.
 
     Args:
         checkpoint, tokenizer: see :func:`~amos_fairseq.checkpoints.read.load_checkpoint`.
@@ -46,59 +47,40 @@ def export(
         family: mpnet, electra, bert or roberta, if several can represent the part.
         labels: names of the classes of a fine-tuned head.
         check: load the folder and compare it with the checkpoint.
-        head: name of one of several heads.
+        head: name of one of several heads; ALL writes a folder in ``out`` for each.
+
+    Returns:
+        what each written folder holds and, with ``check``, how well it agrees.
 
     Raises:
         UserError: the part does not exist, no class or tokenizer computes the same, ``out`` exists or cannot be written, or
-            the folder differs from the checkpoint.
+            a folder differs from the checkpoint.
     """
-    check_output_folder(out, force)  # before any long work
     loaded = load_checkpoint(checkpoint, tokenizer)
-    chosen = choose_part(loaded, part, depth, labels, family, head)
-    with _whole_output(out, force) as folder:
-        return chosen, write_folder(folder, out.name, loaded, chosen, card or CardSettings(), check)
-
-
-def export_heads(
-    checkpoint: CheckpointPath,
-    out: Path,
-    tokenizer: CheckpointPath | None = None,
-    force: bool = False,
-    *,
-    family: str | None = None,
-    card: CardSettings | None = None,
-    check: bool = True,
-) -> dict[str, tuple[Part, str | None]]:
-    """Write a folder in ``out`` for each head of a model of several tasks, all or none; arguments as of :func:`export`."""
-    loaded = load_checkpoint(checkpoint, tokenizer)
-    parts = {head: choose_part(loaded, family=family, head=head) for head in heads_of_tasks(loaded.model)}
-    if not parts:
-        raise UserError(f"--head ALL: {checkpoint} is not a model of several tasks: leave it out")
-    check_output_folder(out, force, holds=list(parts))
-    with _whole_output(out, force) as folder:
+    heads = {"": head}  # folder in ``out`` -> head
+    if head == ALL_HEADS:
+        heads = {name: name for name in heads_of_tasks(loaded.model)}
+        if not heads:
+            raise UserError(f"--head {ALL_HEADS}: {checkpoint} is not a model of several tasks: leave it out")
+    parts = {name: choose_part(loaded, part, depth, labels, family, head) for name, head in heads.items()}
+    check_output_folder(out, force, list(parts))
+    explained = explain_write_errors(out, "make room, permit writing, or give another folder")
+    with explained, whole_folder(out, force) as folder, without_progress_bars():
         return {
-            head: (part, write_folder(folder / head, head, loaded, part, card or CardSettings(), check))
-            for head, part in parts.items()
+            out / name: (chosen, write_folder(folder / name, (out / name).name, loaded, chosen, card, check))
+            for name, chosen in parts.items()
         }
 
 
-@contextmanager
-def _whole_output(out: Path, force: bool) -> Iterator[Path]:
-    """Yield a folder that becomes ``out``."""
-    explained = explain_write_errors(out, "make room, permit writing, or give another folder")
-    with explained, whole_folder(out, force) as folder, without_progress_bars():
-        yield folder
-
-
 def write_folder(
-    folder: Path, name: str, loaded: LoadedCheckpoint, part: Part, card: CardSettings, check: bool
+    folder: Path, name: str, loaded: LoadedCheckpoint, part: Part, card: CardSettings | None, check: bool
 ) -> str | None:
     """Write all files of one model, which the card calls ``name``, and compare them with the checkpoint."""
     folder.mkdir(exist_ok=True)
     rows = write_tokenizer(folder, loaded, part.family, part.shape.max_positions)
     write_model(folder, part, rows)
     agreement = verify_folder(folder, loaded, part, rows.ids) if check else None
-    write_card(folder, name, loaded, part, card, agreement)
+    write_card(folder, name, loaded, part, card or CardSettings(), agreement)
     return agreement
 
 
@@ -145,7 +127,7 @@ def without_progress_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def check_output_folder(path: Path, replace: bool, holds: Sequence[str] = (".",)) -> None:
+def check_output_folder(path: Path, replace: bool, holds: Sequence[str] = ("",)) -> None:
     """Refuse a ``path`` that an export must not become.
 
     ``replace`` permits only an empty folder, or one with a model in each folder of ``holds``, which is removed as a whole.

@@ -27,37 +27,35 @@ _FIRST_FFN = "encoder.sentence_encoder.layers.0.fc1.weight"
 # Copies of the embedding in the file; a single tensor in training.
 _TIED = ("auxiliary.sentence_encoder.embed_tokens.weight", "auxiliary.lm_head.weight")
 _DEFAULT_DEPTHS, _DEFAULT_MAX_DISTANCE = "4,6,8", 128  # the authors' code, fairseq/fairseq/models/amos/model.py
-NEGATED = Conversion(torch.neg, lambda ours: [-ours])
-VECTOR = Conversion(torch.squeeze, lambda ours: [ours[None]])
 
 
 # fmt: off
 def _encoder(ours: str, theirs: str) -> tuple[Renaming, ...]:
     return (
-        Renaming(f"{ours}.embed_positions.weight",                f"{theirs}.embed_positions.weight"),
-        Renaming(f"{ours}.embedding_norm.*",                      f"{theirs}.emb_layer_norm.*"),
-        Renaming(f"{ours}.relative_position.table.weight",        f"{theirs}.relative_attention_bias.weight"),
-        Renaming(f"{ours}.layers.N.attention.query_key_value.*",  f"{theirs}.layers.N.self_attn.in_proj.*"),
-        Renaming(f"{ours}.layers.N.attention.output.*",           f"{theirs}.layers.N.self_attn.out_proj.*"),
-        Renaming(f"{ours}.layers.N.attention_norm.*",             f"{theirs}.layers.N.self_attn_layer_norm.*"),
-        Renaming(f"{ours}.layers.N.ffn_in.*",                     f"{theirs}.layers.N.fc1.*"),
-        Renaming(f"{ours}.layers.N.ffn_out.*",                    f"{theirs}.layers.N.fc2.*"),
-        Renaming(f"{ours}.layers.N.ffn_norm.*",                   f"{theirs}.layers.N.final_layer_norm.*"),
+        Renaming(f"{ours}.embed_positions.weight",       f"{theirs}.embed_positions.weight"),
+        Renaming(f"{ours}.embedding_norm.*",             f"{theirs}.emb_layer_norm.*"),
+        Renaming(f"{ours}.relative_position.table.weight",f"{theirs}.relative_attention_bias.weight"),
+        Renaming(f"{ours}.layers.N.attention.query_key_value.*",f"{theirs}.layers.N.self_attn.in_proj.*"),
+        Renaming(f"{ours}.layers.N.attention.output.*",  f"{theirs}.layers.N.self_attn.out_proj.*"),
+        Renaming(f"{ours}.layers.N.attention_norm.*",    f"{theirs}.layers.N.self_attn_layer_norm.*"),
+        Renaming(f"{ours}.layers.N.ffn_in.*",            f"{theirs}.layers.N.fc1.*"),
+        Renaming(f"{ours}.layers.N.ffn_out.*",           f"{theirs}.layers.N.fc2.*"),
+        Renaming(f"{ours}.layers.N.ffn_norm.*",          f"{theirs}.layers.N.final_layer_norm.*"),
     )
 
 
 DISCRIMINATOR = (
-    Renaming("embed_tokens.weight",                               EMBEDDING),
-    *_encoder("discriminator",                                    "encoder.sentence_encoder"),
+    Renaming("embed_tokens.weight",                      EMBEDDING),
+    *_encoder("discriminator",                           "encoder.sentence_encoder"),
     # Theirs is positive for "original", ours for "replaced".
-    Renaming("detection_head.output.*",                           "encoder.binary_head.out_proj.*", NEGATED),
+    Renaming("detection_head.output.*",                  "encoder.binary_head.out_proj.*", Conversion(torch.neg)),
 )
 GENERATOR = (
-    *_encoder("generators.0",                                     "auxiliary.sentence_encoder"),
-    Renaming("mlm_heads.0.dense.*",                               "auxiliary.lm_head.dense.*"),
-    Renaming("mlm_heads.0.norm.*",                                "auxiliary.lm_head.layer_norm.*"),
-    Renaming("mlm_heads.0.bias",                                  "auxiliary.lm_head.bias"),
-    Renaming("mixture.v",                                         "auxiliary.lm_head.layer_mixture.weight", VECTOR),
+    *_encoder("generators.0",                            "auxiliary.sentence_encoder"),
+    Renaming("mlm_heads.0.dense.*",                      "auxiliary.lm_head.dense.*"),
+    Renaming("mlm_heads.0.norm.*",                       "auxiliary.lm_head.layer_norm.*"),
+    Renaming("mlm_heads.0.bias",                         "auxiliary.lm_head.bias"),
+    Renaming("mixture.v",                                "auxiliary.lm_head.layer_mixture.weight", Conversion(torch.squeeze)),
 )
 # fmt: on
 

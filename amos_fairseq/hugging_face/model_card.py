@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from amos_fairseq.checkpoint_files import read_header
-from amos_fairseq.checkpoints.read import LoadedCheckpoint, import_source, parent_of
+from amos_fairseq.checkpoints.read import LoadedCheckpoint, import_source, parent_of, read_state
 from amos_fairseq.downstream.classification.dataset import TASK_FILE
 from amos_fairseq.downstream.classification.glue.tasks import SCORED
 from amos_fairseq.downstream.tagging.prepare import MANIFEST
@@ -130,10 +129,10 @@ def first_source(loaded: LoadedCheckpoint) -> str:
         if source or not os.path.isfile(parent):  # False also where its folder may not be read
             break
         try:
-            settings = read_header(parent, whole=False)["cfg"]
-            source, parent = import_source(settings["task"]), parent_of(settings)
-        except (UserError, KeyError, TypeError, AttributeError):  # the file is another one by now
+            cfg = read_state(Path(parent))["cfg"]
+        except UserError:  # the file is another one by now
             break
+        source, parent = import_source(cfg["task"]), parent_of(cfg)
     return source
 
 

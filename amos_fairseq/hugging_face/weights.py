@@ -63,10 +63,10 @@ _LINEAR_HEAD_SCALES = {"tanh": (2.0**-12, 1.0), "gelu": (2.0**-24, 0.5)}
 
 
 class Conversion(NamedTuple):
-    """What changes beside the name: a tensor of ours from each of theirs, and one of theirs for each name from ours."""
+    """What changes beside the name: one tensor of ours from theirs; and theirs, one for each of their names, from ours."""
 
     to_ours: Callable[..., Tensor]
-    to_theirs: Callable[[Tensor], list[Tensor]]
+    to_theirs: Callable[[Tensor], list[Tensor]] | None = None
 
 
 def _difference_of_rows(classifier: Tensor) -> Tensor:

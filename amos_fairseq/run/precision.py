@@ -192,7 +192,7 @@ def saved_precision(cfg: Any) -> Saved | None:
     """
     for path in () if cfg.reset_optimizer else _checkpoints_to_continue(cfg):
         try:
-            header = read_header(path, whole=False)
+            header = read_header(path)
         except UserError:
             continue
         settings = header.get("cfg")

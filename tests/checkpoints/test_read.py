@@ -50,22 +50,6 @@ def test_half_precision_weights_become_float32(save_dir, tokenizer):
     torch.testing.assert_close(weights["embed_tokens.weight"], halves["embed_tokens.weight"].float(), rtol=0, atol=0)
 
 
-class Foreign:
-    """An object whose loading would run code."""
-
-    ran = False
-
-    def __reduce__(self):
-        return setattr, (Foreign, "ran", True)
-
-
-def test_foreign_objects_are_refused_without_running_them(save_dir, tokenizer):
-    write_checkpoint(save_dir, tokenizer, extra=Foreign())
-    with pytest.raises(UserError, match="which is not loaded because it could run code"):
-        load_checkpoint(save_dir)
-    assert not Foreign.ran
-
-
 def test_only_the_tokenizer_of_the_run_is_accepted(save_dir, tokenizer, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     tokenizer.save(elsewhere / "right")

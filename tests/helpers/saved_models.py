@@ -12,7 +12,7 @@ from fairseq.data import Dictionary
 from omegaconf import OmegaConf
 from small_models import build_randomized, randomize, small_dictionary
 
-from amos_fairseq.checkpoints.read import LoadedCheckpoint
+from amos_fairseq.checkpoints.read import LoadedCheckpoint, dictionary_of
 from amos_fairseq.downstream.squad.model import SpanModel
 from amos_fairseq.downstream.tagging.model import WordModel
 from amos_fairseq.files import directory_sha256, file_sha256
@@ -69,13 +69,6 @@ def small_tokenizer() -> FastTokenizer:
     return from_sentencepiece(model.getvalue(), normalizer)
 
 
-def tokenizer_dictionary(tokenizer: Tokenizer) -> Dictionary:
-    dictionary = Dictionary()
-    for symbol in [*tokenizer.dictionary_symbols, "<mask>"]:
-        dictionary.add_symbol(symbol)
-    return dictionary
-
-
 def write_state(directory: Path, name: str, objective: str, model: Any, config: Any, /, **changes: Any) -> None:
     """Save the parts of a fairseq checkpoint that are read; ``changes`` replace or add parts."""
     state = {
@@ -96,7 +89,7 @@ def write_checkpoint(
 ) -> None:
     """Save an untrained AMOS model of three depths beside the tokenizer that is there."""
     config = AmosConfig(**(SIZES | {"max_positions": 80, "generator_depths": "1,2,4", "max_update": 30}))
-    task = SimpleNamespace(source_dictionary=tokenizer_dictionary(tokenizer), masked_share=0.15)
+    task = SimpleNamespace(source_dictionary=dictionary_of(tokenizer), masked_share=0.15)
     torch.manual_seed(0)
     write_state(directory, name, "amos", AmosModel.build_model(config, task), config, **changes)
 
@@ -124,7 +117,7 @@ def write_run(
     tokenizer.save(directory / "tokenizer")
     config_class, model_class, own = OBJECTIVES[objective]
     config = config_class(**(own | SIZES | settings))
-    setup = SimpleNamespace(source_dictionary=tokenizer_dictionary(tokenizer))
+    setup = SimpleNamespace(source_dictionary=dictionary_of(tokenizer))
     if span_head or labels:
         setup.model_class = SpanModel if span_head else WordModel
     elif not classes:

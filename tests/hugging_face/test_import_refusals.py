@@ -95,13 +95,13 @@ ROPE = {"sliding_attention": {"rope_type": "default", "rope_theta": 0.0}}
 UNFIT = "do not fit their configuration"
 # Family, change of its folder, what the line names.
 REFUSED: dict[str, tuple[str, Change, str]] = {
-    "other encoder": ("bert", config(model_type="deberta-v2"), "disentangled attention"),
+    "other encoder": ("bert", config(model_type="deberta-v2"), "model_type 'deberta-v2' cannot be imported"),
     "other class": ("bert", config(model_type="modernbert"), "is no configuration of a modernbert model"),
     "activation": ("bert", config(hidden_act="gelu_new"), "hidden_act is 'gelu_new'"),
     "padding": ("roberta", config(pad_token_id=0), "pad_token_id is 0"),
     "no number": ("bert", config(hidden_size="wide"), "hidden_size is 'wide', which is not valid"),
     "nan": ("bert", config(hidden_dropout_prob=math.nan), "config.json"),
-    "many layers": ("bert", config(num_hidden_layers=LARGE), UNFIT),
+    "many layers": ("bert", config(num_hidden_layers=LARGE), "num_hidden_layers is 1000000000, which is not valid"),
     "renamed settings": ("bert", config(attribute_map={"hidden_size": "w"}, w=LARGE, hidden_size=32), UNFIT),
     "names of classes": ("bert", config(architectures=["a\0"]), "architectures"),
     "modern window": ("modernbert", config(local_attention=7), "local_attention is 7"),
