@@ -120,9 +120,11 @@ def test_cloze_model_is_refused(tmp_path: Path) -> None:
         amos_fairseq.load(run)
 
 
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
+def test_settings_of_a_stranger_are_refused(tmp_path: Path) -> None:
+    """By fine-tuning, which passes them on a command line, and by load; fairseq's training saves none of these."""
+    run = write_run(tmp_path, "mlm")
+    saved = torch.load(run / "checkpoint_last.pt", weights_only=True)
+    for settings, reason in (
         ({"pooler_activation_fn": "--user-dir=model/src"}, "model.pooler_activation_fn: Invalid value '--user-dir="),
         ({"layer_norm_eps": "__import__('os')"}, "model.layer_norm_eps: Value"),
         ({"dropout": float("nan")}, "--dropout nan must be a finite number"),
@@ -130,18 +132,13 @@ def test_cloze_model_is_refused(tmp_path: Path) -> None:
         ({"layers": "9" * 5000}, "--layers 9{40} is (no layer of this encoder|a setting of fine-tuning)"),
         ({"_name": "os.system"}, "architecture 'os.system', which is not one of this package"),
         ({"max_positions": "${oc.env:HOME}"}, r"unresolved setting '\${oc.env:HOME}'"),
-    ],
-)
-def test_settings_of_a_stranger_are_refused(tmp_path: Path, settings: dict, reason: str) -> None:
-    """By fine-tuning, which passes them on a command line, and by load; fairseq's training saves none of these."""
-    run = write_run(tmp_path, "mlm")
-    state = torch.load(run / "checkpoint_last.pt", weights_only=True)
-    state["cfg"]["model"] |= settings
-    torch.save(state, run / "checkpoint_last.pt")
-    for read in (read_pretrained_checkpoint, amos_fairseq.load):
-        with pytest.raises(UserError, match=reason) as refused:
-            read(run)
-        assert "\n" not in str(refused.value)
+    ):
+        cfg = saved["cfg"] | {"model": saved["cfg"]["model"] | settings}
+        torch.save(saved | {"cfg": cfg}, run / "checkpoint_last.pt")
+        for read in (read_pretrained_checkpoint, amos_fairseq.load):
+            with pytest.raises(UserError, match=reason) as refused:
+                read(run)
+            assert "\n" not in str(refused.value)
 
 
 def test_setting_of_a_checkpoint_cannot_add_a_flag() -> None:
