@@ -16,7 +16,7 @@ import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.downstream.benchmark import Stopped, batches
 from amos_fairseq.downstream.classification.benchmark import read_glue_data
-from amos_fairseq.downstream.results import best_run_of
+from amos_fairseq.downstream.results import best_run_of, read_result
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.fine_tuning import TEXT_HEAD
 from amos_fairseq.text.tokenization import load_tokenizer
@@ -74,6 +74,8 @@ def test_predictions_are_those_of_single_rows_through_the_model(data, tmp_path, 
             else:
                 assert row[1] == INFERENCE[logits.argmax()]
                 assert row[2] == INFERENCE[label]
+    right = [row[1] == row[2] for row in rows]
+    assert read_result(directory).scores["accuracy_mm"] == pytest.approx(100 * sum(right) / len(right))
 
 
 @pytest.mark.slow
