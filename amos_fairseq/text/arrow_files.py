@@ -14,11 +14,6 @@ _OLDEST_PYARROW = (14, 0, 1)  # older ones unpickle what the schema of a file co
 _STATE, _INFO, _SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"  # files of save_to_disk
 
 
-def is_arrow_folder(path: Path) -> bool:
-    """Return whether ``datasets`` wrote a folder, also one of several splits, which :func:`folder_files` refuses."""
-    return path.is_dir() and ((path / _STATE).is_file() or (path / _SPLITS).is_file())
-
-
 def folder_files(path: Path) -> list[Path]:
     """Return the files of a folder of ``save_to_disk``, which must be whole, in order."""
     if (path / _SPLITS).is_file():

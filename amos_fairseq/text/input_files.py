@@ -24,7 +24,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.output.terminal import say
 from amos_fairseq.strangers import parse_json
 from amos_fairseq.text import TEXT_COLUMN
-from amos_fairseq.text.arrow_files import arrow_columns, arrow_rows, folder_files, is_arrow_folder, without_nul
+from amos_fairseq.text.arrow_files import arrow_columns, arrow_rows, folder_files, without_nul
 
 BUFFER_BYTES = 1 << 20
 # A document is held in memory and belongs to one shard, so its size is limited.
@@ -47,9 +47,8 @@ _UTF8_MARK = b"\xef\xbb\xbf"
 _LINE_ENDS = re.compile(r"[\r\n]+")
 _PARTS = re.compile(rb"[^\r]+")
 
-TSV, CSV, JSONL, PARQUET, FOLDER = "tsv", "csv", "jsonl", "parquet", "folder"
-JSON_LINES = (".jsonl", ".ndjson")
-_TABLES = {".tsv": TSV, ".csv": CSV, **dict.fromkeys(JSON_LINES, JSONL), ".parquet": PARQUET}
+TEXT, TSV, CSV, JSONL, PARQUET, FOLDER = "text", "tsv", "csv", "jsonl", "parquet", "folder"
+_TABLES = {".tsv": TSV, ".csv": CSV, ".jsonl": JSONL, ".ndjson": JSONL, ".parquet": PARQUET}
 MOST_COLUMNS = 10_000
 OBJECTS_WITH_KEYS = 100
 
@@ -66,55 +65,30 @@ def kind_and_compression(path: Path) -> tuple[str, str]:
     return (before[-1], last) if last in COMPRESSIONS else (last, "")
 
 
-def is_table(path: Path) -> bool:
-    """Return whether a path is that of a table, by its name. JSON lines are read as text, too, and count as none."""
-    return has_columns(path) and kind_and_compression(path)[0] not in JSON_LINES
-
-
-def has_columns(path: Path) -> bool:
-    """Return whether a path is that of a table or of JSON lines, by its name."""
-    return is_arrow_folder(path) or kind_and_compression(path)[0] in _TABLES
+def kind_of(path: Path) -> str:
+    """Return the kind of an input by its suffix, TEXT for others; refuse what is no file, or has no content to be read."""
+    if path.is_dir():
+        return FOLDER
+    suffix, compression = kind_and_compression(path)
+    problem = None
+    if not path.exists():
+        problem = "no such file"
+    elif not path.is_file():  # opening a pipe would wait for its writer
+        problem = "is not a file"
+    elif not os.access(path, os.R_OK):
+        problem = "cannot be read: permission denied"
+    elif path.stat().st_size == 0:
+        problem = "is empty: fill it, or leave it out"
+    elif suffix == ".parquet" and compression:
+        problem = f"Parquet is compressed inside: unpack {compression} first"
+    if problem:
+        raise UserError(f"{path}: {problem}")
+    return _TABLES.get(suffix, TEXT)
 
 
 def files_of(path: Path) -> list[Path]:
     """Return the files of an input in order: the file itself, or those of a folder, which must be whole."""
     return folder_files(path) if path.is_dir() else [path]
-
-
-def check_file(path: Path) -> None:
-    """Refuse what is no file, or has no content that can be read."""
-    problem = None
-    if not path.exists():
-        problem = "no such file"
-    elif not path.is_file():
-        problem = f"is not a file: give the files themselves, for example {path}/*"
-    elif not os.access(path, os.R_OK):
-        problem = "cannot be read: permission denied"
-    elif path.stat().st_size == 0:
-        problem = "is empty: fill it, or leave it out"
-    if problem:
-        raise UserError(f"{path}: {problem}")
-
-
-def check_documents(path: Path, column: str) -> None:
-    """Refuse an input of which :func:`read_documents` could not read a document, as far as its first rows show."""
-    if not is_table(path):
-        _refuse_other_formats(path)
-        check_file(path)
-    elif column not in (columns := TableFile(path).columns):
-        names = ", ".join(map(repr, columns))
-        raise UserError(
-            f"{path}: no column {column!r:.60}, it has {names[:200]}: give the name of the one with the text as "
-            "--text-column NAME, or rename a file that is plain text to .txt"
-        )
-
-
-def _refuse_other_formats(path: Path) -> None:
-    kind, _ = kind_and_compression(path)
-    if kind in _NOT_READ:
-        raise UserError(
-            f"{path}: {kind} files are not supported: unpack it; text can be compressed as .gz, .xz or .zst"
-        )
 
 
 def read_content(path: Path, limit: int) -> bytes:
@@ -128,7 +102,11 @@ def read_content(path: Path, limit: int) -> bytes:
 
 def read_lines(path: Path, on_read: OnRead = ignore) -> Iterator[tuple[int, bytes]]:
     """Yield numbered lines (from 1) that are valid UTF-8, with their line ends, without a byte-order mark."""
-    _refuse_other_formats(path)
+    kind, _ = kind_and_compression(path)
+    if kind in _NOT_READ:
+        raise UserError(
+            f"{path}: {kind} files are not supported: unpack it; text can be compressed as .gz, .xz or .zst"
+        )
     number = offset = 0
     with _opened(path, on_read) as stream:
         while line := stream.readline(LARGEST_DOCUMENT_BYTES + 1):
@@ -156,19 +134,21 @@ def read_documents(
 
     Each row of a table and each line of JSON is one, in the field ``column``; in other files blank lines separate them.
     """
-    if is_table(path):
-        documents, place = _documents_of_table(TableFile(path, csv_quotes=csv_quotes, on_read=on_read), column), column
-    elif has_columns(path):
-        documents, place = _documents_of_json(path, column, on_read), column
+    kind = kind_of(path)
+    if kind == TEXT:
+        documents = _documents_of_text(path, on_read)
+    elif kind == JSONL:
+        documents = _documents_of_json(path, column, on_read)
     else:
-        documents, place = _documents_of_text(path, on_read), "it"
+        documents = _documents_of_table(TableFile(path, csv_quotes=csv_quotes, on_read=on_read), column)
     empty = True
     for document in documents:
         if document:
             empty = False
             yield document
     if empty:
-        raise UserError(f"{path} contains no text in {place}: remove it from the inputs or fill it")
+        place = "" if kind == TEXT else f" in {column}"
+        raise UserError(f"{path} contains no text{place}: remove it from the inputs or fill it")
 
 
 def _documents_of_text(path: Path, on_read: OnRead) -> Iterator[bytes]:
@@ -200,6 +180,12 @@ def _documents_of_json(path: Path, column: str, on_read: OnRead) -> Iterator[byt
 
 
 def _documents_of_table(table: "TableFile", column: str) -> Iterator[bytes]:
+    if column not in table.columns:
+        names = ", ".join(map(repr, table.columns))
+        raise UserError(
+            f"{table.path}: no column {column!r:.60}, it has {names[:200]}: give the name of the one with the text as "
+            "--text-column NAME, or rename a file that is plain text to .txt"
+        )
     for number, row in table.rows():
         place = f"{table.path}, {'row' if table.kind in (PARQUET, FOLDER) else 'line'} {number}"
         text = row[column]
@@ -245,8 +231,13 @@ class TableFile:
     """
 
     def __init__(self, path: Path, header: bool = True, csv_quotes: bool = False, on_read: OnRead = ignore) -> None:
-        self.path, self.kind, self.header, self._on_read = path, _kind_of(path), header, on_read
+        self.path, self.kind, self.header, self._on_read = path, kind_of(path), header, on_read
         self.broken_lines: list[int] = []
+        if self.kind == TEXT:
+            raise UserError(
+                f"{path}: by its name, it is no table that can be read: .tsv, .csv and .jsonl (also with "
+                f"{', '.join(COMPRESSIONS)}), .parquet, and folders of save_to_disk of datasets are"
+            )
         if not header and self.kind not in (TSV, CSV):
             raise UserError(f"{path}: its columns have names already: remove --no-header")
         if self.kind in (TSV, CSV):
@@ -324,23 +315,6 @@ class TableFile:
     def _first_fields(self, separator: str) -> list[str]:
         _, fields = next(self._records(separator), (1, []))
         return fields
-
-
-def _kind_of(path: Path) -> str:
-    """Return the kind of a table, by its suffix."""
-    if path.is_dir():
-        return FOLDER
-    suffix, compression = kind_and_compression(path)
-    kind = _TABLES.get(suffix)
-    if kind is None and path.exists():
-        raise UserError(
-            f"{path}: {suffix or 'a file without suffix'} is no table that can be read: .tsv, .csv and .jsonl (also with "
-            f"{', '.join(COMPRESSIONS)}), .parquet, and folders of save_to_disk of datasets are"
-        )
-    if kind == PARQUET and compression:
-        raise UserError(f"{path}: Parquet is compressed inside: unpack {compression} first")
-    check_file(path)
-    return kind
 
 
 def _csv_records(path: Path, lines: Iterator[str], separator: str) -> Iterator[tuple[int, list[str]]]:

@@ -47,7 +47,7 @@ from amos_fairseq.text.encoding import (
     join_encoded,
     start_encoding_process,
 )
-from amos_fairseq.text.input_files import check_documents, files_of, has_columns
+from amos_fairseq.text.input_files import TEXT, files_of, kind_of, read_documents
 from amos_fairseq.text.prepared_data import check_paths
 from amos_fairseq.text.processes import (
     KilledWorkerError,
@@ -89,7 +89,6 @@ def run(arguments: argparse.Namespace) -> None:
     # What can be checked is checked before any work.
     paths, out = arguments.text, arguments.out
     check_paths(*paths, out)
-    _check_texts(paths, arguments.text_column)
     if ":" in str(out):
         raise UserError(
             f"--out {out}: fairseq separates the shards of a corpus by colons, choose a name without colons"
@@ -97,6 +96,7 @@ def run(arguments: argparse.Namespace) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is not a directory")
     settings, workers = _settings(arguments), number_of_processes(arguments.workers)
+    _check_texts(paths, settings.split, arguments.text_column)
     inputs = _describe_inputs(paths)
     if is_finished_corpus(out, settings.describe(), inputs):
         say(f"{out} is finished already, with these inputs and settings: nothing to do")
@@ -323,12 +323,12 @@ def is_finished_corpus(out: Path, settings: dict[str, Any], inputs: list[dict[st
     return True
 
 
-def _check_texts(paths: list[Path], column: str | None) -> None:
+def _check_texts(paths: list[Path], settings: SplitSettings, column: str | None) -> None:
     for path in paths:
-        check_documents(path, column or TEXT_COLUMN)
+        next(read_documents(path, settings.text_column, settings.csv_quotes))
     if len({path.resolve() for path in paths}) < len(paths):
         raise UserError("the same input file is given twice")
-    if column is not None and not any(map(has_columns, paths)):
+    if column is not None and all(kind_of(path) == TEXT for path in paths):
         raise UserError(f"--text-column {column}: no input has columns, they are all plain text: remove the flag")
 
 

@@ -71,7 +71,7 @@ def test_memory_is_constant(tmp_path):
 
 GOOD = b"one line\n\nanother line\n"
 CASES = {
-    "empty.txt": (b"", "contains no text"),
+    "blank.txt": (b" \n\n", "contains no text"),
     "latin.txt": ("first\nsecond caf\u00e9\n".encode("latin-1"), "line 2, byte 16: not UTF-8"),
     "latin.jsonl": (b'{"text": "ok"}\n' + b'{"text": "\xe9"}', "line 2, byte 25: not UTF-8"),
     "cut.txt.gz": (gzip.compress(GOOD * 999)[:-12], "is damaged"),
@@ -84,7 +84,7 @@ CASES = {
     "absent.jsonl": (b'{"text": "ok"}\n{"body": "x"}\n', r'line 2: not a JSON object with a string "text"'),
     "surrogate.jsonl": (b'{"text": "\\ud800"}\n', r'line 1: not a JSON object with a string "text"'),
     "TEXT.JSONL.BZ2": (b"BZh9", r"\.bz2 files are not supported"),
-    "text.tar.gz": (b"", r"\.tar files are not supported"),
+    "text.tar.gz": (gzip.compress(b"x"), r"\.tar files are not supported"),
 }
 
 

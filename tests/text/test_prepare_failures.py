@@ -45,7 +45,7 @@ def folder(tmp_path_factory) -> Path:
 # The arguments behind text.txt, and what the refusal says.
 BAD = {
     "absent.txt": "no such file",
-    ".": "is not a file",
+    ".": "give a file",
     "wiki.xml.bz2": ".bz2 files are not supported",
     "empty.txt": "is empty",
     "latin.txt": "line 3, byte 9",
