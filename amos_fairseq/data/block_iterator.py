@@ -29,10 +29,7 @@ def blocks_per_batch(
     max_positions: int | None,
     flag: str = "--tokens-per-sample",
 ) -> int:
-    """Return ``max_sentences`` or what fits into ``max_tokens``; raise :class:`UserError` if no whole block fits.
-
-    ``flag``: the one that sets ``tokens_per_block``, for error messages.
-    """
+    """Return ``max_sentences`` or what fits into ``max_tokens``; ``flag``: the one that sets ``tokens_per_block``."""
     if max_positions is not None and max_positions < tokens_per_block:
         raise UserError(
             f"a sequence has {flag} {tokens_per_block} tokens, but the model's --max-positions or --max-tokens allows "

@@ -46,7 +46,7 @@ def require_split(path: str, hint: str = "give a directory that amos prepare or 
 
 
 def check_index(path: str) -> None:
-    """Compare the index of a memory-mapped text with the sizes of both files; raise :class:`UserError`."""
+    """Compare the index of a memory-mapped text with the sizes of both files."""
     with open(path + ".idx", "rb") as file:
         header = file.read(_INDEX_HEADER.size)
         if header[:8] == IndexedDataset._HDR_MAGIC:  # fairseq's older format
@@ -55,23 +55,22 @@ def check_index(path: str) -> None:
         if magic != MMapIndexedDataset.Index._HDR_MAGIC or version != 1 or code not in _code_to_dtype:
             raise UserError(f"{path}.idx is not an index of fairseq: {_BINARIZE_AGAIN}")
         expected = _INDEX_HEADER.size + num_lines * (4 + 8)  # int32 length and int64 position of each line
-        if os.path.getsize(path + ".idx") != expected:
-            size = os.path.getsize(path + ".idx")
+        size = os.path.getsize(path + ".idx")
+        if size != expected:
             raise UserError(f"{path}.idx has {size} bytes, its {num_lines} lines need {expected}: {_BINARIZE_AGAIN}")
         file.seek(_INDEX_HEADER.size + 4 * (num_lines - 1))
         (length,) = struct.unpack("<i", file.read(4))
         file.seek(expected - 8)
         (position,) = struct.unpack("<q", file.read(8))
     end = position + length * np.dtype(_code_to_dtype[code]).itemsize
-    if os.path.getsize(path + ".bin") != end:
-        raise UserError(
-            f"{path}.bin has {os.path.getsize(path + '.bin')} bytes, its index describes {end}: {_BINARIZE_AGAIN}"
-        )
+    size = os.path.getsize(path + ".bin")
+    if size != end:
+        raise UserError(f"{path}.bin has {size} bytes, its index describes {end}: {_BINARIZE_AGAIN}")
 
 
 @functools.lru_cache(maxsize=4096)
 def check_samples(path: str, *versions: tuple[int, ...]) -> None:
-    """Compare a text with the samples in ``corpus.json``, once in a process; raise :class:`UserError`."""
+    """Compare a text with the samples in ``corpus.json``, once in a process."""
     directory, split = os.path.split(path)
     samples = (shard_record(Path(directory)) or {}).get("sample_sha256", {})
     for name in (f"{split}.bin", f"{split}.idx"):

@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 def shard_directories(data: str) -> list[Path]:
-    """Return the directories of ``dir0:dir1``; raise :class:`UserError` if one is not a directory."""
+    """Return the directories of ``dir0:dir1``."""
     from fairseq import utils  # amos prepare needs only the names of files above, and not the seconds of this import
 
     directories = [Path(path) for path in utils.split_paths(data) if path]
-    if not directories:
-        raise UserError("the path of the binarized corpus is empty: give the directory that amos prepare wrote")
     for directory in directories:
         if not directory.is_dir():
             raise UserError(f"{directory} is not a directory: give the directory that amos prepare wrote")
+    if not directories:
+        raise UserError("the path of the binarized corpus is empty: give the directory that amos prepare wrote")
     return directories
 
 
@@ -84,7 +84,7 @@ class Vocabulary:
             )
 
     def load_dictionary(self) -> "Dictionary":
-        """Load ``dict.txt`` and append ``<mask>``; raise :class:`UserError` if fairseq cannot read the file."""
+        """Load ``dict.txt`` and append ``<mask>``."""
         from fairseq.data import Dictionary
 
         try:
@@ -99,7 +99,7 @@ class Vocabulary:
         return {"dictionary_sha256": self.dictionary_sha256, "tokenizer_sha256": self.tokenizer_sha256}
 
     def refuse_other(self, task_state: dict[str, Any]) -> None:
-        """Raise :class:`UserError` if a checkpoint's ``task_state`` names another vocabulary."""
+        """Refuse a checkpoint's ``task_state`` that names another vocabulary."""
         for key, here in self.fingerprints().items():
             saved = task_state.get(key)
             if saved is not None and here is not None and saved != here:

@@ -111,7 +111,7 @@ class TextPretrainingTask(CorpusTask):
 
     @classmethod
     def setup_task(cls, cfg: TextPretrainingConfig, **kwargs: Any) -> "TextPretrainingTask":
-        """Read the vocabulary; raise :class:`UserError` for paths, dictionaries or settings that cannot be used."""
+        """Read the vocabulary, and check paths, dictionaries and settings."""
         if OmegaConf.is_missing(cfg, "data"):
             raise UserError("no corpus is given: give the directory that amos prepare wrote, as task.data=DIR")
         check_ranges(cfg, TextPretrainingConfig)
@@ -184,9 +184,11 @@ class TextPretrainingTask(CorpusTask):
         blocks = read_blocks(
             path, self.dictionary, self.cfg.tokens_per_sample, str(self.cfg.sample_break_mode), combine=combine
         )
-        entropy = None if training else self.unigram_entropy(path, combine)
-        weights = self.mask_weights() if training and self.cfg.mask_rare_tokens else None
-        self.datasets[split] = self.mask_blocks(blocks, training, path, entropy, weights)
+        if training:
+            more = {"mask_weights": self.mask_weights() if self.cfg.mask_rare_tokens else None}
+        else:
+            more = {"unigram_entropy": self.unigram_entropy(path, combine)}
+        self.datasets[split] = self.mask_blocks(blocks, training=training, source=path, **more)
 
     def unigram_entropy(self, path: str, combine: bool) -> float:
         """Return the entropy of the non-special tokens of a binarized text, in nats; 0 if it has none."""
@@ -210,26 +212,16 @@ class TextPretrainingTask(CorpusTask):
             self._mask_weights = counts ** -float(self.cfg.mask_rare_tokens)
         return self._mask_weights
 
-    def mask_blocks(
-        self,
-        blocks: Any,
-        training: bool,
-        source: str,
-        entropy: float | None = None,
-        mask_weights: np.ndarray | None = None,
-    ) -> MaskedBlockDataset:
-        """Return a :class:`MaskedBlockDataset` of these blocks with the settings of this task."""
+    def mask_blocks(self, blocks: Any, **more: Any) -> MaskedBlockDataset:
+        """Return a :class:`MaskedBlockDataset` of these blocks with the settings of this task, and ``more``."""
         return MaskedBlockDataset(
             blocks,
             self.dictionary,
             tokens_per_block=self.cfg.tokens_per_sample,
             mask_prob=self.cfg.mask_prob,
             seed=self.cfg.seed,
-            training=training,
             treatment=self.mask_treatment,
-            mask_weights=mask_weights,
-            source=source,
-            unigram_entropy=entropy,
+            **more,
         )
 
     def full_batch(self, max_tokens: int | None, max_sentences: int | None, max_positions: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@ changed under results. Nothing is fine-tuned here: ``tests/train`` does that on 
 
 import gzip
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,8 +11,8 @@ import pytest
 from failures import error_line
 from preparing import prepare
 from synthetic_glue import write_pretrained_checkpoint, write_raw_glue
-from synthetic_squad import make_squad, untrained_checkpoint, write_json
-from synthetic_tagging import make_sentences, prepare_tagging, write_columns, write_conllu
+from synthetic_squad import make_squad, write_json
+from synthetic_tagging import make_sentences, write_columns, write_conllu
 
 from amos_fairseq.cli.main import main
 from amos_fairseq.downstream.benchmark import Benchmark
@@ -133,29 +134,6 @@ def test_tests_sets_of_glue_can_be_added_to_results(planned, tmp_path, capsys) -
     assert identities(second) == identities(first)
 
 
-def test_a_checkpoint_with_another_tokenizer(start, planned, tmp_path, capsys) -> None:
-    """OUT's data are made again, unless it has results."""
-    raw, out = Raw("tagging", tmp_path), tmp_path / "out"
-    first = planned("tag", out, *raw.flags)
-    other = untrained_checkpoint(tmp_path / "other", prepare_tagging(tmp_path / "more"))
-    (out / "runs" / "tagging-a").mkdir(parents=True)
-    arguments = ["tag", "--checkpoint", other, "--out", out, "--cpu", *raw.flags]
-    assert "tokenizer_sha256: " in error_line(capsys, main, *arguments, reports_progress=True)
-    assert identities(planned("tag", out, *raw.flags)) == identities(first)
-    (out / "runs" / "tagging-a").rmdir()
-    assert identities(planned("tag", out, *raw.flags, "--checkpoint", other)) != identities(first)
-    (out / "tagging.setup.json").write_text(json.dumps({"checkpoint_sha256": "f" * 64}))
-    before = contents(out)
-    line = error_line(capsys, main, *arguments[:2], start, *arguments[3:], reports_progress=True)
-    assert "other settings (checkpoint_sha256: ffff" in line
-    assert contents(out) == before
-    (out / "tagging.setup.json").unlink()
-    (tmp_path / "other" / "tokenizer").rename(tmp_path / "elsewhere")
-    assert "converted with the tokenizer beside the checkpoint" in error_line(
-        capsys, main, *arguments, reports_progress=True
-    )
-
-
 def test_what_cannot_be_used_is_refused_in_one_line(start, tmp_path, capsys) -> None:
     raw = write_columns(tmp_path / "train.txt", make_sentences())
     for command, flags, reason in (
@@ -173,6 +151,10 @@ def test_what_cannot_be_used_is_refused_in_one_line(start, tmp_path, capsys) -> 
         arguments = [command, "--checkpoint", start, "--out", tmp_path / "out", "--cpu", *flags]
         assert reason in error_line(capsys, main, *arguments, reports_progress=True), flags
         assert not (tmp_path / "out").exists()
+    bare = shutil.copytree(start, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer"))
+    arguments = ["tag", "--checkpoint", bare, "--out", tmp_path / "out", "--cpu", "--train", raw, "--dev", raw]
+    line = error_line(capsys, main, *arguments, reports_progress=True)
+    assert "converted with the tokenizer beside the checkpoint" in line
 
 
 CHUNKS = "He PRP B-NP\nsaw VBD B-VP\nthe DT B-NP\nblue JJ I-NP\ncar NN I-NP\n. . O\nSo RB I-ADVP\n\n" * 20

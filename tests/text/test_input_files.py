@@ -83,6 +83,8 @@ CASES = {
     "words.jsonl": (b'{"text": "ok"}\nwords\n', r'line 2: not a JSON object with a string "text"'),
     "absent.jsonl": (b'{"text": "ok"}\n{"body": "x"}\n', r'line 2: not a JSON object with a string "text"'),
     "surrogate.jsonl": (b'{"text": "\\ud800"}\n', r'line 1: not a JSON object with a string "text"'),
+    "other.csv": (b"a,b\n1,2\n", "no column 'text', it has 'a', 'b'"),
+    "blank.csv": (b"text,b\n,2\n", "contains no text in text"),
     "TEXT.JSONL.BZ2": (b"BZh9", r"\.bz2 files are not supported"),
     "text.tar.gz": (gzip.compress(b"x"), r"\.tar files are not supported"),
 }

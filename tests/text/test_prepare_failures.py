@@ -29,7 +29,7 @@ def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("bad")
     contents = {
         **{"wiki.xml.bz2": b"BZh9", "empty.txt": b"", "latin.txt": b"good\n\ncaf\xe9\n", "one.txt": b"one\ndocument\n"},
-        **{"given.model": b"\xff\xfe", "broken/tokenizer.json": b"{", "none/notes": b""},
+        **{"table.csv": b"a,b\n1,2\n", "given.model": b"\xff\xfe", "broken/tokenizer.json": b"{", "none/notes": b""},
     }
     for name, content in contents.items():
         (folder / name).parent.mkdir(exist_ok=True)
@@ -51,6 +51,7 @@ BAD = {
     "latin.txt": "line 3, byte 9",
     "text.txt": "given twice",
     "--text-column body": "no input has columns",
+    "table.csv --text-column c": "no column 'c', it has 'a', 'b'",
     "--vocab-size 9999": "give at most",
     "--vocab-size 9": "give at least",
     f"--vocab-size {2**31}": "at most 4,194,304",

@@ -13,7 +13,7 @@ import pytest
 import zstandard
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.text.input_files import TableFile, files_of
+from amos_fairseq.text.input_files import TableFile, files_of, read_documents
 
 COMPRESS = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
 HOSTILE = [
@@ -42,6 +42,11 @@ def written(path: Path, content: bytes) -> Path:
     return path
 
 
+def documents_of_json(path: Path, texts: list[str | None]) -> list[bytes]:
+    """The documents of these texts as JSON lines, one of which is empty and none."""
+    return list(read_documents(written(path, "\n".join(json.dumps({"text": text or ""}) for text in texts).encode())))
+
+
 def values(table: TableFile) -> list[list[object]]:
     return [list(row.values()) for _, row in table.rows()]
 
@@ -67,6 +72,8 @@ def test_hostile_texts_survive(tmp_path, suffix, separator, compression, mark):
     assert table.broken_lines == []
     assert sum(sizes) == path.stat().st_size
     assert csv.field_size_limit() == limit
+    documents = documents_of_json(tmp_path / "t.jsonl", [*(text for text, _ in HOSTILE), "NUL"])
+    assert list(read_documents(path, csv_quotes=True)) == documents
 
 
 def test_hostile_texts_survive_in_json(tmp_path):
@@ -85,12 +92,14 @@ def test_numbers_are_those_of_the_first_line_of_a_row(tmp_path):
     assert list(table.rows()) == [(2, {"a": "1"}), (3, {"a": ""}), (4, {"a": "3"})]
 
 
-def test_lines_of_tsv_with_ordinary_quotes(tmp_path):
+def test_lines_of_tsv_with_ordinary_quotes(tmp_path, capsys):
     """A quote at the start of a text is closed in another row: nothing between is lost."""
     content = b'text\tlabel\n"Go\t1\nmiddle\t0\naway"\t1\none\ttwo\tthree\n\n"a"\t0\r\nc\rd\t0\n'
     table = TableFile(written(tmp_path / "t.tsv", content))
     assert values(table) == [['"Go', "1"], ["middle", "0"], ['away"', "1"], ['"a"', "0"], ["c\rd", "0"]]
     assert table.broken_lines == [5, 6]
+    assert list(read_documents(tmp_path / "t.tsv"))[::2] == [b'"Go\n', b'away"\n', b"c\nd\n"]
+    assert "t.tsv: 2 of its rows, the first in line 5, do not have the 2 columns" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
@@ -151,7 +160,7 @@ def stored(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("name", "kind"), [("t.parquet", "parquet"), ("folder", "folder")])
-def test_tables_of_datasets(stored, name, kind):
+def test_tables_of_datasets(stored, tmp_path, name, kind):
     """Values as they were given to datasets, with the names of classes."""
     directory, expected = stored
     sizes: list[int] = []
@@ -160,6 +169,10 @@ def test_tables_of_datasets(stored, name, kind):
     assert list(table.rows()) == list(enumerate(expected, start=1))
     assert len(files_of(directory / name)) == (4 if kind == "folder" else 1)
     assert sum(sizes) == sum(path.stat().st_size for path in files_of(directory / name))
+    documents = documents_of_json(tmp_path / "t.jsonl", [row["text"] for row in expected])
+    assert list(read_documents(directory / name)) == documents
+    with pytest.raises(UserError, match=f"{name}, row 1: number is 0, not a text"):
+        list(read_documents(directory / name, "number"))
 
 
 BAD_TEXTS = {
