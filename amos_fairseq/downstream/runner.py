@@ -94,11 +94,8 @@ class Runner:
         for device in self.session.devices:
             free_devices.put(device)
         multiprocessing.set_forkserver_preload(["amos_fairseq.downstream.forked_training"])
-        with (
-            stop_on_signals(self.stop),
-            ProgressDisplay(len(runs), num_done=len(runs) - len(open_runs)) as display,
-            ThreadPoolExecutor(len(self.session.devices)) as threads,
-        ):
+        display = ProgressDisplay(len(runs), num_done=len(runs) - len(open_runs))
+        with stop_on_signals(self.stop), ThreadPoolExecutor(len(self.session.devices)) as threads:
             futures = [threads.submit(self._run_on_free_device, run, free_devices, display) for run in open_runs]
             unfinished = set(futures)
             while unfinished:  # short waits: Python runs signal handlers in between

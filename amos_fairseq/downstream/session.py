@@ -208,8 +208,11 @@ def saved_precision(out: Path, name: str) -> Saved | None:
 def choose_precision(asked: str, devices: Sequence[str], saved: Saved | None = None) -> str:
     """Return the precision of all runs: "float32", "bf16" or "fp16". ``auto`` keeps that of results that are continued. The
     GPUs are asked only where the answer matters: it takes seconds."""
-    wanted = saved.precision if saved and asked == "auto" else asked
-    device = _device_of_runs(devices) if wanted in ("auto", "bf16") else Device(devices[0] != "cpu")
+    wanted, on_gpu, supported = saved.precision if saved and asked == "auto" else asked, devices[0] != "cpu", True
+    if wanted in ("auto", "bf16"):
+        supported = gpus_support_bf16() if on_gpu else supports_bf16(on_gpu=False)
+    whose, verb = ("the GPUs", "do") if on_gpu else ("the processor", "does")
+    device = Device(on_gpu, supported, f"{whose} {verb} {'' if supported else 'not '}support bfloat16 in hardware")
     precision, _ = decide(asked, saved, device)
     if asked != "auto":  # whether it is that of the results is compared with their other settings
         if problem := refusal(precision, f"--precision {precision}", None, device):
@@ -217,16 +220,6 @@ def choose_precision(asked: str, devices: Sequence[str], saved: Saved | None = N
     elif missing := missing_support(precision, device):
         raise UserError(f"{saved.path}: its results are of {precision}, which {missing}: give another --out")
     return precision
-
-
-def _device_of_runs(devices: Sequence[str]) -> Device:
-    """Ask the CPU, or all GPUs, whether they support bfloat16 in hardware."""
-    on_gpu = devices[0] != "cpu"
-    supported = gpus_support_bf16() if on_gpu else supports_bf16(on_gpu=False)
-    which = "this GPU" if on_gpu else "this processor"
-    if on_gpu and len(devices) > 1:
-        which = "every GPU" if supported else "one of the GPUs"
-    return Device(on_gpu, supported, f"{which} {'supports' if supported else 'does not support'} bfloat16 in hardware")
 
 
 def find_devices(cpu: bool, parallel: int = 1) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ CASES = [
         "bf16",
         True,
         False,
-        r"of bf16, which needs bfloat16 products, and this GPU does not .*: give another --out$",
+        r"of bf16, which needs bfloat16 products, and the GPUs do not .*: give another --out$",
     ),
     ("auto", "float32", True, None, "float32"),
     ("auto", "fp16", False, None, r"its results are of fp16, which needs a GPU: give another --out$"),

@@ -227,46 +227,33 @@ def test_a_benchmark_of_the_interface_alone_gets_its_table(tmp_path, trainings):
     assert (tmp_path / "toy.setup.json").is_file()
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    """The time of the display in seconds, as a list of one."""
-    seconds = [1000.0]
+def test_lines_tell_epoch_loss_and_dev_scores(tmp_path, monkeypatch, capsys):
+    """A line for each dev score, and every 30 seconds. Two epochs of four updates."""
+    (run,), seconds = plan(tmp_path, seeds=(1,)), [1000.0]
     monkeypatch.setattr(progress_display, "monotonic", lambda: seconds[0])
-    return seconds
-
-
-def train_record(update, loss):
-    return {"split": "train", "update": update, "loss": loss, "accuracy": 40.0}
-
-
-def test_lines_tell_loss_time_left_and_dev_scores(tmp_path, clock, capsys):
-    """A line after 5 seconds, then every 30. Two epochs of four updates; by hand: update 1 at 2 s and update 3 at 6 s are two
-    seconds an update, and five are left."""
-    (run,) = plan(tmp_path, seeds=(1,))
-    steps = [
-        (1.0, 0, []),
-        (2.0, 1, [train_record(1, 0.7512)]),
-        (4.0, 2, [train_record(2, 0.7)]),
-        (6.0, 3, [train_record(3, 0.65)]),
-        (8.0, 4, [train_record(4, 0.6), {"split": "valid", "update": 4, "loss": 0.5, "score": 61.26}]),
-        (35.9, 4, []),
-        (36.0, 5, [train_record(5, None)]),
-        (37.0, 8, [train_record(8, 0.4), {"split": "valid", "update": 8, "loss": 0.4, "score": 70.0}]),
+    train = [{"split": "train", "update": update, "loss": loss} for update, loss in ((1, 0.75), (4, 0.6), (5, None))]
+    dev = [
+        {"split": "valid", "update": update, "loss": 0.5, "score": score} for update, score in ((4, 61.26), (8, 70.0))
     ]
-    with ProgressDisplay(1, num_done=0) as display:
-        display.start(run)
-        for seconds, update, records in steps:
-            clock[0] = 1000 + seconds
-            display.advance(run, update, records)
-        display.evaluating(run)
-        display.finish(run, "score 70.0")
-    assert capsys.readouterr().out.splitlines() == [
-        "Toy seed 1: 2 epochs, 8 updates",
-        "Toy seed 1: update 3 of 8, epoch 1 of 2, loss 0.650, about 10 s left",
-        "Toy seed 1, epoch 1 of 2: dev score 61.3",
-        # 34 seconds for four updates
-        "Toy seed 1: update 5 of 8, epoch 2 of 2, loss is not finite, dev score 61.3, about 26 s left",
-        "Toy seed 1, epoch 2 of 2: dev score 70.0",
-        "Toy seed 1: scoring",
-        "Toy seed 1: score 70.0 (1 of 1 runs)",
-    ]
+    display = ProgressDisplay(1, num_done=0)
+    display.start(run)
+    for second, update, records in (
+        (2, 1, train[:1]),
+        (6, 4, [train[1], dev[0]]),
+        (35, 4, []),
+        (36, 5, train[2:]),
+        (37, 8, dev[1:]),
+    ):
+        seconds[0] = 1000.0 + second
+        display.advance(run, update, records)
+    display.evaluating(run)
+    display.finish(run, "score 70.0")
+    first, *lines, last = capsys.readouterr().out.splitlines()
+    assert (first, last) == ("Toy seed 1: 2 epochs, 8 updates", "Toy seed 1: score 70.0 (1 of 1 runs)")
+    expected = (
+        ("epoch 1 of 2", " 4/8 ", "loss 0.600, dev score 61.3"),
+        ("epoch 2 of 2", " 5/8 ", "loss is not finite, dev score 61.3"),
+        ("epoch 2 of 2", " 8/8 ", "loss is not finite, dev score 70.0"),
+    )
+    for line, parts in zip(lines, expected, strict=True):
+        assert all(part in line for part in ("Toy seed 1, ", *parts)), line
