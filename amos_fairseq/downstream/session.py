@@ -211,8 +211,7 @@ def choose_precision(asked: str, devices: Sequence[str], saved: Saved | None = N
     wanted, on_gpu, supported = saved.precision if saved and asked == "auto" else asked, devices[0] != "cpu", True
     if wanted in ("auto", "bf16"):
         supported = gpus_support_bf16() if on_gpu else supports_bf16(on_gpu=False)
-    whose, verb = ("the GPUs", "do") if on_gpu else ("the processor", "does")
-    device = Device(on_gpu, supported, f"{whose} {verb} {'' if supported else 'not '}support bfloat16 in hardware")
+    device = Device(on_gpu, supported, "the GPUs do not support bfloat16 in hardware")  # on a CPU it is emulated
     precision, _ = decide(asked, saved, device)
     if asked != "auto":  # whether it is that of the results is compared with their other settings
         if problem := refusal(precision, f"--precision {precision}", None, device):

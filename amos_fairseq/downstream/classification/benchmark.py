@@ -38,7 +38,6 @@ from amos_fairseq.strangers import read_text
 ROWS_TOLERANCE = 0.001
 # The fields of task.json that, with the source files, determine the data.
 IDENTITY_FIELDS = ("task", "kind", "labels", "tokenizer_sha256", "max_train_rows", "seed")
-POSITIVE_CLASS = 1  # "1" of MRPC and QQP: a paraphrase
 
 
 @dataclass(frozen=True)
@@ -74,9 +73,10 @@ class TextData:
 
     @property
     def dev_splits(self) -> dict[str, str]:
-        """Dev split -> suffix of its scores."""
-        splits = TASKS[self.name].dev_splits if self.name in TASKS else {"valid": ""}
-        return {split: suffix for split, suffix in splits.items() if split in self.record["splits"]}
+        """Dev split -> suffix of its scores: "", and "_mm" for MNLI's mismatched set."""
+        return {
+            split: "_mm" if split == "valid1" else "" for split in self.record["splits"] if split.startswith("valid")
+        }
 
     @property
     def num_train(self) -> int:
@@ -197,8 +197,8 @@ def score(task: str, kind: str, predictions: np.ndarray, labels: np.ndarray) -> 
     if "f1" in TASKS[task].scores:
         from sklearn.metrics import f1_score  # takes a second to import
 
-        # 0 if neither labels nor predictions have a positive, as for any model that finds no positive.
-        scores["f1"] = 100 * float(f1_score(labels, predictions, pos_label=POSITIVE_CLASS, zero_division=0))
+        # Of a paraphrase; 0 if neither labels nor predictions have one, as for any model that finds none.
+        scores["f1"] = 100 * float(f1_score(labels, predictions, pos_label=1, zero_division=0))
     return {name: scores[name] for name in TASKS[task].scores}
 
 

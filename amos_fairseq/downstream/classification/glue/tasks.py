@@ -54,11 +54,6 @@ class GlueTask:
         return {split: (f"{self.name}/{name}",) for split, name in names.items()}
 
     @property
-    def dev_splits(self) -> dict[str, str]:
-        """Split -> suffix of its scores: "", and "_mm" for MNLI's mismatched set."""
-        return {split: "_mm" if split == "valid1" else "" for split in self.files if split.startswith("valid")}
-
-    @property
     def test_files(self) -> dict[str, str]:
         """Split -> name of the leaderboard's file."""
         tests = [split for split in self.files if is_test(split)]
