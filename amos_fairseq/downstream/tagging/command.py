@@ -14,12 +14,12 @@ from statistics import fmean
 from typing import Any
 
 import torch
+from fairseq.data import Dictionary
 from fairseq.models import BaseFairseqModel
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.downstream.benchmark import Benchmark, BenchmarkTask, TaskRun, batches, selection_flags, usable_folder
 from amos_fairseq.downstream.classification.scores import AVERAGE
 from amos_fairseq.downstream.multi_task.dataset import check_epoch, rows_per_epoch
@@ -68,8 +68,10 @@ class ColumnData:
         cls, session: Session, column: Column, with_views: bool, data_set: type[TaggedSentences] = TaggedSentences
     ) -> "ColumnData":
         session.checkpoint.check_tokenizer(column.directory / "tokenizer")
-        dictionary = Vocabulary.of_corpus([column.directory], None).load_dictionary()
-        max_tokens = session.checkpoint.max_positions
+        dictionary, max_tokens = (
+            Dictionary(),
+            session.checkpoint.max_positions,
+        )  # special tokens have the same ids in all
         train, dev = (
             data_set(column.directory, split, dictionary, len(column.labels), max_tokens, training=split == "train")
             for split in ("train", "valid")
