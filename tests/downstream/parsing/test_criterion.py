@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq.logging import metrics
+from small_models import logged
 
 from amos_fairseq.downstream.parsing.model import TREES
 from amos_fairseq.downstream.parsing.task import DependencyParsingCriterion
@@ -29,10 +29,7 @@ def test_loss_and_scores_by_hand():
     loss, size, log = criterion(model, sample)
     expected = math.log(19 + math.exp(3)) + math.log(19 + math.exp(2)) + math.log(19 + math.exp(1))
     assert (loss.item(), size) == (pytest.approx(expected, rel=1e-6), 3)
-    with metrics.aggregate(new_root=True) as aggregated:
-        log = {name: v.item() if torch.is_tensor(v) else v for name, v in log.items()}
-        criterion.reduce_metrics([log, log])
-    values = aggregated.get_smoothed_values()
+    values = logged(DependencyParsingCriterion, log, log)
     assert (values["uas"], values["las"]) == (50, 25)
     assert values["loss"] == pytest.approx(expected / 3, abs=1e-4)
     model.training = True
@@ -52,8 +49,6 @@ def test_the_term_of_views_by_hand():
     sample |= {"nwords": 1, "ntokens": 3, "nsentences": 1, "unlabeled_weight": 1.5, "num_unlabeled_words": 1}
     loss, _, log = criterion(model, sample)
     assert float(loss.detach()) == pytest.approx(math.log(8) + 1.5 * 2 * math.log(2), rel=1e-6)
-    with metrics.aggregate(new_root=True) as aggregated:
-        criterion.reduce_metrics([{name: float(value) for name, value in log.items()}])
-    values = aggregated.get_smoothed_values()
+    values = logged(DependencyParsingCriterion, log)
     expected = {"labeled_loss": math.log(8), "cvt_loss": 2 * math.log(2), "kl_full": math.log(2)}
     assert {name: values[name] for name in expected} == pytest.approx(expected, abs=1e-4)
