@@ -53,7 +53,7 @@ def read_predictions(file: Path, data: TextData) -> tuple[np.ndarray, str]:
     the file."""
     # Other programs need not write this record.
     problem, advice = f"{file} is for other rows", "give the same files and --max-rows"
-    check_claim(file.with_suffix(".json"), data.rows_identity(), problem, advice, only_these=True)
+    check_claim(file.with_suffix(".json"), data.rows_identity(), problem, advice)
     kind, names, rows = data.record["kind"], columns_of(data), data.num_train
     table = TableFile(file)
     if sorted(table.columns) != sorted([INDEX, *names]):
