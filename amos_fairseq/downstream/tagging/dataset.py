@@ -23,7 +23,7 @@ from amos_fairseq.downstream.tagging.prepare import MANIFEST, UNLABELED, WORD_AR
 from amos_fairseq.downstream.tagging.scores import count, main_score
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
-from amos_fairseq.strangers import is_unicode, parse_json, read_json, read_json_lines, read_text
+from amos_fairseq.strangers import field, is_unicode, parse_json, read_json, read_json_lines, read_text
 
 # Beside the checkpoints, one label a line, so that they can be exported without the data.
 LABELS_FILE = "labels.txt"
@@ -50,9 +50,16 @@ class Column:
 
     @classmethod
     def of(cls, directory: Path) -> "Column":
-        manifest = read_tagging_manifest(directory)
-        content = (manifest[key] for key in ("column", "labels", "has_spans"))
-        return cls(directory, *content, content_sha256(manifest))
+        """Read the manifest. The column is part of the names of folders, which must be inside OUT."""
+        path = directory / MANIFEST
+        manifest = read_json(path, f"it was not written by amos prepare; {_HINT}")
+        try:
+            name, labels = field(manifest, "column", str), field(manifest, "labels", list)
+            if not is_column_name(name) or not are_labels(labels):
+                raise ValueError("the column or its labels have other names than amos prepare gives")
+            return cls(directory, name, labels, field(manifest, "has_spans", bool), content_sha256(manifest))
+        except ValueError as error:
+            raise UserError(f"{path} was not written by amos prepare ({error}): {_HINT}") from error
 
     @property
     def head(self) -> str:
@@ -90,23 +97,6 @@ def word_head_name(column: str) -> str:
 def column_of(head: str) -> str:
     """Return the column of a head of :func:`word_head_name`; characters other than letters and digits are ``_``."""
     return head.removesuffix("_labels")
-
-
-def read_tagging_manifest(directory: Path) -> dict[str, Any]:
-    path = directory / MANIFEST
-    manifest = read_json(path, f"it was not written by amos prepare; {_HINT}")
-    try:
-        # The column is part of the names of folders, which must be inside OUT.
-        is_complete = (
-            manifest.keys() >= {"labels", "column", "has_spans", "tokenizer_sha256", "splits"}
-            and is_column_name(manifest["column"])
-            and are_labels(manifest["labels"])
-        )
-    except TypeError:
-        is_complete = False
-    if not is_complete:
-        raise UserError(f"{path} was not written by amos prepare: {_HINT}")
-    return manifest
 
 
 def are_labels(labels: Any) -> bool:

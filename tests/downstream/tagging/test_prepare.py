@@ -4,6 +4,7 @@ import gzip
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from failures import error_line, harm_last_byte
@@ -12,7 +13,7 @@ from fairseq.data.indexed_dataset import MMapIndexedDataset
 from preparing import prepare
 from synthetic_tagging import make_sentences, prepare_tagging, write_columns, write_conllu
 
-from amos_fairseq.downstream.tagging.dataset import Column, TaggedSentences, read_tagging_manifest
+from amos_fairseq.downstream.tagging.dataset import Column, TaggedSentences
 from amos_fairseq.errors import UserError
 from amos_fairseq.text.tokenization import load_tokenizer
 
@@ -36,6 +37,10 @@ def words_of(data: Path, split: str) -> list[list[str]]:
     return found
 
 
+def manifest_of(data: Path) -> dict[str, Any]:
+    return json.loads((data / "tagging.json").read_text(encoding="utf-8"))
+
+
 def labels_of(data: Path) -> list[list[str]]:
     names = Column.of(data).labels
     return [[names[i] for i in labels.tolist()] for labels in MMapIndexedDataset(str(data / "valid.label"))]
@@ -47,7 +52,7 @@ def test_every_word_has_its_label_and_its_pieces(data):
     assert Column.of(data).read_words("valid") == words
     assert words_of(data, "valid") == [[word.lower().replace("ﬁ", "fi") for word in rows] for rows in words]
     assert labels_of(data) == [[chunk for _, _, chunk in rows] for rows in sentences]
-    manifest = read_tagging_manifest(data)
+    manifest = manifest_of(data)
     assert (manifest["column"], manifest["labels"], manifest["has_spans"]) == ("chunk", ["B-NAME", "I-NAME", "O"], True)
     num_words = sum(map(len, words))
     assert manifest["splits"]["train"]["words"] == manifest["splits"]["valid"]["words"] == num_words
@@ -78,7 +83,7 @@ def test_conllu_and_other_columns(data, tmp_path):
         assert (out / "valid.tokens.bin").read_bytes() == (data / "valid.tokens.bin").read_bytes()
     named = ["--columns", "tag,group", "--column", "tag"]
     main([*files, data / "tokenizer", tmp_path / "named", *named])
-    assert read_tagging_manifest(tmp_path / "named")["column"] == "tag"
+    assert manifest_of(tmp_path / "named")["column"] == "tag"
 
 
 def test_few_labels_and_the_rest_without(data, tmp_path):
@@ -90,7 +95,7 @@ def test_few_labels_and_the_rest_without(data, tmp_path):
     assert words_of(out, "unlabeled") == [one for place, one in enumerate(everything) if place % 4]
     assert words_of(out, "valid") == everything
     assert not (out / "unlabeled.label.bin").exists()
-    manifest = read_tagging_manifest(out)
+    manifest = manifest_of(out)
     counts = {split: facts["sentences"] for split, facts in manifest["splits"].items()}
     assert counts == {"train": 10, "valid": 40, "unlabeled": 30}
     more = tmp_path / "more.txt"
@@ -103,7 +108,7 @@ def test_few_labels_and_the_rest_without(data, tmp_path):
 def test_spans_in_bioes(data, tmp_path):
     source = data.parent / "train.txt"
     main([source, source, data / "tokenizer", tmp_path / "out", "--encoding", "bioes"])
-    assert read_tagging_manifest(tmp_path / "out")["labels"] == ["B-NAME", "E-NAME", "O", "S-NAME"]
+    assert manifest_of(tmp_path / "out")["labels"] == ["B-NAME", "E-NAME", "O", "S-NAME"]
     labels = [label for rows in labels_of(tmp_path / "out") for label in rows]
     before = [chunk for rows in make_sentences() for _, _, chunk in rows]
     assert [label == "O" for label in labels] == [label == "O" for label in before]
