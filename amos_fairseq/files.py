@@ -166,9 +166,9 @@ def _holder_of(path: str) -> str:
 def claim(record: Path, identity: Mapping[str, Any], problem: str, advice: str) -> bool:
     """Claim the folder of the JSON file ``record`` for the work that ``identity`` describes; return whether it was claimed.
 
-    The one answer to "does this folder belong to this command, may it continue here": ``identity`` has everything that
-    determines the result, as plain values. The first command writes it, and the folder. A later one continues if its own is
-    equal; otherwise a :class:`UserError` names the first difference: "{problem} (seed: 1 there, 2 here): {advice}".
+    ``identity`` has everything that determines the result, as plain values. The first command writes it, and the folder. A
+    later one continues if its own is equal; otherwise a :class:`UserError` names the first difference:
+    "{problem} (seed: 1 there, 2 here): {advice}".
     """
     was_claimed = check_claim(record, identity, problem, advice)
     if not was_claimed:
@@ -308,7 +308,7 @@ def joined_sha256(paths: Iterable[str | os.PathLike], on_read: Callable[[int], o
 
 
 def sample_sha256(path: str | os.PathLike, num_samples: int = 16, sample_size: int = 1 << 16) -> str:
-    """Return the hexadecimal sha256 of a file's size and of evenly spaced samples of it, the first and the last included.
+    """Return the sha256 of a file's size and of evenly spaced samples of it, the first and the last bytes included.
 
     It identifies a large file by reading 1 MiB; it does not find damage between the samples.
     """

@@ -32,12 +32,7 @@ _KINDS = {dict: "an object", list: "a list", str: "a string", int: "an integer",
 
 
 def read_bytes(path: str | os.PathLike, hint: str, largest: int = LARGEST_FILE) -> bytes:
-    """Return the content of a file.
-
-    Args:
-        hint: how to fix it, the end of the message.
-        largest: size in bytes up to which a file is read.
-    """
+    """Return the content of a file of at most ``largest`` bytes; ``hint``: how to fix it, the end of the message."""
     try:
         status = os.stat(path)
         if stat.S_ISDIR(status.st_mode):
@@ -56,7 +51,7 @@ def read_bytes(path: str | os.PathLike, hint: str, largest: int = LARGEST_FILE) 
 
 
 def read_text(path: str | os.PathLike, hint: str, largest: int = LARGEST_FILE) -> str:
-    """Return the content of a UTF-8 file. For the arguments and errors see :func:`read_bytes`."""
+    """Return the content of a UTF-8 file, as :func:`read_bytes` does."""
     try:
         return read_bytes(path, hint, largest).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -64,13 +59,8 @@ def read_text(path: str | os.PathLike, hint: str, largest: int = LARGEST_FILE) -
 
 
 def read_json(path: str | os.PathLike, hint: str, kind: type = dict, optional: bool = False) -> Any:
-    """Return the content of a JSON file.
-
-    Args:
-        hint: how to fix it, the end of the message.
-        kind: what the file contains: dict, list, or object for any value.
-        optional: return None if nothing has this path.
-    """
+    """Return the content of a JSON file: a dict, a list, or with ``object`` any value; None if nothing has this path and it is
+    ``optional``. ``hint``: how to fix it."""
     if optional:
         try:
             os.lstat(path)
@@ -98,10 +88,7 @@ def read_json_lines(path: Path, hint: str, parse: Callable[[str], Any]) -> list[
 
 
 def read_yaml(path: str | os.PathLike, hint: str, largest: int = 1 << 20) -> Any:
-    """Return the content of a YAML file without aliases: nine lists of nine aliases each grow ninefold per level.
-
-    For the arguments see :func:`read_bytes`.
-    """
+    """Return the content of a YAML file without aliases: nine lists of nine aliases each grow ninefold per level."""
     import yaml  # not needed by most commands
 
     class Loader(yaml.SafeLoader):
@@ -115,23 +102,14 @@ def read_yaml(path: str | os.PathLike, hint: str, largest: int = 1 << 20) -> Any
         return yaml.load(text, Loader)
     except RecursionError:
         raise UserError(f"{path} is nested too deeply: {hint}") from None
-    except (
-        yaml.YAMLError,
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-    ) as error:  # ValueError: the date 2000-99-99
+    # ValueError: the date 2000-99-99
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path} is not YAML that can be read ({reason:.200}): {hint}") from error
 
 
 def parse_json(text: str | bytes, kind: type = dict, **hooks: Any) -> Any:
-    """Return the content of a JSON text.
-
-    Args:
-        hooks: arguments of ``json.loads``. A hook for numbers replaces the check of that kind of number.
-    """
+    """Return the content of a JSON text. ``hooks`` of ``json.loads``: one for numbers replaces the check of such numbers."""
     checks = {"parse_int": _integer, "parse_float": _float, "parse_constant": _float}
     try:
         content = json.loads(text, **checks | hooks)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import tokenizers
-from tokenizer_text import HOSTILE, assert_survives_fairseq, hugging_face_directory, small_tokenizer_of_kind
+from tokenizer_text import HOSTILE, hugging_face_directory, small_tokenizer_of_kind
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.tokenizer import exported_tokenizer
@@ -16,10 +16,6 @@ from amos_fairseq.text.tokenization.tokenizer import SPECIAL_SYMBOLS, spell_piec
 def hugging_face(request, sample, tmp_path_factory):
     directory = tmp_path_factory.mktemp(request.param) / "tokenizer"
     return load_tokenizer(hugging_face_directory(directory, request.param, sample)), directory
-
-
-def test_hugging_face_pieces_survive_fairseq(hugging_face, tmp_path):
-    assert_survives_fairseq(hugging_face[0], tmp_path)
 
 
 def test_hugging_face_ids_are_those_of_the_library(hugging_face):
@@ -49,15 +45,6 @@ def test_hugging_face_byte_level_round_trip(sample, tmp_path):
     tokenizer = load_tokenizer(hugging_face_directory(tmp_path / "bytes", "bytes", sample))
     for line in HOSTILE:
         assert tokenizer.decode(tokenizer.encode(line)) == line
-
-
-def test_hugging_face_saved_tokenizer_is_the_same_one(hugging_face, tmp_path):
-    tokenizer, _ = hugging_face
-    tokenizer.save(tmp_path)
-    loaded = load_tokenizer(tmp_path)
-    assert loaded.sha256 == tokenizer.sha256
-    assert loaded.hugging_face_ids == tokenizer.hugging_face_ids
-    assert loaded.encode_lines(HOSTILE) == [tokenizer.encode(line) for line in HOSTILE]
 
 
 def test_configuration_names_the_special_tokens(sample, tmp_path):

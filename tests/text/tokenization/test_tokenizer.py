@@ -1,9 +1,9 @@
-"""What all learned tokenizers have in common: spelling, files, limits of the vocabulary. Ids: test_conversion.py."""
+"""What all tokenizers have in common: spelling, files; limits of a learned vocabulary. Ids: test_conversion.py."""
 
 import random
 
 import pytest
-from tokenizer_text import HOSTILE, LEARNED_KINDS, assert_survives_fairseq
+from tokenizer_text import HOSTILE, assert_survives_fairseq
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import directory_sha256
@@ -12,12 +12,6 @@ from amos_fairseq.text.tokenization.tokenizer import SPECIAL_SYMBOLS, spell_piec
 from amos_fairseq.text.vocabulary import cut_long_line, learn_tokenizer
 
 NASTY_CHARACTERS = " \t\x0b\x1c\x85\xa0\u2028\u3000\\{}x<>/s@#▁Ġ#é中☃\u0301ab0"
-
-
-@pytest.fixture(scope="module", params=LEARNED_KINDS)
-def learned(request, sample):
-    bpe, case = request.param.split("-")
-    return learn_tokenizer(sample, bpe, 300, case == "cased")
 
 
 def test_spelling_is_reversible_and_one_to_one():
@@ -33,17 +27,18 @@ def test_spelling_is_reversible_and_one_to_one():
         assert spelling not in SPECIAL_SYMBOLS
 
 
-def test_learned_pieces_survive_fairseq(learned, tmp_path):
-    assert len(learned) == 300
-    assert_survives_fairseq(learned, tmp_path)
+def test_pieces_survive_fairseq(tokenizer, tmp_path):
+    assert len(tokenizer) == 300 or tokenizer.kind == "huggingface"
+    assert_survives_fairseq(tokenizer, tmp_path)
 
 
-def test_saved_tokenizer_is_the_same_one(learned, tmp_path):
-    learned.save(tmp_path)
+def test_saved_tokenizer_is_the_same_one(tokenizer, tmp_path):
+    tokenizer.save(tmp_path)
     loaded = load_tokenizer(tmp_path)
-    assert loaded.cased == learned.cased
-    assert loaded.sha256 == learned.sha256 == directory_sha256(tmp_path)
-    assert [loaded.encode(line) for line in HOSTILE] == learned.encode_lines(HOSTILE)
+    assert loaded.cased == tokenizer.cased
+    assert loaded.sha256 == tokenizer.sha256 == directory_sha256(tmp_path)
+    assert loaded.hugging_face_ids == tokenizer.hugging_face_ids
+    assert [loaded.encode(line) for line in HOSTILE] == tokenizer.encode_lines(HOSTILE)
 
 
 @pytest.mark.parametrize("bpe", ["sentencepiece", "fastbpe"])
