@@ -88,14 +88,6 @@ def test_finished_corpus_is_unchanged(corpus, inputs, capsys, refused):
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
 
 
-def test_single_shard_is_written_into_the_directory_itself(inputs, tmp_path):
-    out = tmp_path / "corpus"
-    main([*inputs, "--out", out, "--vocab-size", "200", "--workers", "1"])
-    names = {path.name for path in out.iterdir()}
-    assert names == {"train.bin", "train.idx", "valid.bin", "valid.idx", "dict.txt", "tokenizer", "corpus.json"}
-    assert json.loads((out / "corpus.json").read_text())["task_data"] == str(out)
-
-
 def test_existing_tokenizer(corpus, inputs, tmp_path):
     """The tokenizer of one corpus binarizes another text."""
     out, _ = corpus

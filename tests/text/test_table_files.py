@@ -6,7 +6,6 @@ import io
 import json
 import lzma
 import os
-import random
 from pathlib import Path
 
 import pytest
@@ -100,16 +99,6 @@ def test_lines_of_tsv_with_ordinary_quotes(tmp_path, capsys):
     assert table.broken_lines == [5, 6]
     assert list(read_documents(tmp_path / "t.tsv"))[::2] == [b'"Go\n', b'away"\n', b"c\nd\n"]
     assert "t.tsv: 2 of its rows, the first in line 5, do not have the 2 columns" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
-def test_what_csv_writes_with_tabs_is_read_as_it_was(tmp_path, quoting):
-    special, generator = '"\t\r\n', random.Random(quoting)
-    for _ in range(20):
-        texts = ("".join(generator.choices("ab" + special, k=generator.randrange(6))) for _ in range(20))
-        rows = [["n", "text", "label"], *([str(n), text, "x"] for n, text in enumerate(texts))]
-        table = TableFile(written(tmp_path / "t.tsv", separated(rows, "\t", quoting=quoting)), csv_quotes=True)
-        assert [list(table.columns), *values(table)] == rows
 
 
 SEPARATORS = {

@@ -1,11 +1,9 @@
 """Spans of pieces in the original line: the same properties for tokenizers of every kind."""
 
-import unicodedata
-
 import pytest
 from tokenizer_text import HOSTILE
 
-from amos_fairseq.text.tokenization.tokenizer import tidy_spans, unspell_piece
+from amos_fairseq.text.tokenization.tokenizer import tidy_spans
 
 # A line, and where its words begin and end, counted by hand. Brackets occur in no word of the sample: unknown pieces.
 WORDS = {
@@ -50,28 +48,6 @@ def test_words_begin_and_end_where_pieces_do(tokenizer, line, words):
     for word in words:
         inside = [(start, end) for start, end in aligned if word[0] <= start < word[1]]
         assert (inside[0][0], max(end for _, end in inside)) == word, (line[slice(*word)], aligned)
-
-
-def bare(text: str) -> str:
-    """Without case, accents and compatibility forms, which normalizers change."""
-    decomposed = unicodedata.normalize("NFKD", text).casefold()
-    return "".join(c for c in decomposed if unicodedata.category(c) not in ("Mn", "Cc", "Cf"))
-
-
-def test_slices_spell_the_pieces(tokenizer):
-    """For every known piece that does not share its span."""
-    compared = 0
-    known = set(tokenizer.dictionary_symbols)
-    for line in [line for line in [*HOSTILE, *WORDS] if len(line) < 200]:
-        aligned = tokenizer.encode_with_offsets(line)
-        for number, (piece, start, end) in enumerate(aligned):
-            alone = all(other[2] <= start or other[1] >= end for other in aligned[:number] + aligned[number + 1 :])
-            spelled = unspell_piece(piece)
-            if piece in known and alone and start < end and spelled.isascii():
-                mark = spelled.removesuffix("</w>").replace("##", "")
-                compared += 1
-                assert bare(line[start:end]) == (bare(mark) or bare(spelled)).strip(), (line, aligned[number])
-    assert compared > 50
 
 
 def test_spans_of_the_libraries_are_converted_to_one_convention():
