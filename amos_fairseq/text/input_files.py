@@ -1,15 +1,12 @@
-"""Lines, documents and rows of any input file, read in constant memory; every error names the file and the line.
+"""Lines and rows of any input file, read in constant memory; every error names the file and the line.
 
-A document is ``bytes``: valid UTF-8, one non-empty stripped paragraph per line, each line ended by ``\\n``. NUL characters are
-removed from all texts, because tokenizers differ: one removes them, another encodes them as ``<unk>``.
+NUL characters are removed from all texts, because tokenizers differ: one removes them, another encodes them as ``<unk>``.
 """
 
 import csv
 import io
-import json
 import lzma
 import os
-import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,9 +18,7 @@ from typing import Any, BinaryIO
 import zstandard
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.output.terminal import say
 from amos_fairseq.strangers import parse_json
-from amos_fairseq.text import TEXT_COLUMN
 from amos_fairseq.text.arrow_files import arrow_columns, arrow_rows, folder_files, without_nul
 
 BUFFER_BYTES = 1 << 20
@@ -44,8 +39,6 @@ _DAMAGED = (EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 # Without this list such a file would be reported as "not UTF-8", or an uncompressed archive would be read as text.
 _NOT_READ = {".7z", ".arrow", ".bz2", ".lz4", ".parquet", ".rar", ".tar", ".tbz", ".tbz2", ".tgz", ".txz", ".zip"}
 _UTF8_MARK = b"\xef\xbb\xbf"
-_LINE_ENDS = re.compile(r"[\r\n]+")
-_PARTS = re.compile(rb"[^\r]+")
 
 TEXT, TSV, CSV, JSONL, PARQUET, FOLDER = "text", "tsv", "csv", "jsonl", "parquet", "folder"
 _TABLES = {".tsv": TSV, ".csv": CSV, ".jsonl": JSONL, ".ndjson": JSONL, ".parquet": PARQUET}
@@ -127,89 +120,9 @@ def read_lines(path: Path, on_read: OnRead = ignore) -> Iterator[tuple[int, byte
             yield number, line.removeprefix(_UTF8_MARK) if number == 1 else line
 
 
-def read_documents(
-    path: Path, column: str = TEXT_COLUMN, csv_quotes: bool = False, on_read: OnRead = ignore
-) -> Iterator[bytes]:
-    """Yield the documents of an input in order.
-
-    Each row of a table and each line of JSON is one, in the field ``column``; in other files blank lines separate them.
-    """
-    kind = kind_of(path)
-    if kind == TEXT:
-        documents = _documents_of_text(path, on_read)
-    elif kind == JSONL:
-        documents = _documents_of_json(path, column, on_read)
-    else:
-        documents = _documents_of_table(TableFile(path, csv_quotes=csv_quotes, on_read=on_read), column)
-    empty = True
-    for document in documents:
-        if document:
-            empty = False
-            yield document
-    if empty:
-        place = "" if kind == TEXT else f" in {column}"
-        raise UserError(f"{path} contains no text{place}: remove it from the inputs or fill it")
-
-
-def _documents_of_text(path: Path, on_read: OnRead) -> Iterator[bytes]:
-    document, start = bytearray(), 0  # a list of many short paragraphs would take many times their size
-    for number, line in read_lines(path, on_read):
-        paragraph = line.replace(b"\0", b"").strip()
-        if not paragraph:
-            yield bytes(document)
-            document = bytearray()
-            continue
-        start = start if document else number
-        # A lone carriage return ends a line for fairseq, which reads with universal newlines.
-        for part in _PARTS.finditer(paragraph):
-            if stripped := part.group().strip():
-                document += stripped + b"\n"
-        _refuse_large(document, f"{path}: the document from line {start} on")
-    yield bytes(document)
-
-
-def _documents_of_json(path: Path, column: str, on_read: OnRead) -> Iterator[bytes]:
-    for number, line in _json_lines(path, on_read):
-        try:
-            document = _document_of(json.loads(line)[column])
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise UserError(
-                f'{path}, line {number}: not a JSON object with a string "{column}": {line[:60]!r}'
-            ) from None
-        yield document
-
-
-def _documents_of_table(table: "TableFile", column: str) -> Iterator[bytes]:
-    if column not in table.columns:
-        names = ", ".join(map(repr, table.columns))
-        raise UserError(
-            f"{table.path}: no column {column!r:.60}, it has {names[:200]}: give the name of the one with the text as "
-            "--text-column NAME, or rename a file that is plain text to .txt"
-        )
-    for number, row in table.rows():
-        place = f"{table.path}, {'row' if table.kind in (PARQUET, FOLDER) else 'line'} {number}"
-        text = row[column]
-        if not isinstance(text, str | None):
-            raise UserError(f"{place}: {column} is {text!r:.60}, not a text")
-        document = _document_of(text or "")
-        _refuse_large(document, f"{place}: the document")
-        yield document
-    if broken := table.broken_lines:
-        say(
-            f"{table.path}: {len(broken)} of its rows, the first in line {broken[0]}, do not have the {len(table.columns)} "
-            "columns of its first line and are left out"
-            + (" (if a program wrote it as CSV, give --csv-quotes)" if table.kind == TSV else "")
-        )
-
-
-def _refuse_large(document: bytes | bytearray, what: str) -> None:
+def refuse_large(document: bytes | bytearray, what: str) -> None:
     if len(document) > LARGEST_DOCUMENT_BYTES:
         raise UserError(f"{what} is larger than {_in_mib(LARGEST_DOCUMENT_BYTES)}: put a blank line between documents")
-
-
-def _document_of(text: str) -> bytes:
-    paragraphs = map(str.strip, _LINE_ENDS.split(text.replace("\0", "")))
-    return "".join(f"{paragraph}\n" for paragraph in paragraphs if paragraph).encode("utf-8")
 
 
 class TableFile:
@@ -337,7 +250,7 @@ def _csv_records(path: Path, lines: Iterator[str], separator: str) -> Iterator[t
 
 
 def _json_objects(path: Path, on_read: OnRead) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in _json_lines(path, on_read):
+    for number, line in json_lines(path, on_read):
         try:
             row = parse_json(line)
             yield number, without_nul(row) if b"\\u" in line else row
@@ -347,7 +260,7 @@ def _json_objects(path: Path, on_read: OnRead) -> Iterator[tuple[int, dict[str, 
             ) from None
 
 
-def _json_lines(path: Path, on_read: OnRead) -> Iterator[tuple[int, bytes]]:
+def json_lines(path: Path, on_read: OnRead) -> Iterator[tuple[int, bytes]]:
     for number, line in read_lines(path, on_read):
         refuse_many_brackets(line, path, number)
         if line.strip():

@@ -47,7 +47,7 @@ from amos_fairseq.text.encoding import (
     join_encoded,
     start_encoding_process,
 )
-from amos_fairseq.text.input_files import TEXT, files_of, kind_of, read_documents
+from amos_fairseq.text.input_files import TEXT, files_of, kind_of
 from amos_fairseq.text.prepared_data import check_paths
 from amos_fairseq.text.processes import (
     KilledWorkerError,
@@ -56,7 +56,16 @@ from amos_fairseq.text.processes import (
     process_pool,
     use_threads,
 )
-from amos_fairseq.text.split import SAMPLE, VALID, Split, SplitSettings, group_into_shards, split_corpus, text_file
+from amos_fairseq.text.split import (
+    SAMPLE,
+    VALID,
+    Split,
+    SplitSettings,
+    group_into_shards,
+    read_documents,
+    split_corpus,
+    text_file,
+)
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
 from amos_fairseq.text.tokenization.conversion import from_sentencepiece
 from amos_fairseq.text.vocabulary import learn_tokenizer

@@ -1,4 +1,6 @@
-"""Split the inputs in one pass: validation documents, a sample for the vocabulary, and the training text in files.
+"""Read the documents of the inputs in one pass: some for validation, a sample for the vocabulary, training text in files.
+
+A document is ``bytes``: valid UTF-8, one non-empty stripped paragraph per line, each line ended by ``\\n``.
 
 The split of a document depends only on its content and the seed, not on the number of processes.
 """
@@ -6,19 +8,38 @@ The split of a document depends only on its content and the seed, not on the num
 import contextlib
 import hashlib
 import heapq
+import json
 import math
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.output.terminal import say
 from amos_fairseq.text import TEXT_COLUMN
-from amos_fairseq.text.input_files import read_documents
+from amos_fairseq.text.input_files import (
+    FOLDER,
+    JSONL,
+    PARQUET,
+    TEXT,
+    TSV,
+    OnRead,
+    TableFile,
+    ignore,
+    json_lines,
+    kind_of,
+    read_lines,
+    refuse_large,
+)
 
 VALID, SAMPLE = "valid.txt", "sample.txt"
 GROUPS_PER_SHARD = 16  # small enough to form shards of nearly equal size
 FILE_BYTES = 1 << 22  # of text: what a process encodes at a time, and an interrupted run at most repeats
+
+_LINE_ENDS = re.compile(r"[\r\n]+")
+_PARTS = re.compile(rb"[^\r]+")
 
 
 @dataclass(frozen=True)
@@ -81,9 +102,87 @@ class SmallestHashes:
         return [(key, document) for key in sorted(self._documents) for document in self._documents[key]]
 
 
-def split_corpus(
-    inputs: list[Path], directory: Path, settings: SplitSettings, on_read: Callable[[int], object]
-) -> Split:
+def read_documents(
+    path: Path, column: str = TEXT_COLUMN, csv_quotes: bool = False, on_read: OnRead = ignore
+) -> Iterator[bytes]:
+    """Yield the documents of an input in order.
+
+    Each row of a table and each line of JSON is one, in the field ``column``; in other files blank lines separate them.
+    """
+    kind = kind_of(path)
+    if kind == TEXT:
+        documents = _documents_of_text(path, on_read)
+    elif kind == JSONL:
+        documents = _documents_of_json(path, column, on_read)
+    else:
+        documents = _documents_of_table(TableFile(path, csv_quotes=csv_quotes, on_read=on_read), column)
+    empty = True
+    for document in documents:
+        if document:
+            empty = False
+            yield document
+    if empty:
+        place = "" if kind == TEXT else f" in {column}"
+        raise UserError(f"{path} contains no text{place}: remove it from the inputs or fill it")
+
+
+def _documents_of_text(path: Path, on_read: OnRead) -> Iterator[bytes]:
+    document, start = bytearray(), 0  # a list of many short paragraphs would take many times their size
+    for number, line in read_lines(path, on_read):
+        paragraph = line.replace(b"\0", b"").strip()
+        if not paragraph:
+            yield bytes(document)
+            document = bytearray()
+            continue
+        start = start if document else number
+        # A lone carriage return ends a line for fairseq, which reads with universal newlines.
+        for part in _PARTS.finditer(paragraph):
+            if stripped := part.group().strip():
+                document += stripped + b"\n"
+        refuse_large(document, f"{path}: the document from line {start} on")
+    yield bytes(document)
+
+
+def _documents_of_json(path: Path, column: str, on_read: OnRead) -> Iterator[bytes]:
+    for number, line in json_lines(path, on_read):
+        try:
+            document = _document_of(json.loads(line)[column])
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise UserError(
+                f'{path}, line {number}: not a JSON object with a string "{column}": {line[:60]!r}'
+            ) from None
+        yield document
+
+
+def _documents_of_table(table: TableFile, column: str) -> Iterator[bytes]:
+    if column not in table.columns:
+        names = ", ".join(map(repr, table.columns))
+        raise UserError(
+            f"{table.path}: no column {column!r:.60}, it has {names[:200]}: give the name of the one with the text as "
+            "--text-column NAME, or rename a file that is plain text to .txt"
+        )
+    for number, row in table.rows():
+        place = f"{table.path}, {'row' if table.kind in (PARQUET, FOLDER) else 'line'} {number}"
+        text = row[column]
+        if not isinstance(text, str | None):
+            raise UserError(f"{place}: {column} is {text!r:.60}, not a text")
+        document = _document_of(text or "")
+        refuse_large(document, f"{place}: the document")
+        yield document
+    if broken := table.broken_lines:
+        say(
+            f"{table.path}: {len(broken)} of its rows, the first in line {broken[0]}, do not have the {len(table.columns)} "
+            "columns of its first line and are left out"
+            + (" (if a program wrote it as CSV, give --csv-quotes)" if table.kind == TSV else "")
+        )
+
+
+def _document_of(text: str) -> bytes:
+    paragraphs = map(str.strip, _LINE_ENDS.split(text.replace("\0", "")))
+    return "".join(f"{paragraph}\n" for paragraph in paragraphs if paragraph).encode("utf-8")
+
+
+def split_corpus(inputs: list[Path], directory: Path, settings: SplitSettings, on_read: OnRead) -> Split:
     """Write ``valid.txt``, ``sample.txt`` and ``00000.txt``, ``00001.txt``, ... into ``directory``.
 
     Each file has complete documents, with a blank line behind each. ``on_read`` is called with the number of bytes read from

@@ -14,7 +14,8 @@ from synthetic_corpus import make_documents, write_jsonl, write_text
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.text import input_files
-from amos_fairseq.text.input_files import read_content, read_documents, read_lines
+from amos_fairseq.text.input_files import read_content, read_lines
+from amos_fairseq.text.split import read_documents
 
 DOCUMENTS = make_documents(40)
 EXPECTED = ["".join(f"{paragraph}\n" for paragraph in document).encode("utf-8") for document in DOCUMENTS]

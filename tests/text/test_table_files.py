@@ -12,7 +12,8 @@ import pytest
 import zstandard
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.text.input_files import TableFile, files_of, read_documents
+from amos_fairseq.text.input_files import TableFile, files_of
+from amos_fairseq.text.split import read_documents
 
 COMPRESS = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
 HOSTILE = [
