@@ -136,7 +136,8 @@ class Runner:
         benchmark.fill_directory(run)
         command, variables = training_command(run, benchmark, device), environment(device, len(session.devices))
         report = functools.partial(display.advance, run)
-        train(command, run.directory, variables, self.stop, report, variables_of_server(session.devices))
+        start = functools.partial(ForkedCommand, server_variables=variables_of_server(session.devices))
+        train(command, run.directory, variables, self.stop, report, start)
         display.evaluating(run)
         checkpoint = run.directory / f"checkpoint_{run.hyperparameters.checkpoint}.pt"
         if not checkpoint.is_file():
@@ -219,7 +220,7 @@ def train(
     variables: Mapping[str, str],
     stop: threading.Event,
     report: Callable[[int, list[dict[str, Any]]], None],
-    server_variables: Mapping[str, str],
+    start: Callable[[list[str], Mapping[str, str], BinaryIO], Any] = ForkedCommand,
 ) -> None:
     """Run the command until it exits; its output is appended to ``train.log``. Once ``stop`` is set, it is asked to save a
     checkpoint and exit.
@@ -230,12 +231,12 @@ def train(
     Args:
         report: called several times a second with the number of updates so far and the records of the metrics file since the
             last call.
-        server_variables: of the process that forks it.
+        start: starts the process with its output in an open file, and so that it ends with this one.
     """
     metrics = NewRecords(directory)
     with _open_log(directory) as log:
         begin = log.tell()  # earlier output belongs to an earlier part of the run
-        process = ForkedCommand(command, variables, log, server_variables=server_variables)
+        process = start(command, variables, log)
         deadline, code = None, None
         try:
             while code is None:

@@ -50,7 +50,7 @@ def fake_training(start, monkeypatch):
     def flag(command, name, default=None):
         return command[command.index(name) + 1] if name in command else default
 
-    def train(command, directory, variables, stop, report, server_variables):
+    def train(command, directory, variables, stop, report, start):
         commands.append(command)
         state = read_state(checkpoint)
         cfg = argparse.Namespace(**state["cfg"]["model"])

@@ -52,7 +52,7 @@ def trainings(monkeypatch):
     """Record the calls of training, and write checkpoints instead of starting a process."""
     calls = []
 
-    def train(command, directory, variables, stop, report, server_variables):
+    def train(command, directory, variables, stop, report, start):
         calls.append(directory.name)
         state = {"last_optimizer_state": {"m": torch.zeros(9)}, "model": {"w": torch.ones(2)}}
         state |= {"optimizer_history": [{"num_updates": 4}], "extra_state": {"previous_training_time": 2.5}}

@@ -31,7 +31,7 @@ def run(tmp_path, monkeypatch):
 
     def run(code, stop=None, report=print, arguments=()):
         (tmp_path / "programs" / "program.py").write_text(code)
-        train(["program", *arguments], tmp_path, dict(os.environ), stop or threading.Event(), report, {})
+        train(["program", *arguments], tmp_path, dict(os.environ), stop or threading.Event(), report)
 
     return run
 
@@ -105,7 +105,7 @@ def test_a_training_saves_and_ends_when_its_parent_is_killed(tmp_path):
         "import os, pathlib, threading\n"
         "from amos_fairseq.downstream.runner import train\n"
         "if __name__ == '__main__':  # multiprocessing imports the main module in each process\n"
-        "    train(['child'], pathlib.Path(), dict(os.environ), threading.Event(), print, {})"
+        "    train(['child'], pathlib.Path(), dict(os.environ), threading.Event(), print)"
     )
     log, variables = tmp_path / "train.log", {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     parent = ForkedCommand("parent", [], tmp_path, tmp_path / "out", tmp_path / "err", env=variables)

@@ -106,7 +106,7 @@ def results_row(
     return [name, *cells, format_score(value) + suffix]
 
 
-def task_heading(task: str, score: str | None) -> str:
+def task_heading(task: str, score: str | None = None) -> str:
     """Return the task's name, with the score if it is not accuracy."""
     score = score or TASKS[task].main_score
     if task == "MNLI":
