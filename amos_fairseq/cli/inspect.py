@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(f"--seed {arguments.seed} is out of range: give a number from 0 to {LARGEST_SEED}")
     import_fairseq(arguments.checkpoint)
     from amos_fairseq.checkpoints.read import load_checkpoint
-    from amos_fairseq.report.inspect_text import inspect_text, text_of_corpus
+    from amos_fairseq.report.inspection import inspect_text, text_of_corpus
     from amos_fairseq.report.pages import print_inspection, render_inspection
 
     text = arguments.text if arguments.file is None else read_file(arguments.file)

@@ -3,14 +3,11 @@
 import argparse
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.terminal import ending_in_one_line, say
-
-if TYPE_CHECKING:
-    from amos_fairseq.checkpoints.read import LoadedCheckpoint
 
 # Far more than a computer finishes; PyTorch refuses larger numbers with its own words.
 LARGEST = {"seeds": 1_000_000, "lr": 1000, "batch_size": 1_000_000_000, "updates": 1_000_000_000}
@@ -28,9 +25,7 @@ def add_parser(subparsers: Any) -> None:
     add("--checkpoint", metavar="CKPT", required=True, help="checkpoint, or SAVE_DIR of a run (its last checkpoint)")
     text = "tokenizer directory of the run (default: the directory tokenizer beside the checkpoint)"
     add("--tokenizer", metavar="DIR", help=text)
-    text = (
-        "directory of a treebank (CoNLL-U: ...-train.conllu, -dev, -test), of CoNLL-2000 (train.txt, test.txt) or of "
-    )
+    text = "directory of a treebank (CoNLL-U: ...-train.conllu, -dev, -test), of CoNLL-2000 (train.txt, test.txt), of "
     text += "SemEval-2010 task 8 (TRAIN_FILE.TXT, TEST_FILE_FULL.TXT), or with several of them; or with "
     text += "TASK/{train,valid,test}.jsonl, as amos prepare probing writes"
     add("--data", metavar="DIR", type=Path, required=True, help=text)
@@ -57,6 +52,9 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    for name in OF_PROBES if arguments.attention else ():
+        if getattr(arguments, name) != parser.get_default(name):
+            raise UserError(f"--{name.replace('_', '-')} has no effect with --attention: leave it out")
     for name, largest in LARGEST.items():
         value = getattr(arguments, name)
         if value is not None and not 0 < value <= largest:
@@ -68,72 +66,26 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
 
     from amos_fairseq.checkpoints.encoder import check_device
     from amos_fairseq.checkpoints.read import load_checkpoint
+    from amos_fairseq.probing.attention import probe_attention
     from amos_fairseq.probing.experiment import run_probes
-    from amos_fairseq.probing.training import LEARNING_RATES, ProbeSettings
+    from amos_fairseq.probing.prepare import read_tasks
+    from amos_fairseq.probing.probe import LEARNING_RATES, ProbeSettings
 
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device(device)
-    loaded = load_checkpoint(arguments.checkpoint, arguments.tokenizer)
-    loaded.model.to(device)
-    if arguments.attention:
-        compare_attention(arguments, {name: parser.get_default(name) for name in OF_PROBES}, loaded, device)
-        return
-    lr = arguments.lr or LEARNING_RATES[arguments.classifier]
-    settings = ProbeSettings(arguments.classifier, lr, arguments.batch_size, arguments.updates)
-    with ending_in_one_line("finished probes are not repeated", "probe"):
-        data, tasks = prepared_tasks(arguments)
-        chosen = {"parts": arguments.part, "layers": arguments.layers, "tasks": tasks}
-        chosen |= {"with_baselines": arguments.baseline, "num_seeds": arguments.seeds, "device": device}
-        table = run_probes(loaded, data, arguments.out, settings, **chosen)
+    out, is_attention = arguments.out, arguments.attention
+    with ending_in_one_line("it starts again" if is_attention else "finished probes are not repeated", "probe"):
+        tasks = read_tasks(arguments.data, "dependencies" if is_attention else arguments.tasks)
+        loaded = load_checkpoint(arguments.checkpoint, arguments.tokenizer)
+        loaded.model.to(device)
+        if is_attention:
+            table = probe_attention(loaded, tasks[0], out, arguments.part, arguments.baseline, device)
+            files = "attention.json, attention.csv, attention.md, attention.svg, attention.png"
+        else:
+            lr = arguments.lr or LEARNING_RATES[arguments.classifier]
+            settings = ProbeSettings(arguments.classifier, lr, arguments.batch_size, arguments.updates)
+            chosen = {"parts": arguments.part, "layers": arguments.layers, "with_baselines": arguments.baseline}
+            table = run_probes(loaded, tasks, out, settings, **chosen, num_seeds=arguments.seeds, device=device)
+            files = "results.json, results.csv, table.md, probing.svg, probing.png"
     table.print()
-    print(f"results: {arguments.out}/results.json, results.csv, table.md, probing.svg, probing.png")
-
-
-def compare_attention(
-    arguments: argparse.Namespace, defaults: dict[str, Any], loaded: "LoadedCheckpoint", device: str
-) -> None:
-    from amos_fairseq.files import explain_write_errors
-    from amos_fairseq.probing.attention import probe_attention
-    from amos_fairseq.probing.experiment import RANDOM_SEED
-    from amos_fairseq.probing.features import default_parts, parts_of, random_weights
-    from amos_fairseq.probing.targets import read_task
-
-    for name in OF_PROBES:
-        if getattr(arguments, name) != defaults[name]:
-            raise UserError(f"--{name.replace('_', '-')} has no effect with --attention: leave it out")
-    parts = parts_of(loaded.model)
-    names = arguments.part or default_parts(parts)
-    for name in names:
-        if name not in parts or not parts[name].mixed_layers:
-            known = ", ".join(name for name, part in parts.items() if part.mixed_layers)
-            raise UserError(f"{loaded.file} has no network {name!r}: give --part with some of {known}")
-    chosen = [parts[name] for name in names]
-    if arguments.baseline:
-        random = parts_of(random_weights(loaded.model, RANDOM_SEED).to(device))
-        chosen, names = [*chosen, *(random[name] for name in names)], [*names, *(f"{name}, random" for name in names)]
-    arguments.tasks = "dependencies"
-    with ending_in_one_line("the command begins again", "probe"):
-        data, _ = prepared_tasks(arguments)
-        task = read_task(data, "dependencies")
-        with explain_write_errors(arguments.out, "permit writing, or give another --out"):
-            arguments.out.mkdir(parents=True, exist_ok=True)
-            table = probe_attention(loaded, chosen, names, task, arguments.out, device)
-    table.print()
-    print(f"results: {arguments.out}/attention.json, attention.csv, attention.md, attention.svg, attention.png")
-
-
-def prepared_tasks(arguments: argparse.Namespace) -> tuple[Path, str | None]:
-    """Return the folder with JSON lines and the tasks; corpora in --data are converted in OUT/data first."""
-    from amos_fairseq.probing.prepare import corpora_in, prepare_probing_inside
-    from amos_fairseq.probing.results import RESULTS_FILE, read_probe_results
-    from amos_fairseq.text.prepared_data import DATA
-
-    data, out = arguments.data, arguments.out
-    corpora = [] if any(data.glob("*/train.jsonl")) else corpora_in(data)
-    if not corpora:
-        return data, arguments.tasks
-    has_results = (out / RESULTS_FILE).is_file()
-    finished = read_probe_results(out)["settings"].get("data_sha256", {}) if has_results else {}
-    tasks = None if arguments.tasks is None else [name.strip() for name in arguments.tasks.split(",")]
-    tasks = prepare_probing_inside(out, corpora, tasks, lambda task: [RESULTS_FILE] if task in finished else [])
-    return out / DATA / "probing", ",".join(tasks)
+    print(f"results: {out}/{files}")

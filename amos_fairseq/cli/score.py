@@ -6,6 +6,7 @@ from typing import Any
 
 from amos_fairseq.cli.arguments import add_checkpoint, add_subcommand, import_fairseq
 from amos_fairseq.errors import UserError
+from amos_fairseq.scoring import PAIR_SUFFIXES
 
 DESCRIPTION = """\
 Score each line of FILE with CHECKPOINT: log p of every token given all others, in nats, and their sum, the
@@ -18,9 +19,6 @@ With --pairs, the command reports how often the model scores the grammatical one
 of an mlm or electric. Of electra, teams and amos it is the sum of log P(original) over the pieces, from one pass of the
 discriminator: no probability of a sentence, but an order.
 """
-
-
-SUFFIXES_OF_TABLES = (".md", ".csv", ".pairs.csv")  # beside NAME.json of --pairs
 
 
 def add_parser(subparsers: Any) -> None:
@@ -52,7 +50,7 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     import_fairseq(arguments.checkpoint)
     from amos_fairseq.checkpoints.encoder import check_device
     from amos_fairseq.checkpoints.read import load_checkpoint
-    from amos_fairseq.scoring.lines import LineScorer, score_file
+    from amos_fairseq.scoring.lines import score_file
     from amos_fairseq.scoring.minimal_pairs import score_pairs
     from amos_fairseq.scoring.token_scorers import build_token_scorer
 
@@ -60,46 +58,36 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     loaded = load_checkpoint(arguments.checkpoint, arguments.tokenizer)
     loaded.model.to(arguments.device)
     out = arguments.out
-    if arguments.pairs is not None:
-        table = score_pairs(loaded, arguments.pairs, arguments.batch_tokens, out, arguments.corpus, arguments.baseline)
-        table.print()
+    if arguments.pairs is None:
+        scorer = build_token_scorer(loaded, arguments.batch_tokens, arguments.electra_formula)
+        score_file(loaded, scorer, arguments.file, arguments.format or "tsv", out)
         if out is not None:
-            print("results: " + ", ".join(str(out.with_suffix(suffix)) for suffix in (".json", *SUFFIXES_OF_TABLES)))
+            print(f"scores: {out}")
         return
-    token_scorer = build_token_scorer(loaded, arguments.batch_tokens, arguments.electra_formula)
-    score_file(LineScorer(loaded, token_scorer), arguments.file, arguments.format or "tsv", out)
+    table = score_pairs(loaded, arguments.pairs, arguments.batch_tokens, out, arguments.corpus, arguments.baseline)
+    table.print()
     if out is not None:
-        print(f"scores: {out}")
+        print("results: " + ", ".join(str(out.with_suffix(suffix)) for suffix in PAIR_SUFFIXES))
 
 
 def check_arguments(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    if (arguments.file is None) == (arguments.pairs is None):
+    is_pairs, out = arguments.pairs is not None, arguments.out
+    if (arguments.file is None) != is_pairs:
         parser.error("give either FILE or --pairs FILE")
     of_lines = {"--format": arguments.format, "--electra-formula": arguments.electra_formula}
     of_pairs = {"--corpus": arguments.corpus, "--baseline": arguments.baseline or None}
-    without_effect = of_pairs if arguments.pairs is None else of_lines
-    for flag, value in without_effect.items():
+    for flag, value in (of_lines if is_pairs else of_pairs).items():
         if value is not None:
-            parser.error(f"{flag} has no effect {'without' if arguments.pairs is None else 'with'} --pairs")
+            parser.error(f"{flag} has no effect {'with' if is_pairs else 'without'} --pairs")
     if arguments.batch_tokens < 1:
         raise UserError(f"--batch-tokens {arguments.batch_tokens} must be 1 or more")
-    if arguments.out is not None:
-        inputs = [Path(path).resolve() for path in arguments.pairs or [arguments.file]]
-        check_out(arguments.out, inputs, is_pairs=arguments.pairs is not None)
-
-
-def check_out(out: Path, inputs: list[Path], is_pairs: bool) -> None:
-    """Refuse to replace an input or a folder by results."""
-    if out.resolve() in inputs:
-        raise UserError(f"--out {out} is the input file itself: give another path")
-    if out.is_dir():
-        raise UserError(f"--out {out} is a folder: give the name of a file")
-    if not is_pairs:
+    if out is None:
         return
-    if out.suffix != ".json":
+    if is_pairs and out.suffix != ".json":
         raise UserError(f"--out {out} must end with .json: the tables get the same name with .md and .csv")
-    for beside in (out.with_suffix(suffix) for suffix in SUFFIXES_OF_TABLES):
-        if beside.resolve() in inputs:
-            raise UserError(f"--out {out} would overwrite the input file {beside}: give another name")
-        if beside.is_dir():
-            raise UserError(f"--out {out} would also write {beside}, which is a folder: give another name")
+    inputs = [Path(path).resolve() for path in arguments.pairs or [arguments.file]]
+    for path in [out.with_suffix(suffix) for suffix in PAIR_SUFFIXES] if is_pairs else [out]:
+        if path.resolve() in inputs:
+            raise UserError(f"--out {out} would overwrite the input file {path}: give another name")
+        if path.is_dir():
+            raise UserError(f"--out {out} would write {path}, which is a folder: give another name")

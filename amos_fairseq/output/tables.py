@@ -39,13 +39,8 @@ class Table:
             console.print(Text(f"* {note}"), soft_wrap=True)
 
     def as_markdown(self) -> str:
-        lines = [
-            f"# {self.title}",
-            "",
-            markdown_rows(self.columns, self.rows),
-            "",
-            *(f"- {note}" for note in self.notes),
-        ]
+        notes = [f"- {note}" for note in self.notes]
+        lines = [f"# {self.title}", "", markdown_rows(self.columns, self.rows), "", *notes]
         return "\n".join(lines).rstrip() + "\n"
 
     def as_csv(self) -> str:

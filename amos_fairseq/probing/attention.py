@@ -22,14 +22,22 @@ from torch.nn.utils.rnn import pad_sequence
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.data.block_iterator import batches_by_length
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import json_text, write_text
+from amos_fairseq.files import explain_write_errors, json_text, write_text
 from amos_fairseq.functional.attention import AttentionBias, attention_weights
 from amos_fairseq.functional.rotary import Rotation
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.output.pictures import PANEL_INCHES, RC_PARAMS, draw_grid, figure_of_panels, run_colour, save
 from amos_fairseq.output.tables import Table
 from amos_fairseq.output.terminal import progress_bar
-from amos_fairseq.probing.features import EncodedSplit, ProbedPart, encode_split
+from amos_fairseq.probing.features import (
+    RANDOM_SEED,
+    EncodedSplit,
+    ProbedPart,
+    choose_parts,
+    encode_split,
+    parts_of,
+    random_weights,
+)
 from amos_fairseq.probing.targets import ProbingTask
 
 TOKENS_PER_BATCH = 2048
@@ -140,7 +148,7 @@ def relation_of(labels: Sequence[str]) -> str:
 
 
 class Row(NamedTuple):
-    """What the table says of a relation: numbers in percent."""
+    """What the table says of a relation: accuracies in percent."""
 
     relation: str
     count: int
@@ -172,57 +180,59 @@ def best_heads(chosen_on: Counts, scored_on: Counts, relations: Sequence[str]) -
 
 def probe_attention(
     loaded: LoadedCheckpoint,
-    parts: Sequence[ProbedPart],
-    names: Sequence[str],
     task: ProbingTask,
     out: Path,
+    names: Sequence[str] | None,
+    with_baseline: bool,
     device: str,
 ) -> Table:
-    """Compare the attention heads of ``parts``, called ``names`` in the table, with the heads of a treebank.
+    """Compare the attention heads of the parts ``names`` (None: all) with the heads of a treebank.
 
-    Writes ``attention.json``, ``.md``, ``.csv``, ``.png`` and ``.svg`` into ``out``, and returns the table.
+    ``with_baseline`` adds random weights. Writes ``attention.json``, ``.md``, ``.csv``, ``.png`` and ``.svg`` into ``out``, and
+    returns the table.
     """
-    splits = ["valid", task.scored_split]
+    networks = {name: part for name, part in parts_of(loaded.model).items() if part.mixed_layers}
+    parts = {name: networks[name] for name in choose_parts(loaded, networks, names)}
+    if with_baseline:
+        random = parts_of(random_weights(loaded.model, RANDOM_SEED).to(device))
+        parts |= {f"{name}, random": random[name] for name in parts}
+    splits, pad = ["valid", task.scored_split], loaded.dictionary.pad()
     encoded = {split: encode_split(loaded, task.splits[split]) for split in splits}
-    labels = (target.labels for split in splits for example in task.splits[split] for target in example.targets)
-    relations = sorted({relation_of(own) for own in labels} - {""})
-    found = {}
-    for name, part in zip(names, parts, strict=True):
-        counts = [
-            count_heads(part, task, split, encoded[split], relations, loaded.dictionary.pad(), device)
-            for split in splits
-        ]
-        found[name] = best_heads(*counts, relations)
-    (first, *_) = found.values()
-    if not first:
-        raise UserError(
-            f"the treebank has no relation with {LEAST_TARGETS} words in {' and '.join(splits)}: give a larger one"
-        )
-    rows = [
-        [row.relation, f"{row.count:,}", f"{row.offset_accuracy:.1f} ({row.offset:+d})"]
-        + [f"{own[index].accuracy:.1f} ({own[index].layer}-{own[index].head})" for own in found.values()]
-        for index, row in enumerate(first)
-    ]
+    relations = sorted({relation_of(labels) for split in splits for labels in task.labels_of(split)} - {""})
+    best: dict[str, list[Row]] = {}
+    for name, part in parts.items():
+        counts = [count_heads(part, task, split, encoded[split], relations, pad, device) for split in splits]
+        best[name] = best_heads(*counts, relations)
+    if not any(best.values()):
+        raise UserError(f"no relation has {LEAST_TARGETS} words in {' and '.join(splits)}: give a larger treebank")
+    rows = []
+    for of_parts in zip(*best.values(), strict=True):
+        row = of_parts[0]
+        heads = [f"{one.accuracy:.1f} ({one.layer}-{one.head})" for one in of_parts]
+        rows.append([row.relation, f"{row.count:,}", f"{row.offset_accuracy:.1f} ({row.offset:+d})", *heads])
     notes = (
         "accuracy in percent: the word with the most attention is the head of the word; in brackets layer and attention head",
         "offset: the word at a fixed distance, in brackets",
         f"attention head and offset are those that are best on valid; scored on {task.scored_split}",
         f"relations without their subtypes, with {LEAST_TARGETS} words and more; the root is left out",
     )
-    table = Table("attention heads as relations", ["", "words", "offset", *found], rows, notes)
-    table.save(out / "attention")
-    write_text(out / "attention.json", json_text({name: [row._asdict() for row in own] for name, own in found.items()}))
-    plot_attention(found, out)
+    table = Table("attention heads as relations", ["", "words", "offset", *best], rows, notes)
+    content = {name: [row._asdict() for row in rows] for name, rows in best.items()}
+    with explain_write_errors(out, "permit writing, or give another --out"):
+        out.mkdir(parents=True, exist_ok=True)
+        table.save(out / "attention")
+        write_text(out / "attention.json", json_text(content))
+        plot_attention(best, out)
     return table
 
 
 @matplotlib.rc_context(RC_PARAMS)
-def plot_attention(found: dict[str, list[Row]], out: Path) -> list[str]:
+def plot_attention(best: dict[str, list[Row]], out: Path) -> None:
     """Draw the accuracy of each relation, of the best attention head and of the best offset."""
     figure, (ax,) = figure_of_panels(1, 1)
-    series = {"offset": [row.offset_accuracy for row in next(iter(found.values()))]}
-    series |= {name: [row.accuracy for row in own] for name, own in found.items()}
-    relations = [row.relation for row in next(iter(found.values()))]
+    first = next(iter(best.values()))
+    relations, series = [row.relation for row in first], {"offset": [row.offset_accuracy for row in first]}
+    series |= {name: [row.accuracy for row in rows] for name, rows in best.items()}
     figure.set_size_inches(PANEL_INCHES[0] * 1.4, 2 + 0.08 * len(relations) * (len(series) + 1))
     for index, (name, values) in enumerate(series.items()):
         places = np.arange(len(relations)) + index / (len(series) + 1)
@@ -233,4 +243,4 @@ def plot_attention(found: dict[str, list[Row]], out: Path) -> list[str]:
     ax.set_xlabel("the most attended word is the head (%)")
     draw_grid(ax, "x")
     figure.legend(loc="outside lower center", ncols=2)
-    return save(figure, out, "attention")
+    save(figure, out, "attention")

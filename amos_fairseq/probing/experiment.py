@@ -4,36 +4,39 @@ OUT/results.json                                  the results so far, written af
 OUT/results.csv, table.md, probing.png, .svg      made of them at the end
 """
 
+import dataclasses
+import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import Any, NamedTuple
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.downstream.results import content_sha256
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import csv_text, file_sha256, first_difference, locked, write_text
 from amos_fairseq.output.tables import Table
-from amos_fairseq.output.terminal import progress_bar, say
+from amos_fairseq.output.terminal import say
 from amos_fairseq.probing.features import (
     MIXTURE,
     PIECES,
+    RANDOM_SEED,
     EncodedSplit,
     Layer,
     ProbedPart,
-    default_parts,
+    choose_parts,
     encode_split,
     parts_of,
     random_weights,
     stored_features,
 )
+from amos_fairseq.probing.probe import THRESHOLD, ProbeData, ProbeSettings, SplitTargets, split_targets, train_probe
 from amos_fairseq.probing.results import (
     MAJORITY,
     RESULTS_FILE,
     ProbeResult,
+    ProbeResults,
     in_order,
     layer_name,
     plot_probing,
@@ -41,41 +44,22 @@ from amos_fairseq.probing.results import (
     results_table,
     row_name,
     table_notes,
-    write_results,
 )
 from amos_fairseq.probing.scores import majority_scores
-from amos_fairseq.probing.targets import ProbingTask, read_task, task_names
-from amos_fairseq.probing.training import THRESHOLD, ProbeData, ProbeSettings, SplitTargets, split_targets, train_probe
+from amos_fairseq.probing.targets import ProbingTask
 
 LOCK_FILE = ".amos_probe.lock"
-RANDOM_SEED = 1  # of the random weights, the same for every seed of a probe
 
 
-@dataclass(frozen=True)
-class ProbedLayers:
+class ProbedLayers(NamedTuple):
     """Layers of one network, and the baseline that they are."""
 
     part: ProbedPart
     layers: list[Layer]
     baseline: str | None
 
-    @property
-    def name(self) -> str:
-        names = [str(layer) for layer in self.layers]
-        return layer_name((self.part.name, ", ".join(names), self.baseline))
 
-    @property
-    def stored_layers(self) -> list[Layer]:
-        """The layers whose features are computed; a mixture needs all."""
-        mixed = self.part.mixed_layers if MIXTURE in self.layers else []
-        return list(dict.fromkeys([layer for layer in self.layers if layer != MIXTURE] + mixed))
-
-    def features_of(self, layer: Layer, stored: dict[Layer, torch.Tensor]) -> list[torch.Tensor]:
-        return [stored[each] for each in (self.part.mixed_layers if layer == MIXTURE else [layer])]
-
-
-@dataclass(frozen=True)
-class TextGroup:
+class TextGroup(NamedTuple):
     """Tasks with the same texts, these texts as pieces, and the targets by task and split."""
 
     tasks: list[ProbingTask]
@@ -83,148 +67,69 @@ class TextGroup:
     targets: dict[str, dict[str, SplitTargets]]
 
 
-@dataclass
-class Results:
-    """The content of OUT/results.json."""
-
-    out: Path
-    checkpoint: dict[str, Any]
-    settings: dict[str, Any]
-    data_sha256: dict[str, dict[str, str]] = field(default_factory=dict)  # of the files of each task
-    not_read: dict[str, str] = field(default_factory=dict)  # task -> a note on targets beyond the model's length
-    results: list[ProbeResult] = field(default_factory=list)
-
-    def take_over(self, tasks: Sequence[ProbingTask]) -> None:
-        """Take the results of earlier calls; raise :class:`UserError` if they are of something else."""
-        content = read_probe_results(self.out)
-        here = {"checkpoint": self.checkpoint["sha256"], "settings": self.settings}
-        there = {
-            "checkpoint": content["checkpoint"].get("sha256"),
-            "settings": {name: value for name, value in content["settings"].items() if name in self.settings},
-        }
-        if there != here:
-            raise UserError(
-                f"{self.out} holds results with other settings ({first_difference(there, here)}): give another --out"
-            )
-        self.data_sha256 = dict(content["settings"].get("data_sha256", {}))
-        self.not_read = dict(content["settings"].get("not_read", {}))
-        self.results = [ProbeResult(**result) for result in content["results"]]
-        for task in tasks:
-            if self.data_sha256.get(task.name, task.sha256) != task.sha256:
-                raise UserError(
-                    f"{self.out} holds results of {task.name} on other files than those in --data: give another --out"
-                )
-
-    def has(self, task: str, probed: ProbedLayers, layer: Layer, seed: int) -> bool:
-        key = (task, probed.part.name, layer, probed.baseline, seed)
-        return any((one.task, *one.column, one.seed) == key for one in self.results)
-
-    def begin_task(self, task: ProbingTask, note: str | None) -> None:
-        """Add what does not depend on a probe, once: hashes, the note, and the scores of the most frequent label."""
-        if task.name in self.data_sha256:
-            return
-        self.data_sha256[task.name] = task.sha256
-        if note is not None:
-            self.not_read[task.name] = note
-        gold = task.labels_of(task.scored_split)
-        for metric, score in majority_scores(task.labels_of("train"), gold).items():
-            self.results.append(ProbeResult(task.name, MAJORITY, MAJORITY, MAJORITY, 0, metric, score, len(gold)))
-
-    @property
-    def all_settings(self) -> dict[str, Any]:
-        scored_on = {task: "test" if "test" in files else "valid" for task, files in self.data_sha256.items()}
-        return self.settings | {"data_sha256": self.data_sha256, "scored_on": scored_on, "not_read": self.not_read}
-
-    def write(self) -> None:
-        write_results(self.out, self.checkpoint, self.all_settings, self.results)
-
-    def write_tables(self) -> Table:
-        """Write all files of OUT, and return the table."""
-        notes = [
-            "tasks in the order of their semantic depth (AMOS Figure 4); 100 times the mean over the seeds, ± standard "
-            "deviation (divided by n - 1)",
-            f"{self.settings['classifier']} classifier on the frozen states of one layer, sigmoid for each label, "
-            f"threshold {THRESHOLD}; weights chosen on the validation split",
-            *table_notes(self.results, self.all_settings),
-        ]
-        run, updates = Path(self.checkpoint["file"]).resolve().parent.name, self.checkpoint["num_updates"]
-        title = f"Edge probing of {run} ({self.checkpoint['model']}) after {updates:,} updates"
-        results = in_order(self.results)
-        table = results_table(results, title, notes)
-        with explain_os_errors(f"{self.out} cannot be written", ": give another --out"):
-            self.write()
-            write_text(self.out / "table.md", table.as_markdown())
-            lines = [[each.name for each in fields(ProbeResult)], *(asdict(result).values() for result in results)]
-            write_text(self.out / "results.csv", csv_text(lines))
-            plot_probing(results, str(self.out))
-        return table
-
-
 def run_probes(
     loaded: LoadedCheckpoint,
-    data: Path,
+    tasks: Sequence[ProbingTask],
     out: Path,
     settings: ProbeSettings,
     *,
     parts: Sequence[str] | None = None,
     layers: str | None = None,
-    tasks: str | None = None,
     with_baselines: bool = False,
     num_seeds: int = 1,
     device: str = "cpu",
 ) -> Table:
     """Train every probe that has no result in ``out`` yet, write all files there, and return the table."""
-    read = [read_task(data, name) for name in task_names(data, tasks)]
-    for task in read:
-        counts = ", ".join(f"{split} {len(task.labels_of(split)):,}" for split in task.splits)
-        say(f"read {task.name}: {len(task.labels)} labels; targets: {counts}", "probe")
     chosen = choose_layers(loaded, parts, layers, with_baselines, device)
-    groups = group_by_texts(loaded, read)
-    checkpoint = {
-        "file": str(loaded.file),
-        "sha256": file_sha256(loaded.file),
-        "model": type(loaded.model).__name__,
-        "num_updates": loaded.num_updates,
-    }
+    groups = group_by_texts(loaded, tasks)
+    checkpoint = {"file": str(loaded.file), "sha256": file_sha256(loaded.file)}
+    checkpoint |= {"model": type(loaded.model).__name__, "num_updates": loaded.num_updates}
     fixed = {"features": "whitened", "threshold": THRESHOLD, "random_weights_seed": RANDOM_SEED}
-    results = Results(out, checkpoint, asdict(settings) | fixed)
     with explain_os_errors(f"{out} cannot be written", ": give another --out"):
         out.mkdir(parents=True, exist_ok=True)
     with locked(out / LOCK_FILE, f"another amos probe is writing to {out}", "wait until it has ended"):
-        if (out / RESULTS_FILE).is_file():
-            results.take_over(read)
-        for group in groups:
-            for probed in chosen:
-                pending = [
-                    (task, layer, seed)
-                    for task in group.tasks
-                    for layer in probed.layers
-                    for seed in range(1, num_seeds + 1)
-                    if not results.has(task.name, probed, layer, seed)
-                ]
-                if pending:
-                    train_probes(loaded, group, probed, pending, settings, device, results)
-        return results.write_tables()
+        results = open_results(out, checkpoint, asdict(settings) | fixed, tasks)
+        done = {(one.task, *one.column, one.seed) for one in results.results}
+        for group, probed in itertools.product(groups, chosen):
+            pending = [
+                (task, layer, seed)
+                for task, layer, seed in itertools.product(group.tasks, probed.layers, range(1, num_seeds + 1))
+                if (task.name, probed.part.name, layer, probed.baseline, seed) not in done
+            ]
+            if pending:
+                train_probes(loaded, group, probed, pending, settings, device, results, out)
+        return write_tables(out, results)
 
 
 def choose_layers(
     loaded: LoadedCheckpoint, names: Sequence[str] | None, layers: str | None, with_baselines: bool, device: str
 ) -> list[ProbedLayers]:
     parts = parts_of(loaded.model)
-    names = list(dict.fromkeys(names or default_parts(parts)))
-    for name in names:
-        if name not in parts:
-            raise UserError(f"{loaded.file} has no part {name!r}: give one of {', '.join(parts)}")
+    names = choose_parts(loaded, parts, names)
     layers_of = {name: parse_layers(layers, parts[name]) for name in names}
-    probed = [ProbedLayers(parts[name], numbers, None) for name, numbers in layers_of.items()]
+    probed = [ProbedLayers(parts[name], layers_of[name], None) for name in names]
     if with_baselines:
         # Parts with the same token embeddings share this baseline, which has the name of the first of them.
         tables = {id(parts[name].embed_tokens): parts[name].embed_tokens for name in names}
         owners = [next(part for part in parts.values() if part.embed_tokens is table) for table in tables.values()]
         probed += [ProbedLayers(owner, [PIECES], "pieces") for owner in owners]
         random_parts = parts_of(random_weights(loaded.model, RANDOM_SEED).to(device))
-        probed += [ProbedLayers(random_parts[name], numbers, "random") for name, numbers in layers_of.items()]
+        probed += [ProbedLayers(random_parts[name], layers_of[name], "random") for name in names]
     return probed
+
+
+def parse_layers(text: str | None, part: ProbedPart) -> list[Layer]:
+    """Parse "4,6,mix"; None gives the default layers of the part."""
+    if text is None:
+        return list(part.default_layers)
+    known: dict[str, Layer] = {str(number): number for number in sorted(part.layers)}
+    if part.mixed_layers:
+        known[MIXTURE] = MIXTURE
+    entries = list(dict.fromkeys(entry.strip() for entry in text.split(",")))
+    for entry in entries:
+        if entry not in known:
+            raise UserError(f"{part.name} has no layer {entry}: give --layers some of {', '.join(known)}, or --part")
+    return [known[entry] for entry in entries]
 
 
 def group_by_texts(loaded: LoadedCheckpoint, tasks: Sequence[ProbingTask]) -> list[TextGroup]:
@@ -234,13 +139,38 @@ def group_by_texts(loaded: LoadedCheckpoint, tasks: Sequence[ProbingTask]) -> li
         texts = {split: [one.words for one in examples] for split, examples in task.splits.items()}
         by_texts.setdefault(content_sha256(texts), []).append(task)
     groups = []
-    num_texts = sum(len(texts) for group in by_texts.values() for texts in group[0].splits.values())
-    with progress_bar(num_texts, "encode", "text", delay=2) as bar:
-        for group in by_texts.values():
-            splits = group[0].splits
-            encoded = {split: encode_split(loaded, texts, bar.update) for split, texts in splits.items()}
-            groups.append(TextGroup(group, encoded, {task.name: readable_targets(task, encoded) for task in group}))
+    for group in by_texts.values():
+        encoded = {split: encode_split(loaded, examples) for split, examples in group[0].splits.items()}
+        targets: dict[str, dict[str, SplitTargets]] = {}
+        for task in group:
+            counts = ", ".join(f"{split} {len(task.labels_of(split)):,}" for split in task.splits)
+            say(f"{task.name}: {len(task.labels)} labels; targets: {counts}", "probe")
+            targets[task.name] = {
+                split: split_targets(examples, encoded[split], task.labels) for split, examples in task.splits.items()
+            }
+            for split, of_split in targets[task.name].items():
+                if not len(of_split.starts):
+                    raise UserError(
+                        f"{task.name}: none of the {of_split.num_unread} targets in {split} is within the tokens that the "
+                        "model reads: give shorter texts"
+                    )
+        groups.append(TextGroup(group, encoded, targets))
     return groups
+
+
+def open_results(
+    out: Path, checkpoint: dict[str, Any], settings: dict[str, Any], tasks: Sequence[ProbingTask]
+) -> ProbeResults:
+    """Return the results of earlier calls in ``out``, or none; refuse those of other weights, settings or data."""
+    if not (out / RESULTS_FILE).is_file():
+        return ProbeResults(checkpoint, settings | {"data_sha256": {}, "scored_on": {}, "not_read": {}})
+    results = read_probe_results(out)
+    here = settings | {"checkpoint": checkpoint["sha256"]} | {f"data of {task.name}": task.sha256 for task in tasks}
+    there = {name: results.settings.get(name) for name in settings} | {"checkpoint": results.checkpoint.get("sha256")}
+    there |= {f"data of {task.name}": results.settings["data_sha256"].get(task.name, task.sha256) for task in tasks}
+    if there != here:
+        raise UserError(f"{out} holds other results ({first_difference(there, here)}): give another --out")
+    return dataclasses.replace(results, checkpoint=checkpoint)
 
 
 def train_probes(
@@ -250,59 +180,69 @@ def train_probes(
     pending: Sequence[tuple[ProbingTask, Layer, int]],
     settings: ProbeSettings,
     device: str,
-    results: Results,
+    results: ProbeResults,
+    out: Path,
 ) -> None:
-    """Compute the features of the layers once, and train the probes on them."""
+    """Compute the features of the layers once, and train the probes on them; write the results after each."""
+    part, mixed = probed.part, probed.part.mixed_layers
+    wanted = [layer for layer in probed.layers if layer != MIXTURE] + (mixed if MIXTURE in probed.layers else [])
+    name = layer_name((part.name, ", ".join(map(str, probed.layers)), probed.baseline))
     pad = loaded.dictionary.pad()
     with stored_features(
-        results.out / "features", probed.part, probed.stored_layers, group.encoded, pad, device, probed.name
+        out / "features", part, list(dict.fromkeys(wanted)), group.encoded, pad, device, name
     ) as stored:
         for task, layer, seed in pending:
-            began = time.monotonic()
-            targets = group.targets[task.name]
-            results.begin_task(task, note_on_unread(task.name, targets, loaded.model.max_positions()))
-            features = {split: probed.features_of(layer, each) for split, each in stored.items() if split in targets}
+            began, targets = time.monotonic(), group.targets[task.name]
+            add_task(results, task, targets, loaded.model.max_positions())
+            used = mixed if layer == MIXTURE else [layer]
+            features = {split: [stored[split][number] for number in used] for split in targets}
+            column = layer_name((part.name, layer, probed.baseline))
             probe_data = ProbeData(features, targets, task.labels, task.scored_split)
-            column = layer_name((probed.part.name, layer, probed.baseline))
-            with progress_bar(settings.updates, f"{column}, {task.name}", "update", delay=2) as bar:
-                scored = train_probe(probe_data, settings, seed, device, bar.update)
-            key = (task.name, probed.part.name, layer, probed.baseline, seed)
-            results.results += [ProbeResult(*key, *score, scored.num_targets) for score in scored.scores.items()]
-            results.write()
+            scored = train_probe(probe_data, settings, seed, device, f"{column}, {task.name}")
+            for metric, score in scored.scores.items():
+                key = (task.name, part.name, layer, probed.baseline, seed)
+                results.results.append(ProbeResult(*key, metric, score, scored.num_targets))
+            results.write(out)
             shown = ", ".join(f"{row_name(task.name, metric)} {100 * one:.1f}" for metric, one in scored.scores.items())
             seconds = time.monotonic() - began
             say(f"{column}, seed {seed}: {shown} (update {scored.update}, {seconds:.0f} s)", "probe")
 
 
-def note_on_unread(task: str, targets: dict[str, SplitTargets], limit: int) -> str | None:
-    counts = {split: each.num_unread for split, each in targets.items() if each.num_unread}
-    if not counts:
-        return None
-    listed = ", ".join(f"{n:,} of {targets[split].num_targets:,} in {split}" for split, n in counts.items())
-    return f"{task}: targets beyond the {limit} tokens that the model reads are not trained on and count as wrong: {listed}"
+def add_task(results: ProbeResults, task: ProbingTask, targets: dict[str, SplitTargets], limit: int) -> None:
+    """Add, once, what does not depend on a probe: hashes, targets beyond ``limit``, scores of the most frequent label."""
+    settings = results.settings
+    if task.name in settings["data_sha256"]:
+        return
+    settings["data_sha256"][task.name] = task.sha256
+    settings["scored_on"][task.name] = task.scored_split
+    unread = [
+        f"{one.num_unread:,} of {one.num_targets:,} in {split}" for split, one in targets.items() if one.num_unread
+    ]
+    if unread:
+        problem = f"targets beyond the {limit} tokens that the model reads are not trained on and count as wrong"
+        settings["not_read"][task.name] = f"{task.name}: {problem}: {', '.join(unread)}"
+    gold = task.labels_of(task.scored_split)
+    for metric, score in majority_scores(task.labels_of("train"), gold).items():
+        results.results.append(ProbeResult(task.name, MAJORITY, MAJORITY, MAJORITY, 0, metric, score, len(gold)))
 
 
-def readable_targets(task: ProbingTask, encoded: dict[str, EncodedSplit]) -> dict[str, SplitTargets]:
-    """Return the targets of each split."""
-    targets = {split: split_targets(examples, encoded[split], task.labels) for split, examples in task.splits.items()}
-    for split, own in targets.items():
-        if not len(own.starts):
-            raise UserError(
-                f"{task.name}: none of the {own.num_unread} targets in {split} is within the tokens that the model reads: "
-                "give shorter texts, or leave the task out with --tasks"
-            )
-    return targets
-
-
-def parse_layers(text: str | None, part: ProbedPart) -> list[Layer]:
-    """Parse "4,6,mix"; None gives the default layers of the part."""
-    if text is None:
-        return list(part.default_layers)
-    entries = [entry.strip() for entry in text.split(",")]
-    if wrong := [entry for entry in entries if entry != MIXTURE and not entry.isdecimal()]:
-        raise UserError(
-            f"--layers {text!r}: {wrong[0]!r} is no layer: give numbers and {MIXTURE}, such as 4,6,{MIXTURE}"
-        )
-    layers: list[Layer] = [entry if entry == MIXTURE else int(entry) for entry in dict.fromkeys(entries)]
-    part.check_layers(layers)
-    return layers
+def write_tables(out: Path, results: ProbeResults) -> Table:
+    """Write all files of OUT, and return the table."""
+    checkpoint, settings, ordered = results.checkpoint, results.settings, in_order(results.results)
+    notes = [
+        "tasks in the order of their semantic depth (AMOS Figure 4); 100 times the mean over the seeds, ± standard "
+        "deviation (divided by n - 1)",
+        f"{settings['classifier']} classifier on the frozen states of one layer, sigmoid for each label, "
+        f"threshold {THRESHOLD}; weights chosen on the validation split",
+        *table_notes(results),
+    ]
+    run = Path(checkpoint["file"]).resolve().parent.name
+    title = f"Edge probing of {run} ({checkpoint['model']}) after {checkpoint['num_updates']:,} updates"
+    table = results_table(ordered, title, notes)
+    with explain_os_errors(f"{out} cannot be written", ": give another --out"):
+        results.write(out)
+        write_text(out / "table.md", table.as_markdown())
+        header = [each.name for each in dataclasses.fields(ProbeResult)]
+        write_text(out / "results.csv", csv_text([header, *(asdict(result).values() for result in ordered)]))
+        plot_probing(ordered, out)
+    return table

@@ -6,7 +6,7 @@ Shapes: B sequences, T tokens, D width of an encoder, E width of the token embed
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -19,8 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.data.block_iterator import batches_by_length
-from amos_fairseq.errors import UserError
-from amos_fairseq.files import NO_ROOM
+from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.models.amos import AmosModel
 from amos_fairseq.models.electra import ElectraModel
 from amos_fairseq.models.pretraining import PretrainingModel
@@ -32,7 +31,7 @@ from amos_fairseq.probing.targets import AnnotatedText
 PIECES = "pieces"  # the "layer" of token embeddings that are only looked up
 MIXTURE = "mix"  # all layers, mixed by learned weights
 TOKENS_PER_BATCH = 8192
-STORED = np.float32  # where most of the variance has one direction, float16 rounds the others away
+RANDOM_SEED = 1  # of the random weights, the same for every seed of a probe
 
 Layer = int | str
 
@@ -56,15 +55,6 @@ class ProbedPart:
         """The layers of :data:`MIXTURE`; empty if they are of several networks."""
         return sorted(self.layers) if len({id(encoder) for encoder, _ in self.layers.values()}) == 1 else []
 
-    def check_layers(self, layers: Sequence[Layer]) -> None:
-        """Raise :class:`UserError` for a layer that this part does not have."""
-        for layer in layers:
-            if layer == MIXTURE and not self.mixed_layers:
-                raise UserError(f"the layers of {self.name} are of several networks: give --part {self.name}_N to mix")
-            if layer != MIXTURE and layer not in self.layers:
-                known = ", ".join(map(str, sorted(self.layers)))
-                raise UserError(f"{self.name} has no layer {layer}: give some of {known}, or choose with --part")
-
 
 def parts_of(model: BaseFairseqModel) -> dict[str, ProbedPart]:
     """Return the parts of a model by name.
@@ -74,24 +64,18 @@ def parts_of(model: BaseFairseqModel) -> dict[str, ProbedPart]:
     generator, which reads each side of a token apart, is not probed.
     """
     parts = []
-    main = "encoder"
-    if isinstance(model, AmosModel):
-        main = "discriminator"
-        if model.cfg.separate_generators:
-            if len(set(model.depths)) == len(model.depths):
-                last = {depth: (one, depth) for depth, one in zip(model.depths, model.generators, strict=True)}
-                parts.append(ProbedPart("generator", model.embed_tokens, last, model.depths))
-            for name, one in zip(model.depth_names, model.generators, strict=True):
-                parts.append(_part(f"generator_{name}", model.embed_tokens, one))
-        else:
-            parts.append(_part("generator", model.embed_tokens, model.generators[0], model.depths))
-    elif isinstance(model, ElectraModel | TeamsModel):
-        main = "discriminator"
-        if model.mlm_encoder is not None:
-            parts.append(_part("generator", model.generator_embedding, model.mlm_encoder))
-    elif isinstance(model, PretrainingModel) and hasattr(model, "discriminator"):
-        main = "discriminator"
-    parts.append(_part(main, model.encoder_embedding, model.encoder))
+    if isinstance(model, AmosModel) and model.cfg.separate_generators:
+        if len(set(model.depths)) == len(model.depths):
+            last = {depth: (one, depth) for depth, one in zip(model.depths, model.generators, strict=True)}
+            parts.append(ProbedPart("generator", model.embed_tokens, last, model.depths))
+        for name, one in zip(model.depth_names, model.generators, strict=True):
+            parts.append(_part(f"generator_{name}", model.embed_tokens, one))
+    elif isinstance(model, AmosModel):
+        parts.append(_part("generator", model.embed_tokens, model.generators[0], model.depths))
+    elif isinstance(model, ElectraModel | TeamsModel) and model.mlm_encoder is not None:
+        parts.append(_part("generator", model.generator_embedding, model.mlm_encoder))
+    detects = isinstance(model, PretrainingModel) and hasattr(model, "discriminator")
+    parts.append(_part("discriminator" if detects else "encoder", model.encoder_embedding, model.encoder))
     return {part.name: part for part in parts}
 
 
@@ -102,9 +86,15 @@ def _part(
     return ProbedPart(name, embed_tokens, layers, default_layers or [len(encoder.layers)])
 
 
-def default_parts(parts: dict[str, ProbedPart]) -> list[str]:
-    """Return the parts of AMOS "Figure 4" and Table 8: without the single generators where ``generator`` has them all."""
-    return [name for name in parts if not (name.startswith("generator_") and "generator" in parts)]
+def choose_parts(loaded: LoadedCheckpoint, parts: dict[str, ProbedPart], names: Sequence[str] | None) -> list[str]:
+    """Return ``names``; by default the parts of AMOS "Figure 4" and Table 8: where ``generator`` has the single generators,
+    without these."""
+    default = [name for name in parts if not (name.startswith("generator_") and "generator" in parts)]
+    names = list(dict.fromkeys(names or default))
+    for name in names:
+        if name not in parts:
+            raise UserError(f"{loaded.file} has no part {name!r}: give --part some of {', '.join(parts)}")
+    return names
 
 
 def random_weights(model: BaseFairseqModel, seed: int) -> BaseFairseqModel:
@@ -145,20 +135,19 @@ class EncodedSplit(NamedTuple):
     num_pieces: int
 
 
-def encode_split(
-    loaded: LoadedCheckpoint, examples: Sequence[AnnotatedText], on_sentence: Callable[[], object] = lambda: None
-) -> EncodedSplit:
-    """Encode the texts as in pretraining, one sentence per sequence; ``on_sentence`` is called after each."""
+def encode_split(loaded: LoadedCheckpoint, examples: Sequence[AnnotatedText]) -> EncodedSplit:
+    """Encode the texts as in pretraining, one sentence per sequence."""
     dictionary = loaded.dictionary
     limit = loaded.model.max_positions() - 2
     sentences, word_pieces, start = [], [], 0
-    for example in examples:
-        pieces, ranges = loaded.tokenizer.encode_words(example.words)
-        ids = pieces[:limit]
-        sentences.append(torch.tensor([dictionary.bos(), *ids, dictionary.eos()]))
-        word_pieces.append([(start + a, start + b) if b <= limit else None for a, b in ranges])
-        start += len(ids)
-        on_sentence()
+    with progress_bar(len(examples), "encode", "text", delay=2) as bar:
+        for example in examples:
+            pieces, ranges = loaded.tokenizer.encode_words(example.words)
+            ids = pieces[:limit]
+            sentences.append(torch.tensor([dictionary.bos(), *ids, dictionary.eos()]))
+            word_pieces.append([(start + a, start + b) if b <= limit else None for a, b in ranges])
+            start += len(ids)
+            bar.update()
     return EncodedSplit(sentences, word_pieces, start)
 
 
@@ -175,58 +164,51 @@ def stored_features(
     """Compute features [P,D] float32 by split and layer as memory maps in ``folder``, which is removed behind the body."""
     shutil.rmtree(folder, ignore_errors=True)  # of a command that was killed
     try:
-        try:
+        problem = f"the features of {name} cannot be written to {folder}"
+        with explain_os_errors(problem, ": make room, permit writing, or give another --out"):
             folder.mkdir(parents=True)
-            total = sum(split.num_pieces for split in splits.values())
-            with progress_bar(total, f"features of {name}", "piece", delay=2) as bar:
-                for split, encoded in splits.items():
-                    _write_features(folder, split, part, layers, encoded, pad, device, bar.update)
-        except OSError as error:
-            help_ = "make room" if error.errno in NO_ROOM else "permit writing"
-            raise UserError(
-                f"the features of {name} cannot be written to {folder} ({error.strerror}): {help_}, or give another --out"
-            ) from error
-        yield {split: {layer: _open(folder, split, layer) for layer in layers} for split in splits}
+            stored = {split: _store_split(folder, split, part, layers, splits[split], pad, device) for split in splits}
+        yield {
+            split: {layer: torch.from_numpy(each) for layer, each in files.items()} for split, files in stored.items()
+        }
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _path(folder: Path, split: str, layer: Layer) -> Path:
-    return folder / f"{split}.{layer}.npy"
-
-
-def _open(folder: Path, split: str, layer: Layer) -> Tensor:
-    return torch.from_numpy(np.load(_path(folder, split, layer), mmap_mode="c"))
-
-
-def _write_features(folder, split, part, layers, encoded, pad, device, on_pieces) -> None:
+def _store_split(
+    folder: Path,
+    split: str,
+    part: ProbedPart,
+    layers: Sequence[Layer],
+    encoded: EncodedSplit,
+    pad: int,
+    device: str,
+) -> dict[Layer, np.memmap]:
     files: dict[Layer, np.memmap] = {}
     num_pieces = [len(sentence) - 2 for sentence in encoded.sentences]
     starts = np.concatenate([[0], np.cumsum(num_pieces)])
-    for batch in batches_by_length([len(sentence) for sentence in encoded.sentences], TOKENS_PER_BATCH):
-        sentences = [encoded.sentences[i] for i in batch]
-        tokens = pad_sequence(sentences, batch_first=True, padding_value=pad).to(device)
-        lengths = [len(sentence) for sentence in sentences]
-        for layer, states in hidden_states(part, layers, tokens, pad, lengths).items():
-            stored = states.float().cpu().numpy().astype(STORED)
-            if layer not in files:
-                shape = (encoded.num_pieces, stored.shape[-1])
-                files[layer] = _reserve(_path(folder, split, layer), shape)
-            for row, i in zip(stored, batch, strict=True):
-                files[layer][starts[i] : starts[i + 1]] = row[1 : 1 + num_pieces[i]]
-            if not np.isfinite(stored).all():
-                raise UserError(
-                    f"the states of {part.name}, layer {layer}, are not finite: its "
-                    "training diverged; give an earlier checkpoint"
-                )
-        on_pieces(sum(num_pieces[i] for i in batch))
-    for file in files.values():
-        file.flush()
+    with progress_bar(encoded.num_pieces, f"features of {part.name}, {split}", "piece", delay=2) as bar:
+        for batch in batches_by_length([len(sentence) for sentence in encoded.sentences], TOKENS_PER_BATCH):
+            sentences = [encoded.sentences[i] for i in batch]
+            tokens = pad_sequence(sentences, batch_first=True, padding_value=pad).to(device)
+            lengths = [len(sentence) for sentence in sentences]
+            for layer, states in hidden_states(part, layers, tokens, pad, lengths).items():
+                states = states.float().cpu().numpy()
+                if not np.isfinite(states).all():
+                    raise UserError(f"the states of {part.name}, layer {layer}, are not finite: its training diverged")
+                if layer not in files:
+                    shape = (encoded.num_pieces, states.shape[-1])
+                    files[layer] = _reserve(folder / f"{split}.{layer}.npy", shape)
+                for row, i in zip(states, batch, strict=True):
+                    files[layer][starts[i] : starts[i + 1]] = row[1 : 1 + num_pieces[i]]
+            bar.update(sum(num_pieces[i] for i in batch))
+    return files
 
 
 def _reserve(path: Path, shape: tuple[int, int]) -> np.memmap:
     """Create an array with all of its space on the disk: writing to a memory map of a full disk ends the process (SIGBUS)."""
-    array = np.lib.format.open_memmap(path, "w+", STORED, shape)  # a file of this size, without space
+    # Where most of the variance has one direction, float16 would round the others away.
+    array = np.lib.format.open_memmap(path, "w+", np.float32, shape)  # a file of this size, without space
     if hasattr(os, "posix_fallocate"):
         with path.open("r+b") as file:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)

@@ -1,10 +1,7 @@
-"""``amos prepare probing``: convert free corpora to the JSON lines of ``amos probe``.
-
-Read all files -> labeled spans -> write to a temporary directory -> rename.
-"""
+"""Free corpora as labeled spans: for ``amos probe``, or as its JSON lines (``amos prepare probing``)."""
 
 import argparse
-import functools
+import hashlib
 import json
 import re
 import shlex
@@ -17,8 +14,9 @@ from amos_fairseq.downstream.tagging.word_files import Sentence, read_columns, r
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text, whole_folder
 from amos_fairseq.output.terminal import say
+from amos_fairseq.probing.targets import SPLITS, ProbingTask, choose_tasks, parse_example, read_task
 from amos_fairseq.text.input_files import kind_and_compression, read_lines
-from amos_fairseq.text.prepared_data import check_inputs, describe_source, is_finished, prepared_data
+from amos_fairseq.text.prepared_data import check_inputs, describe_source, is_finished
 
 MANIFEST = "probing.json"
 HELD_OUT = 10  # where there is no validation file, every tenth sentence of the training file is held out
@@ -30,38 +28,12 @@ Record = dict[str, Any]
 Splits = dict[str, list[Record]]
 
 
-def pos_targets(sentence: Sentence) -> list[Record]:
-    """Return one target for each word, labeled with its universal part of speech."""
-    return [_target((i, i + 1), tag) for i, tag in enumerate(sentence.columns["upos"])]
-
-
-def dependency_targets(sentence: Sentence) -> list[Record]:
-    """Return one target for each word but the root: the word, its head, and their relation (Tenney et al., 2019b)."""
-    targets = []
-    for i, (head, relation) in enumerate(zip(sentence.columns["head"], sentence.columns["deprel"], strict=True)):
-        if not head.isdecimal() or int(head) > len(sentence.words):
-            raise ValueError(f"the head {head!r} of word {i + 1} is no word of the sentence")
-        if int(head) > 0:
-            targets.append(_target((i, i + 1), relation, (int(head) - 1, int(head))))
-    return targets
-
-
-def chunk_targets(sentence: Sentence) -> list[Record]:
-    """Return one target for each chunk, by the rules of ``amos tag`` (conlleval)."""
-    return [_target((first, last + 1), kind) for kind, first, last in spans_of(chunk_tags(sentence))]
-
-
-def chunk_tags(sentence: Sentence) -> list[str]:
-    """Return the last column."""
-    return list(sentence.columns.values())[-1]
-
-
 def _target(span1: tuple[int, int], label: str, span2: tuple[int, int] | None = None) -> Record:
     spans = {"span1": list(span1)} | ({} if span2 is None else {"span2": list(span2)})
     return spans | {"label": label}
 
 
-def read_semeval(path: Path) -> list[Record]:
+def convert_relations(path: Path) -> dict[str, list[Record]]:
     """Read a file of SemEval-2010 task 8: a number and a quoted sentence, the label, a comment, an empty line.
 
     Words are separated at spaces and at the tags of both nominals, so that spans are exact.
@@ -74,18 +46,14 @@ def read_semeval(path: Path) -> list[Record]:
         _, tab, quoted = line.partition("\t")
         words, spans = tagged_words(quoted.removeprefix('"').removesuffix('"'))
         if not tab or set(spans) != {"e1", "e2"} or any(start >= end for start, end in spans.values()):
-            raise UserError(
-                f"{path}, line {number}: expected a number, a tab, and a sentence with <e1>...</e1> and <e2>...</e2>"
-            )
+            raise UserError(f"{path}, line {number}: expected a number, a tab, and a sentence with <e1> and <e2>")
         label = next(lines, (0, ""))[1]
         if not _SEMEVAL_LABEL.fullmatch(label):
-            raise UserError(
-                f"{path}, line {number + 1}: expected a label such as Cause-Effect(e1,e2) or Other, got {label!r:.60}"
-            )
+            raise UserError(f"{path}, line {number + 1}: expected Cause-Effect(e1,e2) or such, got {label!r:.60}")
         records.append({"text": " ".join(words), "targets": [_target(spans["e1"], label, spans["e2"])]})
     if not records:
         raise UserError(f"{path} has no sentence: give a file of SemEval-2010 task 8")
-    return records
+    return {"relations": records}
 
 
 def tagged_words(text: str) -> tuple[list[str], dict[str, tuple[int, int]]]:
@@ -116,13 +84,13 @@ class CorpusFormat(NamedTuple):
 
     Attributes:
         convert: reads a file and returns its records by task.
-        names: of each split, how its file is called where a folder is searched, in lower case and without ``.xz``.
+        names: how the files of :data:`SPLITS` are called where a folder is searched, in lower case and without ``.xz``.
     """
 
     flag: str
     tasks: tuple[str, ...]
     convert: Callable[[Path], dict[str, list[Record]]]
-    names: dict[str, re.Pattern]
+    names: tuple[str, str, str]
 
 
 class Corpus(NamedTuple):
@@ -158,60 +126,48 @@ class Corpus(NamedTuple):
 
 
 def convert_treebank(path: Path) -> dict[str, list[Record]]:
+    """Return the tag of each word, and for each word but the root its relation to its head (Tenney et al., 2019b)."""
     tasks: dict[str, list[Record]] = {"pos": [], "dependencies": []}
     for number, sentence in enumerate(read_conllu(path), start=1):
-        try:
-            dependencies = dependency_targets(sentence)
-        except ValueError as error:
-            raise UserError(f"{path}, sentence {number}: {error}") from None
-        tasks["pos"].append(sentence_record(sentence, pos_targets(sentence)))
-        tasks["dependencies"].append(sentence_record(sentence, dependencies))
+        tags = [_target((i, i + 1), tag) for i, tag in enumerate(sentence.columns["upos"])]
+        arcs = []
+        for i, (head, relation) in enumerate(zip(sentence.columns["head"], sentence.columns["deprel"], strict=True)):
+            if not head.isdecimal() or int(head) > len(sentence.words):
+                raise UserError(
+                    f"{path}, sentence {number}: the head {head!r} of word {i + 1} is no word of the sentence"
+                )
+            if int(head) > 0:
+                arcs.append(_target((i, i + 1), relation, (int(head) - 1, int(head))))
+        tasks["pos"].append(sentence_record(sentence, tags))
+        tasks["dependencies"].append(sentence_record(sentence, arcs))
     return tasks
 
 
 def convert_chunks(path: Path) -> dict[str, list[Record]]:
-    sentences = read_columns(path)
-    if not mark_spans(tag for sentence in sentences for tag in chunk_tags(sentence)):
+    """Return one target for each chunk, which the last column marks, by the rules of ``amos tag`` (conlleval)."""
+    records, all_tags = [], []
+    for sentence in read_columns(path):
+        *_, tags = sentence.columns.values()
+        chunks = [_target((first, last + 1), label) for label, first, last in spans_of(tags)]
+        records.append(sentence_record(sentence, chunks))
+        all_tags += tags
+    if not mark_spans(all_tags):
         raise UserError(f"{path}: the last column does not mark chunks by tags such as B-NP, I-NP and O")
-    return {"chunks": [sentence_record(one, chunk_targets(one)) for one in sentences]}
+    return {"chunks": records}
 
 
-def convert_relations(path: Path) -> dict[str, list[Record]]:
-    return {"relations": read_semeval(path)}
-
-
+# Patterns of the names of train, valid and test.
+_TREEBANK_FILES = (r"(.*[-_.])?train\.conllu", r"(.*[-_.])?dev\.conllu", r"(.*[-_.])?test\.conllu")
+_CHUNK_FILES = (r"train\.txt", r"dev\.txt", r"test\.txt")
+_RELATION_FILES = (r"train_file\.txt", r"dev_file\.txt", r"test_file_full\.txt")
 FORMATS = (
-    CorpusFormat(
-        "treebank",
-        ("pos", "dependencies"),
-        convert_treebank,
-        {
-            "train": re.compile(r"(.*[-_.])?train\.conllu"),
-            "valid": re.compile(r"(.*[-_.])?dev\.conllu"),
-            "test": re.compile(r"(.*[-_.])?test\.conllu"),
-        },
-    ),
-    CorpusFormat(
-        "chunks",
-        ("chunks",),
-        convert_chunks,
-        {"train": re.compile(r"train\.txt"), "valid": re.compile(r"dev\.txt"), "test": re.compile(r"test\.txt")},
-    ),
-    CorpusFormat(
-        "relations",
-        ("relations",),
-        convert_relations,
-        {
-            "train": re.compile(r"train_file\.txt"),
-            "valid": re.compile(r"dev_file\.txt"),
-            "test": re.compile(r"test_file_full\.txt"),
-        },
-    ),
+    CorpusFormat("treebank", ("pos", "dependencies"), convert_treebank, _TREEBANK_FILES),
+    CorpusFormat("chunks", ("chunks",), convert_chunks, _CHUNK_FILES),
+    CorpusFormat("relations", ("relations",), convert_relations, _RELATION_FILES),
 )
 
 
 def run(given: argparse.Namespace) -> None:
-    """Write all tasks to OUT; nothing is left of it if that fails."""
     corpora, out = corpora_of(given), given.out
     sources = [
         {"read_by": corpus.format.convert.__name__, "split": split, **describe_source(path)}
@@ -221,76 +177,59 @@ def run(given: argparse.Namespace) -> None:
     if is_finished(out, {"sources": sources}, "probing", MANIFEST):
         return
     tasks = {name: splits for corpus in corpora for name, splits in corpus.tasks().items()}
+    counts: dict[str, Any] = {}
     with whole_folder(out.absolute()) as unfinished:
-        counts = {}
         for name, splits in tasks.items():
             (unfinished / name).mkdir()
-            _write_task(unfinished / name, splits)
-            counts[name] = _counts(splits)
-            say(f"{name}: {_described(counts[name])}")
-        content = json_text({"sources": sources, "tasks": counts})
-        (unfinished / MANIFEST).write_text(content, encoding="utf-8")
+            labels = {target["label"] for record in splits["train"] for target in record["targets"]}
+            counts[name] = {"labels": len(labels), "splits": {}}
+            for split, records in splits.items():
+                (unfinished / name / f"{split}.jsonl").write_text(json_lines(records), encoding="utf-8")
+                num_targets = sum(len(record["targets"]) for record in records)
+                counts[name]["splits"][split] = {"texts": len(records), "targets": num_targets}
+                say(f"{name}, {split}: {num_targets:,} targets in {len(records):,} texts; labels: {len(labels)}")
+        manifest = {"sources": sources, "tasks": counts}
+        (unfinished / MANIFEST).write_text(json_text(manifest), encoding="utf-8")
     say(f"done: amos probe --checkpoint RUN --data {shlex.quote(str(out))} --out RESULTS")
 
 
-def prepare_probing_inside(
-    out: Path, corpora: Sequence[Corpus], tasks: Sequence[str] | None, used_by: Callable[[str], Sequence[str]]
-) -> list[str]:
-    """Write ``tasks`` (None: all that the corpora give) to ``OUT/data/probing``, in OUT of ``amos probe``; return them.
-
-    ``used_by``: of a task, the last argument of :func:`~amos_fairseq.text.prepared_data.prepared_data`.
-    """
-    corpus_of = {task: corpus for corpus in corpora for task in corpus.format.tasks}
-    chosen = list(corpus_of) if tasks is None else list(tasks)
-    if missing := [task for task in chosen if task not in corpus_of]:
-        raise UserError(f"the corpora give no task {missing[0]!r}: choose from {', '.join(corpus_of)}")
-    converted: dict[str, dict[str, Splits]] = {}  # a treebank, which gives two tasks, is read once
-
-    def write(directory: Path, task: str) -> None:
-        corpus = corpus_of[task]
-        if corpus.format.flag not in converted:
-            converted[corpus.format.flag] = corpus.tasks()
-        splits = converted[corpus.format.flag][task]
-        _write_task(directory, splits)
-        say(f"{task}: {_described(_counts(splits))}")
-
-    for task in chosen:
-        sources = corpus_of[task].paths
-        prepared_data(out, f"probing/{task}", sources, None, {}, functools.partial(write, task=task), used_by(task))
-    return chosen
+def read_tasks(data: Path, chosen: str | None) -> list[ProbingTask]:
+    """Return the tasks ("pos,relations"; None: all) of a folder with TASK/train.jsonl, or of the corpora in it."""
+    if folders := {path.parent.name: path.parent for path in data.glob("*/train.jsonl")}:
+        return [read_task(folders[name]) for name in choose_tasks(data, folders, chosen)]
+    corpora = corpora_in(data)
+    if not corpora:
+        raise UserError(f"{data} has no task (TASK/train.jsonl) and no corpus: give what docs/probing.md names")
+    names = choose_tasks(data, [task for corpus in corpora for task in corpus.format.tasks], chosen)
+    tasks: dict[str, Splits] = {}
+    for corpus in corpora:
+        if not set(names).isdisjoint(corpus.format.tasks):
+            tasks |= corpus.tasks()
+    return [task_of(name, tasks[name]) for name in names]
 
 
-def _write_task(directory: Path, splits: Splits) -> None:
-    for split, records in splits.items():
-        text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-        (directory / f"{split}.jsonl").write_text(text, encoding="utf-8")
+def task_of(name: str, splits: Splits) -> ProbingTask:
+    """Return a task as it would be read from the JSON lines of its records."""
+    try:
+        examples = {split: [parse_example(record) for record in splits[split]] for split in SPLITS}
+    except ValueError as error:
+        raise UserError(f"{name}: {error}") from None
+    sha256 = {split: hashlib.sha256(json_lines(splits[split]).encode("utf-8")).hexdigest() for split in SPLITS}
+    return ProbingTask(name, examples, sha256)
 
 
-def _counts(splits: Splits) -> dict[str, Any]:
-    labels = {target["label"] for record in splits["train"] for target in record["targets"]}
-    sizes = {
-        split: {"texts": len(records), "targets": sum(len(record["targets"]) for record in records)}
-        for split, records in splits.items()
-    }
-    return {"labels": len(labels), "splits": sizes}
-
-
-def _described(counts: dict[str, Any]) -> str:
-    sizes = (f"{split} {own['targets']:,} in {own['texts']:,} texts" for split, own in counts["splits"].items())
-    return f"{counts['labels']} labels; targets: {', '.join(sizes)}"
+def json_lines(records: Sequence[Record]) -> str:
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
 
 def corpora_of(given: argparse.Namespace) -> list[Corpus]:
-    """Return the corpora that the flags name; raise :class:`UserError` for a missing file or none at all."""
     corpora = []
     for format in FORMATS:
         paths = getattr(given, format.flag)
         if paths is None:
             continue
         if len(paths) not in (2, 3):
-            raise UserError(
-                f"--{format.flag} takes TRAIN TEST or TRAIN DEV TEST: give two or three files, not {len(paths)}"
-            )
+            raise UserError(f"--{format.flag} takes two or three files, TRAIN [DEV] TEST, not {len(paths)}")
         check_inputs(paths, f"give it after --{format.flag}")
         names = ("train", "test") if len(paths) == 2 else ("train", "valid", "test")
         corpora.append(Corpus(dict(zip(names, paths, strict=True)), format))
@@ -305,12 +244,13 @@ def corpora_in(folder: Path) -> list[Corpus]:
     corpora = []
     for format in FORMATS:
         paths: dict[str, Path] = {}
-        for split, name in format.names.items():
-            found = [path for path in files if name.fullmatch(_plain_name(path))]
-            if len(found) > 1:
-                raise UserError(f"{found[0]} and {found[1]} are the {split} split of --{format.flag}: keep one of them")
-            if found:
-                paths[split] = found[0]
+        for split, name in zip(SPLITS, format.names, strict=True):
+            matching = [path for path in files if re.fullmatch(name, _plain_name(path))]
+            if len(matching) > 1:
+                one, other = matching[:2]
+                raise UserError(f"{one} and {other} are the {split} split of --{format.flag}: keep one of them")
+            if matching:
+                paths[split] = matching[0]
         if paths and not {"train", "test"} <= paths.keys():
             missing = "test" if "train" in paths else "training"
             raise UserError(f"{next(iter(paths.values()))}: there is no {missing} file to it in {folder}: add it")

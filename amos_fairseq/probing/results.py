@@ -1,21 +1,27 @@
-"""Results of ``amos probe``: ``OUT/results.json``, and the table and the picture made of it.
-
-results.json: {"format": 1, "checkpoint": {...}, "settings": {...}, "results": [one object for each ProbeResult]}
-"""
+"""Results of ``amos probe``: ``OUT/results.json``, and the table and the picture made of it."""
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import matplotlib
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from amos_fairseq import strangers
 from amos_fairseq.downstream.results import read_optional_json, write_json
 from amos_fairseq.errors import UserError
-from amos_fairseq.output.pictures import GREY, RC_PARAMS, depth_colours, draw_grid, legend_label, run_colour, save
+from amos_fairseq.output.pictures import (
+    GREY,
+    RC_PARAMS,
+    depth_colours,
+    draw_grid,
+    legend_label,
+    run_colour,
+    run_style,
+    save,
+)
 from amos_fairseq.output.tables import Table, format_score
 from amos_fairseq.probing.scores import MICRO_F1, SEMEVAL_MACRO_F1
 from amos_fairseq.probing.targets import sorted_tasks
@@ -25,7 +31,6 @@ FORMAT = 1
 RESULTS_FILE = "results.json"
 METRIC_NAMES = {MICRO_F1: "micro-F1", SEMEVAL_MACRO_F1: "macro-F1 of SemEval"}
 COLUMNS = 8  # of a table
-GENERATOR_MARKERS = ("o", "s", "^", "v", "P")  # one for each separate generator
 MAJORITY = "majority"  # the baseline that always answers the most frequent label, which is also its "part" and "layer"
 BASELINE_NAMES = {"random": "random weights", "pieces": "pieces alone", MAJORITY: "most frequent label"}
 
@@ -53,9 +58,9 @@ class ProbeResult:
     targets: int
 
     def __post_init__(self) -> None:
-        for name, kind in ((field.name, field.type) for field in fields(self)):
-            if not isinstance(value := getattr(self, name), kind):
-                raise TypeError(f"{name} {value!r}")
+        for each in fields(self):
+            if not isinstance(value := getattr(self, each.name), each.type):
+                raise TypeError(f"{each.name} {value!r}")
         if self.metric not in METRIC_NAMES or self.baseline not in (None, *BASELINE_NAMES):
             raise ValueError(f"metric {self.metric!r}, baseline {self.baseline!r}")
         finite_number(self.score, 0, 1)
@@ -64,38 +69,44 @@ class ProbeResult:
 
     @property
     def column(self) -> tuple[str, int | str, str | None]:
-        """What was probed: part, layer and baseline."""
         return self.part, self.layer, self.baseline
 
 
-def read_probe_results(folder: str | Path) -> dict[str, Any]:
+@dataclass
+class ProbeResults:
+    """The content of ``results.json``: what was probed how, and every score.
+
+    Attributes:
+        checkpoint: file, sha256, model, num_updates.
+        settings: of the probes; by task ``data_sha256`` of its files, ``scored_on``, and ``not_read``, a note on targets beyond
+            the model's length.
+    """
+
+    checkpoint: dict[str, Any]
+    settings: dict[str, Any]
+    results: list[ProbeResult] = field(default_factory=list)
+
+    def write(self, out: Path) -> None:
+        write_json(out / RESULTS_FILE, {"format": FORMAT, **asdict(self)})
+
+
+def read_probe_results(folder: str | Path) -> ProbeResults:
     """Return the content of ``results.json`` in a folder that ``amos probe`` wrote."""
     file = Path(folder) / RESULTS_FILE
     content = read_optional_json(file)
     if content is None:
         raise UserError(f"{file} is missing: give the directory that amos probe wrote with --out")
-    if content.get("format") != FORMAT:
+    if content.pop("format", None) != FORMAT:
         raise UserError(f"{file} is not of format {FORMAT} of amos probe: repeat the command with another --out")
     try:
-        for result in content["results"]:
-            ProbeResult(**result)
-        settings, checkpoint = content["settings"], content["checkpoint"]
-        if not isinstance(settings, dict) or not isinstance(checkpoint, dict):
-            raise TypeError("settings and checkpoint must be objects")
-        parts = [settings.get(name, {}) for name in ("data_sha256", "scored_on", "not_read")]
-        if not all(isinstance(part, dict) for part in parts) or not isinstance(checkpoint["num_updates"], int):
-            raise TypeError("data_sha256, scored_on, not_read or num_updates has a wrong type")
-    except (KeyError, TypeError, ValueError) as error:
+        content["results"] = [ProbeResult(**result) for result in strangers.field(content, "results", list)]
+        strangers.field(content["checkpoint"], "num_updates", int)
+        for name in ("data_sha256", "scored_on", "not_read"):
+            content["settings"].setdefault(name, {})
+            strangers.field(content["settings"], name, dict)
+        return ProbeResults(**content)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise UserError(f"{file} is damaged ({error}): repeat amos probe with another --out") from error
-    return content
-
-
-def write_results(
-    out: Path, checkpoint: dict[str, Any], settings: dict[str, Any], results: Sequence[ProbeResult]
-) -> None:
-    """Write ``results.json`` atomically."""
-    content = {"format": FORMAT, "checkpoint": checkpoint, "settings": settings}
-    write_json(out / RESULTS_FILE, content | {"results": [asdict(result) for result in results]})
 
 
 def in_order(results: Sequence[ProbeResult]) -> list[ProbeResult]:
@@ -157,10 +168,11 @@ def results_table(results: Sequence[ProbeResult], title: str, notes: list[str]) 
     return Table(title, table[0], table[1:], notes)
 
 
-def table_notes(results: Sequence[ProbeResult], settings: dict[str, Any]) -> list[str]:
+def table_notes(content: ProbeResults) -> list[str]:
     """Return what a reader of the scores must know besides the settings of the probes."""
-    notes = [str(note) for note in settings.get("not_read", {}).values()]
-    if on_valid := [task for task, split in settings.get("scored_on", {}).items() if split == "valid"]:
+    results, settings = content.results, content.settings
+    notes = [str(note) for note in settings["not_read"].values()]
+    if on_valid := [task for task, split in settings["scored_on"].items() if split == "valid"]:
         notes.append(
             f"{', '.join(on_valid)}: no test split; scored on the validation split, like the choice of weights"
         )
@@ -181,9 +193,8 @@ def _cell(scores: list[float]) -> str:
 
 
 @matplotlib.rc_context(RC_PARAMS)
-def plot_probing(results: Sequence[ProbeResult], directory: str) -> list[str]:
-    """Write ``probing.png`` and ``probing.svg`` and return their paths."""
-    return save(probing_figure(results), directory, "probing")
+def plot_probing(results: Sequence[ProbeResult], directory: Path) -> None:
+    save(probing_figure(results), directory, "probing")
 
 
 def probing_figure(results: Sequence[ProbeResult]) -> Figure:
@@ -200,7 +211,11 @@ def probing_figure(results: Sequence[ProbeResult]) -> Figure:
     for index, (column, style) in enumerate(zip(columns, column_styles(columns), strict=True)):
         height = (index - (len(columns) - 1) / 2) * 0.09 / row_inches
         rows = [(row + height, cell[column]) for row, cell in enumerate(cells.values()) if column in cell]
-        _draw_column(ax, rows, legend_label(layer_name(column)), style)
+        means = [100 * statistics.mean(scores) for _, scores in rows]
+        label = legend_label(layer_name(column))
+        ax.plot(means, [row for row, _ in rows], linestyle="none", label=label, zorder=3, **style)
+        for row, scores in rows:  # of all seeds
+            ax.hlines(row, 100 * min(scores), 100 * max(scores), color=style["color"], linewidth=1, zorder=2)
     label = legend_label(BASELINE_NAMES[MAJORITY])
     for row, cell in enumerate(cells.values()):
         for own in (scores for column, scores in cell.items() if column[2] == MAJORITY):
@@ -215,35 +230,15 @@ def probing_figure(results: Sequence[ProbeResult]) -> Figure:
 
 
 def column_styles(columns: Sequence[tuple]) -> list[dict[str, object]]:
-    """Return a color and a marker per column: numbered layers of a part from dark to light and their mixture in pink, a
-    marker for each part, hollow with random weights, and a grey bar for pieces alone.
-    """
-    generators = [part for part in dict.fromkeys(part for part, _, _ in columns) if part.startswith("generator")]
-    layers: dict[str, list] = {}
+    """Return a color for each layer, from dark for the first one to light, and a marker for each part, hollow with random
+    weights; the mixture of layers is pink, pieces alone are grey."""
+    numbers = sorted({layer for _, layer, _ in columns if isinstance(layer, int)})
+    colours = dict(zip(numbers, depth_colours(len(numbers)), strict=True))
+    parts = list(dict.fromkeys(part for part, _, _ in columns))
+    styles = []
     for part, layer, baseline in columns:
-        if baseline != "pieces" and isinstance(layer, int) and layer not in layers.setdefault(part, []):
-            layers[part].append(layer)
-    styles: list[dict[str, object]] = []
-    for part, layer, baseline in columns:
-        if baseline == "pieces":
-            styles.append({"color": GREY, "marker": "|", "markersize": 12, "markeredgewidth": 2})
-            continue
-        is_main, own = not part.startswith("generator"), layers.get(part, [])
-        if not isinstance(layer, int):
-            colour = run_colour(3)
-        elif is_main and len(own) == 1:
-            colour = run_colour(1)
-        else:
-            colour = depth_colours(len(own))[own.index(layer)]
-        marker = "D" if is_main else GENERATOR_MARKERS[generators.index(part) % len(GENERATOR_MARKERS)]
+        colour = GREY if baseline == "pieces" else colours.get(layer, run_colour(3))
         filled = "none" if baseline else "full"
+        marker = run_style(parts.index(part))[1]
         styles.append({"color": colour, "marker": marker, "fillstyle": filled, "markersize": 6})
     return styles
-
-
-def _draw_column(ax: Axes, rows: list[tuple[float, list[float]]], label: str, style: dict[str, object]) -> None:
-    """Draw the scores of all seeds at their heights in the figure."""
-    means = [100 * statistics.mean(scores) for _, scores in rows]
-    ax.plot(means, [row for row, _ in rows], linestyle="none", label=label, zorder=3, **style)
-    for row, scores in rows:
-        ax.hlines(row, 100 * min(scores), 100 * max(scores), color=style["color"], linewidth=1, zorder=2)

@@ -6,21 +6,21 @@ Spans count the whitespace-separated words of ``text`` from 0, without their end
 ``label`` is a string, or a list of the labels that hold, which may be empty. Other keys are ignored.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import file_sha256
-from amos_fairseq.strangers import is_unicode, parse_json, plain_name
+from amos_fairseq.strangers import field, parse_json, plain_name, text_in
 from amos_fairseq.text.input_files import read_lines
 
 SPLITS = ("train", "valid", "test")
 # Tasks in the order of the semantic depth that AMOS "Figure 4" takes from Tenney et al. (2019a); others follow by name.
 ORDER = ("pos", "constituents", "chunks", "dependencies", "entities", "srl", "coreference", "spr2", "relations")
 
-NOT_JSON = 'not JSON: expected an object with "text" and "targets" in each line'
 Span = tuple[int, int]
 
 
@@ -40,20 +40,16 @@ class AnnotatedText(NamedTuple):
 
 @dataclass(frozen=True)
 class ProbingTask:
-    """The files of one task.
-
-    Attributes:
-        splits: train, valid and, if there is one, test.
-        labels: those of the training targets, sorted. Others cannot be predicted.
-        num_spans: 1 or 2.
-        sha256: of each file.
-    """
+    """The texts of one task, and the sha256 of the JSON lines of each split: train, valid and, if there is one, test."""
 
     name: str
     splits: dict[str, list[AnnotatedText]]
-    labels: list[str]
-    num_spans: int
     sha256: dict[str, str]
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """The labels of the training targets, sorted. Others cannot be predicted."""
+        return sorted({label for labels in self.labels_of("train") for label in labels})
 
     @property
     def scored_split(self) -> str:
@@ -61,22 +57,15 @@ class ProbingTask:
         return "test" if "test" in self.splits else "valid"
 
     def labels_of(self, split: str) -> list[tuple[str, ...]]:
-        """Return the labels of every target of a split."""
         return [target.labels for example in self.splits[split] for target in example.targets]
 
 
-def task_names(data: Path, chosen: str | None = None) -> list[str]:
-    """Return the tasks of a folder, or those of the list ``chosen`` ("pos,relations"), in the order of :data:`ORDER`."""
-    present = {path.parent.name for path in data.glob("*/train.jsonl")}
+def choose_tasks(data: Path, present: Collection[str], chosen: str | None) -> list[str]:
+    """Return the tasks in the list ``chosen`` ("pos,relations"; None: all), in the order of :data:`ORDER`."""
     if unprintable := [name for name in present if not name.isprintable()]:
         raise UserError(f"{data}: the folder {unprintable[0]!r} has a name that cannot be printed: rename it")
-    if not present:
-        raise UserError(
-            f"{data} has no task (TASK/train.jsonl, TASK/valid.jsonl): give the folder of a treebank, of CoNLL-2000 or of "
-            "SemEval-2010 task 8, or what amos prepare wrote"
-        )
-    names = present if chosen is None else {name.strip() for name in chosen.split(",")}
-    if missing := names - present:
+    names = set(present) if chosen is None else {name.strip() for name in chosen.split(",")}
+    if missing := names - set(present):
         raise UserError(f"{data} has no task {min(missing)!r}: give one of {', '.join(sorted(present))}")
     return sorted_tasks(names)
 
@@ -86,9 +75,9 @@ def sorted_tasks(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
 
 
-def read_task(data: Path, name: str) -> ProbingTask:
-    """Read ``data/name/{train,valid,test}.jsonl``."""
-    paths = {split: data / name / f"{split}.jsonl" for split in SPLITS}
+def read_task(folder: Path) -> ProbingTask:
+    """Read ``{train,valid,test}.jsonl`` in a folder with the name of the task; ``test`` may be missing."""
+    paths = {split: folder / f"{split}.jsonl" for split in SPLITS}
     for split, reason in (("train", "a probe learns from it"), ("valid", "the weights of a probe are chosen on it")):
         if not paths[split].is_file():
             raise UserError(f"{paths[split]} is missing, or no file: {reason}")
@@ -96,39 +85,29 @@ def read_task(data: Path, name: str) -> ProbingTask:
     splits = {split: read_examples(path) for split, path in paths.items()}
     num_spans = {len(target.spans) for examples in splits.values() for one in examples for target in one.targets}
     if len(num_spans) != 1:
-        raise UserError(f"{data / name}: some targets have a span2 and others have none: make two tasks of them")
-    labels = sorted({label for one in splits["train"] for target in one.targets for label in target.labels})
-    if not labels:
+        raise UserError(f"{folder}: some targets have a span2 and others have none: make two tasks of them")
+    task = ProbingTask(folder.name, splits, {split: file_sha256(path) for split, path in paths.items()})
+    if not task.labels:
         raise UserError(f"{paths['train']} has no label: there is nothing to learn")
-    return ProbingTask(name, splits, labels, num_spans.pop(), {s: file_sha256(path) for s, path in paths.items()})
+    return task
 
 
 def read_examples(path: Path) -> list[AnnotatedText]:
-    """Read one file."""
     examples = []
     for number, line in read_lines(path):
         if line.strip():
-            reason = NOT_JSON
             try:
-                content = parse_json(line, object)
-                reason = ""
-                examples.append(_example(content))
+                examples.append(parse_example(parse_json(line)))
             except ValueError as error:
-                raise UserError(f"{path}, line {number}: {reason or error}") from None
+                raise UserError(f"{path}, line {number}: {error}") from None
     if not any(example.targets for example in examples):
         raise UserError(f"{path} has no target: give a file of labeled spans")
     return examples
 
 
-def _example(content: Any) -> AnnotatedText:
-    if not (isinstance(content, dict) and isinstance(content.get("text"), str)):
-        raise ValueError('expected an object with a string "text"')
-    if not isinstance(content.get("targets"), list):
-        raise ValueError('expected a list "targets"')
-    if not is_unicode(content["text"]):
-        raise ValueError('"text" is not Unicode: it has half of a surrogate pair')
-    words = content["text"].split()
-    return AnnotatedText(words, [_target(target, len(words)) for target in content["targets"]])
+def parse_example(content: dict[str, Any]) -> AnnotatedText:
+    words = text_in(content.get("text")).split()
+    return AnnotatedText(words, [_target(target, len(words)) for target in field(content, "targets", list)])
 
 
 def _target(content: Any, num_words: int) -> Target:

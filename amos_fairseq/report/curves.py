@@ -112,8 +112,7 @@ OBJECTIVE_PANELS = (
     Panel("baseline_loss", "Generator by reward: baseline", NATS, "baseline_loss"),
     Panel("reward", "Generator by reward: reward", "detection loss (nats per masked token)", "reward", FROM_0),
 )
-# Scores of fine-tuning, as logged by fairseq's sentence_prediction and by the tasks of this package; all but that of squad in
-# percent.
+# Scores of fine-tuning, of fairseq's sentence_prediction and of the tasks of this package; all but that of squad in percent.
 SCORE_PANELS = (
     Panel("accuracy", "Accuracy", "correct predictions (%)", "accuracy"),
     Panel("matthews", "Matthews correlation", "correlation (%)", "matthews"),
@@ -126,9 +125,7 @@ SCORE_PANELS = (
     Panel("f1", "Spans of words", "F1 (%)", "f1"),
     Panel("average", "Mean of the main scores", "score (%)", "average"),
     Panel("labeled_attachment", "Trees: LAS", "words with head and relation (%)", "las"),
-    Panel(
-        "consistency", "Cross-view training", "divergence of all views (nats per unlabeled word)", "cvt_loss", FROM_0
-    ),
+    Panel("consistency", "Cross-view training", "divergence of views (nats per unlabeled word)", "cvt_loss", FROM_0),
 )
 LOSS_PANEL = Panel("loss", "Loss of fine-tuning", "loss, in the unit of its criterion", "loss", FROM_0)
 
@@ -167,8 +164,7 @@ def read_log(file: Path) -> dict[str, dict[str, Curve]]:
     for number, text, record in lines:
         if record is None and (number < len(lines) or content.endswith(b"\n")):
             raise UserError(
-                f"{file}, line {number}: not a record of metrics ({text.decode(errors='replace')[:40]!r}); "
-                f"remove the line, or name the {FILE_NAME} that a training run wrote"
+                f"{file}, line {number}: not a record of metrics ({text.decode(errors='replace')[:40]!r}); remove the line"
             )
         if record is None:
             print(f"{file}: the last line (line {number}) is cut short and left out; the run may still be writing it")
@@ -206,19 +202,15 @@ def panels_for(runs: list[RunCurves]) -> tuple[Panel, ...]:
 
 @matplotlib.rc_context(RC_PARAMS)
 def plot_curves(runs: list[RunCurves], directory: str) -> list[str]:
-    """Write an overview and each panel as PNG and SVG. Return a line for each panel without values, and one with the names."""
+    """Write an overview and each panel as PNG and SVG; return lines about what is missing and what was written."""
     wanted = panels_for(runs)
     panels = [panel for panel in wanted if depth_names(panel, runs)]
     if not panels:
         keys = ", ".join(f"{panel.key}N" if panel.per_depth else panel.key for panel in wanted)
-        raise UserError(
-            f"{', '.join(run.name for run in runs)}: no value to draw, records hold none of {keys}; name a SAVE_DIR of "
-            f"fairseq-train with --user-dir amos_fairseq, or its {FILE_NAME}"
-        )
+        raise UserError(f"{', '.join(run.name for run in runs)}: no value to draw, records hold none of {keys}")
     os.makedirs(directory, exist_ok=True)
-    messages = [
-        f"{panel.title}: left out, no run logged {panel.key.rstrip('_')}" for panel in wanted if panel not in panels
-    ]
+    absent = [panel for panel in wanted if panel not in panels]
+    messages = [f"{panel.title}: left out, no run logged {panel.key.rstrip('_')}" for panel in absent]
     for name, shown in [("overview", panels), *((panel.file_name, [panel]) for panel in panels)]:
         save(panels_figure(shown, runs), directory, name)
     names = ", ".join(panel.file_name for panel in panels)
@@ -228,19 +220,25 @@ def plot_curves(runs: list[RunCurves], directory: str) -> list[str]:
 
 def panels_figure(panels: Sequence[Panel], runs: list[RunCurves], titled: bool = True) -> Figure:
     """A figure with up to three panels per row and one legend below them; ``titled`` names the panels and a single run."""
-    drawn = [(panel, groups, shown) for panel in panels for groups in [runs_by_axes(panel, runs)] for shown in groups]
+    drawn: list[tuple[Panel, str, dict[int, RunCurves]]] = []
+    for panel in panels:
+        groups = runs_by_axes(panel, runs)
+        for shown in groups:
+            title = [panel.title] if titled else []
+            if len(groups) > 1:
+                title.append(f"depths {', '.join(depth_names(panel, list(shown.values())))}")
+            drawn.append((panel, ", ".join(title), shown))
     figure, axes = figure_of_panels(len(drawn), 3, legend_inches=0.4)
-    for (panel, groups, shown), ax in zip(drawn, axes, strict=True):
+    for (panel, title, shown), ax in zip(drawn, axes, strict=True):
         draw_panel(ax, panel, shown)
-        depths = f"depths {', '.join(depth_names(panel, list(shown.values())))}" if len(groups) > 1 else ""
-        ax.set_title(", ".join(filter(None, [panel.title if titled else "", depths])))
+        ax.set_title(title)
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
     _add_legend(figure, runs, titled)
     return figure
 
 
 def runs_by_axes(panel: Panel, runs: list[RunCurves]) -> list[dict[int, RunCurves]]:
-    """Return the runs of each pair of axes of a panel, by their number, which chooses their style."""
+    """Return the runs of each pair of axes of a panel by their number."""
     if not panel.sums_to_one:
         return [dict(enumerate(runs))]
     groups: dict[tuple[str, ...], dict[int, RunCurves]] = {}

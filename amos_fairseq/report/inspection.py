@@ -1,10 +1,25 @@
-"""What a model computes for one text, as plain values, and the table and the summary that terminal and page show.
+"""What a pretrained model computes for one text, and the table and the summary of it that terminal and page show.
 
-Fields that an objective does not have are empty.
+T tokens, M masked positions, K depths, V padded vocabulary size. Fields that an objective does not have are empty.
 """
 
+import os
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import torch
+from fairseq.data import data_utils
+from torch import Tensor
+
+from amos_fairseq.checkpoints.read import LoadedCheckpoint
+from amos_fairseq.data.masked_blocks import MaskedBlockDataset
+from amos_fairseq.errors import UserError
+from amos_fairseq.models.electric import ElectricModel
+from amos_fairseq.models.pretraining import PretrainingBatch, PretrainingModel
+from amos_fairseq.report.replaced_tokens import forward_of_depth, validation_split
+from amos_fairseq.text.tokenization.tokenizer import Tokenizer
 
 
 class Prediction(NamedTuple):
@@ -12,19 +27,6 @@ class Prediction(NamedTuple):
 
     piece: str
     probability: float
-
-
-class DepthSample(NamedTuple):
-    """A replacement token that one depth has sampled.
-
-    Attributes:
-        text: as a reader sees it; a hyphen precedes a piece that continues a word.
-        positive_probability: the discriminator's probability of the positive class; None without one that detects tokens.
-    """
-
-    piece: str
-    text: str
-    positive_probability: float | None
 
 
 class CellLine(NamedTuple):
@@ -73,7 +75,6 @@ class Token:
 
     @property
     def verdict(self) -> str:
-        """Compare the discriminator's prediction with the label."""
         if self.is_positive:
             return "detected" if self.flagged else "missed"
         return "false alarm" if self.flagged else "trusted"
@@ -87,8 +88,9 @@ class MaskedToken:
         mixture_weights: [K], one per depth.
         predictions: [K] lists of the most probable pieces, in descending order.
         original_probabilities: [K], the probability of the original token.
-        samples: [K], if asked for, of a model that samples replacements: one for each depth, all masked tokens replaced by
-            that depth.
+        samples: [K], if asked for, of a model that samples replacements: one for each depth as a reader sees it, all masked
+            tokens replaced by that depth. A hyphen precedes a piece that continues a word, a check mark follows a replaced
+            token that the discriminator finds.
         candidates: of multi-word selection: the original and its negatives, with the discriminator's probabilities.
         discriminator_probability: of a discriminator that predicts tokens: its probability of the original.
         copy_probability: of the same with a copy mechanism: its probability of copying the input.
@@ -98,10 +100,15 @@ class MaskedToken:
     mixture_weights: list[float]
     predictions: list[list[Prediction]]
     original_probabilities: list[float]
-    samples: list[DepthSample] = field(default_factory=list)
+    samples: list[str] = field(default_factory=list)
     candidates: list[Prediction] = field(default_factory=list)
     discriminator_probability: float | None = None
     copy_probability: float | None = None
+
+    @property
+    def shown(self) -> list[str]:
+        """[K], the samples, or the most probable pieces."""
+        return self.samples or [predictions[0].piece for predictions in self.predictions]
 
     @property
     def best_candidate(self) -> Prediction:
@@ -156,14 +163,10 @@ class Inspection:
                 lines.insert(0, CellLine("weight", masked.mixture_weights[depth]))
             cells[f"depth {name}"] = lines
         if self.has_candidates:
-            cells["selection"] = [
-                CellLine(
-                    f"{one.piece} (chosen)" if one is masked.best_candidate else one.piece,
-                    one.probability,
-                    one is masked.candidates[0],
-                )
-                for one in masked.candidates
-            ]
+            cells["selection"] = []
+            for one in masked.candidates:
+                text = f"{one.piece} (chosen)" if one is masked.best_candidate else one.piece
+                cells["selection"].append(CellLine(text, one.probability, one is masked.candidates[0]))
         if self.is_corrupted:
             cells["sampled"] = [CellLine(token.input)]
         if masked.discriminator_probability is not None:
@@ -177,7 +180,6 @@ class Inspection:
         return cells
 
     def facts(self, token: Token) -> str:
-        """Return the values of one token of the input in one line."""
         facts = [token.original]
         if token.masked and self.is_corrupted:
             facts = [f"original {token.original}, sampled {token.input}"]
@@ -188,32 +190,26 @@ class Inspection:
         return "; ".join(facts)
 
     def summary(self) -> list[str]:
-        """Return the settings and the counts as sentences."""
-        counts = f"{len(self.masked)} of {len(self.tokens)} tokens {self.selected}"
+        counts = f"{len(self.masked)} of {len(self.tokens)} tokens {self.selected}, "
         if self.positive_class:
-            positive = [token for token in self.tokens if token.is_positive]
-            negative = [
-                token for token in self.tokens if not token.is_positive and token.positive_probability is not None
-            ]
+            judged = [token for token in self.tokens if token.is_positive or token.positive_probability is not None]
+            verdicts = Counter(token.verdict for token in judged)
+            num_positive = verdicts["detected"] + verdicts["missed"]
             counts += (
-                f", {sum(token.replaced for token in self.tokens)} replaced; {sum(token.flagged for token in positive)} of "
-                f"{len(positive)} {self.positive_class} tokens detected, {sum(token.flagged for token in negative)} false "
-                f"alarms on {len(negative)} original tokens"
+                f"{sum(token.replaced for token in self.tokens)} replaced; "
+                f"{verdicts['detected']} of {num_positive} {self.positive_class} tokens detected, "
+                f"{verdicts['false alarm']} false alarms on {len(judged) - num_positive} original tokens"
             )
         else:
             pairs = [(masked.predictions[-1][0].piece, self.tokens[masked.position].original) for masked in self.masked]
-            counts += f", {sum(predicted == original for predicted, original in pairs)} predicted correctly"
-        lines = [
-            f"{self.file}, {self.num_updates} updates; seed {self.seed}, mask probability {self.mask_prob:g}",
-            counts,
-        ]
+            counts += f"{sum(predicted == original for predicted, original in pairs)} predicted correctly"
+        about = f"{self.file}, {self.num_updates} updates; seed {self.seed}, mask probability {self.mask_prob:g}"
+        lines = [about, counts]
         if self.has_candidates:
             right = sum(masked.candidates[0] == masked.best_candidate for masked in self.masked)
             lines.append(f"multi-word selection: the original chosen at {right} of {len(self.masked)} masked tokens")
         if self.num_truncated:
-            lines.append(
-                f"the last {self.num_truncated} tokens of the text are left out: they exceed the model's maximum input"
-            )
+            lines.append(f"the last {self.num_truncated} tokens are left out: they exceed the model's maximum input")
         return lines
 
 
@@ -227,3 +223,175 @@ def percent(probability: float) -> str:
     if value >= 99.5:
         return f"{value:.1f} %"
     return f"{value:.0f} %" if value >= 9.95 else f"{value:#.2g} %"
+
+
+@torch.no_grad()
+def inspect_text(
+    loaded: LoadedCheckpoint, text: str, seed: int, mask_prob: float | None, top: int, with_samples: bool = False
+) -> Inspection:
+    """Mask one text, predict and sample the masked tokens, and run the discriminator.
+
+    The masked positions are sampled from ``seed`` as for a validation block, and all of them are replaced by <mask>,
+    whatever the mask treatment of the run. ``seed`` also seeds the sampled tokens. ``mask_prob`` None is that of the run.
+    ``with_samples`` also fills :attr:`MaskedToken.samples`, by one more forward pass for each depth.
+
+    Tokens that are never sampled (special tokens, padding of the vocabulary) are not among the ``top`` predictions, but are
+    part of the softmax, as in training.
+    """
+    model = loaded.model
+    if not isinstance(model, PretrainingModel):
+        raise UserError(f"{loaded.file} holds a model without a generator: inspect needs a checkpoint of pretraining")
+    mask_prob = mask_prob or loaded.task["mask_prob"]
+    all_tokens = loaded.tokens(text)
+    tokens = all_tokens[: model.max_positions()]
+    batch = mask_block(loaded, tokens, seed, mask_prob)
+    if not batch["num_masked"]:
+        raise UserError("no token of the text may be masked, all are unknown to the vocabulary: give another text")
+    inputs = batch["net_input"]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        logits, weights = model.predict_logits(PretrainingBatch(**inputs))
+        torch.manual_seed(seed)  # so that a sampled mixture is the same in both calls
+        output = model(PretrainingBatch(**inputs))
+    by_depth = []
+    if with_samples:
+        by_depth = [forward_of_depth(model, inputs, depth, seed) for depth in range(len(model.depth_names))]
+    can_be_sampled = ~model.never_sampled_mask
+    masked = []
+    for index, position in enumerate(inputs["masked_positions"][0].tolist()):
+        probabilities = logits[:, 0, index].softmax(-1)  # [K,V]
+        best = probabilities.where(can_be_sampled, -1.0).topk(min(top, int(can_be_sampled.sum())), dim=-1)
+        masked.append(
+            MaskedToken(
+                position,
+                weights[0, index].tolist(),
+                [_predictions(loaded, *of_depth) for of_depth in zip(best.indices, best.values, strict=True)],
+                probabilities[:, int(tokens[position])].tolist(),
+                _samples(loaded, tokens, by_depth, index, position),
+                **_of_discriminator(loaded, output, index, position),
+            )
+        )
+    noise_class = "replaced" if _field(output, "is_noise") is None else "noise"
+    return Inspection(
+        file=str(loaded.file),
+        num_updates=loaded.num_updates,
+        seed=seed,
+        mask_prob=mask_prob,
+        depth_names=model.depth_names,
+        tokens=_tokens(loaded, tokens, {one.position for one in masked}, output),
+        masked=masked,
+        num_truncated=len(all_tokens) - len(tokens),
+        positive_class="" if _field(output, "rtd_logits") is None else noise_class,
+        is_corrupted=_field(output, "corrupted_tokens") is not None,
+        is_masked=not isinstance(model, ElectricModel),  # a model that scores all tokens at once needs their neighbors
+    )
+
+
+def text_of_corpus(loaded: LoadedCheckpoint, flags: str = "--text or --file") -> str:
+    """Return the first paragraph of 30 to 100 known tokens of the run's validation text; ``flags`` give another text."""
+    path = validation_split(loaded)
+    lines = data_utils.load_indexed_dataset(path, loaded.dictionary) if os.path.isfile(f"{path}.idx") else ()
+    for index in range(len(lines)):
+        ids = lines[index].tolist()[:-1]  # without </s>
+        if 30 <= len(ids) <= min(100, loaded.model.max_positions() - 2) and loaded.dictionary.unk() not in ids:
+            return loaded.tokenizer.decode([loaded.dictionary[i] for i in ids]).strip()
+    raise UserError(f"{path} has no paragraph to show: give a text with {flags}")
+
+
+def mask_block(loaded: LoadedCheckpoint, tokens: Tensor, seed: int, mask_prob: float) -> dict:
+    """Return a batch of one block [1,T] with its masked positions [1,M], masked by the code that training uses."""
+    blocks = [tokens[1:]]  # the dataset prepends <s>
+    dataset = MaskedBlockDataset(
+        blocks, loaded.dictionary, tokens_per_block=len(tokens), mask_prob=mask_prob, seed=seed, training=False
+    )
+    batch = dataset.collater([dataset[0]])
+    for name in ("masked_positions", "masked_weights"):
+        batch["net_input"][name] = batch["net_input"][name][:, : batch["num_masked"]]
+    return batch
+
+
+def _field(output: Any, name: str) -> Tensor | None:
+    """Return a field of the model output for the only sequence of the batch, None where the objective has none."""
+    value = getattr(output, name, None)
+    return None if value is None else value[0]
+
+
+def _predictions(loaded: LoadedCheckpoint, ids: Tensor, probabilities: Tensor) -> list[Prediction]:
+    pairs = zip(ids.tolist(), probabilities.tolist(), strict=True)
+    return [Prediction(loaded.dictionary[token], probability) for token, probability in pairs]
+
+
+def _tokens(loaded: LoadedCheckpoint, original: Tensor, masked: set[int], output: Any) -> list[Token]:
+    """Return every token [T] of the main network's input, with what the model predicts for it."""
+    dictionary, model = loaded.dictionary, loaded.model
+    names = ("corrupted_tokens", "rtd_logits", "is_noise", "is_scored")
+    corrupted, rtd_logits, is_noise, is_scored = (_field(output, name) for name in names)
+    inputs = original if corrupted is None else corrupted
+    is_positive = inputs.ne(original) if is_noise is None else is_noise
+    log_probs = model.token_log_probs(inputs[None])[0] if isinstance(model, ElectricModel) else None
+    pieces, input_pieces = ([dictionary[i] for i in ids.tolist()] for ids in (original, inputs))
+    special = [i in (dictionary.bos(), dictionary.eos(), dictionary.pad()) for i in original.tolist()]
+    texts, input_texts = (surfaces(loaded.tokenizer, each, special) for each in (pieces, input_pieces))
+    tokens = []
+    for i in range(len(original)):
+        scored = is_scored is None or bool(is_scored[i])
+        probability = rtd_logits[i].sigmoid().item() if scored and rtd_logits is not None else None
+        log_prob = log_probs[i].item() if scored and log_probs is not None else None
+        spellings = (pieces[i], input_pieces[i], texts[i], input_texts[i])
+        tokens.append(Token(*spellings, i in masked, special[i], bool(is_positive[i]), probability, log_prob))
+    return tokens
+
+
+def _of_discriminator(loaded: LoadedCheckpoint, output: Any, index: int, position: int) -> dict[str, Any]:
+    """Return the fields of :class:`MaskedToken` that only some discriminators have: the candidates of multi-word selection,
+    the original first, with their softmax; the probability of the original of one that predicts tokens."""
+    fields: dict[str, Any] = {}
+    candidates, logits = _field(output, "candidates"), _field(output, "mws_logits")
+    if candidates is not None and logits is not None:
+        fields["candidates"] = _predictions(loaded, candidates[index], logits[index].softmax(-1))
+    if (predictions := getattr(output, "predictions", None)) is not None:
+        all_tokens = predictions.nll.size(1) == output.corrupted_tokens.size(1)
+        entry = (0, position if all_tokens else index)
+        fields["discriminator_probability"] = float((-predictions.nll[entry]).exp())
+        if predictions.copy_probs is not None:
+            fields["copy_probability"] = float(predictions.copy_probs[entry])
+    return fields
+
+
+def _samples(loaded: LoadedCheckpoint, tokens: Tensor, outputs: Sequence[Any], index: int, position: int) -> list[str]:
+    """Return the sample of each depth at one masked token of ``tokens`` [T], from the outputs of :func:`forward_of_depth`."""
+    dictionary, samples = loaded.dictionary, []
+    starts_line = int(tokens[position - 1]) in (dictionary.bos(), dictionary.eos())
+    for output in outputs:
+        sampled, logits = _field(output, "sampled_tokens"), _field(output, "rtd_logits")
+        if sampled is None:
+            return []
+        piece = dictionary[sampled[index]]
+        text = surfaces(loaded.tokenizer, [dictionary[tokens[position - 1]], piece], [starts_line, False])[1]
+        word = text.strip() or piece
+        if not starts_line and not text.startswith(" "):
+            word = f"-{word}"
+        is_replaced = int(sampled[index]) != int(tokens[position])
+        if is_replaced and logits is not None and logits[position].sigmoid() > 0.5:
+            word += " \u2713"
+        samples.append(word)
+    return samples
+
+
+def surfaces(tokenizer: Tokenizer, pieces: list[str], is_special: list[bool]) -> list[str]:
+    """Return the part of the decoded text that each piece adds, so that the joined parts equal the text.
+
+    A special token adds nothing, and decoding restarts after it. Where one more piece changes the text before it (several
+    bytes of one character), its part is the piece itself.
+    """
+    texts, pieces_so_far, text = [], [], ""
+    for piece, special in zip(pieces, is_special, strict=True):
+        if special:
+            texts.append("")
+            pieces_so_far, text = [], ""
+            continue
+        pieces_so_far.append(piece)
+        longer = tokenizer.decode(pieces_so_far)
+        texts.append(longer[len(text) :] if longer.startswith(text) else piece)
+        text = longer
+    return texts

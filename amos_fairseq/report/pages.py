@@ -39,7 +39,6 @@ def render_inspection(inspection: Inspection) -> str:
         inspection=inspection,
         networks="generator and discriminator" if inspection.positive_class else networks,
         rows=[inspection.row(masked) for masked in inspection.masked],
-        best=[[predictions[0].piece for predictions in masked.predictions] for masked in inspection.masked],
     )
 
 
@@ -50,10 +49,8 @@ def print_inspection(inspection: Inspection) -> None:
     rows = [inspection.row(masked) for masked in inspection.masked]
     for column in rows[0]:
         is_number = column in ("#", "log p")
-        # Pieces are not broken: a narrow terminal cuts them off.
-        table.add_column(
-            column, justify="right" if is_number else "left", no_wrap=not (is_number or column.startswith("P("))
-        )
+        no_wrap = not (is_number or column.startswith("P("))  # a narrow terminal cuts pieces off
+        table.add_column(column, justify="right" if is_number else "left", no_wrap=no_wrap)
     for row in rows:
         table.add_row(*(Text("\n").join(map(_terminal_line, cell)) for cell in row.values()))
     console.print(table)
@@ -66,19 +63,16 @@ def print_inspection(inspection: Inspection) -> None:
 
 def _terminal_line(line: CellLine) -> Text:
     """A probability and its piece, where a star marks the original; or a text alone."""
-    probability = (
-        "" if line.probability is None else f"{percent(line.probability):>7}{'*' if line.is_original else ' '}"
-    )
-    return Text(probability + printable(line.text), style="bold" if line.is_original else "")
+    star, style = ("*", "bold") if line.is_original else (" ", "")
+    probability = "" if line.probability is None else f"{percent(line.probability):>7}{star}"
+    return Text(probability + printable(line.text), style=style)
 
 
 def _terminal_text(inspection: Inspection) -> Text:
     """The text in order; the more probable the positive class, the more orange the background."""
     if inspection.positive_class:
         name = "replacement" if inspection.positive_class == "replaced" else inspection.positive_class
-        heading = (
-            f"Input of the discriminator, with its probability of {name} in percent after each token; [original>input]"
-        )
+        heading = f"Input of the discriminator, its probability of {name} in percent after each token; [original>input]"
     else:
         heading = "The text, with log p(token | the rest) in nats after each token; []"
     text = Text().append(f"{heading} was {inspection.selected}.\n", style="bold")

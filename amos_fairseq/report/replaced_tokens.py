@@ -53,10 +53,14 @@ def held_out_blocks(loaded: LoadedCheckpoint, text: str | None) -> Sequence[Tens
     size = tokens_per_block(loaded)
     if text is not None:
         return loaded.tokens(text)[1:].split(size - 1)
-    directory = str(loaded.task.get("data") or "").split(os.pathsep)[0]
-    path = os.path.join(directory, "valid")
+    path = validation_split(loaded)
     require_split(path)
     return read_blocks(path, loaded.dictionary, size, str(loaded.task.get("sample_break_mode") or "none"))
+
+
+def validation_split(loaded: LoadedCheckpoint) -> str:
+    """Return the path of the run's validation split, without a suffix."""
+    return os.path.join(str(loaded.task.get("data") or "").split(os.pathsep)[0], "valid")
 
 
 def tokens_per_block(loaded: LoadedCheckpoint) -> int:
@@ -74,29 +78,18 @@ def replaced_token_losses(
     For each depth, all masked tokens of a block are samples of its MLM head, and the discriminator reads the whole block. Its
     loss on a replaced token is -log P(replaced) (the second term of AMOS Eq. 1). For Electric it is -log P(noise).
 
+    Blocks at equal distances are used, until they have ``num_masked`` masked tokens. All depths have the same masks, each has
+    noise of its own. The result is empty if the model has no discriminator that detects replaced tokens.
+
     Departures: the paper trains one discriminator with each generator ("we train BERT-Base-sized discriminators with
     4/6/8-layer generators", section 3.2). That is one call for each such run. A model with K depths has a single
     discriminator, which was trained on the mixture of the depths.
-
-    Args:
-        blocks: held-out text, see :func:`held_out_blocks`. Blocks at equal distances are used.
-        seed: of masked positions and samples. All depths have the same masks, each has noise of its own.
-        num_masked: number of masked tokens, rounded up to whole blocks; fewer where the text has fewer.
-
-    Returns:
-        One entry per depth; none if the model has no discriminator that detects replaced tokens.
     """
     model = loaded.model
     if not isinstance(model, PretrainingModel):
         raise UserError(f"{loaded.file} holds a model without a generator: give a run of pretraining")
-    dataset = MaskedBlockDataset(
-        blocks,
-        loaded.dictionary,
-        tokens_per_block=tokens_per_block(loaded),
-        mask_prob=loaded.task["mask_prob"],
-        seed=seed,
-        training=False,
-    )
+    masking = {"tokens_per_block": tokens_per_block(loaded), "mask_prob": loaded.task["mask_prob"], "seed": seed}
+    dataset = MaskedBlockDataset(blocks, loaded.dictionary, **masking, training=False)
     num_blocks = min(len(blocks), math.ceil(num_masked / dataset.slots))
     indices = np.linspace(0, len(blocks) - 1, num_blocks).round().astype(int)
     step = max(1, TOKENS_AT_ONCE // dataset.tokens_per_block)
@@ -122,10 +115,7 @@ def replaced_token_losses(
 def forward_of_depth(
     model: PretrainingModel, net_input: dict[str, Tensor], depth: int, seed: int, block: int = 0
 ) -> Any:
-    """Run the model on a batch with all replacements sampled from one depth; return its output.
-
-    The samples depend on (seed, depth, block). The random numbers of the process are left as they were.
-    """
+    """Run the model on a batch with all replacements sampled from one depth, by (seed, depth, block); return its output."""
     device = net_input["tokens"].device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), _only_depth(model, depth):
         torch.manual_seed(noise_seed(Purpose.VALIDATION_NOISE, seed, depth, block))

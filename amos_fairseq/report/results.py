@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from amos_fairseq.downstream.classification.command import RANDOM
 from amos_fairseq.downstream.results import Spread, Summary, format_spread
@@ -10,7 +9,7 @@ from amos_fairseq.downstream.tagging.command import SCORE_NAMES
 from amos_fairseq.downstream.tagging.prepare import TASK_PREFIX
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.tables import Table
-from amos_fairseq.probing.results import read_probe_results
+from amos_fairseq.probing.results import ProbeResults, read_probe_results
 from amos_fairseq.report.curves import distinct_names
 from amos_fairseq.report.figures import CostSeries, read_summaries
 from amos_fairseq.report.runs import PretrainingRun, distinct_folders
@@ -29,9 +28,8 @@ def read_benchmarks(folders: Sequence[str], flag: str) -> list[Summary]:
     for folder in distinct_folders(folders):
         files = [file for file in sorted(folder.glob("*.json")) if not file.name.endswith(".setup.json")]
         contents = {file: read_json(file, hint, kind=object) for file in files}
-        summaries = read_summaries(
-            (file for file, one in contents.items() if isinstance(one, dict) and "benchmark" in one), hint
-        )
+        of_benchmarks = [file for file, one in contents.items() if isinstance(one, dict) and "benchmark" in one]
+        summaries = read_summaries(of_benchmarks, hint)
         if not summaries:
             raise UserError(f"{folder} holds no results: give the --out of the command as {flag}")
         shown = [summary for summary in summaries if summary.benchmark in BENCHMARKS[flag]]
@@ -41,12 +39,12 @@ def read_benchmarks(folders: Sequence[str], flag: str) -> list[Summary]:
     return results
 
 
-def read_probing(folders: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the contents of ``results.json`` in outputs of ``amos probe``; a folder that is given twice counts once."""
+def read_probing(folders: Sequence[str]) -> list[ProbeResults]:
+    """Read outputs of ``amos probe``; a folder that is given twice counts once."""
     contents = []
     for folder in distinct_folders(folders):
         contents.append(read_probe_results(folder))
-        if not contents[-1]["results"]:
+        if not contents[-1].results:
             raise UserError(f"{folder} holds no scores yet: wait for the first one of amos probe")
     return contents
 
@@ -90,7 +88,6 @@ def benchmark_table(results: Sequence[Summary]) -> Table:
 
 
 def num_seeds(results: Sequence[Summary]) -> str:
-    """Return the number of seeds behind each cell, in words."""
     return seeds_in_words(spread.count for result in results for spread in main_spreads(result).values())
 
 
@@ -121,11 +118,9 @@ def points_over_cost(
     for folder, of_run in by_run.items():
         label = known[folder].name if folder in known else folder.name
         for column in dict.fromkeys(column for spreads in of_run.values() for column in spreads):
-            points = [
-                (updates * (flops[folder] if in_flops else 1), spreads[column].median, spreads[column].deviation or 0.0)
-                for updates, spreads in sorted(of_run.items())
-                if column in spreads
-            ]
+            cost = flops[folder] if in_flops else 1
+            known_updates = [(updates, one[column]) for updates, one in sorted(of_run.items()) if column in one]
+            points = [(updates * cost, spread.median, spread.deviation or 0.0) for updates, spread in known_updates]
             if len(points) > 1:
                 panels.setdefault(column, []).append(CostSeries(label, points))
     return panels, "FLOPs of pretraining" if in_flops else "updates"

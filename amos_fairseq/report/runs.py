@@ -1,5 +1,6 @@
 """What the report says about one pretraining run, read from its folder."""
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -19,8 +20,7 @@ from amos_fairseq.flops.configuration import checkpoint_configuration, missing_s
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.output.terminal import say
 from amos_fairseq.report.curves import RunCurves, distinct_names, read_curves
-from amos_fairseq.report.inspect_text import inspect_text, text_of_corpus
-from amos_fairseq.report.inspection import Inspection
+from amos_fairseq.report.inspection import Inspection, inspect_text, text_of_corpus
 from amos_fairseq.report.replaced_tokens import DepthLosses, held_out_blocks, replaced_token_losses
 from amos_fairseq.run.metrics_file import FILE_NAME
 
@@ -47,37 +47,24 @@ class ReportOptions:
 
 @dataclass
 class PretrainingRun:
-    """One run. A value is None or empty where the run's files do not contain it.
-
-    Attributes:
-        num_updates: until the last logged one, or until the checkpoint.
-        seconds: running time of all training processes, pauses between them excluded.
-        tokens_per_second: median of the logged values.
-        hardware: names of the devices in the log.
-        tokens_per_update: of full blocks, ``<s>`` included.
-        flops_per_update: products of matrices in the forward and backward pass (``amos flops``, "today").
-        thesis_flops_per_update: by the convention of thesis section 5.2.2.
-        checkpoint_updates: updates of the checkpoint that ``losses`` and ``inspections`` were computed with.
-        setup: how replacements are made, such as "learned mixture of depths 4, 6, 8".
-        missing: by content of the report, the reason why this run has none.
-    """
+    """One run. A value is None or empty where the run's files do not contain it."""
 
     folder: Path
     name: str
-    num_updates: int = 0
+    num_updates: int = 0  # until the last logged one, or until the checkpoint
     curves: RunCurves | None = None
-    seconds: float | None = None
-    tokens_per_second: float | None = None
+    seconds: float | None = None  # of all training processes, without pauses between them
+    tokens_per_second: float | None = None  # median of the logged values
     hardware: str | None = None
     cfg: DictConfig | None = None
-    tokens_per_update: int | None = None
-    flops_per_update: int | None = None
-    thesis_flops_per_update: int | None = None
-    checkpoint_updates: int = 0
-    setup: str = ""
+    tokens_per_update: int | None = None  # of full blocks, <s> included
+    flops_per_update: int | None = None  # products of matrices in the forward and backward pass (amos flops, "today")
+    thesis_flops_per_update: int | None = None  # by the convention of thesis section 5.2.2
+    checkpoint_updates: int = 0  # of the checkpoint that losses and inspections were computed with
+    setup: str = ""  # how replacements are made, such as "learned mixture of depths 4, 6, 8"
     losses: list[DepthLosses] = field(default_factory=list)
     inspections: list[Inspection] = field(default_factory=list)
-    missing: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)  # content of the report -> why this run has none
 
     @property
     def objective(self) -> str:
@@ -97,9 +84,7 @@ def read_runs(folders: Sequence[str], options: ReportOptions) -> list[Pretrainin
     paths = distinct_folders(folders)
     for path in paths:
         if not any((path / name).is_file() for name in (FILE_NAME, LAST_CHECKPOINT)):
-            raise UserError(
-                f"{path} holds neither {FILE_NAME} nor {LAST_CHECKPOINT}: give the SAVE_DIR of a run of pretraining"
-            )
+            raise UserError(f"{path} holds neither {FILE_NAME} nor {LAST_CHECKPOINT}: give the SAVE_DIR of a run")
     runs = []
     for path, name in zip(paths, distinct_names(paths), strict=True):
         say(f"run {len(runs) + 1} of {len(paths)}, {name}: reading its files and evaluating its model", "report")
@@ -142,16 +127,13 @@ def logged_seconds(walls: Sequence[float]) -> float:
 def hardware_of(path: Path) -> str | None:
     """Return the names of the GPUs in the run's log, with their number; None where there is none."""
     gpu, ranks = None, set()
-    try:
-        if not (path / LOG).is_file():  # opening a pipe waits for its writer
-            return None
-        with (path / LOG).open(encoding="utf-8", errors="replace") as log:
-            while line := log.readline(LONGEST_LINE):  # a log may be large, and a damaged one a single line
-                if match := GPU.search(line):
-                    ranks.add(match[1])
-                    gpu = match[2]
-    except OSError:
-        return None
+    with contextlib.suppress(OSError):
+        if (path / LOG).is_file():  # opening a pipe waits for its writer
+            with (path / LOG).open(encoding="utf-8", errors="replace") as log:
+                while line := log.readline(LONGEST_LINE):  # a log may be large, and a damaged one a single line
+                    if match := GPU.search(line):
+                        ranks.add(match[1])
+                        gpu = match[2]
     return f"{len(ranks)} x {gpu}" if len(ranks) > 1 else gpu
 
 

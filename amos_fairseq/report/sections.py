@@ -5,7 +5,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import numpy as np
@@ -18,7 +17,7 @@ from amos_fairseq.output.pictures import RC_PARAMS, save
 from amos_fairseq.output.tables import MISSING, Table
 from amos_fairseq.probing.results import (
     MAJORITY,
-    ProbeResult,
+    ProbeResults,
     in_order,
     probing_figure,
     results_table,
@@ -28,7 +27,7 @@ from amos_fairseq.probing.results import (
 )
 from amos_fairseq.report.curves import DETECTOR_PANELS, PANELS, RunCurves, depth_names, panels_figure, reference_levels
 from amos_fairseq.report.figures import loss_distributions, scores_over_cost
-from amos_fairseq.report.inspection import Inspection, MaskedToken
+from amos_fairseq.report.inspection import Inspection
 from amos_fairseq.report.pages import render
 from amos_fairseq.report.results import benchmark_table, num_seeds, points_over_cost, seeds_in_words
 from amos_fairseq.report.runs import PretrainingRun
@@ -37,27 +36,30 @@ from amos_fairseq.run.precision import precision_of
 
 UNKNOWN = "not in the run's files"
 TRAINING_AND_VALIDATION = " Lines: training text, means between two records. Markers: the validation split."
-# Of the curves of `amos plot` that the paper has: title, figure of the paper, caption, key of the log.
-CURVES = {
-    "generator_loss": (
+# Of the curves of `amos plot` that the paper has: anchor, key of the log, title, figure of the paper, caption.
+CURVES = (
+    (
+        "generator_loss",
+        "mlm_loss_",
         "Generator loss by depth",
         "AMOS Figure 1b",
         "MLM loss of each depth of the generator on masked tokens (Eq. 2), in nats.",
-        "mlm_loss_",
     ),
-    "mixture": (
+    (
+        "mixture",
+        "mixture_",
         "Mixture weights",
         "AMOS Figure 5a",
         "Weight of each generator depth in the mixture (Eq. 3), mean over all masked tokens.",
-        "mixture_",
     ),
-    "recall": (
+    (
+        "recall",
+        "rtd_recall",
         "Discriminator accuracy on replaced tokens",
         "AMOS Figure 5b",
         "Fraction of the replaced tokens to which the discriminator gives P(replaced) > 1/2.",
-        "rtd_recall",
     ),
-}
+)
 FIGURE_NAMES = re.compile(r"(score_by_cost|loss_by_depth|generator_loss|mixture|recall|discriminator|probing(_\d+)?)")
 
 
@@ -68,7 +70,6 @@ class Section:
     Attributes:
         anchor: target of links, also the name of the figure's files.
         source: what it corresponds to in a paper.
-        texts: by run, inspected texts, each with one piece for each depth of its masked tokens.
         notes: one paragraph each, after the tables.
     """
 
@@ -78,7 +79,7 @@ class Section:
     caption: str = ""
     figure: Figure | None = None
     tables: list[Table] = field(default_factory=list)
-    texts: dict[str, list[tuple[Inspection, list[list[str]]]]] = field(default_factory=dict)
+    texts: dict[str, list[Inspection]] = field(default_factory=dict)  # by run
     notes: list[str] = field(default_factory=list)
     missing: str = ""
 
@@ -90,7 +91,7 @@ def write_report(
     text_name: str,
     glue: Sequence[Summary],
     tag: Sequence[Summary],
-    probing: Sequence[dict[str, Any]],
+    probing: Sequence[ProbeResults],
 ) -> None:
     """Write the page, and its figures as PNG and SVG to a folder beside it, ``report_figures`` for ``report.html``.
 
@@ -103,7 +104,7 @@ def write_report(
         over_cost_section([*glue, *tag], runs),
         benchmark_section("tagging", "Tagging results", "", tag, "--tag DIR adds them, the output of amos tag"),
         losses_section(runs, text_name),
-        *(curve_section(anchor, runs) for anchor in CURVES),
+        *(curve_section(runs, *curve) for curve in CURVES),
         discriminator_section(runs),
         samples_section(runs),
         *probing_sections(probing),
@@ -138,7 +139,6 @@ def why_missing(runs: Sequence[PretrainingRun], *contents: str) -> str:
 
 
 def cost_section(runs: Sequence[PretrainingRun]) -> Section:
-    """The runs side by side: what was trained, on what, for how long."""
     columns = [cost_column(run) for run in runs]
     rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
     caption = (
@@ -152,16 +152,12 @@ def cost_section(runs: Sequence[PretrainingRun]) -> Section:
 
 def cost_column(run: PretrainingRun) -> dict[str, str]:
     """Return what the table of costs says about a run, by row."""
-    # A run that was stopped within its first interval has no log.
-    unlogged = (
-        f"no {FILE_NAME}, which a run writes from update common.log_interval on" if run.curves is None else UNKNOWN
-    )
-    size = precision = tokens = machine = UNKNOWN
+    size = precision = tokens = machine = unlogged = UNKNOWN
+    if run.curves is None:  # of a run that was stopped within its first interval
+        unlogged = f"no {FILE_NAME}, which a run writes from update common.log_interval on"
     if run.cfg is not None:
-        model = run.cfg.model
-        size = (
-            f"{model.encoder_layers} layers of width {model.encoder_embed_dim}, {run.cfg.task.tokens_per_sample} tokens"
-        )
+        model, length = run.cfg.model, run.cfg.task.tokens_per_sample
+        size = f"{model.encoder_layers} layers of width {model.encoder_embed_dim}, {length} tokens"
         precision = precision_of(run.cfg.get("common", {}))
         processes = run.cfg.distributed_training.distributed_world_size
         machine = f"no GPU in the log; training processes: {processes}"
@@ -204,7 +200,6 @@ def benchmark_section(anchor: str, title: str, source: str, results: Sequence[Su
 
 
 def over_cost_section(results: Sequence[Summary], runs: Sequence[PretrainingRun]) -> Section:
-    """Scores of the kept checkpoints of a run."""
     section = Section("score_by_cost", "Score over the cost of pretraining", "AMOS Figure 6")
     panels, unit = points_over_cost(results, runs)
     if not panels:
@@ -266,15 +261,16 @@ def loss_panels(runs: Sequence[PretrainingRun]) -> dict[str, dict[str, np.ndarra
     return panels
 
 
-def curve_section(anchor: str, runs: Sequence[PretrainingRun]) -> Section:
-    """One panel of ``amos plot`` with all runs."""
-    title, source, caption, key = CURVES[anchor]
+def curve_section(
+    runs: Sequence[PretrainingRun], anchor: str, key: str, title: str, source: str, caption: str
+) -> Section:
+    """The panel of ``amos plot`` for the key of the log, with all runs."""
     section = Section(anchor, title, source)
     panel = next(panel for panel in PANELS if panel.key == key)
     curves = [run.curves for run in runs if run.curves is not None and depth_names(panel, [run.curves])]
     if not curves:
         section.missing = f"no run has logged it; {FILE_NAME} is missing, or the objective has no such value"
-    elif anchor == "mixture" and len(depth_names(panel, curves)) < 2:
+    elif panel.sums_to_one and len(depth_names(panel, curves)) < 2:
         section.missing = "no run has a generator with several depths"
     else:
         if reference_levels(panel, curves):
@@ -319,16 +315,12 @@ def collapsed_since(curves: RunCurves) -> int | None:
 
 
 def samples_section(runs: Sequence[PretrainingRun]) -> Section:
-    """Texts with the tokens that each depth would replace the masked ones by."""
     section = Section("replaced_tokens", "Replaced tokens by depth", "AMOS Table 9")
     shown = [run for run in runs if run.inspections]
     if not shown:
         section.missing = why_missing(runs, "sentences")
         return section
-    section.texts = {
-        run.name: [(one, [replacements(one, masked) for masked in one.masked]) for one in run.inspections]
-        for run in shown
-    }
+    section.texts = {run.name: run.inspections for run in shown}
     section.caption = "Underlined words are masked out. In brackets, in the order and color of the depths: the token "
     if any(masked.samples for run in shown for one in run.inspections for masked in one.masked):
         section.caption += (
@@ -341,48 +333,29 @@ def samples_section(runs: Sequence[PretrainingRun]) -> Section:
     return section
 
 
-def replacements(inspection: Inspection, masked: MaskedToken) -> list[str]:
-    """Return the sample of each depth at a masked token, with a check mark where it is found; of a model that samples
-    nothing the most probable token."""
-    if not masked.samples:
-        return [predictions[0].piece for predictions in masked.predictions]
-    original, words = inspection.tokens[masked.position].original, []
-    for one in masked.samples:
-        is_found = one.piece != original and (one.positive_probability or 0) > 0.5
-        words.append(f"{one.text} \u2713" if is_found else one.text)
-    return words
-
-
-def probing_sections(contents: Sequence[dict[str, Any]]) -> list[Section]:
+def probing_sections(contents: Sequence[ProbeResults]) -> list[Section]:
     """The picture and the table of the scores of each output of ``amos probe``."""
     title, source = "Edge probing by layer", 'AMOS "Figure 4", Table 8'
     if not contents:
         return [Section("probing", title, source, missing="--probe DIR adds it, the output of amos probe")]
     sections = []
     for number, content in enumerate(contents, start=1):
-        results, settings = in_order([ProbeResult(**result) for result in content["results"]]), content["settings"]
-        run, updates = (
-            Path(str(content["checkpoint"].get("file", ""))).parent.name,
-            content["checkpoint"]["num_updates"],
-        )
-        counts = {row_name(result.task, result.metric): f"{result.targets:,}" for result in results}
+        results = in_order(content.results)
+        run = Path(str(content.checkpoint.get("file", ""))).parent.name
+        targets = {row_name(result.task, result.metric): f"{result.targets:,}" for result in results}
         cells = scores_by_cell([result for result in results if result.baseline != MAJORITY])
         seeds = seeds_in_words(len(scores) for cell in cells.values() for scores in cell.values())
         caption = (
-            f"Classifiers on the frozen states of one layer of {run} after {updates:,} updates. Table: 100 times the mean "
-            f"over {seeds} of the micro-F1 (or of the score that the task's name gives), ± standard deviation where there "
-            f"are several. Picture: mean and range over the seeds. Classifier: {settings.get('classifier', UNKNOWN)}. "
-            f"Scored targets: {', '.join(f'{name} {count}' for name, count in counts.items())}."
+            f"Classifiers on the frozen states of one layer of {run} after {content.checkpoint['num_updates']:,} updates. "
+            f"Table: 100 times the mean over {seeds} of the micro-F1 (or of the score that the task's name gives), ± standard "
+            "deviation where there are several. Picture: mean and range over the seeds. Classifier: "
+            f"{content.settings.get('classifier', UNKNOWN)}. "
+            f"Scored targets: {', '.join(f'{name} {count}' for name, count in targets.items())}."
         )
-        sections.append(
-            Section(
-                "probing" if number == 1 else f"probing_{number}",
-                f"{title}: {run}" if len(contents) > 1 else title,
-                source,
-                caption,
-                probing_figure(results),
-                [results_table(results, "", [])],
-                notes=table_notes(results, settings),
-            )
-        )
+        section = Section("probing" if number == 1 else f"probing_{number}", title, source, caption)
+        if len(contents) > 1:
+            section.title += f": {run}"
+        section.figure, section.tables = probing_figure(results), [results_table(results, "", [])]
+        section.notes = table_notes(content)
+        sections.append(section)
     return sections

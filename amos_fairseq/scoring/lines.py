@@ -7,20 +7,19 @@ import contextlib
 import itertools
 import json
 import math
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TextIO
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import whole_file
+from amos_fairseq.output.terminal import progress_bar
 from amos_fairseq.scoring.token_scorers import TokenScorer
 
 STDIN = "-"
@@ -29,6 +28,7 @@ LINES_ENCODED_AT_ONCE = 256  # tokenizers are faster with many lines
 LINES_PER_WINDOW = 4096
 # A window has the work of this many batches, enough to batch lines of similar length.
 BATCHES_PER_WINDOW = 32
+TSV_HEADER = "line\tpll\tnum_pieces\tnum_unknown\tpieces\tlog_probs"
 
 
 @dataclass(frozen=True)
@@ -73,79 +73,39 @@ def unknown_log_prob(num_characters: int, vocabulary_size: int) -> float:
     return -math.log(vocabulary_size) - num_characters * math.log(sys.maxunicode + 1)
 
 
-class LineScorer:
-    """Scores lines with the model of a checkpoint, on the model's device.
-
-    Args:
-        place: number of a line -> what errors call it.
-    """
-
-    def __init__(
-        self, loaded: LoadedCheckpoint, token_scorer: TokenScorer, place: Callable[[int], str] = "line {}".format
-    ):
-        self.loaded = loaded
-        self.token_scorer = token_scorer
-        self._place = place
-        self.max_tokens: int = loaded.model.max_positions()
-
-    def score(self, texts: Iterable[str], num_texts: int) -> Iterator[ScoredLine]:
-        """Yield all texts scored, in their order, with a progress bar in a terminal."""
-        lines = encoded_lines(self.loaded, texts)
-        limit = BATCHES_PER_WINDOW * self.token_scorer.tokens_per_batch
-        with tqdm(total=num_texts, desc="score", unit=" lines", disable=None, file=sys.stderr) as bar:
-            for window in windows(lines, self._cost, limit):
-                yield from self._score(window)
-                bar.update(len(window))
-
-    def _fits(self, line: EncodedLine) -> bool:
-        return len(line.tokens) <= self.max_tokens
-
-    def _cost(self, line: EncodedLine) -> int:
-        """Return the number of tokens that the model processes for a line, over all passes."""
-        return len(line.tokens) * self.token_scorer.num_passes(line.tokens) if self._fits(line) else 0
-
-    @torch.inference_mode()
-    def _score(self, window: list[EncodedLine]) -> list[ScoredLine]:
-        values = iter(self.token_scorer.log_probs([line.tokens for line in window if self._fits(line)]))
-        return [ScoredLine(line, self._of_pieces(line, next(values)) if self._fits(line) else None) for line in window]
-
-    def _of_pieces(self, line: EncodedLine, values: Tensor) -> list[float]:
-        """Convert [L] values, with ``<s>`` and ``</s>``, to one score per piece."""
-        if not values.isfinite().all():
-            piece = line.pieces[int((~values.isfinite()).nonzero()[0]) - 1]
-            raise UserError(
-                f"{self.loaded.file} has no finite score for {piece!r} in {self._place(line.number)}: its training diverged "
-                "(use an earlier checkpoint), or its generator never predicts this piece"
-            )
-        return with_unknown_pieces(values.tolist()[1:-1], line, len(self.loaded.dictionary))
-
-
 def with_unknown_pieces(scores: list[float], line: EncodedLine, vocabulary_size: int) -> list[float]:
     """Return one score per piece, those of unknown pieces replaced by :func:`unknown_log_prob`."""
     unknown = {index: unknown_log_prob(length, vocabulary_size) for index, length in line.unknown.items()}
     return [unknown.get(index, score) for index, score in enumerate(scores)]
 
 
-def read_texts(file: Path) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file without their line ends."""
-    with explain_os_errors(f"{file}: the text cannot be read"), file.open("rb") as stream:
-        for number, line in enumerate(stream, start=1):
-            try:
-                text = line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise UserError(
-                    f"{file}, line {number}: not UTF-8 at byte {error.start}; convert the file, for example with iconv"
-                ) from error
-            yield text.rstrip("\r\n")
+def score_texts(
+    loaded: LoadedCheckpoint, scorer: TokenScorer, texts: Iterable[str], place: Callable[[int], str] = "line {}".format
+) -> Iterator[ScoredLine]:
+    """Yield all texts scored, in their order; ``place``: number of a line -> what errors call it."""
+    longest, most_work = loaded.model.max_positions(), BATCHES_PER_WINDOW * scorer.tokens_per_batch
 
+    def work(line: EncodedLine) -> int:
+        """The number of tokens that the model processes for a line, over all passes."""
+        return len(line.tokens) * scorer.num_passes(line.tokens) if len(line.tokens) <= longest else 0
 
-def num_lines(file: Path) -> int:
-    """Count the lines of a file, including a last one without a line end; raise :class:`UserError` if it is unreadable."""
-    count, last = 0, b"\n"
-    with explain_os_errors(f"{file}: the text cannot be read"), file.open("rb") as stream:
-        while part := stream.read(1 << 20):
-            count, last = count + part.count(b"\n"), part[-1:]
-    return count + (last != b"\n")
+    with progress_bar(None, "score", "line", delay=2) as bar:
+        for window in windows(encoded_lines(loaded, texts), work, most_work):
+            with torch.inference_mode():
+                values = iter(scorer.log_probs([line.tokens for line in window if len(line.tokens) <= longest]))
+            for line in window:
+                if len(line.tokens) > longest:
+                    yield ScoredLine(line, None)
+                    continue
+                of_pieces = next(values)[1:-1]  # without <s> and </s>
+                if not of_pieces.isfinite().all():
+                    piece = line.pieces[int((~of_pieces.isfinite()).nonzero()[0])]
+                    raise UserError(
+                        f"{loaded.file} has no finite score for {piece!r} in {place(line.number)}: its training diverged "
+                        "(use an earlier checkpoint), or its generator never predicts this piece"
+                    )
+                yield ScoredLine(line, with_unknown_pieces(of_pieces.tolist(), line, len(loaded.dictionary)))
+            bar.update(len(window))
 
 
 def encoded_lines(loaded: LoadedCheckpoint, texts: Iterable[str]) -> Iterator[EncodedLine]:
@@ -157,92 +117,75 @@ def encoded_lines(loaded: LoadedCheckpoint, texts: Iterable[str]) -> Iterator[En
             ids = [dictionary.bos(), *map(dictionary.index, pieces), dictionary.eos()]
             unknown = {}
             if dictionary.unk() in ids:  # only then, because offsets are slower
-                spans = zip(ids[1:-1], loaded.tokenizer.encode_with_offsets(text), strict=True)
-                lengths = [(id_, max(1, end - start)) for id_, (_, start, end) in spans]
-                unknown = {index: length for index, (id_, length) in enumerate(lengths) if id_ == dictionary.unk()}
+                for index, (_, start, end) in enumerate(loaded.tokenizer.encode_with_offsets(text)):
+                    if ids[1 + index] == dictionary.unk():
+                        unknown[index] = max(1, end - start)
             yield EncodedLine(next(numbers), text, pieces, torch.tensor(ids), unknown)
 
 
 def windows(
-    lines: Iterable[EncodedLine], cost: Callable[[EncodedLine], int], limit: int
+    lines: Iterable[EncodedLine], work: Callable[[EncodedLine], int], most_work: int
 ) -> Iterator[list[EncodedLine]]:
-    """Group consecutive lines until their ``cost`` reaches ``limit``; a window has 1 to 4,096 lines."""
+    """Group consecutive lines until their ``work`` reaches ``most_work``; a window has 1 to 4,096 lines."""
     window: list[EncodedLine] = []
-    spent = 0
+    total = 0
     for line in lines:
         window.append(line)
-        spent += cost(line)
-        if spent >= limit or len(window) == LINES_PER_WINDOW:
+        total += work(line)
+        if total >= most_work or len(window) == LINES_PER_WINDOW:
             yield window
-            window, spent = [], 0
+            window, total = [], 0
     if window:
         yield window
 
 
-def score_file(scorer: LineScorer, file: str, format_: str, out: Path | None) -> None:
+def read_texts(file: str) -> Iterator[str]:
+    """Yield the lines of a UTF-8 file, or of the standard input (``-``), without their line ends."""
+    with explain_os_errors(f"{file}: the text cannot be read"), contextlib.ExitStack() as stack:
+        stream = sys.stdin.buffer if file == STDIN else stack.enter_context(open(file, "rb"))
+        for number, line in enumerate(stream, start=1):
+            try:
+                yield line.decode("utf-8").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                raise UserError(
+                    f"{file}, line {number}: not UTF-8 at byte {error.start}; convert the file, for example with iconv"
+                ) from error
+
+
+def score_file(loaded: LoadedCheckpoint, scorer: TokenScorer, file: str, format_: str, out: Path | None) -> None:
     """Write a row for each line of ``file`` (``-``: the standard input), in its order, to ``out`` or the terminal."""
-    notices = Notices(scorer.max_tokens)
-    with stored_input(file) as path:
-        scored = map(notices.note, scorer.score(read_texts(path), num_lines(path)))
-        rows = map(json_row, scored) if format_ == "jsonl" else itertools.chain([TSV_HEADER], map(tsv_row, scored))
-        if out is None:
-            for row in rows:
-                print(row, flush=True)
-        else:
-            with (
-                explain_os_errors(f"{out} cannot be written", ": free some space, or give another --out"),
-                whole_file(str(out)) as unfinished,
-                open(unfinished, "x", encoding="utf-8") as target,
-            ):
-                target.writelines(f"{row}\n" for row in rows)
-    notices.show()
+    num_too_long = first_too_long = num_unknown = 0
+    with opened_for_rows(out) as target:
+        if format_ == "tsv":
+            print(TSV_HEADER, file=target)
+        for scored in score_texts(loaded, scorer, read_texts(file)):
+            print(json_row(scored) if format_ == "jsonl" else tsv_row(scored), file=target, flush=out is None)
+            num_unknown += len(scored.line.unknown)
+            if scored.log_probs is None:
+                first_too_long = first_too_long or scored.line.number
+                num_too_long += 1
+    if num_too_long:
+        print(
+            f"lines without a score, longer than the model's limit of {loaded.model.max_positions()} tokens: "
+            f"{num_too_long}, the first is line {first_too_long}",
+            file=sys.stderr,
+        )
+    if num_unknown:
+        print(f"pieces unknown to the vocabulary, scored as random characters: {num_unknown}", file=sys.stderr)
 
 
 @contextlib.contextmanager
-def stored_input(file: str) -> Iterator[Path]:
-    """Yield the path of a text that can be read twice, since its lines are counted first: ``file``, or a copy of a stream."""
-    path = Path(file)
-    is_stream = file == STDIN or (path.exists() and not path.is_file() and not path.is_dir())
-    if not is_stream:
-        yield path
+def opened_for_rows(out: Path | None) -> Iterator[TextIO]:
+    """Yield a text file that replaces ``out`` at the end, or the terminal."""
+    if out is None:
+        yield sys.stdout
         return
-    with tempfile.TemporaryDirectory() as directory:
-        copy = Path(directory) / "stdin"
-        with (
-            explain_os_errors(f"the input {file} cannot be copied to {directory}"),
-            copy.open("wb") as target,
-            contextlib.nullcontext(sys.stdin.buffer) if file == STDIN else path.open("rb") as source,
-        ):
-            shutil.copyfileobj(source, target)
-        yield copy
-
-
-class Notices:
-    """What is unusual in the lines that were scored, printed after the last one."""
-
-    def __init__(self, max_tokens: int) -> None:
-        self.max_tokens = max_tokens
-        self.num_too_long = self.first_too_long = self.num_unknown = 0
-
-    def note(self, scored: ScoredLine) -> ScoredLine:
-        self.num_unknown += len(scored.line.unknown)
-        if scored.pll is None:
-            self.first_too_long = self.first_too_long or scored.line.number
-            self.num_too_long += 1
-        return scored
-
-    def show(self) -> None:
-        if self.num_too_long:
-            print(
-                f"lines without a score, longer than the model's limit of {self.max_tokens} tokens: {self.num_too_long}, "
-                f"the first is line {self.first_too_long}",
-                file=sys.stderr,
-            )
-        if self.num_unknown:
-            print(f"pieces unknown to the vocabulary, scored as random characters: {self.num_unknown}", file=sys.stderr)
-
-
-TSV_HEADER = "line\tpll\tnum_pieces\tnum_unknown\tpieces\tlog_probs"
+    with (
+        explain_os_errors(f"{out} cannot be written", ": free some space, or give another --out"),
+        whole_file(str(out)) as unfinished,
+        open(unfinished, "x", encoding="utf-8") as target,
+    ):
+        yield target
 
 
 def tsv_row(scored: ScoredLine) -> str:

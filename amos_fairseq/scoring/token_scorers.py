@@ -6,7 +6,7 @@ Shapes: L tokens of a sequence, B sequences of a batch, T tokens of the longest 
 """
 
 import abc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from fairseq.models import BaseFairseqModel
@@ -29,8 +29,8 @@ from amos_fairseq.text import MASK_SYMBOL
 
 # Tokens [B,T] int64 -> a value for each token [B,T] float32.
 ScoreAll = Callable[[Tensor], Tensor]
-# Tokens [B,T], the same with one token of each sequence masked [B,T], its position [B,1] -> its value [B] float32.
-ScoreMasked = Callable[[Tensor, Tensor, Tensor], Tensor]
+# A batch with one token of each sequence masked -> the value of that token [B] float32.
+ScoreMasked = Callable[[PretrainingBatch], Tensor]
 
 
 class TokenScorer(abc.ABC):
@@ -64,7 +64,7 @@ class TokenScorer(abc.ABC):
     def in_one_pass(self, sequences: Sequence[Tensor], score: ScoreAll) -> list[Tensor]:
         """Apply ``score`` to the sequences: [L] float32 each, 0 at special tokens."""
         results: list[Tensor] = [torch.empty(0)] * len(sequences)
-        for batch in self._batches([len(tokens) for tokens in sequences]):
+        for batch in batches_by_length([len(tokens) for tokens in sequences], self.tokens_per_batch):
             values = score(self._padded([sequences[index] for index in batch])).cpu()
             for row, index in enumerate(batch):
                 results[index] = values[row, : len(sequences[index])].where(self.is_scored(sequences[index]), 0.0)
@@ -79,10 +79,11 @@ class TokenScorer(abc.ABC):
             for index, tokens in enumerate(sequences)
             for position in self.is_scored(tokens).nonzero().flatten().tolist()
         ]
-        for batch in self._batches([len(sequences[index]) for index, _ in masked]):
+        for batch in batches_by_length([len(sequences[index]) for index, _ in masked], self.tokens_per_batch):
             tokens = self._padded([sequences[masked[i][0]] for i in batch])
             positions = torch.tensor([[masked[i][1]] for i in batch], device=self.device)
-            values = score(tokens, tokens.scatter(1, positions, self.mask), positions).cpu()
+            masked_tokens = tokens.scatter(1, positions, self.mask)
+            values = score(PretrainingBatch(tokens, masked_tokens, positions, torch.ones_like(positions))).cpu()
             for i, value in zip(batch, values, strict=True):
                 index, position = masked[i]
                 results[index][position] = value
@@ -91,9 +92,6 @@ class TokenScorer(abc.ABC):
     def _padded(self, sequences: Sequence[Tensor]) -> Tensor:
         """Return [B,T] on the model's device."""
         return pad_sequence(list(sequences), batch_first=True, padding_value=self.pad).to(self.device)
-
-    def _batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
-        return batches_by_length(lengths, self.tokens_per_batch)
 
 
 class OnePassScorer(TokenScorer):
@@ -116,11 +114,7 @@ class MaskedScorer(TokenScorer):
         return int(self.is_scored(tokens).sum())
 
     def log_probs(self, sequences: Sequence[Tensor]) -> list[Tensor]:
-        return self.with_each_masked(sequences, self._score)
-
-    def _score(self, tokens: Tensor, masked_tokens: Tensor, positions: Tensor) -> Tensor:
-        output = self.model(PretrainingBatch(tokens, masked_tokens, positions, torch.ones_like(positions)))
-        return -output.mlm_nll[:, 0]
+        return self.with_each_masked(sequences, lambda batch: -self.model(batch).mlm_nll[:, 0])
 
 
 class ElectraScorer(TokenScorer):
@@ -142,7 +136,15 @@ class ElectraScorer(TokenScorer):
 
     def __init__(self, loaded: LoadedCheckpoint, tokens_per_batch: int, formula: str):
         super().__init__(loaded, tokens_per_batch)
-        check_electra_variant(loaded)
+        reason = why_it_cannot_detect(loaded)
+        if loaded.model.cfg.disallow_true_token:
+            reason = reason or "its generator was never allowed to sample the original (--disallow-true-token)"
+        if loaded.task.get("mask_rare_tokens"):
+            reason = reason or "rare tokens were sampled more often than others (--mask-rare-tokens)"
+        if reason:
+            raise UserError(
+                f"{loaded.file} gives no probability of a token: {reason}; use plain ELECTRA, mlm or electric"
+            )
         self.mask_prob: float = loaded.task["mask_prob"]
         self.formula = formula
 
@@ -160,14 +162,11 @@ class ElectraScorer(TokenScorer):
             return -energies_of(logits, noise_log_probs, self.mask_prob)
         return log_prob_of_original(logits, noise_log_probs, self.mask_prob)
 
-    def _noise_log_probs(self, tokens: Tensor, masked_tokens: Tensor, positions: Tensor) -> Tensor:
+    def _noise_log_probs(self, batch: PretrainingBatch) -> Tensor:
         """Return log q of the originals: [B] float32."""
-        model, hidden = self.model, None
-        if model.generator is not None:
-            hidden = model.generate(PretrainingBatch(tokens, masked_tokens, positions, torch.ones_like(positions)))
-        originals = tokens.gather(1, positions)
-        log_q = model.noise_logits(hidden, originals).log_softmax(-1)  # [B,1,V]
-        return log_q.gather(-1, originals.unsqueeze(-1)).flatten()
+        hidden = None if self.model.generator is None else self.model.generate(batch)
+        log_q = self.model.noise_logits(hidden, batch.originals).log_softmax(-1)  # [B,1,V]
+        return log_q.gather(-1, batch.originals.unsqueeze(-1)).flatten()
 
 
 class DetectionScorer(TokenScorer):
@@ -214,25 +213,14 @@ def detection_logits(model: ElectraModel | TeamsModel | AmosModel, tokens: Tenso
 
 def why_it_cannot_detect(loaded: LoadedCheckpoint) -> str | None:
     """Return why a model with a discriminator was not trained to detect replacements at all tokens; None if it was."""
-    model, positions = loaded.model, str(loaded.criterion.get("detection_positions", "all"))
+    model = loaded.model
     if isinstance(model, ElectraModel) and str(model.cfg.main_objective) != "detection":
         return f"its main network is not trained to detect replacements (--main-objective {model.cfg.main_objective})"
     if isinstance(model, TeamsModel) and "rtd" not in model.tasks:
         return "it was trained without replaced token detection (--rtd-loss-weight 0)"
-    if positions == "masked":
+    if str(loaded.criterion.get("detection_positions", "all")) == "masked":
         return "it was trained at masked positions only (--detection-positions masked), where every token is sampled"
     return None
-
-
-def check_electra_variant(loaded: LoadedCheckpoint) -> None:
-    """Raise :class:`UserError` for variants of ELECTRA that define no probability of a token."""
-    reason = why_it_cannot_detect(loaded)
-    if reason is None and loaded.model.cfg.disallow_true_token:
-        reason = "its generator was never allowed to sample the original (--disallow-true-token)"
-    elif reason is None and loaded.task.get("mask_rare_tokens"):
-        reason = "rare tokens were sampled more often than others (--mask-rare-tokens)"
-    if reason:
-        raise UserError(f"{loaded.file} gives no probability of a token: {reason}; use plain ELECTRA, mlm or electric")
 
 
 def build_token_scorer(
@@ -256,10 +244,9 @@ def build_token_scorer(
         return OnePassScorer(loaded, tokens_per_batch)
     if isinstance(model, MlmModel):
         return MaskedScorer(loaded, tokens_per_batch)
-    name = type(model).__name__
     raise UserError(
-        f"{loaded.file} holds a model of the class {name}, which gives no probability of a token: amos score needs a "
-        "pretraining checkpoint of the objectives mlm, electra or electric"
+        f"{loaded.file} holds a model of the class {type(model).__name__}, which gives no probability of a token: amos score "
+        "needs a pretraining checkpoint of the objectives mlm, electra or electric"
     )
 
 

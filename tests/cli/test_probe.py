@@ -13,7 +13,7 @@ from saved_models import write_run
 from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
 from amos_fairseq.probing import experiment
-from amos_fairseq.probing.results import read_probe_results
+from amos_fairseq.probing.results import ProbeResult, read_probe_results
 
 FLAGS = ["--updates", "4", "--batch-size", "16"]
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "a", "end"]
@@ -48,26 +48,23 @@ def probe(run: Path, data: Path, out: Path, *flags: str) -> None:
     main(["probe", "--checkpoint", str(run), "--data", str(data), "--out", str(out), *FLAGS, *flags])
 
 
-def test_every_layer_and_baseline_has_a_result(run: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_every_layer_and_baseline_has_a_result(run: Path, data: Path, tmp_path: Path):
     out = tmp_path / "out"
     probe(run, data, out, "--baseline", "--seeds", "2")
     content = read_probe_results(out)
-    found = {(r["task"], r["part"], r["layer"], r["baseline"], r["seed"], r["metric"]) for r in content["results"]}
+    found = {(one.task, *one.column, one.seed, one.metric) for one in content.results}
     layers = [("generator", 1), ("generator", 2), ("generator", 4), ("discriminator", 2)]
     columns = [(*layer, None) for layer in layers] + [("generator", "pieces", "pieces")]
     columns += [(*layer, "random") for layer in layers]
     metrics = [("pos", "micro_f1"), ("relations", "micro_f1"), ("relations", "semeval_macro_f1")]
     expected = {(t, *column, seed, m) for t, m in metrics for column in columns for seed in (1, 2)}
     assert found == expected | {(t, "majority", "majority", "majority", 0, m) for t, m in metrics}
-    assert all(0 <= r["score"] <= 1 and r["targets"] == 9 for r in content["results"])
-    assert content["format"] == 1
+    assert all(0 <= one.score <= 1 and one.targets == 9 for one in content.results)
     files = {"probing.png", "probing.svg", "results.csv", "results.json", "table.md"}
     assert {path.name for path in out.glob("[!.]*")} == files
     table = (out / "table.md").read_text(encoding="utf-8")
-    assert "| layer | pos | relations | relations (macro-F1 of SemEval) |" in table
     assert re.search(r"\| generator 1 \| \d+\.\d ± \d+\.\d \|", table)
-    assert len((out / "results.csv").read_text(encoding="utf-8").splitlines()) == 1 + len(content["results"])
-    assert "pieces alone" in capsys.readouterr().out
+    assert len((out / "results.csv").read_text(encoding="utf-8").splitlines()) == 1 + len(content.results)
 
 
 def test_finished_probes_are_not_repeated(run: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -75,31 +72,28 @@ def test_finished_probes_are_not_repeated(run: Path, data: Path, tmp_path: Path,
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     flags = ["--part", "generator", "--layers", "1,4", "--seeds", "2"]
     probe(run, data, whole, *flags)
-    trained = []
+    trained, train_probe = [], experiment.train_probe
 
     def count(*arguments):
         if len(trained) == 3:
+            trained.append("stop")
             raise KeyError("stopped")
         trained.append(arguments)
         return train_probe(*arguments)
 
-    train_probe = experiment.train_probe
     monkeypatch.setattr(experiment, "train_probe", count)
     with pytest.raises(KeyError):
         probe(run, data, parts, *flags)
-    assert {r["seed"] for r in read_probe_results(parts)["results"]} == {0, 1, 2}, "0: the most frequent label"
     assert not (parts / "features").exists()
-    monkeypatch.setattr(experiment, "train_probe", lambda *a: trained.append(a) or train_probe(*a))
     probe(run, data, parts, *flags)
-    assert len(trained) == 8
-    assert not (parts / "features").exists()
-    assert read_probe_results(parts)["results"] == read_probe_results(whole)["results"]
+    assert len(trained) == 8 + 1
+    assert read_probe_results(parts).results == read_probe_results(whole).results
 
 
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (["--part", "encoder"], "no part 'encoder': give one of generator, discriminator"),
+        (["--part", "encoder"], "no part 'encoder': give --part some of generator, discriminator"),
         (["--layers", "4"], "discriminator has no layer 4"),
         (["--tasks", "ner"], "no task 'ner'"),
         (["--seeds", "0"], "--seeds 0 is out of range: give a finite number above 0"),
@@ -114,66 +108,67 @@ def test_mistakes_are_one_line(run: Path, data: Path, tmp_path: Path, capsys, fl
 
 
 def test_other_settings_weights_and_data_are_refused(run: Path, data: Path, tmp_path: Path, capsys):
-    out = tmp_path / "out"
+    out, changed = tmp_path / "out", tmp_path / "data"
     flags = ["--part", "discriminator", "--tasks", "pos"]
     probe(run, data, out, *flags)
-    arguments = ["probe", "--checkpoint", run, "--data", data, "--out", out, *FLAGS, *flags]
-    assert "other settings (settings lr: 0.5 there, 0.1 here)" in error_line(
-        capsys, main, *arguments, "--lr", 0.1, reports_progress=True
-    )
+    shutil.copytree(data / "pos", changed / "pos")
+    with (changed / "pos" / "test.jsonl").open("a") as file:
+        file.write("\n")
     other = write_run(tmp_path / "other", dropout=0.2)
-    assert "other settings (checkpoint: " in error_line(
-        capsys, main, *arguments, "--checkpoint", other, reports_progress=True
-    )
-    changed = tmp_path / "data" / "pos"
-    changed.mkdir(parents=True)
-    for split in ("train", "valid", "test"):
-        text = (data / "pos" / f"{split}.jsonl").read_text(encoding="utf-8")
-        (changed / f"{split}.jsonl").write_text(text + "\n", encoding="utf-8")
-    assert "results of pos on other files" in error_line(
-        capsys, main, *arguments, "--data", tmp_path / "data", reports_progress=True
-    )
+    arguments = ["probe", "--checkpoint", run, "--data", data, "--out", out, *FLAGS, *flags]
+    for more, difference in (
+        (["--lr", 0.1], "lr: 0.5 there, 0.1 here"),
+        (["--checkpoint", other], "checkpoint: "),
+        (["--data", changed], "data of pos test: "),
+    ):
+        line = error_line(capsys, main, *arguments, *more, reports_progress=True)
+        assert f"other results ({difference}" in line
 
 
 def test_scores_on_the_validation_split_are_named(run: Path, data: Path, tmp_path: Path, capsys):
     """Without test.jsonl; and a text beyond the model's length, in another task, is refused before any training."""
-    for split in ("train", "valid"):
-        for task in ("pos", "relations"):
-            (tmp_path / "data" / task).mkdir(parents=True, exist_ok=True)
-            shutil.copy(data / task / f"{split}.jsonl", tmp_path / "data" / task)
+    shutil.copytree(data, tmp_path / "data")
+    for task in ("pos", "relations"):
+        (tmp_path / "data" / task / "test.jsonl").unlink()
     flags = ["--part", "discriminator", "--layers", "mix"]
     probe(run, tmp_path / "data", tmp_path / "out", *flags, "--tasks", "pos")
-    note = "pos: no test split; scored on the validation split, like the choice of weights"
-    assert note in (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
-    assert note in capsys.readouterr().out
-    assert read_probe_results(tmp_path / "out")["settings"]["scored_on"] == {"pos": "valid"}
+    assert "pos: no test split; scored on the validation split" in capsys.readouterr().out
+    assert read_probe_results(tmp_path / "out").settings["scored_on"] == {"pos": "valid"}
 
     target = {"span1": [4999, 5000], "span2": [0, 1], "label": "Other"}
     text = json.dumps({"text": "the " * 5000, "targets": [target]}) + "\n"
     (tmp_path / "data" / "relations" / "test.jsonl").write_text(text, encoding="utf-8")
     arguments = ["probe", "--checkpoint", run, "--data", tmp_path / "data", "--out", tmp_path / "new", *FLAGS, *flags]
-    assert "relations: none of the 1 targets in test is within the tokens" in error_line(
-        capsys, main, *arguments, reports_progress=True
-    )
+    line = error_line(capsys, main, *arguments, reports_progress=True)
+    assert "relations: none of the 1 targets in test is within the tokens" in line
     assert not (tmp_path / "new").exists()
 
 
 def test_files_that_are_not_results_are_refused(tmp_path: Path):
-    with pytest.raises(UserError, match=r"results\.json is missing"):
-        read_probe_results(tmp_path)
     result = {"task": "pos", "part": "generator", "layer": 1, "baseline": None, "seed": 1}
     result |= {"metric": "micro_f1", "score": 1, "targets": 9}
     whole = {"format": 1, "settings": {}, "checkpoint": {"num_updates": 3}, "results": [result]}
-    changes = [{"format": 2}, {"settings": []}, {"settings": {"scored_on": ["pos"]}}, {"checkpoint": {}}]
+    file = tmp_path / "results.json"
+    file.write_text(json.dumps(whole))
+    assert read_probe_results(tmp_path).results == [ProbeResult(**result)]
+    wrong = {
+        "task": 1,
+        "layer": None,
+        "baseline": "x",
+        "seed": "1",
+        "metric": "x",
+        "targets": 1.5,
+        "score": float("nan"),
+    }
+    changes = [{"results": [result | {name: value}]} for name, value in wrong.items()]
     changes += [
-        {"results": results} for results in (3, ["a"], [result | {"score": 7}], [result | {"score": float("nan")}])
+        {"format": 2},
+        {"settings": []},
+        {"settings": {"scored_on": ["pos"]}},
+        {"checkpoint": {}},
+        {"results": ["a"]},
     ]
-    wrong = {"task": 1, "layer": None, "baseline": "x", "seed": "1", "metric": "x", "targets": 1.5}
-    changes += [{"results": [result | {name: value}]} for name, value in wrong.items()]
-    for change in ({}, *changes):
-        (tmp_path / "results.json").write_text(json.dumps(whole | change))
-        if not change:
-            assert read_probe_results(tmp_path) == whole
-            continue
+    for change in changes:
+        file.write_text(json.dumps(whole | change))
         with pytest.raises(UserError, match=r"results\.json is (damaged|not of format 1|not JSON)"):
             read_probe_results(tmp_path)

@@ -19,6 +19,7 @@ from amos_fairseq.downstream.benchmark import Benchmark
 from amos_fairseq.downstream.classification.glue import command as glue
 from amos_fairseq.downstream.squad import command as squad
 from amos_fairseq.downstream.tagging import command as tagging
+from amos_fairseq.files import file_sha256
 from amos_fairseq.probing import experiment
 from amos_fairseq.probing.results import read_probe_results
 
@@ -186,17 +187,17 @@ def test_folder_of_corpora_is_probed(start, tmp_path, capsys, monkeypatch) -> No
         write_conllu(raw / f"en_ewt-ud-{split}.conllu", make_sentences())
     prepare("probing")([tmp_path / "prepared", *flags])
     main(probe("--tasks", "chunks,relations"))
-    written = contents(out / "data" / "probing")
-    assert written == {name: data for name, data in contents(tmp_path / "prepared").items() if name != "probing.json"}
-    assert {result["task"] for result in read_probe_results(out)["results"]} == {"chunks", "relations"}
+    results = read_probe_results(out)
+    assert {result.task for result in results.results} == {"chunks", "relations"}
+    for task, sha256 in results.settings["data_sha256"].items():
+        assert sha256 == {split: file_sha256(tmp_path / "prepared" / task / f"{split}.jsonl") for split in sha256}
 
     def refusal(*more: str) -> str:
         return error_line(capsys, main, *probe(*more), reports_progress=True)
 
     (raw / "conll2000" / "test.txt.gz").write_bytes(gzip.compress((CHUNKS + CHUNKS).encode()))
-    assert "chunks was made of something else (the file test.txt.gz of" in refusal("--tasks", "chunks")
-    assert contents(out / "data" / "probing") == written
-    assert "the corpora give no task 'ner'" in refusal("--tasks", "ner")
+    assert "other results (data of chunks test: " in refusal("--tasks", "chunks")
+    assert "has no task 'ner': give one of chunks, dependencies, pos, relations" in refusal("--tasks", "ner")
     (raw / "train.txt").write_text(CHUNKS)
     assert "are the train split of --chunks: keep one of them" in refusal()
     for path in (raw / "train.txt", raw / "conll2000" / "train.txt.gz"):

@@ -1,4 +1,4 @@
-"""``amos score`` on untrained models: its files, a stop, a full disk, memory, and errors."""
+"""``amos score`` on untrained models: its files, streams, a full disk, and errors."""
 
 import csv
 import io
@@ -10,14 +10,13 @@ import shutil
 
 import pytest
 import torch
-from failures import error_line, full_disk
+from failures import full_disk
 from saved_models import write_run
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
-from amos_fairseq.models.pretraining import PretrainingBatch
-from amos_fairseq.scoring.lines import LineScorer, score_file
+from amos_fairseq.scoring.lines import score_file
 from amos_fairseq.scoring.token_scorers import MaskedScorer
 
 LINES = ["the quick brown fox", "", "a lazy dog jumps", "Xyz the end", "the fox " * 100, " ", "jumps over the end"]
@@ -91,19 +90,6 @@ def test_input_of_a_stream(run, text, tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().out == expected
 
 
-def test_scores_are_those_of_the_model(run, text, capsys):
-    """One line against the loss of the model's own forward pass, with one masked position at a time."""
-    main(["score", str(run), str(text)])
-    values = [float(value) for value in table(capsys.readouterr().out)[2][5].split()]
-    loaded = load_checkpoint(run)
-    tokens = loaded.tokens(LINES[2])[None]
-    for position, value in enumerate(values, start=1):
-        masked = tokens.index_fill(1, torch.tensor(position), loaded.dictionary.index("<mask>"))
-        with torch.no_grad():
-            nll = loaded.model(PretrainingBatch(tokens, masked, torch.tensor([[position]]), torch.ones(1, 1))).mlm_nll
-        assert value == pytest.approx(-nll.item(), abs=2e-4)  # batches change the order of float32 sums
-
-
 def test_json_lines_equal_the_table(run, text, tmp_path, capsys):
     main(["score", str(run), str(text)])
     rows = table(capsys.readouterr().out)
@@ -129,7 +115,7 @@ GOOD = '{"sentence_good": "the fox", "sentence_bad": "the dog"}'
     [
         ("run absent.txt", 1, "absent.txt: the text cannot be read"),
         ("run latin1.txt", 1, "latin1.txt, line 2: not UTF-8 at byte 1"),
-        ("run text.txt --out text.txt", 1, "is the input file itself"),
+        ("run text.txt --out text.txt", 1, "would overwrite the input file text.txt"),
         ("run text.txt --batch-tokens 0", 1, "--batch-tokens 0"),
         ("run text.txt --device abacus", 1, "device abacus"),
         ("run text.txt --electra-formula thesis", 1, "--electra-formula"),
@@ -137,7 +123,12 @@ GOOD = '{"sentence_good": "the fox", "sentence_bad": "the dog"}'
         ("nan text.txt", 1, "no finite score for .* in line 1"),
         ("run text.txt --pairs p.jsonl", 2, "FILE"),
         ("run text.txt --corpus DATA", 2, "--corpus"),
-        ("run --pairs folder", 1, "folder is a folder or a pipe"),
+        ("run --pairs folder", 1, "folder: is not a file"),
+        ("run --pairs cut.jsonl", 1, "cut.jsonl, line 2: the line is not JSON .*; each line must be an object with"),
+        ("run --pairs number.jsonl", 1, "number.jsonl, line 1: sentence_good 3 is not a string"),
+        ("run --pairs blank.jsonl", 1, "blank.jsonl, line 1: sentence_bad has no character that the tokenizer keeps"),
+        ("run --pairs empty.jsonl", 1, "empty.jsonl has no pairs: each line must be an object"),
+        ("run --pairs latin1.txt", 1, "latin1.txt, line 1: the line is not JSON"),
         ("run --pairs p.zip", 1, r"p.zip: .zip files are not supported"),
         ("run --pairs broken.jsonl.gz", 1, "broken.jsonl.gz is damaged"),
         ("run --pairs p.csv --out p.json", 1, "would overwrite the input file p.csv"),
@@ -153,6 +144,7 @@ def test_mistakes_are_one_line(refused, monkeypatch, capsys, arguments, code, na
     assert main_exit(["score", *arguments.split()]) == code
     line = capsys.readouterr().err.strip().splitlines()[-1]
     assert re.search(named, line)
+    assert line.isprintable()
     assert sorted(refused.rglob("*")) == before
 
 
@@ -172,6 +164,10 @@ def refused(run, tmp_path_factory):
     (directory / "latin1.txt").write_bytes("a\nbé".encode("latin-1"))
     for name in ("p.jsonl", "p.csv", "p.zip", "broken.jsonl.gz"):
         (directory / name).write_text(GOOD)
+    (directory / "cut.jsonl").write_text(f"{GOOD}\n{{oops")
+    (directory / "number.jsonl").write_text(GOOD.replace('"the fox"', "3"))
+    (directory / "blank.jsonl").write_text(GOOD.replace("the dog", "  "))
+    (directory / "empty.jsonl").write_text("\n \n")
     for name in ("folder", "q.md"):
         (directory / name).mkdir()
     write_run(directory / "amos", "amos")
@@ -183,39 +179,13 @@ def refused(run, tmp_path_factory):
     return directory
 
 
-@pytest.fixture
-def long_text(tmp_path):
-    file = tmp_path / "long.txt"
-    file.write_text("the quick brown fox\na lazy dog\n" * 20, encoding="utf-8")
-    return file
-
-
-def test_a_stopped_command_leaves_nothing_and_starts_again(run, long_text, tmp_path, capsys, monkeypatch):
-    command = ["score", str(run), str(long_text), "--batch-tokens", "16", "--out", str(tmp_path / "scores.tsv")]
-    calls, log_probs = [], MaskedScorer.log_probs
-
-    def interrupted(self, sequences):
-        calls.append(len(sequences))
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return log_probs(self, sequences)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(MaskedScorer, "log_probs", interrupted)
-        assert main(command) == 130
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["long.txt"]
-    capsys.readouterr()
-    assert main(command) == 0
-    assert len(table((tmp_path / "scores.tsv").read_text(encoding="utf-8"))) == 40
-
-
-def test_a_full_disk_is_one_line_and_leaves_the_old_file(run, long_text, tmp_path):
-    out = tmp_path / "scores.tsv"
+def test_a_full_disk_is_one_line_and_leaves_the_old_file(run, tmp_path):
+    text, out = tmp_path / "long.txt", tmp_path / "scores.tsv"
+    text.write_text("the quick brown fox\na lazy dog\n" * 20, encoding="utf-8")
     out.write_text("old", encoding="utf-8")
     loaded = load_checkpoint(run)
-    scorer = LineScorer(loaded, MaskedScorer(loaded, 4096))
     with full_disk(1000), pytest.raises(UserError, match=r"scores.tsv cannot be written \(File too large\)"):
-        score_file(scorer, str(long_text), "tsv", out)
+        score_file(loaded, MaskedScorer(loaded, 4096), str(text), "tsv", out)
     assert out.read_text(encoding="utf-8") == "old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["long.txt", "scores.tsv"]
 
@@ -223,86 +193,40 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_file(run, long_text, tmp_pat
 PAIRS = [("the quick fox", "the quick end"), ("a lazy dog jumps", "a lazy dog over"), ("the  end", "the end")]
 
 
-def write_pairs(file, uids=("nouns", "verbs", "spaces")):
-    lines = [
-        json.dumps({"sentence_good": good, "sentence_bad": bad, "UID": uid, "linguistics_term": "agreement"}) + "\n"
-        for (good, bad), uid in zip(PAIRS, uids, strict=True)
-    ]
+def write_pairs(file):
+    lines = [json.dumps({"sentence_good": good, "sentence_bad": bad}) + "\n" for good, bad in PAIRS]
     file.write_text("".join(lines), encoding="utf-8")
     return file
 
 
-def scores_of_pairs(out):
-    with out.with_suffix(".pairs.csv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-@pytest.mark.parametrize("objective", ["mlm", "electric"])
-def test_accuracy_on_pairs_is_that_of_the_scores_of_lines(tmp_path, capsys, objective):
+def test_accuracy_on_pairs_is_that_of_the_scores_of_lines(run, tmp_path, capsys):
     """PLLs equal those of the command without --pairs, and so does the accuracy that follows from them."""
-    run = str(write_run(tmp_path / "run", objective))
     pairs, out, text = write_pairs(tmp_path / "pairs.jsonl"), tmp_path / "out.json", tmp_path / "text.txt"
     text.write_text("".join(f"{line}\n" for pair in PAIRS for line in pair), encoding="utf-8")
-    main(["score", run, str(text)])
+    main(["score", str(run), str(text)])
     plls = [float(row[1]) for row in table(capsys.readouterr().out)]
-    assert main(["score", run, "--pairs", str(pairs), "--out", str(out)]) == 0
-    printed = capsys.readouterr().out
-    found = [float(row[f"{objective}, {side}"]) for row in scores_of_pairs(out) for side in ("good", "bad")]
+    assert main(["score", str(run), "--pairs", str(pairs), "--out", str(out)]) == 0
+    assert capsys.readouterr().out.endswith(
+        f"results: {out}, {tmp_path}/out.md, {tmp_path}/out.csv, {tmp_path}/out.pairs.csv\n"
+    )
+    with out.with_suffix(".pairs.csv").open(encoding="utf-8", newline="") as file:
+        found = [float(row[f"mlm, {side}"]) for row in csv.DictReader(file) for side in ("good", "bad")]
     assert found == pytest.approx(plls, abs=2e-4)  # other batches
     right = sum(plls[i] > plls[i + 1] for i in (0, 2)) + 0.5
-    overall = json.loads(out.read_text(encoding="utf-8"))["overall"]
-    assert overall["scores"][objective]["accuracy"] == round(100 * right / 3, 4)
-    assert overall["scores"][objective]["ties"] == 1
-    assert f"* equal scores, of 3 pairs: {objective} 1\n" in printed
-    assert "* no column unigram: the tokenizer's dict.txt has no counts" in printed
-    assert printed.endswith(f"results: {out}, {tmp_path}/out.md, {tmp_path}/out.csv, {tmp_path}/out.pairs.csv\n")
+    scores = json.loads(out.read_text(encoding="utf-8"))["overall"]["scores"]["mlm"]
+    assert (scores["accuracy"], scores["ties"]) == (round(100 * right / 3, 4), 1)
 
 
-def test_pairs_with_both_baselines_and_all_files(tmp_path, capsys):
+def test_pairs_with_both_baselines(tmp_path, capsys):
     run = write_run(tmp_path / "run", "teams")
     text, data = tmp_path / "corpus.txt", tmp_path / "data"
     text.write_text("the quick brown fox jumps over the lazy dog\n\nthe end of the dog\n" * 20, encoding="utf-8")
     main(["prepare", str(text), "--out", str(data), "--tokenizer", str(run / "tokenizer"), "--workers", "1"])
     out = tmp_path / "out.json"
     command = ["score", str(run), "--pairs", str(write_pairs(tmp_path / "pairs.jsonl")), "--corpus", str(data)]
-    capsys.readouterr()
     assert main([*command, "--baseline", "--out", str(out)]) == 0
     content = json.loads(out.read_text(encoding="utf-8"))
-    columns = ["teams", "unigram", "random weights"]
-    assert list(content["overall"]["scores"]) == columns
+    assert list(content["overall"]["scores"]) == ["teams", "unigram", "random weights"]
     setup = content["setup"]
-    assert setup["checkpoint"]["objective"] == "teams"
-    assert "no probability of a sentence, but an order" in setup["score"]["teams"]
-    assert setup["random_weights_seed"] == 1
+    assert (setup["checkpoint"]["objective"], setup["random_weights_seed"]) == ("teams", 1)
     assert (setup["files"][0]["file"], setup["files"][0]["pairs"]) == (str(tmp_path / "pairs.jsonl"), 3)
-    low, high = content["overall"]["scores"]["teams"]["interval"]
-    assert 0 <= low < content["overall"]["scores"]["teams"]["accuracy"] < high <= 100
-    header, *rows = csv.reader(out.with_suffix(".csv").read_text(encoding="utf-8").splitlines())
-    assert header == ["UID", "pairs", *columns]
-    assert [row[:2] for row in rows[-3:]] == [["all of agreement", "3"], ["all pairs", "3"], ["95 % interval", ""]]
-    names = sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("out"))
-    assert names == ["out.csv", "out.json", "out.md", "out.pairs.csv"]
-    first = out.read_bytes()
-    capsys.readouterr()
-    main([*command, "--baseline", "--out", str(out)])
-    assert out.read_bytes() == first
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (f"{GOOD}\n{{oops", "p.jsonl, line 2: the line is not JSON .*; each line must be an object with the strings"),
-        ('{"sentence_good": 3, "sentence_bad": "a"}', "p.jsonl, line 1: sentence_good is 3, not a string"),
-        ('{"sentence_good": "a", "sentence_bad": "  "}', "p.jsonl, line 1: sentence_bad is empty"),
-        ('{"sentence_good": "a\\u001b[31m", "sentence_bad": "b"}', "line 1: sentence_good: .* cannot be printed"),
-        ("\n \n", "p.jsonl has no pairs: each line must be an object"),
-        (b"a\xff", "p.jsonl, line 1, byte 1: not UTF-8"),
-    ],
-)
-def test_files_that_are_no_pairs_are_one_line(run, tmp_path, monkeypatch, capsys, content, message):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "p.jsonl").write_bytes(content if isinstance(content, bytes) else content.encode())
-    line = error_line(capsys, main, "score", run, "--pairs", "p.jsonl", "--out", "out.json")
-    assert re.search(message, line)
-    assert line.isprintable()
-    assert [path.name for path in tmp_path.iterdir()] == ["p.jsonl"]

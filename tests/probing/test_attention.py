@@ -73,7 +73,7 @@ def arcs_of(words: list[str]) -> list[Target]:
 def test_counts_are_those_of_a_loop(tmp_path: Path):
     loaded = load_checkpoint(write_run(tmp_path / "run", "mlm", max_positions=14))
     examples = [AnnotatedText(text.split(), arcs_of(text.split())) for text in TEXTS]
-    task = ProbingTask("dependencies", {"valid": examples}, ["det", "nsubj"], 2, {})
+    task = ProbingTask("dependencies", {"valid": examples}, {})
     (part,) = parts_of(loaded.model).values()
     encoded, relations = encode_split(loaded, examples), ["det", "nsubj"]
     assert any(pieces is None for pieces in encoded.word_pieces[-1]), "a text is cut"
@@ -127,8 +127,8 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     assert {path.suffix for path in (tmp_path / "out").glob("attention.*")} >= {".json", ".md", ".png"}
     for flags, reason in (
         (["--layers", "1"], "--layers has no effect with --attention"),
-        (["--part", "encoder"], "has no network"),
+        (["--part", "encoder"], "has no part 'encoder': give --part some of generator, discriminator"),
     ):
         assert reason in error_line(capsys, main, *command, *flags, reports_progress=True)
     monkeypatch.setattr(attention, "LEAST_TARGETS", 100)
-    assert "no relation with 100 words" in error_line(capsys, main, *command, reports_progress=True)
+    assert "no relation has 100 words" in error_line(capsys, main, *command, reports_progress=True)

@@ -47,7 +47,8 @@ def test_nothing_is_computed_at_padding(tmp_path, packings):
     loaded = load_checkpoint(write_run(tmp_path / "run", "mlm"))
     encoded = encode_split(loaded, EXAMPLES)
     part = parts_of(loaded.model)["encoder"]
-    features._write_features(tmp_path, "train", part, [1], encoded, loaded.dictionary.pad(), "cpu", lambda count: None)
+    with stored_features(tmp_path / "x", part, [1], {"train": encoded}, loaded.dictionary.pad(), "cpu", "x"):
+        pass
     assert [len(packing.slots) for packing in packings] == [encoded.num_pieces + 2 * len(TEXTS)]
 
 

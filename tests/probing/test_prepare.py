@@ -7,7 +7,7 @@ import pytest
 from failures import error_line
 from preparing import prepare
 
-from amos_fairseq.probing.targets import read_task
+from amos_fairseq.probing.prepare import read_tasks
 
 main = prepare("probing")
 
@@ -68,8 +68,9 @@ def test_three_corpora(tmp_path: Path, capsys: pytest.CaptureFixture):
     assert first["targets"] == [{"span1": [1, 2], "span2": [4, 6], "label": "Cause-Effect(e1,e2)"}]
     assert second["targets"] == [{"span1": [4, 5], "span2": [1, 2], "label": "Other"}]
 
-    for name in ("pos", "dependencies", "chunks", "relations"):
-        assert read_task(out, name).splits.keys() == {"train", "valid", "test"}
+    tasks = read_tasks(out, None)
+    assert [task.name for task in tasks] == ["pos", "chunks", "dependencies", "relations"]
+    assert all(task.splits.keys() == {"train", "valid", "test"} for task in tasks)
     main([out, *flags])
     assert "finished already" in capsys.readouterr().err
     other = error_line(capsys, main, out, "--chunks", chunks, chunks)
@@ -80,7 +81,7 @@ def test_words_with_spaces_keep_the_spans_in_place(tmp_path: Path):
     """A no-break space inside a word, and as a word: the text has as many words as the sentence."""
     treebank = write(tmp_path, "ud.conllu", CONLLU.replace("\t'm\t", "\t\u00a0\t").replace("\tAnn\t", "\tA\u00a0nn\t"))
     main([tmp_path / "out", "--treebank", treebank, treebank, treebank])
-    (example,) = read_task(tmp_path / "out", "pos").splits["test"]
+    (example,) = read_tasks(tmp_path / "out", "pos")[0].splits["test"]
     assert example.words == ["I", "_", "at", "Ann", "'s"]
 
 
@@ -88,7 +89,7 @@ def test_bad_files_and_flags_are_one_line_and_nothing_is_left(tmp_path: Path, ca
     path = tmp_path / "file.txt"
     for flag, content, reason in (
         ("--relations", SEMEVAL.replace("2\t", "2 "), "line 5: expected a number, a tab"),
-        ("--relations", SEMEVAL.replace("\nOther", "\n\nOther"), "line 6: expected a label"),
+        ("--relations", SEMEVAL.replace("\nOther", "\n\nOther"), "line 6: expected Cause-Effect(e1,e2) or such"),
         ("--chunks", "a b c\nd e\n", "line 2: 2 columns"),
         ("--chunks", CHUNKS.replace("B-NP", "NP"), "file.txt: the last column does not mark chunks"),
         ("--chunks", "a NN B-NP\nb NN B-NP\n\n", f"{path} has only the label NP: there is nothing to learn"),
@@ -100,7 +101,7 @@ def test_bad_files_and_flags_are_one_line_and_nothing_is_left(tmp_path: Path, ca
     write(tmp_path, "file.txt", CHUNKS)
     for flags, reason in (
         ([], "nothing to convert"),
-        (["--chunks", path], "takes TRAIN TEST or TRAIN DEV TEST: give two or three files, not 1"),
+        (["--chunks", path], "takes two or three files, TRAIN [DEV] TEST, not 1"),
         (["--chunks", path, path], "gives no target for the valid split: give a longer file"),
     ):
         assert reason in error_line(capsys, main, tmp_path / "out", *flags)

@@ -1,11 +1,28 @@
-"""Pooling, probe and loss against loops in float64."""
+"""Pooling, probe and loss against loops in float64; probes on made-up features with a known answer."""
 
 import math
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from amos_fairseq.probing.probe import LayerMixture, Probe, SpanFeatures, SpanPooling, probe_loss
+from amos_fairseq.probing.features import EncodedSplit
+from amos_fairseq.probing.probe import (
+    LayerMixture,
+    Probe,
+    ProbeData,
+    ProbeSettings,
+    SpanFeatures,
+    SpanPooling,
+    SplitTargets,
+    probe_loss,
+    split_targets,
+    train_probe,
+    whitening,
+)
+from amos_fairseq.probing.scores import MICRO_F1
+from amos_fairseq.probing.targets import AnnotatedText, Target
 
 LENGTHS = (3, 1, 5)
 
@@ -68,3 +85,95 @@ def test_loss_equals_a_loop_over_targets_and_labels(rows: int):
         probability = 1 / (1 + math.exp(-z))
         total -= math.log(probability if y else 1 - probability)
     assert float(probe_loss(logits, labels)) == pytest.approx(total / rows, rel=1e-5)
+
+
+LABELS = ["a", "b", "c"]
+SETTINGS = ProbeSettings(batch_size=128, updates=60)
+SIZES = {"train": 600, "valid": 150, "test": 300}
+
+
+def made_up(planted: bool, seed: int = 0) -> ProbeData:
+    """One target for each pair of pieces; the label is planted in dimension 5 to 7 of one piece, or independent of all."""
+    generator = torch.Generator().manual_seed(seed)
+    features, targets = {}, {}
+    for split, size in SIZES.items():
+        classes = torch.randint(3, (size,), generator=generator)
+        states = torch.randn(2 * size, 10, generator=generator)
+        if planted:
+            states[1::2, 5:8] += 6 * torch.eye(3)[classes]
+        features[split] = [states]
+        starts = 2 * torch.arange(size)[:, None]
+        one_hot = torch.eye(3).bool()[classes]
+        gold = [(LABELS[i],) for i in classes.tolist()]
+        targets[split] = SplitTargets(starts, torch.full_like(starts, 2), one_hot, gold, 0)
+    return ProbeData(features, targets, LABELS, "test")
+
+
+def with_features(data: ProbeData, *layers: dict[str, list[Tensor]]) -> ProbeData:
+    stacked = {split: [layer[split][0] for layer in layers] for split in SIZES}
+    return ProbeData(stacked, data.targets, data.labels, data.scored_split)
+
+
+def test_a_planted_feature_is_found_in_its_layer_alone():
+    planted, noise = made_up(planted=True), made_up(planted=False, seed=1).features
+    scores = [
+        train_probe(with_features(planted, layer), SETTINGS, 1, "cpu").scores[MICRO_F1]
+        for layer in (noise, planted.features, made_up(planted=False, seed=2).features)
+    ]
+    assert scores[1] > 0.95
+    assert max(scores[0], scores[2]) < 0.4
+    mixed = train_probe(with_features(planted, noise, planted.features), SETTINGS, 1, "cpu")
+    assert mixed.scores[MICRO_F1] > 0.9
+
+
+def test_random_labels_give_chance():
+    """A third of the labels at most: a probe that predicts one label always has F1 1/3, one that predicts none 0."""
+    data = made_up(planted=False)
+    assert train_probe(data, SETTINGS, 1, "cpu").scores[MICRO_F1] < 0.4
+    mlp = ProbeSettings("mlp", lr=0.01, batch_size=128, updates=60)
+    assert train_probe(data, mlp, 1, "cpu").scores[MICRO_F1] < 0.45
+
+
+def test_scales_and_directions_of_features_do_not_matter():
+    """A collapsed layer: nearly all variance in one direction, the label in directions with a thousandth of its deviation."""
+    data = made_up(planted=True)
+    rotation = torch.linalg.qr(torch.randn(10, 10, generator=torch.Generator().manual_seed(3)))[0]
+    scales = torch.tensor([1e3, *[1.0] * 9])
+    collapsed = {split: [(layers[0] * scales) @ rotation + 5.0] for split, layers in data.features.items()}
+    found = train_probe(ProbeData(collapsed, data.targets, LABELS, "test"), SETTINGS, 1, "cpu").scores[MICRO_F1]
+    # Rotated whitened features start from other zeros of Adam's coordinates, so the scores are near, not equal.
+    assert found == pytest.approx(train_probe(data, SETTINGS, 1, "cpu").scores[MICRO_F1], abs=0.02)
+
+
+def test_whitened_features_have_the_identity_as_covariance():
+    """Compared with NumPy in float64; the last dimension is the sum of two others, so one direction has no variance."""
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(5000, 4, generator=generator) * torch.tensor([30.0, 1.0, 0.1, 2.0]) + 7.0
+    features = torch.cat([features, features[:, :1] + features[:, 1:2]], dim=1)
+    mean, matrix = whitening(features)
+    whitened = (features.double() - mean.double()) @ matrix.double()
+    covariance = np.cov(whitened.T.numpy(), bias=True)
+    # The projection on the four directions that have variance; float32 matrix entries up to 10, deviations up to 30.
+    assert np.sort(np.linalg.eigvalsh(covariance)) == pytest.approx([0, 1, 1, 1, 1], abs=1e-2)
+    torch.testing.assert_close(matrix, matrix.T)
+
+
+def test_a_seed_determines_the_result():
+    data = made_up(planted=True)
+    first, second = (train_probe(data, ProbeSettings("mlp", 0.01, 64, 20), 3, "cpu") for _ in range(2))
+    assert first == second
+
+
+def test_spans_of_words_become_spans_of_pieces():
+    words = [[(0, 2), (2, 3), (3, 6), None], [(6, 7)]]
+    encoded = EncodedSplit([], words, 7)
+    examples = [
+        AnnotatedText(["w"] * 4, [Target(((0, 2), (2, 3)), ("a",)), Target(((0, 1), (3, 4)), ("b", "c"))]),
+        AnnotatedText(["w"], [Target(((0, 1), (0, 1)), ("b", "unseen"))]),
+    ]
+    targets = split_targets(examples, encoded, LABELS)
+    assert targets.starts.tolist() == [[0, 3], [6, 6]]
+    assert targets.lengths.tolist() == [[3, 3], [1, 1]]
+    assert targets.labels.tolist() == [[True, False, False], [False, True, False]]
+    assert (targets.num_unread, targets.num_impossible, targets.num_targets) == (1, 3, 3)
+    assert targets.gold == [("a",), ("b", "unseen"), ("b", "c")]

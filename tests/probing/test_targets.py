@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.probing.targets import Target, read_examples, read_task, task_names
+from amos_fairseq.probing.prepare import read_tasks
+from amos_fairseq.probing.targets import Target, read_examples
 
 GOOD = '{"text": "The cat  sat", "targets": [{"span1": [0, 2], "span2": [2, 3], "label": "nsubj"}], "info": {}}'
 ONE_SPAN = '{"text": "The cat sat", "targets": [{"span1": [0, 2], "label": ["animate", "definite"]}]}'
@@ -28,14 +29,14 @@ def test_content(tmp_path: Path):
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("{", "not JSON"),
-        ("[" * 100_000, "not JSON"),
+        ("{", "is not JSON"),
+        ("[" * 100_000, "is n"),
         (GOOD.replace('"nsubj"', '"\\ud800"'), "has a character that cannot be printed"),
         (GOOD.replace('"nsubj"', '"%s"' % ("x" * 5000)), "has 5,000 characters"),
-        ('{"text": "a"}', 'list "targets"'),
+        ('{"text": "a"}', "targets is None, not a list"),
         (GOOD.replace("[2, 3]", "[2, 4]"), r"the span \[2, 4\] is empty or not within the 3 words"),
         (GOOD.replace("[2, 3]", "[2.0, 3]"), r"the span \[2.0, 3\]"),
-        ('{"text": "\\ud800", "targets": []}', "half of a surrogate pair"),
+        ('{"text": "\\ud800", "targets": []}', "not a string of Unicode characters"),
         (GOOD.replace('"nsubj"', "3"), "the label is a string or a list of strings, got 3"),
     ],
 )
@@ -51,23 +52,24 @@ def test_other_bad_files(tmp_path: Path):
     for split in ("train", "valid"):
         write(tmp_path / "mixed", GOOD, ONE_SPAN, name=f"{split}.jsonl")
     with pytest.raises(UserError, match="some targets have a span2"):
-        read_task(tmp_path, "mixed")
+        read_tasks(tmp_path, "mixed")
     write(tmp_path / "a\nb", GOOD)
     with pytest.raises(UserError, match=r"the folder 'a\\nb' has a name that cannot be printed"):
-        task_names(tmp_path)
+        read_tasks(tmp_path, "mixed")
 
 
 def test_tasks_are_in_the_order_of_the_paper(tmp_path: Path):
     with pytest.raises(UserError, match="has no task"):
-        task_names(tmp_path)
+        read_tasks(tmp_path, None)
     for name in ("zebra", "relations", "pos"):
         write(tmp_path / name, GOOD)
-    assert task_names(tmp_path) == ["pos", "relations", "zebra"]
-    assert task_names(tmp_path, "zebra, pos") == ["pos", "zebra"]
+        write(tmp_path / name, GOOD.replace("nsubj", "obj"), name="valid.jsonl")
+    assert [task.name for task in read_tasks(tmp_path, None)] == ["pos", "relations", "zebra"]
+    task, other = read_tasks(tmp_path, "zebra, pos")
+    assert (task.name, other.name) == ("pos", "zebra")
+    assert (task.labels, task.scored_split) == (["nsubj"], "valid")
     with pytest.raises(UserError, match="no task 'ner': give one of pos, relations, zebra"):
-        task_names(tmp_path, "ner")
+        read_tasks(tmp_path, "ner")
+    (tmp_path / "pos" / "valid.jsonl").unlink()
     with pytest.raises(UserError, match=r"valid\.jsonl is missing"):
-        read_task(tmp_path, "pos")
-    write(tmp_path / "pos", GOOD.replace("nsubj", "obj"), name="valid.jsonl")
-    task = read_task(tmp_path, "pos")
-    assert (task.labels, task.num_spans, task.scored_split) == (["nsubj"], 2, "valid")
+        read_tasks(tmp_path, "pos")

@@ -1,13 +1,13 @@
 """Summaries of benchmarks as the table and the curve of the report show them, by hand."""
 
 import json
+from pathlib import Path
 
 import pytest
 from benchmark_summary import write_summary, write_tagging
 
-from amos_fairseq.downstream.results import Spread
 from amos_fairseq.errors import UserError
-from amos_fairseq.report.results import benchmark_table, main_spreads, num_seeds, points_over_cost, read_benchmarks
+from amos_fairseq.report.results import benchmark_table, num_seeds, points_over_cost, read_benchmarks
 from amos_fairseq.report.runs import PretrainingRun
 
 
@@ -78,25 +78,14 @@ def test_scores_over_updates_and_over_flops(results, tmp_path):
     assert points_over_cost(results[:1], runs) == ({}, "updates")
 
 
-SUMMARY = (
-    '{"benchmark": "glue", "tasks": {"%s": {"main_score": "acc", "scores": {"acc": {"median": 50, "deviation": 1, '
-    '"count": 1}}}}, "checkpoint": {"file": "x.pt", "num_updates": %s}, "setup": {"from_scratch": false}, "notes": ["a"], '
-    '"runs": []}'
-)
-
-
-def summary(task="RTE", num_updates="5") -> str:
-    return SUMMARY % (task, num_updates)
-
-
 def test_a_folder_without_results_is_one_line(tmp_path):
-    file = tmp_path / "glue.json"
-    file.write_text(summary())
-    (benchmark,) = read_benchmarks([str(tmp_path)], "--glue")
-    assert (main_spreads(benchmark), benchmark.num_updates) == ({"RTE (acc)": Spread(50.0, 1.0, 1)}, 5)
-    for content in ("{", "[" * 100_000, summary(num_updates="9" * 400), summary(task="\\ud800"), None):
+    file = Path(write_summary(tmp_path / "a", 5, tmp_path / "run", RTE=50.0)) / "glue.json"
+    whole = file.read_text()
+    damaged = (whole.replace('"num_updates": 5', f'"num_updates": {"9" * 400}'), whole.replace("RTE", "\\ud800"))
+    for content in ("{", "[" * 100_000, *damaged, None):
+        assert content != whole
         file.unlink()
         if content is not None:
             file.write_text(content)
         with pytest.raises(UserError, match=r"holds no results: give the --out|: repeat the command that wrote it"):
-            read_benchmarks([str(tmp_path)], "--glue")
+            read_benchmarks([str(file.parent)], "--glue")

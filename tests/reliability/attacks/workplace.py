@@ -11,7 +11,7 @@ from saved_models import CORPUS, UPDATES, add_settings, write_run
 from synthetic_squad import untrained_checkpoint
 from synthetic_tagging import prepare_tagging
 
-from amos_fairseq.probing.results import ProbeResult, write_results
+from amos_fairseq.probing.results import ProbeResult, ProbeResults
 
 SMALL_RUN = shlex.split(
     "task.tokens_per_sample=32 model.max_positions=32 model.encoder_embed_dim=32 model.encoder_ffn_embed_dim=64 "
@@ -83,7 +83,7 @@ def write_summaries(folder: Path) -> None:
     results = [ProbeResult("pos", "generator", layer, None, 1, "micro_f1", 0.5, 9) for layer in (1, 2)]
     checkpoint = {"file": str(run / "checkpoint_last.pt"), "num_updates": UPDATES}
     (folder / "probe").mkdir()
-    write_results(folder / "probe", checkpoint, {"classifier": "linear"}, results)
+    ProbeResults(checkpoint, {"classifier": "linear"}, results).write(folder / "probe")
 
 
 def write_probing_data(folder: Path, draw: random.Random) -> None:
