@@ -82,17 +82,11 @@ def attention_between_words(weights: Tensor, words: Sequence[tuple[int, int]]) -
 
 
 class Counts(NamedTuple):
-    """How often predictions are right, for each relation.
+    """How often predictions are right, int64."""
 
-    Attributes:
-        heads: [layers, heads, relations] int64.
-        offsets: [2 * FARTHEST + 1, relations] int64, of the words at a fixed distance, from -FARTHEST on.
-        totals: [relations] int64.
-    """
-
-    heads: np.ndarray
-    offsets: np.ndarray
-    totals: np.ndarray
+    heads: np.ndarray  # [layers, heads, relations]
+    offsets: np.ndarray  # [2 * FARTHEST + 1, relations], of the words at a fixed distance, from -FARTHEST on
+    totals: np.ndarray  # [relations]
 
 
 @torch.no_grad()
@@ -107,7 +101,7 @@ def count_heads(
 ) -> Counts:
     """Count the right predictions of all attention heads of a part for the dependencies of a split."""
     encoder = next(iter(part.layers.values()))[0]
-    number = {relation: index for index, relation in enumerate(relations)}
+    column_of = {relation: index for index, relation in enumerate(relations)}
     heads = np.zeros((len(encoder.layers), encoder.shape.num_heads, len(relations)), dtype=np.int64)
     offsets, totals = np.zeros((2 * FARTHEST + 1, len(relations)), dtype=np.int64), np.zeros(len(relations), np.int64)
     starts = np.cumsum([0, *(len(sentence) - 2 for sentence in encoded.sentences)])
@@ -121,23 +115,22 @@ def count_heads(
                 words = [word for word, pieces in enumerate(encoded.word_pieces[i]) if pieces is not None]
                 arcs = [(t.spans[0][0], t.spans[1][0], relation_of(t.labels)) for t in task.splits[split][i].targets]
                 place = {word: index for index, word in enumerate(words)}
-                arcs = [arc for arc in arcs if arc[0] in place and arc[1] in place and arc[2] in number]
+                arcs = [arc for arc in arcs if arc[0] in place and arc[1] in place and arc[2] in column_of]
                 if not arcs:
                     continue
                 pieces = [tuple(np.array(encoded.word_pieces[i][word]) - starts[i] + 1) for word in words]
                 dependents, gold = (np.array([place[arc[side]] for arc in arcs]) for side in (0, 1))
-                kinds = np.array([number[arc[2]] for arc in arcs])
-                np.add.at(totals, kinds, 1)
+                columns = np.array([column_of[arc[2]] for arc in arcs])
+                np.add.at(totals, columns, 1)
                 of_layers = torch.stack([own[row] for own in weights])  # [layers,H,T,T]
                 if not torch.isfinite(of_layers).all():
                     raise UserError(f"the attention of {part.name} is not finite: its training diverged")
                 most = attention_between_words(of_layers, pieces).argmax(-1).cpu().numpy()  # [layers,H,W]
                 right = most[..., dependents] == gold
-                for kind in np.unique(kinds):
-                    heads[..., kind] += right[..., kinds == kind].sum(-1)
+                np.add.at(heads, (..., columns), right)
                 distances = np.array([arc[1] - arc[0] for arc in arcs])
                 near = np.abs(distances) <= FARTHEST
-                np.add.at(offsets, (distances[near] + FARTHEST, kinds[near]), 1)
+                np.add.at(offsets, (distances[near] + FARTHEST, columns[near]), 1)
             bar.update(len(batch))
     return Counts(heads, offsets, totals)
 

@@ -38,17 +38,13 @@ Layer = int | str
 
 @dataclass(frozen=True)
 class ProbedPart:
-    """A network of a checkpoint whose layers can be probed.
-
-    Attributes:
-        layers: number of a layer -> the encoder that has it, and its number there; 0 is the input of the first layer.
-        default_layers: the generator's depths, or the last layer.
-    """
+    """A network of a checkpoint whose layers can be probed."""
 
     name: str
     embed_tokens: nn.Module
+    # Number of a layer -> the encoder that has it, and its number there; 0 is the input of the first layer.
     layers: dict[int, tuple[TransformerEncoder, int]]
-    default_layers: list[int]
+    default_layers: list[int]  # the generator's depths, or the last layer
 
     @property
     def mixed_layers(self) -> list[int]:
@@ -121,18 +117,12 @@ def hidden_states(
 
 
 class EncodedSplit(NamedTuple):
-    """The pieces of a split's sentences.
+    """The pieces of a split's sentences."""
 
-    Attributes:
-        sentences: ids [T] int64 with ``<s>`` and ``</s>``, cut to the model's ``max_positions``.
-        word_pieces: for every word of every sentence its pieces (start, end), counted over the whole split; None for a word
-            that was cut off.
-        num_pieces: P, without ``<s>`` and ``</s>``.
-    """
-
-    sentences: list[Tensor]
+    sentences: list[Tensor]  # ids [T] int64 with <s> and </s>, cut to the model's max_positions
+    # For every word of every sentence its pieces (start, end), counted over the whole split; None for a word that was cut off.
     word_pieces: list[list[tuple[int, int] | None]]
-    num_pieces: int
+    num_pieces: int  # P, without <s> and </s>
 
 
 def encode_split(loaded: LoadedCheckpoint, examples: Sequence[AnnotatedText]) -> EncodedSplit:

@@ -80,16 +80,12 @@ def sentence_record(sentence: Sentence, targets: list[Record]) -> Record:
 
 
 class CorpusFormat(NamedTuple):
-    """The files that one flag takes.
-
-    Attributes:
-        convert: reads a file and returns its records by task.
-        names: how the files of :data:`SPLITS` are called where a folder is searched, in lower case and without ``.xz``.
-    """
+    """The files that one flag takes."""
 
     flag: str
     tasks: tuple[str, ...]
-    convert: Callable[[Path], dict[str, list[Record]]]
+    convert: Callable[[Path], dict[str, list[Record]]]  # reads a file and returns its records by task
+    # Patterns of the names of train, valid and test where a folder is searched, in lower case and without .xz.
     names: tuple[str, str, str]
 
 
@@ -156,7 +152,6 @@ def convert_chunks(path: Path) -> dict[str, list[Record]]:
     return {"chunks": records}
 
 
-# Patterns of the names of train, valid and test.
 _TREEBANK_FILES = (r"(.*[-_.])?train\.conllu", r"(.*[-_.])?dev\.conllu", r"(.*[-_.])?test\.conllu")
 _CHUNK_FILES = (r"train\.txt", r"dev\.txt", r"test\.txt")
 _RELATION_FILES = (r"train_file\.txt", r"dev_file\.txt", r"test_file_full\.txt")

@@ -32,15 +32,10 @@ THRESHOLD = 0.5  # of the probability of a label
 
 
 class SpanFeatures(NamedTuple):
-    """The pieces of N spans, one span after another.
+    """The pieces of N spans, one span after another."""
 
-    Attributes:
-        features: [P,D], or [P,L,D] if L layers are mixed.
-        lengths: [N] int64, the number of pieces of each span, at least 1; their sum is P.
-    """
-
-    features: Tensor
-    lengths: Tensor
+    features: Tensor  # [P,D], or [P,L,D] if L layers are mixed
+    lengths: Tensor  # [N] int64, the number of pieces of each span, at least 1; their sum is P
 
 
 class SpanPooling(nn.Module):
@@ -121,37 +116,24 @@ def probe_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """How every probe of a table is trained: Adam, with a learning rate that falls linearly to 0.
+    """How every probe of a table is trained: Adam, with a learning rate that falls linearly to 0."""
 
-    Attributes:
-        classifier: linear or mlp, see :class:`Probe`.
-        lr: initial learning rate, which is divided by the square root of the features' width.
-        batch_size: targets of an update.
-        updates: the same number for every task, whatever its size.
-    """
-
-    classifier: str = "linear"
-    lr: float = LEARNING_RATES["linear"]
-    batch_size: int = 1024
-    updates: int = 2000
+    classifier: str = "linear"  # or mlp, see Probe
+    lr: float = LEARNING_RATES["linear"]  # initial one, which is divided by the square root of the features' width
+    batch_size: int = 1024  # targets of an update
+    updates: int = 2000  # for every task, whatever its size
 
 
 class SplitTargets(NamedTuple):
-    """The N targets of a split that the model can read, S spans each, and those that count as wrong.
+    """The N targets of a split that the model can read, S spans each, and those that count as wrong."""
 
-    Attributes:
-        starts: [N,S] int64, first piece of each span, counted over the split.
-        lengths: [N,S] int64, pieces of each span.
-        labels: [N,C] bool.
-        gold: the labels as they are in the file, of the N targets and then of those without features.
-        num_unread: targets without features, beyond the model's ``max_positions``.
-    """
-
-    starts: Tensor
-    lengths: Tensor
-    labels: Tensor
-    gold: list[tuple[str, ...]]
-    num_unread: int
+    starts: Tensor  # [N,S] int64, first piece of each span, counted over the split
+    lengths: Tensor  # [N,S] int64, pieces of each span
+    labels: Tensor  # [N,C] bool
+    gold: list[
+        tuple[str, ...]
+    ]  # the labels as they are in the file, of the N targets and then of those without features
+    num_unread: int  # targets without features, beyond the model's max_positions
 
     @property
     def num_targets(self) -> int:
@@ -189,16 +171,11 @@ def split_targets(examples: Sequence[AnnotatedText], encoded: EncodedSplit, labe
 
 @dataclass(frozen=True)
 class ProbeData:
-    """One layer's features of one task.
+    """One layer's features of one task."""
 
-    Attributes:
-        features: of each split, [P,D] for each layer: one, or those that are mixed.
-        labels: C names.
-    """
-
-    features: dict[str, list[Tensor]]
+    features: dict[str, list[Tensor]]  # of each split, [P,D] for each layer: one, or those that are mixed
     targets: dict[str, SplitTargets]
-    labels: Sequence[str]
+    labels: Sequence[str]  # C names
     scored_split: str
 
 

@@ -37,25 +37,16 @@ BASELINE_NAMES = {"random": "random weights", "pieces": "pieces alone", MAJORITY
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """One score of one probe.
-
-    Attributes:
-        layer: its number, ``mix`` for a mixture of all, ``pieces`` for token embeddings alone.
-        baseline: None, ``random`` (weights), ``pieces`` or ``majority``.
-        seed: of the probe; 0 for ``majority``, which has none.
-        metric: ``micro_f1`` or ``semeval_macro_f1``.
-        score: from 0 to 1.
-        targets: number of targets that the score counts.
-    """
+    """One score of one probe."""
 
     task: str
     part: str
-    layer: int | str
-    baseline: str | None
-    seed: int
+    layer: int | str  # its number, "mix" for a mixture of all, "pieces" for token embeddings alone
+    baseline: str | None  # one of BASELINE_NAMES
+    seed: int  # of the probe; 0 for the most frequent label, which has none
     metric: str
-    score: int | float
-    targets: int
+    score: int | float  # from 0 to 1
+    targets: int  # number of targets that the score counts
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -74,15 +65,10 @@ class ProbeResult:
 
 @dataclass
 class ProbeResults:
-    """The content of ``results.json``: what was probed how, and every score.
+    """The content of ``results.json``: what was probed how, and every score."""
 
-    Attributes:
-        checkpoint: file, sha256, model, num_updates.
-        settings: of the probes; by task ``data_sha256`` of its files, ``scored_on``, and ``not_read``, a note on targets beyond
-            the model's length.
-    """
-
-    checkpoint: dict[str, Any]
+    checkpoint: dict[str, Any]  # file, sha256, model, num_updates
+    # Of the probes; and by task data_sha256 of its files, scored_on, and not_read, a note on targets beyond the model's length.
     settings: dict[str, Any]
     results: list[ProbeResult] = field(default_factory=list)
 

@@ -39,29 +39,18 @@ class CellLine(NamedTuple):
 
 @dataclass(frozen=True)
 class Token:
-    """One token of the main network's input.
+    """One token of the main network's input."""
 
-    Attributes:
-        original: piece of the text.
-        input: piece that the main network gets: the sampled one, or the original.
-        original_text, input_text: the part of the readable text that each adds, spaces included.
-        masked: whether the generator predicts this position.
-        is_positive: whether the label is the positive class: replaced or, for Electric, noise, which includes samples that
-            equal the original.
-        positive_probability: the discriminator's probability of the positive class; None without a discriminator, and
-            for special tokens where training computes no loss for them (Electric).
-        log_prob: log p(input token | the rest) in nats, for models that compute it for all tokens at once; None for special
-            tokens.
-    """
-
-    original: str
-    input: str
-    original_text: str
+    original: str  # piece of the text
+    input: str  # piece that the main network gets: the sampled one, or the original
+    original_text: str  # what the piece adds to the readable text, spaces included
     input_text: str
-    masked: bool
+    masked: bool  # the generator predicts this position
     special: bool
-    is_positive: bool
+    is_positive: bool  # the label: replaced or, for Electric, noise, which includes samples that equal the original
+    # By the discriminator; None without one, and for special tokens where training computes no loss for them (Electric).
     positive_probability: float | None
+    # log p(input token | the rest) in nats, of models that compute it for all tokens at once; None for special tokens.
     log_prob: float | None
 
     @property
@@ -82,28 +71,20 @@ class Token:
 
 @dataclass(frozen=True)
 class MaskedToken:
-    """The predictions of the generator for one masked token.
-
-    Attributes:
-        mixture_weights: [K], one per depth.
-        predictions: [K] lists of the most probable pieces, in descending order.
-        original_probabilities: [K], the probability of the original token.
-        samples: [K], if asked for, of a model that samples replacements: one for each depth as a reader sees it, all masked
-            tokens replaced by that depth. A hyphen precedes a piece that continues a word, a check mark follows a replaced
-            token that the discriminator finds.
-        candidates: of multi-word selection: the original and its negatives, with the discriminator's probabilities.
-        discriminator_probability: of a discriminator that predicts tokens: its probability of the original.
-        copy_probability: of the same with a copy mechanism: its probability of copying the input.
-    """
+    """The predictions for one masked token."""
 
     position: int
-    mixture_weights: list[float]
-    predictions: list[list[Prediction]]
-    original_probabilities: list[float]
-    samples: list[str] = field(default_factory=list)
-    candidates: list[Prediction] = field(default_factory=list)
-    discriminator_probability: float | None = None
-    copy_probability: float | None = None
+    mixture_weights: list[float]  # [K]
+    predictions: list[list[Prediction]]  # [K] lists of the most probable pieces, in descending order
+    original_probabilities: list[float]  # [K], of the original token
+    # [K], if asked for, of a model that samples replacements, all masked tokens replaced by that depth: as a reader sees them.
+    # A hyphen precedes a piece that continues a word, a check mark follows a replaced token that the discriminator finds.
+    samples: list[str]
+    candidates: list[Prediction] = field(
+        default_factory=list
+    )  # of multi-word selection: the original and its negatives
+    discriminator_probability: float | None = None  # of the original, where the discriminator predicts tokens
+    copy_probability: float | None = None  # of copying the input, where it has a copy mechanism
 
     @property
     def shown(self) -> list[str]:
@@ -117,14 +98,7 @@ class MaskedToken:
 
 @dataclass(frozen=True)
 class Inspection:
-    """One text with everything that the model computes for it.
-
-    Attributes:
-        num_truncated: tokens of the text beyond the maximum input of the model.
-        positive_class: what the discriminator detects, "replaced" or "noise"; empty without a discriminator.
-        is_corrupted: whether the main network's input has sampled tokens.
-        is_masked: whether <mask> hides the selected tokens from the generator (two-tower generators need no mask).
-    """
+    """One text with everything that the model computes for it."""
 
     file: str
     num_updates: int
@@ -133,10 +107,10 @@ class Inspection:
     depth_names: list[str]
     tokens: list[Token]
     masked: list[MaskedToken]
-    num_truncated: int
-    positive_class: str
-    is_corrupted: bool
-    is_masked: bool
+    num_truncated: int  # tokens of the text beyond the maximum input of the model
+    positive_class: str  # what the discriminator detects, "replaced" or "noise"; empty without a discriminator
+    is_corrupted: bool  # the main network's input has sampled tokens
+    is_masked: bool  # <mask> hides the selected tokens from the generator (two-tower generators need no mask)
 
     @property
     def has_log_probs(self) -> bool:

@@ -30,17 +30,11 @@ TOKENS_AT_ONCE = 4096  # in one forward pass
 
 @dataclass(frozen=True)
 class DepthLosses:
-    """The discriminator's losses on the replaced tokens of one generator depth.
+    """The discriminator's losses on the replaced tokens of one generator depth."""
 
-    Attributes:
-        depth: name of the depth in log keys.
-        losses: [N] float64, -log P(replaced) in nats; only sampled tokens that differ from the original.
-        num_masked: number of masked tokens, N of which were replaced.
-    """
-
-    depth: str
-    losses: np.ndarray
-    num_masked: int
+    depth: str  # its name in log keys
+    losses: np.ndarray  # [N] float64, -log P(replaced) in nats; only sampled tokens that differ from the original
+    num_masked: int  # N of them were replaced
 
     @property
     def recall(self) -> float:

@@ -65,22 +65,16 @@ FIGURE_NAMES = re.compile(r"(score_by_cost|loss_by_depth|generator_loss|mixture|
 
 @dataclass
 class Section:
-    """One section of the page, or, with ``missing``, the line that says why it is left out.
+    """One section of the page, or, with ``missing``, the line that says why it is left out."""
 
-    Attributes:
-        anchor: target of links, also the name of the figure's files.
-        source: what it corresponds to in a paper.
-        notes: one paragraph each, after the tables.
-    """
-
-    anchor: str
+    anchor: str  # target of links, also the name of the figure's files
     title: str
-    source: str
+    source: str  # what it corresponds to in a paper
     caption: str = ""
     figure: Figure | None = None
     tables: list[Table] = field(default_factory=list)
     texts: dict[str, list[Inspection]] = field(default_factory=dict)  # by run
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # one paragraph each, after the tables
     missing: str = ""
 
 

@@ -9,7 +9,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
@@ -33,17 +33,13 @@ TSV_HEADER = "line\tpll\tnum_pieces\tnum_unknown\tpieces\tlog_probs"
 
 @dataclass(frozen=True)
 class EncodedLine:
-    """A line with its number, from 1 on, and its pieces as spelled in ``dict.txt``.
-
-    Attributes:
-        unknown: index of each piece that the vocabulary does not contain -> its number of characters.
-    """
+    """A line with its number, from 1 on, and its pieces as spelled in ``dict.txt``."""
 
     number: int
     text: str
     pieces: list[str]
     tokens: Tensor  # [pieces + 2] int64: <s>, the pieces, </s>
-    unknown: dict[int, int] = field(default_factory=dict)
+    unknown: dict[int, int]  # index of each piece that the vocabulary does not contain -> its number of characters
 
 
 @dataclass(frozen=True)

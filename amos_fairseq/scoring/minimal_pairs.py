@@ -33,7 +33,7 @@ from amos_fairseq.scoring import PAIR_SUFFIXES
 from amos_fairseq.scoring.lines import DECIMALS, EncodedLine, encoded_lines, score_texts, with_unknown_pieces
 from amos_fairseq.scoring.token_scorers import DetectionScorer, build_pair_scorer
 from amos_fairseq.strangers import LONGEST_NAME, parse_json, plain_name
-from amos_fairseq.text.input_files import check_file, kind_and_compression, read_lines, refuse_many_brackets
+from amos_fairseq.text.input_files import FOLDER, kind_and_compression, kind_of, read_lines, refuse_many_brackets
 from amos_fairseq.text.tokenization.tokenizer import SPECIAL_SYMBOLS, read_dictionary_symbols
 
 FORMAT = 1
@@ -118,7 +118,8 @@ def read_pairs(paths: Sequence[Path]) -> tuple[list[MinimalPair], list[dict[str,
     if twice := [path for path, number in Counter(map(os.path.realpath, paths)).items() if number > 1]:
         raise UserError(f"--pairs names {twice[0]} twice, and its pairs would count twice: give each file once")
     for path in paths:
-        check_file(path)
+        if kind_of(path) == FOLDER:
+            raise UserError(f"{path} is a folder: give files of JSON lines with --pairs")
         before = len(pairs)
         for number, line in read_lines(path):
             if line.strip():

@@ -123,7 +123,7 @@ GOOD = '{"sentence_good": "the fox", "sentence_bad": "the dog"}'
         ("nan text.txt", 1, "no finite score for .* in line 1"),
         ("run text.txt --pairs p.jsonl", 2, "FILE"),
         ("run text.txt --corpus DATA", 2, "--corpus"),
-        ("run --pairs folder", 1, "folder: is not a file"),
+        ("run --pairs folder", 1, "folder is a folder"),
         ("run --pairs cut.jsonl", 1, "cut.jsonl, line 2: the line is not JSON .*; each line must be an object with"),
         ("run --pairs number.jsonl", 1, "number.jsonl, line 1: sentence_good 3 is not a string"),
         ("run --pairs blank.jsonl", 1, "blank.jsonl, line 1: sentence_bad has no character that the tokenizer keeps"),
