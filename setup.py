@@ -32,11 +32,10 @@ setup(
     packages=find_packages(include=["amos_fairseq", "amos_fairseq.*"]),
     py_modules=["amos_start", "amos_worker"],
     package_data={
-        "amos_fairseq.recipes": ["**/*.yaml"],
+        "amos_fairseq.recipes": ["**/*.yaml", "costs.tsv"],
         "amos_fairseq.functional.cuda": ["tuned_launches.json"],
         "amos_fairseq.report": ["templates/*.html"],
         "amos_fairseq.hugging_face": ["model_card.jinja"],
-        "amos_fairseq.flops": ["costs.tsv"],
         "amos_fairseq.downstream": ["paper_results.yaml", "recipes/*.yaml"],
     },
     entry_points={"console_scripts": ["amos=amos_start:main"]},

@@ -6,18 +6,12 @@ import signal
 import sys
 from collections.abc import Iterator
 
-# Exit code of a run that a signal stopped and that can be started again: EX_TEMPFAIL of <sysexits.h>. Python, fairseq and
-# signals (128 + n) use other codes, so a batch script can requeue on this code alone.
+# Exit codes. A signal has stopped the run, which can be started again: EX_TEMPFAIL of <sysexits.h>. Python, fairseq and signals
+# (128 + n) use other codes, so a batch script can requeue on this code alone.
 REQUEUE = 75
-
-# Exit code that shells report for a command ended by Ctrl-C.
-INTERRUPTED = 128 + signal.SIGINT
-
-# Exit code of a run that was ended because its loss diverges: the same command would diverge again.
-DIVERGED = 76
-
-# Exit code of a run that was ended because its discriminator has collapsed: the same command would continue as it is.
-COLLAPSED = 77
+DIVERGED = 76  # the loss diverges: the same command would diverge again
+COLLAPSED = 77  # the discriminator gives all tokens the same probability: the same command would continue as it is
+INTERRUPTED = 128 + signal.SIGINT  # as shells report a command that Ctrl-C has ended
 
 LONGEST_LINE = 2000  # characters of a message
 
@@ -29,14 +23,10 @@ class UserError(Exception):
 
 
 class DivergedError(UserError):
-    """The loss diverges."""
-
     exit_code = DIVERGED
 
 
 class CollapsedError(UserError):
-    """The discriminator gives all tokens the same probability."""
-
     exit_code = COLLAPSED
 
 
@@ -62,10 +52,7 @@ def explain_os_errors(problem: str, advice: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def report_user_errors() -> Iterator[None]:
-    """Print a :class:`UserError` as one line on stderr and exit with its code, 1 for most.
-
-    Also works as a decorator. Every other exception propagates: it is a bug and needs its traceback.
-    """
+    """Print a :class:`UserError` as one line on stderr and exit with its code; other exceptions are bugs and propagate."""
     try:
         yield
     except UserError as error:
@@ -74,7 +61,6 @@ def report_user_errors() -> Iterator[None]:
 
 
 def save_dir_not_writable(save_dir: str, error: OSError) -> UserError:
-    """Return the error for a SAVE_DIR that cannot be created or written."""
     if isinstance(error, FileExistsError):
         found = "is a link to a folder that does not exist" if os.path.islink(save_dir) else "is a file"
         return UserError(f"{save_dir} {found}: mount or remove it, or give another --save-dir (checkpoint.save_dir)")

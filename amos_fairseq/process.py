@@ -29,10 +29,7 @@ _LARGEST_MMAP_THRESHOLD = 2**25
 
 
 def wait_passively() -> None:
-    """Let idle OpenMP threads of this process, and of those that it starts, sleep.
-
-    Call it before PyTorch is imported: OpenMP reads the variable when it is loaded, and has no function for it.
-    """
+    """Let idle OpenMP threads of this process, and of those that it starts, sleep; to be called before PyTorch is imported."""
     if not any(name in os.environ for name in OPENMP_VARIABLES):
         os.environ["OMP_WAIT_POLICY"] = "passive"
 
@@ -65,11 +62,8 @@ def keep_freed_memory() -> bool:
 
 
 def version_of(distribution: str) -> str:
-    """Return the version of an installed distribution; "unknown" if it is on ``PYTHONPATH`` without metadata.
-
-    The version of this package never comes from metadata, because it is often used from a checkout.
-    """
-    if distribution == "amos_fairseq":
+    """Return the version of an installed distribution; "unknown" if it is on ``PYTHONPATH`` without metadata."""
+    if distribution == "amos_fairseq":  # often used from a checkout, without metadata
         return __version__
     try:
         return metadata.version(distribution)

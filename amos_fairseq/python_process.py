@@ -36,30 +36,25 @@ SECONDS_TO_SAVE = 300.0
 def python_command(module: str, *options: str, with_parent: bool = False) -> list[str]:
     """Return the start of the command line that runs ``module`` in a Python process; the arguments follow.
 
-    Args:
-        options: of the interpreter, such as "-W", "ignore".
-        with_parent: the process ends when its standard input does. The parent passes a pipe and holds its other end.
+    ``options`` are those of the interpreter. ``with_parent``: the process ends with its standard input, a pipe of its parent.
     """
     script = [sys.executable, *options, os.path.abspath(__file__)]
     return [*script, *([WITH_PARENT] if with_parent else []), module]
 
 
 def leave_out_current_folder() -> None:
-    """Let Python processes that libraries start with ``-c`` or ``-m`` from this one import nothing from the current folder."""
-    os.environ["PYTHONSAFEPATH"] = "1"
-    if sys.version_info < (3, 11):  # which does not read the variable
-        from multiprocessing import util
+    """Let Python processes that libraries start with ``-c`` or ``-m`` from this one import nothing from the current folder.
 
-        # Isolated, a process has no PYTHONPATH, but multiprocessing sends it sys.path.
-        util._args_from_interpreter_flags = lambda: ["-I", *(f"-W{each}" for each in sys.warnoptions)]
+    Python 3.10 does not read the variable: see docs/limits.md.
+    """
+    os.environ["PYTHONSAFEPATH"] = "1"
 
 
 def prepare_streams() -> None:
     """Open the standard streams that the shell has closed (``>&-``), and let every character be printed.
 
-    A closed one becomes /dev/null: the next file that is opened would get its number and, with it, what is printed. Where the
-    locale or ``PYTHONIOENCODING`` lacks a character, a terminal shows a question mark. What goes to a file or to another
-    program is UTF-8, as every file of this package.
+    A closed one becomes /dev/null: the next file that is opened would get its number and, with it, what is printed. A terminal
+    shows a question mark for a character that it lacks. What goes to a file or to another program is UTF-8.
     """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
@@ -104,9 +99,8 @@ class ForkedCommand(ForkServerProcess):
     """A command of :func:`python_command` in a process that the server of :mod:`multiprocessing` forks.
 
     It has what the server has imported (``multiprocessing.set_forkserver_preload``), and is otherwise as a new process would
-    be: main module, arguments, variables, current folder, output, session and signals are its own. The server is a new process,
-    never a fork of this one, and starts with the first command. When this process ends, even by SIGKILL, the command gets
-    SIGTERM: a training saves a checkpoint. Thread-safe.
+    be. The server is a new process, never a fork of this one, and starts with the first command. When this process ends, even
+    by SIGKILL, the command gets SIGTERM: a training saves a checkpoint. Thread-safe.
 
     Args:
         command: the module and its arguments.

@@ -7,8 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
-from amos_fairseq.flops.costs import VOCABULARY_OF_WIDTH, costs_of_packaged_recipes, count_costs
-from amos_fairseq.recipes import DEFAULT_VOCABULARY, RECIPES, find_recipe, packaged_recipes
+from amos_fairseq.recipes import (
+    DEFAULT_VOCABULARY,
+    RECIPES,
+    VOCABULARY_OF_WIDTH,
+    Costs,
+    find_recipe,
+    packaged_costs,
+    packaged_recipes,
+)
 
 SIZES = ("tiny", "mini", "small", "base", "large")
 
@@ -45,15 +52,15 @@ def run(arguments: argparse.Namespace) -> None:
         print(line, flush=True)  # a row that has to be counted takes a second
 
 
-def costs_of_recipes(
-    located: list[tuple[str, Path, str]], vocabulary_size: int | None
-) -> Iterator[dict[str, int | str]]:
+def costs_of_recipes(located: list[tuple[str, Path, str]], vocabulary_size: int | None) -> Iterator[Costs]:
     """Yield the costs of recipes given by title, folder and name."""
-    packaged = costs_of_packaged_recipes() if vocabulary_size is None else {}
+    packaged = packaged_costs() if vocabulary_size is None else {}
     for title, config_dir, name in located:
         costs = packaged.get(name) if config_dir == RECIPES else None
         if costs is None:
             import_fairseq()
+            from amos_fairseq.flops.configuration import count_costs
+
             costs = count_costs(name, config_dir, vocabulary_size)
         yield {"recipe": title} | costs
 

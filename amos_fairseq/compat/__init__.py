@@ -32,7 +32,7 @@ from amos_fairseq.compat.patching import Patch, Script, apply_patches
 # Reason -> patches. A replacement is called with the function that it replaces, and then with its arguments.
 PATCHES = {
     "torch >= 2.6 loads data only: fairseq reports refused files unclearly and broadcasts classes that are refused": (
-        Patch(checkpoint_utils, "load_checkpoint_to_cpu", checkpoints.load_with_explanation),
+        Patch(checkpoint_utils, "load_checkpoint_to_cpu", checkpoints.load_as_data_only),
         Patch(distributed_utils, "broadcast_object", checkpoints.broadcast_without_config),
     ),
     "A kill or a full disk truncates checkpoints": (

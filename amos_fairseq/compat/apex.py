@@ -1,16 +1,11 @@
-"""NVIDIA's apex: where this package uses it, and optimizer states that move between machines with and without it.
+"""NVIDIA's apex: FusedAdam for ``grouped_adam`` where it can run, and states that move between machines with and without it.
 
 fairseq uses apex wherever it can be imported and there is a GPU: FusedAdam for ``--optimizer adam``, FusedLayerNorm for every
-LayerNorm. This package uses FusedAdam for ``grouped_adam`` in the same cases, and PyTorch's LayerNorm always: PyTorch has a
-fused kernel too, which needs no extension. Times that others reported: 1.71 against apex's 2.58 on an RTX 3090 with a nightly
-PyTorch of January 2021 (https://github.com/pytorch/pytorch/issues/37713), but 1.52 against 0.98 on a V100 with PyTorch 1.5
-(https://github.com/facebookresearch/fairseq/issues/2012); not measured here. Both kinds of LayerNorm have the same parameters,
-so their checkpoints are the same.
+LayerNorm. This package uses PyTorch's fused LayerNorm always. Both have the same parameters, so checkpoints are the same.
 
 The states of FusedAdam and of PyTorch's or fairseq's Adam hold the same moments but count updates in different places: one
-``step`` in each parameter group, or one in the state of each parameter. Loading the other kind fails with a ``KeyError`` at the
-next update, so :func:`load_either_layout` converts it. FusedAdam also counts updates in which a parameter has no gradient. A
-group that is converted to it gets the largest count of its parameters.
+``step`` in each parameter group, or one in the state of each parameter. FusedAdam also counts updates in which a parameter has
+no gradient; a group that is converted to it gets the largest count of its parameters.
 """
 
 import importlib
@@ -43,7 +38,7 @@ def load_either_layout(
     state_dict: State,
     optimizer_overrides: Any = None,
 ) -> None:
-    """Load the state of an Adam of either kind."""
+    """Load the state of an Adam of either kind; the other kind would fail with a ``KeyError`` at the next update."""
     load_state_dict(optimizer, in_layout_of(optimizer.optimizer, state_dict), optimizer_overrides)
 
 

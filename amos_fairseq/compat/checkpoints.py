@@ -1,10 +1,10 @@
 """Load checkpoints as data only, write them atomically, and resume from the newest complete one.
 
-Loading. torch >= 2.6 refuses unknown classes unless ``TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD`` is set: a checkpoint is a pickle,
-and loading one with other classes runs its author's code. fairseq needs exactly ``argparse.Namespace`` (old checkpoints, and
-``cfg`` of tasks and models without a dataclass). On several ranks, rank 0 loads and broadcasts. The same strict loader
-unpickles the message, which contains ``_TensorPlaceholder`` (fairseq's substitute for a tensor that follows) and the classes
-of ``omegaconf`` in ``cfg``. The first is allowed; ``cfg`` is not broadcast, because no other rank uses it.
+Loading. A checkpoint is a pickle: loading one with other classes runs its author's code. torch >= 2.6 refuses unknown classes.
+fairseq needs exactly ``argparse.Namespace`` (old checkpoints, and ``cfg`` of tasks and models without a dataclass). On several
+ranks, rank 0 loads and broadcasts. The same strict loader unpickles the message, which contains ``_TensorPlaceholder``
+(fairseq's substitute for a tensor that follows) and the classes of ``omegaconf`` in ``cfg``. The first is allowed; ``cfg`` is
+not broadcast, because no other rank uses it.
 
 Writing. Stock fairseq copies ``checkpoint_last.pt`` in place: a kill or a full disk at that moment truncates the file that
 the next start loads. Its ``torch_persistent_save`` tries three times on one handle, so that a retry appends to the output of
@@ -31,13 +31,11 @@ import torch
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 
-from amos_fairseq.checkpoint_files import DamagedCheckpoint, explain_load_errors, num_updates_of, read_header
+from amos_fairseq.checkpoint_files import DamagedCheckpoint, num_updates_of, read_header
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import NO_ROOM, os_error_behind, whole_file
 
 logger = logging.getLogger(__name__)
-
-UNSAFE_LOADING = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 
 
 def restrict_classes() -> None:
@@ -45,14 +43,16 @@ def restrict_classes() -> None:
     torch.serialization.add_safe_globals([argparse.Namespace, distributed_utils._TensorPlaceholder])
 
 
-def load_with_explanation(
+def load_as_data_only(
     load_checkpoint_to_cpu: Callable[..., Any], path: str, *args: Any, **kwargs: Any
 ) -> dict[str, Any]:
-    """Refuse a file that cannot be loaded, or that contains more than data."""
-    if UNSAFE_LOADING in os.environ:  # it permits every class to torch.load without weights_only, as fairseq calls it
-        read_header(path)
-    with explain_load_errors(path):
-        return load_checkpoint_to_cpu(path, *args, **kwargs)
+    """Raise :class:`UserError` for a file that cannot be loaded, or that has other classes.
+
+    fairseq does not pass ``weights_only``, so that ``TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD`` in the environment would let a file run
+    code: the file is read before in the strict way.
+    """
+    read_header(PathManager.get_local_path(path))
+    return load_checkpoint_to_cpu(path, *args, **kwargs)
 
 
 def broadcast_without_config(broadcast_object: Callable[..., Any], obj: Any, *args: Any, **kwargs: Any) -> Any:
@@ -91,12 +91,8 @@ def save_atomically(
 
 def copy_atomically(source: str, target: str) -> bool:
     """Copy a file on a local disk; ``target`` is replaced atomically."""
-
-    def write(file: BinaryIO) -> None:
-        with open(source, "rb") as content:
-            shutil.copyfileobj(content, file, 16 * 1024 * 1024)
-
-    write_atomically(target, write)
+    with open(source, "rb") as content:
+        write_atomically(target, lambda file: shutil.copyfileobj(content, file, 16 * 1024 * 1024))
     return True  # fairseq asserts it
 
 
@@ -117,7 +113,8 @@ def rename_after_fsync(rename: Callable[..., Any], src: str, dst: str) -> None:
 def repair_last_checkpoint(save_dir: str, suffix: str = "", is_written: bool = True) -> None:
     """Copy the newest complete checkpoint to ``checkpoint_last.pt`` where that file is damaged, missing or outdated.
 
-    It is outdated if the run was killed between writing a checkpoint and copying it.
+    It is outdated if the run was killed after it had written a newer checkpoint. One that only has more updates is from before
+    the user went back to an earlier one (``--restore-file``) or started a new schedule (``--reset-*``).
 
     Args:
         is_written: whether the run writes ``checkpoint_last.pt``; with ``--no-last-checkpoints`` the file is outdated.
@@ -129,15 +126,15 @@ def repair_last_checkpoint(save_dir: str, suffix: str = "", is_written: bool = T
             f"{last} is a link to {os.readlink(last)}, which does not exist: mount the disk that has it, or remove the link "
             "to continue from the other checkpoints there, or to start from scratch"
         )
-    usable = is_written and exists and is_complete(last)
-    newest = newer_than_last(last, save_dir, suffix) if usable else newest_complete_checkpoint(save_dir, suffix)
+    is_usable = is_written and exists and is_complete(last)
+    newest = newest_complete_checkpoint(save_dir, suffix, os.path.getmtime(last) if is_usable else -math.inf)
     if newest is None:
-        if exists and not usable:
+        if exists and not is_usable:
             raise UserError(f"{last} is damaged and no other checkpoint is complete: delete it to start from scratch")
         return
     path, updates = newest
-    if path != last:
-        state = "missing" if not exists else "damaged" if is_written and not usable else "older"
+    if path != last and not (is_usable and updates <= _num_updates_or_infinity(last)):
+        state = "missing" if not exists else "damaged" if is_written and not is_usable else "older"
         logger.warning(f"{last} is {state}: resuming from the newest complete checkpoint, {path} ({updates} updates)")
         copy_atomically(path, last)
 
@@ -147,8 +144,7 @@ def newest_complete_checkpoint(
 ) -> tuple[str, int] | None:
     """Return path and number of updates of the checkpoint in ``save_dir`` with the most updates that loads, or None.
 
-    Args:
-        written_after: modification time in seconds; files that are not newer are skipped without reading them.
+    Files that are not newer than ``written_after``, a modification time in seconds, are skipped without reading them.
     """
     complete = []
     for path in sorted(glob.glob(os.path.join(glob.escape(save_dir), f"checkpoint*{suffix}.pt"))):
@@ -161,20 +157,6 @@ def newest_complete_checkpoint(
     return max(complete)[::-1] if complete else None
 
 
-def newer_than_last(last: str, save_dir: str, suffix: str) -> tuple[str, int] | None:
-    """Return the checkpoint that a killed run saved but did not copy to ``last``, or None.
-
-    It has more updates and was written later. A checkpoint that only has more updates is from before the user went back to
-    an earlier one (``--restore-file``) or started a new schedule (``--reset-*``): ``last`` is correct in that case.
-    """
-    newest = newest_complete_checkpoint(save_dir, suffix, written_after=os.path.getmtime(last))
-    header = read_header(last)
-    try:
-        return newest if newest and newest[1] > num_updates_of(last, header) else None
-    except UserError:  # a file from elsewhere, without a number of updates
-        return None
-
-
 def is_complete(path: str) -> bool:
     """Return whether the file loads. A class that is not allowed is not damage and raises :class:`UserError`."""
     try:
@@ -183,24 +165,28 @@ def is_complete(path: str) -> bool:
         return False
 
 
-def return_comparable_scores(validate: Callable[..., Any], cfg: Any, *args: Any, **kwargs: Any) -> list[float | None]:
-    """Convert the scores that the training script's ``validate`` returns."""
-    maximize, metric = cfg.checkpoint.maximize_best_checkpoint_metric, cfg.checkpoint.best_checkpoint_metric
+def _num_updates_or_infinity(path: str) -> float:
+    """Return the updates up to a checkpoint; infinity for a file from elsewhere that does not say it."""
     try:
-        return [comparable(score, maximize) for score in validate(cfg, *args, **kwargs)]
+        return num_updates_of(path, read_header(path))
+    except UserError:
+        return math.inf
+
+
+def return_comparable_scores(validate: Callable[..., Any], cfg: Any, *args: Any, **kwargs: Any) -> list[float | None]:
+    """Convert the scores that the training script's ``validate`` returns to Python numbers, and nan to the worst one.
+
+    None, if nothing was validated, is unchanged.
+    """
+    worst = -math.inf if cfg.checkpoint.maximize_best_checkpoint_metric else math.inf
+    metric = cfg.checkpoint.best_checkpoint_metric
+    try:
+        scores = validate(cfg, *args, **kwargs)
     except KeyError as error:
         if error.args != (metric,):
             raise
         raise UserError(
             f"--best-checkpoint-metric {metric} (checkpoint.best_checkpoint_metric) is not logged"
         ) from error
-
-
-def comparable(score: Any, maximize: bool) -> float | None:
-    """Return a score as a Python number, and nan as the worst one; None (nothing was validated) is unchanged."""
-    if score is None:
-        return None
-    score = float(score)
-    if math.isnan(score):
-        return -math.inf if maximize else math.inf
-    return score
+    numbers = [None if score is None else float(score) for score in scores]
+    return [worst if number is not None and math.isnan(number) else number for number in numbers]

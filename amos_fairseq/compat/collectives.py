@@ -1,6 +1,6 @@
-"""Collective operations over the ranks of a run: end all of them together, and add up their counts.
+"""Collective operations over the ranks of a run, each of which has to call them.
 
-A problem that only one rank finds, for example on disk, is broadcast, so that no other rank waits for it in a collective.
+A problem that only the first rank finds, for example on disk, is broadcast, so that no other rank waits for it in a collective.
 """
 
 from collections.abc import Callable
@@ -16,10 +16,10 @@ Value = TypeVar("Value")
 
 
 def from_first_rank(read: Callable[[], Value]) -> Value:
-    """Return on every rank what ``read`` returns on the first one, which must be picklable. Every rank has to call this.
+    """Return on every rank what ``read`` returns on the first one, which must be picklable.
 
-    If ``read`` raises, so does the first rank. The others raise ``SystemExit`` with the same exit code, so that none of them
-    waits and the message is printed once.
+    If ``read`` raises, so does the first rank; the others raise ``SystemExit`` with the same exit code, so that the message is
+    printed once.
     """
     is_first = distributed_utils.get_global_rank() == 0
     value, error = None, None
@@ -40,26 +40,14 @@ def from_first_rank(read: Callable[[], Value]) -> Value:
     return value
 
 
-def raise_on_every_rank(problem: str | None, kind: type[UserError] = UserError) -> None:
-    """End all ranks if the first rank has a ``problem``, a message for the user. Every rank has to call this.
-
-    ``kind`` determines the exit code.
-    """
+def raise_on_every_rank(problem: str | None, error_class: type[UserError] = UserError) -> None:
+    """End all ranks if the first rank has a ``problem``, a message for the user; the class determines the exit code."""
 
     def report() -> None:
         if problem is not None:
-            raise kind(problem)
+            raise error_class(problem)
 
     from_first_rank(report)
-
-
-def on_first_rank(action: Callable[[], object]) -> None:
-    """Call ``action`` on the first rank; if it raises, end all ranks. Every rank has to call this."""
-
-    def act() -> None:
-        action()  # what it returns stays on the first rank
-
-    from_first_rank(act)
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:

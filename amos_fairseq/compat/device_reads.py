@@ -5,9 +5,8 @@ separately: two dozen times the host waits until the device is idle, and the dev
 stays on the device, and the norm is read with the statistics, after the step. A norm that is not finite still ends the run
 (:mod:`amos_fairseq.run.health`), with weights that are not saved.
 
-An update of AMOS waits once instead of 23 times. ``--fp16`` needs the norm before the step for its loss scale: there it is
-read once instead of three times. Several ranks also wait for their summed sample size and to compare their norms, both before
-the step. ``--amp`` works as in fairseq.
+``--fp16`` needs the norm before the step for its loss scale: there it is read once more. Several ranks also wait for their
+summed sample size and to compare their norms, both before the step. ``--amp`` works as in fairseq.
 """
 
 import math
@@ -32,32 +31,21 @@ def on_host(values: Any) -> Any:
     below 2^53 stay exact.
     """
     leaves, structure = tree_flatten(values)
-    by_device: dict[torch.device, list[int]] = defaultdict(list)
+    of_device: dict[torch.device, list[int]] = defaultdict(list)  # positions in the leaves
     for index, leaf in enumerate(leaves):
         if torch.is_tensor(leaf):
-            by_device[leaf.device].append(index)
-    for indices in by_device.values():
-        for index, tensor in zip(indices, transfer([leaves[index] for index in indices]), strict=True):
-            leaves[index] = tensor
+            of_device[leaf.device].append(index)
+    for device, indices in of_device.items():
+        tensors = [leaves[index].detach().reshape(-1) for index in indices]
+        as_float64 = torch.empty(0, dtype=torch.float64, device=device)  # torch.cat takes the widest dtype
+        sent = fetch(torch.cat([as_float64, *tensors])).split([tensor.numel() for tensor in tensors])
+        for index, read in zip(indices, sent, strict=True):
+            tensor = leaves[index]
+            if len(read) == 1:
+                leaves[index] = read.item() if tensor.is_floating_point() else int(read)
+            else:
+                leaves[index] = read.to(tensor.dtype).view(tensor.shape)
     return tree_unflatten(leaves, structure)
-
-
-def transfer(tensors: list[Tensor]) -> list[Tensor | float | int]:
-    """Copy tensors of one device in one transfer, with few launches: those of a dtype are joined before they are converted."""
-    by_dtype: dict[torch.dtype, list[int]] = defaultdict(list)
-    for index, tensor in enumerate(tensors):
-        by_dtype[tensor.dtype].append(index)
-    parts = [torch.cat([tensors[index].detach().reshape(-1) for index in group]) for group in by_dtype.values()]
-    packed = fetch(torch.cat([part.double() for part in parts]))
-    numbers, on_cpu, start = packed.tolist(), [None] * len(tensors), 0
-    for index in (index for group in by_dtype.values() for index in group):
-        tensor, end = tensors[index], start + tensors[index].numel()
-        if end - start == 1:
-            on_cpu[index] = numbers[start] if tensor.is_floating_point() else int(numbers[start])
-        else:
-            on_cpu[index] = packed[start:end].to(tensor.dtype).view(tensor.shape)
-        start = end
-    return on_cpu
 
 
 def fetch(values: Tensor) -> Tensor:

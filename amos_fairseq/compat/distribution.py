@@ -10,8 +10,6 @@ Stock fairseq, as observed:
 - It notices gradients that differ between ranks only on GPUs.
 - It does not log how many CPU cores a rank may use, which a scheduler may limit to one by mistake.
 - It stores gradients twice, as tensors and in the buckets that are exchanged, and copies them back after the exchange.
-
-Slurm without torchrun, and one process per GPU of one machine, are launched by fairseq as before.
 """
 
 import logging
@@ -58,23 +56,23 @@ def name_lost_ranks(error: RuntimeError) -> None:
 
 
 def find_lost_ranks(seconds: float = 10.0) -> list[int]:
-    """Return the ranks that do not report to the store within ``seconds``, after a collective has failed on this one.
+    """Return the ranks that have ended. To be called on each rank on which a collective operation has failed.
 
-    The store runs on the first rank, without torchrun: where it cannot be reached, that rank is lost, unless it had ended with
-    the same finding.
+    Each such rank reports to the store; the lost ones have not done so after ``seconds``. Without torchrun the store is in the
+    first rank: where it cannot be reached, that rank is lost.
     """
     rank, ranks = torch.distributed.get_rank(), range(torch.distributed.get_world_size())
     store = torch.distributed.distributed_c10d._get_default_store()
-    end, missing = time.monotonic() + seconds, [0]
+    end, silent = time.monotonic() + seconds, [0]
     try:
         store.set(f"amos_fairseq/failed/{rank}", "")
         while True:
-            missing = [other for other in ranks if not store.check([f"amos_fairseq/failed/{other}"])]
-            if not missing or time.monotonic() > end:
-                return missing or [other for other in ranks if other != rank]
+            silent = [other for other in ranks if not store.check([f"amos_fairseq/failed/{other}"])]
+            if not silent or time.monotonic() > end:
+                return silent or [other for other in ranks if other != rank]
             time.sleep(0.1)
-    except RuntimeError:  # DistStoreError
-        return missing or [0]
+    except RuntimeError:  # the store has ended, perhaps only after all ranks have reported to it
+        return silent or [0]
 
 
 def visible_gpus(cfg: Any) -> int:
@@ -85,19 +83,21 @@ def visible_gpus(cfg: Any) -> int:
 def arrange_ranks(cfg: Any, environment: Mapping[str, str] = os.environ, num_gpus: int | None = None) -> None:
     """Complete ``cfg.distributed_training`` before fairseq's ``call_main`` uses it.
 
-    A launch that would train no model, or several that overwrite one another, is refused.
+    A launch is refused if it would train no model, or several that overwrite one another.
     """
     leave_out_current_folder()  # of the ranks that fairseq starts, one for each GPU
     if num_gpus is None:
         num_gpus = visible_gpus(cfg)
-    training = cfg.distributed_training
+    training, world_size = cfg.distributed_training, cfg.distributed_training.distributed_world_size
+    nothing_starts = (
+        f"--distributed-world-size is {world_size}, but fairseq starts processes on GPUs only and would train nothing: "
+        f"start it with 'torchrun --nproc-per-node {world_size} -m fairseq_cli.train ...'"
+    )
     if num_gpus == 0:
         training.distributed_backend = "gloo"
     if training.distributed_init_method is not None:
-        if num_gpus == 0 and training.distributed_world_size > 1 and not training.distributed_no_spawn:
-            raise UserError(
-                _no_process(training.distributed_world_size) + ", or add --distributed-no-spawn to each rank"
-            )
+        if num_gpus == 0 and world_size > 1 and not training.distributed_no_spawn:
+            raise UserError(f"{nothing_starts}, or add --distributed-no-spawn to each rank")
     elif all(variable in environment for variable in TORCHRUN_VARIABLES):
         _join_torchrun(training, environment, num_gpus)
     elif int(environment.get("WORLD_SIZE", 1)) > 1:
@@ -106,14 +106,26 @@ def arrange_ranks(cfg: Any, environment: Mapping[str, str] = os.environ, num_gpu
             f"WORLD_SIZE={environment['WORLD_SIZE']} is in the environment but {', '.join(missing)} is not, so that each "
             "process would train a model of its own: start it with torchrun, or unset WORLD_SIZE"
         )
-    elif training.distributed_world_size == 1:
-        _refuse_copies(environment)
+    elif world_size == 1:
+        for launcher, variable in PROCESS_COUNTS.items():
+            if int(environment.get(variable, 1)) > 1:
+                raise UserError(
+                    f"{launcher} has started {environment[variable]} processes ({variable}) but --distributed-world-size is "
+                    "1: each would train a model of its own and overwrite the others'; start one torchrun on each node, or "
+                    "give the number of all GPUs as --distributed-world-size"
+                )
     elif num_gpus == 0:
-        raise UserError(_no_process(training.distributed_world_size))
+        raise UserError(nothing_starts)
     elif any(variable in environment for variable in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")):
         _check_slurm(training, environment, num_gpus)
+    elif world_size > num_gpus:
+        raise UserError(
+            f"--distributed-world-size is {world_size} but this machine has {num_gpus} GPUs: start one torchrun on each node "
+            "(examples/multi_node), or request fewer"
+        )
     else:
-        _stay_on_this_machine(training, num_gpus)
+        # fairseq starts one process per GPU. With --distributed-port it skips this call and trains on one, reporting several.
+        distributed_utils._infer_single_node_init(training)
 
 
 def _join_torchrun(training: Any, environment: Mapping[str, str], num_gpus: int) -> None:
@@ -132,25 +144,15 @@ def _join_torchrun(training: Any, environment: Mapping[str, str], num_gpus: int)
     training.distributed_no_spawn = True
 
 
-def _refuse_copies(environment: Mapping[str, str]) -> None:
-    for launcher, variable in PROCESS_COUNTS.items():
-        if int(environment.get(variable, 1)) > 1:
-            raise UserError(
-                f"{launcher} has started {environment[variable]} processes ({variable}) but --distributed-world-size is "
-                "1: each would train a model of its own and overwrite the others'; start one torchrun on each node, or "
-                "give the number of all GPUs as --distributed-world-size"
-            )
-
-
 def _check_slurm(training: Any, environment: Mapping[str, str], num_gpus: int) -> None:
     """Check what fairseq's own Slurm launch assumes; otherwise it fails with an assertion or a CUDA error."""
     num_nodes = int(environment.get("SLURM_NNODES", 1))
+    num_tasks = int(environment.get("SLURM_NTASKS", num_nodes))
     if num_nodes > 1 and training.distributed_port <= 0:
         raise UserError(
             f"{num_nodes} Slurm nodes need a common port: give --distributed-port (distributed_training."
             "distributed_port), the same on all nodes, for example 29500"
         )
-    num_tasks = int(environment.get("SLURM_NTASKS", num_nodes))
     if num_tasks > num_nodes and num_tasks != training.distributed_world_size:
         raise UserError(
             f"Slurm has {num_tasks} tasks but --distributed-world-size is {training.distributed_world_size}: give one "
@@ -163,42 +165,24 @@ def _check_slurm(training: Any, environment: Mapping[str, str], num_gpus: int) -
         )
 
 
-def _stay_on_this_machine(training: Any, num_gpus: int) -> None:
-    """Let fairseq start one process per GPU."""
-    if training.distributed_world_size > num_gpus:
-        raise UserError(
-            f"--distributed-world-size is {training.distributed_world_size} but this machine has {num_gpus} GPUs: "
-            "start one torchrun on each node (examples/multi_node), or request fewer"
-        )
-    # With --distributed-port fairseq skips this call and trains on one GPU, reporting several.
-    distributed_utils._infer_single_node_init(training)
+def check_connection(cfg: Any, environment: Mapping[str, str] = os.environ) -> None:
+    """Refuse to train one rank alone where several were requested, and log where each one runs, and on how many CPU cores.
 
-
-def _no_process(world_size: int) -> str:
-    return (
-        f"--distributed-world-size is {world_size}, but fairseq starts processes on GPUs only and would train nothing: "
-        f"start it with 'torchrun --nproc-per-node {world_size} -m fairseq_cli.train ...'"
-    )
-
-
-def require_ranks(cfg: Any, environment: Mapping[str, str]) -> None:
-    """Refuse to train one rank alone where several were requested, in runs that this package did not launch."""
-    world_size = max(cfg.distributed_training.distributed_world_size, int(environment.get("WORLD_SIZE", 1)))
-    if world_size > 1 and not torch.distributed.is_initialized():
-        raise UserError(
-            f"{world_size} ranks were requested but they are not connected, because the plugin was imported after fairseq "
-            "had chosen the ranks: in a YAML of your own, keep hydra.callbacks of a packaged recipe (amos_base.yaml)"
-        )
-
-
-def describe_rank(environment: Mapping[str, str]) -> str:
-    """Return where this rank runs, and on how many CPU cores: with too few, its loader processes are slow.
-
-    The count is the affinity of the process. ``nproc`` would print OMP_NUM_THREADS where that is smaller.
+    With too few cores its loader processes are slow. The count is the affinity of the process: ``nproc`` would print
+    OMP_NUM_THREADS where that is smaller.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    place = f"rank {torch.distributed.get_rank()} of {torch.distributed.get_world_size()} on {socket.gethostname()}"
-    return f"{place}: {cores} CPUs, OMP_NUM_THREADS={environment.get('OMP_NUM_THREADS', 'not set')}"
+    if torch.distributed.is_initialized():
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        place = f"rank {torch.distributed.get_rank()} of {torch.distributed.get_world_size()} on {socket.gethostname()}"
+        logger.info(f"{place}: {cores} CPUs, OMP_NUM_THREADS={environment.get('OMP_NUM_THREADS', 'not set')}")
+        return
+    world_size = max(cfg.distributed_training.distributed_world_size, int(environment.get("WORLD_SIZE", 1)))
+    if world_size > 1:
+        with report_user_errors():  # Hydra would print a traceback
+            raise UserError(
+                f"{world_size} ranks were requested but they are not connected, because the plugin was imported after fairseq "
+                "had chosen the ranks: in a YAML of your own, keep hydra.callbacks of a packaged recipe (amos_base.yaml)"
+            )
 
 
 def data_parallel_on_any_device(
@@ -208,11 +192,10 @@ def data_parallel_on_any_device(
     output_device: Any = None,
     **settings: Any,
 ) -> DistributedDataParallel:
-    """Create DistributedDataParallel without a GPU for a module on the CPU, and keep gradients in its buckets.
+    """Create DistributedDataParallel without a GPU for a module on the CPU, and with gradients that are views of its buckets.
 
-    ``--gradient-as-bucket-view`` is always on: the trainer sets gradients to None after an update, which is all that views
-    require. They save the memory of the gradients once, and the copy out of the buckets. ``static_graph`` stays off: the
-    graph may change with the update, as in AMOS' ``layer_switch``, and where every parameter is used it saves nothing.
+    The views save the memory of all gradients and the copy out of the buckets. They require that gradients are set to None
+    after an update, as fairseq's trainer does.
     """
     if next(module.parameters()).device.type == "cpu":
         device_ids = output_device = None
@@ -223,7 +206,7 @@ def data_parallel_on_any_device(
 def check_gradient_norms(stock: Any, trainer: Trainer, grad_norm: torch.Tensor) -> None:
     """End the run if the gradients differ between ranks after they were exchanged; fairseq compares them on GPUs only.
 
-    A norm that is not finite on every rank is accepted: the trainer handles it later.
+    If no rank has a finite norm, that is handled later (:mod:`amos_fairseq.run.health`).
     """
     if trainer.data_parallel_world_size == 1:
         return
@@ -239,11 +222,3 @@ def check_gradient_norms(stock: Any, trainer: Trainer, grad_norm: torch.Tensor) 
             f"gradients differ between ranks in update {trainer.get_num_updates() + 1} (norms {listed}): the ranks do "
             "not run the same code, settings and kind of device; the last checkpoint is from before"
         )
-
-
-def check_connection(cfg: Any) -> None:
-    """Check the ranks before the trainer is created, and log where each one runs."""
-    with report_user_errors():  # Hydra would print a traceback
-        require_ranks(cfg, os.environ)
-    if torch.distributed.is_initialized():
-        logger.info(describe_rank(os.environ))

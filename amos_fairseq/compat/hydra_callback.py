@@ -36,11 +36,7 @@ TENSORBOARD = "tensorboard"
 
 
 class ImportPlugin(Callback):
-    """Check that ``common.user_dir`` is the package that Python has imported.
-
-    Args:
-        user_dir: value of ``common.user_dir``; None where the plugin is used without it.
-    """
+    """Check that ``common.user_dir``, if it is set, is the package that Python has imported."""
 
     def __init__(self, user_dir: str | None = None) -> None:
         leave_out_current_folder()  # of the jobs that a launcher of Hydra starts with "python -m", before any configuration
@@ -73,7 +69,7 @@ class ImportPlugin(Callback):
 
 
 def _check_writable(folder: str) -> None:
-    """Raise :class:`UserError` where Hydra could not create its files. The run locks its SAVE_DIR later, on its first rank."""
+    """Raise :class:`UserError` where Hydra could not create its files."""
     try:
         os.makedirs(folder, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -93,7 +89,9 @@ def _refuse_links(folders: Iterable[str], config: DictConfig) -> None:
 
 def _accept_user_dir(user_dir: str) -> None:
     """Register ``user_dir``, in any spelling, as already imported by fairseq."""
-    found = _path_in_fairseq(user_dir)
+    fairseq_dir = os.path.dirname(fairseq.utils.__file__)  # where fairseq.utils.import_user_module looks, too
+    paths = (os.path.abspath(user_dir), os.path.join(fairseq_dir, user_dir), os.path.join(fairseq_dir, "..", user_dir))
+    found = next((path for path in paths if os.path.exists(path)), None)
     if found is None:
         raise UserError(f"common.user_dir={user_dir} does not exist: start from the checkout or set it to {PACKAGE}")
     if not os.path.samefile(found, PACKAGE):
@@ -103,10 +101,3 @@ def _accept_user_dir(user_dir: str) -> None:
         )
     # import_user_module compares spellings, not directories, and calls a second spelling "not globally unique".
     fairseq.utils.import_user_module.memo = getattr(fairseq.utils.import_user_module, "memo", set()) | {found}
-
-
-def _path_in_fairseq(user_dir: str) -> str | None:
-    """Return the path that ``fairseq.utils.import_user_module`` uses: relative to here, in fairseq, or next to fairseq."""
-    fairseq_dir = os.path.dirname(fairseq.utils.__file__)
-    paths = (os.path.abspath(user_dir), os.path.join(fairseq_dir, user_dir), os.path.join(fairseq_dir, "..", user_dir))
-    return next((path for path in paths if os.path.exists(path)), None)

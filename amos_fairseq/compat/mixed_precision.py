@@ -1,28 +1,18 @@
 """``--fp16``, ``--bf16`` and ``--amp``: exact resume, exact sums of micro-batches, ``--bf16`` on any device.
 
-Saving. ``--fp16`` and ``--bf16`` keep float32 master weights; the model holds a rounded copy. Stock fairseq saves the copy
-and derives new masters from it when it resumes, which changes the parameters (by 7.8e-3 after 10 updates in bf16). Of the
-loss scaler it saves the scale but not when the scale last changed, and under ``--amp`` not even the scale, so that the next
-change falls on another update than in an uninterrupted run. Here all of it is saved in ``last_optimizer_state``. A checkpoint
-without these entries loads as in stock fairseq, with a warning.
+Saving. ``--fp16`` and ``--bf16`` keep float32 master weights; the model holds a rounded copy. Stock fairseq saves the copy and
+derives new masters from it, which changes the parameters (by 7.8e-3 after 10 updates in bf16). It also forgets when the loss
+scale last changed and, under ``--amp``, the scale. Here all of it is in ``last_optimizer_state``.
 
-Accumulating. Stock fairseq lets autograd add the gradients of micro-batches in the model's 16-bit gradient, and copies the
-sum to the float32 masters: with bfloat16's 8 bits, a small contribution to a sum 256 times as large is lost. Here the
-gradient of each micro-batch is added to the masters' after its backward pass and released, which frees two bytes per
-parameter between the steps. On several ranks, DistributedDataParallel exchanges what the last backward pass has left in the
-model. If there are sums of earlier micro-batches, a hook adds the last one to them and exchanges the float32 sums instead,
-bucket by bucket and overlapping with the backward pass: four bytes per parameter and update instead of two. Without
-accumulation the exchange is fairseq's. ``--ddp-backend`` other than pytorch_ddp, and ``--ddp-comm-hook``, keep fairseq's
-16-bit sum, which is logged; so does, under ``--fp16``, an optimizer that takes all weights as one flat tensor (fairseq's
-``adam``, but not this package's).
+Accumulating. Stock fairseq adds the gradients of micro-batches in the model's 16 bits: with bfloat16's 8, a small contribution
+to a sum 256 times as large is lost. Here the gradient of each micro-batch is added to the masters' after its backward pass and
+released, which frees two bytes per parameter between the steps. On several ranks, DistributedDataParallel would exchange what
+the last backward pass has left in the model. A hook exchanges the float32 sums instead, bucket by bucket and overlapping with
+the backward pass: four bytes per parameter and update instead of two. Without accumulation the exchange is fairseq's.
 
-Kernels. PyTorch's operators on lists of tensors (``torch._foreach_*``) process the lists in a few kernels on CUDA if all
-tensors have one dtype and the tensors of a pair equal strides; otherwise they start one kernel per tensor. Only
-``_foreach_copy_`` also takes a source of another dtype than the target (PyTorch 2.5 and newer,
-``aten/src/ATen/native/cuda/ForeachBinaryOpList.cu``). So masters are copied to the model, and gradients to the masters, by
-that operator, and gradients are added in float32 after a copy to float32 (:func:`add_in_float32`).
-
-Flags. Stock fairseq lets ``--bf16`` on the command line mean "TPU" and fails without XLA; through Hydra it trains.
+Kernels. PyTorch's operators on lists of tensors (``torch._foreach_*``) take a few kernels on CUDA if all tensors have one
+dtype, otherwise one for each tensor. Only ``_foreach_copy_`` also takes a source of another dtype (PyTorch 2.5 and newer), so
+16-bit gradients are copied to float32 and then added.
 """
 
 import contextlib
@@ -43,13 +33,9 @@ from amos_fairseq.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-# Bytes of the float32 copies of gradients that are added at once. A kernel of ``_foreach_add_`` takes up to 320 blocks of
-# 65,536 values, that is 80 MiB of float32: with 64 MiB a chunk is one kernel in spite of the blocks that its tensors fill in
-# part (up to 64 tensors), and occupies every multiprocessor with about two blocks. A copy of all gradients would cost 4 bytes
-# a parameter.
+# Bytes of the float32 copies of gradients that are added at once: a kernel of ``_foreach_add_`` takes 80 MiB of float32 at
+# most, and a copy of all gradients would cost 4 bytes a parameter.
 CHUNK_BYTES = 64 * 2**20
-# Each copy begins at a multiple of so many values, or the kernels would read and write the values after it one by one.
-ALIGNMENT = 64
 
 # Keys in last_optimizer_state.
 MASTERS = "master_weights"
@@ -62,18 +48,6 @@ def master_weights(optimizer: FP16Optimizer) -> list[Tensor]:
     """Return the float32 parameters in the optimizer's order; one flat tensor per device if fairseq flattens them."""
     masters = optimizer.fp32_params
     return [master.data for master in (masters.values() if isinstance(masters, dict) else masters)]
-
-
-def restore_master_weights(optimizer: FP16Optimizer, saved: list[Tensor]) -> None:
-    """Copy saved masters into the optimizer's; raise :class:`UserError` if the shapes differ."""
-    masters = master_weights(optimizer)
-    if [tuple(master.shape) for master in masters] != [tuple(tensor.shape) for tensor in saved]:
-        raise UserError(
-            "the checkpoint's float32 master weights have other shapes than this run's: keep --fp16 or --bf16, "
-            "--fp16-no-flatten-grads and the model as they were, or give --reset-optimizer"
-        )
-    for master, tensor in zip(masters, saved, strict=True):
-        master.copy_(tensor)
 
 
 def save_masters(state_dict: Callable[..., Any], optimizer: Any) -> dict[str, Any]:
@@ -90,10 +64,17 @@ def load_masters(
     load_state_dict: Callable[..., Any], optimizer: Any, state_dict: dict[str, Any], optimizer_overrides: Any = None
 ) -> None:
     """Restore what :func:`save_masters` adds."""
-    masters, history = state_dict.get(MASTERS), state_dict.get(SCALER)
+    saved, history = state_dict.get(MASTERS), state_dict.get(SCALER)
     load_state_dict(optimizer, without_our_keys(state_dict), optimizer_overrides)
-    if masters is not None:
-        restore_master_weights(optimizer, masters)
+    if saved is not None:
+        masters = master_weights(optimizer)
+        if [master.shape for master in masters] != [tensor.shape for tensor in saved]:
+            raise UserError(
+                "the checkpoint's float32 master weights have other shapes than this run's: keep --fp16 or --bf16, "
+                "--fp16-no-flatten-grads and the model as they were, or give --reset-optimizer"
+            )
+        for master, tensor in zip(masters, saved, strict=True):
+            master.copy_(tensor)
     elif hasattr(optimizer, "fp32_params"):
         logger.warning("the checkpoint has no float32 master weights: training continues from the rounded ones")
     if optimizer.scaler is not None and history is not None:
@@ -102,11 +83,7 @@ def load_masters(
 
 
 def save_scaler(stock: Callable[..., Any], optimizer: AMPOptimizer) -> dict[str, Any]:
-    """Save the GradScaler of ``--amp``.
-
-    ``AMPOptimizer`` inherits ``state_dict``, which asks the torch optimizer and not the fairseq optimizer that it wraps.
-    fairseq's other two mixed-precision wrappers ask the wrapped one, as is done here.
-    """
+    """Save the GradScaler of ``--amp``, and ask the optimizer of fairseq that is wrapped, not that of torch inside it."""
     # The scaler's state consists of Python numbers; it is empty where the scaler is disabled.
     return {**optimizer.fp32_optimizer.state_dict(), SCALER: optimizer.scaler.state_dict()}
 
@@ -148,50 +125,33 @@ class MasterGradients:
     @torch.no_grad()
     def add(self, gradients: list[tuple[Tensor, Tensor]]) -> None:
         """Add pairs of a parameter and its 16-bit gradient. The first micro-batch is copied, without reading the zeros."""
+        if not gradients:
+            return
         sums = [self.of_parameter[id(parameter)].grad for parameter, _ in gradients]
-        given = [gradient for _, gradient in gradients]
-        if sums:
-            (add_in_float32 if self.is_sum else torch._foreach_copy_)(sums, given)
+        add = add_in_float32 if self.is_sum else torch._foreach_copy_
+        add(sums, [gradient for _, gradient in gradients])
 
 
-def add_in_float32(sums: list[Tensor], given: list[Tensor]) -> None:
-    """Add tensors to contiguous float32 tensors of the same shapes, in a few kernels: ``sums[i] += given[i]``.
+def add_in_float32(sums: list[Tensor], gradients: list[Tensor]) -> None:
+    """Add 16-bit tensors to float32 tensors of the same shapes, in a few kernels.
 
-    ``given`` is copied to float32 in chunks of :data:`CHUNK_BYTES`, all of them in the same memory. 16-bit values are exact in
-    float32, so the bits are those of adding them directly.
+    They are copied to float32 about :data:`CHUNK_BYTES` at a time. 16-bit values are exact in float32, so the bits are those of
+    adding them directly.
     """
-    sizes = [-(-total.numel() // ALIGNMENT) * ALIGNMENT for total in sums]
-    scratch = sums[0].new_empty(min(CHUNK_BYTES // 4, sum(sizes)))
-    targets, sources, copies, used = [], [], [], 0
-
-    def add_chunk() -> None:
-        nonlocal used
-        torch._foreach_copy_(copies, sources)
-        torch._foreach_add_(targets, copies)
-        for tensors in (targets, sources, copies):
-            tensors.clear()
-        used = 0
-
-    for total, gradient in zip(sums, given, strict=True):
-        total, gradient = total.view(-1), gradient.reshape(-1)
-        start = 0
-        while start < len(total):  # a tensor may be larger than a chunk, and begins in the rest of the last one
-            length = min(len(total) - start, len(scratch) - used)
-            targets.append(total[start : start + length])
-            sources.append(gradient[start : start + length])
-            copies.append(scratch[used : used + length])
-            start += length
-            used += -(-length // ALIGNMENT) * ALIGNMENT
-            if used == len(scratch):
-                add_chunk()
-    if targets:
-        add_chunk()
+    start = size = 0
+    for end, total in enumerate(sums, start=1):
+        size += total.nbytes
+        if size >= CHUNK_BYTES or end == len(sums):
+            copies = [torch.empty_like(each) for each in sums[start:end]]
+            torch._foreach_copy_(copies, gradients[start:end])
+            torch._foreach_add_(sums[start:end], copies)
+            start, size = end, 0
 
 
 def exchange_sums(trainer: Trainer, bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
     """DistributedDataParallel's communication hook: average the sums of all micro-batches over ranks.
 
-    The bucket's own buffer, which the hook must return, contains only the last micro-batch and is not used afterwards.
+    It must return the buffer of the bucket, which contains only the last micro-batch and is not used afterwards.
     """
     group = trainer.data_parallel_process_group
     gradients = trainer.optimizer.master_gradients
@@ -282,9 +242,9 @@ def copy_masters_at_once(stock_copy: Callable[..., Any], optimizer: FP16Optimize
 def unscale_once(stock_step: Callable[..., Any], optimizer: AMPOptimizer) -> None:
     """Divide the gradient of ``--amp`` by the loss scale once.
 
-    fairseq unscales the gradients of the torch optimizer before it clips them, but calls ``GradScaler.step`` with its own
-    wrapper around that optimizer, which GradScaler takes for another one and divides by the scale again. Adam tolerates that
-    only while g / scale is far above its epsilon, which is not the case at the usual scale of 2^16.
+    fairseq unscales the gradients before it clips them, but calls ``GradScaler.step`` with its own wrapper around torch's
+    optimizer, which GradScaler takes for another one and divides again. Adam tolerates that only while g / scale is far above
+    its epsilon, which is not the case at the usual scale of 2^16.
     """
     optimizer.scaler.step(optimizer.optimizer)
     optimizer.scaler.update()

@@ -1,9 +1,8 @@
 """Replace functions of fairseq, torch and Hydra, also those of fairseq's training script.
 
-``fairseq_cli.train`` calls ``train``, ``validate`` and ``validate_and_save`` as globals of its own module. The module is named
-``fairseq_cli.train`` under ``fairseq-train`` and Hydra, ``__main__`` under ``python -m`` and ``torchrun -m``, and
-``__mp_main__`` in a rank that fairseq has spawned. To import it early would configure logging to stdout in every program
-that imports the plugin, so its functions are replaced only in a process that runs it.
+The module of the training script is named ``fairseq_cli.train`` under ``fairseq-train`` and Hydra, ``__main__`` under
+``python -m`` and ``torchrun -m``, and ``__mp_main__`` in a rank that fairseq has spawned. To import it early would configure
+logging to stdout in every program that imports the plugin, so its functions are replaced only in a process that runs it.
 """
 
 import functools
@@ -25,13 +24,10 @@ class Script(Enum):
 
 
 class Patch(NamedTuple):
-    """One function to replace.
+    """One function, method or property to replace.
 
-    Attributes:
-        owner: a module, a class, or fairseq's training script.
-        name: the attribute: a function, a method, or a property.
-        replacement: called with the stock function and then with its arguments. The attribute keeps the name and docstring of
-            the stock function, and the function itself as ``__wrapped__``.
+    ``replacement`` is called with the stock function and then with its arguments. The attribute keeps the name and docstring of
+    the stock function, and the function itself as ``__wrapped__``.
     """
 
     owner: ModuleType | type | Script
@@ -54,17 +50,14 @@ class Patch(NamedTuple):
             setattr(owner, self.name, staticmethod(call_replacement) if is_static else call_replacement)
 
 
-_starting_patches: list[Patch] = []
-_training_script_patches: list[Patch] = []
+_of_scripts: dict[Script, list[Patch]] = {Script.STARTING: [], Script.TRAINING: []}
 
 
 def apply_patches(patches: Iterable[Patch]) -> None:
     """Replace each function, those of the training script later."""
     for patch in patches:
-        if patch.owner is Script.TRAINING:
-            _training_script_patches.append(patch)
-        elif patch.owner is Script.STARTING:
-            _starting_patches.append(patch)
+        if isinstance(patch.owner, Script):
+            _of_scripts[patch.owner].append(patch)
         else:
             patch.apply_to(patch.owner)
     patch_starting_scripts()
@@ -75,9 +68,19 @@ def patch_starting_scripts() -> None:
 
     A script imports the plugin while it runs; in a process that a fork server has started, it is imported before the script.
     """
-    for module in (*running_scripts(), *running_hydra_scripts()):
-        done = vars(module).setdefault("start_patched_by_amos_fairseq", [])
-        for patch in _starting_patches:
+    _patch_modules(Script.STARTING, (*running_scripts(), *running_hydra_scripts()))
+
+
+def patch_training_script() -> None:
+    """Replace the functions of the training script; called before it creates its trainer."""
+    _patch_modules(Script.TRAINING, running_scripts())
+
+
+def _patch_modules(owner: Script, modules: Iterable[ModuleType]) -> None:
+    """Replace each function once in each module."""
+    for module in modules:
+        done = vars(module).setdefault("patched_by_amos_fairseq", [])
+        for patch in _of_scripts[owner]:
             if patch not in done:
                 patch.apply_to(module)
                 done.append(patch)
@@ -93,12 +96,3 @@ def running_hydra_scripts() -> list[ModuleType]:
     """Return fairseq's Hydra entry point under each of its names; it fills in defaults before it trains."""
     modules = map(sys.modules.get, ("fairseq_cli.hydra_train", "__main__"))
     return [module for module in modules if hasattr(module, "_hydra_main") and hasattr(module, "add_defaults")]
-
-
-def patch_training_script() -> None:
-    """Replace the functions of the training script, once per module; called before it creates its trainer."""
-    for module in running_scripts():
-        if not getattr(module, "patched_by_amos_fairseq", False):
-            for patch in _training_script_patches:
-                patch.apply_to(module)
-            module.patched_by_amos_fairseq = True

@@ -29,11 +29,7 @@ HARMLESS_WARNINGS = (
 
 
 def silence_harmless_warnings() -> None:
-    """Silence warnings of fairseq and Hydra that a user cannot act on. Call before fairseq is imported.
-
-    They would hide the first line that matters. What ``fairseq-train`` and Hydra print before they import the plugin cannot be
-    silenced.
-    """
+    """Silence warnings of fairseq and Hydra that a user cannot act on. Call before fairseq is imported."""
     for message in HARMLESS_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
     silence_text_to_speech()
@@ -42,9 +38,9 @@ def silence_harmless_warnings() -> None:
 def hide_broken_torchaudio() -> None:
     """Hide a torchaudio that cannot be imported. Call before ``transformers`` is imported.
 
-    fairseq requires torchaudio. The wheel on PyPI is built for CUDA; next to a CPU build of torch its import fails, and
-    ``from transformers import AutoModel`` with it: ``transformers`` 5 imports torchaudio wherever it is installed. ``None`` in
-    ``sys.modules`` means "not installed" to ``import`` and to ``importlib.util.find_spec``, which ``transformers`` calls.
+    fairseq requires torchaudio, whose wheel on PyPI is built for CUDA; next to a CPU build of torch its import fails, and with
+    it that of ``transformers`` 5, which imports torchaudio wherever it is installed. ``None`` in ``sys.modules`` means "not
+    installed" to ``import`` and to ``importlib.util.find_spec``, which ``transformers`` calls.
     """
     if importlib.util.find_spec("torchaudio") is None:
         return
@@ -57,8 +53,7 @@ def hide_broken_torchaudio() -> None:
 def open_without_reading(warm_up: Callable[..., Any], path: str) -> None:
     """Replace ``_warmup_mmap_file``, which reads a whole memory-mapped file in every rank and for every shard.
 
-    That takes minutes of an idle device where the corpus is on a network disk, and evicts other pages from memory. Loader
-    processes read the blocks of an epoch in random order, each when it is needed.
+    That takes minutes of an idle device where the corpus is on a network disk, and evicts other pages from memory.
     """
 
 

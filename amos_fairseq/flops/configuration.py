@@ -16,15 +16,8 @@ from amos_fairseq.checkpoint_files import checkpoint_file
 from amos_fairseq.checkpoints.read import read_state
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.errors import UserError
-from amos_fairseq.flops.counting import (
-    CountedUpdate,
-    TrainingFlops,
-    build_update,
-    by_autograd,
-    by_thesis,
-    forward_of_batch,
-)
-from amos_fairseq.recipes import DEFAULT_VOCABULARY, find_recipe
+from amos_fairseq.flops.counting import CountedUpdate, TrainingFlops, build_update
+from amos_fairseq.recipes import DEFAULT_VOCABULARY, VOCABULARY_OF_WIDTH, Costs, find_recipe
 from amos_fairseq.recipes.composition import compose_recipe
 from amos_fairseq.setting_checks import check_ranges, config_class, model_settings
 from amos_fairseq.tasks.text_pretraining import TextPretrainingConfig, TextPretrainingTask
@@ -72,11 +65,7 @@ def missing_settings(cfg: DictConfig) -> list[str]:
 def checkpoint_configuration(
     file: Path, state: dict[str, Any], overrides: Sequence[str] = ()
 ) -> tuple[DictConfig, int]:
-    """Return the settings of a run, with defaults for newer settings, and the vocabulary size of its token embeddings.
-
-    Args:
-        state: content of the checkpoint ``file``, as :func:`amos_fairseq.checkpoints.read.read_state` returns it.
-    """
+    """Return the settings of a run, with defaults for newer settings, and the vocabulary size of its token embeddings."""
     settings = dict(state["cfg"])
     settings["model"] = model_settings(file, settings["model"])
     if "embed_tokens.weight" not in state["model"]:
@@ -130,20 +119,40 @@ def training_flops(
     convention: Literal["today", "thesis"] = "today",
     reference: bool = False,
 ) -> TrainingFlops:
-    """Count one update of the model and criterion of ``cfg``, assuming full blocks.
-
-    Args:
-        cfg, vocabulary_size: see :func:`build_counted_update`.
-        convention: see :mod:`amos_fairseq.flops.counting`.
-        reference: count the reference implementation instead of ``model.kernels``.
+    """Count one update of the model and criterion of ``cfg``, assuming full blocks; the arguments of
+    :func:`build_counted_update`, and a convention of :mod:`amos_fairseq.flops.counting`.
 
     Raises:
         UserError: the settings describe no pretraining run, or one without an end or with a varying cost per update.
     """
     update = build_counted_update(cfg, vocabulary_size, reference)
-    if convention == "thesis":
-        return by_thesis(update, forward_of_batch(update)["Global"])
-    return by_autograd(update)
+    return update.by_thesis() if convention == "thesis" else update.by_autograd()
+
+
+def count_costs(name: str, config_dir: Path, vocabulary_size: int | None = None) -> Costs:
+    """Count a recipe on one rank, as in :func:`~amos_fairseq.recipes.packaged_costs`.
+
+    Args:
+        config_dir, name: see :func:`~amos_fairseq.recipes.find_recipe`.
+        vocabulary_size: number of dictionary entries; None: one that suits the width.
+    """
+    try:
+        cfg = compose_recipe(name, ["distributed_training.distributed_world_size=1"], config_dir)
+        if vocabulary_size is None:
+            suited = (size for width, size in VOCABULARY_OF_WIDTH.items() if cfg.model.encoder_embed_dim <= width)
+            vocabulary_size = next(suited, DEFAULT_VOCABULARY)
+        cost = training_flops(cfg, vocabulary_size, reference=True)
+    except UserError as error:  # some variants need a setting that no paper prints
+        return {"not_counted": str(error)}
+    return {
+        "layers": cfg.model.encoder_layers,
+        "width": cfg.model.encoder_embed_dim,
+        "length": cfg.task.tokens_per_sample,
+        "vocabulary_size": vocabulary_size,
+        "max_update": cost.max_update,
+        "tokens": cost.tokens_per_update * cost.max_update,
+        "flops": cost.total,
+    }
 
 
 def build_task(cfg: DictConfig, vocabulary_size: int | None) -> TextPretrainingTask:

@@ -1,12 +1,12 @@
 """Floating point operations of training: counted on meta tensors, by kind, by module and by two conventions.
 
-- today (:func:`by_autograd`): the matrix products of forward and backward pass, as autograd runs them. The backward pass has
-  twice those of the forward pass, fewer where a gradient is stopped (sampling, AMOS' stop-gradients, a frozen generator), and
+- today (:meth:`CountedUpdate.by_autograd`): the matrix products of forward and backward pass, as autograd runs them. The
+  backward pass has twice those of the forward pass, fewer where a gradient is stopped (sampling, AMOS, a frozen generator), and
   more where it computes something again: the logits of the output layer, unless the reference implementation is counted (a
   CPU keeps up to 64 MiB of them, which is not considered here), and checkpointed layers. Unless the reference is counted,
   positions whose output is not needed are left out after the attention of the last layer.
-- thesis (:func:`by_thesis`, Clark 2021, section 5.2.2): the backward pass costs as much as the forward pass, embeddings are
-  looked up by products with one-hot vectors, and element-wise operations count.
+- thesis (:meth:`CountedUpdate.by_thesis`, Clark 2021, section 5.2.2): the backward pass costs as much as the forward pass,
+  embeddings are looked up by products with one-hot vectors, and element-wise operations count.
 
 Neither counts the optimizer's step.
 
@@ -47,39 +47,27 @@ MATMULS = {
 }
 
 
-@dataclass(frozen=True)
-class CountedUpdate:
-    """One update of a configuration.
+class Operations(NamedTuple):
+    """Floating point operations; a multiplication and an addition are two.
 
     Attributes:
-        task: of pretraining.
-        model: in training mode, on the meta device like ``criterion`` and ``batch``.
-        batch: one micro-batch of full blocks.
-        batch_size: number of sequences in it.
-        batches_per_update: micro-batches of all ranks in an update.
+        matmul: products of matrices and vectors.
+        look_up: cost of embedding look-ups as products with one-hot vectors, 2 V E per token.
+        elementwise: all other arithmetic: activations, residuals, softmax, LayerNorm, dropout, losses; not the bias of a
+            linear layer, which PyTorch adds within the product (1 in 2 D operations).
     """
 
-    task: FairseqTask
-    model: BaseFairseqModel
-    criterion: torch.nn.Module
-    batch: dict[str, Any]
-    batch_size: int
-    batches_per_update: int
-    max_update: int
+    matmul: float = 0
+    look_up: float = 0
+    elementwise: float = 0
 
     @property
-    def tokens_per_update(self) -> int:
-        return self.batch_size * self.batches_per_update * self.task.cfg.tokens_per_sample
+    def total(self) -> float:
+        return sum(self)
 
 
-@dataclass(frozen=True)
-class TrainingFlops:
-    """Floating point operations of training; a multiplication and an addition are two.
-
-    Attributes:
-        per_update: all micro-batches and ranks of one update.
-        tokens_per_update: tokens of its blocks, ``<s>`` included.
-    """
+class TrainingFlops(NamedTuple):
+    """Operations of one update, over all micro-batches and ranks, and its tokens, ``<s>`` included."""
 
     per_update: int
     tokens_per_update: int
@@ -93,6 +81,49 @@ class TrainingFlops:
     def total(self) -> int:
         """Operations of all planned updates."""
         return self.per_update * self.max_update
+
+
+@dataclass(frozen=True)
+class CountedUpdate:
+    """One update of a configuration: its parts on the meta device, and one micro-batch of full blocks."""
+
+    cfg: DictConfig
+    task: FairseqTask
+    model: BaseFairseqModel
+    criterion: torch.nn.Module
+    batch: dict[str, Any]
+
+    @property
+    def batches(self) -> int:
+        """Micro-batches of all ranks; raise :class:`UserError` if the number changes with the epoch."""
+        numbers = set(self.cfg.optimization.update_freq)
+        if len(numbers) != 1:
+            raise UserError(
+                f"optimization.update_freq={list(self.cfg.optimization.update_freq)} changes with the epoch, and with it the "
+                "cost of an update: give one number"
+            )
+        return numbers.pop() * self.cfg.distributed_training.distributed_world_size
+
+    def by_autograd(self) -> TrainingFlops:
+        """Count by today's convention: the products of a whole training step."""
+
+        def train_step() -> None:
+            loss, _, _ = self.criterion(self.model, self.batch)
+            loss.backward()
+
+        return self._of_updates(count_matmuls(train_step))
+
+    def by_thesis(self) -> TrainingFlops:
+        """Count by the convention of section 5.2.2, from the forward pass."""
+        return self._of_updates(2 * self.forward()["Global"].total)
+
+    def forward(self) -> dict[str, Operations]:
+        """Count the forward pass of one micro-batch, loss included, by module: see :func:`count_operations`."""
+        return count_operations(lambda: self.criterion(self.model, self.batch))
+
+    def _of_updates(self, per_batch: int) -> TrainingFlops:
+        tokens = self.batch["nsentences"] * self.batches * self.task.cfg.tokens_per_sample
+        return TrainingFlops(per_batch * self.batches, tokens, self.cfg.optimization.max_update)
 
 
 def build_update(cfg: DictConfig, task: FairseqTask, reference: bool = False) -> CountedUpdate:
@@ -116,40 +147,7 @@ def build_update(cfg: DictConfig, task: FairseqTask, reference: bool = False) ->
         model = models.build_model(OmegaConf.merge(cfg.model, settings), task).train()
         criterion = task.build_criterion(cfg.criterion).train()
     batch = task.full_batch(cfg.dataset.max_tokens, cfg.dataset.batch_size, model.max_positions())
-    return CountedUpdate(
-        task=task,
-        model=model,
-        criterion=criterion,
-        batch=utils.apply_to_sample(lambda tensor: tensor.to(DEVICE), batch),
-        batch_size=batch["nsentences"],
-        batches_per_update=update_freq(cfg) * cfg.distributed_training.distributed_world_size,
-        max_update=cfg.optimization.max_update,
-    )
-
-
-def update_freq(cfg: DictConfig) -> int:
-    """Return the micro-batches of a rank per update; raise :class:`UserError` if the number changes with the epoch."""
-    numbers = set(cfg.optimization.update_freq)
-    if len(numbers) != 1:
-        raise UserError(
-            f"optimization.update_freq={list(cfg.optimization.update_freq)} changes with the epoch, and with it the cost "
-            "of an update: give one number"
-        )
-    return numbers.pop()
-
-
-def by_autograd(update: CountedUpdate) -> TrainingFlops:
-    """Count by today's convention: the products of a whole training step."""
-
-    def train_step() -> None:
-        loss, _, _ = update.criterion(update.model, update.batch)
-        loss.backward()
-
-    return of_updates(update, count_matmuls(train_step))
-
-
-def of_updates(update: CountedUpdate, per_batch: int) -> TrainingFlops:
-    return TrainingFlops(per_batch * update.batches_per_update, update.tokens_per_update, update.max_update)
+    return CountedUpdate(cfg, task, model, criterion, utils.apply_to_sample(lambda tensor: tensor.to(DEVICE), batch))
 
 
 def count_matmuls(call: Callable[[], Any]) -> int:
@@ -157,16 +155,6 @@ def count_matmuls(call: Callable[[], Any]) -> int:
     with FlopCounterMode(display=False, custom_mapping=MATMULS) as counter:
         call()
     return counter.get_total_flops()
-
-
-def by_thesis(update: CountedUpdate, forward: "Operations") -> TrainingFlops:
-    """Count by the convention of section 5.2.2, from the forward pass of one micro-batch."""
-    return of_updates(update, 2 * forward.total)
-
-
-def forward_of_batch(update: CountedUpdate) -> dict[str, "Operations"]:
-    """Count the forward pass of one micro-batch, loss included, by module: see :func:`count_operations`."""
-    return count_operations(lambda: update.criterion(update.model, update.batch))
 
 
 # Operations per element of the result, for operators that combine several; an exp or a random number is one operation like
@@ -185,25 +173,6 @@ ELEMENTWISE = {
 ONE_PER_INPUT = (aten.cumsum, aten.scatter_add, aten.index_add, aten.topk)  # per input element, like the reductions
 LOGSUMEXP = 4  # per input element: maximum, subtract, exp, sum
 NO_ARITHMETIC = (aten.clone, aten._to_copy, aten.copy_)  # PyTorch tags them as pointwise
-
-
-class Operations(NamedTuple):
-    """Floating point operations; a multiplication and an addition are two.
-
-    Attributes:
-        matmul: products of matrices and vectors.
-        look_up: cost of embedding look-ups as products with one-hot vectors, 2 V E per token.
-        elementwise: all other arithmetic: activations, residuals, softmax, LayerNorm, dropout, losses; not the bias of a
-            linear layer, which PyTorch adds within the product (1 in 2 D operations).
-    """
-
-    matmul: float = 0
-    look_up: float = 0
-    elementwise: float = 0
-
-    @property
-    def total(self) -> float:
-        return sum(self)
 
 
 def count_operations(call: Callable[[], Any]) -> dict[str, Operations]:
@@ -232,15 +201,11 @@ class _UsedOperators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def formulas(self) -> dict[Any, Callable]:
-        """Map an operator to a function from the shapes of its arguments and result to its operations.
-
-        PyTorch's counter has formulas for most products.
-        """
+        """Map an operator to a function from the shapes of its arguments and result to its operations."""
         formulas = {operator: _elementwise_formula(operator, tags) for operator, tags in self.tags.items()}
-        counted = {
-            operator: formula for operator, formula in formulas.items() if formula and operator not in flop_registry
-        }
-        return counted | MATMULS | {aten.embedding: _look_up}
+        # PyTorch's counter has formulas for most products.
+        formulas = {operator: formula for operator, formula in formulas.items() if operator not in flop_registry}
+        return {key: formula for key, formula in formulas.items() if formula} | MATMULS | {aten.embedding: _look_up}
 
 
 def _elementwise_formula(operator: Any, tags: set[torch.Tag]) -> Callable | None:

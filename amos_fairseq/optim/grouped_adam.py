@@ -64,8 +64,8 @@ class GroupedAdam(FairseqOptimizer):
     -lr (m / (sqrt(v) + eps) + decay w), as in the optimizer of BERT's and ELECTRA's released code. With betas 0.9 and 0.999 the
     first term is 6.5 times as large at t = 10, 3.2 times at t = 100 and 1.3 times at t = 1,000.
 
-    fairseq's ``adam`` decays every parameter, and outside CUDA it loops over them in Python. This class uses the FusedAdam of
-    NVIDIA's apex if apex and a GPU are present, PyTorch's fused kernels otherwise (:mod:`amos_fairseq.compat.apex`).
+    The kernels are those of NVIDIA's apex if apex and a GPU are present, PyTorch's fused ones otherwise
+    (:mod:`amos_fairseq.compat.apex`).
     """
 
     def __init__(self, cfg: GroupedAdamConfig, params: Iterable[nn.Parameter]):
@@ -100,10 +100,7 @@ class GroupedAdam(FairseqOptimizer):
             group["lr"] = lr * group["lr_scale"]
 
     def clip_grad_norm(self, max_norm: float, aggregate_norm_fn: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """Scale the gradients down to ``max_norm`` (0: do not) and return their norm before, a scalar on the device.
-
-        Without apex, fairseq launches one kernel per parameter; PyTorch processes them together.
-        """
+        """Scale the gradients down to ``max_norm`` (0: do not) and return their norm before, a scalar on the device."""
         parameters = [parameter for parameter in self.params if parameter.grad is not None]
         norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters])
         if aggregate_norm_fn is not None:
@@ -128,9 +125,7 @@ class GroupedAdam(FairseqOptimizer):
         finally:
             del self.optimizer.grad_scale
 
-    def _uncorrected_step(
-        self, step: Callable[..., Tensor | None], closure: Callable[[], Tensor] | None = None
-    ) -> Tensor | None:
+    def _uncorrected_step(self, step: Callable[..., Any], closure: Callable[[], Tensor] | None = None) -> Tensor | None:
         """Call AdamW's ``step`` so that it has no bias correction."""
         self._num_steps += 1
         with without_bias_correction(self.param_groups, self._num_steps):
@@ -149,7 +144,8 @@ class GroupedAdam(FairseqOptimizer):
         overrides = dict(optimizer_overrides or {})
         if "weight_decay" in overrides:
             raise UserError("--optimizer-overrides cannot set weight_decay: give --weight-decay")
-        here, saved = ([len(g["params"]) for g in groups] for groups in (self.param_groups, state_dict["param_groups"]))
+        here = [len(group["params"]) for group in self.param_groups]
+        saved = [len(group["params"]) for group in state_dict["param_groups"]]
         if here != saved:
             raise UserError(
                 f"the checkpoint's optimizer has groups of {saved} parameters, this run's of {here}: keep "

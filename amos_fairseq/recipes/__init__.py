@@ -1,9 +1,9 @@
 """Find the YAML recipes of pretraining: those of the package by name, others by path."""
 
+import csv
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -11,9 +11,14 @@ from amos_fairseq.errors import UserError
 
 RECIPES = Path(__file__).resolve().parent
 PACKAGE = RECIPES.parent
+COSTS = RECIPES / "costs.tsv"
+# Dictionary entries that suit a width: 400 and 4,000 pieces, and the special tokens, for the tiny and mini recipes.
+VOCABULARY_OF_WIDTH = {64: 405, 128: 4005}  # up to this width
 DEFAULT_VOCABULARY = 32_768  # entries where no data says how many; AMOS, section 4
 # Values of task.precision and of --precision; `auto` is bf16 where the device supports it in hardware, and float32 elsewhere.
 PRECISIONS = ("auto", "float32", "bf16", "fp16")
+
+Costs = dict[str, int | str]
 
 
 def packaged_recipes(pattern: str = "*.yaml") -> list[str]:
@@ -24,11 +29,7 @@ def packaged_recipes(pattern: str = "*.yaml") -> list[str]:
 def find_recipe(source: str) -> tuple[Path, str]:
     """Return what Hydra calls ``--config-dir`` and ``--config-name``.
 
-    Args:
-        source: a recipe's name such as ``amos_base`` or ``variants/electra_unigram``, or the path of a YAML file.
-
-    Raises:
-        UserError: there is no such recipe.
+    ``source``: a recipe's name such as ``amos_base`` or ``variants/electra_unigram``, or the path of a YAML file.
     """
     path = Path(source)
     if path.suffix not in (".yaml", ".yml"):
@@ -54,11 +55,7 @@ def find_recipe(source: str) -> tuple[Path, str]:
 
 
 def defaults_list(path: Path) -> list[object]:
-    """Return the entries of ``defaults`` in a YAML file: the recipes and folders that it is merged with.
-
-    Raises:
-        UserError: the file is not YAML.
-    """
+    """Return the entries of ``defaults`` in a YAML file: the recipes and folders that it is merged with."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -67,29 +64,25 @@ def defaults_list(path: Path) -> list[object]:
     return entries if isinstance(entries, list) else []
 
 
-def recipe_texts(name: str) -> list[str]:
-    """Return the files that make a packaged recipe, in the order in which they are merged: its list of defaults names them."""
-    path = RECIPES / f"{name}.yaml"
-    if not path.is_file():  # fairseq's own settings are no files
-        return []
-    parts = [str(entry).lstrip("/").partition("@")[0] for entry in defaults_list(path)] or ["_self_"]
-    texts = [[path.read_text(encoding="utf-8")] if part == "_self_" else recipe_texts(part) for part in parts]
-    return [text for part in texts for text in part]
+def packaged_costs() -> dict[str, Costs]:
+    """Return size, tokens and FLOPs of the packaged recipes on one rank, from ``costs.tsv``.
+
+    A recipe that needs a setting that no paper prints has ``not_counted`` alone, the reason. ``python
+    tests/recipes/write_costs.py`` writes the table, and a test compares it with what is counted.
+    """
+    with COSTS.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    table = {}
+    for row in rows:
+        name, reason = row.pop("recipe"), row.pop("not_counted")
+        table[name] = {"not_counted": reason} if reason else {key: int(number) for key, number in row.items()}
+    return table
 
 
 def planned_text(name: str) -> int:
-    """Return how many tokens of text a packaged recipe reads on one rank: those of all updates, without the ``<s>`` of a block.
-
-    Its files are merged here and not by Hydra, whose start takes seconds.
-    """
-    settings: dict[str, Any] = {}
-    for text in recipe_texts(name):
-        for section, values in yaml.safe_load(text).items():
-            if isinstance(values, dict):
-                settings.setdefault(section, {}).update(values)
-    optimization, length = settings["optimization"], settings["task"]["tokens_per_sample"]
-    blocks = optimization["max_update"] * optimization["update_freq"][0] * settings["dataset"]["batch_size"]
-    return blocks * (length - 1)
+    """Return the tokens of text of all updates of a packaged recipe on one rank, without the ``<s>`` of a block."""
+    costs = packaged_costs()[name]
+    return costs["tokens"] // costs["length"] * (costs["length"] - 1)
 
 
 def did_you_mean(similar: Sequence[str]) -> str:

@@ -59,9 +59,6 @@ def compose_with_hydra(
     Args:
         name, overrides, config_dir: as in :func:`compose_recipe`.
         with_hydra_settings: include the group ``hydra`` (directories of the run).
-
-    Raises:
-        HydraException, OmegaConfBaseException: the configuration cannot be composed.
     """
     with fairseq_defaults(name), initialize_config_dir(str(config_dir.resolve()), version_base="1.1"):
         return compose(name, [*search_path(config_dir), *overrides], return_hydra_config=with_hydra_settings)
@@ -71,8 +68,7 @@ def compose_with_hydra(
 def fairseq_defaults(name: str) -> Iterator[None]:
     """Register fairseq's defaults as the base of the recipe ``name`` while the context is active.
 
-    fairseq registers them permanently, for the one recipe of a process. A later recipe that starts from ``name`` would
-    find them a second time, and Hydra would reject it.
+    fairseq registers them permanently: a later recipe that starts from ``name`` would find them twice, which Hydra rejects.
     """
     store = ConfigStore.instance()
     before = store.repo

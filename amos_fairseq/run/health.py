@@ -22,16 +22,10 @@ logger = logging.getLogger(__name__)
 class FiniteUpdates(Hook):
     """End the run, in one line that names the loss, at an update that is not finite.
 
-    Stock fairseq writes a ``crash.pt`` of the size of a checkpoint, repeats the update under a ``NanDetector`` that logs the
-    norms of all parameters, and ends in a traceback; none of it names the loss. An infinite loss with a finite gradient is not
-    noticed. Under ``--amp`` a batch whose loss is not finite is skipped repeatedly: fairseq changes only the loss scale, which
-    has no effect on the forward pass. fairseq still handles the overflow of a scaled gradient: it lowers the scale, and only at
-    the smallest one (``FloatingPointError``) does the run end here.
-
-    A batch that does not fit into memory also ends the run, by an option of the trainer
-    (:func:`~amos_fairseq.run.hooks.train_step`). Stock fairseq skips it; blocks have one size here, so that every batch fails:
-    on one GPU the run goes through its epochs without an update, and several ranks lose each other, because one has skipped a
-    backward pass that the others wait for.
+    Stock fairseq writes a ``crash.pt`` of the size of a checkpoint, repeats the update to log the norms of all parameters, and
+    ends in a traceback that does not name the loss. It does not notice an infinite loss with a finite gradient, and under
+    ``--amp`` it skips a batch whose loss is not finite again and again. It still handles the overflow of a scaled gradient: it
+    lowers the scale, and only at the smallest one (``FloatingPointError``) does the run end here.
     """
 
     def __init__(self) -> None:
@@ -55,13 +49,10 @@ class FiniteUpdates(Hook):
     def after_gradient(self, trainer: Trainer, norm: Tensor) -> None:
         """A smaller loss scale does not help under ``--amp`` if the loss itself is not finite.
 
-        The norm of ``--amp`` is read where fairseq checks for an overflow, that of float32 and bf16 after the optimizer's step
-        (:mod:`amos_fairseq.compat.device_reads`).
+        Other norms are read after the optimizer's step (:mod:`amos_fairseq.compat.device_reads`).
         """
-        if trainer.cfg.common.amp and not torch.isfinite(norm).all():
-            broken = self.broken_losses()
-            if broken:
-                stop(trainer, trainer.get_num_updates() + 1, "the gradient", broken)
+        if trainer.cfg.common.amp and not torch.isfinite(norm).all() and (broken := self.broken_losses()):
+            stop(trainer, trainer.get_num_updates() + 1, "the gradient", broken)
 
     def before_statistics(self, trainer: Trainer, norm: float | None) -> None:
         if norm is not None and not math.isfinite(norm) and not trainer.cfg.common.amp:
@@ -69,8 +60,7 @@ class FiniteUpdates(Hook):
 
     def after_update(self, trainer: Trainer, logged: dict[str, Any] | None) -> None:
         """The gradient was finite; the loss may not be."""
-        broken = not_finite([logged]) if logged is not None else {}
-        if broken:
+        if logged is not None and (broken := not_finite([logged])):
             stop(trainer, trainer.get_num_updates(), "the loss", broken)
 
     def broken_losses(self) -> dict[str, float]:
@@ -102,7 +92,8 @@ def stop(trainer: Trainer, update: int, what: str, broken: dict[str, float]) -> 
     scaler = getattr(trainer.optimizer, "scaler", None)
     scale = "no loss scale"
     if scaler is not None:
-        scale = f"loss scale {scaler.get_scale() if trainer.cfg.common.amp else scaler.loss_scale:g}"
+        number = scaler.get_scale() if trainer.cfg.common.amp else scaler.loss_scale
+        scale = f"loss scale {number:g}"
     raise_on_every_rank(
         f"update {update}: {what} is not finite ({losses}; {scale}): lower the learning rate, warm up longer or clip more "
         "(--clip-norm); the last checkpoint can be resumed"
@@ -115,12 +106,10 @@ class Divergence(Hook):
     An update is suspicious if its loss is more than ``--divergence-factor`` times the median loss of the last :attr:`WINDOW`
     updates that were not suspicious, or if its gradient norm is more than :attr:`NORM_FACTOR` times that factor times their
     median norm. :attr:`PATIENCE` suspicious updates in a row end the run with :data:`amos_fairseq.errors.DIVERGED`. A single
-    bad batch passes, and so does a slow rise, with which the median rises. While updates are suspicious, nothing is saved, so
-    that ``checkpoint_last.pt`` and the rotation keep what is from before. The window is saved with a checkpoint: a run that is
-    continued with other settings is compared with what it was.
+    bad batch passes, and so does a slow rise, with which the median rises. While updates are suspicious, nothing is saved. The
+    window is saved with a checkpoint: a run that is continued with other settings is compared with what it was.
 
-    Only tasks with a setting ``divergence_factor`` are tested: ``text_pretraining``. A fine-tuning loss can come so close to 0
-    that any other batch would be suspicious.
+    Only ``text_pretraining`` has the setting. A fine-tuning loss can be so near 0 that any other batch would be suspicious.
     """
 
     WINDOW = 100
@@ -191,10 +180,9 @@ class Collapse(Hook):
     the accuracy is that of "nothing is replaced". An update counts if the logits of a batch have a standard deviation of less
     than :data:`~amos_fairseq.functional.replaced_token_detection.EQUAL_LOGITS`; the AUC cannot tell such logits apart. After
     ``--collapse-updates`` such updates in a row a warning says what to do; after as many more, the run ends with
-    :data:`amos_fairseq.errors.COLLAPSED`. The count is saved with a checkpoint, so that a resumed run ends at the same update.
+    :data:`amos_fairseq.errors.COLLAPSED`. The count is saved with a checkpoint.
 
-    Only tasks with a setting ``collapse_updates`` are tested: ``text_pretraining``. Electric's logits contain those of its
-    generator and always differ; see ``rtd_state_variance`` in its log.
+    Only ``text_pretraining`` has the setting. Electric's logits contain those of its generator and always differ.
     """
 
     STATE = "equal_logit_updates"  # in extra_state of a checkpoint

@@ -10,7 +10,7 @@ class Hook:
     """What a topic does during a run: a subclass overrides the methods of its moments, and has its state as attributes.
 
     Each new trainer of fairseq has new hooks. The methods are in the order in which a run reaches its moments. Every rank
-    reaches them, unless stated otherwise: there a collective operation would wait forever.
+    reaches them, unless stated otherwise: a collective operation would wait forever there.
     """
 
     def before_launch(self, cfg: Any) -> None:
@@ -52,7 +52,10 @@ class Hook:
         """After the optimizer's step, before the update is logged; also for each validation batch, with None."""
 
     def after_update(self, trainer: Trainer, logged: dict[str, Any] | None) -> None:
-        """``logged``: means over all ranks; None after an overflow."""
+        """Right after the optimizer's step and its statistics, before anything is validated or saved.
+
+        ``logged``: means over all ranks; None after an overflow.
+        """
 
     def before_logging(self, save_dir: str, split: str, update: int, values: dict[str, Any]) -> None:
         """fairseq prints the means of an interval of updates (``split`` is "train") or a validation. First rank only.
@@ -71,7 +74,7 @@ class Hook:
         """Also where the trainer may not be saved, so that a timed save is not due again at once."""
 
     def update_completed(self, cfg: Any, trainer: Trainer, epoch_itr: Any, is_last: bool) -> None:
-        """After an update, and after validating and saving where they were due."""
+        """After ``after_update``, and after validating and saving where they were due: here a run may stop."""
 
     def before_next_batch(self) -> None:
         """After all moments of an update. First rank only."""

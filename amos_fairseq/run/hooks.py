@@ -26,7 +26,7 @@ from torch.utils.data._utils import signal_handling
 from amos_fairseq.compat import device_reads, distribution, mixed_precision, patching, process
 from amos_fairseq.compat.patching import Patch, Script
 from amos_fairseq.errors import report_user_errors
-from amos_fairseq.run import mistakes, names, save_dir, signals
+from amos_fairseq.run import mistakes, names, resume, signals
 from amos_fairseq.run.health import Collapse, Divergence, FiniteUpdates
 from amos_fairseq.run.hook import Hook
 from amos_fairseq.run.kernels import Determinism, Kernels, Memory
@@ -34,15 +34,13 @@ from amos_fairseq.run.metrics_log import MetricsLog
 from amos_fairseq.run.precision import Precision
 from amos_fairseq.run.progress import Console, Progress
 from amos_fairseq.run.resume import Resume
-from amos_fairseq.run.save_dir import SaveDir
 from amos_fairseq.run.signals import Signals
 from amos_fairseq.setting_checks import check_configuration
 
 HOOKS: tuple[type[Hook], ...] = (
     Determinism,  # before anything computes on a GPU
-    Precision,  # the first that needs the other ranks
-    SaveDir,  # before Resume: no other run writes there while it repairs a checkpoint
-    Resume,  # before those that change something after loading: it may refuse the run
+    Resume,  # before Precision, which reads the checkpoint that it repairs; may refuse a run before others note its loading
+    Precision,
     Signals,
     Console,
     Kernels,
@@ -79,7 +77,7 @@ def parse_args_and_arch(
 def add_defaults(stock: Callable[..., Any], cfg: Any) -> None:
     """Everything is registered and nothing is built. Under Hydra called in the command and again in each rank."""
     names.check_config(cfg)
-    save_dir.separate_jobs(cfg)
+    resume.separate_jobs(cfg)
     stock(cfg)
 
 
@@ -275,7 +273,7 @@ REPLACED = (
     Patch(Script.TRAINING, "validate_and_save", validate_and_save),
     # Without a moment: each of these has one reason to be replaced.
     Patch(JobReturn, "return_value", mistakes.report_mistake_of_job),
-    Patch(checkpoint_utils, "verify_checkpoint_directory", save_dir.leave_to_claim),
+    Patch(checkpoint_utils, "verify_checkpoint_directory", resume.leave_to_claim),
     Patch(signal_handling, "_set_worker_signal_handlers", signals.handle_in_loader_process),
 )
 

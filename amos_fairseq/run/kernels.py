@@ -33,10 +33,9 @@ COMPILERS = {
 class Determinism(Hook):
     """``--deterministic`` (``model.deterministic``): the same seed gives the same bits on a GPU, at the cost of speed.
 
-    Some CUDA kernels add numbers with atomic operations, in an order that changes from run to run. ``--deterministic`` turns on
-    ``torch.use_deterministic_algorithms``, under which PyTorch replaces such a kernel by one with a fixed order, or raises a
-    ``RuntimeError`` where it has none. What this means for the operations of this package (sources: the documentation of
-    ``torch.use_deterministic_algorithms``, and PyTorch's ``attention_backward.cu`` and ``sdp_utils.cpp``):
+    Some CUDA kernels add numbers with atomic operations, in an order that changes from run to run.
+    ``torch.use_deterministic_algorithms`` replaces them by others, or raises ``RuntimeError`` where there is none. For the
+    operations of this package (sources: its documentation, PyTorch's ``attention_backward.cu`` and ``sdp_utils.cpp``):
 
         attention, flash                backward pass without atomic additions
         attention, memory-efficient     keys are not split between programs, also for the gradient of a bias
@@ -75,8 +74,7 @@ class Kernels(Hook):
     """
 
     def __init__(self) -> None:
-        self.clock: CompilationClock | None = None
-        self.seconds_before_update = 0.0
+        self.started, self.seconds = 0.0, 0.0  # of torch.compile since the last update
 
     def after_trainer(self, trainer: Trainer) -> None:
         if str(OmegaConf.select(trainer.cfg, "model.kernels")) == "triton" and trainer.device.type == "cuda":
@@ -92,36 +90,22 @@ class Kernels(Hook):
         for module in trainer.get_model().modules():
             if isinstance(module, TransformerEncoder):
                 module.is_compiled = True
-        self.clock = CompilationClock()
-
-    def before_update(self, trainer: Trainer) -> None:
-        if self.clock is not None:
-            self.seconds_before_update = self.clock.seconds
-
-    def after_update(self, trainer: Trainer, logged: Any) -> None:
-        if self.clock is not None and trainer.is_data_parallel_master:
-            seconds = self.clock.seconds - self.seconds_before_update
-            if seconds > 0:
-                logger.info(f"compiled for {seconds:.0f} seconds in update {trainer.get_num_updates()}")
-
-
-class CompilationClock:
-    """Seconds that torch.compile has taken in this process since the clock was created."""
-
-    def __init__(self) -> None:
         # Imported here, because it takes half a second that only --compile needs.
         from torch._dynamo.callback import on_compile_end, on_compile_start
 
+        on_compile_start(self._start_clock)
+        on_compile_end(self._stop_clock)
+
+    def _start_clock(self, *details: Any) -> None:
+        self.started = time.perf_counter()
+
+    def _stop_clock(self, *details: Any) -> None:
+        self.seconds += time.perf_counter() - self.started
+
+    def after_update(self, trainer: Trainer, logged: Any) -> None:
+        if self.seconds > 0 and trainer.is_data_parallel_master:
+            logger.info(f"compiled for {self.seconds:.0f} seconds in update {trainer.get_num_updates()}")
         self.seconds = 0.0
-        self._start = 0.0
-        on_compile_start(self._begin)
-        on_compile_end(self._end)
-
-    def _begin(self, *details: Any) -> None:
-        self._start = time.perf_counter()
-
-    def _end(self, *details: Any) -> None:
-        self.seconds += time.perf_counter() - self._start
 
 
 def require_compiler(device: torch.device) -> None:
@@ -152,10 +136,10 @@ def require_triton(device: torch.device, model: torch.nn.Module) -> None:
         attention = importlib.import_module("amos_fairseq.functional.cuda.attention")
     except ValueError as error:  # Triton is not installed, or too old
         raise UserError(str(error)) from error
-    encoders = [
-        module for module in model.modules() if isinstance(module, BertEncoder)
-    ]  # ModernBERT's does not use them
-    widths = {encoder.shape.width // encoder.shape.num_heads for encoder in encoders} & {*TRITON_HEAD_WIDTHS}
+    shapes = [
+        module.shape for module in model.modules() if isinstance(module, BertEncoder)
+    ]  # ModernBERT's do not use them
+    widths = {shape.width // shape.num_heads for shape in shapes} & {*TRITON_HEAD_WIDTHS}
     dtype = next(model.parameters()).dtype
     dtype = dtype if dtype in HALF_PRECISION else torch.float16
     bias = torch.zeros(1, 127, device=device, requires_grad=True)

@@ -10,26 +10,17 @@ the training data. Every other value is a finite number, or null where the logge
 that the console and TensorBoard use. :mod:`amos_fairseq.run.metrics_log` writes the file.
 """
 
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from amos_fairseq.errors import UserError
 from amos_fairseq.strangers import finite_number, parse_json, plain_name, read_bytes, whole_number
 
 FILE_NAME = "metrics.jsonl"
-TAIL_BYTES = 4096  # longer than any record
 LARGEST_VALUE = 1e100  # of a logged value; larger ones are read as not finite
 
 
 class Line(NamedTuple):
-    """One line of the file.
-
-    Attributes:
-        number: line number, from 1.
-        text: the line without its newline.
-        record: the parsed record; None where the line is not a whole record.
-    """
+    """A line of the file without its newline, with its number, from 1; ``record`` is None where it is no whole record."""
 
     number: int
     text: bytes
@@ -58,14 +49,14 @@ def _parse_record(text: bytes) -> dict[str, Any] | None:
 def read_records(save_dir: Path) -> list[dict[str, Any]]:
     """Return all whole records of the run in ``save_dir`` in order; none before the first is written."""
     path = save_dir / FILE_NAME
-    if not path.is_file():
+    if not path.exists():
         return []
     lines = parse_lines(read_bytes(path, "remove it, or copy the run again"))
     return [line.record for line in lines if line.record is not None]
 
 
 class NewRecords:
-    """What a training appends to the metrics file of ``save_dir`` from now on. Each call reads only what is new.
+    """What a training appends to the metrics file of ``save_dir`` from now on.
 
     Attributes:
         update: update of the last record, also where it was there before; 0 before the first.
@@ -73,30 +64,17 @@ class NewRecords:
 
     def __init__(self, save_dir: Path) -> None:
         self.update = 0
-        self._path, self._inode, self._end = save_dir / FILE_NAME, None, 0
-        if self._path.exists():
-            self._inode = 0  # of no file, so that what is there counts as read
-            self.read()
+        self._save_dir, self._size = save_dir, 0
+        self._records: list[dict[str, Any]] = []
+        self.read()
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the whole records that were appended since the last call.
-
-        A resumed run replaces the file by one without the records that it writes again: what is in another file counts as read.
-        """
-        if self._path.exists() and not self._path.is_file():  # opening a pipe waits for its writer
-            raise UserError(f"{self._path} is not a file: remove it")
-        try:
-            with self._path.open("rb") as file:
-                status = os.fstat(file.fileno())
-                is_same = self._inode in (None, status.st_ino) and status.st_size >= self._end
-                begin = self._end if is_same else max(0, status.st_size - TAIL_BYTES)
-                file.seek(begin)
-                content = file.read()
-        except FileNotFoundError:
+        """Return the records since the last call; a resumed run removes those that it writes again."""
+        file = self._save_dir / FILE_NAME
+        size = file.stat().st_size if file.exists() else 0
+        if size == self._size:
             return []
-        whole = content[: content.rfind(b"\n") + 1]
-        self._inode, self._end = status.st_ino, begin + len(whole)
-        records = [line.record for line in parse_lines(whole) if line.record is not None]
-        if records:
-            self.update = records[-1]["update"]
-        return records if is_same else []
+        before, self._records, self._size = self._records, read_records(self._save_dir), size
+        self.update = self._records[-1]["update"] if self._records else 0
+        number_of_old = sum(1 for old, record in zip(before, self._records, strict=False) if old == record)
+        return self._records[number_of_old:]

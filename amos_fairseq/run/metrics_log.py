@@ -17,7 +17,7 @@ import torch
 from fairseq.logging import metrics
 from fairseq.logging.meters import Meter
 
-from amos_fairseq.compat.collectives import on_first_rank
+from amos_fairseq.compat.collectives import from_first_rank
 from amos_fairseq.files import explain_write_errors, no_links, whole_file
 from amos_fairseq.run.hook import Hook
 from amos_fairseq.run.metrics_file import FILE_NAME, parse_lines
@@ -28,10 +28,7 @@ INTERVAL = "train_inner"  # fairseq's name for the meters that are reset after e
 
 
 def numeric_stats(stats: dict[str, Any]) -> dict[str, float | None]:
-    """Return the statistics as Python numbers, None where they are not finite.
-
-    ``num_updates`` is left out, because it is the record's ``update``, and so are lists and texts for the console.
-    """
+    """Return the statistics as Python numbers, None where not finite, without ``num_updates`` and texts for the console."""
     numbers = {}
     for key, value in stats.items():
         if isinstance(value, Meter):
@@ -52,11 +49,7 @@ class MetricsLog(Hook):
         self.epoch, self.batches = 1, None  # counted from 1; the iterator over its updates
 
     def after_load(self, cfg: Any, trainer: Any, epoch_itr: Any, extra_state: dict[str, Any] | None) -> None:
-        """Note the update after which the file continues.
-
-        Between two epochs fairseq restores no meters, so that the first record would be the mean of fewer updates than in an
-        undisturbed run.
-        """
+        """Note the update after which the file continues, and restore its meters, which fairseq does not between two epochs."""
         self.resumed_update = trainer.get_num_updates()
         meters = (extra_state or {}).get("metrics", {})
         if trainer.get_num_updates() > 0 and not cfg.reset_meters and INTERVAL in meters:
@@ -67,7 +60,7 @@ class MetricsLog(Hook):
         self.epoch, self.batches = settings["epoch"], batches
         # Here and not when the checkpoint was loaded: a run that is refused in between changes nothing.
         if self.resumed_update is not None:
-            on_first_rank(functools.partial(cut_back, save_dir, self.resumed_update))
+            from_first_rank(functools.partial(cut_back, save_dir, self.resumed_update))
             self.resumed_update = None
 
     def before_logging(self, save_dir: str, split: str, update: int, values: dict[str, Any]) -> None:
@@ -82,27 +75,22 @@ class MetricsLog(Hook):
 
 
 def cut_back(save_dir: str, update: int) -> None:
-    """Remove the records after ``update``, which the resumed run writes again, and all broken lines.
-
-    The file is replaced atomically or left unchanged. ``update`` 0 removes all records.
-    """
+    """Remove the records after ``update``, which the resumed run writes again, and all broken lines; all or nothing."""
     path = os.path.join(save_dir, FILE_NAME)
     if not os.path.exists(path):
         return
     with _explained(path):
         with open(path, "rb", opener=no_links) as file:
             content = file.read()
-        remaining = []
-        for line in parse_lines(content):
+        lines = parse_lines(content)
+        for line in lines:
             if line.record is None:
                 logger.warning("%s: line %d is broken and is dropped", path, line.number)
-            elif line.record["update"] <= update:
-                remaining.append(line.text + b"\n")
-        if b"".join(remaining) == content:
-            return
-        logger.info("%s: cut back to update %d", path, update)
-        with whole_file(path) as unfinished, open(unfinished, "wb") as file:
-            file.writelines(remaining)
+        remaining = b"".join(line.text + b"\n" for line in lines if line.record and line.record["update"] <= update)
+        if remaining != content:
+            logger.info("%s: cut back to update %d", path, update)
+            with whole_file(path) as unfinished, open(unfinished, "wb") as file:
+                file.write(remaining)
 
 
 def _explained(path: str) -> AbstractContextManager[None]:

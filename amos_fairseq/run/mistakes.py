@@ -1,10 +1,9 @@
 """Report a user's mistake as one line on stderr and exit code 1, in ``fairseq-train`` and ``fairseq-hydra-train``.
 
-Every rank runs in :func:`exit_on_mistake` (:mod:`amos_fairseq.run.hooks`). Two places remain that would print a
-traceback: Python at the end of the process, for mistakes found while the flags are parsed; and Hydra, which stores the
-exception of a job and raises it again, where a YAML imports the plugin after the launch. Besides :class:`UserError`, the
-mistakes are those for which stock fairseq raises an exception of its own, recognized by its message. Every other exception
-keeps its traceback: it is a bug, not a mistake of the user.
+Every rank runs in :func:`exit_on_mistake`. Two places remain that would print a traceback: the end of the process, for
+mistakes found while the flags are parsed; and Hydra, which stores the exception of a job and raises it again, where a YAML
+imports the plugin after the launch. Besides :class:`UserError`, the mistakes are those for which stock fairseq raises an
+exception of its own, recognized by its message. Every other exception keeps its traceback: it is a bug.
 """
 
 import contextlib
@@ -60,7 +59,6 @@ COMMON_MISTAKES: list[tuple[type[Exception], str, str]] = [
     ),
     (MemoryError, r"", rf"memory is full: {_LESS_MEMORY}"),
 ]
-FILE_MISTAKES = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
 
 
 def line_for(error: BaseException) -> str | None:
@@ -70,36 +68,26 @@ def line_for(error: BaseException) -> str | None:
         return str(error).rpartition("amos_fairseq.errors.UserError: ")[2].strip()
     if isinstance(error, OSError) and error.errno in NO_ROOM:
         return f"{error.filename or 'a file'} cannot be written ({error.strerror}): make room, then start again"
-    if (
-        isinstance(error, OSError) and error.filename is not None
-    ):  # too long a name, a read-only disk, a stale handle of NFS
+    if isinstance(error, OSError) and error.filename is not None:  # a read-only disk, a stale handle of NFS
         return f"{error.filename}: {error.strerror}"
-    if isinstance(error, FILE_MISTAKES):
+    if isinstance(error, FileNotFoundError):  # fairseq's own
         return str(error)
     if isinstance(error, OmegaConfBaseException):
         return f"the configuration cannot be used: {describe(error)}"
     if str(error).startswith("Cannot load model parameters from checkpoint"):
-        return _model_mismatch(error)
-    for kind, pattern, line in COMMON_MISTAKES:
-        found = re.match(pattern, str(error), re.DOTALL)
-        if isinstance(error, kind) and found:
-            return found.expand(line)
+        # torch lists the differences to the checkpoint in the chained exception.
+        differences = " ".join(str(error.__context__ or "").split())
+        path = str(error).removeprefix("Cannot load model parameters from checkpoint ").partition(";")[0]
+        return f"{path} contains another model than the flags describe; {differences[:300]}"
+    for error_class, pattern, line in COMMON_MISTAKES:
+        match = re.match(pattern, str(error), re.DOTALL)
+        if isinstance(error, error_class) and match:
+            return match.expand(line)
     return None
 
 
-def _model_mismatch(error: BaseException) -> str:
-    """Name the first differences to a checkpoint of another model, which torch lists in the chained exception."""
-    differences = " ".join(str(error.__context__ or "").split())
-    path = str(error).removeprefix("Cannot load model parameters from checkpoint ").partition(";")[0]
-    return f"{path} contains another model than the flags describe; {differences[:300]}"
-
-
 def report(error: BaseException) -> int | None:
-    """Print the line for a user's mistake, or for Ctrl-C before the first update, and return the exit code.
-
-    Every rank reports mistakes, with its number if it is not the first; the first one reports Ctrl-C. None is returned for
-    an exception that keeps its traceback.
-    """
+    """Print the line for a user's mistake, or for Ctrl-C before the first update; return the exit code, None for a bug."""
     rank = distributed_utils.get_global_rank()
     if isinstance(error, KeyboardInterrupt):
         if rank == 0:
@@ -132,11 +120,11 @@ def install_exception_hook() -> None:
         sys.excepthook = _exception_hook
 
 
-def _exception_hook(kind: type, error: BaseException, traceback: TracebackType | None) -> None:
+def _exception_hook(error_class: type, error: BaseException, traceback: TracebackType | None) -> None:
     with contextlib.suppress(Exception):
         if (code := report(error)) is not None:
             raise SystemExit(code)
-    sys.__excepthook__(kind, error, traceback)
+    sys.__excepthook__(error_class, error, traceback)
 
 
 def report_mistake_of_job(return_value: Callable[..., Any], job: JobReturn) -> Any:

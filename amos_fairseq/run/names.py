@@ -1,12 +1,8 @@
 """Refuse unknown tasks, architectures, criterions, optimizers and schedulers, and pairs that do not fit.
 
 argparse refuses unknown names on the command line, but through Hydra they reach fairseq's registries, which raise
-``KeyError: "'_name'"`` or an error with the whole configuration. ``fairseq_cli.train.main`` imports the plugin and then fills
-in defaults: at that point every name is known and nothing has been built. The Hydra entry point does the same earlier, where
-the YAML imports the plugin.
-
-A criterion of this package uses the named output of the model with the same name (``squad``: of the task with that name).
-With another model it would fail with a traceback about a missing field.
+``KeyError: "'_name'"`` or an error with the whole configuration. A criterion of this package uses the named output of the model
+with the same name (``squad``: of the task with that name); with another one it would fail with a traceback.
 """
 
 import difflib
@@ -28,27 +24,38 @@ from amos_fairseq.setting_checks import config_class, read_section
 OF_VALIDATION = ("rtd_state_variance", "rtd_first_component", "rtd_participation_ratio")
 
 
-def known_names() -> dict[str, set[str]]:
+def check_config(cfg: Any) -> None:
+    """Check names and values before fairseq fills in the defaults of the components that they select."""
     names = {kind: set(REGISTRIES[kind]["registry"]) for kind in ("criterion", "optimizer", "lr_scheduler")}
-    return {"task": set(TASK_REGISTRY), "model": {*ARCH_MODEL_NAME_REGISTRY, *MODEL_REGISTRY}, **names}
+    names |= {"task": set(TASK_REGISTRY), "model": {*ARCH_MODEL_NAME_REGISTRY, *MODEL_REGISTRY}}
+    for kind, known in names.items():
+        name = name_of(cfg.get(kind))
+        if name is None:
+            raise UserError(f"no {kind} is named: set {kind}._name (by flag: --{'arch' if kind == 'model' else kind})")
+        if str(name) not in known:
+            similar = difflib.get_close_matches(str(name), sorted(known), n=3)
+            hint = f"did you mean {' or '.join(similar)}" if similar else "is the package that registers it installed"
+            raise UserError(f"there is no {kind} '{name}' ({kind}._name): {hint}?")
+    for kind in names:  # unknown settings, and values that the fields do not take
+        fields = config_class(kind, name_of(cfg[kind]))
+        if fields is not None and OmegaConf.is_dict(cfg[kind]):
+            read_section(kind, fields, cfg[kind])
+    check_fit(cfg)
+
+
+def check_flags(flags: Namespace) -> None:
+    """Check the flags before they are converted to a configuration, where a criterion looks up settings of its model."""
+    chosen = {
+        kind: getattr(flags, name, None)
+        for kind, name in (("task", "task"), ("model", "arch"), ("criterion", "criterion"))
+    }
+    if all(chosen.values()):  # programs other than training have fewer
+        check_fit(chosen)
 
 
 def name_of(section: Any) -> str | None:
     """Return the name in a section of the configuration; a section without settings may be only its name."""
     return section.get("_name") if isinstance(section, Mapping) else getattr(section, "_name", section)
-
-
-def check_names(cfg: Any) -> None:
-    """Raise :class:`UserError` for the first section whose name is missing or unknown."""
-    for kind, known in known_names().items():
-        name = name_of(cfg.get(kind))
-        if name is None:
-            raise UserError(f"no {kind} is named: set {kind}._name (by flag: --{'arch' if kind == 'model' else kind})")
-        if str(name) not in known:
-            name = str(name)
-            similar = difflib.get_close_matches(name, sorted(known), n=3)
-            hint = f"did you mean {' or '.join(similar)}" if similar else "is the package that registers it installed"
-            raise UserError(f"there is no {kind} '{name}' ({kind}._name): {hint}?")
 
 
 def check_fit(cfg: Any) -> None:
@@ -78,30 +85,6 @@ def check_fit(cfg: Any) -> None:
 def ours(registry: Mapping[str, type]) -> set[str]:
     """Return the names that this package has registered."""
     return {name for name, registered in registry.items() if registered.__module__.startswith("amos_fairseq.")}
-
-
-def check_config(cfg: Any) -> None:
-    """Check names and values before fairseq fills in the defaults of the components that they select."""
-    check_names(cfg)
-    check_values(cfg)
-    check_fit(cfg)
-
-
-def check_values(cfg: Any) -> None:
-    """Raise :class:`UserError` for a setting that is unknown, or has another type or none of the choices of its field."""
-    for kind in known_names():
-        fields = config_class(kind, name_of(cfg[kind]))
-        if fields is not None and OmegaConf.is_dict(cfg[kind]):
-            read_section(kind, fields, cfg[kind])
-
-
-def check_flags(flags: Namespace) -> None:
-    """Check the flags before they are converted to a configuration, where a criterion looks up settings of its model."""
-    chosen = {
-        kind: getattr(flags, "arch" if kind == "model" else kind, None) for kind in ("task", "model", "criterion")
-    }
-    if all(chosen.values()):  # programs other than training have fewer
-        check_fit(chosen)
 
 
 class BestMetric(Hook):

@@ -2,7 +2,7 @@
 
 ``auto`` is bf16 where every rank's device supports bfloat16 in hardware, and float32 elsewhere; a run that continues keeps
 its own. The choice is made in the rank, since asking a GPU opens a CUDA context on it: in a launcher, that would keep the ranks
-off a GPU that admits one process. It is logged, and stored in the checkpoint as the same settings that fairseq reads
+off a GPU that admits one process. It is logged, and stored in the checkpoint as the settings that fairseq reads
 (``common.bf16``, ``common.fp16``) and as ``task.precision``.
 
 Stock fairseq, as observed: ``--amp`` on a CPU silently trains in float32; ``--fp16`` on a CPU fails inside CUDA. Under
@@ -10,10 +10,9 @@ Stock fairseq, as observed: ``--amp`` on a CPU silently trains in float32; ``--f
 package's optimizers, and asks the user for another flag.
 """
 
-import contextlib
 import logging
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any, NamedTuple
@@ -22,16 +21,14 @@ import torch
 from fairseq.distributed import utils as distributed_utils
 from fairseq.optim import OPTIMIZER_REGISTRY
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from amos_fairseq.checkpoint_files import read_header
-from amos_fairseq.compat.checkpoints import newest_complete_checkpoint
 from amos_fairseq.compat.collectives import from_first_rank, raise_on_every_rank, sum_over_ranks
 from amos_fairseq.compat.distribution import visible_gpus
 from amos_fairseq.compat.patching import running_scripts
 from amos_fairseq.errors import UserError
 from amos_fairseq.run.hook import Hook
-from amos_fairseq.run.resume import DEFAULT_FILE, checkpoint_to_load
+from amos_fairseq.run.resume import checkpoint_to_load
 
 logger = logging.getLogger(__name__)
 
@@ -48,15 +45,10 @@ class Saved(NamedTuple):
 
 
 class Device(NamedTuple):
-    """What all ranks of a run, or all runs of a benchmark, train on.
-
-    Attributes:
-        supports_bf16: whether all of them have bfloat16 matrix products; True if the precision does not depend on it.
-        reason: for messages, which of them have these products, or do not.
-    """
+    """What all ranks of a run, or all runs of a benchmark, train on; ``reason`` says which of them support bfloat16."""
 
     on_gpu: bool
-    supports_bf16: bool = True
+    supports_bf16: bool = True  # also where the precision does not depend on it
     reason: str = ""
 
 
@@ -70,13 +62,11 @@ class Precision(Hook):
         # A program that has a trainer without fairseq's script continues no run.
         saved = from_first_rank(lambda: saved_precision(cfg.checkpoint)) if running_scripts() else None
         set_precision(cfg, visible_gpus(cfg) > 0, saved)
-        problem = None
         if cfg.common.bf16 and cfg.distributed_training.ddp_comm_hook == "fp16":
-            problem = (
+            raise_on_every_rank(
                 "--ddp-comm-hook fp16 would convert the gradients of --bf16, which already have 16 bits, to the smaller range "
                 "of fp16: remove it (distributed_training.ddp_comm_hook=none)"
             )
-        raise_on_every_rank(problem)
 
 
 def requested_precision(cfg: Any) -> tuple[str, str]:
@@ -85,18 +75,17 @@ def requested_precision(cfg: Any) -> tuple[str, str]:
     A flag of fairseq decides what ``task.precision=auto`` leaves open.
     """
     flags = [name for name in FLAGS if getattr(cfg.common, name)]
+    named = getattr(cfg.task, "precision", None)
     if len(flags) > 1:
         raise UserError(f"--{flags[0]} and --{flags[1]} exclude each other: choose one")
-    named = getattr(cfg.task, "precision", None)
-    named = None if named is None else str(named)
-    if flags and named not in (None, "auto", flags[0]):
+    if flags and named is not None and str(named) not in ("auto", flags[0]):
         raise UserError(
             f"task.precision={named} (--precision) and common.{flags[0]}=true (--{flags[0]}) contradict each other: leave one "
             "of them out"
         )
     if flags:
         return flags[0], f"--{flags[0]}"
-    return ("float32", "") if named is None else (named, f"task.precision={named}")
+    return ("float32", "") if named is None else (str(named), f"task.precision={named}")
 
 
 def check_settings(cfg: Any) -> None:
@@ -104,7 +93,8 @@ def check_settings(cfg: Any) -> None:
     name, setting = requested_precision(cfg)
     if problem := refusal(name, setting, None, Device(visible_gpus(cfg) > 0)):
         raise UserError(problem)
-    if name == "auto" and HydraConfig.initialized() and _name_bf16(HydraConfig.get().overrides.task):
+    overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else ()
+    if name == "auto" and any(override.lstrip("+").startswith("common.bf16=") for override in overrides):
         raise UserError(
             "common.bf16=false does not say which precision to train in instead: give task.precision=float32 or fp16"
         )
@@ -136,19 +126,16 @@ def set_precision(cfg: Any, on_gpu: bool, saved: Saved | None = None) -> str:
 
 
 def decide(request: str, saved: Saved | None, device: Device) -> tuple[str, str]:
-    """Return the precision of a run, and why it is that one: the table of all cases.
-
-    Args:
-        request: "amp", or a value of ``task.precision`` or ``--precision``.
-    """
-    slower = f"slower than float32: {device.reason}"
+    """Return the precision of a run, and why it is that one. ``request``: "amp", or a value of ``task.precision``."""
     if request != "auto":
-        is_emulated = request == "bf16" and not device.supports_bf16 and not device.on_gpu
-        return request, slower if is_emulated else ""
-    if saved is None:
+        name, reasons = request, []
+    elif saved is not None:
+        name, reasons = saved.precision, [f"auto: as in {saved.path}"]
+    else:
         return "bf16" if device.supports_bf16 else "float32", f"auto: {device.reason}"
-    is_emulated = saved.precision == "bf16" and not device.supports_bf16
-    return saved.precision, f"auto: as in {saved.path}{f', {slower}' if is_emulated else ''}"
+    if name == "bf16" and not device.supports_bf16:
+        reasons.append(f"slower than float32: {device.reason}")
+    return name, ", ".join(reasons)
 
 
 def missing_support(name: str, device: Device) -> str | None:
@@ -161,57 +148,37 @@ def missing_support(name: str, device: Device) -> str | None:
 
 
 def refusal(name: str, setting: str, saved: Saved | None, device: Device) -> str | None:
-    """Return why the device cannot train in the precision ``name``, or why it cannot continue a run; None if it can.
-
-    Args:
-        setting: what asks for it, for the message.
-    """
-    new_run = (
-        f"start a new run from its weights (--finetune-from-model {saved.path}, another --save-dir)" if saved else ""
-    )
-    if saved and WITH_STATE_OF[name] != WITH_STATE_OF[saved.precision]:
+    """Return why the device cannot train in the precision ``name``, which ``setting`` asks for, or not continue ``saved``."""
+    other = "fp16" if device.on_gpu else "bf16"
+    missing = missing_support(name, device)
+    if saved is None:
+        return missing and f"{setting} {missing}: train in {other} or float32"
+    new_run = f"start a new run from its weights (--finetune-from-model {saved.path}, another --save-dir)"
+    if WITH_STATE_OF[name] != WITH_STATE_OF[saved.precision]:
         kept = "common.amp=true" if saved.precision == "amp" else f"task.precision={saved.precision}"
         trained = f"{saved.path} was trained in {saved.precision} and has no state to continue in {name}"
         return f"{trained}: keep {saved.precision} ({kept}), or {new_run}"
-    reason = missing_support(name, device)
-    if reason is None:
-        return None
-    other = "fp16" if device.on_gpu else "bf16"
-    if saved is None or saved.precision != name:
-        return f"{setting} {reason}: train in {other} or float32"
     has_its_state = WITH_STATE_OF[other] == WITH_STATE_OF[name]
     advice = f"give task.precision={other} to continue with its master weights" if has_its_state else new_run
-    return f"{saved.path} was trained in {name}, which {reason}: {advice}"
+    return missing and f"{saved.path} was trained in {saved.precision}, and {name} {missing}: {advice}"
 
 
 def saved_precision(cfg: Any) -> Saved | None:
     """Return the precision of the run that is continued with its optimizer; None for a new run.
 
-    A new run from the weights of another one (``--finetune-from-model``, ``--reset-optimizer``) keeps nothing of it. What is
-    wrong with a checkpoint is reported later, where it is loaded. ``cfg``: the section ``checkpoint``.
+    A new run from the weights of another one (``--finetune-from-model``, ``--reset-optimizer``) keeps nothing of it.
+
+    Args:
+        cfg: the section ``checkpoint``.
     """
-    for path in () if cfg.reset_optimizer else _checkpoints_to_continue(cfg):
-        try:
-            header = read_header(path)
-        except UserError:
-            continue
-        settings = header.get("cfg")
-        common = settings.get("common") if isinstance(settings, dict) else None
-        if isinstance(common, dict) and header.get("last_optimizer_state"):
-            return Saved(precision_of(common), path)
-        return None  # of another program, or weights alone
-    return None
-
-
-def _checkpoints_to_continue(cfg: Any) -> Iterator[str]:
-    """Yield the file that is going to be loaded, and what replaces a checkpoint_last.pt that is missing or damaged."""
-    path = None
-    with contextlib.suppress(UserError):
-        path = checkpoint_to_load(cfg, cfg.checkpoint_suffix)
-    if path not in (None, cfg.finetune_from_model):
-        yield path
-    if cfg.restore_file == DEFAULT_FILE and (newest := newest_complete_checkpoint(cfg.save_dir, cfg.checkpoint_suffix)):
-        yield newest[0]
+    path = checkpoint_to_load(cfg)
+    if path is None or path == cfg.finetune_from_model or cfg.reset_optimizer:
+        return None
+    header = read_header(path)
+    settings = header.get("cfg")
+    common = settings.get("common") if isinstance(settings, dict) else None
+    is_continued = isinstance(common, dict) and header.get("last_optimizer_state")
+    return Saved(precision_of(common), path) if is_continued else None  # else of another program, or weights alone
 
 
 def precision_of(common: Mapping[str, Any]) -> str:
@@ -220,30 +187,24 @@ def precision_of(common: Mapping[str, Any]) -> str:
 
 
 def device_of_ranks(on_gpu: bool) -> Device:
-    """Return whether all ranks support bfloat16 in hardware, and a reason that names those that do not. A collective."""
-    lacks = not supports_bf16(on_gpu)
+    """Return whether the devices of all ranks support bfloat16 in hardware. A collective operation."""
     num_ranks = distributed_utils.get_global_world_size()
-    of_rank = torch.zeros(num_ranks, dtype=torch.int64)
-    if num_ranks == 1:  # no tensor is read, which a step on fake tensors does not allow
-        lacking = [0] if lacks else []
-    else:
-        of_rank[distributed_utils.get_global_rank()] = lacks
-        lacking = sum_over_ranks(of_rank).nonzero().flatten().tolist()
+    num_lacking = int(not supports_bf16(on_gpu))
+    if num_ranks > 1:  # alone, no tensor is read, which a step on fake tensors does not allow
+        num_lacking = int(sum_over_ranks(torch.tensor([num_lacking])))
     device = "GPU" if on_gpu else "processor"
-    if 0 < len(lacking) < num_ranks:
-        reason = f"{device}s differ: no bfloat16 in hardware on rank {', '.join(map(str, lacking))}"
+    if 0 < num_lacking < num_ranks:
+        reason = f"the {device}s of {num_lacking} of {num_ranks} ranks do not support bfloat16 in hardware"
     else:
         whose = f"this {device}" if num_ranks == 1 else f"the {device} of every rank"
-        reason = f"{whose} {'does not support' if lacking else 'supports'} bfloat16 in hardware"
-    return Device(on_gpu, not lacking, reason)
+        reason = f"{whose} {'does not support' if num_lacking else 'supports'} bfloat16 in hardware"
+    return Device(on_gpu, num_lacking == 0, reason)
 
 
 def supports_bf16(on_gpu: bool) -> bool:
     """Return whether matrix products in bfloat16 are instructions of the device; emulated ones are slower than float32.
 
-    Args:
-        on_gpu: ask the current GPU, which opens a CUDA context on it: in a process that only starts others, ask
-            :func:`gpus_support_bf16`.
+    Asking the current GPU opens a CUDA context on it: in a process that only starts others, see :func:`gpus_support_bf16`.
     """
     if on_gpu:
         return torch.cuda.is_bf16_supported(including_emulation=False)
@@ -261,32 +222,20 @@ def supports_bf16(on_gpu: bool) -> bool:
 def gpus_support_bf16() -> bool:
     """Return whether all visible GPUs support bfloat16 in hardware, without opening a CUDA context in this process.
 
-    A new process asks them. A fork of this one could not: once ``torch.cuda.is_available()`` was called, a forked process must
-    not use CUDA. What it calls are functions of PyTorch, so that it imports nothing else.
+    A new process asks them, which imports PyTorch alone. A fork of this one must not use CUDA once
+    ``torch.cuda.is_available()`` was called.
     """
-    supported = True
     try:
         with ProcessPoolExecutor(1, get_context("spawn")) as process:
-            for index in range(process.submit(torch.cuda.device_count).result()):
-                process.submit(torch.cuda.set_device, index).result()
-                # False: emulation does not count.
-                supported = supported and process.submit(torch.cuda.is_bf16_supported, False).result()
+            # As torch.cuda.is_bf16_supported without emulation, for any GPU and not the current one.
+            numbers = range(process.submit(torch.cuda.device_count).result())
+            capabilities = [process.submit(torch.cuda.get_device_capability, number).result() for number in numbers]
     except Exception as error:  # of the driver, or the end of the process
-        reason = f"{type(error).__name__}: {(str(error).splitlines() or ['no reason'])[0]}"
         raise UserError(
-            f"the GPUs do not say whether they support bfloat16 in hardware ({reason}): give --precision float32, free them, "
-            "or give --cpu"
+            f"the GPUs do not say whether they support bfloat16 in hardware ({type(error).__name__}: {error}): give "
+            "--precision float32, free them, or give --cpu"
         ) from error
-    return supported
-
-
-def _name_bf16(overrides: Sequence[str]) -> bool:
-    """Return whether an override of Hydra's command line sets ``common.bf16``, in any of its spellings."""
-    for override in OverridesParser.create().parse_overrides(list(overrides)):
-        key, value = override.key_or_group, override.value()
-        if key == "common.bf16" or (key == "common" and isinstance(value, dict) and "bf16" in value):
-            return True
-    return False
+    return torch.version.hip is not None or all(major >= 8 for major, _ in capabilities)
 
 
 def _has_our_optimizer(cfg: Any) -> bool:

@@ -15,7 +15,7 @@ from omegaconf import open_dict
 from tqdm import tqdm
 
 from amos_fairseq.errors import one_line
-from amos_fairseq.flops.counting import build_update, by_autograd
+from amos_fairseq.flops.counting import build_update
 from amos_fairseq.run.hook import Hook
 from amos_fairseq.run.metrics_log import INTERVAL
 
@@ -23,11 +23,11 @@ logger = logging.getLogger(__name__)
 
 # Six operations a parameter and token: a run with fewer takes seconds on a CPU, and counting its FLOPs as many.
 WORTH_COUNTING = 1e12
-SECONDS_TO_FIRST_LOSS, SECONDS_BETWEEN_LINES = 30.0, 60.0
+SECONDS_TO_FIRST_LINE, SECONDS_BETWEEN_LINES = 30.0, 60.0
 UPDATES_OF_RATE = 100  # the rate is that of the last ones, with the validations and checkpoints between them
 SLOW_UPDATES = 2  # the first ones of a process allocate memory and choose kernels: they tell no rate
-UPDATE_OF_FIRST_RATE = SLOW_UPDATES + 3
-MEASURED_UPDATES = 20  # after so many there is another line with the time to the end
+# Of this process; each has a line with the time to the end: an estimate, and the mean of 20 updates.
+FIRST_ESTIMATE, MEASURED = SLOW_UPDATES + 3, SLOW_UPDATES + 20
 
 # What fairseq logs at every start, validation and checkpoint, by logger. Lines about what was read, written or is wrong remain.
 NOISE = re.compile(
@@ -86,17 +86,16 @@ class Console(Hook):
 class Progress(Hook):
     """What a run will cost, its position and its rate: a bar over the whole run on a terminal, lines elsewhere.
 
-    Stock fairseq prints a bar per epoch with all statistics in it, or a line per ``--log-interval`` updates, which may be hours
-    apart on a CPU, and never how long a run takes.
+    Stock fairseq prints a bar per epoch, or a line per ``--log-interval`` updates, which may be hours apart on a CPU, and never
+    how long a run takes.
     """
 
     def __init__(self) -> None:
         self.trainer: Any = None  # from the first epoch on
         self._total: int | None = None
         self._times: deque[float] = deque(maxlen=UPDATES_OF_RATE + 1)
-        self._start, self._last_line = time.monotonic(), None
-        self._num_updates, self._last_update = 0, self._start  # of this process
-        self._has_rate = False  # whether a line has told it
+        self._last_line, self._seconds_to_next = time.monotonic(), SECONDS_TO_FIRST_LINE
+        self._num_updates = 0  # of this process
         self._bar: tqdm | None = None
 
     def before_launch(self, cfg: Any) -> None:
@@ -114,7 +113,7 @@ class Progress(Hook):
     def before_epoch(self, cfg: Any, trainer: Any) -> None:
         if self.trainer is None:
             self.trainer, self._total = trainer, cfg.optimization.max_update or None
-            self._start = self._last_update = time.monotonic()
+            self._last_line = time.monotonic()
 
     def before_bar(self, save_dir: str, batches: Any, settings: dict[str, Any]) -> None:
         """On a terminal, show one bar for the run in place of fairseq's, which starts again with every epoch."""
@@ -136,42 +135,29 @@ class Progress(Hook):
         if self.trainer is None:
             return
         num_updates, now = self.trainer.get_num_updates(), time.monotonic()
-        seconds, self._last_update = now - self._last_update, now
         self._num_updates += 1
         if self._num_updates >= SLOW_UPDATES:
             self._times.append(now)
         if self._bar is not None:
             self._bar.update(num_updates - self._bar.n)
-        if not self._is_due(now, seconds):
+        is_late = now - self._last_line > self._seconds_to_next
+        if not is_late and self._num_updates not in (FIRST_ESTIMATE, MEASURED):
             return
         loss = metrics.get_meter(INTERVAL, "loss")
-        if loss is None or not loss.count:
-            # The interval is empty: its record has just been logged (then a validation may have taken longer than the time
-            # between lines), or all its updates overflowed. Derived values are not defined.
+        if loss is None or not loss.count:  # its record has just been logged, or all its updates overflowed
             return
-        had_rate = self._has_rate
         self.note_line()
         stats = metrics.get_smoothed_values(INTERVAL)
         if self._bar is not None:
             self._show_beside_bar(stats)
             return
         of = f" of {self._total:,}" if self._total else ""
-        values = [f"loss {_number(stats['loss']):.3f}"]
-        values += [rate] if (rate := self._rate()) else []
-        left = self.time_left(", about {} to the end" if had_rate else ", first estimate: {} to the end")
-        logger.info(f"update {num_updates:,}{of}: {', '.join(values)}{left}")
-
-    def _is_due(self, now: float, seconds: float) -> bool:
-        """Return whether to show the loss after an update that took ``seconds``."""
-        is_first_rate = self._num_updates == UPDATE_OF_FIRST_RATE and not self._has_rate
-        # Another update would not end in time.
-        is_first_loss = self._last_line is None and now - self._start + seconds > SECONDS_TO_FIRST_LOSS
-        is_measured = self._num_updates == SLOW_UPDATES + MEASURED_UPDATES
-        is_late = now - (self._last_line or self._start) > SECONDS_BETWEEN_LINES
-        return is_first_rate or is_first_loss or is_measured or is_late
+        is_estimate = self._num_updates < MEASURED
+        left = self.time_left(", first estimate: {} to the end" if is_estimate else ", about {} to the end")
+        logger.info(f"update {num_updates:,}{of}: loss {_number(stats['loss']):.3f}{self._rate()}{left}")
 
     def note_line(self) -> None:
-        self._last_line, self._has_rate = time.monotonic(), len(self._times) > 1
+        self._last_line, self._seconds_to_next = time.monotonic(), SECONDS_BETWEEN_LINES
 
     def before_logging(self, save_dir: str, split: str, update: int, values: dict[str, Any]) -> None:
         """Show the loss and the throughput of an interval beside the bar; without a bar, add the time to the end."""
@@ -184,10 +170,9 @@ class Progress(Hook):
             values["left"] = left
 
     def _show_beside_bar(self, stats: dict[str, Any]) -> None:
-        values = {name: _number(stats[name]) for name in ("loss", "tokens_per_second", "wps") if name in stats}
-        rate = values.get("tokens_per_second", values.get("wps"))
-        shown = [f"{rate:,.0f} tokens/s"] if rate else []
-        shown += [f"loss {values['loss']:.3f}"] if "loss" in values else []
+        rate = stats.get("tokens_per_second", stats.get("wps"))
+        shown = [f"{_number(rate):,.0f} tokens/s"] if rate is not None else []
+        shown += [f"loss {_number(stats['loss']):.3f}"] if "loss" in stats else []
         self._bar.set_postfix_str(", ".join(shown))
 
     def after_epoch(self, should_stop: bool) -> None:
@@ -204,12 +189,13 @@ class Progress(Hook):
         return text.format(duration(seconds * max(0, self._total - self.trainer.get_num_updates())))
 
     def _rate(self) -> str:
+        """Return the rate after a comma; empty where it is not known."""
         seconds = self._seconds_per_update()
         if seconds is None:
             return ""
         if seconds < 0.1:
-            return f"{1 / max(seconds, 1e-9):.0f} updates/s"
-        return f"{seconds:{'.2g' if seconds < 10 else '.0f'}} s per update"
+            return f", {1 / max(seconds, 1e-9):.0f} updates/s"
+        return f", {seconds:.2g} s per update" if seconds < 10 else f", {seconds:.0f} s per update"
 
     def _seconds_per_update(self) -> float | None:
         if len(self._times) < 2:
@@ -221,12 +207,10 @@ def _update_size(cfg: Any) -> str:
     """Return the size of an update, where the settings determine it."""
     if not cfg.dataset.batch_size:
         return ""
-    ranks, micro_batches = cfg.distributed_training.distributed_world_size, cfg.optimization.update_freq[0]
-    sequences = cfg.dataset.batch_size * micro_batches * ranks
-    length = getattr(cfg.task, "tokens_per_sample", None)
-    tokens = f" = {sequences * length:,} tokens" if length else ""
-    place = "1 rank" if ranks == 1 else f"{ranks} ranks"
-    return f" of {sequences} sequences{f' x {length}' if length else ''}{tokens}, on {place}"
+    ranks, length = cfg.distributed_training.distributed_world_size, getattr(cfg.task, "tokens_per_sample", None)
+    sequences = cfg.dataset.batch_size * cfg.optimization.update_freq[0] * ranks
+    tokens = f" x {length} = {sequences * length:,} tokens" if length else ""
+    return f" of {sequences} sequences{tokens}, on {ranks} rank{'' if ranks == 1 else 's'}"
 
 
 def _saves(cfg: Any) -> str:
@@ -236,7 +220,7 @@ def _saves(cfg: Any) -> str:
         return "no checkpoints"
     times = [f"{checkpoint.save_interval_updates:,} updates"] if checkpoint.save_interval_updates > 0 else []
     times += [f"{minutes:g} minutes"] if minutes else []
-    times += [] if times else ["epoch" if checkpoint.save_interval == 1 else f"{checkpoint.save_interval} epochs"]
+    times = times or ["epoch" if checkpoint.save_interval == 1 else f"{checkpoint.save_interval} epochs"]
     return f"a checkpoint every {' and every '.join(times)}"
 
 
@@ -257,7 +241,7 @@ def announce_cost(trainer: Any) -> None:
         return
     try:
         with torch.random.fork_rng(devices=[]):
-            cost = by_autograd(build_update(cfg, task, reference=True))
+            cost = build_update(cfg, task, reference=True).by_autograd()
     except Exception as error:  # an objective of somebody else may need real tensors; this line must not end its run
         logger.warning(f"the FLOPs of this run were not counted: {one_line(str(error))}")
         return

@@ -1,4 +1,6 @@
-"""Which checkpoint a run continues from, and whether it can: refuse what stock fairseq silently does wrong.
+"""SAVE_DIR belongs to one run at a time; which checkpoint a run continues from, and whether it can.
+
+What stock fairseq does wrong in silence is refused:
 
 * A finished run that is started again trains one more update and rewrites its checkpoints. Here nothing changes.
 * A run continued where ``polynomial_decay`` has reached its end trains with learning rate 0.
@@ -8,23 +10,28 @@
   happen to match.
 """
 
-import contextlib
+import functools
 import hashlib
 import logging
 import math
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
-from fairseq.logging import meters
+from fairseq.logging import meters, progress_bar
+from filelock import FileLock
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
 
 from amos_fairseq.checkpoint_files import num_updates_of, read_header, task_state_of, training_seconds_of
 from amos_fairseq.compat.checkpoints import repair_last_checkpoint
-from amos_fairseq.compat.collectives import raise_on_every_rank
-from amos_fairseq.errors import UserError
+from amos_fairseq.compat.collectives import from_first_rank, raise_on_every_rank
+from amos_fairseq.compat.patching import running_scripts
+from amos_fairseq.errors import UserError, save_dir_not_writable
+from amos_fairseq.files import take_lock
 from amos_fairseq.run.hook import Hook
 from amos_fairseq.strangers import field, finite_number, whole_number
 
@@ -36,23 +43,23 @@ POSITION_SCHEME = ("relative_position_scheme", "relative_position_buckets", "rel
 # Windows and rotary angles of ModernBERT, and the epsilon of LayerNorms, which is 1e-12 in most imported models.
 OTHERS = ("global_attention_every", "local_attention", "global_rope_theta", "local_rope_theta", "layer_norm_eps")
 
+_locks: dict[str, FileLock] = {}  # held until this process ends
+
 
 class Resume(Hook):
-    """Repair and check the checkpoint before it is loaded; after loading, refuse a run that cannot continue."""
+    """Lock SAVE_DIR, repair and check its checkpoint before it is loaded; afterwards, refuse a run that cannot continue."""
+
+    def before_trainer(self, cfg: Any) -> None:
+        if running_scripts():  # a program that has a trainer without fairseq's script continues no run
+            from_first_rank(functools.partial(claim_and_repair, cfg.checkpoint))
 
     def before_load(self, cfg: Any, trainer: Any) -> None:
-        problem = None
-        if trainer.should_save_checkpoint_on_current_rank:
-            try:
-                if cfg.restore_file == DEFAULT_FILE:
-                    repair_last_checkpoint(cfg.save_dir, trainer.checkpoint_suffix, not cfg.no_last_checkpoints)
-                path = checkpoint_to_load(cfg, trainer.checkpoint_suffix)
-                if path is not None:
-                    check_parts(path, read_header(path), cfg)
-                    check_fits(path, trainer.task, trainer.cfg.model)
-            except UserError as error:  # the other ranks wait for the result
-                problem = str(error)
-        raise_on_every_rank(problem)
+        def check() -> None:
+            if (path := checkpoint_to_load(cfg)) is not None:
+                check_parts(path, read_header(path), cfg)
+                check_fits(path, trainer.task, trainer.cfg.model)
+
+        from_first_rank(check)
 
     def after_load(self, cfg: Any, trainer: Any, epoch_itr: Any, extra_state: Any) -> None:
         limit = finished(trainer, epoch_itr) if cfg.restore_file == DEFAULT_FILE else None
@@ -69,11 +76,49 @@ class Resume(Hook):
         state["optimizer_history"] = state["optimizer_history"][-1:]
 
 
-def checkpoint_to_load(cfg: Any, suffix: str = "") -> str | None:
+def claim_and_repair(cfg: Any) -> None:
+    """Lock SAVE_DIR, then mend ``checkpoint_last.pt``. ``cfg``: the section ``checkpoint``."""
+    claim_save_dir(cfg.save_dir)
+    if cfg.restore_file == DEFAULT_FILE:
+        repair_last_checkpoint(cfg.save_dir, cfg.checkpoint_suffix, not cfg.no_last_checkpoints)
+
+
+def claim_save_dir(save_dir: str) -> None:
+    """Create SAVE_DIR and lock it until this process ends. It may have several runs in it, one after the other."""
+    path = os.path.join(os.path.abspath(save_dir), ".lock")
+    if path in _locks:
+        return
+    try:
+        os.makedirs(save_dir, exist_ok=True)
+        advice = "wait for it, stop it, or give another --save-dir"
+        _locks[path] = take_lock(path, f"{save_dir} is in use by another run", advice)
+    except OSError as error:
+        raise save_dir_not_writable(save_dir, error) from error
+
+
+def leave_to_claim(verify_checkpoint_directory: Any, save_dir: str) -> None:
+    """Replace fairseq's test, which raises OSError on the first rank only: :func:`claim_save_dir` tests the directory."""
+
+
+def separate_jobs(cfg: Any) -> None:
+    """Set the SAVE_DIR of a job of a sweep to its own folder: the jobs would continue and overwrite each other's run."""
+    if not HydraConfig.initialized() or OmegaConf.is_missing(HydraConfig.get().job, "num"):
+        return
+    folder = HydraConfig.get().sweep.subdir
+    # Hydra's own launcher runs the jobs in one process, in which fairseq keeps the writers and the best score of a run.
+    for writer in progress_bar._tensorboard_writers.values():
+        writer.close()
+    progress_bar._tensorboard_writers.clear()
+    vars(checkpoint_utils.save_checkpoint).pop("best", None)
+    if folder not in ("", ".") and not cfg.checkpoint.save_dir.endswith(f"/{folder}"):
+        cfg.checkpoint.save_dir = f"{cfg.checkpoint.save_dir}/{folder}"
+
+
+def checkpoint_to_load(cfg: Any) -> str | None:
     """Return the file that ``checkpoint_utils.load_checkpoint`` is going to load, or None."""
-    last = os.path.join(cfg.save_dir, f"checkpoint_last{suffix}.pt")
+    last = os.path.join(cfg.save_dir, f"checkpoint_last{cfg.checkpoint_suffix}.pt")
     if cfg.restore_file != DEFAULT_FILE:
-        path = cfg.restore_file.replace(".pt", suffix + ".pt")
+        path = cfg.restore_file.replace(".pt", cfg.checkpoint_suffix + ".pt")
         if not PathManager.isfile(path):
             raise UserError(
                 f"--restore-file {path} does not exist: give the path of a checkpoint, or remove the flag to resume "
@@ -149,84 +194,51 @@ def check_parts(path: str, header: dict[str, Any], cfg: Any) -> None:
     try:
         if not all(torch.is_tensor(tensor) for tensor in field(header, "model", dict).values()):
             raise ValueError("its weights are other things than tensors")
+        scores = []
         if reads_optimizer:
-            _check_optimizer(header.get("last_optimizer_state"), header["optimizer_history"][-1])
+            history = header["optimizer_history"][-1]
+            for name in ("criterion_name", "optimizer_name"):
+                field(history, name, str)
+            scores.append(field(history, "lr_scheduler_state", dict).get("best"))
+            _check_optimizer(header.get("last_optimizer_state"))
         extra = field(header, "extra_state", dict)
-        position = field(extra, "train_iterator", dict)
         if "previous_training_time" in extra:
-            with _of("previous_training_time"):
-                training_seconds_of(header)
+            training_seconds_of(header)
         if not (starts_anew or cfg.reset_meters):
-            _check_score(extra.get("best"))
-            for name, saved in field({"metrics": {}} | extra, "metrics", dict).items():
-                with _of(f"metrics.{name:.100}" if isinstance(name, str) else "metrics"):
-                    _check_meters(saved)
-        # fairseq reads these two in any case.
-        numbers = {"epoch": position.get("epoch"), "version": position.get("version", 1)}
+            scores.append(extra.get("best"))
+            for saved in field({"metrics": {}} | extra, "metrics", dict).values():
+                loaded = meters.MetersDict()
+                loaded.load_state_dict(saved)
+                loaded.get_smoothed_values()
+        if not all(score is None or type(score) in (int, float) for score in scores):  # it may be infinite
+            raise ValueError("best is not a number")
+        position = field(extra, "train_iterator", dict)
+        whole_number(position.get("epoch"), low=1)
+        whole_number(position.get("version", 1))
         if not (starts_anew or cfg.reset_dataloader):
-            numbers["iterations_in_epoch"] = position.get("iterations_in_epoch")
-            numbers |= {name: value for name, value in position.items() if name.startswith("blocks_")}
-        for name, number in numbers.items():
-            with _of(f"train_iterator.{name}"):
-                whole_number(number, low=int(name == "epoch"))
-    except ValueError as error:
+            whole_number(position.get("iterations_in_epoch"))
+            for name in (name for name in position if name.startswith("blocks_")):
+                whole_number(position[name])
+    # Those of the meters may be any of these.
+    except (TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError, RuntimeError) as error:
         raise UserError(
-            f"{path} is damaged, or was not written by fairseq-train ({error}): give another one"
+            f"{path} is damaged, or was not written by fairseq-train ({type(error).__name__}: {error}): give another one"
         ) from error
 
 
-@contextlib.contextmanager
-def _of(name: str) -> Iterator[None]:
-    """Put the name of what the body checks before the reason of its ``ValueError``."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
-
-
-def _check_optimizer(saved: Any, history: dict[str, Any]) -> None:
+def _check_optimizer(saved: Any) -> None:
     """Raise ``ValueError`` unless this is the state of an optimizer of torch, or of several in fairseq's ``composite``."""
-    for name, type_ in (("criterion_name", str), ("optimizer_name", str), ("lr_scheduler_state", dict)):
-        field(history, name, type_)
-    with _of("lr_scheduler_state"):
-        _check_score(history["lr_scheduler_state"].get("best"))
     if saved is None:
         return
-    with _of("last_optimizer_state"):
-        parts = saved.values() if isinstance(saved, dict) else ()
-        composed = [part for part in parts if isinstance(part, dict) and "param_groups" in part]
-        for part in composed or [saved]:
-            for index, state in field(part, "state", dict).items():
-                if not isinstance(state, dict):
-                    raise ValueError(f"state[{index!r:.100}] is not an object")
-            for group in field(part, "param_groups", list):
-                field(group, "params", list)
-                if isinstance(group.get("lr"), (str, int, float)):  # some optimizers have a tensor or None
-                    with _of("lr"):
-                        finite_number(group["lr"])
-
-
-def _check_score(score: Any) -> None:
-    if score is not None and type(score) not in (int, float):  # it may be infinite
-        raise ValueError("best is not a number")
-
-
-def _check_meters(saved: Any) -> None:
-    """Raise ``ValueError`` unless fairseq can load these meters and read their values."""
-    if not isinstance(saved, (list, tuple)):
-        raise ValueError("these are no meters")
-    try:
-        for _, _, meter, state in saved:  # fairseq calls what has this name in its module
-            if not issubclass(getattr(meters, meter), meters.Meter):
-                raise TypeError(meter)
-            for value in state.values():
-                if not (value is None or isinstance(value, (int, float)) or torch.is_tensor(value)):
-                    raise TypeError(meter)
-        loaded = meters.MetersDict()
-        loaded.load_state_dict(saved)
-        loaded.get_smoothed_values()
-    except (TypeError, ValueError, KeyError, AttributeError, AssertionError, ArithmeticError, RuntimeError) as error:
-        raise ValueError("these are no meters") from error
+    parts = saved.values() if isinstance(saved, dict) else ()
+    composed = [part for part in parts if isinstance(part, dict) and "param_groups" in part]
+    for part in composed or [saved]:
+        if not all(isinstance(state, dict) for state in field(part, "state", dict).values()):
+            raise ValueError("a state of the optimizer is not an object")
+        for group in field(part, "param_groups", list):
+            field(group, "params", list)
+            if isinstance(group.get("lr"), (str, int, float)):  # some optimizers have a tensor or None
+                finite_number(group["lr"])
 
 
 def check_fits(path: str, task: Any, model_cfg: Any) -> None:

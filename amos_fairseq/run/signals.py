@@ -3,21 +3,15 @@
 Slurm sends SIGTERM before the time limit and at preemption, and ``--signal=USR1@300`` earlier; submitit requests SIGUSR2. All
 of them reach every process of a job step. A rank records the signal, and all ranks agree on the update after which they stop
 (three numbers summed over the ranks after each update, only if there are several). Rank 0 saves ``checkpoint_last.pt`` with the
-exact position in the epoch, and all ranks exit with :data:`amos_fairseq.errors.REQUEUE`. Before fairseq launches its ranks
-(under Hydra: before it creates its trainer) a signal kills the process as usual: there is nothing to save.
+exact position in the epoch, and all ranks exit with :data:`amos_fairseq.errors.REQUEUE`: submitit's own handlers, which these
+replace, save nothing, so the batch script requeues on the exit code. Before fairseq launches its ranks (under Hydra: before it
+creates its trainer) a signal kills the process as usual: there is nothing to save.
 
 Ctrl-C (SIGINT) does the same with the exit code :data:`amos_fairseq.errors.INTERRUPTED`, because such a run must not be started
 again automatically. Before the first update it ends the run at once, and so does a second Ctrl-C; within
 :data:`SAME_PRESS_SECONDS` it counts once, because a launcher sends it to its ranks again.
 
-submitit's own handlers save nothing: SIGTERM is ignored, SIGUSR2 requeues the job at once. Those of this module replace them
-while fairseq runs. A rank exits with SystemExit, which submitit does not record as the job's result, and the batch script
-requeues on the exit code (``examples/multi_node/config/cluster/slurm_8x8.yaml``).
-
 ``checkpoint_last.pt`` is also written every ``task.save_interval_minutes``: an update may take a minute on a CPU.
-
-The same signal would kill the loader processes first, and with them the rank that waits for a batch. They therefore obey
-SIGTERM only from their own rank, which is how torch ends a loader process that does not respond.
 """
 
 import contextlib
@@ -86,11 +80,7 @@ def install_handlers() -> None:
 
 @contextlib.contextmanager
 def handled() -> Iterator[None]:
-    """Handle the signals while ranks run, in the process that launches them.
-
-    Afterwards a program that calls fairseq as a function has its own handlers again, and what the run has received is
-    forgotten.
-    """
+    """Handle the signals while ranks run, in the process that launches them, and forget afterwards what was received."""
     previous = {number: signal.getsignal(number) for number in SIGNALS}
     install_handlers()
     try:
@@ -133,9 +123,8 @@ class Signals(Hook):
         All ranks call it after the same update and get the same answer. The clock is that of the first rank.
         """
         minutes = getattr(trainer.task.cfg, "save_interval_minutes", 0)
-        save_is_due = (
-            distributed_utils.get_global_rank() == 0 and 0 < 60 * minutes < time.monotonic() - self.time_of_save
-        )
+        is_late = 0 < 60 * minutes < time.monotonic() - self.time_of_save
+        save_is_due = is_late and distributed_utils.get_global_rank() == 0
         flags = [float(flag) for flag in (bool(_received), signal.SIGINT in _received, save_is_due)]
         if trainer.data_parallel_world_size > 1:
             on_device = torch.tensor(flags, device=trainer.device)
@@ -166,7 +155,11 @@ class Signals(Hook):
 
 
 def handle_in_loader_process(set_worker_signal_handlers: Callable[..., Any]) -> None:
-    """In a loader process, exit on SIGTERM from its own rank and ignore signals from other processes."""
+    """In a loader process, exit on SIGTERM from its own rank and ignore signals from other processes.
+
+    The signal of a job step would kill it before its rank, which waits for a batch and would end with it. A rank sends SIGTERM
+    to a loader process that does not respond.
+    """
     set_worker_signal_handlers()
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     rank = os.getppid()
@@ -175,6 +168,6 @@ def handle_in_loader_process(set_worker_signal_handlers: Callable[..., Any]) -> 
         while True:
             info = signal.sigwaitinfo(SIGNALS)
             if info.si_pid == rank and info.si_signo == signal.SIGTERM:
-                os._exit(0)
+                os._exit(0)  # as PyTorch's own handler does
 
     threading.Thread(target=listen, daemon=True, name="signals").start()

@@ -8,7 +8,7 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.tasks import FairseqTask
 
-from amos_fairseq.compat.collectives import on_first_rank
+from amos_fairseq.compat.collectives import from_first_rank
 from amos_fairseq.data.block_iterator import BlockBatchIterator, blocks_per_batch, equal_batches, whole_updates
 from amos_fairseq.data.seeding import Purpose, noise_seed
 from amos_fairseq.data.vocabulary import Vocabulary
@@ -122,7 +122,7 @@ class CorpusTask(FairseqTask):
 
     def begin_epoch(self, epoch: int, model: Any) -> None:
         """Write what belongs to the checkpoints into SAVE_DIR before the first one can be written."""
-        on_first_rank(self.write_vocabulary)
+        from_first_rank(self.write_vocabulary)
 
     def write_vocabulary(self) -> None:
         self.vocabulary.copy_into(self.cfg.save_dir)

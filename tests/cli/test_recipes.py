@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from amos_fairseq.cli import recipes
 from amos_fairseq.cli.main import main
-from amos_fairseq.flops.costs import costs_of_packaged_recipes, count_costs
-from amos_fairseq.recipes import RECIPES, packaged_recipes
+from amos_fairseq.flops import configuration
+from amos_fairseq.flops.configuration import count_costs
+from amos_fairseq.recipes import RECIPES, packaged_costs, packaged_recipes
 from amos_fairseq.recipes.composition import compose_recipe
 
 ONE_RANK = "distributed_training.distributed_world_size=1"
@@ -17,7 +17,7 @@ ONE_RANK = "distributed_training.distributed_world_size=1"
 @pytest.mark.slow
 def test_the_table_has_all_recipes_with_their_sizes_and_tokens() -> None:
     """After a change of a recipe: python tests/recipes/write_costs.py."""
-    table = costs_of_packaged_recipes()
+    table = packaged_costs()
     assert list(table) == packaged_recipes() + packaged_recipes("variants/*.yaml")
     # The weights of this variant are those of a finished run.
     assert [name for name, costs in table.items() if "not_counted" in costs] == ["variants/amos_final_mixture"]
@@ -38,7 +38,7 @@ def test_the_table_has_all_recipes_with_their_sizes_and_tokens() -> None:
 )
 def test_the_table_has_the_flops_that_are_counted(name: str) -> None:
     """A recipe of each objective; their formulas are in tests/flops."""
-    assert costs_of_packaged_recipes()[name] == count_costs(name, RECIPES)
+    assert packaged_costs()[name] == count_costs(name, RECIPES)
 
 
 def test_recipes_of_the_user_are_counted(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
@@ -58,10 +58,10 @@ def test_recipes_of_the_user_are_counted(capsys: pytest.CaptureFixture, tmp_path
 
 def test_the_table_is_printed_without_counting(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """All numbers are below the ends of their names."""
-    monkeypatch.setattr(recipes, "count_costs", None)
+    monkeypatch.setattr(configuration, "count_costs", None)
     main(["recipes", "--variants"])
     head, *rows = capsys.readouterr().out.splitlines()[1:]
-    assert sorted(row.split()[0] for row in rows) == sorted(costs_of_packaged_recipes())
+    assert sorted(row.split()[0] for row in rows) == sorted(packaged_costs())
     assert rows[0].split()[:5] == ["amos_tiny", "2", "x", "64", "64"]
     for name in ("width", "length", "updates", "tokens", "FLOPs"):
         end = head.index(name) + len(name)

@@ -3,14 +3,14 @@
 import pytest
 from rank_functions import succeed_on_two_ranks
 
-from amos_fairseq.compat.collectives import from_first_rank, on_first_rank, raise_on_every_rank
+from amos_fairseq.compat.collectives import from_first_rank, raise_on_every_rank
 from amos_fairseq.errors import COLLAPSED, CollapsedError, UserError
 
 
 def test_one_process() -> None:
     assert from_first_rank(lambda: {"path": "last.pt"}) == {"path": "last.pt"}
     raise_on_every_rank(None)
-    for call in (from_first_rank, on_first_rank):
+    for call in from_first_rank:
         with pytest.raises(ZeroDivisionError):
             call(lambda: 1 / 0)
     with pytest.raises(CollapsedError, match=r"^flat$"):
@@ -34,7 +34,7 @@ def every_way_to_end(rank: int) -> None:
     """After each error both ranks still meet in the next operation: none is a step behind."""
     errors = (UserError("no such file"), CollapsedError("flat"), CannotBePickled("gone"), ValueError("a bug"))
     for number, error in enumerate(errors):
-        for call in (from_first_rank, on_first_rank):
+        for call in from_first_rank:
             with pytest.raises(SystemExit if rank else type(error)) as ended:
                 call(lambda error=error: fail(rank, error))
             if rank:
@@ -47,7 +47,7 @@ def every_way_to_end(rank: int) -> None:
     assert rank == 0 or ended.value.code == COLLAPSED
     raise_on_every_rank("only rank 1 found this" if rank else None)
     called = []
-    on_first_rank(lambda: called.append(rank))
+    from_first_rank(lambda: called.append(rank))
     assert called == ([] if rank else [0])
 
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from failures import error_line
 from fairseq.dataclass.configs import DistributedTrainingConfig, FairseqConfig
 from fairseq.distributed import utils
 from fairseq.models import DistributedFairseqModel
@@ -13,7 +14,7 @@ from omegaconf import OmegaConf
 from rank_functions import run_on_two_ranks
 
 from amos_fairseq.compat import distribution
-from amos_fairseq.compat.distribution import arrange_ranks, check_gradient_norms, require_ranks
+from amos_fairseq.compat.distribution import arrange_ranks, check_connection, check_gradient_norms
 from amos_fairseq.errors import UserError, report_user_errors
 
 
@@ -95,11 +96,11 @@ def test_launches_that_fairseq_handles_are_unchanged(monkeypatch: pytest.MonkeyP
     assert cfg.distributed_training.distributed_backend == "gloo"
 
 
-def test_unconnected_ranks_are_refused() -> None:
-    require_ranks(settings(), {})
+def test_unconnected_ranks_are_refused(capsys: pytest.CaptureFixture) -> None:
+    check_connection(settings(), {})
     for cfg, environment in ((settings(distributed_world_size=2), {}), (settings(), {"WORLD_SIZE": "2"})):
-        with pytest.raises(UserError, match=r"2 ranks were requested but they are not connected"):
-            require_ranks(cfg, environment)
+        line = error_line(capsys, lambda _, cfg=cfg, environment=environment: check_connection(cfg, environment))
+        assert "2 ranks were requested but they are not connected" in line
 
 
 class TrainerOfTwo:

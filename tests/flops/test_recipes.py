@@ -167,9 +167,9 @@ def test_step_on_a_cpu_has_the_flops_of_the_report_and_uses_every_parameter(name
     cfg = recipe(*name, "dataset.batch_size=2", "optimization.update_freq=[1]")
     report = report_flops(cfg, 600, inference_length=None, reference=True)
     assert all(min(operations) >= 0 for operations in report.modules.values())
-    assert 2 * report.forward.total * report.tokens_per_sequence * 2 == pytest.approx(report.thesis.per_update)
+    assert 2 * report.forward.total * cfg.task.tokens_per_sample * 2 == pytest.approx(report.thesis.per_update)
     # At least the main network learns, and nothing costs more than twice the forward pass.
-    forward = report.forward.matmul * report.tokens_per_sequence * 2
+    forward = report.forward.matmul * cfg.task.tokens_per_sample * 2
     assert 1.5 * forward < report.today.per_update <= 3 * forward * (1 + 1e-9)
     assert (report.inference is None) == (name[0] == "variants/two_tower")
 

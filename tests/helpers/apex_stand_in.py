@@ -1,7 +1,7 @@
-"""In the place of NVIDIA's apex, which needs a GPU: its classes with their arguments, states and arithmetic, on any device.
+"""In the place of NVIDIA's apex, which needs a GPU: FusedAdam with its arguments, states and arithmetic, on any device.
 
-``FusedAdam`` counts updates in ``step`` of the parameter group, and keeps float32 ``exp_avg`` and ``exp_avg_sq`` for each
-parameter that has had a gradient. ``FusedLayerNorm`` is not a ``torch.nn.LayerNorm``.
+It counts updates in ``step`` of the parameter group, and keeps float32 ``exp_avg`` and ``exp_avg_sq`` for each parameter that
+has had a gradient.
 """
 
 import math
@@ -60,25 +60,11 @@ class FusedAdam(torch.optim.Optimizer):
 FusedAdam.__module__ = "apex.optimizers.fused_adam"
 
 
-class FusedLayerNorm(torch.nn.Module):
-    def __init__(self, normalized_shape, eps=1e-5, elementwise_affine=True, memory_efficient=False):
-        super().__init__()
-        is_number = isinstance(normalized_shape, int)
-        self.normalized_shape = torch.Size([normalized_shape] if is_number else normalized_shape)
-        self.eps, self.elementwise_affine, self.memory_efficient = eps, elementwise_affine, memory_efficient
-        self.weight = torch.nn.Parameter(torch.ones(self.normalized_shape))
-        self.bias = torch.nn.Parameter(torch.zeros(self.normalized_shape))
-
-    def forward(self, x):
-        return torch.nn.functional.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
-
-
 def install(monkeypatch, is_built: bool = True) -> None:
     """Let ``import apex`` find these classes on a machine with a GPU; if not ``is_built``, apex lacks its CUDA extensions."""
     contents = {
         "apex": {},
         "apex.optimizers": {"FusedAdam": FusedAdam},
-        "apex.normalization": {"FusedLayerNorm": FusedLayerNorm},
         "apex.multi_tensor_apply": {"multi_tensor_applier": SimpleNamespace(available=is_built)},
     }
     for name, attributes in contents.items():

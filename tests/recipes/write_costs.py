@@ -1,12 +1,12 @@
-"""Count the FLOPs of all packaged recipes and write ``amos_fairseq/flops/costs.tsv``: run it after a recipe has changed."""
+"""Count the FLOPs of all packaged recipes and write ``amos_fairseq/recipes/costs.tsv``: run it after a recipe has changed."""
 
 import csv
 import io
 
 import amos_fairseq
 from amos_fairseq.files import write_text
-from amos_fairseq.flops.costs import TABLE, count_costs
-from amos_fairseq.recipes import RECIPES, packaged_recipes
+from amos_fairseq.flops.configuration import count_costs
+from amos_fairseq.recipes import COSTS, RECIPES, packaged_recipes
 
 COLUMNS = ("recipe", "layers", "width", "length", "vocabulary_size", "max_update", "tokens", "flops", "not_counted")
 
@@ -20,7 +20,7 @@ def main() -> None:
     writer.writeheader()
     for name in packaged_recipes() + packaged_recipes("variants/*.yaml"):
         writer.writerow({"recipe": name} | count_costs(name, RECIPES))
-    write_text(TABLE, table.getvalue())
+    write_text(COSTS, table.getvalue())
 
 
 if __name__ == "__main__":

@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+from fairseq.dataclass.configs import FairseqConfig
 from omegaconf import OmegaConf
 from tiny_runs import TINY_RUN, run_process
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.run import hooks, names, save_dir, signals
+from amos_fairseq.run import hooks, names, resume, signals
 from amos_fairseq.run.hook import Hook
+from amos_fairseq.run.metrics_log import MetricsLog
 
 TRAINER = SimpleNamespace(cfg=SimpleNamespace(common=SimpleNamespace(amp=True)))
 MOMENTS = [name for name, _ in inspect.getmembers(Hook, inspect.isfunction) if not name.startswith("_")]
@@ -159,22 +161,6 @@ def test_a_hook_can_refuse(happened: list[str]) -> None:
     assert hooks.save_checkpoint(pytest.fail, None, TRAINER) is None
 
 
-def loading(directory: Path) -> tuple[Any, Any]:
-    """Settings and a trainer for :func:`hooks.load_checkpoint`."""
-    cfg = {"save_dir": str(directory), "restore_file": "checkpoint_last.pt", "finetune_from_model": None}
-    resets = {"reset_optimizer": True, "reset_dataloader": True, "reset_meters": False, "no_last_checkpoints": False}
-    trainer = SimpleNamespace(
-        get_model=lambda: torch.nn.Linear(1, 1),
-        should_save_checkpoint_on_current_rank=True,
-        checkpoint_suffix="",
-        task=SimpleNamespace(cfg=SimpleNamespace(data=""), load_state_dict=lambda state: None),
-        cfg=OmegaConf.create({"model": {}, "optimization": {"max_update": 100, "max_epoch": 0}}),
-        get_num_updates=lambda: 5,
-        get_lr=lambda: 0.0,
-    )
-    return OmegaConf.create(cfg | resets), trainer
-
-
 def damaged_run(directory: Path) -> Path:
     """A run whose last checkpoint was cut, beside a complete older one."""
     last, position = directory / "checkpoint_last.pt", {"epoch": 1, "iterations_in_epoch": 5}
@@ -185,42 +171,57 @@ def damaged_run(directory: Path) -> Path:
     return last
 
 
-@pytest.fixture
-def new_hooks(monkeypatch: pytest.MonkeyPatch) -> dict[str, Hook]:
-    """Those of a new run, by the names of their classes."""
-    monkeypatch.setattr(hooks, "active", [])
-    hooks.new_run()
-    return {type(hook).__name__: hook for hook in hooks.active}
+def settings_of(directory: Path) -> Any:
+    """Of a run that continues in ``directory``, without its optimizer."""
+    cfg = OmegaConf.structured(FairseqConfig)
+    cfg.checkpoint.save_dir, cfg.checkpoint.reset_optimizer, cfg.checkpoint.reset_dataloader = (
+        str(directory),
+        True,
+        True,
+    )
+    return cfg
 
 
-def test_a_save_dir_of_another_run_is_not_repaired(tmp_path: Path, new_hooks: dict) -> None:
+def test_a_save_dir_of_another_run_is_not_repaired(tmp_path: Path) -> None:
     last = damaged_run(tmp_path)
     reader, writer = os.pipe()
     other = os.fork()
     if other == 0:
-        save_dir.claim_save_dir(str(tmp_path))
+        resume.claim_save_dir(str(tmp_path))
         os.write(writer, b"x")
         time.sleep(60)
         os._exit(0)
     os.read(reader, 1)
     try:
         with pytest.raises(UserError, match="in use by another run"):
-            hooks.load_checkpoint(pytest.fail, *loading(tmp_path))
+            resume.claim_and_repair(settings_of(tmp_path).checkpoint)
     finally:
         os.kill(other, signal.SIGKILL)
         os.waitpid(other, 0)
     assert last.stat().st_size == 100
 
 
-def test_a_checkpoint_is_repaired_before_it_is_checked_and_a_refused_run_notes_nothing(tmp_path, new_hooks) -> None:
+def test_a_checkpoint_is_repaired_before_it_is_checked_and_a_refused_run_notes_nothing(tmp_path, monkeypatch) -> None:
     """The learning rate of the loaded run is 0."""
-    last, loaded = damaged_run(tmp_path), []
+    monkeypatch.setattr(hooks, "active", [])
+    hooks.new_run()
+    last, loaded, cfg = damaged_run(tmp_path), [], settings_of(tmp_path)
+    monkeypatch.setattr(resume, "running_scripts", lambda: ["a script"])
+    trainer = SimpleNamespace(
+        get_model=lambda: torch.nn.Linear(1, 1),
+        task=SimpleNamespace(cfg=SimpleNamespace(data=""), load_state_dict=lambda state: None),
+        cfg=OmegaConf.create({"model": {}, "optimization": {"max_update": 100, "max_epoch": 0}}),
+        get_num_updates=lambda: 5,
+        get_lr=lambda: 0.0,
+    )
 
     def load(cfg: Any, trainer: Any) -> tuple[Any, Any]:
         loaded.append(torch.load(last, weights_only=True)["model"])
         return {}, SimpleNamespace(next_epoch_idx=1)
 
+    resume.Resume().before_trainer(cfg)
     with pytest.raises(UserError, match="after update 5 the learning rate is 0"):
-        hooks.load_checkpoint(load, *loading(tmp_path))
+        hooks.load_checkpoint(load, cfg.checkpoint, trainer)
     assert len(loaded) == 1
-    assert new_hooks["MetricsLog"].resumed_update is None
+    (metrics_log,) = (hook for hook in hooks.active if isinstance(hook, MetricsLog))
+    assert metrics_log.resumed_update is None

@@ -40,14 +40,12 @@ def test_new_records_are_those_since_the_last_call(tmp_path):
     assert (new.read(), new.update) == (records[1:], 6)
 
 
-def test_what_a_file_holds_before_is_not_new_and_only_its_end_is_read(tmp_path):
+def test_what_a_file_holds_before_is_not_new(tmp_path):
     file = tmp_path / FILE_NAME
-    file.write_bytes(b"\x00" * 10_000 + b'\n{"split": "train", "update": 12}\n')
+    file.write_bytes(b'\x00\n{"split": "train", "update": 8}\n{"split": "train", "update": 12}\n')
     new = NewRecords(tmp_path)
     assert (new.read(), new.update) == ([], 12)
-    shorter = tmp_path / "cut_back"  # as a run that is resumed replaces it
-    shorter.write_text('{"split": "train", "update": 8}\n')
-    shorter.replace(file)
+    file.write_text('{"split": "train", "update": 8}\n')  # as a run that is resumed cuts it back
     assert (new.read(), new.update) == ([], 8)
     with file.open("a") as end:
         end.write('{"split": "train", "update": 9}\n')
@@ -57,5 +55,5 @@ def test_what_a_file_holds_before_is_not_new_and_only_its_end_is_read(tmp_path):
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
 def test_a_pipe_in_the_place_of_the_file_is_refused(make, tmp_path):
     make(tmp_path / FILE_NAME)
-    with pytest.raises(UserError, match=r"metrics\.jsonl is not a file: remove it"):
-        NewRecords(tmp_path)
+    with pytest.raises(UserError, match=r"metrics\.jsonl is a .*: remove it"):
+        NewRecords(tmp_path).read()

@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.run.names import BestMetric, check_fit, check_names
+from amos_fairseq.run.names import BestMetric, check_config, check_fit
 
 
 def named(**changes: Any) -> Any:
@@ -27,7 +27,7 @@ def named(**changes: Any) -> Any:
 )
 def test_names_that_do_not_exist(section: str, name: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        check_names(named(**{section: name}))
+        check_config(named(**{section: name}))
 
 
 OBJECTIVES = ("amos", "electra", "electric", "mlm", "teams")

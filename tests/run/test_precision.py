@@ -100,22 +100,8 @@ def test_settings_that_are_refused_before_the_launch(named, common, has_gpu, mes
     [
         ("bf16", None, GPU, False, None, rf"^task\.precision=bf16 needs .* this GPU {NO}: train in fp16 or float32$"),
         ("auto", None, GPU, False, "bf16", rf"^last\.pt was trained in bf16, .* {NO}: give task\.precision=fp16"),
-        (
-            "auto",
-            None,
-            CPU,
-            True,
-            "fp16",
-            r"^last\.pt was trained in fp16, which needs a GPU: give task\.precision=bf16",
-        ),
-        (
-            "float32",
-            None,
-            CPU,
-            True,
-            "bf16",
-            r"trained in bf16 and has no state .* in float32: keep .*precision=bf16\)",
-        ),
+        ("auto", None, CPU, True, "fp16", r"trained in fp16, and fp16 needs a GPU: give task\.precision=bf16"),
+        ("float32", None, CPU, True, "bf16", r"in bf16 and has no state .* in float32: keep .*precision=bf16\)"),
         ("float32", None, GPU, True, "amp", r"trained in amp .* in float32: keep amp \(common\.amp=true\), or start"),
     ],
 )
@@ -170,7 +156,7 @@ def test_the_launcher_opens_no_cuda_context(setting: str, monkeypatch: pytest.Mo
 def unlike_ranks(rank: int) -> None:
     """Rank 1 emulates bfloat16."""
     precision.supports_bf16 = lambda on_gpu: rank == 0
-    reason = "processors differ: no bfloat16 in hardware on rank 1"
+    reason = "the processors of 1 of 2 ranks do not support bfloat16 in hardware"
     cfg = configuration("auto")
     lines: list[str] = []
     precision.logger.info = lines.append
@@ -180,7 +166,7 @@ def unlike_ranks(rank: int) -> None:
     assert lines[1:] == [f"precision: bf16 (slower than float32: {reason})"]
     with pytest.raises(UserError if rank == 0 else SystemExit) as ended:
         set_precision(configuration("bf16"), on_gpu=True)
-    assert rank == 1 or "GPUs differ: no bfloat16 in hardware on rank 1" in str(ended.value)
+    assert rank == 1 or "the GPUs of 1 of 2 ranks do not support" in str(ended.value)
     precision.supports_bf16 = lambda on_gpu: True
     # Only the first rank reads what the run continues.
     precision.running_scripts = lambda: [None]
@@ -213,7 +199,7 @@ def settings(folder: Path, **changes: Any) -> Any:
     return cfg
 
 
-def test_precision_of_the_continued_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_precision_of_the_continued_run(tmp_path: Path) -> None:
     run, other = tmp_path / "run", tmp_path / "other.pt"
     run.mkdir()
     assert saved_precision(settings(run)) is None
@@ -221,8 +207,6 @@ def test_precision_of_the_continued_run(tmp_path: Path, monkeypatch: pytest.Monk
     assert saved_precision(settings(run, finetune_from_model=str(other))) is None
     assert saved_precision(settings(run, restore_file=str(other))) == Saved("fp16", str(other))
     assert saved_precision(settings(run, restore_file=str(other), reset_optimizer=True)) is None
-    assert saved_precision(settings(run, restore_file=str(tmp_path / "absent.pt"))) is None
-
     last = run / "checkpoint_last.pt"
     for flags, expected in (([], "float32"), (["bf16"], "bf16"), (["amp"], "amp")):
         write(last, flags)
@@ -231,14 +215,6 @@ def test_precision_of_the_continued_run(tmp_path: Path, monkeypatch: pytest.Monk
     write(last, ["bf16"], last_optimizer_state=None)  # weights alone
     assert saved_precision(settings(run)) is None
     write(last, ["bf16"], cfg=None)  # an old checkpoint of stock fairseq
-    assert saved_precision(settings(run)) is None
-    # What replaces a damaged file.
-    write(run / "checkpoint_1_4.pt", ["fp16"], updates=4)
-    write(run / "checkpoint_1_8.pt", ["bf16"], updates=8)
-    last.write_bytes(last.read_bytes()[:100])
-    assert saved_precision(settings(run)) == Saved("bf16", str(run / "checkpoint_1_8.pt"))
-    # It disappears once it was found, as where another run cleans up: loading reports that.
-    monkeypatch.setattr(precision, "newest_complete_checkpoint", lambda *given: (str(run / "checkpoint_1_9.pt"), 9))
     assert saved_precision(settings(run)) is None
 
 

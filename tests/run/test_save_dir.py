@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.run.save_dir import claim_save_dir
+from amos_fairseq.run.resume import claim_save_dir
 
 
 def test_a_save_dir_belongs_to_one_process(tmp_path: Path) -> None:

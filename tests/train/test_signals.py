@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -23,7 +22,6 @@ from interrupted_run import (
 )
 from tiny_runs import run_process
 from torch.distributed.run import get_args_parser
-from waiting import wait_until
 
 from amos_fairseq.errors import INTERRUPTED, REQUEUE
 from amos_fairseq.run.signals import SIGNALS
@@ -86,88 +84,6 @@ def test_signals_to_the_whole_group_cost_nothing(
     for log in tmp_path.glob("*.err"):
         assert "Traceback" not in log.read_text()
     assert_same_run(tmp_path / "run", uninterrupted())
-
-
-def hydra_flags(data: Path, save_dir: Path) -> list[str]:
-    """A run between whose ends the YAML saves nothing (every 700 updates)."""
-    return shlex.split(
-        f"--config-dir examples/pretraining/config --config-name amos_tiny task.data={data} checkpoint.save_dir={save_dir} "
-        f"optimization.max_update={LAST_UPDATE} lr_scheduler.warmup_updates=2 model.encoder_embed_dim=32 "
-        "model.encoder_ffn_embed_dim=64 task.tokens_per_sample=32 model.max_positions=32 dataset.batch_size=16 "
-        "common.log_interval=1"
-    )
-
-
-# Slurm for one job of one task: sbatch runs a copy of the script, srun a task, scontrol the script once more when it has
-# ended. The task stays the process that srun was, as it is its process under Slurm that receives the signal.
-FAKE_SLURM = {
-    "sbatch": """
-        cp "$1" "$FAKE_SLURM/script"
-        echo "Submitted batch job 42"
-        "$FAKE_SLURM/job" > /dev/null 2>&1 &""",
-    "job": """
-        export SLURM_JOB_ID=42 SLURM_CPUS_PER_TASK=6
-        bash "$FAKE_SLURM/script" >> "$FAKE_SLURM/job.log" 2>&1
-        echo "exit code $?" >> "$FAKE_SLURM/job.log"
-        if [ -e "$FAKE_SLURM/requeued" ]; then rm "$FAKE_SLURM/requeued"; exec "$0"; fi""",
-    "srun": """
-        while [ "$1" != "$FAKE_SLURM_PYTHON" ]; do shift; done
-        echo "srun gives $SRUN_CPUS_PER_TASK CPUs"
-        echo $$ > "$FAKE_SLURM/pid"
-        export SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=1 SLURM_NODEID=0 SLURM_JOB_NUM_NODES=1
-        exec "$@" """,
-    "scontrol": """
-        echo "scontrol $*"
-        touch "$FAKE_SLURM/requeued" """,
-    "sacct": """
-        echo "JobID|State|NodeList"; echo "42|RUNNING|node0" """,
-}
-
-
-def test_a_run_that_submitit_has_submitted_is_requeued(binarized_corpus: Path, tmp_path: Path) -> None:
-    """Hydra's submitit launcher and submitit itself, with the settings of slurm_8x8.yaml, in an imitation of Slurm.
-
-    submitit's own handler would requeue the job at SIGUSR2 without saving.
-    """
-    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
-    for name, text in FAKE_SLURM.items():
-        (tmp_path / name).write_text(f"#!/bin/bash{text}\n")
-        (tmp_path / name).chmod(0o755)
-    command = ["env", f"PATH={tmp_path}:{os.environ['PATH']}", f"FAKE_SLURM={tmp_path}"]
-    command += [f"FAKE_SLURM_PYTHON={sys.executable}"]
-    command += [sys.executable, "-m", "fairseq_cli.hydra_train", "--multirun"]
-    command += [*hydra_flags(binarized_corpus, tmp_path / "run"), "+cluster=slurm_8x8"]
-    command += ["hydra.searchpath=[file://examples/multi_node/config]", "distributed_training.distributed_world_size=1"]
-    command += ["hydra.launcher.nodes=1", "hydra.launcher.tasks_per_node=1", "hydra.launcher.gpus_per_node=0"]
-    submission = BackgroundRun(command, tmp_path / "submission.log")
-
-    def job() -> str:
-        return text_of_job(tmp_path / "job.log")
-
-    def wait_for(pattern: str) -> None:
-        submission.wait_until(lambda: re.search(pattern, job()), lambda: job() + submission.text())
-
-    wait_for("num_updates=12,")
-    os.kill(int((tmp_path / "pid").read_text()), signal.SIGUSR2)
-    wait_for(rf"SIGUSR2: stopped after update \d+, exit code {REQUEUE}")
-    wait_for(rf"scontrol requeue 42\n+exit code {REQUEUE}\n")
-    assert submission.exit_code() == 0, submission.text()[-3000:] + job()[-3000:]
-    assert job().count("srun gives 6 CPUs") == 2
-    # The launcher ends with the task's result; the script writes its last line after that.
-    wait_until(lambda: "exit code 0\n" in job())
-    assert job().count("exit code 0\n") == 1
-    script = (tmp_path / "script").read_text()
-    assert "#SBATCH --signal=USR2@300\n" in script
-    assert "#SBATCH --requeue\n" in script
-    alone = [sys.executable, "-m", "fairseq_cli.hydra_train", *hydra_flags(binarized_corpus, tmp_path / "alone")]
-    run_to_end(alone, tmp_path / "alone.log")
-    assert_same_run(tmp_path / "run", tmp_path / "alone")
-
-
-def text_of_job(log: Path) -> str:
-    """The output of the job and of its task."""
-    tasks = "".join(path.read_text() for path in sorted(log.parent.rglob("*_log.*")))
-    return (log.read_text() if log.exists() else "") + tasks
 
 
 def two_ranks(module: str, *flags: str) -> list[str]:
