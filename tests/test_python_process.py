@@ -97,7 +97,10 @@ def test_no_command_imports_modules_of_the_current_folder(folder: Path, tmp_path
     assert started == f"started {python_command('fairseq_cli.hydra_train')[1:]} 1"
 
 
-@pytest.mark.parametrize("how", ["", "spawn"])
+NOT_ON_310 = pytest.mark.skipif(sys.version_info < (3, 11), reason="docs/limits.md")
+
+
+@pytest.mark.parametrize("how", ["", pytest.param("spawn", marks=NOT_ON_310)])
 def test_a_started_process_imports_from_the_users_path_only(how: str, folder: Path, tmp_path: Path) -> None:
     """Also the processes of multiprocessing that it starts. With ``-m``, the modules of the folder are imported."""
     own = tmp_path / "own"

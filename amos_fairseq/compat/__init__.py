@@ -2,7 +2,7 @@
 
 :data:`PATCHES` lists the functions that are replaced because of faults alone, by what, and why. Where a feature of ours needs
 the same function, :mod:`amos_fairseq.run.hooks` replaces it and calls the functions of this package among its hooks. This
-package imports only the ground floor (errors, files, collectives ...).
+package imports only the ground floor (errors, files ...).
 """
 
 # isort: off
@@ -37,7 +37,7 @@ PATCHES = {
     ),
     "A kill or a full disk truncates checkpoints": (
         Patch(checkpoint_utils, "torch_persistent_save", checkpoints.save_atomically),
-        Patch(PathManager, "copy", checkpoints.copy_local_atomically),
+        Patch(PathManager, "copy", checkpoints.copy_atomically),
         Patch(PathManager, "rename", checkpoints.rename_after_fsync),
     ),
     "Mixed precision does not resume exactly: master weights and the state of the loss scaler are not saved": (

@@ -89,18 +89,13 @@ def save_atomically(
         write_atomically(filename, functools.partial(torch.save, obj))
 
 
-def copy_atomically(source: str, target: str) -> bool:
-    """Copy a file on a local disk; ``target`` is replaced atomically."""
-    with open(source, "rb") as content:
-        write_atomically(target, lambda file: shutil.copyfileobj(content, file, 16 * 1024 * 1024))
-    return True  # fairseq asserts it
-
-
-def copy_local_atomically(copy: Callable[..., Any], src_path: str, dst_path: str, overwrite: bool = False) -> Any:
+def copy_atomically(copy: Callable[..., Any], src_path: str, dst_path: str, overwrite: bool = False) -> Any:
     """Replace ``PathManager.copy``, which on a local disk overwrites whatever ``overwrite`` is."""
     if any(map(PathManager.path_requires_pathmanager, (src_path, dst_path))):
         return copy(src_path, dst_path, overwrite)
-    return copy_atomically(src_path, dst_path)
+    with open(src_path, "rb") as content:
+        write_atomically(dst_path, lambda file: shutil.copyfileobj(content, file, 16 * 1024 * 1024))
+    return True  # fairseq asserts it
 
 
 def rename_after_fsync(rename: Callable[..., Any], src: str, dst: str) -> None:
@@ -136,7 +131,7 @@ def repair_last_checkpoint(save_dir: str, suffix: str = "", is_written: bool = T
     if path != last and not (is_usable and updates <= _num_updates_or_infinity(last)):
         state = "missing" if not exists else "damaged" if is_written and not is_usable else "older"
         logger.warning(f"{last} is {state}: resuming from the newest complete checkpoint, {path} ({updates} updates)")
-        copy_atomically(path, last)
+        PathManager.copy(path, last)
 
 
 def newest_complete_checkpoint(

@@ -1,4 +1,4 @@
-"""Launch: which ranks train, on which devices, on a CPU as on GPUs.
+"""Which ranks train, on which devices, on a CPU as on GPUs; and collective operations, which each of them has to call.
 
 Stock fairseq, as observed:
 
@@ -18,16 +18,19 @@ import re
 import socket
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from fairseq.distributed import utils as distributed_utils
 from fairseq.trainer import Trainer
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from amos_fairseq.compat.device_reads import true_norm
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.python_process import leave_out_current_folder
+
+Value = TypeVar("Value")
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)  # fairseq silences INFO on all ranks but the first; each rank logs one line here
@@ -222,3 +225,47 @@ def check_gradient_norms(stock: Any, trainer: Trainer, grad_norm: torch.Tensor) 
             f"gradients differ between ranks in update {trainer.get_num_updates() + 1} (norms {listed}): the ranks do "
             "not run the same code, settings and kind of device; the last checkpoint is from before"
         )
+
+
+def from_first_rank(read: Callable[[], Value]) -> Value:
+    """Return on every rank what ``read`` returns on the first one, which must be picklable.
+
+    If ``read`` raises, so does the first rank; the others raise ``SystemExit`` with the same exit code, so that the message is
+    printed once.
+    """
+    is_first = distributed_utils.get_global_rank() == 0
+    value, error = None, None
+    if is_first:
+        try:
+            value = read()
+        except Exception as raised:
+            error = raised
+    if distributed_utils.get_global_world_size() > 1:
+        # An exception of any library cannot always be pickled; the other ranks need its exit code alone.
+        shared = [(value, None if error is None else getattr(error, "exit_code", 1))]
+        torch.distributed.broadcast_object_list(shared, src=0)
+        value, exit_code = shared[0]
+        if exit_code is not None and not is_first:
+            raise SystemExit(exit_code)
+    if error is not None:
+        raise error
+    return value
+
+
+def raise_on_every_rank(problem: str | None, error_class: type[UserError] = UserError) -> None:
+    """End all ranks if the first rank has a ``problem``, a message for the user; the class determines the exit code."""
+
+    def report() -> None:
+        if problem is not None:
+            raise error_class(problem)
+
+    from_first_rank(report)
+
+
+def sum_over_ranks(values: Tensor) -> Tensor:
+    """Return the sum of ``values`` over all ranks, on the CPU. Every rank has to pass the same shape and dtype."""
+    if distributed_utils.get_global_world_size() == 1:
+        return values
+    on_device = values.to("cuda" if torch.distributed.get_backend() == "nccl" else "cpu", copy=True)
+    torch.distributed.all_reduce(on_device)
+    return on_device.cpu()

@@ -28,7 +28,7 @@ from amos_fairseq.models.configuration import OF_FINE_TUNING, EncoderConfig, par
 from amos_fairseq.models.electric import NO_ENCODER
 from amos_fairseq.output.terminal import ending_in_one_line, say
 from amos_fairseq.recipes import PRECISIONS
-from amos_fairseq.run.precision import Device, Saved, decide, gpus_support_bf16, missing_support, refusal, supports_bf16
+from amos_fairseq.run.precision import Device, Saved, choose, gpus_support_bf16, supports_bf16
 from amos_fairseq.setting_checks import as_flags, model_settings
 from amos_fairseq.text.tokenization import Tokenizer
 
@@ -208,17 +208,12 @@ def saved_precision(out: Path, name: str) -> Saved | None:
 def choose_precision(asked: str, devices: Sequence[str], saved: Saved | None = None) -> str:
     """Return the precision of all runs: "float32", "bf16" or "fp16". ``auto`` keeps that of results that are continued. The
     GPUs are asked only where the answer matters: it takes seconds."""
-    wanted, on_gpu, supported = saved.precision if saved and asked == "auto" else asked, devices[0] != "cpu", True
+    of_results = saved if asked == "auto" else None  # another one is compared with the other settings of the results
+    wanted, on_gpu, supported = of_results.precision if of_results else asked, devices[0] != "cpu", True
     if wanted in ("auto", "bf16"):
         supported = gpus_support_bf16() if on_gpu else supports_bf16(on_gpu=False)
     device = Device(on_gpu, supported, "the GPUs do not support bfloat16 in hardware")  # on a CPU it is emulated
-    precision, _ = decide(asked, saved, device)
-    if asked != "auto":  # whether it is that of the results is compared with their other settings
-        if problem := refusal(precision, f"--precision {precision}", None, device):
-            raise UserError(problem)
-    elif missing := missing_support(precision, device):
-        raise UserError(f"{saved.path}: its results are of {precision}, which {missing}: give another --out")
-    return precision
+    return choose(asked, f"--precision {asked}", device, of_results, "give another --out")[0]
 
 
 def find_devices(cpu: bool, parallel: int = 1) -> tuple[str, ...]:

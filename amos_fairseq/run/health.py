@@ -11,7 +11,7 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.trainer import Trainer
 from torch import Tensor
 
-from amos_fairseq.compat.collectives import raise_on_every_rank
+from amos_fairseq.compat.distribution import raise_on_every_rank
 from amos_fairseq.errors import CollapsedError, DivergedError
 from amos_fairseq.functional.replaced_token_detection import EQUAL_LOGITS
 from amos_fairseq.run.hook import Hook

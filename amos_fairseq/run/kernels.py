@@ -1,9 +1,11 @@
 """``--deterministic``, ``--compile`` and ``--kernels triton``: set up and tested before training starts; memory on a CPU."""
 
+import contextlib
 import importlib
 import logging
 import os
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -115,16 +117,9 @@ def require_compiler(device: torch.device) -> None:
     def scaled(x: torch.Tensor) -> torch.Tensor:
         return (x * new).sin()
 
-    try:
+    tools = COMPILERS.get(device.type, "what PyTorch needs to compile")
+    with _explained("model.compile=true", tools, "model.compile=false (without --compile)"):
         torch.compile(scaled)(torch.ones(64, device=device))
-    except Exception as error:  # the compiler, and whatever starts it, may raise any exception
-        # "backend='inductor' raised:" is a line by itself, followed by the reason.
-        reasons = [line for line in str(error).splitlines() if line.strip() and not line.endswith("raised:")]
-        raise UserError(
-            f"model.compile=true does not work on this machine ({reasons[0] if reasons else repr(error)}): install "
-            f"{COMPILERS.get(device.type, 'what PyTorch needs to compile')}, or train with model.compile=false (without "
-            "--compile)"
-        ) from error
 
 
 def require_triton(device: torch.device, model: torch.nn.Module) -> None:
@@ -143,15 +138,23 @@ def require_triton(device: torch.device, model: torch.nn.Module) -> None:
     dtype = next(model.parameters()).dtype
     dtype = dtype if dtype in HALF_PRECISION else torch.float16
     bias = torch.zeros(1, 127, device=device, requires_grad=True)
-    try:
+    with _explained("model.kernels=triton", COMPILERS["cuda"], "model.kernels=fast"):
         for width in sorted(widths):
             heads = torch.randn(1, 64, 3, 1, width, device=device).to(dtype)
             attention.triton_attention(heads.requires_grad_(), bias, dropout=0.1).sum().backward()
-    except Exception as error:  # the compiler, and whatever starts it, may raise any exception
-        reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
+
+
+@contextlib.contextmanager
+def _explained(setting: str, tools: str, other: str) -> Iterator[None]:
+    """Turn an exception of the body, where a compiler and what starts it may raise any, into a :class:`UserError`."""
+    try:
+        yield
+    except Exception as error:
+        # "backend='inductor' raised:" is a line by itself, followed by the reason.
+        lines = [line for line in str(error).splitlines() if line.strip() and not line.endswith("raised:")]
+        reason = lines[0] if lines else repr(error)
         raise UserError(
-            f"model.kernels=triton does not work on this machine ({reason}): install {COMPILERS['cuda']}, or train with "
-            "model.kernels=fast"
+            f"{setting} does not work on this machine ({reason}): install {tools}, or train with {other}"
         ) from error
 
 

@@ -17,7 +17,7 @@ import torch
 from fairseq.logging import metrics
 from fairseq.logging.meters import Meter
 
-from amos_fairseq.compat.collectives import from_first_rank
+from amos_fairseq.compat.distribution import from_first_rank
 from amos_fairseq.files import explain_write_errors, no_links, whole_file
 from amos_fairseq.run.hook import Hook
 from amos_fairseq.run.metrics_file import FILE_NAME, parse_lines

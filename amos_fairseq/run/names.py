@@ -15,7 +15,7 @@ from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_REGISTRY
 from omegaconf import OmegaConf
 
-from amos_fairseq.compat.collectives import raise_on_every_rank
+from amos_fairseq.compat.distribution import raise_on_every_rank
 from amos_fairseq.errors import UserError
 from amos_fairseq.run.hook import Hook
 from amos_fairseq.setting_checks import config_class, read_section

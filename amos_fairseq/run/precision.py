@@ -23,8 +23,7 @@ from fairseq.optim import OPTIMIZER_REGISTRY
 from hydra.core.hydra_config import HydraConfig
 
 from amos_fairseq.checkpoint_files import read_header
-from amos_fairseq.compat.collectives import from_first_rank, raise_on_every_rank, sum_over_ranks
-from amos_fairseq.compat.distribution import visible_gpus
+from amos_fairseq.compat.distribution import from_first_rank, raise_on_every_rank, sum_over_ranks, visible_gpus
 from amos_fairseq.compat.patching import running_scripts
 from amos_fairseq.errors import UserError
 from amos_fairseq.run.hook import Hook
@@ -91,8 +90,7 @@ def requested_precision(cfg: Any) -> tuple[str, str]:
 def check_settings(cfg: Any) -> None:
     """Refuse settings that no device, or no CPU, can follow. No GPU is asked anything."""
     name, setting = requested_precision(cfg)
-    if problem := refusal(name, setting, None, Device(visible_gpus(cfg) > 0)):
-        raise UserError(problem)
+    choose(name, setting, Device(visible_gpus(cfg) > 0), None)
     overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else ()
     if name == "auto" and any(override.lstrip("+").startswith("common.bf16=") for override in overrides):
         raise UserError(
@@ -113,8 +111,7 @@ def set_precision(cfg: Any, on_gpu: bool, saved: Saved | None = None) -> str:
     """
     request, setting = requested_precision(cfg)
     device = device_of_ranks(on_gpu) if request in ("auto", "bf16") else Device(on_gpu)
-    name, reason = decide(request, saved, device)
-    raise_on_every_rank(refusal(name, setting, saved, device))
+    name, reason = from_first_rank(lambda: choose(request, setting, device, saved))
     for flag in FLAGS:
         setattr(cfg.common, flag, flag == name)
     if getattr(cfg.task, "precision", None) is not None:
@@ -125,42 +122,41 @@ def set_precision(cfg: Any, on_gpu: bool, saved: Saved | None = None) -> str:
     return name
 
 
-def decide(request: str, saved: Saved | None, device: Device) -> tuple[str, str]:
-    """Return the precision of a run, and why it is that one. ``request``: "amp", or a value of ``task.precision``."""
-    if request != "auto":
-        name, reasons = request, []
-    elif saved is not None:
-        name, reasons = saved.precision, [f"auto: as in {saved.path}"]
-    else:
-        return "bf16" if device.supports_bf16 else "float32", f"auto: {device.reason}"
-    if name == "bf16" and not device.supports_bf16:
+def choose(
+    request: str, setting: str, device: Device, saved: Saved | None, instead: str | None = None
+) -> tuple[str, str]:
+    """Return the precision of a run, and why it is that one: the table of all cases.
+
+    Args:
+        request: "amp", or a value of ``task.precision``; ``setting`` asks for it, for the message.
+        saved: what the run continues; ``instead``: what to do if the device cannot.
+
+    Raises:
+        UserError: the device cannot train in it, or not continue the run. A CPU emulates bf16.
+    """
+    name, reasons = request, []
+    if request == "auto":
+        name = saved.precision if saved else "bf16" if device.supports_bf16 else "float32"
+        reasons.append(f"auto: as in {saved.path}" if saved else f"auto: {device.reason}")
+    new_run = saved and f"start a new run from its weights (--finetune-from-model {saved.path}, another --save-dir)"
+    if saved and WITH_STATE_OF[name] != WITH_STATE_OF[saved.precision]:
+        kept = "common.amp=true" if saved.precision == "amp" else f"task.precision={saved.precision}"
+        raise UserError(
+            f"{saved.path} was trained in {saved.precision} and has no state to continue in {name}: keep {saved.precision} "
+            f"({kept}), or {new_run}"
+        )
+    is_emulated = name == "bf16" and not device.supports_bf16
+    if (is_emulated and device.on_gpu) or (name in ("fp16", "amp") and not device.on_gpu):
+        needs = f"needs bfloat16 products, and {device.reason}" if is_emulated else "needs a GPU"
+        other = "fp16" if device.on_gpu else "bf16"
+        if saved is None:
+            raise UserError(f"{setting} {needs}: train in {other} or float32")
+        with_its_state = f"give task.precision={other} to continue with its master weights"
+        advice = instead or (new_run if name == "amp" else with_its_state)
+        raise UserError(f"{saved.path} was trained in {saved.precision}, and {name} {needs}: {advice}")
+    if is_emulated:
         reasons.append(f"slower than float32: {device.reason}")
     return name, ", ".join(reasons)
-
-
-def missing_support(name: str, device: Device) -> str | None:
-    """Return what the precision ``name`` needs that the device lacks; None if it trains. A CPU emulates bf16."""
-    if name == "bf16" and device.on_gpu and not device.supports_bf16:
-        return f"needs bfloat16 products, and {device.reason}"
-    if name in ("fp16", "amp") and not device.on_gpu:
-        return "needs a GPU"
-    return None
-
-
-def refusal(name: str, setting: str, saved: Saved | None, device: Device) -> str | None:
-    """Return why the device cannot train in the precision ``name``, which ``setting`` asks for, or not continue ``saved``."""
-    other = "fp16" if device.on_gpu else "bf16"
-    missing = missing_support(name, device)
-    if saved is None:
-        return missing and f"{setting} {missing}: train in {other} or float32"
-    new_run = f"start a new run from its weights (--finetune-from-model {saved.path}, another --save-dir)"
-    if WITH_STATE_OF[name] != WITH_STATE_OF[saved.precision]:
-        kept = "common.amp=true" if saved.precision == "amp" else f"task.precision={saved.precision}"
-        trained = f"{saved.path} was trained in {saved.precision} and has no state to continue in {name}"
-        return f"{trained}: keep {saved.precision} ({kept}), or {new_run}"
-    has_its_state = WITH_STATE_OF[other] == WITH_STATE_OF[name]
-    advice = f"give task.precision={other} to continue with its master weights" if has_its_state else new_run
-    return missing and f"{saved.path} was trained in {saved.precision}, and {name} {missing}: {advice}"
 
 
 def saved_precision(cfg: Any) -> Saved | None:

@@ -28,7 +28,7 @@ from omegaconf import OmegaConf
 
 from amos_fairseq.checkpoint_files import num_updates_of, read_header, task_state_of, training_seconds_of
 from amos_fairseq.compat.checkpoints import repair_last_checkpoint
-from amos_fairseq.compat.collectives import from_first_rank, raise_on_every_rank
+from amos_fairseq.compat.distribution import from_first_rank, raise_on_every_rank
 from amos_fairseq.compat.patching import running_scripts
 from amos_fairseq.errors import UserError, save_dir_not_writable
 from amos_fairseq.files import take_lock

@@ -14,7 +14,7 @@ from fairseq.logging import metrics
 from fairseq.tasks import register_task
 from omegaconf import II, MISSING, OmegaConf
 
-from amos_fairseq.compat.collectives import sum_over_ranks
+from amos_fairseq.compat.distribution import sum_over_ranks
 from amos_fairseq.data.block_iterator import blocks_per_batch
 from amos_fairseq.data.corpus import count_tokens, read_blocks, require_split, unigram_entropy
 from amos_fairseq.data.masked_blocks import (

@@ -30,8 +30,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from training_step import Batch, FairseqStep, Setup, random_batches, set_up
 
 from amos_fairseq.cli.arguments import HelpFormatter, add_overrides
-from amos_fairseq.compat.collectives import raise_on_every_rank
-from amos_fairseq.compat.distribution import TORCHRUN_VARIABLES, arrange_ranks
+from amos_fairseq.compat.distribution import TORCHRUN_VARIABLES, arrange_ranks, raise_on_every_rank
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import whole_file, write_text
 from amos_fairseq.output.tables import markdown_rows

@@ -1,4 +1,4 @@
-"""The ranks of a launch on machines with any number of GPUs, launches that are refused, and two gloo ranks."""
+"""The ranks of a launch on machines with any number of GPUs, launches that are refused, and two gloo ranks: gradients, errors."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -11,11 +11,17 @@ from fairseq.distributed import utils
 from fairseq.models import DistributedFairseqModel
 from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
-from rank_functions import run_on_two_ranks
+from rank_functions import run_on_two_ranks, succeed_on_two_ranks
 
 from amos_fairseq.compat import distribution
-from amos_fairseq.compat.distribution import arrange_ranks, check_connection, check_gradient_norms
-from amos_fairseq.errors import UserError, report_user_errors
+from amos_fairseq.compat.distribution import (
+    arrange_ranks,
+    check_connection,
+    check_gradient_norms,
+    from_first_rank,
+    raise_on_every_rank,
+)
+from amos_fairseq.errors import COLLAPSED, CollapsedError, UserError, report_user_errors
 
 
 def torchrun_environment(rank: int, world_size: int, **more: str) -> dict[str, str]:
@@ -161,3 +167,49 @@ def test_two_gloo_ranks_share_gradients_and_notice_divergence() -> None:
         assert done.returncode == 1
         assert "amos_fairseq: error: gradients differ between ranks in update 1" in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_collective_operations_of_one_process() -> None:
+    assert from_first_rank(lambda: {"path": "last.pt"}) == {"path": "last.pt"}
+    raise_on_every_rank(None)
+    for call in from_first_rank:
+        with pytest.raises(ZeroDivisionError):
+            call(lambda: 1 / 0)
+    with pytest.raises(CollapsedError, match=r"^flat$"):
+        raise_on_every_rank("flat", CollapsedError)
+
+
+class CannotBePickled(OSError):
+    """As exceptions of libraries that hold a lock or a file."""
+
+    def __reduce__(self) -> None:
+        raise TypeError("cannot pickle")
+
+
+def fail(rank: int, error: Exception) -> None:
+    """The action of the first rank; the others must not call it."""
+    assert rank == 0
+    raise error
+
+
+def every_way_to_end(rank: int) -> None:
+    """After each error both ranks still meet in the next operation: none is a step behind."""
+    errors = (UserError("no such file"), CollapsedError("flat"), CannotBePickled("gone"), ValueError("a bug"))
+    for number, error in enumerate(errors):
+        for call in from_first_rank:
+            with pytest.raises(SystemExit if rank else type(error)) as ended:
+                call(lambda error=error: fail(rank, error))
+            if rank:
+                assert ended.value.code == (COLLAPSED if number == 1 else 1)
+            else:
+                assert ended.value is error
+        assert from_first_rank(lambda number=number: (rank, number)) == (0, number)
+    with pytest.raises(SystemExit if rank else CollapsedError) as ended:
+        raise_on_every_rank(None if rank else "flat", CollapsedError)
+    assert rank == 0 or ended.value.code == COLLAPSED
+    raise_on_every_rank("only rank 1 found this" if rank else None)
+
+
+@pytest.mark.slow
+def test_an_error_of_the_first_rank_ends_both() -> None:
+    succeed_on_two_ranks(every_way_to_end)

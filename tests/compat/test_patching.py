@@ -42,16 +42,3 @@ def test_a_training_script_is_patched_once(monkeypatch: pytest.MonkeyPatch) -> N
     for _ in range(2):
         patch_training_script()
     assert {name: getattr(script, name).__wrapped__ for name in names} == stock
-
-
-def test_properties_remain_properties() -> None:
-    class Owner:
-        @property
-        def size(self) -> int:
-            return 2
-
-    def add_one(stock: Any, owner: Owner) -> int:
-        return stock(owner) + 1
-
-    Patch(Owner, "size", add_one).apply_to(Owner)
-    assert Owner().size == 3

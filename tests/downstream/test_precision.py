@@ -21,15 +21,9 @@ CASES = [
     ("float32", "bf16", True, None, "float32"),
     ("auto", "bf16", False, False, "bf16"),
     ("auto", "bf16", True, True, "bf16"),
-    (
-        "auto",
-        "bf16",
-        True,
-        False,
-        r"of bf16, which needs bfloat16 products, and the GPUs do not .*: give another --out$",
-    ),
+    ("auto", "bf16", True, False, r"in bf16, and bf16 needs bfloat16 products, and the GPUs .*: give another --out$"),
     ("auto", "float32", True, None, "float32"),
-    ("auto", "fp16", False, None, r"its results are of fp16, which needs a GPU: give another --out$"),
+    ("auto", "fp16", False, None, r"in fp16, and fp16 needs a GPU: give another --out$"),
 ]
 
 

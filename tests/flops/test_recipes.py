@@ -153,13 +153,6 @@ def test_thesis_convention_matches_table_5_3(name: str, max_update: int, printed
     assert counted == pytest.approx(ours, rel=1e-3)  # four digits are given
 
 
-def test_the_report_has_the_totals_of_both_conventions() -> None:
-    cfg = recipe("mlm_tiny", "dataset.batch_size=2", "optimization.update_freq=[1]")
-    report = report_flops(cfg, 600, inference_length=None)
-    assert report.thesis == training_flops(cfg, 600, "thesis")
-    assert report.today == training_flops(cfg, 600)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TINY, ids=" ".join)
 def test_step_on_a_cpu_has_the_flops_of_the_report_and_uses_every_parameter(name: list[str]) -> None:

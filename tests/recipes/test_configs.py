@@ -21,8 +21,6 @@ from omegaconf import DictConfig, OmegaConf
 from recipe_names import VARIANTS
 
 import amos_fairseq  # noqa: F401  (registers the classes that the recipes name)
-from amos_fairseq.errors import UserError
-from amos_fairseq.flops.configuration import read_configuration
 from amos_fairseq.models.configuration import OF_FINE_TUNING
 from amos_fairseq.recipes import RECIPES, composition
 
@@ -177,12 +175,6 @@ def test_values_of_the_objective_are_those_of_its_paper(name: str) -> None:
         assert model.generator_layers * 2 == model.encoder_layers
 
 
-def test_electric_reads_the_share_of_noise_from_the_task() -> None:
-    cfg = compose_recipe("electric_tiny", "task.mask_prob=0.4")
-    assert cfg.model.mask_prob == cfg.task.mask_prob == 0.4
-    assert cfg.criterion.generator_loss_tokens == cfg.model.generator_loss_tokens == "sampled"
-
-
 @pytest.mark.slow
 def test_fairseq_hydra_train_composes_the_same(tmp_path: Path) -> None:
     """In a process of its own: Hydra keeps the defaults of other recipes."""
@@ -261,18 +253,6 @@ def test_every_setting_of_the_plugin_is_in_the_yaml(name: str) -> None:
         defaults = OmegaConf.to_container(OmegaConf.structured(dataclass), resolve=False)
         own = {key for key, default in defaults.items() if not str(default).startswith("${")} - OF_FINE_TUNING.keys()
         assert own - {"_name"} == set(recipe[group]) - {"_name"}, group
-
-
-@pytest.mark.parametrize(
-    ("name", "override", "message"),
-    [
-        ("amos_tinny", "task.data=DATA", r"there is no recipe amos_tinny: .*; did you mean amos_tiny or .*\?$"),
-        ("amos_tiny", "optimization.max_updates=5", r"no setting optimization\.max_updates; did you mean .*max_update"),
-    ],
-)
-def test_a_mistyped_name_is_answered_with_similar_ones(name: str, override: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        read_configuration(name, [override])
 
 
 @pytest.mark.parametrize("name", KINDS[:5])

@@ -1,10 +1,7 @@
 """When the methods of hooks are called, and what depends on the order of the hooks."""
 
 import inspect
-import os
-import signal
 import sys
-import time
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -81,6 +78,12 @@ def test_moments_around_functions_of_fairseq(call: Callable, expected: str, happ
     assert happened == expected.split()
 
 
+def test_a_hook_can_refuse(happened: list[str]) -> None:
+    hooks.active.append(noting([], answer=False))
+    assert hooks.train_epoch(pytest.fail, *EPOCH) == ([None], True)
+    assert hooks.save_checkpoint(pytest.fail, None, TRAINER) is None
+
+
 def test_moments_of_a_bar(happened: list[str]) -> None:
     def make(**settings: Any) -> Any:
         class Bar(list):
@@ -155,12 +158,6 @@ def test_hooks_are_called_in_their_order_and_are_new_for_each_trainer(monkeypatc
     assert len(set(calls)) == 4
 
 
-def test_a_hook_can_refuse(happened: list[str]) -> None:
-    hooks.active.append(noting([], answer=False))
-    assert hooks.train_epoch(pytest.fail, *EPOCH) == ([None], True)
-    assert hooks.save_checkpoint(pytest.fail, None, TRAINER) is None
-
-
 def damaged_run(directory: Path) -> Path:
     """A run whose last checkpoint was cut, beside a complete older one."""
     last, position = directory / "checkpoint_last.pt", {"epoch": 1, "iterations_in_epoch": 5}
@@ -180,25 +177,6 @@ def settings_of(directory: Path) -> Any:
         True,
     )
     return cfg
-
-
-def test_a_save_dir_of_another_run_is_not_repaired(tmp_path: Path) -> None:
-    last = damaged_run(tmp_path)
-    reader, writer = os.pipe()
-    other = os.fork()
-    if other == 0:
-        resume.claim_save_dir(str(tmp_path))
-        os.write(writer, b"x")
-        time.sleep(60)
-        os._exit(0)
-    os.read(reader, 1)
-    try:
-        with pytest.raises(UserError, match="in use by another run"):
-            resume.claim_and_repair(settings_of(tmp_path).checkpoint)
-    finally:
-        os.kill(other, signal.SIGKILL)
-        os.waitpid(other, 0)
-    assert last.stat().st_size == 100
 
 
 def test_a_checkpoint_is_repaired_before_it_is_checked_and_a_refused_run_notes_nothing(tmp_path, monkeypatch) -> None:

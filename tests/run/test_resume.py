@@ -1,7 +1,11 @@
-"""Starts that are refused, that do nothing, and that continue; damaged checkpoints, and those of other models."""
+"""Starts that are refused, that do nothing, and that continue; damaged checkpoints, and those of other models; the lock."""
 
 import hashlib
 import math
+import os
+import signal
+import socket
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +20,16 @@ from fairseq.optim.sgd import SGD
 from omegaconf import OmegaConf
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.run.resume import Resume, check_fits, check_parts, checkpoint_to_load, finished, refusal
+from amos_fairseq.run import resume
+from amos_fairseq.run.resume import (
+    Resume,
+    check_fits,
+    check_parts,
+    checkpoint_to_load,
+    claim_save_dir,
+    finished,
+    refusal,
+)
 
 
 def trainer_at(updates: int, max_update: int, total: int, warmup: int = 2, max_epoch: int = 0) -> Any:
@@ -236,3 +249,36 @@ def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path, {"dictionary_sha256": "there"}, None)
     with pytest.raises(UserError, match=r"checkpoint1\.pt does not fit: .* another dictionary"):
         check_fits(path, Task(), OmegaConf.create(POSITIONS))
+
+
+def test_a_save_dir_belongs_to_one_process(tmp_path: Path) -> None:
+    """The second process is refused with the name of the first, and repairs nothing; one that was killed holds nothing."""
+    run, last = str(tmp_path / "run"), tmp_path / "run" / "checkpoint_last.pt"
+    reader, writer = os.pipe()
+    first = os.fork()
+    if first == 0:
+        claim_save_dir(run)
+        os.write(writer, b"x")
+        time.sleep(60)
+        os._exit(0)
+    os.read(reader, 1)
+    last.write_bytes(b"damaged")
+    with pytest.raises(UserError, match=f"in use by another run .process {first} on {socket.gethostname()}"):
+        resume.claim_and_repair(checkpoint_config(tmp_path / "run", no_last_checkpoints=False))
+    assert last.read_bytes() == b"damaged"
+    os.kill(first, signal.SIGKILL)
+    os.waitpid(first, 0)
+    claim_save_dir(run)
+    claim_save_dir(run)
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_lock_that_leads_elsewhere_is_refused(link: Any, tmp_path: Path) -> None:
+    """As a link, and as another name of a file, which keeps its content."""
+    precious, run = tmp_path / "precious", tmp_path / "run"
+    run.mkdir()
+    precious.write_text("precious\n")
+    link(precious, run / ".lock")
+    with pytest.raises(UserError, match=r"run/\.lock is (a link|not a file of this lock alone)"):
+        claim_save_dir(str(run))
+    assert precious.read_text() == "precious\n"
