@@ -1,4 +1,4 @@
-"""The ranks of a launch on machines with any number of GPUs, launches that are refused, and two gloo ranks: gradients, errors."""
+"""The ranks of a launch on machines with any number of GPUs, launches that are refused, and two connected ranks."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
