@@ -64,7 +64,7 @@ class NewRecords:
 
     def __init__(self, save_dir: Path) -> None:
         self.update = 0
-        self._save_dir, self._size = save_dir, 0
+        self._save_dir, self._size = save_dir, -1  # before the first call
         self._records: list[dict[str, Any]] = []
         self.read()
 
