@@ -143,11 +143,11 @@ def _dictionary_sha256(path: Path) -> str:
     return file_sha256(path)
 
 
-def _find_tokenizer(directories: list[Path], given: str | None) -> Path | None:
-    if given:
-        if not Path(given).is_dir():
-            raise UserError(f"--tokenizer-directory {given} is not a directory")
-        return Path(given)
+def _find_tokenizer(directories: list[Path], flag: str | None) -> Path | None:
+    if flag:
+        if not Path(flag).is_dir():
+            raise UserError(f"--tokenizer-directory {flag} is not a directory")
+        return Path(flag)
     candidates = [directories[0] / TOKENIZER_DIRECTORY]
     if len(directories) > 1:
         candidates.append(directories[0].absolute().parent / TOKENIZER_DIRECTORY)

@@ -17,9 +17,7 @@ from amos_fairseq.text.tokenization.tokenizer import Tokenizer
 __all__ = ["KINDS", "Tokenizer", "load_tokenizer"]
 
 KINDS: dict[str, type[Tokenizer]] = {
-    SENTENCEPIECE: FastTokenizer,
-    FASTBPE: FastTokenizer,
-    HUGGING_FACE: FastTokenizer,
+    **dict.fromkeys((SENTENCEPIECE, FASTBPE, HUGGING_FACE), FastTokenizer),
     MicrosoftAmosTokenizer.kind: MicrosoftAmosTokenizer,
 }
 

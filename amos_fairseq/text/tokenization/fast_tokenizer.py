@@ -88,9 +88,9 @@ class FastTokenizer(Tokenizer):
         # The special tokens that the model may find in a text.
         self._token_of_id = {} if is_learned else {i: special_tokens[symbol] for i, symbol in special_ids.items()}
         self._symbol_of_id = {ids[piece]: self._spellings[piece] for piece in vocabulary}
-        self._symbol_of_id.update({index: UNK for index, symbol in special_ids.items() if symbol == UNK})
-        self.hugging_face_ids: dict[str, int] = {self._spellings[piece]: ids[piece] for piece in vocabulary}
-        self.hugging_face_ids.update({symbol: index for index, symbol in special_ids.items()})
+        self.hugging_face_ids: dict[str, int] = {symbol: index for index, symbol in self._symbol_of_id.items()}
+        self.hugging_face_ids |= {symbol: index for index, symbol in special_ids.items()}
+        self._symbol_of_id |= {index: UNK for index, symbol in special_ids.items() if symbol == UNK}
 
     @classmethod
     def from_files(cls, directory: Path, settings: dict[str, Any]) -> "FastTokenizer":
@@ -145,9 +145,8 @@ class FastTokenizer(Tokenizer):
         return [tuple(map(self._symbol_of_id.__getitem__, encoding.ids)) for encoding in encodings]
 
     def _symbols(self, line: str, encoding: tokenizers.Encoding) -> list[str]:
-        symbol_of_id, token_of_id = self._symbol_of_id, self._token_of_id
-        if token_of_id.keys().isdisjoint(encoding.ids):
-            return [symbol_of_id[index] for index in encoding.ids]
+        if self._token_of_id.keys().isdisjoint(encoding.ids):
+            return [self._symbol_of_id[index] for index in encoding.ids]
         return [symbol for symbol, _, _ in self._aligned_symbols(line, encoding)]
 
     def _aligned_symbols(self, line: str, encoding: tokenizers.Encoding) -> Iterator[AlignedPiece]:
@@ -236,10 +235,10 @@ def find_special_tokens(directory: Path, tokenizer: tokenizers.Tokenizer) -> dic
     special_tokens: dict[str, str] = {}
     for symbol, names, spellings in _ROLES:
         candidates = (*(configured.get(name) for name in names), *spellings)
-        found = next((token for token in candidates if token in vocabulary), None)
+        token = next((token for token in candidates if token in vocabulary), None)
         # Some tokenizers use one token in two roles; an id can stand for one symbol only.
-        if found is not None and found not in special_tokens.values():
-            special_tokens[symbol] = found
+        if token is not None and token not in special_tokens.values():
+            special_tokens[symbol] = token
     return special_tokens
 
 

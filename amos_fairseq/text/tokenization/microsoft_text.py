@@ -51,10 +51,9 @@ def text_of(characters: list[Character]) -> str:
 
 
 def _plain_characters(line: str) -> list[Character]:
-    found = _QUOTES_OR_CHARACTER.finditer(line)
     return [
         Character(_DOUBLE_QUOTES.get(match.group(), match.group().translate(_PLAIN)), match.start(), match.end())
-        for match in found
+        for match in _QUOTES_OR_CHARACTER.finditer(line)
     ]
 
 
