@@ -91,6 +91,7 @@ def test_ids_are_those_of_the_dictionary_of_the_release(tokenizer, release):
     ids = [dictionary.index(piece) for piece in pieces]
     assert [dictionary[i] for i in ids if i != dictionary.unk()] == pieces[:-1]
     assert ids[-1] == dictionary.unk()  # the piece that dict.txt lacks
+    assert tokenizer.ids_of(pieces) == ids
 
 
 def test_a_saved_tokenizer_is_the_same(tokenizer, tmp_path):
