@@ -121,14 +121,11 @@ class Vocabulary:
             )
         explained = explain_write_errors(target, "make room, permit writing, or give another --save-dir")
         with explained, whole_folder(target) as unfinished:
-            for source in self._files():
-                shutil.copyfile(source, unfinished / source.name)
+            files = [self.dictionary_file] if self.tokenizer_directory is None else self.tokenizer_directory.iterdir()
+            for source in files:
+                if source.is_file() and not source.name.startswith("."):
+                    shutil.copyfile(source, unfinished / source.name)
         return target
-
-    def _files(self) -> list[Path]:
-        if self.tokenizer_directory is None:
-            return [self.dictionary_file]
-        return [path for path in self.tokenizer_directory.iterdir() if path.is_file() and path.name[0] != "."]
 
     def _is_copied_to(self, target: Path) -> bool:
         if self.tokenizer_sha256 is not None:

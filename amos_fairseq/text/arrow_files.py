@@ -65,11 +65,6 @@ def open_arrow(path: Path) -> Iterator[tuple[Any, int, Iterator[Any]]]:
         raise UserError(f"{path} is damaged or no {what} ({error!s:.200}): download or write it again") from error
 
 
-def arrow_columns(path: Path) -> tuple[str, ...]:
-    with open_arrow(path) as (schema, _, _):
-        return tuple(schema.names)
-
-
 def arrow_rows(path: Path, on_read: Callable[[int], object]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield numbered rows (from 1), with the names of classes; ``on_read`` gets equal shares of the size of the file."""
     files = folder_files(path) if path.is_dir() else [path]

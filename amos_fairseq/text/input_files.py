@@ -19,7 +19,7 @@ import zstandard
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.strangers import parse_json
-from amos_fairseq.text.arrow_files import arrow_columns, arrow_rows, folder_files, without_nul
+from amos_fairseq.text.arrow_files import arrow_rows, folder_files, open_arrow, without_nul
 
 BUFFER_BYTES = 1 << 20
 # A document is held in memory and belongs to one shard, so its size is limited.
@@ -162,7 +162,8 @@ class TableFile:
             objects = islice(_json_objects(path, ignore), OBJECTS_WITH_KEYS)
             self.columns = tuple(dict.fromkeys(key for _, row in objects for key in row))
         else:
-            self.columns = arrow_columns(path)
+            with open_arrow(path) as (schema, _, _):
+                self.columns = tuple(schema.names)
         if not self.columns:
             raise UserError(f"{path} is empty, or its first line has no names of columns: fill it")
         if len(self.columns) > MOST_COLUMNS:

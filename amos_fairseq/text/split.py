@@ -189,17 +189,16 @@ def split_corpus(inputs: list[Path], directory: Path, settings: SplitSettings, o
     disk. The order of the training text is that of the inputs, but for documents that were among the smallest hashes for a
     while.
     """
-    documents = [0] * len(inputs)
+    documents, total, seed = [0] * len(inputs), 0, str(settings.seed).encode("ascii")
     valid, sample = SmallestHashes(settings.valid_bytes), SmallestHashes(settings.sample_bytes)
-    total = 0
     with _TrainingText(directory, max(1, settings.shard_bytes // GROUPS_PER_SHARD)) as train:
         for index, path in enumerate(inputs):
             for document in read_documents(path, settings.text_column, settings.csv_quotes, on_read):
                 documents[index] += 1
                 total += len(document)
-                valid_key, sample_key = document_hashes(document, settings.seed)
-                sample.add(sample_key, document)
-                for refused in valid.add(valid_key, document):
+                digest = hashlib.blake2b(document, digest_size=16, key=seed).digest()
+                sample.add(int.from_bytes(digest[8:] + digest[:8], "big"), document)
+                for refused in valid.add(int.from_bytes(digest[:8], "big"), document):
                     train.write(refused)
         chosen, others = _within(valid.in_order(), settings.valid_share * total)
         for _, document in others:
@@ -223,12 +222,6 @@ def split_corpus(inputs: list[Path], directory: Path, settings: SplitSettings, o
 def text_file(number: int) -> str:
     """Return the name of a file of training text; the numbers go on from group to group."""
     return f"{number:05d}.txt"
-
-
-def document_hashes(document: bytes, seed: int) -> tuple[int, int]:
-    """Return the key that selects validation documents, and the one that selects the vocabulary's sample."""
-    digest = hashlib.blake2b(document, digest_size=16, key=str(seed).encode("ascii")).digest()
-    return int.from_bytes(digest[:8], "big"), int.from_bytes(digest[8:] + digest[:8], "big")
 
 
 def group_into_shards(sizes: list[int], limit: int) -> list[list[int]]:

@@ -40,10 +40,14 @@ def learn_tokenizer(sample: Path, bpe: str, vocab_size: int, cased: bool) -> Fas
 
     ``sample``: UTF-8 text, one paragraph per line; ``bpe``: ``sentencepiece`` or ``fastbpe``.
     """
-    if bpe == "fastbpe":
-        return _learn_fastbpe(sample, vocab_size, cased)
-    normalizer = sentencepiece_rules(cased)
-    return from_sentencepiece(train_sentencepiece(sample, vocab_size, normalizer), normalizer)
+    if bpe == "sentencepiece":
+        normalizer = sentencepiece_rules(cased)
+        return from_sentencepiece(train_sentencepiece(sample, vocab_size, normalizer), normalizer)
+    alphabet, finals = _characters(sample, cased, vocab_size)
+    model = json.loads(_train_bpe(sample, cased, vocab_size, alphabet, finals).to_str())["model"]
+    if len(model["vocab"]) < vocab_size:
+        raise _too_large(vocab_size, len(model["vocab"]))
+    return from_bpe(alphabet + finals, [(first, second) for first, second in model["merges"]], cased)
 
 
 def sample_lines(sample: Path) -> Iterator[str]:
@@ -93,24 +97,12 @@ def train_sentencepiece(sample: Path, vocab_size: int, normalizer: normalizers.N
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise _explain_sentencepiece_error(error, vocab_size) from error
+        if limit := re.search(r"size too high .*<= (\d+)", str(error)):
+            raise _too_large(vocab_size, int(limit.group(1)) - 1) from error
+        if limit := re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error)):
+            raise _too_small(vocab_size, int(limit.group(1)) - 1) from error
+        raise
     return model.getvalue()
-
-
-def _explain_sentencepiece_error(error: RuntimeError, vocab_size: int) -> Exception:
-    if limit := re.search(r"size too high .*<= (\d+)", str(error)):
-        return _too_large(vocab_size, int(limit.group(1)) - 1)
-    if limit := re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error)):
-        return _too_small(vocab_size, int(limit.group(1)) - 1)
-    return error
-
-
-def _learn_fastbpe(sample: Path, vocab_size: int, cased: bool) -> FastTokenizer:
-    alphabet, finals = _characters(sample, cased, vocab_size)
-    model = json.loads(_train_bpe(sample, cased, vocab_size, alphabet, finals).to_str())["model"]
-    if len(model["vocab"]) < vocab_size:
-        raise _too_large(vocab_size, len(model["vocab"]))
-    return from_bpe(alphabet + finals, [(first, second) for first, second in model["merges"]], cased)
 
 
 def _characters(sample: Path, cased: bool, vocab_size: int) -> tuple[list[str], list[str]]:
@@ -164,7 +156,4 @@ def _too_large(vocab_size: int, largest: int) -> UserError:
 
 
 def _too_small(vocab_size: int, smallest: int) -> UserError:
-    return UserError(
-        f"--vocab-size {vocab_size} is smaller than the number of characters that need a piece: give at least "
-        f"{smallest}"
-    )
+    return UserError(f"--vocab-size {vocab_size} leaves no piece for some characters: give at least {smallest}")

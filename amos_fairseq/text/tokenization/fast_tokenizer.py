@@ -82,7 +82,9 @@ class FastTokenizer(Tokenizer):
             raise ValueError(f"the special token {absent[0]} is not in its vocabulary")
         special_ids = {ids[token]: symbol for symbol, token in special_tokens.items()}
         vocabulary = sorted((piece for piece in ids if ids[piece] not in special_ids), key=ids.__getitem__)
-        super().__init__(vocabulary, cased=self._keeps_case(), model=model)
+        normalizer = self._tokenizer.normalizer
+        cased = normalizer is None or "A" in normalizer.normalize_str("A")
+        super().__init__(vocabulary, cased, model)
         is_learned = kind != HUGGING_FACE
         self._words = _Words(self._encode_words) if is_learned else None
         # The special tokens that the model may find in a text.
@@ -135,10 +137,6 @@ class FastTokenizer(Tokenizer):
         tokens = [self.special_tokens.get(piece, piece) if piece in SPECIAL_SYMBOLS else piece for piece in pieces]
         tokens = [unspell_piece(token) for token in tokens]
         return self._tokenizer.decoder.decode(tokens) if self._tokenizer.decoder else " ".join(tokens)
-
-    def _keeps_case(self) -> bool:
-        normalizer = self._tokenizer.normalizer
-        return normalizer is None or "A" in normalizer.normalize_str("A")
 
     def _encode_words(self, words: list[str]) -> list[tuple[str, ...]]:
         encodings = self._tokenizer.encode_batch_fast(words, add_special_tokens=False)  # without offsets
