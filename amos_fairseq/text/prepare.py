@@ -17,7 +17,6 @@ import itertools
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +58,8 @@ from amos_fairseq.text.processes import (
 from amos_fairseq.text.split import (
     SAMPLE,
     VALID,
+    CorpusSettings,
     Split,
-    SplitSettings,
     group_into_shards,
     read_documents,
     split_corpus,
@@ -76,23 +75,6 @@ _LIBRARIES = ("fairseq-fixed", "sentencepiece", "tokenizers")
 _SIZES = ("tiny", "mini", "small", "base")
 
 
-@dataclass(frozen=True)
-class CorpusSettings:
-    """The settings that determine the content of a corpus. ``tokenizer`` None: one of this kind is learned."""
-
-    split: SplitSettings
-    tokenizer: Tokenizer | None
-    cased: bool
-    bpe: str | None = None
-    vocab_size: int | None = None
-
-    def describe(self) -> dict[str, Any]:
-        """Return the settings for ``corpus.json``; two runs with equal settings and inputs write the same bytes."""
-        sha256 = None if self.tokenizer is None else self.tokenizer.sha256
-        vocabulary = {"bpe": self.bpe, "vocab_size": self.vocab_size, "tokenizer": sha256, "cased": self.cased}
-        return vocabulary | vars(self.split)
-
-
 def run(arguments: argparse.Namespace) -> None:
     """Write the corpus of the inputs to OUT, or continue an unfinished one."""
     # What can be checked is checked before any work.
@@ -105,13 +87,13 @@ def run(arguments: argparse.Namespace) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is not a directory")
     settings, workers = _settings(arguments), number_of_processes(arguments.workers)
-    _check_texts(paths, settings.split, arguments.text_column)
+    _check_texts(paths, settings, arguments.text_column)
     inputs = _describe_inputs(paths)
     if is_finished_corpus(out, settings.describe(), inputs):
         say(f"{out} is finished already, with these inputs and settings: nothing to do")
         return
     with _unfinished_corpus(out, {"settings": settings.describe(), "inputs": inputs}) as root:
-        split = _read_inputs(root / "text", paths, settings.split)
+        split = _read_inputs(root / "text", paths, settings)
         tokenizer = _make_tokenizer(root, settings, workers)
         _encode(root, split, workers)
         manifest = _join(root, out, inputs, split, settings, tokenizer)
@@ -175,7 +157,7 @@ def _claim(root: Path, identity: dict[str, Any]) -> None:
     claim(record, identity, problem, f"repeat the command that started it, or remove {root}")
 
 
-def _read_inputs(text: Path, paths: list[Path], settings: SplitSettings) -> Split:
+def _read_inputs(text: Path, paths: list[Path], settings: CorpusSettings) -> Split:
     record = text / "split.json"
     if not text.is_dir():
         size = sum(file.stat().st_size for path in paths for file in files_of(path))
@@ -233,7 +215,7 @@ def _join(
     corpus, text = root / "corpus", root / "text"
     shutil.rmtree(corpus, ignore_errors=True)
     tokenizer.save(corpus / TOKENIZER_DIRECTORY)
-    shards = group_into_shards([sum(group) for group in split.train], settings.split.shard_bytes)
+    shards = group_into_shards([sum(group) for group in split.train], settings.shard_bytes)
     names = [f"shard{number}" for number in range(len(shards))] if len(shards) > 1 else ["."]
     encoded = (encoded_file(text / text_file(number)) for number in itertools.count())
     records: list[dict[str, Any]] = []
@@ -332,7 +314,7 @@ def is_finished_corpus(out: Path, settings: dict[str, Any], inputs: list[dict[st
     return True
 
 
-def _check_texts(paths: list[Path], settings: SplitSettings, column: str | None) -> None:
+def _check_texts(paths: list[Path], settings: CorpusSettings, column: str | None) -> None:
     for path in paths:
         next(read_documents(path, settings.text_column, settings.csv_quotes))
     if len({path.resolve() for path in paths}) < len(paths):
@@ -350,22 +332,27 @@ def _settings(arguments: argparse.Namespace) -> CorpusSettings:
         if not 0.5 < megabytes * _MEGABYTE < LARGEST_COUNT:  # false for nan
             raise UserError(f"--{name}-megabytes {megabytes} must be a finite number greater than 0")
         sizes[f"{name}_bytes"] = round(megabytes * _MEGABYTE)
-    split = SplitSettings(
+    tokenizer = bpe = size = None
+    if arguments.tokenizer is not None:
+        tokenizer = _read_tokenizer(arguments)
+        cased = tokenizer.cased
+    else:
+        bpe = arguments.bpe or "sentencepiece"
+        cased = bpe == "sentencepiece" if arguments.cased is None else arguments.cased
+        size = DEFAULT_VOCAB_SIZE if arguments.vocab_size is None else arguments.vocab_size
+        if not 1 <= size <= LARGEST_VOCABULARY:
+            raise UserError(f"--vocab-size {size}: give at least 1 and at most {LARGEST_VOCABULARY:,}")
+    return CorpusSettings(
+        bpe=bpe,
+        vocab_size=size,
+        tokenizer=tokenizer,
+        cased=cased,
         seed=arguments.seed,
         valid_share=arguments.valid_share,
         **sizes,
         text_column=arguments.text_column or TEXT_COLUMN,
         csv_quotes=arguments.csv_quotes,
     )
-    if arguments.tokenizer is not None:
-        tokenizer = _read_tokenizer(arguments)
-        return CorpusSettings(split, tokenizer, tokenizer.cased)
-    bpe = arguments.bpe or "sentencepiece"
-    size = DEFAULT_VOCAB_SIZE if arguments.vocab_size is None else arguments.vocab_size
-    if not 1 <= size <= LARGEST_VOCABULARY:
-        raise UserError(f"--vocab-size {size}: give at least 1 and at most {LARGEST_VOCABULARY:,}")
-    cased = bpe == "sentencepiece" if arguments.cased is None else arguments.cased
-    return CorpusSettings(split, None, cased, bpe, size)
 
 
 def _read_tokenizer(arguments: argparse.Namespace) -> Tokenizer:

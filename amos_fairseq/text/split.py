@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.terminal import say
@@ -33,6 +33,7 @@ from amos_fairseq.text.input_files import (
     read_lines,
     refuse_large,
 )
+from amos_fairseq.text.tokenization import Tokenizer
 
 VALID, SAMPLE = "valid.txt", "sample.txt"
 GROUPS_PER_SHARD = 16  # small enough to form shards of nearly equal size
@@ -42,8 +43,14 @@ _LINE_ENDS = re.compile(r"[\r\n]+")
 _PARTS = re.compile(rb"[^\r]+")
 
 
-@dataclass(frozen=True)
-class SplitSettings:
+@dataclass(frozen=True, kw_only=True)
+class CorpusSettings:
+    """The settings that determine the content of a corpus. ``tokenizer`` None: one of the type ``bpe`` is learned."""
+
+    bpe: str | None = None
+    vocab_size: int | None = None
+    tokenizer: Tokenizer | None = None
+    cased: bool = False
     seed: int
     shard_bytes: int
     valid_share: float
@@ -51,6 +58,10 @@ class SplitSettings:
     sample_bytes: int
     text_column: str = TEXT_COLUMN
     csv_quotes: bool = False  # in .tsv
+
+    def describe(self) -> dict[str, Any]:
+        """Return the settings for ``corpus.json``; two runs with equal settings and inputs write the same bytes."""
+        return vars(self) | {"tokenizer": None if self.tokenizer is None else self.tokenizer.sha256}
 
 
 @dataclass
@@ -182,7 +193,7 @@ def _document_of(text: str) -> bytes:
     return "".join(f"{paragraph}\n" for paragraph in paragraphs if paragraph).encode("utf-8")
 
 
-def split_corpus(inputs: list[Path], directory: Path, settings: SplitSettings, on_read: OnRead) -> Split:
+def split_corpus(inputs: list[Path], directory: Path, settings: CorpusSettings, on_read: OnRead) -> Split:
     """Write ``valid.txt``, ``sample.txt`` and ``00000.txt``, ``00001.txt``, ... into ``directory``.
 
     Each file has complete documents, with a blank line behind each. ``on_read`` is called with the number of bytes read from

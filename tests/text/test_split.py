@@ -9,10 +9,10 @@ from synthetic_corpus import make_documents, write_text
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.text import split as text_split
-from amos_fairseq.text.split import SAMPLE, VALID, SmallestHashes, SplitSettings, group_into_shards, split_corpus
+from amos_fairseq.text.split import SAMPLE, VALID, CorpusSettings, SmallestHashes, group_into_shards, split_corpus
 
 DOCUMENTS = make_documents(300)
-SETTINGS = SplitSettings(seed=1, shard_bytes=16 * 2000, valid_share=0.1, valid_bytes=10_000, sample_bytes=30_000)
+SETTINGS = CorpusSettings(seed=1, shard_bytes=16 * 2000, valid_share=0.1, valid_bytes=10_000, sample_bytes=30_000)
 
 
 def read_piece(path: Path) -> list:
@@ -54,7 +54,7 @@ def test_smallest_hashes_against_sorting(budget):
 @pytest.mark.parametrize("valid_bytes", [10_000, 2_000, 1])
 def test_every_document_is_in_one_part(tmp_path, monkeypatch, valid_bytes):
     monkeypatch.setattr(text_split, "FILE_BYTES", 700)
-    settings = SplitSettings(**{**vars(SETTINGS), "valid_bytes": valid_bytes})
+    settings = CorpusSettings(**{**vars(SETTINGS), "valid_bytes": valid_bytes})
     split, files, valid, sample = run(tmp_path, DOCUMENTS, settings, files=3)
     train = [document for file in files for document in file]
     assert Counter(train) + Counter(valid) == Counter(DOCUMENTS)
@@ -78,7 +78,7 @@ def test_split_depends_on_content_and_seed_only(tmp_path):
     parts = {}
     for name, documents, files, seed in (("a", DOCUMENTS, 1, 1), ("b", shuffled, 4, 1), ("c", DOCUMENTS, 1, 2)):
         (tmp_path / name).mkdir()
-        settings = SplitSettings(**{**vars(SETTINGS), "seed": seed})
+        settings = CorpusSettings(**{**vars(SETTINGS), "seed": seed})
         _, _, valid, sample = run(tmp_path / name, documents, settings, files)
         parts[name] = (valid, sample)
     assert parts["a"] == parts["b"]
