@@ -72,20 +72,17 @@ def place(tmp_path_factory) -> Path:
 
 
 def classify(place: Path, out: str, *flags: object) -> str:
-    given = [
-        "--checkpoint",
-        place / "start",
-        "--out",
-        place / out,
-        "--recipe",
-        place / "recipe.yaml",
-        "--seeds",
-        1,
-        "--cpu",
-    ]
-    result = run_main(main, "classify", *given, *flags)
+    common = ["--checkpoint", place / "start", "--recipe", place / "recipe.yaml", "--seeds", 1, "--cpu"]
+    result = run_main(main, "classify", *common, "--out", place / out, *flags)
     assert result.returncode == 0, result.stderr[-3000:]
     return result.stdout
+
+
+@pytest.fixture(scope="module")
+def classes(place) -> Path:
+    """Results of the table of classes."""
+    classify(place, "classes", "--train", place / "classes.tsv", "--label", "colour", "--baseline")
+    return place / "classes"
 
 
 def label(results: Path, table: Path, out: Path) -> None:
@@ -110,13 +107,12 @@ def exported(place: Path, out: str):
     return transformers.pipeline("text-classification", model=str(folder), top_k=None)
 
 
-def test_classes(place, tmp_path):
-    classify(place, "classes", "--train", place / "classes.tsv", "--label", "colour", "--baseline")
-    printed = (place / "classes" / "classification.md").read_text()
+def test_classes(place, classes, tmp_path):
+    printed = (classes / "classification.md").read_text()
     assert "3 classes (is blue!, is grey!, is red!), inferred" in printed
     assert "dev: 9 rows of classes.tsv, chosen at random (seed 1); 81 rows train" in printed
     assert re.search(r"amos_tiny \(random weights\) .*\n.*most frequent class", printed)
-    rows = read_tsv(place / "classes" / RUN / "predictions.dev.tsv")
+    rows = read_tsv(classes / RUN / "predictions.dev.tsv")
     found, gold = ([row[name] for row in rows] for name in ("prediction", "label"))
     table = (place / "classes.tsv").read_text().splitlines()
     assert [table[int(row["line"]) - 1].split("\t")[0] for row in rows] == gold
@@ -125,19 +121,19 @@ def test_classes(place, tmp_path):
     assert scores["accuracy"] >= 75
     assert scores["macro_f1"] == pytest.approx(100 * f1_score(gold, found, average="macro"))
     assert scores["matthews"] == pytest.approx(100 * matthews_corrcoef(gold, found))
-    log = (place / "classes" / RUN / "train.log").read_text()
+    log = (classes / RUN / "train.log").read_text()
     assert f"best_accuracy {scores['accuracy']:.4f}".rstrip("0").rstrip(".") in log
 
-    # The same command repeats nothing; another kind of label is refused before the data are replaced.
-    before = (place / "classes" / RUN / "result.json").stat().st_mtime_ns
+    # The same command repeats nothing.
+    before = (classes / RUN / "result.json").stat().st_mtime_ns
     classify(place, "classes", "--train", place / "classes.tsv", "--label", "colour")
-    assert (place / "classes" / "classification.md").read_text() == printed, "with the row of the earlier call"
-    assert (place / "classes" / RUN / "result.json").stat().st_mtime_ns == before
+    assert (classes / "classification.md").read_text() == printed, "with the row of the earlier call"
+    assert (classes / RUN / "result.json").stat().st_mtime_ns == before
 
     # Labels of the table itself are those of the pipeline; a text without any content gets one too.
     source = tmp_path / "new.tsv"
     source.write_text((place / "classes.tsv").read_text() + "x\t\n", encoding="utf-8")
-    label(place / "classes", source, tmp_path / "l.tsv")
+    label(classes, source, tmp_path / "l.tsv")
     labeled = read_tsv(tmp_path / "l.tsv")
     assert [row["colour"] for row in labeled] == [line.split("\t")[0] for line in source.read_text().splitlines()[1:]]
     answers = exported(place, "classes")([row["text"] for row in labeled], truncation=True)
@@ -188,11 +184,10 @@ def test_several_labels(place):
         assert sorted(own["label"] for own in answer if own["score"] > 0.5) == json.loads(row["prediction"])
 
 
-def test_two_ranks_train_and_score_as_one(place, tmp_path):
+def test_two_ranks_train_and_score_as_one(place, classes, tmp_path):
     """Two micro-batches of one rank are those of two ranks, to the bit; the rows of both are scored together."""
-    classify(place, "classes", "--train", place / "classes.tsv", "--label", "colour")
     start = ["--finetune-from-model", place / "start" / "checkpoint_last.pt"]
-    flags = [place / "classes" / "data" / "classification", *shlex.split(TWO_UPDATES), *start]
+    flags = [classes / "data" / "classification", *shlex.split(TWO_UPDATES), *start]
     found = []
     for num_ranks in (1, 2):
         out = tmp_path / str(num_ranks)
@@ -229,21 +224,10 @@ def test_options_for_few_labels(place, tmp_path, capsys):
     assert "the encoder alone, with --part encoder" in message
 
 
-def test_a_head_on_the_first_layer_is_exported_as_a_model_of_one_layer(place):
-    classify(place, "first", "--train", place / "classes.tsv", "--label", "colour", "--layers", 1)
-    pipeline = exported(place, "first")
-    assert pipeline.model.config.num_hidden_layers == 1
-    table = (place / "classes.tsv").read_text().splitlines()
-    rows = read_tsv(place / "first" / RUN / "predictions.dev.tsv")
-    answers = pipeline([table[int(row["line"]) - 1].split("\t")[1] for row in rows], truncation=True)
-    assert [answer[0]["label"] for answer in answers] == [row["prediction"] for row in rows]
-
-
-def test_new_layers_stay_when_a_run_continues(place, tmp_path):
+def test_new_layers_stay_when_a_run_continues(place, classes, tmp_path):
     """Four updates in one run, and two and two."""
-    classify(place, "classes", "--train", place / "classes.tsv", "--label", "colour")
     start = ["--finetune-from-model", place / "start" / "checkpoint_last.pt", "--new-top-layers", 1]
-    flags = [place / "classes" / "data" / "classification", *shlex.split(TWO_UPDATES), *start]
+    flags = [classes / "data" / "classification", *shlex.split(TWO_UPDATES), *start]
     for out, updates in (("whole", 4), ("parts", 2), ("parts", 4)):
         given = [*flags, "--save-dir", tmp_path / out, "--max-update", updates]
         run_command("fairseq_cli.train", list(map(str, given)))
@@ -252,11 +236,10 @@ def test_new_layers_stay_when_a_run_continues(place, tmp_path):
     assert all(torch.equal(value, parts["model"][name]) for name, value in whole["model"].items())
 
 
-def test_what_cannot_be_used_is_refused_in_one_line(place, tmp_path, capsys):
-    classify(place, "classes", "--train", place / "classes.tsv", "--label", "colour")
+def test_what_cannot_be_used_is_refused_in_one_line(place, classes, tmp_path, capsys):
     start = ["--checkpoint", place / "start", "--out", tmp_path / "out"]
     train, predict = [*start, "--train", place / "classes.tsv"], [*start, "--predict", place / "classes.tsv"]
-    results, out = ["--checkpoint", place / "classes", "--out"], tmp_path / "l.tsv"
+    results, out = ["--checkpoint", classes, "--out"], tmp_path / "l.tsv"
     for flags, message in (
         (start, "give the table to train on as --train"),
         ([*start, "--train", tmp_path / "absent.tsv"], "no such file"),
@@ -278,10 +261,17 @@ def test_what_cannot_be_used_is_refused_in_one_line(place, tmp_path, capsys):
     assert not out.exists()
 
 
-def test_bf16_on_a_cpu(place: Path) -> None:
-    """The training is in bf16 with float32 masters and learns; runs of another precision are not mixed in."""
+def test_bf16_on_a_cpu_and_a_head_on_the_first_layer(place: Path) -> None:
+    """The training is in bf16 with float32 masters and learns; runs of another precision are not mixed in. The
+    export is a model of one layer."""
     given = ["--train", place / "classes.tsv", "--label", "colour", "--precision", "bf16", "--keep-checkpoints"]
-    classify(place, "bf16", *given)
+    classify(place, "bf16", *given, "--layers", 1)
+    pipeline = exported(place, "bf16")
+    assert pipeline.model.config.num_hidden_layers == 1
+    table = (place / "classes.tsv").read_text().splitlines()
+    rows = read_tsv(place / "bf16" / RUN / "predictions.dev.tsv")
+    answers = pipeline([table[int(row["line"]) - 1].split("\t")[1] for row in rows], truncation=True)
+    assert [answer[0]["label"] for answer in answers] == [row["prediction"] for row in rows]
     assert summary(place, "bf16")["accuracy"] > 80  # a third by chance; in float32 100
     assert json.loads((place / "bf16" / "classification.json").read_text())["setup"]["precision"] == "bf16"
     assert "precision: bf16" in (place / "bf16" / RUN / "train.log").read_text()
@@ -291,4 +281,4 @@ def test_bf16_on_a_cpu(place: Path) -> None:
     masters = saved["last_optimizer_state"]["master_weights"]
     assert any((master != master.bfloat16().float()).any() for master in masters)
     with pytest.raises(AssertionError, match="precision: bf16 there, float32 here"):
-        classify(place, "bf16", *given[:4])
+        classify(place, "bf16", *given[:4], "--layers", 1)

@@ -19,7 +19,7 @@ from amos_fairseq.downstream.classification.scores import MAIN_SCORES, SCORES, t
 from amos_fairseq.downstream.results import RunResult, Spread, TaskSummary, best_checkpoint, content_sha256
 from amos_fairseq.downstream.runner import run_and_print, stoppable
 from amos_fairseq.downstream.session import Session, find_devices, preparing, session_from
-from amos_fairseq.output.tables import MISSING, Table, format_score
+from amos_fairseq.output.tables import Table, format_score
 
 RANDOM = "classification-random"  # its runs start from random weights
 HEADINGS = {
@@ -142,10 +142,8 @@ class Classification(TextBenchmark):
         )
 
 
-def format_any(score: str, spread: Spread | None) -> str:
+def format_any(score: str, spread: Spread) -> str:
     """Return the cell of a score: percent with one decimal, a squared error with three digits."""
-    if spread is None:
-        return MISSING
     if score != "mse":
         return format_score(spread.median, spread.deviation)
     return f"{spread.median:.3g}" if spread.deviation is None else f"{spread.median:.3g} ± {spread.deviation:.2g}"

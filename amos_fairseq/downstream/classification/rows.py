@@ -76,10 +76,7 @@ class Tables:
 
     def read(self) -> tuple["LabeledRows", "LabeledRows", "LabelSpace", list[str]]:
         """Return the rows to train and to score on, what their labels are, and footnotes of the table of scores."""
-        train, dev = (
-            read_rows(path, self.text, self.label, not self.no_header, self.csv_quotes) if path else None
-            for path in (self.train, self.dev)
-        )
+        train, dev = (None if path is None else self._with_text(path) for path in (self.train, self.dev))
         kind, inferred = self.kind, ""
         if kind is None:
             kind = infer_kind(train.labels)
@@ -91,14 +88,14 @@ class Tables:
         notes = [f"{self.label}: {space}{inferred}", *notes_on(train, dev, space, self.dev is None)]
         return train, dev, space, [printable(note) for note in notes]
 
+    def _with_text(self, path: Path) -> "LabeledRows":
+        rows = read_rows(path, self.text, self.label, not self.no_header, self.csv_quotes)
+        return rows.without("text", [not any(map(str.strip, texts)) for texts in rows.texts])
+
     def _parsed(self, rows: "LabeledRows", kind: str) -> "LabeledRows":
         """Return the rows with their labels parsed. Without a label is no row, unless a row can have none of several."""
         if kind != "labels":
-            labeled = [index for index, label in enumerate(rows.labels) if not is_missing(label)]
-            if not labeled:
-                raise UserError(f"{rows.source}: no row has a label in {self.label}: give another --label")
-            without = Counter({"without label": len(rows) - len(labeled)})
-            rows = dataclasses.replace(rows.choose(labeled), left_out=rows.left_out + without)
+            rows = rows.without("label", list(map(is_missing, rows.labels)))
         labels = []
         for line, value in zip(rows.ids, rows.labels, strict=True):
             try:
@@ -110,7 +107,7 @@ class Tables:
 
 @dataclass
 class LabeledRows:
-    """The rows of a table that have a text.
+    """Rows of a table.
 
     Attributes:
         sha256: of the file.
@@ -135,6 +132,14 @@ class LabeledRows:
         """Return the rows of these indices, without what was left out before."""
         lists = ([values[index] for index in indices] for values in (self.ids, self.texts, self.labels))
         return LabeledRows(self.source, self.sha256, *lists)
+
+    def without(self, lacking: str, lacks: Sequence[bool]) -> "LabeledRows":
+        """Return the rows that do not lack something; the others are counted."""
+        rows = self.choose([index for index, is_left_out in enumerate(lacks) if not is_left_out])
+        if not rows:
+            raise UserError(f"{self.source}: no row has a {lacking}: give another --{lacking}")
+        rows.left_out = self.left_out + Counter({f"without {lacking}": sum(lacks)})
+        return rows
 
 
 def check_columns(table: TableFile, texts: Sequence[str], label: str | None) -> None:
@@ -175,38 +180,29 @@ def read_rows(
     label: str | None,
     header: bool = True,
     csv_quotes: bool = False,
-    with_empty: bool = False,
     id_columns: Sequence[str] = (),
     on_read: Callable[[int], object] = lambda size: None,
 ) -> LabeledRows:
-    """Read the rows with a text, also those without a label; the others are counted.
+    """Read all rows, also those without a text or label; ``texts`` and ``label`` are columns.
 
-    Args:
-        texts, label: columns; there may be none of labels.
-        header, csv_quotes, on_read: see :class:`~amos_fairseq.text.input_files.TableFile`.
-        with_empty: read the rows without a text, too.
-        id_columns: the first of them that the table has names the rows, or else their position in the file; without any,
-            their line does.
+    ``id_columns``: the first of them that the table has names the rows, or else their position in the file; without any, their
+    line does. The other arguments are those of :class:`~amos_fairseq.text.input_files.TableFile`.
     """
     table = TableFile(path, header, csv_quotes, on_read)
     check_columns(table, texts, label)
     rows = LabeledRows(path.name, broken_lines=table.broken_lines)
     id_column = next((name for name in id_columns if name in table.columns), None)
     for line, values in table.rows():
-        row = texts_of(values, texts, f"{path}, line {line}")
-        if not with_empty and not any(map(str.strip, row)):
-            rows.left_out["without text"] += 1
-            continue
         position = line - (2 if header else 1) if id_columns else line
         rows.ids.append(str(values[id_column] if id_column else position))
-        rows.texts.append(row)
+        rows.texts.append(texts_of(values, texts, f"{path}, line {line}"))
         rows.labels.append(values.get(label))
     rows.sha256 = joined_sha256(files_of(path))
     if table.broken_lines:
         advice = "" if csv_quotes or table.kind != TSV else " (if a program wrote it as CSV, give --csv-quotes)"
         rows.left_out[f"with another number of columns{advice}"] = len(table.broken_lines)
     if not rows:
-        raise UserError(f"{path} has no row with a text in {' or '.join(texts)}: give another --text")
+        raise UserError(f"{path} has no rows: fill it")
     return rows
 
 

@@ -87,11 +87,10 @@ class TextClassificationTask(LabeledTask):
         return cls(cfg, *vocabulary_of([directory], cfg.separator_token), record)
 
     def add_head(self, model: TextModel) -> None:
-        scale = None
-        if "deviation" in self.record:
-            scale = self.record["mean"], self.record["deviation"]
-        model.register_classification_head(TEXT_HEAD, self.record["num_classes"], scale)
-        model.head_of_task = {self.record["task"]: TEXT_HEAD}
+        record = self.record
+        scale = (record["mean"], record["deviation"]) if "deviation" in record else None
+        model.register_classification_head(TEXT_HEAD, record["num_classes"], scale)
+        model.head_of_task = {record["task"]: TEXT_HEAD}
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
         directory, training, teacher = Path(self.cfg.data), split == self.cfg.train_subset, None
@@ -170,8 +169,8 @@ def read_teacher(path: Path, shape: tuple[int]) -> np.ndarray:
     except (OSError, ValueError, EOFError) as error:
         raise UserError(f"{path} is no array of numpy ({error}): give the predictions of a teacher as .npy") from error
     if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype != np.float32:
-        found = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else "several arrays"
-        raise UserError(f"{path} has {found}, these rows need float32 {list(shape)}: give their predictions")
+        content = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else "several arrays"
+        raise UserError(f"{path} has {content}, these rows need float32 {list(shape)}: give their predictions")
     if not np.isfinite(array).all():
         raise UserError(f"{path} has values that are not finite numbers: give other predictions")
     return np.array(array)
@@ -232,33 +231,26 @@ class TextClassificationCriterion(LabeledCriterion):
     def forward(self, model: Any, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
         """Return the summed loss (float32 scalar), the number of rows, and the sums to log."""
         logits, _ = model(**sample["net_input"], classification_head_name=TEXT_HEAD)
-        logits, target = logits.float(), sample["target"]  # [B, outputs]
+        logits = logits.float()  # [B, outputs]
         loss = text_loss(self.kind, logits, sample, self.deviation, self.gold_weight)
         num_rows = sample["nsentences"]
-        log = {
-            "loss": loss.detach(),
-            "ntokens": sample["ntokens"],
-            "nsentences": num_rows,
-            "sample_size": num_rows,
-        }
+        log = {"loss": loss.detach(), "ntokens": sample["ntokens"], "nsentences": num_rows, "sample_size": num_rows}
         if "teacher" in sample:
             log["_gold_weight"] = self.gold_weight * num_rows
         if not model.training:
-            predictions = predictions_of(self.kind, logits.detach())
-            if self.kind == "labels":
-                log["_label_counts"] = label_counts(predictions, target)
-            else:
-                log[f"_{self.kind}"] = place_rows(predictions, target, sample["id"], sample["num_rows"])
+            log[f"_{self.kind}"] = sum_to_score(self.kind, logits, sample)
         return loss, num_rows, log
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
         """Log the mean loss over all ranks and accumulated batches and, in validation, the scores of all rows so far."""
         totals = sum_logs(logging_outputs)
-        for key, kind in (("_label_counts", "labels"), ("_classes", "classes"), ("_number", "number")):
-            if key in totals:
+        for kind in SCORES:
+            if (key := f"_{kind}") in totals:
                 metrics.log_scalar_sum(key, totals[key].cpu())
-                log_scores(key, kind)
+                scores = scores_of(key, kind)
+                for name in SCORES[kind]:
+                    metrics.log_derived(name, lambda meters, name=name, scores=scores: round(scores(meters)[name], 4))
 
 
 def sum_logs(logging_outputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -271,25 +263,22 @@ def sum_logs(logging_outputs: list[dict[str, Any]]) -> dict[str, Any]:
     return totals
 
 
-def place_rows(predictions: Tensor, targets: Tensor, rows: Tensor, num_rows: int) -> Tensor:
-    """Return predictions, targets and ones at the places of their rows, 0 elsewhere: [3, num_rows] float64.
+def sum_to_score(kind: str, logits: Tensor, rows: Mapping[str, Any]) -> Tensor:
+    """Return what the scores are computed from after a sum over batches and ranks: of labels :func:`label_counts`; else
+    predictions, targets and ones at the places of their rows, 0 elsewhere, [3, num_rows] float64.
 
-    The sum over batches and ranks, whose rows differ, has all of them: a rank correlation is no function of smaller sums.
+    That sum has all rows, since those of batches and ranks differ: a rank correlation is no function of smaller sums.
 
     Args:
-        predictions, targets: [B].
-        rows: [B] int64, places among all rows.
-        num_rows: of the data set.
+        logits: [B, outputs].
+        rows: ``target`` and ``id`` [B] int64, the places among all ``num_rows`` rows of the data set.
     """
-    placed = predictions.new_zeros(3, num_rows, dtype=torch.float64)
+    predictions, targets = predictions_of(kind, logits.detach().float()), rows["target"]
+    if kind == "labels":
+        return label_counts(predictions, targets)
+    placed = predictions.new_zeros(3, rows["num_rows"], dtype=torch.float64)
     values = torch.stack([predictions.double(), targets.double(), torch.ones_like(targets, dtype=torch.float64)])
-    return placed.index_copy(1, rows, values)
-
-
-def log_scores(key: str, kind: str) -> None:
-    scores = scores_of(key, kind)
-    for name in SCORES[kind]:
-        metrics.log_derived(name, lambda meters, name=name: round(scores(meters)[name], 4))
+    return placed.index_copy(1, rows["id"], values)
 
 
 def scores_of(key: str, kind: str) -> Callable[[Any], dict[str, float]]:
@@ -297,20 +286,23 @@ def scores_of(key: str, kind: str) -> Callable[[Any], dict[str, float]]:
 
     They are 0 before the first row: of several tasks some have none in the first batches of a validation.
     """
-    computed: list[Any] = [None, {}]  # the sum, and its scores
+    last: tuple[Any, dict[str, float]] = None, {}  # the sum, and its scores
 
     def scores(meters: Any) -> dict[str, float]:
+        nonlocal last
         total = meters[key].sum
-        if computed[0] is not total:
-            if kind == "labels":
-                computed[:] = total, label_scores(total.numpy())
-            else:
-                predictions, targets, present = total.numpy()
-                dtype = np.int64 if kind == "classes" else np.float64
-                rows = present > 0
-                if not rows.any():
-                    return dict.fromkeys(SCORES[kind], 0.0)
-                computed[:] = total, text_scores(kind, predictions[rows].astype(dtype), targets[rows].astype(dtype))
-        return computed[1]
+        if last[0] is not total:
+            last = total, scores_of_sum(kind, total.numpy())
+        return last[1]
 
     return scores
+
+
+def scores_of_sum(kind: str, total: np.ndarray) -> dict[str, float]:
+    if kind == "labels":
+        return label_scores(total)
+    predictions, targets, present = total
+    if not (rows := present > 0).any():
+        return dict.fromkeys(SCORES[kind], 0.0)
+    dtype = np.int64 if kind == "classes" else np.float64
+    return text_scores(kind, predictions[rows].astype(dtype), targets[rows].astype(dtype))

@@ -16,20 +16,14 @@ from torch import Tensor, nn
 from amos_fairseq.criterions.pretraining import mean
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.downstream.classification.dataset import KINDS, read_targets, read_task_record
-from amos_fairseq.downstream.classification.scores import (
-    AVERAGE,
-    average_score,
-    label_counts,
-    main_score,
-    predictions_of,
-)
+from amos_fairseq.downstream.classification.scores import AVERAGE, average_score, main_score
 from amos_fairseq.downstream.classification.task import (
     TextClassificationConfig,
     TextClassificationTask,
-    place_rows,
     read_teacher,
     scores_of,
     sum_logs,
+    sum_to_score,
     text_loss,
     vocabulary_of,
 )
@@ -182,13 +176,8 @@ class MultiTaskCriterion(LabeledCriterion):
             log |= {f"{LOSS}{name}": losses[-1].detach(), f"{ROWS}{name}": len(of_task)}
             if "teacher" in rows:
                 log["_gold_weight"] = self.gold_weight * num_rows
-            if not model.training:  # what the scores are computed from, as sums over batches and ranks
-                predictions = predictions_of(task.kind, of_task.detach())
-                log[f"_{task.kind}_{name}"] = (
-                    label_counts(predictions, rows["target"])
-                    if task.kind == "labels"
-                    else place_rows(predictions, rows["target"], rows["id"], rows["num_rows"])
-                )
+            if not model.training:
+                log[f"_{task.kind}_{name}"] = sum_to_score(task.kind, of_task, rows)
         loss = torch.stack(losses).sum()
         return loss, num_rows, log | {"loss": loss.detach()}
 

@@ -24,14 +24,9 @@ def write_csv(path: Path, header: list[str], rows: list[tuple]) -> Path:
     return path
 
 
-def write_jsonl(path: Path, rows: list[dict]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
 def prepared(tmp_path: Path, tables: Tables) -> tuple[Path, dict]:
     directory = tmp_path / "prepared"
-    directory.mkdir()
+    directory.mkdir(parents=True)
     write_tables(directory, tables, small_tokenizer())
     return directory, read_task_record(directory, "")
 
@@ -58,20 +53,11 @@ def test_columns(header, texts, label, expected, tmp_path):
     assert find_columns(table, texts, label) == expected
 
 
-@pytest.mark.parametrize(
-    ("labels", "kind"),
-    [
-        (["good", "bad"], "classes"),
-        ([True, False], "classes"),
-        ([1.0, 2.0], "classes"),
-        (["1.5", "2"], "number"),
-        (list(range(21)), "number"),
-        (list(range(20)), "classes"),
-        ([["a"], []], "labels"),
-    ],
-)
-def test_kinds_are_inferred(labels, kind):
-    assert infer_kind(labels) == kind
+def test_kinds_are_inferred():
+    for labels in (["good", "bad"], [True, False], [1.0, 2.0], list(range(20))):
+        assert infer_kind(labels) == "classes"
+    assert infer_kind(["1.5", "2"]) == infer_kind(list(range(21))) == "number"
+    assert infer_kind([["a"], []]) == "labels"
 
 
 def test_classes_with_all_that_is_counted(tmp_path):
@@ -115,19 +101,22 @@ def test_fairseqs_own_task_reads_the_same_data(tmp_path):
 
 
 def test_several_labels(tmp_path):
-    """Lists, and a column in which a separator divides them; a row without labels is a row."""
+    """Lists, and a column in which a separator divides them; a row without labels is a row, and dev may have others."""
     lists = [{"text": f"row {i}", "tags": tags} for i, tags in enumerate([["b", "a"], [], ["b", "b"], None])]
-    text = [(f"row {i}", tags) for i, tags in enumerate(["b; a", "", "b;b", ""])]
-    for file, kind, separator in (
-        (write_jsonl(tmp_path / "l.jsonl", lists), None, ","),
-        (write_csv(tmp_path / "l.csv", ["text", "tags"], text), "labels", ";"),
+    (tmp_path / "l.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lists), encoding="utf-8")
+    texts = [(f"row {i}", tags) for i, tags in enumerate(["b; a", "", "b;b", ""])]
+    csv_file = write_csv(tmp_path / "l.csv", ["text", "tags"], texts)
+    dev = write_csv(tmp_path / "d.csv", ["text", "tags"], [("row", "c;b"), ("line", "c")])
+    train = [[1, 1], [0, 0], [0, 1], [0, 0]]
+    for tables, valid in (
+        (Tables(tmp_path / "l.jsonl", tmp_path / "l.jsonl", ("text",), "tags"), train),
+        (Tables(csv_file, dev, ("text",), "tags", "labels", ";"), [[0, 1], [0, 0]]),
     ):
-        place = tmp_path / file.suffix
-        place.mkdir()
-        source = Tables(file, file, ("text",), "tags", kind, separator)
-        directory, record = prepared(place, source)
+        directory, record = prepared(tmp_path / tables.train.suffix, tables)
         assert (record["kind"], record["labels"]) == ("labels", ["a", "b"])
-        assert read_targets(directory, "train", record).tolist() == [[1, 1], [0, 0], [0, 1], [0, 0]]
+        targets = read_targets(directory, "train", record)
+        assert (targets.dtype, targets.tolist()) == (bool, train)
+        assert read_targets(directory, "valid", record).tolist() == valid
 
 
 def test_numbers_keep_their_values(tmp_path):

@@ -10,7 +10,7 @@ import torch
 from fairseq.models.roberta import RobertaModel
 from omegaconf import OmegaConf
 from saved_models import write_save_dir
-from synthetic_glue import change_task, write_glue, write_rows
+from synthetic_glue import change_task, write_glue
 
 from amos_fairseq.downstream.classification.dataset import read_targets
 from amos_fairseq.downstream.classification.labeling import predict_logits
@@ -31,11 +31,6 @@ def data(tmp_path_factory):
     write_glue(directory, directory / "run", "RTE", ["entailment", "not_entailment"], ROWS, pair=True)
     write_glue(directory, directory / "run", "STS-B", [], ROWS, pair=True)
     write_glue(directory, directory / "run", "SST-2", ["0", "1"], ROWS, pair=False)
-    # Several labels a row: the first has both, the second none, the third one that only the dev set has (3).
-    write_glue(directory, directory / "run", "WNLI", ["no", "yes"], ROWS, pair=False)
-    change_task(directory, "WNLI", kind="labels")
-    for split, count in ROWS.items():
-        write_rows(directory / "WNLI" / "label", split, [[4, 5, 2], [2], [3, 5, 2], *[[4, 2]] * (count - 3)])
     return directory
 
 
@@ -47,15 +42,6 @@ def make_task(directory, **settings) -> TextClassificationTask:
 
 def build(task: TextClassificationTask):
     return task.build_model(OmegaConf.merge(OmegaConf.structured(AmosConfig), MODEL))
-
-
-def test_labels_of_a_row(data):
-    task = make_task(data / "WNLI")
-    task.load_dataset("valid")
-    dataset = task.datasets["valid"]
-    batch = dataset.collater([dataset[index] for index in (1, 0, 2, 3)])
-    assert batch["target"].tolist() == [[0, 0], [1, 1], [0, 1], [1, 0]]
-    assert batch["target"].dtype == torch.bool
 
 
 def test_a_regression_is_scaled(data, tmp_path):
