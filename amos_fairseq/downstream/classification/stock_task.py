@@ -1,10 +1,8 @@
 """What fairseq's own ``sentence_prediction`` lacks: checks of its files, and a truncation that keeps both texts of a pair.
 
-Prepared GLUE data that are damaged would train another model in silence, or end in a traceback.
-
-``--shorten-method truncate`` cuts the end of the joined row: of a pair with a long first text nothing of the second remains,
-and the last ``</s>`` is lost. Here the longer text is cut first and the special tokens remain, as in Hugging Face's
-tokenizers, in ``amos glue`` and in exported folders. The number of cut rows is logged.
+Damaged data would train another model in silence, or end in a traceback. ``--shorten-method truncate`` cuts the end of the joined
+row: of a pair with a long first text nothing of the second remains, and the last ``</s>`` is lost. Here the longer text is cut
+first and the special tokens remain, as in Hugging Face's tokenizers, in ``amos glue`` and in exported folders.
 """
 
 import logging
@@ -30,17 +28,13 @@ def cut_longer_text_first(
     max_tokens: int,
     seed: int,
 ) -> FairseqDataset:
-    """Replace fairseq's truncation in ``sentence_prediction``; other methods are unchanged. The arguments are those of
-    fairseq's function: ``rows`` are the joined texts, ``shortened_splits`` is empty for all splits.
-    """
+    """Replace the method ``truncate``; ``rows`` are the joined texts, ``shortened_splits`` is empty for all splits."""
     if method != "truncate" or (shortened_splits and split not in shortened_splits.split(",")):
         return stock(rows, split, shortened_splits, method, max_tokens, seed)
     shortened = ShortenedTexts(rows, max_tokens)
     if shortened.num_cut:
-        logger.info(
-            f"{split}: {shortened.num_cut:,} of {len(rows):,} rows have more than {max_tokens} tokens; the longer text of a "
-            "pair is cut first"
-        )
+        longer = f"{shortened.num_cut:,} of {len(rows):,} rows have more than {max_tokens} tokens"
+        logger.info(f"{split}: {longer}; the longer text of a pair is cut first")
     return shortened
 
 

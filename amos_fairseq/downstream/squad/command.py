@@ -99,21 +99,16 @@ def read_settings(arguments: argparse.Namespace, max_positions: int) -> SquadSet
 
 
 def open_squad(session: Session, data: Path, settings: SquadSettings, with_paper: bool = False) -> "Squad":
-    """Read prepared data. The dev set determines the version: 2.0 if it has questions without an answer.
-
-    Args:
-        settings: the number of separators is the recipe's.
-        with_paper: add the papers' rows of version 2.0 to the table.
-    """
+    """Read prepared data. The dev set determines the version: 2.0 if it has questions without an answer. The recipe has the
+    number of separators; ``with_paper``: the table has the papers' rows of version 2.0."""
     data = data.resolve()
     # The head reads each token.
     trials = tuple(dataclasses.replace(trial, pooling="first") for trial in session.recipe.trials_of(RECIPE_TASK))
     num_separators = {trial.num_separators for trial in trials}
     if len(num_separators) > 1:
         raise UserError(f"the recipe {session.recipe.name} has several num_separators for SQuAD: run them one by one")
-    windows = settings.windows._replace(num_separators=num_separators.pop())
+    windows, manifest = settings.windows._replace(num_separators=num_separators.pop()), read_squad_manifest(data)
     settings = dataclasses.replace(settings, windows=windows)
-    manifest = read_squad_manifest(data)
     session.checkpoint.check_tokenizer(data / "tokenizer")
     dictionary = Vocabulary.of_corpus([data], None).load_dictionary()
     name = task_name(manifest["splits"]["valid"]["impossible"] > 0)
@@ -231,17 +226,17 @@ class Decoded(NamedTuple):
 def predict_answers(
     model: BaseFairseqModel, windows: SquadWindowDataset, device: str, settings: SquadSettings, stop: threading.Event
 ) -> dict[str, Decoded]:
-    """Predict the answers to every question of a split, by question id, in the order of the split.
-
-    Args:
-        model: in eval mode, with a span head.
-    """
+    """Predict the answers to every question of a split, by question id, in its order; ``model`` is in eval mode."""
     if getattr(model, "span_head", None) is None:
         raise UserError("the checkpoint has no head for answers: fine-tune it with --task squad first")
     if windows.limits.tokens > model.max_positions():
         raise UserError(f"a window has {windows.limits.tokens} tokens, but the model takes {model.max_positions()}")
     model = model.to(device)
-    owners = owner_windows(windows)
+    ranges: dict[int, list[tuple[int, int]]] = defaultdict(list)  # of the windows of each example
+    for index in range(len(windows)):
+        window = windows.window(index)
+        ranges[window.example].append((window.begin, window.end))
+    owners = {example: window_of_most_context(of_example) for example, of_example in ranges.items()}
     spans: dict[int, list[ScoredSpan]] = defaultdict(list)
     null_scores: dict[int, list[float]] = defaultdict(list)
     for batch in batches(windows.sizes, stop):
@@ -265,27 +260,17 @@ def predict_answers(
     return decoded
 
 
-def owner_windows(windows: SquadWindowDataset) -> dict[int, np.ndarray]:
-    """Return for each example the index of the window in which every context token has most context: [tokens] int64."""
-    ranges = defaultdict(list)
-    for index in range(len(windows)):
-        window = windows.window(index)
-        ranges[window.example].append((window.begin, window.end))
-    return {example: window_of_most_context(of_example) for example, of_example in ranges.items()}
-
-
 def spans_of_window(
     starts: np.ndarray, ends: np.ndarray, scores: np.ndarray, window: Window, owner: np.ndarray, settings: SquadSettings
 ) -> list[ScoredSpan]:
     """Return the valid spans of a window, best first, at most ``n_best``.
 
     A valid span is inside the context, does not end before it starts, and is not too long. It counts only in the window in
-    which its first token has most context, so that no span is scored twice.
+    which its first token has most context (``owner``, [context tokens]), so that no span is scored twice.
 
     Args:
         starts, ends: [C] token positions in the window.
         scores: [C], -inf for spans that the head excludes.
-        owner: [context tokens] index of the window in which each token has most context (``window_of_most_context``).
     """
     first, last = starts - window.offset + window.begin, ends - window.offset + window.begin
     valid = np.isfinite(scores) & (first >= window.begin) & (last < window.end)
@@ -308,8 +293,7 @@ def decode_question(
 
     Args:
         null_scores: one per window; the lowest counts, since one window with an answer is enough.
-        context: the original text of the paragraph.
-        characters: begin and end (exclusive) of each context token in ``context``.
+        characters: begin and end (exclusive) of each token in ``context``, the text of the paragraph.
         compares_null: whether null scores have the scale of span scores (independent head). The odds are then their
             difference to the best span's score; otherwise (joint head) the null score itself.
     """

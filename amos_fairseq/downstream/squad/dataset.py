@@ -1,8 +1,6 @@
 """SQuAD: the binarized files, windows over long contexts, and batches of ``<s> question </s> context </s>``.
 
-Some recipes have a second ``</s>`` before the context.
-
-amos prepare squad writes these files, and the task reads them:
+``amos prepare squad`` writes these files:
 
 SPLIT.question.{bin,idx}                        ids of each question, without special tokens
 SPLIT.context.{bin,idx}                         ids of each paragraph, once for all of its questions
@@ -101,7 +99,7 @@ class SquadSplit:
         return read_json_lines(path, _HINT, lambda line: text_in(parse_json(line)["text"]))
 
     def offsets(self, context: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the starts and the ends (exclusive) of a paragraph's tokens, in characters: two [length] arrays."""
+        """Return start and end (exclusive) of each token of a paragraph, in characters: [length], [length]."""
         return self.starts[context].numpy(), self.ends[context].numpy()
 
 
@@ -142,10 +140,8 @@ class WindowLimits(NamedTuple):
 
 
 def context_ranges(length: int, room: int, stride: int) -> list[tuple[int, int]]:
-    """Return ``[begin, end)`` of the windows over a context of ``length`` tokens: at least one, together all tokens.
-
-    All windows but the last are full. Their starts are ``stride`` apart, or ``room`` if that is less (BERT's SQuAD code).
-    """
+    """Return ``[begin, end)`` of the windows over a context of ``length`` tokens: at least one, together all tokens. All but
+    the last are full. Their starts are ``stride`` apart, or ``room`` if that is less (BERT's SQuAD code)."""
     ranges = [(0, min(length, room))]
     while ranges[-1][1] < length:
         begin = ranges[-1][0] + min(stride, room)

@@ -46,16 +46,10 @@ class CrossViews(nn.Module):
     Departures: in the thesis they are the states of the LSTMs of the first of two layers.
 
     Args:
-        width: D.
         views: names, of ``TAGGING_VIEWS`` or ``PARSING_VIEWS``, and ``WORD_DROPOUT``, which has no module.
         heads: the primary prediction modules by name.
         num_layers: how many of the lower layers give the states of one side.
-        mask: the token ``<mask>``.
-
-    Attributes:
-        names: of the views with a module.
-        directions: of attention, that they need.
-        removed: the token in place of words that are dropped; None without word dropout.
+        mask: the token ``<mask>``, which replaces words that are dropped.
     """
 
     def __init__(self, width: int, views: Sequence[str], heads: Mapping[str, nn.Module], num_layers: int, mask: int):
@@ -96,15 +90,9 @@ class CrossViews(nn.Module):
         return states
 
     def forward(self, states: Mapping[str, Tensor], is_padding: Tensor) -> dict[str, dict[str, Tensor]]:
-        """Predict from each view, by head and view.
-
-        Args:
-            states: [B,W,D], by what a view reads of a word.
-            is_padding: [B,W] bool, True at padded slots.
-        """
-        predictions: dict[str, dict[str, Tensor]] = {}
+        """Predict from each view, by head and view, from the states [B,W,D] that it reads; ``is_padding``: [B,W] bool."""
+        predictions: dict[str, dict[str, Tensor]] = {head: {} for head in self.heads}
         for head, modules in self.heads.items():
-            predictions[head] = {}
             for view in self.names:
                 of_word, *of_dependent = (states[side] for side in view.split("-"))
                 predictions[head][view] = modules[_key(view)](of_word, is_padding, *of_dependent)

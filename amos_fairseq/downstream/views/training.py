@@ -25,11 +25,6 @@ class WithUnlabeled(FairseqDataset):
     of the training has the n-th sentence of an endless sequence of permutations of the unlabeled ones: it depends on the seed
     and the place alone, and all are read once before one is read again.
 
-    Args:
-        labeled: the training set. It is shuffled by itself.
-        unlabeled: sentences of one or more files.
-        seed: of the permutations.
-
     Attributes:
         weight: the expected number of labeled words for an unlabeled one.
     """
@@ -40,8 +35,8 @@ class WithUnlabeled(FairseqDataset):
         self.labeled, self.unlabeled = labeled, ConcatDataset(unlabeled)
         self.collate_unlabeled = unlabeled[0].collater
         self.seed, self.training, self.source = seed, True, labeled.source
-        means = [part.words_per_sentence for part in unlabeled]
-        words_per_sentence = np.average(means, weights=[len(part) for part in unlabeled])
+        means = [sentences.words_per_sentence for sentences in unlabeled]
+        words_per_sentence = np.average(means, weights=list(map(len, unlabeled)))
         self.weight = float(labeled.words_per_sentence / words_per_sentence)
         self.begin_epoch(np.arange(len(labeled)), 0, by_length=False)
 
@@ -71,8 +66,8 @@ class WithUnlabeled(FairseqDataset):
         Args:
             order: [N] int64, indices of ``labeled``.
             first: number of sentences in all epochs before.
-            by_length: give the longest unlabeled sentence of the epoch to the longest labeled one, and so on. Batches of
-                similar lengths then stay such, and have a number of unlabeled words in proportion to the labeled ones.
+            by_length: give the longest unlabeled sentence of the epoch to the longest labeled one, and so on, so that batches
+                of similar lengths stay such.
         """
         self.order, self.sizes = order, self.labeled.sizes[order]
         self.beside = self._endless(first, first + len(order))
@@ -95,8 +90,7 @@ class WithUnlabeled(FairseqDataset):
         return self.labeled[int(self.order[index])] | {"unlabeled": self.unlabeled[int(self.beside[index])]}
 
     def collater(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Return the labeled batch; in its ``net_input`` ``unlabeled``, that of the other sentences; and the Python numbers
-        ``num_unlabeled_words`` and ``unlabeled_weight``, which is :attr:`weight`."""
+        """Return the labeled batch, with that of the other sentences as ``unlabeled`` in its ``net_input``."""
         batch = self.labeled.collater(samples)
         if batch:
             others = [sample["unlabeled"] for sample in samples]
@@ -120,11 +114,11 @@ def add_cross_views(loss: Tensor, output: WordOutput, sample: dict) -> tuple[Ten
         return loss, {}
     is_word = sample["net_input"]["unlabeled"]["word_positions"].ne(0)
     sums: dict[str, Tensor] = {}
-    for head, own in output.views.items():
-        for view, scores in own.items():
+    for head, views in output.views.items():
+        for view, scores in views.items():
             sums[view] = sums.get(view, 0.0) + summed_divergence(output.fixed[head], scores, is_word)
     log = {LABELED_LOSS: loss.detach(), UNLABELED_WORDS: sample["num_unlabeled_words"]}
-    log |= {f"{KL}{view}": own.detach() for view, own in sums.items()}
+    log |= {f"{KL}{view}": total.detach() for view, total in sums.items()}
     return loss + sample["unlabeled_weight"] * sum(sums.values()), log
 
 
