@@ -1,8 +1,8 @@
 """What fairseq's own ``sentence_prediction`` lacks: checks of its files, and a truncation that keeps both texts of a pair.
 
-Damaged data would train another model in silence, or end in a traceback. ``--shorten-method truncate`` cuts the end of the joined
-row: of a pair with a long first text nothing of the second remains, and the last ``</s>`` is lost. Here the longer text is cut
-first and the special tokens remain, as in Hugging Face's tokenizers, in ``amos glue`` and in exported folders.
+Damaged data would train another model in silence, or end in a traceback. ``--shorten-method truncate`` cuts the end of the
+joined row: of a pair with a long first text nothing of the second remains, and the last ``</s>`` is lost. Here the longer text
+is cut first and the special tokens remain, as in Hugging Face's tokenizers, in ``amos glue`` and in exported folders.
 """
 
 import logging
