@@ -168,8 +168,11 @@ class ShortenedTexts(BaseWrapperDataset):
         texts = [text[index] for text in self._texts]
         lengths = [len(text) - start - 1 for text, start in zip(texts, self._starts, strict=True)]
         kept = kept_lengths(lengths, self._room)
-        pieces = zip(texts, self._starts, kept, strict=True)
-        return torch.cat([piece for text, start, length in pieces for piece in (text[: start + length], text[-1:])])
+        shortened = [
+            torch.cat([text[: start + length], text[-1:]])
+            for text, start, length in zip(texts, self._starts, kept, strict=True)
+        ]
+        return torch.cat(shortened)
 
 
 def chosen_rows(num_rows: int, most: int | None) -> np.ndarray:
@@ -194,7 +197,6 @@ class LabeledTexts(LabeledSequences):
             number in the unit of the label.
 
     Attributes:
-        targets: those of the rows that are kept, see :func:`read_targets`.
         num_cut: number of rows that are longer than ``max_tokens``.
     """
 
@@ -214,14 +216,13 @@ class LabeledTexts(LabeledSequences):
         super().__init__(directory, split, dictionary, seed, training)
         check_texts(directory, split)
         self._rows = open_texts(directory, split, max_tokens, separator)
-        self.targets = read_targets(directory, split, record)
-        if len(self._rows) != len(self.targets):
+        targets = read_targets(directory, split, record)
+        if len(self._rows) != len(targets):
             raise UserError(f"{self.source}: the files of texts and labels do not belong together; {PREPARE_AGAIN}")
-        self._chosen = chosen_rows(len(self.targets), max_rows)
-        self.targets, self.sizes = self.targets[self._chosen], self._rows.sizes[self._chosen]
-        self.num_cut, self.max_tokens = int(np.count_nonzero(self._rows.is_cut[self._chosen])), max_tokens
-        self._target_tensor = torch.from_numpy(self.targets)
-        self._teacher_tensor = None if teacher is None else torch.from_numpy(teacher)
+        self._chosen = chosen_rows(len(targets), max_rows)
+        self.sizes, self._targets = self._rows.sizes[self._chosen], torch.from_numpy(targets[self._chosen])
+        self.num_cut = int(np.count_nonzero(self._rows.is_cut[self._chosen]))
+        self._teacher = None if teacher is None else torch.from_numpy(teacher)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         index = int(index)
@@ -237,5 +238,5 @@ class LabeledTexts(LabeledSequences):
 
         With ``--fp16`` or ``--bf16`` fairseq converts every float32 tensor of a batch.
         """
-        labels = {"target": self._target_tensor[rows]}
-        return labels if self._teacher_tensor is None else labels | {"teacher": self._teacher_tensor[rows].double()}
+        labels = {"target": self._targets[rows]}
+        return labels if self._teacher is None else labels | {"teacher": self._teacher[rows].double()}

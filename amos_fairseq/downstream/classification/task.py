@@ -118,7 +118,7 @@ class TextClassificationTask(LabeledTask):
             max_rows=self.cfg.max_rows if training else None,
             teacher=teacher,
         )
-        cut = f"; {rows.num_cut:,} of more than {rows.max_tokens} tokens are cut" if rows.num_cut else ""
+        cut = f"; {rows.num_cut:,} of more than {self.cfg.tokens_per_text} tokens are cut" if rows.num_cut else ""
         logger.info(f"{rows.source}: {len(rows):,} rows{cut}")
         return rows
 

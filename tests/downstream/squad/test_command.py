@@ -36,6 +36,8 @@ def found(candidates: list[tuple[int, int, float]], n_best: int = 4) -> list[Sco
 
 def test_positions_become_tokens_of_the_context():
     assert found([(3, 5, 1.0), (4, 4, 2.0)]) == [ScoredSpan(2.0, 2, 2), ScoredSpan(1.0, 1, 3)]
+    spans = found([(3, 3, 1.0), (3, 4, 5.0), (4, 4, 3.0), (4, 5, 4.0), (5, 5, 2.0)], n_best=2)
+    assert [span.score for span in spans] == [5.0, 4.0]
 
 
 @pytest.mark.parametrize(
@@ -54,22 +56,14 @@ def test_invalid_spans_are_skipped(candidate, why):
     assert found([candidate, (4, 5, 0.5)]) == [ScoredSpan(0.5, 2, 3)], why
 
 
-def test_n_best_spans():
-    spans = found([(3, 3, 1.0), (3, 4, 5.0), (4, 4, 3.0), (4, 5, 4.0), (5, 5, 2.0)], n_best=2)
-    assert [span.score for span in spans] == [5.0, 4.0]
-
-
 def decode(spans: list[ScoredSpan], null_scores: list[float], compares_null: bool = True, n_best: int = 4):
     return decode_question(spans, null_scores, CONTEXT, (STARTS, ENDS), compares_null, n_best)
 
 
-def test_answer_is_a_slice_of_the_context():
+def test_answers_are_slices_of_the_context_and_equal_ones_count_once():
     decoded = decode([ScoredSpan(1.0, 3, 4), ScoredSpan(3.0, 0, 2), ScoredSpan(2.0, 5, 5)], [0.0])
     assert list(decoded.texts) == ["Zoë ate  a", "cafe\u0301", "\uff22ig,"]
     assert decoded.best == "Zoë ate  a"
-
-
-def test_equal_texts_count_once_with_the_better_score():
     decoded = decode([ScoredSpan(1.0, 2, 2), ScoredSpan(4.0, 2, 2), ScoredSpan(2.0, 1, 1)], [0.0])
     assert list(decoded.texts.items()) == [("a", 4.0), ("ate", 2.0)]
     assert len(decode([ScoredSpan(float(i), i, i) for i in range(6)], [0.0], n_best=3).texts) == 3
