@@ -76,7 +76,7 @@ def test_joint_head_at_inference_is_xlnets_beam(xlnet, states):
     pairs = states.unsqueeze(2).expand(-1, -1, 5, -1)
     end_p = end(pairs, start_states=top_states.unsqueeze(1).expand_as(pairs)).softmax(1)  # [B,T,5]
     end_top_p, end_top = end_p.topk(5, dim=1)  # [B,5 ends,5 starts]
-    candidates = head(states, mask).candidates
+    candidates = head(states, mask)
     for window in range(B):
         expected = {}
         for s, e in itertools.product(range(5), repeat=2):

@@ -244,7 +244,7 @@ def predict_answers(
         with torch.inference_mode():
             mask = net_input["answer_mask"].to(device)
             output = model(net_input["src_tokens"].to(device), answer_mask=mask, lengths=net_input["lengths"])
-        starts, ends, scores, nulls = (values.cpu().numpy() for values in output.candidates)
+        starts, ends, scores, nulls = (values.cpu().numpy() for values in output)
         for row, index in enumerate(batch):
             window = windows.window(index)
             spans[window.example] += spans_of_window(

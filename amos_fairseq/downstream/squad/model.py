@@ -19,7 +19,7 @@ SPAN_HEADS = ("independent", "joint")
 
 
 class SpanCandidates(NamedTuple):
-    """The best spans of each window, before order and length are checked."""
+    """At inference: the best spans of each window, before order and length are checked."""
 
     starts: Tensor  # [B,C] int64, token positions
     ends: Tensor  # [B,C] int64
@@ -28,12 +28,11 @@ class SpanCandidates(NamedTuple):
 
 
 class SpanOutput(NamedTuple):
-    """The ``candidates`` at inference, the logits in training; None for outputs that a head does not have."""
+    """In training."""
 
-    start_logits: Tensor | None = None  # [B,T] float32, -inf at positions that are not allowed
-    end_logits: Tensor | None = None  # [B,T] float32; of the joint head: given the true start
-    unanswerable_logits: Tensor | None = None  # [B] float32, positive for "no answer in this window"
-    candidates: SpanCandidates | None = None
+    start_logits: Tensor  # [B,T] float32, -inf at positions that are not allowed
+    end_logits: Tensor  # [B,T] float32; of the joint head: given the true start
+    unanswerable_logits: Tensor | None = None  # [B] float32, positive for "no answer in this window"; of the joint head
 
 
 class IndependentSpanHead(nn.Module):
@@ -56,7 +55,9 @@ class IndependentSpanHead(nn.Module):
         """[B,T,D] -> start and end logits [B,T,2] float32."""
         return self.output(transformed(states, self.transform)).float()
 
-    def forward(self, states: Tensor, answer_mask: Tensor, targets: tuple[Tensor, Tensor] | None = None) -> SpanOutput:
+    def forward(
+        self, states: Tensor, answer_mask: Tensor, targets: tuple[Tensor, Tensor] | None = None
+    ) -> SpanOutput | SpanCandidates:
         """
         Args:
             states: [B,T,D] last hidden states.
@@ -73,7 +74,7 @@ class IndependentSpanHead(nn.Module):
         pairs = start_scores.unsqueeze(2) + end_scores.unsqueeze(1)  # [B,S,E]
         starts = starts.unsqueeze(2).expand_as(pairs)
         ends = ends.unsqueeze(1).expand_as(pairs)
-        return SpanOutput(candidates=SpanCandidates(starts.flatten(1), ends.flatten(1), pairs.flatten(1), null_scores))
+        return SpanCandidates(starts.flatten(1), ends.flatten(1), pairs.flatten(1), null_scores)
 
 
 class JointSpanHead(nn.Module):
@@ -101,7 +102,9 @@ class JointSpanHead(nn.Module):
         self.answerable = nn.Linear(width, 1, bias=False)
         self.num_starts, self.num_ends = num_starts, num_ends
 
-    def forward(self, states: Tensor, answer_mask: Tensor, targets: tuple[Tensor, Tensor] | None = None) -> SpanOutput:
+    def forward(
+        self, states: Tensor, answer_mask: Tensor, targets: tuple[Tensor, Tensor] | None = None
+    ) -> SpanOutput | SpanCandidates:
         """As :meth:`IndependentSpanHead.forward`; scores of candidates are log p(start) + log p(end | start), nats."""
         allowed = with_null(answer_mask)
         start_logits = masked(self.start(states).squeeze(-1).float(), allowed)  # [B,T]
@@ -117,8 +120,7 @@ class JointSpanHead(nn.Module):
         starts = starts.unsqueeze(2).expand_as(ends)
         no_answer = starts.eq(0) | ends.eq(0)  # "no answer" is scored by the classifier, not by <s>
         scores = scores.masked_fill(no_answer, float("-inf"))
-        candidates = SpanCandidates(starts.flatten(1), ends.flatten(1), scores.flatten(1), unanswerable)
-        return SpanOutput(unanswerable_logits=unanswerable, candidates=candidates)
+        return SpanCandidates(starts.flatten(1), ends.flatten(1), scores.flatten(1), unanswerable)
 
     def _ends(self, states: Tensor, starts: Tensor) -> Tensor:
         """Compute end logits from states [B,T,D] and the states of S starts [B,S,D]: [B,S,T] float32."""
@@ -163,7 +165,7 @@ class SpanModel(FineTunedModel):
         answer_mask: Tensor,
         span_targets: tuple[Tensor, Tensor] | None = None,
         lengths: Sequence[int] | None = None,
-    ) -> SpanOutput:
+    ) -> SpanOutput | SpanCandidates:
         """Predict the answers in windows.
 
         Args:

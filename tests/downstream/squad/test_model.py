@@ -49,7 +49,7 @@ def test_only_context_and_the_null_position_can_be_chosen(kind, states):
 def test_independent_candidates_are_all_pairs(states):
     """With a beam that holds every token: each pair's sum, and the null score, in float64."""
     head = make("independent")
-    candidates = head(states, MASK).candidates
+    candidates = head(states, MASK)
     logits = linear(states.double(), head.output.weight.double(), head.output.bias.double()).detach()
     for window in range(B):
         rows = zip(*(part[window].tolist() for part in candidates[:3]), strict=True)
@@ -67,7 +67,7 @@ def test_independent_beam_contains_the_best(states):
     head = IndependentSpanHead(D, beam=2)
     full = IndependentSpanHead(D, beam=9)
     full.load_state_dict(head.state_dict())
-    few, all_pairs = head(states, MASK).candidates, full(states, MASK).candidates
+    few, all_pairs = head(states, MASK), full(states, MASK)
     assert few.scores.shape == (B, 4)
     assert torch.equal(few.scores.max(1).values, all_pairs.scores.max(1).values)
 
@@ -76,7 +76,7 @@ def test_joint_scores_are_probabilities_of_start_and_end(states):
     """log p(start) + log p(end | start) of every pair of a window that is not padded, in float64, step by step."""
     head = make("joint")
     head.num_starts = head.num_ends = T
-    candidates = head(states, MASK).candidates
+    candidates = head(states, MASK)
     weights = {name: value.double() for name, value in head.state_dict().items()}
     for window in range(B):
         h = states[window].double()
@@ -115,7 +115,7 @@ def test_joint_classifier_does_not_see_the_label(states):
     starts = torch.zeros(3).long(), TARGETS[0]
     logits = [head(states, MASK, (start, start)).unanswerable_logits for start in starts]
     assert torch.equal(*logits)
-    assert torch.equal(logits[0], head(states, MASK).unanswerable_logits)
+    assert torch.equal(logits[0], head(states, MASK).null_scores)
 
 
 @pytest.mark.parametrize("kind", ["independent", "joint"])
