@@ -197,6 +197,7 @@ class LabeledTexts(LabeledSequences):
             number in the unit of the label.
 
     Attributes:
+        targets: those of the rows that are kept, see :func:`read_targets`.
         num_cut: number of rows that are longer than ``max_tokens``.
     """
 
@@ -220,7 +221,7 @@ class LabeledTexts(LabeledSequences):
         if len(self._rows) != len(targets):
             raise UserError(f"{self.source}: the files of texts and labels do not belong together; {PREPARE_AGAIN}")
         self._chosen = chosen_rows(len(targets), max_rows)
-        self.sizes, self._targets = self._rows.sizes[self._chosen], torch.from_numpy(targets[self._chosen])
+        self.sizes, self.targets = self._rows.sizes[self._chosen], targets[self._chosen]
         self.num_cut = int(np.count_nonzero(self._rows.is_cut[self._chosen]))
         self._teacher = None if teacher is None else torch.from_numpy(teacher)
 
@@ -238,5 +239,5 @@ class LabeledTexts(LabeledSequences):
 
         With ``--fp16`` or ``--bf16`` fairseq converts every float32 tensor of a batch.
         """
-        labels = {"target": self._targets[rows]}
+        labels = {"target": torch.from_numpy(self.targets)[rows]}
         return labels if self._teacher is None else labels | {"teacher": self._teacher[rows].double()}
