@@ -47,6 +47,7 @@ class ProgressDisplay:
     def advance(self, run: TaskRun, update: int, records: Sequence[dict[str, Any]]) -> None:
         """Show the number of updates so far, and what the run has written to its metrics file since the last call."""
         schedule, has_score = run.schedule, False
+        epoch = int(update // schedule.updates_per_epoch) + 1  # of the next update, or of a new dev score
         with self._lock:
             active = self._active[run.label]
             for record in records:
@@ -54,14 +55,9 @@ class ProgressDisplay:
                     active.values["train"] = score_of(record, "loss")
                 elif record["split"] == "valid":
                     active.values["dev"], has_score = f"dev {score_of(record, run.task.main_score)}", True
-            # The epoch of the next update, or that of a dev score.
-            epoch = (
-                math.ceil(update / schedule.updates_per_epoch)
-                if has_score
-                else update // schedule.updates_per_epoch + 1
-            )
-            epoch = f"epoch {min(int(epoch), schedule.num_epochs)} of {schedule.num_epochs}"
-            active.bar.set_description(f"{run.label}, {epoch}", refresh=False)
+                    epoch = math.ceil(record["update"] / schedule.updates_per_epoch)
+            place = f"epoch {min(epoch, schedule.num_epochs)} of {schedule.num_epochs}"
+            active.bar.set_description(f"{run.label}, {place}", refresh=False)
             active.bar.set_postfix_str(", ".join(active.values.values()), refresh=False)
             active.bar.update(update - active.bar.n)
             if not self.has_bars and (has_score or monotonic() - active.last_line >= SECONDS_BETWEEN_LINES):

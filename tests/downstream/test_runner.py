@@ -239,8 +239,8 @@ def test_lines_tell_epoch_loss_and_dev_scores(tmp_path, monkeypatch, capsys):
     display.start(run)
     for second, update, records in (
         (2, 1, train[:1]),
-        (6, 4, [train[1], dev[0]]),
-        (35, 4, []),
+        (6, 5, [train[1], dev[0]]),
+        (35, 5, []),
         (36, 5, train[2:]),
         (37, 8, dev[1:]),
     ):
@@ -251,7 +251,7 @@ def test_lines_tell_epoch_loss_and_dev_scores(tmp_path, monkeypatch, capsys):
     first, *lines, last = capsys.readouterr().out.splitlines()
     assert (first, last) == ("Toy seed 1: 2 epochs, 8 updates", "Toy seed 1: score 70.0 (1 of 1 runs)")
     expected = (
-        ("epoch 1 of 2", " 4/8 ", "loss 0.600, dev score 61.3"),
+        ("epoch 1 of 2", " 5/8 ", "loss 0.600, dev score 61.3"),
         ("epoch 2 of 2", " 5/8 ", "loss is not finite, dev score 61.3"),
         ("epoch 2 of 2", " 8/8 ", "loss is not finite, dev score 70.0"),
     )
