@@ -72,7 +72,7 @@ from amos_fairseq.downstream.results import (
 from amos_fairseq.downstream.runner import run_and_print
 from amos_fairseq.downstream.session import Session, preparing, session_from, setup_file
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import whole_file
+from amos_fairseq.files import check_claim, whole_file
 from amos_fairseq.models.configuration import LAST_LAYER
 from amos_fairseq.output.tables import Table
 from amos_fairseq.output.terminal import say
@@ -154,8 +154,10 @@ def open_glue(session: Session, data: Path, tasks: Sequence[str], options: GlueO
         data: directory with a folder for each of GLUE's tasks, and ``tokenizer/``.
         tasks: those of GLUE to run.
     """
-    squad = squad_of_same_weights(options.squad or session.out, session.origin)
-    if options.squad is not None and squad is None:
+    squad_out = options.squad or session.out
+    if (squad := read_summary(squad_out, "squad")) is not None:
+        check_weights(squad_out, "squad", session)
+    elif options.squad is not None:
         raise UserError(f"{options.squad} holds no results of amos squad: give that command's --out as --squad")
     if not data.is_dir():
         raise UserError(f"{data} is not a directory: give that of GLUE's official files, or of amos prepare glue")
@@ -184,17 +186,11 @@ def open_glue(session: Session, data: Path, tasks: Sequence[str], options: GlueO
     return glue
 
 
-def squad_of_same_weights(out: Path, origin: Mapping[str, Any]) -> Summary | None:
-    """Return the results of ``amos squad`` in OUT, if there are any; refuse those of other weights."""
-    if (squad := read_summary(out, "squad")) is None:
-        return None
-    for setting in ("checkpoint_sha256", "from_scratch"):
-        if squad.setup.get(setting) != origin[setting]:
-            raise UserError(
-                f"{squad.file} has results of other weights ({setting} {squad.setup.get(setting)}, not {origin[setting]}): "
-                "give the results of the same weights with --squad"
-            )
-    return squad
+def check_weights(out: Path, name: str, session: Session) -> None:
+    """Refuse an OUT with results of the benchmark ``name`` for other weights than the session's."""
+    weights = {setting: session.origin[setting] for setting in ("checkpoint_sha256", "from_scratch")}
+    problem, advice = f"{out} holds results of other weights", "give those of the same weights"
+    check_claim(setup_file(out, name), weights, problem, advice, only_these=True)
 
 
 @dataclass
@@ -245,9 +241,7 @@ class Glue(TextBenchmark):
             best = best_run_of(intermediate, INTERMEDIATE_TASK)
             if best is None:
                 raise UserError(f"{intermediate} holds no finished run of {INTERMEDIATE_TASK}: add it to --tasks")
-            setup = read_optional_json(setup_file(intermediate, self.name)) or {}
-            if any(setup.get(name) != self.session.origin[name] for name in ("checkpoint_sha256", "from_scratch")):
-                raise UserError(f"{intermediate} holds runs of another checkpoint: give those of this checkpoint")
+            check_weights(intermediate, self.name, self.session)
             layers = {best.identity["settings"].get("layers", LAST_LAYER)}
         for name in INTERMEDIATE_FOR:
             if name in self.tasks and (wanted := {trial.layers for trial in self.tasks[name].trials}) != layers:

@@ -44,6 +44,7 @@ def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_tra
     content = json.loads((tmp_path / "squad" / "glue.json").read_text())
     content["setup"] = {"checkpoint_sha256": read_pretrained_checkpoint(start).sha256, "from_scratch": True}
     (tmp_path / "squad" / "squad.json").write_text(json.dumps(content | {"benchmark": "squad"}))
+    (tmp_path / "squad" / "squad.setup.json").write_text(json.dumps(content["setup"]))
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "squad.json").write_text("{}")
     own = ["--tasks", "CoLA", "--own-tasks"]
@@ -61,7 +62,7 @@ def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_tra
         (["--tasks", "CoLA", "--batch-size", "0"], "--batch-size 0 must be 1 or more"),
         (["--tasks", "CoLA", "--precision", "fp16"], "--precision fp16 needs a GPU"),
         (["--tasks", "CoLA", "--squad", str(tmp_path)], "holds no results of amos squad"),
-        (["--tasks", "CoLA", "--squad", str(tmp_path / "squad")], "from_scratch True, not False"),
+        (["--tasks", "CoLA", "--squad", str(tmp_path / "squad")], "from_scratch: True there, False here"),
         (["--tasks", "CoLA", "--squad", tmp_path / "damaged"], "damaged/squad.json is not a summary of amos squad"),
         (["--tasks", "RTE", "--write-test"], "has no test set of RTE"),
         (["--tasks", "CoLA", "--max-rows", "0"], "--max-rows 0 must be at least 1"),
