@@ -213,18 +213,17 @@ class TableFile:
             yield number, line.rstrip("\r\n").split("\t", MOST_COLUMNS)  # a broken line may have very many more
 
     def _separator_of_csv(self) -> str:
-        def number_of_columns(separator: str) -> int:
+        widths: dict[str, int] = {}
+        for separator in (",", ";"):
             try:
-                return len(self._first_fields(separator))
-            except UserError:  # of the row; with , it is raised again
-                return 0
-
-        number, separator = max((number_of_columns(","), ","), (number_of_columns(";"), ";"), key=lambda pair: pair[0])
-        if number == 1 and b"\t" in next(read_lines(self.path))[1]:
+                widths[separator] = len(self._first_fields(separator))
+            except UserError:  # raised again when the table is read
+                widths[separator] = 0
+        if max(widths.values()) == 1 and b"\t" in next(read_lines(self.path))[1]:
             raise UserError(
                 f"{self.path}: its first line has tabs and neither , nor ; between columns: rename it to .tsv"
             )
-        return separator
+        return max(widths, key=widths.get)
 
     def _first_fields(self, separator: str) -> list[str]:
         _, fields = next(self._records(separator), (1, []))
@@ -254,14 +253,16 @@ def _json_objects(path: Path, on_read: OnRead) -> Iterator[tuple[int, dict[str, 
     for number, line in json_lines(path, on_read):
         try:
             row = parse_json(line)
-            yield number, without_nul(row) if b"\\u" in line else row
+            row = without_nul(row) if b"\\u" in line else row
         except ValueError as error:
             raise UserError(
                 f'{path}, line {number} {error}: each line has to be an object, such as {{"text": "..."}}'
             ) from None
+        yield number, row
 
 
 def json_lines(path: Path, on_read: OnRead) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines that are not blank and can be parsed."""
     for number, line in read_lines(path, on_read):
         refuse_many_brackets(line, path, number)
         if line.strip():
