@@ -66,8 +66,9 @@ class Folder:
         """Return whether the weights include this head, or some of its weights."""
         heads = FAMILIES[self.family].heads
         # The dense layer and LayerNorm with which every head of ModernBERT begins.
-        in_all = set.intersection(*({row.theirs for row in rows} for rows in heads.values()))
-        prefixes = tuple(str(row.theirs).removesuffix("*") for row in heads[head] if row.theirs not in in_all)
+        in_all = set.intersection(*(set(names.values()) for names in heads.values()))
+        lines = (line if isinstance(line, str) else line[0] for line in heads[head].values() if line not in in_all)
+        prefixes = tuple(theirs.removesuffix("*") for theirs in lines)
         return any(name.startswith(prefixes) for name in self.weights)
 
 

@@ -16,7 +16,7 @@ from amos_fairseq.checkpoint_files import explain_load_errors
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.relative_position import amos_bucket
 from amos_fairseq.hugging_face.imported import Imported, build_model, configuration, fill
-from amos_fairseq.hugging_face.weights import Conversion, Renaming, count_layers, to_our_names
+from amos_fairseq.hugging_face.weights import Conversion, Names, count_layers, to_our_names
 from amos_fairseq.text.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
 from amos_fairseq.text.tokenization.tokenizer import embedding_symbols
 
@@ -29,35 +29,33 @@ _TIED = ("auxiliary.sentence_encoder.embed_tokens.weight", "auxiliary.lm_head.we
 _DEFAULT_DEPTHS, _DEFAULT_MAX_DISTANCE = "4,6,8", 128  # the authors' code, fairseq/fairseq/models/amos/model.py
 
 
-# fmt: off
-def _encoder(ours: str, theirs: str) -> tuple[Renaming, ...]:
-    return (
-        Renaming(f"{ours}.embed_positions.weight",       f"{theirs}.embed_positions.weight"),
-        Renaming(f"{ours}.embedding_norm.*",             f"{theirs}.emb_layer_norm.*"),
-        Renaming(f"{ours}.relative_position.table.weight",f"{theirs}.relative_attention_bias.weight"),
-        Renaming(f"{ours}.layers.N.attention.query_key_value.*",f"{theirs}.layers.N.self_attn.in_proj.*"),
-        Renaming(f"{ours}.layers.N.attention.output.*",  f"{theirs}.layers.N.self_attn.out_proj.*"),
-        Renaming(f"{ours}.layers.N.attention_norm.*",    f"{theirs}.layers.N.self_attn_layer_norm.*"),
-        Renaming(f"{ours}.layers.N.ffn_in.*",            f"{theirs}.layers.N.fc1.*"),
-        Renaming(f"{ours}.layers.N.ffn_out.*",           f"{theirs}.layers.N.fc2.*"),
-        Renaming(f"{ours}.layers.N.ffn_norm.*",          f"{theirs}.layers.N.final_layer_norm.*"),
-    )
+def _encoder(ours: str, theirs: str) -> Names:
+    return {
+        f"{ours}.embed_positions.weight": f"{theirs}.embed_positions.weight",
+        f"{ours}.embedding_norm.*": f"{theirs}.emb_layer_norm.*",
+        f"{ours}.relative_position.table.weight": f"{theirs}.relative_attention_bias.weight",
+        f"{ours}.layers.N.attention.query_key_value.*": f"{theirs}.layers.N.self_attn.in_proj.*",
+        f"{ours}.layers.N.attention.output.*": f"{theirs}.layers.N.self_attn.out_proj.*",
+        f"{ours}.layers.N.attention_norm.*": f"{theirs}.layers.N.self_attn_layer_norm.*",
+        f"{ours}.layers.N.ffn_in.*": f"{theirs}.layers.N.fc1.*",
+        f"{ours}.layers.N.ffn_out.*": f"{theirs}.layers.N.fc2.*",
+        f"{ours}.layers.N.ffn_norm.*": f"{theirs}.layers.N.final_layer_norm.*",
+    }
 
 
-DISCRIMINATOR = (
-    Renaming("embed_tokens.weight",                      EMBEDDING),
-    *_encoder("discriminator",                           "encoder.sentence_encoder"),
+DISCRIMINATOR = {
+    "embed_tokens.weight": EMBEDDING,
+    **_encoder("discriminator", "encoder.sentence_encoder"),
     # Theirs is positive for "original", ours for "replaced".
-    Renaming("detection_head.output.*",                  "encoder.binary_head.out_proj.*", Conversion(torch.neg)),
-)
-GENERATOR = (
-    *_encoder("generators.0",                            "auxiliary.sentence_encoder"),
-    Renaming("mlm_heads.0.dense.*",                      "auxiliary.lm_head.dense.*"),
-    Renaming("mlm_heads.0.norm.*",                       "auxiliary.lm_head.layer_norm.*"),
-    Renaming("mlm_heads.0.bias",                         "auxiliary.lm_head.bias"),
-    Renaming("mixture.v",                                "auxiliary.lm_head.layer_mixture.weight", Conversion(torch.squeeze)),
-)
-# fmt: on
+    "detection_head.output.*": ("encoder.binary_head.out_proj.*", Conversion(torch.neg)),
+}
+GENERATOR = {
+    **_encoder("generators.0", "auxiliary.sentence_encoder"),
+    "mlm_heads.0.dense.*": "auxiliary.lm_head.dense.*",
+    "mlm_heads.0.norm.*": "auxiliary.lm_head.layer_norm.*",
+    "mlm_heads.0.bias": "auxiliary.lm_head.bias",
+    "mixture.v": ("auxiliary.lm_head.layer_mixture.weight", Conversion(torch.squeeze)),
+}
 
 
 class Inert(dict):

@@ -85,35 +85,9 @@ PLUS_2 = Conversion(
 # A classifier with two rows, 0 ("original") and w ("replaced"); ours has only w: softmax of (0, x) is sigmoid of x.
 ZERO_AND_W = Conversion(_difference_of_rows, lambda ours: [torch.cat([torch.zeros_like(ours), ours])])
 
-
-class Renaming(NamedTuple):
-    """One line of a table of names, for a group of weights: ``N`` is the number of a layer, ``*`` is ``weight`` and ``bias``.
-
-    Attributes:
-        theirs: the name in the other library, or several names whose tensors are one tensor of ours.
-        first_layer: number of the first layer that has these weights, counted from 0.
-    """
-
-    ours: str
-    theirs: str | tuple[str, ...]
-    conversion: Conversion = RENAMED_ONLY
-    first_layer: int = 0
-
-
-def expand_names(table: Collection[Renaming], num_layers: int) -> Iterator[tuple[str, list[str], Conversion]]:
-    """Yield each line once per layer and once for weight and bias: our name, their names, conversion."""
-    for line in table:
-        theirs = [line.theirs] if isinstance(line.theirs, str) else line.theirs
-        for layer in range(line.first_layer, num_layers) if ".N." in line.ours else (0,):
-            for last in ("weight", "bias") if line.ours.endswith("*") else ("",):
-                ours, *others = (name.replace(".N.", f".{layer}.").replace("*", last) for name in (line.ours, *theirs))
-                yield ours, others, line.conversion
-
-
-def count_layers(names: Collection[str], prefix: str) -> int:
-    """Return one more than the highest number that follows ``prefix`` in ``names``."""
-    numbers = [int(match.group(1)) for name in names if (match := re.match(rf"{re.escape(prefix)}(\d+)\.", name))]
-    return max(numbers, default=-1) + 1
+# Ours -> theirs, and how they are converted if not only renamed. N is the number of a layer, * is weight and bias; {a,b,c} are
+# several tensors that are one of ours.
+Names = dict[str, str | tuple[str, Conversion]]
 
 
 class Family(NamedTuple):
@@ -125,138 +99,122 @@ class Family(NamedTuple):
         encoder: names of the encoder's weights.
         heads: head -> names of its weights.
         tied: name of a weight -> name of the weight that it is a copy of.
+        optional: how names of ours begin that the encoder may lack; nothing: all are there.
     """
 
     name: str
     prefix: str
-    encoder: tuple[Renaming, ...]
-    heads: dict[Head, tuple[Renaming, ...]]
+    encoder: Names
+    heads: dict[Head, Names]
     tied: dict[str, str]
+    optional: str = ""
 
     @property
     def layers(self) -> str:
         """What precedes the number of a layer in names."""
-        theirs = next(row.theirs for row in self.encoder if ".N." in row.ours)
-        return (theirs if isinstance(theirs, str) else theirs[0]).partition("N.")[0]
+        return next(str(line).partition("N.")[0] for ours, line in self.encoder.items() if ".ffn_in." in ours)
 
 
-# fmt: off
-# In a layer: ours | BERT, ELECTRA and RoBERTa | MPNet | DistilBERT.
-_LAYER = (
-    ("attention.query_key_value", "attention.self.query",        "attention.attn.q",      "attention.q_lin"),
-    ("",                          "attention.self.key",          "attention.attn.k",      "attention.k_lin"),
-    ("",                          "attention.self.value",        "attention.attn.v",      "attention.v_lin"),
-    ("attention.output",          "attention.output.dense",      "attention.attn.o",      "attention.out_lin"),
-    ("attention_norm",            "attention.output.LayerNorm",  "attention.LayerNorm",   "sa_layer_norm"),
-    ("ffn_in",                    "intermediate.dense",          "intermediate.dense",    "ffn.lin1"),
-    ("ffn_out",                   "output.dense",                "output.dense",          "ffn.lin2"),
-    ("ffn_norm",                  "output.LayerNorm",            "output.LayerNorm",      "output_layer_norm"),
-)
-_BERT_LAYER, _MPNET_LAYER, _DISTILBERT_LAYER = 1, 2, 3
-
-
-def _encoder(
-    prefix: str, layers: str, column: int, positions: Conversion = RENAMED_ONLY, more: tuple[Renaming, ...] = ()
-) -> tuple[Renaming, ...]:
-    """``column``: of the table above; ``more``: weights that follow the sums of the embeddings."""
-    q, k, v, *others = (f"{layers}N.{names[column]}.*" for names in _LAYER)
-    ours = [f"encoder.layers.N.{names[0]}.*" for names in _LAYER if names[0]]
-    return (
-        Renaming("embed_tokens.weight",            f"{prefix}.embeddings.word_embeddings.weight"),
-        Renaming("encoder.embed_positions.weight", f"{prefix}.embeddings.position_embeddings.weight", positions),
-        *more,
-        Renaming(ours[0], (q, k, v), Q_K_V),
-        *(Renaming(*names) for names in zip(ours[1:], others, strict=True)),
-    )
-
-
-def _norm(prefix: str) -> Renaming:
-    return Renaming("encoder.embedding_norm.*",    f"{prefix}.embeddings.LayerNorm.*")
-
-
-def _bert_like(prefix: str, positions: Conversion = RENAMED_ONLY) -> tuple[Renaming, ...]:
-    """BERT's encoder; ELECTRA and RoBERTa use the same names under their own prefix."""
-    types = Renaming("encoder.embed_token_types.weight", f"{prefix}.embeddings.token_type_embeddings.weight")
-    return _encoder(prefix, f"{prefix}.encoder.layer.", _BERT_LAYER, positions, (types, _norm(prefix)))
-
-
-def _mlm_head(dense: str, norm: str, bias: str) -> tuple[Renaming, ...]:
-    return (Renaming("mlm_head.dense.*", dense), Renaming("mlm_head.norm.*", norm), Renaming("mlm_head.bias", bias))
-
-
-_MPNET = _encoder("mpnet", "mpnet.encoder.layer.", _MPNET_LAYER, PLUS_2, (
-    _norm("mpnet"),
-    Renaming("encoder.relative_position.table.weight", "mpnet.encoder.relative_attention_bias.weight"),
-))
-_DISTILBERT = _encoder(
-    "distilbert", "distilbert.transformer.layer.", _DISTILBERT_LAYER, more=(_norm("distilbert"),)
-)
-_LM_HEAD = _mlm_head("lm_head.dense.*", "lm_head.layer_norm.*", "lm_head.bias")  # MPNet and RoBERTa
-_DETECTION = (Renaming("detection_head.output.*", "classifier.*", ZERO_AND_W),)
-_DENSE_DETECTION = (
-    Renaming("detection_head.dense.*",             "discriminator_predictions.dense.*"),
-    Renaming("detection_head.output.*",            "discriminator_predictions.dense_prediction.*"),
-)
-_TWO_LAYERS = (  # MPNet, RoBERTa (tanh between) and ELECTRA (gelu)
-    Renaming("classification_head.dense.*",        "classifier.dense.*"),
-    Renaming("classification_head.output.*",       "classifier.out_proj.*"),
-)
-_COMMON_HEADS = {
-    Head.DETECTION: _DETECTION,
-    Head.SEQUENCE_CLASSIFICATION: _TWO_LAYERS,
-    Head.QUESTION_ANSWERING: (Renaming("span_head.output.*", "qa_outputs.*"),),
-    Head.TOKEN_CLASSIFICATION: (Renaming("tagging_head.output.*", "classifier.*"),),
+_BERT: Names = {
+    "embed_tokens.weight": "embeddings.word_embeddings.weight",
+    "encoder.embed_positions.weight": "embeddings.position_embeddings.weight",
+    "encoder.embed_token_types.weight": "embeddings.token_type_embeddings.weight",
+    "encoder.embedding_norm.*": "embeddings.LayerNorm.*",
+    "encoder.layers.N.attention.query_key_value.*": ("encoder.layer.N.attention.self.{query,key,value}.*", Q_K_V),
+    "encoder.layers.N.attention.output.*": "encoder.layer.N.attention.output.dense.*",
+    "encoder.layers.N.attention_norm.*": "encoder.layer.N.attention.output.LayerNorm.*",
+    "encoder.layers.N.ffn_in.*": "encoder.layer.N.intermediate.dense.*",
+    "encoder.layers.N.ffn_out.*": "encoder.layer.N.output.dense.*",
+    "encoder.layers.N.ffn_norm.*": "encoder.layer.N.output.LayerNorm.*",
+}
+_MPNET: Names = {name: theirs for name, theirs in _BERT.items() if name != _TOKEN_TYPES} | {
+    "encoder.embed_positions.weight": ("embeddings.position_embeddings.weight", PLUS_2),
+    "encoder.relative_position.table.weight": "encoder.relative_attention_bias.weight",
+    "encoder.layers.N.attention.query_key_value.*": ("encoder.layer.N.attention.attn.{q,k,v}.*", Q_K_V),
+    "encoder.layers.N.attention.output.*": "encoder.layer.N.attention.attn.o.*",
+    "encoder.layers.N.attention_norm.*": "encoder.layer.N.attention.LayerNorm.*",
+}
+_DISTILBERT: Names = {
+    "embed_tokens.weight": "embeddings.word_embeddings.weight",
+    "encoder.embed_positions.weight": "embeddings.position_embeddings.weight",
+    "encoder.embedding_norm.*": "embeddings.LayerNorm.*",
+    "encoder.layers.N.attention.query_key_value.*": ("transformer.layer.N.attention.{q,k,v}_lin.*", Q_K_V),
+    "encoder.layers.N.attention.output.*": "transformer.layer.N.attention.out_lin.*",
+    "encoder.layers.N.attention_norm.*": "transformer.layer.N.sa_layer_norm.*",
+    "encoder.layers.N.ffn_in.*": "transformer.layer.N.ffn.lin1.*",
+    "encoder.layers.N.ffn_out.*": "transformer.layer.N.ffn.lin2.*",
+    "encoder.layers.N.ffn_norm.*": "transformer.layer.N.output_layer_norm.*",
+}
+_MODERN: Names = {
+    "embed_tokens.weight": "embeddings.tok_embeddings.weight",
+    "encoder.embedding_norm.weight": "embeddings.norm.weight",
+    "encoder.layers.N.attention_norm.weight": "layers.N.attn_norm.weight",
+    "encoder.layers.N.attention.query_key_value.weight": "layers.N.attn.Wqkv.weight",
+    "encoder.layers.N.attention.output.weight": "layers.N.attn.Wo.weight",
+    "encoder.layers.N.ffn_norm.weight": "layers.N.mlp_norm.weight",
+    "encoder.layers.N.ffn_in.weight": "layers.N.mlp.Wi.weight",
+    "encoder.layers.N.ffn_out.weight": "layers.N.mlp.Wo.weight",
+    "encoder.final_norm.weight": "final_norm.weight",
 }
 
 
-_MODERN = (
-    Renaming("embed_tokens.weight",                             "model.embeddings.tok_embeddings.weight"),
-    Renaming("encoder.embedding_norm.weight",                   "model.embeddings.norm.weight"),
-    Renaming("encoder.layers.N.attention_norm.weight",          "model.layers.N.attn_norm.weight", first_layer=1),
-    Renaming("encoder.layers.N.attention.query_key_value.weight", "model.layers.N.attn.Wqkv.weight"),
-    Renaming("encoder.layers.N.attention.output.weight",        "model.layers.N.attn.Wo.weight"),
-    Renaming("encoder.layers.N.ffn_norm.weight",                "model.layers.N.mlp_norm.weight"),
-    Renaming("encoder.layers.N.ffn_in.weight",                  "model.layers.N.mlp.Wi.weight"),
-    Renaming("encoder.layers.N.ffn_out.weight",                 "model.layers.N.mlp.Wo.weight"),
-    Renaming("encoder.final_norm.weight",                       "model.final_norm.weight"),
-)
+def _under(prefix: str, names: Names) -> Names:
+    return {
+        ours: f"{prefix}.{line}" if isinstance(line, str) else (f"{prefix}.{line[0]}", line[1])
+        for ours, line in names.items()
+    }
 
 
-def _modern_head(ours: str, output: str, conversion: Conversion = RENAMED_ONLY) -> tuple[Renaming, ...]:
-    """``ours``: the prefix of the dense layer and LayerNorm with which all heads of ModernBERT begin."""
-    return (
-        Renaming(f"{ours}dense.weight", "head.dense.weight"),
-        Renaming(f"{ours}norm.weight", "head.norm.weight"),
-        Renaming(output, "decoder.bias" if output == "mlm_head.bias" else "classifier.*", conversion),
-    )
+def _mlm_head(dense: str, norm: str, bias: str) -> Names:
+    return {"mlm_head.dense.*": dense, "mlm_head.norm.*": norm, "mlm_head.bias": bias}
 
 
+def _modern_head(ours: str, output: Names) -> Names:
+    """``ours``: what precedes the dense layer and LayerNorm with which all heads of ModernBERT begin."""
+    return {f"{ours}dense.weight": "head.dense.weight", f"{ours}norm.weight": "head.norm.weight"} | output
+
+
+_POSITIONS_PLUS_2: Names = {"encoder.embed_positions.weight": ("embeddings.position_embeddings.weight", PLUS_2)}
+_LM_HEAD = _mlm_head("lm_head.dense.*", "lm_head.layer_norm.*", "lm_head.bias")  # MPNet and RoBERTa
+_DETECTION: Names = {"detection_head.output.*": ("classifier.*", ZERO_AND_W)}
+_DENSE_DETECTION: Names = {
+    "detection_head.dense.*": "discriminator_predictions.dense.*",
+    "detection_head.output.*": "discriminator_predictions.dense_prediction.*",
+}
+_COMMON_HEADS: dict[Head, Names] = {
+    Head.DETECTION: _DETECTION,
+    Head.SEQUENCE_CLASSIFICATION: {  # MPNet, RoBERTa (tanh between) and ELECTRA (gelu)
+        "classification_head.dense.*": "classifier.dense.*",
+        "classification_head.output.*": "classifier.out_proj.*",
+    },
+    Head.QUESTION_ANSWERING: {"span_head.output.*": "qa_outputs.*"},
+    Head.TOKEN_CLASSIFICATION: {"tagging_head.output.*": "classifier.*"},
+}
+_POOLED = {"classification_head.dense.*": "bert.pooler.dense.*", "classification_head.output.*": "classifier.*"}
+
+# fmt: off
 FAMILIES: dict[str, Family] = {
     "mpnet": Family(
-        "MPNet", "mpnet", _MPNET, {Head.MASKED_LM: _LM_HEAD} | _COMMON_HEADS,
+        "MPNet", "mpnet", _under("mpnet", _MPNET), {Head.MASKED_LM: _LM_HEAD} | _COMMON_HEADS,
         {"lm_head.decoder.weight": "mpnet.embeddings.word_embeddings.weight", "lm_head.decoder.bias": "lm_head.bias"},
     ),
     "electra": Family(
-        "Electra", "electra",
-        (*_bert_like("electra"), Renaming("encoder.embedding_projection.*", "electra.embeddings_project.*")),
-        {
+        "Electra", "electra", _under("electra", _BERT | {f"{_PROJECTION}*": "embeddings_project.*"}),
+        _COMMON_HEADS | {
             Head.MASKED_LM: _mlm_head(
                 "generator_predictions.dense.*", "generator_predictions.LayerNorm.*", "generator_lm_head.bias"
             ),
             Head.PRETRAINING: _DENSE_DETECTION, Head.ENERGY: _DENSE_DETECTION,
-        } | _COMMON_HEADS,
+        },
         {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
+        optional=_PROJECTION,  # embeddings as wide as the encoder
     ),
     "bert": Family(
-        "Bert", "bert", _bert_like("bert"),
-        {
+        "Bert", "bert", _under("bert", _BERT),
+        _COMMON_HEADS | {
+            Head.SEQUENCE_CLASSIFICATION: _POOLED,
             Head.MASKED_LM: _mlm_head(
                 "cls.predictions.transform.dense.*", "cls.predictions.transform.LayerNorm.*", "cls.predictions.bias"
-            ),
-        } | _COMMON_HEADS | {
-            Head.SEQUENCE_CLASSIFICATION: (
-                Renaming("classification_head.dense.*",  "bert.pooler.dense.*"),
-                Renaming("classification_head.output.*", "classifier.*"),
             ),
         },
         {
@@ -265,29 +223,31 @@ FAMILIES: dict[str, Family] = {
         },
     ),
     "roberta": Family(
-        "Roberta", "roberta", _bert_like("roberta", PLUS_2), {Head.MASKED_LM: _LM_HEAD} | _COMMON_HEADS,
+        "Roberta", "roberta", _under("roberta", _BERT | _POSITIONS_PLUS_2), {Head.MASKED_LM: _LM_HEAD} | _COMMON_HEADS,
         {"lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight", "lm_head.decoder.bias": "lm_head.bias"},
     ),
     "distilbert": Family(
-        "DistilBert", "distilbert", _DISTILBERT,
+        "DistilBert", "distilbert", _under("distilbert", _DISTILBERT),
         {
             Head.MASKED_LM: _mlm_head("vocab_transform.*", "vocab_layer_norm.*", "vocab_projector.bias"),
             Head.DETECTION: _DETECTION,
         },
         {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
     ),
+    "modernbert": Family(
+        "ModernBert", "model", _under("model", _MODERN),
+        {
+            Head.MASKED_LM: _modern_head("mlm_head.", {"mlm_head.bias": "decoder.bias"}),
+            Head.DETECTION: _modern_head("detection_head.transform.", _DETECTION),
+            **{
+                head: _modern_head(f"{head.prefix}transform.", {f"{head.prefix}output.*": "classifier.*"})
+                for head in (Head.SEQUENCE_CLASSIFICATION, Head.QUESTION_ANSWERING, Head.TOKEN_CLASSIFICATION)
+            },
+        },
+        {"decoder.weight": "model.embeddings.tok_embeddings.weight"},
+        optional="encoder.layers.0.attention_norm.",
+    ),
 }
-FAMILIES["modernbert"] = Family(
-    "ModernBert", "model", _MODERN,
-    {
-        Head.MASKED_LM: _modern_head("mlm_head.", "mlm_head.bias"),
-        Head.DETECTION: _modern_head("detection_head.transform.", "detection_head.output.*", ZERO_AND_W),
-        Head.SEQUENCE_CLASSIFICATION: _modern_head("classification_head.transform.", "classification_head.output.*"),
-        Head.QUESTION_ANSWERING: _modern_head("span_head.transform.", "span_head.output.*"),
-        Head.TOKEN_CLASSIFICATION: _modern_head("tagging_head.transform.", "tagging_head.output.*"),
-    },
-    {"decoder.weight": "model.embeddings.tok_embeddings.weight"},
-)
 FAMILIES[CUSTOM] = FAMILIES["mpnet"]._replace(name="Amos")
 # fmt: on
 
@@ -295,6 +255,25 @@ FAMILIES[CUSTOM] = FAMILIES["mpnet"]._replace(name="Amos")
 def class_name(family: str, head: Head) -> str:
     """Return the name of the class, such as ``MPNetForMaskedLM``; AutoModel adds a pooling layer to a bare ``MPNetModel``."""
     return FAMILIES[family].name + (head.ending or "Model")
+
+
+def expand_names(names: Names, num_layers: int) -> Iterator[tuple[str, list[str], Conversion]]:
+    """Yield each line once per layer and once for weight and bias: our name, their names, conversion."""
+    for ours, line in names.items():
+        theirs, conversion = line if isinstance(line, tuple) else (line, RENAMED_ONLY)
+        start, _, rest = theirs.partition("{")
+        several, _, end = rest.partition("}")
+        all_theirs = [f"{start}{each}{end}" for each in several.split(",")]
+        for layer in range(num_layers) if ".N." in ours else (0,):
+            for last in ("weight", "bias") if ours.endswith("*") else ("",):
+                here, *there = (name.replace(".N.", f".{layer}.").replace("*", last) for name in (ours, *all_theirs))
+                yield here, there, conversion
+
+
+def count_layers(names: Collection[str], prefix: str) -> int:
+    """Return one more than the highest number that follows ``prefix`` in ``names``."""
+    numbers = [int(match.group(1)) for name in names if (match := re.match(rf"{re.escape(prefix)}(\d+)\.", name))]
+    return max(numbers, default=-1) + 1
 
 
 def to_hugging_face(family: str, head: Head, weights: Weights) -> Weights:
@@ -306,12 +285,11 @@ def to_hugging_face(family: str, head: Head, weights: Weights) -> Weights:
     """
     table = FAMILIES[family]
     ours_by_name = dict(weights)
-    names = table.encoder + (() if head == Head.NONE else table.heads[head])
-    expected = {row.ours for row in names}
-    if _TOKEN_TYPES in expected - weights.keys():
+    names = table.encoder | ({} if head == Head.NONE else table.heads[head])
+    if _TOKEN_TYPES in names.keys() - weights.keys():
         positions = weights["encoder.embed_positions.weight"]
         ours_by_name[_TOKEN_TYPES] = positions.new_zeros(EXPORTED_TOKEN_TYPES, positions.size(1))
-    if "classification_head.dense.*" in expected and "classification_head.dense.weight" not in weights:
+    if "classification_head.dense.*" in names and "classification_head.dense.weight" not in weights:
         # A dense layer after which the linear head computes the same as before.
         scale, slope = _LINEAR_HEAD_SCALES["gelu" if family == "electra" else "tanh"]
         output = weights["classification_head.output.weight"]
@@ -322,9 +300,8 @@ def to_hugging_face(family: str, head: Head, weights: Weights) -> Weights:
         }
     converted: Weights = {}
     for ours, theirs, conversion in expand_names(names, count_layers(weights, "encoder.layers.")):
-        if ours.startswith(_PROJECTION) and ours not in ours_by_name:
-            continue  # embeddings as wide as the encoder
-        converted.update(zip(theirs, conversion.to_theirs(ours_by_name[ours]), strict=True))
+        if ours in ours_by_name or not (table.optional and ours.startswith(table.optional)):
+            converted.update(zip(theirs, conversion.to_theirs(ours_by_name[ours]), strict=True))
     if head == Head.MASKED_LM:
         converted.update({copy: converted[source] for copy, source in table.tied.items()})
     if head == Head.NONE:
@@ -342,9 +319,11 @@ def from_hugging_face(family: str, weights: Weights, heads: Collection[Head] = (
     table = FAMILIES[family]
     names = _current_names(table, weights)
     theirs = {current: weights[name] for current, name in names.items()}
-    rows = table.encoder + tuple(row for head in heads for row in table.heads[head])
+    expected = table.encoder.copy()
+    for head in heads:
+        expected |= table.heads[head]
     whose = f"a {family} model" + "".join(f" with the head {head.label}" for head in heads)
-    converted, used = to_our_names(rows, count_layers(names, table.layers), theirs, whose)
+    converted, used = to_our_names(expected, count_layers(names, table.layers), theirs, whose, table.optional)
     for copy, source in table.tied.items():
         if copy not in names or source not in used:
             continue
@@ -358,14 +337,16 @@ def from_hugging_face(family: str, weights: Weights, heads: Collection[Head] = (
     return converted, sorted(name for current, name in names.items() if current not in used)
 
 
-def to_our_names(rows: Collection[Renaming], num_layers: int, theirs: Weights, whose: str) -> tuple[Weights, set[str]]:
+def to_our_names(
+    expected: Names, num_layers: int, theirs: Weights, whose: str, optional: str = ""
+) -> tuple[Weights, set[str]]:
     """Return the weights of all lines of a table under our names, and the names of theirs that were used."""
     converted: Weights = {}
     used: set[str] = set()
-    for ours, names, conversion in expand_names(rows, num_layers):
+    for ours, names, conversion in expand_names(expected, num_layers):
         absent = [name for name in names if name not in theirs]
-        if absent and ours.startswith(_PROJECTION):
-            continue  # embeddings as wide as the encoder
+        if absent and optional and ours.startswith(optional):
+            continue
         if absent:
             raise UserError(f"the weight {absent[0]} is missing: these are not the whole weights of {whose}")
         shapes = [list(theirs[name].shape) for name in names]

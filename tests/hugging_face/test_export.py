@@ -85,12 +85,10 @@ def test_text_of_a_stranger_is_escaped_in_the_card(tmp_path):
             log.write(json.dumps({"split": "valid", "update": 5, "epoch": 1} | record) + "\n")
         log.write("[" * 100_000 + "\n")
     card = card_of(run, tmp_path / "out")
-    assert "<script" not in card
     assert "| &lt;script&gt;alert(1)&lt;/script&gt; | 1.5 |" in card
     assert r"| \[link\](javascript:alert(1)) | 2 |" in card
-    assert r"| Task | x\|&lt;script&gt;" in card
     imported = write_run(tmp_path / "imported", task={"data": f"imported from {script}", "_name": "text_pretraining"})
-    assert "<script" not in card_of(imported, tmp_path / "other")
+    assert "<script" not in card + card_of(imported, tmp_path / "other")
 
 
 def test_card_names_the_origin_of_a_model_that_was_trained_further(tmp_path):

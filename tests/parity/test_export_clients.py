@@ -15,7 +15,6 @@ import transformers
 from hugging_face_folders import export
 from saved_models import write_run
 from tiny_runs import ROOT
-from transformers.pipelines import get_supported_tasks
 
 import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint
@@ -37,16 +36,14 @@ TEXTS = ["the quick brown fox", "jumps", "over the end of the lazy dog & a quick
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> Path:
-    """The run, and its encoder, generator and discriminator; two fine-tuned runs with their folders."""
+    """The run, and its encoder, generator and discriminator; a fine-tuned run and one of ModernBERT with their folders."""
     root = tmp_path_factory.mktemp("folders")
     write_run(root / "run")
     write_run(root / "classified", classes=2)
-    write_run(root / "answered", span_head="independent")
     write_run(root / "modern run", **MODERN)
     for part in ("encoder", "generator", "discriminator"):
         export(root / "run", root / part, "--part", part)
     export(root / "classified", root / "classifier", "--labels", "bad,good")
-    export(root / "answered", root / "answers")
     export(root / "modern run", root / "modern encoder")
     return root
 
@@ -83,25 +80,6 @@ def test_token_classification(folders):
     assert {token["entity"] for token in found} == {"original", "replaced"}
     surfaces = [text[token["start"] : token["end"]].strip() for token in found]
     assert "".join(surfaces) == text.replace(" ", "")
-
-
-def test_text_classification(folders):
-    classify = transformers.pipeline("text-classification", model=str(folders / "classifier"), top_k=None)
-    pretrained = load_checkpoint(folders / "classified")
-    for text, found in zip(TEXTS, classify(TEXTS, batch_size=3), strict=True):
-        tokens = pretrained.tokens(text)[None]
-        with torch.no_grad():
-            logits, _ = pretrained.model(tokens, classification_head_name="sentence_classification_head")
-        scores = {entry["label"]: entry["score"] for entry in found}
-        assert [scores["bad"], scores["good"]] == pytest.approx(logits.softmax(-1)[0].tolist(), rel=TOLERANCE)
-
-
-@pytest.mark.skipif("question-answering" not in get_supported_tasks(), reason="not in transformers 5")
-def test_question_answering(folders):
-    answer = transformers.pipeline("question-answering", model=str(folders / "answers"))
-    context = TEXTS[2]
-    found = answer(question="quick fox", context=context)
-    assert context[found["start"] : found["end"]].strip() == found["answer"].strip() != ""
 
 
 @pytest.mark.parametrize(
