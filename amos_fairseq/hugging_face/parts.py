@@ -160,21 +160,18 @@ def generator_part(loaded: LoadedCheckpoint, depth: str | None) -> Part:
     if depth not in (None, *model.depth_names):
         raise UserError(f"--depth {depth} is not a depth of this generator: it has {', '.join(model.depth_names)}")
     name = depth or model.depth_names[-1]
-    description, limits = f"the generator at depth {name}", ""
-    if isinstance(model, MlmModel):
-        encoder, module = model.transformer, model.mlm_head
-        description = "the masked language model"
-        limits = (
-            "It predicts masked words. Its encoder can be fine-tuned: AutoModel and its variants load this folder too."
-        )
-    elif isinstance(model, AmosModel):
+    if isinstance(model, AmosModel):
         index = model.depth_names.index(name)
         encoder, module = model.generators[index if model.cfg.separate_generators else 0], model.head_of_depth[index]
         encoder = with_layers(encoder, encoder.layers[: model.depths[index]])
-    elif isinstance(getattr(model, "generator", None), TransformerEncoder):  # of ELECTRA and TEAMS; not two towers
-        encoder, module = model.generator, model.mlm_head
-    else:
+    elif (encoder := getattr(model, "mlm_encoder", None)) is not None:
+        module = model.mlm_head
+    else:  # two towers, or a generator without input
         refuse(loaded, "has no generator with a network that predicts masked tokens")
+    description, limits = f"the generator at depth {name}", ""
+    if isinstance(model, MlmModel):
+        description = "the masked language model"
+        limits = "It predicts masked words. Its encoder can be fine-tuned: AutoModel loads it from this folder, too."
     embedding, pad = model.generator_embedding, model.vocabulary.pad
     return Part(Head.MASKED_LM, description, embedding, encoder, pad, module, limits=limits)
 
@@ -189,9 +186,7 @@ def discriminator_part(loaded: LoadedCheckpoint) -> Part:
     if isinstance(model, TeamsModel):
         if model.rtd_ffn is not None:
             refuse(loaded, "detects by a network on top of its encoder (--task-heads ffn)")
-        encoder, detection_layer = model.discriminator, getattr(model, "rtd_layer", None)
-        if detection_layer is not None:
-            encoder = with_layers(encoder, [*encoder.layers[:-1], detection_layer])
+        encoder = model.detection_encoder
     head, settings, description = Head.PRETRAINING, {}, "the discriminator"
     if not isinstance(module, DenseDetectionHead):
         # The other heads have one logit: where a class of two labels is built for them, it is random.

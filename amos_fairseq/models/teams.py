@@ -174,9 +174,14 @@ class TeamsModel(SingleMlmModel):
     @property
     def encoder(self) -> TransformerEncoder:
         """The branch that ``--representation`` names, its last layer included."""
-        if self.cfg.representation == "rtd" and len(self.tasks) == 2:
-            return with_layers(self.discriminator, [*self.discriminator.layers[:-1], self.rtd_layer])
-        return self.discriminator
+        return self.detection_encoder if self.cfg.representation == "rtd" else self.discriminator
+
+    @property
+    def detection_encoder(self) -> TransformerEncoder:
+        """The encoder whose states are the input of detection, with its own last layer where it has one."""
+        if self.rtd_layer is None:
+            return self.discriminator
+        return with_layers(self.discriminator, [*self.discriminator.layers[:-1], self.rtd_layer])
 
     @property
     def mlm_encoder(self) -> TransformerEncoder:
