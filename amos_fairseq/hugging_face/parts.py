@@ -103,9 +103,9 @@ def choose_part(
     """
     model = loaded.model
     is_fine_tuned, is_mlm = isinstance(model, FineTunedModel), isinstance(model, MlmModel)
-    names = (
-        ["encoder"] if is_fine_tuned else ["encoder", "mlm"] if is_mlm else ["encoder", "generator", "discriminator"]
-    )
+    names = ["encoder"]
+    if not is_fine_tuned:
+        names += ["mlm"] if is_mlm else ["generator", "discriminator"]
     if name not in (None, *names):
         raise UserError(f"--part {name}: {loaded.file} has none: it has {', '.join(names)}")
     if depth is not None and name != "generator":
@@ -122,9 +122,7 @@ def choose_part(
         raise UserError("--labels names the classes of a fine-tuned head, which is not exported here")
     possible = families_of(part.head, part.shape, str(model.cfg.pooler_activation_fn))
     if family not in (None, *possible):
-        raise UserError(
-            f"--as {family}: only {' or '.join(possible)} can compute {part.description} of this checkpoint"
-        )
+        raise UserError(f"--as {family}: {part.description} of this checkpoint can be {' or '.join(possible)}")
     return dataclasses.replace(part, family=family or possible[0])
 
 
@@ -136,9 +134,7 @@ def heads_of_tasks(model: nn.Module) -> list[str]:
 
 def refuse(loaded: LoadedCheckpoint, what: str) -> NoReturn:
     """Refuse a head that no class of Hugging Face computes."""
-    raise UserError(
-        f"{loaded.file} {what}, which no Hugging Face class does: export its encoder alone, with --part encoder"
-    )
+    raise UserError(f"{loaded.file} {what}: no Hugging Face class computes that, export the encoder (--part encoder)")
 
 
 def encoder_part(model: nn.Module, limits: str = "") -> Part:
@@ -167,7 +163,7 @@ def generator_part(loaded: LoadedCheckpoint, depth: str | None) -> Part:
     elif (encoder := getattr(model, "mlm_encoder", None)) is not None:
         module = model.mlm_head
     else:  # two towers, or a generator without input
-        refuse(loaded, "has no generator with a network that predicts masked tokens")
+        raise UserError(f"{loaded.file} has no generator with a network that a masked language model can represent")
     description, limits = f"the generator at depth {name}", ""
     if isinstance(model, MlmModel):
         description = "the masked language model"
@@ -181,7 +177,7 @@ def discriminator_part(loaded: LoadedCheckpoint) -> Part:
     model = loaded.model
     module = getattr(model, "detection_head", None)
     if module is None:
-        raise UserError(f"{loaded.file} has no detection head: export its encoder alone, with --part encoder")
+        raise UserError(f"{loaded.file} has no detection head: export the encoder (--part encoder)")
     encoder = model.encoder
     if isinstance(model, TeamsModel):
         if model.rtd_ffn is not None:
@@ -189,7 +185,7 @@ def discriminator_part(loaded: LoadedCheckpoint) -> Part:
         encoder = model.detection_encoder
     head, settings, description = Head.PRETRAINING, {}, "the discriminator"
     if not isinstance(module, DenseDetectionHead):
-        # The other heads have one logit: where a class of two labels is built for them, it is random.
+        # Names for this head alone: of the others, which have one logit, a pipeline would build a random classifier.
         head, settings = Head.DETECTION, _named_classes(DETECTION_LABELS)
     elif encoder.shape.has_learned_bias:
         refuse(loaded, "has a detection head of two layers on relative positions")
@@ -250,9 +246,7 @@ def families_of(head: Head, shape: TransformerConfig, activation: str = "tanh") 
     projected = shape.is_projected  # only ELECTRA projects its embeddings
     if isinstance(shape, ModernBertEncoderConfig):
         if projected or head == Head.ENERGY:
-            raise UserError(
-                "Hugging Face's ModernBERT has no energies of tokens, and no embeddings narrower than the encoder"
-            )
+            raise UserError("Hugging Face's ModernBERT has no energies of tokens, and no narrower embeddings")
         return ["modernbert"]
     if shape.position_scheme == "amos":
         return [CUSTOM]

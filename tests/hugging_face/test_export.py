@@ -152,7 +152,7 @@ REFUSED: list[tuple[dict, list[str], str]] = [
     ({}, ["--part", "generator", "--depth", "3"], "--depth 3 is not a depth of this generator: it has 1, 2, 4"),
     ({}, ["--depth", "2"], "--depth 2 chooses a depth of the generator: give --part generator"),
     ({}, ["--part", "mlm"], "it has encoder, generator, discriminator"),
-    ({}, ["--as", "bert"], "--as bert: only mpnet"),
+    ({}, ["--as", "bert"], "--as bert: the encoder of this checkpoint can be mpnet"),
     ({}, ["--labels", "a,b"], "--labels names the classes of a fine-tuned head"),
     ({}, ["--head", "RTE"], "it is not of several tasks"),
     ({}, ["--tokenizer", "other"], "other is not the tokenizer that"),
