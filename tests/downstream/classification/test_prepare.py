@@ -72,6 +72,8 @@ def test_classes_with_all_that_is_counted(tmp_path):
     # The third row takes two lines of the file.
     assert (directory / "valid.ids").read_text().split() == ["2", "3", "4", "7"]
     for note in (
+        "a.csv: 1 training rows without text are left out",
+        "a.csv: 1 training rows without label are left out",
         "a.csv: 1 training rows repeat the text of an earlier row; 1 texts have different labels",
         "b.csv: 1 of 4 dev rows have a text that trains too: the scores may be too high",
         "b.csv: 2 labels that no training row has are counted as wrong: other",
