@@ -4,7 +4,7 @@ import functools
 import logging
 import os
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -211,10 +211,14 @@ def count_tokens(texts: Iterable[Any], num_tokens: int, rank: int = 0, num_ranks
     counts = np.zeros(num_tokens, dtype=np.int64)
     # Some consist of a text and its continuations (train, train1, ...).
     for part in (part for text in texts for part in getattr(text, "datasets", [text])):
-        length, step, read = id_reader(part)
+        # One array of the ids of a memory-mapped text is read 30 times as fast as its lines.
+        ids = np.frombuffer(part._bin_buffer, part._index.dtype) if isinstance(part, MMapIndexedDataset) else None
+        length, step = (len(part), LINES_AT_ONCE) if ids is None else (len(ids), TOKENS_AT_ONCE)
         starts = range(rank * step, length, num_ranks * step)
         for start in tqdm(starts, "counting tokens", unit="part", delay=5, leave=False, disable=rank > 0):
-            counts += np.bincount(read(start, min(start + step, length)), minlength=num_tokens)[:num_tokens]
+            places = range(start, min(start + step, length))
+            several = torch.cat([part[i] for i in places]).numpy() if ids is None else ids[start : places.stop]
+            counts += np.bincount(several, minlength=num_tokens)[:num_tokens]
     return torch.from_numpy(counts)
 
 
@@ -222,15 +226,3 @@ def unigram_entropy(counts: Tensor) -> float:
     """Return the entropy of ``counts`` [tokens], in nats: no model without context has a lower loss. 0 for no tokens."""
     shares = counts[counts > 0].double() / counts.sum()
     return -float((shares * shares.log()).sum())
-
-
-def id_reader(text: Any) -> tuple[int, int, Callable[[int, int], np.ndarray]]:
-    """Return the length of ``text``, how many to read at once, and a function that reads the ids of [start, stop).
-
-    A memory-mapped text is read as one array of ids, which is 30 times as fast as line by line.
-    """
-    if not isinstance(text, MMapIndexedDataset):
-        return len(text), LINES_AT_ONCE, lambda start, stop: torch.cat([text[i] for i in range(start, stop)]).numpy()
-    ids = np.frombuffer(text._bin_buffer, dtype=text._index.dtype)
-    # The default argument keeps the text alive: without it the array would be invalid.
-    return len(ids), TOKENS_AT_ONCE, lambda start, stop, owner=text: ids[start:stop]

@@ -89,7 +89,9 @@ class FastTokenizer(Tokenizer):
         self._words = _Words(self._encode_words) if is_learned else None
         # The special tokens that the model may find in a text.
         self._token_of_id = {} if is_learned else {i: special_tokens[symbol] for i, symbol in special_ids.items()}
-        self._symbol_of_id = {ids[piece]: self._spellings[piece] for piece in vocabulary}
+        self._symbol_of_id = {
+            ids[piece]: symbol for piece, symbol in zip(vocabulary, self.dictionary_symbols, strict=True)
+        }
         self.hugging_face_ids: dict[str, int] = {symbol: index for index, symbol in self._symbol_of_id.items()}
         self.hugging_face_ids |= {symbol: index for index, symbol in special_ids.items()}
         self._symbol_of_id |= {index: UNK for index, symbol in special_ids.items() if symbol == UNK}

@@ -14,6 +14,7 @@ from amos_fairseq.text.tokenization.tokenizer import (
     Tokenizer,
     read_dictionary_symbols,
     read_model_file,
+    spell_piece,
     tidy_spans,
     unspell_piece,
 )
@@ -69,7 +70,7 @@ class MicrosoftAmosTokenizer(Tokenizer):
     def encode_lines(self, lines: list[str]) -> list[list[str]]:
         normalized = [text_of(normalize(line)) for line in lines]
         encoded = self._processor.encode(normalized, out_type=str, num_threads=1)
-        return [[self._spellings[pieces[index]] for index in without_lone_marks(pieces)] for pieces in encoded]
+        return [[spell_piece(pieces[index]) for index in without_lone_marks(pieces)] for pieces in encoded]
 
     def encode_with_offsets(self, line: str) -> list[AlignedPiece]:
         characters = normalize(line)
@@ -82,7 +83,7 @@ class MicrosoftAmosTokenizer(Tokenizer):
         for index in without_lone_marks(pieces):
             start, end = encoded["offsets"][index]
             aligned.append((pieces[index], starts[start], max(starts[start], ends[end])))
-        return [(self._spellings[piece], start, end) for piece, start, end in tidy_spans(line, aligned)]
+        return [(spell_piece(piece), start, end) for piece, start, end in tidy_spans(line, aligned)]
 
     def decode(self, pieces: list[str]) -> str:
         return self._processor.decode_pieces([unspell_piece(piece) for piece in pieces])

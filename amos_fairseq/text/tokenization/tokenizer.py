@@ -62,16 +62,6 @@ def _escape(character: str) -> str:
     return f"\\x{{{ord(character):x}}}"
 
 
-class _Spellings(dict[str, str]):
-    """``spellings[piece]`` is :func:`spell_piece`, cached for the pieces of the vocabulary only."""
-
-    def __init__(self, vocabulary: list[str]) -> None:
-        super().__init__((piece, spell_piece(piece)) for piece in vocabulary)
-
-    def __missing__(self, piece: str) -> str:
-        return spell_piece(piece)
-
-
 class Tokenizer(abc.ABC):
     """Converts one line of text to pieces in the spelling of ``dict.txt``, and back.
 
@@ -86,8 +76,8 @@ class Tokenizer(abc.ABC):
     def __init__(self, vocabulary: list[str], cased: bool, model: bytes) -> None:
         self.cased = cased
         self.model = model  # the content of the model file
-        self._spellings = _Spellings(vocabulary)
-        self.dictionary_symbols: list[str] = list(self._spellings.values())
+        # A damaged dict.txt may repeat a piece; check_dictionary then finds a difference.
+        self.dictionary_symbols = list(map(spell_piece, dict.fromkeys(vocabulary)))
 
     @classmethod
     @abc.abstractmethod
