@@ -18,7 +18,7 @@ import numpy as np
 
 from amos_fairseq.data.block_iterator import batches_by_length
 from amos_fairseq.downstream.recipes import Hyperparameters, Schedule
-from amos_fairseq.downstream.results import RunResult, TaskSummary, format_spread, summarize
+from amos_fairseq.downstream.results import RunResult, TaskSummary, format_spread, summarize, write_json
 from amos_fairseq.downstream.session import ANOTHER_OUT, Session
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import check_claim, file_sha256
@@ -215,6 +215,58 @@ class Benchmark(ABC):
     ) -> tuple[Sequence[Path], Sequence[str]]:
         """Write further files after the table; return their paths, and notices for the user."""
         return (), ()
+
+
+def common_notes(
+    benchmark: Benchmark, results: Sequence[RunResult], summaries: Mapping[str, TaskSummary]
+) -> Iterator[str]:
+    """Yield the footnotes of every table: recipe, seeds, selection by dev score, data."""
+    session = benchmark.session
+    recipe, labels = session.recipe, {task: benchmark.label(task) for task in summaries}
+    values = [
+        f"{name} {str(value).lower() if isinstance(value, bool | str) else f'{value:g}'}"
+        for name, value in session.overrides.items()
+    ]
+    changed = f"; instead of its own: {', '.join(values)}" if values else ""
+    name = Path(recipe.name).name
+    yield f"fine-tuning settings: recipe {name} ({recipe.description}; values for {recipe.size} models){changed}"
+    counts = [summary.main.count for summary in summaries.values()]
+    listed = ", ".join(f"{label} {count}" for label, count in zip(labels.values(), counts, strict=True))
+    divisor = "; standard deviations divide by n - 1" if max(counts) > 1 else ""
+    yield f"seeds: {f'{counts[0]} per task' if len(set(counts)) == 1 else listed}{divisor}"
+    if session.checkpoint.from_scratch:
+        yield "random weights: only the architecture of the checkpoint, none of its weights"
+    for task, summary in summaries.items():
+        if summary.num_trials > 1:
+            yield (
+                f"{labels[task]}: {summary.trial}, selected from {summary.num_trials} combinations by the highest median "
+                "on the same dev set"
+            )
+    if any(result.checkpoint == "checkpoint_best.pt" for result in results):
+        yield "each run is scored at its best epoch on the same dev set"
+    yield from dict.fromkeys(note for result in results for note in result.notes)
+
+
+def save_results(
+    benchmark: Benchmark,
+    setup: dict[str, Any],
+    table: Table,
+    results: Sequence[RunResult],
+    summaries: Mapping[str, TaskSummary],
+) -> list[Path]:
+    """Write NAME.md, NAME.csv and NAME.json into OUT; return their paths."""
+    checkpoint, stem = benchmark.session.checkpoint, benchmark.session.out / benchmark.name
+    summary = {
+        "benchmark": benchmark.name,
+        "setup": setup,
+        "tasks": {task: summary.as_dict() for task, summary in summaries.items()},
+        "checkpoint": {"file": str(checkpoint.file), "num_updates": checkpoint.num_updates},
+        **benchmark.summary_parts(summaries),
+        "notes": list(table.notes),
+        "runs": [vars(result) for result in results],
+    }
+    write_json(stem.with_suffix(".json"), summary)
+    return [*table.save(stem), stem.with_suffix(".json")]
 
 
 def usable_folder(folder: Path) -> Path:

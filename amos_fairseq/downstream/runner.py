@@ -28,16 +28,14 @@ from typing import Any, BinaryIO
 import torch
 
 from amos_fairseq.checkpoint_files import read_header, training_seconds_of
-from amos_fairseq.downstream.benchmark import LOG_FILE, Benchmark, Failure, Stopped, TaskRun
+from amos_fairseq.downstream.benchmark import LOG_FILE, Benchmark, Failure, Stopped, TaskRun, common_notes, save_results
 from amos_fairseq.downstream.progress_display import ProgressDisplay
 from amos_fairseq.downstream.results import (
     RunResult,
-    TaskSummary,
     best_run,
     package_versions,
     read_result,
     read_results,
-    write_json,
     write_result,
 )
 from amos_fairseq.downstream.session import claim_output_directory
@@ -345,58 +343,6 @@ def run_benchmark(benchmark: Benchmark) -> Outcome:
     files = save_results(benchmark, setup, table, results, summaries)
     more, notices = benchmark.write_more(summaries, runner.stop)
     return Outcome(table, failures, [*files, *more], notices)
-
-
-def common_notes(
-    benchmark: Benchmark, results: Sequence[RunResult], summaries: Mapping[str, TaskSummary]
-) -> Iterator[str]:
-    """Yield the footnotes of every table: recipe, seeds, selection by dev score, data."""
-    session = benchmark.session
-    recipe, labels = session.recipe, {task: benchmark.label(task) for task in summaries}
-    values = [
-        f"{name} {str(value).lower() if isinstance(value, bool | str) else f'{value:g}'}"
-        for name, value in session.overrides.items()
-    ]
-    changed = f"; instead of its own: {', '.join(values)}" if values else ""
-    name = Path(recipe.name).name
-    yield f"fine-tuning settings: recipe {name} ({recipe.description}; values for {recipe.size} models){changed}"
-    counts = [summary.main.count for summary in summaries.values()]
-    listed = ", ".join(f"{label} {count}" for label, count in zip(labels.values(), counts, strict=True))
-    divisor = "; standard deviations divide by n - 1" if max(counts) > 1 else ""
-    yield f"seeds: {f'{counts[0]} per task' if len(set(counts)) == 1 else listed}{divisor}"
-    if session.checkpoint.from_scratch:
-        yield "random weights: only the architecture of the checkpoint, none of its weights"
-    for task, summary in summaries.items():
-        if summary.num_trials > 1:
-            yield (
-                f"{labels[task]}: {summary.trial}, selected from {summary.num_trials} combinations by the highest median "
-                "on the same dev set"
-            )
-    if any(result.checkpoint == "checkpoint_best.pt" for result in results):
-        yield "each run is scored at its best epoch on the same dev set"
-    yield from dict.fromkeys(note for result in results for note in result.notes)
-
-
-def save_results(
-    benchmark: Benchmark,
-    setup: dict[str, Any],
-    table: Table,
-    results: Sequence[RunResult],
-    summaries: Mapping[str, TaskSummary],
-) -> list[Path]:
-    """Write NAME.md, NAME.csv and NAME.json into OUT; return their paths."""
-    checkpoint, stem = benchmark.session.checkpoint, benchmark.session.out / benchmark.name
-    summary = {
-        "benchmark": benchmark.name,
-        "setup": setup,
-        "tasks": {task: summary.as_dict() for task, summary in summaries.items()},
-        "checkpoint": {"file": str(checkpoint.file), "num_updates": checkpoint.num_updates},
-        **benchmark.summary_parts(summaries),
-        "notes": list(table.notes),
-        "runs": [vars(result) for result in results],
-    }
-    write_json(stem.with_suffix(".json"), summary)
-    return [*table.save(stem), stem.with_suffix(".json")]
 
 
 def run_and_print(out: str, benchmark: Benchmark) -> None:

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
+from amos_fairseq.downstream.benchmark import save_results
 from amos_fairseq.downstream.results import RunResult, summarize
-from amos_fairseq.downstream.runner import save_results
 from amos_fairseq.downstream.tagging.command import Tagging
 
 

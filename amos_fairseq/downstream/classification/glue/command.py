@@ -40,6 +40,7 @@ from amos_fairseq.downstream.classification.glue.tasks import (
     TASK_FILE,
     TASKS,
     has_any_file,
+    holds_official_files,
     tasks_in,
 )
 from amos_fairseq.downstream.classification.labeling import predict_logits
@@ -131,13 +132,6 @@ def main(arguments: argparse.Namespace) -> None:
         multi_task=arguments.multi_task,
     )
     run_and_print(arguments.out, open_glue(session, data, tasks, options))
-
-
-def holds_official_files(data: Path) -> bool:
-    """Return whether ``data`` is the official download; what ``amos prepare glue`` wrote has a ``task.json`` in each task."""
-    if any((data / task / TASK_FILE).exists() for task in TASKS):
-        return False
-    return any(has_any_file(data, task) for task in TASKS.values())
 
 
 def tasks_to_run(names: str, data: Path, is_raw: bool) -> list[str]:
