@@ -42,7 +42,7 @@ class SquadConfig(LabeledTaskConfig):
 
 @register_task("squad", dataclass=SquadConfig)
 class SquadTask(LabeledTask):
-    """Every window of every context is a training example (see ``data.squad``).
+    """Every window of every context is a training example.
 
     ``amos squad`` decodes answers and scores them; validation here measures the loss and the accuracy of positions.
     """
@@ -66,23 +66,14 @@ class SquadTask(LabeledTask):
         model.register_span_head(str(self.cfg.span_head))
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
-        data = SquadSplit(Path(self.cfg.data), split)
-        dataset = SquadWindowDataset(
-            data,
-            self.dictionary,
-            limits=window_limits(self.cfg),
-            seed=self.cfg.seed,
-            training=split == self.cfg.train_subset,
-        )
-        logger.info(
-            f"{dataset.source}: {len(data)} questions, {len(dataset)} windows of up to {dataset.sizes.max()} tokens"
-        )
+        cfg, data = self.cfg, SquadSplit(Path(self.cfg.data), split)
+        num_separators = 1 if cfg.separator_token is None else 2
+        limits = WindowLimits(cfg.tokens_per_window, cfg.doc_stride, cfg.max_question_length, num_separators)
+        training = split == cfg.train_subset
+        dataset = SquadWindowDataset(data, self.dictionary, limits=limits, seed=cfg.seed, training=training)
+        longest = dataset.sizes.max()
+        logger.info(f"{dataset.source}: {len(data)} questions, {len(dataset)} windows of up to {longest} tokens")
         self.datasets[split] = dataset
-
-
-def window_limits(cfg: SquadConfig) -> WindowLimits:
-    num_separators = 1 if cfg.separator_token is None else 2
-    return WindowLimits(cfg.tokens_per_window, cfg.doc_stride, cfg.max_question_length, num_separators)
 
 
 @dataclass
