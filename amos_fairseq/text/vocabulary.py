@@ -120,17 +120,12 @@ def _characters(sample: Path, cased: bool, vocab_size: int) -> tuple[list[str], 
     by_frequency = sorted((p for p in pieces if len(p) == 1), key=lambda character: (-counts[character], character))
     alphabet = set(by_frequency[: min(MOST_CHARACTERS, vocab_size // 3)])
     if len(alphabet) < MOST_CHARACTERS:
-        needed = _number_that_covers([counts[character] for character in by_frequency])
+        covered = list(itertools.accumulate(counts[character] for character in by_frequency))
+        needed = 1 + sum(total < CHARACTER_COVERAGE * covered[-1] for total in covered)
         if len(alphabet) < needed:
             raise _too_small(vocab_size, 3 * needed)
     finals = [p for p in pieces if p.endswith(END_OF_WORD) and p[: -len(END_OF_WORD)] in alphabet]
     return sorted(alphabet), sorted(finals)
-
-
-def _number_that_covers(counts: list[int]) -> int:
-    """Return how many of the ``counts``, in descending order, sum to ``CHARACTER_COVERAGE`` of the total."""
-    wanted = CHARACTER_COVERAGE * sum(counts)
-    return 1 + sum(1 for covered in itertools.accumulate(counts) if covered < wanted)
 
 
 def _train_bpe(
