@@ -11,6 +11,7 @@ from synthetic_squad import make_squad, prepare_squad, untrained_checkpoint, wri
 
 from amos_fairseq.cli.main import build_parser, main
 from amos_fairseq.downstream.squad.command import SquadSettings, open_squad, read_settings
+from amos_fairseq.downstream.squad.dataset import WindowLimits
 
 
 @pytest.fixture(scope="module")
@@ -20,10 +21,6 @@ def squad_data(tmp_path_factory) -> Path:
     data = prepare_squad(directory, make_squad())
     untrained_checkpoint(directory / "start", data)
     return directory
-
-
-def refused(capsys, *arguments: object) -> str:
-    return error_line(capsys, main, "squad", *arguments, reports_progress=True)
 
 
 def settings_of(max_positions: int, *flags: str) -> SquadSettings:
@@ -52,9 +49,7 @@ def test_scores_of_a_prediction_file(squad_data, tmp_path, capsys):
 
 
 def test_lengths_follow_the_maximum_input_of_the_encoder():
-    windows = {"tokens": 512, "doc_stride": 128, "question": 64, "num_separators": 1}
-    expected = {"span_head": "independent", **windows, "max_answer_length": 30, "n_best": 20}
-    assert settings_of(512).as_dict() == expected
+    assert settings_of(512) == SquadSettings("independent", WindowLimits(512, 128, 64, 1), 30, 20)
     assert settings_of(1024).windows.tokens == 512
     assert settings_of(128).windows == (128, 32, 64, 1)
     assert settings_of(64).windows == (64, 16, 32, 1)
@@ -85,7 +80,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(squad_data, tmp_path, capsys
         ([*train, tmp_path], "squad.json is missing"),
         ([*train, other], "the data do not fit the checkpoint"),
     ):
-        assert message in refused(capsys, *flags), flags
+        assert message in error_line(capsys, main, "squad", *flags, reports_progress=True), flags
     assert not (tmp_path / "out").exists()
 
 

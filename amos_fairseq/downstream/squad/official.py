@@ -191,16 +191,19 @@ def evaluate(
         measure: {name: max(score(gold, predictions[name]) for gold in golds[name]) for name in predicted}
         for measure, score in (("exact", exact_match), ("f1", f1))
     }
-    with_answer, without_answer = (
-        [name for name in predicted if bool(answers[name]) is has_answer] for has_answer in (True, False)
-    )
-    refused = {name for name in predicted if null_odds is not None and null_odds[name] > null_threshold}
+    # Questions that count as not answered, whatever their prediction.
+    unanswered = {name for name in predicted if null_odds is not None and null_odds[name] > null_threshold}
+    groups = {
+        "": predicted,
+        "HasAns_": [name for name in predicted if answers[name]],
+        "NoAns_": [name for name in predicted if not answers[name]],
+    }
     scores: dict[str, float] = {}
-    for prefix, names in (("", predicted), ("HasAns_", with_answer), ("NoAns_", without_answer)):
+    for prefix, names in groups.items():
         if not names:
             continue
         for measure, by_name in raw.items():
-            counted = (float(not answers[name]) if name in refused else by_name[name] for name in names)
+            counted = (float(not answers[name]) if name in unanswered else by_name[name] for name in names)
             scores[f"{prefix}{measure}"] = 100.0 * sum(counted) / len(names)
         scores[f"{prefix}total"] = len(names)
     if null_odds is not None:

@@ -122,15 +122,14 @@ def test_sampled_questions(tmp_path, data):
 
 
 def test_finished_data_are_unchanged(data, capsys, tmp_path):
-    source, tokenizer = data.parent / "squad.json", data.parent / "tokenizer"
+    source, same = data.parent / "squad.json", [data.parent / "tokenizer", data]
     before = {path: path.stat().st_mtime_ns for path in data.rglob("*")}
-    main([source, source, tokenizer, data])
+    main([source, source, *same])
     assert "finished already" in capsys.readouterr().err
-    assert "(settings max_train_questions: None there, 3 here)" in refused(
-        capsys, source, source, tokenizer, data, "--max-train-questions", 3
-    )
+    fewer = refused(capsys, source, source, *same, "--max-train-questions", 3)
+    assert "(settings max_train_questions: None there, 3 here)" in fewer
     other = write_json(tmp_path / "other.json", make_squad(seed=9))
-    assert "squad.json there, other.json here" in refused(capsys, other, source, tokenizer, data)
+    assert "squad.json there, other.json here" in refused(capsys, other, source, *same)
     assert {path: path.stat().st_mtime_ns for path in data.rglob("*")} == before
 
 
