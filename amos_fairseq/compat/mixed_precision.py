@@ -15,10 +15,9 @@ dtype, otherwise one for each tensor. Only ``_foreach_copy_`` also takes a sourc
 16-bit gradients are copied to float32 and then added.
 """
 
-import contextlib
 import logging
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -248,17 +247,6 @@ def unscale_once(stock_step: Callable[..., Any], optimizer: AMPOptimizer) -> Non
     """
     optimizer.scaler.step(optimizer.optimizer)
     optimizer.scaler.update()
-
-
-@contextlib.contextmanager
-def one_precision() -> Iterator[None]:
-    """Name the two flags where fairseq says that --fp16 and --tpu exclude each other."""
-    try:
-        yield
-    except ValueError as error:
-        if "--fp16 and --tpu" not in str(error):
-            raise
-        raise UserError("--fp16 and --bf16 exclude each other: choose one") from error
 
 
 def leave_tpu_to_its_flag(flags: Namespace, given: Sequence[str]) -> None:

@@ -66,8 +66,7 @@ def parse_args_and_arch(
     stock: Callable[..., Any], parser: Any, input_args: list[str] | None = None, *args: Any, **kwargs: Any
 ) -> Any:
     with report_user_errors():
-        with mixed_precision.one_precision():
-            result = stock(parser, input_args, *args, **kwargs)
+        result = stock(parser, input_args, *args, **kwargs)
         flags = result if isinstance(result, Namespace) else result[0]
         names.check_flags(flags)
         mixed_precision.leave_tpu_to_its_flag(flags, sys.argv if input_args is None else input_args)
@@ -168,11 +167,8 @@ class RunBar(progress_bar.BaseProgressBar):
     """The bar of an epoch or a validation on the first rank: call the hooks of what it logs, then fairseq's bar."""
 
     def __init__(self, wrapped_bar: Any, iterator: Any, directory: str, is_training: bool) -> None:
-        self.wrapped_bar, self.iterator = wrapped_bar, iterator
-        self.directory, self.is_training = directory, is_training
-
-    def __len__(self) -> int:
-        return len(self.iterator)
+        super().__init__(iterator)
+        self.wrapped_bar, self.directory, self.is_training = wrapped_bar, directory, is_training
 
     def __iter__(self) -> Iterator[Any]:
         for samples in self.wrapped_bar:

@@ -37,6 +37,7 @@ COMMON_MISTAKES: list[tuple[type[Exception], str, str]] = [
     (ValueError, r"(--finetune-from-model .* does not exist)", r"\1: give the path of a checkpoint"),
     (ValueError, r"(--finetune-from-model can not be set together with .*)", r"\1"),
     (ValueError, r"--finetune-from-model and --restore-file", "give --finetune-from-model or --restore-file, not both"),
+    (ValueError, r"Cannot combine --fp16 and --tpu", "--fp16 and --bf16 exclude each other: choose one"),
     (ValueError, r"Seed must be (between .*)", r"--seed (common.seed) must be \1"),
     (Exception, r"The dataset is empty", "the data contains no block to train on: give more text"),
     (
