@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 import transformers
 from failures import error_line, refusal
 from forked_command import run_command, run_main, run_module
@@ -141,13 +140,6 @@ def test_one_model_of_two_columns(place, tmp_path):
         labels[column] = set(model.config.label2id)
     assert labels["chunk"] == {"B-NAME", "E-NAME", "O", "S-NAME"}
     assert labels["pos"] >= {"VERB", "proper noun"}
-    # A head that the columns share with another fine-tuning is taken over.
-    loaded = load_checkpoint(run)
-    assert set(loaded.model.word_heads) == {"chunk_labels", "pos_labels"}
-    tokens = loaded.tokens("anna sees the house")[None]
-    with torch.no_grad():
-        logits = loaded.model(tokens, word_positions=torch.tensor([[1]])).logits
-    assert logits["chunk_labels"].shape == (1, 1, 4)
 
 
 def test_what_does_not_fit_is_refused_in_one_line(place, tmp_path, capsys):
