@@ -43,18 +43,13 @@ class MicrosoftAmosTokenizer(Tokenizer):
     @classmethod
     def from_release(cls, directory: Path) -> "MicrosoftAmosTokenizer":
         """Read the two files of the release, which come without settings."""
-        for name in (cls.model_file, DICTIONARY_FILE):
-            if not (directory / name).is_file():
-                raise UserError(
-                    f"{directory / name} is missing: give the directory with the sp.model and dict.txt of the release"
-                )
         symbols = read_dictionary_symbols(directory / DICTIONARY_FILE)
         seen = set(SPECIAL_SYMBOLS)
         for number, symbol in enumerate(symbols, 1):
             if symbol in seen:
+                where = f"{directory / DICTIONARY_FILE}, line {number}"
                 raise UserError(
-                    f"{directory / DICTIONARY_FILE}, line {number}: {symbol!r} is listed twice, or is one of fairseq's own "
-                    "symbols; give the dictionary of the release"
+                    f"{where}: {symbol!r} is listed twice, or a symbol of fairseq: give the file of the release"
                 )
             seen.add(symbol)
         return cls._build(directory, symbols)

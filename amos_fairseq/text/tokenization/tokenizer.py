@@ -198,7 +198,7 @@ class Tokenizer(abc.ABC):
 def read_dictionary_symbols(path: Path) -> list[str]:
     """Return the first column of a fairseq ``dict.txt``."""
     # Not splitlines(): it also splits at characters that fairseq does not split at.
-    text = read_text(path, "the dictionary belongs to the tokenizer, copy the whole directory")
+    text = read_text(path, "it belongs to the tokenizer, give its whole directory")
     lines = text.replace("\r\n", "\n").replace("\r", "\n").rstrip("\n").split("\n")
     symbols = []
     for number, line in enumerate(lines, 1):
@@ -210,7 +210,7 @@ def read_dictionary_symbols(path: Path) -> list[str]:
 
 
 def read_model_file(path: Path) -> bytes:
-    content = read_bytes(path, "give the whole tokenizer directory that amos prepare wrote")
+    content = read_bytes(path, "it belongs to the tokenizer, give its whole directory")
     if not content:
         raise UserError(f"{path} is empty: copy the tokenizer directory again")
     return content
