@@ -112,8 +112,9 @@ def test_a_mistake_stops_the_quickstart_before_it_begins(checkout: Path, argumen
 
 
 @pytest.mark.slow
-def test_quickstart_from_text_to_pictures_and_nothing_twice(corpus_text: Path, tmp_path: Path):
-    """The whole script in the environment of the tests, with six updates; then once more, in a relative OUT_DIR."""
+def test_quickstart_from_text_to_pictures_and_nothing_twice(checkout: Path, corpus_text: Path, tmp_path: Path):
+    """The whole script in the environment of the tests, with six updates; then once more, with commands that only say how they
+    were called. OUT_DIR is relative."""
     settings = "optimization.max_update=6 lr_scheduler.warmup_updates=2 dataset.validate_interval_updates=3 "
     settings += "dataset.batch_size=8 dataset.num_workers=0"
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -126,7 +127,11 @@ def test_quickstart_from_text_to_pictures_and_nothing_twice(corpus_text: Path, t
         assert (out / name).stat().st_size > 0
     for shown in ("update 3", "update 6", "detection AUC"):
         assert shown in first.stdout
-    kept = {name: (out / name).stat().st_mtime_ns for name in ("data/corpus.json", "run/checkpoint_last.pt")}
-    second = run_process(command, tmp_path, variables)
+    for name in ("amos", "python"):
+        (checkout / "examples/commands" / name).unlink()
+        write_program(checkout / "examples/commands" / name, f'echo "called: {name} $1"')
+    second = run_process(["bash", checkout / "examples/quickstart.sh", *command[2:]], tmp_path, variables)
     assert second.returncode == 0, second.stderr[-3000:]
-    assert kept == {name: (out / name).stat().st_mtime_ns for name in kept}
+    called = [line for line in second.stdout.splitlines() if line.startswith("called: ")]
+    report = "called: python examples/quickstart_report.py"
+    assert called == ["called: amos train", report, "called: amos plot", "called: amos inspect"]

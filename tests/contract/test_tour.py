@@ -1,11 +1,14 @@
 """``examples/tour.ipynb``: its code cells run one after the other in one namespace, with few updates.
 
-No Jupyter kernel: a kernel would be one more process of five seconds, and a requirement of the tests.
+No Jupyter kernel: a kernel would be one more process of five seconds, and a requirement of the tests. Commands are forked.
 """
 
 import json
+import subprocess
+import sys
 
 import pytest
+from forked_command import run_module
 from tiny_runs import ROOT
 
 NOTEBOOK = ROOT / "examples" / "tour.ipynb"
@@ -30,6 +33,12 @@ def test_every_cell_runs(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(NOTEBOOK.parent)
     monkeypatch.setenv("TOUR_UPDATES", "4")
     monkeypatch.setenv("TOUR_OUT", str(tmp_path))
+
+    def run_forked(command: list[str], **settings: object) -> subprocess.CompletedProcess:
+        assert command[:2] == [sys.executable, "-m"]
+        return run_module(command[2], command[3:])
+
+    monkeypatch.setattr(subprocess, "run", run_forked)
     namespace: dict = {"__name__": "__main__"}
     for cell in cells():
         if cell["cell_type"] == "code":

@@ -88,7 +88,7 @@ print(amos_fairseq.__file__)
 amos("recipes", "amos_tiny")
 amos("prepare", "my.txt", "--out", "D", "--vocab-size", "600")
 amos("prepare", "tagging", "words.txt", "words.txt", "D/tokenizer", "--out", "TAGS")
-amos("train", "amos_tiny", "task.data=D", "task.precision=float32", "optimization.max_update=20")
+amos("train", "amos_tiny", "task.data=D", "task.precision=float32", "optimization.max_update=4")
 """
 USE = """
 import amos_fairseq
@@ -109,7 +109,7 @@ def test_from_text_to_features_in_an_empty_folder(fresh_environment: Path, corpu
     printed = "".join(done.stdout + done.stderr for done in (first, last))
     assert not [name for name in ("amos_fairseq", "examples") if str(ROOT / name) in printed]
     records = (tmp_path / "checkpoints/amos_tiny/metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    assert json.loads(records[-1])["update"] == 20
+    assert json.loads(records[-1])["update"] == 4
     assert (tmp_path / "HF" / "model.safetensors").is_file()
     assert last.stdout.splitlines()[-1] == "torch.Size([2, 64])"
     assert {path.name for path in tmp_path.iterdir()} == {"my.txt", "words.txt", "D", "TAGS", "checkpoints", "HF"}

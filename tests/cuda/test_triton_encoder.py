@@ -130,7 +130,6 @@ def test_two_towers_equal_their_reference(takes_triton) -> None:
     [
         ["amos_tiny"],
         ["teams_tiny"],
-        ["electric_tiny"],
         ["electra_tiny", "model.disallow_true_token=true"],
     ],
     ids=" ".join,
@@ -146,13 +145,6 @@ def test_every_objective_trains_and_validates(monkeypatch: pytest.MonkeyPatch, o
         FakeRun.of(cuda, overrides[0], ["model.kernels=triton", *overrides[1:]]).check()
     assert devices == ["cuda"] * len(devices)
     assert len(devices) >= 2
-
-
-@pytest.mark.slow
-def test_float32_trains_and_validates() -> None:
-    """Attention is PyTorch's then."""
-    with fake_cuda() as cuda:
-        FakeRun.of(cuda, "amos_tiny", ["model.kernels=triton"], "float32").check()
 
 
 @pytest.mark.slow

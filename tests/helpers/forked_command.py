@@ -17,13 +17,16 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, redirect_stderr, redirect_stdout, suppress
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 from tiny_runs import ROOT, environment  # not the plugin: the new process imports this file, too
 
-HELPERS, PACKAGE = str(Path(__file__).parent), str(ROOT / "amos_fairseq")
-sys.path.append(PACKAGE)
-import python_process  # noqa: E402 - the file alone: the package would import the plugin
+HELPERS = str(Path(__file__).parent)
+# The file alone: to import the package would be to import the plugin, also in the server.
+_file = spec_from_file_location("python_process", ROOT / "amos_fairseq" / "python_process.py")
+python_process = module_from_spec(_file)
+_file.loader.exec_module(python_process)
 
 # torch.optim imports torch._dynamo when the first optimizer is made.
 IMPORTED = ["fairseq.tasks", "fairseq.trainer", "hydra.core.hydra_config", "torch._dynamo", "matplotlib.pyplot"]
@@ -54,7 +57,7 @@ class ForkedCommand(python_process.ForkedCommand):
         faulthandler.enable(2)  # as its variable does in a new process
         os.chdir(self.cwd)
         given = [path for path in self.variables.get("PYTHONPATH", "").split(os.pathsep) if path]
-        helpers = ("", str(ROOT), HELPERS, PACKAGE)
+        helpers = ("", str(ROOT), HELPERS)
         sys.path[:] = [self.cwd, *given, *(path for path in sys.path if path not in (*given, *helpers))]
 
 

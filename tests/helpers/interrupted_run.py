@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from forked_command import ForkedCommand
+from forked_command import ON_CPU, ForkedCommand, rank_variables
 from tiny_runs import ROOT, TINY_RUN, environment, run_process
 
 # The synthetic corpus has about 16 updates an epoch: the run ends in its third one, and saves within each. A test that
@@ -30,19 +30,27 @@ def flags_command(data: Path, save_dir: Path, *flags: str) -> list[str]:
 
 
 class BackgroundRun:
-    """A training in a process group of its own, so that its loader processes can be reached with it."""
+    """A training in a process group of its own, so that its loader processes can be reached with it.
+
+    Of several ranks, which need a command that starts with ``python -m``, ``process`` is the first.
+    """
 
     process: ForkedCommand | subprocess.Popen
 
-    def __init__(self, command: list[str], log: Path) -> None:
+    def __init__(self, command: list[str], log: Path, num_ranks: int = 1) -> None:
         self.log, self.errors = log, log.with_suffix(".err")
         if command[:2] == [sys.executable, "-m"]:
-            self.process = ForkedCommand(command[2], command[3:], ROOT, self.log, self.errors)
-            return
-        with self.log.open("w") as out, self.errors.open("w") as err:
-            self.process = subprocess.Popen(
-                command, cwd=ROOT, env=environment(), stdout=out, stderr=err, start_new_session=True
-            )
+            variables = [{}] if num_ranks == 1 else [ON_CPU | each for each in rank_variables(num_ranks)]
+            outputs = self.log, self.errors
+            self.ranks = [ForkedCommand(command[2], command[3:], ROOT, *outputs, env=env) for env in variables]
+        else:
+            with self.log.open("w") as out, self.errors.open("w") as err:
+                self.ranks = [
+                    subprocess.Popen(
+                        command, cwd=ROOT, env=environment(), stdout=out, stderr=err, start_new_session=True
+                    )
+                ]
+        self.process = self.ranks[0]
 
     def text(self) -> str:
         return self.log.read_text(encoding="utf-8") + self.errors.read_text(encoding="utf-8")
@@ -69,7 +77,8 @@ class BackgroundRun:
     def exit_code(self, timeout: float = MOST_SECONDS) -> int:
         """Wait for the end. A run that does not end is killed, and the failure shows where each of its threads was."""
         try:
-            return self.process.wait(timeout)
+            (code,) = {rank.wait(timeout) for rank in self.ranks}
+            return code
         except subprocess.TimeoutExpired:
             for pid in self.all_processes():
                 with suppress(ProcessLookupError):
@@ -77,9 +86,10 @@ class BackgroundRun:
             time.sleep(1)
             raise AssertionError(f"not ended after {timeout} s\n{self.text()[-20000:]}") from None
         finally:
-            for pid in self.all_processes() if self.process.poll() is None else []:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            if any(rank.poll() is None for rank in self.ranks):
+                for pid in self.all_processes():
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
 
     def all_processes(self) -> list[int]:
         """The ids of the run, its children, and theirs: torchrun's ranks have process groups of their own."""
@@ -87,15 +97,15 @@ class BackgroundRun:
         children: dict[int, list[int]] = {}
         for pid, parent in listed:
             children.setdefault(parent, []).append(pid)
-        found = [self.process.pid]
+        found = [rank.pid for rank in self.ranks]
         for pid in found:
             found += children.get(pid, [])
         return found
 
 
-def run_to_end(command: list[str], log: Path) -> str:
+def run_to_end(command: list[str], log: Path, num_ranks: int = 1) -> str:
     """Run a training, assert that it ends well, and return what it prints."""
-    run = BackgroundRun(command, log)
+    run = BackgroundRun(command, log, num_ranks)
     assert run.exit_code() == 0, run.text()[-3000:]
     return run.text()
 

@@ -26,7 +26,6 @@ LOSS_TOLERANCE = 2e-3  # fairseq rounds what it logs to 3 digits
 # The model, and flags beside its name; REINFORCE draws random numbers of its own.
 SETTINGS = {
     "mlm": ("mlm", ""),
-    "electra": ("electra", ""),
     "electra_adversarial": ("electra", "--adversarial"),
     "electra_modern": ("electra", "--encoder modernbert --local-attention 32"),
     "teams": ("teams", ""),

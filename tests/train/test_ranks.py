@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 from failures import refusal
 from fairseq import distributed_utils
-from forked_command import ON_CPU, ForkedCommand, rank_variables, run_command, run_module
-from interrupted_run import checkpoint
-from tiny_runs import ROOT, TINY_RUN
-from waiting import wait_until
+from forked_command import ON_CPU, run_command
+from interrupted_run import BackgroundRun, checkpoint
+from tiny_runs import TINY_RUN
 
 from amos_fairseq.run.metrics_file import read_records
 
@@ -82,28 +81,31 @@ def test_ranks_train_what_one_rank_trains(binarized_corpus: Path, run_training: 
 
 
 @pytest.mark.slow
-def test_the_others_name_a_rank_that_was_killed(binarized_corpus: Path, tmp_path: Path) -> None:
-    """Three ranks that were started without torchrun, whose agent would end the others."""
-    flags = [str(binarized_corpus), *TINY_RUN, *FLAGS, "--save-dir", str(tmp_path / "run"), "--max-update", "1000"]
-    ranks = []
-    for rank, variables in enumerate(rank_variables(3)):
-        outputs = [tmp_path / f"{name}{rank}" for name in ("out", "err")]
-        ranks.append(ForkedCommand("fairseq_cli.train", flags, ROOT, *outputs, env=ON_CPU | variables))
+@pytest.mark.parametrize(("num_ranks", "killed"), [(3, 1), (2, 0)])
+def test_the_others_name_a_rank_that_was_killed(
+    num_ranks: int, killed: int, binarized_corpus: Path, tmp_path: Path
+) -> None:
+    """Ranks that were started without torchrun, whose agent would end the others. With the first one their store is lost."""
+    flags = ["--save-dir", str(tmp_path / "run"), "--max-update", "1000"]
+    command = [sys.executable, "-m", "fairseq_cli.train", str(binarized_corpus), *TINY_RUN, *FLAGS, *flags]
+    run = BackgroundRun(command, tmp_path / "run.log", num_ranks)
+    run.wait_for_update(3)
+    os.killpg(run.ranks[killed].pid, signal.SIGKILL)
+    others = [rank for rank in range(num_ranks) if rank != killed]
     try:
-        wait_until(lambda: "num_updates=3," in (tmp_path / "out0").read_text(), (tmp_path / "err0").read_text)
-        os.killpg(ranks[1].pid, signal.SIGKILL)
-        assert [ranks[rank].wait(120) for rank in (0, 2)] == [1, 1]
+        assert {run.ranks[rank].wait(120) for rank in others} == {1}
     finally:
-        for process in ranks:
-            process.kill_group()
-    for rank in (0, 2):
-        text = (tmp_path / f"err{rank}").read_text()
-        assert "Traceback" not in text
-        (line,) = [line for line in text.splitlines() if "error:" in line]
+        for rank in run.ranks:
+            rank.kill_group()
+    text = run.errors.read_text()
+    assert "Traceback" not in text
+    lines = [line for line in text.splitlines() if "error:" in line]
+    assert len(lines) == len(others)
+    for line in lines:
         # A busy machine may need longer than the ten seconds in which a living rank is waited for: it is named as well.
         named = re.search(r"ranks? ([\d, ]+) ha(?:s|ve) ended or cannot be reached", line)
         # A rank that only waits for the first one notices the loss when that has ended, too, with the store of the ranks.
-        assert {"1", "0" if rank else "1"} & set(named.group(1).split(", "))
+        assert {str(killed), "0"} & set(named.group(1).split(", ")), line
 
 
 @pytest.mark.parametrize(
@@ -123,17 +125,3 @@ def test_refused_launches(flags, env, line, binarized_corpus, tmp_path, monkeypa
     assert re.search(line, refused_training(*arguments))
     assert [path.name for path in (tmp_path / "run").rglob("*")] in ([], [".lock"]), "something was written"
     assert not distributed_utils.dist.is_initialized()
-
-
-@pytest.mark.slow
-def test_torchrun_starts_amos_train(binarized_corpus: Path, tmp_path: Path) -> None:
-    """Two ranks of ``torchrun --no-python amos train``, outside of the checkout."""
-    command = ["--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2", "--no-python"]
-    command += [str(Path(sys.executable).with_name("amos")), "train", "amos_tiny"]
-    command += [f"task.data={binarized_corpus}", "task.tokens_per_sample=32", "model.max_positions=32"]
-    command += ["dataset.batch_size=8", "dataset.num_workers=0", "optimization.max_update=2"]
-    command += ["dataset.disable_validation=true", "common.cpu=true", "task.precision=float32"]
-    result = run_module("torch.distributed.run", command, tmp_path, ON_CPU)
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
-    assert "= 512 tokens, on 2 ranks" in result.stdout + result.stderr
-    assert (tmp_path / "checkpoints" / "amos_tiny" / "checkpoint_last.pt").is_file()

@@ -2,16 +2,15 @@
 
 import os
 import re
+import shlex
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from forked_command import run_command
 from interrupted_run import (
     LAST_UPDATE,
-    RUN,
     BackgroundRun,
     assert_same_run,
     checkpoint,
@@ -28,40 +27,25 @@ from amos_fairseq.run.signals import SIGNALS
 
 pytestmark = pytest.mark.slow
 # A run of 38 updates receives signals in turn, in its first and second epoch of 16 updates; it must not end earlier.
-SENT_AFTER = {signal.SIGTERM: 5, signal.SIGUSR1: 11, signal.SIGUSR2: 18, signal.SIGINT: 24}
+SENT_AFTER = {signal.SIGTERM: 5, signal.SIGUSR2: 18, signal.SIGINT: 24}
 EXIT_CODES = {**dict.fromkeys(SIGNALS, REQUEUE), signal.SIGINT: INTERRUPTED}
 
 
-def stop_and_continue(
-    command: list[str],
-    save_dir: Path,
-    logs: Path,
-    send: Callable[[BackgroundRun, int], None],
-    numbers: Sequence[int],
-    exit_code: int | None = None,
-) -> str:
-    """Send each signal to ``command``, start it again each time, and let it end; each part begins where the last stopped.
+def assert_stopped(
+    run: BackgroundRun, save_dir: Path, number: int, before: int = 0, exit_code: int | None = None
+) -> int:
+    """Wait for the end of a run that got a signal, and return the update after which it stopped and saved.
 
-    Returns what the last part prints.
+    ``before`` is where it began; ``exit_code`` is expected instead of that of the signal.
     """
-    before = 0
-    for number in numbers:
-        update = SENT_AFTER[number]
-        name = signal.Signals(number).name
-        run = BackgroundRun(command, logs / f"{name}.log")
-        run.wait_for_update(max(update, before + 2))
-        send(run, number)
-        assert run.exit_code() == (EXIT_CODES[number] if exit_code is None else exit_code), run.text()[-3000:]
-        stopped = stopped_after(run, number)
-        assert update <= stopped == num_updates(save_dir) < LAST_UPDATE
-        assert before == 0 or f"@ {before} updates)" in run.text(), run.text()[-3000:]
-        epochs, updates = divmod(stopped, updates_per_epoch(save_dir))
-        position = checkpoint(save_dir)["extra_state"]["train_iterator"]
-        assert (position["epoch"], position["iterations_in_epoch"]) == (epochs + 1, updates)
-        before = stopped
-    text = run_to_end(command, logs / "last.log")
-    assert f"@ {before} updates)" in text
-    return text
+    assert run.exit_code() == (EXIT_CODES[number] if exit_code is None else exit_code), run.text()[-3000:]
+    stopped = stopped_after(run, number)
+    assert max(SENT_AFTER[number], before + 1) <= stopped == num_updates(save_dir) < LAST_UPDATE
+    assert before == 0 or f"@ {before} updates)" in run.text(), run.text()[-3000:]
+    epochs, updates = divmod(stopped, updates_per_epoch(save_dir))
+    position = checkpoint(save_dir)["extra_state"]["train_iterator"]
+    assert (position["epoch"], position["iterations_in_epoch"]) == (epochs + 1, updates)
+    return stopped
 
 
 def stopped_after(run: BackgroundRun, number: int) -> int:
@@ -78,20 +62,25 @@ def test_signals_to_the_whole_group_cost_nothing(
 ) -> None:
     """Loader processes receive it as well, as from Slurm; the run goes on where it stopped, within the epoch."""
     # Without fairseq's buffer the loader process is two batches ahead, and not at the end of the epoch already.
-    command = flags_command(binarized_corpus, tmp_path / "run", "--data-buffer-size", "0")
-    numbers = [signal.SIGTERM, signal.SIGINT]
-    stop_and_continue(command, tmp_path / "run", tmp_path, BackgroundRun.signal_group, numbers)
+    command, before = flags_command(binarized_corpus, tmp_path / "run", "--data-buffer-size", "0"), 0
+    for number in (signal.SIGTERM, signal.SIGINT):
+        run = BackgroundRun(command, tmp_path / f"{number}.log")
+        run.wait_for_update(SENT_AFTER[number])
+        run.signal_group(number)
+        before = assert_stopped(run, tmp_path / "run", number, before)
+    assert f"@ {before} updates)" in run_to_end(command, tmp_path / "last.log")
     for log in tmp_path.glob("*.err"):
         assert "Traceback" not in log.read_text()
     assert_same_run(tmp_path / "run", uninterrupted())
 
 
-def two_ranks(module: str, *flags: str) -> list[str]:
-    """Under torchrun, which passes the signals of PET_SIGNALS_TO_HANDLE on to the ranks, as torchrun.sh sets it."""
-    # Without the address torchrun asks the name server for that of this machine.
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-    torchrun += ["--nproc-per-node", "2"]
-    return [*torchrun, "-m", module, *flags]
+def settings(data: Path, save_dir: Path) -> list[str]:
+    """A run between whose ends the YAML saves nothing (every 700 updates)."""
+    return shlex.split(
+        f"task.data={data} checkpoint.save_dir={save_dir} optimization.max_update={LAST_UPDATE} "
+        "lr_scheduler.warmup_updates=2 model.encoder_embed_dim=32 model.encoder_ffn_embed_dim=64 "
+        "task.tokens_per_sample=32 model.max_positions=32 dataset.batch_size=16 common.log_interval=1"
+    )
 
 
 def passes_signals_on() -> bool:
@@ -99,29 +88,40 @@ def passes_signals_on() -> bool:
     return "signals_to_handle" in vars(get_args_parser().parse_args(["script.py"]))
 
 
-def to_ranks(run: BackgroundRun, number: int) -> None:
-    """SIGTERM to the second rank, as from its node; others to torchrun."""
-    pid = run.process.pid
-    if number == signal.SIGTERM:
-        pid = max(map(int, run_process(["ps", "-o", "pid=", "--ppid", pid]).stdout.split()))
-    os.kill(pid, number)
-
-
 def test_signals_to_two_ranks(binarized_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gloo ranks: one stops all; resuming sends the checkpoint from rank 0 to rank 1; the bits are those of two ranks
-    that were left alone, without torchrun. torchrun's own exit code is 1, whatever a rank's is; each rank's is in its report.
+    that were left alone.
+
+    The first ones are started by torchrun, which passes the signals of PET_SIGNALS_TO_HANDLE on to the ranks, as torchrun.sh
+    sets it. Its own exit code is 1, whatever a rank's is; each rank's is in its report. Later only the second rank gets one.
     """
     monkeypatch.setenv("PET_SIGNALS_TO_HANDLE", "SIGTERM,SIGUSR1,SIGUSR2")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
-    def flags(name: str) -> list[str]:
-        return [str(binarized_corpus), *RUN, "--batch-size", "8", "--save-dir", str(tmp_path / name)]
+    def train(name: str) -> list[str]:
+        batch = ["dataset.batch_size=8", "dataset.num_workers=0", "common.cpu=true", "task.precision=float32"]
+        return ["train", "amos_tiny", *settings(binarized_corpus, tmp_path / name), *batch]
 
-    numbers = [signal.SIGTERM, signal.SIGUSR2] if passes_signals_on() else [signal.SIGTERM]
-    command = two_ranks("fairseq_cli.train", *flags("run"))
-    text = stop_and_continue(command, tmp_path / "run", tmp_path, to_ranks, numbers, exit_code=1)
+    # Without the address torchrun asks the name server for that of this machine.
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    amos = str(Path(sys.executable).with_name("amos"))
+    command = ["env", *torchrun, "--nproc-per-node", "2", "--no-python", amos, *train("run")]
+    run = BackgroundRun(command, tmp_path / "torchrun.log")
+    run.wait_for_update(SENT_AFTER[signal.SIGTERM])
+    children = map(int, run_process(["ps", "-o", "pid=", "--ppid", run.process.pid]).stdout.split())
+    os.kill(run.process.pid if passes_signals_on() else max(children), signal.SIGTERM)
+    before = assert_stopped(run, tmp_path / "run", signal.SIGTERM, exit_code=1)
+
+    forked = [sys.executable, "-m", "amos_fairseq.cli.main"]
+    run = BackgroundRun([*forked, *train("run")], tmp_path / "SIGUSR2.log", num_ranks=2)
+    run.wait_for_update(SENT_AFTER[signal.SIGUSR2])
+    os.kill(run.ranks[1].pid, signal.SIGUSR2)
+    before = assert_stopped(run, tmp_path / "run", signal.SIGUSR2, before)
+
+    text = run_to_end([*forked, *train("run")], tmp_path / "last.log", num_ranks=2)
+    assert f"@ {before} updates)" in text
     cores = len(os.sched_getaffinity(0))
     for rank in range(2):
         assert re.search(rf"rank {rank} of 2 on \S+: {cores} CPUs, OMP_NUM_THREADS=1\n", text)
-    run_command("fairseq_cli.train", flags("undisturbed"), num_ranks=2)
+    run_to_end([*forked, *train("undisturbed")], tmp_path / "undisturbed.log", num_ranks=2)
     assert_same_run(tmp_path / "run", tmp_path / "undisturbed")

@@ -1,6 +1,5 @@
 """TEAMS's two tasks are learned, on a text in which each word follows from the one before it."""
 
-import pytest
 import torch
 from small_models import BLOCK_LENGTH, small_dictionary, small_teams, teams_criterion
 
@@ -27,7 +26,6 @@ def block_batch(successor: torch.Tensor, draw: torch.Generator) -> dict:
     return {"net_input": net_input, **counts}
 
 
-@pytest.mark.slow
 def test_words_are_selected_and_replacements_found() -> None:
     draw = torch.Generator().manual_seed(0)
     successor = 4 + torch.randperm(40, generator=draw)

@@ -9,7 +9,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 from fairseq import models
 from shell_scripts import run_script
 
@@ -41,7 +40,6 @@ def launched_before_the_last_gradient(path: Path) -> int:
     return sum(event["name"] == "c10d::allreduce_" and event["ts"] < max(nodes) for event in events)
 
 
-@pytest.mark.slow
 def test_gradients_travel_once_in_an_update(tmp_path: Path) -> None:
     flags = ["--set", *SETTINGS, "distributed_training.bucket_cap_mb=1", "--update-freq", "1", "3"]
     flags += ["--precision", "bf16", "--vocabulary-size", str(VOCABULARY), "--updates", str(UPDATES)]

@@ -30,7 +30,6 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return data
 
 
-@pytest.mark.slow
 def test_states_keep_several_directions(corpus: Path, tmp_path: Path) -> None:
     """Share of the first component at update 300, on three texts and with three seeds of electra_mini: 0.78 to 0.955 alive.
     Collapsed, with model.discriminator_lr_scale=1: 0.997 to 0.999 between updates 300 and 400 (docs/collapse.md)."""
