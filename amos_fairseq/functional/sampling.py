@@ -217,27 +217,12 @@ class ChunkMixture(Protocol):
         """Return the tokens of the largest logits, of one depth: [n,num_tokens] int64. Overwrites logits: the last call."""
 
 
-class MixtureSampler(Protocol):
-    """The methods of a sampler that :func:`output_layer` calls with ``with_triton``."""
-
-    def depth_weights(self, chunk: slice, device: torch.device) -> Tensor:
-        """Return gamma at the positions of ``chunk``: [n,K] float32, contiguous."""
-
-    def sample(self, mixture: ChunkMixture, chunk: slice) -> tuple[Tensor, ...]:
-        """Return the outputs of a call with logits, [n,...] each; from other random numbers, so equal in distribution."""
-
-
 @dataclass(frozen=True)
 class ReplacementSampler:
-    """Sample one token of softmax(logits / temperature) for every position, of one depth.
-
-    Attributes:
-        temperature: above 0.
-        excluded: [N] int64, a token that is not sampled at its position; None excludes nothing.
-    """
+    """Sample one token of softmax(logits / temperature) for every position, of one depth."""
 
     temperature: float = 1.0
-    excluded: Tensor | None = None
+    excluded: Tensor | None = None  # [N] int64, a token that is not sampled at its position; None excludes nothing
 
     def __call__(self, logits: Tensor, weights: Tensor, chunk: slice) -> tuple[Tensor]:
         """Return tokens [n] int64."""
@@ -259,17 +244,11 @@ class ReplacementSampler:
 
 @dataclass(frozen=True)
 class ReplacementAndNegativeSampler:
-    """Sample one token of the softmax for every position and, independently, the negatives of TEAMS (section 3.1).
+    """Sample one token of the softmax for every position and, independently, the negatives of TEAMS (section 3.1)."""
 
-    Attributes:
-        originals: [N] int64, which are not negatives of their positions.
-        num_negatives: K of TEAMS.
-        hardest: use the most likely tokens instead of samples without replacement.
-    """
-
-    originals: Tensor
-    num_negatives: int
-    hardest: bool
+    originals: Tensor  # [N] int64, which are not negatives of their positions
+    num_negatives: int  # K of TEAMS
+    hardest: bool  # use the most likely tokens instead of samples without replacement
 
     def __call__(self, logits: Tensor, weights: Tensor, chunk: slice) -> tuple[Tensor, Tensor]:
         """Return tokens [n] and negatives [n, num_negatives], int64."""
@@ -297,17 +276,11 @@ class ReplacementAndNegativeSampler:
 
 @dataclass(frozen=True)
 class MixtureReplacementSampler:
-    """Sample one token of the mixture of all depths for every position, and the entries of its truncated Gumbel-Softmax.
+    """Sample one token of the mixture of all depths for every position, and the entries of its truncated Gumbel-Softmax."""
 
-    Attributes:
-        mixture_weights: gamma [N,K] float32.
-        num_entries: J, the maximum number of entries; 0 where no gradient needs them.
-        temperature: tau of Gumbel-Softmax.
-    """
-
-    mixture_weights: Tensor
-    num_entries: int = 0
-    temperature: float = 1.0
+    mixture_weights: Tensor  # gamma [N,K] float32
+    num_entries: int = 0  # J, the maximum number of entries; 0 where no gradient needs them
+    temperature: float = 1.0  # tau of Gumbel-Softmax
 
     def __call__(self, logits: Tensor, weights: Tensor, chunk: slice) -> tuple[Tensor, ...]:
         """Return the sampled tokens [n].
@@ -338,6 +311,11 @@ class MixtureReplacementSampler:
         """Return the truncated mass at the first positions of a chunk, those of ``weights`` [count,V]."""
         first = TopK(*(part[: len(weights)] for part in top_k))
         return truncated_mass(first.scores, scores_outside_top_k(weights, first), self.temperature)
+
+
+# With Triton, ``depth_weights`` returns gamma at the positions of a chunk, [n,K] float32, contiguous, and ``sample`` what a
+# call with logits returns, from other random numbers, so equal in distribution.
+MixtureSampler = ReplacementSampler | ReplacementAndNegativeSampler | MixtureReplacementSampler
 
 
 def num_measured(chunk: slice) -> int:

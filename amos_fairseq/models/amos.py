@@ -86,7 +86,10 @@ class AmosModel(PretrainingModel):
 
     def __init__(self, cfg: AmosConfig, vocabulary: PaddedVocabulary):
         super().__init__(cfg, vocabulary)
-        check_settings(cfg)
+        if cfg.fixed_mixture_weights and cfg.mixture != "fixed":
+            raise ValueError(
+                f"--fixed-mixture-weights has no meaning with --mixture {cfg.mixture}: give --mixture fixed"
+            )
         self.depths = parse_depths(cfg.generator_depths, cfg.separate_generators)
         num_depths, width = len(self.depths), cfg.encoder_embed_dim
         num_generators = num_depths if cfg.separate_generators else 1
@@ -144,10 +147,8 @@ class AmosModel(PretrainingModel):
     def generate(self, batch: PretrainingBatch) -> tuple[list[Tensor], list[Tensor]]:
         """Compute the features f^(d) and the MLM head's outputs h^(d) of each depth at the masked positions.
 
-        The input of the layer above a depth is detached, so each block is trained by its own head alone (section 3.3).
-
-        Returns:
-            K tensors [B,M,D] and K tensors [B,M,E].
+        K tensors [B,M,D] and K of [B,M,E]. The input of the layer above a depth is detached, so each block is trained by its
+        own head alone (section 3.3).
         """
         embeddings, padding_mask = self.embed_tokens(batch.masked_tokens), self.padding_mask(batch)
         positions = batch.masked_positions
@@ -170,10 +171,7 @@ class AmosModel(PretrainingModel):
     def predict_and_sample(self, hidden: list[Tensor], gamma: Tensor, originals: Tensor) -> MixturePrediction:
         """Compute the MLM loss of each depth (Eq. 2) and sample from the mixture (Eq. 3), with the reversed gradient if used.
 
-        Args:
-            hidden: h^(d), K tensors [B,M,E].
-            gamma: [B,M,K] float32.
-            originals: [B,M] int64.
+        ``hidden``: h^(d), K tensors [B,M,E]; ``gamma`` [B,M,K] float32.
         """
         biases = torch.stack([head.bias for head in self.mlm_heads])
         weights = OutputLayerWeights(
@@ -211,12 +209,6 @@ class AmosModel(PretrainingModel):
     def set_num_updates(self, num_updates: int) -> None:
         super().set_num_updates(num_updates)
         self.mixture.num_updates = num_updates
-
-
-def check_settings(cfg: AmosConfig) -> None:
-    """Raise ValueError for a setting that another one makes meaningless."""
-    if cfg.fixed_mixture_weights and cfg.mixture != "fixed":
-        raise ValueError(f"--fixed-mixture-weights has no meaning with --mixture {cfg.mixture}: give --mixture fixed")
 
 
 def parse_depths(text: str, separate: bool) -> list[int]:

@@ -322,18 +322,12 @@ class PaddedVocabulary:
 
     The padding belongs to the model's embedding, not to the dictionary, so every task that loads dict.txt and adds
     ``<mask>`` builds the same shapes. Padding entries are never an input, a target or a sample.
-
-    Attributes:
-        num_tokens: tokens of the dictionary, ``<mask>`` included.
-        pad: id of ``<pad>``.
-        end: id of ``</s>``.
-        special: ids of all special tokens.
     """
 
-    num_tokens: int
+    num_tokens: int  # of the dictionary, <mask> included
     pad: int
     end: int
-    special: tuple[int, ...]
+    special: tuple[int, ...]  # ids of all special tokens
 
     @classmethod
     def of(cls, dictionary: Dictionary) -> "PaddedVocabulary":

@@ -215,11 +215,8 @@ class ElectraModel(SingleMlmModel):
         """Compute the generator's loss and sample the replacement tokens.
 
         A generator trained by reward needs a gradient through all probabilities, and one without context has no output
-        layer. Both compute all logits; only the other generators have a fast path.
-
-        Args:
-            features: [B,M,D], the generator's last states; None without context.
-            originals: [B,M] int64.
+        layer. Both compute all logits; only the other generators have a fast path. ``features`` [B,M,D] are the generator's
+        last states, None without context.
         """
         if features is None:
             return GeneratorOutput(None, None, self.sample(self.noise_logits(None, originals)))
@@ -248,14 +245,8 @@ class ElectraModel(SingleMlmModel):
     def noise_logits(self, hidden: Tensor | None, originals: Tensor) -> Tensor:
         """Compute log q of the replacement tokens up to a constant, with -inf at tokens that are never sampled.
 
-        Only a generator that learns by reward receives a gradient.
-
-        Args:
-            hidden: [B,M,E], the output of the MLM head; None without context.
-            originals: [B,M] int64.
-
-        Returns:
-            [B,M,V] float32.
+        ``hidden`` [B,M,E] is the output of the MLM head, None without context -> [B,M,V] float32. Only a generator that learns
+        by reward receives a gradient.
         """
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.cfg.adversarial):
             if hidden is None:

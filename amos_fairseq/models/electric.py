@@ -225,12 +225,7 @@ class ElectricModel(PretrainingModel):
     def noise_log_probs(self, hidden: Tensor, tokens: Tensor) -> Tensor:
         """Compute log q(token | rest) of the distribution that :meth:`sample` samples from, without a gradient.
 
-        Args:
-            hidden: [B,T,E], the output of :meth:`generate`.
-            tokens: [B,T] int64.
-
-        Returns:
-            [B,T] float32, nats; 0 at special tokens, which are never sampled.
+        ``hidden`` [B,T,E] is the output of :meth:`generate` -> [B,T] float32, nats; 0 at special tokens, never sampled.
         """
         log_probs = sampling_log_probs(
             hidden.flatten(0, 1),

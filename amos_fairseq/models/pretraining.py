@@ -7,10 +7,9 @@ V padded vocabulary size.
 import abc
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
-from fairseq.data import Dictionary
 from fairseq.models import BaseFairseqModel
 from torch import Tensor, nn
 from torch.nn.functional import linear
@@ -29,17 +28,6 @@ from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.heads import MlmHead, TokenPrediction
 from amos_fairseq.modules.initialization import initialize, mark_lr_scale, mark_undecayed
 from amos_fairseq.setting_checks import check_ranges
-
-
-@runtime_checkable
-class PretrainingTask(Protocol):
-    """A task that masks blocks, with the share of a block that it masks.
-
-    For such a task :meth:`PretrainingModel.build_model` builds the pretraining model, for any other the encoder alone.
-    """
-
-    source_dictionary: Dictionary
-    masked_share: float | None
 
 
 class PretrainingBatch(NamedTuple):
@@ -135,12 +123,12 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
 
     @classmethod
     def build_model(cls, cfg: EncoderConfig, task: Any) -> BaseFairseqModel:
-        """Build this model for a :class:`PretrainingTask`; for any other task its encoder in the ``model_class`` of the task,
-        by default that with heads for texts.
+        """Build this model for a task that masks blocks, which has a ``masked_share``; for any other task its encoder in the
+        ``model_class`` of the task, by default that with heads for texts.
         """
         vocabulary = PaddedVocabulary.of(task.source_dictionary)
         try:
-            if not isinstance(task, PretrainingTask):
+            if not hasattr(task, "masked_share"):
                 return getattr(task, "model_class", TextModel)(cfg, vocabulary, cls.pretrained_encoder)
             model = cls(cfg, vocabulary)
             # A checkpoint that is only read has its own bias, and no task that masks (its share is None).
@@ -227,13 +215,8 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
     def mlm_loss(self, hidden: Tensor, bias: Tensor, originals: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the MLM loss of each position: softmax over the vocabulary of e(x) . hidden + bias (TEAMS Eq. 2).
 
-        Args:
-            hidden: [...,E], the output of an MLM head.
-            bias: [V].
-            originals: [...] int64, the targets.
-
-        Returns:
-            -log p(original) [...] float32 in nats, and whether the original is the most probable token [...] bool.
+        ``hidden`` [...,E] is the output of an MLM head, ``bias`` [V] -> -log p(original) [...] float32 in nats, and whether the
+        original is the most probable token [...] bool.
         """
         kernels = str(self.cfg.kernels) if self.is_fast else "reference"
         return cross_entropy(hidden, self.generator_embedding.weight, bias, originals, kernels)
@@ -277,10 +260,8 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
 
     @abc.abstractmethod
     def predict_logits(self, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:
-        """Compute all logits of each of the generator's K depths, to inspect a model rather than to train it.
-
-        Returns:
-            Logits [K,B,M,V] float32 before special tokens are excluded, and mixture weights [B,M,K].
+        """Compute all logits of each of the generator's K depths, to inspect a model rather than to train it: [K,B,M,V]
+        float32 before special tokens are excluded, and mixture weights [B,M,K].
         """
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:

@@ -227,13 +227,8 @@ class TeamsModel(SingleMlmModel):
 
         The two are sampled independently: in Figure 1 the replacement token is not a candidate. There is no gradient.
 
-        Args:
-            hidden: [B,M,E], the output of :meth:`generate`.
-            originals: [B,M] int64.
-
-        Returns:
-            Replacement tokens [B,M] int64, and candidates [B,M,1+K] int64: the original, then K other tokens; None instead of
-            the candidates without multi-word selection.
+        ``hidden`` [B,M,E] is the output of :meth:`generate` -> replacement tokens [B,M] int64, and candidates [B,M,1+K] int64:
+        the original, then K other tokens; None instead of the candidates without multi-word selection.
         """
         logits = self.sampling_logits(hidden, self.mlm_head.bias)
         sampled = gumbel_max(logits, gumbel_noise(logits))
@@ -278,12 +273,7 @@ class TeamsModel(SingleMlmModel):
 
 
 def check_settings(cfg: TeamsConfig, num_samplable: int) -> None:
-    """Raise ValueError for values out of range, and for a setting that another one makes meaningless.
-
-    Args:
-        cfg: the settings.
-        num_samplable: tokens of the vocabulary that a generator may sample.
-    """
+    """Raise ValueError for values out of range, and for a setting that another one makes meaningless."""
     _check_tasks(cfg)
     _check_layers(cfg)
     # The original is not a negative.

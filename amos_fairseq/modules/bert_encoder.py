@@ -36,14 +36,9 @@ Bias = AttentionBias | ToeplitzBias
 
 @dataclass(frozen=True, kw_only=True)
 class BertEncoderConfig(TransformerConfig):
-    """Sizes and settings of :class:`BertEncoder`.
+    """Sizes and settings of :class:`BertEncoder`."""
 
-    Attributes:
-        position_scheme: none, t5 or amos.
-        num_token_types: 0 for an encoder without token types.
-    """
-
-    position_scheme: str
+    position_scheme: str  # none, t5 or amos
     position_buckets: int
     position_max_distance: int
     num_token_types: int = 0

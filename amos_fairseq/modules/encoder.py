@@ -28,16 +28,7 @@ LayerCall = Callable[["TransformerLayer", Tensor, Any, Tensor | None, Packing | 
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(abc.ABC):
-    """Sizes and settings that all encoders have. Dropouts are probabilities.
-
-    Attributes:
-        embedding_width: E, the width of the token embeddings; 0 for the encoder's own D.
-        attends_to: all tokens, or those of the ``past`` or the ``future`` and the token itself.
-        kernels: fast, triton (fast, with Triton kernels on CUDA), or reference (the reference implementations of attention
-            and dropout).
-        activation_checkpointing: save only the input of each layer for the backward pass, which computes the rest again, with
-            the same dropout.
-    """
+    """Sizes and settings that all encoders have. Dropouts are probabilities."""
 
     num_layers: int
     width: int
@@ -48,9 +39,12 @@ class TransformerConfig(abc.ABC):
     attention_dropout: float
     activation_dropout: float
     layer_norm_eps: float
-    embedding_width: int = 0
-    attends_to: str = "all"
-    kernels: str = "fast"
+    embedding_width: int = 0  # E, the width of the token embeddings; 0 for the encoder's own D
+    attends_to: str = "all"  # or "past" or "future": those tokens and the token itself
+    kernels: str = (
+        "fast"  # "triton": fast, with Triton kernels on CUDA; "reference": attention and dropout by definition
+    )
+    # Save only the input of each layer for the backward pass, which computes the rest again, with the same dropout.
     activation_checkpointing: bool = False
 
     @abc.abstractmethod
@@ -132,16 +126,12 @@ class LayerOutputs:
 
     In an encoder with LayerNorm before each block, a layer adds to a sum that no LayerNorm has normalized yet. Heads read that
     sum through the encoder's last LayerNorm. In a post-LayerNorm encoder both are the same tensor.
-
-    Attributes:
-        sums: what each layer passes on, [B,T,D]; the last [B,M,D] if only some positions were computed; [1,N,D] if packed.
-        final_norm: the LayerNorm in front of the heads; None without one.
-        packing: of the sums. What is read is padded again, with zeros.
     """
 
+    # What each layer passes on, [B,T,D]; the last [B,M,D] if only some positions were computed; [1,N,D] if packed.
     sums: list[Tensor]
-    final_norm: nn.Module | None = None
-    packing: Packing | None = None
+    final_norm: nn.Module | None = None  # the LayerNorm in front of the heads
+    packing: Packing | None = None  # of the sums; what is read is padded again, with zeros
 
     def __len__(self) -> int:
         return len(self.sums)

@@ -73,12 +73,8 @@ class TokenPrediction(nn.Module):
     ) -> TokenPredictions:
         """Predict the original tokens from the last states of the main network.
 
-        Args:
-            states: [B,N,D].
-            embedding: [V,E], the token embeddings.
-            inputs: [B,N] int64, the input tokens of the main network at these positions.
-            originals: [B,N] int64.
-            weights: [B,N], 1, or 0 where the prediction does not count.
+        ``states`` [B,N,D]; ``embedding`` [V,E], of the tokens; ``inputs`` [B,N] int64, the input tokens of the main network at
+        these positions; ``weights`` [B,N], 1, or 0 where the prediction does not count.
         """
         hidden, bias = self.mlm_head(states), self.mlm_head.bias
         if self.copy_layer is None:

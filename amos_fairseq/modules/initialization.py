@@ -13,17 +13,12 @@ class ParameterGroup(NamedTuple):
 
     fairseq's mixed-precision wrapper copies this attribute, and no other, to its float32 master weights. Therefore it holds
     everything that the optimizer needs to know about a parameter.
-
-    Attributes:
-        is_decayed: whether weight decay applies.
-        depth: 0 for the heads, 1 for the layer below them, and so on down to the embeddings; None if the model does not
-            assign depths.
-        lr_scale: share of the learning rate.
     """
 
-    is_decayed: bool = True
+    is_decayed: bool = True  # whether weight decay applies
+    # 0 for the heads, 1 for the layer below them, and so on down to the embeddings; None if the model does not assign depths.
     depth: int | None = None
-    lr_scale: float = 1.0
+    lr_scale: float = 1.0  # share of the learning rate
 
 
 def parameter_group(parameter: nn.Parameter) -> ParameterGroup:

@@ -107,55 +107,35 @@ def check_strategy(strategy: str, num_depths: int, fixed_weights: Sequence[float
 
 
 class MixturePrediction(NamedTuple):
-    """Losses of all depths, and tokens sampled from their mixture.
+    """Losses of all depths, and tokens sampled from their mixture."""
 
-    Attributes:
-        nll: [K,B,M] float32, -log p(original) of each depth, nats.
-        correct: [K,B,M] bool, the most likely token of the depth is the original.
-        sampled: [B,M] int64, a token of the mixture.
-        adversarial_term: [B,M,E], zeros with the reversed gradient; None if nothing would receive it.
-        truncated_mass: [some positions] float32, the part of y outside the entries; None without truncation.
-    """
-
-    nll: Tensor
-    correct: Tensor
-    sampled: Tensor
-    adversarial_term: Tensor | None = None
-    truncated_mass: Tensor | None = None
+    nll: Tensor  # [K,B,M] float32, -log p(original) of each depth, nats
+    correct: Tensor  # [K,B,M] bool, the most likely token of the depth is the original
+    sampled: Tensor  # [B,M] int64, a token of the mixture
+    adversarial_term: Tensor | None = (
+        None  # [B,M,E], zeros with the reversed gradient; None if nothing would receive it
+    )
+    truncated_mass: Tensor | None = None  # [some positions] float32, the part of y outside the entries
 
 
 @dataclass(frozen=True)
 class OutputLayerWeights:
-    """The output layer and the tokens that are never sampled.
+    """The output layer and the tokens that are never sampled."""
 
-    Attributes:
-        embedding: [V,E], of the output layer.
-        biases: [1 or K,V].
-        never_sampled: int64 ids of these tokens.
-        sampled_embedding: [V,E], with which the discriminator reads a sampled token, without a gradient.
-        with_triton: run the chunks in Triton, see :func:`amos_fairseq.functional.output_layer.runs_in_triton`.
-    """
-
-    embedding: Tensor
-    biases: Tensor
-    never_sampled: Tensor
-    sampled_embedding: Tensor
-    with_triton: bool = False
+    embedding: Tensor  # [V,E], of the output layer
+    biases: Tensor  # [1 or K,V]
+    never_sampled: Tensor  # int64 ids of these tokens
+    sampled_embedding: Tensor  # [V,E], with which the discriminator reads a sampled token, without a gradient
+    with_triton: bool = False  # run the chunks in Triton, see functional.output_layer.runs_in_triton()
 
 
 @dataclass(frozen=True)
 class Adversary:
-    """Settings of the discriminator's reversed gradient to the mixture.
+    """Settings of the discriminator's reversed gradient to the mixture."""
 
-    Attributes:
-        temperature: tau of Gumbel-Softmax.
-        hidden_gradient: factor of the part that reaches h^(d).
-        num_entries: J, the maximum number of Gumbel-Softmax entries of :func:`predict_chunked`; 0 for all V.
-    """
-
-    temperature: float
-    hidden_gradient: float
-    num_entries: int
+    temperature: float  # tau of Gumbel-Softmax
+    hidden_gradient: float  # factor of the part that reaches h^(d)
+    num_entries: int  # J, the maximum number of Gumbel-Softmax entries of predict_chunked(); 0 for all V
 
 
 def predict_reference(
@@ -163,12 +143,8 @@ def predict_reference(
 ) -> MixturePrediction:
     """Compute the losses and sample, with all logits in memory: the reference implementation.
 
-    Args:
-        hidden: h^(d), K tensors [B,M,E].
-        gamma: [B,M,K] float32.
-        originals: [B,M] int64.
-        weights: the output layer.
-        adversary: None if no gradient passes through the samples.
+    ``hidden``: h^(d), K tensors [B,M,E]; ``gamma`` [B,M,K] float32; ``originals`` [B,M] int64; ``adversary`` is None if no
+    gradient passes through the samples.
     """
     biases = list(weights.biases) * (len(hidden) // len(weights.biases))
     losses = [

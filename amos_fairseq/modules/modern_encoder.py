@@ -39,19 +39,12 @@ CUTOFF = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class ModernBertEncoderConfig(TransformerConfig):
-    """Sizes and settings of :class:`ModernBertEncoder`; source of the defaults: section 2.1.
+    """Sizes and settings of :class:`ModernBertEncoder`; source of the defaults: section 2.1."""
 
-    Attributes:
-        global_every: the layers 1, 1 + n, 1 + 2 n, ... attend to all tokens, the others to those near them.
-        local_attention: size of the window of a local layer, the token itself not counted: half of it on each side.
-        global_theta: base of the rotary angles in global layers.
-        local_theta: the same in local layers.
-    """
-
-    global_every: int = 3
-    local_attention: int = 128
-    global_theta: float = 160_000.0
-    local_theta: float = 10_000.0
+    global_every: int = 3  # the layers 1, 1 + n, 1 + 2 n, ... attend to all tokens, the others to those near them
+    local_attention: int = 128  # window of a local layer, the token itself not counted: half of it on each side
+    global_theta: float = 160_000.0  # base of the rotary angles in global layers
+    local_theta: float = 10_000.0  # the same in local layers
 
     def build(self) -> "ModernBertEncoder":
         """Return an encoder of this shape with PyTorch's initial values."""

@@ -136,23 +136,14 @@ def gradient_of_chunk(
 
 @dataclass
 class TritonMixture:
-    """:class:`amos_fairseq.functional.sampling.ChunkMixture` by the kernels of :mod:`amos_fairseq.functional.cuda.logits`.
+    """:class:`amos_fairseq.functional.sampling.ChunkMixture` by the kernels of :mod:`amos_fairseq.functional.cuda.logits`."""
 
-    Attributes:
-        logits: [K,n,V].
-        depth_weights: gamma [n,K] float32.
-        never_sampled_mask: [V] bool.
-        block_max: [n,G] float32, the mixture's largest logit of each block, of the tokens that may be sampled.
-        block_sum: [n,G] float32, the sum of exp(logit - block_max) of these tokens.
-        excluded: [n,X] int64.
-    """
-
-    logits: Tensor
-    depth_weights: Tensor
-    never_sampled_mask: Tensor
-    block_max: Tensor
-    block_sum: Tensor
-    excluded: Tensor
+    logits: Tensor  # [K,n,V]
+    depth_weights: Tensor  # gamma [n,K] float32
+    never_sampled_mask: Tensor  # [V] bool
+    block_max: Tensor  # [n,G] float32, the mixture's largest logit of each block, of the tokens that may be sampled
+    block_sum: Tensor  # [n,G] float32, the sum of exp(logit - block_max) of these tokens
+    excluded: Tensor  # [n,X] int64
 
     @classmethod
     def of(
