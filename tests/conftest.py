@@ -32,6 +32,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Each process begins with a part, and an idle one takes over tests from the end of another's: they must be short ones there,
     or all wait for the last slow tests of one process.
     """
+    if "AMOS_RELIABILITY" not in os.environ:
+        for item in items:
+            if item.get_closest_marker("by_hand") is not None:
+                item.add_marker(pytest.mark.skip(reason="by hand: bash tests/reliability/run.sh"))
     slow, short = (
         [item for item in items if (item.get_closest_marker("slow") is None) is is_short] for is_short in (False, True)
     )

@@ -50,7 +50,7 @@ def test_every_row_is_a_recipe() -> None:
         assert cfg.lr_scheduler.total_num_update == 6400, name
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand
 def test_hugging_face_starts_where_a_row_starts(binarized_corpus: Path, tmp_path: Path) -> None:
     """The generator's losses of three updates agree: the same batches, weights, rates and optimizer; only samples differ."""
     swept = run("sweep", binarized_corpus, tmp_path, "--rows", "positions_none", *SMALLER)

@@ -34,7 +34,7 @@ def test_mistakes_are_one_line_and_nothing_is_trained(comparison_data, tmp_path,
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand
 def test_two_entries_in_pieces_to_the_end_and_nothing_twice(comparison_data, tmp_path, capsys):
     data, glue = comparison_data
     out, recipe = tmp_path / "an out", tmp_path / "recipe.yaml"

@@ -67,8 +67,8 @@ def headings(document: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
-def test_links_lead_somewhere(document: Path):
-    """Those of docs also stay in docs, because the site has no other files."""
+def test_links_paths_and_scripts_exist(document: Path):
+    """Links of docs stay in docs, because the site has no other files. x_: an objective that a reader is about to write."""
     missing = []
     for target, anchor in re.findall(r"\]\(([^)\s#]*)(?:#([^)\s]+))?\)", text_of(document)):
         if "://" in target:
@@ -77,14 +77,10 @@ def test_links_lead_somewhere(document: Path):
         in_docs = document not in PAGES or path.is_relative_to(ROOT / "docs")
         if not path.exists() or not in_docs or (anchor and anchor not in headings(path.relative_to(ROOT))):
             missing.append(f"{target}#{anchor}")
-    assert not missing
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
-def test_paths_in_the_text_exist(document: Path):
-    """x_: an objective that a reader is about to write."""
     named = [path for path in re.findall(r"`([\w./]+)`", text_of(document)) if path.startswith(FOLDERS)]
-    assert not [path for path in named if not (ROOT / path).exists() and not re.search(r"[/_]x[_.]", path)]
+    missing += [path for path in named if not (ROOT / path).exists() and not re.search(r"[/_]x[_.]", path)]
+    scripts = [word for words in commands(document) for word in words if word.endswith((".sh", ".py"))]
+    assert missing + [script for script in scripts if not (ROOT / script).is_file()] == []
 
 
 def test_readme_is_short_and_every_page_is_in_the_navigation():
@@ -112,12 +108,6 @@ def test_names_of_the_reference_have_docstrings(page: Path):
 def test_scripts_are_valid_bash(script: Path):
     result = run_process(["bash", "-n", script])
     assert (result.returncode, result.stderr) == (0, "")
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
-def test_scripts_named_exist(document: Path):
-    named = [word for words in commands(document) for word in words if word.endswith((".sh", ".py"))]
-    assert not [word for word in named if not (ROOT / word).is_file()]
 
 
 @pytest.mark.parametrize("document", [document for document in DOCUMENTS if commands(document)], ids=str)
