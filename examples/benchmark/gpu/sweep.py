@@ -1,12 +1,11 @@
 """Find the fastest launch constants of each Triton kernel of this package: tiles, warps and stages. Prints Markdown.
 
-    python sweep.py sweep --out OUT --until TIME      # writes OUT/sweep.jsonl and OUT/tuned_launches.json
-    python sweep.py compile --until TIME              # only fills Triton's cache
+    python sweep.py compile --until TIME --part 0 --parts 4     # only fills Triton's cache; each part in a process
+    python sweep.py sweep --out OUT --until TIME                # writes OUT/sweep.jsonl and OUT/tuned_launches.json
 
-``sweep`` first compiles the candidates of :func:`amos_fairseq.functional.cuda.launches.candidates` in several processes;
-Triton keeps them on disk. Then it runs them one after the other at the shapes of amos_base. A candidate must compute what
-the default computes before its time counts. Each is recorded at once, and the table is written after each kernel. On a
-CPU the kernels need TRITON_INTERPRET=1.
+Candidates are those of :func:`amos_fairseq.functional.cuda.launches.candidates`. ``sweep`` runs them one after the other at the
+shapes of amos_base. One must compute what the default computes before its time counts. Each is recorded at once, and the table
+is written after each kernel. On a CPU the kernels need TRITON_INTERPRET=1.
 """
 
 import argparse
@@ -14,8 +13,6 @@ import contextlib
 import itertools
 import json
 import math
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -32,8 +29,7 @@ from torch import Tensor
 from torch.utils import benchmark
 
 from amos_fairseq.errors import UserError, report_user_errors
-from amos_fairseq.functional.attention import AttentionBias, ToeplitzBias, fast_attention, toeplitz_attention
-from amos_fairseq.functional.relative_position import toeplitz
+from amos_fairseq.functional.attention import ToeplitzBias, toeplitz_attention
 
 # Norm of the difference from the default's result, relative to its norm: sums in another order, rounded to the 8 bits of
 # bfloat16 (2^-9 of each value at most, once or twice). A wrong tile is wrong by far more.
@@ -42,8 +38,6 @@ SECONDS, FINAL_SECONDS = 0.12, 0.6  # of the timing of a candidate, and of the f
 FINALISTS = 3
 LEAST_GAIN = 1.02  # a smaller one is noise
 SHOWN = 5
-COMPILING_SHARE = 0.4  # of the time, at most
-PROCESSES = 8
 
 Launch = dict[str, int]
 Table = dict[str, dict[str, dict[str, Launch]]]
@@ -253,25 +247,6 @@ def compile_part(sizes: Sizes, device: torch.device, part: int, parts: int, unti
                 print(f"{kernel} {launch}: {first_line(error)}", file=sys.stderr)
 
 
-def compile_in_processes(device: torch.device, until: float) -> int:
-    """Fill Triton's cache, and return the number of compiled candidates; the others are left to the timing."""
-    parts = max(1, min(PROCESSES, len(os.sched_getaffinity(0)) - 1))
-    command = [sys.executable, os.path.abspath(__file__), "compile", "--device", device.type, "--until", str(until)]
-    workers = [
-        subprocess.Popen([*command, "--part", str(part), "--parts", str(parts)], stdout=subprocess.PIPE)
-        for part in range(parts)
-    ]
-    compiled = 0
-    for worker in workers:
-        try:
-            written, _ = worker.communicate(timeout=max(0.1, until + 5 - time.time()))
-        except subprocess.TimeoutExpired:
-            worker.kill()
-            written, _ = worker.communicate()
-        compiled += len(written.splitlines())
-    return compiled
-
-
 class Records:
     """What was measured, a line of JSON each, in a file that survives the process."""
 
@@ -421,28 +396,6 @@ def print_plan(records: Records, plan: Plan) -> None:
         print(f"| {label}{mark} | {record['ms']:.4f} | {default['ms'] / record['ms']:.2f} |")
 
 
-def time_attention(sizes: Sizes, timing: Timing, table: dict[str, dict[str, Launch]]) -> None:
-    """Print the times of a whole attention with dropout and a learned bias: ``fast``, ``triton``, and that tuned."""
-    heads, bias = attention_leaves(sizes, timing.device)
-
-    def both(call: Callable[[], Tensor]) -> Callable[[], object]:
-        grad = torch.randn_like(call())
-        return lambda: torch.autograd.grad(call(), (heads, bias), grad)
-
-    def tuned(kernel: str, width: int, own: Launch) -> Launch:
-        return table.get(kernel, {}).get(f"width {width}", own)
-
-    def print_time(way: str, call: Callable[[], Tensor]) -> None:
-        print(f"{way} {timing.seconds(both(call), FINAL_SECONDS) * 1e3:.3f} ms", flush=True)
-
-    print("\nAttention with dropout and the gradient of a learned bias, forward and backward pass:\n", flush=True)
-    with launched_by(lambda kernel, width, own: own):
-        print_time("- fast", lambda: fast_attention(heads, AttentionBias(learned=toeplitz(bias)), DROPOUT))
-        print_time("- triton", lambda: attend(heads, bias))
-    with launched_by(tuned):
-        print_time("- triton, tuned", lambda: attend(heads, bias))
-
-
 def sweep(device: torch.device, out: Path, until: float) -> None:
     """Time all kernels; a kernel that fails is left out."""
     from amos_fairseq.functional.cuda import launches
@@ -451,10 +404,6 @@ def sweep(device: torch.device, out: Path, until: float) -> None:
     records = Records(out / "sweep.jsonl")
     timing = Timing(device, records)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    compiled = None
-    if device.type == "cuda":
-        now = time.time()
-        compiled = compile_in_processes(device, now + COMPILING_SHARE * (until - now))
     plans, failed = [], []
     for kernel in kernels():
         try:
@@ -463,8 +412,6 @@ def sweep(device: torch.device, out: Path, until: float) -> None:
             timing.fail({"kernel": kernel, "launch": None, "final": False}, error)
             failed.append(kernel)
             print(f"\n### {kernel}\n\n{records.find(kernel, None, False)['status']}", flush=True)
-    if compiled is not None:
-        print(f"\n{compiled} of {sum(len(plan.candidates) for plan in plans)} candidates were compiled beforehand")
     winners: dict[str, tuple[str, Launch]] = {}
     gains = []
     for number, plan in enumerate(plans):
@@ -483,11 +430,6 @@ def sweep(device: torch.device, out: Path, until: float) -> None:
     print(f"\nlaunch constants on {name}: ", end="")
     print(f"times as fast as those in use: {', '.join(gains)}" if gains else "none is faster than those in use")
     sys.stdout.flush()
-    try:
-        time_attention(sizes, timing, {kernel: {width: launch} for kernel, (width, launch) in winners.items()})
-    except Exception as error:
-        failed.append("attention as a whole")
-        print(f"It has failed: {first_line(error)}")
     if failed:
         raise UserError(f"not timed: {', '.join(failed)}")
 
