@@ -40,8 +40,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(f"--mask-prob {mask_prob:g} is out of range: give a number between 0 and 1, such as 0.15")
     if arguments.top < 1:
         raise UserError(f"--top {arguments.top} shows no predictions: give 1 or more")
-    if not 0 <= arguments.seed <= LARGEST_SEED:
-        raise UserError(f"--seed {arguments.seed} is out of range: give a number from 0 to {LARGEST_SEED}")
+    check_seed(arguments.seed)
     import_fairseq(arguments.checkpoint)
     from amos_fairseq.checkpoints.read import load_checkpoint
     from amos_fairseq.report.inspection import inspect_text, text_of_corpus
@@ -56,6 +55,11 @@ def run(arguments: argparse.Namespace) -> None:
     with explain_os_errors(f"{arguments.html}: the page cannot be written", "; choose another place with --html"):
         write_text(arguments.html, render_inspection(inspection))
     print(f"page: {arguments.html}")
+
+
+def check_seed(seed: int) -> None:
+    if not 0 <= seed <= LARGEST_SEED:
+        raise UserError(f"--seed {seed} is out of range: give a number from 0 to {LARGEST_SEED}")
 
 
 def read_file(path: str) -> str:

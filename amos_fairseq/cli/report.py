@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
-from amos_fairseq.cli.inspect import LARGEST_SEED, read_file
+from amos_fairseq.cli.inspect import check_seed, read_file
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.output.terminal import say
 
@@ -64,8 +64,7 @@ def check_arguments(arguments: argparse.Namespace, out: Path) -> None:
     """Refuse values out of range, before anything is computed."""
     if arguments.masked_tokens < 1:
         raise UserError(f"--masked-tokens {arguments.masked_tokens} measures nothing: give 1 or more")
-    if not 0 <= arguments.seed <= LARGEST_SEED:
-        raise UserError(f"--seed {arguments.seed} is out of range: give a number from 0 to {LARGEST_SEED}")
+    check_seed(arguments.seed)
     for sentence in arguments.sentence:
         if not sentence.strip():
             raise UserError(f"--sentence {sentence!r} is empty: give at least one word")

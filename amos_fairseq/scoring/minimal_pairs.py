@@ -134,17 +134,21 @@ def parse_pair(line: bytes, path: Path, number: int) -> MinimalPair:
     """Return the pair of a line of JSON; other fields are ignored. Without a UID it has the name of its file."""
     refuse_many_brackets(line, path, number)
     suffixes = "".join(kind_and_compression(path))
-    values = {"UID": path.name[: len(path.name) - len(suffixes)] or path.name, "linguistics_term": NO_TERM}
-    name = "the line"
+    fields = {"UID": path.name[: len(path.name) - len(suffixes)] or path.name, "linguistics_term": NO_TERM}
     try:
-        values |= parse_json(line)
-        texts = []
-        for name in ("sentence_good", "sentence_bad", "UID", "linguistics_term"):
-            longest = LONGEST_SENTENCE if name.startswith("sentence") else LONGEST_NAME
-            texts.append(plain_name(values.get(name), longest))
+        fields |= parse_json(line)
+        good, bad = (_field(fields, name, LONGEST_SENTENCE) for name in ("sentence_good", "sentence_bad"))
+        uid, term = (_field(fields, name, LONGEST_NAME) for name in ("UID", "linguistics_term"))
     except ValueError as error:
-        raise UserError(f"{path}, line {number}: {name} {error}; {HINT}") from error
-    return MinimalPair(path, number, *texts)
+        raise UserError(f"{path}, line {number}: {error}; {HINT}") from error
+    return MinimalPair(path, number, good, bad, uid, term)
+
+
+def _field(fields: dict[str, Any], name: str, longest: int) -> str:
+    try:
+        return plain_name(fields.get(name), longest)
+    except ValueError as error:
+        raise ValueError(f"{name} {error}") from error
 
 
 def encode_pairs(
