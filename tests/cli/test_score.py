@@ -16,7 +16,7 @@ from saved_models import write_run
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
-from amos_fairseq.scoring.lines import score_file
+from amos_fairseq.scoring.lines import score_file, windows
 from amos_fairseq.scoring.token_scorers import MaskedScorer
 
 LINES = ["the quick brown fox", "", "a lazy dog jumps", "Xyz the end", "the fox " * 100, " ", "jumps over the end"]
@@ -188,6 +188,10 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_file(run, tmp_path):
         score_file(loaded, MaskedScorer(loaded, 4096), str(text), "tsv", out)
     assert out.read_text(encoding="utf-8") == "old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["long.txt", "scores.tsv"]
+
+
+def test_windows_are_bounded_by_their_work():
+    assert list(windows(range(10), lambda line: line, 8)) == [[0, 1, 2, 3, 4], [5, 6], [7, 8], [9]]
 
 
 PAIRS = [("the quick fox", "the quick end"), ("a lazy dog jumps", "a lazy dog over"), ("the  end", "the end")]

@@ -59,6 +59,19 @@ def test_values_equal_those_of_the_forward_pass(pretrained):
     assert [token.positive_probability for token in inspection.tokens] == pytest.approx(detected, rel=1e-4)
 
 
+def test_a_check_mark_follows_replaced_tokens_that_are_found(pretrained):
+    """Every sample is the token at the first masked position, and every logit is positive."""
+    model, tokens = pretrained.model, pretrained.tokens(TEXT)
+    first = int(mask_block(pretrained, tokens, SEED, MASK_PROB)["net_input"]["masked_positions"][0, 0])
+    with torch.no_grad():
+        model.mlm_heads[0].bias[tokens[first]] += 1e4
+        model.detection_head.output.bias.fill_(100)
+    masked = inspect_text(pretrained, TEXT, SEED, MASK_PROB, top=1, with_samples=True).masked
+    marks = {one.position: [sample.endswith("\u2713") for sample in one.samples] for one in masked}
+    assert marks == {position: [bool(tokens[position] != tokens[first])] * 3 for position in marks}
+    assert len(set(map(tuple, marks.values()))) == 2
+
+
 def test_predictions_are_the_tokens_that_can_be_sampled(pretrained):
     """Biases make special tokens and padding rows the most probable; others are predicted with small probabilities."""
     dictionary, model = pretrained.dictionary, pretrained.model
