@@ -123,6 +123,19 @@ def test_a_checkpoint_that_was_saved_and_not_yet_copied_is_found(save_dir: Path,
     assert_resumed_from_update_10(save_dir, caplog.text, "older")
 
 
+def test_a_run_that_went_back_is_not_replaced(save_dir: Path) -> None:
+    """checkpoint_1_5.pt was written later, but it has fewer updates."""
+    last = save_dir / "checkpoint_last.pt"
+    torch.save(checkpoint(7), last)
+    before = last.read_bytes()
+    for path in save_dir.glob("checkpoint_*.pt"):
+        if path != last:
+            os.utime(path, ns=(0, 0))
+    written_after(last, save_dir / "checkpoint_1_5.pt")
+    repair_last_checkpoint(str(save_dir))
+    assert last.read_bytes() == before
+
+
 def written_after(older: Path, path: Path) -> None:
     moment = older.stat().st_mtime_ns + 1_000_000
     os.utime(path, ns=(moment, moment))

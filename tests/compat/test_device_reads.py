@@ -124,3 +124,4 @@ def test_counts_and_tensors_keep_values_and_types() -> None:
     assert second.pop("histogram").equal(histogram)
     assert second == {"count": 3, "half": 1.5, "nothing": None}
     assert on_host([{"ntokens": 3}]) == [{"ntokens": 3}]
+    assert on_host([torch.tensor(0.5), torch.tensor(2**24 + 1)]) == [0.5, 2**24 + 1]  # nothing in float64 among them

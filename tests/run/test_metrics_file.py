@@ -47,9 +47,10 @@ def test_what_a_file_holds_before_is_not_new(tmp_path):
     assert (new.read(), new.update) == ([], 12)
     file.write_text('{"split": "train", "update": 8}\n')  # as a run that is resumed cuts it back
     assert (new.read(), new.update) == ([], 8)
-    with file.open("a") as end:
-        end.write('{"split": "train", "update": 9}\n')
-    assert (new.read(), new.update) == ([{"split": "train", "update": 9}], 9)
+    for update in (9, 10):  # and where it has already written the next record
+        records = [{"split": "train", "update": number} for number in (8, update)]
+        file.write_text("".join(json.dumps(record) + "\n" for record in records))
+        assert (new.read(), new.update) == (records[1:], update)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
