@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, import_source, parent_of, read_state
 from amos_fairseq.downstream.classification.dataset import TASK_FILE
 from amos_fairseq.downstream.classification.glue.tasks import SCORED
-from amos_fairseq.downstream.tagging.prepare import MANIFEST
+from amos_fairseq.downstream.tagging.word_files import MANIFEST
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face import custom_code
 from amos_fairseq.hugging_face.parts import Part

@@ -6,7 +6,7 @@ from pathlib import Path
 from amos_fairseq.downstream.classification.command import RANDOM
 from amos_fairseq.downstream.results import Spread, Summary, format_spread
 from amos_fairseq.downstream.tagging.command import SCORE_NAMES
-from amos_fairseq.downstream.tagging.prepare import TASK_PREFIX
+from amos_fairseq.downstream.tagging.word_files import TASK_PREFIX
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.tables import Table
 from amos_fairseq.probing.results import ProbeResults, read_probe_results

@@ -19,8 +19,8 @@ from torch.nn.utils.rnn import pad_sequence
 from amos_fairseq.data.corpus import check_prepared, open_lines
 from amos_fairseq.downstream.labeled_task import LabeledSequences
 from amos_fairseq.downstream.results import content_sha256
-from amos_fairseq.downstream.tagging.prepare import MANIFEST, UNLABELED, WORD_ARRAYS, is_column_name
 from amos_fairseq.downstream.tagging.scores import count, main_score
+from amos_fairseq.downstream.tagging.word_files import MANIFEST, UNLABELED, WORD_ARRAYS, is_column_name
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
 from amos_fairseq.strangers import field, is_unicode, parse_json, read_json, read_json_lines, read_text

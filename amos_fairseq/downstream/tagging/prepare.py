@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import json
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,17 @@ from textwrap import shorten
 from typing import Any
 
 from amos_fairseq.downstream.tagging.scores import mark_spans, to_bioes
-from amos_fairseq.downstream.tagging.word_files import Sentence, is_conllu, read_sentences, read_unlabeled
+from amos_fairseq.downstream.tagging.word_files import (
+    MANIFEST,
+    TASK_PREFIX,
+    UNLABELED,
+    WORD_ARRAYS,
+    Sentence,
+    is_column_name,
+    is_conllu,
+    read_sentences,
+    read_unlabeled,
+)
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import files_sha256, json_text, whole_folder
 from amos_fairseq.output.terminal import progress_bar, say
@@ -31,19 +40,9 @@ from amos_fairseq.text.prepared_data import check_inputs, describe_source, is_fi
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
 from amos_fairseq.text.tokenization.tokenizer import UNK
 
-MANIFEST = "tagging.json"
-# Names of tasks, and so of folders in OUT of amos tag, begin with this: results of other benchmarks are not taken for these.
-TASK_PREFIX = "tagging-"
-UNLABELED = "unlabeled"  # the split of sentences without labels
-WORD_ARRAYS = ("tokens", "word_start", "word_end")
 ARRAYS = (*WORD_ARRAYS, "label")
 REST = "rest"  # value of --unlabeled: the training sentences that --labeled leaves
 BIOES = "bioes"  # value of --encoding
-
-
-def is_column_name(name: str) -> bool:
-    """Return whether this is a name such as upos, which can be part of the name of a folder."""
-    return len(name) <= 100 and re.fullmatch(r"[\w.:+-]*\w[\w.:+-]*", name) is not None
 
 
 @dataclass(frozen=True)

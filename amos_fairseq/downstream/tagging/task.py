@@ -26,8 +26,8 @@ from amos_fairseq.downstream.labeled_task import LabeledCriterion, LabeledTask, 
 from amos_fairseq.downstream.multi_task.dataset import MixedSentences
 from amos_fairseq.downstream.tagging.dataset import NO_LABEL, Column, TaggedSentences, WordSequences, write_labels
 from amos_fairseq.downstream.tagging.model import WordModel, WordOutput
-from amos_fairseq.downstream.tagging.prepare import UNLABELED
 from amos_fairseq.downstream.tagging.scores import main_score, scores
+from amos_fairseq.downstream.tagging.word_files import UNLABELED
 from amos_fairseq.downstream.views import TAGGING_VIEWS, VIEW_LAYERS, parse_views
 from amos_fairseq.downstream.views.training import WithUnlabeled, add_cross_views, log_cross_views
 from amos_fairseq.errors import UserError

@@ -1,4 +1,7 @@
-"""Sentences of labeled words: column files of the CoNLL shared tasks, and CoNLL-U. Messages name the file and the line."""
+"""Sentences of labeled words: column files of the CoNLL shared tasks, and CoNLL-U; names in the prepared data.
+
+Messages name the file and the line.
+"""
 
 import re
 from collections import Counter
@@ -9,6 +12,12 @@ from pathlib import Path
 from amos_fairseq.errors import UserError
 from amos_fairseq.text.input_files import read_lines
 
+MANIFEST = "tagging.json"
+# Names of tasks, and so of folders in OUT of amos tag, begin with this: results of other benchmarks are not taken for these.
+TASK_PREFIX = "tagging-"
+UNLABELED = "unlabeled"  # the split of sentences without labels
+WORD_ARRAYS = ("tokens", "word_start", "word_end")
+
 # Names of the columns after the word, by the number of columns: CoNLL-2000 has three, CoNLL-2003 four.
 COLUMN_NAMES = {2: ("label",), 3: ("pos", "chunk"), 4: ("pos", "chunk", "ner")}
 CONLLU_NAMES = ("form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
@@ -18,6 +27,11 @@ _BLANKS = re.compile(r"[ \t]+")  # not str.split(), which also splits at a no-br
 _RANGE_OR_EMPTY_NODE = re.compile(r"[0-9]+[-.][0-9]+")
 MOST = 0.9  # of the lines have the same number of columns
 LONGEST_SENTENCE = 1000  # words
+
+
+def is_column_name(name: str) -> bool:
+    """Return whether this is a name such as upos, which can be part of the name of a folder."""
+    return len(name) <= 100 and re.fullmatch(r"[\w.:+-]*\w[\w.:+-]*", name) is not None
 
 
 @dataclass
