@@ -194,7 +194,7 @@ class FineTunedModel(BaseFairseqModel):
         if num_new:
             state_dict[NEW_LAYERS] = self.new_layers
             first, last = self.new_layers.tolist()
-            which = f"in the layers {first} to {last} (--new-top-layers {num_new})"
+            which = f"in the layers from {first} on (--new-top-layers {num_new})"
             if trained is not None and trained.tolist() == [first, last]:
                 logger.info(f"random weights of an earlier run are kept {which}")
                 num_new = 0

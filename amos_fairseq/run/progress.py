@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 WORTH_COUNTING = 1e12
 SECONDS_TO_FIRST_LINE, SECONDS_BETWEEN_LINES = 30.0, 60.0
 UPDATES_OF_RATE = 100  # the rate is that of the last ones, with the validations and checkpoints between them
+NEVER = 1_000_000_000  # checkpoint.save_interval, in epochs, of the recipes
 SLOW_UPDATES = 2  # the first ones of a process allocate memory and choose kernels: they tell no rate
 # Of this process; each has a line with the time to the end: an estimate, and the mean of 20 updates.
 FIRST_ESTIMATE, MEASURED = SLOW_UPDATES + 3, SLOW_UPDATES + 20
@@ -220,6 +221,8 @@ def _saves(cfg: Any) -> str:
         return "no checkpoints"
     times = [f"{checkpoint.save_interval_updates:,} updates"] if checkpoint.save_interval_updates > 0 else []
     times += [f"{minutes:g} minutes"] if minutes else []
+    if not times and checkpoint.save_interval >= NEVER:
+        return "a checkpoint at the end"
     times = times or ["epoch" if checkpoint.save_interval == 1 else f"{checkpoint.save_interval} epochs"]
     return f"a checkpoint every {' and every '.join(times)}"
 

@@ -210,7 +210,7 @@ def test_options_for_few_labels(place, tmp_path, capsys):
     assert all(option in printed for option in options.split(", "))
     state = read_state(place / "few" / RUN / "checkpoint_best.pt")
     log = (place / "few" / RUN / "train.log").read_text()
-    assert "new random weights in the layers 2 to 2 (--new-top-layers 1)" in log
+    assert "new random weights in the layers from 2 on (--new-top-layers 1)" in log
     # 10 epochs of 81 rows, the smallest number with 100 updates, are one epoch of the recipe: one score on dev.
     assert "num_updates 110 " in log
     assert log.count("| valid |") == log.count("Saved checkpoint") == 1

@@ -74,9 +74,10 @@ class WordSource:
         check_inputs(list(source.files.values()), "correct its name")
         names = list(source.columns or ())
         for name in [*names, source.column or "label"]:
-            if not is_column_name(name) or names.count(name) > 1:
-                problem = f"--column {name!r} is not a name, or there twice in --columns"
-                raise UserError(f"{problem}: give names such as pos,chunk,ner")
+            if not is_column_name(name):
+                raise UserError(f"{name!r} cannot name a column: give --column or --columns names such as pos,chunk,ner")
+            if names.count(name) > 1:
+                raise UserError(f"--columns names {name!r} twice")
         if source.unlabeled == REST and source.labeled is None:
             raise UserError("--unlabeled rest is what --labeled N leaves of the training sentences: give --labeled too")
         return source
