@@ -1,4 +1,4 @@
-"""Files of checkpoints: found, verified by their checksums, and loaded as data only."""
+"""Find the files of checkpoints, verify their checksums, and load them as data only."""
 
 import contextlib
 import errno

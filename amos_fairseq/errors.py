@@ -31,10 +31,10 @@ class CollapsedError(UserError):
 
 
 def one_line(text: str) -> str:
-    """Return a text that may contain names from files as one line that changes no terminal and can be read.
+    """Return ``text``, which may contain names from files, as one printable line of limited length.
 
     Characters that cannot be printed, such as escape sequences and bytes of a file's name that are not UTF-8, become U+FFFD.
-    The middle of a long text, which is a value of a file, is left out; the advice at the end is not.
+    The middle of a long text is left out: it is a value of a file. The advice at the end stays.
     """
     line = "".join(character if character.isprintable() else "\ufffd" for character in " ".join(text.split()))
     half = LONGEST_LINE // 2
@@ -62,8 +62,8 @@ def report_user_errors() -> Iterator[None]:
 
 def save_dir_not_writable(save_dir: str, error: OSError) -> UserError:
     if isinstance(error, FileExistsError):
-        found = "is a link to a folder that does not exist" if os.path.islink(save_dir) else "is a file"
-        return UserError(f"{save_dir} {found}: mount or remove it, or give another --save-dir (checkpoint.save_dir)")
+        problem = "is a link to a folder that does not exist" if os.path.islink(save_dir) else "is a file"
+        return UserError(f"{save_dir} {problem}: mount or remove it, or give another --save-dir (checkpoint.save_dir)")
     return UserError(
         f"{save_dir} cannot be written ({error.strerror}): make room, permit writing, or give another --save-dir "
         "(checkpoint.save_dir)"

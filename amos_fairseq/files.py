@@ -140,7 +140,7 @@ def take_lock(path: str | os.PathLike, problem: str, advice: str) -> FileLock:
 
 @contextlib.contextmanager
 def locked(path: str | os.PathLike, problem: str, advice: str) -> Iterator[None]:
-    """Hold :func:`take_lock` during the body, and remove the lock's file behind it."""
+    """Hold :func:`take_lock` during the body, and then remove the lock's file."""
     lock = take_lock(path, problem, advice)
     try:
         yield
@@ -266,7 +266,10 @@ def _exchange(unfinished: Path, path: Path) -> None:
 
 @contextlib.contextmanager
 def explain_write_errors(what: object, hint: str) -> Iterator[None]:
-    """Raise :class:`UserError` for a disk error behind any exception: ``what`` is not written, ``hint`` says how to fix it."""
+    """Turn a disk error, also one that a library has wrapped, into a :class:`UserError`.
+
+    ``what`` could not be written; ``hint`` says how to fix it.
+    """
     try:
         yield
     except UserError:
@@ -281,13 +284,13 @@ def explain_write_errors(what: object, hint: str) -> Iterator[None]:
 def os_error_behind(error: BaseException | None) -> OSError | None:
     """Return the OSError in a chain of exceptions, or None.
 
-    torch's zip writer replaces it by a RuntimeError on closing; safetensors and tokenizers put it into their own messages.
+    torch's zip writer raises a RuntimeError instead when it closes; safetensors and tokenizers only name it in a message.
     """
     while error is not None:
         if isinstance(error, OSError):
             return error
-        if found := re.search(r"\(os error (\d+)\)", str(error)):
-            return OSError(int(found.group(1)), os.strerror(int(found.group(1))))
+        if match := re.search(r"\(os error (\d+)\)", str(error)):
+            return OSError(int(match.group(1)), os.strerror(int(match.group(1))))
         error = error.__cause__ or error.__context__
     return None
 

@@ -1,11 +1,11 @@
-"""Settings of a process: idle threads sleep, freed memory is kept, an import of fairseq changes no logging. Its versions.
+"""Settings of a process (threads, memory, logging), and the versions of its libraries.
 
 * At the end of a parallel loop, GNU's OpenMP lets threads spin until all are done. On a busy machine they spin for as long as
   another program has the core: two threads of ``amos_tiny`` beside two busy programs trained 6,300 tokens/s, and 11,800 when
   they slept instead. On idle cores both trained 25,200.
 * glibc returns the freed memory of large tensors to the system, which then clears every page of the next ones.
 
-A user's own settings are kept. Neither changes a result.
+A user's own settings take precedence. Neither setting changes a result.
 """
 
 import contextlib

@@ -170,16 +170,16 @@ class ForkedCommand(ForkServerProcess):
         for number, file in enumerate([os.open(os.devnull, os.O_RDONLY), *(file.detach() for file in self._files)]):
             os.dup2(file, number)
             os.close(file)
-        # Those of the server do not know what their numbers have become.
+        # The stream objects of the server were made for other files.
         sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
         started_in, package = {"", os.getcwd()}, os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         os.environ.clear()
         os.environ.update(self.variables)
         os.chdir(self.folder)
-        given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-        others = [path for path in sys.path if path not in started_in and path not in given]
-        sys.path[:] = [*given, *others, *([] if package in (*given, *others) else [package])]
+        of_variable = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+        others = [path for path in sys.path if path not in started_in and path not in of_variable]
+        sys.path[:] = [*of_variable, *others, *([] if package in (*of_variable, *others) else [package])]
         sys.argv = self.command
 
     @staticmethod

@@ -87,7 +87,7 @@ RANGES_OF_FAIRSEQ = {
 
 
 def as_flags(settings: Mapping[str, Any]) -> list[str]:
-    """Return settings as flags: {"encoder_layers": 12} -> ["--encoder-layers=12"], of which a foreign value cannot make two."""
+    """Return settings as flags, {"encoder_layers": 12} -> ["--encoder-layers=12"]; no value can be read as a further flag."""
     return [f"--{name.replace('_', '-')}={value!s}" for name, value in settings.items()]
 
 
@@ -173,7 +173,7 @@ def check_configuration(cfg: Mapping[str, Any]) -> None:
 
 
 def _check_follows_model(fields: type, criterion: Mapping[str, Any], model: Mapping[str, Any]) -> None:
-    """Refuse a setting of the model that was given to the criterion, which has a copy, alone."""
+    """Refuse a criterion whose copy of a setting of the model has another value."""
     for field in dataclasses.fields(fields):
         name = field.name
         if field.default == II(f"model.{name}") and name in model and criterion.get(name, model[name]) != model[name]:

@@ -1,1 +1,1 @@
-"""Checkpoints: read, written, loaded as encoders, and imported from the released AMOS checkpoint."""
+"""Read the checkpoints of this package, and load their encoders."""

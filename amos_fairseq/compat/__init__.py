@@ -1,8 +1,8 @@
-"""Faults of fairseq, and of fairseq with today's Python and PyTorch: what a fixed fairseq would not need.
+"""Replacements of functions of fairseq because of its faults, also those with today's Python and PyTorch.
 
-:data:`PATCHES` lists the functions that are replaced because of faults alone, by what, and why. Where a feature of ours needs
-the same function, :mod:`amos_fairseq.run.hooks` replaces it and calls the functions of this package among its hooks. This
-package imports only the ground floor (errors, files ...).
+:data:`PATCHES` lists each replaced function, its replacement and the reason. Where a feature of this package needs the same
+function, :mod:`amos_fairseq.run.hooks` replaces it and calls the functions of this package among its hooks. This package
+imports only the ground floor (errors, files ...).
 """
 
 # isort: off

@@ -78,7 +78,7 @@ def read_fp16_norm_once(
 
 
 def keep_norm(trainer: Trainer, norm: Tensor) -> Tensor:
-    """Return the constant for the checks of fairseq's ``train_step``, which has the norm; for --amp the norm itself."""
+    """Return :data:`NOT_READ_YET`, which passes the checks of fairseq's ``train_step`` and has the norm; for --amp the norm."""
     if trainer.cfg.common.amp:
         return norm
     NOT_READ_YET.on_device = norm

@@ -1,4 +1,4 @@
-"""Which ranks train, on which devices, on a CPU as on GPUs; and collective operations, which each of them has to call.
+"""Which ranks train, and on which devices, GPUs or a CPU; and collective operations, which every rank has to call.
 
 Stock fairseq, as observed:
 
@@ -169,7 +169,7 @@ def _check_slurm(training: Any, environment: Mapping[str, str], num_gpus: int) -
 
 
 def check_connection(cfg: Any, environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse to train one rank alone where several were requested, and log where each one runs, and on how many CPU cores.
+    """Refuse to train ranks that are not connected; log where each rank runs, and on how many CPU cores.
 
     With too few cores its loader processes are slow. The count is the affinity of the process: ``nproc`` would print
     OMP_NUM_THREADS where that is smaller.
@@ -241,7 +241,7 @@ def from_first_rank(read: Callable[[], Value]) -> Value:
         except Exception as raised:
             error = raised
     if distributed_utils.get_global_world_size() > 1:
-        # An exception of any library cannot always be pickled; the other ranks need its exit code alone.
+        # Some exceptions cannot be pickled; the other ranks need only the exit code.
         shared = [(value, None if error is None else getattr(error, "exit_code", 1))]
         torch.distributed.broadcast_object_list(shared, src=0)
         value, exit_code = shared[0]

@@ -91,13 +91,13 @@ def _accept_user_dir(user_dir: str) -> None:
     """Register ``user_dir``, in any spelling, as already imported by fairseq."""
     fairseq_dir = os.path.dirname(fairseq.utils.__file__)  # where fairseq.utils.import_user_module looks, too
     paths = (os.path.abspath(user_dir), os.path.join(fairseq_dir, user_dir), os.path.join(fairseq_dir, "..", user_dir))
-    found = next((path for path in paths if os.path.exists(path)), None)
-    if found is None:
+    existing = next((path for path in paths if os.path.exists(path)), None)
+    if existing is None:
         raise UserError(f"common.user_dir={user_dir} does not exist: start from the checkout or set it to {PACKAGE}")
-    if not os.path.samefile(found, PACKAGE):
+    if not os.path.samefile(existing, PACKAGE):
         raise UserError(
-            f"common.user_dir={user_dir} is {found}, but Python imports amos_fairseq from {PACKAGE}: "
+            f"common.user_dir={user_dir} is {existing}, but Python imports amos_fairseq from {PACKAGE}: "
             "install the checkout with 'pip install -e .', or set common.user_dir to the installed package"
         )
     # import_user_module compares spellings, not directories, and calls a second spelling "not globally unique".
-    fairseq.utils.import_user_module.memo = getattr(fairseq.utils.import_user_module, "memo", set()) | {found}
+    fairseq.utils.import_user_module.memo = getattr(fairseq.utils.import_user_module, "memo", set()) | {existing}

@@ -249,7 +249,7 @@ def unscale_once(stock_step: Callable[..., Any], optimizer: AMPOptimizer) -> Non
     optimizer.scaler.update()
 
 
-def leave_tpu_to_its_flag(flags: Namespace, given: Sequence[str]) -> None:
+def leave_tpu_to_its_flag(flags: Namespace, arguments: Sequence[str]) -> None:
     """Let ``--bf16`` mean bfloat16 on the present device; only ``--tpu`` selects a TPU."""
     if getattr(flags, "bf16", False):
-        flags.tpu = "--tpu" in given
+        flags.tpu = "--tpu" in arguments

@@ -40,7 +40,7 @@ class DetectionLossConfig(FairseqDataclass):
 
 @dataclass
 class DetectionWithMlmLossConfig(DetectionLossConfig):
-    """The same where the main network can also predict the originals; the weight is the model's, which has the head."""
+    """Also the weight of the main network's prediction of the originals: a setting of the model, which has the head for it."""
 
     encoder_mlm_weight: float = II("model.encoder_mlm_weight")
 

@@ -23,7 +23,7 @@ from amos_fairseq.setting_checks import check_ranges, config_class, model_settin
 from amos_fairseq.tasks.text_pretraining import TextPretrainingConfig, TextPretrainingTask
 from amos_fairseq.text import LARGEST_VOCABULARY, MASK_SYMBOL
 
-# A checkpoint without one of these was not written by a run of pretraining, such as an imported one.
+# A checkpoint that lacks one of these, such as an imported one, was not written by a run of pretraining.
 OF_A_RUN = (
     "task._name",
     "task.tokens_per_sample",

@@ -142,8 +142,8 @@ def choose_backend(
     other   any                         any   reference
 
     Where ``varlen`` is not available, packed sequences are padded for their attention, and local attention has a mask, also in
-    blocks (:func:`window_attention`; on a CPU these take PyTorch's own attention, because their queries
-    and keys differ in number).
+    blocks (:func:`window_attention`; on a CPU these take PyTorch's own attention, because their queries and keys differ in
+    number).
 
     Layers with attention dropout keep flash, as all of the base recipes do in training. cuDNN on Hopper takes 0.7 to 0.85 of
     the time of flash (https://arxiv.org/abs/2407.08608, figures 5 and 6, T = 512, d = 64; not run here). Its limits, and why

@@ -116,10 +116,10 @@ def output_layer(
 ) -> OutputLayerResult:
     """Compute the cross entropy of K depths, and samples, with the memory of a chunk of logits instead of [K,N,V].
 
-    The values are those of :func:`linear_cross_entropy` (AMOS Eq. 2, TEAMS Eq. 2). The
-    forward pass saves the log of each softmax's denominator. The backward pass computes the logits again, chunk by chunk
-    (unless they were cached), and sums the gradients of weight and bias in float32. The softmax of the loss is in float32, over
-    the whole padded vocabulary with its special tokens.
+    The values are those of :func:`linear_cross_entropy` (AMOS Eq. 2, TEAMS Eq. 2). The forward pass saves the log of each
+    softmax's denominator. The backward pass computes the logits again, chunk by chunk (unless they were cached), and sums the
+    gradients of weight and bias in float32. The softmax of the loss is in float32, over the whole padded vocabulary with its
+    special tokens.
 
     Args:
         hidden: [K,N,E] any float dtype.

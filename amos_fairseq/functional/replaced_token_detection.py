@@ -119,8 +119,8 @@ def log_prob_of_original(logits: Tensor, noise_log_probs: Tensor, noise_share: f
     which never exceeds 1.
 
     Departures: the thesis (section 5.4.5) solves for Electric's labels instead, where every sampled token counts as noise:
-    P(x) = p q(x) / (o (1 - p)), see :func:`energies_of`. Both agree where q(x) and P(x) are small;
-    for a token that is nearly certain, the thesis's value grows without bound with our labels.
+    P(x) = p q(x) / (o (1 - p)), see :func:`energies_of`. Both agree where q(x) and P(x) are small; for a token that is nearly
+    certain, the thesis's value grows without bound with our labels.
 
     Args:
         logits: [...] float32, log o, positive for "replaced".

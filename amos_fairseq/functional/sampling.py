@@ -72,8 +72,8 @@ def sample_with_replacement(weights: Tensor, num_samples: int) -> Tensor:
 def sample_without_replacement(weights: Tensor, num_samples: int) -> Tensor:
     """Sample S different tokens for each position, one after another: [N,V] -> [N,S] int64, in the order of sampling.
 
-    The distribution is that of :func:`gumbel_top_k`. ``weights`` is modified, and
-    must have at least S entries above 0 for each position.
+    The distribution is that of :func:`gumbel_top_k`. ``weights`` is modified, and must have at least S entries above 0 for each
+    position.
     """
     blocks = split_into_blocks(weights)
     sums = blocks.sum(-1)  # [N,G]

@@ -218,7 +218,7 @@ def short_reason(error: Exception) -> str:
 
 
 def _unsupported_layers(config: "PretrainedConfig") -> str | None:
-    """Return what a ModernBERT has that ours does not: in which layers are global, in rotary positions, in the window."""
+    """Return how the layer types, rotary positions or window of a ModernBERT differ from what is computed here, or None."""
     if global_every(config) is None:
         return "layer_types do not repeat: every n-th layer, from the first on, must be full_attention"
     for layers, rope in rope_parameters(config).items():

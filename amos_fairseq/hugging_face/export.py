@@ -128,9 +128,9 @@ def without_progress_bars() -> Iterator[None]:
 
 
 def check_output_folder(path: Path, replace: bool, holds: Sequence[str] = ("",)) -> None:
-    """Refuse a ``path`` that an export must not become.
+    """Refuse a ``path`` that an export must not create or replace.
 
-    ``replace`` permits only an empty folder, or one with a model in each folder of ``holds``, which is removed as a whole.
+    With ``replace``, a folder may exist if it is empty, or has a model in each folder of ``holds``; it is removed as a whole.
     """
     if path.name in ("", ".."):
         raise UserError(f"{path} has no name of its own: give the name of a folder to write")

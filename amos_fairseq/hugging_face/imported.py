@@ -78,8 +78,8 @@ def build_model(config: DictConfig, tokenizer: Tokenizer, seed: int) -> BaseFair
 def fill(model: BaseFairseqModel, weights: Weights, ids: Tensor) -> list[str]:
     """Copy ``weights`` (names of the model) into the model; return the names of the parameters that got none.
 
-    The rows of the vocabulary are put in our order. An embedding without a foreign one keeps its initial values; in the output
-    layer of an MLM head it is never predicted, so that its softmax is the imported one.
+    The rows of the vocabulary are put in our order. A token without a foreign row keeps its initial embedding, and an MLM head
+    never predicts it, so that the softmax over the other tokens is the imported one.
 
     Args:
         ids: [dictionary size] int64, the foreign id of each of our rows, -1 where there is none.

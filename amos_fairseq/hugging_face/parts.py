@@ -127,7 +127,7 @@ def choose_part(
 
 
 def heads_of_tasks(model: nn.Module) -> list[str]:
-    """Return the names of the heads of a model of several tasks, of labels of words those of the columns."""
+    """Return the names of the heads of a model of several tasks; a head for words has the name of its column."""
     texts, words = getattr(model, "classification_heads", ()), getattr(model, "word_heads", ())
     return [name for name in texts if name != TEXT_HEAD] + [column_of(name) for name in words if len(words) > 1]
 
@@ -195,7 +195,7 @@ def discriminator_part(loaded: LoadedCheckpoint) -> Part:
 
 
 def fine_tuned_part(loaded: LoadedCheckpoint, labels: Sequence[str] | None, task: str | None) -> Part:
-    """Return the encoder with its head, or with the head of one ``task`` of several; alone if there are several or none."""
+    """Return the encoder with its only head or that of ``task``; without a head if there is none, or no ``task`` of several."""
     model, tasks = loaded.model, heads_of_tasks(loaded.model)
     if task is not None and task not in tasks and (plain := column_of(word_head_name(task))) in tasks:
         task = plain  # of a column with other characters in its name

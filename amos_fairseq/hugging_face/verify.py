@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 TOLERANCE = 3e-5  # relative to the largest output
-# Number of tokens of texts, without special ones, to which they are also compared truncated: many pairs are longer, of some
-# both texts are cut. It is even: at an odd one tokenizers 0.23.2 forgets which text was longer.
+# Inputs are also compared truncated to this number of tokens, special ones not counted. Many pairs are longer; of some, both
+# texts are cut. The number is even, because with an odd one tokenizers 0.23.2 keeps one token too many of the second text.
 TRUNCATED = 8
 _SEED = 1
 _BATCH_SIZE = 8

@@ -87,7 +87,7 @@ class EncoderConfig(FairseqDataclass):
         "LayerNorm before each block, local attention in most layers; docs/which_encoder.md)",
     )
     global_attention_every: int = setting(
-        3, "modernbert: every which layer attends to all tokens, from the first on", "above 0"
+        3, "modernbert: one layer in this many attends to all tokens, beginning with the first", "above 0"
     )
     local_attention: int = setting(
         128, "modernbert: window of the other layers in tokens, half of it on each side (an even number)", "2 or more"

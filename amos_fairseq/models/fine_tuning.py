@@ -228,7 +228,7 @@ class TextModel(FineTunedModel):
     """Heads by name, each for a class, several labels, or a number for a text or a pair of texts.
 
     Attributes:
-        head_of_task: which head here takes that of a task from a checkpoint of several tasks.
+        head_of_task: task of a checkpoint of several tasks -> the head here that takes the head of that task.
     """
 
     def __init__(self, *args, **kwargs):
@@ -241,8 +241,8 @@ class TextModel(FineTunedModel):
     ) -> None:
         """Add a head for ``num_classes`` classes, or for regression (1). fairseq's ``sentence_prediction`` calls this.
 
-        ``scale``: of the values of a regression, mean and standard deviation or minimum and range: what the head adds to the
-        output of its layer, and multiplies it by.
+        ``scale``: (mean, standard deviation) or (minimum, range) of the values of a regression. The head multiplies the output
+        of its layer by the second number and adds the first.
         """
         cfg = self.cfg
         self.classification_heads[name] = ClassificationHead(
@@ -284,7 +284,7 @@ class TextModel(FineTunedModel):
         return self.classification_heads[classification_head_name](states, self.padding_mask(src_tokens)), None
 
     def take_heads(self, state_dict: dict[str, Tensor], here: dict[str, Tensor]) -> None:
-        """Rename the head that a task had among several; a regression gets the scale of its values here."""
+        """Rename the heads that ``head_of_task`` names, and convert those of regressions to the scale of the values here."""
         for task, name in self.head_of_task.items():
             before, now = f"{CLASSIFICATION}{task}.", f"{CLASSIFICATION}{name}."
             if f"{before}output.weight" not in state_dict:
@@ -320,7 +320,7 @@ def is_of_head(key: str) -> bool:
 
 
 def scale_of(bits: Tensor | None) -> tuple[float, float]:
-    """Return the mean and deviation of a head, 0 and 1 without; raise ``ValueError`` for what this package does not write."""
+    """Return the mean and deviation that a head stores, 0 and 1 if it stores none; raise ``ValueError`` for invalid ones."""
     if bits is None:
         return 0.0, 1.0
     if bits.dtype != torch.int64 or bits.shape != (2,):

@@ -41,9 +41,8 @@ class TransformerConfig(abc.ABC):
     layer_norm_eps: float
     embedding_width: int = 0  # E, the width of the token embeddings; 0 for the encoder's own D
     attends_to: str = "all"  # or "past" or "future": those tokens and the token itself
-    kernels: str = (
-        "fast"  # "triton": fast, with Triton kernels on CUDA; "reference": attention and dropout by definition
-    )
+    # "triton": fast, with Triton kernels on CUDA; "reference": attention and dropout by definition.
+    kernels: str = "fast"
     # Save only the input of each layer for the backward pass, which computes the rest again, with the same dropout.
     activation_checkpointing: bool = False
 

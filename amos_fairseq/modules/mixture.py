@@ -112,9 +112,8 @@ class MixturePrediction(NamedTuple):
     nll: Tensor  # [K,B,M] float32, -log p(original) of each depth, nats
     correct: Tensor  # [K,B,M] bool, the most likely token of the depth is the original
     sampled: Tensor  # [B,M] int64, a token of the mixture
-    adversarial_term: Tensor | None = (
-        None  # [B,M,E], zeros with the reversed gradient; None if nothing would receive it
-    )
+    # [B,M,E], zeros with the reversed gradient; None if nothing would receive it.
+    adversarial_term: Tensor | None = None
     truncated_mass: Tensor | None = None  # [some positions] float32, the part of y outside the entries
 
 

@@ -122,7 +122,7 @@ def count_heads(
                 dependents, gold = (np.array([place[arc[side]] for arc in arcs]) for side in (0, 1))
                 columns = np.array([column_of[arc[2]] for arc in arcs])
                 np.add.at(totals, columns, 1)
-                of_layers = torch.stack([own[row] for own in weights])  # [layers,H,T,T]
+                of_layers = torch.stack([of_layer[row] for of_layer in weights])  # [layers,H,T,T]
                 if not torch.isfinite(of_layers).all():
                     raise UserError(f"the attention of {part.name} is not finite: its training diverged")
                 most = attention_between_words(of_layers, pieces).argmax(-1).cpu().numpy()  # [layers,H,W]
@@ -153,19 +153,21 @@ class Row(NamedTuple):
 
 
 def best_heads(chosen_on: Counts, scored_on: Counts, relations: Sequence[str]) -> list[Row]:
-    """Return, for all relations together and for each one, the best attention head and the best offset of one split, and their
-    accuracy on another, the most frequent relation first."""
+    """Return a row for all relations together and for each one, the most frequent first.
+
+    The best attention head and the best offset are chosen on one split; their accuracy is that on another.
+    """
     groups = {ALL: np.arange(len(relations))} | {relation: np.array([i]) for i, relation in enumerate(relations)}
     rows = []
-    for name, own in groups.items():
-        count = int(scored_on.totals[own].sum())
-        if count < LEAST_TARGETS or not chosen_on.totals[own].sum():
+    for name, columns in groups.items():
+        count = int(scored_on.totals[columns].sum())
+        if count < LEAST_TARGETS or not chosen_on.totals[columns].sum():
             continue
-        layer, head = np.unravel_index(chosen_on.heads[..., own].sum(-1).argmax(), chosen_on.heads.shape[:2])
-        offset = int(chosen_on.offsets[:, own].sum(-1).argmax())
+        layer, head = np.unravel_index(chosen_on.heads[..., columns].sum(-1).argmax(), chosen_on.heads.shape[:2])
+        offset = int(chosen_on.offsets[:, columns].sum(-1).argmax())
         accuracy, baseline = (
-            100 * float(part.sum()) / count
-            for part in (scored_on.heads[layer, head, own], scored_on.offsets[offset, own])
+            100 * float(right.sum()) / count
+            for right in (scored_on.heads[layer, head, columns], scored_on.offsets[offset, columns])
         )
         rows.append(Row(name, count, int(layer) + 1, int(head) + 1, accuracy, offset - FARTHEST, baseline))
     return sorted(rows, key=lambda row: -row.count)

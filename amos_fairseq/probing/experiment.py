@@ -52,7 +52,7 @@ LOCK_FILE = ".amos_probe.lock"
 
 
 class ProbedLayers(NamedTuple):
-    """Layers of one network, and the baseline that they are."""
+    """Layers of one network; ``baseline`` says which baseline they are, None for trained layers."""
 
     part: ProbedPart
     layers: list[Layer]

@@ -83,8 +83,10 @@ def _part(
 
 
 def choose_parts(loaded: LoadedCheckpoint, parts: dict[str, ProbedPart], names: Sequence[str] | None) -> list[str]:
-    """Return ``names``; by default the parts of AMOS "Figure 4" and Table 8: where ``generator`` has the single generators,
-    without these."""
+    """Return ``names``, by default all parts; separate generators are left out where ``generator`` combines them.
+
+    These are the parts of AMOS "Figure 4" and Table 8.
+    """
     default = [name for name in parts if not (name.startswith("generator_") and "generator" in parts)]
     names = list(dict.fromkeys(names or default))
     for name in names:
@@ -112,7 +114,7 @@ def hidden_states(
     states: dict[Layer, Tensor] = {PIECES: embeddings}
     for encoder in {id(part.layers[layer][0]): part.layers[layer][0] for layer in layers if layer != PIECES}.values():
         outputs = encoder(embeddings, padding_mask, with_input=True, lengths=lengths)
-        states |= {number: outputs[own] for number, (owner, own) in part.layers.items() if owner is encoder}
+        states |= {number: outputs[index] for number, (owner, index) in part.layers.items() if owner is encoder}
     return {layer: states[layer] for layer in layers}
 
 
@@ -151,7 +153,7 @@ def stored_features(
     device: str,
     name: str,
 ) -> Iterator[dict[str, dict[Layer, Tensor]]]:
-    """Compute features [P,D] float32 by split and layer as memory maps in ``folder``, which is removed behind the body."""
+    """Compute features [P,D] float32 by split and layer as memory maps in ``folder``, which is removed after the body."""
     shutil.rmtree(folder, ignore_errors=True)  # of a command that was killed
     try:
         problem = f"the features of {name} cannot be written to {folder}"

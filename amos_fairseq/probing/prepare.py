@@ -162,8 +162,8 @@ FORMATS = (
 )
 
 
-def run(given: argparse.Namespace) -> None:
-    corpora, out = corpora_of(given), given.out
+def run(args: argparse.Namespace) -> None:
+    corpora, out = corpora_of(args), args.out
     sources = [
         {"read_by": corpus.format.convert.__name__, "split": split, **describe_source(path)}
         for corpus in corpora
@@ -217,10 +217,10 @@ def json_lines(records: Sequence[Record]) -> str:
     return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
 
-def corpora_of(given: argparse.Namespace) -> list[Corpus]:
+def corpora_of(args: argparse.Namespace) -> list[Corpus]:
     corpora = []
     for format in FORMATS:
-        paths = getattr(given, format.flag)
+        paths = getattr(args, format.flag)
         if paths is None:
             continue
         if len(paths) not in (2, 3):

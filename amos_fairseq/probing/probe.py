@@ -130,9 +130,8 @@ class SplitTargets(NamedTuple):
     starts: Tensor  # [N,S] int64, first piece of each span, counted over the split
     lengths: Tensor  # [N,S] int64, pieces of each span
     labels: Tensor  # [N,C] bool
-    gold: list[
-        tuple[str, ...]
-    ]  # the labels as they are in the file, of the N targets and then of those without features
+    # The labels as they are in the file, of the N targets and then of those without features.
+    gold: list[tuple[str, ...]]
     num_unread: int  # targets without features, beyond the model's max_positions
 
     @property

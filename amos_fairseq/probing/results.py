@@ -146,7 +146,7 @@ def results_table(results: Sequence[ProbeResult], title: str, notes: list[str]) 
     More than :data:`COLUMNS` layers are rows, so that the table fits on a page.
     """
     columns, cells = columns_of(results), scores_by_cell(results)
-    rows = [[row_name(*task), *(_cell(own.get(column, [])) for column in columns)] for task, own in cells.items()]
+    rows = [[row_name(*task), *(_cell(scores.get(column, [])) for column in columns)] for task, scores in cells.items()]
     table = [["task", *map(layer_name, columns)], *rows]
     if len(columns) > COLUMNS:
         table = [list(row) for row in zip(*table, strict=True)]
@@ -204,8 +204,8 @@ def probing_figure(results: Sequence[ProbeResult]) -> Figure:
             ax.hlines(row, 100 * min(scores), 100 * max(scores), color=style["color"], linewidth=1, zorder=2)
     label = legend_label(BASELINE_NAMES[MAJORITY])
     for row, cell in enumerate(cells.values()):
-        for own in (scores for column, scores in cell.items() if column[2] == MAJORITY):
-            ax.vlines(100 * own[0], row - 0.45, row + 0.45, color=GREY, linewidth=1.5, linestyle=":", label=label)
+        for scores in [cell[column] for column in cell if column[2] == MAJORITY]:
+            ax.vlines(100 * scores[0], row - 0.45, row + 0.45, color=GREY, linewidth=1.5, linestyle=":", label=label)
             label = None  # one entry in the legend
     ax.set_yticks(range(len(cells)), [legend_label(row_name(*cell)) for cell in cells])
     ax.set_ylim(len(cells) - 0.5, -0.5)  # the first task at the top

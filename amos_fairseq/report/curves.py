@@ -31,7 +31,7 @@ from amos_fairseq.output.pictures import (
 from amos_fairseq.run.metrics_file import FILE_NAME, parse_lines
 from amos_fairseq.strangers import plain_name, read_bytes, read_yaml
 
-# Of the legend: the line of an entry with the spaces around it, a character of its label on average, a row of entries.
+# Sizes in a legend: the line of an entry with the spaces around it, an average character of its label, a row of entries.
 INCHES_OF_A_LINE, INCHES_OF_A_CHARACTER, INCHES_OF_A_ROW = 0.6, 0.074, 0.22
 
 

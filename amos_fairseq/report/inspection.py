@@ -80,9 +80,8 @@ class MaskedToken:
     # [K], if asked for, of a model that samples replacements, all masked tokens replaced by that depth: as a reader sees them.
     # A hyphen precedes a piece that continues a word, a check mark follows a replaced token that the discriminator finds.
     samples: list[str]
-    candidates: list[Prediction] = field(
-        default_factory=list
-    )  # of multi-word selection: the original and its negatives
+    # Of multi-word selection: the original and its negatives.
+    candidates: list[Prediction] = field(default_factory=list)
     discriminator_probability: float | None = None  # of the original, where the discriminator predicts tokens
     copy_probability: float | None = None  # of copying the input, where it has a copy mechanism
 

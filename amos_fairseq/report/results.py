@@ -50,9 +50,11 @@ def read_probing(folders: Sequence[str]) -> list[ProbeResults]:
 
 
 def main_spreads(summary: Summary) -> dict[str, Spread]:
-    """Return the main scores of a summary by column, such as "MNLI m", "CoLA (mcc)" or "chunk (span F1)": of MNLI for both
-    sets; the score is named if it is not accuracy. Random weights that ``amos classify --baseline`` has trained beside the
-    checkpoint are left out: a row of the table is one checkpoint."""
+    """Return the main scores of a summary by column, such as "MNLI m", "CoLA (mcc)" or "chunk (span F1)".
+
+    MNLI has a column for each of its two sets. A score other than accuracy is named. The random weights of ``amos classify
+    --baseline`` are left out, because a row of the table is one checkpoint.
+    """
     columns = {}
     for task, spreads in summary.spreads.items():
         if task == RANDOM:

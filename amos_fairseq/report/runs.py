@@ -113,7 +113,7 @@ def add_log(run: PretrainingRun) -> None:
 
 
 def logged_seconds(walls: Sequence[float]) -> float:
-    """Return at least the running time that the log shows: ``wall`` starts at 0 in each process of a run.
+    """Return a lower bound of the running time from the log, in which ``wall`` starts at 0 in each process of a run.
 
     A process whose first record has a larger ``wall`` than the last one of the process before it is not recognized.
     """

@@ -96,7 +96,9 @@ def write_report(
         cost_section(runs),
         benchmark_section("results", "Fine-tuning results", "AMOS Table 1", glue, glue_missing),
         over_cost_section([*glue, *tag], runs),
-        benchmark_section("tagging", "Tagging results", "", tag, "--tag DIR adds them, the output of amos tag"),
+        benchmark_section(
+            "tagging", "Tagging results", "", tag, "--tag DIR adds them, the output of amos tag or amos parse"
+        ),
         losses_section(runs, text_name),
         *(curve_section(runs, *curve) for curve in CURVES),
         discriminator_section(runs),

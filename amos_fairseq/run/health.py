@@ -64,7 +64,7 @@ class FiniteUpdates(Hook):
             stop(trainer, trainer.get_num_updates(), "the loss", broken)
 
     def broken_losses(self) -> dict[str, float]:
-        """Return :func:`not_finite` of the update over all ranks; they have the same summed gradient, so all of them ask."""
+        """Return :func:`not_finite` over all ranks. All of them call this, because they have the same summed gradient."""
         broken = not_finite(self.outputs)
         world_size = distributed_utils.get_global_world_size()
         if world_size == 1:
@@ -126,8 +126,8 @@ class Divergence(Hook):
     def after_load(self, cfg: Any, trainer: Trainer, epoch_itr: Any, extra_state: dict[str, Any] | None) -> None:
         """Restore the window where the run continues; a new run from old weights has its own."""
         if trainer.get_num_updates() > 0 and not cfg.reset_meters:
-            saved = (extra_state or {}).get(self.STATE, [])
-            self.recent.extend(pair for pair in saved if all(isinstance(value, float) for value in pair))
+            saved = (extra_state or {}).get(self.STATE)
+            self.recent.extend(filter(is_pair_of_floats, saved if isinstance(saved, list) else ()))
 
     def before_statistics(self, trainer: Trainer, norm: float | None) -> None:
         self.norm = norm
@@ -139,20 +139,20 @@ class Divergence(Hook):
         loss, factor = float(logged["loss"]), getattr(trainer.task.cfg, "divergence_factor", 0.0)
         if not self.diverges(loss, self.norm, factor):
             return
-        losses, norms = self.medians()
+        median_loss, median_norm = self.medians()
         raise_on_every_rank(
-            f"update {trainer.get_num_updates()}: the run diverges (loss {loss:.4g}, before {losses:.4g}; gradient norm "
-            f"{self.norm:.4g}, before {norms:.4g}); no checkpoint was written since: lower the learning rate, warm up longer "
-            "or clip more (--clip-norm), then start the same command again; --divergence-factor 0 (task.divergence_factor) "
-            "turns this test off",
+            f"update {trainer.get_num_updates()}: the run diverges (loss {loss:.4g}, before {median_loss:.4g}; gradient norm "
+            f"{self.norm:.4g}, before {median_norm:.4g}); no checkpoint was written since: lower the learning rate, warm up "
+            "longer or clip more (--clip-norm), then start the same command again; --divergence-factor 0 "
+            "(task.divergence_factor) turns this test off",
             DivergedError,
         )
 
     def diverges(self, loss: float, norm: float, factor: float) -> bool:
         """Add an update; return whether it is the last of ``PATIENCE`` suspicious ones."""
         if factor and len(self.recent) >= self.MINIMUM:
-            losses, norms = self.medians()
-            if loss > factor * losses or norm > self.NORM_FACTOR * factor * norms:
+            median_loss, median_norm = self.medians()
+            if loss > factor * median_loss or norm > self.NORM_FACTOR * factor * median_norm:
                 self.num_suspicious += 1
                 return self.num_suspicious >= self.PATIENCE
         self.num_suspicious = 0
@@ -173,13 +173,18 @@ class Divergence(Hook):
         state["extra_state"][self.STATE] = list(self.recent)
 
 
+def is_pair_of_floats(value: Any) -> bool:
+    """Return whether this can be the loss and norm of an update; a checkpoint may be a stranger's."""
+    return isinstance(value, list) and len(value) == 2 and all(isinstance(number, float) for number in value)
+
+
 class Collapse(Hook):
     """Warn about a discriminator that gives all tokens the same probability, and end a run in which it continues to.
 
-    Nothing else shows it: the generator learns on, the detection loss is the entropy of the fraction of replaced tokens, and
-    the accuracy is that of "nothing is replaced". An update counts if the logits of a batch have a standard deviation of less
-    than :data:`~amos_fairseq.functional.replaced_token_detection.EQUAL_LOGITS`; the AUC cannot tell such logits apart. After
-    ``--collapse-updates`` such updates in a row a warning says what to do; after as many more, the run ends with
+    The other values do not show it: the generator learns, the detection loss is the entropy of the fraction of replaced tokens,
+    and the accuracy is that of "nothing is replaced". An update counts if the logits of a batch have a standard deviation of
+    less than :data:`~amos_fairseq.functional.replaced_token_detection.EQUAL_LOGITS`; the AUC cannot tell such logits apart.
+    After ``--collapse-updates`` such updates in a row a warning says what to do; after as many more, the run ends with
     :data:`amos_fairseq.errors.COLLAPSED`. The count is saved with a checkpoint.
 
     Only ``text_pretraining`` has the setting. Electric's logits contain those of its generator and always differ.

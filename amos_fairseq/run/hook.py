@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 class Hook:
-    """What a topic does during a run: a subclass overrides the methods of its moments, and has its state as attributes.
+    """Methods that are called at the moments of a run. A subclass overrides some of them, and keeps its state in attributes.
 
-    Each new trainer of fairseq has new hooks. The methods are in the order in which a run reaches its moments. Every rank
+    Each trainer of fairseq gets new hooks. The methods are in the order in which a run reaches its moments. Every rank
     reaches them, unless stated otherwise: a collective operation would wait forever there.
     """
 
@@ -17,7 +17,7 @@ class Hook:
         """All settings are known and no rank exists. Called in the process of the command only."""
 
     def before_rank(self, cfg: Any) -> None:
-        """A rank starts; of several, it is not connected with the others yet."""
+        """A rank starts. It is not connected with other ranks yet."""
 
     def before_trainer(self, cfg: Any) -> None:
         """The model exists."""
@@ -26,7 +26,7 @@ class Hook:
         """The trainer exists."""
 
     def before_load(self, cfg: Any, trainer: Trainer) -> None:
-        """Before it is decided which checkpoint is loaded, if any. ``cfg``: the section ``checkpoint``."""
+        """No checkpoint has been chosen or loaded yet. ``cfg``: the section ``checkpoint``."""
 
     def after_load(self, cfg: Any, trainer: Trainer, epoch_itr: Any, extra_state: dict[str, Any] | None) -> None:
         """``extra_state``: that of the checkpoint; None if there is none."""
@@ -71,7 +71,7 @@ class Hook:
         """``state`` is going to be a checkpoint. Only on ranks that save, usually the first: no collective operation."""
 
     def after_save(self, trainer: Trainer) -> None:
-        """Also where the trainer may not be saved, so that a timed save is not due again at once."""
+        """Called also if a hook has refused the save, so that a timed save is not due again at once."""
 
     def update_completed(self, cfg: Any, trainer: Trainer, epoch_itr: Any, is_last: bool) -> None:
         """After ``after_update``, and after validating and saving where they were due: here a run may stop."""

@@ -1,4 +1,4 @@
-"""``--deterministic``, ``--compile`` and ``--kernels triton``: set up and tested before training starts; memory on a CPU."""
+"""``--deterministic``, ``--compile`` and ``--kernels triton`` are set up and tested before training starts; memory on a CPU."""
 
 import contextlib
 import importlib
@@ -69,7 +69,7 @@ class Determinism(Hook):
 
 
 class Kernels(Hook):
-    """``model.kernels`` and ``model.compile``: test what they need here, instead of a long traceback in the first update.
+    """``model.kernels`` and ``model.compile``: test what they need now, not with a long traceback in the first update.
 
     Only a trainer compiles: a model that is exported, inspected or scored is never compiled. torch.compile starts silently at
     the first update; the time that it takes is logged.
@@ -112,10 +112,10 @@ class Kernels(Hook):
 
 def require_compiler(device: torch.device) -> None:
     """Compile a small function on ``device``; raise :class:`UserError` where PyTorch cannot."""
-    new = time.time()  # otherwise the result may come from a cache file of a time when there was a compiler
+    unique = time.time()  # a constant of the graph: otherwise PyTorch may find it in its cache and start no compiler
 
     def scaled(x: torch.Tensor) -> torch.Tensor:
-        return (x * new).sin()
+        return (x * unique).sin()
 
     tools = COMPILERS.get(device.type, "what PyTorch needs to compile")
     with _explained("model.compile=true", tools, "model.compile=false (without --compile)"):
@@ -131,9 +131,8 @@ def require_triton(device: torch.device, model: torch.nn.Module) -> None:
         attention = importlib.import_module("amos_fairseq.functional.cuda.attention")
     except ValueError as error:  # Triton is not installed, or too old
         raise UserError(str(error)) from error
-    shapes = [
-        module.shape for module in model.modules() if isinstance(module, BertEncoder)
-    ]  # ModernBERT's do not use them
+    # ModernBERT's encoder does not use the kernels.
+    shapes = [module.shape for module in model.modules() if isinstance(module, BertEncoder)]
     widths = {shape.width // shape.num_heads for shape in shapes} & {*TRITON_HEAD_WIDTHS}
     dtype = next(model.parameters()).dtype
     dtype = dtype if dtype in HALF_PRECISION else torch.float16
@@ -146,7 +145,7 @@ def require_triton(device: torch.device, model: torch.nn.Module) -> None:
 
 @contextlib.contextmanager
 def _explained(setting: str, tools: str, other: str) -> Iterator[None]:
-    """Turn an exception of the body, where a compiler and what starts it may raise any, into a :class:`UserError`."""
+    """Turn any exception of the body into a :class:`UserError`: compilers and what starts them raise many kinds."""
     try:
         yield
     except Exception as error:
@@ -159,7 +158,7 @@ def _explained(setting: str, tools: str, other: str) -> Iterator[None]:
 
 
 class Memory(Hook):
-    """On a CPU, the memory of a rank and its threads beside other programs."""
+    """On a CPU, keep the memory that a rank frees, and advise how its threads should wait beside other programs."""
 
     def before_launch(self, cfg: Any) -> None:
         if cfg.distributed_training.distributed_rank != 0 or visible_gpus(cfg) > 0 or torch.get_num_threads() == 1:

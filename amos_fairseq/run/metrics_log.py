@@ -49,7 +49,10 @@ class MetricsLog(Hook):
         self.epoch, self.batches = 1, None  # counted from 1; the iterator over its updates
 
     def after_load(self, cfg: Any, trainer: Any, epoch_itr: Any, extra_state: dict[str, Any] | None) -> None:
-        """Note the update after which the file continues, and restore its meters, which fairseq does not between two epochs."""
+        """Note the update after which the file continues, and restore the meters of the interval.
+
+        fairseq does not restore them between two epochs.
+        """
         self.resumed_update = trainer.get_num_updates()
         meters = (extra_state or {}).get("metrics", {})
         if trainer.get_num_updates() > 0 and not cfg.reset_meters and INTERVAL in meters:

@@ -1,7 +1,7 @@
 """Report a user's mistake as one line on stderr and exit code 1, in ``fairseq-train`` and ``fairseq-hydra-train``.
 
-Every rank runs in :func:`exit_on_mistake`. Two places remain that would print a traceback: the end of the process, for
-mistakes found while the flags are parsed; and Hydra, which stores the exception of a job and raises it again, where a YAML
+Every rank runs in :func:`exit_on_mistake`. Two places outside of it would print a traceback, and are replaced too: the end of
+the process, for mistakes in the flags; and Hydra, which stores the exception of a job and raises it again, for a YAML that
 imports the plugin after the launch. Besides :class:`UserError`, the mistakes are those for which stock fairseq raises an
 exception of its own, recognized by its message. Every other exception keeps its traceback: it is a bug.
 """

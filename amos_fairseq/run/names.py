@@ -90,16 +90,16 @@ def ours(registry: Mapping[str, type]) -> set[str]:
 class BestMetric(Hook):
     """Check ``--best-checkpoint-metric`` after the first update, instead of after the first validation.
 
-    A criterion of this package logs the same keys in both; in validation with a detection also ``OF_VALIDATION``, and the
-    names in its attribute ``of_validation``. A stock criterion may log others.
+    A criterion of this package logs the same keys in both. Validation adds ``OF_VALIDATION`` where there is a detection loss,
+    and the names in the attribute ``of_validation`` of the criterion. A stock criterion may log others.
     """
 
-    is_known = False
+    is_checked = False
 
     def after_update(self, trainer: Any, logged: dict[str, Any] | None) -> None:
-        if not logged or self.is_known:
+        if not logged or self.is_checked:
             return
-        self.is_known = True
+        self.is_checked = True
         criterion, metric = trainer.get_criterion(), trainer.cfg.checkpoint.best_checkpoint_metric
         if trainer.cfg.dataset.disable_validation or not type(criterion).__module__.startswith("amos_fairseq."):
             return

@@ -37,7 +37,7 @@ WITH_STATE_OF = {"float32": "float32", "bf16": "fp16", "fp16": "fp16", "amp": "a
 
 
 class Saved(NamedTuple):
-    """What is continued: its precision, float32 or one of fairseq's flags, and the path that says so."""
+    """The run that is continued: its precision, float32 or one of fairseq's flags, and its checkpoint."""
 
     precision: str
     path: str
@@ -125,11 +125,11 @@ def set_precision(cfg: Any, on_gpu: bool, saved: Saved | None = None) -> str:
 def choose(
     request: str, setting: str, device: Device, saved: Saved | None, instead: str | None = None
 ) -> tuple[str, str]:
-    """Return the precision of a run, and why it is that one: the table of all cases.
+    """Return the precision of a run and the reason for it. All cases are decided here.
 
     Args:
-        request: "amp", or a value of ``task.precision``; ``setting`` asks for it, for the message.
-        saved: what the run continues; ``instead``: what to do if the device cannot.
+        request: "amp", or a value of ``task.precision``; ``setting`` is the setting that requests it, for messages.
+        saved: the run that is continued; ``instead``: the advice if the device cannot continue it.
 
     Raises:
         UserError: the device cannot train in it, or not continue the run. A CPU emulates bf16.

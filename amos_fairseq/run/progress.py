@@ -1,4 +1,4 @@
-"""What a run prints: its first lines, its cost and its progress; what says little is in the log file only."""
+"""What a run prints: its first lines, its cost and its progress. Lines that say little are in the log file only."""
 
 import logging
 import re
@@ -26,8 +26,8 @@ WORTH_COUNTING = 1e12
 SECONDS_TO_FIRST_LINE, SECONDS_BETWEEN_LINES = 30.0, 60.0
 UPDATES_OF_RATE = 100  # the rate is that of the last ones, with the validations and checkpoints between them
 NEVER = 1_000_000_000  # checkpoint.save_interval, in epochs, of the recipes
-SLOW_UPDATES = 2  # the first ones of a process allocate memory and choose kernels: they tell no rate
-# Of this process; each has a line with the time to the end: an estimate, and the mean of 20 updates.
+SLOW_UPDATES = 2  # the first ones of a process allocate memory and choose kernels: the rate leaves them out
+# After these updates of the process a line gives the time to the end: a first estimate, and one from 20 updates.
 FIRST_ESTIMATE, MEASURED = SLOW_UPDATES + 3, SLOW_UPDATES + 20
 
 # What fairseq logs at every start, validation and checkpoint, by logger. Lines about what was read, written or is wrong remain.
@@ -39,7 +39,7 @@ NOISE = re.compile(
 
 
 class ConsoleFilter(logging.Filter):
-    """Keep what says little out of the console: it is in the log file, and the settings are also in every checkpoint.
+    """Keep lines that say little out of the console. The log file has them, and every checkpoint has the settings.
 
     Attributes:
         bar: a progress bar on the terminal; a line first removes it, and the bar appears again with the next update.
@@ -129,9 +129,9 @@ class Progress(Hook):
                 console.bar = self._bar
 
     def before_next_batch(self) -> None:
-        """Note that an update has ended with all that follows it, and show the loss where fairseq's interval does not for long.
+        """Note the end of an update, and show the loss if fairseq's log interval has not shown it for a while.
 
-        The values are those that the interval has so far. They are only read: the record of the interval stays what it is.
+        The values are means over the interval so far. To read them does not change the record of the interval.
         """
         if self.trainer is None:
             return

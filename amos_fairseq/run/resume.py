@@ -1,6 +1,6 @@
 """SAVE_DIR belongs to one run at a time; which checkpoint a run continues from, and whether it can.
 
-What stock fairseq does wrong in silence is refused:
+Stock fairseq makes these mistakes without a message; here they are prevented:
 
 * A finished run that is started again trains one more update and rewrites its checkpoints. Here nothing changes.
 * A run continued where ``polynomial_decay`` has reached its end trains with learning rate 0.
@@ -219,7 +219,7 @@ def check_parts(path: str, header: dict[str, Any], cfg: Any) -> None:
             whole_number(position.get("iterations_in_epoch"))
             for name in (name for name in position if name.startswith("blocks_")):
                 whole_number(position[name])
-    # Those of the meters may be any of these.
+    # Damaged meters raise any of these.
     except (TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError, RuntimeError) as error:
         raise UserError(
             f"{path} is damaged, or was not written by fairseq-train ({type(error).__name__}: {error}): give another one"
@@ -252,7 +252,8 @@ def check_fits(path: str, task: Any, model_cfg: Any) -> None:
         task.load_state_dict(task_state_of(path, header))
     except UserError as error:
         raise UserError(f"{path} does not fit: {error}") from error
-    saved = (header.get("cfg") or {}).get("model")
+    cfg = header.get("cfg")
+    saved = cfg.get("model") if isinstance(cfg, dict) else None
     differences = []
     for name in scheme_settings(saved):
         here, there = getattr(model_cfg, name, None), saved[name]
@@ -284,4 +285,4 @@ def scheme_settings(model_cfg: Any) -> tuple[str, ...]:
     if not isinstance(model_cfg, dict) or POSITION_SCHEME[0] not in model_cfg:
         return ()
     scheme = POSITION_SCHEME[:1] if str(model_cfg[POSITION_SCHEME[0]]) == "none" else POSITION_SCHEME
-    return (*scheme, *(name for name in OTHERS if name in model_cfg))
+    return tuple(name for name in (*scheme, *OTHERS) if name in model_cfg)

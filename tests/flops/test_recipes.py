@@ -143,7 +143,7 @@ def test_a_frozen_generator_has_no_backward_pass() -> None:
     ],
 )
 def test_thesis_convention_matches_table_5_3(name: str, max_update: int, printed: tuple, ours: tuple) -> None:
-    """Within 10 % of the printed values; our own totals, and why they differ, are in :func:`training_flops`."""
+    """Within 10 % of the printed values; the docstring of ``flops/counting.py`` has our own totals, and why they differ."""
     cfg = recipe(name)
     assert cfg.optimization.max_update == max_update
     report = report_flops(cfg, V, inference_length=None, reference=True)

@@ -208,6 +208,16 @@ def test_the_count_of_a_checkpoint(saved: object, updates: int, reset: bool, exp
     assert state == {"extra_state": {Collapse.STATE: expected}}
 
 
+@pytest.mark.parametrize("saved", [None, 5, "x", [5], ["ab"], [[1.0]], [[1.0, "x"]], [[1.0, 2.0, 3.0]]])
+def test_a_window_of_a_checkpoint_that_is_none_is_ignored(saved: object) -> None:
+    trainer, divergence = trainer_with(3), Divergence()
+    trainer.updates = 9
+    divergence.after_load(SimpleNamespace(reset_meters=False), trainer, None, {Divergence.STATE: saved})
+    assert not divergence.recent
+    divergence.after_load(SimpleNamespace(reset_meters=False), trainer, None, {Divergence.STATE: [[2.0, 1.0]]})
+    assert divergence.medians() == (2.0, 1.0)
+
+
 @pytest.mark.slow
 def test_a_collapsed_run_warns_and_ends(run_training: Callable, tmp_path: Path) -> None:
     """Linear layers that are 0, and a rate at which they stay so, give all tokens one probability."""

@@ -208,6 +208,7 @@ def saved(tmp_path: Path, task_state: Any, model: Any) -> str:
         (POSITIONS, POSITIONS),
         (POSITIONS, None),  # a checkpoint that says nothing
         (POSITIONS, {"_name": "roberta"}),
+        (POSITIONS, {"relative_position_scheme": "t5"}),
         ({"_name": "roberta"}, POSITIONS),
         (NO_POSITIONS, {**NO_POSITIONS, "relative_position_buckets": 64}),  # the sizes then mean nothing
     ],

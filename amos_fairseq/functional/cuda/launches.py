@@ -28,7 +28,7 @@ KERNELS = (*ATTENTION, *OUTPUT_LAYER)
 def default_launch(kernel: str, width: int) -> dict[str, int]:
     """Return the launch constants of ``kernel``, one of :data:`KERNELS`, for a ``width``.
 
-    Not chosen by a GPU, but by the machine code for sm_80 and sm_90: tiles of few instructions per pair of query and key,
+    Chosen by the machine code for sm_80 and sm_90, not by times on a GPU: tiles of few instructions per pair of query and key,
     whose registers and shared memory let two programs run on a multiprocessor. A warp group of four warps computes 64 rows of
     a product, so with eight warps a tile of 64 rows would be computed twice. Triton's interpreter gets small tiles, so that
     small inputs have several of them.
