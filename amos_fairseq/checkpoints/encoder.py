@@ -130,11 +130,9 @@ class Encoder(nn.Module):
             if length > limit and not truncate:
                 advice = "shorten or split it, or pass truncate=True"
                 raise UserError(f"text {number} has {length} tokens, the encoder takes {limit}: {advice}")
-            tokens = torch.tensor(loaded.framed(pieces, limit))
-            types = torch.zeros_like(tokens)
-            if len(pieces) == 2:
-                types[(tokens == loaded.dictionary.eos()).nonzero()[0].item() + 1 :] = 1
-            yield tokens, types
+            ids = loaded.framed(pieces, limit)
+            first_length = ids.index(loaded.dictionary.eos()) + 1 if len(pieces) == 2 else len(ids)
+            yield torch.tensor(ids), (torch.arange(len(ids)) >= first_length).long()
 
     def _encode(self, inputs: list[tuple[Tensor, Tensor]], all_layers: bool) -> list[tuple[Tensor, ...]]:
         """Run one batch: returns [L,D] for each input, first the states to return, then those of all layers if asked for."""

@@ -9,6 +9,7 @@ stays on the device, and the norm is read with the statistics, after the step. A
 summed sample size and to compare their norms, both before the step. ``--amp`` works as in fairseq.
 """
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable
@@ -35,16 +36,21 @@ def on_host(values: Any) -> Any:
     for index, leaf in enumerate(leaves):
         if torch.is_tensor(leaf):
             of_device[leaf.device].append(index)
-    for device, indices in of_device.items():
-        tensors = [leaves[index].detach().reshape(-1) for index in indices]
-        as_float64 = torch.empty(0, dtype=torch.float64, device=device)  # torch.cat takes the widest dtype
-        sent = fetch(torch.cat([as_float64, *tensors])).split([tensor.numel() for tensor in tensors])
-        for index, read in zip(indices, sent, strict=True):
-            tensor = leaves[index]
-            if len(read) == 1:
-                leaves[index] = read.item() if tensor.is_floating_point() else int(read)
+    for indices in of_device.values():
+        indices.sort(
+            key=lambda index: str(leaves[index].dtype)
+        )  # those of a dtype are joined and converted in two launches
+        flat = [leaves[index].detach().reshape(-1) for index in indices]
+        of_dtype = itertools.groupby(flat, key=lambda tensor: tensor.dtype)
+        sent = fetch(torch.cat([torch.cat(list(tensors)).double() for _, tensors in of_dtype]))
+        numbers, start = sent.tolist(), 0
+        for index in indices:
+            tensor, end = leaves[index], start + leaves[index].numel()
+            if end - start == 1:
+                leaves[index] = numbers[start] if tensor.is_floating_point() else int(numbers[start])
             else:
-                leaves[index] = read.to(tensor.dtype).view(tensor.shape)
+                leaves[index] = sent[start:end].to(tensor.dtype).view(tensor.shape)
+            start = end
     return tree_unflatten(leaves, structure)
 
 
