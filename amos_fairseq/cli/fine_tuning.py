@@ -28,8 +28,10 @@ def add_arguments(
         data_help: of --data; None for a command without it.
         required: whether the parser itself requires --checkpoint, --data and --out.
         has_paper: whether the papers report the scores.
+        has_pairs: whether an input can be a pair of texts.
         has_pooling: whether the head reads one vector for each input.
         raw_help: what a raw file is, for --train and --dev, which may then replace --data (:func:`check_data`).
+        several_data: whether --data takes several directories.
     """
     add = parser.add_argument
     text = "checkpoint, or SAVE_DIR of a run (its last checkpoint)"

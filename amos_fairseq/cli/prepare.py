@@ -46,15 +46,15 @@ class KindParser(argparse.ArgumentParser):
         if self.is_parsing:
             return super().parse_known_args(args, namespace)
         self.is_parsing = True  # argparse's methods call this one
-        given, rest = self.parse_known_intermixed_args(args, namespace)
+        parsed, rest = self.parse_known_intermixed_args(args, namespace)
         self.is_parsing = False
         if rest:  # here, where the usage is that of the kind
             self.error(f"unrecognized arguments: {' '.join(rest)}")
-        if "out_option" in given:
-            if (given.out is None) == (given.out_option is None):
+        if "out_option" in parsed:
+            if (parsed.out is None) == (parsed.out_option is None):
                 self.error("give the output directory once, as OUT or by --out DIR")
-            given.out = given.out or given.out_option
-        return given, rest
+            parsed.out = parsed.out or parsed.out_option
+        return parsed, rest
 
 
 def add_parser(subparsers: Any) -> None:
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> None:
     name, repeated = KINDS[arguments.kind]
     with root_logger_kept():
         module = importlib.import_module(f"amos_fairseq.{name}")
-    with ending_in_one_line(repeated, getattr(module, "COMMAND", "prepare")):
+    with ending_in_one_line(repeated, "prepare"):
         module.run(arguments)
 
 
@@ -130,7 +130,7 @@ when the command is repeated."""
     case("--cased", action="store_true", default=None, help="keep case (default for sentencepiece)")
     case("--uncased", action="store_false", dest="cased", default=None, help="lower-case (default for fastbpe)")
     add_workers(add)
-    add("--seed", type=int, default=1, help="samples validation documents and the sample")
+    add("--seed", type=int, default=1, help="of the choice of validation documents and of the sample")
     add("--valid-share", type=float, default=0.01, help="share of the text to hold out")
     add("--valid-megabytes", type=float, default=4, help="hold out no more than this")
     add("--sample-megabytes", type=float, default=200, help="text to learn pieces from")

@@ -23,7 +23,8 @@ def add_parser(subparsers: Any) -> None:
     add = parser.add_argument
     add("runs", nargs="+", metavar="RUN", help="SAVE_DIR of a run of pretraining; several runs are drawn together")
     several = {"nargs": "+", "action": "extend", "metavar": "DIR", "default": []}
-    add("--glue", **several, help="outputs of amos glue, squad or classify, of several checkpoints too (default: none)")
+    text = "outputs of amos glue, squad or classify, also of several checkpoints (default: none)"
+    add("--glue", **several, help=text)
     add("--tag", **several, help="outputs of amos tag or amos parse (default: none)")
     add("--probe", **several, help="outputs of amos probe (default: none)")
     add("--text", metavar="FILE", help="UTF-8 held-out text for Figure 1a (default: the run's validation split)")

@@ -10,10 +10,10 @@ from amos_fairseq.scoring import PAIR_SUFFIXES
 
 DESCRIPTION = """\
 Score each line of FILE with CHECKPOINT: log p of every token given all others, in nats, and their sum, the
-pseudo-log-likelihood (PLL). Models of the objective electric (and its variants) need one forward pass
-per line, an mlm one per token, ELECTRA one per token for its generator and a single one for its discriminator. Electric's
-scores are unnormalized. A piece that the vocabulary does not contain is scored as random characters. An empty line has PLL 0; a
-line longer than the maximum input of the model has no score.
+pseudo-log-likelihood (PLL). A model of the objective electric (or a variant) needs one forward pass per line, an mlm one per
+token, ELECTRA one per token for its generator and a single one for its discriminator. Electric's scores are unnormalized. A
+piece that the vocabulary does not contain is scored as random characters. An empty line has PLL 0; a line longer than the
+maximum input of the model has no score.
 
 With --pairs, the command reports how often the model scores the grammatical one of two sentences higher. The score is the PLL
 of an mlm or electric. Of electra, teams and amos it is the sum of log P(original) over the pieces, from one pass of the

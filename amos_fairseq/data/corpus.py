@@ -34,7 +34,7 @@ def require_split(path: str, hint: str = "give a directory that amos prepare or 
     """Check a binarized text without reading all of it.
 
     The index must have the size that it states, and the text the size that follows from the index. Where amos prepare has
-    stored a sample of both files in ``corpus.json``, the sample must be the same. ``hint``: of a missing file.
+    stored a sample of both files in ``corpus.json``, the sample must be the same. ``hint``: how to mend a missing file.
     """
     for suffix in (".bin", ".idx"):
         if not os.path.isfile(path + suffix):
@@ -135,7 +135,7 @@ def verify_files(data: Sequence[Path]) -> int:
     hashes = {}
     for directory in data:
         record = shard_record(directory)
-        if record is None:
+        if record is None or not isinstance(record.get("sha256"), dict):
             raise UserError(f"{directory} has no {MANIFEST} with hashes: only a corpus of amos prepare can be verified")
         hashes |= {directory / name: sha256 for name, sha256 in record["sha256"].items()}
     if missing := [path for path in hashes if not path.is_file()]:
@@ -205,7 +205,7 @@ def read_blocks(
 def count_tokens(texts: Iterable[Any], num_tokens: int, rank: int = 0, num_ranks: int = 1) -> Tensor:
     """Count all ids below ``num_tokens`` in fairseq's indexed datasets: int64 [num_tokens].
 
-    Ids beyond, of another dictionary, are refused when blocks are read. The counts of all ``num_ranks`` ranks add up to those
+    Larger ids, of another dictionary, are refused where blocks are read. The counts of all ``num_ranks`` ranks add up to those
     of the whole.
     """
     counts = np.zeros(num_tokens, dtype=np.int64)

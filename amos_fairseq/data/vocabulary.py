@@ -3,8 +3,12 @@
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fairseq import utils
+from fairseq.data import Dictionary
+
+from amos_fairseq.data.corpus import shard_record
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import (
     DICTIONARY_FILE,
@@ -16,15 +20,11 @@ from amos_fairseq.files import (
     whole_folder,
 )
 from amos_fairseq.text import MASK_SYMBOL
-
-if TYPE_CHECKING:
-    from fairseq.data import Dictionary
+from amos_fairseq.text.tokenization import load_tokenizer
 
 
 def shard_directories(data: str) -> list[Path]:
     """Return the directories of ``dir0:dir1``."""
-    from fairseq import utils  # amos prepare needs only the names of files above, and not the seconds of this import
-
     directories = [Path(path) for path in utils.split_paths(data) if path]
     for directory in directories:
         if not directory.is_dir():
@@ -45,7 +45,7 @@ class Vocabulary:
 
     @classmethod
     def of_corpus(cls, directories: list[Path], tokenizer_directory: str | None) -> "Vocabulary":
-        """Find ``dict.txt`` of the first shard, and the tokenizer: given, next to it, or one level up for several shards."""
+        """Find ``dict.txt`` of the first shard, and the tokenizer: as given, beside it, or for several shards one level up."""
         dictionary_file = directories[0] / DICTIONARY_FILE
         sha256 = _dictionary_sha256(dictionary_file)
         for directory in directories[1:]:
@@ -68,9 +68,6 @@ class Vocabulary:
         """Open the tokenizer, so that a damaged one is noticed before training and not when the finished run is exported."""
         if self.tokenizer_directory is None:
             return
-        from amos_fairseq.data.corpus import shard_record  # imports fairseq
-        from amos_fairseq.text.tokenization import load_tokenizer
-
         record = shard_record(self.dictionary_file.parent)
         try:
             sha256 = load_tokenizer(self.tokenizer_directory).sha256
@@ -83,10 +80,8 @@ class Vocabulary:
                 "it again, or repeat amos prepare"
             )
 
-    def load_dictionary(self) -> "Dictionary":
+    def load_dictionary(self) -> Dictionary:
         """Load ``dict.txt`` and append ``<mask>``."""
-        from fairseq.data import Dictionary
-
         try:
             dictionary = Dictionary.load(str(self.dictionary_file))
         except Exception as error:  # fairseq raises a bare Exception for a file that is not UTF-8

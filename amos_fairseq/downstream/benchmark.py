@@ -87,7 +87,7 @@ class TaskRun:
         return self.hyperparameters.schedule(self.task.num_examples, self.task.carries_rest)
 
     def check_directory(self, claims: Callable[..., bool] = check_claim) -> None:
-        """Refuse a directory that holds another run; with ``claim``, make it the directory of this run."""
+        """Refuse a directory that holds another run; with :func:`claim` as ``claims``, make it the directory of this run."""
         advice = f"{ANOTHER_OUT}, or delete that directory"
         claims(self.directory / IDENTITY_FILE, self.identity, f"{self.directory} holds another run", advice)
 
@@ -278,7 +278,7 @@ def usable_folder(folder: Path) -> Path:
 
 
 def selection_flags(task: BenchmarkTask) -> list[str]:
-    """Return the flags for the score that selects ``checkpoint_best.pt``; no validation where the last one is scored."""
+    """Return the flags that select ``checkpoint_best.pt``; without validation where the last checkpoint is scored."""
     if not task.scores_best:
         return ["--disable-validation"]
     return ["--best-checkpoint-metric", task.main_score, "--maximize-best-checkpoint-metric"]

@@ -1,4 +1,4 @@
-"""What the process that forks trainings imports before the first one, and how it takes signals."""
+"""The process that forks trainings imports this module first: large imports, once for all trainings, and signals."""
 
 import os
 import signal

@@ -36,7 +36,7 @@ class LabeledTask(CorpusTask):
     """A task on prepared labels.
 
     Attributes:
-        model_class: what :meth:`build_model` builds of every architecture; :meth:`add_head` adds its heads.
+        model_class: the class of the model, for every architecture; :meth:`add_head` adds its heads.
         head_for: what the head predicts, for error messages.
     """
 
@@ -70,14 +70,14 @@ class LabeledTask(CorpusTask):
         return similar_lengths(indices, dataset.sizes, global_batch, generator)
 
     def has_sharded_data(self, split: str) -> bool:
-        return False  # several folders of data are tasks, not shards of which each epoch reads another one
+        return False  # several folders of data are several tasks, not the shards of one corpus
 
     def add_head(self, model: FineTunedModel) -> None:
         """Add the heads that depend on the data."""
 
 
 class LabeledCriterion(FairseqCriterion):
-    """A criterion whose sums to log, over ranks and accumulated batches, mean what those of one batch do."""
+    """A criterion that logs sums, so that fairseq may add them over ranks and accumulated batches."""
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
@@ -85,7 +85,7 @@ class LabeledCriterion(FairseqCriterion):
 
 
 def prepared_directories(cfg: Any, kind: str, several: bool = True) -> list[Path]:
-    """Return the directories of ``cfg.data``, which ``:`` separates if there may be several; refuse a missing one."""
+    """Return the directories in ``cfg.data``, with ``several`` separated by ``:``; refuse a missing one."""
     if OmegaConf.is_missing(cfg, "data"):
         raise UserError("no data directory is given: give the directory that amos prepare wrote, as task.data=DIR")
     directories = [Path(name) for name in (str(cfg.data).split(os.pathsep) if several else [str(cfg.data)])]

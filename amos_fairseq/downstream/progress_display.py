@@ -26,8 +26,8 @@ class ActiveRun:
 
 
 class ProgressDisplay:
-    """The active runs with loss, dev score and the time left. Elsewhere than in a terminal, a run has a line for each dev
-    score, and every 30 seconds. Thread-safe."""
+    """Show the active runs with loss, dev score and remaining time. Without a terminal, print a line for each dev score and
+    every 30 seconds. Thread-safe."""
 
     def __init__(self, num_runs: int, num_done: int) -> None:
         self.num_runs, self.num_done, self.has_bars = num_runs, num_done, sys.stderr.isatty()

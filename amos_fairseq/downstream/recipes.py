@@ -35,7 +35,7 @@ from amos_fairseq.strangers import read_yaml
 
 DIRECTORY = Path(__file__).with_name("recipes")
 SECTIONS = ("description", "defaults", "sizes", "tasks", "grid", "extends")
-WORDS = "tagging"  # the section of all words with labels, also of trees
+WORDS = "tagging"  # the section of a recipe for labels of words, and for trees
 FOR_WORDS = ("label_smoothing", "views", "view_layers", "unlabeled_start")
 # Widths of thesis Table 5.1. A width between two of them uses the recipe of the larger size.
 SIZE_WIDTHS = {"small": 256, "base": 768, "large": 1024}
@@ -84,8 +84,8 @@ class Hyperparameters:
     num_separators: int = setting(1, "</s> between the texts of a pair")
     checkpoint: str = setting("best", "which one is scored: the best on dev after an epoch, or the last")
     similar_lengths: bool = setting(False, "batches of examples of similar length, which need little padding")
-    # Mosbach et al. 2021 and Zhang et al. 2021: small data need more epochs than BERT's 3. The number of checkpoints and of
-    # scores on dev stays that of epochs.
+    # Mosbach et al. 2021 and Zhang et al. 2021: small data need more epochs than BERT's 3. There are still as many
+    # checkpoints, and scores on dev, as ``epochs``.
     min_updates: int = setting(0, "repeat all epochs two times, three times, ... for as many updates", COUNT)
     layers: str = setting("last", "what the head reads: the last layer, a number, or a mix; see FineTunedModel")
     new_top_layers: int = setting(0, "how many of the upper layers start from new random weights", COUNT)

@@ -163,27 +163,27 @@ def summarize(results: Sequence[RunResult]) -> dict[str, TaskSummary]:
 def summarize_divided(
     results: Sequence[RunResult], divided: dict[str, list[RunResult]]
 ) -> tuple[list[RunResult], dict[str, TaskSummary]]:
-    """Summarize runs that have the scores of several tasks; ``divided`` has a result for each of them, by directory of the run.
-    Trial and best run are those of the whole runs."""
+    """Summarize runs that have the scores of several tasks. ``divided``: directory of a run -> a result for each of its tasks.
+    The trial and the best run of all tasks are those of the whole runs."""
     summaries = {}
     for task, whole in summarize(results).items():
         of_trial = [result for result in results if result.task == task and result.trial == whole.trial]
-        chosen = summarize([part for result in of_trial for part in divided[result.directory]])
-        best = {part.task: part for part in divided[whole.best.directory]}
+        chosen = summarize([of_task for result in of_trial for of_task in divided[result.directory]])
+        best = {of_task.task: of_task for of_task in divided[whole.best.directory]}
         for name, summary in chosen.items():
             summaries[name] = dataclasses.replace(summary, best=best[name], num_trials=whole.num_trials)
-    shown = [part for result in results for part in divided[result.directory]]
+    shown = [of_task for result in results for of_task in divided[result.directory]]
     return shown, summaries
 
 
 def divide(result: RunResult, main_scores: dict[str, str]) -> list[RunResult]:
-    """Return a result for each task of a run whose scores have the task and a blank before their names."""
-    parts = []
+    """Return a result for each task of a run, whose scores are named "TASK SCORE"."""
+    results = []
     for task, main_score in main_scores.items():
         prefix = f"{task} "
         scores = {name.removeprefix(prefix): score for name, score in result.scores.items() if name.startswith(prefix)}
-        parts.append(dataclasses.replace(result, task=task, main_score=main_score, scores=scores))
-    return parts
+        results.append(dataclasses.replace(result, task=task, main_score=main_score, scores=scores))
+    return results
 
 
 def best_run(results: Sequence[RunResult]) -> RunResult:
@@ -253,7 +253,7 @@ class Summary:
 
 
 def parse_summary(file: Path, content: dict[str, Any], complaint: str) -> Summary:
-    """Return the content of a summary; ``complaint`` ends the message where it is something else."""
+    """Return the content of a summary; ``complaint``: the end of the message about any other content."""
     try:
         tasks = {plain_name(name): task for name, task in content["tasks"].items()}
         checkpoint, setup = content["checkpoint"], dict(content["setup"])

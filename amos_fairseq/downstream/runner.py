@@ -50,11 +50,11 @@ from amos_fairseq.run.metrics_file import NewRecords
 # These variables of a launcher would turn a fine-tuning process into one of the launcher's ranks.
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 POLL_SECONDS = 0.2
-SERVER_KILLED = 255  # multiprocessing's exit code of a process that it cannot ask for
+SERVER_KILLED = 255  # multiprocessing's exit code where the process that starts trainings is gone
 
 
 class RunFailed(Exception):
-    """The message is one line."""
+    """A run ended without a result. The message is one line."""
 
 
 @contextlib.contextmanager
@@ -83,8 +83,8 @@ class Runner:
         self._cleanup_lock = threading.Lock()
 
     def execute(self, runs: Sequence[TaskRun]) -> list[Failure]:
-        """Execute the runs that have no result yet; return those that failed, which does not stop the others. After a signal
-        raise :class:`Stopped`, when the processes have saved their state and exited."""
+        """Execute the runs that have no result yet, and return those that failed; a failure does not stop the others. After a
+        signal, wait until the processes have saved their state and exited, and raise :class:`Stopped`."""
         for run in runs:
             run.check_directory()
         open_runs = [run for run in runs if read_result(run.directory) is None]
@@ -180,7 +180,7 @@ def training_command(run: TaskRun, benchmark: Benchmark, device: str) -> list[st
     if run.finetune_from is not None:
         command += ["--finetune-from-model", str(run.finetune_from)]
     command += ["--save-dir", str(run.directory), "--no-epoch-checkpoints", "--seed", str(run.seed)]
-    # A hundred records a run, and in a long one enough for a loss every minute.
+    # About a hundred records a run, and one at least every 20 updates.
     log_interval = min(max(1, run.schedule.total_updates // 100), 20)
     command += ["--log-format", "simple", "--log-interval", str(log_interval)]
     # With a GPU, a loader process hides the collating of a batch; on a CPU it would take a core from the training.
@@ -223,13 +223,13 @@ def train(
     """Run the command until it exits; its output is appended to ``train.log``. Once ``stop`` is set, it is asked to save a
     checkpoint and exit.
 
-    Raise :class:`Stopped` if it has, or :class:`RunFailed`. A process that still trains in ``directory``, because its command
-    was killed, holds the lock of its SAVE_DIR: then the new one fails and says so.
+    Raise :class:`Stopped` then, or :class:`RunFailed` for any other failure. If the process of a killed command still trains in
+    ``directory``, it holds the lock of this SAVE_DIR, and the new process fails with a message that says so.
 
     Args:
         report: called several times a second with the number of updates so far and the records of the metrics file since the
             last call.
-        start: starts the process with its output in an open file, and so that it ends with this one.
+        start: starts the process. Its output goes to an open file, and it ends when this process ends.
     """
     metrics = NewRecords(directory)
     with _open_log(directory) as log:
@@ -282,7 +282,7 @@ def epoch_and_seconds(run: TaskRun, checkpoint: Path) -> tuple[float, float]:
     updates, schedule = read_header(str(checkpoint))["optimizer_history"][-1]["num_updates"], run.schedule
     epochs = schedule.num_epochs if updates == schedule.total_updates else updates / schedule.updates_per_epoch
     seconds = training_seconds(run.directory / "checkpoint_last.pt")
-    if run.finetune_from is not None:  # to whose seconds fairseq adds
+    if run.finetune_from is not None:  # fairseq continues the seconds of the checkpoint that it starts from
         seconds -= training_seconds(run.finetune_from)
     return round(float(epochs), 4), round(seconds, 1)
 
@@ -296,8 +296,8 @@ def training_seconds(checkpoint: Path) -> float:
 
 
 def keep_weights_only(checkpoint: Path) -> None:
-    """Drop what only trains from a checkpoint: the optimizer state, two thirds of the file, and the modules of views. The other
-    checkpoints beside it are removed."""
+    """Remove from a checkpoint what only training needs: the optimizer state, two thirds of the file, and the modules of views.
+    Remove all other checkpoints beside it."""
     state = read_header(str(checkpoint))
     state["last_optimizer_state"] = None
     state["model"] = {key: value for key, value in state["model"].items() if not key.startswith(CROSS_VIEWS)}
@@ -306,12 +306,12 @@ def keep_weights_only(checkpoint: Path) -> None:
             torch.save(state, unfinished)
     except (OSError, RuntimeError) as error:
         raise UserError(f"{checkpoint} cannot be written ({error}): free some space, then start again") from error
-    remove_checkpoints(checkpoint.parent, but=checkpoint)
+    remove_checkpoints(checkpoint.parent, kept=checkpoint)
 
 
-def remove_checkpoints(directory: Path, but: Path | None = None) -> None:
+def remove_checkpoints(directory: Path, kept: Path | None = None) -> None:
     for file in directory.glob("checkpoint*.pt"):
-        if file != but:
+        if file != kept:
             file.unlink()
 
 

@@ -32,8 +32,8 @@ from amos_fairseq.run.precision import Device, Saved, choose, gpus_support_bf16,
 from amos_fairseq.setting_checks import as_flags, model_settings
 from amos_fairseq.text.tokenization import Tokenizer
 
-# What the built-in recipes, whose values are for BERT's encoder, do not know of another one: ModernBERT's authors train without
-# attention dropout, which attention to packed texts on a GPU does not have.
+# Values that replace those of the built-in recipes, which are for BERT's encoder. ModernBERT is trained without attention
+# dropout, which attention to packed texts on a GPU does not have.
 OF_ENCODER = {"modernbert": {"attention_dropout": 0.0}}
 # Settings of single objectives that decide which encoder of a checkpoint is fine-tuned.
 BRANCH_FIELDS = {"representation", "task_heads", "mws_loss_weight", "rtd_loss_weight"}
@@ -94,8 +94,7 @@ class PretrainedCheckpoint:
 
 
 def read_pretrained_checkpoint(checkpoint: str | Path, from_scratch: bool = False) -> PretrainedCheckpoint:
-    """Read a checkpoint, or the ``checkpoint_last.pt`` of a SAVE_DIR, for its header and its sha256. Its weights stay on the
-    disk."""
+    """Read the header and the sha256 of a checkpoint, or of the ``checkpoint_last.pt`` of a SAVE_DIR, without its weights."""
     file = checkpoint_file(Path(checkpoint)).resolve()
     header = read_state(file)
     settings = OmegaConf.to_container(model_settings(file, header["cfg"]["model"]), enum_to_str=True)
@@ -121,7 +120,7 @@ def number_of_layers(model: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True)
 class Session:
-    """The checked arguments of the command. Runs take the ``devices``, "cpu" or "cuda:N", one at a time each."""
+    """The checked arguments of the command. Each of the ``devices``, "cpu" or "cuda:N", executes one run at a time."""
 
     checkpoint: PretrainedCheckpoint
     recipe: Recipe
@@ -164,8 +163,8 @@ def session_from(arguments: argparse.Namespace, name: str) -> Session:
     pretrained = read_pretrained_checkpoint(arguments.checkpoint, arguments.from_scratch)
     overrides = {option: getattr(arguments, option, None) for option in OVERRIDES}
     overrides = {option: value for option, value in overrides.items() if value is not None}
-    check_hyperparameters(argparse.Namespace(**overrides))  # here, where the message does not name the recipe
-    if arguments.recipe in recipe_names():  # those of a recipe of one's own may be meant for this encoder
+    check_hyperparameters(argparse.Namespace(**overrides))  # before the recipe is read, which the message would name
+    if arguments.recipe in recipe_names():  # a user's own recipe may be meant for this encoder
         overrides = OF_ENCODER.get(str(pretrained.model["encoder"]), {}) | overrides
     size = arguments.size or size_for_width(int(pretrained.model["encoder_embed_dim"]))
     recipe = load_recipe(arguments.recipe, size, overrides)
@@ -201,14 +200,14 @@ def saved_precision(out: Path, name: str) -> Saved | None:
     """Return the precision of the results of the benchmark ``name`` in ``out``; None if there are none."""
     file = setup_file(out, name)
     precision = (read_optional_json(file) or {}).get("precision")
-    # Another value is no setting of this package: refused where the setups are compared.
+    # Any other value is refused later, where the setups are compared.
     return Saved(precision, str(file)) if precision in PRECISIONS[1:] else None
 
 
 def choose_precision(asked: str, devices: Sequence[str], saved: Saved | None = None) -> str:
     """Return the precision of all runs: "float32", "bf16" or "fp16". ``auto`` keeps that of results that are continued. The
     GPUs are asked only where the answer matters: it takes seconds."""
-    of_results = saved if asked == "auto" else None  # another one is compared with the other settings of the results
+    of_results = saved if asked == "auto" else None  # a named one is compared later, with the other settings
     wanted, on_gpu, supported = of_results.precision if of_results else asked, devices[0] != "cpu", True
     if wanted in ("auto", "bf16"):
         supported = gpus_support_bf16() if on_gpu else supports_bf16(on_gpu=False)

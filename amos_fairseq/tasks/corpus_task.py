@@ -59,12 +59,13 @@ class CorpusTask(FairseqTask):
         data_buffer_size: int = 0,
         **ignored: Any,
     ) -> BlockBatchIterator:
-        """Return equal batches of an epoch, for training those that make whole updates; the others are left out, others in each
-        epoch (see :func:`~amos_fairseq.data.block_iterator.whole_updates`).
+        """Return equal batches of an epoch. In training, blocks that make no whole update are left out, others in each epoch
+        (see :func:`~amos_fairseq.data.block_iterator.whole_updates`).
 
         Args:
             dataset: shuffles itself by epoch.
-            max_tokens: a batch has as many samples of the length :attr:`length`, or ``max_sentences`` if that is less.
+            max_tokens: of a batch, where each sample counts as :attr:`length` tokens.
+            max_sentences: the most samples of a batch.
             max_positions: of the model.
             ignored: fairseq's arguments for corpora whose samples differ in length, and for reused iterators.
         """
@@ -117,7 +118,7 @@ class CorpusTask(FairseqTask):
         return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
 
     def before_step(self, sample: dict[str, Any], criterion: Any, update_num: int) -> dict[str, Any]:
-        """Return the sample as it trains after ``update_num`` updates: what depends on that number alone resumes exactly."""
+        """Return the sample for the update after ``update_num`` others; what depends on that number alone resumes exactly."""
         return sample
 
     def begin_epoch(self, epoch: int, model: Any) -> None:

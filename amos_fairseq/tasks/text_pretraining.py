@@ -225,7 +225,7 @@ class TextPretrainingTask(CorpusTask):
         )
 
     def full_batch(self, max_tokens: int | None, max_sentences: int | None, max_positions: int) -> dict[str, Any]:
-        """Return the micro-batch of full blocks that these limits give, of one repeated piece: to count what it costs."""
+        """Return a micro-batch of full blocks of one repeated piece, as large as these limits allow, to count its FLOPs."""
         special = set(self.special_ids)
         piece = next(index for index in range(len(self.dictionary)) if index not in special)
         block = torch.full((self.cfg.tokens_per_sample - 1,), piece)

@@ -81,8 +81,9 @@ def arrow_rows(path: Path, on_read: Callable[[int], object]) -> Iterator[tuple[i
                     if names is not None:
                         row[name] = _with_names(row[name], names, f"{path}, row {number}: {name}")
                 yield number, without_nul(row)
-            on_read(size * number // num_rows - reported)
-            reported = size * number // num_rows
+            done = size * number // max(1, num_rows)  # a damaged file may state 0 rows
+            on_read(done - reported)
+            reported = done
 
 
 def _class_names(feature: Any) -> list[str] | None:

@@ -26,10 +26,10 @@ BATCH_ROWS = 1000
 
 
 class BinarizedFile(contextlib.AbstractContextManager):
-    """``PREFIX.bin`` and ``PREFIX.idx`` of lines of integers. As a context manager; without an error it completes both.
+    """``PREFIX.bin`` and ``PREFIX.idx`` of lines of integers: a context manager, whose end without an error completes both.
 
-    ``num_symbols``: of the dictionary, without ``<mask>``; fairseq chooses the integer type by it. None: numbers that are no
-    ids, of 32 bits.
+    ``num_symbols``: of the dictionary, without ``<mask>``; fairseq chooses the integer type by it. None: 32 bits, for numbers
+    that are no ids.
     """
 
     def __init__(self, prefix: Path | str, num_symbols: int | None) -> None:

@@ -59,7 +59,7 @@ def kind_and_compression(path: Path) -> tuple[str, str]:
 
 
 def kind_of(path: Path) -> str:
-    """Return the kind of an input by its suffix, TEXT for others; refuse what is no file, or has no content to be read."""
+    """Return the kind of an input by its suffix, TEXT for others; refuse what is no file, is empty or cannot be read."""
     if path.is_dir():
         return FOLDER
     suffix, compression = kind_and_compression(path)
@@ -148,8 +148,8 @@ class TableFile:
         self.broken_lines: list[int] = []
         if self.kind == TEXT:
             raise UserError(
-                f"{path}: by its name, it is no table that can be read: .tsv, .csv and .jsonl (also with "
-                f"{', '.join(COMPRESSIONS)}), .parquet, and folders of save_to_disk of datasets are"
+                f"{path}: by its name, it is no table: give .tsv, .csv or .jsonl (also with "
+                f"{', '.join(COMPRESSIONS)}), .parquet, or a folder of save_to_disk of datasets"
             )
         if not header and self.kind not in (TSV, CSV):
             raise UserError(f"{path}: its columns have names already: remove --no-header")

@@ -115,7 +115,7 @@ def _describe_inputs(paths: list[Path]) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _unfinished_corpus(out: Path, identity: dict[str, Any]) -> Iterator[Path]:
-    """Lock ``OUT/.prepare`` and yield it. It is removed behind the body, unless another run can continue it."""
+    """Lock ``OUT/.prepare`` and yield it. Remove it after the body, unless another run can continue it."""
     root, is_new = out / UNFINISHED, not out.exists()
     refuse_link(root)
     if not is_new and not root.is_dir() and any(out.iterdir()):
@@ -126,18 +126,18 @@ def _unfinished_corpus(out: Path, identity: dict[str, Any]) -> Iterator[Path]:
     )
     try:
         _claim(root, identity)
-        goes_on = False
+        can_continue = False
         try:
             yield root
         except UserError as error:
             # After a killed process the same command may succeed with fewer workers; other errors need other arguments.
-            goes_on = isinstance(error, KilledWorkerError) and (root / TOKENIZER_DIRECTORY).is_dir()
+            can_continue = isinstance(error, KilledWorkerError) and (root / TOKENIZER_DIRECTORY).is_dir()
             raise
         except BaseException:
-            goes_on = (root / "text").is_dir()
+            can_continue = (root / "text").is_dir()
             raise
         finally:
-            if not goes_on:
+            if not can_continue:
                 shutil.rmtree(root)
     finally:
         if is_new and not any(out.iterdir()):

@@ -1,4 +1,4 @@
-"""What every kind of ``amos prepare`` does around its conversion, and the same data inside of OUT of a fine-tuning command.
+"""Checks and records around each conversion of ``amos prepare``, and the same data inside OUT of a fine-tuning command.
 
 OUT/data/KIND/                  as ``amos prepare`` writes them, with the checkpoint's own tokenizer
 OUT/data/KIND/.made_from.json   the hashes of tokenizer, raw files and prepared files, and the settings
@@ -174,7 +174,7 @@ def _read_record(folder: Path) -> dict[str, Any] | None:
 
 
 def _is_complete(folder: Path, made_from: dict[str, Any]) -> bool:
-    """Return whether ``folder`` was made from that, and its files are as they were written."""
+    """Return whether ``folder`` was made from ``made_from``, and its files are as they were written."""
     record = _read_record(folder)
     if record is None or any(record.get(name) != value for name, value in made_from.items()):
         return False
@@ -184,7 +184,7 @@ def _is_complete(folder: Path, made_from: dict[str, Any]) -> bool:
 def _check_replaceable(
     folder: Path, made_from: dict[str, Any], results: Sequence[Path], unscored: Collection[str]
 ) -> None:
-    """Refuse to replace other data that results are of, or something else."""
+    """Refuse to replace data of which there are results, or a folder that this command did not write."""
     if not os.path.lexists(folder):
         return
     record = _read_record(folder)

@@ -43,7 +43,7 @@ def use_threads(number: int) -> None:
 
 @contextlib.contextmanager
 def process_pool(number: int, initializer: Callable[..., None], *arguments: Any) -> Iterator[Map]:
-    """Yield a ``map`` over ``number`` processes, which ``initializer(*arguments)`` prepares; of one, this process is it."""
+    """Yield a ``map`` over ``number`` processes, each prepared by ``initializer(*arguments)``; 1 is this process itself."""
     if number == 1:
         initializer(*arguments)
         yield map

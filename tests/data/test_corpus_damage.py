@@ -12,7 +12,7 @@ from saved_models import small_tokenizer
 from synthetic_corpus import make_task, write_corpus, write_split
 
 from amos_fairseq.cli.main import main
-from amos_fairseq.data.corpus import check_prepared
+from amos_fairseq.data.corpus import check_prepared, verify_files
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import sample_sha256
 from amos_fairseq.text.prepare import file_hashes
@@ -113,6 +113,11 @@ def test_verify_reads_everything(corpus: Path, capsys: pytest.CaptureFixture) ->
         main(["verify", str(corpus)])
     assert ended.value.code == 1
     assert "valid.bin is not the file that amos prepare wrote" in capsys.readouterr().err
+    manifest = json.loads((corpus / "corpus.json").read_text())
+    del manifest["shards"][0]["sha256"]
+    (corpus / "corpus.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=r"has no corpus\.json with hashes"):
+        verify_files([corpus])
 
 
 def test_a_sample_has_both_ends_and_the_size(tmp_path: Path) -> None:

@@ -207,8 +207,6 @@ def test_a_benchmark_of_the_interface_alone_gets_its_table(tmp_path, trainings):
     benchmark = Toy(tmp_path)
     benchmark.title, benchmark.columns = "Toys", {"absent": "Absent", "score": "Score", "other": "Other"}
     benchmark.tasks = {"Toy": plan(tmp_path)[0].task}
-    start = dataclasses.replace(START, from_scratch=True)
-    benchmark.session = dataclasses.replace(benchmark.session, checkpoint=start)
     outcome = run_benchmark(benchmark)
     assert (outcome.table.title, outcome.table.columns) == (
         "Toys: median ± standard deviation over seeds",

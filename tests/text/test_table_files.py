@@ -172,7 +172,7 @@ BAD_TEXTS = {
     "wide.tsv": (b"\t".join(str(n).encode() for n in range(10_001)), "at most 10,000 are read"),
     "tabs.csv": (b"a\tb\n1\t2\n", "rename it to .tsv"),
     "commas.tsv": (b"a\tb\n1,2\n3,4\n", "none of its 2 lines has the 2 tab-separated columns"),
-    "words": (b"a\tb\n", "is no table that can be read"),
+    "words": (b"a\tb\n", "it is no table: give .tsv"),
     "t.parquet.gz": (b"x", "unpack .gz first"),
     "end.csv": (b'a,b\n1,2\n3,"4\n5,6\n', "line 3: the row that begins there is not CSV (unexpected end of data)"),
     "latin.csv": (b"a,b\n1,caf\xe9\n", "line 2, byte 9: not UTF-8"),

@@ -26,7 +26,7 @@ from amos_fairseq.downstream.classification.dataset import (
 )
 from amos_fairseq.downstream.classification.glue.tasks import DIAGNOSTIC, INTERMEDIATE_TASK, TASKS
 from amos_fairseq.downstream.classification.labeling import predict_logits, spell_predictions
-from amos_fairseq.downstream.classification.scores import main_score, predictions_of, text_scores
+from amos_fairseq.downstream.classification.scores import main_score, predictions_of, task_scores
 from amos_fairseq.downstream.recipes import Hyperparameters
 from amos_fairseq.downstream.results import content_sha256
 from amos_fairseq.downstream.session import Session
@@ -47,7 +47,7 @@ class TextData:
     Attributes:
         directory: has ``input0``, ``label`` and, for pairs, ``input1``.
         record: content of ``task.json``.
-        max_rows: number of training rows, if there are more.
+        max_rows: largest number of training rows; None for all.
     """
 
     directory: Path
@@ -99,7 +99,7 @@ class TextData:
         return content_sha256(fields | {"splits": splits})
 
     def rows_identity(self) -> dict[str, Any]:
-        """Return what says which training rows these are, for any tokenizer: source, number, choice and labels."""
+        """Return what identifies the training rows for any tokenizer: source, number, choice and labels."""
         facts = self.record["splits"]["train"]
         chosen = {"source_sha256": facts.get("sha256"), "rows": self.num_train, "of_rows": facts["rows"]}
         chosen |= {name: self.record.get(name) for name in ("max_train_rows", "seed")}
@@ -188,20 +188,6 @@ def read_glue_data(data: Path, task: str, max_rows: int | None = None) -> TextDa
     return read_text_data(data / task, task, hint, max_rows)
 
 
-def score(task: str, kind: str, predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Return the scores of ``text_scores``; of a task of GLUE those that it has, for MRPC and QQP with ``f1`` of the positive
-    class."""
-    scores = text_scores(kind, predictions, labels)
-    if task not in TASKS:
-        return scores
-    if "f1" in TASKS[task].scores:
-        from sklearn.metrics import f1_score  # takes a second to import
-
-        # Of a paraphrase; 0 if neither labels nor predictions have one, as for any model that finds none.
-        scores["f1"] = 100 * float(f1_score(labels, predictions, pos_label=1, zero_division=0))
-    return {name: scores[name] for name in TASKS[task].scores}
-
-
 @dataclass
 class TextBenchmark(Benchmark):
     """Tables of texts, with a model for each.
@@ -244,7 +230,7 @@ class TextBenchmark(Benchmark):
     def evaluate_table(
         self, data: TextData, prefix: str, loaded: LoadedCheckpoint, device: str, stop: threading.Event
     ) -> dict[str, float]:
-        """Score a checkpoint on one table; ``prefix``: of the split in the names of the files."""
+        """Score a checkpoint on one table; ``prefix``: comes before the split in the names of the files."""
         scores = {}
         for split, suffix in data.dev_splits.items():
             labels, predictions = data.labels(split), data.predict(loaded, split, self.max_positions, device, stop)
@@ -252,6 +238,6 @@ class TextBenchmark(Benchmark):
             lines = [f"{self.id_column}\tprediction\tlabel", *map("\t".join, rows), ""]
             name = prefix + self.dev_name.format(split=split)
             write_text(loaded.file.parent / f"predictions.{name}.tsv", "\n".join(lines))
-            of_split = score(data.name, data.kind, predictions, labels)
+            of_split = task_scores(data.name, data.kind, predictions, labels)
             scores |= {f"{name}{suffix}": value for name, value in of_split.items()}
         return scores

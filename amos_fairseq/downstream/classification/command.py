@@ -64,7 +64,8 @@ def open_classification(session: Session, data: Path, with_random: bool = False)
 
 
 def majority_predictions(kind: str, train: np.ndarray, dev: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return, for each dev row, what is most frequent in the training set or the mean of its numbers, and the targets."""
+    """Return a constant prediction for each dev row, and the targets. It is the most frequent class, the labels that more than
+    half of the training rows have, or the mean of their numbers."""
     if kind == "classes":
         constant = np.bincount(train).argmax()
     else:
@@ -74,7 +75,7 @@ def majority_predictions(kind: str, train: np.ndarray, dev: np.ndarray) -> tuple
 
 @dataclass
 class Classification(TextBenchmark):
-    """Any table of texts, and a row of the table for what always predicts the same, with the scores ``majority``."""
+    """Any table of texts. The last row of the results has the scores of a constant prediction, ``majority``."""
 
     majority: dict[str, float]
 

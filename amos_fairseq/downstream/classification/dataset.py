@@ -54,8 +54,8 @@ def read_task_record(directory: Path, hint: str) -> dict[str, Any]:
 
 def check_task_record(record: dict[str, Any]) -> None:
     """Raise ``ValueError``, ``KeyError`` or ``TypeError`` unless ``task.json`` has what this package reads of it."""
-    absent = {"mean": 0.0, "deviation": 1.0, "notes": [], "text_columns": [], "header": True}
-    record = absent | record
+    optional = {"mean": 0.0, "deviation": 1.0, "notes": [], "text_columns": [], "header": True}
+    record = optional | record
     kind, labels = field(record, "kind", str), field(record, "labels", list)
     plain_name(field(record, "task", str), 100)
     if labels and not are_labels(labels):
@@ -192,7 +192,7 @@ class LabeledTexts(LabeledSequences):
         record: content of ``task.json``.
         max_tokens: longest input of the model.
         separator: value of ``--separator-token``.
-        max_rows: keep as many rows, see :func:`chosen_rows`; None for all.
+        max_rows: largest number of rows to keep, see :func:`chosen_rows`; None for all.
         teacher: predictions of another model for these rows, [N, outputs]: probabilities of the classes or labels, or a
             number in the unit of the label.
 

@@ -168,7 +168,7 @@ def predicted_cells(
 
 
 def table_writer(stream: TextIO, suffix: str, columns: Sequence[str]) -> Callable[[Sequence[Mapping[str, Any]]], None]:
-    """Return what writes rows to a stream: as CSV, with tabs for .tsv, or as JSON lines. Lists in CSV are JSON."""
+    """Return a function that writes rows to a stream: as CSV, with tabs for .tsv, or as JSON lines. Lists in CSV are JSON."""
     if suffix == ".jsonl":
         return lambda rows: stream.writelines(
             json.dumps(row, ensure_ascii=False, allow_nan=False, default=str) + "\n" for row in rows

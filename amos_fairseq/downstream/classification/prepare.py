@@ -32,8 +32,8 @@ from amos_fairseq.text.processes import number_of_processes, process_pool
 from amos_fairseq.text.tokenization import Tokenizer
 
 NAME = "classification"  # of the task of amos classify
-# Folders of runs of other benchmarks, and words of the command line.
-RESERVED_NAMES = {NAME, f"{NAME}-random", "multi", "tagging", "all", *map(str.lower, TASKS)}
+# Folders of runs of other benchmarks (those of amos tag begin with tagging-), and words of the command line.
+RESERVED_NAMES = {NAME, f"{NAME}-random", "multi", "parsing", "tagging", "all", *map(str.lower, TASKS)}
 # Options of amos classify that are also those of a task in the YAML of amos glue --own-tasks.
 TABLE_OPTIONS = tuple(field.name for field in dataclasses.fields(Tables))
 
@@ -146,7 +146,7 @@ def read_own_tasks(file: Path) -> dict[str, Tables]:
 
     Paths are relative to the YAML; everything but ``train`` may be left out, as for the command.
     """
-    from torch import nn  # amos prepare glue, which is in this file too, answers mistakes without PyTorch
+    from torch import nn  # here: amos prepare glue imports this file, and reports mistakes without PyTorch
 
     hint = "give names and the options of amos classify, such as 'reviews: {train: reviews.tsv, label: stars}'"
     content = strangers.read_yaml(file, hint)
@@ -157,7 +157,8 @@ def read_own_tasks(file: Path) -> dict[str, Tables]:
         where = f"{file}, {str(name)[:40]!r}"
         if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,40}", name):
             raise UserError(f"{where}: a task has a name of letters, digits, - and _, with a letter at the beginning")
-        if name.lower() in RESERVED_NAMES or hasattr(nn.ModuleDict, name) or hasattr(nn.ModuleDict(), name):
+        is_reserved = name.lower() in RESERVED_NAMES or name.lower().startswith("tagging-")
+        if is_reserved or hasattr(nn.ModuleDict(), name):  # a task is a key of the heads
             raise UserError(f"{where} has a name that is taken: give another one")
         if not isinstance(options, dict) or not options.get("train") or set(options) - set(TABLE_OPTIONS):
             raise UserError(f"{where} needs train, and may only have {', '.join(TABLE_OPTIONS)}")

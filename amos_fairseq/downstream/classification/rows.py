@@ -93,7 +93,7 @@ class Tables:
         return rows.without("text", [not any(map(str.strip, texts)) for texts in rows.texts])
 
     def _parsed(self, rows: "LabeledRows", kind: str) -> "LabeledRows":
-        """Return the rows with their labels parsed. Without a label is no row, unless a row can have none of several."""
+        """Return the rows with their labels parsed, without rows that lack one; of ``labels`` a row may have none."""
         if kind != "labels":
             rows = rows.without("label", list(map(is_missing, rows.labels)))
         labels = []
@@ -134,7 +134,7 @@ class LabeledRows:
         return LabeledRows(self.source, self.sha256, *lists)
 
     def without(self, lacking: str, lacks: Sequence[bool]) -> "LabeledRows":
-        """Return the rows that do not lack something; the others are counted."""
+        """Leave out the rows that ``lacks`` marks, and count them as rows without ``lacking``, a text or a label."""
         rows = self.choose([index for index, is_left_out in enumerate(lacks) if not is_left_out])
         if not rows:
             raise UserError(f"{self.source}: no row has a {lacking}: give another --{lacking}")
@@ -143,7 +143,7 @@ class LabeledRows:
 
 
 def check_columns(table: TableFile, texts: Sequence[str], label: str | None) -> None:
-    """Refuse columns that the table lacks, or that are no text, or no pair of texts, and another one as the label."""
+    """Refuse a column that the table lacks, more than two columns of texts, and a column that is given twice."""
     for flag, names in (("--text", texts), ("--label", [] if label is None else [label])):
         for name in names:
             if name not in table.columns:
@@ -300,9 +300,9 @@ class LabelSpace:
 
     @classmethod
     def of(cls, kind: str, labels: Sequence[Any], source: str, is_inferred: bool) -> "LabelSpace":
-        """Return that of the parsed labels of the training set; raise :class:`UserError` if there is nothing to learn.
+        """Return the space of the parsed labels of the training set; raise :class:`UserError` if there is nothing to learn.
 
-        ``is_inferred``: very many classes are then taken for a wrong column.
+        ``is_inferred``: the user did not give the kind. Very many classes are then refused: it is likely the wrong column.
         """
         if kind == "number":
             if max(map(abs, labels)) > LARGEST_NUMBER:

@@ -77,6 +77,20 @@ def text_scores(kind: str, predictions: np.ndarray, targets: np.ndarray) -> dict
     return label_scores(label_counts(predictions, targets))
 
 
+def task_scores(task: str, kind: str, predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Return the scores of a task: those of :func:`text_scores`, or for a task of GLUE its own, for MRPC and QQP also ``f1`` of
+    the positive class."""
+    scores = text_scores(kind, predictions, labels)
+    if task not in TASKS:
+        return scores
+    if "f1" in TASKS[task].scores:
+        from sklearn.metrics import f1_score  # takes a second to import
+
+        # 0 if neither labels nor predictions have a paraphrase, as for any model that finds none.
+        scores["f1"] = 100 * float(f1_score(labels, predictions, pos_label=1, zero_division=0))
+    return {name: scores[name] for name in TASKS[task].scores}
+
+
 def label_counts(predictions: Any, targets: Any) -> Any:
     """Count, for each label, the rows where it is right, predicted, and present: [3, num_labels] int64, of the type of the
     arguments, arrays or tensors [N, num_labels] bool."""

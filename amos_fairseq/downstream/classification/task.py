@@ -53,10 +53,10 @@ class TextClassificationConfig(LabeledTaskConfig):
         None, "2 for a second </s> between the texts of a pair (default: one </s>)"
     )
     max_rows: Optional[int] = setting(  # noqa: UP045
-        None, "train on as many rows of a task, chosen at random (default: all)", "1 or more"
+        None, "train on at most this many rows of a task, chosen at random (default: all)", "1 or more"
     )
     teacher: Optional[str] = setting(  # noqa: UP045
-        None, "predictions of a teacher that train too: .npy, float32, [rows, outputs] in one dimension"
+        None, "predictions of a teacher to learn from, too: .npy, float32, [rows, outputs] in one dimension"
     )
     gold_weight: str = setting(
         ANNEALED,
@@ -105,7 +105,7 @@ class TextClassificationTask(LabeledTask):
     def rows_of(
         self, directory: Path, split: str, record: dict[str, Any], training: bool, teacher: np.ndarray | None
     ) -> LabeledTexts:
-        """Return the rows of a prepared directory, of which the log has a line."""
+        """Return the rows of a prepared directory, and log their number."""
         rows = LabeledTexts(
             directory,
             split,
@@ -214,9 +214,9 @@ def text_loss(
 class TextClassificationCriterion(LabeledCriterion):
     """L = 1/B sum_b l(row b), nats, with l of :func:`text_loss`; B is the number of rows of an update.
 
-    Without teachers these are the losses of Hugging Face's models for sequence classification; there the square of a number is
-    not divided. In validation the scores of ``text_scores`` are computed from all rows. A
-    class that the training set lacks has no loss, counts in B, and is wrong.
+    Without teachers these are the losses of Hugging Face's models for sequence classification, which do not divide the square
+    of a number. In validation the scores of ``text_scores`` are computed from all rows. A class that the training set lacks has
+    no loss, counts in B, and is wrong.
 
     Attributes:
         gold_weight: lambda of the next update, which the task sets.
@@ -267,7 +267,7 @@ def sum_to_score(kind: str, logits: Tensor, rows: Mapping[str, Any]) -> Tensor:
     """Return what the scores are computed from after a sum over batches and ranks: of labels :func:`label_counts`; else
     predictions, targets and ones at the places of their rows, 0 elsewhere, [3, num_rows] float64.
 
-    That sum has all rows, since those of batches and ranks differ: a rank correlation is no function of smaller sums.
+    Each row is in one batch of one rank, so the sum has all rows: a rank correlation cannot be computed from less.
 
     Args:
         logits: [B, outputs].
@@ -284,7 +284,7 @@ def sum_to_score(kind: str, logits: Tensor, rows: Mapping[str, Any]) -> Tensor:
 def scores_of(key: str, kind: str) -> Callable[[Any], dict[str, float]]:
     """Return the function from meters to the scores of the sum under ``key``, which are computed once for each sum.
 
-    They are 0 before the first row: of several tasks some have none in the first batches of a validation.
+    They are 0 before the first row: the first batches of a validation may lack rows of some tasks.
     """
     last: tuple[Any, dict[str, float]] = None, {}  # the sum, and its scores
 

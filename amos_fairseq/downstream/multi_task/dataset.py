@@ -35,9 +35,9 @@ def check_epoch(num_rows: int, update: int) -> None:
 class MixedTasks(LabeledSequences):
     """The rows of several tasks, one task after the other.
 
-    In an epoch each row of a task of |D| rows is read floor(n / |D|) or ceil(n / |D|) times, for n of :func:`rows_per_epoch`;
-    which rows have one more goes round a permutation of the task, so that over several epochs, too, no row is read two times
-    more than another of its task. The rows of all tasks are shuffled together (thesis, section 3.2.1). All epochs make one
+    In an epoch each row of a task of |D| rows is read floor(n / |D|) or ceil(n / |D|) times, for n of :func:`rows_per_epoch`.
+    The rows that are read once more follow a permutation of the task from epoch to epoch, so that the counts of two rows of a
+    task never differ by more than one. The rows of all tasks are shuffled together (thesis, section 3.2.1). All epochs make one
     sequence, which is cut into updates: the rest of an epoch begins the first update of the next one.
 
     Args:
@@ -96,7 +96,7 @@ class MixedTasks(LabeledSequences):
         return np.searchsorted(self.starts, index, side="right") - 1
 
     def rows_of_heads(self, batch: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the places in the batch of the rows of each task, [b] int64, maybe none."""
+        """Return the places in the batch of the rows of each task, [b] int64; b may be 0."""
         tasks = torch.from_numpy(self._task_of(batch["id"].numpy()))
         return {name: (tasks == number).nonzero().squeeze(1) for number, name in enumerate(self.tasks)}
 

@@ -23,7 +23,7 @@ from amos_fairseq.text.input_files import TableFile
 INDEX, NUMBER = "index", "score"  # columns
 FOLDER = "train"  # in the directory of a run
 MULTI = "multi"  # the name of the run of all tasks
-ROUNDING = 1e-3  # of one probability, with three decimals and more
+ROUNDING = 1e-3  # tolerance for a probability: files have three decimals or more
 
 
 def columns_of(data: TextData) -> list[str]:
@@ -145,7 +145,7 @@ class Teachers:
     def note(self) -> str:
         weight = "from 0 to 1 over the updates" if self.gold_weight == ANNEALED else self.gold_weight
         which = "the mean of all seeds" if self.ensemble else "each seed by the same seed"
-        if all(None in own for own in self.files.values()):
+        if all(None in of_seeds for of_seeds in self.files.values()):
             which = "one for all seeds"
         return f"taught by {self.folder.name}, {which}; weight of the labels: {weight}"
 
@@ -160,7 +160,7 @@ def read_teachers(folder: Path, gold_weight: str | None, ensemble: bool = False)
     for result in results:
         if result.trial == summaries[result.task].trial:
             for file in sorted((folder / result.directory / FOLDER).glob("*.tsv")):
-                # A model of its own teaches a task rather than one of all tasks.
+                # The model of a single task is preferred to that of all tasks.
                 if result.task == file.stem or file.stem not in summaries:
                     files.setdefault(file.stem, {})[result.seed] = file
     for file in sorted(folder.glob("*.tsv")):

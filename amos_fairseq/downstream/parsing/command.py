@@ -138,9 +138,9 @@ class Parsing(Benchmark):
             list(zip(dev.heads(index), [self.relations[label] for label in dev.labels(index)], strict=True))
             for index in range(len(dev))
         ]
-        found = tree_scores(gold, trees)
-        write_text(directory / SCORES, json.dumps(found, indent=1) + "\n")
-        return found
+        scores = tree_scores(gold, trees)
+        write_text(directory / SCORES, json.dumps(scores, indent=1) + "\n")
+        return scores
 
     def setup(self) -> dict[str, Any]:
         (task,) = self.tasks.values()

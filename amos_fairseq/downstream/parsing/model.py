@@ -59,9 +59,9 @@ class ParsingHead(nn.Module):
         products = self.relations(heads).unflatten(-1, (-1, self.HIDDEN)) + self.shared(heads)[..., None, :]
         scores = torch.einsum("bwh,burh->bwur", dependents, products).float()
         no_root = torch.zeros_like(is_padding[:, :1])
-        own = torch.eye(states.size(1), dtype=torch.bool, device=states.device)
+        is_self = torch.eye(states.size(1), dtype=torch.bool, device=states.device)
         excluded = torch.cat([no_root, is_padding], dim=1)[:, None] | torch.cat(
-            [own.new_zeros(len(own), 1), own], dim=1
+            [is_self.new_zeros(len(is_self), 1), is_self], dim=1
         )
         return scores.masked_fill(excluded[..., None], -math.inf)
 

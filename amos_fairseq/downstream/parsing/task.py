@@ -126,13 +126,13 @@ class DependencyParsingCriterion(LabeledCriterion):
             log |= self._counts(scores.argmax(-1), target) | {"_words": sample["all_words"]}
         return loss, num_words, log | sums | {"loss": loss.detach()}
 
-    def _counts(self, found: Tensor, target: Tensor) -> dict[str, Tensor]:
+    def _counts(self, predicted: Tensor, target: Tensor) -> dict[str, Tensor]:
         """Count the right heads, and the right heads with the right relation, of pairs [B,W] int64."""
         num_relations = len(self.plain_relations)
         known = target.clamp(min=0)
-        right = target.ne(NO_LABEL) & (found // num_relations == known // num_relations)
-        own, gold = (self.plain_relations[pairs % num_relations] for pairs in (found, known))
-        return {"_heads": right.sum(), "_edges": (right & (own == gold)).sum()}
+        right = target.ne(NO_LABEL) & (predicted // num_relations == known // num_relations)
+        relations, gold = (self.plain_relations[pairs % num_relations] for pairs in (predicted, known))
+        return {"_heads": right.sum(), "_edges": (right & (relations == gold)).sum()}
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:

@@ -37,20 +37,21 @@ def is_tree(heads: Sequence[int] | np.ndarray) -> bool:
 def best_tree(scores: np.ndarray) -> np.ndarray:
     """Return the heads of the tree with one root whose edges have the largest sum: scores [W,1+W] -> [W], 0 for the root.
 
-    networkx takes half a second for all edges of 40 words. So a first tree is found among the :data:`LIKELY_HEADS` best heads
-    of each word. No edge is above the best one of its word, so an edge that is further below it than all edges of the first
-    tree together are below theirs is in no better tree: the search is repeated only if another edge is left.
+    networkx takes half a second for all edges of 40 words, so the first search is among the :data:`LIKELY_HEADS` best heads of
+    each word. The loss of an edge is its distance from the best edge of its word, and the loss of a tree is the sum of its
+    edges'. No loss is below 0, so an edge with more loss than the whole first tree is in no better tree. The search is repeated
+    with the edges that have less, if the first one left out any.
     """
     heads = greedy_heads(scores)
     if heads is not None:
         return heads
     words = np.arange(len(scores))
-    below = scores.max(1, keepdims=True) - scores
-    likely = below <= np.sort(below, axis=1)[:, min(LIKELY_HEADS, len(scores)) - 1, None]
+    losses = scores.max(1, keepdims=True) - scores
+    likely = losses <= np.sort(losses, axis=1)[:, min(LIKELY_HEADS, len(scores)) - 1, None]
     likely[:, 0] = True
     heads = _spanning_tree(scores, likely)
-    # With several roots it says nothing of the trees that are allowed.
-    possible = below <= below[words, heads].sum() + 1e-9 if is_tree(heads) else np.ones_like(likely)
+    # A first tree with several roots is no bound for those that are allowed.
+    possible = losses <= losses[words, heads].sum() + 1e-9 if is_tree(heads) else np.ones_like(likely)
     return _spanning_tree(scores, possible | likely) if (possible & ~likely).any() else heads
 
 
@@ -73,12 +74,12 @@ def _spanning_tree(scores: np.ndarray, edges: np.ndarray) -> np.ndarray:
     return heads
 
 
-def attachment_counts(gold: Sequence[Edge], found: Sequence[Edge], with_punctuation: bool = True) -> dict[str, int]:
+def attachment_counts(gold: Sequence[Edge], predicted: Sequence[Edge], with_punctuation: bool = True) -> dict[str, int]:
     """Count words, right heads, and right heads with the right relation, by the rules of the official evaluation of the CoNLL
     2018 shared task on gold words: relations are compared without their subtypes.
 
     Args:
-        gold, found: one edge for each word of a sentence; words that are cut are missing at the end of ``found``.
+        gold, predicted: one edge for each word of a sentence; words that are cut are missing at the end of ``predicted``.
         with_punctuation: count words whose true relation is ``punct``.
     """
     counts = {"words": 0, "heads": 0, "edges": 0}
@@ -87,19 +88,19 @@ def attachment_counts(gold: Sequence[Edge], found: Sequence[Edge], with_punctuat
         if relation == "punct" and not with_punctuation:
             continue
         counts["words"] += 1
-        if index < len(found) and found[index][0] == head:
+        if index < len(predicted) and predicted[index][0] == head:
             counts["heads"] += 1
-            counts["edges"] += found[index][1].partition(":")[0] == relation
+            counts["edges"] += predicted[index][1].partition(":")[0] == relation
     return counts
 
 
-def tree_scores(gold: Sequence[Sequence[Edge]], found: Sequence[Sequence[Edge]]) -> dict[str, float]:
+def tree_scores(gold: Sequence[Sequence[Edge]], predicted: Sequence[Sequence[Edge]]) -> dict[str, float]:
     """Return UAS and LAS in percent, with and without punctuation."""
     scores = {}
     for suffix, with_punctuation in (("", True), ("_no_punctuation", False)):
         counts: Counter[str] = Counter()
-        for own, tree in zip(gold, found, strict=True):
-            counts.update(attachment_counts(own, tree, with_punctuation))
+        for gold_tree, tree in zip(gold, predicted, strict=True):
+            counts.update(attachment_counts(gold_tree, tree, with_punctuation))
         for name, key in (("las", "edges"), ("uas", "heads")):
             scores[name + suffix] = 100 * counts[key] / max(1, counts["words"])
     return scores

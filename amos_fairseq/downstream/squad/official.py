@@ -172,7 +172,7 @@ def evaluate(
 
     Args:
         answers: by question, the texts that are right; none where there is no answer.
-        null_odds: how likely each question has no answer, on any scale; enables the search for the best thresholds.
+        null_odds: for each question, how likely it has no answer, on any scale; enables the search for the best thresholds.
         null_threshold: a question with odds above it counts as not answered, whatever its prediction. The official
             script's default, 1.0, is meant for probabilities; this default uses all predictions as they are.
 

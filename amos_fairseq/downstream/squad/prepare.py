@@ -122,9 +122,9 @@ def report(path: Path, split: str, facts: dict[str, Any]) -> None:
     if 2 * answers[MISPLACED] > total:
         problem = f"{answers[MISPLACED]} of {total} answers are not at their answer_start"
         raise UserError(f"{path}: {problem}: the starts must count characters (not bytes) of the context in the file")
-    of = f" of {facts['source_questions']}" if facts["questions"] < facts["source_questions"] else ""
+    of_all = f" of {facts['source_questions']}" if facts["questions"] < facts["source_questions"] else ""
     say(
-        f"{split}: {facts['questions']}{of} questions ({facts['impossible']} without an answer) on {facts['paragraphs']} "
+        f"{split}: {facts['questions']}{of_all} questions ({facts['impossible']} without an answer) on {facts['paragraphs']} "
         f"paragraphs; longest context {facts['longest_context']} tokens, longest question {facts['longest_question']}"
     )
     say(

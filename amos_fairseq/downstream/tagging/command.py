@@ -69,10 +69,7 @@ class ColumnData:
         cls, session: Session, column: Column, with_views: bool, data_set: type[TaggedSentences] = TaggedSentences
     ) -> "ColumnData":
         session.checkpoint.check_tokenizer(column.directory / "tokenizer")
-        dictionary, max_tokens = (
-            Dictionary(),
-            session.checkpoint.max_positions,
-        )  # special tokens have the same ids in all
+        dictionary, max_tokens = Dictionary(), session.checkpoint.max_positions  # all have the same special tokens
         train, dev = (
             data_set(column.directory, split, dictionary, len(column.labels), max_tokens, training=split == "train")
             for split in ("train", "valid")
@@ -113,14 +110,14 @@ def open_tagging(session: Session, data: Sequence[Path]) -> "Tagging":
     with_views = any(trial.views for trial in trials)
     opened = {column.name: ColumnData.open(session, column, with_views) for column in columns.values()}
     max_tokens = session.checkpoint.max_positions
-    notes = tuple(f"{name}: {note}" for name, own in opened.items() for note in own.notes(max_tokens))
+    notes = tuple(f"{name}: {note}" for name, of_column in opened.items() for note in of_column.notes(max_tokens))
     name, first = TASK_PREFIX + AND.join(opened), next(iter(opened.values()))
     if len(opened) == 1:
         task = BenchmarkTask(name, len(first.train), first.column.main_score, first.column.sha256, trials, notes)
     else:
-        num_rows = sum(rows_per_epoch([len(own.train) for own in opened.values()]))
+        num_rows = sum(rows_per_epoch([len(of_column.train) for of_column in opened.values()]))
         check_epoch(num_rows, max(trial.batch_size for trial in trials))
-        sha256 = content_sha256({name: own.column.sha256 for name, own in opened.items()})
+        sha256 = content_sha256({name: of_column.column.sha256 for name, of_column in opened.items()})
         task = BenchmarkTask(name, num_rows, AVERAGE, sha256, trials, notes, carries_rest=True)
     return Tagging(session, first.column.directory, {name: task}, opened)
 
@@ -140,7 +137,7 @@ class Tagging(Benchmark):
     columns = SCORE_NAMES
 
     def train_flags(self, run: TaskRun) -> list[str]:
-        directories = os.pathsep.join(str(own.column.directory) for own in self.opened.values())
+        directories = os.pathsep.join(str(opened.column.directory) for opened in self.opened.values())
         smoothing = ["--label-smoothing", str(run.hyperparameters.label_smoothing)]
         return [directories, *word_flags("sequence_tagging", run, self.session), *smoothing]
 
@@ -152,17 +149,18 @@ class Tagging(Benchmark):
         contain spaces; a word that is cut has the prediction O, or ``<cut>`` where labels are classes of words.
         """
         model, directory = load_checkpoint(checkpoint).model, checkpoint.parent
-        found: dict[str, float] = {}
-        for name, own in self.opened.items():
+        all_scores: dict[str, float] = {}
+        for name, opened in self.opened.items():
             file_prefix, score_prefix = (f"{name}.", f"{name} ") if len(self.opened) > 1 else ("", "")
-            counts, lines = predict_column(own, model, device, stop)
+            counts, lines = predict_column(opened, model, device, stop)
             of_column = scores(counts)
             write_text(directory / f"{file_prefix}{PREDICTIONS}", "\n".join(lines) + "\n")
             write_text(directory / f"{file_prefix}{SCORES}", json.dumps(of_column | counts, indent=1) + "\n")
-            found |= {score_prefix + score: value for score, value in of_column.items()}
+            all_scores |= {score_prefix + score: value for score, value in of_column.items()}
         if len(self.opened) == 1:
-            return found
-        return {AVERAGE: fmean(found[f"{name} {own.column.main_score}"] for name, own in self.opened.items())} | found
+            return all_scores
+        mains = (all_scores[f"{name} {opened.column.main_score}"] for name, opened in self.opened.items())
+        return {AVERAGE: fmean(mains)} | all_scores
 
     def setup(self) -> dict[str, Any]:
         """OUT may hold the results of several columns, so the recipe's section has one name for all."""
@@ -189,8 +187,8 @@ def results_of_columns(result: RunResult) -> list[RunResult]:
         return [result]
     main_scores = {name: main_score(f"{name} f1" in result.scores) for name in names}
     return [
-        dataclasses.replace(own, task=f"{TASK_PREFIX}{own.task} of {AND.join(names)}")
-        for own in divide(result, main_scores)
+        dataclasses.replace(of_column, task=f"{TASK_PREFIX}{of_column.task} of {AND.join(names)}")
+        for of_column in divide(result, main_scores)
     ]
 
 
@@ -277,8 +275,8 @@ def predict_column(
     lines = []
     for words, sentence, labels in zip(data.words, sentences, predicted, strict=True):
         counts.update(column.count(sentence["labels"], labels))
-        for word, gold, found in zip_longest(words, sentence["labels"], labels):
+        for word, gold, label in zip_longest(words, sentence["labels"], labels):
             cut = OUTSIDE if column.has_spans else CUT
-            lines.append(f"{word}\t{column.labels[gold]}\t{cut if found is None else column.labels[found]}")
+            lines.append(f"{word}\t{column.labels[gold]}\t{cut if label is None else column.labels[label]}")
         lines.append("")
     return counts, lines

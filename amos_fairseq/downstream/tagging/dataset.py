@@ -172,7 +172,7 @@ class WordSequences(LabeledSequences):
     def _num_pieces(self, row: int) -> int:
         """Return the length of a sentence after the cut, without special tokens.
 
-        If no word is cut, it has all its pieces that fit: a tokenizer may add pieces of no word behind the last one.
+        If no word is cut, all pieces that fit are kept: a tokenizer may add pieces that are of no word behind the last one.
         """
         ends, kept = self._ends[row], int(self._kept[row])
         if kept == len(ends):

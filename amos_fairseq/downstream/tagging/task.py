@@ -35,7 +35,7 @@ from amos_fairseq.setting_checks import setting
 from amos_fairseq.text import MASK_SYMBOL
 
 logger = logging.getLogger(__name__)
-SCORED = "_count_"  # and what is counted, and "/" and the column of several
+SCORED = "_count_"  # begins a key of the log: _count_NAME, or of several columns _count_NAME/COLUMN
 
 
 @dataclass

@@ -25,7 +25,7 @@ CONLLU_WIDTH = 1 + len(CONLLU_NAMES)  # the number of the word comes before them
 _DOCUMENT_START = "-DOCSTART-"
 _BLANKS = re.compile(r"[ \t]+")  # not str.split(), which also splits at a no-break space inside a word
 _RANGE_OR_EMPTY_NODE = re.compile(r"[0-9]+[-.][0-9]+")
-MOST = 0.9  # of the lines have the same number of columns
+MOST = 0.9  # of the lines of a column file have the same number of columns
 LONGEST_SENTENCE = 1000  # words
 
 
@@ -82,7 +82,8 @@ def read_conllu(path: Path) -> list[Sentence]:
     """
     rows: list[tuple[int, list[str]]] = []
     expected = 1
-    for number, cells in _rows((number, line) for number, line in _lines(path) if not line.startswith("#")):
+    lines = ((number, line) for number, line in _lines(path) if not line.startswith("#"))
+    for number, cells in _rows(lines, only_tabs=True):
         if not cells:
             expected = 0  # and then 1
         elif len(cells) != CONLLU_WIDTH or not all(cells):
@@ -100,9 +101,9 @@ def read_conllu(path: Path) -> list[Sentence]:
 def read_unlabeled(path: Path) -> tuple[list[list[str]], str]:
     """Read sentences whose words are divided, and whose labels are ignored.
 
-    The file is CoNLL-U if its name ends in ``.conllu``. Another one has a word with further columns behind it in each line if
-    lines have tabs, or if blank lines separate sentences and most other lines have the same number of columns; then all must.
-    Otherwise each line is a sentence with blanks between its words. It may be compressed.
+    A file whose name ends in ``.conllu`` is CoNLL-U. Another file has one word a line, with further columns behind it, if a
+    line has a tab, or if blank lines separate sentences and most other lines have the same number of columns; then all lines
+    must have that number. Otherwise each line is a sentence with blanks between its words. Files may be compressed.
 
     Returns:
         The words of each sentence, and how the file was read.
@@ -133,12 +134,13 @@ def read_unlabeled(path: Path) -> tuple[list[list[str]], str]:
     return [columns[0] for columns in sentences], "one word a line"
 
 
-def _rows(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, list[str]]]:
-    """Yield number and cells of each line, divided at tabs if it has one, else at blanks; no cells where a sentence ends."""
+def _rows(lines: Iterable[tuple[int, str]], only_tabs: bool = False) -> Iterator[tuple[int, list[str]]]:
+    """Yield number and cells of each line, divided at tabs if it has one, else at blanks unless ``only_tabs``; no cells where
+    a sentence ends."""
     for number, line in lines:
         if not line.strip(" \t") or line.startswith(_DOCUMENT_START):
             yield number, []
-        elif "\t" in line:
+        elif only_tabs or "\t" in line:
             yield number, [cell.strip(" ") for cell in line.split("\t")]
         else:
             yield number, _BLANKS.split(line.strip(" "))

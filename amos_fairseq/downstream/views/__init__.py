@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from amos_fairseq.errors import UserError
 
 FULL, WORD_DROPOUT = "full", "word_dropout"
-# What a view reads of a word, by the direction of attention that gives its states.
+# View -> the direction of attention that gives the states that it reads.
 DIRECTIONS = {"forward": "past", "backward": "future", "future": "past", "past": "future"}
 TAGGING_VIEWS = (FULL, *DIRECTIONS)
 # Of the word as a head, and of the word as a dependent (section 4.2.3).

@@ -21,9 +21,9 @@ KL, UNLABELED_WORDS, LABELED_LOSS = "_kl_", "_unlabeled_words", "_labeled_loss"
 class WithUnlabeled(FairseqDataset):
     """Each labeled sentence of an epoch with one unlabeled sentence, so that their batches have the same size (Table 4.1).
 
-    An index is a place in the epoch, of which :meth:`begin_epoch` says the order. The n-th labeled sentence since the beginning
-    of the training has the n-th sentence of an endless sequence of permutations of the unlabeled ones: it depends on the seed
-    and the place alone, and all are read once before one is read again.
+    An index is a place in the epoch; :meth:`begin_epoch` sets which sentence is there. The n-th labeled sentence since the
+    beginning of the training has the n-th sentence of an endless sequence of permutations of the unlabeled ones: it depends on
+    the seed and the place alone, and all are read once before one is read again.
 
     Attributes:
         weight: the expected number of labeled words for an unlabeled one.
@@ -103,9 +103,9 @@ class WithUnlabeled(FairseqDataset):
 def add_cross_views(loss: Tensor, output: WordOutput, sample: dict) -> tuple[Tensor, dict[str, Any]]:
     """Add c sum_w sum_j KL(p_w || p_w^j) to the summed loss of labeled words, nats, float32 scalars (thesis, section 4.1.1).
 
-    w are the unlabeled words of the batch; p is the prediction of a head, fixed and without dropout, and p^j that of a view. Of
-    several heads it is the sum. With the constant c, the expected number of labeled words for an unlabeled one, division by
-    the labeled words gives the mean over unlabeled words, and sums over ranks and accumulated batches are exact.
+    w are the unlabeled words of the batch; p is the prediction of a head, fixed and without dropout, and p^j that of a view.
+    The terms of several heads are added. With the constant c, the expected number of labeled words for an unlabeled one,
+    division by the labeled words gives the mean over unlabeled words, and sums over ranks and accumulated batches are exact.
 
     Returns:
         The loss, as it is where there are no views, and the sums to log.

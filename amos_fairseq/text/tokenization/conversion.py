@@ -72,8 +72,8 @@ def from_sentencepiece(model: bytes, normalizer: normalizers.Normalizer | None =
     ids, special_tokens = token_ids(list(scores))
     # SentencePiece makes one piece of a run of unknown characters, hence fuse_unk.
     library = tokenizers.Tokenizer(models.BPE(ids, _merges(scores), unk_token=special_tokens[UNK], fuse_unk=True))
-    given_spaces = [normalizers.Replace(SPACE, " "), *_single_spaces()]
-    library.normalizer = normalizer or normalizers.Sequence(given_spaces)
+    spaces_alone = [normalizers.Replace(SPACE, " "), *_single_spaces()]
+    library.normalizer = normalizer or normalizers.Sequence(spaces_alone)
     # Only the beginning of the text gets SentencePiece's first space, not the part after a <mask>.
     library.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="first", split=True)
     library.decoder = decoders.Metaspace(replacement=SPACE, prepend_scheme="first")

@@ -107,6 +107,7 @@ REFUSED = [
     (read_columns, None, "no such file"),
     (read_conllu, CONLLU.replace("3\tn't", "4\tn't"), "line 7: word id 4, expected 3"),
     (read_conllu, CONLLU.replace("\tVBP\t", " VBP "), "line 5: not the ten columns"),
+    (read_conllu, "1 I I PRON PRP _ 0 root _ _\n", "line 1: not the ten columns of CoNLL-U, separated by tabs"),
     (read_conllu, CONLLU.replace("\n1\ta b", "1\ta b"), "line 8: word id 1, expected 4"),
     (read_unlabeled, "The dog  sees\nA\tcat\n", "line 2: 2 columns, expected 3 .*; line 2 has a tab"),
     (

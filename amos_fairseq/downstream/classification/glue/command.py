@@ -87,13 +87,13 @@ class GlueOptions:
     """The options of the command besides its tasks.
 
     Attributes:
-        own: prepared directories of the user's own tasks by name, which are run beside GLUE's.
+        own_tasks: prepared directories of the user's own tasks by name, which are run beside GLUE's.
         with_train: write the predictions of the rows to train on, for students.
         intermediate: OUT of the MNLI runs that RTE, STS-B and MRPC start from; it may be the session's own.
         squad: directory with ``squad.json``; None for OUT, where it may be missing.
     """
 
-    own: Mapping[str, Path] = field(default_factory=dict)
+    own_tasks: Mapping[str, Path] = field(default_factory=dict)
     max_rows: int | None = None
     teachers: Teachers | None = None
     with_train: bool = False
@@ -110,17 +110,17 @@ def main(arguments: argparse.Namespace) -> None:
     is_raw = holds_official_files(data)
     tasks = tasks_to_run(arguments.tasks, data, is_raw)
     session = session_from(arguments, Glue.name)
-    own = {}
+    own_tasks = {}
     if arguments.own_tasks is not None:
         sources = read_own_tasks(arguments.own_tasks)
         with preparing(session, Glue.name) as tokenizer:
-            own = {name: prepare_inside(session.out, source, tokenizer, name) for name, source in sources.items()}
+            own_tasks = {name: prepare_inside(session.out, source, tokenizer, name) for name, source in sources.items()}
     if is_raw:
         wanted = [*tasks, DIAGNOSTIC] if arguments.write_test and has_any_file(data, TASKS[DIAGNOSTIC]) else tasks
         with preparing(session, Glue.name) as tokenizer:
             data = prepare_glue_inside(session.out, data, wanted, tokenizer)
     options = GlueOptions(
-        own=own,
+        own_tasks=own_tasks,
         max_rows=arguments.max_rows,
         teachers=arguments.teachers and read_teachers(arguments.teachers, arguments.gold_weight, arguments.ensemble),
         with_train=arguments.write_train,
@@ -158,7 +158,7 @@ def open_glue(session: Session, data: Path, tasks: Sequence[str], options: GlueO
     data = data.resolve()
     prepared = {task: read_glue_data(data, task, options.max_rows) for task in tasks}
     session.checkpoint.check_tokenizer(data / "tokenizer")
-    for name, directory in options.own.items():
+    for name, directory in options.own_tasks.items():
         prepared[name] = read_text_data(directory.resolve(), name, "repeat the command", options.max_rows)
         session.checkpoint.check_tokenizer(directory / "tokenizer")
     others = [read_glue_summary(folder) for folder in options.beside]
@@ -249,12 +249,8 @@ class Glue(TextBenchmark):
             flags += ["--max-rows", str(self.options.max_rows)]
         if self.options.teachers is not None:
             flags += ["--teacher", str(run.directory / TEACHER_FILE)]
-            flags += [
-                "--gold-weight",
-                self.options.teachers.gold_weight,
-                "--max-update",
-                str(run.schedule.total_updates),
-            ]
+            flags += ["--gold-weight", self.options.teachers.gold_weight]
+            flags += ["--max-update", str(run.schedule.total_updates)]
         return flags
 
     def fill_directory(self, run: TaskRun) -> None:
@@ -285,8 +281,8 @@ class Glue(TextBenchmark):
             more["max_rows"] = options.max_rows
         if options.teachers is not None:
             more["teachers"] = options.teachers.settings
-        if options.own:
-            more["own_tasks"] = sorted(options.own)
+        if options.own_tasks:
+            more["own_tasks"] = sorted(options.own_tasks)
         return super().setup() | more
 
     def execute(self, execute_runs: Callable[[Sequence[TaskRun]], list[Failure]]) -> list[Failure]:
@@ -302,8 +298,8 @@ class Glue(TextBenchmark):
         independent.sort(key=lambda run: run.task.name != INTERMEDIATE_TASK)  # MNLI first: other tasks wait for it
         dependent = [task for name, task in self.tasks.items() if name in INTERMEDIATE_FOR]
         for run in self.plan(dependent):  # the runner would find it only after MNLI's hours of training
-            there = read_optional_json(run.directory / IDENTITY_FILE)
-            if there is not None and "intermediate_sha256" not in there:
+            identity = read_optional_json(run.directory / IDENTITY_FILE)
+            if identity is not None and "intermediate_sha256" not in identity:
                 raise UserError(f"{run.directory} was started without --intermediate: give another --out")
         failures = execute_runs(independent) if independent else []
         best = best_run_of(self.options.intermediate, INTERMEDIATE_TASK)
@@ -313,7 +309,7 @@ class Glue(TextBenchmark):
         return failures + execute_runs(self.plan(dependent, best_checkpoint(self.options.intermediate, best)))
 
     def shows(self, task: str) -> bool:
-        return task in SCORED or task in self.options.own
+        return task in SCORED or task in self.options.own_tasks
 
     def notes(self, results: Sequence[RunResult], summaries: Mapping[str, TaskSummary]) -> Iterator[str]:
         tasks = dict.fromkeys(result.task for result in results if "intermediate_sha256" in result.identity)
@@ -325,7 +321,7 @@ class Glue(TextBenchmark):
             yield from (f"SQuAD: {note}" for note in self.squad.notes)
 
     def table(self, summaries: Mapping[str, TaskSummary], notes: Sequence[str]) -> Table:
-        names = [*SCORED, *self.options.own]
+        names = [*SCORED, *self.options.own_tasks]
         return glue_table(self.row_name, summaries, self.squad, self.options.with_paper, notes, names, self.others)
 
     def summary_parts(self, summaries: Mapping[str, TaskSummary]) -> dict[str, Any]:

@@ -25,13 +25,13 @@ REVISION = "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c"
 HUB_TEXTS = {"MRPC": ("sentence1", "sentence2"), **dict.fromkeys(("MNLI", "AX"), ("premise", "hypothesis"))}
 
 
-def run(given: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
     """Download the files of the tasks and write them into OUT; tasks that are there are skipped."""
-    tasks = [TASKS[name] for name in parse_tasks(",".join(given.tasks) or "ALL", TASKS, TASKS)]
+    tasks = [TASKS[name] for name in parse_tasks(",".join(arguments.tasks) or "ALL", TASKS, TASKS)]
     for task in tasks:
         names = {split: Path(places[0]) for split, places in task.files.items()}
-        folder = given.out / names["test"].parent
-        if all((given.out / name).is_file() for name in names.values()):
+        folder = arguments.out / names["test"].parent
+        if all((arguments.out / name).is_file() for name in names.values()):
             say(f"{task.name} is already there: skipped", "download")
             continue
         if folder.exists():
@@ -68,8 +68,8 @@ def fetch(folder: str) -> Path:
 
 
 def official_lines(task: GlueTask, split: str, snapshot: Path) -> Iterator[str]:
-    """Yield the lines of an official file, with the columns that ``amos prepare glue`` reads. Another number of rows than that
-    of the official one is refused, and so is a text that a line of a table cannot have."""
+    """Yield the lines of an official file, with the columns that ``amos prepare glue`` reads. Refuse another number of rows
+    than the official file has, and a text with a tab or a line end."""
     folder, columns = snapshot / hub_folder(task), HUB_TEXTS.get(task.name, task.texts)
     name = "test" if task.name == DIAGNOSTIC else Path(task.files[split][0]).stem.replace("dev", "validation")
     files = sorted(folder.glob(f"{name}-*.parquet"))

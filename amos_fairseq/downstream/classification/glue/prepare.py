@@ -31,24 +31,24 @@ _SHOWN_BROKEN_LINES = 5
 OnRead = Callable[[int], object]
 
 
-def run(given: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
     """Write the tasks' files in GLUE_DIR to OUT; finished tasks made from the same files are skipped."""
-    out, glue = given.out, given.glue
+    out, glue = arguments.out, arguments.glue
     if not glue.is_dir():
         raise UserError(f"GLUE_DIR {glue} is not a directory: give the one that contains CoLA, SST-2, ...")
-    names = tasks_in(glue, given.tasks, TASKS, TASKS, lambda task: has_any_file(glue, TASKS[task]), "prepared")
+    names = tasks_in(glue, arguments.tasks, TASKS, TASKS, lambda task: has_any_file(glue, TASKS[task]), "prepared")
     files = {name: find_files(glue, TASKS[name]) for name in names}  # first all: a missing one is reported at once
-    if given.max_train_rows is not None and given.max_train_rows < 1:
-        raise UserError(f"--max-train-rows {given.max_train_rows} must be at least 1")
-    sample, tokenizer = Sample(given.max_train_rows, given.seed), load_tokenizer(given.tokenizer)
-    number_of_processes(given.workers)  # before any work
+    if arguments.max_train_rows is not None and arguments.max_train_rows < 1:
+        raise UserError(f"--max-train-rows {arguments.max_train_rows} must be at least 1")
+    sample, tokenizer = Sample(arguments.max_train_rows, arguments.seed), load_tokenizer(arguments.tokenizer)
+    number_of_processes(arguments.workers)  # before any work
     _check_out(out, tokenizer)
     if not (out / TOKENIZER_DIRECTORY).exists():
         with whole_folder(out / TOKENIZER_DIRECTORY) as unfinished:
             tokenizer.save(unfinished)
     settings = sample.describe("max_train_rows")
     for name, sources in files.items():
-        write = functools.partial(write_glue_task, TASKS[name], sources, sample, tokenizer, given.workers)
+        write = functools.partial(write_glue_task, TASKS[name], sources, sample, tokenizer, arguments.workers)
         if not prepare_folder(out / name, sources, tokenizer, settings, write):
             say(f"{name} is finished already, with these files and settings: skipped")
     command = f"fairseq-train {out}/TASK --user-dir amos_fairseq --task sentence_prediction ..."
@@ -103,10 +103,10 @@ def read_split(path: Path, task: GlueTask, split: str, on_read: OnRead = lambda 
     expected = f"a number from 0 to {LARGEST_SCORE:g}" if task.is_regression else f"one of {', '.join(task.labels)}"
     labels = []
     for line, value in zip(rows.ids, rows.labels, strict=True):
-        label = value.strip()
-        if not _is_label(label, task):
-            raise UserError(f"{path}, line {line}: label {label[:60]!r} is not {expected}, as in {task.name}")
-        labels.append(float(label) if task.is_regression else label)
+        text = value.strip()
+        if not _is_label(text, task):
+            raise UserError(f"{path}, line {line}: label {text[:60]!r} is not {expected}, as in {task.name}")
+        labels.append(float(text) if task.is_regression else text)
     return dataclasses.replace(rows, labels=labels)
 
 

@@ -93,7 +93,8 @@ def glue_table(
 def results_row(
     name: str, main_scores: Mapping[str, str], spreads: Mapping[str, Mapping[str, Spread]], tasks: Sequence[str]
 ) -> list[str]:
-    """Return a row with the columns ``tasks``. Its average is of all that it has, and says so where the columns are others."""
+    """Return a row with the columns ``tasks``. Its average is over the tasks of its own results; their number follows where the
+    columns have others."""
     cells = []
     for task in tasks:
         score = main_scores.get(task)
@@ -177,11 +178,9 @@ def difference_table(ours: Summary, others: Sequence[Summary], prepared: Mapping
         for task, data in prepared.items():
             scores_of_task = [[run.main for run in side.shown_runs(task)] for side in (ours, other)]
             if all(scores_of_task):
-                both, labels = (
-                    [predictions_of_seeds(side, data) for side in (ours, other)],
-                    data.spell(data.labels("valid")),
-                )
-                drawn[task] = paired_bootstrap(data.main_score, *both, np.array(labels))
+                predictions = [predictions_of_seeds(side, data) for side in (ours, other)]
+                labels = np.array(data.spell(data.labels("valid")))
+                drawn[task] = paired_bootstrap(data.main_score, *predictions, labels)
                 scores[task] = scores_of_task
         p_bootstrap = holm(list(map(two_sided_p, drawn.values())))
         p_seeds = holm([p_of_seeds(*of_task) for of_task in scores.values()])
@@ -224,9 +223,9 @@ def mean_score(score: str, predictions: np.ndarray, labels: np.ndarray) -> Calla
         return lambda rows: float(correct[rows].mean())
     if score == "micro_f1":  # of lists of labels in JSON
         gold = [set(json.loads(cell)) for cell in labels]
-        found = [[set(json.loads(cell)) for cell in row] for row in predictions]
-        right = np.array([[len(one & other) for one, other in zip(row, gold, strict=True)] for row in found])
-        either = np.array([[len(one) + len(other) for one, other in zip(row, gold, strict=True)] for row in found])
+        predicted = [[set(json.loads(cell)) for cell in row] for row in predictions]
+        right = np.array([[len(one & other) for one, other in zip(row, gold, strict=True)] for row in predicted])
+        either = np.array([[len(one) + len(other) for one, other in zip(row, gold, strict=True)] for row in predicted])
         return lambda rows: 200 * float((right[:, rows].sum(1) / np.maximum(1, either[:, rows].sum(1))).mean())
     if score == "matthews":  # of two classes: the correlation of 0 and 1
         positive = max(labels.tolist())
@@ -234,13 +233,13 @@ def mean_score(score: str, predictions: np.ndarray, labels: np.ndarray) -> Calla
     predictions, labels = predictions.astype(np.float64), labels.astype(np.float64)
 
     def mean_correlation(rows: np.ndarray) -> float:
-        found, gold = predictions[:, rows], labels[rows]
+        predicted, gold = predictions[:, rows], labels[rows]
         if score == "spearman":
-            found, gold = rankdata(found, axis=1), rankdata(gold)
-        found, gold = found - found.mean(1, keepdims=True), gold - gold.mean()
+            predicted, gold = rankdata(predicted, axis=1), rankdata(gold)
+        predicted, gold = predicted - predicted.mean(1, keepdims=True), gold - gold.mean()
         # 0 if one side is constant, and then the correlation is, too.
-        scale = np.sqrt((found**2).sum(1) * (gold**2).sum())
-        return 100 * float(np.divide(found @ gold, scale, out=np.zeros(len(found)), where=scale > 0).mean())
+        scale = np.sqrt((predicted**2).sum(1) * (gold**2).sum())
+        return 100 * float(np.divide(predicted @ gold, scale, out=np.zeros(len(predicted)), where=scale > 0).mean())
 
     return mean_correlation
 

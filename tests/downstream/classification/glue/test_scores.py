@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from scipy.stats import rankdata
 
-from amos_fairseq.downstream.classification.benchmark import score
 from amos_fairseq.downstream.classification.glue.table import average, glue_table
 from amos_fairseq.downstream.classification.glue.tasks import AVERAGED, TASKS
+from amos_fairseq.downstream.classification.scores import task_scores
 from amos_fairseq.downstream.results import RunResult, Spread, Summary, best_run, paper_results, spread_of, summarize
 
 
@@ -20,14 +20,14 @@ def test_scores_by_hand():
     labels = np.array([1, 1, 1, 1, 1, 0, 0, 0, 0, 0])
     predictions = np.array([1, 1, 1, 0, 0, 1, 0, 0, 0, 0])
     matthews = (3 * 4 - 1 * 2) / math.sqrt(4 * 5 * 5 * 6)
-    assert score("CoLA", "classes", predictions, labels) == pytest.approx(
+    assert task_scores("CoLA", "classes", predictions, labels) == pytest.approx(
         {"matthews": 100 * matthews, "accuracy": 70.0}
     )
     # precision 3/4, recall 3/5
-    assert score("MRPC", "classes", predictions, labels) == pytest.approx(
+    assert task_scores("MRPC", "classes", predictions, labels) == pytest.approx(
         {"accuracy": 70.0, "f1": 100 * 2 * 0.45 / 1.35}
     )
-    assert score("RTE", "classes", predictions, labels) == {"accuracy": 70.0}
+    assert task_scores("RTE", "classes", predictions, labels) == {"accuracy": 70.0}
 
 
 def test_correlations_are_those_of_their_formulas():
@@ -39,7 +39,7 @@ def test_correlations_are_those_of_their_formulas():
         a, b = a - a.mean(), b - b.mean()
         return (a * b).sum() / math.sqrt((a * a).sum() * (b * b).sum())
 
-    found = score("STS-B", "number", predictions, labels)
+    found = task_scores("STS-B", "number", predictions, labels)
     expected = {"pearson": pearson(predictions, labels), "spearman": pearson(rankdata(predictions), rankdata(labels))}
     assert found == pytest.approx({name: 100 * value for name, value in expected.items()})
     assert all(type(value) is float for value in found.values()), "numpy scalars do not go into JSON"
@@ -47,9 +47,12 @@ def test_correlations_are_those_of_their_formulas():
 
 def test_constant_predictions_score_zero():
     constant, labels = np.full(6, 2.5), np.array([0, 1, 2, 3, 4, 5.0])
-    assert score("STS-B", "number", constant, labels) == {"spearman": 0.0, "pearson": 0.0}
-    assert score("CoLA", "classes", np.ones(4, int), np.array([0, 1, 1, 1])) == {"matthews": 0.0, "accuracy": 75.0}
-    assert score("MRPC", "classes", np.zeros(2, int), np.zeros(2, int)) == {"accuracy": 100.0, "f1": 0.0}
+    assert task_scores("STS-B", "number", constant, labels) == {"spearman": 0.0, "pearson": 0.0}
+    assert task_scores("CoLA", "classes", np.ones(4, int), np.array([0, 1, 1, 1])) == {
+        "matthews": 0.0,
+        "accuracy": 75.0,
+    }
+    assert task_scores("MRPC", "classes", np.zeros(2, int), np.zeros(2, int)) == {"accuracy": 100.0, "f1": 0.0}
 
 
 def test_median_and_deviation_by_hand():
