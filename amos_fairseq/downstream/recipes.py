@@ -251,8 +251,17 @@ def _trials(layers: list[dict[str, Any]], where: str) -> tuple[Hyperparameters, 
     for name, choices in grid.items():
         if not isinstance(choices, list) or not choices:
             raise UserError(f"{where}: the grid's {name} must be a list of values")
-    combinations = itertools.product(*grid.values())
-    return tuple(_hyperparameters(fixed | dict(zip(grid, values, strict=True)), where) for values in combinations)
+    fixed |= {name: choices[0] for name, choices in grid.items()}
+    first = _hyperparameters(fixed, where)
+    # Each value is read once: AMOS's grid has 912 combinations.
+    choices_as_read = [
+        [getattr(_hyperparameters(fixed | {name: choice}, where), name) for choice in choices]
+        for name, choices in grid.items()
+    ]
+    return tuple(
+        dataclasses.replace(first, **dict(zip(grid, values, strict=True)))
+        for values in itertools.product(*choices_as_read)
+    )
 
 
 def _hyperparameters(values: Mapping[str, Any], where: str) -> Hyperparameters:
