@@ -7,6 +7,7 @@ from typing import Any
 from amos_fairseq.cli import fine_tuning
 from amos_fairseq.cli.arguments import add_subcommand
 from amos_fairseq.downstream.squad.official import print_scores
+from amos_fairseq.errors import UserError
 
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package on SQuAD 1.1 or 2.0, whichever the dev file is of: one fairseq-train process per seed,
@@ -52,6 +53,9 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     if arguments.evaluate is not None:
         print_scores(arguments)
         return
+    for name in ("null_odds", "null_threshold"):
+        if getattr(arguments, name) is not None:
+            raise UserError(f"--{name.replace('_', '-')} is for --evaluate: leave it out")
     missing = [f"--{name}" for name in REQUIRED if getattr(arguments, name) is None]
     if missing:
         parser.error(f"the following arguments are required: {', '.join(missing)} (or --evaluate)")

@@ -75,6 +75,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(squad_data, tmp_path, capsys
         (["--evaluate", good, data, "--null-threshold", 1], "--null-threshold needs --null-odds"),
         ([*train, squad_data / "data", "--tokens-per-window", 65], "--tokens-per-window 65 is more than the 64 tokens"),
         ([*train, squad_data / "data", "--n-best", 0], "--n-best 0"),
+        ([*train, squad_data / "data", "--null-odds", undefined], "--null-odds is for --evaluate"),
         ([*train, squad_data / "data", "--max-question-length", 61], "leaves no room for a context"),
         ([*train, squad_data / "data", "--recipe", tmp_path / "grid.yaml"], "several num_separators for SQuAD"),
         ([*train, tmp_path], "squad.json is missing"),
