@@ -34,7 +34,7 @@ def require_split(path: str, hint: str = "give a directory that amos prepare or 
     """Check a binarized text without reading all of it.
 
     The index must have the size that it states, and the text the size that follows from the index. Where amos prepare has
-    stored a sample of both files in ``corpus.json``, the sample must be the same. ``hint``: how to mend a missing file.
+    stored a sample of both files in ``corpus.json``, the sample must be the same. ``hint``: what to do about a missing file.
     """
     for suffix in (".bin", ".idx"):
         if not os.path.isfile(path + suffix):

@@ -77,7 +77,7 @@ class Resume(Hook):
 
 
 def claim_and_repair(cfg: Any) -> None:
-    """Lock SAVE_DIR, then mend ``checkpoint_last.pt``. ``cfg``: the section ``checkpoint``."""
+    """Lock SAVE_DIR, then repair ``checkpoint_last.pt``. ``cfg``: the section ``checkpoint``."""
     claim_save_dir(cfg.save_dir)
     if cfg.restore_file == DEFAULT_FILE:
         repair_last_checkpoint(cfg.save_dir, cfg.checkpoint_suffix, not cfg.no_last_checkpoints)
