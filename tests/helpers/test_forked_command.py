@@ -9,7 +9,7 @@ from forked_command import run_module
 from tiny_runs import TINY_RUN, run_process
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand
 def test_a_training_leaves_the_bits_of_a_new_process(binarized_corpus: Path, tmp_path: Path) -> None:
     arguments = [str(binarized_corpus), *TINY_RUN, "--max-update", "2", "--num-workers", "1", "--save-dir"]
     forked = run_module("fairseq_cli.train", [*arguments, str(tmp_path / "forked")])

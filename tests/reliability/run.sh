@@ -16,5 +16,5 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 export PYTHONPATH="$PWD:$PWD/tests/helpers:$PWD/tests/reliability"
 export AMOS_RELIABILITY=1
 python -m pytest tests/reliability -q -p no:cacheprovider
-python -m pytest tests/collapse tests/comparison -m by_hand -q -p no:cacheprovider
+python -m pytest tests -m by_hand -q -p no:cacheprovider
 exec python -m attacks "$@"

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,9 @@ FLAGS = ["--dropout", "0", "--attention-dropout", "0", "--batch-size", "4", "--m
 FLAGS += ["--save-interval-updates", "2", "--validate-interval-updates", "4"]
 # fairseq rounds what it logs to 3 digits; compiled sums, and those over ranks, have another order.
 LOSS_TOLERANCE = 2e-3
+NEEDS_COMPILER = pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX", "g++")) is None, reason="there is no C++ compiler"
+)
 
 
 def assert_close_losses(save_dir: Path, reference: Path) -> None:
@@ -23,23 +27,27 @@ def assert_close_losses(save_dir: Path, reference: Path) -> None:
         assert abs(found["loss"] - expected["loss"]) < LOSS_TOLERANCE * expected["loss"]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="there is no C++ compiler")
-def test_compiled_layers_train_what_eager_layers_train(binarized_corpus: Path, tmp_path: Path) -> None:
-    """On one rank, and on two, where one backward pass of two exchanges gradients; recomputed layers give the same bits.
-
-    A compiled run that is continued halfway ends in the same bits (with dropout: tests/modules/test_compilation.py). Samples
-    are the same as long as no rounding changes one; a checkpoint is the same with and without compilation.
-    """
+def in_folder(folder: Path, data: Path) -> Callable[..., tuple[Path, str]]:
+    """Return a function that trains in a folder of this one, and returns it with what was printed."""
     # Only the first run compiles, the others load its results from this folder.
-    cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")}
 
     def train(name: str, *flags: str, num_ranks: int = 1) -> tuple[Path, str]:
-        save_dir = tmp_path / name
-        arguments = [str(binarized_corpus), *TINY_RUN, *FLAGS, "--save-dir", str(save_dir)]
+        save_dir = folder / name
+        arguments = [str(data), *TINY_RUN, *FLAGS, "--save-dir", str(save_dir)]
         arguments += ["--update-freq", str(4 // num_ranks), *flags]
         return save_dir, run_command("fairseq_cli.train", arguments, num_ranks, env=cache)
 
+    return train
+
+
+@pytest.mark.slow
+@NEEDS_COMPILER
+def test_compiled_layers_train_what_eager_layers_train(binarized_corpus: Path, tmp_path: Path) -> None:
+    """Recomputed layers give the same bits. A compiled run that is continued halfway ends in the same bits (with dropout:
+    tests/modules/test_compilation.py). Samples are the same as long as no rounding changes one; a checkpoint is the same with
+    and without compilation."""
+    train = in_folder(tmp_path, binarized_corpus)
     eager, _ = train("eager")
     recomputed, _ = train("recomputed", "--activation-checkpointing")
     assert_same_run(recomputed, eager)
@@ -56,6 +64,13 @@ def test_compiled_layers_train_what_eager_layers_train(binarized_corpus: Path, t
     train("continued", "--compile")
     assert_same_run(continued, compiled)
 
+
+@pytest.mark.by_hand
+@NEEDS_COMPILER
+def test_compiled_layers_of_two_ranks(binarized_corpus: Path, tmp_path: Path) -> None:
+    """One backward pass of two exchanges gradients."""
+    train = in_folder(tmp_path, binarized_corpus)
+    eager, _ = train("eager")
     together, text = train("two ranks", "--compile", num_ranks=2)
     assert "training on 2 devices" in text
     assert text.count("compiling the encoder's layers") == 1
