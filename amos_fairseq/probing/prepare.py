@@ -15,7 +15,8 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text, whole_folder
 from amos_fairseq.output.terminal import say
 from amos_fairseq.probing.targets import SPLITS, ProbingTask, choose_tasks, parse_example, read_task
-from amos_fairseq.text.input_files import kind_and_compression, read_lines
+from amos_fairseq.text.file_kinds import kind_and_compression
+from amos_fairseq.text.input_files import read_lines
 from amos_fairseq.text.prepared_data import check_inputs, describe_source, is_finished
 
 MANIFEST = "probing.json"

@@ -33,7 +33,8 @@ from amos_fairseq.scoring import PAIR_SUFFIXES
 from amos_fairseq.scoring.lines import DECIMALS, EncodedLine, encoded_lines, score_texts, with_unknown_pieces
 from amos_fairseq.scoring.token_scorers import DetectionScorer, build_pair_scorer
 from amos_fairseq.strangers import LONGEST_NAME, parse_json, plain_name
-from amos_fairseq.text.input_files import FOLDER, kind_and_compression, kind_of, read_lines, refuse_many_brackets
+from amos_fairseq.text.file_kinds import FOLDER, kind_and_compression, kind_of, refuse_many_brackets
+from amos_fairseq.text.input_files import read_lines
 from amos_fairseq.text.tokenization.tokenizer import SPECIAL_SYMBOLS, read_dictionary_symbols
 
 FORMAT = 1

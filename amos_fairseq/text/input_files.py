@@ -4,79 +4,35 @@ NUL characters are removed from all texts, because tokenizers differ: one remove
 """
 
 import csv
-import io
-import lzma
-import os
-import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import zstandard
+from typing import Any
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.strangers import parse_json
 from amos_fairseq.text.arrow_files import arrow_rows, folder_files, open_arrow, without_nul
+from amos_fairseq.text.file_kinds import (
+    CSV,
+    FOLDER,
+    JSON,
+    JSONL,
+    LARGEST_DOCUMENT_BYTES,
+    PARQUET,
+    TEXT,
+    TSV,
+    UTF8_MARK,
+    OnRead,
+    ignore,
+    in_mib,
+    kind_of,
+    opened,
+    refuse_json,
+    refuse_many_brackets,
+)
 
-BUFFER_BYTES = 1 << 20
-# A document is held in memory and belongs to one shard, so its size is limited.
-LARGEST_DOCUMENT_BYTES = 1 << 27
-# Parsed, an empty list of two bytes takes eighty, so that a line of a few kilobytes, compressed, would fill the memory.
-LARGEST_NUMBER_OF_BRACKETS = 10_000_000
-# What a compressed text may refer back to is in memory too. The program zstd has the same limit; xz -9 takes half of it.
-_LARGEST_WINDOW_BYTES = 1 << 27
-_COMPRESSED_PART_BYTES = 512  # at most 16 MiB of text
-_STREAMS: dict[str, Callable[[], Any]] = {
-    ".gz": lambda: zlib.decompressobj(zlib.MAX_WBITS | 16),
-    ".xz": lambda: lzma.LZMADecompressor(memlimit=_LARGEST_WINDOW_BYTES + (1 << 20)),
-    ".zst": lambda: zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW_BYTES).decompressobj(),
-}
-COMPRESSIONS = tuple(_STREAMS)
-_DAMAGED = (EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
-# Without this list such a file would be reported as "not UTF-8", or an uncompressed archive would be read as text.
-_NOT_READ = {".7z", ".arrow", ".bz2", ".lz4", ".parquet", ".rar", ".tar", ".tbz", ".tbz2", ".tgz", ".txz", ".zip"}
-_UTF8_MARK = b"\xef\xbb\xbf"
-
-TEXT, TSV, CSV, JSONL, PARQUET, FOLDER = "text", "tsv", "csv", "jsonl", "parquet", "folder"
-_TABLES = {".tsv": TSV, ".csv": CSV, ".jsonl": JSONL, ".ndjson": JSONL, ".parquet": PARQUET}
 MOST_COLUMNS = 10_000
 OBJECTS_WITH_KEYS = 100
-
-OnRead = Callable[[int], object]  # called with numbers of bytes that were read from disk
-
-
-def ignore(size: int) -> None:
-    pass
-
-
-def kind_and_compression(path: Path) -> tuple[str, str]:
-    """Return ``(".jsonl", ".gz")`` for ``Text.jsonl.GZ``; an empty string for a missing suffix."""
-    *before, last = ["", *(suffix.lower() for suffix in path.suffixes)]
-    return (before[-1], last) if last in COMPRESSIONS else (last, "")
-
-
-def kind_of(path: Path) -> str:
-    """Return the kind of an input by its suffix, TEXT for others; refuse what is no file, is empty or cannot be read."""
-    if path.is_dir():
-        return FOLDER
-    suffix, compression = kind_and_compression(path)
-    problem = None
-    if not path.exists():
-        problem = "no such file"
-    elif not path.is_file():  # opening a pipe would wait for its writer
-        problem = "is not a file"
-    elif not os.access(path, os.R_OK):
-        problem = "cannot be read: permission denied"
-    elif path.stat().st_size == 0:
-        problem = "is empty: fill it, or leave it out"
-    elif suffix == ".parquet" and compression:
-        problem = f"Parquet is compressed inside: unpack {compression} first"
-    if problem:
-        raise UserError(f"{path}: {problem}")
-    return _TABLES.get(suffix, TEXT)
 
 
 def files_of(path: Path) -> list[Path]:
@@ -86,27 +42,27 @@ def files_of(path: Path) -> list[Path]:
 
 def read_content(path: Path, limit: int) -> bytes:
     """Return the whole content, of at most ``limit`` bytes."""
-    with _opened(path, ignore) as stream:
+    with opened(path) as stream:
         content = stream.read(limit + 1)
     if len(content) > limit:
-        raise UserError(f"{path} holds more than {_in_mib(limit)}: divide it into smaller files")
+        raise UserError(f"{path} holds more than {in_mib(limit)}: divide it into smaller files")
     return content
 
 
 def read_lines(path: Path, on_read: OnRead = ignore) -> Iterator[tuple[int, bytes]]:
     """Yield numbered lines (from 1) that are valid UTF-8, with their line ends, without a byte-order mark."""
-    kind, _ = kind_and_compression(path)
-    if kind in _NOT_READ:
-        raise UserError(
-            f"{path}: {kind} files are not supported: unpack it; text can be compressed as .gz, .xz or .zst"
-        )
+    kind = kind_of(path)
+    if kind == JSON:
+        refuse_json(path)
+    if kind in (PARQUET, FOLDER):
+        raise UserError(f"{path} has no lines of text: it is a {'folder' if kind == FOLDER else 'Parquet file'}")
     number = offset = 0
-    with _opened(path, on_read) as stream:
+    with opened(path, on_read) as stream:
         while line := stream.readline(LARGEST_DOCUMENT_BYTES + 1):
             number += 1
             if len(line) > LARGEST_DOCUMENT_BYTES:
                 raise UserError(
-                    f"{path}, line {number}: longer than {_in_mib(LARGEST_DOCUMENT_BYTES)}: divide it into shorter lines, "
+                    f"{path}, line {number}: longer than {in_mib(LARGEST_DOCUMENT_BYTES)}: divide it into shorter lines, "
                     "with a blank line between documents"
                 )
             try:
@@ -117,12 +73,12 @@ def read_lines(path: Path, on_read: OnRead = ignore) -> Iterator[tuple[int, byte
                     f"{path}, {place}: not UTF-8 ({error.reason}): convert the file, for example with iconv"
                 ) from None
             offset += len(line)
-            yield number, line.removeprefix(_UTF8_MARK) if number == 1 else line
+            yield number, line.removeprefix(UTF8_MARK) if number == 1 else line
 
 
 def refuse_large(document: bytes | bytearray, what: str) -> None:
     if len(document) > LARGEST_DOCUMENT_BYTES:
-        raise UserError(f"{what} is larger than {_in_mib(LARGEST_DOCUMENT_BYTES)}: put a blank line between documents")
+        raise UserError(f"{what} is larger than {in_mib(LARGEST_DOCUMENT_BYTES)}: put a blank line between documents")
 
 
 class TableFile:
@@ -132,7 +88,7 @@ class TableFile:
       ``csv_quotes`` it is CSV with tabs, as pandas and ``csv`` write it. Values: ``str``.
     - ``csv``: as Python's ``csv`` reads it, strictly; a quoted field may have line ends. ``,`` or ``;`` separates: the one
       that gives the first line more columns, ``,`` if they are equal. Values: ``str``.
-    - ``jsonl`` (also ``.ndjson``): an object on each line. The columns are the keys of the first ``OBJECTS_WITH_KEYS``; a key
+    - ``jsonl``: an object on each line. The columns are the keys of the first ``OBJECTS_WITH_KEYS``; a key
       that is missing is None, and others are ignored. Values: those of JSON.
     - ``parquet``, and ``folder`` of ``Dataset.save_to_disk``: Python values. The number of a class of a ``ClassLabel``, alone
       or in a list, is replaced by the name of the class, and -1 by None.
@@ -148,9 +104,11 @@ class TableFile:
         self.broken_lines: list[int] = []
         if self.kind == TEXT:
             raise UserError(
-                f"{path}: by its name, it is no table: give .tsv, .csv or .jsonl (also with "
-                f"{', '.join(COMPRESSIONS)}), .parquet, or a folder of save_to_disk of datasets"
+                f"{path} is no table: give JSON lines, Parquet, a folder of save_to_disk of datasets, or text whose name "
+                "ends in .tsv or .csv (compressed, in .tsv.gz and so on)"
             )
+        if self.kind == JSON:
+            refuse_json(path)
         if not header and self.kind not in (TSV, CSV):
             raise UserError(f"{path}: its columns have names already: remove --no-header")
         if self.kind in (TSV, CSV):
@@ -267,86 +225,3 @@ def json_lines(path: Path, on_read: OnRead) -> Iterator[tuple[int, bytes]]:
         refuse_many_brackets(line, path, number)
         if line.strip():
             yield number, line
-
-
-def refuse_many_brackets(line: bytes, path: Path, number: int) -> None:
-    """Refuse a line of JSON that could fill the memory when it is parsed."""
-    if len(line) > LARGEST_NUMBER_OF_BRACKETS < line.count(b"[") + line.count(b"{"):
-        raise UserError(
-            f"{path}, line {number}: more than {LARGEST_NUMBER_OF_BRACKETS:,} brackets: divide the document"
-        )
-
-
-@contextmanager
-def _opened(path: Path, on_read: OnRead) -> Iterator[BinaryIO]:
-    """Open the decompressed content of a file."""
-    _, compression = kind_and_compression(path)
-    with open(path, "rb", buffering=0) as raw:
-        chunks = _read_chunks(raw, on_read)
-        try:
-            yield io.BufferedReader(
-                _Stream(_decompressed(chunks, compression) if compression else chunks), BUFFER_BYTES
-            )
-        except _DAMAGED as error:
-            if "memory" in str(error).lower():
-                raise UserError(
-                    f"{path} was compressed with a window of more than {_in_mib(_LARGEST_WINDOW_BYTES)}: compress it again "
-                    "without --long, --ultra or dict="
-                ) from error
-            raise UserError(f"{path} is damaged ({error}): download or compress it again") from error
-
-
-def _read_chunks(raw: BinaryIO, on_read: OnRead) -> Iterator[bytes]:
-    for chunk in iter(partial(raw.read, BUFFER_BYTES), b""):
-        on_read(len(chunk))
-        yield chunk
-
-
-def _decompressed(chunks: Iterator[bytes], suffix: str) -> Iterator[bytes]:
-    """Yield the content of all frames, streams or members of a compressed file, with a bound on memory.
-
-    The libraries' own readers set no limit on the window, and that of zstandard accepts a truncated file as complete. Its
-    decompressor returns all that a part of the input holds, 128 KiB for each 4 bytes at most: so the parts are small.
-    """
-    stream = None
-    for chunk in chunks:
-        position = 0
-        while position < len(chunk):
-            part = chunk[position : position + _COMPRESSED_PART_BYTES]
-            position += len(part)
-            if stream is None:
-                part = part if suffix == ".zst" else part.lstrip(b"\0")  # zeros may follow the streams of the others
-                if not part:
-                    continue
-                stream = _STREAMS[suffix]()
-            yield stream.decompress(part)
-            if stream.eof:
-                position -= len(stream.unused_data)
-                stream = None
-    if stream is not None:
-        raise EOFError("the file ends inside of the compressed text")
-
-
-class _Stream(io.RawIOBase):
-    """A readable stream of the bytes that an iterator yields."""
-
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks, self._rest = chunks, memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:
-        while not self._rest:
-            chunk = next(self._chunks, None)
-            if chunk is None:
-                return 0
-            self._rest = memoryview(chunk)
-        size = min(len(buffer), len(self._rest))
-        buffer[:size] = self._rest[:size]
-        self._rest = self._rest[size:]
-        return size
-
-
-def _in_mib(size: int) -> str:
-    return f"{size / (1 << 20):g} MiB"

@@ -46,7 +46,8 @@ from amos_fairseq.text.encoding import (
     join_encoded,
     start_encoding_process,
 )
-from amos_fairseq.text.input_files import TEXT, files_of, kind_of
+from amos_fairseq.text.file_kinds import TEXT, kind_of
+from amos_fairseq.text.input_files import files_of
 from amos_fairseq.text.prepared_data import check_paths
 from amos_fairseq.text.processes import (
     KilledWorkerError,

@@ -19,20 +19,8 @@ from typing import Any, BinaryIO
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.terminal import say
 from amos_fairseq.text import TEXT_COLUMN
-from amos_fairseq.text.input_files import (
-    FOLDER,
-    JSONL,
-    PARQUET,
-    TEXT,
-    TSV,
-    OnRead,
-    TableFile,
-    ignore,
-    json_lines,
-    kind_of,
-    read_lines,
-    refuse_large,
-)
+from amos_fairseq.text.file_kinds import FOLDER, JSONL, PARQUET, TEXT, TSV, OnRead, ignore, kind_of
+from amos_fairseq.text.input_files import TableFile, json_lines, read_lines, refuse_large
 from amos_fairseq.text.tokenization import Tokenizer
 
 VALID, SAMPLE = "valid.txt", "sample.txt"

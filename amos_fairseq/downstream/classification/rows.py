@@ -14,7 +14,8 @@ import numpy as np
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import joined_sha256
-from amos_fairseq.text.input_files import TSV, TableFile, files_of
+from amos_fairseq.text.file_kinds import TSV
+from amos_fairseq.text.input_files import TableFile, files_of
 
 # Columns that are taken if none is given: the first of these that the table has.
 TEXT_COLUMNS = (

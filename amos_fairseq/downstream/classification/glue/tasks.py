@@ -6,7 +6,7 @@ from pathlib import Path
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.terminal import say
-from amos_fairseq.text.input_files import COMPRESSIONS
+from amos_fairseq.text.file_kinds import COMPRESSIONS
 
 TASK_FILE = "task.json"  # what amos prepare writes beside the texts and labels of a task
 LARGEST_SCORE = 5.0  # of STS-B, the one regression

@@ -1,0 +1,266 @@
+"""What a file is, by its content: how it is compressed, a table, JSON, or something that is not read.
+
+The name decides only what the content cannot: the separator of a table of text.
+"""
+
+import io
+import itertools
+import json
+import lzma
+import os
+import re
+import shlex
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import zstandard
+
+from amos_fairseq.errors import UserError
+
+TEXT, TSV, CSV, JSONL, JSON, PARQUET, FOLDER = "text", "tsv", "csv", "jsonl", "json", "parquet", "folder"
+_KINDS_OF_NAMES = {".tsv": TSV, ".csv": CSV, ".jsonl": JSONL, ".ndjson": JSONL, ".json": JSONL, ".parquet": PARQUET}
+
+BUFFER_BYTES = 1 << 20
+# A document is held in memory and belongs to one shard, so its size is limited.
+LARGEST_DOCUMENT_BYTES = 1 << 27
+# Parsed, an empty list of two bytes takes eighty, so that a line of a few kilobytes, compressed, would fill the memory.
+LARGEST_NUMBER_OF_BRACKETS = 10_000_000
+UTF8_MARK = b"\xef\xbb\xbf"
+# What decides on the kind of a file: this many lines that are not blank, or as many as begin in this many bytes.
+_FIRST_LINES, _FIRST_BYTES = 20, 1 << 18
+
+# What a compressed text may refer back to is in memory too. The program zstd has the same limit; xz -9 takes half of it.
+_LARGEST_WINDOW_BYTES = 1 << 27
+_COMPRESSED_PART_BYTES = 512  # at most 16 MiB of text
+_STREAMS: dict[str, Callable[[], Any]] = {
+    ".gz": lambda: zlib.decompressobj(zlib.MAX_WBITS | 16),
+    ".xz": lambda: lzma.LZMADecompressor(memlimit=_LARGEST_WINDOW_BYTES + (1 << 20)),
+    ".zst": lambda: zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW_BYTES).decompressobj(),
+}
+COMPRESSIONS = tuple(_STREAMS)
+_DAMAGED = (EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
+
+_PARQUET = re.compile(rb"PAR1")
+# The first bytes of compressed files; zstd may begin with a frame that is skipped.
+_MAGIC = {
+    ".gz": re.compile(rb"\x1f\x8b"),
+    ".xz": re.compile(rb"\xfd7zXZ\0"),
+    ".zst": re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),
+}
+# Files that are not read, by their first bytes: what they are, and what to do. Some are valid UTF-8 and would be read as text.
+_NOT_READ = [
+    (re.compile(pattern, re.DOTALL), what, advice)
+    for pattern, what, advice in (
+        (rb"PK(\x03\x04|\x05\x06)", "a zip archive (as .xlsx and .docx are)", "unpack it, or save it as CSV or text"),
+        (rb"7z\xbc\xaf\x27\x1c", "a 7z archive", "unpack it"),
+        (rb"Rar!\x1a\x07", "a rar archive", "unpack it"),
+        (rb".{257}ustar", "a tar archive", "unpack it with tar -xf"),
+        (
+            rb"BZh[1-9](1AY&SY|\x17\x72\x45\x38)",
+            "compressed with bzip2",
+            "unpack it with bunzip2 (.gz, .xz and .zst are read)",
+        ),
+        (
+            rb"\x04\x22\x4d\x18|\x02\x21\x4c\x18",
+            "compressed with lz4",
+            "unpack it with unlz4 (.gz, .xz and .zst are read)",
+        ),
+        (rb"\x5d\0\0[\0-\xff]{2}\xff", "compressed with lzma", "unpack it with unlzma (.gz, .xz and .zst are read)"),
+        (rb"ARROW1|FEA1|\xff\xff\xff\xff", "a file of Arrow or Feather", "write it as Parquet"),
+        (rb"%PDF-", "a PDF", "take its text, for example with pdftotext"),
+        (rb"\{\\rtf", "a document of RTF", "save it as plain text"),
+        (rb"\xd0\xcf\x11\xe0", "an old file of Word or Excel", "save it as plain text or CSV"),
+        (rb"SQLite format 3\0", "a SQLite database", "write a table of it as CSV"),
+        (rb"version https://git-lfs", "a pointer of Git LFS, not the file itself", "download it with git lfs pull"),
+        (rb"\xff\xfe|\xfe\xff|\0\0\xfe\xff", "UTF-16 or UTF-32", "convert it to UTF-8, for example with iconv"),
+    )
+]
+_ARRAY_START = re.compile(rb'\[\s*(\{\s*"|"[^"\n]*"\s*[,\]\n])')
+_OBJECT_START = re.compile(rb'\{\s*"[^"\n]*"\s*:')
+
+OnRead = Callable[[int], object]  # called with numbers of bytes that were read from disk
+
+
+def ignore(size: int) -> None:
+    pass
+
+
+def kind_and_compression(path: Path) -> tuple[str, str]:
+    """Return the suffixes of a name: ``(".jsonl", ".gz")`` for ``Text.jsonl.GZ``, an empty string for a missing one."""
+    *before, last = ["", *(suffix.lower() for suffix in path.suffixes)]
+    return (before[-1], last) if last in COMPRESSIONS else (last, "")
+
+
+def kind_of(path: Path) -> str:
+    """Return what an input is; refuse what is no file, is empty or cannot be read.
+
+    - FOLDER, which only ``save_to_disk`` of ``datasets`` can have written
+    - PARQUET
+    - JSONL: most of the first lines are objects of JSON, whatever the name of the file is
+    - JSON: it begins with an array, or with an object of several lines
+    - by the name: TSV, CSV; JSONL and PARQUET, whose readers then say what is wrong; else TEXT
+    """
+    if path.is_dir():
+        return FOLDER
+    problem = None
+    if not path.exists():
+        problem = "no such file"
+    elif not path.is_file():  # opening a pipe would wait for its writer
+        problem = "is not a file"
+    elif not os.access(path, os.R_OK):
+        problem = "cannot be read: permission denied"
+    elif path.stat().st_size == 0:
+        problem = "is empty: fill it, or leave it out"
+    if problem:
+        raise UserError(f"{path}: {problem}")
+    with opened(path) as stream:
+        if _PARQUET.match(stream.peek()):
+            return PARQUET
+        lines = _first_lines(stream, path)
+    start, are_objects = b"".join(lines), list(map(_is_object, lines))
+    if _ARRAY_START.match(start):
+        return JSON
+    if lines and 2 * sum(are_objects) >= len(lines):
+        return JSONL
+    if _OBJECT_START.match(start) and not are_objects[0]:
+        return JSON
+    return _KINDS_OF_NAMES.get(kind_and_compression(path)[0], TEXT)
+
+
+def _first_lines(stream: BinaryIO, path: Path) -> list[bytes]:
+    """Return the first lines that are not blank: the first one is complete if it can be an object, the others always."""
+    lines: list[bytes] = []
+    number = size = 0
+    while size < _FIRST_BYTES and len(lines) < _FIRST_LINES and (line := stream.readline(_FIRST_BYTES)):
+        number += 1
+        line = (line.removeprefix(UTF8_MARK) if number == 1 else line).lstrip()
+        if not lines and line.startswith(b"{") and not line.endswith(b"\n"):
+            line += stream.readline(LARGEST_DOCUMENT_BYTES)
+            refuse_many_brackets(line, path, number)
+        size += len(line)
+        if line and (size < _FIRST_BYTES or not lines):
+            lines.append(line)
+    return lines
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return line.startswith(b"{") and isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def refuse_json(path: Path) -> None:
+    """Refuse a file of the kind JSON, with the command that converts it."""
+    with opened(path) as stream:
+        is_array = _first_lines(stream, path)[0].startswith(b"[")
+    name = path.name.removesuffix(kind_and_compression(path)[1])
+    command = f"jq -c {shlex.quote('.[]') if is_array else '.'} {shlex.quote(name)}"
+    converted = shlex.quote(f"{Path(name).stem}.jsonl")
+    raise UserError(
+        f"{path} is JSON, but not one object on each line: convert it, for example with {command} > {converted}"
+    )
+
+
+def refuse_many_brackets(line: bytes, path: Path, number: int) -> None:
+    """Refuse a line of JSON that could fill the memory when it is parsed."""
+    if len(line) > LARGEST_NUMBER_OF_BRACKETS < line.count(b"[") + line.count(b"{"):
+        raise UserError(
+            f"{path}, line {number}: more than {LARGEST_NUMBER_OF_BRACKETS:,} brackets: divide the document"
+        )
+
+
+@contextmanager
+def opened(path: Path, on_read: OnRead = ignore) -> Iterator[io.BufferedReader]:
+    """Open the decompressed content of a file; refuse what is neither text of UTF-8 nor Parquet."""
+    with open(path, "rb", buffering=0) as raw:
+        chunks = _read_chunks(raw, on_read)
+        first = next(chunks, b"")
+        chunks = itertools.chain([first], chunks)
+        compression = next((suffix for suffix, magic in _MAGIC.items() if magic.match(first)), None)
+        if compression is not None:
+            chunks = _decompressed(chunks, compression)
+        stream = io.BufferedReader(_Stream(chunks), BUFFER_BYTES)
+        try:
+            first = stream.peek()
+            for magic, what, advice in _NOT_READ:
+                if magic.match(first):
+                    raise UserError(f"{path} is {what}: {advice}")
+            if _is_utf16(first[:4096]):
+                raise UserError(f"{path} is UTF-16 or UTF-32: convert it to UTF-8, for example with iconv")
+            if compression is not None and _PARQUET.match(first):
+                raise UserError(f"{path}: Parquet is compressed inside: unpack {compression} first")
+            yield stream
+        except _DAMAGED as error:
+            if "memory" in str(error).lower():
+                raise UserError(
+                    f"{path} was compressed with a window of more than {in_mib(_LARGEST_WINDOW_BYTES)}: compress it again "
+                    "without --long, --ultra or dict="
+                ) from error
+            raise UserError(f"{path} is damaged ({error}): download or compress it again") from error
+
+
+def _is_utf16(content: bytes) -> bool:
+    """Return whether every second byte is below 9, no character of a text: the upper half of Latin, Greek, Cyrillic, ..."""
+    halves = (content[0::2], content[1::2])
+    return len(content) >= 4 and any(sum(byte < 9 for byte in half) > 0.8 * len(half) for half in halves)
+
+
+def _read_chunks(raw: BinaryIO, on_read: OnRead) -> Iterator[bytes]:
+    for chunk in iter(partial(raw.read, BUFFER_BYTES), b""):
+        on_read(len(chunk))
+        yield chunk
+
+
+def _decompressed(chunks: Iterator[bytes], suffix: str) -> Iterator[bytes]:
+    """Yield the content of all frames, streams or members of a compressed file, with a bound on memory.
+
+    The libraries' own readers set no limit on the window, and that of zstandard accepts a truncated file as complete. Its
+    decompressor returns all that a part of the input holds, 128 KiB for each 4 bytes at most: so the parts are small.
+    """
+    stream = None
+    for chunk in chunks:
+        position = 0
+        while position < len(chunk):
+            part = chunk[position : position + _COMPRESSED_PART_BYTES]
+            position += len(part)
+            if stream is None:
+                part = part if suffix == ".zst" else part.lstrip(b"\0")  # zeros may follow the streams of the others
+                if not part:
+                    continue
+                stream = _STREAMS[suffix]()
+            yield stream.decompress(part)
+            if stream.eof:
+                position -= len(stream.unused_data)
+                stream = None
+    if stream is not None:
+        raise EOFError("the file ends inside of the compressed text")
+
+
+class _Stream(io.RawIOBase):
+    """A readable stream of the bytes that an iterator yields."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks, self._rest = chunks, memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:
+        while not self._rest:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                return 0
+            self._rest = memoryview(chunk)
+        size = min(len(buffer), len(self._rest))
+        buffer[:size] = self._rest[:size]
+        self._rest = self._rest[size:]
+        return size
+
+
+def in_mib(size: int) -> str:
+    return f"{size / (1 << 20):g} MiB"
