@@ -24,7 +24,7 @@ from torch import Tensor
 from amos_fairseq.data.corpus import check_prepared, open_lines, require_split
 from amos_fairseq.data.seeding import Purpose, keyed_generator
 from amos_fairseq.downstream.classification.glue.tasks import TASK_FILE
-from amos_fairseq.downstream.classification.rows import KINDS
+from amos_fairseq.downstream.classification.labels import KINDS
 from amos_fairseq.downstream.labeled_task import LabeledSequences
 from amos_fairseq.downstream.tagging.dataset import are_labels
 from amos_fairseq.errors import UserError

@@ -19,7 +19,7 @@ from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
 from amos_fairseq.downstream.benchmark import batches
 from amos_fairseq.downstream.classification.dataset import UNKNOWN_CLASS, ShortenedTexts, join_texts, read_task_record
 from amos_fairseq.downstream.classification.prepare import NAME
-from amos_fairseq.downstream.classification.rows import check_columns, texts_of
+from amos_fairseq.downstream.classification.rows import check_columns, present_texts, texts_of
 from amos_fairseq.downstream.classification.scores import predictions_of
 from amos_fairseq.downstream.results import best_checkpoint, best_run_of
 from amos_fairseq.errors import UserError
@@ -87,6 +87,9 @@ def label_table(
 ) -> int:
     """Write the rows of ``file`` to ``out`` with the columns ``prediction`` and, for classes, ``probability``.
 
+    Each row of the file is one of ``out``, in order. The added columns of a row without text are empty, and all columns of a
+    row with another number of them.
+
     Args:
         results: ``--out`` of ``amos classify``.
         texts: the columns of the texts; None for those that the model was trained on.
@@ -124,25 +127,41 @@ def label_table(
         progress_bar(None, "label", "row", delay=2) as bar,
     ):
         write_rows = table_writer(stream, out.suffix.lower(), [*table.columns, *added])
-        rows = table.rows()
+        rows = rows_in_order(table)
         while chunk := list(itertools.islice(rows, ROWS_AT_ONCE)):
-            inputs = [texts_of(values, texts, f"{file}, line {number}") for number, values in chunk]
-            encoded = encode(loaded, inputs)
-            logits = predict_logits(loaded, [encoded[index] for index in range(len(chunk))], device, stop)
-            cells = predicted_cells(loaded, record, logits)
+            inputs = [present_texts(texts_of(values, texts, f"{file}, line {number}")) for number, values in chunk]
+            with_text = list(filter(any, inputs))
+            predicted = iter(())
+            if with_text:
+                encoded = encode(loaded, with_text)
+                logits = predict_logits(loaded, [encoded[index] for index in range(len(with_text))], device, stop)
+                predicted = predicted_cells(loaded, record, logits)
+                num_cut += encoded.num_cut
+            cells = [next(predicted) if any(row) else dict.fromkeys(added) for row in inputs]
             write_rows([values | more for (_, values), more in zip(chunk, cells, strict=True)])
             num_rows += len(chunk)
-            num_empty += sum(not any(map(str.strip, row)) for row in inputs)
-            num_cut += encoded.num_cut
+            num_empty += len(chunk) - len(with_text)
             bar.update(len(chunk))
+    num_broken = len(table.broken_lines)
     for what, count in (
-        ("rows have no text and are labeled anyway", num_empty),
+        ("rows have no text: their prediction is empty", num_empty - num_broken),
+        ("rows have another number of columns: all their columns are empty", num_broken),
         (f"rows of more than {loaded.model.max_positions()} tokens are cut", num_cut),
-        ("lines have another number of columns and are left out", len(table.broken_lines)),
     ):
         if count:
             say(f"{file}: {count:,} {what}", "classify")
     return num_rows
+
+
+def rows_in_order(table: TableFile) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each row of a table with its number; one with another number of columns has no values."""
+    num_broken = 0
+    for number, values in itertools.chain(table.rows(), [(0, None)]):
+        for line in table.broken_lines[num_broken:]:
+            yield line, dict.fromkeys(table.columns)
+        num_broken = len(table.broken_lines)
+        if values is not None:
+            yield number, values
 
 
 def encode(loaded: LoadedCheckpoint, inputs: Sequence[tuple[str, ...]]) -> ShortenedTexts:

@@ -1,8 +1,6 @@
 """Rows of texts and labels in a table: which columns to read, what the labels are, and which rows train and are scored."""
 
 import dataclasses
-import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,9 +10,20 @@ from typing import Any
 
 import numpy as np
 
+from amos_fairseq.downstream.classification.labels import (
+    MISSING_BESIDE_NUMBERS,
+    MISSING_WORDS,
+    LabelSpace,
+    check_lists,
+    infer_kind,
+    is_missing,
+    listed,
+    missing_words,
+    parse_label,
+)
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import joined_sha256
-from amos_fairseq.text.file_kinds import TSV
+from amos_fairseq.text.file_kinds import CSV, TSV
 from amos_fairseq.text.input_files import TableFile, files_of
 
 # Columns that are taken if none is given: the first of these that the table has.
@@ -29,14 +38,6 @@ TEXT_COLUMNS = (
     *((name,) for name in ("review", "content", "document", "comment", "tweet", "message")),
 )
 LABEL_COLUMNS = ("label", "labels", "class", "category", "score", "stars", "rating", "sentiment", "target")
-# What a label is: one class of several, any number of labels, or a number (a regression).
-KINDS = ("classes", "labels", "number")
-# Whole numbers with more different values than this are numbers, not classes.
-MOST_NUMBERED_CLASSES = 20
-MOST_CLASSES = 10_000
-# Of labels that are numbers: the largest, and their mean over their deviation. Models compute them in float32.
-LARGEST_NUMBER, LARGEST_RATIO = 1e30, 1e5
-SHOWN_CHARACTERS = 100  # of a list of labels in a message
 DEV_SHARE, SPLIT_SEED = 0.1, 1
 
 
@@ -47,7 +48,7 @@ class Tables:
     Attributes:
         dev: None to take a tenth of the rows of ``train``.
         text: the one or two columns of the texts.
-        kind: one of :data:`KINDS`; None to infer it from the labels of ``train``.
+        kind: one of ``KINDS``; None to infer it from the labels of ``train``.
         label_separator: between the labels of a row that is no list.
     """
 
@@ -64,7 +65,12 @@ class Tables:
         """Return the tables with the columns that the user does not name, which are found in ``train``."""
         if not self.label_separator:
             raise UserError("the separator of labels is empty: give the text between two labels, such as ','")
-        text, label = find_columns(TableFile(self.train, not self.no_header, self.csv_quotes), self.text, self.label)
+        table = TableFile(self.train, not self.no_header, self.csv_quotes)
+        text, label = find_columns(table, self.text, self.label)
+        if self.no_header:
+            first = next(values for _, values in table.rows())
+            if str(first[label]).strip().lower() in LABEL_COLUMNS:
+                raise UserError(f"{self.train}: its first line seems to name the columns: remove --no-header")
         return dataclasses.replace(self, text=text, label=label)
 
     @property
@@ -78,29 +84,33 @@ class Tables:
     def read(self) -> tuple["LabeledRows", "LabeledRows", "LabelSpace", list[str]]:
         """Return the rows to train and to score on, what their labels are, and footnotes of the table of scores."""
         train, dev = (None if path is None else self._with_text(path) for path in (self.train, self.dev))
+        missing = missing_words(train.labels, self.kind)
         kind, inferred = self.kind, ""
         if kind is None:
-            kind = infer_kind(train.labels)
+            kind = infer_kind([label for label in train.labels if not is_missing(label, missing)], train.source)
             others = "--kind labels or number" if kind == "classes" else "--kind classes"
             inferred = f", inferred ({others} for something else)"
-        train = self._parsed(train, kind)
-        train, dev = split_off_dev(train) if dev is None else (train, self._parsed(dev, kind))
+        if kind == "labels":
+            check_lists(train.labels, train.source)
+        train = self._parsed(train, kind, missing)
+        train, dev = split_off_dev(train) if dev is None else (train, self._parsed(dev, kind, missing))
         space = LabelSpace.of(kind, train.labels, train.source, bool(inferred))
         notes = [f"{self.label}: {space}{inferred}", *notes_on(train, dev, space, self.dev is None)]
         return train, dev, space, [printable(note) for note in notes]
 
     def _with_text(self, path: Path) -> "LabeledRows":
         rows = read_rows(path, self.text, self.label, not self.no_header, self.csv_quotes)
-        return rows.without("text", [not any(map(str.strip, texts)) for texts in rows.texts])
+        rows = rows.without("text", rows.texts, MISSING_WORDS)
+        return dataclasses.replace(rows, texts=list(map(present_texts, rows.texts)))
 
-    def _parsed(self, rows: "LabeledRows", kind: str) -> "LabeledRows":
+    def _parsed(self, rows: "LabeledRows", kind: str, missing: set[str]) -> "LabeledRows":
         """Return the rows with their labels parsed, without rows that lack one; of ``labels`` a row may have none."""
         if kind != "labels":
-            rows = rows.without("label", list(map(is_missing, rows.labels)))
+            rows = rows.without("label", [(label,) for label in rows.labels], missing)
         labels = []
         for line, value in zip(rows.ids, rows.labels, strict=True):
             try:
-                labels.append(parse_label(value, kind, self.label_separator))
+                labels.append(parse_label(value, kind, self.label_separator, missing))
             except ValueError as error:
                 raise UserError(f"{rows.source}, line {line}: {error}") from error
         return dataclasses.replace(rows, labels=labels)
@@ -114,7 +124,7 @@ class LabeledRows:
         sha256: of the file.
         ids: what the table calls each row: its line, or its number from 1 where there are no lines.
         labels: as they are in the file, or what :func:`parse_label` made of them.
-        left_out: reason -> number of rows.
+        counted: what is said of how many rows, such as "rows without text are left out".
         broken_lines: see :class:`~amos_fairseq.text.input_files.TableFile`.
     """
 
@@ -123,24 +133,41 @@ class LabeledRows:
     ids: list[str] = field(default_factory=list)
     texts: list[tuple[str, ...]] = field(default_factory=list)
     labels: list[Any] = field(default_factory=list)
-    left_out: Counter[str] = field(default_factory=Counter)
+    counted: Counter[str] = field(default_factory=Counter)
     broken_lines: list[int] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.texts)
 
     def choose(self, indices: Sequence[int]) -> "LabeledRows":
-        """Return the rows of these indices, without what was left out before."""
+        """Return the rows of these indices, without what is counted of all rows."""
         lists = ([values[index] for index in indices] for values in (self.ids, self.texts, self.labels))
         return LabeledRows(self.source, self.sha256, *lists)
 
-    def without(self, lacking: str, lacks: Sequence[bool]) -> "LabeledRows":
-        """Leave out the rows that ``lacks`` marks, and count them as rows without ``lacking``, a text or a label."""
-        rows = self.choose([index for index, is_left_out in enumerate(lacks) if not is_left_out])
-        if not rows:
+    def without(self, lacking: str, cells: Sequence[Sequence[Any]], missing: set[str]) -> "LabeledRows":
+        """Leave out the rows whose ``cells`` are all missing, and count them as rows without ``lacking``, a text or a label.
+
+        ``missing``: see :func:`is_missing`.
+        """
+        present = [index for index, row in enumerate(cells) if not all(is_missing(cell, missing) for cell in row)]
+        if not present:
             raise UserError(f"{self.source}: no row has a {lacking}: give another --{lacking}")
-        rows.left_out = self.left_out + Counter({f"without {lacking}": sum(lacks)})
+        rows = self.choose(present)
+        rows.counted = self.counted.copy()
+        if num_missing := len(self) - len(rows):
+            cells_left_out = (
+                str(cells[index][0]).strip() for index in sorted(set(range(len(self))).difference(present))
+            )
+            words = sorted(missing.intersection(cells_left_out))
+            spelled = f" ({', '.join(words)})" if words else ""
+            rows.counted[f"rows without {lacking}{spelled} are left out"] = num_missing
         return rows
+
+
+def columns_of(table: TableFile) -> str:
+    """Return the names of the columns for a message."""
+    advice = " (or --no-header, if the first line is a row)" if table.header and table.kind in (TSV, CSV) else ""
+    return f"{shorten(', '.join(table.columns), 300, placeholder=' ...')}{advice}"
 
 
 def check_columns(table: TableFile, texts: Sequence[str], label: str | None) -> None:
@@ -148,8 +175,7 @@ def check_columns(table: TableFile, texts: Sequence[str], label: str | None) -> 
     for flag, names in (("--text", texts), ("--label", [] if label is None else [label])):
         for name in names:
             if name not in table.columns:
-                listed = shorten(", ".join(table.columns), 300)
-                raise UserError(f"{table.path} has no column {name!r}: give {flag} with one of {listed}")
+                raise UserError(f"{table.path} has no column {name!r}: give {flag} with one of {columns_of(table)}")
     if len(set(texts)) != len(texts) or len(texts) > 2 or label in texts:
         raise UserError("--text takes one column, or two different ones for pairs, and not that of the label")
 
@@ -158,7 +184,15 @@ def find_columns(table: TableFile, texts: Sequence[str] | None, label: str | Non
     """Return the columns that the user names, or else those with a usual name, or the only ones that remain."""
     texts = list(texts or ())
     check_columns(table, texts, label)
-    names, listed = table.columns, shorten(", ".join(table.columns), 300)
+    names = table.columns
+    if len(names) == 1:
+        separators = {
+            TSV: ": its columns have to be separated by tabs",
+            CSV: ": its columns have to be separated by , or ;",
+        }
+        raise UserError(
+            f"{table.path} has the one column {names[0][:60]!r}, of texts or labels{separators.get(table.kind, '')}"
+        )
     if label is None:
         label = next((name for name in LABEL_COLUMNS if name in names and name not in texts), None)
     if not texts:
@@ -166,11 +200,13 @@ def find_columns(table: TableFile, texts: Sequence[str] | None, label: str | Non
         usual = next((columns for columns in TEXT_COLUMNS if set(columns) <= set(rest)), None)
         texts = usual or (rest if len(rest) == 1 and label is not None else [])
     if not texts:
-        raise UserError(f"{table.path}: which column is the text is not clear: give --text with one or two of {listed}")
+        problem = "which column is the text is not clear: give --text with one or two of"
+        raise UserError(f"{table.path}: {problem} {columns_of(table)}")
     if label is None:
         rest = [name for name in names if name not in texts]
         if len(rest) != 1:
-            raise UserError(f"{table.path}: which column is the label is not clear: give --label with one of {listed}")
+            problem = "which column is the label is not clear: give --label with one of"
+            raise UserError(f"{table.path}: {problem} {columns_of(table)}")
         label = rest[0]
     return tuple(texts), label
 
@@ -193,15 +229,21 @@ def read_rows(
     check_columns(table, texts, label)
     rows = LabeledRows(path.name, broken_lines=table.broken_lines)
     id_column = next((name for name in id_columns if name in table.columns), None)
+    quotes_are_ordinary = table.kind == TSV and not csv_quotes
+    num_quoted = 0
     for line, values in table.rows():
         position = line - (2 if header else 1) if id_columns else line
+        num_quoted += quotes_are_ordinary and any((value or "").startswith('"') for value in values.values())
         rows.ids.append(str(values[id_column] if id_column else position))
         rows.texts.append(texts_of(values, texts, f"{path}, line {line}"))
         rows.labels.append(values.get(label))
     rows.sha256 = joined_sha256(files_of(path))
+    advice = " (if a program wrote the file as CSV, give --csv-quotes)"
     if table.broken_lines:
-        advice = "" if csv_quotes or table.kind != TSV else " (if a program wrote it as CSV, give --csv-quotes)"
-        rows.left_out[f"with another number of columns{advice}"] = len(table.broken_lines)
+        others = f"rows with another number of columns{advice if quotes_are_ordinary else ''} are left out"
+        rows.counted[others] = len(table.broken_lines)
+    if num_quoted:
+        rows.counted[f"rows have a field that begins with a quote, an ordinary character here{advice}"] = num_quoted
     if not rows:
         raise UserError(f"{path} has no rows: fill it")
     return rows
@@ -212,122 +254,23 @@ def texts_of(values: Mapping[str, Any], columns: Sequence[str], where: str) -> t
     texts = []
     for name in columns:
         value = values.get(name)
-        if isinstance(value, list | dict):
-            raise UserError(f"{where}: {name} is a list or an object, no text: give a column of texts with --text")
-        text = "" if is_missing(value) else str(value)
+        if isinstance(value, list | dict | bytes):
+            raise UserError(
+                f"{where}: {name} is a list, an object or bytes, no text: give a column of texts with --text"
+            )
+        text = "" if is_missing(value, ()) else str(value)
         texts.append(" ".join(text.replace("\0", "").splitlines()))
     return tuple(texts)
+
+
+def present_texts(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the texts of a row, "" for each that is missing."""
+    return tuple("" if is_missing(text) else text for text in texts)
 
 
 def printable(text: str) -> str:
     """Return a text with a question mark for each character that cannot be printed, as in names of files and columns."""
     return "".join(character if character.isprintable() else "?" for character in text)
-
-
-def is_missing(value: Any) -> bool:
-    is_nan = isinstance(value, float) and value != value
-    return value is None or is_nan or (isinstance(value, str) and not value.strip())
-
-
-def infer_kind(labels: Sequence[Any]) -> str:
-    """Return what the labels are: "labels" for lists; "number" for numbers with a fraction, or with more than
-    ``MOST_NUMBERED_CLASSES`` different values; "classes" for everything else."""
-    labels = [label for label in labels if not is_missing(label)]
-    if any(isinstance(label, list | tuple) for label in labels):
-        return "labels"
-    try:
-        numbers = {float(label) for label in labels if not isinstance(label, bool)}
-    except (TypeError, ValueError):
-        return "classes"
-    whole = all(number == int(number) for number in numbers if math.isfinite(number))
-    return "classes" if whole and len(numbers) <= MOST_NUMBERED_CLASSES else "number"
-
-
-def parse_label(value: Any, kind: str, separator: str) -> str | list[str] | float:
-    """Return the name of a class, the different names of a list, or a number; raise ``ValueError`` for something else."""
-    if kind == "number":
-        try:
-            number = math.nan if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError):
-            number = math.nan
-        if not math.isfinite(number):
-            raise ValueError(f"the label {str(value)[:60]!r} is not a finite number: give another --kind")
-        return number
-    is_list = isinstance(value, list | tuple)
-    if kind == "classes":
-        if is_list:
-            raise ValueError("the label is a list: give --kind labels")
-        values = [value]
-    else:
-        values = value if is_list else [] if is_missing(value) else str(value).split(separator)
-    names = list(dict.fromkeys(filter(None, map(name_of, values))))
-    for name in names:
-        if not name.isprintable():
-            raise ValueError(f"the label {name[:60]!r} cannot be printed: is it the column of the labels?")
-    return names[0] if kind == "classes" else names
-
-
-def name_of(value: Any) -> str:
-    """Return the name of a class: 1 for 1.0 and "1.0", as tables with missing values spell whole numbers."""
-    if isinstance(value, bool):
-        value = str(value).lower()
-    elif isinstance(value, float) and value.is_integer():
-        value = int(value)
-    name = str(value).strip()
-    return name.removesuffix(".0") if re.fullmatch(r"-?\d+\.0", name) else name
-
-
-def sorted_names(names: set[str]) -> list[str]:
-    try:
-        return sorted(names, key=lambda name: (float(name), name))
-    except ValueError:
-        return sorted(names)
-
-
-@dataclass(frozen=True)
-class LabelSpace:
-    """What the labels of a task are.
-
-    Attributes:
-        kind: one of :data:`KINDS`.
-        names: in the order of the classes; empty for numbers.
-        mean, deviation: of the numbers of the training set, by which the outputs of a model are scaled; None if they are not.
-    """
-
-    kind: str
-    names: Sequence[str] = ()
-    mean: float | None = None
-    deviation: float | None = None
-
-    @classmethod
-    def of(cls, kind: str, labels: Sequence[Any], source: str, is_inferred: bool) -> "LabelSpace":
-        """Return the space of the parsed labels of the training set; raise :class:`UserError` if there is nothing to learn.
-
-        ``is_inferred``: the user did not give the kind. Very many classes are then refused: it is likely the wrong column.
-        """
-        if kind == "number":
-            if max(map(abs, labels)) > LARGEST_NUMBER:
-                raise UserError(f"{source}: a label is larger than {LARGEST_NUMBER:g}: give it in a larger unit")
-            mean, deviation = float(np.mean(labels)), float(np.std(labels))
-            if not deviation > 0:
-                raise UserError(f"{source}: each row has the label {labels[0]:g}: give another column as --label")
-            if abs(mean) > LARGEST_RATIO * deviation:
-                differ = f"of mean {mean:.6g} differ by {deviation:.2g}, which float32 does not tell apart"
-                raise UserError(f"{source}: the labels {differ}: subtract a constant from them")
-            return cls(kind, (), mean, deviation)
-        names = set(labels) if kind == "classes" else {name for row in labels for name in row}
-        if len(names) < (2 if kind == "classes" else 1):
-            problem = f"each row has the label {labels[0]}" if kind == "classes" else "no row has a label"
-            raise UserError(f"{source}: {problem}: give the column of the labels as --label")
-        if len(names) > MOST_CLASSES or (is_inferred and kind == "classes" and len(names) > max(20, len(labels) // 2)):
-            counts = f"{len(labels):,} labels have {len(names):,} different values"
-            raise UserError(f"{source}: the {counts}: give another column as --label, or their --kind")
-        return cls(kind, sorted_names(names))
-
-    def __str__(self) -> str:
-        if self.kind == "number":
-            return f"numbers of mean {self.mean:.4g} and standard deviation {self.deviation:.4g}"
-        return f"{len(self.names)} {self.kind} ({shorten(', '.join(self.names), SHOWN_CHARACTERS, placeholder=' ...')})"
 
 
 def split_off_dev(rows: LabeledRows) -> tuple[LabeledRows, LabeledRows]:
@@ -343,15 +286,15 @@ def split_off_dev(rows: LabeledRows) -> tuple[LabeledRows, LabeledRows]:
         if len(dev) + len(groups[group]) <= wanted:
             dev += groups[group]
     train = rows.choose(sorted(set(range(len(rows))).difference(dev)))
-    return dataclasses.replace(train, left_out=rows.left_out), rows.choose(sorted(dev))
+    return dataclasses.replace(train, counted=rows.counted), rows.choose(sorted(dev))
 
 
 def notes_on(train: LabeledRows, dev: LabeledRows, space: LabelSpace, dev_is_chosen: bool) -> Iterator[str]:
     """Yield footnotes of the table: which rows are left out, texts that occur twice, and labels that cannot be learned."""
     for name, rows in (("training", train), ("dev", dev)):
-        for reason, count in rows.left_out.items():
-            yield f"{rows.source}: {count:,} {name} rows {reason} are left out"
-        if half_empty := sum(not all(map(str.strip, texts)) for texts in rows.texts):
+        for what, count in rows.counted.items():
+            yield f"{rows.source}: {count:,} {name} {what}"
+        if half_empty := sum(not all(texts) for texts in rows.texts):
             yield f"{rows.source}: {half_empty:,} {name} pairs have one empty text"
     if dev_is_chosen:
         yield f"dev: {len(dev):,} rows of {dev.source}, chosen at random (seed {SPLIT_SEED}); {len(train):,} rows train"
@@ -366,9 +309,29 @@ def notes_on(train: LabeledRows, dev: LabeledRows, space: LabelSpace, dev_is_cho
         yield f"{dev.source}: {seen:,} of {len(dev):,} dev rows have a text that trains too: the scores may be too high"
     if space.kind == "number":
         return
-    known = set(space.names)
-    names_of_rows = ([label] for label in dev.labels) if space.kind == "classes" else dev.labels
-    if unknown := [name for names in names_of_rows for name in names if name not in known]:
-        listed = shorten(", ".join(sorted_names(set(unknown))), SHOWN_CHARACTERS, placeholder=" ...")
+    if space.kind == "labels" and (num_without := train.labels.count([])):
+        yield f"{train.source}: {num_without:,} training rows have no label"
+    may_be_missing = [name for name in names_in(train, space.kind) if name in MISSING_BESIDE_NUMBERS]
+    if may_be_missing:
+        counted = f"{len(may_be_missing):,} training rows have the label {listed(may_be_missing)}"
+        yield f"{train.source}: {counted}, read as a name: remove them if the label is missing"
+    if unknown := unknown_labels(dev, space):
         counted = "counted as wrong" if space.kind == "classes" else "not counted"
-        yield f"{dev.source}: {len(unknown):,} labels that no training row has are {counted}: {listed}"
+        yield f"{dev.source}: {len(unknown):,} labels that no training row has are {counted}: {listed(unknown)}"
+
+
+def names_in(rows: LabeledRows, kind: str) -> list[str]:
+    """Return the labels of all rows, one after the other; they are names."""
+    return rows.labels if kind == "classes" else [name for names in rows.labels for name in names]
+
+
+def unknown_labels(dev: LabeledRows, space: LabelSpace) -> list[str]:
+    """Return the dev labels that no training row has; raise :class:`UserError` if there are no others."""
+    known, names = set(space.names), names_in(dev, space.kind)
+    unknown = [name for name in names if name not in known]
+    if names and len(unknown) == len(names):
+        raise UserError(
+            f"{dev.source}: no training row has any of its labels ({listed(unknown)}; in training: {listed(space.names)}): "
+            "give the dev set of the same task"
+        )
+    return unknown

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from amos_fairseq.criterions.pretraining import mean
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.downstream.classification.dataset import read_targets, read_task_record
-from amos_fairseq.downstream.classification.rows import KINDS
+from amos_fairseq.downstream.classification.labels import KINDS
 from amos_fairseq.downstream.classification.scores import AVERAGE, average_score, main_score
 from amos_fairseq.downstream.classification.task import (
     TextClassificationConfig,

@@ -13,7 +13,7 @@ from saved_models import small_tokenizer
 
 from amos_fairseq.downstream.classification.dataset import LabeledTexts, read_targets, read_task_record
 from amos_fairseq.downstream.classification.prepare import write_tables
-from amos_fairseq.downstream.classification.rows import Tables, find_columns, infer_kind, read_rows, split_off_dev
+from amos_fairseq.downstream.classification.rows import Tables, find_columns, read_rows, split_off_dev
 from amos_fairseq.errors import UserError
 from amos_fairseq.text.input_files import TableFile
 
@@ -51,13 +51,6 @@ def test_columns(header, texts, label, expected, tmp_path):
             find_columns(table, texts, label)
         return
     assert find_columns(table, texts, label) == expected
-
-
-def test_kinds_are_inferred():
-    for labels in (["good", "bad"], [True, False], [1.0, 2.0], list(range(20))):
-        assert infer_kind(labels) == "classes"
-    assert infer_kind(["1.5", "2"]) == infer_kind(list(range(21))) == "number"
-    assert infer_kind([["a"], []]) == "labels"
 
 
 def test_classes_with_all_that_is_counted(tmp_path):

@@ -17,8 +17,9 @@ from amos_fairseq.downstream.classification.glue.tasks import (
     is_test,
     tasks_in,
 )
+from amos_fairseq.downstream.classification.labels import LabelSpace, number_of
 from amos_fairseq.downstream.classification.prepare import write_task
-from amos_fairseq.downstream.classification.rows import LabeledRows, LabelSpace, read_rows
+from amos_fairseq.downstream.classification.rows import LabeledRows, read_rows
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import TOKENIZER_DIRECTORY, json_text, refuse_link, whole_folder
 from amos_fairseq.output.terminal import progress_bar, say
@@ -113,10 +114,8 @@ def read_split(path: Path, task: GlueTask, split: str, on_read: OnRead = lambda 
 def _is_label(label: str, task: GlueTask) -> bool:
     if not task.is_regression:
         return label in task.labels
-    try:
-        return 0 <= float(label) <= LARGEST_SCORE  # false for nan too
-    except ValueError:
-        return False
+    number = number_of(label)
+    return number is not None and 0 <= number <= LARGEST_SCORE
 
 
 def write_glue_task(
@@ -146,10 +145,10 @@ def write_glue_task(
 
 
 def _report(name: str, facts: dict[str, Any]) -> None:
-    longer = ", ".join(f"{count:,} than {most}" for most, count in facts["longer_than"].items() if count)
-    cut = f" (longer: {longer}; a model of that length reads them cut)" if longer else ""
+    longer = ", ".join(f"{count:,} over {most}" for most, count in facts["longer_than"].items() if count)
+    counted = f" (rows of more: {longer}; with one </s> between two texts)" if longer else ""
     rows, unknown = f"{facts['rows']} of {facts['source_rows']} rows", f"{facts['unknown_share']:.3%} unknown pieces"
-    say(f"{name}: {rows}; longest {facts['longest']} tokens{cut}; {unknown}")
+    say(f"{name}: {rows}; longest {facts['longest']} tokens{counted}; {unknown}")
     if facts["source_rows"] != facts["official_rows"]:
         say(
             f"{name}: the official file has {facts['official_rows']} rows: scores are not comparable with published ones"

@@ -1,0 +1,209 @@
+"""Labels of a table: which are missing, whether they are classes, sets of labels or numbers, and what a class is called."""
+
+import math
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from numbers import Number
+from textwrap import shorten
+from typing import Any
+
+import numpy as np
+
+from amos_fairseq.errors import UserError
+
+# What a label is: one class of several, any number of labels, or a number (a regression).
+KINDS = ("classes", "labels", "number")
+# Whole numbers with at most this many different values may have gaps: -1 and 1, or stars without a 3.
+FEW_CLASSES = 20
+MOST_CLASSES = 10_000
+# Of labels that are numbers: the largest, and their mean over their deviation. Models compute them in float32.
+LARGEST_NUMBER, LARGEST_RATIO = 1e30, 1e5
+SHOWN_CHARACTERS = 100  # of a list of labels in a message
+# What databases, pandas and Excel write for a missing value.
+MISSING_WORDS = {"\\N", "NULL", "null", "NaN", "nan", "-nan", "<NA>", "#N/A", "#NA"}
+# These are missing values in a column of numbers. In other columns they are names: Namibia, no opinion.
+MISSING_BESIDE_NUMBERS = {"NA", "N/A", "n/a", "None", "none"}
+# ``float`` also reads 1_1, 1E1, inf and other digits than 0 to 9, and a number has no zeros before it: these are names.
+_DECIMAL_COMMA = re.compile("[+-]?[0-9]+,[0-9]+")
+_NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-][0-9]+)?")
+
+
+def is_missing(value: Any, words: Collection[str] = MISSING_WORDS) -> bool:
+    """Return whether a cell has no value: none, nan, a blank text, or one of ``words``."""
+    if isinstance(value, str):
+        return not value.strip() or value.strip() in words
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def number_of(label: Any) -> float | None:
+    """Return the number that a label is, or None for a name."""
+    if isinstance(label, bool) or not isinstance(label, str | Number):
+        return None
+    if isinstance(label, str) and not _NUMBER.fullmatch(label.strip()):
+        return None
+    number = float(label)
+    return number if math.isfinite(number) else None
+
+
+def missing_words(labels: Sequence[Any], kind: str | None) -> set[str]:
+    """Return the words that mean a missing label in this column of the training set."""
+    words = MISSING_WORDS | MISSING_BESIDE_NUMBERS
+    present = [label for label in labels if not is_missing(label, words)]
+    are_numbers = kind == "number" or (present and all(number_of(label) is not None for label in present))
+    return words if are_numbers else MISSING_WORDS
+
+
+def infer_kind(labels: Sequence[Any], source: str) -> str:
+    """Return what the labels are; none of them is missing.
+
+    "labels": lists. "number": numbers, some with a fraction. "classes": names, and whole numbers that count the classes. Raise
+    :class:`UserError` for other whole numbers, such as prices, ages and a scale to 100, and for numbers among names.
+    """
+    if any(isinstance(label, list | tuple) for label in labels):
+        return "labels"
+    numbers = [number for label in labels if (number := number_of(label)) is not None]
+    names = [str(label).strip() for label in labels if number_of(label) is None]
+    if names and all(map(_DECIMAL_COMMA.fullmatch, names)):
+        advice = "write decimal points, or give --kind classes or --kind labels"
+        raise UserError(f"{source}: the labels have commas, such as {names[0]!r}: {advice}")
+    distinct = sorted(set(numbers))
+    are_whole = all(number.is_integer() for number in distinct)
+    if are_whole and are_numbered_classes(distinct, len(numbers)):
+        return "classes"
+    if not are_whole and not names:
+        return "number"
+    counts = f"{len(numbers):,} numbers{' among names' if names else ''} with {len(distinct):,} different values"
+    raise UserError(
+        f"{source}: whether the labels are classes or numbers is not clear ({counts}, from {distinct[0]:g} to "
+        f"{distinct[-1]:g}): give --kind classes or --kind number, or another column as --label"
+    )
+
+
+def are_numbered_classes(distinct: Sequence[float], count: int) -> bool:
+    """Return whether whole numbers, sorted, are numbers of classes; ``count``: of the labels.
+
+    The numbers of many classes begin with 0 or 1 and have no gap, and each class has two rows or more on average. From 0 or 1
+    to 100 is a scale, too. Few different values are classes if they repeat or have no gap.
+    """
+    if not distinct:
+        return True
+    num_classes, first, last = len(distinct), distinct[0], distinct[-1]
+    has_no_gap = last - first + 1 == num_classes
+    repeat = count >= 2 * num_classes
+    if num_classes <= FEW_CLASSES:
+        return repeat or has_no_gap
+    return repeat and has_no_gap and first in (0, 1) and last != 100
+
+
+def parse_label(value: Any, kind: str, separator: str, missing: set[str] = MISSING_WORDS) -> str | list[str] | float:
+    """Return the name of a class, the different names of a list, or a number; raise ``ValueError`` for something else."""
+    if kind == "number":
+        return parse_number(value)
+    is_list = isinstance(value, list | tuple)
+    if any(isinstance(part, list | tuple | dict) for part in (value if is_list else [value])):
+        raise ValueError("the label is an object, or a list of lists: is it the column of the labels?")
+    if kind == "classes":
+        if is_list:
+            raise ValueError("the label is a list: give --kind labels")
+        values = [value]
+    else:
+        values = value if is_list else [] if is_missing(value, missing) else str(value).split(separator)
+    names = list(dict.fromkeys(name_of(each) for each in values if not is_missing(each, missing)))
+    for name in names:
+        if not name.isprintable():
+            raise ValueError(f"the label {name[:60]!r} cannot be printed: is it the column of the labels?")
+    return names[0] if kind == "classes" else names
+
+
+def check_lists(labels: Sequence[Any], source: str) -> None:
+    """Refuse lists of zeros and ones, one for each label, and lists of probabilities: the names of labels are expected."""
+    lists = [label for label in labels if isinstance(label, list | tuple)]
+    values = {value for label in lists for value in label if isinstance(value, int | float)}
+    is_one_hot = values and values <= {0, 1} and len(set(map(len, lists))) == 1 and len(lists[0]) > 1
+    if is_one_hot or any(not float(value).is_integer() for value in values):
+        example = shorten(str(lists[0]), SHOWN_CHARACTERS, placeholder=" ...")
+        raise UserError(
+            f"{source}: its lists are numbers, such as {example}: give lists of the names of a row's labels"
+        )
+
+
+def parse_number(value: Any) -> float:
+    """Return the number of a label that has to be one; raise ``ValueError`` if it is none."""
+    spelled = "" if isinstance(value, bool) else str(value).strip()
+    try:
+        number = float(spelled) if re.fullmatch("[0-9eE.+-]+", spelled) else math.nan
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        advice = "write it with a decimal point" if _DECIMAL_COMMA.fullmatch(spelled) else "give another --kind"
+        raise ValueError(f"the label {str(value)[:60]!r} is not a finite number: {advice}")
+    return number
+
+
+def name_of(value: Any) -> str:
+    """Return the name of a class: 1 for 1.0 and "1.0", as tables with missing values spell whole numbers."""
+    if isinstance(value, bool):
+        value = str(value).lower()
+    elif isinstance(value, float) and value.is_integer():
+        value = int(value)
+    name = str(value).strip()
+    return name.removesuffix(".0") if re.fullmatch(r"-?[0-9]+\.0", name) else name
+
+
+def sorted_names(names: set[str]) -> list[str]:
+    try:
+        return sorted(names, key=lambda name: (float(name), name))
+    except ValueError:
+        return sorted(names)
+
+
+def listed(names: Sequence[str] | set[str]) -> str:
+    """Return the names as a list of limited length."""
+    return shorten(", ".join(sorted_names(set(names))), SHOWN_CHARACTERS, placeholder=" ...")
+
+
+@dataclass(frozen=True)
+class LabelSpace:
+    """What the labels of a task are.
+
+    Attributes:
+        kind: one of :data:`KINDS`.
+        names: in the order of the classes; empty for numbers.
+        mean, deviation: of the numbers of the training set, by which the outputs of a model are scaled; None if they are not.
+    """
+
+    kind: str
+    names: Sequence[str] = ()
+    mean: float | None = None
+    deviation: float | None = None
+
+    @classmethod
+    def of(cls, kind: str, labels: Sequence[Any], source: str, is_inferred: bool) -> "LabelSpace":
+        """Return the space of the parsed labels of the training set; raise :class:`UserError` if there is nothing to learn.
+
+        ``is_inferred``: the user did not give the kind. Very many classes are then refused: it is likely the wrong column.
+        """
+        if kind == "number":
+            if max(map(abs, labels)) > LARGEST_NUMBER:
+                raise UserError(f"{source}: a label is larger than {LARGEST_NUMBER:g}: give it in a larger unit")
+            mean, deviation = float(np.mean(labels)), float(np.std(labels))
+            if not deviation > 0:
+                raise UserError(f"{source}: each row has the label {labels[0]:g}: give another column as --label")
+            if abs(mean) > LARGEST_RATIO * deviation:
+                differ = f"of mean {mean:.6g} differ by {deviation:.2g}, which float32 does not tell apart"
+                raise UserError(f"{source}: the labels {differ}: subtract a constant from them")
+            return cls(kind, (), mean, deviation)
+        names = set(labels) if kind == "classes" else {name for row in labels for name in row}
+        if len(names) < (2 if kind == "classes" else 1):
+            problem = f"each row has the label {labels[0]}" if kind == "classes" else "no row has a label"
+            raise UserError(f"{source}: {problem}: give the column of the labels as --label")
+        if len(names) > MOST_CLASSES or (is_inferred and kind == "classes" and len(names) > max(20, len(labels) // 2)):
+            counts = f"{len(labels):,} labels have {len(names):,} different values"
+            raise UserError(f"{source}: the {counts}: give another column as --label, or their --kind")
+        return cls(kind, sorted_names(names))
+
+    def __str__(self) -> str:
+        if self.kind == "number":
+            return f"numbers of mean {self.mean:.4g} and standard deviation {self.deviation:.4g}"
+        return f"{len(self.names)} {self.kind} ({listed(self.names)})"

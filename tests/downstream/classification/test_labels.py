@@ -1,0 +1,141 @@
+"""What the labels of a column are, by hand: classes, sets of labels, numbers, missing values, and columns in doubt."""
+
+import json
+import math
+from decimal import Decimal
+
+import pytest
+
+from amos_fairseq.downstream.classification.labels import (
+    check_lists,
+    infer_kind,
+    is_missing,
+    missing_words,
+    name_of,
+    number_of,
+    parse_label,
+)
+from amos_fairseq.errors import UserError
+
+NUMBERS = {
+    "0": 0.0,
+    "-1": -1.0,
+    "+2.50": 2.5,
+    " 3. ": 3.0,
+    ".5": 0.5,
+    "1e-05": 1e-05,
+    "1.5E+02": 150.0,
+    7: 7.0,
+    2.25: 2.25,
+    Decimal("1.5"): 1.5,
+}
+# Python's float reads all of these strings.
+NAMES = ("1_1", "1E1", "2e5", "inf", "-Infinity", "nan", "\u0661", "\u0663.\u0665", "007", "-01", "00.5")
+OTHERS = ("", ".", "1,5", "1 2", "0x1", "1e+999", "\u22121", True, None, [1], math.inf)
+
+
+def test_numbers_and_names():
+    assert {spelled: number_of(spelled) for spelled in NUMBERS} == NUMBERS
+    assert [name for name in (*NAMES, *OTHERS) if number_of(name) is not None] == []
+    assert all(map(float, NAMES))
+
+
+KINDS = {
+    "names": (["good", "bad"], "classes"),
+    "names that Python reads as numbers": (["1_1", "1E1", "inf", "0x1", "\u0661"] * 2, "classes"),
+    "zeros before numbers": (["007", "7", "07"], "classes"),
+    "booleans": ([True, False, True], "classes"),
+    "two of a table": (["1", "0"], "classes"),
+    "stars": ([*"12345"] * 2, "classes"),
+    "stars of pandas": (["1.0", "2.0", "5.0"] * 2, "classes"),
+    "sentiment": ([-1, 1, 1, -1], "classes"),
+    "codes of few classes": (["100", "250", "999"] * 3, "classes"),
+    "numbers and their text": ([1, "1", 2], "classes"),
+    "20 numbers": (list(range(20)), "classes"),
+    "21 numbers, three rows each": ([str(number % 21) for number in range(63)], "classes"),
+    "Banking77": ([number % 77 for number in range(231)], "classes"),
+    "CLINC150, from 1 on": ([str(1 + number % 150) for number in range(600)], "classes"),
+    "numbers that are names": (["pos", "neg", "10", "9"], "classes"),
+    "similarities": (["0.0", "2.75", "5.0", "2.75"], "number"),
+    "small numbers": (["1e-05", "2e-05"], "number"),
+    "floats": ([1.0, 2.5], "number"),
+    "lists": ([["a"], []], "labels"),
+}
+DOUBTS = {
+    "prices": [str(37 * number % 1000 + 100) for number in range(300)],
+    "ages": [18 + number % 60 for number in range(600)],
+    "percents": [number % 101 for number in range(1010)],
+    "grades from 1 to 100": [str(1 + number % 100) for number in range(1000)],
+    "numbers of rows": list(range(500)),
+    "years": [str(1990 + number % 31) for number in range(620)],
+    "three prices": [120, 340, 199],
+    "a gap in many classes": [number for number in range(100) if number != 50] * 3,
+    "scores and a word": ["1.5", "2.25", "?", "3.75"],
+    "many numbers and a word": [*(str(number * 7) for number in range(200)), "free"],
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_kinds_that_are_inferred(name):
+    labels, kind = KINDS[name]
+    assert infer_kind(labels, "t.csv") == kind
+
+
+@pytest.mark.parametrize("name", DOUBTS)
+def test_in_doubt_the_kind_is_asked_for(name):
+    with pytest.raises(UserError, match=r"^t\.csv: whether the labels are classes or numbers.*: give --kind classes"):
+        infer_kind(DOUBTS[name], "t.csv")
+
+
+def test_decimal_commas_are_named():
+    with pytest.raises(UserError, match=r"the labels have commas, such as '0,5': write decimal points"):
+        infer_kind(["0,5", "1,25", "2"], "t.csv")
+    with pytest.raises(ValueError, match="write it with a decimal point"):
+        parse_label("0,5", "number", ",")
+    assert infer_kind(["a,b", "0,5"], "t.csv") == "classes"
+
+
+def test_numbers_that_the_user_asks_for():
+    assert [parse_label(label, "number", ",") for label in ("1E1", "007", " -2 ", 3, 1e300)] == [10, 7, -2, 3, 1e300]
+    for label in ("1_1", "inf", "nan", "0x1", "\u0661", "1e999", "", "1-2", True, "free"):
+        with pytest.raises(ValueError, match="is not a finite number"):
+            parse_label(label, "number", ",")
+
+
+def test_missing_values():
+    """A blank, none and what databases, pandas and Excel write; words that may be names are missing beside numbers alone."""
+    missing = [None, math.nan, "", " \t", "\\N", "NULL", "null", " NaN ", "nan", "<NA>", "#N/A"]
+    assert all(map(is_missing, missing))
+    assert not any(map(is_missing, ["NA", "None", "n/a", "0", 0, False, "Null Island", "inf", []]))
+    for labels, is_name in (
+        (["1", "2", "NA", "nan"], False),
+        (["1.5", "N/A", None], False),
+        (["against", "None"], True),
+        (["NA", "EU"], True),
+        (["None", "NULL"], True),
+        (["007", "NA"], True),
+    ):
+        words = missing_words(labels, None)
+        assert {"NA", "N/A", "None"}.isdisjoint(words) == is_name, labels
+        assert "\\N" in words
+    assert "NA" in missing_words(["free", "NA"], "number")
+
+
+def test_names_of_classes():
+    assert [name_of(value) for value in (1.0, "1.0", " a ", True, 0, "01", "1.5", "-2.0", "1_1")] == [
+        *("1", "1", "a", "true", "0", "01", "1.5", "-2", "1_1")
+    ]
+    assert parse_label(["b", None, "a", "nan", "b"], "labels", ",") == ["b", "a"]
+    assert parse_label("\\N", "labels", ",") == []
+    for value in ({"id": 1}, [["a"]]):
+        with pytest.raises(ValueError, match="an object, or a list of lists"):
+            parse_label(value, "labels", ",")
+
+
+def test_lists_of_numbers_are_no_labels():
+    """One zero or one for each label, and probabilities; numbers of labels are names of labels."""
+    for lists in ([[0, 1, 0], [1, 0, 0]], [[True, False]], [[1.0, 0.0], [0.0, 1.0]], [[0.2, 0.8], [1, 0]]):
+        with pytest.raises(UserError, match="its lists are numbers, such as"):
+            check_lists(lists, "t.jsonl")
+    for lists in ([[0, 1], [1]], [[27], [3]], [[1], [0]], [["a"], []], [[], []], ["a,b", "c"]):
+        check_lists(json.loads(json.dumps(lists)), "t.jsonl")
