@@ -1,16 +1,10 @@
-"""Write the tokenizer of an exported folder: a ``tokenizer.json`` that gives the same pieces, with the ids of that folder.
-
-One difference is intended. In this package a text that spells ``<mask>`` or ``</s>`` is text; Hugging Face's clients need
-``<mask>`` in a text to be the special token. Their option ``split_special_tokens=True`` makes it text.
-"""
+"""Write the tokenizer of an exported folder: :mod:`amos_fairseq.text.tokenization.exported`, with the ids of the folder."""
 
 import json
 from pathlib import Path
 from typing import NamedTuple
 
-import tokenizers
 import torch
-from tokenizers import AddedToken, processors
 from torch import Tensor
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
@@ -18,8 +12,9 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face import custom_code
 from amos_fairseq.hugging_face.weights import CUSTOM
 from amos_fairseq.text import MASK_SYMBOL
-from amos_fairseq.text.tokenization.conversion import SPACE, token_ids
-from amos_fairseq.text.tokenization.fast_tokenizer import SENTENCEPIECE, FastTokenizer, frame_inputs, row_map
+from amos_fairseq.text.tokenization.conversion import token_ids
+from amos_fairseq.text.tokenization.exported import exported_tokenizer, with_padding_at_1
+from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer, row_map
 from amos_fairseq.text.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
 from amos_fairseq.text.tokenization.tokenizer import BOS, EOS, PAD, UNK, unspell_piece
 
@@ -90,69 +85,6 @@ def _write_fast_tokenizer(
     _add_to_json(folder / TOKENIZER_CONFIG_FILE, tokenizer_class="PreTrainedTokenizerFast")
     num_rows = max(library.get_vocab(with_added_tokens=True).values()) + 1
     return TokenIds(ids, num_rows, {symbol: library.token_to_id(token) for symbol, token in special_tokens.items()})
-
-
-def exported_tokenizer(tokenizer: FastTokenizer, num_separators: int = 1) -> tokenizers.Tokenizer:
-    """Return the library's tokenizer with the inputs of our models; tokens that stand for our symbols become special."""
-    library = tokenizer.hugging_face_tokenizer()
-    library.no_truncation()
-    library.no_padding()
-    present = {token.content: token for token in library.get_added_tokens_decoder().values()}
-    for content in tokenizer.special_tokens.values():
-        token = present.get(content) or AddedToken(content, normalized=False)
-        token.special = True
-        library.add_special_tokens([token])
-    if tokenizer.kind == SENTENCEPIECE:
-        library = with_spaces_in_pieces(library)
-    frame_inputs(library, tokenizer.special_tokens, num_separators)
-    if tokenizer.kind == SENTENCEPIECE:
-        trimmed = processors.ByteLevel(trim_offsets=True, add_prefix_space=True)
-        library.post_processor = processors.Sequence([trimmed, library.post_processor])
-    return library
-
-
-def with_spaces_in_pieces(library: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """Spell the space at the beginning of a piece as a space instead of SentencePiece's "\u2581"; ids remain.
-
-    The offsets of a piece include this space. The library has a step that removes spaces from offsets, but it recognizes them
-    by the spelling of the piece.
-    """
-    content = json.loads(library.to_str())
-    model = content["model"]
-    model["vocab"] = {piece.replace(SPACE, " "): index for piece, index in model["vocab"].items()}
-    model["merges"] = [[part.replace(SPACE, " ") for part in pair] for pair in model["merges"]]
-    for step in (content["pre_tokenizer"], content["decoder"]):
-        step["replacement"] = " "
-    return tokenizers.Tokenizer.from_str(json.dumps(content))
-
-
-def with_padding_at_1(library: tokenizers.Tokenizer, padding: str, ids: Tensor) -> tuple[tokenizers.Tokenizer, Tensor]:
-    """Exchange the ids of the token ``padding`` and of the token at 1, also in ``ids``.
-
-    MPNet and RoBERTa compute positions for a padding id of 1. Our own tokenizers have it there, and are returned unchanged.
-    """
-    pad = library.token_to_id(padding)
-    if pad == 1:
-        return library, ids
-    exchanged = {pad: 1, 1: pad}
-    content = json.loads(library.to_str())
-    vocabulary = content["model"]["vocab"]
-    if isinstance(vocabulary, dict):
-        content["model"]["vocab"] = {token: exchanged.get(index, index) for token, index in vocabulary.items()}
-    else:  # unigram: the position is the id
-        vocabulary[1], vocabulary[pad] = vocabulary[pad], vocabulary[1]
-        content["model"]["unk_id"] = exchanged.get(content["model"]["unk_id"], content["model"]["unk_id"])
-    for token in content["added_tokens"]:
-        token["id"] = exchanged.get(token["id"], token["id"])
-    content["added_tokens"].sort(key=lambda token: token["id"])
-    for token in content["post_processor"]["special_tokens"].values():
-        token["ids"] = [exchanged.get(index, index) for index in token["ids"]]
-    moved = tokenizers.Tokenizer.from_str(json.dumps(content))
-    if moved.token_to_id(padding) != 1:
-        raise UserError(
-            f"the padding token was added to the vocabulary later: its id {pad} cannot become 1, as this class needs"
-        )
-    return moved, ids.clone().apply_(lambda index: exchanged.get(index, index))
 
 
 def _write_tokenizer_with_code(

@@ -6,7 +6,6 @@ for other processors; a wrong weight, position or sign exceeds it by far.
 """
 
 import itertools
-import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face import custom_code
 from amos_fairseq.hugging_face.parts import Part
 from amos_fairseq.hugging_face.weights import CUSTOM, Head
+from amos_fairseq.text.tokenization.exported import spelled_token_found, texts_to_compare
 from amos_fairseq.text.tokenization.fast_tokenizer import ABSENT
 
 if TYPE_CHECKING:
@@ -31,23 +31,6 @@ TOLERANCE = 3e-5  # relative to the largest output
 TRUNCATED = 8
 _SEED = 1
 _BATCH_SIZE = 8
-_NUM_RANDOM_TEXTS = 300  # random characters, and as many of random pieces
-# Unusual texts: accents as two characters, ligatures, scripts, emoji, control characters, spelled special tokens, no text.
-_UNUSUAL_TEXTS = [
-    "",
-    " ",
-    "a",
-    "The quick brown fox doesn't jump over 1,234.5 lazy dogs (yet).",
-    "  two  spaces\tand a tab ",
-    "Café, cafe\u0301; E\u0301cole; naïve façade — “quoted” … ½ ﬁne \uff21\uff22 İstanbul ŒUVRE straße Ǆ ẛ̣",
-    "中国 and 日本 カ\u3099 한국어 \u1112\u1161\u11ab हिन्दी العربية עברית ไทย",
-    "🎉 snow☃man \U0001f9d1\u200d\U0001f33e 🇩🇪 \U0001d553",
-    "line\nbreak\r\nand \u2028 \x85 \xa0 \u3000 \x07 control \x00 \ufeff \u200b soft\xadhyphen \ufdd0",
-    "<s> </s> <mask> <pad> <unk> x<mask>y [MASK] [CLS] ##  </w> ▁ \\x{3c}",
-    "e\u0301\u0302 combining \u0301 alone a\u0344",
-    "x" * 2000,
-    "Donaudampfschifffahrtsgesellschaftskapitän " * 20,
-]
 
 
 def verify_folder(folder: Path, loaded: LoadedCheckpoint, part: Part, ids: Tensor) -> str:
@@ -64,8 +47,10 @@ def verify_folder(folder: Path, loaded: LoadedCheckpoint, part: Part, ids: Tenso
             f"the exported model differs from the checkpoint by {difference:.2e}, of outputs up to {largest:.3g}, more than by "
             "float32 rounding: nothing was written"
         )
+    spelled = spelled_token_found(loaded.tokenizer)
+    note = "" if spelled is None else f" (a text that spells {spelled} is not text there, but this token)"
     return (
-        f"token ids equal on {num_texts:,} texts; {len(maxima)} batches of 2 to {loaded.model.max_positions()} tokens: "
+        f"token ids equal on {num_texts:,} texts{note}; {len(maxima)} batches of 2 to {loaded.model.max_positions()} tokens: "
         f"largest difference {difference:.1e}, of outputs up to {largest:.3g}"
     )
 
@@ -88,9 +73,8 @@ def load_folder(folder: Path, part: Part) -> tuple["PreTrainedTokenizerBase", "P
 
 def compare_token_ids(tokenizer: "PreTrainedTokenizerBase", loaded: LoadedCheckpoint, ids: Tensor) -> int:
     """Compare the ids of texts, alone and in pairs, whole and truncated; return the number of texts."""
-    texts = [
-        (text, [*map(loaded.dictionary.index, loaded.tokenizer.encode(text))]) for text in texts_to_compare(loaded)
-    ]
+    tokenizer_here = loaded.tokenizer
+    texts = [(text, tokenizer_here.ids_of(tokenizer_here.encode(text))) for text in texts_to_compare(tokenizer_here)]
     inputs = [(text,) for text in texts]
     # transformers ignores an empty second text.
     inputs += [(text, before) for before, text in itertools.pairwise(texts) if before[0]]
@@ -108,20 +92,6 @@ def compare_token_ids(tokenizer: "PreTrainedTokenizerBase", loaded: LoadedCheckp
                     f"instead of {here}; nothing was written"
                 )
     return len(texts)
-
-
-def texts_to_compare(loaded: LoadedCheckpoint) -> Iterator[str]:
-    """Yield unusual texts, random characters of all of Unicode and of parts of it, and random pieces of the vocabulary."""
-    yield from _UNUSUAL_TEXTS
-    rng = random.Random(_SEED)
-    planes = [*range(0xD800), *range(0xE000, 0x110000)]
-    letters_and_accents = [*range(0x41, 0x7B), *range(0x300, 0x345)]
-    alphabets = (planes, range(0x20, 0x7F), range(0x20, 0x250), letters_and_accents, range(0x3000))
-    pieces = loaded.tokenizer.dictionary_symbols
-    for _ in range(_NUM_RANDOM_TEXTS):
-        characters = [chr(code) for code in rng.choices(rng.choice(alphabets), k=rng.randint(1, 40))]
-        yield "".join(characters)
-        yield loaded.tokenizer.decode(rng.choices(pieces, k=rng.randint(1, 40)))
 
 
 def token_batches(loaded: LoadedCheckpoint, ids: Tensor) -> Iterator[Tensor]:

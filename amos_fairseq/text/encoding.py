@@ -5,7 +5,7 @@ Any number of processes gives the same bytes: they encode, and one process write
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,11 @@ END_ID, UNKNOWN_ID, NUM_FAIRSEQ_SYMBOLS = 2, 3, 4
 # Maximum lengths of usual encoders. Fine-tuning cuts rows that are longer than the encoder's; here they are counted.
 USUAL_MAX_POSITIONS = (64, 128, 256, 512)
 # What is counted of a text. words: separated by white space; pieces: without the </s> of each line; tokens: with them and with
-# the lines of </s> alone between documents; unknown: pieces that are not in dict.txt.
-COUNTS = ("documents", "paragraphs", "words", "bytes", "pieces", "tokens", "unknown")
+# the lines of </s> alone between documents; unknown: pieces that are not in dict.txt; measured and dropped: characters of
+# parts of the text, and how many of these are in no piece (Tokenizer.count_dropped).
+COUNTS = ("documents", "paragraphs", "words", "bytes", "pieces", "tokens", "unknown", "measured", "dropped")
+# A larger share of unknown pieces, or of dropped characters, is a tokenizer that does not fit the text.
+LARGEST_LOSS = 0.001
 BATCH_ROWS = 1000
 
 
@@ -79,8 +82,10 @@ def encode_documents(text: str) -> tuple[list[int], list[int], dict[str, int]]:
     empty line ends a document.
     """
     documents = [document.split("\n") for document in text.split("\n\n")]
-    encoded = iter(encode_lines([paragraph for document in documents for paragraph in document]))
+    paragraphs = [paragraph for document in documents for paragraph in document]
+    encoded = iter(encode_lines(paragraphs))
     counts = dict.fromkeys(COUNTS, 0)
+    counts["measured"], counts["dropped"] = _tokenizer.count_dropped(paragraphs)
     ids: list[int] = []
     lengths: list[int] = []
     for document in documents:
@@ -152,32 +157,47 @@ def encode_rows(
     tokens as in fine-tuning: ``<s> A </s>`` or ``<s> A </s> B </s>``; recipes with a second separator have one more in a pair.
     """
     tokens: list[int] = []  # of each row
-    unknown = 0
+    lost = np.zeros(3, dtype=np.int64)
     batches = (rows[start : start + BATCH_ROWS] for start in range(0, len(rows), BATCH_ROWS))
     with contextlib.ExitStack() as stack:
         num_symbols = len(tokenizer) + NUM_FAIRSEQ_SYMBOLS
         files = [stack.enter_context(BinarizedFile(prefix, num_symbols)) for prefix in prefixes]
-        for texts, num_unknown in map_in_order(encode_batch, batches):
+        for texts, of_texts in map_in_order(encode_batch, batches):
             for file, (ids, lengths) in zip(files, texts, strict=True):
                 file.add_lines(ids, lengths)
             of_batch = [1 + sum(row) for row in zip(*(lengths for _, lengths in texts), strict=True)]
             tokens += of_batch
-            unknown += num_unknown
+            lost += of_texts
             on_done(len(of_batch))
     pieces = sum(tokens) - (1 + len(prefixes)) * len(tokens)
+    unknown, measured, dropped = lost.tolist()
     return {
         "longest": max(tokens),
         "longer_than": {str(most): sum(length > most for length in tokens) for most in USUAL_MAX_POSITIONS},
-        "unknown_share": unknown / max(1, pieces),
+        **lost_shares(unknown, pieces, measured, dropped),
     }
 
 
-def encode_batch(batch: list[tuple[str, ...]]) -> tuple[list[tuple[np.ndarray, list[int]]], int]:
-    """Return the ids and lengths of the lines of each text of the rows, and the number of unknown pieces."""
+def encode_batch(batch: list[tuple[str, ...]]) -> tuple[list[tuple[np.ndarray, list[int]]], tuple[int, int, int]]:
+    """Return the ids and lengths of the lines of each text of the rows; the unknown pieces, characters measured and dropped."""
     texts, unknown = [], 0
     for column in zip(*batch, strict=True):
         lines = encode_lines(list(column))
         unknown += sum(line.count(UNKNOWN_ID) for line in lines)
         ids = np.array([index for line in lines for index in (*line, END_ID)], dtype=np.int32)
         texts.append((ids, [len(line) + 1 for line in lines]))
-    return texts, unknown
+    return texts, (unknown, *_tokenizer.count_dropped([text for row in batch for text in row]))
+
+
+def lost_shares(unknown: int, pieces: int, measured: int, dropped: int) -> dict[str, float]:
+    """Return the shares of unknown pieces and of dropped characters under their names in manifests."""
+    return {"unknown_share": unknown / max(1, pieces), "dropped_share": dropped / max(1, measured)}
+
+
+def describe_loss(
+    facts: Mapping[str, Any], advice: str = "the tokenizer of the checkpoint does not fit this text"
+) -> str:
+    """Return the text of ``facts``, which has :func:`lost_shares`, that a model does not see; ``advice`` if it is much."""
+    unknown, dropped = facts["unknown_share"], facts["dropped_share"]
+    text = f"{unknown:.3%} of the pieces unknown, {dropped:.3%} of the characters in no piece"
+    return text if max(unknown, dropped) <= LARGEST_LOSS else f"{text}: WARNING: {advice}"

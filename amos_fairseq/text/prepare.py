@@ -41,9 +41,11 @@ from amos_fairseq.strangers import LARGEST_COUNT, field, read_json, whole_number
 from amos_fairseq.text import DEFAULT_VOCAB_SIZE, LARGEST_VOCABULARY, MANIFEST, TEXT_COLUMN
 from amos_fairseq.text.encoding import (
     NUM_FAIRSEQ_SYMBOLS,
+    describe_loss,
     encode_file,
     encoded_file,
     join_encoded,
+    lost_shares,
     start_encoding_process,
 )
 from amos_fairseq.text.file_kinds import TEXT, kind_of
@@ -68,12 +70,14 @@ from amos_fairseq.text.split import (
 )
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
 from amos_fairseq.text.tokenization.conversion import from_sentencepiece
+from amos_fairseq.text.tokenization.exported import export_obstacle
 from amos_fairseq.text.vocabulary import learn_tokenizer
 
 UNFINISHED = ".prepare"
 _MEGABYTE = 1_000_000
 _LIBRARIES = ("fairseq-fixed", "sentencepiece", "tokenizers")
 _SIZES = ("tiny", "mini", "small", "base")
+RARE_CHARACTER = "\U0001242b"  # a numeral in cuneiform, which no vocabulary has but as bytes
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -101,6 +105,7 @@ def run(arguments: argparse.Namespace) -> None:
         _publish(root / "corpus", out)
     for line in _sizes(manifest["train"]["tokens"], manifest["valid"]["tokens"]):
         say(line)
+    say(describe_loss(manifest["train"], _advice(settings, manifest["train"])))
     say(
         f"done: train with task.data={manifest['task_data']} (fairseq-train DATA); counts and hashes in {out}/{MANIFEST}"
     )
@@ -257,7 +262,7 @@ def _write_shard(directory: Path, texts: dict[str, list[Path]], tokenizer: Token
 
 def _with_shares(counts: dict[str, Any]) -> dict[str, Any]:
     return counts | {
-        "unknown_share": counts["unknown"] / max(1, counts["pieces"]),
+        **lost_shares(counts["unknown"], counts["pieces"], counts["measured"], counts["dropped"]),
         "pieces_per_word": counts["pieces"] / max(1, counts["words"]),
     }
 
@@ -288,6 +293,15 @@ def _sizes(train: int, valid: int) -> list[str]:
         f"{train:,} tokens to train on, {valid:,} to validate",
         f"epochs of this text in all updates of a recipe: {', '.join(shown)}; fewer with optimization.max_update=N",
     ]
+
+
+def _advice(settings: CorpusSettings, counts: dict[str, Any]) -> str:
+    """Return what to do if the tokenizer loses much of the text."""
+    if settings.tokenizer is not None:
+        return "this tokenizer does not fit the text: give another one, or none, so that one is learned"
+    if not settings.cased and counts["dropped_share"] > counts["unknown_share"]:
+        return "--uncased removes accents and vowel signs: give --cased, or --bpe sentencepiece"
+    return "the sample for the vocabulary lacks characters: give a larger --sample-megabytes"
 
 
 def is_finished_corpus(out: Path, settings: dict[str, Any], inputs: list[dict[str, Any]]) -> bool:
@@ -336,6 +350,7 @@ def _settings(arguments: argparse.Namespace) -> CorpusSettings:
     tokenizer = bpe = size = None
     if arguments.tokenizer is not None:
         tokenizer = _read_tokenizer(arguments)
+        _try_tokenizer(arguments.tokenizer, tokenizer)
         cased = tokenizer.cased
     else:
         bpe = arguments.bpe or "sentencepiece"
@@ -368,3 +383,16 @@ def _read_tokenizer(arguments: argparse.Namespace) -> Tokenizer:
         return from_sentencepiece(arguments.tokenizer.read_bytes())
     except UserError as error:
         raise UserError(f"{arguments.tokenizer}: {error}") from error
+
+
+def _try_tokenizer(path: Path, tokenizer: Tokenizer) -> None:
+    """Find in a second what would otherwise show after hours: no piece for unknown characters, no export."""
+    try:
+        _, dropped = tokenizer.count_dropped([RARE_CHARACTER])
+        obstacle = export_obstacle(tokenizer)
+    except UserError as error:
+        raise UserError(f"--tokenizer {path}: {error}") from error
+    if dropped:
+        say(f"WARNING: {path} has no unknown token: it leaves out each character that its vocabulary lacks")
+    if obstacle is not None:
+        say(f"WARNING: amos export will refuse models with {path}: {obstacle}")

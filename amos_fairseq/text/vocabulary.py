@@ -28,11 +28,12 @@ from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer
 LONGEST_LINE_BYTES = 4192
 # Stored in the model file, so it must not depend on the machine; the pieces do not depend on it.
 SENTENCEPIECE_THREADS = 4
-# BERT's own limit (the default of the tokenizers library too): rarer characters become <unk>.
+# BERT's own limit (the default of the tokenizers library too), unless the coverage needs more.
 MOST_CHARACTERS = 1000
 # For both types: the rarest 0.01 % of all characters may have no piece. At 0.9995, SentencePiece's default,
 # English books and Wikipedia lose "$", "%" and "/"; 0.9999 takes about 100 characters.
 CHARACTER_COVERAGE = 0.9999
+NO_PIECES = "no vocabulary can be learned from the text: give text with letters"
 
 
 def learn_tokenizer(sample: Path, bpe: str, vocab_size: int, cased: bool) -> FastTokenizer:
@@ -43,11 +44,13 @@ def learn_tokenizer(sample: Path, bpe: str, vocab_size: int, cased: bool) -> Fas
     if bpe == "sentencepiece":
         normalizer = sentencepiece_rules(cased)
         return from_sentencepiece(train_sentencepiece(sample, vocab_size, normalizer), normalizer)
-    alphabet, finals = _characters(sample, cased, vocab_size)
-    model = json.loads(_train_bpe(sample, cased, vocab_size, alphabet, finals).to_str())["model"]
-    if len(model["vocab"]) < vocab_size:
-        raise _too_large(vocab_size, len(model["vocab"]))
-    return from_bpe(alphabet + finals, [(first, second) for first, second in model["merges"]], cased)
+    characters, merges, largest = _learn_bpe(sample, cased, vocab_size)
+    if largest < vocab_size:
+        # A smaller vocabulary may have fewer characters, and then fewer pieces can be merged of them.
+        while (found := _learn_bpe(sample, cased, largest)[-1]) < largest:
+            largest = found
+        raise _too_large(vocab_size, largest)
+    return from_bpe(characters, merges, cased)
 
 
 def sample_lines(sample: Path) -> Iterator[str]:
@@ -101,16 +104,23 @@ def train_sentencepiece(sample: Path, vocab_size: int, normalizer: normalizers.N
             raise _too_large(vocab_size, int(limit.group(1)) - 1) from error
         if limit := re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error)):
             raise _too_small(vocab_size, int(limit.group(1)) - 1) from error
-        raise
+        raise UserError(f"{NO_PIECES} ({error})") from error
     return model.getvalue()
+
+
+def _learn_bpe(sample: Path, cased: bool, vocab_size: int) -> tuple[list[str], list[tuple[str, str]], int]:
+    """Return the characters and merges of a vocabulary, and how many pieces they are: fewer if the text has no more."""
+    alphabet, finals = _characters(sample, cased, vocab_size)
+    model = json.loads(_train_bpe(sample, cased, vocab_size, alphabet, finals).to_str())["model"]
+    return alphabet + finals, [(first, second) for first, second in model["merges"]], len(model["vocab"])
 
 
 def _characters(sample: Path, cased: bool, vocab_size: int) -> tuple[list[str], list[str]]:
     """Return the most frequent characters and, of these, the ones that end a word, both sorted.
 
-    At most a third of the vocabulary and ``MOST_CHARACTERS``, to leave room for merges. The library would select
-    and number them in the order of a hash table, which differs between runs and changes how ties between merges are
-    resolved.
+    At most a third of the vocabulary and ``MOST_CHARACTERS``, to leave room for merges, but always those that
+    ``CHARACTER_COVERAGE`` needs: Chinese needs thousands. The library would select and number them in the order of a hash
+    table, which differs between runs and changes how ties between merges are resolved.
     """
     normalizer, _ = basic_rules(cased)
     counts: dict[str, int] = Counter()
@@ -118,13 +128,14 @@ def _characters(sample: Path, cased: bool, vocab_size: int) -> tuple[list[str], 
         counts.update(normalizer.normalize_str(line))
     pieces = _train_bpe(sample, cased, 0, [], []).get_vocab()
     by_frequency = sorted((p for p in pieces if len(p) == 1), key=lambda character: (-counts[character], character))
-    alphabet = set(by_frequency[: min(MOST_CHARACTERS, vocab_size // 3)])
-    if len(alphabet) < MOST_CHARACTERS:
-        covered = list(itertools.accumulate(counts[character] for character in by_frequency))
-        needed = 1 + sum(total < CHARACTER_COVERAGE * covered[-1] for total in covered)
-        if len(alphabet) < needed:
-            raise _too_small(vocab_size, 3 * needed)
+    if not by_frequency:
+        raise UserError(NO_PIECES)
+    covered = list(itertools.accumulate(counts[character] for character in by_frequency))
+    needed = 1 + sum(total < CHARACTER_COVERAGE * covered[-1] for total in covered)
+    alphabet = set(by_frequency[: max(needed, min(MOST_CHARACTERS, vocab_size // 3))])
     finals = [p for p in pieces if p.endswith(END_OF_WORD) and p[: -len(END_OF_WORD)] in alphabet]
+    if len(alphabet) + len(finals) > vocab_size:
+        raise _too_small(vocab_size, len(alphabet) + len(finals))
     return sorted(alphabet), sorted(finals)
 
 

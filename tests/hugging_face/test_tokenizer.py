@@ -10,8 +10,8 @@ from tokenizer_text import ALPHABETS, HOSTILE, random_texts
 from tokenizers import Tokenizer as Library
 from tokenizers import models, pre_tokenizers, trainers
 
-from amos_fairseq.hugging_face.tokenizer import exported_tokenizer, with_padding_at_1
 from amos_fairseq.text.tokenization import load_tokenizer
+from amos_fairseq.text.tokenization.exported import exported_tokenizer, with_padding_at_1
 from amos_fairseq.text.tokenization.fast_tokenizer import row_map
 
 

@@ -25,6 +25,7 @@ from amos_fairseq.text.encoding import (
     NUM_FAIRSEQ_SYMBOLS,
     UNKNOWN_ID,
     BinarizedFile,
+    describe_loss,
     encode_rows,
     start_encoding_process,
 )
@@ -115,6 +116,8 @@ def write_tables(directory: Path, tables: Tables, tokenizer: Tokenizer, name: st
     tokenizer_folder, splits = directory / TOKENIZER_DIRECTORY, {"train": train, "valid": dev}
     tokenizer.save(tokenizer_folder)
     record = write_task(directory, name, space, splits, tokenizer, tokenizer_folder, with_ids=["valid"])
+    for split, facts in record["splits"].items():
+        say(f"{split}: {describe_loss(facts)}", "classify")
     record |= {
         "text_columns": list(tables.text),
         "label_column": printable(tables.label),

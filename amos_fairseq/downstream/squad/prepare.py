@@ -25,7 +25,7 @@ from amos_fairseq.downstream.squad.official import (
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import files_sha256, json_text, whole_folder
 from amos_fairseq.output.terminal import progress_bar, say
-from amos_fairseq.text.encoding import NUM_FAIRSEQ_SYMBOLS, UNKNOWN_ID, BinarizedFile
+from amos_fairseq.text.encoding import NUM_FAIRSEQ_SYMBOLS, UNKNOWN_ID, BinarizedFile, describe_loss, lost_shares
 from amos_fairseq.text.prepared_data import (
     Sample,
     check_inputs,
@@ -126,6 +126,7 @@ def report(path: Path, split: str, facts: dict[str, Any]) -> None:
     say(
         f"{split}: {facts['questions']}{of_all} questions ({facts['impossible']} without an answer) on {facts['paragraphs']} "
         f"paragraphs; longest context {facts['longest_context']} tokens, longest question {facts['longest_question']}"
+        f"; {describe_loss(facts)}"
     )
     say(
         f"{split}: of {total} answers {answers[EXACT]} are at token boundaries; {answers[WIDER]} "
@@ -204,6 +205,7 @@ def write_squad_split(
                 examples.append(Example(question.id, number, tuple(answers), question.is_impossible))
                 examples_file.write(examples[-1].to_json() + "\n")
             on_done(len(paragraph.questions))
+    of_contexts = tokenizer.count_dropped([paragraph.context for paragraph in paragraphs])
     return {
         "paragraphs": len(paragraphs),
         "questions": len(examples),
@@ -213,6 +215,7 @@ def write_squad_split(
         "longest_context": max(lengths["context"], default=0),
         "longest_question": max(lengths["question"], default=0),
         "unknown": unknown.total(),
+        **lost_shares(unknown.total(), sum(lengths["context"]) + sum(lengths["question"]), *of_contexts),
         "answers": fits,
         "named": named,
     }

@@ -35,7 +35,7 @@ from amos_fairseq.downstream.tagging.word_files import (
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import files_sha256, json_text, whole_folder
 from amos_fairseq.output.terminal import progress_bar, say
-from amos_fairseq.text.encoding import BinarizedFile
+from amos_fairseq.text.encoding import BinarizedFile, describe_loss, lost_shares
 from amos_fairseq.text.prepared_data import check_inputs, describe_source, is_finished, prepared_data, save_tokenizer
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
 from amos_fairseq.text.tokenization.tokenizer import UNK
@@ -159,7 +159,7 @@ class WordSource:
         for split, numbers in facts.items():
             say(
                 f"{split}: {numbers['sentences']} sentences, {numbers['words']} words, {numbers['pieces']} pieces "
-                f"({numbers['unknown']} unknown); longest sentence {numbers['longest']} pieces"
+                f"({numbers['unknown']} unknown); longest sentence {numbers['longest']} pieces; {describe_loss(numbers)}"
             )
         if mark_spans(in_train) and not has_spans:
             say(f"the labels of {self.train} mark spans, those of {self.dev} do not: the score is accuracy")
@@ -207,7 +207,7 @@ def choose_labeled(sentences: list[Sentence], number: int | None, path: Path) ->
 
 def write_split(
     directory: Path, split: str, sentences: list[Sentence], tokenizer: Tokenizer, column: str, labels: list[str]
-) -> dict[str, int]:
+) -> dict[str, Any]:
     """Write the sentences of a split, those of ``unlabeled`` without labels and words; return counts."""
     label_ids, is_labeled = {label: index for index, label in enumerate(labels)}, split != UNLABELED
     unknown = tokenizer.embedding_rows[UNK]
@@ -239,4 +239,5 @@ def write_split(
             facts["unknown"] += ids.count(unknown)
             facts["longest"] = max(facts["longest"], len(ids))
             bar.update(1)
-    return facts
+    measured, dropped = tokenizer.count_dropped([" ".join(sentence.words) for sentence in sentences])
+    return facts | lost_shares(facts["unknown"], facts["pieces"], measured, dropped)

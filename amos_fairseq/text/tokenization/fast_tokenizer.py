@@ -25,7 +25,6 @@ from amos_fairseq.text.tokenization.tokenizer import (
     Tokenizer,
     embedding_symbols,
     read_model_file,
-    tidy_spans,
     unspell_piece,
 )
 
@@ -41,6 +40,7 @@ _CACHE_SIZE = 1 << 18
 _LONGEST_CACHED = 64
 # In a row map: the tokenizer has no token for this row.
 ABSENT = -1
+ADD_UNKNOWN = "give one with a token for what its vocabulary lacks, such as [UNK], named as unk_token of its model"
 # Every input needs these: <s> text </s>, padded.
 _REQUIRED = (BOS, PAD, EOS)
 # fairseq's symbol | names in Hugging Face's configuration files | usual spellings, both in order of preference
@@ -82,9 +82,7 @@ class FastTokenizer(Tokenizer):
             raise ValueError(f"the special token {absent[0]} is not in its vocabulary")
         special_ids = {ids[token]: symbol for symbol, token in special_tokens.items()}
         vocabulary = sorted((piece for piece in ids if ids[piece] not in special_ids), key=ids.__getitem__)
-        normalizer = self._tokenizer.normalizer
-        cased = normalizer is None or "A" in normalizer.normalize_str("A")
-        super().__init__(vocabulary, cased, model)
+        super().__init__(vocabulary, "A" in self.normalize("A"), model)
         is_learned = kind != HUGGING_FACE
         self._words = _Words(self._encode_words) if is_learned else None
         # The special tokens that the model may find in a text.
@@ -129,10 +127,21 @@ class FastTokenizer(Tokenizer):
             encodings = self._tokenizer.encode_batch(lines, add_special_tokens=False)
         return [self._symbols(line, encoding) for line, encoding in zip(lines, encodings, strict=True)]
 
-    def encode_with_offsets(self, line: str) -> list[AlignedPiece]:
+    def normalize(self, text: str) -> str:
+        normalizer = self._tokenizer.normalizer
+        return text if normalizer is None else normalizer.normalize_str(text)
+
+    def align(self, line: str) -> Iterator[AlignedPiece]:
+        return self._aligned_symbols(line, self._encoding(line))
+
+    def finds_special_token(self, line: str) -> bool:
+        encoding = self._encoding(line)
+        spans = zip(encoding.ids, encoding.offsets, strict=True)
+        return any(self._is_spelled(index, line[start:end].strip()) for index, (start, end) in spans)
+
+    def _encoding(self, line: str) -> tokenizers.Encoding:
         with _explaining_refused_text([line]):
-            encoding = self._tokenizer.encode(line, add_special_tokens=False)
-        return tidy_spans(line, self._aligned_symbols(line, encoding))
+            return self._tokenizer.encode(line, add_special_tokens=False)
 
     def decode(self, pieces: list[str]) -> str:
         # Not through ids: fairseq's symbols have no id if the tokenizer lacks the role.
@@ -150,14 +159,17 @@ class FastTokenizer(Tokenizer):
         return [symbol for symbol, _, _ in self._aligned_symbols(line, encoding)]
 
     def _aligned_symbols(self, line: str, encoding: tokenizers.Encoding) -> Iterator[AlignedPiece]:
-        symbol_of_id, token_of_id = self._symbol_of_id, self._token_of_id
         for index, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
             surface = line[start:end].strip()
-            # The text spells a special token, or a model without pre-tokenizer found one in its own vocabulary.
-            if index in token_of_id and (index not in symbol_of_id or surface == token_of_id[index]):
+            if self._is_spelled(index, surface):
                 yield from self._symbols_of_characters(surface, line.index(surface, start))
             else:
-                yield symbol_of_id[index], start, end
+                yield self._symbol_of_id[index], start, end
+
+    def _is_spelled(self, index: int, surface: str) -> bool:
+        """Return whether a text spells a special token, or a model without pre-tokenizer found one in its own vocabulary."""
+        token = self._token_of_id.get(index)
+        return token is not None and (index not in self._symbol_of_id or surface == token)
 
     def _symbols_of_characters(self, surface: str, start: int) -> Iterator[AlignedPiece]:
         """Encode each character by itself: a single character cannot spell a special token."""
@@ -168,13 +180,19 @@ class FastTokenizer(Tokenizer):
 
 @contextlib.contextmanager
 def _explaining_refused_text(lines: list[str]) -> Iterator[None]:
-    """Raise :class:`UserError` where the library refuses a string that is not Unicode, with a TypeError about its type."""
+    """Raise :class:`UserError` where the library cannot encode a text.
+
+    A string that is not Unicode is a TypeError about its type; a character without a piece, where there is no piece for unknown
+    ones, an Exception.
+    """
     try:
         yield
-    except TypeError as error:
-        if all(isinstance(line, str) for line in lines) and not all(map(is_unicode, lines)):
+    except Exception as error:
+        if not all(isinstance(line, str) for line in lines):
+            raise
+        if not all(map(is_unicode, lines)):
             raise UserError("the text is not Unicode, such as bytes that are not UTF-8: convert it") from error
-        raise
+        raise UserError(f"the tokenizer cannot encode all text ({error}): {ADD_UNKNOWN}") from error
 
 
 class _Words(dict[str, tuple[str, ...]]):

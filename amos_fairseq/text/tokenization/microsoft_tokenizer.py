@@ -15,7 +15,6 @@ from amos_fairseq.text.tokenization.tokenizer import (
     read_dictionary_symbols,
     read_model_file,
     spell_piece,
-    tidy_spans,
     unspell_piece,
 )
 
@@ -63,11 +62,14 @@ class MicrosoftAmosTokenizer(Tokenizer):
             raise UserError(f"{path} is not a SentencePiece model: {error}") from error
 
     def encode_lines(self, lines: list[str]) -> list[list[str]]:
-        normalized = [text_of(normalize(line)) for line in lines]
+        normalized = list(map(self.normalize, lines))
         encoded = self._processor.encode(normalized, out_type=str, num_threads=1)
         return [[spell_piece(pieces[index]) for index in without_lone_marks(pieces)] for pieces in encoded]
 
-    def encode_with_offsets(self, line: str) -> list[AlignedPiece]:
+    def normalize(self, text: str) -> str:
+        return text_of(normalize(text))
+
+    def align(self, line: str) -> list[AlignedPiece]:
         characters = normalize(line)
         encoded = self._processor.encode(text_of(characters), return_type="offset_mapping")
         pieces = encoded["pieces"]
@@ -77,8 +79,8 @@ class MicrosoftAmosTokenizer(Tokenizer):
         aligned = []
         for index in without_lone_marks(pieces):
             start, end = encoded["offsets"][index]
-            aligned.append((pieces[index], starts[start], max(starts[start], ends[end])))
-        return [(spell_piece(piece), start, end) for piece, start, end in tidy_spans(line, aligned)]
+            aligned.append((spell_piece(pieces[index]), starts[start], max(starts[start], ends[end])))
+        return aligned
 
     def decode(self, pieces: list[str]) -> str:
         return self._processor.decode_pieces([unspell_piece(piece) for piece in pieces])

@@ -27,6 +27,10 @@ _ESCAPED = re.compile(r"\\x\{([0-9a-f]*)\}")
 _MUST_ESCAPE = re.compile(r"\s|\\(?=x\{)")
 # Zero-width spaces: Unicode does not class them as spaces, tokenizers treat them as such.
 _ZERO_WIDTH_SPACES = "\u200b\ufeff"
+# Characters of which text with offsets is looked at to find those that are in no piece; it takes ten times as long as encoding.
+MEASURED = 1 << 13
+# They choose a picture for the character before them.
+_VARIATION_SELECTORS = "\ufe0e\ufe0f"
 # The first character of a piece that follows a space: SentencePiece's mark, and a space spelled as a byte.
 _WORD_MARKS = "\u2581\u0120"
 
@@ -93,6 +97,13 @@ class Tokenizer(abc.ABC):
         """Return the normalized text that ``encode`` split into ``pieces``."""
 
     @abc.abstractmethod
+    def normalize(self, text: str) -> str:
+        """Return the text that is split into pieces."""
+
+    @abc.abstractmethod
+    def align(self, line: str) -> Iterable[AlignedPiece]:
+        """Return the pieces of ``encode`` with the characters that the library gives them."""
+
     def encode_with_offsets(self, line: str) -> list[AlignedPiece]:
         """Return ``(piece, start, end)``: the pieces of ``encode``, each with the characters that it covers.
 
@@ -101,6 +112,29 @@ class Tokenizer(abc.ABC):
         character (its bytes, the parts of a ligature) share its span. Every character is in a span, except spaces and
         characters that normalization removes.
         """
+        return tidy_spans(line, self.align(line))
+
+    def count_dropped(self, lines: list[str]) -> tuple[int, int]:
+        """Return how many characters some of the lines have, and how many of these are in no piece.
+
+        Lines at equal distances, with about ``MEASURED`` characters. Spaces and control characters do not count. An accent that
+        normalization removes does not count either, if Unicode has its letter as one character.
+        """
+        number = dropped = 0
+        distance = 1 + sum(map(len, lines)) // MEASURED
+        for line in lines[::distance]:
+            line = unicodedata.normalize("NFC", line[:MEASURED])
+            # A piece also covers what normalization has removed between its characters.
+            removed = {character for character in set(line) if not self.normalize(character).strip(_WORD_MARKS + " ")}
+            covered = _covered(line, [_tidy(line, *piece) for piece in self.align(line)])
+            visible = [place for place, character in enumerate(line) if _is_visible(character)]
+            number += len(visible)
+            dropped += sum(not covered[place] or line[place] in removed for place in visible)
+        return number, dropped
+
+    def finds_special_token(self, line: str) -> bool:
+        """Return whether the library would make a special token of a part of the line; here all of it is text."""
+        return False
 
     def encode(self, line: str) -> list[str]:
         """Return the pieces of one line, in dictionary spelling."""
@@ -226,9 +260,7 @@ def tidy_spans(line: str, aligned: Iterable[AlignedPiece]) -> list[AlignedPiece]
     - Combining marks that a normalizer removes belong to the piece before them, so that sliced text keeps its accents.
     """
     pieces = [_tidy(line, *piece) for piece in aligned]
-    covered = bytearray(len(line))
-    for _, start, end in pieces:
-        covered[start:end] = b"\x01" * (end - start)
+    covered = _covered(line, pieces)
     return [(piece, start, _past_marks(line, covered, start, end)) for piece, start, end in pieces]
 
 
@@ -245,6 +277,14 @@ def _tidy(line: str, piece: str, start: int, end: int) -> AlignedPiece:
     return piece, start, end
 
 
+def _covered(line: str, aligned: list[AlignedPiece]) -> bytearray:
+    """Return 1 for each character of the line that is in a piece, else 0."""
+    covered = bytearray(len(line))
+    for _, start, end in aligned:
+        covered[start:end] = b"\x01" * (end - start)
+    return covered
+
+
 def _past_marks(line: str, covered: bytearray, start: int, end: int) -> int:
     if start < end:
         while end < len(line) and not covered[end] and unicodedata.category(line[end])[0] == "M":
@@ -254,3 +294,7 @@ def _past_marks(line: str, covered: bytearray, start: int, end: int) -> int:
 
 def _is_space(character: str) -> bool:
     return character.isspace() or character in _ZERO_WIDTH_SPACES
+
+
+def _is_visible(character: str) -> bool:
+    return unicodedata.category(character)[0] not in "CZ" and character not in _VARIATION_SELECTORS

@@ -7,8 +7,8 @@ import tokenizers
 from tokenizer_text import HOSTILE, hugging_face_directory, small_tokenizer_of_kind
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.hugging_face.tokenizer import exported_tokenizer
 from amos_fairseq.text.tokenization import load_tokenizer
+from amos_fairseq.text.tokenization.exported import exported_tokenizer
 from amos_fairseq.text.tokenization.tokenizer import SPECIAL_SYMBOLS, spell_piece
 
 

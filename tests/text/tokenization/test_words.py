@@ -2,7 +2,7 @@
 
 from tokenizer_text import ALPHABETS, random_texts
 
-from amos_fairseq.hugging_face.tokenizer import exported_tokenizer
+from amos_fairseq.text.tokenization.exported import exported_tokenizer
 from amos_fairseq.text.tokenization.tokenizer import UNK, embedding_symbols
 
 SENTENCES = [

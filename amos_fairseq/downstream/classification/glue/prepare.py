@@ -23,6 +23,7 @@ from amos_fairseq.downstream.classification.rows import LabeledRows, read_rows
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import TOKENIZER_DIRECTORY, json_text, refuse_link, whole_folder
 from amos_fairseq.output.terminal import progress_bar, say
+from amos_fairseq.text.encoding import describe_loss
 from amos_fairseq.text.prepared_data import Sample, prepare_folder, prepared_data
 from amos_fairseq.text.processes import number_of_processes
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
@@ -147,8 +148,8 @@ def write_glue_task(
 def _report(name: str, facts: dict[str, Any]) -> None:
     longer = ", ".join(f"{count:,} over {most}" for most, count in facts["longer_than"].items() if count)
     counted = f" (rows of more: {longer}; with one </s> between two texts)" if longer else ""
-    rows, unknown = f"{facts['rows']} of {facts['source_rows']} rows", f"{facts['unknown_share']:.3%} unknown pieces"
-    say(f"{name}: {rows}; longest {facts['longest']} tokens{counted}; {unknown}")
+    rows = f"{facts['rows']} of {facts['source_rows']} rows"
+    say(f"{name}: {rows}; longest {facts['longest']} tokens{counted}; {describe_loss(facts)}")
     if facts["source_rows"] != facts["official_rows"]:
         say(
             f"{name}: the official file has {facts['official_rows']} rows: scores are not comparable with published ones"
