@@ -21,6 +21,8 @@ from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import whole_file
 from amos_fairseq.output.terminal import progress_bar
 from amos_fairseq.scoring.token_scorers import TokenScorer
+from amos_fairseq.text.file_kinds import JSONL, is_object, kind_of
+from amos_fairseq.text.input_files import read_lines
 
 STDIN = "-"
 DECIMALS = 6  # about the precision of float32 for values around 10
@@ -136,16 +138,23 @@ def windows(
 
 
 def read_texts(file: str) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file, or of the standard input (``-``), without their line ends."""
+    """Yield the lines, without their ends, of a UTF-8 file, which may be compressed, or of a stream (``-``: stdin)."""
+    path = Path(file)
+    is_stream = file == STDIN or (path.exists() and not path.is_file())
     with explain_os_errors(f"{file}: the text cannot be read"), contextlib.ExitStack() as stack:
-        stream = sys.stdin.buffer if file == STDIN else stack.enter_context(open(file, "rb"))
-        for number, line in enumerate(stream, start=1):
+        if is_stream:
+            stream = sys.stdin.buffer if file == STDIN else stack.enter_context(path.open("rb"))
+            lines: Iterable[tuple[int, bytes]] = enumerate(stream, start=1)
+        else:
+            lines = read_lines(path)
+        for number, line in lines:
+            if number == 1 and (is_object(line) if is_stream else kind_of(path) == JSONL):
+                raise UserError(f"{file} is JSON lines: give one text a line, for example with jq -r .text")
             try:
                 yield line.decode("utf-8").rstrip("\r\n")
-            except UnicodeDecodeError as error:
-                raise UserError(
-                    f"{file}, line {number}: not UTF-8 at byte {error.start}; convert the file, for example with iconv"
-                ) from error
+            except UnicodeDecodeError as error:  # of a stream
+                place = f"line {number}: not UTF-8 at byte {error.start}"
+                raise UserError(f"{file}, {place}; convert the text, for example with iconv") from error
 
 
 def score_file(loaded: LoadedCheckpoint, scorer: TokenScorer, file: str, format_: str, out: Path | None) -> None:

@@ -121,7 +121,7 @@ def kind_of(path: Path) -> str:
         if _PARQUET.match(stream.peek()):
             return PARQUET
         lines = _first_lines(stream, path)
-    start, are_objects = b"".join(lines), list(map(_is_object, lines))
+    start, are_objects = b"".join(lines), list(map(is_object, lines))
     if _ARRAY_START.match(start):
         return JSON
     if lines and 2 * sum(are_objects) >= len(lines):
@@ -147,7 +147,7 @@ def _first_lines(stream: BinaryIO, path: Path) -> list[bytes]:
     return lines
 
 
-def _is_object(line: bytes) -> bool:
+def is_object(line: bytes) -> bool:
     try:
         return line.startswith(b"{") and isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):

@@ -1,6 +1,7 @@
 """``amos score`` on untrained models: its files, streams, a full disk, and errors."""
 
 import csv
+import gzip
 import io
 import json
 import math
@@ -88,6 +89,15 @@ def test_input_of_a_stream(run, text, tmp_path, capsys, monkeypatch):
     main(["score", str(run), f"/dev/fd/{read_end}"])
     os.close(read_end)
     assert capsys.readouterr().out == expected
+    (tmp_path / "compressed.txt").write_bytes(gzip.compress(text.read_bytes()))
+    main(["score", str(run), str(tmp_path / "compressed.txt")])
+    assert capsys.readouterr().out == expected
+
+
+def test_json_lines_of_a_stream_are_no_text(run, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'{"text": "the fox"}\n' * 2)))
+    assert main_exit(["score", str(run), "-"]) == 1
+    assert "- is JSON lines: give one text a line" in capsys.readouterr().err
 
 
 def test_json_lines_equal_the_table(run, text, tmp_path, capsys):
@@ -113,8 +123,13 @@ GOOD = '{"sentence_good": "the fox", "sentence_bad": "the dog"}'
 @pytest.mark.parametrize(
     ("arguments", "code", "named"),
     [
-        ("run absent.txt", 1, "absent.txt: the text cannot be read"),
-        ("run latin1.txt", 1, "latin1.txt, line 2: not UTF-8 at byte 1"),
+        ("run absent.txt", 1, "absent.txt: no such file"),
+        ("run latin1.txt", 1, "latin1.txt, line 2, byte 3: not UTF-8"),
+        ("run objects.txt", 1, "objects.txt is JSON lines: give one text a line, for example with jq"),
+        ("run array.txt", 1, "array.txt is JSON, but not one object on each line"),
+        ("run surrogate.txt", 1, "surrogate.txt, line 2, byte 9: not UTF-8"),
+        ("run utf16.txt", 1, "utf16.txt is UTF-16 or UTF-32: convert it to UTF-8"),
+        ("run folder", 1, "folder: the text cannot be read"),
         ("run text.txt --out text.txt", 1, "would overwrite the input file text.txt"),
         ("run text.txt --batch-tokens 0", 1, "--batch-tokens 0"),
         ("run text.txt --device abacus", 1, "device abacus"),
@@ -129,7 +144,7 @@ GOOD = '{"sentence_good": "the fox", "sentence_bad": "the dog"}'
         ("run --pairs blank.jsonl", 1, "blank.jsonl, line 1: sentence_bad has no character that the tokenizer keeps"),
         ("run --pairs empty.jsonl", 1, "empty.jsonl has no pairs: each line must be an object"),
         ("run --pairs latin1.txt", 1, "latin1.txt, line 1: is not JSON"),
-        ("run --pairs p.zip", 1, r"p.zip: .zip files are not supported"),
+        ("run --pairs p.zip", 1, "p.zip is a zip archive"),
         ("run --pairs broken.jsonl.gz", 1, "broken.jsonl.gz is damaged"),
         ("run --pairs p.csv --out p.json", 1, "would overwrite the input file p.csv"),
         ("run --pairs p.jsonl --out q.json", 1, "q.md, which is a folder"),
@@ -162,8 +177,14 @@ def refused(run, tmp_path_factory):
     shutil.copytree(run, directory / "run")
     (directory / "text.txt").write_bytes("\r\n".join(LINES).encode())
     (directory / "latin1.txt").write_bytes("a\nbé".encode("latin-1"))
-    for name in ("p.jsonl", "p.csv", "p.zip", "broken.jsonl.gz"):
+    for name in ("p.jsonl", "p.csv"):
         (directory / name).write_text(GOOD)
+    (directory / "p.zip").write_bytes(b"PK\3\4" + bytes(20))
+    (directory / "broken.jsonl.gz").write_bytes(gzip.compress(GOOD.encode())[:-4])
+    (directory / "objects.txt").write_text('{"text": "the fox"}\n' * 3)
+    (directory / "array.txt").write_text('["the fox",\n"the dog"]\n')
+    (directory / "surrogate.txt").write_bytes(b"a b\nhalf \xed\xa0\x80 here\n")
+    (directory / "utf16.txt").write_text("the fox\n", encoding="utf-16")
     (directory / "cut.jsonl").write_text(f"{GOOD}\n{{oops")
     (directory / "number.jsonl").write_text(GOOD.replace('"the fox"', "3"))
     (directory / "blank.jsonl").write_text(GOOD.replace("the dog", "  "))
