@@ -21,17 +21,17 @@ its predictions. After a stop the same command continues. With --predict the run
 def add_parser(subparsers: Any) -> None:
     parser = add_subcommand(subparsers, "classify", "fine-tune a checkpoint on your own labeled texts", DESCRIPTION)
     add = parser.add_argument
-    text = "table with a header: .tsv, .csv, .jsonl, .parquet, or a folder of datasets"
+    text = "table with a header: .tsv, .csv, JSON lines, Parquet, or a folder of datasets"
     add("--train", metavar="FILE", type=Path, help=text)
     text = "table to score on (default: a tenth of the rows of --train, at random)"
     add("--dev", metavar="FILE", type=Path, help=text)
-    text = "OUT of this command as --checkpoint: label the rows of FILE with its best run, and write them to the file --out"
+    text = "OUT of this command as --checkpoint: label all rows of FILE with its best run, and write them to the file --out"
     add("--predict", metavar="FILE", type=Path, help=text)
     text = "column of the texts, or two for pairs (default: one with a usual name, such as text, or the only one)"
     add("--text", metavar="COLUMN", nargs="+", help=text)
     text = "column of the labels (default: one with a usual name, such as label, or the only one besides the texts)"
     add("--label", metavar="COLUMN", help=text)
-    text = "classes: one of several; labels: any number a row; number (default: inferred from the labels, and printed)"
+    text = "classes: one of several; labels: any number a row; number (default: inferred, unless it is in doubt)"
     add("--kind", choices=("classes", "labels", "number"), help=text)
     text = "between the labels of a row, with --kind labels; lists in JSON lines and Parquet need none"
     add("--label-separator", metavar="TEXT", default=",", help=text)

@@ -24,6 +24,17 @@ def write_csv(path: Path, header: list[str], rows: list[tuple]) -> Path:
     return path
 
 
+def read(path: Path, content: str, **options: object) -> tuple:
+    """Return what ``amos classify`` reads of a table: rows to train and to score on, labels, notes."""
+    path.write_text(content, encoding="utf-8")
+    return Tables(path, **options).with_columns().read()
+
+
+def table(labels: list[str], header: str = "text\tlabel\n") -> str:
+    """TSV of different texts with these labels."""
+    return header + "".join(f"text {number} .\t{label}\n" for number, label in enumerate(labels))
+
+
 def prepared(tmp_path: Path, tables: Tables) -> tuple[Path, dict]:
     directory = tmp_path / "prepared"
     directory.mkdir(parents=True)
@@ -163,3 +174,113 @@ def test_labels_that_cannot_be_learned_are_refused(kind, labels, message, tmp_pa
     file = write_csv(tmp_path / "t.csv", ["text", "label"], [(f"text {i}", label) for i, label in enumerate(labels)])
     with pytest.raises(UserError, match=message):
         prepared(tmp_path, Tables(file, file, ("text",), "label", kind))
+
+
+NOTED = {
+    "a database dump": (["a", "b", "\\N"] * 8, "2 classes (a, b)", "8 training rows without label (\\N) are left out"),
+    "words of pandas": (
+        ["1", "2", "nan", ""] * 6,
+        "2 classes (1, 2)",
+        "12 training rows without label (nan) are left out",
+    ),
+    "missing beside numbers": (
+        [*["1.5", "2.5"] * 6, "NA"],
+        "numbers of mean 2",
+        "1 training rows without label (NA) are",
+    ),
+    "names that may be missing": (
+        ["pro", "None"] * 6,
+        "2 classes (None, pro)",
+        "rows have the label None, read as a name",
+    ),
+    "names that float() reads": (["1_1", "1E1", "inf"] * 6, "3 classes (1E1, 1_1, inf)", "chosen at random"),
+    "numbers of classes": ([str(number % 30) for number in range(300)], "30 classes (0, 1, 2,", "chosen at random"),
+    "leading zeros": (["01", "1", "2"] * 6, "3 classes (01, 1, 2)", "chosen at random"),
+    "true and false": (["true", "false"] * 6, "2 classes (false, true)", "chosen at random"),
+}
+
+
+@pytest.mark.parametrize("name", NOTED)
+def test_what_is_inferred_and_left_out_is_noted(name, tmp_path):
+    labels, space, note = NOTED[name]
+    *_, notes = read(tmp_path / "t.tsv", table(labels))
+    assert notes[0].startswith(f"label: {space}")
+    assert any(note in other for other in notes[1:]), notes
+
+
+def test_quotes_of_tsv_are_counted(tmp_path):
+    """Every line is a row; with the quotes of CSV the same file has others, which is said with the number of such rows."""
+    content = table(["a", "b"] * 6) + '"one, two\ta\nthree"\tb\n"four"\ta\n'
+    train, dev, _, notes = read(tmp_path / "t.tsv", content)
+    assert len(train) + len(dev) == 15
+    assert any(
+        "t.tsv: 2 training rows have a field that begins with a quote, an ordinary character" in note for note in notes
+    )
+    *_, notes = read(tmp_path / "t.tsv", content.replace('\ta\nthree"', ' three"'), csv_quotes=True)
+    assert not any("quote" in note for note in notes)
+
+
+def test_a_list_may_have_missing_labels(tmp_path):
+    lines = [
+        {"text": f"text {number}", "tags": tags} for number, tags in enumerate([["a", None], [], ["b", "nan"], ["a"]])
+    ]
+    content = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "d.jsonl").write_text(content)
+    train, _, space, notes = read(tmp_path / "t.jsonl", content, dev=tmp_path / "d.jsonl")
+    assert (space.names, train.labels) == (["a", "b"], [["a"], [], ["b"], ["a"]])
+    assert "t.jsonl: 1 training rows have no label" in notes
+
+
+REFUSED = {
+    "prices": (
+        table([str(number * 7) for number in range(40)]),
+        {},
+        "whether the labels are classes or numbers is not clear",
+    ),
+    "scores and names": (table(["1.5", "2.5", "high"] * 5), {}, "10 numbers among names with 2 different"),
+    "decimal commas": (table(["0,5", "1,5"] * 6), {}, "the labels have commas, such as '0,5'"),
+    "a header as a row": (
+        table(["a", "b"] * 6),
+        {"no_header": True, "text": ["1"], "label": "2"},
+        "remove --no-header",
+    ),
+    "no header": (
+        table(["a", "b"] * 6, header=""),
+        {},
+        "with one or two of text 0 ., a (or --no-header, if the first line",
+    ),
+    "commas in TSV": (
+        "text,label\na,b\n",
+        {},
+        "has the one column 'text,label', of texts or labels: its columns have to be separated by tabs",
+    ),
+    "the label alone": ("label\na\nb\n", {}, "has the one column 'label'"),
+    "no label": (table(["", "nan", "\\N"] * 4), {}, "no row has a label"),
+    "a wrong column": (
+        table(["a", "b"] * 6),
+        {"label": "lable"},
+        "no column 'lable': give --label with one of text, label",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_tables_that_are_refused(name, tmp_path):
+    content, options, message = REFUSED[name]
+    with pytest.raises(UserError) as error:
+        read(tmp_path / "t.tsv", content, **options)
+    assert "t.tsv" in str(error.value)
+    assert message in str(error.value)
+
+
+def test_dev_of_another_task_is_refused(tmp_path):
+    """Each dev row would be wrong; if only some names are unknown, they are counted (above)."""
+    (tmp_path / "d.tsv").write_text(table(["-1", "-1"]))
+    with pytest.raises(UserError, match=r"d\.tsv: no training row has any of its labels \(-1; in training: 0, 1\)"):
+        read(tmp_path / "t.tsv", table(["0", "1"] * 6), dev=tmp_path / "d.tsv")
+
+
+def test_columns_of_json_lines_are_named(tmp_path):
+    (tmp_path / "t.jsonl").write_text('{"body": "a", "kind": "b"}\n')
+    with pytest.raises(UserError, match=r"no column 'text': give --text with one of body, kind$"):
+        Tables(tmp_path / "t.jsonl", text=["text"]).with_columns()

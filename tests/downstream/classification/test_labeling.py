@@ -1,0 +1,75 @@
+"""Labels for the rows of a table: one row for each, in order, also where there is no text to label."""
+
+import csv
+import json
+import threading
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from synthetic_glue import session
+
+from amos_fairseq.downstream.classification.command import open_classification
+from amos_fairseq.downstream.classification.labeling import label_table
+from amos_fairseq.downstream.classification.prepare import NAME, prepare_inside
+from amos_fairseq.downstream.classification.rows import Tables
+from amos_fairseq.downstream.runner import run_benchmark
+from amos_fairseq.downstream.session import preparing
+
+TEXTS = ["the quick fox", "a lazy dog", "over the end", "jumps and jumps", "brown"]
+
+
+@pytest.fixture
+def results(start, fake_training, tmp_path) -> Path:
+    """OUT of ``amos classify`` with random weights."""
+    train = tmp_path / "train.tsv"
+    train.write_text("text\tlabel\n" + "".join(f"the dog {n}\t{'ab'[n % 2]}\n" for n in range(20)))
+    opened = session(start, tmp_path / "out", NAME, seeds=1)
+    with preparing(opened, NAME) as tokenizer:
+        data = prepare_inside(opened.out, Tables(train).with_columns(), tokenizer)
+    assert not run_benchmark(open_classification(opened, data)).failures
+    return tmp_path / "out"
+
+
+def label(results: Path, file: Path, out: Path) -> int:
+    """In parts of three rows."""
+    with mock.patch("amos_fairseq.downstream.classification.labeling.ROWS_AT_ONCE", 3):
+        return label_table(results, file, out, None, False, "cpu", threading.Event())
+
+
+def test_every_row_of_the_table_is_one_of_the_result(results, tmp_path, capsys):
+    """The predictions are those of a table without the rows that have none."""
+    whole, gaps = tmp_path / "whole.tsv", tmp_path / "gaps.tsv"
+    whole.write_text("text\tid\n" + "".join(f"{text}\t{n}\n" for n, text in enumerate(TEXTS)))
+    lines = ["broken", "\t7", " \t8", "\\N\t9", "\t10", "null\t11", f"{TEXTS[0]}\t0", "one\ttoo\tmany"]
+    lines += [f"{text}\t{n + 1}" for n, text in enumerate(TEXTS[1:])] + ["nan\t12", "broken"]
+    gaps.write_text("text\tid\n" + "".join(f"{line}\n" for line in lines))
+    assert label(results, whole, tmp_path / "whole.jsonl") == len(TEXTS)
+    expected = [json.loads(line) for line in (tmp_path / "whole.jsonl").read_text().splitlines()]
+    capsys.readouterr()
+    assert label(results, gaps, tmp_path / "gaps.jsonl") == len(lines)
+    printed = capsys.readouterr().err
+    assert "gaps.tsv: 6 rows have no text: their prediction is empty" in printed
+    assert "gaps.tsv: 3 rows have another number of columns: all their columns are empty" in printed
+    rows = [json.loads(line) for line in (tmp_path / "gaps.jsonl").read_text().splitlines()]
+    assert [row["id"] for row in rows] == [None if line.count("\t") != 1 else line.split("\t")[1] for line in lines]
+    labeled = [row for row in rows if row["prediction"] is not None]
+    assert [(row["text"], row["prediction"]) for row in labeled] == [
+        (row["text"], row["prediction"]) for row in expected
+    ]
+    assert all(row["probability"] is None for row in rows if row["prediction"] is None)
+    label(results, gaps, tmp_path / "gaps.csv")
+    with (tmp_path / "gaps.csv").open(newline="") as stream:
+        cells = list(csv.DictReader(stream))
+    assert [row["prediction"] or None for row in cells] == [row["prediction"] for row in rows]
+
+
+def test_values_of_json_that_are_no_text(results, tmp_path, capsys):
+    """None and a key that is missing have no label; a number is a text."""
+    lines = ['{"text": null, "id": 1}', '{"id": 2}', '{"text": "\\u0000", "id": 3}', '{"text": 7, "id": 4}']
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    assert label(results, tmp_path / "t.jsonl", tmp_path / "l.jsonl") == 4
+    rows = [json.loads(line) for line in (tmp_path / "l.jsonl").read_text().splitlines()]
+    assert [row["id"] for row in rows] == [1, 2, 3, 4]
+    assert [row["prediction"] is None for row in rows] == [True, True, True, False]
+    assert "3 rows have no text" in capsys.readouterr().err
