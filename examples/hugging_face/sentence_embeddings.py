@@ -13,17 +13,22 @@ correlation of cosines and numbers on the pairs of --dev. Without --train it pri
 
 import argparse
 import random
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from scipy.stats import spearmanr
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.losses import CoSENTLoss
-from sentence_transformers.util import batch_to_device
 
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.text.input_files import TableFile
+
+try:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.losses import CoSENTLoss
+    from sentence_transformers.util import batch_to_device
+except ImportError as error:
+    sys.exit(f"amos_fairseq: error: {error}: pip install 'sentence-transformers>=5,<6'")
 
 RANDOM_PAIRS = 1000
 
