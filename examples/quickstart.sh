@@ -14,8 +14,6 @@ set -euo pipefail
 EXAMPLES="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 # shellcheck source=examples/environment.sh
 source "$EXAMPLES/environment.sh"
-# shellcheck source=examples/hydra_quoting.sh
-source "$EXAMPLES/hydra_quoting.sh"
 
 # Small, so that the model sees each piece often enough in minutes of training. Chosen by measurement for amos_tiny.
 VOCABULARY_SIZE=400
@@ -85,7 +83,7 @@ binarize() {
 pretrain() {
     step "Pretraining amos_tiny (the same command continues a run that was stopped)"
     # One process on any machine: the settings of amos_tiny are for one. float32: as the numbers in docs/quickstart.md.
-    amos train amos_tiny task.data="$(quoted "$DATA")" checkpoint.save_dir="$(quoted "$RUN")" \
+    amos train amos_tiny task.data="$DATA" checkpoint.save_dir="$RUN" \
         distributed_training.distributed_world_size=1 task.precision=float32 ${OVERRIDES[@]+"${OVERRIDES[@]}"}
 }
 

@@ -49,11 +49,14 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     overrides = search_path(config_dir)
     if not any(setting.startswith("common.user_dir=") for setting in arguments.settings):
         overrides.append(f"common.user_dir={quoted(str(PACKAGE))}")
+    from amos_fairseq.recipes.overrides import for_hydra  # here, because Hydra takes a quarter of a second to import
+
+    settings = for_hydra(arguments.settings)
     command = [*python_command("fairseq_cli.hydra_train"), "--config-dir", str(config_dir), "--config-name", name]
     quiet = ",".join(f"ignore::UserWarning:{name}" for name in WARNED_BY_HYDRA)
     variables = {"PYTHONWARNINGS": quiet} | os.environ  # a user's own value is kept
     sys.stdout.flush()
-    os.execve(sys.executable, [*command, *overrides, *arguments.settings], variables)
+    os.execve(sys.executable, [*command, *overrides, *settings], variables)
 
 
 def _check_group(setting: str) -> None:

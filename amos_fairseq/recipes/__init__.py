@@ -2,6 +2,7 @@
 
 import csv
 import difflib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -98,4 +99,6 @@ def search_path(config_dir: Path) -> list[str]:
 
 def quoted(text: str) -> str:
     """Return a string as a value of a Hydra override, where spaces, commas and brackets have a meaning."""
-    return "'{}'".format(text.replace("'", "\\'"))
+    # A backslash means itself, except before a quotation mark.
+    escaped = re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + match[2].replace("'", "\\'"), text)
+    return f"'{escaped}'"

@@ -14,8 +14,6 @@
 set -euo pipefail
 
 examples="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-# shellcheck source=examples/hydra_quoting.sh
-source "$examples/hydra_quoting.sh"
 # shellcheck source=examples/environment.sh
 source "$examples/environment.sh"
 case "${1:-}" in
@@ -48,7 +46,7 @@ check_arguments() {
 
 # stage CONFIG DIR [KEY=VALUE...]: one run of amos train; a finished run exits at once.
 stage() {
-    amos train "$1" task.data="$(quoted "$data")" checkpoint.save_dir="$(quoted "$2")" \
+    amos train "$1" task.data="$data" checkpoint.save_dir="$2" \
         optimization.max_update="$updates" task.mask_treatment=electra ${overrides[@]+"${overrides[@]}"} "${@:3}"
 }
 
@@ -62,4 +60,4 @@ echo "== stage 1 of 2: the generator, as a masked language model"
 stage "mlm_$size" "$save_dir/generator"
 echo "== stage 2 of 2: the discriminator, initialized with the weights of the generator"
 stage "electra_$size" "$save_dir/discriminator" model.generator_size=1 model.share_weights=none model.frozen_generator=true \
-    checkpoint.finetune_from_model="$(quoted "$save_dir/generator/checkpoint_last.pt")"
+    checkpoint.finetune_from_model="$save_dir/generator/checkpoint_last.pt"
