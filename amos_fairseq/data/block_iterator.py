@@ -141,6 +141,7 @@ class BlockBatchIterator(iterators.EpochBatchIterator):
             reuse_dataloader=False,
             persistent_workers=False,
         )
+        self._fingerprint: str | None = getattr(dataset, "fingerprint", None)
         self.micro_batch = len(batches[0])
         self.blocks_per_step = num_shards * self.micro_batch
         self.global_batch = self.blocks_per_step * update_freq
@@ -156,16 +157,24 @@ class BlockBatchIterator(iterators.EpochBatchIterator):
         return iterator
 
     def state_dict(self) -> dict[str, Any]:
-        """Return fairseq's entries, the position in blocks, and the numbers of blocks of the corpus and of the batches."""
+        """Return fairseq's entries, the position in blocks, and the numbers of blocks of the corpus and of the batches.
+
+        Also the ``fingerprint`` of a data set that has one: of sentences that the numbers of blocks do not count.
+        """
         state = super().state_dict()
         state["blocks_in_epoch"] = state["iterations_in_epoch"] * self.blocks_per_step
         state["blocks_in_corpus"] = len(self.dataset)
         state["blocks_per_update"] = self.global_batch
         state["blocks_per_micro_batch"] = self.micro_batch
+        if self._fingerprint is not None:
+            state["data_fingerprint"] = self._fingerprint
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go to the saved position, with as many ranks and micro-batches as there are now."""
+        saved = state_dict.get("data_fingerprint")
+        if None not in (saved, self._fingerprint) and saved != self._fingerprint:
+            raise UserError(f"the run has trained with other unlabeled sentences: give the same data, or {RESET_HINT}")
         saved = state_dict.get("blocks_per_micro_batch", self.micro_batch)
         if saved != self.micro_batch:
             logger.warning(

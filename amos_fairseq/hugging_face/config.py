@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 CONFIG_FILE = "config.json"
+WHOLE_FOLDER = "give the whole folder of a Hugging Face model"
 DETECTION_LABELS = ("original", "replaced")
 # Constants in MPNet's code, whatever its configuration says; one in DistilBERT's.
 MPNET_BUCKETS, MPNET_MAX_DISTANCE = 32, 128
@@ -169,12 +170,13 @@ def rope_parameters(config: "PretrainedConfig") -> dict[str, dict[str, Any]]:
 
 def read_config(path: Path) -> tuple[str, "PretrainedConfig"]:
     """Return the family of a ``config.json``, and the configuration with the defaults of its class."""
-    content = read_config_file(path)
-    family = str(content.get("model_type"))
-    family = SAME_AS.get(family, family)
+    model_type = read_json(path, WHOLE_FOLDER).get("model_type")
     known = [name for name in (*FAMILIES, *SAME_AS) if name != CUSTOM]
-    if family not in known:
-        raise UserError(f"{path}: model_type {reprlib.repr(family)} cannot be imported, only {', '.join(known)}")
+    if model_type not in known:
+        problem = "names no model_type" if model_type is None else f"is of a {reprlib.repr(model_type)} model"
+        raise UserError(f"{path} {problem}: only models of these types are read: {', '.join(known)}")
+    family = SAME_AS.get(model_type, model_type)
+    content = read_config_file(path)  # whose values are checked after the type: those of other types have other ranges
     try:
         config = config_class(family).from_dict(content)
     except Exception as error:  # transformers raises whatever its code meets: IndexError, its own classes
@@ -193,7 +195,7 @@ def read_config(path: Path) -> tuple[str, "PretrainedConfig"]:
 
 def read_config_file(path: Path) -> dict[str, Any]:
     """Return the content of a ``config.json`` with valid values. Settings that are absent have the default of their class."""
-    content = read_json(path, "give the whole folder of a Hugging Face model")
+    content = read_json(path, WHOLE_FOLDER)
     content.pop("attribute_map", None)  # gives settings other names, so that what is checked would not be what is used
     for name, value in content.items():
         try:

@@ -15,8 +15,9 @@ from amos_fairseq.hugging_face.import_folder import WEIGHTS_FILE
 from amos_fairseq.hugging_face.model_card import CardSettings, write_card
 from amos_fairseq.hugging_face.parts import Part, choose_part, heads_of_tasks
 from amos_fairseq.hugging_face.tokenizer import TokenIds, write_tokenizer
-from amos_fairseq.hugging_face.verify import verify_folder
+from amos_fairseq.hugging_face.verify import is_constant, verify_folder
 from amos_fairseq.hugging_face.weights import CUSTOM, Head, in_their_rows, to_hugging_face
+from amos_fairseq.output.terminal import say
 from amos_fairseq.text.tokenization.tokenizer import BOS, EOS, PAD
 
 ALL_HEADS = "ALL"
@@ -80,6 +81,12 @@ def write_folder(
     rows = write_tokenizer(folder, loaded, part.family, part.shape.max_positions)
     write_model(folder, part, rows)
     agreement = verify_folder(folder, loaded, part, rows.ids) if check else None
+    if is_constant(part, loaded):
+        say(
+            f"WARNING: the encoder of {loaded.file} gives different texts the same states, so its training has collapsed: "
+            "export an earlier checkpoint, or train again",
+            "export",
+        )
     write_card(folder, name, loaded, part, card or CardSettings(), agreement)
     return agreement
 

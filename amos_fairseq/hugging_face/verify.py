@@ -5,6 +5,7 @@ output: 5e-7 on trained models of 2 and 12 layers, 4e-6 on 24 layers of width 1,
 for other processors; a wrong weight, position or sign exceeds it by far.
 """
 
+import dataclasses
 import itertools
 import sys
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 TOLERANCE = 3e-5  # relative to the largest output
+CONSTANT = 1e-3  # relative to the largest state; the states of random weights differ by about 1
 # Inputs are also compared truncated to this number of tokens, special ones not counted. Many pairs are longer; of some, both
 # texts are cut. The number is even, because with an odd one tokenizers 0.23.2 keeps one token too many of the second text.
 TRUNCATED = 8
@@ -110,6 +112,18 @@ def token_batches(loaded: LoadedCheckpoint, ids: Tensor) -> Iterator[Tensor]:
             if length > 6:  # a pair
                 tokens[row, length // 2 : length // 2 + loaded.num_separators] = dictionary.eos()
         yield tokens
+
+
+@torch.no_grad()
+def is_constant(part: Part, loaded: LoadedCheckpoint) -> bool:
+    """Return whether the encoder gives two texts without a common token the same states, as after a collapse."""
+    pieces = loaded.tokenizer.ids_of(loaded.tokenizer.dictionary_symbols[:20])
+    length = min(len(pieces) // 2, loaded.model.max_positions() - 2)
+    begin, end = loaded.dictionary.bos(), loaded.dictionary.eos()
+    texts = (pieces[:length], pieces[length : 2 * length])
+    tokens = torch.tensor([[begin, *text, end] for text in texts])
+    one, other = dataclasses.replace(part, module=None).outputs(tokens)[:, 1:-1]
+    return bool((one - other).abs().max() <= CONSTANT * one.abs().max())
 
 
 @torch.no_grad()

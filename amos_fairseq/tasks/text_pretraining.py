@@ -16,7 +16,7 @@ from omegaconf import II, MISSING, OmegaConf
 
 from amos_fairseq.compat.distribution import sum_over_ranks
 from amos_fairseq.data.block_iterator import blocks_per_batch
-from amos_fairseq.data.corpus import count_tokens, read_blocks, require_split, unigram_entropy
+from amos_fairseq.data.corpus import corpus_directories, count_tokens, read_blocks, require_split, unigram_entropy
 from amos_fairseq.data.masked_blocks import (
     OF_OBJECTIVE,
     TREATMENTS,
@@ -120,7 +120,9 @@ class TextPretrainingTask(CorpusTask):
                 "--mask-rare-tokens has no meaning for the criterion electric, whose noise needs one probability for all "
                 "tokens: leave it out"
             )
-        vocabulary = Vocabulary.of_corpus(shard_directories(cfg.data), cfg.tokenizer_directory)
+        shards = corpus_directories(shard_directories(cfg.data))
+        cfg.data = os.pathsep.join(map(str, shards))  # fairseq counts them
+        vocabulary = Vocabulary.of_corpus(shards, cfg.tokenizer_directory)
         vocabulary.check_tokenizer()
         dictionary = vocabulary.load_dictionary()
         logger.info(f"dictionary: {len(dictionary)} types, {MASK_SYMBOL} included")

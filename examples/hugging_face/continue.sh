@@ -11,6 +11,8 @@
 #
 # GENERATOR=DIR names the folder of ELECTRA's generator; without it the generator starts from random values. ARCH=electra_base, or
 # another arch of this package, continues with another objective than the folder's own; its sizes stay those of the folder.
+# TOKENIZER=DIR names the folder of the tokenizer, where MODEL has none that can be read. PREPARE="--document line" gives flags,
+# separated by blanks, to amos prepare.
 # The same command continues an interrupted run, and does nothing when it is finished.
 set -euo pipefail
 
@@ -29,6 +31,7 @@ if [ $# -lt 4 ]; then
 fi
 model="$1" text="$2" out="$3" updates="$4"
 flags=("${@:5}")
+read -r -a of_prepare <<<"${PREPARE:-}"
 [[ "$updates" =~ ^[1-9][0-9]*$ ]] || fail "UPDATES '$updates' is not an integer above 0"
 [ -f "$model/config.json" ] || fail "$model/config.json is missing: give the folder of a Hugging Face model"
 [ -f "$text" ] || fail "$text is not a file: give a UTF-8 text"
@@ -41,7 +44,8 @@ if [ ! -f "$imported/flags.txt" ]; then
     rm -rf "$imported"
     mkdir -p "$imported"
     : >"$imported/flags.new"
-    report="$(amos import "$model" "$imported/model.pt" ${ARCH:+--arch "$ARCH"} ${GENERATOR:+--generator "$GENERATOR"})"
+    report="$(amos import "$model" "$imported/model.pt" ${ARCH:+--arch "$ARCH"} ${GENERATOR:+--generator "$GENERATOR"} \
+        ${TOKENIZER:+--tokenizer "$TOKENIZER"})"
     echo "$report"
     sed -n 's/^flags of fairseq-train that build this model: //p' <<<"$report" >"$imported/flags.new"
     mv "$imported/flags.new" "$imported/flags.txt"
@@ -49,7 +53,8 @@ fi
 read -r -a of_model <"$imported/flags.txt" # --arch ARCH, and what differs from ARCH
 objective="${of_model[1]%%_*}"
 
-"$checkout/preprocess/pretraining/prepare.sh" "$text" --out "$out/data" --tokenizer "$imported/tokenizer"
+"$checkout/preprocess/pretraining/prepare.sh" "$text" --out "$out/data" --tokenizer "$imported/tokenizer" \
+    ${of_prepare[@]+"${of_prepare[@]}"}
 
 # A tenth of the rates of pretraining: the weights are near a minimum. Ours; not compared with others.
 fairseq-train "$out/data" --user-dir "$checkout/amos_fairseq" --task text_pretraining --criterion "$objective" \
@@ -59,4 +64,4 @@ fairseq-train "$out/data" --user-dir "$checkout/amos_fairseq" --task text_pretra
     --tokens-per-sample 128 --batch-size 32 --save-interval-updates 1000 --keep-interval-updates 1 --no-epoch-checkpoints \
     --best-checkpoint-metric num_updates --maximize-best-checkpoint-metric \
     --precision auto ${flags[@]+"${flags[@]}"}
-echo "run: $out/run; amos export $out/run FOLDER writes it for Hugging Face's libraries"
+echo "run: $out/run; amos export $(printf %q "$out/run") FOLDER writes it for Hugging Face's libraries"

@@ -95,7 +95,8 @@ ROPE = {"sliding_attention": {"rope_type": "default", "rope_theta": 0.0}}
 UNFIT = "do not fit their configuration"
 # Family, change of its folder, what the line names.
 REFUSED: dict[str, tuple[str, Change, str]] = {
-    "other encoder": ("bert", config(model_type="deberta-v2"), "model_type 'deberta-v2' cannot be imported"),
+    "other encoder": ("bert", config(model_type="deberta-v2", type_vocab_size=0), "is of a 'deberta-v2' model: only"),
+    "no type": ("bert", config(model_type=None), "names no model_type: only models of these types are read: mpnet,"),
     "other class": ("bert", config(model_type="modernbert"), "is no configuration of a modernbert model"),
     "activation": ("bert", config(hidden_act="gelu_new"), "hidden_act is 'gelu_new'"),
     "padding": ("roberta", config(pad_token_id=0), "pad_token_id is 0"),
