@@ -130,12 +130,14 @@ def test_classes(place, classes, tmp_path):
     assert (classes / "classification.md").read_text() == printed, "with the row of the earlier call"
     assert (classes / RUN / "result.json").stat().st_mtime_ns == before
 
-    # Labels of the table itself are those of the pipeline; a text without any content gets one too.
+    # Labels of the table itself are those of the pipeline; a row without text has none.
     source = tmp_path / "new.tsv"
     source.write_text((place / "classes.tsv").read_text() + "x\t\n", encoding="utf-8")
     label(classes, source, tmp_path / "l.tsv")
     labeled = read_tsv(tmp_path / "l.tsv")
     assert [row["colour"] for row in labeled] == [line.split("\t")[0] for line in source.read_text().splitlines()[1:]]
+    without_text = labeled.pop()
+    assert (without_text["colour"], without_text["prediction"], without_text["probability"]) == ("x", "", "")
     answers = exported(place, "classes")([row["text"] for row in labeled], truncation=True)
     for row, answer in zip(labeled, answers, strict=True):
         assert answer[0]["label"] == row["prediction"]

@@ -65,8 +65,10 @@ def infer_kind(labels: Sequence[Any], source: str) -> str:
     numbers = [number for label in labels if (number := number_of(label)) is not None]
     names = [str(label).strip() for label in labels if number_of(label) is None]
     if names and all(map(_DECIMAL_COMMA.fullmatch, names)):
-        advice = "write decimal points, or give --kind classes or --kind labels"
+        advice = "write numbers as 1234 or 1.5, or give --kind classes or --kind labels"
         raise UserError(f"{source}: the labels have commas, such as {names[0]!r}: {advice}")
+    if any(isinstance(label, float) and math.isinf(label) for label in labels):
+        raise UserError(f"{source}: a label is infinite: remove its row, or give another column as --label")
     distinct = sorted(set(numbers))
     are_whole = all(number.is_integer() for number in distinct)
     if are_whole and are_numbered_classes(distinct, len(numbers)):
@@ -84,7 +86,7 @@ def are_numbered_classes(distinct: Sequence[float], count: int) -> bool:
     """Return whether whole numbers, sorted, are numbers of classes; ``count``: of the labels.
 
     The numbers of many classes begin with 0 or 1 and have no gap, and each class has two rows or more on average. From 0 or 1
-    to 100 is a scale, too. Few different values are classes if they repeat or have no gap.
+    to 100 is a scale, too. Few different values are classes if they repeat; ranks have no gap, but each is there once.
     """
     if not distinct:
         return True
@@ -92,7 +94,7 @@ def are_numbered_classes(distinct: Sequence[float], count: int) -> bool:
     has_no_gap = last - first + 1 == num_classes
     repeat = count >= 2 * num_classes
     if num_classes <= FEW_CLASSES:
-        return repeat or has_no_gap
+        return repeat or (has_no_gap and (count > num_classes or num_classes <= 2))
     return repeat and has_no_gap and first in (0, 1) and last != 100
 
 

@@ -1,6 +1,7 @@
 """Rows of texts and labels in a table: which columns to read, what the labels are, and which rows train and are scored."""
 
 import dataclasses
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -149,18 +150,21 @@ class LabeledRows:
 
         ``missing``: see :func:`is_missing`.
         """
-        present = [index for index, row in enumerate(cells) if not all(is_missing(cell, missing) for cell in row)]
+        present: list[int] = []
+        left_out: list[Any] = []
+        for index, row in enumerate(cells):
+            if all(is_missing(cell, missing) for cell in row):
+                left_out.append(row[0])
+            else:
+                present.append(index)
         if not present:
             raise UserError(f"{self.source}: no row has a {lacking}: give another --{lacking}")
         rows = self.choose(present)
         rows.counted = self.counted.copy()
-        if num_missing := len(self) - len(rows):
-            cells_left_out = (
-                str(cells[index][0]).strip() for index in sorted(set(range(len(self))).difference(present))
-            )
-            words = sorted(missing.intersection(cells_left_out))
-            spelled = f" ({', '.join(words)})" if words else ""
-            rows.counted[f"rows without {lacking}{spelled} are left out"] = num_missing
+        if left_out:
+            words = missing & {cell.strip() for cell in left_out if isinstance(cell, str)}
+            spelled = f" ({', '.join(sorted(words))})" if words else ""
+            rows.counted[f"rows without {lacking}{spelled} are left out"] = len(left_out)
         return rows
 
 
@@ -185,14 +189,14 @@ def find_columns(table: TableFile, texts: Sequence[str] | None, label: str | Non
     texts = list(texts or ())
     check_columns(table, texts, label)
     names = table.columns
+
+    def unclear(what: str, flag: str) -> UserError:
+        return UserError(f"{table.path}: which column is the {what} is not clear: give {flag} of {columns_of(table)}")
+
     if len(names) == 1:
-        separators = {
-            TSV: ": its columns have to be separated by tabs",
-            CSV: ": its columns have to be separated by , or ;",
-        }
-        raise UserError(
-            f"{table.path} has the one column {names[0][:60]!r}, of texts or labels{separators.get(table.kind, '')}"
-        )
+        separators = {TSV: ": tabs have to separate its columns", CSV: ": , or ; has to separate its columns"}
+        problem = f"has the one column {names[0][:60]!r}, of texts or of labels"
+        raise UserError(f"{table.path} {problem}{separators.get(table.kind, '')}")
     if label is None:
         label = next((name for name in LABEL_COLUMNS if name in names and name not in texts), None)
     if not texts:
@@ -200,13 +204,11 @@ def find_columns(table: TableFile, texts: Sequence[str] | None, label: str | Non
         usual = next((columns for columns in TEXT_COLUMNS if set(columns) <= set(rest)), None)
         texts = usual or (rest if len(rest) == 1 and label is not None else [])
     if not texts:
-        problem = "which column is the text is not clear: give --text with one or two of"
-        raise UserError(f"{table.path}: {problem} {columns_of(table)}")
+        raise unclear("text", "--text with one or two")
     if label is None:
         rest = [name for name in names if name not in texts]
         if len(rest) != 1:
-            problem = "which column is the label is not clear: give --label with one of"
-            raise UserError(f"{table.path}: {problem} {columns_of(table)}")
+            raise unclear("label", "--label with one")
         label = rest[0]
     return tuple(texts), label
 
@@ -255,9 +257,7 @@ def texts_of(values: Mapping[str, Any], columns: Sequence[str], where: str) -> t
     for name in columns:
         value = values.get(name)
         if isinstance(value, list | dict | bytes):
-            raise UserError(
-                f"{where}: {name} is a list, an object or bytes, no text: give a column of texts with --text"
-            )
+            raise UserError(f"{where}: {name} is a list, an object or bytes: give a column of texts with --text")
         text = "" if is_missing(value, ()) else str(value)
         texts.append(" ".join(text.replace("\0", "").splitlines()))
     return tuple(texts)
@@ -309,15 +309,26 @@ def notes_on(train: LabeledRows, dev: LabeledRows, space: LabelSpace, dev_is_cho
         yield f"{dev.source}: {seen:,} of {len(dev):,} dev rows have a text that trains too: the scores may be too high"
     if space.kind == "number":
         return
-    if space.kind == "labels" and (num_without := train.labels.count([])):
+    if num_without := train.labels.count([]):
         yield f"{train.source}: {num_without:,} training rows have no label"
-    may_be_missing = [name for name in names_in(train, space.kind) if name in MISSING_BESIDE_NUMBERS]
+    counts, alike = Counter(names_in(train, space.kind)), Counter(map(spelling, space.names))
+    may_be_missing = [name for name in space.names if name in MISSING_BESIDE_NUMBERS]
     if may_be_missing:
-        counted = f"{len(may_be_missing):,} training rows have the label {listed(may_be_missing)}"
-        yield f"{train.source}: {counted}, read as a name: remove them if the label is missing"
+        num_rows = sum(counts[name] for name in may_be_missing)
+        rows_with_it = f"{num_rows:,} training rows have the label {listed(may_be_missing)}"
+        yield f"{train.source}: {rows_with_it}, read as a name: remove them if the label is missing"
+    if rare := [name for name in space.names if counts[name] == 1]:
+        yield f"{train.source}: {len(rare):,} {space.kind} with one training row: {listed(rare)}"
+    if variants := [name for name in space.names if alike[spelling(name)] > 1]:
+        yield f"{train.source}: {len(variants):,} {space.kind} differ in their spelling alone: {listed(variants)}"
     if unknown := unknown_labels(dev, space):
         counted = "counted as wrong" if space.kind == "classes" else "not counted"
         yield f"{dev.source}: {len(unknown):,} labels that no training row has are {counted}: {listed(unknown)}"
+
+
+def spelling(name: str) -> str:
+    """Return what is equal for names that differ in upper case, in spaces or in how their characters are encoded."""
+    return "".join(unicodedata.normalize("NFKC", name).casefold().split())
 
 
 def names_in(rows: LabeledRows, kind: str) -> list[str]:

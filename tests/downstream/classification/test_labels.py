@@ -51,7 +51,8 @@ KINDS = {
     "sentiment": ([-1, 1, 1, -1], "classes"),
     "codes of few classes": (["100", "250", "999"] * 3, "classes"),
     "numbers and their text": ([1, "1", 2], "classes"),
-    "20 numbers": (list(range(20)), "classes"),
+    "20 numbers": ([*range(20), 7], "classes"),
+    "one name": (["1"], "classes"),
     "21 numbers, three rows each": ([str(number % 21) for number in range(63)], "classes"),
     "Banking77": ([number % 77 for number in range(231)], "classes"),
     "CLINC150, from 1 on": ([str(1 + number % 150) for number in range(600)], "classes"),
@@ -69,6 +70,7 @@ DOUBTS = {
     "numbers of rows": list(range(500)),
     "years": [str(1990 + number % 31) for number in range(620)],
     "three prices": [120, 340, 199],
+    "ranks": ["1", "2", "3"],
     "a gap in many classes": [number for number in range(100) if number != 50] * 3,
     "scores and a word": ["1.5", "2.25", "?", "3.75"],
     "many numbers and a word": [*(str(number * 7) for number in range(200)), "free"],
@@ -88,11 +90,16 @@ def test_in_doubt_the_kind_is_asked_for(name):
 
 
 def test_decimal_commas_are_named():
-    with pytest.raises(UserError, match=r"the labels have commas, such as '0,5': write decimal points"):
+    with pytest.raises(UserError, match=r"the labels have commas, such as '0,5': write numbers as"):
         infer_kind(["0,5", "1,25", "2"], "t.csv")
     with pytest.raises(ValueError, match="write it with a decimal point"):
         parse_label("0,5", "number", ",")
     assert infer_kind(["a,b", "0,5"], "t.csv") == "classes"
+
+
+def test_an_infinite_label_is_refused():
+    with pytest.raises(UserError, match="a label is infinite"):
+        infer_kind([1.0, math.inf, 2.0], "t.parquet")
 
 
 def test_numbers_that_the_user_asks_for():

@@ -196,6 +196,13 @@ NOTED = {
     "names that float() reads": (["1_1", "1E1", "inf"] * 6, "3 classes (1E1, 1_1, inf)", "chosen at random"),
     "numbers of classes": ([str(number % 30) for number in range(300)], "30 classes (0, 1, 2,", "chosen at random"),
     "leading zeros": (["01", "1", "2"] * 6, "3 classes (01, 1, 2)", "chosen at random"),
+    "a typo": (["good", "bad"] * 6 + ["god"], "3 classes (bad, god, good)", "1 classes with one training row: god"),
+    "upper case": (
+        ["Good", "bad", "good"] * 6,
+        "3 classes (Good, bad, good)",
+        "2 classes differ in their spelling alone: Good, good",
+    ),
+    "accents of two kinds": (["caf\u00e9", "cafe\u0301"] * 6, "2 classes", "2 classes differ in their spelling alone"),
     "true and false": (["true", "false"] * 6, "2 classes (false, true)", "chosen at random"),
 }
 
@@ -252,7 +259,7 @@ REFUSED = {
     "commas in TSV": (
         "text,label\na,b\n",
         {},
-        "has the one column 'text,label', of texts or labels: its columns have to be separated by tabs",
+        "has the one column 'text,label', of texts or of labels: tabs have to",
     ),
     "the label alone": ("label\na\nb\n", {}, "has the one column 'label'"),
     "no label": (table(["", "nan", "\\N"] * 4), {}, "no row has a label"),

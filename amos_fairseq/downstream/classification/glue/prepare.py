@@ -105,7 +105,7 @@ def read_split(path: Path, task: GlueTask, split: str, on_read: OnRead = lambda 
     expected = f"a number from 0 to {LARGEST_SCORE:g}" if task.is_regression else f"one of {', '.join(task.labels)}"
     labels = []
     for line, value in zip(rows.ids, rows.labels, strict=True):
-        text = value.strip()
+        text = (value or "").strip()
         if not _is_label(text, task):
             raise UserError(f"{path}, line {line}: label {text[:60]!r} is not {expected}, as in {task.name}")
         labels.append(float(text) if task.is_regression else text)
