@@ -15,7 +15,8 @@ import pytest
 from amos_fairseq.downstream.classification.benchmark import read_glue_data
 from amos_fairseq.downstream.classification.glue.tasks import SCORED
 from amos_fairseq.downstream.squad.dataset import Example, read_squad_manifest
-from amos_fairseq.downstream.squad.official import read_null_odds, read_predictions, read_squad
+from amos_fairseq.downstream.squad.official import read_null_odds, read_predictions
+from amos_fairseq.downstream.squad.question_files import read_squad
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.model_card import dataset_of
 from amos_fairseq.hugging_face.parts import label_settings

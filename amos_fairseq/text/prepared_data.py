@@ -55,10 +55,10 @@ class Sample:
 
 
 def check_inputs(paths: Sequence[Path], advice: str) -> None:
-    """Refuse a missing file, and a name that UTF-8 cannot represent."""
+    """Refuse a missing file or folder, and a name that UTF-8 cannot represent."""
     check_paths(*paths)
     for path in paths:
-        if not path.is_file():
+        if not path.exists():
             raise UserError(f"{path}: no such file: {advice}")
 
 

@@ -86,7 +86,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(squad_data, tmp_path, capsys
 
 
 def test_benchmark_settings_for_the_runner(squad_data, tmp_path):
-    """Rows are the windows of training; unofficial data have a note."""
+    """Rows are the windows of training; unofficial data have a note, and dev questions that train too."""
 
     def benchmark(recipe, *flags):
         session = open_session(squad_data / "start", tmp_path, "squad", recipe=recipe)
@@ -97,7 +97,8 @@ def test_benchmark_settings_for_the_runner(squad_data, tmp_path):
     squad = benchmark("amos")
     task = squad.tasks["SQuAD2.0"]
     assert (task.main_score, task.num_examples > 40) == ("f1", True)
-    assert len(task.notes) == 2
+    assert len(task.notes) == 3
+    assert "40 of 40 dev questions train too" in task.notes[2]
     assert "has 40 questions, the official one 130,319" in task.notes[0]
     assert "--disable-validation" in squad.train_flags(SimpleNamespace(task=task))
     other = benchmark(str(tmp_path / "best.yaml"), "--doc-stride", "8")

@@ -188,6 +188,7 @@ def data_notes(task: str, manifest: dict[str, Any]) -> Iterator[str]:
                 f"{facts['source_questions']:,} questions, the official one {official:,}; the scores are not "
                 "comparable with published ones"
             )
+        yield from (f"{task}: {note}" for note in facts.get("notes", ()))
         if facts["questions"] < facts["source_questions"]:
             yield f"{task}: trained on {facts['questions']:,} of {facts['source_questions']:,} questions"
 

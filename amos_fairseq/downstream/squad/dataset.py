@@ -22,7 +22,7 @@ from fairseq.data import Dictionary
 
 from amos_fairseq.data.corpus import check_prepared, open_lines
 from amos_fairseq.downstream.labeled_task import LabeledSequences
-from amos_fairseq.downstream.squad.official import Answer
+from amos_fairseq.downstream.squad.question_files import Answer
 from amos_fairseq.errors import UserError
 from amos_fairseq.strangers import (
     LARGEST_COUNT,
@@ -112,7 +112,8 @@ def read_squad_manifest(directory: Path) -> dict[str, Any]:
         for split in ("train", "valid"):
             for count in ("questions", "source_questions", "impossible"):
                 whole_number(manifest["splits"][split][count])
-            plain_name(manifest["sources"][split]["name"])
+            for text in (manifest["sources"][split]["name"], *manifest["splits"][split].get("notes", ())):
+                plain_name(text)
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} was not written by amos prepare: {_HINT}") from error
     return manifest

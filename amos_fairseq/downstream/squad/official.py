@@ -1,6 +1,6 @@
-"""SQuAD's official JSON files and scores.
+"""SQuAD's official scores of prediction files, which are validated while they are read.
 
-Data sets and prediction files are validated while they are read. Exact match and F1 are those of the official scripts
+Exact match and F1 are those of the official scripts
 (Rajpurkar et al., 2016, section 6.1, and 2018, section 5). They equal ``squad_evaluate`` of ``transformers``, which
 removed it in version 5.19 or 5.20 (a test compares them).
 """
@@ -13,98 +13,15 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from amos_fairseq.downstream.squad.question_files import LARGEST_FILE_BYTES, read_squad, script_notes
 from amos_fairseq.errors import UserError, explain_os_errors
-from amos_fairseq.strangers import field, finite_number, is_unicode, parse_json, text_in
+from amos_fairseq.strangers import finite_number, parse_json
 from amos_fairseq.text.input_files import read_content
 
-HINT = "give an official file of SQuAD"
-LARGEST_FILE_BYTES = 256 << 20  # decompressed; the training set of SQuAD 2.0 has 40 MiB
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-
-
-class Answer(NamedTuple):
-    """``start``: first character in the context, as the file says; ``tokens``: first and last token of the context, None
-    before it is aligned or if it cannot be."""
-
-    text: str
-    start: int
-    tokens: tuple[int, int] | None = None
-
-
-class Question(NamedTuple):
-    """``answers`` is empty if ``is_impossible``: the context does not answer the question (version 2.0)."""
-
-    id: str
-    text: str
-    answers: tuple[Answer, ...]
-    is_impossible: bool
-
-
-class Paragraph(NamedTuple):
-    title: str
-    context: str
-    questions: tuple[Question, ...]
-
-
-class SquadFile(NamedTuple):
-    """``version``: as spelled in the file; empty if the file has none."""
-
-    path: Path
-    version: str
-    paragraphs: tuple[Paragraph, ...]
-
-    @property
-    def questions(self) -> list[Question]:
-        return [question for paragraph in self.paragraphs for question in paragraph.questions]
-
-
-def read_squad(path: Path) -> SquadFile:
-    """Read a data set in the official layout ``{"version", "data": [{"title", "paragraphs": [...]}]}``.
-
-    Fields that neither training nor evaluation uses (``plausible_answers``) are optional. A version 1.1 file has no
-    ``is_impossible``, so all its questions have answers.
-    """
-    content = _read_json(path)
-    paragraphs, where = [], "the file"
-    try:
-        for number, article in enumerate(field(content, "data", list)):
-            where = f"data[{number}]"
-            for place, node in enumerate(field(article, "paragraphs", list)):
-                where = f"data[{number}].paragraphs[{place}]"
-                questions = tuple(map(_question, field(node, "qas", list)))
-                paragraphs.append(Paragraph(_optional_text(article, "title"), _text(node, "context"), questions))
-    except ValueError as error:
-        raise UserError(f"{path} does not have SQuAD's layout: in {where} {error}") from error
-    data = SquadFile(path, _optional_text(content, "version"), tuple(paragraphs))
-    ids = Counter(question.id for question in data.questions)
-    if not ids:
-        raise UserError(f"{path} holds no questions: {HINT}")
-    ((most_common, count),) = ids.most_common(1)
-    if count > 1:
-        raise UserError(f"{path}: the id {most_common} occurs twice: predictions need unique ids")
-    return data
-
-
-def _question(node: Any) -> Question:
-    answers = tuple(
-        Answer(_text(each, "text"), field(each, "answer_start", int)) for each in field(node, "answers", list)
-    )
-    is_impossible = field({"is_impossible": False} | node, "is_impossible", bool)
-    # The official evaluation checks whether there are answers; in both files of version 2.0 the flag agrees with that.
-    return Question(_text(node, "id"), _text(node, "question"), () if is_impossible else answers, is_impossible)
-
-
-def _text(node: Any, name: str) -> str:
-    return text_in(field(node, name, str))
-
-
-def _optional_text(node: dict[str, Any], name: str) -> str:
-    """Return a text that nothing depends on; an empty one if the file has another value."""
-    text = node.get(name)
-    return text if isinstance(text, str) and is_unicode(text) else ""
 
 
 def task_name(has_impossible: bool) -> str:
@@ -128,7 +45,7 @@ def read_null_odds(path: Path) -> dict[str, float]:
         raise UserError(f"{path}: {error}: {hint}") from error
 
 
-def _read_json(path: Path, hint: str = HINT) -> dict[str, Any]:
+def _read_json(path: Path, hint: str) -> dict[str, Any]:
     """Read a JSON file of one object, plain or compressed as ``.gz``, ``.xz``, ``.zst``."""
     if not path.is_file():
         raise UserError(f"{path}: no such file")
@@ -244,7 +161,8 @@ def print_scores(arguments: argparse.Namespace) -> None:
     if odds is None and arguments.null_threshold is not None:
         raise UserError("--null-threshold needs --null-odds: without them there is nothing to compare")
     predictions_file, dataset = arguments.evaluate
-    answers = {asked.id: [answer.text for answer in asked.answers] for asked in read_squad(dataset).questions}
+    data = read_squad(dataset)
+    answers = {asked.id: [answer.text for answer in asked.answers] for asked in data.questions}
     predictions = read_predictions(predictions_file)
     threshold = float("inf") if arguments.null_threshold is None else arguments.null_threshold
     scores = evaluate(answers, predictions, odds, threshold)
@@ -254,4 +172,6 @@ def print_scores(arguments: argparse.Namespace) -> None:
             "script of SQuAD 2.0; the script of 1.1 counts them as wrong)"
         )
         print(notice, file=sys.stderr)
+    for note in (*data.notes, *script_notes(data)):
+        print(f"{dataset}: {note}", file=sys.stderr)
     print(json.dumps(scores, indent=2))

@@ -18,7 +18,8 @@ from amos_fairseq.downstream.squad.command import (
     write_answers,
 )
 from amos_fairseq.downstream.squad.dataset import SquadSplit, Window, WindowLimits
-from amos_fairseq.downstream.squad.official import evaluate, read_null_odds, read_predictions, read_squad
+from amos_fairseq.downstream.squad.official import evaluate, read_null_odds, read_predictions
+from amos_fairseq.downstream.squad.question_files import read_squad
 
 # A context of six tokens; the window shows tokens 1 to 4 at positions 3 to 6.
 CONTEXT = "Zoë ate  a \uff22ig, cafe\u0301 pie"

@@ -7,8 +7,8 @@ import pytest
 from hugging_face_folders import train_wordpiece
 from synthetic_squad import word
 
-from amos_fairseq.downstream.squad.official import Answer
 from amos_fairseq.downstream.squad.prepare import EXACT, LOST, MISPLACED, WIDER, align_answer
+from amos_fairseq.downstream.squad.question_files import Answer
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.vocabulary import learn_tokenizer
 

@@ -125,13 +125,15 @@ def test_finished_data_are_unchanged(data, capsys, tmp_path):
 
 FIRST = ["data", 0, "paragraphs", 0]
 LAYOUTS = [
-    ([], None, "contains [], not an object"),
+    ([], None, "holds no questions"),
     (["data"], None, "in the file data is None, not a list"),
     ([*FIRST, "context"], None, "in data[0].paragraphs[0] context is None, not a string"),
-    ([*FIRST, "qas", 1, "id"], 7, "in data[0].paragraphs[0] id is 7, not a string"),
+    ([*FIRST, "qas", 1, "id"], [7], "in data[0].paragraphs[0] id is [7], not a string"),
     ([*FIRST, "qas", 0, "answers", 1, "answer_start"], "3", "answer_start is '3', not an integer"),
     ([*FIRST, "qas", 0, "is_impossible"], "no", "is_impossible is 'no', not true or false"),
-    ([*FIRST, "qas", 0, "id"], "p0q1", "the id p0q1 occurs twice"),
+    ([*FIRST, "qas", 0, "is_impossible"], True, "the question p0q0 has an answer, but is_impossible is true"),
+    ([*FIRST, "qas", 0, "answers"], {"text": ["a"], "answer_start": []}, "the question p0q0 has 1 texts and 0 starts"),
+    ([*FIRST, "qas", 0, "id"], "p0q1", "the id p0q1 occurs 2 times"),
     (["data"], [], "holds no questions"),
 ]
 
@@ -171,7 +173,7 @@ def test_refusals(data, tmp_path, capsys):
     cases += [([source, source, tokenizer, out, "--max-train-questions", 0], "--max-train-questions 0")]
     cases += [([source, source, tokenizer, tmp_path], "is not empty and contains no SQuAD data")]
     contents = [(changed(path, value), message) for path, value, message in LAYOUTS]
-    contents += [(with_starts_in_bytes(), "are not at their answer_start: the starts must count characters")]
+    contents += [(with_starts_in_bytes(), "the starts must count characters")]
     for number, (content, message) in enumerate(contents):
         cases += [([write_json(tmp_path / f"wrong{number}.json", content), source, tokenizer, out], message)]
     for arguments, message in cases:

@@ -1,0 +1,204 @@
+"""Questions on paragraphs, in SQuAD's official layout or the flat one of ``datasets``, validated while they are read."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from amos_fairseq.errors import UserError, explain_os_errors
+from amos_fairseq.strangers import field, is_unicode, parse_json, text_in
+from amos_fairseq.text.file_kinds import FOLDER, JSONL, PARQUET, kind_of
+from amos_fairseq.text.input_files import TableFile, read_content
+
+HINT = "give a file in the layout of SQuAD"
+LARGEST_FILE_BYTES = 256 << 20  # decompressed; the training set of SQuAD 2.0 has 40 MiB
+NAMED = 5  # ids in a note
+# Thai to Lao, Burmese, Khmer, Japanese and Chinese have no blanks between words.
+_UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")
+
+
+class Answer(NamedTuple):
+    """``start``: first character in the context; ``tokens``: first and last token of the context, None before it is aligned or
+    if it cannot be."""
+
+    text: str
+    start: int
+    tokens: tuple[int, int] | None = None
+
+    def is_in(self, context: str) -> bool:
+        return self.start >= 0 and context[self.start : self.start + len(self.text)] == self.text
+
+
+class Question(NamedTuple):
+    """``answers`` is empty if ``is_impossible``: the context does not answer the question (version 2.0)."""
+
+    id: str
+    text: str
+    answers: tuple[Answer, ...]
+    is_impossible: bool
+
+
+class Paragraph(NamedTuple):
+    title: str
+    context: str
+    questions: tuple[Question, ...]
+
+
+class SquadFile(NamedTuple):
+    """``version``: as spelled in the file; empty if the file has none. ``notes``: what was corrected."""
+
+    path: Path
+    version: str
+    paragraphs: tuple[Paragraph, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def questions(self) -> list[Question]:
+        return [question for paragraph in self.paragraphs for question in paragraph.questions]
+
+    def without_start(self) -> list[str]:
+        """Return the id of the question for each answer that is not at its start."""
+        return [
+            question.id
+            for paragraph in self.paragraphs
+            for question in paragraph.questions
+            for answer in question.answers
+            if not answer.is_in(paragraph.context)
+        ]
+
+
+def read_squad(path: Path) -> SquadFile:
+    """Read a data set in the official layout ``{"version", "data": [{"title", "paragraphs": [...]}]}``, or flat rows of
+    ``datasets``, ``{"id", "title", "context", "question", "answers": {"text": [...], "answer_start": [...]}}``: as JSON lines,
+    an array, ``data`` of an object, Parquet, or a folder of ``save_to_disk``.
+
+    Fields that neither training nor evaluation uses (``plausible_answers``) are optional. Questions without an answer are
+    impossible, also where ``is_impossible`` is missing, as in the official evaluation.
+    """
+    content = _read_content(path)
+    paragraphs: list[Paragraph] = []
+    where = "the file"
+    try:
+        for number, article in enumerate(content if isinstance(content, list) else field(content, "data", list)):
+            where = f"data[{number}]"
+            if not isinstance(article, dict) or "context" not in article:
+                for place, node in enumerate(field(article, "paragraphs", list)):
+                    where = f"data[{number}].paragraphs[{place}]"
+                    paragraphs.append(_paragraph(article, node, field(node, "qas", list)))
+                continue
+            row = _paragraph(article, article, [article])
+            if paragraphs and paragraphs[-1][:2] == row[:2]:  # another question on the same paragraph
+                row = row._replace(questions=paragraphs.pop().questions + row.questions)
+            paragraphs.append(row)
+    except ValueError as error:
+        raise UserError(f"{path} does not have SQuAD's layout: in {where} {error}") from error
+    version = "" if isinstance(content, list) else _optional_text(content, "version")
+    data = SquadFile(path, version, tuple(paragraphs))
+    ids = Counter(question.id for question in data.questions)
+    if not ids:
+        raise UserError(f"{path} holds no questions: {HINT}")
+    ((most_common, count),) = ids.most_common(1)
+    if count > 1:
+        raise UserError(f"{path}: the id {most_common:.60} occurs {count:,} times: predictions need unique ids")
+    num_answers, wrong = sum(len(question.answers) for question in data.questions), data.without_start()
+    if 2 * len(wrong) > num_answers:
+        problem = f"{len(wrong)} of {num_answers} answers are not at their answer_start ({named(wrong)})"
+        raise UserError(
+            f"{path}: {problem}: the starts must count characters (not bytes, nor UTF-16 units as in JavaScript) of the "
+            "context in the file"
+        )
+    notes = []
+    data = data._replace(paragraphs=tuple(map(_with_starts, data.paragraphs)))
+    if corrected := [name for name in wrong if name not in data.without_start()]:
+        what = (
+            "answers were not at their answer_start; they are read where the context has their text, which is one place"
+        )
+        notes.append(f"{len(corrected):,} {what} ({named(corrected)})")
+    return data._replace(notes=tuple(notes))
+
+
+def script_notes(data: SquadFile) -> Iterator[str]:
+    """Yield a note if the official F1 of a data set is not what its name says."""
+    answers = [answer.text for question in data.questions for answer in question.answers]
+    if 2 * sum(_UNSPACED.search(answer) is not None for answer in answers) > len(answers):
+        yield (
+            "most answers are in a script without blanks between words: the official F1 divides texts at blanks, and so it is "
+            "almost exact match; score predictions.json with the script of the data set too"
+        )
+
+
+def _read_content(path: Path) -> Any:
+    """Return the content of a JSON file, or the rows of a table as a list."""
+    kind = kind_of(path)
+    if kind not in (PARQUET, FOLDER):
+        with explain_os_errors(f"{path} cannot be read"):
+            text = read_content(path, LARGEST_FILE_BYTES)
+        try:
+            content = parse_json(text, object)
+            is_row = isinstance(content, dict) and "data" not in content and "context" in content
+            return [content] if is_row else content
+        except ValueError as error:
+            if kind != JSONL or not text.lstrip().startswith(b"{"):
+                raise UserError(f"{path} {error}: {HINT}") from error
+    return list(_rows(path))
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    characters = 0
+    for _, row in TableFile(path).rows():
+        characters += len(str(row.get("context")))
+        if characters > LARGEST_FILE_BYTES:  # a small file may repeat a long text in each row
+            raise UserError(f"{path} has more than {LARGEST_FILE_BYTES:,} characters: divide it into smaller files")
+        yield {name: value for name, value in row.items() if value is not None}
+
+
+def _paragraph(article: dict[str, Any], node: Any, questions: Sequence[Any]) -> Paragraph:
+    return Paragraph(_optional_text(article, "title"), _text(node, "context"), tuple(map(_question, questions)))
+
+
+def _question(node: Any) -> Question:
+    name = node.get("id") if isinstance(node, dict) else None
+    name = str(name) if type(name) is int else _text(node, "id")
+    given = node.get("answers")
+    if isinstance(given, dict):  # of datasets
+        texts, starts = field(given, "text", list), field(given, "answer_start", list)
+        if len(texts) != len(starts):
+            raise ValueError(f"the question {name:.60} has {len(texts)} texts and {len(starts)} starts of answers")
+        given = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
+    given = field({"answers": given}, "answers", list)
+    answers = tuple(Answer(_text(each, "text"), field(each, "answer_start", int)) for each in given)
+    answers = tuple(answer for answer in answers if answer.text.strip())
+    # The official evaluation checks whether there are answers; in both files of version 2.0 the flag agrees with that.
+    if field({"is_impossible": False} | node, "is_impossible", bool) and answers:
+        raise ValueError(f"the question {name:.60} has an answer, but is_impossible is true")
+    return Question(name, _text(node, "question"), answers, not answers)
+
+
+def _with_starts(paragraph: Paragraph) -> Paragraph:
+    """Correct the start of each answer whose text is once in the context, but elsewhere."""
+
+    def with_start(answer: Answer) -> Answer:
+        start = paragraph.context.find(answer.text)
+        is_once = start >= 0 and paragraph.context.find(answer.text, start + 1) < 0
+        return answer._replace(start=start) if is_once and not answer.is_in(paragraph.context) else answer
+
+    questions = (
+        question._replace(answers=tuple(map(with_start, question.answers))) for question in paragraph.questions
+    )
+    return paragraph._replace(questions=tuple(questions))
+
+
+def named(ids: Sequence[str]) -> str:
+    """Return the first ids for a message."""
+    return ", ".join([*(f"{name:.60}" for name in ids[:NAMED]), *(["..."] if len(ids) > NAMED else [])])
+
+
+def _text(node: Any, name: str) -> str:
+    return text_in(field(node, name, str))
+
+
+def _optional_text(node: dict[str, Any], name: str) -> str:
+    """Return a text that nothing depends on; an empty one if the file has another value."""
+    text = node.get(name)
+    return text if isinstance(text, str) and is_unicode(text) else ""
