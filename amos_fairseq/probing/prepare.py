@@ -5,12 +5,13 @@ import hashlib
 import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from amos_fairseq.downstream.tagging.scores import mark_spans, spans_of
-from amos_fairseq.downstream.tagging.word_files import Sentence, read_columns, read_conllu
+from amos_fairseq.downstream.tagging.schemes import notation_of, spans_of
+from amos_fairseq.downstream.tagging.word_files import Sentence, read_conllu, read_sentences
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text, whole_folder
 from amos_fairseq.output.terminal import say
@@ -125,14 +126,13 @@ class Corpus(NamedTuple):
 def convert_treebank(path: Path) -> dict[str, list[Record]]:
     """Return the tag of each word, and for each word but the root its relation to its head (Tenney et al., 2019b)."""
     tasks: dict[str, list[Record]] = {"pos": [], "dependencies": []}
-    for number, sentence in enumerate(read_conllu(path), start=1):
+    for sentence in read_conllu(path).sentences:
         tags = [_target((i, i + 1), tag) for i, tag in enumerate(sentence.columns["upos"])]
         arcs = []
         for i, (head, relation) in enumerate(zip(sentence.columns["head"], sentence.columns["deprel"], strict=True)):
             if not head.isdecimal() or int(head) > len(sentence.words):
-                raise UserError(
-                    f"{path}, sentence {number}: the head {head!r} of word {i + 1} is no word of the sentence"
-                )
+                problem = f"the head {head!r:.20} of {sentence.words[i]!r:.60} is no word of the sentence"
+                raise UserError(f"{path}, line {sentence.lines[i]}: {problem}")
             if int(head) > 0:
                 arcs.append(_target((i, i + 1), relation, (int(head) - 1, int(head))))
         tasks["pos"].append(sentence_record(sentence, tags))
@@ -142,14 +142,17 @@ def convert_treebank(path: Path) -> dict[str, list[Record]]:
 
 def convert_chunks(path: Path) -> dict[str, list[Record]]:
     """Return one target for each chunk, which the last column marks, by the rules of ``amos tag`` (conlleval)."""
-    records, all_tags = [], []
-    for sentence in read_columns(path):
-        *_, tags = sentence.columns.values()
-        chunks = [_target((first, last + 1), label) for label, first, last in spans_of(tags)]
-        records.append(sentence_record(sentence, chunks))
-        all_tags += tags
-    if not mark_spans(all_tags):
+    sentences = read_sentences(path).sentences
+    all_tags = [list(sentence.columns.values())[-1] for sentence in sentences]
+    counts = Counter(tag for tags in all_tags for tag in tags)
+    notation = notation_of(counts)
+    if not notation.keys() >= counts.keys():
         raise UserError(f"{path}: the last column does not mark chunks by tags such as B-NP, I-NP and O")
+    records = []
+    for sentence, tags in zip(sentences, all_tags, strict=True):
+        spans = spans_of([notation[tag] for tag in tags])
+        chunks = [_target((first, last + 1), label) for label, first, last in spans]
+        records.append(sentence_record(sentence, chunks))
     return {"chunks": records}
 
 

@@ -94,7 +94,7 @@ def test_bad_files_and_flags_are_one_line_and_nothing_is_left(tmp_path: Path, ca
         ("--chunks", CHUNKS.replace("B-NP", "NP"), "file.txt: the last column does not mark chunks"),
         ("--chunks", "a NN B-NP\nb NN B-NP\n\n", f"{path} has only the label NP: there is nothing to learn"),
         ("--treebank", ROOTS, "file.txt gives no target for the train split"),
-        ("--treebank", CONLLU.replace("\t4\tcop", "\tx\tcop"), "sentence 1: the head 'x'"),
+        ("--treebank", CONLLU.replace("\t4\tcop", "\tx\tcop"), "line 4: the head 'x'"),
     ):
         write(tmp_path, "file.txt", content)
         assert reason in error_line(capsys, main, tmp_path / "out", flag, path, path, path)

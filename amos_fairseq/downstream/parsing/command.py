@@ -26,7 +26,7 @@ from amos_fairseq.downstream.session import Session, find_devices, preparing, se
 from amos_fairseq.downstream.tagging.command import ColumnData, check_unlabeled, predict_words, word_flags, word_trials
 from amos_fairseq.downstream.tagging.dataset import NUM_SPECIAL, Column, read_labels
 from amos_fairseq.downstream.tagging.prepare import WordSource
-from amos_fairseq.downstream.tagging.word_files import Sentence, read_conllu
+from amos_fairseq.downstream.tagging.word_files import WordFile, read_conllu
 from amos_fairseq.downstream.views import PARSING_VIEWS
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import explain_write_errors, write_text
@@ -61,19 +61,19 @@ class TreebankSource(WordSource):
 
     scored_by = "LAS"
 
-    def read_labeled(self, path: Path) -> list[Sentence]:
+    def read_labeled(self, path: Path) -> WordFile:
         """Raise :class:`UserError` unless the heads of each sentence are a tree with one root."""
-        sentences = read_conllu(path)
-        for number, sentence in enumerate(sentences, start=1):
+        file = read_conllu(path)
+        for sentence in file.sentences:
             heads = sentence.columns[HEAD]
-            where = f"{path}, sentence {number} ({' '.join(sentence.words)[:40]!r})"
-            for word, head in enumerate(heads, start=1):
+            for line, word, head in zip(sentence.lines, sentence.words, heads, strict=True):
                 if not head.isdecimal() or len(head) > 9 or int(head) > len(heads):
-                    problem = f"the head {head!r:.20} of word {word} is no word of the sentence"
-                    raise UserError(f"{where}: {problem}: correct it")
+                    problem = f"the head {head!r:.20} of {word!r:.60} is no word of the sentence"
+                    raise UserError(f"{path}, line {line}: {problem}: correct it")
             if not is_tree(list(map(int, heads))):
+                where = f"{path}, sentence in line {sentence.lines[0]}"
                 raise UserError(f"{where}: the heads are no tree with one root: correct them")
-        return sentences
+        return file
 
 
 def prepare_parsing_inside(out: Path, source: TreebankSource, tokenizer: Tokenizer) -> Path:
@@ -199,7 +199,7 @@ def parse_file(results: Path, file: Path, out: Path, device: str, stop: threadin
     loaded, relations = load_checkpoint(checkpoint), read_labels(checkpoint.parent)
     dictionary, room = loaded.dictionary, loaded.model.max_positions() - NUM_SPECIAL
     sentences = []
-    for sentence in read_conllu(file):
+    for sentence in read_conllu(file).sentences:
         pieces, ranges = loaded.tokenizer.encode_words(sentence.words)
         positions = [start + 1 for start, end in ranges if end <= room]
         tokens = torch.tensor([dictionary.bos(), *pieces[:room], dictionary.eos()])

@@ -112,13 +112,13 @@ def with_trees(text: str, trees: Sequence[Sequence[Edge]]) -> str:
     Words without an edge, which are cut, get the relation ``dep`` to the word that depends on the root; if all words of a
     sentence are cut, the first one is that word.
     """
-    lines, sentence, has_words = [], 0, False
+    lines, sentence = [], -1
     for line in re.split(r"(?<=\n)", text):  # other characters that end a line may be part of a word
         cells = line.rstrip("\r\n").split("\t")
-        if not line.strip(" \t\r\n"):
-            sentence, has_words = sentence + has_words, False
-        elif not line.startswith("#") and cells[0].strip(" ").isdecimal():
-            has_words, word, edges = True, int(cells[0]), trees[sentence]
+        if not line.startswith("#") and cells[0].strip(" ").isdecimal():
+            word = int(cells[0])
+            sentence += word == 1
+            edges = trees[sentence]
             root = next((number for number, (head, _) in enumerate(edges, start=1) if head == 0), 1)
             edge = edges[word - 1] if word <= len(edges) else (0, "root") if not edges and word == 1 else (root, "dep")
             cells[6:9] = [*map(str, edge), "_"]

@@ -29,11 +29,13 @@ from amos_fairseq.downstream.runner import run_and_print
 from amos_fairseq.downstream.session import Session, preparing, session_from
 from amos_fairseq.downstream.tagging.dataset import Column, TaggedSentences, WordSequences, pad_words
 from amos_fairseq.downstream.tagging.prepare import WordSource, prepare_tagging_inside
-from amos_fairseq.downstream.tagging.scores import OUTSIDE, main_score, scores
-from amos_fairseq.downstream.tagging.word_files import TASK_PREFIX, UNLABELED
+from amos_fairseq.downstream.tagging.schemes import OUTSIDE
+from amos_fairseq.downstream.tagging.scores import main_score, scores
+from amos_fairseq.downstream.tagging.word_files import TASK_PREFIX, UNLABELED, seen_note
 from amos_fairseq.downstream.views import FULL, TAGGING_VIEWS, WORD_DROPOUT, parse_views
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
+from amos_fairseq.output.tables import Table
 
 PREDICTIONS = "predictions.txt"
 SCORES = "scores.json"
@@ -84,7 +86,9 @@ class ColumnData:
         return cls(column, train, dev, unlabeled, words)
 
     def notes(self, max_tokens: int) -> Iterator[str]:
-        """Yield a note for each split of which sentences are cut."""
+        """Yield a note for dev sentences that train too, and for each split of which sentences are cut."""
+        if self.column.seen:
+            yield seen_note(self.column.seen, len(self.dev))
         for name, sentences in (("training", self.train), ("dev", self.dev), ("unlabeled", self.unlabeled)):
             if sentences is not None and sentences.cut_words:
                 counted = ", and counted as wrong" if sentences is self.dev else ""
@@ -174,6 +178,18 @@ class Tagging(Benchmark):
 
     def label(self, task: str) -> str:
         return task.removeprefix(TASK_PREFIX)
+
+    def table(self, summaries: Mapping[str, TaskSummary], notes: Sequence[str]) -> Table:
+        """Say above the table which columns have accuracy, and how much of it the most frequent label gives."""
+        baselines = []
+        for name, opened in self.opened.items():
+            if not opened.column.has_spans:
+                counts = Counter(label for index in range(len(opened.dev)) for label in opened.dev.labels(index))
+                most, number = counts.most_common(1)[0]
+                share = 100 * number / counts.total()
+                baselines.append(f"; {name}: accuracy, {share:.1f} by {opened.column.labels[most]} alone")
+        table = super().table(summaries, notes)
+        return dataclasses.replace(table, title="".join([self.title, *baselines]))
 
     def notes(self, results: Sequence[RunResult], summaries: Mapping[str, TaskSummary]) -> Iterator[str]:
         if any("f1" in summary.scores for summary in summaries.values()):

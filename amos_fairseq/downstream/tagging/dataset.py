@@ -20,10 +20,10 @@ from amos_fairseq.data.corpus import check_prepared, open_lines
 from amos_fairseq.downstream.labeled_task import LabeledSequences
 from amos_fairseq.downstream.results import content_sha256
 from amos_fairseq.downstream.tagging.scores import count, main_score
-from amos_fairseq.downstream.tagging.word_files import MANIFEST, UNLABELED, WORD_ARRAYS, is_column_name
+from amos_fairseq.downstream.tagging.word_files import MANIFEST, SEEN, UNLABELED, WORD_ARRAYS, is_column_name
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
-from amos_fairseq.strangers import field, is_unicode, parse_json, read_json, read_json_lines, read_text
+from amos_fairseq.strangers import field, is_unicode, parse_json, read_json, read_json_lines, read_text, whole_number
 
 # Beside the checkpoints, one label a line, so that they can be exported without the data.
 LABELS_FILE = "labels.txt"
@@ -40,6 +40,7 @@ class Column:
     Attributes:
         has_spans: whether the labels mark spans.
         sha256: of the manifest.
+        seen: number of dev sentences that train too.
     """
 
     directory: Path
@@ -47,6 +48,7 @@ class Column:
     labels: list[str]
     has_spans: bool
     sha256: str = ""
+    seen: int = 0
 
     @classmethod
     def of(cls, directory: Path) -> "Column":
@@ -57,7 +59,8 @@ class Column:
             name, labels = field(manifest, "column", str), field(manifest, "labels", list)
             if not is_column_name(name) or not are_labels(labels):
                 raise ValueError("the column or its labels have other names than amos prepare gives")
-            return cls(directory, name, labels, field(manifest, "has_spans", bool), content_sha256(manifest))
+            seen = whole_number(manifest.get(SEEN, 0))
+            return cls(directory, name, labels, field(manifest, "has_spans", bool), content_sha256(manifest), seen)
         except ValueError as error:
             raise UserError(f"{path} was not written by amos prepare ({error}): {_HINT}") from error
 

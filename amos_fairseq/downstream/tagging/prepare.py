@@ -14,23 +14,25 @@ import argparse
 import contextlib
 import json
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from amos_fairseq.downstream.tagging.scores import mark_spans, to_bioes
+from amos_fairseq.downstream.tagging.schemes import describe, notation_of, to_bioes
 from amos_fairseq.downstream.tagging.word_files import (
     MANIFEST,
+    SEEN,
     TASK_PREFIX,
     UNLABELED,
     WORD_ARRAYS,
     Sentence,
+    WordFile,
     is_column_name,
-    is_conllu,
     read_sentences,
-    read_unlabeled,
+    seen_note,
 )
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import files_sha256, json_text, whole_folder
@@ -43,6 +45,7 @@ from amos_fairseq.text.tokenization.tokenizer import UNK
 ARRAYS = (*WORD_ARRAYS, "label")
 REST = "rest"  # value of --unlabeled: the training sentences that --labeled leaves
 BIOES = "bioes"  # value of --encoding
+FEW_WORDS = 50  # of which the first may well have the only label of its kind
 
 
 @dataclass(frozen=True)
@@ -101,27 +104,28 @@ class WordSource:
 
     def label_column(self) -> str:
         """Return the name of the column of labels, which an option or the training file names."""
-        if self.column is None and is_conllu(self.train):
-            return "upos"
-        return self.column or list(read_sentences(self.train, self.columns)[0].columns)[-1]
+        return self.column or self.read_labeled(self.train).label_column()
 
-    def read_labeled(self, path: Path) -> list[Sentence]:
+    def read_labeled(self, path: Path) -> WordFile:
         return read_sentences(path, self.columns)
 
-    def read(self, column: str) -> dict[str, list[Sentence]]:
-        """Return the sentences of all splits with their labels in ``column``, which those of the split ``unlabeled`` lack."""
-        splits = {split: self.read_labeled(self.files[split]) for split in ("train", "valid")}
-        for split, sentences in splits.items():
-            if column not in (names := sentences[0].columns):
-                raise UserError(f"{self.files[split]} has no column {column}: it has {', '.join(names)}")
+    def read(self, column: str) -> tuple[dict[str, list[Sentence]], bool]:
+        """Return the sentences of all splits with their labels in ``column``, which those of the split ``unlabeled`` lack; and
+        whether the labels mark spans."""
+        files = {split: self.read_labeled(self.files[split]) for split in ("train", "valid")}
+        for file in files.values():
+            if column not in file.names:
+                raise UserError(f"{file.path} has no column {column}: it has {', '.join(file.names)}")
+            file.report()
+        splits = {split: file.sentences for split, file in files.items()}
+        has_spans = convert_spans(list(files.values()), column)
         if self.encoding == BIOES:
-            labeled = [*splits["train"], *splits["valid"]]
-            if not mark_spans(label for sentence in labeled for label in sentence.columns[column]):
+            if not has_spans:
                 where = f"column {column} of {self.train} and {self.dev}"
                 raise UserError(
                     f"--encoding bioes is for labels that mark spans (B-, I-, O), not {where}: leave it out"
                 )
-            for sentence in labeled:
+            for sentence in [*splits["train"], *splits["valid"]]:
                 sentence.columns[column] = to_bioes(sentence.columns[column])
         splits["train"], rest = choose_labeled(splits["train"], self.labeled, self.train)
         if self.unlabeled == REST:
@@ -129,41 +133,47 @@ class WordSource:
                 raise UserError(f"--labeled {self.labeled} leaves no sentence of {self.train}: give fewer")
             splits[UNLABELED] = rest
         elif self.unlabeled is not None:
-            words, how = read_unlabeled(Path(self.unlabeled))
-            say(f"{self.unlabeled}: {len(words):,} sentences without labels ({how})")
-            splits[UNLABELED] = [Sentence(sentence, {}) for sentence in words]
-        return splits
+            file = read_sentences(Path(self.unlabeled), labeled=False)
+            file.report()
+            splits[UNLABELED] = [Sentence(sentence.words, {}) for sentence in file.sentences]
+        return splits, has_spans
 
     def write(self, directory: Path, tokenizer: Tokenizer) -> dict[str, list[Sentence]]:
         """Write all splits and the manifest into an empty folder; return the sentences."""
         column = self.label_column()
-        splits = self.read(column)
-        in_train, in_dev = (
-            {label for sentence in splits[split] for label in sentence.columns[column]} for split in ("train", "valid")
-        )
+        splits, has_spans = self.read(column)
+        in_train, in_dev = (count_labels(splits[split], column) for split in ("train", "valid"))
         if len(in_train) == 1:
-            problem = f"{self.train}, column {column}: all words that train have the label {in_train.pop()}"
+            problem = f"{self.train}, column {column}: all words that train have the label {min(in_train)}"
             raise UserError(f"{problem}: give another column, or more sentences")
         labels = sorted(in_train | in_dev)
-        has_spans = mark_spans(labels)
+        trained = {tuple(sentence.words) for sentence in splits["train"]}
+        seen = sum(tuple(sentence.words) in trained for sentence in splits["valid"])
         facts = {
             split: write_split(directory, split, sentences, tokenizer, column, labels)
             for split, sentences in splits.items()
         }
         save_tokenizer(tokenizer, directory)
         content = self.describe(tokenizer) | {"column": column, "labels": labels, "has_spans": has_spans}
-        content |= {"splits": facts, "sha256": files_sha256(directory)}
+        content |= {SEEN: seen, "splits": facts, "sha256": files_sha256(directory)}
         (directory / MANIFEST).write_text(json_text(content), encoding="utf-8")
-        score = self.scored_by or ("span F1" if has_spans else "accuracy")
+        most, number = in_dev.most_common(1)[0]
+        accuracy = f"accuracy ({most} is {number / in_dev.total():.1%} of the dev words)"
+        score = self.scored_by or ("span F1" if has_spans else accuracy)
         say(f"column {column}: {len(labels)} labels, scored by {score}")
         for split, numbers in facts.items():
             say(
                 f"{split}: {numbers['sentences']} sentences, {numbers['words']} words, {numbers['pieces']} pieces "
                 f"({numbers['unknown']} unknown); longest sentence {numbers['longest']} pieces; {describe_loss(numbers)}"
             )
-        if mark_spans(in_train) and not has_spans:
-            say(f"the labels of {self.train} mark spans, those of {self.dev} do not: the score is accuracy")
-        if new := sorted(in_dev - in_train):
+        first = splits["train"][0]
+        if in_train.total() > FEW_WORDS and in_train[first.columns[column][0]] == 1:
+            say(
+                f"{self.train}: the label of the first word, {first.columns[column][0]}, occurs once: is the line a header?"
+            )
+        if seen:
+            say(seen_note(seen, len(splits["valid"])))
+        if new := sorted(in_dev.keys() - in_train.keys()):
             say(
                 f"labels of {self.dev} that are not in {self.train} and cannot be learned: {shorten(' '.join(new), 100)}"
             )
@@ -192,6 +202,29 @@ def prepare_tagging_inside(out: Path, source: WordSource, tokenizer: Tokenizer) 
         source.write(directory, tokenizer)
 
     return prepared_data(out, name, source.files, tokenizer, settings, write, used_by=[f"runs/{name}"])
+
+
+def count_labels(sentences: Sequence[Sentence], column: str) -> Counter[str]:
+    return Counter(label for sentence in sentences for label in sentence.columns[column])
+
+
+def convert_spans(files: Sequence[WordFile], column: str) -> bool:
+    """Convert labels that mark spans to IOB or IOBES, and return whether they do; refuse a label that does not fit the rest."""
+    counts = count_labels([sentence for file in files for sentence in file.sentences], column)
+    notation = notation_of(counts)
+    if not notation:
+        return False
+    for file in files:
+        for sentence in file.sentences:
+            labels = sentence.columns[column]
+            for line, word, label in zip(sentence.lines, sentence.words, labels, strict=True):
+                if label not in notation:
+                    problem = f"the label {label!r:.60} of the word {word!r:.60} marks no span, as the others do"
+                    raise UserError(f"{file.path}, line {line}: {problem}: correct it, or remove it if it is a header")
+            sentence.columns[column] = [notation[label] for label in labels]
+    if converted := describe(notation):
+        say(f"column {column}: labels mark spans; {converted}")
+    return True
 
 
 def choose_labeled(sentences: list[Sentence], number: int | None, path: Path) -> tuple[list[Sentence], list[Sentence]]:

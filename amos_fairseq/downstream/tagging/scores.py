@@ -1,28 +1,9 @@
 """Scores of labels: accuracy of words, and F1 of the spans that IOB labels mark."""
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-# O, or the place in a span and the span's type: IOB1 (CoNLL-2003), IOB2 (CoNLL-2000) and IOBES.
-_SPAN_LABEL = re.compile(r"O|[BIES]-.+")
-OUTSIDE = "O"
-
-
-def spans_of(labels: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Return (type, first word, last word) of each span, by the rules of conlleval in the implementation of `seqeval`.
-
-    The first hyphen of a label separates the type.
-    """
-    from seqeval.metrics.sequence_labeling import get_entities  # imports scikit-learn, which takes a second
-
-    return get_entities(list(labels))
-
-
-def mark_spans(labels: Iterable[str]) -> bool:
-    """Return whether the labels of a data set mark spans, and are not one class a word."""
-    labels = set(labels)
-    return bool(labels - {OUTSIDE}) and all(map(_SPAN_LABEL.fullmatch, labels))
+from amos_fairseq.downstream.tagging.schemes import OUTSIDE, spans_of
 
 
 def count(gold: Sequence[str], predicted: Sequence[str], has_spans: bool) -> Counter[str]:
@@ -31,7 +12,7 @@ def count(gold: Sequence[str], predicted: Sequence[str], has_spans: bool) -> Cou
     Args:
         predicted: of the first words; the others, which the model did not read, are wrong. They are outside of all spans.
         has_spans: count spans too. A span is right if its type and both its ends are. Spans begin and end by the rules of the
-            official conlleval (:func:`spans_of`): also where the labels are not well-formed.
+            official conlleval (``spans_of`` in ``schemes.py``): also where the labels are not well-formed.
 
     Returns:
         ``words`` and ``right_words``; with ``has_spans`` also ``spans``, ``found_spans`` and ``right_spans``.
@@ -65,13 +46,3 @@ def scores(counts: Mapping[str, float]) -> dict[str, float]:
 def main_score(has_spans: bool) -> str:
     """Return the name of the score that chooses a run: F1 of spans, or accuracy."""
     return "f1" if has_spans else "accuracy"
-
-
-def to_bioes(labels: Sequence[str]) -> list[str]:
-    """Return the labels of a sentence with the same spans in BIOES: ``S-`` marks a span of one word, ``E-`` the last word."""
-    encoded = [OUTSIDE] * len(labels)
-    for kind, first, last in spans_of(labels):
-        encoded[first : last + 1] = [f"I-{kind}"] * (last + 1 - first)
-        encoded[first] = f"B-{kind}"
-        encoded[last] = f"{'S' if first == last else 'E'}-{kind}"
-    return encoded

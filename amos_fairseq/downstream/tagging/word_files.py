@@ -1,32 +1,50 @@
-"""Sentences of labeled words: column files of the CoNLL shared tasks, and CoNLL-U; names in the prepared data.
+"""Sentences of divided words, with labels or without: column files, CoNLL-U, tables of lists; names in the prepared data.
 
-Messages name the file and the line.
+What a file is depends on its content, not on its name. Messages name the file and the line.
 """
 
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from amos_fairseq.downstream.tagging.schemes import notation_of
 from amos_fairseq.errors import UserError
-from amos_fairseq.text.input_files import read_lines
+from amos_fairseq.output.terminal import say
+from amos_fairseq.text.file_kinds import FOLDER, JSONL, PARQUET, kind_of
+from amos_fairseq.text.input_files import TableFile, read_lines
 
 MANIFEST = "tagging.json"
+SEEN = "dev_sentences_in_train"  # in the manifest
 # Names of tasks, and so of folders in OUT of amos tag, begin with this: results of other benchmarks are not taken for these.
 TASK_PREFIX = "tagging-"
 UNLABELED = "unlabeled"  # the split of sentences without labels
 WORD_ARRAYS = ("tokens", "word_start", "word_end")
 
-# Names of the columns after the word, by the number of columns: CoNLL-2000 has three, CoNLL-2003 four.
-COLUMN_NAMES = {2: ("label",), 3: ("pos", "chunk"), 4: ("pos", "chunk", "ner")}
-CONLLU_NAMES = ("form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
-CONLLU_WIDTH = 1 + len(CONLLU_NAMES)  # the number of the word comes before them
-_DOCUMENT_START = "-DOCSTART-"
-_BLANKS = re.compile(r"[ \t]+")  # not str.split(), which also splits at a no-break space inside a word
-_RANGE_OR_EMPTY_NODE = re.compile(r"[0-9]+[-.][0-9]+")
+WORD = "word"  # in --columns, the column of the words
+# Names of the columns after the word, by their number: CoNLL-2000 has two, CoNLL-2003 three.
+COLUMN_NAMES = {1: ("label",), 2: ("pos", "chunk"), 3: ("pos", "chunk", "ner")}
+CONLLU_NAMES = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
+CONLLU, CONLLU_PLUS, COLUMNS, LINES = "CoNLL-U", "CoNLL-U Plus", "one word a line", "one sentence a line"
+ROWS = "one sentence a row"
 MOST = 0.9  # of the lines of a column file have the same number of columns
 LONGEST_SENTENCE = 1000  # words
+_DOCUMENT_START = "-DOCSTART-"
+_BLANKS = re.compile(r"[ \t]+")  # not str.split(), which also splits at a no-break space inside a word
+_INVISIBLE = "\u200b\ufeff"  # strip() leaves them
+_COMMENT = re.compile(r"#(\s|$|[\w.]+ *=)")  # not #hashtag
+_GLOBAL_COLUMNS = re.compile(r"# *global\.columns *= *(.+)")
+_WORD_ID, _RANGE_OR_EMPTY_NODE = re.compile(r"[0-9]+([-.][0-9]+)?"), re.compile(r"[0-9]+[-.][0-9]+")
+_WORD_NAMES = ("tokens", "words", "token", WORD, "form", "text")
+_INDEX_NAMES = ("id", "index", "idx", "no", "nr")
+_LABEL_NAMES = ("label", "tag", "pos", "ner", "chunk", "upos", "xpos", "lemma", "iob", "bio", "ne", "entity")
+_HEADER = {*_WORD_NAMES, *_INDEX_NAMES, *_LABEL_NAMES, *(f"{name}s" for name in _LABEL_NAMES), "ner_tag", "ner_tags"}
+# Fewer different words are no reason to doubt the place of the words.
+_FEWEST_DIFFERENT = 20
+
+Row = tuple[int, list[str]]  # the number of a line and its cells; none where a sentence ends
 
 
 def is_column_name(name: str) -> bool:
@@ -36,120 +54,165 @@ def is_column_name(name: str) -> bool:
 
 @dataclass
 class Sentence:
-    """The words of a sentence, and its columns by name, each as long as ``words``."""
+    """The words of a sentence, and its columns by name, each as long as ``words``; ``lines``: the line of each word, or its row
+    in a table."""
 
     words: list[str]
     columns: dict[str, list[str]]
+    lines: Sequence[int] = field(default=(), compare=False, repr=False)
 
 
-def is_conllu(path: Path) -> bool:
-    return re.search(r"\.conllu(\.gz|\.xz|\.zst)?$", path.name.lower()) is not None
+@dataclass
+class WordFile:
+    """The sentences of a file; ``kind``: how it was read; ``notes``: what was left out."""
+
+    path: Path
+    kind: str
+    sentences: list[Sentence]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.sentences[0].columns)
+
+    def report(self) -> None:
+        """Say how the file was read."""
+        columns = f" (columns {', '.join(self.names)})" if self.names else ""
+        counted = f"{len(self.sentences):,} sentences, {self.kind}{columns}"
+        say("; ".join([f"{self.path}: {counted}", *self.notes]))
+
+    def label_column(self) -> str:
+        """Return the name of the column of labels where the user gives none: upos, or the last one."""
+        if "upos" in self.names:
+            return "upos"
+        first, last = self.names[0], self.names[-1]
+        if first != last and first.isdecimal() and self.marks_spans(first) and self.marks_spans(last):
+            problem = f"{self.path}: both column {first} and column {last} mark spans"
+            raise UserError(f"{problem}: choose one with --column {first} or --column {last}")
+        return last
+
+    def marks_spans(self, name: str) -> bool:
+        counts = Counter(label for sentence in self.sentences for label in sentence.columns[name])
+        return notation_of(counts).keys() >= counts.keys()
 
 
-def read_sentences(path: Path, names: Sequence[str] | None = None) -> list[Sentence]:
-    """Read a file as CoNLL-U if it is called so, else as columns; ``names``: see :func:`read_columns`."""
-    if not is_conllu(path):
-        return read_columns(path, names)
-    if names is not None:
-        raise UserError(f"--columns names those of column files; {path} is CoNLL-U, with {', '.join(CONLLU_NAMES)}")
-    return read_conllu(path)
+def seen_note(seen: int, total: int) -> str:
+    return f"{seen:,} of {total:,} dev sentences train too: the scores may be too high"
 
 
-def read_columns(path: Path, names: Sequence[str] | None = None) -> list[Sentence]:
-    """Read a column file: one word a line, its labels behind it, a blank line after each sentence.
+def read_sentences(path: Path, names: Sequence[str] | None = None, labeled: bool = True) -> WordFile:
+    """Read sentences in any of these forms; text may be compressed (.gz, .xz, .zst).
 
-    Columns are separated by a tab if the line has one, else by spaces. Lines that start with ``-DOCSTART-`` also end a
-    sentence. The file may be compressed (.gz, .xz, .zst).
+    - CoNLL-U, and CoNLL-U Plus, which begins with ``# global.columns = ...``. Comments, ranges of multiword tokens (``1-2``)
+      and empty nodes (``1.1``) are skipped: words are the syntactic ones.
+    - One word a line, its labels behind it, a blank line after each sentence. Columns are separated by a tab if the line has
+      one, else by spaces. An index before the word (1, 2, 3, ... in each sentence), comments and a header are left out, with a
+      note. Lines that start with ``-DOCSTART-`` also end a sentence.
+    - JSON lines, Parquet, or a folder of ``save_to_disk``: ``tokens`` (or ``words``) is a list, and so are the labels.
+    - Unless ``labeled``, one sentence a line with blanks between its words: if no line has a tab, and if there is no blank line
+      or the lines have different numbers of words.
 
     Args:
-        names: of the columns after the word; by default those of :data:`COLUMN_NAMES`, and for other numbers of columns
-            "2", "3", ....
+        names: of the columns of a column file behind the word; or of all, with ``word`` among them. By default those of
+            :data:`COLUMN_NAMES`, and otherwise "2", "3", ..., the place in the file.
     """
-    rows = list(_rows(_lines(path)))
-    width = 1 + len(names) if names else next((len(cells) for _, cells in rows if cells), 0)
-    sentences = _sentences(path, rows, width, f"(word, {', '.join(names)})" if names else "as in the first line")
-    if width == 1:
-        raise UserError(f"{path} has one column: expected a word and at least one label a line")
-    names = names or COLUMN_NAMES.get(width) or [str(place) for place in range(2, width + 1)]
-    return [Sentence(words, dict(zip(names, columns, strict=True))) for words, *columns in sentences]
+    if kind_of(path) in (JSONL, PARQUET, FOLDER):
+        file = _read_table(path, labeled)
+    else:
+        file = _read_word_lines(path, names, labeled)
+    if names and file.kind != COLUMNS:
+        raise UserError(f"--columns names those of column files; {path} is {file.kind}, with {', '.join(file.names)}")
+    kept = [sentence for sentence in file.sentences if sentence.words not in ([], [_DOCUMENT_START])]
+    if not kept:
+        raise UserError(f"{path} has no sentence: expected one word a line")
+    return WordFile(path, file.kind, kept, file.notes)
 
 
-def read_conllu(path: Path) -> list[Sentence]:
-    """Read CoNLL-U: the columns are :data:`CONLLU_NAMES`, and ``form`` is ``words``.
-
-    Comments, ranges of multiword tokens (``1-2``) and empty nodes (``1.1``) are skipped: words are the syntactic ones. The file
-    may be compressed (.gz, .xz, .zst).
-    """
-    rows: list[tuple[int, list[str]]] = []
-    expected = 1
-    lines = ((number, line) for number, line in _lines(path) if not line.startswith("#"))
-    for number, cells in _rows(lines, only_tabs=True):
-        if not cells:
-            expected = 0  # and then 1
-        elif len(cells) != CONLLU_WIDTH or not all(cells):
-            raise UserError(f"{path}, line {number}: not the ten columns of CoNLL-U, separated by tabs")
-        elif _RANGE_OR_EMPTY_NODE.fullmatch(cells[0]):
-            continue
-        elif cells[0] != str(expected):
-            raise UserError(f"{path}, line {number}: word id {cells[0]:.20}, expected {expected}")
-        rows.append((number, cells[1:]))
-        expected += 1
-    sentences = _sentences(path, rows, len(CONLLU_NAMES), "of CoNLL-U")
-    return [Sentence(columns[0], dict(zip(CONLLU_NAMES, columns, strict=True))) for columns in sentences]
+def read_conllu(path: Path) -> WordFile:
+    """Read a CoNLL-U file, as :func:`read_sentences` does; refuse others."""
+    is_table = kind_of(path) in (JSONL, PARQUET, FOLDER)
+    file = _read_table(path, labeled=False) if is_table else _read_word_lines(path, None, labeled=False)
+    if file.kind != CONLLU:
+        kind = "has no ten columns, separated by tabs, with the number of the word first"
+        raise UserError(f"{path} is not CoNLL-U but {file.kind}: it {kind}")
+    return file
 
 
-def read_unlabeled(path: Path) -> tuple[list[list[str]], str]:
-    """Read sentences whose words are divided, and whose labels are ignored.
-
-    A file whose name ends in ``.conllu`` is CoNLL-U. Another file has one word a line, with further columns behind it, if a
-    line has a tab, or if blank lines separate sentences and most other lines have the same number of columns; then all lines
-    must have that number. Otherwise each line is a sentence with blanks between its words. Files may be compressed.
-
-    Returns:
-        The words of each sentence, and how the file was read.
-    """
-    if is_conllu(path):
-        return [sentence.words for sentence in read_conllu(path)], "CoNLL-U"
-    lines = list(_lines(path))
+def _read_word_lines(path: Path, names: Sequence[str] | None, labeled: bool) -> WordFile:
+    lines = [text for _, text in _lines(path)]
     rows = list(_rows(lines))
-    words = [(number, cells) for number, cells in rows if cells]
+    words = [(number, cells) for number, cells in rows if cells and not _COMMENT.match(lines[number - 1])]
     if not words:
-        raise UserError(f"{path} has no sentence: expected one a line, with blanks between its words")
-    first_tab = next((number for number, line in lines if "\t" in line and line.strip(" \t")), None)
-    for number, cells in words:
-        if first_tab and len(cells) == CONLLU_WIDTH and cells[0] == "1":
-            raise UserError(f"{path}, line {number}: this is CoNLL-U: give the file a name that ends in .conllu")
+        raise UserError(f"{path} has no sentence: expected one word a line")
     width, count = Counter(len(cells) for _, cells in words).most_common(1)[0]
-    last = words[-1][0]
-    has_blank_lines = any(not cells for number, cells in rows if number < last)
-    if first_tab is None and not (has_blank_lines and count >= MOST * len(words)):
-        return [cells for _, cells in words], "one sentence a line"
-    why = f"; line {first_tab} has a tab, so the file has one word a line" if first_tab else ""
-    sentences = _sentences(path, rows, width, f"as in most lines{why}")
+    global_columns = _GLOBAL_COLUMNS.match(lines[0])
+    numbered = sum(_WORD_ID.fullmatch(cells[0]) is not None for _, cells in words)
+    if global_columns or (width == len(CONLLU_NAMES) and numbered >= MOST * len(words)):
+        return _read_conllu_rows(path, rows, lines, global_columns[1].split() if global_columns else CONLLU_NAMES)
+    has_blank_lines = any(not cells for number, cells in rows if number < words[-1][0])
+    first_tab = next((number for number, _ in words if "\t" in lines[number - 1]), None)
+    if not labeled and first_tab is None and not (has_blank_lines and count >= MOST * len(words)):
+        sentences = [Sentence(cells, {}, [number] * len(cells)) for number, cells in rows if cells]
+        return WordFile(path, LINES, sentences)
     if not has_blank_lines and len(words) > LONGEST_SENTENCE:
-        problem = (
-            f"line {first_tab} has a tab, so the file has one word a line, but no blank line in {len(words):,} lines"
-        )
+        why = f"line {first_tab} has a tab, so the file has one word a line, but" if first_tab else "there is"
+        problem = f"{why} no blank line in {len(words):,} lines"
         raise UserError(f"{path}: {problem}: separate sentences by blank lines, or give one a line without tabs")
-    return [columns[0] for columns in sentences], "one word a line"
+    notes: list[str] = []
+    rows = _without_comments(rows, lines, width, notes)
+    if all(len(cells) == width and not cells[-1] for _, cells in words):  # each line ends with a tab
+        rows, width = [(number, cells[:-1]) for number, cells in rows], width - 1
+    expected = f"as in most lines{f'; line {first_tab} has a tab' if first_tab else ''}"
+    if names and (WORD in names or width != len(names) + 2):  # one more may be an index
+        width = len(names) + (WORD not in names)
+        expected = f"({', '.join(names if WORD in names else [WORD, *names])})"
+    sentences = _divided(_checked(path, row, width, expected) for row in rows)
+    places = _places_of_columns(path, sentences, names, labeled, notes)
+    with_blank = sum(" " in cells[places[WORD]] for rows in sentences for _, cells in rows)
+    if 2 * with_blank > len(words):
+        raise UserError(f"{path}: {with_blank:,} of {len(words):,} words have blanks inside: expected one word a line")
+    if labeled and len(places) == 1:
+        problem = "has one column: expected a word and at least one label a line"
+        raise UserError(f"{path} {problem}, separated by a tab or spaces")
+    return WordFile(path, COLUMNS, [_sentence(rows, places, WORD) for rows in sentences if rows], notes)
 
 
-def _rows(lines: Iterable[tuple[int, str]], only_tabs: bool = False) -> Iterator[tuple[int, list[str]]]:
-    """Yield number and cells of each line, divided at tabs if it has one, else at blanks unless ``only_tabs``; no cells where
-    a sentence ends."""
-    for number, line in lines:
-        if not line.strip(" \t") or line.startswith(_DOCUMENT_START):
-            yield number, []
-        elif only_tabs or "\t" in line:
-            yield number, [cell.strip(" ") for cell in line.split("\t")]
-        else:
-            yield number, _BLANKS.split(line.strip(" "))
+def _read_conllu_rows(path: Path, rows: Iterable[Row], lines: Sequence[str], names: Sequence[str]) -> WordFile:
+    names = [name.lower() if name.lower() in CONLLU_NAMES else name for name in names]
+    if "form" not in names or len(set(names)) < len(names):
+        raise UserError(f"{path}, line 1: global.columns has {', '.join(names)}, but not FORM, or one of them twice")
+    kind, kept, next_id = CONLLU if tuple(names) == CONLLU_NAMES else CONLLU_PLUS, [], 1
+    for number, cells in rows:
+        if not cells:
+            next_id = 1
+        elif lines[number - 1].startswith("#"):
+            continue
+        elif "\t" not in lines[number - 1] and len(cells) == len(names) > 1:
+            advice = r"replace them, for example with sed -E 's/ +/\t/g'"
+            raise UserError(f"{path}, line {number}: spaces between the columns; those of {kind} are tabs: {advice}")
+        elif len(cells) == len(names) and "id" in names:
+            word_id = cells[names.index("id")]
+            if _RANGE_OR_EMPTY_NODE.fullmatch(word_id):
+                continue
+            if word_id != str(next_id):
+                hint = ": a blank line before it is missing" if word_id == "1" else ""
+                raise UserError(f"{path}, line {number}: word id {word_id:.20}, expected {next_id}{hint}")
+            next_id += 1
+        kept.append(_checked(path, (number, cells), len(names), f"of {kind}, separated by tabs", names))
+    places = {name: place for place, name in enumerate(names) if name != "id"}
+    sentences = _divided(kept)
+    forms = Counter(cells[places["form"]] for rows in sentences for _, cells in rows)
+    if 2 * forms["_"] > forms.total():
+        raise UserError(f"{path}: {forms['_']:,} of {forms.total():,} words are _: this is a treebank without its text")
+    return WordFile(path, kind, [_sentence(rows, places, "form") for rows in sentences])
+
+
+def _sentence(rows: Sequence[Row], places: dict[str, int], words: str) -> Sentence:
+    columns = {name: [cells[place] for _, cells in rows] for name, place in places.items()}
+    return Sentence(columns.pop(WORD) if words == WORD else columns[words], columns, [number for number, _ in rows])
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    if not path.is_file():
-        what = "is a directory" if path.is_dir() else "no such file"
-        raise UserError(f"{path}: {what}: give a column file or a CoNLL-U file")
     for number, line in read_lines(path):
         text = line.decode("utf-8").rstrip("\r\n")
         if "\r" in text or "\0" in text:
@@ -158,18 +221,155 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         yield number, text
 
 
-def _sentences(path: Path, rows: Iterable[tuple[int, list[str]]], width: int, expected: str) -> list[list[list[str]]]:
-    """Return the columns of each sentence; each row must have ``width`` cells, as ``expected`` says."""
-    sentences: list[list[list[str]]] = [[]]
+def _rows(lines: Iterable[str]) -> Iterator[Row]:
+    """Yield number and cells of each line, divided at tabs if it has one, else at blanks; no cells where a sentence ends."""
+    for number, line in enumerate(lines, start=1):
+        if not line.strip().strip(_INVISIBLE) or line.startswith(_DOCUMENT_START):
+            yield number, []
+        elif "\t" in line:
+            yield number, [cell.strip(" ") for cell in line.split("\t")]
+        else:
+            yield number, _BLANKS.split(line.strip(" "))
+
+
+def _without_comments(rows: list[Row], lines: Sequence[str], width: int, notes: list[str]) -> list[Row]:
+    """Leave out comments of a column file. ``# O`` is a word if other words have its label."""
+    last_cells = {cells[-1] for number, cells in rows if cells and not _COMMENT.match(lines[number - 1])}
+    kept, comments = [], []
     for number, cells in rows:
-        if not cells:
+        is_word = len(cells) == width and cells[-1] in last_cells
+        if _COMMENT.match(lines[number - 1]) and not is_word:
+            comments.append(number)
+        else:
+            kept.append((number, cells))
+    if comments:
+        notes.append(f"{len(comments):,} comments are left out, the first in line {comments[0]}")
+    return kept
+
+
+def _checked(path: Path, row: Row, width: int, expected: str, names: Sequence[str] | None = None) -> Row:
+    """Return the row; refuse one that has not ``width`` cells, as ``expected`` says, or an empty one."""
+    number, cells = row
+    if cells and len(cells) != width:
+        raise UserError(f"{path}, line {number}: {len(cells)} columns, expected {width} {expected}")
+    if not all(cells):
+        place = cells.index("")
+        name = f" ({names[place]})" if names else ""
+        raise UserError(f"{path}, line {number}: column {place + 1}{name} is empty")
+    return row
+
+
+def _divided(rows: Iterable[Row]) -> list[list[Row]]:
+    """Return the rows of each sentence."""
+    sentences: list[list[Row]] = [[]]
+    for number, cells in rows:
+        if cells:
+            sentences[-1].append((number, cells))
+        elif sentences[-1]:
             sentences.append([])
+    return sentences if sentences[-1] else sentences[:-1]
+
+
+def _places_of_columns(
+    path: Path, sentences: list[list[Row]], names: Sequence[str] | None, labeled: bool, notes: list[str]
+) -> dict[str, int]:
+    """Return the place of each column of a column file by its name, that of the words as :data:`WORD`. A header is removed."""
+    first = next(rows for rows in sentences if rows)
+    header = [cell.lower() for cell in first[0][1]]
+    rest = [cells for rows in sentences for _, cells in rows][1:]
+    word_name = next((name for name in _WORD_NAMES if name in header), None)
+    if word_name and rest and _HEADER.issuperset(header) and all(cells[-1].lower() != header[-1] for cells in rest):
+        notes.append(f"line {first[0][0]} is no word, but names the columns: {', '.join(header)}")
+        del first[0]
+        if names is None and len(set(header)) == len(header) > 1:
+            names = [WORD if name == word_name else name for name in header]
+    width = len(header)
+    if names and WORD in names:
+        return {name: place for place, name in enumerate(names) if name not in _INDEX_NAMES}
+    start, needed = 0, 1 + (len(names) if names else int(labeled))
+    if width > needed and all(map(_is_index, sentences)) and any(len(rows) > 1 for rows in sentences):
+        notes.append("column 1 is the index of the word in its sentence, and left out")
+        start = 1
+    elif names and width > needed:
+        problem = f"{path}: {width} columns, expected {needed} ({', '.join([WORD, *names])})"
+        raise UserError(f"{problem}: --columns names those after the word, or all, with {WORD} among them")
+    rest = [cells[start:] for rows in sentences for _, cells in rows]
+    if names is None:
+        _check_words(path, [set(column) for column in zip(*rest, strict=True)], start)
+        names = COLUMN_NAMES.get(width - start - 1)
+        tags = Counter(cells[1] for cells in rest) if names and len(names) > 1 else Counter()
+        if names is None or (tags and notation_of(tags).keys() >= tags.keys()):  # pos is no name for spans
+            names = [str(place + 1) for place in range(start + 1, width)]
+    return {name: place for place, name in enumerate([WORD, *names], start)}
+
+
+def _is_index(rows: Sequence[Row]) -> bool:
+    """Return whether the first cells count the words of a sentence, from 1 or from 0."""
+    first = [cells[0] for _, cells in rows]
+    return not rows or (first[0] in ("0", "1") and first == [str(int(first[0]) + place) for place in range(len(rows))])
+
+
+def _check_words(path: Path, different: Sequence[set[str]], start: int) -> None:
+    """Refuse a file whose words seem to be in another column than the first: a label has fewer different values than a word."""
+    counts = [len(values) if any(re.search(r"[^\W\d_]", value) for value in values) else 0 for values in different]
+    place = max(range(len(counts)), key=counts.__getitem__)
+    if counts[place] > max(_FEWEST_DIFFERENT, 2 * counts[0]):
+        others = [str(number + 1) for number in range(start + len(counts))]
+        others[start + place] = WORD
+        problem = f"column {start + 1} has {len(different[0]):,} different values, column {start + place + 1} {counts[place]:,}"
+        raise UserError(
+            f"{path}: {problem}: are the words there? Then put them first, or name all columns, such as --columns "
+            f"{','.join(others)}"
+        )
+
+
+def _read_table(path: Path, labeled: bool) -> WordFile:
+    """Read a table with a row for each sentence: a list of words, and lists of labels that are as long."""
+    table, sentences, num_blank = TableFile(path), [], 0
+    words_name = next((name for name in _WORD_NAMES if name in table.columns), None)
+    names: list[str] | None = None
+    for number, row in table.rows():
+        where, words = f"{path}, row {number}", row.get(words_name)
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            listed = ", ".join(table.columns)
+            raise UserError(
+                f"{where}: no list of words called tokens or words: give one (the columns are {listed:.200})"
+            )
+        if any(re.search(r"[\t\r\n]", word.strip()) for word in words):
+            raise UserError(f"{where}: a word has a tab or a line end inside: replace it by a space")
+        if names is None and words:
+            names = _label_columns(row, words_name)
+            if labeled and not names:
+                raise UserError(
+                    f"{where}: no list of labels that is as long as {words_name}, such as ner_tags: give one"
+                )
+        columns = {name: row[name] for name in names or ()} if labeled else {}
+        for name, labels in columns.items():
+            if not isinstance(labels, list) or len(labels) != len(words):
+                count = len(labels) if isinstance(labels, list) else "no"
+                raise UserError(f"{where}: {words_name} has {len(words)} words and {name} {count} labels: correct it")
+            for label in labels:
+                if isinstance(label, int):
+                    advice = "write names such as B-PER, or use save_to_disk or to_parquet of datasets, which keep them"
+                    raise UserError(f"{where}: {name} has numbers without names ({label!r:.20}): {advice}")
+                if not isinstance(label, str) or not label.strip() or not label.isprintable():
+                    raise UserError(f"{where}: {name} has {label!r:.60}, no label: correct it, or leave the row out")
+        kept = [place for place, word in enumerate(words) if word.strip().strip(_INVISIBLE)]
+        num_blank += len(words) - len(kept)
+        chosen = {name: [labels[place].strip() for place in kept] for name, labels in columns.items()}
+        sentences.append(Sentence([words[place].strip() for place in kept], chosen, [number] * len(kept)))
+    notes = [f"{num_blank:,} blank words are left out"] if num_blank else []
+    return WordFile(path, ROWS, sentences, notes)
+
+
+def _label_columns(row: dict[str, Any], words_name: str) -> list[str]:
+    """Return the names of the lists of labels in a row: as many texts as words, or called so; the latter are the last."""
+    texts, called = [], []
+    for name, values in row.items():
+        if name == words_name or not isinstance(values, list):
             continue
-        if len(cells) != width:
-            raise UserError(f"{path}, line {number}: {len(cells)} columns, expected {width} {expected}")
-        if not all(cells):
-            raise UserError(f"{path}, line {number}: column {cells.index('') + 1} is empty")
-        sentences[-1].append(cells)
-    if not any(sentences):
-        raise UserError(f"{path} has no sentence: expected one word a line")
-    return [[list(column) for column in zip(*sentence, strict=True)] for sentence in sentences if sentence]
+        if re.search(r"(tag|label)s?$", name) and all(isinstance(value, str | int | None) for value in values):
+            called.append(name)
+        elif len(values) == len(row[words_name]) and all(isinstance(value, str) for value in values):
+            texts.append(name)
+    return texts + called

@@ -47,7 +47,7 @@ TREES = [[(5, "obj"), (1, "cop"), (5, "det"), (5, "nmod:of"), (0, "root"), (1, "
 def edges(path: Path) -> list[list[tuple[int, str]]]:
     return [
         [(int(head), relation) for head, relation in zip(one.columns["head"], one.columns["deprel"], strict=True)]
-        for one in read_conllu(path)
+        for one in read_conllu(path).sentences
     ]
 
 

@@ -72,8 +72,8 @@ def test_a_changed_file_is_refused_at_opening(data, tmp_path):
 
 
 def test_conllu_and_other_columns(data, tmp_path):
-    """CoNLL-U by its name, compressed; the same sentences give the same pieces, with other labels."""
-    source = write_conllu(tmp_path / "dev.conllu", make_sentences())
+    """CoNLL-U under any name, compressed; the same sentences give the same pieces, with other labels."""
+    source = write_conllu(tmp_path / "dev.txt", make_sentences())
     packed = tmp_path / "dev.conllu.gz"
     packed.write_bytes(gzip.compress(source.read_bytes()))
     for files, flags in (([source, packed], []), ([data.parent / "train.txt"] * 2, ["--column", "pos"])):
@@ -115,6 +115,52 @@ def test_spans_in_bioes(data, tmp_path):
     assert labels.count("E-NAME") == before.count("I-NAME")  # names of two words at most
 
 
+@pytest.mark.parametrize(
+    ("write_label", "told"),
+    [
+        (lambda mark, kind: f"{kind}-{mark}", "B-NAME, NAME-I is read as I-NAME"),
+        (
+            lambda mark, kind: f"{mark}_{kind}".lower(),
+            "b_name is read as B-name, i_name is read as I-name, o is read as O",
+        ),
+        (lambda mark, kind: f"{'M' if mark == 'I' else mark}-{kind}", "M-NAME is read as I-NAME"),
+    ],
+)
+def test_spans_in_other_notations_are_the_same(write_label, told, data, tmp_path, capsys):
+    """Those of the data, but for the case of the type."""
+    rewritten = [
+        [
+            (word, pos, write_label(*chunk.split("-")) if chunk != "O" else "o" if "b_name" in told else "O")
+            for word, pos, chunk in rows
+        ]
+        for rows in make_sentences()
+    ]
+    source = write_columns(tmp_path / "train.txt", rewritten)
+    capsys.readouterr()
+    main([source, source, data / "tokenizer", tmp_path / "out"])
+    assert f"{told}" in capsys.readouterr().err
+    assert manifest_of(tmp_path / "out")["has_spans"]
+    found = [[label.upper() for label in rows] for rows in labels_of(tmp_path / "out")]
+    assert found == [[chunk for _, _, chunk in rows] for rows in make_sentences()]
+
+
+def test_what_is_doubtful_is_said(data, tmp_path, capsys):
+    """The share of the most frequent label, dev sentences that train too, a first label that occurs nowhere else."""
+    sentences = make_sentences()
+    dev = write_columns(tmp_path / "dev.txt", [[("Zoë", "ADV", "O")] * 3, *sentences[:1], [("Ada", "X", "O")]])
+    train = write_columns(tmp_path / "train.txt", [[("Wort", "Art", "O")], *sentences])
+    main([train, dev, data / "tokenizer", tmp_path / "out", "--column", "pos"])
+    said = capsys.readouterr().err
+    in_dev = ["ADV"] * 3 + [pos for _, pos, _ in sentences[0]] + ["X"]
+    most = max(set(in_dev), key=in_dev.count)
+    assert f"scored by accuracy ({most} is {in_dev.count(most) / len(in_dev):.1%} of the dev words)" in said
+    assert "the label of the first word, Art, occurs once: is the line a header?" in said
+    seen = 1 + (sentences[0][0][0] == "Ada")
+    assert f"{seen} of 3 dev sentences train too: the scores may be too high" in said
+    assert Column.of(tmp_path / "out").seen == seen
+    assert f"{train}: 41 sentences, one word a line (columns pos, chunk)" in said
+
+
 def test_refusals(data, tmp_path, capsys):
     """One line that names the file and what is wrong; nothing is left of OUT."""
     source, tokenizer, out = data.parent / "train.txt", data / "tokenizer", tmp_path / "out"
@@ -122,6 +168,8 @@ def test_refusals(data, tmp_path, capsys):
     broken = write_columns(tmp_path / "broken.txt", [[("a", "X", "O")]])
     broken.write_text(broken.read_text() + "b X\n")
     same = write_columns(tmp_path / "same.txt", [[("a", "X", "O"), ("b", "X", "O")], [("b", "X", "B-Y")]])
+    bilou = write_columns(tmp_path / "bilou.txt", [[("a", "X", "O"), ("b", "X", "U-Y")]])
+    header = write_columns(tmp_path / "header.txt", [[("Wort", "Art", "Etikett"), ("b", "X", "B_Y")]])
     for folder, content in (("full", None), ("foreign", {"labels": []})):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "file").touch()
@@ -136,6 +184,13 @@ def test_refusals(data, tmp_path, capsys):
         (source, source, out, ["--columns", "pos,pos"], "names 'pos' twice"),
         (conllu, conllu, out, ["--columns", "a"], "is CoNLL-U"),
         (source, broken, out, [], "broken.txt, line 2"),
+        (
+            bilou,
+            header,
+            out,
+            [],
+            "header.txt, line 1: the label 'Etikett' of the word 'Wort' marks no span, as the others do",
+        ),
         (same, source, out, ["--column", "pos"], "column pos: all words that train have the label"),
         (
             same,
@@ -151,5 +206,6 @@ def test_refusals(data, tmp_path, capsys):
         (source, source, tmp_path / "full", [], "contains no tagging data"),
         (source, source, tmp_path / "foreign", [], "was made with other files or settings"),
     ):
-        assert message in error_line(capsys, main, train, dev, tokenizer, target, *flags), flags
+        line = error_line(capsys, main, train, dev, tokenizer, target, *flags, reports_progress=True)
+        assert message in line, flags
     assert not out.exists()

@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from amos_fairseq.downstream.tagging.scores import count, mark_spans, scores, spans_of, to_bioes
+from amos_fairseq.downstream.tagging.schemes import spans_of
+from amos_fairseq.downstream.tagging.scores import count, scores
 
 # gold, predicted. CoNLL-2000 is IOB2 (B- begins every span), CoNLL-2003 in the original IOB1 (B- only between neighbours).
 SENTENCES = [
@@ -98,24 +99,3 @@ def test_cut_words_are_wrong_and_outside_of_spans():
 def test_nothing_found_is_zero():
     assert scores(count(["O"], ["O"], True)) == {"f1": 0, "precision": 0, "recall": 0, "accuracy": 100}
     assert scores(count(["X"], ["Y"], False)) == {"accuracy": 0}
-
-
-def test_kinds_of_labels():
-    of_spans, others = ["O B-NP I-NP", "O I-PER", "S-LOC O"], ["O", "NOUN VERB", "NN -LRB- O", "B-NP NOUN", "B- O"]
-    found = {labels: mark_spans(labels.split()) for labels in of_spans + others}
-    assert found == dict.fromkeys(of_spans, True) | dict.fromkeys(others, False)
-
-
-@pytest.mark.parametrize(
-    ("labels", "expected"),
-    [
-        ("O B-A I-A I-A O", "O B-A I-A E-A O"),
-        ("B-A B-A I-B", "S-A S-A S-B"),
-        ("I-A I-A I-B O I-A", "B-A E-A S-B O S-A"),  # IOB1
-        ("B-A I-A B-A", "B-A E-A S-A"),
-        ("O", "O"),
-    ],
-)
-def test_bioes_by_hand(labels, expected):
-    assert to_bioes(labels.split()) == expected.split()
-    assert spans_of(expected.split()) == spans_of(labels.split()), "the spans stay"

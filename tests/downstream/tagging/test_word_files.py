@@ -1,15 +1,22 @@
-"""Column files and CoNLL-U, against files written by hand."""
+"""Column files, CoNLL-U and tables of lists, against files written by hand."""
 
 import gzip
+import json
 import lzma
+import re
+from pathlib import Path
 
 import pytest
 
 from amos_fairseq.downstream.tagging.word_files import (
+    COLUMNS,
+    CONLLU,
+    CONLLU_PLUS,
+    LINES,
+    ROWS,
     Sentence,
-    read_columns,
     read_conllu,
-    read_unlabeled,
+    read_sentences,
 )
 from amos_fairseq.errors import UserError
 
@@ -20,7 +27,7 @@ U.N. NNP I-NP I-ORG
 
 -DOCSTART- -X- O O
 Peter NNP I-NP I-PER"""
-CONLLU = """# newdoc id = a
+TREES = """# newdoc id = a
 # text = I don't
 1\tI\tI\tPRON\tPRP\tCase=Nom\t2\tnsubj\t_\t_
 2-3\tdon't\t_\t_\t_\t_\t_\t_\t_\t_
@@ -31,9 +38,15 @@ CONLLU = """# newdoc id = a
 1\ta b\ta b\tX \t_\t_\t0\troot\t_\t_
 
 """
+WORDS_OF_TREES = [["I", "do", "n't"], ["a b"]]
+# GermEval 2014: a comment, an index, outer and inner names.
+GERMEVAL = "#\thttp://example.org [2010-01-01]\n1\tIn\tO\tO\n2\tRom\tB-LOC\tO\n\n#\tx [2010]\n1\tAnna\tB-PER\tB-LOC\n"
+MANY_WORDS = "".join(
+    f"{'NN' if number % 3 else 'DT'} word{number}\n" + "\n" * (number % 7 == 0) for number in range(60)
+)
 
 
-def write(path, text: str):
+def write(path: Path, text: str) -> Path:
     opened = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
     with opened(path, "wb") as file:
         file.write(text.encode("utf-8"))
@@ -43,7 +56,7 @@ def write(path, text: str):
 @pytest.mark.parametrize("suffix", ["", ".gz", ".xz"])
 def test_columns(suffix, tmp_path):
     path = write(tmp_path / f"train.txt{suffix}", CONLL2003)
-    assert read_columns(path) == [
+    assert read_sentences(path).sentences == [
         Sentence(["U.N.", "#1\u00a0000"], {"pos": ["NNP", "CD"], "chunk": ["I-NP", "I-NP"], "ner": ["I-ORG", "O"]}),
         Sentence(["Peter"], {"pos": ["NNP"], "chunk": ["I-NP"], "ner": ["I-PER"]}),
     ]
@@ -57,15 +70,52 @@ def test_columns(suffix, tmp_path):
         ("Anna  NNP   O\n", None, {"pos": ["NNP"], "chunk": ["O"]}),
         ("Anna NC I-PER\n", ("pos", "ner"), {"pos": ["NC"], "ner": ["I-PER"]}),
         ("a b c d e\n", None, {"2": ["b"], "3": ["c"], "4": ["d"], "5": ["e"]}),
+        ("a O \nb B-X  \n", None, {"label": ["O", "B-X"]}),
+        ("a\tO\t\nb\tB-X\t\n", None, {"label": ["O", "B-X"]}),  # each line ends with a tab
+        # Two columns of spans are not pos and chunk.
+        ("a O O\nb B-X O\n", None, {"2": ["O", "B-X"], "3": ["O", "O"]}),
+        ("NN dog\nVB sees\n", ("pos", "word"), {"pos": ["NN", "VB"]}),
+        ("a O\n", ("word", "ner"), {"ner": ["O"]}),
     ],
 )
 def test_names_of_columns(text, names, expected, tmp_path):
-    (sentence,) = read_columns(write(tmp_path / "train.txt", text), names)
+    (sentence,) = read_sentences(write(tmp_path / "train.txt", text), names).sentences
     assert sentence.columns == expected
 
 
+# A file of words with labels; the words and the last column; the note about what was left out.
+LEFT_OUT = [
+    (GERMEVAL, [["In", "Rom"], ["Anna"]], [["O", "O"], ["B-LOC"]], "2 comments .* line 1.*; column 1 is the index"),
+    (GERMEVAL.replace("#\t", "# "), [["In", "Rom"], ["Anna"]], [["O", "O"], ["B-LOC"]], "2 comments"),
+    ("0 a X O\n1 b Y O\n\n0 c X B-Z\n", [["a", "b"], ["c"]], [["O", "O"], ["B-Z"]], "column 1 is the index"),
+    ("# text a b\na O\nb B-X\n\n# O\nb O\n", [["a", "b"], ["#", "b"]], [["O", "B-X"], ["O", "O"]], "1 comments"),
+    ("a O\n# sent_id = 7\nb B-X\n", [["a", "b"]], [["O", "B-X"]], "1 comments are left out, the first in line 2"),
+    ("#tag O\n#other B-X\n", [["#tag", "#other"]], [["O", "B-X"]], ""),  # words of a tweet
+    ("token label\na O\nb B-X\n", [["a", "b"]], [["O", "B-X"]], "line 1 .* names the columns: token, label"),
+    ("POS\tWord\nNN\tdog\nVB\tsees\n", [["dog", "sees"]], [["NN", "VB"]], "names the columns: pos, word"),
+    ("id word tag\n\n1 a O\n2 b B-X\n", [["a", "b"]], [["O", "B-X"]], "names the columns: id, word, tag"),
+    ("text label\nword label\n", [["text", "word"]], [["label", "label"]], ""),  # its label is no name alone
+]
+
+
+@pytest.mark.parametrize("case", range(len(LEFT_OUT)))
+def test_what_is_no_word_is_left_out_with_a_note(case, tmp_path):
+    text, words, labels, note = LEFT_OUT[case]
+    file = read_sentences(write(tmp_path / "train.tsv", text))
+    assert [sentence.words for sentence in file.sentences] == words
+    assert [list(sentence.columns.values())[-1] for sentence in file.sentences] == labels
+    notes = "; ".join(file.notes)
+    assert re.search(note, notes) if note else not notes
+
+
+def test_lines_of_words(tmp_path):
+    (first, second) = read_sentences(write(tmp_path / "train.txt", GERMEVAL)).sentences
+    assert (first.lines, second.lines) == ([2, 3], [6])
+
+
 def test_conllu(tmp_path):
-    first, second = read_conllu(write(tmp_path / "dev.conllu.xz", CONLLU))
+    """Under any name; CoNLL-U Plus names its columns."""
+    first, second = read_conllu(write(tmp_path / "dev.conllu.xz", TREES)).sentences
     assert first.words == first.columns["form"] == ["I", "do", "n't"]
     assert second.words == ["a b"]
     assert second.columns["upos"] == ["X"]
@@ -73,51 +123,158 @@ def test_conllu(tmp_path):
     assert first.columns["upos"] == ["PRON", "AUX", "PART"]
     assert first.columns["head"] == ["2", "0", "2"]
     assert first.columns["deprel"] == ["nsubj", "root", "advmod"]
+    plus = "# global.columns = ID UPOS FORM X:NER\n# sent_id = 1\n1\tNOUN\tmu\tO\n2\tPROPN\tVo\tB-LOC\n"
+    file = read_sentences(write(tmp_path / "a.txt", plus))
+    assert file.kind == CONLLU_PLUS
+    assert file.sentences == [
+        Sentence(["mu", "Vo"], {"upos": ["NOUN", "PROPN"], "form": ["mu", "Vo"], "X:NER": ["O", "B-LOC"]})
+    ]
+    same = "# global.columns = ID FORM LEMMA UPOS XPOS FEATS HEAD DEPREL DEPS MISC\n" + TREES
+    assert read_conllu(write(tmp_path / "b.conllup", same)).sentences == [first, second]
+    with_hash = TREES.replace("1\tI\tI\t", "1\t#\t#\t").replace("2.1\t", "# a comment in the middle\n2.1\t")
+    assert read_conllu(write(tmp_path / "c.tsv", with_hash)).sentences[0].words == ["#", "do", "n't"]
+    assert read_conllu(write(tmp_path / "d.txt", TREES.rstrip("\n"))).sentences == [first, second]
+    odd = TREES.replace("1\ta b\t", "1\t\u00a0\t").replace("1\tI\t", "1\t_\t")
+    assert [sentence.words[0] for sentence in read_conllu(write(tmp_path / "e", odd)).sentences] == ["_", "\u00a0"]
 
 
-COLUMNS, LINES = "one word a line", "one sentence a line"
+def test_marks_of_documents_are_no_words(tmp_path):
+    """Alone in a line, with labels, or numbered as a word."""
+    marks = "-DOCSTART-\n\n", "-DOCSTART-" + "\t_" * 9 + "\n\n", "1\t-DOCSTART-" + "\t_" * 8 + "\n\n"
+    text = marks[0] + TREES + "".join(marks[1:]) + TREES
+    sentences = read_sentences(write(tmp_path / "a.txt", text)).sentences
+    assert [sentence.words for sentence in sentences] == WORDS_OF_TREES * 2
+    text = "-DOCSTART-\n\na O\n\n-DOCSTART- O\nb O\n"
+    assert [one.words for one in read_sentences(write(tmp_path / "b.txt", text)).sentences] == [["a"], ["b"]]
+
+
+ROWS_OF_WORDS = [
+    {"id": "0", "tokens": ["mu", "Vo"], "ner_tags": ["O", "B-LOC"], "lemmas": ["mu", "vo"]},
+    {"id": "1", "tokens": [], "ner_tags": [], "lemmas": []},
+    {"id": "2", "tokens": ["-DOCSTART-"], "ner_tags": ["O"], "lemmas": ["x"]},
+    {"id": "3", "tokens": ["Rom", "\u200b "], "ner_tags": ["B-LOC", "O"], "lemmas": ["Rom", "x"]},
+]
+
+
+def lines_of(rows: list[dict]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.mark.parametrize("name", ["ner.jsonl", "ner.json", "ner.txt", "train.conllu", "ner.parquet", "folder"])
+def test_tables_of_lists(name, tmp_path):
+    """JSON lines under any name; the names of a ClassLabel, which Parquet of datasets and save_to_disk keep."""
+    path = tmp_path / name
+    if name in ("ner.parquet", "folder"):
+        datasets = pytest.importorskip("datasets")
+        ids = {"O": 0, "B-LOC": 1}
+        rows = [row | {"ner_tags": [ids[label] for label in row["ner_tags"]]} for row in ROWS_OF_WORDS]
+        classes = datasets.Sequence(datasets.ClassLabel(names=["O", "B-LOC"]))
+        texts = datasets.Sequence(datasets.Value("string"))
+        features = {"id": datasets.Value("string"), "tokens": texts, "ner_tags": classes, "lemmas": texts}
+        table = datasets.Dataset.from_list(rows, datasets.Features(features))
+        table.to_parquet(path) if name == "ner.parquet" else table.save_to_disk(path)
+    else:
+        write(path, lines_of(ROWS_OF_WORDS))
+    file = read_sentences(path)
+    assert file.sentences == [
+        Sentence(["mu", "Vo"], {"lemmas": ["mu", "vo"], "ner_tags": ["O", "B-LOC"]}),
+        Sentence(["Rom"], {"lemmas": ["Rom"], "ner_tags": ["B-LOC"]}),
+    ]
+    assert (file.kind, file.label_column(), file.notes) == (ROWS, "ner_tags", ["1 blank words are left out"])
+    assert [one.words for one in read_sentences(path, labeled=False).sentences] == [["mu", "Vo"], ["Rom"]]
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "how", "expected"),
+    ("text", "how", "expected"),
     [
-        ("a.txt", "The dog  sees\n\nSo 1\u00a0000\n", LINES, [["The", "dog", "sees"], ["So", "1\u00a0000"]]),
-        ("a.txt", "one two\nthree four\n", LINES, [["one", "two"], ["three", "four"]]),  # no line is blank
-        ("a.txt", "The DT B-NP\ndog NN I-NP\n\nA DT O\n", COLUMNS, [["The", "dog"], ["A"]]),
-        ("a.txt", "The\tDT\ndog\tNN\n", COLUMNS, [["The", "dog"]]),  # one sentence, with tabs
-        ("a.txt", "The\ndog\n\nA\n\n", COLUMNS, [["The", "dog"], ["A"]]),
-        ("a.txt", "a b\tX\nc\tY\n\nd\tX\n", COLUMNS, [["a b", "c"], ["d"]]),  # a word with a space, before a tab
-        ("a.txt", CONLL2003, COLUMNS, [["U.N.", "#1\u00a0000"], ["Peter"]]),
-        ("a.conllu", CONLLU, "CoNLL-U", [["I", "do", "n't"], ["a b"]]),
+        ("The dog  sees\n\nSo 1\u00a0000\n", LINES, [["The", "dog", "sees"], ["So", "1\u00a0000"]]),
+        ("one two\nthree four\n", LINES, [["one", "two"], ["three", "four"]]),  # no line is blank
+        ("The DT B-NP\ndog NN I-NP\n\nA DT O\n", COLUMNS, [["The", "dog"], ["A"]]),
+        ("The\tDT\ndog\tNN\n", COLUMNS, [["The", "dog"]]),  # one sentence, with tabs
+        ("The\ndog\n\nA\n\n", COLUMNS, [["The", "dog"], ["A"]]),
+        ("The\ndog\n\u3000\nA\n\u200b\n", COLUMNS, [["The", "dog"], ["A"]]),  # lines that look blank
+        ("a b\tX\nc\tY\n\nd\tX\n", COLUMNS, [["a b", "c"], ["d"]]),  # a word with a space, before a tab
+        (CONLL2003, COLUMNS, [["U.N.", "#1\u00a0000"], ["Peter"]]),
+        (GERMEVAL, COLUMNS, [["In", "Rom"], ["Anna"]]),
+        ("1\tIn\n2\tRom\n\n1\tAnna\n", COLUMNS, [["In", "Rom"], ["Anna"]]),
+        (TREES, CONLLU, WORDS_OF_TREES),
+        (lines_of(ROWS_OF_WORDS), ROWS, [["mu", "Vo"], ["Rom"]]),
     ],
 )
-def test_words_without_labels(name, text, how, expected, tmp_path):
+def test_words_without_labels(text, how, expected, tmp_path):
     """What the lines have in common decides how they are read."""
-    (tmp_path / name).write_text(text, encoding="utf-8")
-    assert read_unlabeled(tmp_path / name) == (expected, how)
+    file = read_sentences(write(tmp_path / "a.txt", text), labeled=False)
+    assert (file.kind, [sentence.words for sentence in file.sentences]) == (how, expected)
+
+
+def unlabeled(path: Path) -> object:
+    return read_sentences(path, labeled=False)
+
+
+def default_column(path: Path) -> str:
+    return read_sentences(path).label_column()
+
+
+def test_default_column(tmp_path):
+    for text, column in (
+        (CONLL2003, "ner"),
+        (TREES, "upos"),
+        ("a x lem B-X B-Y\nb y lem O O\n", "5"),
+        ("a O\n", "label"),
+    ):
+        assert default_column(write(tmp_path / "a.txt", text)) == column
 
 
 COLUMN_LESS = ["word TAG"] * 9 + [""] + ["word TAG"] * 10 + ["word"] + ["word TAG"] * 9
 REFUSED = [
-    (read_columns, "a X\nb X Y\n", "line 2: 3 columns, expected 2"),
-    (read_columns, "a\tX\nb\t\n", "line 2: column 2 is empty"),
-    (read_columns, "a\nb\n", "has one column"),
-    (read_columns, "a X\rb X\n", "line 1: a carriage return inside of the line"),
-    (read_columns, "a X\ncafé X\n".encode("latin-1"), "line 2.*not UTF-8"),
-    (read_columns, None, "no such file"),
-    (read_conllu, CONLLU.replace("3\tn't", "4\tn't"), "line 7: word id 4, expected 3"),
-    (read_conllu, CONLLU.replace("\tVBP\t", " VBP "), "line 5: not the ten columns"),
-    (read_conllu, "1 I I PRON PRP _ 0 root _ _\n", "line 1: not the ten columns of CoNLL-U, separated by tabs"),
-    (read_conllu, CONLLU.replace("\n1\ta b", "1\ta b"), "line 8: word id 1, expected 4"),
-    (read_unlabeled, "The dog  sees\nA\tcat\n", "line 2: 2 columns, expected 3 .*; line 2 has a tab"),
+    (read_sentences, "a X\nb X Y\n", "line 2: 3 columns, expected 2"),
+    (read_sentences, "a\tX\nb\t\n", "line 2: column 2 is empty"),
+    (read_sentences, "a\nb\n", "has one column"),
+    (read_sentences, "a,X\nb,X\n", "has one column: .* separated by a tab or spaces"),
+    (read_sentences, "a X\rb X\n", "line 1: a carriage return inside of the line"),
+    (read_sentences, "a X\ncafé X\n".encode("latin-1"), "line 2.*not UTF-8.*iconv"),
+    (read_sentences, None, "no such file"),
+    (read_sentences, "[\n" + json.dumps(ROWS_OF_WORDS[0]) + "]\n", "JSON"),
+    (read_sentences, "a O\n" * 1001, "there is no blank line in 1,001 lines: separate"),
+    (read_sentences, "a good film\tgood\nno good film\tbad\n\n", "2 of 2 words have blanks inside"),
+    (read_sentences, MANY_WORDS, r"column 1 has 2 different values, column 2 60: .* --columns 1,word$"),
+    (read_sentences, MANY_WORDS.replace(" ", " x "), r"column 1 has 2 .* column 3 60: .* --columns 1,2,word$"),
+    (read_sentences, "".join(f"1-{n}\t0-3\tw{n}\tO\n" for n in range(60)), "--columns 1,2,word,4$"),
+    (default_column, GERMEVAL, "both column 3 and column 4 mark spans: choose one with --column 3 or --column 4"),
+    (read_sentences, lines_of([{"tokens": ["a"], "ner_tags": [0]}]), r"row 1: ner_tags has numbers without names .0."),
+    (read_sentences, lines_of([{"tokens": ["a", "b"], "tags": ["O"]}]), "row 1: tokens has 2 words and tags 1 labels"),
+    (read_sentences, lines_of([{"tokens": ["a"], "tags": [None]}]), "row 1: tags has None, no label"),
+    (read_sentences, lines_of([{"tokens": "a b", "tags": ["O"]}]), "row 1: no list of words called tokens"),
+    (read_sentences, lines_of([{"text": "a"}]), "no list of words called tokens .*the columns are text"),
+    (read_sentences, lines_of([{"tokens": ["a"]}]), "no list of labels that is as long as tokens"),
+    (read_conllu, TREES.replace("3\tn't", "4\tn't"), "line 7: word id 4, expected 3"),
+    (read_conllu, TREES.replace("\tVBP\t", " VBP "), "line 5: 8 columns, expected 10 of CoNLL-U, separated by tabs"),
+    (read_conllu, TREES.replace("advmod", " "), r"line 7: column 8 \(deprel\) is empty"),
+    (read_conllu, TREES.replace("1\ta b", "1\t "), r"line 9: column 2 \(form\) is empty"),
+    (read_conllu, TREES.replace("\tadvmod", ""), "line 7: 9 columns, expected 10"),
+    (read_conllu, "1 I I PRON PRP _ 0 root _ _\n", r"line 1: spaces between the columns; .* sed -E"),
     (
-        read_unlabeled,
+        read_conllu,
+        TREES.replace("\n1\ta b", "1\ta b"),
+        "line 8: word id 1, expected 4: a blank line before it is missing",
+    ),
+    (
+        read_conllu,
+        TREES.replace("\tI\tI", "\t_\tI").replace("\ta b\t", "\t_\t").replace("\tdo", "\t_"),
+        "3 of 4 words are _",
+    ),
+    (read_conllu, CONLL2003, "is not CoNLL-U but one word a line"),
+    (read_conllu, lines_of(ROWS_OF_WORDS), "is not CoNLL-U but one sentence a row"),
+    (read_sentences, "# global.columns = ID UPOS\n1\tX\n", "line 1: global.columns has id, upos, but not FORM"),
+    (unlabeled, "The dog  sees\nA\tcat\n", "line 2: 2 columns, expected 3 .*; line 2 has a tab"),
+    (
+        unlabeled,
         "".join(f"{number}\tthe dog sees\n" for number in range(1001)),
         "line 1 has a tab, .* no blank line in 1,001 lines: separate",
     ),
-    (read_unlabeled, "\n".join(COLUMN_LESS), "line 21: 1 columns, expected 2 as in most lines"),
-    (read_unlabeled, "\n \n", "has no sentence"),
-    (read_unlabeled, CONLLU, r"line 3: this is CoNLL-U: give the file a name that ends in \.conllu"),
+    (unlabeled, "1\tthe dog sees\n2\ta cat\n", "2 of 2 words have blanks inside: expected one word a line"),
+    (unlabeled, "\n".join(COLUMN_LESS), "line 21: 1 columns, expected 2 as in most lines"),
+    (unlabeled, "\n \n", "has no sentence"),
 ]
 
 
@@ -129,3 +286,8 @@ def test_refusals(tmp_path):
             path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
         with pytest.raises(UserError, match=rf"file{number}\.txt.*{message}"):
             read(path)
+    path = write(tmp_path / "trees", TREES)
+    with pytest.raises(UserError, match=r"--columns names those of column files; .* is CoNLL-U"):
+        read_sentences(path, ["pos"])
+    with pytest.raises(UserError, match=r"3 columns, expected 2 \(word, pos\)"):
+        read_sentences(write(tmp_path / "b", "a X O\n"), ["pos"])

@@ -1,0 +1,79 @@
+"""How labels mark spans: the notations of data sets, converted to the one that conlleval and seqeval read.
+
+There ``B-TYPE`` is the first word of a span, ``I-TYPE`` another, ``E-TYPE`` its last, ``S-TYPE`` its only word, and ``O`` is
+outside: IOB1 (CoNLL-2003), IOB2 (CoNLL-2000) and IOBES stay as they are.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+
+OUTSIDE = "O"
+MOST = 0.9  # of the words
+# BILOU has L for the last and U for the only word; BMES and BMEWO have M inside and W for the only word.
+_MARKS = {"B": "B", "I": "I", "E": "E", "S": "S", "M": "I", "L": "E", "U": "S", "W": "S"}
+_PREFIX = re.compile(r"([BIESMLUW])[-_](.+)", re.IGNORECASE)
+_SUFFIX = re.compile(r"(.+)[-_]([BIESMLUW])", re.IGNORECASE)
+
+
+def _with_prefix(label: str) -> str | None:
+    match = _PREFIX.fullmatch(label)
+    return match and f"{_MARKS[match[1].upper()]}-{match[2]}"
+
+
+def _with_suffix(label: str) -> str | None:
+    match = _SUFFIX.fullmatch(label)
+    return match and f"{_MARKS[match[2].upper()]}-{match[1]}"
+
+
+def _without_type(label: str) -> str | None:
+    return _MARKS.get(label)
+
+
+def notation_of(counts: Mapping[str, int]) -> dict[str, str]:
+    """Return the label in IOB or IOBES for each label of a data set, with its number of words; nothing if they are one class a
+    word, such as parts of speech. A label that does not fit the others is missing in it.
+
+    Marks are a prefix or a suffix, in upper or lower case, separated by ``-`` or ``_``, or the whole label. Labels without any
+    mark (IO) mark spans if ``O`` is the most frequent: neighbours with the same label are one span.
+    """
+    marked = {label: number for label, number in counts.items() if label.upper() != OUTSIDE}
+    has_outside = len(marked) < len(counts)
+    outside = dict.fromkeys(counts.keys() - marked.keys(), OUTSIDE)
+    most_are_outside = has_outside and sum(counts.values()) - sum(marked.values()) > max(marked.values(), default=0)
+    best, most = {}, 0
+    for convert in (_with_prefix, _with_suffix, _without_type):
+        found = {label: new for label in marked if (new := convert(label))}
+        number = sum(marked[label] for label in found)
+        # Single letters are marks only if they are nearly all labels: tag sets have letters too.
+        if number > most and (convert is not _without_type or ("B" in found and number >= MOST * sum(marked.values()))):
+            best, most = found, number
+    if not best and most_are_outside:
+        return outside | {label: f"I-{label}" for label in marked}
+    is_spans = best and (most_are_outside or 2 * most >= sum(marked.values()))
+    return outside | best if is_spans else {}
+
+
+def describe(notation: Mapping[str, str]) -> str:
+    """Return how labels are converted, for a message; an empty text if they stay."""
+    changed = [f"{old} is read as {new}" for old, new in sorted(notation.items()) if old != new]
+    return f"{', '.join(changed[:4])}{', ...' if len(changed) > 4 else ''}"
+
+
+def spans_of(labels: Sequence[str]) -> list[tuple[str, int, int]]:
+    """Return (type, first word, last word) of each span, by the rules of conlleval in the implementation of `seqeval`.
+
+    The first hyphen of a label separates the type.
+    """
+    from seqeval.metrics.sequence_labeling import get_entities  # imports scikit-learn, which takes a second
+
+    return get_entities(list(labels))
+
+
+def to_bioes(labels: Sequence[str]) -> list[str]:
+    """Return the labels of a sentence with the same spans in BIOES: ``S-`` marks a span of one word, ``E-`` the last word."""
+    encoded = [OUTSIDE] * len(labels)
+    for kind, first, last in spans_of(labels):
+        encoded[first : last + 1] = [f"I-{kind}"] * (last + 1 - first)
+        encoded[first] = f"B-{kind}"
+        encoded[last] = f"{'S' if first == last else 'E'}-{kind}"
+    return encoded

@@ -1,0 +1,105 @@
+"""Notations of spans, converted by hand, and against seqeval's own reading of each scheme."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from amos_fairseq.downstream.tagging.schemes import describe, notation_of, spans_of, to_bioes
+from amos_fairseq.downstream.tagging.scores import count, scores
+
+# Labels of a data set, and the same in IOB or IOBES; a label that does not fit is missing.
+CONVERTED = [
+    ("O B-NP I-NP", "O B-NP I-NP"),
+    ("O I-PER", "O I-PER"),  # IOB1
+    ("S-LOC O", "S-LOC O"),
+    ("B-A-B I-A-B O", "B-A-B I-A-B O"),
+    ("O B-PER I-PER L-PER U-PER", "O B-PER I-PER E-PER S-PER"),  # BILOU
+    ("O B-PER M-PER E-PER S-PER", "O B-PER I-PER E-PER S-PER"),  # BMES
+    ("O B-PER M-PER E-PER W-PER", "O B-PER I-PER E-PER S-PER"),  # BMEWO
+    ("O B_PER I_PER", "O B-PER I-PER"),
+    ("o b-per i-per", "O B-per I-per"),
+    ("O PER-B PER-I LOC-B", "O B-PER I-PER B-LOC"),
+    ("O B I", "O B I"),
+    ("B M E S", "B I E S"),  # words of Chinese
+    ("O O O PER LOC", "O O O I-PER I-LOC"),  # IO
+    ("O O O COMMA label", "O O O I-COMMA I-label"),
+]
+CLASSES = ["O", "NOUN VERB", "NN -LRB- O", "B- O", "n v u m w", "N V O A E S L U", "S O", "B-NP NOUN VERB DET ADJ"]
+UNFIT = [("O B-PER I-PER label", {"label"}), ("O O O B-PER MISC MISC", {"MISC"}), ("B-A B-A B-A NOUN", {"NOUN"})]
+
+
+@pytest.mark.parametrize(("labels", "expected"), CONVERTED)
+def test_notations_by_hand(labels, expected):
+    notation = notation_of(Counter(labels.split()))
+    assert [notation[label] for label in labels.split()] == expected.split()
+    is_told = set(labels.split()) != set(expected.split())
+    assert bool(describe(notation)) == is_told
+
+
+def test_classes_and_labels_that_do_not_fit():
+    assert {labels for labels in CLASSES if notation_of(Counter(labels.split()))} == {"O"}
+    for labels, unfit in UNFIT:
+        counts = Counter(labels.split())
+        assert counts.keys() - notation_of(counts).keys() == unfit
+
+
+def test_description_names_four_labels():
+    labels = [f"L-T{number}" for number in range(6)]
+    notation = notation_of(Counter([*labels, "O"]))
+    assert describe(notation) == ", ".join(f"L-T{number} is read as E-T{number}" for number in range(4)) + ", ..."
+
+
+def well_formed(draw: random.Random, first: str, inside: str, last: str, single: str, is_suffix: bool) -> list[str]:
+    """The labels of a random sentence in the notation of these marks."""
+    labels: list[str] = []
+    for _ in range(draw.randint(1, 6)):
+        size = draw.randint(0, 4)
+        marks = [first, *[inside] * (size - 2), last] if size > 1 else [single] * size
+        kind = draw.choice(["X", "Y"])
+        labels += ["O"] * draw.randint(0, 2) + [f"{kind}-{mark}" if is_suffix else f"{mark}-{kind}" for mark in marks]
+    return labels or ["O"]
+
+
+@pytest.mark.parametrize(
+    ("marks", "scheme", "is_suffix"),
+    [("BIIB", "IOB2", False), ("BIES", "IOBES", False), ("BILU", "BILOU", False), ("BIIB", "IOB2", True)],
+)
+def test_scores_are_those_of_seqeval_in_the_own_scheme(marks, scheme, is_suffix):
+    """Of well-formed labels its strict mode, which knows the scheme, counts the same spans."""
+    from seqeval import scheme as schemes
+    from seqeval.metrics import f1_score
+
+    draw, sentences = random.Random(5), []
+    while len(sentences) < 100:
+        one, other = (well_formed(draw, *marks, is_suffix) for _ in range(2))
+        sentences.append((one[: len(other)], other[: len(one)]))
+        if any(part[-1:] and part[-1][0 if not is_suffix else -1] in "BI" for part in sentences[-1]):
+            sentences.pop()  # cut inside of a span
+    notation = notation_of(Counter(label for pair in sentences for labels in pair for label in labels))
+    totals = Counter()
+    for gold, predicted in sentences:
+        totals.update(count([notation[label] for label in gold], [notation[label] for label in predicted], True))
+    gold, predicted = map(list, zip(*sentences, strict=True))
+    expected = f1_score(gold, predicted, mode="strict", scheme=getattr(schemes, scheme), suffix=is_suffix)
+    assert 0 < expected < 1
+    assert scores(totals)["f1"] == pytest.approx(100 * expected)
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        ("O B-A I-A I-A O", "O B-A I-A E-A O"),
+        ("B-A B-A I-B", "S-A S-A S-B"),
+        ("I-A I-A I-B O I-A", "B-A E-A S-B O S-A"),  # IOB1
+        ("B-A I-A B-A", "B-A E-A S-A"),
+        ("O", "O"),
+    ],
+)
+def test_bioes_by_hand(labels, expected):
+    assert to_bioes(labels.split()) == expected.split()
+    assert spans_of(expected.split()) == spans_of(labels.split()), "the spans stay"
+
+
+def test_spans_without_a_type():
+    assert [span[1:] for span in spans_of(["B", "I", "O", "S", "B", "E"])] == [(0, 1), (3, 3), (4, 5)]
