@@ -49,7 +49,7 @@ SQUAD_MANIFEST = {
 }
 INPUT = {"bytes": 2, "sha256": "x"}
 CORPUS = {"task_data": "x", "settings": {"seed": 1}, "inputs": [INPUT], "shards": [{"directory": "."}]}
-SPLIT = {"documents": [1], "train": [[2]], "sample": {"documents": 1, "paragraphs": 1, "bytes": 2}}
+SPLIT = {"inputs": [{"documents": 1}], "train": [[2]], "sample": {"documents": 1, "paragraphs": 1, "bytes": 2}}
 IDENTITY = {"settings": {"seed": 1}, "inputs": []}
 GLUE_TASK = {"task": "RTE", "tokenizer_sha256": "x", "max_train_rows": None, "seed": None}
 GLUE_TASK |= {"splits": {"train": {"sha256": "x"}}, "files": {}, "sha256": {}}

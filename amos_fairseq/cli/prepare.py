@@ -108,15 +108,20 @@ def add_text(kinds: Any) -> None:
     description = """\
 Convert raw text to a binarized corpus for fairseq-train.
 
-Inputs are UTF-8: .jsonl with one document per line ({"text": ...}); .csv and .tsv with a document in the column text of each
-row; anything else plain text with one paragraph per line and blank lines between documents; each also as .gz, .xz or .zst.
-Tables may also be .parquet, and folders that save_to_disk of Hugging Face's datasets wrote (pip install
-'amos_fairseq[data]'). NUL characters are removed. All processors are used, in constant memory. An interrupted run continues
-when the command is repeated."""
+Inputs are UTF-8: JSON lines with one document per line ({"text": ...}), under any name; .csv and .tsv with a document in the
+column text of each row; anything else plain text with one paragraph per line and blank lines between documents, or one
+sentence per line; each also compressed by gzip, xz or zstd. Tables may also be Parquet, and folders that save_to_disk of
+Hugging Face's datasets wrote (pip install 'amos_fairseq[data]'). NUL characters are removed. All processors are used, in
+constant memory. An interrupted run continues when the command is repeated."""
     add = add_kind(kinds, TEXT, "text to a corpus for pretraining (where no kind is given)", description)
     add("text", nargs="+", type=Path, metavar="TEXT", help="input files, in the order of the corpus")
     text = f"column of tables, or field of .jsonl, that has the text (default: {TEXT_COLUMN})"
     add("--text-column", metavar="NAME", help=text)
+    text = (
+        "what ends a document of plain text: a blank line, each line, or N lines (default: line where no blank line is "
+    )
+    text += "between lines, else blank; printed)"
+    add("--document", metavar="blank|line|N", help=text)
     add("--csv-quotes", action="store_true", help="quotes in .tsv are those of CSV (default: ordinary characters)")
     add("--out", required=True, type=Path, metavar="DIR", help="output directory; its name must not contain a colon")
     vocabulary = kinds.choices[TEXT].add_mutually_exclusive_group().add_argument

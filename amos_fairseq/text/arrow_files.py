@@ -74,8 +74,7 @@ def arrow_rows(path: Path, on_read: Callable[[int], object]) -> Iterator[tuple[i
         features = metadata.get("info", {}).get("features", {})
         classes = {name: _class_names(features.get(name)) for name in schema.names}
         for batch in batches:
-            batch.validate(full=True)  # offsets that lead out of a damaged file would end the process
-            for row in batch.to_pylist():
+            for row in _checked_rows(batch, path, number):
                 number += 1
                 for name, names in classes.items():
                     if names is not None:
@@ -84,6 +83,26 @@ def arrow_rows(path: Path, on_read: Callable[[int], object]) -> Iterator[tuple[i
             done = size * number // max(1, num_rows)  # a damaged file may state 0 rows
             on_read(done - reported)
             reported = done
+
+
+def _checked_rows(batch: Any, path: Path, before: int) -> list[dict[str, Any]]:
+    """Return the rows of a batch; if one of its values cannot be read, say which. ``before``: number of rows before it."""
+    try:
+        batch.validate(full=True)  # offsets that lead out of a damaged file would end the process
+        return batch.to_pylist()
+    except (ValueError, OverflowError):
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            for index in range(len(column)):
+                cell = column.slice(index, 1)
+                try:
+                    cell.validate(full=True)
+                    cell.to_pylist()
+                except (ValueError, OverflowError) as error:
+                    raise UserError(
+                        f"{path}, row {before + index + 1}: the value of {name} cannot be read ({error!s:.200}): correct it, "
+                        "or write the table without it"
+                    ) from error
+        raise
 
 
 def _class_names(feature: Any) -> list[str] | None:
@@ -108,13 +127,16 @@ def _with_names(value: Any, names: list[str], where: str) -> Any:
 
 
 def without_nul(value: Any) -> Any:
-    """Remove NUL from all texts in a value; raise ``ValueError`` if one has half of a surrogate pair."""
+    """Remove NUL from all texts in a value; a text with half of a surrogate pair becomes None, and a key is left out."""
     if isinstance(value, str):
         try:
             value.encode("utf-8")
         except UnicodeEncodeError:
-            raise ValueError("has half of a surrogate pair, which is no character") from None
+            return None
         return value.replace("\0", "")
     if isinstance(value, list):
         return [without_nul(each) for each in value]
-    return {without_nul(key): without_nul(each) for key, each in value.items()} if isinstance(value, dict) else value
+    if isinstance(value, dict):
+        named = ((without_nul(key), each) for key, each in value.items())
+        return {key: without_nul(each) for key, each in named if key is not None}
+    return value

@@ -81,6 +81,9 @@ _NOT_READ = [
 ]
 _ARRAY_START = re.compile(rb'\[\s*(\{\s*"|"[^"\n]*"\s*[,\]\n])')
 _OBJECT_START = re.compile(rb'\{\s*"[^"\n]*"\s*:')
+# A tag, and what certainly begins a page of HTML, a file of XML, or the articles of a Wikipedia extractor.
+TAG = rb"<[!/?]?[A-Za-z][^<>\n]*>"
+_MARKUP_START = re.compile(rb"<(!doctype|html|\?xml|mediawiki|doc\s+id=)", re.IGNORECASE)
 
 OnRead = Callable[[int], object]  # called with numbers of bytes that were read from disk
 
@@ -164,6 +167,19 @@ def refuse_json(path: Path) -> None:
     raise UserError(
         f"{path} is JSON, but not one object on each line: convert it, for example with {command} > {converted}"
     )
+
+
+def refuse_markup(path: Path) -> None:
+    """Refuse a text that begins as HTML or XML, or whose first lines mostly begin with a tag."""
+    with opened(path) as stream:
+        lines = _first_lines(stream, path)
+    tags = [match.group() for line in lines if (match := re.match(TAG, line) or _MARKUP_START.match(line))]
+    if tags and (_MARKUP_START.match(lines[0]) or 2 * len(tags) >= len(lines)):
+        raise UserError(
+            f"{path} is markup and no plain text (its first tag is {tags[0][:60].decode('utf-8', 'replace')}): extract its "
+            "text, for example with trafilatura from HTML, with WikiExtractor --json from Wikipedia; to train on the tags too, "
+            "give JSON lines"
+        )
 
 
 def refuse_many_brackets(line: bytes, path: Path, number: int) -> None:

@@ -4,6 +4,8 @@ NUL characters are removed from all texts, because tokenizers differ: one remove
 """
 
 import csv
+import math
+import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -33,6 +35,30 @@ from amos_fairseq.text.file_kinds import (
 
 MOST_COLUMNS = 10_000
 OBJECTS_WITH_KEYS = 100
+# Python writes these for floats, and JSON has none of them.
+_CONSTANTS = {"NaN": None, "Infinity": math.inf, "-Infinity": -math.inf}
+# Characters of which an editor shows nothing: spaces, controls, and what has no width or no ink.
+_INVISIBLE = re.compile(
+    r"[\s\x00-\x1f\x7f-\xa0\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+    r"\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e0fff]*"
+)
+
+
+def is_blank(text: str) -> bool:
+    """Return whether an editor shows nothing of a text, such as of a no-break space, U+3000, U+200B or U+FEFF."""
+    return _INVISIBLE.fullmatch(text) is not None
+
+
+def clean_lines(text: str) -> list[str]:
+    """Return the lines of a text without NUL and without spaces around them, "" for those that are blank.
+
+    CR, LF and CR LF end a line. Other line separators of Unicode (VT, FF, U+0085, U+2028, U+2029, ...) count as spaces, because
+    tokenizers would remove some and join the words.
+    """
+    text = text.replace("\0", "")
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return ["" if is_blank(line) else " ".join(line.splitlines()).strip() for line in text.split("\n")]
 
 
 def files_of(path: Path) -> list[Path]:
@@ -89,9 +115,11 @@ class TableFile:
     - ``csv``: as Python's ``csv`` reads it, strictly; a quoted field may have line ends. ``,`` or ``;`` separates: the one
       that gives the first line more columns, ``,`` if they are equal. Values: ``str``.
     - ``jsonl``: an object on each line. The columns are the keys of the first ``OBJECTS_WITH_KEYS``; a key
-      that is missing is None, and others are ignored. Values: those of JSON.
+      that is missing is None, and others are ignored. Values: those of JSON; None for NaN.
     - ``parquet``, and ``folder`` of ``Dataset.save_to_disk``: Python values. The number of a class of a ``ClassLabel``, alone
       or in a list, is replaced by the name of the class, and -1 by None.
+
+    A text with half of a surrogate pair, which is no character, is None: tokenizers cannot read it.
 
     Attributes:
         columns: the first line of TSV and CSV; 1, 2, ... without a ``header``.
@@ -117,7 +145,7 @@ class TableFile:
             first = self._first_fields(self._separator)
             self.columns = tuple(first) if header else tuple(str(number + 1) for number in range(len(first)))
         elif self.kind == JSONL:
-            objects = islice(_json_objects(path, ignore), OBJECTS_WITH_KEYS)
+            objects = islice(self._objects(ignore), OBJECTS_WITH_KEYS)
             self.columns = tuple(dict.fromkeys(key for _, row in objects for key in row))
         else:
             with open_arrow(path) as (schema, _, _):
@@ -136,7 +164,7 @@ class TableFile:
         if self.kind in (TSV, CSV):
             rows = self._separated_rows()
         elif self.kind == JSONL:
-            objects = _json_objects(self.path, self._on_read)
+            objects = self._objects(self._on_read)
             rows = ((number, {name: row.get(name) for name in self.columns}) for number, row in objects)
         else:
             rows = arrow_rows(self.path, self._on_read)
@@ -152,6 +180,19 @@ class TableFile:
             )
         if is_empty:
             raise UserError(f"{self.path} is empty, but for the names of its columns: fill it")
+
+    def _objects(self, on_read: OnRead) -> Iterator[tuple[int, dict[str, Any]]]:
+        for number, line in read_lines(self.path, on_read):
+            refuse_many_brackets(line, self.path, number)
+            if is_blank(line.decode("utf-8")):
+                continue
+            try:
+                row = parse_json(line, parse_constant=_CONSTANTS.get)
+            except ValueError as error:
+                raise UserError(
+                    f'{self.path}, line {number} {error}: each line has to be an object, such as {{"text": "..."}}'
+                ) from None
+            yield number, without_nul(row) if b"\\u" in line else row
 
     def _separated_rows(self) -> Iterator[tuple[int, dict[str, str]]]:
         records = self._records(self._separator, self._on_read)
@@ -205,23 +246,3 @@ def _csv_records(path: Path, lines: Iterator[str], separator: str) -> Iterator[t
         if fields is None:
             return
         yield start, fields or [""]
-
-
-def _json_objects(path: Path, on_read: OnRead) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in json_lines(path, on_read):
-        try:
-            row = parse_json(line)
-            row = without_nul(row) if b"\\u" in line else row
-        except ValueError as error:
-            raise UserError(
-                f'{path}, line {number} {error}: each line has to be an object, such as {{"text": "..."}}'
-            ) from None
-        yield number, row
-
-
-def json_lines(path: Path, on_read: OnRead) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that are not blank and can be parsed."""
-    for number, line in read_lines(path, on_read):
-        refuse_many_brackets(line, path, number)
-        if line.strip():
-            yield number, line

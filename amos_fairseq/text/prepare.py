@@ -39,6 +39,7 @@ from amos_fairseq.process import version_of
 from amos_fairseq.recipes import planned_text
 from amos_fairseq.strangers import LARGEST_COUNT, field, read_json, whole_number
 from amos_fairseq.text import DEFAULT_VOCAB_SIZE, LARGEST_VOCABULARY, MANIFEST, TEXT_COLUMN
+from amos_fairseq.text.documents import BLANK, LINE, read_documents
 from amos_fairseq.text.encoding import (
     NUM_FAIRSEQ_SYMBOLS,
     describe_loss,
@@ -64,7 +65,6 @@ from amos_fairseq.text.split import (
     CorpusSettings,
     Split,
     group_into_shards,
-    read_documents,
     split_corpus,
     text_file,
 )
@@ -86,8 +86,10 @@ def run(arguments: argparse.Namespace) -> None:
     paths, out = arguments.text, arguments.out
     check_paths(*paths, out)
     if ":" in str(out):
+        where = "the name" if ":" in out.name else "the folder in front of the name"
         raise UserError(
-            f"--out {out}: fairseq separates the shards of a corpus by colons, choose a name without colons"
+            f"--out {out}: {where} has a colon, by which fairseq separates the shards of a corpus: choose another one, or run "
+            "this command and training in the folder, with a relative path"
         )
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is not a directory")
@@ -174,7 +176,7 @@ def _read_inputs(text: Path, paths: list[Path], settings: CorpusSettings) -> Spl
     content = read_json(record, hint)
     try:
         train = [[whole_number(size) for size in group] for group in field(content, "train", list)]
-        return Split(field(content, "documents", list), field(content, "sample", dict), train)
+        return Split([dict(counts) for counts in field(content, "inputs", list)], field(content, "sample", dict), train)
     except (ValueError, TypeError) as error:
         raise UserError(f"{record} is damaged: {hint}") from error
 
@@ -239,7 +241,7 @@ def _join(
         "versions": {library: version_of(library) for library in _LIBRARIES},
         "tokenizer": {**tokenizer.settings(), "pieces": len(tokenizer), "sha256": tokenizer.sha256},
         "vocabulary_sample": split.sample,
-        "inputs": [{**facts, "documents": n} for facts, n in zip(inputs, split.documents, strict=True)],
+        "inputs": [facts | counts for facts, counts in zip(inputs, split.inputs, strict=True)],
         "train": _with_shares({name: sum(counts[name] for counts in of_train) for name in of_train[0]}),
         "valid": records[0]["valid"],
         "shards": records,
@@ -312,7 +314,7 @@ def is_finished_corpus(out: Path, settings: dict[str, Any], inputs: list[dict[st
     manifest = read_json(path, "it was not written by amos prepare; give another --out")
     try:
         # Corpora that were made before there was a choice had these.
-        recorded = {"text_column": TEXT_COLUMN, "csv_quotes": False} | manifest["settings"]
+        recorded = {"text_column": TEXT_COLUMN, "csv_quotes": False, "document": None} | manifest["settings"]
         sources = [(record["bytes"], record["sha256"]) for record in manifest["inputs"]]
     except (KeyError, TypeError) as error:
         raise UserError(f"{path} was not written by amos prepare: give another --out") from error
@@ -331,11 +333,14 @@ def is_finished_corpus(out: Path, settings: dict[str, Any], inputs: list[dict[st
 
 def _check_texts(paths: list[Path], settings: CorpusSettings, column: str | None) -> None:
     for path in paths:
-        next(read_documents(path, settings.text_column, settings.csv_quotes))
+        next(filter(None, read_documents(path, settings.text_column, settings.csv_quotes, LINE)))
     if len({path.resolve() for path in paths}) < len(paths):
         raise UserError("the same input file is given twice")
-    if column is not None and all(kind_of(path) == TEXT for path in paths):
+    are_texts = [kind_of(path) == TEXT for path in paths]
+    if column is not None and all(are_texts):
         raise UserError(f"--text-column {column}: no input has columns, they are all plain text: remove the flag")
+    if settings.document is not None and not any(are_texts):
+        raise UserError(f"--document {settings.document}: no input is plain text: remove the flag")
 
 
 def _settings(arguments: argparse.Namespace) -> CorpusSettings:
@@ -368,7 +373,16 @@ def _settings(arguments: argparse.Namespace) -> CorpusSettings:
         **sizes,
         text_column=arguments.text_column or TEXT_COLUMN,
         csv_quotes=arguments.csv_quotes,
+        document=_document_end(arguments.document),
     )
+
+
+def _document_end(value: str | None) -> str | int | None:
+    if value in (None, BLANK, LINE):
+        return value
+    if not value.isdecimal() or not 1 <= int(value) < LARGEST_COUNT:
+        raise UserError(f"--document {value}: give {BLANK}, {LINE}, or a number of lines from 1 on")
+    return int(value) if int(value) > 1 else LINE
 
 
 def _read_tokenizer(arguments: argparse.Namespace) -> Tokenizer:

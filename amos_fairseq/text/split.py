@@ -8,10 +8,9 @@ The split of a document depends only on its content and the seed, not on the num
 import contextlib
 import hashlib
 import heapq
-import json
 import math
-import re
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,16 +18,13 @@ from typing import Any, BinaryIO
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.terminal import say
 from amos_fairseq.text import TEXT_COLUMN
-from amos_fairseq.text.file_kinds import FOLDER, JSONL, PARQUET, TEXT, TSV, OnRead, ignore, kind_of
-from amos_fairseq.text.input_files import TableFile, json_lines, read_lines, refuse_large
+from amos_fairseq.text.documents import LINE, document_end, read_documents
+from amos_fairseq.text.file_kinds import OnRead
 from amos_fairseq.text.tokenization import Tokenizer
 
 VALID, SAMPLE = "valid.txt", "sample.txt"
 GROUPS_PER_SHARD = 16  # small enough to form shards of nearly equal size
 FILE_BYTES = 1 << 22  # of text: what a process encodes at a time, and an interrupted run at most repeats
-
-_LINE_ENDS = re.compile(r"[\r\n]+")
-_PARTS = re.compile(rb"[^\r]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +42,7 @@ class CorpusSettings:
     sample_bytes: int
     text_column: str = TEXT_COLUMN
     csv_quotes: bool = False  # in .tsv
+    document: str | int | None = None  # what ends a document of plain text; None: it is inferred
 
     def describe(self) -> dict[str, Any]:
         """Return the settings for ``corpus.json``; two runs with equal settings and inputs write the same bytes."""
@@ -57,12 +54,12 @@ class Split:
     """The result of the pass, with what amos prepare needs of it later.
 
     Attributes:
-        documents: number of documents of each input.
+        inputs: number of documents of each input, of its rows without text, and what ends a document.
         sample: name, documents, paragraphs and bytes of the text for the vocabulary.
         train: bytes of the files of training text, in groups: a shard consists of whole groups.
     """
 
-    documents: list[int]
+    inputs: list[dict[str, Any]]
     sample: dict[str, str | int]
     train: list[list[int]]
 
@@ -101,86 +98,6 @@ class SmallestHashes:
         return [(key, document) for key in sorted(self._documents) for document in self._documents[key]]
 
 
-def read_documents(
-    path: Path, column: str = TEXT_COLUMN, csv_quotes: bool = False, on_read: OnRead = ignore
-) -> Iterator[bytes]:
-    """Yield the documents of an input in order.
-
-    Each row of a table and each line of JSON is one, in the field ``column``; in other files blank lines separate them.
-    """
-    kind = kind_of(path)
-    if kind == TEXT:
-        documents = _documents_of_text(path, on_read)
-    elif kind == JSONL:
-        documents = _documents_of_json(path, column, on_read)
-    else:
-        documents = _documents_of_table(TableFile(path, csv_quotes=csv_quotes, on_read=on_read), column)
-    empty = True
-    for document in documents:
-        if document:
-            empty = False
-            yield document
-    if empty:
-        place = "" if kind == TEXT else f" in {column}"
-        raise UserError(f"{path} contains no text{place}: remove it from the inputs or fill it")
-
-
-def _documents_of_text(path: Path, on_read: OnRead) -> Iterator[bytes]:
-    document, start = bytearray(), 0  # a list of many short paragraphs would take many times their size
-    for number, line in read_lines(path, on_read):
-        paragraph = line.replace(b"\0", b"").strip()
-        if not paragraph:
-            yield bytes(document)
-            document = bytearray()
-            continue
-        start = start if document else number
-        # A lone carriage return ends a line for fairseq, which reads with universal newlines.
-        for part in _PARTS.finditer(paragraph):
-            if stripped := part.group().strip():
-                document += stripped + b"\n"
-        refuse_large(document, f"{path}: the document from line {start} on")
-    yield bytes(document)
-
-
-def _documents_of_json(path: Path, column: str, on_read: OnRead) -> Iterator[bytes]:
-    for number, line in json_lines(path, on_read):
-        try:
-            document = _document_of(json.loads(line)[column])
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise UserError(
-                f'{path}, line {number}: not a JSON object with a string "{column}": {line[:60]!r}'
-            ) from None
-        yield document
-
-
-def _documents_of_table(table: TableFile, column: str) -> Iterator[bytes]:
-    if column not in table.columns:
-        names = ", ".join(map(repr, table.columns))
-        raise UserError(
-            f"{table.path}: no column {column!r:.60}, it has {names[:200]}: give the name of the one with the text as "
-            "--text-column NAME, or rename a file that is plain text to .txt"
-        )
-    for number, row in table.rows():
-        place = f"{table.path}, {'row' if table.kind in (PARQUET, FOLDER) else 'line'} {number}"
-        text = row[column]
-        if not isinstance(text, str | None):
-            raise UserError(f"{place}: {column} is {text!r:.60}, not a text")
-        document = _document_of(text or "")
-        refuse_large(document, f"{place}: the document")
-        yield document
-    if broken := table.broken_lines:
-        say(
-            f"{table.path}: {len(broken)} of its rows, the first in line {broken[0]}, do not have the {len(table.columns)} "
-            "columns of its first line and are left out"
-            + (" (if a program wrote it as CSV, give --csv-quotes)" if table.kind == TSV else "")
-        )
-
-
-def _document_of(text: str) -> bytes:
-    paragraphs = map(str.strip, _LINE_ENDS.split(text.replace("\0", "")))
-    return "".join(f"{paragraph}\n" for paragraph in paragraphs if paragraph).encode("utf-8")
-
-
 def split_corpus(inputs: list[Path], directory: Path, settings: CorpusSettings, on_read: OnRead) -> Split:
     """Write ``valid.txt``, ``sample.txt`` and ``00000.txt``, ``00001.txt``, ... into ``directory``.
 
@@ -188,34 +105,88 @@ def split_corpus(inputs: list[Path], directory: Path, settings: CorpusSettings, 
     disk. The order of the training text is that of the inputs, but for documents that were among the smallest hashes for a
     while.
     """
-    documents, total, seed = [0] * len(inputs), 0, str(settings.seed).encode("ascii")
+    seed = str(settings.seed).encode("ascii")
+    ends = [document_end(path, settings.document) for path in inputs]
+    if settings.document is None and LINE in ends:
+        by_line = [path for path, end in zip(inputs, ends, strict=True) if end == LINE]
+        others = f" and {len(by_line) - 1:,} other files" if len(by_line) > 1 else ""
+        say(
+            f"{by_line[0]}{others}: no blank line between lines, so each line is a document (--document blank: the file is one "
+            "document; --document N: N lines are)"
+        )
+    counts = [{"documents": 0, "without_text": 0, "document": end} for end in ends]
+    total = paragraphs = 0
     valid, sample = SmallestHashes(settings.valid_bytes), SmallestHashes(settings.sample_bytes)
     with _TrainingText(directory, max(1, settings.shard_bytes // GROUPS_PER_SHARD)) as train:
-        for index, path in enumerate(inputs):
-            for document in read_documents(path, settings.text_column, settings.csv_quotes, on_read):
-                documents[index] += 1
+        for path, end, count in zip(inputs, ends, counts, strict=True):
+            for document in read_documents(path, settings.text_column, settings.csv_quotes, end, on_read):
+                count["documents" if document else "without_text"] += 1
+                if not document:
+                    continue
                 total += len(document)
+                paragraphs += document.count(b"\n")
                 digest = hashlib.blake2b(document, digest_size=16, key=seed).digest()
                 sample.add(int.from_bytes(digest[8:] + digest[:8], "big"), document)
                 for refused in valid.add(int.from_bytes(digest[:8], "big"), document):
                     train.write(refused)
-        chosen, others = _within(valid.in_order(), settings.valid_share * total)
-        for _, document in others:
+        candidates = [document for _, document in valid.in_order()]
+        heads = held_out(candidates, min(settings.valid_share * total, settings.valid_bytes))
+
+        def rest_of(document: bytes) -> bytes:
+            return document[len(heads.get(document, b"")) :]
+
+        for document in filter(None, map(rest_of, candidates)):
             train.write(document)
+    documents = sum(count["documents"] for count in counts)
+    say(f"{documents:,} documents of {paragraphs:,} paragraphs, {total:,} bytes of text")
     if not train.groups:
         raise UserError(
-            "the text is too small to leave a validation document: it needs at least two different documents "
-            "(separated by a blank line, or one JSON object per line)"
+            "the text is too small to leave a validation document: it needs at least two different paragraphs or documents "
+            "(separated by blank lines, one JSON object per line, or each line one: --document line)"
         )
-    held_out = {document for _, document in chosen}
-    learnable = [document for _, document in sample.in_order() if document not in held_out]
+    learnable = list(filter(None, (rest_of(document) for _, document in sample.in_order())))
     if not learnable:
         raise UserError("--sample-megabytes leaves no document to learn the vocabulary from: give a larger sample")
-    _write(directory / VALID, (document for _, document in chosen))
+    held = [heads[document] for document in candidates if document in heads]
+    size = sum(map(len, held))
+    say(
+        f"held out for validation: {size:,} bytes, {size / total:.2%} of the text (--valid-share {settings.valid_share:.2%}, "
+        f"at most {settings.valid_bytes:,} bytes)"
+    )
+    _write(directory / VALID, held)
     _write(directory / SAMPLE, learnable)
-    counts = {"documents": len(learnable), "paragraphs": sum(document.count(b"\n") for document in learnable)}
-    counts["bytes"] = sum(map(len, learnable))
-    return Split(documents, {"name": SAMPLE, **counts}, train.groups)
+    sampled = {"documents": len(learnable), "paragraphs": sum(document.count(b"\n") for document in learnable)}
+    sampled["bytes"] = sum(map(len, learnable))
+    return Split(counts, {"name": SAMPLE, **sampled}, train.groups)
+
+
+def held_out(candidates: list[bytes], budget: float) -> dict[bytes, bytes]:
+    """Return the documents of ``candidates`` that are held out, and what of each: all of it, or its first paragraphs.
+
+    These are the first that fit into ``budget`` bytes, at least one, with its copies. Of one that has more than twice the
+    budget, its first paragraphs are. A large one of a single paragraph, and many copies, are passed over for the next.
+    """
+    copies, heads, size = Counter(candidates), {}, 0
+    for document, number in copies.items():
+        if heads and size + len(document) > budget:
+            break
+        is_large = number * len(document) > 2 * budget
+        head = _first_paragraphs(document, budget) if is_large and number == 1 else document
+        if not is_large or (head != document and not heads):
+            heads[document] = head
+            size += number * len(head)
+    if not heads:
+        first = candidates[0]
+        heads[first] = _first_paragraphs(first, budget / copies[first])
+    return heads
+
+
+def _first_paragraphs(document: bytes, budget: float) -> bytes:
+    """Return the first paragraphs, of about ``budget`` bytes: at least one, and not all of several."""
+    end = document.find(b"\n", max(0, math.ceil(budget) - 1)) + 1
+    if end in (0, len(document)):
+        end = document.rfind(b"\n", 0, -1) + 1
+    return document[:end] if end else document
 
 
 def text_file(number: int) -> str:
@@ -264,17 +235,6 @@ class _TrainingText(contextlib.AbstractContextManager):
             group.append(0)
         self._stream.write(document + b"\n")
         group[-1] += size
-
-
-def _within(documents: list[tuple[int, bytes]], budget: float) -> tuple[list, list]:
-    """Split into the first documents that fit into ``budget`` bytes (at least one, with its duplicates) and the rest."""
-    size = number = 0
-    for key, document in documents:
-        size += len(document)
-        if number and size > budget and key != documents[number - 1][0]:
-            break
-        number += 1
-    return documents[:number], documents[number:]
 
 
 def _write(path: Path, documents: Iterable[bytes]) -> None:

@@ -14,8 +14,8 @@ from synthetic_corpus import make_documents, write_jsonl, write_text
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.text import file_kinds, input_files
+from amos_fairseq.text.documents import read_documents
 from amos_fairseq.text.input_files import read_content, read_lines
-from amos_fairseq.text.split import read_documents
 
 DOCUMENTS = make_documents(40)
 EXPECTED = ["".join(f"{paragraph}\n" for paragraph in document).encode("utf-8") for document in DOCUMENTS]
@@ -48,7 +48,7 @@ def test_nul_characters_are_removed(tmp_path):
     text.write_bytes(b"\0o\0ne\0 two \0\nthr\0\0ee\n\0\0\nfour\n")
     lines.write_text('{"text": "o\\u0000ne two \\u0000\\nthree"}\n{"text": "\\u0000"}\n{"text": "four"}\n')
     for path in (text, lines):
-        assert list(read_documents(path)) == [b"one two\nthree\n", b"four\n"]
+        assert list(filter(None, read_documents(path))) == [b"one two\nthree\n", b"four\n"]
 
 
 @contextmanager
@@ -81,9 +81,17 @@ CASES = {
     "cut.txt.xz": (lzma.compress(GOOD * 999)[:-30], "is damaged"),
     "more.txt.xz": (lzma.compress(GOOD) + b"other bytes", "is damaged"),
     "cut.txt.zst": (zstandard.compress(GOOD * 999)[:-6], "is damaged"),
-    "words.jsonl": (b'{"text": "ok"}\nwords\n', r'line 2: not a JSON object with a string "text"'),
-    "absent.jsonl": (b'{"text": "ok"}\n{"body": "x"}\n', r'line 2: not a JSON object with a string "text"'),
-    "surrogate.jsonl": (b'{"text": "\\ud800"}\n', r'line 1: not a JSON object with a string "text"'),
+    "words.jsonl": (b'{"text": "ok"}\nwords\n', "line 2 is not JSON .* each line has to be an object"),
+    "cut.txt": (b'{"text": "ok"}\n' * 30 + b'{"text": "o', "line 31 is not JSON"),
+    "list.jsonl": (b'{"text": ["ok"]}\n', "line 1: text is \\['ok'\\], not a text"),
+    "number.json": (b'{"text": "ok"}\n{"text": 1}\n', "line 2: text is 1, not a text"),
+    "absent.jsonl": (b'{"body": "x", "id": 1}\n', "no column 'text', it has 'body', 'id'"),
+    "null.jsonl": (b'{"text": null}\n{"text": " "}\n', "contains no text in text"),
+    "surrogate.jsonl": (b'{"text": "\\ud800"}\n', "contains no text in text"),
+    "page.html": (b"<!DOCTYPE html>\n" + b"words\n" * 30, "markup and no plain text .its first tag is <!DOCTYPE html>"),
+    "page.txt": (b"<p>\nwords\n</p>\n" * 9, "markup and no plain text .its first tag is <p>"),
+    "wiki_00": (b'<doc id="12" url="u">\n' + b"words\n" * 30, "WikiExtractor --json"),
+    "gpt.txt": (b"one\n<|endoftext|>\ntwo\n<|endoftext|>\n", r"lines 2 and 4 are <.endoftext.>, which ends a document"),
     "other.csv": (b"a,b\n1,2\n", "no column 'text', it has 'a', 'b'"),
     "blank.csv": (b"text,b\n,2\n", "contains no text in text"),
 }
@@ -115,17 +123,17 @@ def test_documents_have_a_maximum_size(tmp_path, monkeypatch, content, message):
 @pytest.mark.parametrize(
     ("suffix", "unit", "message"),
     [
-        (".gz", b"x", "line 2: longer"),
-        (".xz", b"x", "line 2: longer"),
-        (".zst", b"x", "line 2: longer"),
-        (".zst", b"a\n", "from line 2 on is larger"),
+        (".gz", b"x", "line 3: longer"),
+        (".xz", b"x", "line 3: longer"),
+        (".zst", b"x", "line 3: longer"),
+        (".zst", b"a\n", "from line 3 on is larger"),
     ],
 )
 def test_a_bomb_is_refused_in_constant_memory(tmp_path, monkeypatch, suffix, unit, message):
     """50 MB of text in at most 100 KB. zstandard's decompressor would return them at once."""
     monkeypatch.setattr(input_files, "LARGEST_DOCUMENT_BYTES", 1 << 17)
     path = tmp_path / f"bomb.txt{suffix}"
-    path.write_bytes(COMPRESS[suffix](b"\n" + unit * (50_000_000 // len(unit))))
+    path.write_bytes(COMPRESS[suffix](b"one\n\n" + unit * (50_000_000 // len(unit))))
     assert path.stat().st_size < 100_000
     with at_most(20 << 20), pytest.raises(UserError, match=rf"{message} than 0\.125 MiB"):
         list(read_documents(path))

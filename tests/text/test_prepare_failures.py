@@ -33,9 +33,15 @@ def folder(tmp_path_factory) -> Path:
             "wiki.xml": bz2.compress(b"text"),
             "empty.txt": b"",
             "latin.txt": b"good\n\ncaf\xe9\n",
-            "one.txt": b"one\ndocument\n",
+            "one.txt": b"one document\n",
         },
-        **{"table.csv": b"a,b\n1,2\n", "given.model": b"\xff\xfe", "broken/tokenizer.json": b"{", "none/notes": b""},
+        **{
+            "table.csv": b"a,b\n1,2\n",
+            "lines.jsonl": b'{"body": "words"}\n',
+            "given.model": b"\xff\xfe",
+            "broken/tokenizer.json": b"{",
+            "none/notes": b"",
+        },
     }
     for name, content in contents.items():
         (folder / name).parent.mkdir(exist_ok=True)
@@ -58,6 +64,7 @@ BAD = {
     "text.txt": "given twice",
     "--text-column body": "no input has columns",
     "table.csv --text-column c": "no column 'c', it has 'a', 'b'",
+    "lines.jsonl": "no column 'text', it has 'body'",
     "--vocab-size 9999": "give at most",
     "--vocab-size 9": "give at least",
     f"--vocab-size {2**31}": "at most 4,194,304",
@@ -71,6 +78,8 @@ BAD = {
     "--valid-share 1": "--valid-share 1.0",
     "--shard-megabytes 0": "--shard-megabytes 0.0",
     "--workers 0": "--workers 0",
+    "--document 0": "--document 0: give blank, line, or a number",
+    "--document sentence": "--document sentence: give blank",
     f"--workers {2**31}": "at most 1,024",
 }
 
@@ -87,12 +96,19 @@ def test_unusable_output_directories_are_refused_and_unchanged(folder, tmp_path,
     (tmp_path / "foreign" / "letter.txt").write_text("dear")
     for out, message in {
         "foreign": "is not empty",
-        "a:b": "by colons",
+        "a:b": "the name has a colon, by which fairseq separates",
+        "a:b/c": "the folder in front of the name has a colon",
         "foreign/letter.txt": "is not a directory",
     }.items():
         assert message in refused(folder / "text.txt", "--out", tmp_path / out)
     assert [path.name for path in (tmp_path / "foreign").iterdir()] == ["letter.txt"]
-    assert "too small to leave a validation document" in refused(folder / "one.txt", "--out", tmp_path / "out")
+    refusal = refused(folder / "one.txt", "--out", tmp_path / "out")
+    assert "too small to leave a validation document" in refusal
+    assert "--document line" in refusal
+    table = folder / "lines.jsonl"
+    assert "no input is plain text" in refused(
+        table, "--document", "2", "--out", tmp_path / "out", "--text-column", "body"
+    )
     (tmp_path / "out" / ".prepare").mkdir(parents=True)
     lock = take_lock(tmp_path / "out" / ".prepare" / "lock", "", "")
     assert "another amos prepare is writing" in refused(folder / "text.txt", "--out", tmp_path / "out")

@@ -1,6 +1,7 @@
 """The split of a corpus against naive sorting: every document once, in the same part for any order of the input."""
 
 import random
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -69,7 +70,7 @@ def test_every_document_is_in_one_part(tmp_path, monkeypatch, valid_bytes):
     assert all(text_bytes(file) <= 700 or len(file) == 1 for file in files)
     counts = {"documents": len(sample), "paragraphs": sum(map(len, sample)), "bytes": text_bytes(sample)}
     assert split.sample == {"name": SAMPLE, **counts}
-    assert sum(split.documents) == len(DOCUMENTS)
+    assert sum(counts["documents"] for counts in split.inputs) == len(DOCUMENTS)
 
 
 def test_split_depends_on_content_and_seed_only(tmp_path):
@@ -89,10 +90,47 @@ def test_split_depends_on_content_and_seed_only(tmp_path):
 def test_a_text_must_leave_a_validation_document(tmp_path):
     """A copy is not a second document."""
     with pytest.raises(UserError, match="too small to leave a validation document"):
-        run(tmp_path, [("one document", "of two lines")] * 2)
+        run(tmp_path, [("one document",)] * 2)
     (tmp_path / "two").mkdir()
     _, (train,), valid, _ = run(tmp_path / "two", [("one",), ("two",)])
     assert len(train) == len(valid) == 1
+
+
+def test_a_large_document_is_split_at_a_paragraph(tmp_path, capsys):
+    """Two texts of 200 paragraphs: the first paragraphs of one are held out, 1 % of the bytes, and the rest trains."""
+    texts = [tuple(f"paragraph {number} of {name}" for number in range(200)) for name in ("one", "two")]
+    settings = CorpusSettings(**{**vars(SETTINGS), "valid_share": 0.01})
+    _, files, valid, sample = run(tmp_path, texts, settings)
+    train = [document for file in files for document in file]
+    assert len(valid) == 1
+    assert sorted([*train, valid[0]], key=len)[0] == valid[0]
+    rest = next(document for document in train if len(document) < 200)
+    assert valid[0] + rest in texts
+    assert 0.01 <= text_bytes(valid) / text_bytes(texts) <= 0.0125
+    assert Counter(sample) == Counter(train), "the vocabulary is not learned from what is held out"
+    assert re.search(r"validation: \d+ bytes, 1\.\d\d% of the text \(--valid-share 1\.00%", capsys.readouterr().err)
+
+
+A, B, C, D = b"a" * 9 + b"\n", b"b\n" * 30, b"c" * 59 + b"\n", b"d\n" * 5
+HELD_OUT = [
+    # candidates, budget, what is held out
+    ([A, D], 10, {A: A}),
+    ([A, D], 20, {A: A, D: D}),
+    ([A, A, D], 10, {A: A}),  # with its copies
+    ([B, A], 30, {B: B}),  # twice the budget
+    ([B, A], 29, {B: b"b\n" * 15}),
+    ([B, A], 1, {B: b"b\n"}),
+    ([B, A, B, B], 10, {A: A}),  # many copies are passed over
+    ([C, A, D], 10, {A: A}),  # and one large paragraph
+    ([B, B], 20, {B: b"b\n" * 5}),  # where there is no other
+    ([C], 10, {C: C}),
+    ([A, C, D], 25, {A: A}),  # the first that does not fit ends it
+]
+
+
+@pytest.mark.parametrize(("candidates", "budget", "expected"), HELD_OUT)
+def test_what_is_held_out(candidates, budget, expected):
+    assert text_split.held_out(candidates, budget) == expected
 
 
 @pytest.mark.parametrize("seed", range(20))

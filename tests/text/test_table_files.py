@@ -12,8 +12,8 @@ import pytest
 import zstandard
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.text.documents import read_documents
 from amos_fairseq.text.input_files import TableFile, files_of
-from amos_fairseq.text.split import read_documents
 
 COMPRESS = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
 HOSTILE = [
@@ -179,7 +179,7 @@ BAD_TEXTS = {
     "cut.csv.gz": (gzip.compress(b"a,b\n" + os.urandom(99).hex().encode())[:-12], "is damaged"),
     "words.jsonl": (b'{"a": 1}\nwords\n', "line 2 is not JSON"),
     "deep.jsonl": (b'{"a": ' + b"[" * 200 + b"]" * 200 + b"}\n", "line 1 is nested more than 100 levels deep"),
-    "nan.jsonl": (b'{"a": NaN}\n', "line 1 is not JSON (NaN is not a finite number)"),
+    "list.jsonl": (b"[1]\n", "line 1 contains [1], not an object"),
     "noise.parquet": (b"this is no Parquet file", "is damaged or no Parquet file"),
 }
 

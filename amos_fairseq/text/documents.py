@@ -1,0 +1,149 @@
+"""The documents of an input: plain text, or a column of a table.
+
+A document is ``bytes``: valid UTF-8, one non-empty stripped paragraph per line, each line ended by ``\n``.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.output.terminal import say
+from amos_fairseq.text import TEXT_COLUMN
+from amos_fairseq.text.file_kinds import (
+    FOLDER,
+    LARGEST_DOCUMENT_BYTES,
+    PARQUET,
+    TAG,
+    TEXT,
+    TSV,
+    OnRead,
+    ignore,
+    kind_of,
+    refuse_markup,
+)
+from amos_fairseq.text.input_files import TableFile, clean_lines, read_lines, refuse_large
+
+BLANK, LINE = "blank", "line"  # what ends a document of plain text, beside a number of lines
+
+# A line that begins with a tag, and special tokens such as <|endoftext|> anywhere.
+_MARKUP = re.compile(rb"^" + TAG + rb"|<\|\w+\|>", re.MULTILINE)
+# Lines that end a document in files for other programs.
+_SEPARATOR = re.compile(r"<\|\w+\|>|</s>|<eos>|\[(EOS|SEP)\]")
+
+
+def document_end(path: Path, given: str | int | None) -> str | int | None:
+    """Return what ends a document of an input: None for a table, what is ``given``, or what the text shows.
+
+    A text of several lines without a blank one between them has a document on each LINE; else BLANK lines end one.
+    """
+    if kind_of(path) != TEXT:
+        return None
+    return given or _inferred_end(path)
+
+
+def _inferred_end(path: Path) -> str:
+    size, num_lines, is_separated = 0, 0, False
+    for _, line in read_lines(path):
+        for text in clean_lines(line.decode("utf-8").rstrip("\r\n")):
+            if text and is_separated:
+                return BLANK
+            num_lines += bool(text)
+            is_separated = num_lines > 0 and not text
+        size += len(line)
+        if size > LARGEST_DOCUMENT_BYTES:  # no document may be larger
+            break
+    return LINE if num_lines > 1 else BLANK
+
+
+def read_documents(
+    path: Path,
+    column: str = TEXT_COLUMN,
+    csv_quotes: bool = False,
+    document: str | int | None = None,
+    on_read: OnRead = ignore,
+) -> Iterator[bytes]:
+    """Yield the documents of an input in order, and an empty one for each row of a table that has no text.
+
+    Each row of a table and each line of JSON is one, in the field ``column``. In plain text blank lines, each line or a number
+    of lines end one: ``document``, by default see :func:`document_end`.
+    """
+    kind = kind_of(path)
+    if kind == TEXT:
+        documents = _documents_of_text(path, document or _inferred_end(path), on_read)
+    else:
+        documents = _documents_of_table(TableFile(path, csv_quotes=csv_quotes, on_read=on_read), column)
+    is_empty, num_tags, first_tag = True, 0, b""
+    for each in documents:
+        is_empty = is_empty and not each
+        if each.startswith(b"<") or b"\n<" in each or b"<|" in each:
+            tags = [match.group() for match in _MARKUP.finditer(each)]
+            num_tags, first_tag = num_tags + len(tags), first_tag or b"".join(tags[:1])
+        yield each
+    if is_empty:
+        place = "" if kind == TEXT else f" in {column}"
+        raise UserError(f"{path} contains no text{place}: remove it from the inputs or fill it")
+    if num_tags:
+        say(
+            f"{path}: {num_tags:,} lines begin with a tag, or have a special token of another program; they stay in the text. "
+            f"The first is {first_tag[:60].decode('utf-8', 'replace')}"
+        )
+
+
+def _documents_of_text(path: Path, end: str | int, on_read: OnRead) -> Iterator[bytes]:
+    refuse_markup(path)
+    most_lines = {BLANK: math.inf, LINE: 1}.get(end, end)
+    document, lines, start = bytearray(), 0, 0  # a list of many short paragraphs would take many times their size
+    separators: list[int] = []
+    for number, line in read_lines(path, on_read):
+        for text in clean_lines(line.decode("utf-8").rstrip("\r\n")):
+            if text:
+                start = start if document else number
+                document += f"{text}\n".encode()
+                lines += 1
+            if document and (lines == most_lines or (end == BLANK and not text)):
+                yield bytes(document)
+                document, lines = bytearray(), 0
+            if _SEPARATOR.fullmatch(text):
+                separators.append(number)
+                if len(separators) == 2:
+                    raise UserError(
+                        f"{path}: lines {separators[0]:,} and {number:,} are {text}, which ends a document for other programs: "
+                        "replace such lines by blank ones, for example with sed"
+                    )
+        refuse_large(document, f"{path}: the document from line {start} on")
+    if document:
+        yield bytes(document)
+
+
+def _documents_of_table(table: TableFile, column: str) -> Iterator[bytes]:
+    if column not in table.columns:
+        names = ", ".join(map(repr, table.columns))
+        raise UserError(
+            f"{table.path}: no column {column!r:.60}, it has {names[:200]}: give the name of the one with the text as "
+            "--text-column NAME, or rename a file that is plain text to .txt"
+        )
+    unit = "row" if table.kind in (PARQUET, FOLDER) else "line"
+    without_text = first = 0
+    for number, row in table.rows():
+        place = f"{table.path}, {unit} {number}"
+        text = row[column]
+        if not isinstance(text, str | None):
+            raise UserError(f"{place}: {column} is {text!r:.60}, not a text")
+        document = "".join(f"{line}\n" for line in clean_lines(text or "") if line).encode("utf-8")
+        refuse_large(document, f"{place}: the document")
+        if not document:
+            without_text, first = without_text + 1, first or number
+        yield document
+    if without_text:
+        say(
+            f"{table.path}: {without_text:,} of its rows, the first in {unit} {first:,}, have no text in {column} "
+            "(missing, blank, or half of a surrogate pair) and are skipped"
+        )
+    if broken := table.broken_lines:
+        say(
+            f"{table.path}: {len(broken)} of its rows, the first in line {broken[0]}, do not have the {len(table.columns)} "
+            "columns of its first line and are left out"
+            + (" (if a program wrote it as CSV, give --csv-quotes)" if table.kind == TSV else "")
+        )

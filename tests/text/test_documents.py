@@ -1,0 +1,150 @@
+"""Documents of texts against the list that was written: blank lines, ends of lines, rows without text, markup."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.text.documents import BLANK, LINE, document_end, read_documents
+from amos_fairseq.text.input_files import clean_lines, is_blank
+
+SENTENCES = ["One word.", "Two words, naïve.", "Three 中文.", "Four."]
+
+
+def written(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def documents(path: Path, **settings) -> list[bytes]:
+    """Without the empty ones of rows that have no text."""
+    return list(filter(None, read_documents(path, **settings)))
+
+
+def as_documents(*texts: str) -> list[bytes]:
+    return [f"{text}\n".encode() for text in texts]
+
+
+# What an editor shows as nothing, and what it shows.
+BLANK_TEXTS = [
+    "",
+    " \t",
+    "\u00a0",
+    "\u3000",
+    "\u200b",
+    "\ufeff",
+    "\u2003\u2009",
+    "\u2060",
+    "\ufe0f\u00ad",
+    "\u3164",
+    "\u180e",
+    "\0",
+]
+SHOWN_TEXTS = [".", "a", "\u00a0a", "\u200b中", "\u0301", "\U0001f600", "\u200d_", "-"]
+
+
+def test_blank_is_what_an_editor_shows_as_nothing():
+    assert [text for text in BLANK_TEXTS if not is_blank(text)] == []
+    assert [text for text in SHOWN_TEXTS if is_blank(text)] == []
+
+
+@pytest.mark.parametrize("blank", [*BLANK_TEXTS, "\x0c"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_blank_lines_end_documents_in_text_and_not_in_tables(tmp_path, blank, end):
+    text = end.join([SENTENCES[0], SENTENCES[1], blank, f" {SENTENCES[2]}\t", blank, blank, SENTENCES[3], ""])
+    paths = [written(tmp_path / "t.txt", text), written(tmp_path / "t.jsonl", json.dumps({"text": text}))]
+    assert document_end(paths[0], None) == BLANK
+    assert documents(paths[0]) == as_documents("\n".join(SENTENCES[:2]), *SENTENCES[2:])
+    assert documents(paths[1]) == as_documents("\n".join(SENTENCES))
+
+
+@pytest.mark.parametrize("space", ["\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029"])
+def test_other_line_separators_are_spaces(tmp_path, space):
+    """The same in text, JSON and tables; some tokenizers remove them and would join the words."""
+    text = f"{space}one{space}two{space}"
+    contents = {"t.txt": f"{text}\n\nlast\n", "t.csv": f'text\n"{text}"\nlast\n', "t.tsv": f"text\n{text}\nlast\n"}
+    contents["t.jsonl"] = "".join(json.dumps({"text": each}, ensure_ascii=False) + "\n" for each in (text, "last"))
+    for name, content in contents.items():
+        assert documents(written(tmp_path / name, content)) == as_documents("one two", "last"), name
+    assert clean_lines(text + "\r\n" + text) == ["one two"] * 2
+
+
+LINES = "".join(f"{sentence}\n" for sentence in SENTENCES)
+ENDS = {
+    "lines": (LINES, LINE),
+    "blank lines around": (f"\n \n{LINES}\n\n", LINE),
+    "CR": (LINES.replace("\n", "\r"), LINE),
+    "CR CR LF": (LINES.replace("\n", "\r\r\n"), LINE),
+    "a blank line at the end of a long text": (LINES * 99 + "\nlast", BLANK),
+    "one line": ("word " * 9999, BLANK),
+    "JSON": ('{"text": "a"}\n', None),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_what_ends_a_document_is_inferred(tmp_path, name):
+    content, end = ENDS[name]
+    assert document_end(written(tmp_path / "t.txt", content), None) == end
+    assert document_end(tmp_path / "t.txt", 7) == (end and 7)
+
+
+def test_lines_as_documents(tmp_path):
+    """Blank lines do not count, and the last document may be shorter."""
+    path = written(tmp_path / "t.txt", "\n".join([SENTENCES[0], "", *SENTENCES[1:], "", SENTENCES[0]]))
+    lines = [*SENTENCES, SENTENCES[0]]
+    assert documents(path) == as_documents(lines[0], "\n".join(lines[1:4]), lines[4])
+    assert documents(path, document=LINE) == as_documents(*lines)
+    for number in (2, 3, 5, 6):
+        expected = ["\n".join(lines[start : start + number]) for start in range(0, 5, number)]
+        assert documents(path, document=number) == as_documents(*expected)
+
+
+def test_rows_without_a_text_are_counted(tmp_path, capsys):
+    """Missing, null, blank, NaN, half of a surrogate pair; a whole pair is a character."""
+    rows = [
+        '{"text": "one"}',
+        '{"id": 1}',
+        '{"text": null}',
+        '{"text": ""}',
+        '{"text": "\\u200b"}',
+        '{"text": NaN}',
+        "",
+    ]
+    rows += ['{"text": "half \\ud83d here"}', '{"text": "\\ud83d\\ude00"}', '{"text": "two", "id": NaN, "\\ud83d": 1}']
+    found = list(read_documents(written(tmp_path / "t.jsonl", "\n".join(rows))))
+    assert found == [b"one\n", *[b""] * 6, "\U0001f600\n".encode(), b"two\n"]
+    assert "t.jsonl: 6 of its rows, the first in line 2, have no text in text" in capsys.readouterr().err
+
+
+def test_parquet_names_the_cell_that_cannot_be_read(tmp_path):
+    """Bytes that are no UTF-8, and a time that Python does not have, in the second batch."""
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    bad_text = pa.array([b"text"] * 149 + [b"\xed\xa0\x80"] + [None]).cast(pa.binary()).view(pa.string())
+    bad_time = pa.array([0] * 150 + [1 << 60], pa.int64()).cast(pa.timestamp("ms"))
+    for columns, message in (
+        ({"text": bad_text}, "row 150: the value of text cannot be read .*UTF8"),
+        ({"text": ["text"] * 151, "when": bad_time}, "row 151: the value of when cannot be read"),
+    ):
+        parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
+        with pytest.raises(UserError, match=message):
+            list(read_documents(tmp_path / "t.parquet"))
+
+
+MARKUP = {
+    "one tag": ("\n\n".join([*SENTENCES * 30, "<p>", "words"]), "1 lines begin .* The first is <p>"),
+    "special tokens": ("\n".join([*SENTENCES * 9, "a<|endoftext|>b <|im_end|>"]), r"2 lines begin .* <\|endoftext\|>"),
+    "one separator": ("\n".join([*SENTENCES * 9, "<|endoftext|>", "b"]), r"1 lines begin .* <\|endoftext\|>"),
+    "a text about HTML": ("\n".join([*SENTENCES * 3, "<b>", "is a tag, <i> too", "</b>"]), "2 lines begin .* <b>"),
+    "JSON": ('{"text": "words\\n<doc id=1>\\n<div\\n"}\n', "1 lines begin .* <doc id=1>"),
+    "no tag": ("\n".join([*SENTENCES, "<3", "a < b > c", "< b>"]), None),
+}
+
+
+@pytest.mark.parametrize("name", MARKUP)
+def test_markup_in_a_text_is_counted(tmp_path, capsys, name):
+    content, message = MARKUP[name]
+    found = documents(written(tmp_path / "t.txt", content))
+    assert b"".join(found).count(b"\n") == (3 if name == "JSON" else len(content.replace("\n\n", "\n").split("\n")))
+    assert re.fullmatch(".*" + message + ".*\n" if message else "", capsys.readouterr().err)
