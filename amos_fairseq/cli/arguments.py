@@ -66,7 +66,8 @@ def add_label_columns(add: Any) -> None:
     """Add --column, --columns and --encoding, which choose the labels of a file of labeled words."""
     text = "labels to predict, such as upos, xpos, deprel, pos, chunk, ner (default: upos, or the last column)"
     add("--column", metavar="NAME", help=text)
-    text = "names of the columns after the word (default: pos,chunk of two and pos,chunk,ner of three)"
+    text = "names of the columns after the word (default: pos,chunk of two and pos,chunk,ner of three), or of all, with word "
+    text += "among them"
     add("--columns", metavar="A,B,...", type=lambda value: value.split(","), help=text)
     text = "labels that mark spans: as in the file, or as bioes, which also marks the last word of a span and spans of one word"
     add("--encoding", choices=("file", "bioes"), default="file", help=text)
@@ -76,8 +77,6 @@ def add_unlabeled(add: Any) -> None:
     """Add --labeled and --unlabeled, which choose the sentences that train with and without labels."""
     text = "train on N sentences with labels, at equal distances in the file (default: all)"
     add("--labeled", type=int, metavar="N", help=text)
-    text = (
-        "sentences for --views, whose labels are ignored: CoNLL-U, one word a line, or one sentence a line with blanks "
-    )
+    text = "sentences for --views, whose labels are ignored: the same forms as --train, or one sentence a line with blanks "
     text += "between its words; or rest, the training sentences that --labeled leaves"
     add("--unlabeled", metavar="FILE", help=text)

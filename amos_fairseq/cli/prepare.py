@@ -174,8 +174,9 @@ def add_squad(kinds: Any) -> None:
     description = """\
 Convert SQuAD 1.1 or 2.0 to the input of the task squad: questions, paragraphs and characters of every token.
 
-TRAIN_JSON and DEV_JSON are official files, plain or as .gz, .xz or .zst. Lengths of windows are flags of the task, not
-of this command. Answers that do not fit the tokens are counted, and listed in OUT/squad.json. A finished OUT, made from
+TRAIN_JSON and DEV_JSON are official files, or the flat rows of datasets (id, context, question, answers) as JSON, JSON lines,
+Parquet or a folder of save_to_disk; plain or as .gz, .xz or .zst. Lengths of windows are flags of the task, not of this
+command. Answers that do not fit the tokens are counted, and listed in OUT/squad.json. A finished OUT, made from
 the same files and settings, is not changed."""
     add = add_kind(kinds, "squad", "SQuAD's files to the data that amos squad fine-tunes on", description)
     add("train", type=Path, metavar="TRAIN_JSON", help="train-v1.1.json or train-v2.0.json")
@@ -189,9 +190,9 @@ def add_tagging(kinds: Any) -> None:
     description = """\
 Convert labeled words to the input of the task sequence_tagging: pieces, the pieces of each word, labels.
 
-TRAIN and DEV are CoNLL-U files (.conllu), or files with one word a line and its labels in the columns behind it, as in
-CoNLL-2000 and CoNLL-2003; plain or as .gz, .xz or .zst. A finished OUT, made from the same files and settings, is not
-changed."""
+TRAIN and DEV are CoNLL-U, files with one word a line and its labels in the columns behind it, as in CoNLL-2000 and CoNLL-2003,
+or tables (JSON lines, Parquet, a folder of save_to_disk) with lists such as tokens and ner_tags; text may be compressed as .gz,
+.xz or .zst. A finished OUT, made from the same files and settings, is not changed."""
     add = add_kind(kinds, "tagging", "labeled words to the data that amos tag fine-tunes on", description)
     add("train", type=Path, metavar="TRAIN", help="labeled words to train on")
     add("dev", type=Path, metavar="DEV", help="labeled words to score on, in the same format")

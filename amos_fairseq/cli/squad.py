@@ -26,7 +26,7 @@ def add_parser(subparsers: Any) -> None:
         "directory that amos prepare squad wrote",
         required=False,
         has_pooling=False,
-        raw_help="an official JSON file of SQuAD 1.1 or 2.0, plain or as .gz, .xz or .zst",
+        raw_help="a JSON file of SQuAD 1.1 or 2.0, or flat rows of datasets (JSON, JSON lines, Parquet, a folder)",
     )
     add = parser.add_argument
     text = "independent start and end, or XLNet's joint head (default: joint for electra and electric)"

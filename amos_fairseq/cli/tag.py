@@ -12,7 +12,8 @@ from amos_fairseq.errors import UserError
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package on a column of labeled words (parts of speech, chunks, named entities): one
 fairseq-train process per seed, one at a time on each GPU. The command prints and saves medians and standard deviations of
-accuracy or, for IOB labels, of span F1 (tagging.md, tagging.csv and tagging.json in OUT); each run also has its predictions.
+accuracy or, for labels that mark spans, span F1 (tagging.md, tagging.csv and tagging.json in OUT); each run also has its
+predictions.
 Several columns may share one OUT and then one table; given as --data A B they are learned together, by one model. With --views
 the model also learns from sentences without labels (cross-view training). After a stop the same command continues. Raw files
 are converted with the tokenizer of the checkpoint, once; OUT/data keeps the result.
@@ -29,7 +30,7 @@ def add_parser(subparsers: Any) -> None:
         has_paper=False,
         has_pairs=False,
         has_pooling=False,
-        raw_help="CoNLL-U (.conllu), or one word a line with its labels behind it, plain or as .gz, .xz or .zst",
+        raw_help="CoNLL-U, one word a line with its labels behind it, or a table with lists of words and labels",
         several_data=True,
     )
     add_label_columns(parser.add_argument)

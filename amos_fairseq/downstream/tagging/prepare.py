@@ -171,6 +171,8 @@ class WordSource:
             say(
                 f"{self.train}: the label of the first word, {first.columns[column][0]}, occurs once: is the line a header?"
             )
+        if empty := in_train["_"] + in_dev["_"]:
+            say(f"column {column}: {empty:,} words have the label _, which CoNLL-U writes where there is none")
         if seen:
             say(seen_note(seen, len(splits["valid"])))
         if new := sorted(in_dev.keys() - in_train.keys()):

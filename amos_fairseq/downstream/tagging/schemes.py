@@ -49,8 +49,9 @@ def notation_of(counts: Mapping[str, int]) -> dict[str, str]:
             best, most = found, number
     if not best and most_are_outside:
         return outside | {label: f"I-{label}" for label in marked}
-    is_spans = best and (most_are_outside or 2 * most >= sum(marked.values()))
-    return outside | best if is_spans else {}
+    # One other label, such as 0 for O, is a mistake too, however frequent it is.
+    is_spans = most_are_outside or 2 * most >= sum(marked.values()) or len(marked) - len(best) == 1
+    return outside | best if best and is_spans else {}
 
 
 def describe(notation: Mapping[str, str]) -> str:

@@ -34,15 +34,15 @@ LONGEST_SENTENCE = 1000  # words
 _DOCUMENT_START = "-DOCSTART-"
 _BLANKS = re.compile(r"[ \t]+")  # not str.split(), which also splits at a no-break space inside a word
 _INVISIBLE = "\u200b\ufeff"  # strip() leaves them
-_COMMENT = re.compile(r"#(\s|$|[\w.]+ *=)")  # not #hashtag
+_COMMENT = re.compile(r"#(\s|$|[\w.]+ *=|(begin|end) document)")  # not #hashtag
 _GLOBAL_COLUMNS = re.compile(r"# *global\.columns *= *(.+)")
 _WORD_ID, _RANGE_OR_EMPTY_NODE = re.compile(r"[0-9]+([-.][0-9]+)?"), re.compile(r"[0-9]+[-.][0-9]+")
 _WORD_NAMES = ("tokens", "words", "token", WORD, "form", "text")
 _INDEX_NAMES = ("id", "index", "idx", "no", "nr")
 _LABEL_NAMES = ("label", "tag", "pos", "ner", "chunk", "upos", "xpos", "lemma", "iob", "bio", "ne", "entity")
 _HEADER = {*_WORD_NAMES, *_INDEX_NAMES, *_LABEL_NAMES, *(f"{name}s" for name in _LABEL_NAMES), "ner_tag", "ner_tags"}
-# Fewer different words are no reason to doubt the place of the words.
-_FEWEST_DIFFERENT = 20
+# Fewer different words, or numbers in their place, are no reason to doubt the place of the words.
+_FEWEST_DIFFERENT, _FEWEST_NUMBERS = 20, 5
 
 Row = tuple[int, list[str]]  # the number of a line and its cells; none where a sentence ends
 
@@ -166,7 +166,7 @@ def _read_word_lines(path: Path, names: Sequence[str] | None, labeled: bool) -> 
     if names and (WORD in names or width != len(names) + 2):  # one more may be an index
         width = len(names) + (WORD not in names)
         expected = f"({', '.join(names if WORD in names else [WORD, *names])})"
-    sentences = _divided(_checked(path, row, width, expected) for row in rows)
+    sentences = _divided(path, rows, width, expected)
     places = _places_of_columns(path, sentences, names, labeled, notes)
     with_blank = sum(" " in cells[places[WORD]] for rows in sentences for _, cells in rows)
     if 2 * with_blank > len(words):
@@ -178,29 +178,27 @@ def _read_word_lines(path: Path, names: Sequence[str] | None, labeled: bool) -> 
 
 
 def _read_conllu_rows(path: Path, rows: Iterable[Row], lines: Sequence[str], names: Sequence[str]) -> WordFile:
-    names = [name.lower() if name.lower() in CONLLU_NAMES else name for name in names]
-    if "form" not in names or len(set(names)) < len(names):
+    places = {name.lower() if name.lower() in CONLLU_NAMES else name: place for place, name in enumerate(names)}
+    if "form" not in places or len(places) < len(names):
         raise UserError(f"{path}, line 1: global.columns has {', '.join(names)}, but not FORM, or one of them twice")
-    kind, kept, next_id = CONLLU if tuple(names) == CONLLU_NAMES else CONLLU_PLUS, [], 1
+    kind = CONLLU if tuple(places) == CONLLU_NAMES else CONLLU_PLUS
+    columns = list(places)
+    id_place, kept = places.pop("id", len(names)), []  # without it, no cell
     for number, cells in rows:
-        if not cells:
-            next_id = 1
-        elif lines[number - 1].startswith("#"):
+        line = lines[number - 1]
+        if cells and line.startswith("#"):
             continue
-        elif "\t" not in lines[number - 1] and len(cells) == len(names) > 1:
+        if "\t" not in line and len(cells) == len(names) > 1:
             advice = r"replace them, for example with sed -E 's/ +/\t/g'"
             raise UserError(f"{path}, line {number}: spaces between the columns; those of {kind} are tabs: {advice}")
-        elif len(cells) == len(names) and "id" in names:
-            word_id = cells[names.index("id")]
-            if _RANGE_OR_EMPTY_NODE.fullmatch(word_id):
-                continue
-            if word_id != str(next_id):
-                hint = ": a blank line before it is missing" if word_id == "1" else ""
-                raise UserError(f"{path}, line {number}: word id {word_id:.20}, expected {next_id}{hint}")
-            next_id += 1
-        kept.append(_checked(path, (number, cells), len(names), f"of {kind}, separated by tabs", names))
-    places = {name: place for place, name in enumerate(names) if name != "id"}
-    sentences = _divided(kept)
+        if not any(map(_RANGE_OR_EMPTY_NODE.fullmatch, cells[id_place : id_place + 1])):
+            kept.append((number, cells))
+    sentences = _divided(path, kept, len(names), f"of {kind}, separated by tabs", columns)
+    for sentence in sentences:
+        for expected, (number, cells) in enumerate(sentence, start=1):
+            if cells[id_place : id_place + 1] not in ([], [str(expected)]):
+                hint = ": a blank line before it is missing" if cells[id_place] == "1" else ""
+                raise UserError(f"{path}, line {number}: word id {cells[id_place]:.20}, expected {expected}{hint}")
     forms = Counter(cells[places["form"]] for rows in sentences for _, cells in rows)
     if 2 * forms["_"] > forms.total():
         raise UserError(f"{path}: {forms['_']:,} of {forms.total():,} words are _: this is a treebank without its text")
@@ -247,27 +245,21 @@ def _without_comments(rows: list[Row], lines: Sequence[str], width: int, notes: 
     return kept
 
 
-def _checked(path: Path, row: Row, width: int, expected: str, names: Sequence[str] | None = None) -> Row:
-    """Return the row; refuse one that has not ``width`` cells, as ``expected`` says, or an empty one."""
-    number, cells = row
-    if cells and len(cells) != width:
-        raise UserError(f"{path}, line {number}: {len(cells)} columns, expected {width} {expected}")
-    if not all(cells):
-        place = cells.index("")
-        name = f" ({names[place]})" if names else ""
-        raise UserError(f"{path}, line {number}: column {place + 1}{name} is empty")
-    return row
-
-
-def _divided(rows: Iterable[Row]) -> list[list[Row]]:
-    """Return the rows of each sentence."""
+def _divided(path: Path, rows: Iterable[Row], width: int, expected: str, names: Sequence[str] = ()) -> list[list[Row]]:
+    """Return the rows of each sentence; refuse one that has not ``width`` cells, as ``expected`` says, or an empty one."""
     sentences: list[list[Row]] = [[]]
     for number, cells in rows:
-        if cells:
-            sentences[-1].append((number, cells))
-        elif sentences[-1]:
+        if not cells:
             sentences.append([])
-    return sentences if sentences[-1] else sentences[:-1]
+            continue
+        if len(cells) != width:
+            raise UserError(f"{path}, line {number}: {len(cells)} columns, expected {width} {expected}")
+        if not all(cells):
+            place = cells.index("")
+            name = f" ({names[place]})" if names else ""
+            raise UserError(f"{path}, line {number}: column {place + 1}{name} is empty")
+        sentences[-1].append((number, cells))
+    return [sentence for sentence in sentences if sentence]
 
 
 def _places_of_columns(
@@ -310,16 +302,19 @@ def _is_index(rows: Sequence[Row]) -> bool:
 
 
 def _check_words(path: Path, different: Sequence[set[str]], start: int) -> None:
-    """Refuse a file whose words seem to be in another column than the first: a label has fewer different values than a word."""
+    """Refuse a file whose words seem to be in another column: a label has fewer different values than a word, and a number has
+    no letter. ``different``: the values of each column from ``start`` on."""
     counts = [len(values) if any(re.search(r"[^\W\d_]", value) for value in values) else 0 for values in different]
     place = max(range(len(counts)), key=counts.__getitem__)
-    if counts[place] > max(_FEWEST_DIFFERENT, 2 * counts[0]):
+    if counts[place] > 2 * counts[0] and max(map(len, different)) > (
+        _FEWEST_DIFFERENT if counts[0] else _FEWEST_NUMBERS
+    ):
         others = [str(number + 1) for number in range(start + len(counts))]
         others[start + place] = WORD
-        problem = f"column {start + 1} has {len(different[0]):,} different values, column {start + place + 1} {counts[place]:,}"
+        values = f"{len(different[0]):,} different values{'' if counts[0] else ' without a letter'}"
         raise UserError(
-            f"{path}: {problem}: are the words there? Then put them first, or name all columns, such as --columns "
-            f"{','.join(others)}"
+            f"{path}: column {start + 1} has {values}, column {start + place + 1} {counts[place]:,}: are the words there? Then "
+            f"put them first, or name all columns, such as --columns {','.join(others)}"
         )
 
 

@@ -26,7 +26,12 @@ CONVERTED = [
     ("O O O COMMA label", "O O O I-COMMA I-label"),
 ]
 CLASSES = ["O", "NOUN VERB", "NN -LRB- O", "B- O", "n v u m w", "N V O A E S L U", "S O", "B-NP NOUN VERB DET ADJ"]
-UNFIT = [("O B-PER I-PER label", {"label"}), ("O O O B-PER MISC MISC", {"MISC"}), ("B-A B-A B-A NOUN", {"NOUN"})]
+UNFIT = [
+    ("O B-PER I-PER label", {"label"}),
+    ("O O O B-PER MISC MISC", {"MISC"}),
+    ("B-A B-A B-A NOUN", {"NOUN"}),
+    ("0 0 0 B-A I-A", {"0"}),
+]
 
 
 @pytest.mark.parametrize(("labels", "expected"), CONVERTED)

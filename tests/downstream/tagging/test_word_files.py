@@ -240,6 +240,16 @@ REFUSED = [
     (read_sentences, MANY_WORDS, r"column 1 has 2 different values, column 2 60: .* --columns 1,word$"),
     (read_sentences, MANY_WORDS.replace(" ", " x "), r"column 1 has 2 .* column 3 60: .* --columns 1,2,word$"),
     (read_sentences, "".join(f"1-{n}\t0-3\tw{n}\tO\n" for n in range(60)), "--columns 1,2,word,4$"),
+    (
+        read_sentences,
+        "7 a O\n8 b O\n\n9 c O\n10 a X\n11 d O\n12 b O\n",
+        "6 different values without a letter, column 2 4",
+    ),
+    (
+        read_sentences,
+        f"#begin document (a); part 000\n{MANY_WORDS.replace('NN', 'DT')}",
+        "column 1 has 1 different values",
+    ),
     (default_column, GERMEVAL, "both column 3 and column 4 mark spans: choose one with --column 3 or --column 4"),
     (read_sentences, lines_of([{"tokens": ["a"], "ner_tags": [0]}]), r"row 1: ner_tags has numbers without names .0."),
     (read_sentences, lines_of([{"tokens": ["a", "b"], "tags": ["O"]}]), "row 1: tokens has 2 words and tags 1 labels"),
@@ -265,7 +275,7 @@ REFUSED = [
     ),
     (read_conllu, CONLL2003, "is not CoNLL-U but one word a line"),
     (read_conllu, lines_of(ROWS_OF_WORDS), "is not CoNLL-U but one sentence a row"),
-    (read_sentences, "# global.columns = ID UPOS\n1\tX\n", "line 1: global.columns has id, upos, but not FORM"),
+    (read_sentences, "# global.columns = ID UPOS\n1\tX\n", "line 1: global.columns has ID, UPOS, but not FORM"),
     (unlabeled, "The dog  sees\nA\tcat\n", "line 2: 2 columns, expected 3 .*; line 2 has a tab"),
     (
         unlabeled,
