@@ -22,7 +22,7 @@ from amos_fairseq.files import whole_file
 from amos_fairseq.output.terminal import progress_bar
 from amos_fairseq.scoring.token_scorers import TokenScorer
 from amos_fairseq.text.file_kinds import JSONL, is_object, kind_of
-from amos_fairseq.text.input_files import read_lines
+from amos_fairseq.text.input_files import advice_on_encoding, read_lines
 
 STDIN = "-"
 DECIMALS = 6  # about the precision of float32 for values around 10
@@ -154,7 +154,7 @@ def read_texts(file: str) -> Iterator[str]:
                 yield line.decode("utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:  # of a stream
                 place = f"line {number}: not UTF-8 at byte {error.start}"
-                raise UserError(f"{file}, {place}; convert the text, for example with iconv") from error
+                raise UserError(f"{file}, {place}: {advice_on_encoding(line)}") from error
 
 
 def score_file(loaded: LoadedCheckpoint, scorer: TokenScorer, file: str, format_: str, out: Path | None) -> None:

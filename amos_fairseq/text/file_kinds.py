@@ -44,6 +44,7 @@ _STREAMS: dict[str, Callable[[], Any]] = {
 COMPRESSIONS = tuple(_STREAMS)
 _DAMAGED = (EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 
+_FROM_UTF16 = "convert it to UTF-8, for example with iconv -f UTF-16 -t UTF-8 FILE > NEW"
 _PARQUET = re.compile(rb"PAR1")
 # The first bytes of compressed files; zstd may begin with a frame that is skipped.
 _MAGIC = {
@@ -76,7 +77,7 @@ _NOT_READ = [
         (rb"\xd0\xcf\x11\xe0", "an old file of Word or Excel", "save it as plain text or CSV"),
         (rb"SQLite format 3\0", "a SQLite database", "write a table of it as CSV"),
         (rb"version https://git-lfs", "a pointer of Git LFS, not the file itself", "download it with git lfs pull"),
-        (rb"\xff\xfe|\xfe\xff|\0\0\xfe\xff", "UTF-16 or UTF-32", "convert it to UTF-8, for example with iconv"),
+        (rb"\xff\xfe|\xfe\xff|\0\0\xfe\xff", "UTF-16 or UTF-32", _FROM_UTF16),
     )
 ]
 _ARRAY_START = re.compile(rb'\[\s*(\{\s*"|"[^"\n]*"\s*[,\]\n])')
@@ -207,7 +208,7 @@ def opened(path: Path, on_read: OnRead = ignore) -> Iterator[io.BufferedReader]:
                 if magic.match(first):
                     raise UserError(f"{path} is {what}: {advice}")
             if _is_utf16(first[:4096]):
-                raise UserError(f"{path} is UTF-16 or UTF-32: convert it to UTF-8, for example with iconv")
+                raise UserError(f"{path} is UTF-16 or UTF-32: {_FROM_UTF16}")
             if compression is not None and _PARQUET.match(first):
                 raise UserError(f"{path}: Parquet is compressed inside: unpack {compression} first")
             yield stream

@@ -35,6 +35,8 @@ from amos_fairseq.text.file_kinds import (
 
 MOST_COLUMNS = 10_000
 OBJECTS_WITH_KEYS = 100
+# The first line of some files for Excel, which is no row.
+_SEPARATOR_LINE = re.compile(r'"?sep=(\t|[^\w\s"])"?\r?\n?', re.IGNORECASE)
 # Python writes these for floats, and JSON has none of them.
 _CONSTANTS = {"NaN": None, "Infinity": math.inf, "-Infinity": -math.inf}
 # Characters of which an editor shows nothing: spaces, controls, and what has no width or no ink.
@@ -95,11 +97,18 @@ def read_lines(path: Path, on_read: OnRead = ignore) -> Iterator[tuple[int, byte
                 line.decode("utf-8")
             except UnicodeDecodeError as error:
                 place = f"line {number}, byte {offset + error.start}"
-                raise UserError(
-                    f"{path}, {place}: not UTF-8 ({error.reason}): convert the file, for example with iconv"
-                ) from None
+                raise UserError(f"{path}, {place}: not UTF-8 ({error.reason}): {advice_on_encoding(line)}") from None
             offset += len(line)
             yield number, line.removeprefix(UTF8_MARK) if number == 1 else line
+
+
+def advice_on_encoding(line: bytes) -> str:
+    """Return what to do with a text that has this line, which is not UTF-8."""
+    try:
+        line.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return "convert the file, for example with iconv -f CP1252 -t UTF-8 FILE > NEW if it comes from Windows"
+    return "half of a surrogate pair is no character: remove it, for example with iconv -c -f UTF-8 -t UTF-8 FILE > NEW"
 
 
 def refuse_large(document: bytes | bytearray, what: str) -> None:
@@ -113,7 +122,8 @@ class TableFile:
     - ``tsv``: a row is a line. Tabs always separate and quotes are ordinary characters, as in GLUE's files; with
       ``csv_quotes`` it is CSV with tabs, as pandas and ``csv`` write it. Values: ``str``.
     - ``csv``: as Python's ``csv`` reads it, strictly; a quoted field may have line ends. ``,`` or ``;`` separates: the one
-      that gives the first line more columns, ``,`` if they are equal. Values: ``str``.
+      that gives the first line more columns, ``,`` if they are equal; a tab or ``|`` where both give one column, or what a
+      line ``sep=;`` says. Values: ``str``.
     - ``jsonl``: an object on each line. The columns are the keys of the first ``OBJECTS_WITH_KEYS``; a key
       that is missing is None, and others are ignored. Values: those of JSON; None for NaN.
     - ``parquet``, and ``folder`` of ``Dataset.save_to_disk``: Python values. The number of a class of a ``ClassLabel``, alone
@@ -140,7 +150,7 @@ class TableFile:
         if not header and self.kind not in (TSV, CSV):
             raise UserError(f"{path}: its columns have names already: remove --no-header")
         if self.kind in (TSV, CSV):
-            self._quotes = csv_quotes or self.kind == CSV
+            self._quotes, self._num_skipped = csv_quotes or self.kind == CSV, 0
             self._separator = "\t" if self.kind == TSV else self._separator_of_csv()
             first = self._first_fields(self._separator)
             self.columns = tuple(first) if header else tuple(str(number + 1) for number in range(len(first)))
@@ -196,7 +206,7 @@ class TableFile:
 
     def _separated_rows(self) -> Iterator[tuple[int, dict[str, str]]]:
         records = self._records(self._separator, self._on_read)
-        for number, fields in islice(records, 1 if self.header else 0, None):
+        for number, fields in islice(records, self._num_skipped + (1 if self.header else 0), None):
             if len(fields) == len(self.columns):
                 yield number, dict(zip(self.columns, fields, strict=True))
             else:
@@ -212,20 +222,22 @@ class TableFile:
             yield number, line.rstrip("\r\n").split("\t", MOST_COLUMNS)  # a broken line may have very many more
 
     def _separator_of_csv(self) -> str:
-        widths: dict[str, int] = {}
-        for separator in (",", ";"):
+        _, first = next(read_lines(self.path))
+        if named := _SEPARATOR_LINE.fullmatch(first.decode("utf-8")):
+            self._num_skipped = 1
+            return named[1]
+
+        def width(separator: str) -> int:
             try:
-                widths[separator] = len(self._first_fields(separator))
+                return len(self._first_fields(separator))
             except UserError:  # raised again when the table is read
-                widths[separator] = 0
-        if max(widths.values()) == 1 and b"\t" in next(read_lines(self.path))[1]:
-            raise UserError(
-                f"{self.path}: its first line has tabs and neither , nor ; between columns: rename it to .tsv"
-            )
-        return max(widths, key=widths.get)
+                return 0
+
+        likely, others = max(",;", key=width), max("\t|", key=width)
+        return others if width(likely) == 1 < width(others) else likely
 
     def _first_fields(self, separator: str) -> list[str]:
-        _, fields = next(self._records(separator), (1, []))
+        _, fields = next(islice(self._records(separator), self._num_skipped, None), (1, []))
         return fields
 
 

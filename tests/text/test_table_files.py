@@ -108,6 +108,9 @@ SEPARATORS = {
     '"a;b;c",label\nx,y\n': ",",
     "text\nx\n": ",",
     "a;b,c\nx;y,z\n": ",",
+    'text\tlabel\n"a\tb"\tc\n': "\t",
+    "text|label\na,b|c\n": "|",
+    "text|more,label\na,b\n": ",",
 }
 
 
@@ -116,6 +119,18 @@ def test_separator_of_csv(tmp_path, content):
     rows = list(csv.reader(io.StringIO(content, newline=""), delimiter=SEPARATORS[content]))
     table = TableFile(written(tmp_path / "t.csv", content.encode()))
     assert [list(table.columns), *values(table)] == rows
+
+
+@pytest.mark.parametrize(("line", "separator"), [("sep=;", ";"), ("SEP=,", ","), ('"sep=|"', "|"), ("sep=\t", "\t")])
+def test_the_line_of_excel_that_names_the_separator(tmp_path, line, separator):
+    """It is no row; the lines keep their numbers, and a header has any number of other separators."""
+    rows = [["text,one;two", "label"], ["a", "b,c;d"], ["e", "f"]]
+    content = "\r\n".join([line, *(separator.join(f'"{cell}"' for cell in row) for row in rows), ""])
+    table = TableFile(written(tmp_path / "t.csv", b"\xef\xbb\xbf" + content.encode()))
+    assert [list(table.columns), *values(table)] == rows
+    assert [number for number, _ in table.rows()] == [3, 4]
+    table = TableFile(tmp_path / "t.csv", header=False)
+    assert values(table) == rows
 
 
 @pytest.mark.parametrize(("name", "content"), [("t.tsv", b'a "\tb\nc\td\n'), ("t.csv", b'"a ""\n",b\nc,d\n')])
@@ -170,12 +185,22 @@ BAD_TEXTS = {
     "same.csv": (b"a,b,a\n1,2,3\n", "two columns have the name 'a'"),
     "empty.csv": (b"", "is empty"),
     "wide.tsv": (b"\t".join(str(n).encode() for n in range(10_001)), "at most 10,000 are read"),
-    "tabs.csv": (b"a\tb\n1\t2\n", "rename it to .tsv"),
+    "half.csv": (
+        b"a,b\n1,\xed\xa0\xbd\n",
+        "line 2, byte 6: not UTF-8 (invalid continuation byte): half of a surrogate pair",
+    ),
+    "utf16.csv": (
+        "a,b\n1,2\n".encode("utf-16"),
+        "is UTF-16 or UTF-32: convert it to UTF-8, for example with iconv -f UTF-16",
+    ),
     "commas.tsv": (b"a\tb\n1,2\n3,4\n", "none of its 2 lines has the 2 tab-separated columns"),
     "words": (b"a\tb\n", "is no table: give JSON lines"),
     "t.parquet.gz": (gzip.compress(b"PAR1"), "unpack .gz first"),
     "end.csv": (b'a,b\n1,2\n3,"4\n5,6\n', "line 3: the row that begins there is not CSV (unexpected end of data)"),
-    "latin.csv": (b"a,b\n1,caf\xe9\n", "line 2, byte 9: not UTF-8"),
+    "latin.csv": (
+        b"a,b\n1,caf\xe9\n",
+        "line 2, byte 9: not UTF-8 (invalid continuation byte): convert the file, for example with iconv -f CP1252",
+    ),
     "cut.csv.gz": (gzip.compress(b"a,b\n" + os.urandom(99).hex().encode())[:-12], "is damaged"),
     "words.jsonl": (b'{"a": 1}\nwords\n', "line 2 is not JSON"),
     "deep.jsonl": (b'{"a": ' + b"[" * 200 + b"]" * 200 + b"}\n", "line 1 is nested more than 100 levels deep"),

@@ -190,7 +190,7 @@ def table_writer(stream: TextIO, suffix: str, columns: Sequence[str]) -> Callabl
     """Return a function that writes rows to a stream: as CSV, with tabs for .tsv, or as JSON lines. Lists in CSV are JSON."""
     if suffix == ".jsonl":
         return lambda rows: stream.writelines(
-            json.dumps(row, ensure_ascii=False, allow_nan=False, default=str) + "\n" for row in rows
+            json.dumps(finite(row), ensure_ascii=False, allow_nan=False, default=str) + "\n" for row in rows
         )
     writer = csv.writer(stream, delimiter="\t" if suffix == ".tsv" else ",", lineterminator="\n")
     writer.writerow(columns)
@@ -199,3 +199,12 @@ def table_writer(stream: TextIO, suffix: str, columns: Sequence[str]) -> Callabl
         return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else value
 
     return lambda rows: writer.writerows([cell(row[name]) for name in columns] for row in rows)
+
+
+def finite(value: Any) -> Any:
+    """Return a value with None for numbers that JSON does not have."""
+    if isinstance(value, list):
+        return [finite(each) for each in value]
+    if isinstance(value, Mapping):
+        return {key: finite(each) for key, each in value.items()}
+    return None if isinstance(value, float) and not np.isfinite(value) else value

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.text.input_files import is_blank
 
 # What a label is: one class of several, any number of labels, or a number (a regression).
 KINDS = ("classes", "labels", "number")
@@ -30,9 +31,9 @@ _NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-][0-9]+
 
 
 def is_missing(value: Any, words: Collection[str] = MISSING_WORDS) -> bool:
-    """Return whether a cell has no value: none, nan, a blank text, or one of ``words``."""
+    """Return whether a cell has no value: None, nan, a blank text, or one of ``words``."""
     if isinstance(value, str):
-        return not value.strip() or value.strip() in words
+        return is_blank(value) or value.strip() in words
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 

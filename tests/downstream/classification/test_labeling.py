@@ -41,7 +41,7 @@ def test_every_row_of_the_table_is_one_of_the_result(results, tmp_path, capsys):
     """The predictions are those of a table without the rows that have none."""
     whole, gaps = tmp_path / "whole.tsv", tmp_path / "gaps.tsv"
     whole.write_text("text\tid\n" + "".join(f"{text}\t{n}\n" for n, text in enumerate(TEXTS)))
-    lines = ["broken", "\t7", " \t8", "\\N\t9", "\t10", "null\t11", f"{TEXTS[0]}\t0", "one\ttoo\tmany"]
+    lines = ["broken", "\t7", "\u200b\u00a0\t8", "\\N\t9", "\t10", "null\t11", f"{TEXTS[0]}\t0", "one\ttoo\tmany"]
     lines += [f"{text}\t{n + 1}" for n, text in enumerate(TEXTS[1:])] + ["nan\t12", "broken"]
     gaps.write_text("text\tid\n" + "".join(f"{line}\n" for line in lines))
     assert label(results, whole, tmp_path / "whole.jsonl") == len(TEXTS)
@@ -65,11 +65,16 @@ def test_every_row_of_the_table_is_one_of_the_result(results, tmp_path, capsys):
 
 
 def test_values_of_json_that_are_no_text(results, tmp_path, capsys):
-    """None and a key that is missing have no label; a number is a text."""
-    lines = ['{"text": null, "id": 1}', '{"id": 2}', '{"text": "\\u0000", "id": 3}', '{"text": 7, "id": 4}']
+    """None, a key that is missing, and half of a surrogate pair have no label; a number is a text, NaN is no number."""
+    lines = [
+        '{"text": null, "id": 1}',
+        '{"id": 2}',
+        '{"text": "half \\ud83d", "id": 3}',
+        '{"text": 7, "id": 4, "x": [NaN]}',
+    ]
     (tmp_path / "t.jsonl").write_text("\n".join(lines))
     assert label(results, tmp_path / "t.jsonl", tmp_path / "l.jsonl") == 4
     rows = [json.loads(line) for line in (tmp_path / "l.jsonl").read_text().splitlines()]
-    assert [row["id"] for row in rows] == [1, 2, 3, 4]
+    assert [(row["id"], row["x"]) for row in rows] == [(1, None), (2, None), (3, None), (4, [None])]
     assert [row["prediction"] is None for row in rows] == [True, True, True, False]
     assert "3 rows have no text" in capsys.readouterr().err

@@ -287,6 +287,28 @@ def test_dev_of_another_task_is_refused(tmp_path):
         read(tmp_path / "t.tsv", table(["0", "1"] * 6), dev=tmp_path / "d.tsv")
 
 
+def test_rows_that_show_no_text_are_left_out(tmp_path):
+    """Blank for an editor, or half of a surrogate pair; the same in a pair of texts is one text that is empty."""
+    texts = [
+        "\u00a0",
+        "\u3000",
+        "\u200b",
+        "\ufeff",
+        "half \ud83d",
+        None,
+        "nan",
+        *(f"text {number}" for number in range(12)),
+    ]
+    lines = [{"text": text, "label": number % 2} for number, text in enumerate(texts)]
+    train, dev, _, notes = read(tmp_path / "t.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    assert sorted(train.texts + dev.texts) == sorted((text,) for text in texts[7:])
+    assert "t.jsonl: 7 training rows without text (nan) are left out" in notes
+    pairs = [{"text1": text, "text2": "x", "label": number % 2} for number, text in enumerate(texts)]
+    train, dev, _, notes = read(tmp_path / "t.jsonl", "".join(json.dumps(pair) + "\n" for pair in pairs))
+    assert (train.texts + dev.texts).count(("", "x")) == 7
+    assert any("pairs have one empty text" in note for note in notes)
+
+
 def test_columns_of_json_lines_are_named(tmp_path):
     (tmp_path / "t.jsonl").write_text('{"body": "a", "kind": "b"}\n')
     with pytest.raises(UserError, match=r"no column 'text': give --text with one of body, kind$"):
