@@ -4,6 +4,7 @@ import contextlib
 import errno
 import pickle
 import re
+import shlex
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +29,7 @@ def checkpoint_file(path: Path) -> Path:
             return file
     advice = "give a checkpoint or the SAVE_DIR of a run that has saved one"
     if (path / "config.json").is_file():
-        advice = f"{path} is a Hugging Face model, run amos import {path} OUT.pt and give OUT.pt"
+        advice = f"{path} is a Hugging Face model, run amos import {shlex.quote(str(path))} OUT.pt and give OUT.pt"
     elif runs := sorted(file.parent for file in path.glob("runs/**/checkpoint_best.pt")):
         advice = f"{path} holds fine-tuning results, give one of their runs, such as {runs[0]}"
     raise UserError(f"{files[0]} is missing: {advice}")

@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import itertools
 import os
+import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,9 +109,8 @@ def run(arguments: argparse.Namespace) -> None:
     for line in _sizes(manifest["train"]["tokens"], manifest["valid"]["tokens"]):
         say(line)
     say(describe_loss(manifest["train"], _advice(settings, manifest["train"])))
-    say(
-        f"done: train with task.data={manifest['task_data']} (fairseq-train DATA); counts and hashes in {out}/{MANIFEST}"
-    )
+    task_data = shlex.quote(f"task.data={manifest['task_data']}")
+    say(f"done: train with {task_data} (fairseq-train DATA); counts and hashes in {out}/{MANIFEST}")
 
 
 def _describe_inputs(paths: list[Path]) -> list[dict[str, Any]]:

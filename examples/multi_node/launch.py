@@ -9,6 +9,7 @@ it for one GPU, and update_freq is chosen to preserve it. Arguments after ``--``
 
 import argparse
 import os
+import re
 import shlex
 import sys
 from dataclasses import dataclass
@@ -62,9 +63,15 @@ def batch_of(config_name: str) -> tuple[int, int]:
     return config.dataset.batch_size * config.optimization.update_freq[0], config.dataset.batch_size
 
 
+def hydra_value(path: str) -> str:
+    """Return a path as a value of a Hydra override, where blanks, commas and most other characters have a meaning."""
+    is_plain = re.fullmatch(r"[\w./:-]+", path, re.ASCII)
+    return path if is_plain else "'{}'".format(path.replace("'", "\\'"))
+
+
 def training_command(launcher: str, args: argparse.Namespace, batch: Batch) -> list[str]:
     """Return the command to run on every node (torchrun) or once in a Slurm job (srun)."""
-    hydra = ["--config-dir", str(RECIPES), "--config-name", args.config_name, f"task.data={args.data}"]
+    hydra = ["--config-dir", str(RECIPES), "--config-name", args.config_name, f"task.data={hydra_value(args.data)}"]
     hydra += [f"dataset.batch_size={batch.per_gpu}", f"optimization.update_freq=[{batch.update_freq}]"]
     hydra += [f"distributed_training.distributed_world_size={batch.num_gpus}"]
     if launcher == "torchrun":

@@ -139,3 +139,18 @@ def hugging_face_directory(directory: Path, kind: str, sample: Path) -> Path:
     directory.mkdir()
     learner.save(str(directory / "tokenizer.json"))
     return directory
+
+
+def word_level_directory(
+    directory: Path, words: Iterable[str], absent: Iterable[str] = (), added: Iterable[str] = ()
+) -> Path:
+    """A tokenizer of whole words: with the special tokens but for ``absent``; those ``added`` got their ids after the words."""
+    added = list(added)
+    special = [token for token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if token not in (*absent, *added)]
+    vocabulary = {token: index for index, token in enumerate([*special, *words])}
+    library = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    library.add_special_tokens([*special, *added])
+    directory.mkdir(parents=True)
+    library.save(str(directory / "tokenizer.json"))
+    return directory

@@ -10,12 +10,14 @@ import yaml
 from failures import error_line, full_disk
 from safetensors.torch import load_file, save_file
 from saved_models import UPDATES, small_tokenizer, write_run
+from tokenizer_text import word_level_directory
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face import export as export_module
 from amos_fairseq.hugging_face.export import check_output_folder, export
+from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer
 
 FILES = {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
@@ -185,6 +187,40 @@ def test_refusals_are_one_line_and_leave_nothing(settings, flags, named, tmp_pat
     command = ("export", "run", tmp_path / "out", "--no-check", *flags)
     assert named in error_line(capsys, main, *command, reports_progress=True)
     assert list(tmp_path.iterdir()) == [tmp_path / "runs"]
+
+
+def test_a_constant_encoder_is_named(runs, tmp_path, capsys):
+    """Every last LayerNorm gives its bias, or nearly; not so the weights of a random start, small or large."""
+    command = ["export", str(tmp_path / "run"), str(tmp_path / "out"), "--no-check", "--force"]
+    for objective, scale, is_named in (
+        ("amos", 0.0, True),
+        ("electra", 1e-5, True),
+        ("mlm", 1.0, False),
+        ("mlm", 0.5, False),
+    ):
+        run = write_run(tmp_path / "run", objective)
+        state = torch.load(run / "checkpoint_last.pt", weights_only=True)
+        for name, weight in state["model"].items():
+            if name.endswith("norm.weight"):
+                weight *= scale
+        torch.save(state, run / "checkpoint_last.pt")
+        capsys.readouterr()
+        assert main(command) == 0
+        warned = "gives different texts the same states, so its training has collapsed" in capsys.readouterr().err
+        assert warned == is_named, (objective, scale)
+
+
+@pytest.mark.parametrize("objective", ["amos", "mlm"])
+def test_a_tokenizer_of_words_is_exported(objective, tmp_path, capsys):
+    """Its library finds special tokens in text, which is said."""
+    words = load_tokenizer(word_level_directory(tmp_path / "words", [f"E{number:03}" for number in range(50)]))
+    run = write_run(tmp_path / "run", objective, words)
+    assert main(["export", str(run), str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr()
+    assert re.search(
+        r"token ids equal on \d+ texts \(a text that spells \[\w+\] is not text there, but this token\)", printed.out
+    )
+    assert "WARNING" not in printed.err
 
 
 def test_a_wrong_weight_and_wrong_token_ids_are_found_and_nothing_is_written(runs, tmp_path, monkeypatch):

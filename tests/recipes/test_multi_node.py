@@ -23,6 +23,13 @@ def launch(*flags: str) -> subprocess.CompletedProcess:
     return run_process([sys.executable, MULTI_NODE / "launch.py", "--data", "DATA", *flags])
 
 
+def test_the_path_of_the_data_is_quoted_for_hydra_and_the_shell() -> None:
+    result = launch("--data", "a b,c='d'")
+    arguments = shlex.split(result.stdout)
+    cfg = compose_with_hydra("amos_base", [word for word in arguments if word.startswith("task.data=")])
+    assert cfg.task.data == "a b,c='d'"
+
+
 @pytest.mark.parametrize(
     ("flags", "global_batch", "num_gpus", "per_gpu", "update_freq"),
     [

@@ -1,14 +1,16 @@
 """The pretraining task: invalid settings, shards, exact resume, noise per micro-batch."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from fairseq.data import iterators
-from synthetic_corpus import TOKENS_PER_SAMPLE, make_task, write_corpus, write_split
+from synthetic_corpus import TOKENS_PER_SAMPLE, make_task, write_corpus, write_split, write_tokenizer
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.text.tokenization import load_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +85,22 @@ def test_epochs_cycle_through_the_shards(corpus: Path, tmp_path: Path) -> None:
     alone.load_dataset("train")
     dataset = alone.dataset("train")
     assert tokens[1] == [dataset[index]["tokens"].tolist() for index in range(len(dataset))]
+
+
+def test_the_folder_of_several_shards_is_all_of_them(tmp_path: Path) -> None:
+    """As amos prepare leaves them: the tokenizer and corpus.json one level up."""
+    shards = [write_corpus(tmp_path / f"shard{number}", seed=number, tokenizer=False) for number in range(3)]
+    write_tokenizer(tmp_path / "tokenizer")
+    shutil.copy(shards[0] / "dict.txt", tmp_path / "tokenizer")
+    manifest = {
+        "shards": [{"directory": shard.name} for shard in shards],
+        "tokenizer": {"sha256": load_tokenizer(tmp_path / "tokenizer").sha256},
+    }
+    (tmp_path / "corpus.json").write_text(json.dumps(manifest))
+    task = make_task(tmp_path)
+    assert task.cfg.data == ":".join(map(str, shards))
+    assert task.has_sharded_data("train")
+    assert task.vocabulary.tokenizer_directory == tmp_path / "tokenizer"
 
 
 @pytest.mark.parametrize(("batches_before", "num_workers"), [(3, 0), (7, 2)])

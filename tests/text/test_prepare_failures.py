@@ -14,6 +14,7 @@ from failures import full_disk
 from preparing import prepare
 from synthetic_corpus import file_bytes, make_documents, write_text
 from tiny_runs import ROOT
+from tokenizer_text import word_level_directory
 from waiting import wait_until
 
 from amos_fairseq.errors import UserError
@@ -46,6 +47,7 @@ def folder(tmp_path_factory) -> Path:
     for name, content in contents.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
+    word_level_directory(folder / "words", ["one", "two"], absent=["[UNK]"])
     source = write_text(folder / "text.txt", make_documents(60))
     main([source, "--out", folder / "made", "--vocab-size", "150", "--workers", "1"])
     dictionary = (folder / "made" / "tokenizer").rename(folder / "other") / "dict.txt"
@@ -73,6 +75,7 @@ BAD = {
     "--tokenizer given.model": "not a SentencePiece model",
     "--tokenizer none": "holds no tokenizer",
     "--tokenizer broken": "is not a usable",
+    "--tokenizer words": "--tokenizer words: the tokenizer cannot encode all text (WordLevel error: Missing [UNK]",
     "--tokenizer other": "differ from line 1",
     "--tokenizer other --vocab-size 9": "cannot be combined with",
     "--valid-share 1": "--valid-share 1.0",

@@ -51,9 +51,11 @@ def test_both_networks_are_trained_and_the_same_command_imports_nothing(tmp_path
         path.unlink(missing_ok=True)
         path.write_text('#!/bin/sh\necho "called: ${0##*/} $*"\n', encoding="utf-8")
         path.chmod(0o755)
-    again = run_script(str(tmp_path / "checkout" / SCRIPT), *arguments[1:])
+    again = run_script(str(tmp_path / "checkout" / SCRIPT), *arguments[1:], PREPARE="--document line")
     assert again.returncode == 0, again.stdout[-2000:] + again.stderr[-2000:]
     prepared, trained_again = (line for line in again.stdout.splitlines() if line.startswith("called: "))
-    assert prepared.startswith(f"called: prepare.sh {text} --out {out}/data --tokenizer {out}/imported/tokenizer")
+    assert prepared.startswith(
+        f"called: prepare.sh {text} --out {out}/data --tokenizer {out}/imported/tokenizer --document line"
+    )
     assert trained_again.startswith(f"called: fairseq-train {out}/data ")
     assert "--precision auto --tokens-per-sample 32" in trained_again

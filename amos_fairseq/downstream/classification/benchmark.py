@@ -2,6 +2,7 @@
 GLUE is a list of them."""
 
 import os
+import shlex
 import shutil
 import threading
 from collections.abc import Collection, Iterator, Mapping
@@ -182,9 +183,8 @@ def read_text_data(directory: Path, task: str, hint: str, max_rows: int | None =
 
 def read_glue_data(data: Path, task: str, max_rows: int | None = None) -> TextData:
     """Read the record of a task that ``amos prepare glue`` wrote into ``data``, and check its files."""
-    hint = (
-        f"give the folder of GLUE's task folders, or run amos prepare glue GLUE_DIR {task} TOKENIZER_DIR --out {data}"
-    )
+    command = f"amos prepare glue GLUE_DIR {task} TOKENIZER_DIR --out {shlex.quote(str(data))}"
+    hint = f"give the folder of GLUE's task folders, or run {command}"
     return read_text_data(data / task, task, hint, max_rows)
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import shlex
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -136,7 +137,8 @@ class Classification(TextBenchmark):
     ) -> tuple[Sequence[Path], Sequence[str]]:
         if NAME not in summaries:
             return (), ()
-        best, out = best_checkpoint(self.session.out, summaries[NAME].best), self.session.out
+        best = best_checkpoint(self.session.out, summaries[NAME].best)
+        best, out = (shlex.quote(str(path)) for path in (best, self.session.out))
         return (), (
             f"to label other rows: amos classify --checkpoint {out} --predict FILE --out LABELS.tsv",
             f"to export the run that is best on dev: amos export {best} HF_DIR",

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import json
+import shlex
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -152,7 +153,8 @@ class Parsing(Benchmark):
     def write_more(
         self, summaries: Mapping[str, TaskSummary], stop: threading.Event
     ) -> tuple[Sequence[Path], Sequence[str]]:
-        return (), (f"to parse other sentences: amos parse --checkpoint {self.session.out} --predict FILE --out TREES",)
+        command = f"amos parse --checkpoint {shlex.quote(str(self.session.out))} --predict FILE --out TREES"
+        return (), (f"to parse other sentences: {command}",)
 
     def notes(self, results: Sequence[RunResult], summaries: Mapping[str, TaskSummary]) -> Iterator[str]:
         yield (

@@ -6,6 +6,7 @@ Read both files -> sample training questions -> encode, align, write to a tempor
 import argparse
 import contextlib
 import json
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -61,7 +62,9 @@ def run(arguments: argparse.Namespace) -> None:
     files = {split: read_squad(path) for split, path in sources.items()}
     with whole_folder(out.absolute()) as unfinished:
         _write(unfinished, files, description, tokenizer, sample)
-    say(f"done: fairseq-train {out} --user-dir amos_fairseq --task squad ...; counts in {out}/{MANIFEST}")
+    say(
+        f"done: fairseq-train {shlex.quote(str(out))} --user-dir amos_fairseq --task squad ...; counts in {out}/{MANIFEST}"
+    )
 
 
 def prepare_squad_inside(out: Path, train: Path, dev: Path, tokenizer: Tokenizer) -> Path:

@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import json
 import os
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -192,7 +193,7 @@ def run(arguments: argparse.Namespace) -> None:
         return
     with whole_folder(out.absolute()) as unfinished:
         source.write(unfinished, tokenizer)
-    say(f"done: amos tag --checkpoint RUN --data {out} --out RESULTS; counts in {out}/{MANIFEST}")
+    say(f"done: amos tag --checkpoint RUN --data {shlex.quote(str(out))} --out RESULTS; counts in {out}/{MANIFEST}")
 
 
 def prepare_tagging_inside(out: Path, source: WordSource, tokenizer: Tokenizer) -> Path:

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import functools
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def run(arguments: argparse.Namespace) -> None:
         write = functools.partial(write_glue_task, TASKS[name], sources, sample, tokenizer, arguments.workers)
         if not prepare_folder(out / name, sources, tokenizer, settings, write):
             say(f"{name} is finished already, with these files and settings: skipped")
-    command = f"fairseq-train {out}/TASK --user-dir amos_fairseq --task sentence_prediction ..."
+    command = f"fairseq-train {shlex.quote(str(out))}/TASK --user-dir amos_fairseq --task sentence_prediction ..."
     say(f"done: {command}; counts in TASK/task.json")
 
 

@@ -1,0 +1,66 @@
+"""KEY=VALUE as ``amos train`` gives it to Hydra, read by Hydra's own parser."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.recipes.overrides import PATHS, for_hydra
+
+# What Hydra would refuse, or read as something else: values of other types, lists, sweeps.
+UNUSUAL = ["a=b", "a#1", "ünï/中文", "it's", 'say "a"', "a,b", "[a]", "{a}", "a(b)", "glob(x)", " a ", "1e5", "true"]
+UNUSUAL += ["0x1f", "1_0", "a&b;c!^`<>", "a'b,c", "back\\slash", "quote\\'s", "ends with\\", "$HOME/x", "/a:b/c", "."]
+
+
+@pytest.mark.parametrize("value", UNUSUAL)
+def test_a_path_is_read_as_it_is_typed(value: str) -> None:
+    for key in PATHS:
+        (override,) = for_hydra([f"{key}={value}"])
+        assert OverridesParser.create().parse_override(override).value() == value
+
+
+def test_what_hydra_reads_remains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quoted by the user, unset, an interpolation, an escape, a sweep; other settings, options of Hydra and their values."""
+    monkeypatch.chdir(tmp_path)
+    paths = [
+        "task.data='a b'",
+        'task.data="a=b"',
+        "checkpoint.restore_file=null",
+        "task.data=${oc.env:HOME}/x",
+        r"task.data=a\,b",
+    ]
+    others = [
+        "optimization.lr=[0.1]",
+        "+model.x={a: 1}",
+        "~model.y",
+        "--cfg",
+        "job",
+        "-m",
+        "--config-dir",
+        "/a=b/c#d",
+        "common.seed=1,2",
+    ]
+    assert for_hydra(paths + others) == paths + others
+    assert for_hydra(["task.data=a,b", "--multirun"]) == ["task.data=a,b", "--multirun"]
+    (tmp_path / "a,b").mkdir()
+    assert for_hydra(["task.data=a,b", "--multirun"]) == ["task.data='a,b'", "--multirun"]
+
+
+def test_the_home_folder_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each shard too; shells expand it only at the beginning of a word."""
+    monkeypatch.setenv("HOME", "/home/m m")
+    assert for_hydra(["task.data=~/a:~/b"]) == ["task.data=/home/m m/a:/home/m m/b"]
+    assert for_hydra(["checkpoint.save_dir=~/a#b"]) == ["checkpoint.save_dir='/home/m m/a#b'"]
+
+
+def test_a_value_that_hydra_cannot_read_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless it is the path of something that exists."""
+    monkeypatch.chdir(tmp_path)
+    for setting in ("optimization.lr=[0.1", "task.tokenizer_directory=a#b", "criterion.x=~"):
+        with pytest.raises(UserError, match=r"Hydra cannot read the value \(.*quote a text, as in '") as refusal:
+            for_hydra([setting])
+        assert str(refusal.value).startswith(setting)
+    os.mkdir("a#b")
+    assert for_hydra(["task.tokenizer_directory=a#b"]) == ["task.tokenizer_directory='a#b'"]

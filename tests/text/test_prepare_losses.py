@@ -1,0 +1,77 @@
+"""What ``amos prepare text`` says of text that a model does not see, against counts by hand; ``corpus.json`` has the same."""
+
+import json
+import random
+import re
+import unicodedata
+
+import pytest
+from preparing import prepare
+from tokenizer_text import word_level_directory
+
+EVENTS = [f"E{number:03}" for number in range(66)]
+THAI = ["ภิผัปุ", "มัฅาฑฺ", "ษะฑฺสืฑฺ", "คุสืฑฺ", "ช้ฟัฉ่", "ปุฎุ"]
+
+
+def documents(words, number=80, length=20):
+    draw = random.Random(3)
+    return [" ".join(draw.choices(words, k=length)) for _ in range(number)]
+
+
+def run(tmp_path, capsys, texts, *flags):
+    """Return the printed shares in percent, what is printed with WARNING, and the counts of corpus.json."""
+    (tmp_path / "text.txt").write_text("\n\n".join(texts), encoding="utf-8")
+    prepare("text")([tmp_path / "text.txt", "--out", tmp_path / "out", "--workers", "1", *flags])
+    printed = capsys.readouterr().err
+    shares = re.search(r"([\d.]+)% of the pieces unknown, ([\d.]+)% of the characters in no piece", printed)
+    warnings = [line for line in printed.splitlines() if "WARNING" in line]
+    record = json.loads((tmp_path / "out" / "corpus.json").read_text(encoding="utf-8"))
+    return *map(float, shares.groups()), warnings, record
+
+
+def test_unknown_words(tmp_path, capsys):
+    """A tokenizer of 60 of 66 events, of which each is a piece."""
+    tokenizer = word_level_directory(tmp_path / "words", EVENTS[:60])
+    unknown, dropped, warnings, record = run(tmp_path, capsys, documents(EVENTS), "--tokenizer", tokenizer)
+    total = sum(record[split]["unknown"] for split in ("train", "valid"))
+    assert total == sum(word in EVENTS[60:] for text in documents(EVENTS) for word in text.split())
+    assert unknown == pytest.approx(100 * record["train"]["unknown"] / record["train"]["words"], abs=1e-3)
+    assert (dropped, unknown > 5) == (0, True)
+    assert len(warnings) == 1
+    assert "this tokenizer does not fit the text: give another one" in warnings[0]
+
+
+def test_dropped_letters(tmp_path, capsys):
+    """A BPE without an unknown token, which prepare names before it reads; every tenth character of the text is an x."""
+    folder = word_level_directory(tmp_path / "bpe", [*"abcdefghi"], absent=["[UNK]"])
+    content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    content["model"] = {"type": "BPE", "vocab": content["model"]["vocab"], "merges": []}
+    (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    texts = [f"{text} {number}" for number, text in enumerate(documents(["abcdexfghi", "abcdefghix"]))]
+    texts = [re.sub(r"\d", "a", text) for text in texts]
+    unknown, dropped, warnings, record = run(tmp_path, capsys, texts, "--tokenizer", folder)
+    assert (unknown, record["train"]["unknown_share"]) == (0, 0)
+    assert dropped == pytest.approx(10, abs=0.2)
+    assert record["train"]["dropped_share"] == pytest.approx(dropped / 100, abs=1e-5)
+    assert len(warnings) == 2
+    assert "has no unknown token: it leaves out each character that its vocabulary lacks" in warnings[0]
+
+
+def test_vowel_signs_of_uncased_text(tmp_path, capsys):
+    texts = documents(THAI)
+    letters = [character for text in texts for character in text if character != " "]
+    marks = sum(unicodedata.category(character) == "Mn" for character in letters) / len(letters)
+    size = ("--bpe", "fastbpe", "--vocab-size", "30")
+    unknown, dropped, warnings, _ = run(tmp_path, capsys, texts, *size)
+    assert (unknown, dropped) == (0, pytest.approx(100 * marks, abs=2))
+    assert "--uncased removes accents and vowel signs: give --cased" in warnings[0]
+    (tmp_path / "cased").mkdir()
+    assert run(tmp_path / "cased", capsys, texts, *size, "--cased")[:3] == (0, 0, [])
+
+
+def test_a_tokenizer_that_amos_export_would_refuse(tmp_path, capsys):
+    tokenizer = word_level_directory(tmp_path / "words", EVENTS, added=["[PAD]", "[CLS]", "[SEP]"])
+    *shares, warnings, _ = run(tmp_path, capsys, documents(EVENTS), "--tokenizer", tokenizer)
+    assert shares == [0, 0]
+    assert len(warnings) == 1
+    assert f"amos export will refuse models with {tokenizer}: the padding token [PAD] was added" in warnings[0]
