@@ -19,6 +19,7 @@ from amos_fairseq.text.file_kinds import (
     TEXT,
     TSV,
     OnRead,
+    first_lines,
     ignore,
     kind_of,
     refuse_markup,
@@ -29,6 +30,9 @@ BLANK, LINE = "blank", "line"  # what ends a document of plain text, beside a nu
 
 # A line that begins with a tag, and special tokens such as <|endoftext|> anywhere.
 _MARKUP = re.compile(rb"^" + TAG + rb"|<\|\w+\|>", re.MULTILINE)
+# A line of names without blanks, as a table begins; what databases write for a missing value.
+_HEADER = re.compile(r'"?\w+"?([\t,;]"?\w+"?)+')
+_DATABASE_NULL = "\\N"
 # Lines that end a document in files for other programs.
 _SEPARATOR = re.compile(r"<\|\w+\|>|</s>|<eos>|\[(EOS|SEP)\]")
 
@@ -71,6 +75,8 @@ def read_documents(
     """
     kind = kind_of(path)
     if kind == TEXT:
+        _refuse_table(path, column)
+        refuse_markup(path)
         documents = _documents_of_text(path, document or _inferred_end(path), on_read)
     else:
         documents = _documents_of_table(TableFile(path, csv_quotes=csv_quotes, on_read=on_read), column)
@@ -91,8 +97,20 @@ def read_documents(
         )
 
 
+def _refuse_table(path: Path, column: str) -> None:
+    """Refuse a text whose first line is the header of a table; say that one with the same number of tabs in each line may be
+    one."""
+    lines = [line.decode("utf-8", "replace").strip() for line in first_lines(path)]
+    if lines and _HEADER.fullmatch(lines[0]) and column in re.findall(r"\w+", lines[0]):
+        raise UserError(
+            f"{path} has the column {column} in its first line: give a table a name that ends in .csv or .tsv"
+        )
+    tabs = {line.count("\t") for line in lines}
+    if len(lines) > 1 and len(tabs) == 1 and 0 not in tabs:
+        say(f"{path} is read as text, but each of its first lines has {tabs.pop()} tabs: a table has to end in .tsv")
+
+
 def _documents_of_text(path: Path, end: str | int, on_read: OnRead) -> Iterator[bytes]:
-    refuse_markup(path)
     most_lines = {BLANK: math.inf, LINE: 1}.get(end, end)
     document, lines, start = bytearray(), 0, 0  # a list of many short paragraphs would take many times their size
     separators: list[int] = []
@@ -128,7 +146,7 @@ def _documents_of_table(table: TableFile, column: str) -> Iterator[bytes]:
     without_text = first = 0
     for number, row in table.rows():
         place = f"{table.path}, {unit} {number}"
-        text = row[column]
+        text = None if row[column] == _DATABASE_NULL else row[column]
         if not isinstance(text, str | None):
             raise UserError(f"{place}: {column} is {text!r:.60}, not a text")
         document = "".join(f"{line}\n" for line in clean_lines(text or "") if line).encode("utf-8")
@@ -139,7 +157,7 @@ def _documents_of_table(table: TableFile, column: str) -> Iterator[bytes]:
     if without_text:
         say(
             f"{table.path}: {without_text:,} of its rows, the first in {unit} {first:,}, have no text in {column} "
-            "(missing, blank, or half of a surrogate pair) and are skipped"
+            "(missing, blank, \\N, or half of a surrogate pair) and are skipped"
         )
     if broken := table.broken_lines:
         say(

@@ -60,17 +60,10 @@ _NOT_READ = [
         (rb"7z\xbc\xaf\x27\x1c", "a 7z archive", "unpack it"),
         (rb"Rar!\x1a\x07", "a rar archive", "unpack it"),
         (rb".{257}ustar", "a tar archive", "unpack it with tar -xf"),
-        (
-            rb"BZh[1-9](1AY&SY|\x17\x72\x45\x38)",
-            "compressed with bzip2",
-            "unpack it with bunzip2 (.gz, .xz and .zst are read)",
-        ),
-        (
-            rb"\x04\x22\x4d\x18|\x02\x21\x4c\x18",
-            "compressed with lz4",
-            "unpack it with unlz4 (.gz, .xz and .zst are read)",
-        ),
-        (rb"\x5d\0\0[\0-\xff]{2}\xff", "compressed with lzma", "unpack it with unlzma (.gz, .xz and .zst are read)"),
+        (rb"BZh[1-9](1AY&SY|\x17\x72\x45\x38)", "compressed with bzip2", "unpack it with bunzip2"),
+        (rb"\x04\x22\x4d\x18|\x02\x21\x4c\x18", "compressed with lz4", "unpack it with unlz4"),
+        (rb"\x5d\0\0[\0-\xff]{2}\xff", "compressed with lzma", "unpack it with unlzma"),
+        (rb"WARC/1\.", "a WARC file of Common Crawl", "take the texts of its records, for example with warcio"),
         (rb"ARROW1|FEA1|\xff\xff\xff\xff", "a file of Arrow or Feather", "write it as Parquet"),
         (rb"%PDF-", "a PDF", "take its text, for example with pdftotext"),
         (rb"\{\\rtf", "a document of RTF", "save it as plain text"),
@@ -121,11 +114,10 @@ def kind_of(path: Path) -> str:
         problem = "is empty: fill it, or leave it out"
     if problem:
         raise UserError(f"{path}: {problem}")
-    with opened(path) as stream:
-        if _PARQUET.match(stream.peek()):
-            return PARQUET
-        lines = _first_lines(stream, path)
+    lines = first_lines(path)
     start, are_objects = b"".join(lines), list(map(is_object, lines))
+    if _PARQUET.match(start):
+        return PARQUET
     if _ARRAY_START.match(start):
         return JSON
     if lines and 2 * sum(are_objects) >= len(lines):
@@ -135,19 +127,20 @@ def kind_of(path: Path) -> str:
     return _KINDS_OF_NAMES.get(kind_and_compression(path)[0], TEXT)
 
 
-def _first_lines(stream: BinaryIO, path: Path) -> list[bytes]:
+def first_lines(path: Path) -> list[bytes]:
     """Return the first lines that are not blank: the first one is complete if it can be an object, the others always."""
     lines: list[bytes] = []
     number = size = 0
-    while size < _FIRST_BYTES and len(lines) < _FIRST_LINES and (line := stream.readline(_FIRST_BYTES)):
-        number += 1
-        line = (line.removeprefix(UTF8_MARK) if number == 1 else line).lstrip()
-        if not lines and line.startswith(b"{") and not line.endswith(b"\n"):
-            line += stream.readline(LARGEST_DOCUMENT_BYTES)
-            refuse_many_brackets(line, path, number)
-        size += len(line)
-        if line and (size < _FIRST_BYTES or not lines):
-            lines.append(line)
+    with opened(path) as stream:
+        while size < _FIRST_BYTES and len(lines) < _FIRST_LINES and (line := stream.readline(_FIRST_BYTES)):
+            number += 1
+            line = (line.removeprefix(UTF8_MARK) if number == 1 else line).lstrip()
+            if not lines and line.startswith(b"{") and not line.endswith(b"\n"):
+                line += stream.readline(LARGEST_DOCUMENT_BYTES)
+                refuse_many_brackets(line, path, number)
+            size += len(line)
+            if line and (size < _FIRST_BYTES or not lines):
+                lines.append(line)
     return lines
 
 
@@ -160,10 +153,9 @@ def is_object(line: bytes) -> bool:
 
 def refuse_json(path: Path) -> None:
     """Refuse a file of the kind JSON, with the command that converts it."""
-    with opened(path) as stream:
-        is_array = _first_lines(stream, path)[0].startswith(b"[")
+    selected = "'.[]'" if first_lines(path)[0].startswith(b"[") else "."
     name = path.name.removesuffix(kind_and_compression(path)[1])
-    command = f"jq -c {shlex.quote('.[]') if is_array else '.'} {shlex.quote(name)}"
+    command = f"jq -c {selected} {shlex.quote(name)}"
     converted = shlex.quote(f"{Path(name).stem}.jsonl")
     raise UserError(
         f"{path} is JSON, but not one object on each line: convert it, for example with {command} > {converted}"
@@ -172,10 +164,9 @@ def refuse_json(path: Path) -> None:
 
 def refuse_markup(path: Path) -> None:
     """Refuse a text that begins as HTML or XML, or whose first lines mostly begin with a tag."""
-    with opened(path) as stream:
-        lines = _first_lines(stream, path)
+    lines = first_lines(path)
     tags = [match.group() for line in lines if (match := re.match(TAG, line) or _MARKUP_START.match(line))]
-    if tags and (_MARKUP_START.match(lines[0]) or 2 * len(tags) >= len(lines)):
+    if any(map(_MARKUP_START.match, lines[:3])) or (tags and 2 * len(tags) >= len(lines)):
         raise UserError(
             f"{path} is markup and no plain text (its first tag is {tags[0][:60].decode('utf-8', 'replace')}): extract its "
             "text, for example with trafilatura from HTML, with WikiExtractor --json from Wikipedia; to train on the tags too, "
@@ -209,8 +200,8 @@ def opened(path: Path, on_read: OnRead = ignore) -> Iterator[io.BufferedReader]:
                     raise UserError(f"{path} is {what}: {advice}")
             if _is_utf16(first[:4096]):
                 raise UserError(f"{path} is UTF-16 or UTF-32: {_FROM_UTF16}")
-            if compression is not None and _PARQUET.match(first):
-                raise UserError(f"{path}: Parquet is compressed inside: unpack {compression} first")
+            if compression is not None and any(magic.match(first) for magic in (_PARQUET, *_MAGIC.values())):
+                raise UserError(f"{path}: Parquet or another compressed file is inside: unpack {compression} first")
             yield stream
         except _DAMAGED as error:
             if "memory" in str(error).lower():

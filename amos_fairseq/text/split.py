@@ -109,9 +109,9 @@ def split_corpus(inputs: list[Path], directory: Path, settings: CorpusSettings, 
     ends = [document_end(path, settings.document) for path in inputs]
     if settings.document is None and LINE in ends:
         by_line = [path for path, end in zip(inputs, ends, strict=True) if end == LINE]
-        others = f" and {len(by_line) - 1:,} other files" if len(by_line) > 1 else ""
+        others = f" and {len(by_line) - 1:,} more" if len(by_line) > 1 else ""
         say(
-            f"{by_line[0]}{others}: no blank line between lines, so each line is a document (--document blank: the file is one "
+            f"each line is a document in {by_line[0]}{others}: no blank line is between lines (--document blank: a file is one "
             "document; --document N: N lines are)"
         )
     counts = [{"documents": 0, "without_text": 0, "document": end} for end in ends]
@@ -130,7 +130,8 @@ def split_corpus(inputs: list[Path], directory: Path, settings: CorpusSettings, 
                 for refused in valid.add(int.from_bytes(digest[:8], "big"), document):
                     train.write(refused)
         candidates = [document for _, document in valid.in_order()]
-        heads = held_out(candidates, min(settings.valid_share * total, settings.valid_bytes))
+        asked = min(settings.valid_share * total, settings.valid_bytes)
+        heads = held_out(candidates, asked)
 
         def rest_of(document: bytes) -> bytes:
             return document[len(heads.get(document, b"")) :]
@@ -152,6 +153,7 @@ def split_corpus(inputs: list[Path], directory: Path, settings: CorpusSettings, 
     say(
         f"held out for validation: {size:,} bytes, {size / total:.2%} of the text (--valid-share {settings.valid_share:.2%}, "
         f"at most {settings.valid_bytes:,} bytes)"
+        + ("" if asked / 2 <= size <= 2 * asked else ": documents are large; --document makes smaller ones of a text")
     )
     _write(directory / VALID, held)
     _write(directory / SAMPLE, learnable)

@@ -105,6 +105,7 @@ def test_rows_without_a_text_are_counted(tmp_path, capsys):
     """Missing, null, blank, NaN, half of a surrogate pair; a whole pair is a character."""
     rows = [
         '{"text": "one"}',
+        '{"text": "\\\\N"}',
         '{"id": 1}',
         '{"text": null}',
         '{"text": ""}',
@@ -114,8 +115,8 @@ def test_rows_without_a_text_are_counted(tmp_path, capsys):
     ]
     rows += ['{"text": "half \\ud83d here"}', '{"text": "\\ud83d\\ude00"}', '{"text": "two", "id": NaN, "\\ud83d": 1}']
     found = list(read_documents(written(tmp_path / "t.jsonl", "\n".join(rows))))
-    assert found == [b"one\n", *[b""] * 6, "\U0001f600\n".encode(), b"two\n"]
-    assert "t.jsonl: 6 of its rows, the first in line 2, have no text in text" in capsys.readouterr().err
+    assert found == [b"one\n", *[b""] * 7, "\U0001f600\n".encode(), b"two\n"]
+    assert "t.jsonl: 7 of its rows, the first in line 2, have no text in text" in capsys.readouterr().err
 
 
 def test_parquet_names_the_cell_that_cannot_be_read(tmp_path):
@@ -138,6 +139,7 @@ MARKUP = {
     "one separator": ("\n".join([*SENTENCES * 9, "<|endoftext|>", "b"]), r"1 lines begin .* <\|endoftext\|>"),
     "a text about HTML": ("\n".join([*SENTENCES * 3, "<b>", "is a tag, <i> too", "</b>"]), "2 lines begin .* <b>"),
     "JSON": ('{"text": "words\\n<doc id=1>\\n<div\\n"}\n', "1 lines begin .* <doc id=1>"),
+    "tabs": ("\n".join(f"{sentence}\t1" for sentence in SENTENCES), "each of its first lines has 1 tabs"),
     "no tag": ("\n".join([*SENTENCES, "<3", "a < b > c", "< b>"]), None),
 }
 

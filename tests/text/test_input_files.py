@@ -88,6 +88,8 @@ CASES = {
     "absent.jsonl": (b'{"body": "x", "id": 1}\n', "no column 'text', it has 'body', 'id'"),
     "null.jsonl": (b'{"text": null}\n{"text": " "}\n', "contains no text in text"),
     "surrogate.jsonl": (b'{"text": "\\ud800"}\n', "contains no text in text"),
+    "table.txt": (b"id,text\n1,words\n", "has the column text in its first line: .* .csv or .tsv"),
+    "quoted": (b'"text"\t"label"\nwords\tb\n', "has the column text in its first line"),
     "page.html": (b"<!DOCTYPE html>\n" + b"words\n" * 30, "markup and no plain text .its first tag is <!DOCTYPE html>"),
     "page.txt": (b"<p>\nwords\n</p>\n" * 9, "markup and no plain text .its first tag is <p>"),
     "wiki_00": (b'<doc id="12" url="u">\n' + b"words\n" * 30, "WikiExtractor --json"),
