@@ -133,7 +133,8 @@ constant memory. An interrupted run continues when the command is repeated."""
     add("--vocab-size", type=int, help=f"pieces to learn, without special symbols (default: {DEFAULT_VOCAB_SIZE})")
     case = kinds.choices[TEXT].add_mutually_exclusive_group().add_argument
     case("--cased", action="store_true", default=None, help="keep case (default for sentencepiece)")
-    case("--uncased", action="store_false", dest="cased", default=None, help="lower-case (default for fastbpe)")
+    text = "lower-case (default for fastbpe, which also removes accents and the vowel signs of some scripts)"
+    case("--uncased", action="store_false", dest="cased", default=None, help=text)
     add_workers(add)
     add("--seed", type=int, default=1, help="of the choice of validation documents and of the sample")
     add("--valid-share", type=float, default=0.01, help="share of the text to hold out")

@@ -30,7 +30,8 @@ def add_parser(subparsers: Any) -> None:
         "recipe such as amos_base (amos recipes lists them), or the path of a YAML file, which may start from a recipe "
     )
     parser.add_argument("recipe", metavar="RECIPE", help=text + "as variants/electra_unigram.yaml does")
-    text = "settings to change, such as task.data=DATA checkpoint.save_dir=RUN optimization.max_update=1000"
+    text = "settings to change, such as task.data=DATA checkpoint.save_dir=RUN optimization.max_update=1000; paths need no "
+    text += "quotes for Hydra"
     parser.add_argument("settings", nargs=argparse.REMAINDER, metavar="KEY=VALUE", help=text)
     parser.set_defaults(run=lambda arguments: run(arguments, parser))
 
