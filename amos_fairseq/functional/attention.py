@@ -305,13 +305,14 @@ def window_of(side: str, reach: int | None) -> tuple[int, int]:
 def varlen_attention(heads: Tensor, keys: PackedKeys) -> Tensor:
     """Compute softmax(q k^T / sqrt(d)) v within each sequence and window: [N,3,H,d] float16 or bfloat16 -> [N,H,d].
 
-    PyTorch's FlashAttention on CUDA.
+    PyTorch's FlashAttention on CUDA. PyTorch 2.15 would prefer cuDNN's kernel on Hopper, whose backward pass adds in any order.
     """
     from torch.nn.attention.varlen import varlen_attn  # not in every PyTorch, see has_varlen()
 
     starts, longest, window = keys
     query, key, value = heads.unbind(1)
-    return varlen_attn(query, key, value, starts, starts, longest, longest, window_size=window)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return varlen_attn(query, key, value, starts, starts, longest, longest, window_size=window)
 
 
 def toeplitz_attention(heads: Tensor, bias: ToeplitzBias, dropout: float, positions: Tensor | None) -> Tensor:
