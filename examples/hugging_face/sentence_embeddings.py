@@ -20,8 +20,9 @@ from pathlib import Path
 import torch
 from scipy.stats import spearmanr
 
+from amos_fairseq.downstream.classification.labels import is_missing, parse_number
+from amos_fairseq.downstream.classification.rows import read_rows
 from amos_fairseq.errors import UserError, report_user_errors
-from amos_fairseq.text.input_files import TableFile
 
 try:
     from sentence_transformers import SentenceTransformer
@@ -37,17 +38,17 @@ Pair = tuple[str, str, float]
 
 def read_pairs(path: Path, texts: Sequence[str], score: str) -> list[Pair]:
     """Read the pairs of a table; raise :class:`UserError` for a missing column or a value that is no number."""
-    table = TableFile(path)
-    for name in (*texts, score):
-        if name not in table.columns:
-            raise UserError(f"{path} has no column {name!r}: name one of {', '.join(table.columns)[:200]}")
+    rows = read_rows(path, texts, score)
     pairs = []
-    for line, row in table.rows():
+    for line, sentences, number in zip(rows.ids, rows.texts, rows.labels, strict=True):
+        if any(map(is_missing, (*sentences, number))):
+            continue
         try:
-            number = float(row[score])
-        except (TypeError, ValueError):
-            raise UserError(f"{path}, line {line}: {score} is {row[score]!r:.60}, and not a number") from None
-        pairs.append((str(row[texts[0]]), str(row[texts[1]]), number))
+            pairs.append((*sentences, parse_number(number)))
+        except ValueError as error:
+            raise UserError(f"{path}, line {line}: {score}: {error}") from None
+    if len(pairs) < len(rows):
+        print(f"{path}: {len(rows) - len(pairs):,} pairs without a sentence or a number are left out")
     return pairs
 
 
