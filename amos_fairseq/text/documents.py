@@ -98,16 +98,16 @@ def read_documents(
 
 
 def _refuse_table(path: Path, column: str) -> None:
-    """Refuse a text whose first line is the header of a table; say that one with the same number of tabs in each line may be
-    one."""
+    """Refuse a text whose first line names the column of a table; say what else may be a table."""
     lines = [line.decode("utf-8", "replace").strip() for line in first_lines(path)]
-    if lines and _HEADER.fullmatch(lines[0]) and column in re.findall(r"\w+", lines[0]):
+    has_header = len(lines) > 1 and _HEADER.fullmatch(lines[0]) is not None
+    if has_header and column in re.findall(r"\w+", lines[0]):
         raise UserError(
             f"{path} has the column {column} in its first line: give a table a name that ends in .csv or .tsv"
         )
     tabs = {line.count("\t") for line in lines}
-    if len(lines) > 1 and len(tabs) == 1 and 0 not in tabs:
-        say(f"{path} is read as text, but each of its first lines has {tabs.pop()} tabs: a table has to end in .tsv")
+    if has_header or (len(lines) > 1 and len(tabs) == 1 and 0 not in tabs):
+        say(f"{path} is read as text, but its first lines look like a table, whose name has to end in .csv or .tsv")
 
 
 def _documents_of_text(path: Path, end: str | int, on_read: OnRead) -> Iterator[bytes]:

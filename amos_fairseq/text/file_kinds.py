@@ -30,6 +30,7 @@ LARGEST_DOCUMENT_BYTES = 1 << 27
 # Parsed, an empty list of two bytes takes eighty, so that a line of a few kilobytes, compressed, would fill the memory.
 LARGEST_NUMBER_OF_BRACKETS = 10_000_000
 UTF8_MARK = b"\xef\xbb\xbf"
+_BLANKS = b" \t\r\n\v\f\x1e"  # the last one begins the objects of a JSON text sequence
 # What decides on the kind of a file: this many lines that are not blank, or as many as begin in this many bytes.
 _FIRST_LINES, _FIRST_BYTES = 20, 1 << 18
 
@@ -74,7 +75,7 @@ _NOT_READ = [
     )
 ]
 _ARRAY_START = re.compile(rb'\[\s*(\{\s*"|"[^"\n]*"\s*[,\]\n])')
-_OBJECT_START = re.compile(rb'\{\s*"[^"\n]*"\s*:')
+_OBJECT_START = re.compile(rb"""\{\s*("[^"\n]*"|'[^'\n]*')\s*:""")
 # A tag, and what certainly begins a page of HTML, a file of XML, or the articles of a Wikipedia extractor.
 TAG = rb"<[!/?]?[A-Za-z][^<>\n]*>"
 _MARKUP_START = re.compile(rb"<(!doctype|html|\?xml|mediawiki|doc\s+id=)", re.IGNORECASE)
@@ -134,7 +135,7 @@ def first_lines(path: Path) -> list[bytes]:
     with opened(path) as stream:
         while size < _FIRST_BYTES and len(lines) < _FIRST_LINES and (line := stream.readline(_FIRST_BYTES)):
             number += 1
-            line = (line.removeprefix(UTF8_MARK) if number == 1 else line).lstrip()
+            line = (line.removeprefix(UTF8_MARK) if number == 1 else line).lstrip(_BLANKS)
             if not lines and line.startswith(b"{") and not line.endswith(b"\n"):
                 line += stream.readline(LARGEST_DOCUMENT_BYTES)
                 refuse_many_brackets(line, path, number)
@@ -158,7 +159,8 @@ def refuse_json(path: Path) -> None:
     command = f"jq -c {selected} {shlex.quote(name)}"
     converted = shlex.quote(f"{Path(name).stem}.jsonl")
     raise UserError(
-        f"{path} is JSON, but not one object on each line: convert it, for example with {command} > {converted}"
+        f"{path} is JSON, but not one object on each line (in double quotes, without commas between them): convert it, for "
+        f"example with {command} > {converted}"
     )
 
 
@@ -198,9 +200,10 @@ def opened(path: Path, on_read: OnRead = ignore) -> Iterator[io.BufferedReader]:
             for magic, what, advice in _NOT_READ:
                 if magic.match(first):
                     raise UserError(f"{path} is {what}: {advice}")
-            if _is_utf16(first[:4096]):
-                raise UserError(f"{path} is UTF-16 or UTF-32: {_FROM_UTF16}")
-            if compression is not None and any(magic.match(first) for magic in (_PARQUET, *_MAGIC.values())):
+            is_parquet = _PARQUET.match(first)
+            if not is_parquet and _is_utf16(first[:4096]):
+                raise UserError(f"{path} is UTF-16 or UTF-32, or no text at all: {_FROM_UTF16}")
+            if compression is not None and (is_parquet or any(magic.match(first) for magic in _MAGIC.values())):
                 raise UserError(f"{path}: Parquet or another compressed file is inside: unpack {compression} first")
             yield stream
         except _DAMAGED as error:

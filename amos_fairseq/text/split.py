@@ -166,7 +166,7 @@ def held_out(candidates: list[bytes], budget: float) -> dict[bytes, bytes]:
     """Return the documents of ``candidates`` that are held out, and what of each: all of it, or its first paragraphs.
 
     These are the first that fit into ``budget`` bytes, at least one, with its copies. Of one that has more than twice the
-    budget, its first paragraphs are. A large one of a single paragraph, and many copies, are passed over for the next.
+    budget, its first paragraphs are. Copies of more than that, and a paragraph of ten times the budget, are passed over.
     """
     copies, heads, size = Counter(candidates), {}, 0
     for document, number in copies.items():
@@ -174,7 +174,7 @@ def held_out(candidates: list[bytes], budget: float) -> dict[bytes, bytes]:
             break
         is_large = number * len(document) > 2 * budget
         head = _first_paragraphs(document, budget) if is_large and number == 1 else document
-        if not is_large or (head != document and not heads):
+        if number * len(head) <= (10 if number == 1 else 2) * budget:
             heads[document] = head
             size += number * len(head)
     if not heads:

@@ -139,7 +139,11 @@ MARKUP = {
     "one separator": ("\n".join([*SENTENCES * 9, "<|endoftext|>", "b"]), r"1 lines begin .* <\|endoftext\|>"),
     "a text about HTML": ("\n".join([*SENTENCES * 3, "<b>", "is a tag, <i> too", "</b>"]), "2 lines begin .* <b>"),
     "JSON": ('{"text": "words\\n<doc id=1>\\n<div\\n"}\n', "1 lines begin .* <doc id=1>"),
-    "tabs": ("\n".join(f"{sentence}\t1" for sentence in SENTENCES), "each of its first lines has 1 tabs"),
+    "tabs": (
+        "\n".join(f"{sentence}\t1" for sentence in SENTENCES),
+        "is read as text, but its first lines look like a table",
+    ),
+    "a header": ("id,review\n1,words\n2,more", "its first lines look like a table"),
     "no tag": ("\n".join([*SENTENCES, "<3", "a < b > c", "< b>"]), None),
 }
 

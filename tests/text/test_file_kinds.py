@@ -52,6 +52,10 @@ def test_json_lines_are_read_under_any_name(tmp_path, name, compress):
         ("a.txt", json.dumps(ROWS).encode(), JSON),
         ("a.jsonl", json.dumps(ROWS, indent=1).encode(), JSON),
         ("a.txt", b'["one text",\n"another"]', JSON),
+        ("a.txt", b"{'text': 'as Python prints it'}\n" * 3, JSON),
+        ("a.txt", LINES.replace(b"{", b"\x1e{"), JSONL),  # a sequence, whose first line is refused
+        ("a.txt", LINES.replace(b"}", b"},"), JSON),
+        ("a.parquet", b"PAR1" + bytes(range(8)) + (7).to_bytes(8, "little") * 99, PARQUET),
         ("a.txt", b'{"cut": "\n' + LINES, JSONL),  # so that the first line is refused
         ("a.jsonl", PROSE, JSONL),
         ("a.json", PROSE, JSONL),
@@ -125,5 +129,5 @@ def test_other_files_are_named(tmp_path, what):
 def test_json_is_refused_with_the_command_that_converts_it(tmp_path, content, command):
     path = written(tmp_path / "my file.json", content)
     for read in (TableFile, lambda path: list(read_lines(path))):
-        with pytest.raises(UserError, match=f"is JSON, but not one object on each line: .* {command}"):
+        with pytest.raises(UserError, match=f"is JSON, but not one object on each line .* {command}"):
             read(path)

@@ -121,7 +121,8 @@ HELD_OUT = [
     ([B, A], 29, {B: b"b\n" * 15}),
     ([B, A], 1, {B: b"b\n"}),
     ([B, A, B, B], 10, {A: A}),  # many copies are passed over
-    ([C, A, D], 10, {A: A}),  # and one large paragraph
+    ([C, A, D], 5, {A: A}),  # and one very large paragraph
+    ([C, A, D], 10, {C: C}),
     ([B, B], 20, {B: b"b\n" * 5}),  # where there is no other
     ([C], 10, {C: C}),
     ([A, C, D], 25, {A: A}),  # the first that does not fit ends it
