@@ -2,13 +2,12 @@
 
 import importlib.util
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from forked_command import run_module
-from tiny_runs import ROOT, environment, run_process
+from tiny_runs import ROOT
 
 from amos_fairseq.recipes.composition import compose_recipe
 from amos_fairseq.run.metrics_file import read_records
@@ -77,8 +76,6 @@ def test_unknown_rows_and_settings_are_one_line(tmp_path: Path) -> None:
     assert (refused.returncode, refused.stderr.count("\n")) == (1, 1), refused.stderr
     assert "there is no row bass" in refused.stderr
     recipe = ["electra_mini", "--out", tmp_path, "task.data=DATA"]
-    # In a new process, as a user starts it.
-    script = [sys.executable, FOLDER / "hugging_face.py", *recipe, "model.discriminator_lr_scale=1"]
-    refused = run_process(script, env=environment({"PYTHONPATH": str(ROOT)}))
+    refused = run("hugging_face", *recipe, "model.discriminator_lr_scale=1")
     assert refused.returncode == 1
     assert "give model.encoder=bert model.relative_position_scheme=none" in refused.stderr.splitlines()[-1]

@@ -205,12 +205,11 @@ def test_errors_of_a_recipe(tmp_path):
 def test_batches_are_similar_in_length_where_no_paper_says_otherwise():
     for name, size in itertools.product(recipe_names(), SIZE_WIDTHS):
         for task, trials in load_recipe(name, size).trials.items():
-            flags = {"--similar-lengths" in trial.train_flags(trial.schedule(100)) for trial in trials}
-            assert flags == {task in ("tagging", "classification")}
-        (other,) = {
-            each.similar_lengths for each in load_recipe(name, size, {"similar_lengths": False}).trials["tagging"]
-        }
-        assert other is False
+            expected = task in ("tagging", "classification")
+            assert {trial.similar_lengths for trial in trials} == {expected}
+            assert ("--similar-lengths" in trials[0].train_flags(trials[0].schedule(100))) is expected
+    chosen = load_recipe("amos", "small", {"similar_lengths": False}).trials["tagging"]
+    assert {trial.similar_lengths for trial in chosen} == {False}
 
 
 def test_settings_of_words_are_refused_for_texts(tmp_path):
