@@ -150,6 +150,10 @@ class TableFile:
         if not header and self.kind not in (TSV, CSV):
             raise UserError(f"{path}: its columns have names already: remove --no-header")
         if self.kind in (TSV, CSV):
+            if header and b"\r" in next(read_lines(path))[1].rstrip(b"\r\n"):
+                raise UserError(
+                    f"{path}: its lines end with CR: convert it, for example with tr '\\r' '\\n' < FILE > NEW"
+                )
             self._quotes, self._num_skipped = csv_quotes or self.kind == CSV, 0
             self._separator = "\t" if self.kind == TSV else self._separator_of_csv()
             first = self._first_fields(self._separator)

@@ -185,6 +185,8 @@ BAD_TEXTS = {
     "same.csv": (b"a,b,a\n1,2,3\n", "two columns have the name 'a'"),
     "empty.csv": (b"", "is empty"),
     "wide.tsv": (b"\t".join(str(n).encode() for n in range(10_001)), "at most 10,000 are read"),
+    "cr.tsv": (b"a\tb\r1\t2\r", "its lines end with CR: convert it, for example with tr '\\r' '\\n' < FILE"),
+    "cr.csv": (b"a,b\r1,2\r", "its lines end with CR: convert it"),
     "half.csv": (
         b"a,b\n1,\xed\xa0\xbd\n",
         "line 2, byte 6: not UTF-8 (invalid continuation byte): half of a surrogate pair",

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.strangers import parse_json
 from amos_fairseq.text.input_files import is_blank
 
 # What a label is: one class of several, any number of labels, or a number (a regression).
@@ -53,6 +54,21 @@ def missing_words(labels: Sequence[Any], kind: str | None) -> set[str]:
     present = [label for label in labels if not is_missing(label, words)]
     are_numbers = kind == "number" or (present and all(number_of(label) is not None for label in present))
     return words if are_numbers else MISSING_WORDS
+
+
+def with_lists(labels: Sequence[Any], source: str) -> list[Any]:
+    """Return the labels, as lists if each is a list in JSON; refuse lists as Python and numpy print them."""
+    spelled = [label.strip() if isinstance(label, str) else "" for label in labels if not is_missing(label)]
+    if not spelled or not all(label.startswith("[") and label.endswith("]") for label in spelled):
+        return list(labels)
+    try:
+        return [None if is_missing(label) else parse_json(label, list) for label in labels]
+    except ValueError:
+        printed = next((label for label in spelled if re.search(r"[',]|\d\.? ", label)), None)
+        if printed is None:  # names such as [POS]
+            return list(labels)
+    example = shorten(printed, SHOWN_CHARACTERS, placeholder=" ...")
+    raise UserError(f'{source}: labels such as {example} are no lists of JSON: write them as ["a", "b"]')
 
 
 def infer_kind(labels: Sequence[Any], source: str) -> str:

@@ -1,6 +1,7 @@
 """Rows of texts and labels in a table: which columns to read, what the labels are, and which rows train and are scored."""
 
 import dataclasses
+import itertools
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from amos_fairseq.downstream.classification.labels import (
     listed,
     missing_words,
     parse_label,
+    with_lists,
 )
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import joined_sha256
@@ -101,8 +103,12 @@ class Tables:
 
     def _with_text(self, path: Path) -> "LabeledRows":
         rows = read_rows(path, self.text, self.label, not self.no_header, self.csv_quotes)
+        header = None if self.no_header else (*self.text, self.label)
+        is_header = [(*texts, label) == header for texts, label in zip(rows.texts, rows.labels, strict=True)]
+        rows = rows.leave_out(is_header, "that repeat the names of the columns")
         rows = rows.without("text", rows.texts, MISSING_WORDS)
-        return dataclasses.replace(rows, texts=list(map(present_texts, rows.texts)))
+        texts = list(map(present_texts, rows.texts))
+        return dataclasses.replace(rows, texts=texts, labels=with_lists(rows.labels, rows.source))
 
     def _parsed(self, rows: "LabeledRows", kind: str, missing: set[str]) -> "LabeledRows":
         """Return the rows with their labels parsed, without rows that lack one; of ``labels`` a row may have none."""
@@ -145,27 +151,21 @@ class LabeledRows:
         lists = ([values[index] for index in indices] for values in (self.ids, self.texts, self.labels))
         return LabeledRows(self.source, self.sha256, *lists)
 
-    def without(self, lacking: str, cells: Sequence[Sequence[Any]], missing: set[str]) -> "LabeledRows":
-        """Leave out the rows whose ``cells`` are all missing, and count them as rows without ``lacking``, a text or a label.
-
-        ``missing``: see :func:`is_missing`.
-        """
-        present: list[int] = []
-        left_out: list[Any] = []
-        for index, row in enumerate(cells):
-            if all(is_missing(cell, missing) for cell in row):
-                left_out.append(row[0])
-            else:
-                present.append(index)
-        if not present:
-            raise UserError(f"{self.source}: no row has a {lacking}: give another --{lacking}")
-        rows = self.choose(present)
-        rows.counted = self.counted.copy()
-        if left_out:
-            words = missing & {cell.strip() for cell in left_out if isinstance(cell, str)}
-            spelled = f" ({', '.join(sorted(words))})" if words else ""
-            rows.counted[f"rows without {lacking}{spelled} are left out"] = len(left_out)
+    def leave_out(self, is_left_out: Sequence[bool], what: str) -> "LabeledRows":
+        """Return the other rows, and count those that are left out as ``what``."""
+        rows = self.choose([index for index, is_out in enumerate(is_left_out) if not is_out])
+        rows.counted = self.counted + Counter({f"rows {what} are left out": sum(is_left_out)})  # without zeros
         return rows
+
+    def without(self, lacking: str, cells: Sequence[Sequence[Any]], missing: set[str]) -> "LabeledRows":
+        """Leave out the rows whose ``cells`` are all missing (:func:`is_missing`), as rows without a text or a label."""
+        lacks = [all(is_missing(cell, missing) for cell in row) for row in cells]
+        if all(lacks):
+            raise UserError(f"{self.source}: no row has a {lacking}: give another --{lacking}")
+        left_out = itertools.compress(cells, lacks)
+        words = missing & {cell.strip() for row in left_out for cell in row if isinstance(cell, str)}
+        spelled = f" ({', '.join(sorted(words))})" if words else ""
+        return self.leave_out(lacks, f"without {lacking}{spelled}")
 
 
 def columns_of(table: TableFile) -> str:

@@ -196,6 +196,13 @@ NOTED = {
     "names that float() reads": (["1_1", "1E1", "inf"] * 6, "3 classes (1E1, 1_1, inf)", "chosen at random"),
     "numbers of classes": ([str(number % 30) for number in range(300)], "30 classes (0, 1, 2,", "chosen at random"),
     "leading zeros": (["01", "1", "2"] * 6, "3 classes (01, 1, 2)", "chosen at random"),
+    "tables one after the other": (
+        ["a", "b"] * 6 + ["a\ntext\tlabel"],
+        "2 classes (a, b)",
+        "1 training rows that repeat the names of",
+    ),
+    "lists of JSON": (['["a", "b"]', "[]", '["b"]', ""] * 4, "2 labels (a, b)", "training rows have no label"),
+    "names in brackets": (["[POS]", "[NEG]"] * 6, "2 classes ([NEG], [POS])", "chosen at random"),
     "a typo": (["good", "bad"] * 6 + ["god"], "3 classes (bad, god, good)", "1 classes with one training row: god"),
     "upper case": (
         ["Good", "bad", "good"] * 6,
@@ -246,6 +253,8 @@ REFUSED = {
     ),
     "scores and names": (table(["1.5", "2.5", "high"] * 5), {}, "10 numbers among names with 2 different"),
     "decimal commas": (table(["0,5", "1,5"] * 6), {}, "the labels have commas, such as '0,5'"),
+    "lists of Python": (table(["['a', 'b']", "['a']"] * 6), {}, "labels such as ['a', 'b'] are no lists of JSON"),
+    "lists of numpy": (table(["[0 1]", "[1 0]"] * 6), {}, "labels such as [0 1] are no lists of JSON"),
     "a header as a row": (
         table(["a", "b"] * 6),
         {"no_header": True, "text": ["1"], "label": "2"},
