@@ -102,6 +102,8 @@ def read_squad(path: Path) -> SquadFile:
     if count > 1:
         raise UserError(f"{path}: the id {most_common:.60} occurs {count:,} times: predictions need unique ids")
     num_answers, wrong = sum(len(question.answers) for question in data.questions), data.without_start()
+    if not num_answers:
+        raise UserError(f"{path}: no question has an answer: give a file with answers")
     if 2 * len(wrong) > num_answers:
         problem = f"{len(wrong)} of {num_answers} answers are not at their answer_start ({named(wrong)})"
         raise UserError(

@@ -46,7 +46,7 @@ from amos_fairseq.text.tokenization.tokenizer import UNK
 ARRAYS = (*WORD_ARRAYS, "label")
 REST = "rest"  # value of --unlabeled: the training sentences that --labeled leaves
 BIOES = "bioes"  # value of --encoding
-FEW_WORDS = 50  # of which the first may well have the only label of its kind
+MANY_WORDS = 50  # of fewer words the first may well have the only label of its kind
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class WordSource:
                 f"({numbers['unknown']} unknown); longest sentence {numbers['longest']} pieces; {describe_loss(numbers)}"
             )
         first = splits["train"][0]
-        if in_train.total() > FEW_WORDS and in_train[first.columns[column][0]] == 1:
+        if in_train.total() > MANY_WORDS and in_train[first.columns[column][0]] == 1:
             say(
                 f"{self.train}: the label of the first word, {first.columns[column][0]}, occurs once: is the line a header?"
             )

@@ -14,7 +14,7 @@ from amos_fairseq.downstream.tagging.schemes import notation_of
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.terminal import say
 from amos_fairseq.text.file_kinds import FOLDER, JSONL, PARQUET, kind_of
-from amos_fairseq.text.input_files import TableFile, read_lines
+from amos_fairseq.text.input_files import TableFile, is_blank, read_lines
 
 MANIFEST = "tagging.json"
 SEEN = "dev_sentences_in_train"  # in the manifest
@@ -33,7 +33,6 @@ MOST = 0.9  # of the lines of a column file have the same number of columns
 LONGEST_SENTENCE = 1000  # words
 _DOCUMENT_START = "-DOCSTART-"
 _BLANKS = re.compile(r"[ \t]+")  # not str.split(), which also splits at a no-break space inside a word
-_INVISIBLE = "\u200b\ufeff"  # strip() leaves them
 _COMMENT = re.compile(r"#(\s|$|[\w.]+ *=|(begin|end) document)")  # not #hashtag
 _GLOBAL_COLUMNS = re.compile(r"# *global\.columns *= *(.+)")
 _WORD_ID, _RANGE_OR_EMPTY_NODE = re.compile(r"[0-9]+([-.][0-9]+)?"), re.compile(r"[0-9]+[-.][0-9]+")
@@ -41,8 +40,7 @@ _WORD_NAMES = ("tokens", "words", "token", WORD, "form", "text")
 _INDEX_NAMES = ("id", "index", "idx", "no", "nr")
 _LABEL_NAMES = ("label", "tag", "pos", "ner", "chunk", "upos", "xpos", "lemma", "iob", "bio", "ne", "entity")
 _HEADER = {*_WORD_NAMES, *_INDEX_NAMES, *_LABEL_NAMES, *(f"{name}s" for name in _LABEL_NAMES), "ner_tag", "ner_tags"}
-# Fewer different words, or numbers in their place, are no reason to doubt the place of the words.
-_FEWEST_DIFFERENT, _FEWEST_NUMBERS = 20, 5
+FEW_WORDS = 5  # are no reason to doubt their place
 
 Row = tuple[int, list[str]]  # the number of a line and its cells; none where a sentence ends
 
@@ -89,6 +87,8 @@ class WordFile:
         if first != last and first.isdecimal() and self.marks_spans(first) and self.marks_spans(last):
             problem = f"{self.path}: both column {first} and column {last} mark spans"
             raise UserError(f"{problem}: choose one with --column {first} or --column {last}")
+        if not is_column_name(last):
+            raise UserError(f"{self.path}: {last!r:.60} cannot name a column of labels: rename it, such as to ner_tags")
         return last
 
     def marks_spans(self, name: str) -> bool:
@@ -158,7 +158,10 @@ def _read_word_lines(path: Path, names: Sequence[str] | None, labeled: bool) -> 
         why = f"line {first_tab} has a tab, so the file has one word a line, but" if first_tab else "there is"
         problem = f"{why} no blank line in {len(words):,} lines"
         raise UserError(f"{path}: {problem}: separate sentences by blank lines, or give one a line without tabs")
-    notes: list[str] = []
+    if labeled and width == 1:
+        problem = "has one column in most lines: expected a word and at least one label, separated by a tab or spaces"
+        raise UserError(f"{path} {problem} (not by commas)")
+    notes = [] if has_blank_lines or len(words) == 1 else ["no line is blank: all words are one sentence"]
     rows = _without_comments(rows, lines, width, notes)
     if all(len(cells) == width and not cells[-1] for _, cells in words):  # each line ends with a tab
         rows, width = [(number, cells[:-1]) for number, cells in rows], width - 1
@@ -171,9 +174,6 @@ def _read_word_lines(path: Path, names: Sequence[str] | None, labeled: bool) -> 
     with_blank = sum(" " in cells[places[WORD]] for rows in sentences for _, cells in rows)
     if 2 * with_blank > len(words):
         raise UserError(f"{path}: {with_blank:,} of {len(words):,} words have blanks inside: expected one word a line")
-    if labeled and len(places) == 1:
-        problem = "has one column: expected a word and at least one label a line"
-        raise UserError(f"{path} {problem}, separated by a tab or spaces")
     return WordFile(path, COLUMNS, [_sentence(rows, places, WORD) for rows in sentences if rows], notes)
 
 
@@ -222,7 +222,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 def _rows(lines: Iterable[str]) -> Iterator[Row]:
     """Yield number and cells of each line, divided at tabs if it has one, else at blanks; no cells where a sentence ends."""
     for number, line in enumerate(lines, start=1):
-        if not line.strip().strip(_INVISIBLE) or line.startswith(_DOCUMENT_START):
+        if is_blank(line) or line.startswith(_DOCUMENT_START):
             yield number, []
         elif "\t" in line:
             yield number, [cell.strip(" ") for cell in line.split("\t")]
@@ -287,7 +287,7 @@ def _places_of_columns(
         raise UserError(f"{problem}: --columns names those after the word, or all, with {WORD} among them")
     rest = [cells[start:] for rows in sentences for _, cells in rows]
     if names is None:
-        _check_words(path, [set(column) for column in zip(*rest, strict=True)], start)
+        _check_words(path, list(zip(*rest, strict=True)), start)
         names = COLUMN_NAMES.get(width - start - 1)
         tags = Counter(cells[1] for cells in rest) if names and len(names) > 1 else Counter()
         if names is None or (tags and notation_of(tags).keys() >= tags.keys()):  # pos is no name for spans
@@ -301,21 +301,20 @@ def _is_index(rows: Sequence[Row]) -> bool:
     return not rows or (first[0] in ("0", "1") and first == [str(int(first[0]) + place) for place in range(len(rows))])
 
 
-def _check_words(path: Path, different: Sequence[set[str]], start: int) -> None:
-    """Refuse a file whose words seem to be in another column: a label has fewer different values than a word, and a number has
-    no letter. ``different``: the values of each column from ``start`` on."""
-    counts = [len(values) if any(re.search(r"[^\W\d_]", value) for value in values) else 0 for values in different]
+def _check_words(path: Path, values: Sequence[Sequence[str]], start: int) -> None:
+    """Refuse a file whose words seem to be in another column: labels have fewer different values than words, or mark spans, and
+    numbers have no letters. ``values``: those of each column from ``start`` on."""
+    different = [set(of_column) for of_column in values]
+    counts = [len(column) if any(re.search(r"[^\W\d_]", value) for value in column) else 0 for column in different]
     place = max(range(len(counts)), key=counts.__getitem__)
-    if counts[place] > 2 * counts[0] and max(map(len, different)) > (
-        _FEWEST_DIFFERENT if counts[0] else _FEWEST_NUMBERS
-    ):
+    first = Counter(values[0])
+    if (counts[place] > max(2 * counts[0], FEW_WORDS)) or (place > 0 and notation_of(first).keys() >= first.keys()):
         others = [str(number + 1) for number in range(start + len(counts))]
         others[start + place] = WORD
-        values = f"{len(different[0]):,} different values{'' if counts[0] else ' without a letter'}"
-        raise UserError(
-            f"{path}: column {start + 1} has {values}, column {start + place + 1} {counts[place]:,}: are the words there? Then "
-            f"put them first, or name all columns, such as --columns {','.join(others)}"
-        )
+        described = f"{len(first):,} different values{'' if counts[0] else ' without a letter'}"
+        problem = f"{path}: column {start + 1} has {described}, column {start + place + 1} {counts[place]:,}"
+        advice = f"put them first, or name all columns, such as --columns {','.join(others)}"
+        raise UserError(f"{problem}: if the words are there, {advice}")
 
 
 def _read_table(path: Path, labeled: bool) -> WordFile:
@@ -325,13 +324,14 @@ def _read_table(path: Path, labeled: bool) -> WordFile:
     names: list[str] | None = None
     for number, row in table.rows():
         where, words = f"{path}, row {number}", row.get(words_name)
-        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        if not isinstance(words, list):
             listed = ", ".join(table.columns)
             raise UserError(
                 f"{where}: no list of words called tokens or words: give one (the columns are {listed:.200})"
             )
-        if any(re.search(r"[\t\r\n]", word.strip()) for word in words):
-            raise UserError(f"{where}: a word has a tab or a line end inside: replace it by a space")
+        for word in words:
+            if not isinstance(word, str) or re.search(r"[\t\r\n]", word.strip()):
+                raise UserError(f"{where}: {words_name} has {word!r:.60}, no word: correct it, or leave the row out")
         if names is None and words:
             names = _label_columns(row, words_name)
             if labeled and not names:
@@ -349,7 +349,7 @@ def _read_table(path: Path, labeled: bool) -> WordFile:
                     raise UserError(f"{where}: {name} has numbers without names ({label!r:.20}): {advice}")
                 if not isinstance(label, str) or not label.strip() or not label.isprintable():
                     raise UserError(f"{where}: {name} has {label!r:.60}, no label: correct it, or leave the row out")
-        kept = [place for place, word in enumerate(words) if word.strip().strip(_INVISIBLE)]
+        kept = [place for place, word in enumerate(words) if not is_blank(word)]
         num_blank += len(words) - len(kept)
         chosen = {name: [labels[place].strip() for place in kept] for name, labels in columns.items()}
         sentences.append(Sentence([words[place].strip() for place in kept], chosen, [number] * len(kept)))

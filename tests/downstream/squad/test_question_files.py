@@ -107,6 +107,7 @@ def test_scripts_without_blanks(text, is_told, tmp_path):
         ('{"context": "a", "question": "?"}\n', "in data\\[0\\] id is None"),
         ('{"id": 1, "context": "a", "question": "?"}\n', "in data\\[0\\] answers is None, not a list"),
         ("a b\n", "is not JSON"),
+        ('{"id": 1, "context": "a", "question": "?", "answers": []}\n', "no question has an answer"),
         ('{"id": 1, "context": "a"}\n{"id": 2, "con\n', "line 2 is not JSON"),
     ],
 )

@@ -5,7 +5,8 @@ import json
 from pathlib import Path
 
 import pytest
-from synthetic_tagging import prepare_tagging
+from preparing import prepare
+from synthetic_tagging import make_sentences, prepare_tagging
 
 from amos_fairseq.downstream.recipes import load_recipe
 from amos_fairseq.downstream.session import PretrainedCheckpoint, Session
@@ -61,3 +62,21 @@ def test_folders_that_cannot_be_used_are_refused_before_the_training(session, tm
     ):
         with pytest.raises(UserError, match=message):
             open_tagging(session, folders)
+
+
+def test_the_table_says_what_accuracy_means_and_which_sentences_train_too(session, tmp_path):
+    """The share of the most frequent label of the dev set, of columns with accuracy alone."""
+    prepare_tagging(tmp_path)
+    pos = tmp_path / "pos"
+    source = tmp_path / "train.txt"
+    prepare("tagging")([source, source, tmp_path / "tokenizer", pos, "--column", "pos"])
+    tags = [tag for rows in make_sentences() for _, tag, _ in rows]
+    most = max(set(tags), key=tags.count)
+    share = 100 * tags.count(most) / len(tags)
+    chunks, both = (open_tagging(session, folders) for folders in ([tmp_path / "data"], [pos, tmp_path / "data"]))
+    assert chunks.table({}, []).title == "Sequence tagging, dev"
+    assert both.table({}, []).title == f"Sequence tagging, dev; pos: accuracy, {share:.1f} by {most} alone"
+    (task,) = both.tasks.values()
+    assert task.notes == tuple(
+        f"{name}: 40 of 40 dev sentences train too: the scores may be too high" for name in ("pos", "chunk")
+    )

@@ -89,12 +89,13 @@ LEFT_OUT = [
     (GERMEVAL.replace("#\t", "# "), [["In", "Rom"], ["Anna"]], [["O", "O"], ["B-LOC"]], "2 comments"),
     ("0 a X O\n1 b Y O\n\n0 c X B-Z\n", [["a", "b"], ["c"]], [["O", "O"], ["B-Z"]], "column 1 is the index"),
     ("# text a b\na O\nb B-X\n\n# O\nb O\n", [["a", "b"], ["#", "b"]], [["O", "B-X"], ["O", "O"]], "1 comments"),
+    ("a O\nb B-X\n", [["a", "b"]], [["O", "B-X"]], "^no line is blank: all words are one sentence$"),
     ("a O\n# sent_id = 7\nb B-X\n", [["a", "b"]], [["O", "B-X"]], "1 comments are left out, the first in line 2"),
-    ("#tag O\n#other B-X\n", [["#tag", "#other"]], [["O", "B-X"]], ""),  # words of a tweet
+    ("#tag O\n\n#other B-X\n", [["#tag"], ["#other"]], [["O"], ["B-X"]], ""),  # words of a tweet
     ("token label\na O\nb B-X\n", [["a", "b"]], [["O", "B-X"]], "line 1 .* names the columns: token, label"),
     ("POS\tWord\nNN\tdog\nVB\tsees\n", [["dog", "sees"]], [["NN", "VB"]], "names the columns: pos, word"),
     ("id word tag\n\n1 a O\n2 b B-X\n", [["a", "b"]], [["O", "B-X"]], "names the columns: id, word, tag"),
-    ("text label\nword label\n", [["text", "word"]], [["label", "label"]], ""),  # its label is no name alone
+    ("text label\n\nword label\n", [["text"], ["word"]], [["label"], ["label"]], ""),  # its label is no name alone
 ]
 
 
@@ -230,7 +231,7 @@ REFUSED = [
     (read_sentences, "a X\nb X Y\n", "line 2: 3 columns, expected 2"),
     (read_sentences, "a\tX\nb\t\n", "line 2: column 2 is empty"),
     (read_sentences, "a\nb\n", "has one column"),
-    (read_sentences, "a,X\nb,X\n", "has one column: .* separated by a tab or spaces"),
+    (read_sentences, "Word,POS tag\na,X\nb,X\n", "has one column in most lines: .* by a tab or spaces .not by commas"),
     (read_sentences, "a X\rb X\n", "line 1: a carriage return inside of the line"),
     (read_sentences, "a X\ncafé X\n".encode("latin-1"), "line 2.*not UTF-8.*iconv"),
     (read_sentences, None, "no such file"),
@@ -242,14 +243,15 @@ REFUSED = [
     (read_sentences, "".join(f"1-{n}\t0-3\tw{n}\tO\n" for n in range(60)), "--columns 1,2,word,4$"),
     (
         read_sentences,
-        "7 a O\n8 b O\n\n9 c O\n10 a X\n11 d O\n12 b O\n",
-        "6 different values without a letter, column 2 4",
+        "7 a O\n8 b O\n\n9 c O\n10 f X\n11 d O\n12 e O\n",
+        "6 different values without a letter, column 2 6",
     ),
     (
         read_sentences,
         f"#begin document (a); part 000\n{MANY_WORDS.replace('NN', 'DT')}",
         "column 1 has 1 different values",
     ),
+    (default_column, lines_of([{"words": ["a"], "named entities": ["O"]}]), "'named entities' cannot name a column"),
     (default_column, GERMEVAL, "both column 3 and column 4 mark spans: choose one with --column 3 or --column 4"),
     (read_sentences, lines_of([{"tokens": ["a"], "ner_tags": [0]}]), r"row 1: ner_tags has numbers without names .0."),
     (read_sentences, lines_of([{"tokens": ["a", "b"], "tags": ["O"]}]), "row 1: tokens has 2 words and tags 1 labels"),
@@ -257,6 +259,9 @@ REFUSED = [
     (read_sentences, lines_of([{"tokens": "a b", "tags": ["O"]}]), "row 1: no list of words called tokens"),
     (read_sentences, lines_of([{"text": "a"}]), "no list of words called tokens .*the columns are text"),
     (read_sentences, lines_of([{"tokens": ["a"]}]), "no list of labels that is as long as tokens"),
+    (read_sentences, "O a\nB-X b\nO c\n", "column 1 has 2 different values, column 2 3: .* --columns 1,word$"),
+    (read_sentences, lines_of([{"tokens": ["a", "\ud83d"], "tags": ["O", "O"]}]), "row 1: tokens has None, no word"),
+    (read_sentences, lines_of([{"tokens": ["a", "b\nc"], "tags": ["O", "O"]}]), "row 1: tokens has 'b.*c', no word"),
     (read_conllu, TREES.replace("3\tn't", "4\tn't"), "line 7: word id 4, expected 3"),
     (read_conllu, TREES.replace("\tVBP\t", " VBP "), "line 5: 8 columns, expected 10 of CoNLL-U, separated by tabs"),
     (read_conllu, TREES.replace("advmod", " "), r"line 7: column 8 \(deprel\) is empty"),
