@@ -26,8 +26,9 @@ SHOWN_CHARACTERS = 100  # of a list of labels in a message
 MISSING_WORDS = {"\\N", "NULL", "null", "NaN", "nan", "-nan", "<NA>", "#N/A", "#NA"}
 # These are missing values in a column of numbers. In other columns they are names: Namibia, no opinion.
 MISSING_BESIDE_NUMBERS = {"NA", "N/A", "n/a", "None", "none"}
-# ``float`` also reads 1_1, 1E1, inf and other digits than 0 to 9, and a number has no zeros before it: these are names.
+LONGEST_LIST = 1 << 20  # characters of a cell: parsed, a list takes some thirty times as much memory
 _DECIMAL_COMMA = re.compile("[+-]?[0-9]+,[0-9]+")
+# ``float`` also reads 1_1, 1E1, inf, digits of other scripts and 007: here these are names.
 _NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-][0-9]+)?")
 
 
@@ -59,7 +60,9 @@ def missing_words(labels: Sequence[Any], kind: str | None) -> set[str]:
 def with_lists(labels: Sequence[Any], source: str) -> list[Any]:
     """Return the labels, as lists if each is a list in JSON; refuse lists as Python and numpy print them."""
     spelled = [label.strip() if isinstance(label, str) else "" for label in labels if not is_missing(label)]
-    if not spelled or not all(label.startswith("[") and label.endswith("]") for label in spelled):
+    if not spelled or not all(
+        label[:1] == "[" and label[-1:] == "]" and len(label) <= LONGEST_LIST for label in spelled
+    ):
         return list(labels)
     try:
         return [None if is_missing(label) else parse_json(label, list) for label in labels]
@@ -217,7 +220,9 @@ class LabelSpace:
         if len(names) < (2 if kind == "classes" else 1):
             problem = f"each row has the label {labels[0]}" if kind == "classes" else "no row has a label"
             raise UserError(f"{source}: {problem}: give the column of the labels as --label")
-        if len(names) > MOST_CLASSES or (is_inferred and kind == "classes" and len(names) > max(20, len(labels) // 2)):
+        if len(names) > MOST_CLASSES or (
+            is_inferred and kind == "classes" and len(names) > max(FEW_CLASSES, len(labels) // 2)
+        ):
             counts = f"{len(labels):,} labels have {len(names):,} different values"
             raise UserError(f"{source}: the {counts}: give another column as --label, or their --kind")
         return cls(kind, sorted_names(names))
