@@ -9,7 +9,7 @@ from amos_fairseq.cli import fine_tuning
 from amos_fairseq.cli.arguments import add_subcommand
 from amos_fairseq.errors import UserError
 
-OF_PREDICTION = ("subcommand", "run", "checkpoint", "predict", "out", "text", "csv_quotes", "cpu")
+OF_PREDICTION = ("subcommand", "run", "checkpoint", "predict", "out", "text", "no_header", "csv_quotes", "cpu")
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package on any table of texts, or pairs of texts, with a class, several labels or a number: TSV,
 CSV, JSON lines, Parquet, or a folder that datasets saved. The command prints and saves medians and standard deviations over the

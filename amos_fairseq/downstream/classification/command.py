@@ -37,7 +37,8 @@ HEADINGS = {
 def main(arguments: argparse.Namespace) -> None:
     if arguments.predict is not None:
         files = (Path(arguments.checkpoint), arguments.predict, Path(arguments.out))
-        number = stoppable(label_table, *files, arguments.text, arguments.csv_quotes, find_devices(arguments.cpu)[0])
+        how_to_read = (arguments.text, arguments.no_header, arguments.csv_quotes)
+        number = stoppable(label_table, *files, *how_to_read, find_devices(arguments.cpu)[0])
         print(f"{arguments.out}: {number:,} rows")
         return
     session = session_from(arguments, NAME)

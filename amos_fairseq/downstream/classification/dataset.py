@@ -54,7 +54,7 @@ def read_task_record(directory: Path, hint: str) -> dict[str, Any]:
 
 def check_task_record(record: dict[str, Any]) -> None:
     """Raise ``ValueError``, ``KeyError`` or ``TypeError`` unless ``task.json`` has what this package reads of it."""
-    optional = {"mean": 0.0, "deviation": 1.0, "notes": [], "text_columns": [], "header": True}
+    optional = {"mean": 0.0, "deviation": 1.0, "notes": [], "text_columns": [], "header": True, "csv_quotes": False}
     record = optional | record
     kind, labels = field(record, "kind", str), field(record, "labels", list)
     plain_name(field(record, "task", str), 100)
@@ -70,7 +70,8 @@ def check_task_record(record: dict[str, Any]) -> None:
         plain_name(note, 10_000)
     for column in field(record, "text_columns", list):
         text_in(column)
-    field(record, "header", bool)
+    for option in ("header", "csv_quotes"):
+        field(record, option, bool)
     for split, facts in field(record, "splits", dict).items():
         if not _SPLIT.fullmatch(split):
             raise ValueError(f"{split!r:.60} is no split")

@@ -26,6 +26,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.files import explain_write_errors, whole_file
 from amos_fairseq.models.fine_tuning import TEXT_HEAD
 from amos_fairseq.output.terminal import progress_bar, say
+from amos_fairseq.text.file_kinds import CSV, TSV, kind_of
 from amos_fairseq.text.input_files import TableFile
 
 PREDICTION, PROBABILITY = "prediction", "probability"  # the columns that are added
@@ -81,6 +82,7 @@ def label_table(
     file: Path,
     out: Path,
     texts: Sequence[str] | None,
+    no_header: bool,
     csv_quotes: bool,
     device: str,
     stop: threading.Event,
@@ -93,7 +95,8 @@ def label_table(
     Args:
         results: ``--out`` of ``amos classify``.
         texts: the columns of the texts; None for those that the model was trained on.
-        csv_quotes: quotes in a TSV file are those of CSV.
+        no_header: the first line of TSV or CSV is a row, as in a model that was trained on such a table.
+        csv_quotes: quotes in a TSV file are those of CSV, as in a model that was trained on such a table.
 
     Returns:
         The number of rows.
@@ -106,7 +109,8 @@ def label_table(
         raise UserError(f"{results} has no finished run of amos classify: give that command's --out as --checkpoint")
     checkpoint = best_checkpoint(results, best)
     record = read_task_record(checkpoint.parent, "repeat amos classify with another --out")
-    table = TableFile(file, record.get("header", True), csv_quotes)
+    has_no_names = kind_of(file) in (TSV, CSV) and not record.get("header", True)
+    table = TableFile(file, not (no_header or has_no_names), csv_quotes or record.get("csv_quotes", False))
     trained_on = record.get("text_columns")
     if not trained_on:
         raise UserError(f"{checkpoint.parent} does not say on which columns it was trained: repeat amos classify")

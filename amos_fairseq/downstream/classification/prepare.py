@@ -122,6 +122,7 @@ def write_tables(directory: Path, tables: Tables, tokenizer: Tokenizer, name: st
         "text_columns": list(tables.text),
         "label_column": printable(tables.label),
         "header": not tables.no_header,
+        "csv_quotes": tables.csv_quotes,
         "notes": notes,
     }
     (directory / TASK_FILE).write_text(json_text(record), encoding="utf-8")

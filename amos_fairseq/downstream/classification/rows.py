@@ -228,7 +228,8 @@ def read_rows(
     line does. The other arguments are those of :class:`~amos_fairseq.text.input_files.TableFile`.
     """
     table = TableFile(path, header, csv_quotes, on_read)
-    check_columns(table, texts, label)
+    if missing := [name for name in (*texts, label) if name is not None and name not in table.columns]:
+        raise UserError(f"{path} has no column {missing[0]!r}: it has {shorten(', '.join(table.columns), 300)}")
     rows = LabeledRows(path.name, broken_lines=table.broken_lines)
     id_column = next((name for name in id_columns if name in table.columns), None)
     quotes_are_ordinary = table.kind == TSV and not csv_quotes

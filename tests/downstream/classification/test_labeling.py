@@ -15,26 +15,31 @@ from amos_fairseq.downstream.classification.prepare import NAME, prepare_inside
 from amos_fairseq.downstream.classification.rows import Tables
 from amos_fairseq.downstream.runner import run_benchmark
 from amos_fairseq.downstream.session import preparing
+from amos_fairseq.errors import UserError
 
 TEXTS = ["the quick fox", "a lazy dog", "over the end", "jumps and jumps", "brown"]
 
 
+def trained(start: Path, out: Path, table: Path, **options: object) -> Path:
+    """OUT of ``amos classify`` with random weights."""
+    opened = session(start, out, NAME, seeds=1)
+    with preparing(opened, NAME) as tokenizer:
+        data = prepare_inside(opened.out, Tables(table, **options).with_columns(), tokenizer)
+    assert not run_benchmark(open_classification(opened, data)).failures
+    return out
+
+
 @pytest.fixture
 def results(start, fake_training, tmp_path) -> Path:
-    """OUT of ``amos classify`` with random weights."""
     train = tmp_path / "train.tsv"
     train.write_text("text\tlabel\n" + "".join(f"the dog {n}\t{'ab'[n % 2]}\n" for n in range(20)))
-    opened = session(start, tmp_path / "out", NAME, seeds=1)
-    with preparing(opened, NAME) as tokenizer:
-        data = prepare_inside(opened.out, Tables(train).with_columns(), tokenizer)
-    assert not run_benchmark(open_classification(opened, data)).failures
-    return tmp_path / "out"
+    return trained(start, tmp_path / "out", train)
 
 
-def label(results: Path, file: Path, out: Path) -> int:
+def label(results: Path, file: Path, out: Path, texts: list[str] | None = None, no_header: bool = False) -> int:
     """In parts of three rows."""
     with mock.patch("amos_fairseq.downstream.classification.labeling.ROWS_AT_ONCE", 3):
-        return label_table(results, file, out, None, False, "cpu", threading.Event())
+        return label_table(results, file, out, texts, no_header, False, "cpu", threading.Event())
 
 
 def test_every_row_of_the_table_is_one_of_the_result(results, tmp_path, capsys):
@@ -78,3 +83,22 @@ def test_values_of_json_that_are_no_text(results, tmp_path, capsys):
     assert [(row["id"], row["x"]) for row in rows] == [(1, None), (2, None), (3, None), (4, [None])]
     assert [row["prediction"] is None for row in rows] == [True, True, True, False]
     assert "3 rows have no text" in capsys.readouterr().err
+
+
+def test_a_table_without_a_header(results, tmp_path):
+    (tmp_path / "t.tsv").write_text("".join(f"{n}\t{text}\n" for n, text in enumerate(TEXTS)))
+    with pytest.raises(UserError, match=r"no column 'text': give --text with one of 0, the quick fox \(or --no-header"):
+        label(results, tmp_path / "t.tsv", tmp_path / "l.jsonl")
+    assert label(results, tmp_path / "t.tsv", tmp_path / "l.jsonl", ["2"], no_header=True) == len(TEXTS)
+    rows = [json.loads(line) for line in (tmp_path / "l.jsonl").read_text().splitlines()]
+    assert [row["2"] for row in rows] == TEXTS
+
+
+def test_quotes_and_header_are_those_of_the_training_table(start, fake_training, tmp_path):
+    lines = "".join(f'"the ""dog"" {n}"\t{"ab"[n % 2]}\n' for n in range(20))
+    (tmp_path / "t.tsv").write_text(lines)
+    options = {"text": ["1"], "label": "2", "no_header": True, "csv_quotes": True}
+    results = trained(start, tmp_path / "out", tmp_path / "t.tsv", **options)
+    assert label(results, tmp_path / "t.tsv", tmp_path / "l.jsonl") == 20
+    rows = [json.loads(line) for line in (tmp_path / "l.jsonl").read_text().splitlines()]
+    assert [row["1"] for row in rows] == [f'the "dog" {n}' for n in range(20)]

@@ -319,6 +319,9 @@ def test_rows_that_show_no_text_are_left_out(tmp_path):
 
 
 def test_columns_of_json_lines_are_named(tmp_path):
+    (tmp_path / "d.jsonl").write_text('{"body": "a", "label": "b"}\n')
+    with pytest.raises(UserError, match=r"d\.jsonl has no column 'text': it has body, label$"):
+        read(tmp_path / "t.tsv", table(["a", "b"] * 6), dev=tmp_path / "d.jsonl")
     (tmp_path / "t.jsonl").write_text('{"body": "a", "kind": "b"}\n')
     with pytest.raises(UserError, match=r"no column 'text': give --text with one of body, kind$"):
         Tables(tmp_path / "t.jsonl", text=["text"]).with_columns()
