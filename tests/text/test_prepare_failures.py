@@ -47,6 +47,7 @@ def folder(tmp_path_factory) -> Path:
     for name, content in contents.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
+    word_level_directory(folder / "others", ["漢", "字"])
     word_level_directory(folder / "words", ["one", "two"], absent=["[UNK]"])
     source = write_text(folder / "text.txt", make_documents(60))
     main([source, "--out", folder / "made", "--vocab-size", "150", "--workers", "1"])
@@ -75,6 +76,7 @@ BAD = {
     "--tokenizer given.model": "not a SentencePiece model",
     "--tokenizer none": "holds no tokenizer",
     "--tokenizer broken": "is not a usable",
+    "--tokenizer others": "knows nothing of the train text: give one that is made for this language",
     "--tokenizer words": "--tokenizer words: the tokenizer cannot encode all text (WordLevel error: Missing [UNK]",
     "--tokenizer other": "differ from line 1",
     "--tokenizer other --vocab-size 9": "cannot be combined with",

@@ -22,6 +22,8 @@ TEXTS = {
     "long words of amino acids": words("ACDEFGHIKLMNPQRSTVWY", 20, 400, 5),
     "Thai": words("กขคงจฉชซญฎฏะาิีุู", 200, 30, 6),
     "three words": ["one", "two", "three"],
+    # A larger vocabulary has room for the rare letters, and thereby more pieces.
+    "two letters and rare ones": ["a", "b"] * 20_000 + ["c", "d", "e"],
 }
 
 

@@ -108,6 +108,12 @@ def with_padding_at_1(
     pad = library.token_to_id(padding)
     if pad == 1:
         return library, ids
+    if padding not in library.get_vocab(with_added_tokens=False):
+        raise UserError(
+            f"the padding token {padding} was added to the vocabulary later: its id {pad} cannot become 1, as MPNet and "
+            "RoBERTa need: put it into the vocabulary of the model, or train without relative positions "
+            "(--relative-position-scheme none)"
+        )
     exchanged = {pad: 1, 1: pad}
     content = json.loads(library.to_str())
     vocabulary = content["model"]["vocab"]
@@ -122,12 +128,6 @@ def with_padding_at_1(
     for token in content["post_processor"]["special_tokens"].values():
         token["ids"] = [exchanged.get(index, index) for index in token["ids"]]
     moved = tokenizers.Tokenizer.from_str(json.dumps(content))
-    if moved.token_to_id(padding) != 1:
-        raise UserError(
-            f"the padding token {padding} was added to the vocabulary later: its id {pad} cannot become 1, as MPNet and "
-            "RoBERTa need: put it into the vocabulary of the model, or train without relative positions "
-            "(--relative-position-scheme none)"
-        )
     return moved, ids.clone().apply_(lambda index: exchanged.get(index, index))
 
 

@@ -30,6 +30,16 @@ def test_a_tokenizer_of_words(settings, obstacle, tmp_path):
     assert (found is None) if obstacle is None else (obstacle in found)
 
 
+def test_padding_that_was_added_to_unigrams(tmp_path):
+    """Whose vocabulary is a list, in which id 7 has no place."""
+    folder = word_level_directory(tmp_path / "unigrams", WORDS[:1], added=["[PAD]"])
+    content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    vocabulary = [[piece, 0.0] for piece in content["model"]["vocab"]]
+    content["model"] = {"type": "Unigram", "unk_id": 0, "vocab": vocabulary}
+    (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    assert "[PAD] was added to the vocabulary later: its id 5 cannot" in export_obstacle(load_tokenizer(folder))
+
+
 def test_other_ids_are_an_obstacle(tmp_path, monkeypatch):
     """An exported tokenizer with two pieces exchanged."""
     tokenizer = load_tokenizer(word_level_directory(tmp_path / "words", WORDS))
