@@ -194,7 +194,7 @@ def test_a_constant_encoder_is_named(runs, tmp_path, capsys):
     command = ["export", str(tmp_path / "run"), str(tmp_path / "out"), "--no-check", "--force"]
     for objective, scale, is_named in (
         ("amos", 0.0, True),
-        ("electra", 1e-4, True),
+        ("mlm", 0.1, True),
         ("mlm", 1.0, False),
         ("mlm", 0.5, False),
     ):
