@@ -220,8 +220,14 @@ def _read(path: Path, name: str) -> dict[str, Any]:
         if base == name or base not in recipe_names():
             raise UserError(f"{path}: extends must name a built-in recipe, one of {known}, not {base}")
         content = _read(DIRECTORY / f"{base}.yaml", base) | content
-    if not isinstance(content, dict) or not content.get("tasks") or set(content) - set(SECTIONS):
+    if not isinstance(content, dict) or not content.get("tasks"):
         raise UserError(f"{path} is not a recipe: it needs the section tasks and may only have {', '.join(SECTIONS)}")
+    unknown = [str(name) for name in content if name not in SECTIONS]
+    if unknown:
+        raise UserError(
+            f"{path}: {', '.join(unknown)} is no section of a recipe ({', '.join(SECTIONS)}); settings of one task "
+            "are in tasks, as in 'tasks: {tagging: {lr: 1.0e-4}}'"
+        )
     return content
 
 

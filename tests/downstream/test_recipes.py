@@ -192,6 +192,7 @@ def test_errors_of_a_recipe(tmp_path):
         (f"tasks: {{CoLA: {{{COMPLETE}}}}}\nsizes: {{base: {{tasks: [1]}}}}", "tasks must map names"),
         (f"tasks: {{CoLA: {{{COMPLETE}}}}}\ngrid: {{dropout: 0.1}}", "grid's dropout must be a list"),
         (f"settings: {{CoLA: {{{COMPLETE}}}}}", "needs the section tasks"),
+        ("extends: electra\ntagging: {views: full}", "tagging is no section of a recipe"),
         ("extends: bert", "extends must name a built-in recipe, one of amos, .* not bert"),
         ("tasks: {CoLA: [1, 2]}", "must map names to settings"),
         ("tasks: {CoLA: {", "is not YAML that can be read"),
