@@ -133,13 +133,13 @@ def read_conllu(path: Path) -> WordFile:
     is_table = kind_of(path) in (JSONL, PARQUET, FOLDER)
     file = _read_table(path, labeled=False) if is_table else _read_word_lines(path, None, labeled=False)
     if file.kind != CONLLU:
-        kind = "has no ten columns, separated by tabs, with the number of the word first"
-        raise UserError(f"{path} is not CoNLL-U but {file.kind}: it {kind}")
+        expected = "ten columns, separated by tabs, with the number of the word first"
+        raise UserError(f"{path} is not CoNLL-U but {file.kind}: give a file with {expected}")
     return file
 
 
 def _read_word_lines(path: Path, names: Sequence[str] | None, labeled: bool) -> WordFile:
-    lines = [text for _, text in _lines(path)]
+    lines = list(_lines(path))
     rows = list(_rows(lines))
     words = [(number, cells) for number, cells in rows if cells and not _COMMENT.match(lines[number - 1])]
     if not words:
@@ -210,13 +210,13 @@ def _sentence(rows: Sequence[Row], places: dict[str, int], words: str) -> Senten
     return Sentence(columns.pop(WORD) if words == WORD else columns[words], columns, [number for number, _ in rows])
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def _lines(path: Path) -> Iterator[str]:
     for number, line in read_lines(path):
         text = line.decode("utf-8").rstrip("\r\n")
         if "\r" in text or "\0" in text:
             what = "carriage return" if "\r" in text else "NUL character"
             raise UserError(f"{path}, line {number}: a {what} inside of the line: convert to Unix line ends, UTF-8")
-        yield number, text
+        yield text
 
 
 def _rows(lines: Iterable[str]) -> Iterator[Row]:

@@ -1,13 +1,16 @@
 """Exact match and F1: cases by hand, a naive implementation, and the library's scores of random predictions."""
 
+import argparse
+import json
 import random
 import re
 import string
 from collections import Counter
 
 import pytest
+from synthetic_squad import write_json
 
-from amos_fairseq.downstream.squad.official import evaluate
+from amos_fairseq.downstream.squad.official import evaluate, print_scores
 from amos_fairseq.errors import UserError
 
 
@@ -134,3 +137,17 @@ def test_files_that_do_not_belong_together_are_refused():
         evaluate({"q": ["x"]}, {"other": "x"})
     with pytest.raises(UserError, match="q has a prediction, but no null odds"):
         evaluate({"q": ["x"]}, {"q": "x"}, {"other": 1.0})
+
+
+def test_f1_of_a_script_without_blanks_is_that_of_the_script_and_said(tmp_path, capsys):
+    """Three of four characters are right: the official F1 compares words, and a Chinese answer is one."""
+    context = "\u4e00\u4e01\u4e02\u4e03\u4e04\u4e05"
+    asked = {"id": 7, "question": "x?", "answers": [{"text": context[1:5], "answer_start": 1}]}
+    write_json(tmp_path / "dev.json", {"data": [{"paragraphs": [{"context": context, "qas": [asked]}]}]})
+    write_json(tmp_path / "predictions.json", {"7": context[1:4]})
+    files = [tmp_path / "predictions.json", tmp_path / "dev.json"]
+    print_scores(argparse.Namespace(evaluate=files, null_odds=None, null_threshold=None))
+    printed = capsys.readouterr()
+    scores = json.loads(printed.out)
+    assert (scores["exact"], scores["f1"], scores["total"]) == (0, 0, 1)
+    assert "dev.json: most answers are in a script without blanks between words" in printed.err
