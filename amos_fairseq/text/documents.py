@@ -75,7 +75,7 @@ def read_documents(
     """
     kind = kind_of(path)
     if kind == TEXT:
-        _refuse_table(path, column)
+        may_be_table = _looks_like_a_table(path, column)
         refuse_markup(path)
         documents = _documents_of_text(path, document or _inferred_end(path), on_read)
     else:
@@ -90,15 +90,19 @@ def read_documents(
     if is_empty:
         place = "" if kind == TEXT else f" in {column}"
         raise UserError(f"{path} contains no text{place}: remove it from the inputs or fill it")
+    if kind == TEXT and may_be_table:
+        say(
+            f"WARNING: {path} is read as text, but its first lines look like a table, whose name has to end in .csv or .tsv"
+        )
     if num_tags:
         say(
-            f"{path}: {num_tags:,} lines begin with a tag, or have a special token of another program; they stay in the text. "
-            f"The first is {first_tag[:60].decode('utf-8', 'replace')}"
+            f"WARNING: {path}: {num_tags:,} lines begin with a tag or have a special token of another program, and stay in "
+            f"the text; the first is {first_tag[:60].decode('utf-8', 'replace')}"
         )
 
 
-def _refuse_table(path: Path, column: str) -> None:
-    """Refuse a text whose first line names the column of a table; say what else may be a table."""
+def _looks_like_a_table(path: Path, column: str) -> bool:
+    """Return whether a text begins with a header, or has tabs as a table has; refuse one whose header has the column."""
     lines = [line.decode("utf-8", "replace").strip() for line in first_lines(path)]
     has_header = len(lines) > 1 and _HEADER.fullmatch(lines[0]) is not None
     if has_header and column in re.findall(r"\w+", lines[0]):
@@ -106,8 +110,7 @@ def _refuse_table(path: Path, column: str) -> None:
             f"{path} has the column {column} in its first line: give a table a name that ends in .csv or .tsv"
         )
     tabs = {line.count("\t") for line in lines}
-    if has_header or (len(lines) > 1 and len(tabs) == 1 and 0 not in tabs):
-        say(f"{path} is read as text, but its first lines look like a table, whose name has to end in .csv or .tsv")
+    return has_header or (len(lines) > 1 and len(tabs) == 1 and 0 not in tabs)
 
 
 def _documents_of_text(path: Path, end: str | int, on_read: OnRead) -> Iterator[bytes]:

@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import itertools
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -381,7 +382,7 @@ def _settings(arguments: argparse.Namespace) -> CorpusSettings:
 def _document_end(value: str | None) -> str | int | None:
     if value in (None, BLANK, LINE):
         return value
-    if not value.isdecimal() or not 1 <= int(value) < LARGEST_COUNT:
+    if not re.fullmatch("[1-9][0-9]{0,14}", value):
         raise UserError(f"--document {value}: give {BLANK}, {LINE}, or a number of lines from 1 on")
     return int(value) if int(value) > 1 else LINE
 

@@ -150,10 +150,11 @@ def split_corpus(inputs: list[Path], directory: Path, settings: CorpusSettings, 
         raise UserError("--sample-megabytes leaves no document to learn the vocabulary from: give a larger sample")
     held = [heads[document] for document in candidates if document in heads]
     size = sum(map(len, held))
+    is_as_asked = asked / 2 <= size <= 2 * asked
     say(
-        f"held out for validation: {size:,} bytes, {size / total:.2%} of the text (--valid-share {settings.valid_share:.2%}, "
-        f"at most {settings.valid_bytes:,} bytes)"
-        + ("" if asked / 2 <= size <= 2 * asked else ": documents are large; --document makes smaller ones of a text")
+        f"{'' if is_as_asked else 'WARNING: '}held out for validation: {size:,} bytes, {size / total:.2%} of the text "
+        f"(--valid-share {settings.valid_share:.2%}, at most {settings.valid_bytes:,} bytes)"
+        + ("" if is_as_asked else ": documents are large; --document makes smaller ones of plain text")
     )
     _write(directory / VALID, held)
     _write(directory / SAMPLE, learnable)
@@ -170,10 +171,10 @@ def held_out(candidates: list[bytes], budget: float) -> dict[bytes, bytes]:
     """
     copies, heads, size = Counter(candidates), {}, 0
     for document, number in copies.items():
-        if heads and size + len(document) > budget:
+        is_large = number == 1 and len(document) > 2 * budget
+        head = _first_paragraphs(document, budget - size) if is_large else document
+        if size >= budget or (heads and head == document and size + len(document) > budget):
             break
-        is_large = number * len(document) > 2 * budget
-        head = _first_paragraphs(document, budget) if is_large and number == 1 else document
         if number * len(head) <= (10 if number == 1 else 2) * budget:
             heads[document] = head
             size += number * len(head)

@@ -134,7 +134,7 @@ def test_parquet_names_the_cell_that_cannot_be_read(tmp_path):
 
 
 MARKUP = {
-    "one tag": ("\n\n".join([*SENTENCES * 30, "<p>", "words"]), "1 lines begin .* The first is <p>"),
+    "one tag": ("\n\n".join([*SENTENCES * 30, "<p>", "words"]), "1 lines begin .* the first is <p>"),
     "special tokens": ("\n".join([*SENTENCES * 9, "a<|endoftext|>b <|im_end|>"]), r"2 lines begin .* <\|endoftext\|>"),
     "one separator": ("\n".join([*SENTENCES * 9, "<|endoftext|>", "b"]), r"1 lines begin .* <\|endoftext\|>"),
     "a text about HTML": ("\n".join([*SENTENCES * 3, "<b>", "is a tag, <i> too", "</b>"]), "2 lines begin .* <b>"),

@@ -83,6 +83,7 @@ BAD = {
     "--valid-share 1": "--valid-share 1.0",
     "--shard-megabytes 0": "--shard-megabytes 0.0",
     "--workers 0": "--workers 0",
+    f"--document {'9' * 5000}": "give blank, line, or a number",
     "--document 0": "--document 0: give blank, line, or a number",
     "--document sentence": "--document sentence: give blank",
     f"--workers {2**31}": "at most 1,024",

@@ -125,6 +125,7 @@ HELD_OUT = [
     ([C, A, D], 10, {C: C}),
     ([B, B], 20, {B: b"b\n" * 5}),  # where there is no other
     ([C], 10, {C: C}),
+    ([A, B, D], 20, {A: A, B: b"b\n" * 5}),  # a large one fills what is left
     ([A, C, D], 25, {A: A}),  # the first that does not fit ends it
 ]
 

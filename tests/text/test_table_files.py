@@ -84,6 +84,13 @@ def test_hostile_texts_survive_in_json(tmp_path):
     assert list(table.rows()) == [(2 * n + 1, row | {"x": [n, None, True, {"a": "b"}]}) for n, row in enumerate(rows)]
 
 
+def test_half_of_a_surrogate_pair_is_no_value(tmp_path):
+    """Also in a list; a key with one is left out, and NaN is no value either."""
+    lines = [b'{"a": "x\\ud83d", "b": ["y", "\\udc00"], "\\ud83d": 1}', b'{"a": "\\ud83d\\ude00", "b": NaN}']
+    table = TableFile(written(tmp_path / "t.jsonl", b"\n".join(lines)))
+    assert values(table) == [[None, ["y", None]], ["\U0001f600", None]]
+
+
 def test_numbers_are_those_of_the_first_line_of_a_row(tmp_path):
     table = TableFile(written(tmp_path / "t.csv", b'a,b\n"1\n\n2",3\n4,5\n6\n\n7,8\n'))
     assert [number for number, _ in table.rows()] == [2, 5, 8]
