@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import shlex
 import unicodedata
 
 import pytest
@@ -67,6 +68,14 @@ def test_vowel_signs_of_uncased_text(tmp_path, capsys):
     assert "--uncased removes accents and vowel signs: give --cased" in warnings[0]
     (tmp_path / "cased").mkdir()
     assert run(tmp_path / "cased", capsys, texts, *size, "--cased")[:3] == (0, 0, [])
+
+
+def test_printed_commands_are_quoted_for_the_shell(tmp_path, capsys):
+    out = tmp_path / "a b's #1"
+    (tmp_path / "text.txt").write_text("\n\n".join(documents(EVENTS)), encoding="utf-8")
+    prepare("text")([tmp_path / "text.txt", "--out", out, "--workers", "1", "--vocab-size", "40"])
+    (command,) = re.findall(r"train with (.*) \(fairseq-train DATA\)", capsys.readouterr().err)
+    assert shlex.split(command) == [f"task.data={out}"]
 
 
 def test_a_tokenizer_that_amos_export_would_refuse(tmp_path, capsys):
