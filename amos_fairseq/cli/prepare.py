@@ -123,7 +123,7 @@ constant memory. An interrupted run continues when the command is repeated."""
     text += "between lines, else blank; printed)"
     add("--document", metavar="blank|line|N", help=text)
     add("--csv-quotes", action="store_true", help="quotes in .tsv are those of CSV (default: ordinary characters)")
-    add("--out", required=True, type=Path, metavar="DIR", help="output directory; its name must not contain a colon")
+    add("--out", required=True, type=Path, metavar="DIR", help="output directory; its path must not contain a colon")
     vocabulary = kinds.choices[TEXT].add_mutually_exclusive_group().add_argument
     text = "vocabulary to learn (default: sentencepiece)"
     vocabulary("--bpe", choices=("sentencepiece", "fastbpe"), help=text)
