@@ -117,7 +117,7 @@ SEPARATORS = {
     "a;b,c\nx;y,z\n": ",",
     'text\tlabel\n"a\tb"\tc\n': "\t",
     "text|label\na,b|c\n": "|",
-    "text|more,label\na,b\n": ",",
+    "text|of|three,label\na,b\n": ",",
 }
 
 

@@ -70,12 +70,12 @@ def test_every_row_of_the_table_is_one_of_the_result(results, tmp_path, capsys):
 
 
 def test_values_of_json_that_are_no_text(results, tmp_path, capsys):
-    """None, a key that is missing, and half of a surrogate pair have no label; a number is a text, NaN is no number."""
+    """None, a key that is missing, and half of a surrogate pair have no label; a number is a text, JSON has no infinity."""
     lines = [
         '{"text": null, "id": 1}',
         '{"id": 2}',
         '{"text": "half \\ud83d", "id": 3}',
-        '{"text": 7, "id": 4, "x": [NaN]}',
+        '{"text": 7, "id": 4, "x": [Infinity]}',
     ]
     (tmp_path / "t.jsonl").write_text("\n".join(lines))
     assert label(results, tmp_path / "t.jsonl", tmp_path / "l.jsonl") == 4
