@@ -25,6 +25,7 @@ USUAL_MAX_POSITIONS = (64, 128, 256, 512)
 COUNTS = ("documents", "paragraphs", "words", "bytes", "pieces", "tokens", "unknown", "measured", "dropped")
 # A larger share of unknown pieces, or of dropped characters, is a tokenizer that does not fit the text.
 LARGEST_LOSS = 0.001
+OTHER_CHECKPOINT = "this tokenizer does not fit the text: start from a checkpoint with another one"
 BATCH_ROWS = 1000
 
 
@@ -194,9 +195,7 @@ def lost_shares(unknown: int, pieces: int, measured: int, dropped: int) -> dict[
     return {"unknown_share": unknown / max(1, pieces), "dropped_share": dropped / max(1, measured)}
 
 
-def describe_loss(
-    facts: Mapping[str, Any], advice: str = "the tokenizer of the checkpoint does not fit this text"
-) -> str:
+def describe_loss(facts: Mapping[str, Any], advice: str = OTHER_CHECKPOINT) -> str:
     """Return the text of ``facts``, which has :func:`lost_shares`, that a model does not see; ``advice`` if it is much."""
     unknown, dropped = facts["unknown_share"], facts["dropped_share"]
     text = f"{unknown:.3%} of the pieces unknown, {dropped:.3%} of the characters in no piece"

@@ -10,6 +10,10 @@ import pytest
 from preparing import prepare
 from tokenizer_text import word_level_directory
 
+from amos_fairseq.downstream.classification.prepare import write_tables
+from amos_fairseq.downstream.classification.rows import Tables
+from amos_fairseq.text.tokenization import load_tokenizer
+
 EVENTS = [f"E{number:03}" for number in range(66)]
 THAI = ["ภิผัปุ", "มัฅาฑฺ", "ษะฑฺสืฑฺ", "คุสืฑฺ", "ช้ฟัฉ่", "ปุฎุ"]
 
@@ -68,6 +72,29 @@ def test_vowel_signs_of_uncased_text(tmp_path, capsys):
     assert "--uncased removes accents and vowel signs: give --cased" in warnings[0]
     (tmp_path / "cased").mkdir()
     assert run(tmp_path / "cased", capsys, texts, *size, "--cased")[:3] == (0, 0, [])
+
+
+@pytest.mark.parametrize("kind", ["tagging", "classify", "squad"])
+def test_data_with_labels(kind, tmp_path, capsys):
+    """Every third word is not in the vocabulary."""
+    tokenizer = word_level_directory(tmp_path / "words", ["the", "fox", "dog"])
+    file, out = tmp_path / "data.tsv", tmp_path / "out"
+    if kind == "tagging":
+        file.write_text("the\tDET\nfox\tNOUN\nhare\tNOUN\n\nthe\tDET\ndog\tNOUN\nowl\tNOUN\n")
+        prepare(kind)([file, file, tokenizer, out])
+    elif kind == "classify":
+        file.write_text("text\tlabel\nthe fox hare\ta\nthe dog owl\tb\n")
+        out.mkdir()
+        write_tables(out, Tables(file, file).with_columns(), load_tokenizer(tokenizer))
+    else:
+        answer = {"text": "fox", "answer_start": 4}
+        questions = [{"id": "1", "question": "the fox hare", "answers": [answer], "is_impossible": False}]
+        paragraphs = [{"context": "the fox owl", "qas": questions}]
+        content = {"version": "1.1", "data": [{"title": "t", "paragraphs": paragraphs}]}
+        file.write_text(json.dumps(content))
+        prepare(kind)([file, file, tokenizer, out])
+    printed = capsys.readouterr().err
+    assert printed.count("33.333% of the pieces unknown, 0.000% of the characters in no piece: WARNING: this") == 2
 
 
 def test_printed_commands_are_quoted_for_the_shell(tmp_path, capsys):
