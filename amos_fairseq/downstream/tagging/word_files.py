@@ -13,7 +13,7 @@ from typing import Any
 from amos_fairseq.downstream.tagging.schemes import notation_of
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.terminal import say
-from amos_fairseq.text.file_kinds import FOLDER, JSONL, PARQUET, kind_of
+from amos_fairseq.text.file_kinds import FOLDER, JSONL, PARQUET, kind_of, refuse_markup
 from amos_fairseq.text.input_files import TableFile, is_blank, read_lines
 
 MANIFEST = "tagging.json"
@@ -152,6 +152,7 @@ def _read_word_lines(path: Path, names: Sequence[str] | None, labeled: bool) -> 
     has_blank_lines = any(not cells for number, cells in rows if number < words[-1][0])
     first_tab = next((number for number, _ in words if "\t" in lines[number - 1]), None)
     if not labeled and first_tab is None and not (has_blank_lines and count >= MOST * len(words)):
+        refuse_markup(path)
         sentences = [Sentence(cells, {}, [number] * len(cells)) for number, cells in rows if cells]
         return WordFile(path, LINES, sentences)
     if not has_blank_lines and len(words) > LONGEST_SENTENCE:

@@ -290,6 +290,7 @@ REFUSED = [
     (unlabeled, "1\tthe dog sees\n2\ta cat\n", "2 of 2 words have blanks inside: expected one word a line"),
     (unlabeled, "\n".join(COLUMN_LESS), "line 21: 1 columns, expected 2 as in most lines"),
     (unlabeled, "\n \n", "has no sentence"),
+    (unlabeled, '<doc id="1" url="x" title="y">\nThe dog sees a cat\n</doc>\n', "<doc"),
 ]
 
 
