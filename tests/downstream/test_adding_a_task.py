@@ -37,7 +37,10 @@ def test_a_folder_and_a_name_make_a_task(parity, tmp_path: Path) -> None:
         with BinarizedFile(f"{tmp_path / split}", len(dictionary)) as file:
             for _ in range(count):
                 file.add_line(draw.integers(4, 40, draw.integers(1, 9)).tolist())
+            if split == "valid":
+                file.add_line([5] * 30)  # longer than tokens_per_text
     values = {"_name": "parity", "data": str(tmp_path), "seed": 1, "train_subset": "train", "update_freq": [1]}
+    values["tokens_per_text"] = 12
     task = setup_task(OmegaConf.merge(OmegaConf.structured(parity.ParityConfig), values))
     settings = OmegaConf.structured(ElectraConfig(**ELECTRA_SETTINGS))
     OmegaConf.set_struct(settings, False)
@@ -46,6 +49,8 @@ def test_a_folder_and_a_name_make_a_task(parity, tmp_path: Path) -> None:
     model, criterion = task.build_model(settings), parity.ParityCriterion(task)
     adam, losses = torch.optim.Adam(model.parameters(), lr=0.01), []
     task.load_dataset("train")
+    task.load_dataset("valid")
+    assert len(task.datasets["valid"][10]["tokens"]) == task.datasets["valid"].size(10) == 12
     for epoch in range(1, 11):
         iterator = task.get_batch_iterator(task.datasets["train"], max_sentences=20, max_positions=128, epoch=epoch)
         for batch in iterator.next_epoch_itr():
