@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.strangers import field, is_unicode, parse_json, text_in
-from amos_fairseq.text.file_kinds import FOLDER, JSONL, PARQUET, kind_of
+from amos_fairseq.text.file_kinds import FOLDER, JSONL, PARQUET, UTF8_MARK, kind_of
 from amos_fairseq.text.input_files import TableFile, read_content
 
 HINT = "give a file in the layout of SQuAD"
 LARGEST_FILE_BYTES = 256 << 20  # decompressed; the training set of SQuAD 2.0 has 40 MiB
 NAMED = 5  # ids in a note
-# Thai to Lao, Burmese, Khmer, Japanese and Chinese have no blanks between words.
+# Thai, Lao, Burmese, Khmer, Japanese and Chinese have no blanks between words.
 _UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")
 
 
@@ -82,6 +82,9 @@ def read_squad(path: Path) -> SquadFile:
     try:
         for number, article in enumerate(content if isinstance(content, list) else field(content, "data", list)):
             where = f"data[{number}]"
+            if isinstance(article, dict) and not {"context", "paragraphs"} & article.keys():
+                has = ", ".join(map(str, article))
+                raise ValueError(f"there is no context (of a row) and no paragraphs (of an article), but {has:.200}")
             if not isinstance(article, dict) or "context" not in article:
                 for place, node in enumerate(field(article, "paragraphs", list)):
                     where = f"data[{number}].paragraphs[{place}]"
@@ -106,15 +109,24 @@ def read_squad(path: Path) -> SquadFile:
         raise UserError(f"{path}: no question has an answer: give a file with answers")
     if 2 * len(wrong) > num_answers:
         problem = f"{len(wrong)} of {num_answers} answers are not at their answer_start ({named(wrong)})"
+        context, answer = next(
+            (paragraph.context, answer)
+            for paragraph in data.paragraphs
+            for question in paragraph.questions
+            for answer in question.answers
+            if not answer.is_in(paragraph.context)
+        )
+        there = context[max(answer.start, 0) :][: len(answer.text)]
         raise UserError(
-            f"{path}: {problem}: the starts must count characters (not bytes, nor UTF-16 units as in JavaScript) of the "
-            "context in the file"
+            f"{path}: {problem}; the first is {answer.text!r:.60}, and the context has {there!r:.60} there: the starts must "
+            "count characters of the context in the file (not bytes, nor UTF-16 units as in JavaScript; CR LF are two), and "
+            "upper and lower case must agree"
         )
     notes = []
     data = data._replace(paragraphs=tuple(map(_with_starts, data.paragraphs)))
-    if corrected := [name for name in wrong if name not in data.without_start()]:
+    if corrected := list((Counter(wrong) - Counter(data.without_start())).elements()):
         what = (
-            "answers were not at their answer_start; they are read where the context has their text, which is one place"
+            "answers were not at their answer_start and were moved to the only place in the context that has their text"
         )
         notes.append(f"{len(corrected):,} {what} ({named(corrected)})")
     return data._replace(notes=tuple(notes))
@@ -135,7 +147,7 @@ def _read_content(path: Path) -> Any:
     kind = kind_of(path)
     if kind not in (PARQUET, FOLDER):
         with explain_os_errors(f"{path} cannot be read"):
-            text = read_content(path, LARGEST_FILE_BYTES)
+            text = read_content(path, LARGEST_FILE_BYTES).removeprefix(UTF8_MARK)
         try:
             content = parse_json(text, object)
             is_row = isinstance(content, dict) and "data" not in content and "context" in content
@@ -168,11 +180,14 @@ def _question(node: Any) -> Question:
         if len(texts) != len(starts):
             raise ValueError(f"the question {name:.60} has {len(texts)} texts and {len(starts)} starts of answers")
         given = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
-    given = field({"answers": given}, "answers", list)
+    else:
+        given = field(node, "answers", list)
+    if any(isinstance(each, str) for each in given):
+        raise ValueError(f"answers of the question {name:.60} are texts: each must have text and answer_start")
     answers = tuple(Answer(_text(each, "text"), field(each, "answer_start", int)) for each in given)
     answers = tuple(answer for answer in answers if answer.text.strip())
     # The official evaluation checks whether there are answers; in both files of version 2.0 the flag agrees with that.
-    if field({"is_impossible": False} | node, "is_impossible", bool) and answers:
+    if node.get("is_impossible") is not None and field(node, "is_impossible", bool) and answers:
         raise ValueError(f"the question {name:.60} has an answer, but is_impossible is true")
     return Question(name, _text(node, "question"), answers, not answers)
 
@@ -181,9 +196,11 @@ def _with_starts(paragraph: Paragraph) -> Paragraph:
     """Correct the start of each answer whose text is once in the context, but elsewhere."""
 
     def with_start(answer: Answer) -> Answer:
+        if answer.is_in(paragraph.context):
+            return answer
         start = paragraph.context.find(answer.text)
         is_once = start >= 0 and paragraph.context.find(answer.text, start + 1) < 0
-        return answer._replace(start=start) if is_once and not answer.is_in(paragraph.context) else answer
+        return answer._replace(start=start) if is_once else answer
 
     questions = (
         question._replace(answers=tuple(map(with_start, question.answers))) for question in paragraph.questions

@@ -139,9 +139,9 @@ class WordSource:
             splits[UNLABELED] = [Sentence(sentence.words, {}) for sentence in file.sentences]
         return splits, has_spans
 
-    def write(self, directory: Path, tokenizer: Tokenizer) -> dict[str, list[Sentence]]:
+    def write(self, directory: Path, tokenizer: Tokenizer, column: str | None = None) -> dict[str, list[Sentence]]:
         """Write all splits and the manifest into an empty folder; return the sentences."""
-        column = self.label_column()
+        column = column or self.label_column()
         splits, has_spans = self.read(column)
         in_train, in_dev = (count_labels(splits[split], column) for split in ("train", "valid"))
         if len(in_train) == 1:
@@ -202,9 +202,10 @@ def prepare_tagging_inside(out: Path, source: WordSource, tokenizer: Tokenizer) 
     name, settings = TASK_PREFIX + column, source.settings | {"column": column}
 
     def write(directory: Path) -> None:
-        source.write(directory, tokenizer)
+        source.write(directory, tokenizer, column)
 
-    return prepared_data(out, name, source.files, tokenizer, settings, write, used_by=[f"runs/{name}"])
+    folder = name.replace(os.pathsep, ".")  # fairseq would take it for several
+    return prepared_data(out, folder, source.files, tokenizer, settings, write, used_by=[f"runs/{name}"])
 
 
 def count_labels(sentences: Sequence[Sentence], column: str) -> Counter[str]:

@@ -29,6 +29,7 @@ COLUMN_NAMES = {1: ("label",), 2: ("pos", "chunk"), 3: ("pos", "chunk", "ner")}
 CONLLU_NAMES = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 CONLLU, CONLLU_PLUS, COLUMNS, LINES = "CoNLL-U", "CoNLL-U Plus", "one word a line", "one sentence a line"
 ROWS = "one sentence a row"
+NAMES_OF_NUMBERS = "write names such as B-PER, or use save_to_disk or to_parquet of datasets, which keep them"
 MOST = 0.9  # of the lines of a column file have the same number of columns
 LONGEST_SENTENCE = 1000  # words
 _DOCUMENT_START = "-DOCSTART-"
@@ -145,6 +146,9 @@ def _read_word_lines(path: Path, names: Sequence[str] | None, labeled: bool) -> 
     if not words:
         raise UserError(f"{path} has no sentence: expected one word a line")
     width, count = Counter(len(cells) for _, cells in words).most_common(1)[0]
+    if width != len(CONLLU_NAMES) and all(len(cells) == width and not cells[-1] for _, cells in words):
+        width -= 1  # each line ends with a tab
+        rows, words = ([(number, cells[:width]) for number, cells in part] for part in (rows, words))
     global_columns = _GLOBAL_COLUMNS.match(lines[0])
     numbered = sum(_WORD_ID.fullmatch(cells[0]) is not None for _, cells in words)
     if global_columns or (width == len(CONLLU_NAMES) and numbered >= MOST * len(words)):
@@ -157,15 +161,13 @@ def _read_word_lines(path: Path, names: Sequence[str] | None, labeled: bool) -> 
         return WordFile(path, LINES, sentences)
     if not has_blank_lines and len(words) > LONGEST_SENTENCE:
         why = f"line {first_tab} has a tab, so the file has one word a line, but" if first_tab else "there is"
-        problem = f"{why} no blank line in {len(words):,} lines"
-        raise UserError(f"{path}: {problem}: separate sentences by blank lines, or give one a line without tabs")
+        problem = f"{path}: {why} no blank line in {len(words):,} lines: separate sentences by blank lines"
+        raise UserError(f"{problem}{'' if labeled else ', or give one a line without tabs'}")
     if labeled and width == 1:
         problem = "has one column in most lines: expected a word and at least one label, separated by a tab or spaces"
         raise UserError(f"{path} {problem} (not by commas)")
     notes = [] if has_blank_lines or len(words) == 1 else ["no line is blank: all words are one sentence"]
-    rows = _without_comments(rows, lines, width, notes)
-    if all(len(cells) == width and not cells[-1] for _, cells in words):  # each line ends with a tab
-        rows, width = [(number, cells[:-1]) for number, cells in rows], width - 1
+    rows = _without_comments(rows, words, lines, width, notes)
     expected = f"as in most lines{f'; line {first_tab} has a tab' if first_tab else ''}"
     if names and (WORD in names or width != len(names) + 2):  # one more may be an index
         width = len(names) + (WORD not in names)
@@ -231,9 +233,11 @@ def _rows(lines: Iterable[str]) -> Iterator[Row]:
             yield number, _BLANKS.split(line.strip(" "))
 
 
-def _without_comments(rows: list[Row], lines: Sequence[str], width: int, notes: list[str]) -> list[Row]:
-    """Leave out comments of a column file. ``# O`` is a word if other words have its label."""
-    last_cells = {cells[-1] for number, cells in rows if cells and not _COMMENT.match(lines[number - 1])}
+def _without_comments(
+    rows: list[Row], words: list[Row], lines: Sequence[str], width: int, notes: list[str]
+) -> list[Row]:
+    """Leave out comments of a column file. A line such as ``# O`` is a word if its label is # or that of another word."""
+    last_cells = {"#"} | {cells[-1] for _, cells in words}  # the Penn Treebank tags # as #
     kept, comments = [], []
     for number, cells in rows:
         is_word = len(cells) == width and cells[-1] in last_cells
@@ -242,12 +246,13 @@ def _without_comments(rows: list[Row], lines: Sequence[str], width: int, notes: 
         else:
             kept.append((number, cells))
     if comments:
-        notes.append(f"{len(comments):,} comments are left out, the first in line {comments[0]}")
+        notes.append(f"comments are left out ({len(comments):,}, the first in line {comments[0]})")
     return kept
 
 
 def _divided(path: Path, rows: Iterable[Row], width: int, expected: str, names: Sequence[str] = ()) -> list[list[Row]]:
-    """Return the rows of each sentence; refuse one that has not ``width`` cells, as ``expected`` says, or an empty one."""
+    """Return the rows of each sentence; refuse a row with an empty cell or without ``width`` cells; ``expected`` ends that
+    message."""
     sentences: list[list[Row]] = [[]]
     for number, cells in rows:
         if not cells:
@@ -258,7 +263,7 @@ def _divided(path: Path, rows: Iterable[Row], width: int, expected: str, names: 
         if not all(cells):
             place = cells.index("")
             name = f" ({names[place]})" if names else ""
-            raise UserError(f"{path}, line {number}: column {place + 1}{name} is empty")
+            raise UserError(f"{path}, line {number}: column {place + 1}{name} is empty: fill it, or remove the line")
         sentences[-1].append((number, cells))
     return [sentence for sentence in sentences if sentence]
 
@@ -322,50 +327,56 @@ def _read_table(path: Path, labeled: bool) -> WordFile:
     """Read a table with a row for each sentence: a list of words, and lists of labels that are as long."""
     table, sentences, num_blank = TableFile(path), [], 0
     words_name = next((name for name in _WORD_NAMES if name in table.columns), None)
-    names: list[str] | None = None
+    names, notes = _label_columns(table, words_name) if labeled else ([], [])
     for number, row in table.rows():
         where, words = f"{path}, row {number}", row.get(words_name)
         if not isinstance(words, list):
-            listed = ", ".join(table.columns)
-            raise UserError(
-                f"{where}: no list of words called tokens or words: give one (the columns are {listed:.200})"
-            )
+            listed = f"the columns are {', '.join(table.columns):.200}"
+            found = f"{words_name} is a text; {listed}" if isinstance(words, str) else listed
+            raise UserError(f"{where}: no list of words called tokens or words: give one ({found})")
         for word in words:
             if not isinstance(word, str) or re.search(r"[\t\r\n]", word.strip()):
                 raise UserError(f"{where}: {words_name} has {word!r:.60}, no word: correct it, or leave the row out")
-        if names is None and words:
-            names = _label_columns(row, words_name)
-            if labeled and not names:
-                raise UserError(
-                    f"{where}: no list of labels that is as long as {words_name}, such as ner_tags: give one"
-                )
-        columns = {name: row[name] for name in names or ()} if labeled else {}
+        if labeled and not names:
+            raise UserError(f"{where}: no list of labels that is as long as {words_name}, such as ner_tags: give one")
+        columns = {name: row[name] for name in names}
         for name, labels in columns.items():
             if not isinstance(labels, list) or len(labels) != len(words):
                 count = len(labels) if isinstance(labels, list) else "no"
-                raise UserError(f"{where}: {words_name} has {len(words)} words and {name} {count} labels: correct it")
+                problem = f"{where}: {words_name} has {len(words)} words and {name} {count} labels"
+                raise UserError(f"{problem}: correct it, or remove {name} if it does not label words")
             for label in labels:
                 if isinstance(label, int):
-                    advice = "write names such as B-PER, or use save_to_disk or to_parquet of datasets, which keep them"
-                    raise UserError(f"{where}: {name} has numbers without names ({label!r:.20}): {advice}")
+                    raise UserError(f"{where}: {name} has numbers without names ({label!r:.20}): {NAMES_OF_NUMBERS}")
                 if not isinstance(label, str) or not label.strip() or not label.isprintable():
                     raise UserError(f"{where}: {name} has {label!r:.60}, no label: correct it, or leave the row out")
         kept = [place for place, word in enumerate(words) if not is_blank(word)]
         num_blank += len(words) - len(kept)
         chosen = {name: [labels[place].strip() for place in kept] for name, labels in columns.items()}
         sentences.append(Sentence([words[place].strip() for place in kept], chosen, [number] * len(kept)))
-    notes = [f"{num_blank:,} blank words are left out"] if num_blank else []
+    if num_blank:
+        notes.append(f"{num_blank:,} blank words are left out")
     return WordFile(path, ROWS, sentences, notes)
 
 
-def _label_columns(row: dict[str, Any], words_name: str) -> list[str]:
-    """Return the names of the lists of labels in a row: as many texts as words, or called so; the latter are the last."""
+def _label_columns(table: TableFile, words_name: str | None) -> tuple[list[str], list[str]]:
+    """Return the names of the lists of labels, and notes. In the row with most words they have as many texts, or are called so;
+    the latter are the last."""
+
+    def num_words(row: dict[str, Any]) -> int:
+        return len(row[words_name]) if isinstance(row.get(words_name), list) else -1
+
+    row = max((row for _, row in table.rows()), key=num_words, default={})
     texts, called = [], []
     for name, values in row.items():
         if name == words_name or not isinstance(values, list):
             continue
         if re.search(r"(tag|label)s?$", name) and all(isinstance(value, str | int | None) for value in values):
             called.append(name)
-        elif len(values) == len(row[words_name]) and all(isinstance(value, str) for value in values):
+        elif len(values) == num_words(row) and all(isinstance(value, str) for value in values):
             texts.append(name)
-    return texts + called
+    numbers = [name for name in called if any(isinstance(value, int) for value in row[name])]
+    if len(numbers) == len(called):
+        return texts + called, []
+    notes = [f"{name} is left out: it has numbers without names" for name in numbers]
+    return texts + [name for name in called if name not in numbers], notes

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from synthetic_squad import make_squad, write_json
 
-from amos_fairseq.downstream.squad.question_files import read_squad, script_notes
+from amos_fairseq.downstream.squad.question_files import SquadFile, read_squad, script_notes
 from amos_fairseq.errors import UserError
 
 SQUAD = make_squad()
@@ -47,6 +47,23 @@ def test_flat_rows_are_the_same_questions(name, tmp_path):
 def test_one_row(tmp_path):
     (tmp_path / "a.jsonl").write_text(json.dumps(flat_rows()[0]) + "\n")
     assert [question.id for question in read_squad(tmp_path / "a.jsonl").questions] == ["p0q0"]
+    lines = "".join(json.dumps(row | {"is_impossible": None}) + "\n" for row in flat_rows())
+    (tmp_path / "b.jsonl").write_text(f"\ufeff{lines}", encoding="utf-8")
+    assert len(read_squad(tmp_path / "b.jsonl").questions) == len(flat_rows())
+    (tmp_path / "c.json").write_text(json.dumps([row | {"is_impossible": None} for row in flat_rows()]))
+    assert len(read_squad(tmp_path / "c.json").questions) == len(flat_rows())
+
+
+def test_many_wrong_starts_are_found_in_linear_time(tmp_path, monkeypatch):
+    calls, original = [], SquadFile.without_start
+    monkeypatch.setattr(SquadFile, "without_start", lambda self: calls.append(1) or original(self))
+    read_squad(write_json(tmp_path / "a.json", squad_of("a b c d e f", *[(name, 9) for name in "ab"], *[("c", 4)] * 3)))
+    assert len(calls) == 2
+
+
+def test_a_wrong_start_is_shown_with_what_is_there(tmp_path):
+    with pytest.raises(UserError, match=r"the first is 'HOUSE', and the context has 'house' there"):
+        read_squad(write_json(tmp_path / "a.json", squad_of("the house", ("HOUSE", 4))))
 
 
 def squad_of(context: str, *answers: tuple[str, int], **more: Any) -> dict[str, Any]:
@@ -78,6 +95,10 @@ def test_an_answer_is_corrected_only_where_its_text_is_once(tmp_path):
     assert note.startswith("3 answers were not at their answer_start")
     assert note.endswith("(0, 1, 2)")
     assert data.without_start() == ["3", "4"]
+    squad = squad_of(context, ("house", 7), *right)
+    squad["data"][0]["paragraphs"][0]["qas"][0]["answers"].append({"text": "the", "answer_start": 1})
+    (note,) = read_squad(write_json(tmp_path / "two.json", squad)).notes
+    assert note.endswith("that has their text (0)")
     assert not read_squad(write_json(tmp_path / "b.json", squad_of(context, *right))).notes
 
 
@@ -103,7 +124,8 @@ def test_scripts_without_blanks(text, is_told, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"a": 1}\n{"a": 2}\n', "in data\\[0\\] paragraphs is None, not a list"),
+        ('{"qid": 1, "text": 1}\n{"a": 2}\n', "in data\\[0\\] there is no context .* but qid, text"),
+        ('{"id": 1, "context": "a", "question": "?", "answers": ["a"]}\n', "answers of the question 1 are texts"),
         ('{"context": "a", "question": "?"}\n', "in data\\[0\\] id is None"),
         ('{"id": 1, "context": "a", "question": "?"}\n', "in data\\[0\\] answers is None, not a list"),
         ("a b\n", "is not JSON"),

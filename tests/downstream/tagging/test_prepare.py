@@ -13,7 +13,9 @@ from fairseq.data.indexed_dataset import MMapIndexedDataset
 from preparing import prepare
 from synthetic_tagging import make_sentences, prepare_tagging, write_columns, write_conllu
 
+from amos_fairseq.downstream.benchmark import usable_folder
 from amos_fairseq.downstream.tagging.dataset import Column, TaggedSentences
+from amos_fairseq.downstream.tagging.prepare import WordSource, prepare_tagging_inside
 from amos_fairseq.errors import UserError
 from amos_fairseq.text.tokenization import load_tokenizer
 
@@ -86,6 +88,15 @@ def test_conllu_and_other_columns(data, tmp_path):
     assert manifest_of(tmp_path / "named")["column"] == "tag"
 
 
+def test_a_column_of_any_name_has_a_folder_that_can_be_used(data, tmp_path):
+    """A CoNLL-U Plus column such as X:NER; fairseq would take its name for two folders."""
+    path = tmp_path / "a.conllup"
+    path.write_text("# global.columns = ID FORM X:NER\n1\tthe\tO\n2\tAnna\tB-PER\n")
+    folder = prepare_tagging_inside(tmp_path / "out", WordSource(path, path), load_tokenizer(data / "tokenizer"))
+    assert usable_folder(folder).name == "tagging-X.NER"
+    assert Column.of(folder).name == "X:NER"
+
+
 def test_few_labels_and_the_rest_without(data, tmp_path):
     """10 of 40 sentences at equal distances: each fourth; the others, or those of a file, have no labels."""
     source, out = data.parent / "train.txt", tmp_path / "rest"
@@ -138,7 +149,7 @@ def test_spans_in_other_notations_are_the_same(write_label, told, data, tmp_path
     source = write_columns(tmp_path / "train.txt", rewritten)
     capsys.readouterr()
     main([source, source, data / "tokenizer", tmp_path / "out"])
-    assert f"{told}" in capsys.readouterr().err
+    assert told in capsys.readouterr().err
     assert manifest_of(tmp_path / "out")["has_spans"]
     found = [[label.upper() for label in rows] for rows in labels_of(tmp_path / "out")]
     assert found == [[chunk for _, _, chunk in rows] for rows in make_sentences()]

@@ -85,12 +85,23 @@ def test_names_of_columns(text, names, expected, tmp_path):
 
 # A file of words with labels; the words and the last column; the note about what was left out.
 LEFT_OUT = [
-    (GERMEVAL, [["In", "Rom"], ["Anna"]], [["O", "O"], ["B-LOC"]], "2 comments .* line 1.*; column 1 is the index"),
-    (GERMEVAL.replace("#\t", "# "), [["In", "Rom"], ["Anna"]], [["O", "O"], ["B-LOC"]], "2 comments"),
+    (
+        GERMEVAL,
+        [["In", "Rom"], ["Anna"]],
+        [["O", "O"], ["B-LOC"]],
+        r"comments are left out .2, .* line 1\)\; column 1 is the index",
+    ),
+    (GERMEVAL.replace("#\t", "# "), [["In", "Rom"], ["Anna"]], [["O", "O"], ["B-LOC"]], "comments are left out .2,"),
     ("0 a X O\n1 b Y O\n\n0 c X B-Z\n", [["a", "b"], ["c"]], [["O", "O"], ["B-Z"]], "column 1 is the index"),
-    ("# text a b\na O\nb B-X\n\n# O\nb O\n", [["a", "b"], ["#", "b"]], [["O", "B-X"], ["O", "O"]], "1 comments"),
+    ("# text a b\na O\nb B-X\n\n# O\nb O\n", [["a", "b"], ["#", "b"]], [["O", "B-X"], ["O", "O"]], "left out .1,"),
+    ("a DT\n# #\nb CD\n\nc X\n", [["a", "#", "b"], ["c"]], [["DT", "#", "CD"], ["X"]], ""),  # of the Penn Treebank
     ("a O\nb B-X\n", [["a", "b"]], [["O", "B-X"]], "^no line is blank: all words are one sentence$"),
-    ("a O\n# sent_id = 7\nb B-X\n", [["a", "b"]], [["O", "B-X"]], "1 comments are left out, the first in line 2"),
+    (
+        "a O\n# sent_id = 7\nb B-X\n",
+        [["a", "b"]],
+        [["O", "B-X"]],
+        r"^no line .*; comments are left out \(1, the first in line 2\)$",
+    ),
     ("#tag O\n\n#other B-X\n", [["#tag"], ["#other"]], [["O"], ["B-X"]], ""),  # words of a tweet
     ("token label\na O\nb B-X\n", [["a", "b"]], [["O", "B-X"]], "line 1 .* names the columns: token, label"),
     ("POS\tWord\nNN\tdog\nVB\tsees\n", [["dog", "sees"]], [["NN", "VB"]], "names the columns: pos, word"),
@@ -185,6 +196,17 @@ def test_tables_of_lists(name, tmp_path):
     assert [one.words for one in read_sentences(path, labeled=False).sentences] == [["mu", "Vo"], ["Rom"]]
 
 
+def test_columns_of_a_table_are_those_of_its_longest_row(tmp_path):
+    """A topic is one text, as long as the first row; numbers are no labels where others have names."""
+    rows = [
+        {"tokens": ["a"], "topics": ["news"], "pos_tags": [3], "ner_tags": ["O"]},
+        {"tokens": ["b", "c"], "topics": ["news"], "pos_tags": [1, 2], "ner_tags": ["B-X", "O"]},
+    ]
+    file = read_sentences(write(tmp_path / "a.jsonl", lines_of(rows)))
+    assert [sentence.columns for sentence in file.sentences] == [{"ner_tags": ["O"]}, {"ner_tags": ["B-X", "O"]}]
+    assert file.notes == ["pos_tags is left out: it has numbers without names"]
+
+
 @pytest.mark.parametrize(
     ("text", "how", "expected"),
     [
@@ -192,7 +214,7 @@ def test_tables_of_lists(name, tmp_path):
         ("one two\nthree four\n", LINES, [["one", "two"], ["three", "four"]]),  # no line is blank
         ("The DT B-NP\ndog NN I-NP\n\nA DT O\n", COLUMNS, [["The", "dog"], ["A"]]),
         ("The\tDT\ndog\tNN\n", COLUMNS, [["The", "dog"]]),  # one sentence, with tabs
-        ("The\ndog\n\nA\n\n", COLUMNS, [["The", "dog"], ["A"]]),
+        ("The\n#\n\nA\n\n", COLUMNS, [["The", "#"], ["A"]]),
         ("The\ndog\n\u3000\nA\n\u200b\n", COLUMNS, [["The", "dog"], ["A"]]),  # lines that look blank
         ("a b\tX\nc\tY\n\nd\tX\n", COLUMNS, [["a b", "c"], ["d"]]),  # a word with a space, before a tab
         (CONLL2003, COLUMNS, [["U.N.", "#1\u00a0000"], ["Peter"]]),
@@ -229,14 +251,14 @@ def test_default_column(tmp_path):
 COLUMN_LESS = ["word TAG"] * 9 + [""] + ["word TAG"] * 10 + ["word"] + ["word TAG"] * 9
 REFUSED = [
     (read_sentences, "a X\nb X Y\n", "line 2: 3 columns, expected 2"),
-    (read_sentences, "a\tX\nb\t\n", "line 2: column 2 is empty"),
+    (read_sentences, "a\tX\nb\t\n", "line 2: column 2 is empty: fill it, or remove the line"),
     (read_sentences, "a\nb\n", "has one column"),
     (read_sentences, "Word,POS tag\na,X\nb,X\n", "has one column in most lines: .* by a tab or spaces .not by commas"),
     (read_sentences, "a X\rb X\n", "line 1: a carriage return inside of the line"),
     (read_sentences, "a X\ncafé X\n".encode("latin-1"), "line 2.*not UTF-8.*iconv"),
     (read_sentences, None, "no such file"),
-    (read_sentences, "[\n" + json.dumps(ROWS_OF_WORDS[0]) + "]\n", "JSON"),
-    (read_sentences, "a O\n" * 1001, "there is no blank line in 1,001 lines: separate"),
+    (read_sentences, "[\n" + json.dumps(ROWS_OF_WORDS[0]) + "]\n", "is JSON, but not one object on each line"),
+    (read_sentences, "a O\n" * 1001, "there is no blank line in 1,001 lines: separate sentences by blank lines$"),
     (read_sentences, "a good film\tgood\nno good film\tbad\n\n", "2 of 2 words have blanks inside"),
     (read_sentences, MANY_WORDS, r"column 1 has 2 different values, column 2 60: .* --columns 1,word$"),
     (read_sentences, MANY_WORDS.replace(" ", " x "), r"column 1 has 2 .* column 3 60: .* --columns 1,2,word$"),
@@ -254,9 +276,13 @@ REFUSED = [
     (default_column, lines_of([{"words": ["a"], "named entities": ["O"]}]), "'named entities' cannot name a column"),
     (default_column, GERMEVAL, "both column 3 and column 4 mark spans: choose one with --column 3 or --column 4"),
     (read_sentences, lines_of([{"tokens": ["a"], "ner_tags": [0]}]), r"row 1: ner_tags has numbers without names .0."),
-    (read_sentences, lines_of([{"tokens": ["a", "b"], "tags": ["O"]}]), "row 1: tokens has 2 words and tags 1 labels"),
+    (
+        read_sentences,
+        lines_of([{"tokens": ["a", "b"], "tags": ["O"]}]),
+        "has 2 words and tags 1 labels: correct it, or remove",
+    ),
     (read_sentences, lines_of([{"tokens": ["a"], "tags": [None]}]), "row 1: tags has None, no label"),
-    (read_sentences, lines_of([{"tokens": "a b", "tags": ["O"]}]), "row 1: no list of words called tokens"),
+    (read_sentences, lines_of([{"tokens": "a b", "tags": ["O"]}]), "row 1: no list of words .* .tokens is a text"),
     (read_sentences, lines_of([{"text": "a"}]), "no list of words called tokens .*the columns are text"),
     (read_sentences, lines_of([{"tokens": ["a"]}]), "no list of labels that is as long as tokens"),
     (read_sentences, "O a\nB-X b\nO c\n", "column 1 has 2 different values, column 2 3: .* --columns 1,word$"),
