@@ -15,7 +15,6 @@ from amos_fairseq.text.file_kinds import (
     FOLDER,
     LARGEST_DOCUMENT_BYTES,
     PARQUET,
-    TAG,
     TEXT,
     TSV,
     OnRead,
@@ -28,12 +27,18 @@ from amos_fairseq.text.input_files import TableFile, clean_lines, read_lines, re
 
 BLANK, LINE = "blank", "line"  # what ends a document of plain text, beside a number of lines
 
-# A line that begins with a tag, and special tokens such as <|endoftext|> anywhere.
-_MARKUP = re.compile(rb"^" + TAG + rb"|<\|\w+\|>", re.MULTILINE)
+# At the start of a paragraph a tag, or an object of JSON; anywhere special tokens, <br>, entities, a written \n.
+# Each part begins with a character, not with an anchor: such patterns are found faster.
+_MARKUP = re.compile(
+    rb"<((?<![^\n]<)[!/?]?[A-Za-z][^<>\n]*|\|\w+\||/?s|unk|pad|mask|[be]os|br ?/?)>|\[(MASK|SEP|CLS|PAD|UNK|[BE]OS)\]"
+    rb'|&(quot|amp|apos|nbsp|[lg]t|#\d+);|\\n(?<=[.!?"]\\n)(?![a-z])|\{(?<![^\n]\{)"\w+":'
+)
+_MARKS = r"[-*=_~#+•·— \t\r]+"  # lines without text, as sed spells it too
 # A line of names without blanks, as a table begins; what databases write for a missing value.
 _HEADER = re.compile(r'"?\w+"?([\t,;]"?\w+"?)+')
 _DATABASE_NULL = "\\N"
 # Lines that end a document in files for other programs.
+_is_mark = re.compile(_MARKS).fullmatch
 _SEPARATOR = re.compile(r"<\|\w+\|>|</s>|<eos>|\[(EOS|SEP)\]")
 
 
@@ -83,7 +88,7 @@ def read_documents(
     is_empty, num_tags, first_tag = True, 0, b""
     for each in documents:
         is_empty = is_empty and not each
-        if each.startswith(b"<") or b"\n<" in each or b"<|" in each:
+        if any(character in each for character in (b"<", b"[", b"&", b"\\", b'{"')):
             tags = [match.group() for match in _MARKUP.finditer(each)]
             num_tags, first_tag = num_tags + len(tags), first_tag or b"".join(tags[:1])
         yield each
@@ -92,12 +97,13 @@ def read_documents(
         raise UserError(f"{path} contains no text{place}: remove it from the inputs or fill it")
     if kind == TEXT and may_be_table:
         say(
-            f"WARNING: {path} is read as text, but its first lines look like a table, whose name has to end in .csv or .tsv"
+            f"WARNING: {path} is read as text, but its first lines look like a table: give it a name that ends in .csv or "
+            ".tsv, or take its text, for example with cut -f2 FILE > NEW"
         )
     if num_tags:
         say(
-            f"WARNING: {path}: {num_tags:,} lines begin with a tag or have a special token of another program, and stay in "
-            f"the text; the first is {first_tag[:60].decode('utf-8', 'replace')}"
+            f"WARNING: {path}: {num_tags:,} tags, entities (such as &amp;), special tokens (such as <unk>) or parts of JSON "
+            f"stay in the text; the first is {first_tag[:60].decode('utf-8', 'replace')}"
         )
 
 
@@ -117,6 +123,7 @@ def _documents_of_text(path: Path, end: str | int, on_read: OnRead) -> Iterator[
     most_lines = {BLANK: math.inf, LINE: 1}.get(end, end)
     document, lines, start = bytearray(), 0, 0  # a list of many short paragraphs would take many times their size
     separators: list[int] = []
+    num_marks, first_mark = 0, ""
     for number, line in read_lines(path, on_read):
         for text in clean_lines(line.decode("utf-8").rstrip("\r\n")):
             if text:
@@ -126,6 +133,8 @@ def _documents_of_text(path: Path, end: str | int, on_read: OnRead) -> Iterator[
             if document and (lines == most_lines or (end == BLANK and not text)):
                 yield bytes(document)
                 document, lines = bytearray(), 0
+            if _is_mark(text):
+                num_marks, first_mark = num_marks + 1, first_mark or text
             if _SEPARATOR.fullmatch(text):
                 separators.append(number)
                 if len(separators) == 2:
@@ -136,6 +145,11 @@ def _documents_of_text(path: Path, end: str | int, on_read: OnRead) -> Iterator[
         refuse_large(document, f"{path}: the document from line {start} on")
     if document:
         yield bytes(document)
+    if num_marks > 1:
+        say(
+            f"WARNING: {path}: {num_marks:,} lines such as {first_mark[:20]!r} have no letter or digit: if they are between "
+            f"documents, make them blank, for example with sed -E 's/^{_MARKS}$//' FILE > NEW"
+        )
 
 
 def _documents_of_table(table: TableFile, column: str) -> Iterator[bytes]:

@@ -154,10 +154,13 @@ def is_object(line: bytes) -> bool:
 
 def refuse_json(path: Path) -> None:
     """Refuse a file of the kind JSON, with the command that converts it."""
-    selected = "'.[]'" if first_lines(path)[0].startswith(b"[") else "."
+    lines = first_lines(path)
+    selected = "'.[]'" if lines[0].startswith(b"[") else "."
+    if re.match(rb'\[\s*"', b"".join(lines)):  # texts, or a row on each line
+        selected = "'{text: .[1]}'" if lines[1:] and lines[1].startswith(b"[") else "'.[] | {text: .}'"
     name = path.name.removesuffix(kind_and_compression(path)[1])
     command = f"jq -c {selected} {shlex.quote(name)}"
-    converted = shlex.quote(f"{Path(name).stem}.jsonl")
+    converted = shlex.quote(f"{Path(name).stem}.lines.jsonl")  # never the input itself, which the shell would empty
     raise UserError(
         f"{path} is JSON, but not one object on each line (in double quotes, without commas between them): convert it, for "
         f"example with {command} > {converted}"

@@ -142,8 +142,8 @@ def split_corpus(inputs: list[Path], directory: Path, settings: CorpusSettings, 
     say(f"{documents:,} documents of {paragraphs:,} paragraphs, {total:,} bytes of text")
     if not train.groups:
         raise UserError(
-            "the text is too small to leave a validation document: it needs at least two different paragraphs or documents "
-            "(separated by blank lines, one JSON object per line, or each line one: --document line)"
+            "nothing would be left to train on beside the validation text: give at least two different paragraphs or documents "
+            "(one JSON object per line, blank lines, or --document line; fold -s -w 4000 FILE > NEW divides a long line)"
         )
     learnable = list(filter(None, (rest_of(document) for _, document in sample.in_order())))
     if not learnable:

@@ -134,17 +134,26 @@ def test_parquet_names_the_cell_that_cannot_be_read(tmp_path):
 
 
 MARKUP = {
-    "one tag": ("\n\n".join([*SENTENCES * 30, "<p>", "words"]), "1 lines begin .* the first is <p>"),
-    "special tokens": ("\n".join([*SENTENCES * 9, "a<|endoftext|>b <|im_end|>"]), r"2 lines begin .* <\|endoftext\|>"),
-    "one separator": ("\n".join([*SENTENCES * 9, "<|endoftext|>", "b"]), r"1 lines begin .* <\|endoftext\|>"),
-    "a text about HTML": ("\n".join([*SENTENCES * 3, "<b>", "is a tag, <i> too", "</b>"]), "2 lines begin .* <b>"),
-    "JSON": ('{"text": "words\\n<doc id=1>\\n<div\\n"}\n', "1 lines begin .* <doc id=1>"),
+    "one tag": ("\n\n".join([*SENTENCES * 30, "<p>", "words"]), "1 tags, .* the first is <p>"),
+    "special tokens": ("\n".join([*SENTENCES * 9, "a<|endoftext|>b <|im_end|>"]), r"2 tags, .* <\|endoftext\|>"),
+    "one separator": ("\n".join([*SENTENCES * 9, "<|endoftext|>", "b"]), r"1 tags, .* <\|endoftext\|>"),
+    "a text about HTML": ("\n".join([*SENTENCES * 3, "<b>", "is a tag, <i> too", "</b>"]), "2 tags, .* <b>"),
+    "JSON": ('{"text": "words\\n<doc id=1>\\n<div\\n"}\n', "1 tags, .* <doc id=1>"),
+    "special tokens of words": ("\n".join([*SENTENCES, "an <unk> [MASK] of</s>"]), "3 tags, .* <unk>"),
+    "entities": ("\n".join([*SENTENCES, "&quot;A &amp; B&#39;s&quot;<br />"]), "5 tags, .* the first is &quot;"),
+    "JSON in JSON": (json.dumps({"text": '{"a": "b"}\n'}), r'1 tags, .* the first is \{"a":'),
+    "JSON that was written twice": (json.dumps({"text": r"One.\nTwo.\n"}), r"2 tags, .* the first is \\n"),
+    "marks between documents": (
+        "\n\n* * *\n\n".join(SENTENCES),
+        r"3 lines such as '\* \* \*' have no letter or digit: .* sed -E 's/.*\$//' FILE > NEW",
+    ),
+    "marks without blank lines": ("\n---\n".join(SENTENCES), "3 lines such as '---' have no letter or digit"),
     "tabs": (
         "\n".join(f"{sentence}\t1" for sentence in SENTENCES),
         "is read as text, but its first lines look like a table",
     ),
     "a header": ("id,review\n1,words\n2,more", "its first lines look like a table"),
-    "no tag": ("\n".join([*SENTENCES, "<3", "a < b > c", "< b>"]), None),
+    "no tag": ("\n".join([*SENTENCES, "<3", "a < b > c", "< b>", "[a] & b;", r"R&D; x.\nu", "?", "?", "---"]), None),
 }
 
 

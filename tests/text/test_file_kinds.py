@@ -121,9 +121,11 @@ def test_other_files_are_named(tmp_path, what):
 @pytest.mark.parametrize(
     ("content", "command"),
     [
-        (json.dumps(ROWS).encode(), r"jq -c '\.\[\]' 'my file\.json' > 'my file\.jsonl'"),
+        (json.dumps(ROWS).encode(), r"jq -c '\.\[\]' 'my file\.json' > 'my file\.lines\.jsonl'"),
         (json.dumps(ROWS, indent=2).encode(), r"jq -c '\.\[\]'"),
         (json.dumps({"data": ROWS}, indent=2).encode(), r"jq -c \. 'my file\.json'"),
+        (b'["a",\n"b"]', r"jq -c '\.\[\] \| {text: \.}' 'my file"),
+        (b'["1", "a"]\n["2", "b"]\n', r"jq -c '{text: \.\[1\]}' 'my file"),
     ],
 )
 def test_json_is_refused_with_the_command_that_converts_it(tmp_path, content, command):

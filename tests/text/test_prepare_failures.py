@@ -109,7 +109,7 @@ def test_unusable_output_directories_are_refused_and_unchanged(folder, tmp_path,
         assert message in refused(folder / "text.txt", "--out", tmp_path / out)
     assert [path.name for path in (tmp_path / "foreign").iterdir()] == ["letter.txt"]
     refusal = refused(folder / "one.txt", "--out", tmp_path / "out")
-    assert "too small to leave a validation document" in refusal
+    assert "nothing would be left to train on" in refusal
     assert "--document line" in refusal
     table = folder / "lines.jsonl"
     assert "no input is plain text" in refused(

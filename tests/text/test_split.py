@@ -89,7 +89,7 @@ def test_split_depends_on_content_and_seed_only(tmp_path):
 
 def test_a_text_must_leave_a_validation_document(tmp_path):
     """A copy is not a second document."""
-    with pytest.raises(UserError, match="too small to leave a validation document"):
+    with pytest.raises(UserError, match="nothing would be left to train on"):
         run(tmp_path, [("one document",)] * 2)
     (tmp_path / "two").mkdir()
     _, (train,), valid, _ = run(tmp_path / "two", [("one",), ("two",)])
