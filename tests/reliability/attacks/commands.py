@@ -141,7 +141,7 @@ def amos_script(folder: Path) -> list[str]:
     """Write the console script as pip does, and return the command; Python then finds modules beside the script first."""
     script = folder / "bin" / "amos"
     script.parent.mkdir()
-    script.write_text("import sys\nfrom amos_start import main\nsys.exit(main())\n")
+    script.write_text("import sys\nfrom amos_start import main\nif __name__ == '__main__':\n    sys.exit(main())\n")
     return [sys.executable, str(script)]
 
 

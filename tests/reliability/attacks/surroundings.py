@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tiny_runs import TINY_RUN
+from tiny_runs import ROOT, TINY_RUN
 
 from amos_fairseq.python_process import python_command
 from attacks.commands import Place, amos_harm, command_harm, run_amos, run_interpreter
@@ -30,7 +30,9 @@ def planted_modules(place: Place, folder: Path, draw: random.Random) -> Iterator
     of_amos = COMMANDS | {"glue": refused, "squad": refused, "verify": [place.corpus]}
     of_amos["train"] = ["amos_tiny", *SMALL_RUN, f"task.data={place.corpus}", "checkpoint.save_dir=out/run"]
     commands = {f"amos {name}": [*place.amos, name, *arguments] for name, arguments in of_amos.items()}
-    flags = [*TINY_RUN, "--save-dir", "out/run", "--max-update", "2", "--num-workers", "1"]
+    # In another folder fairseq finds the plugin by its path alone.
+    flags = [*TINY_RUN, "--user-dir", ROOT / "amos_fairseq"]
+    flags += ["--save-dir", "out/run", "--max-update", "2", "--num-workers", "1"]
     commands["fairseq-train"] = [*python_command("fairseq_cli.train"), place.corpus, *flags]
     while True:
         shutil.copytree(place.workplace, folder)
