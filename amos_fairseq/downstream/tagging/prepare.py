@@ -118,6 +118,7 @@ class WordSource:
             if column not in file.names:
                 raise UserError(f"{file.path} has no column {column}: it has {', '.join(file.names)}")
             file.report()
+            file.check_labels(column)
         splits = {split: file.sentences for split, file in files.items()}
         has_spans = convert_spans(list(files.values()), column)
         if self.encoding == BIOES:

@@ -11,38 +11,45 @@ OUTSIDE = "O"
 MOST = 0.9  # of the words
 # BILOU has L for the last and U for the only word; BMES and BMEWO have M inside and W for the only word.
 _MARKS = {"B": "B", "I": "I", "E": "E", "S": "S", "M": "I", "L": "E", "U": "S", "W": "S"}
-_PREFIX = re.compile(r"([BIESMLUW])[-_](.+)", re.IGNORECASE)
-_SUFFIX = re.compile(r"(.+)[-_]([BIESMLUW])", re.IGNORECASE)
 
 
-def _with_prefix(label: str) -> str | None:
-    match = _PREFIX.fullmatch(label)
+def _with_prefix(label: str, separators: str) -> str | None:
+    match = re.fullmatch(f"([BIESMLUW])[{separators}](.+)", label, re.IGNORECASE)
     return match and f"{_MARKS[match[1].upper()]}-{match[2]}"
 
 
-def _with_suffix(label: str) -> str | None:
-    match = _SUFFIX.fullmatch(label)
+def _with_suffix(label: str, separators: str) -> str | None:
+    match = re.fullmatch(f"(.+)[{separators}]([BIESMLUW])", label, re.IGNORECASE)
     return match and f"{_MARKS[match[2].upper()]}-{match[1]}"
 
 
-def _without_type(label: str) -> str | None:
+def _with_word(label: str, separators: str) -> str | None:
+    match = re.fullmatch(f"(Begin(?:ning)?|Inside|End|Single)[{separators}](.+)", label, re.IGNORECASE)
+    return match and f"{match[1][0].upper()}-{match[2]}"
+
+
+def _without_type(label: str, separators: str) -> str | None:
     return _MARKS.get(label)
 
 
 def notation_of(counts: Mapping[str, int]) -> dict[str, str]:
-    """Return the label in IOB or IOBES for each label of a data set, with its number of words; nothing if they are one class a
-    word, such as parts of speech. A label that does not fit the others is missing in it.
+    """Return the IOB or IOBES label for each label of a data set, or nothing if the labels are one class for each word, such as
+    parts of speech. A label that does not fit the others is missing from the result. ``counts``: number of words of each label.
 
-    Marks are a prefix or a suffix, in upper or lower case, separated by ``-`` or ``_``, or the whole label. Labels without any
-    mark (IO) mark spans if ``O`` is the most frequent: neighbours with the same label are one span.
+    Marks are a prefix or a suffix, in upper or lower case, separated by ``-`` or ``_``, or the whole label. Beside ``O``, also
+    ``|``, ``/``, ``:`` or ``.`` separate them, which others use in parts of speech. Labels without any mark (IO) mark spans if
+    ``O`` is the most frequent: neighbours with the same label are one span.
     """
-    marked = {label: number for label, number in counts.items() if label.upper() != OUTSIDE}
+    marked = {label: number for label, number in counts.items() if label.upper() not in (OUTSIDE, "OUTSIDE")}
     has_outside = len(marked) < len(counts)
+    separators = "-_|/:." if has_outside else "-_"
     outside = dict.fromkeys(counts.keys() - marked.keys(), OUTSIDE)
     most_are_outside = has_outside and sum(counts.values()) - sum(marked.values()) > max(marked.values(), default=0)
     best, most = {}, 0
-    for convert in (_with_prefix, _with_suffix, _without_type):
-        found = {label: new for label in marked if (new := convert(label))}
+    for convert in (_with_prefix, _with_suffix, _with_word, _without_type):
+        found = {label: new for label in marked if (new := convert(label, separators))}
+        if convert is _with_word and not any(new.startswith("I-") for new in found.values()):
+            continue  # END_DATE is a type
         number = sum(marked[label] for label in found)
         # Single letters are marks only if they are nearly all labels: tag sets have letters too.
         if number > most and (convert is not _without_type or ("B" in found and number >= MOST * sum(marked.values()))):

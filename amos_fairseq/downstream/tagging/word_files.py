@@ -42,6 +42,12 @@ _INDEX_NAMES = ("id", "index", "idx", "no", "nr")
 _LABEL_NAMES = ("label", "tag", "pos", "ner", "chunk", "upos", "xpos", "lemma", "iob", "bio", "ne", "entity")
 _HEADER = {*_WORD_NAMES, *_INDEX_NAMES, *_LABEL_NAMES, *(f"{name}s" for name in _LABEL_NAMES), "ner_tag", "ner_tags"}
 FEW_WORDS = 5  # are no reason to doubt their place
+_NUMBER = re.compile(r"[-+]?[0-9]+([.,][0-9]+)?")
+_NO_WORD = re.compile(r"[A-Z]?[\W\d_]+")  # a number, or an id such as T12 of brat
+_SENTENCE_NUMBER = re.compile(r"sent(ence)?[ _]?(#|id|idx|no|nr|number)\t", re.IGNORECASE)
+_WRITE_BLANK_LINES = r"""awk -F'\t' '$1 != "" && $1 != n {print ""; n = $1} {sub(/^[^\t]*\t/, ""); print}' FILE > NEW"""
+_DIVIDE_TAGS = r"convert word/tag, for example with sed -E 's:/([^/ ]+)( |$):\t\1\n:g' FILE > NEW"
+_WRITE_TABS = r"pandas.read_csv(FILE, keep_default_na=False).to_csv(NEW, sep='\t', index=False, quoting=3)"
 
 Row = tuple[int, list[str]]  # the number of a line and its cells; none where a sentence ends
 
@@ -84,17 +90,36 @@ class WordFile:
         """Return the name of the column of labels where the user gives none: upos, or the last one."""
         if "upos" in self.names:
             return "upos"
-        first, last = self.names[0], self.names[-1]
-        if first != last and first.isdecimal() and self.marks_spans(first) and self.marks_spans(last):
-            problem = f"{self.path}: both column {first} and column {last} mark spans"
-            raise UserError(f"{problem}: choose one with --column {first} or --column {last}")
+        *others, last = self.names
+        marked = [name for name in others if self.has_marks(name)]
+        last_is_marked = bool(notation_of(self.count_labels(last)))
+        # Chunks and names (CoNLL-2003) are clear, but not outer and inner names, nor a last column of confidences.
+        if marked and (not last_is_marked or (marked[0] == others[0] and marked[0].isdecimal())):
+            also = "too" if last_is_marked else "does not"
+            problem = f"{self.path}: column {marked[-1]} marks spans, column {last} {also}"
+            raise UserError(f"{problem}: choose one with --column {marked[-1]} or --column {last}")
         if not is_column_name(last):
             raise UserError(f"{self.path}: {last!r:.60} cannot name a column of labels: rename it, such as to ner_tags")
         return last
 
-    def marks_spans(self, name: str) -> bool:
-        counts = Counter(label for sentence in self.sentences for label in sentence.columns[name])
-        return notation_of(counts).keys() >= counts.keys()
+    def count_labels(self, name: str) -> Counter[str]:
+        return Counter(label for sentence in self.sentences for label in sentence.columns[name])
+
+    def has_marks(self, name: str) -> bool:
+        """Return whether all labels mark spans, not by their type alone: the lemma ``o`` is no mark."""
+        counts = self.count_labels(name)
+        notation = notation_of(counts)
+        return notation.keys() >= counts.keys() and any(new not in ("O", f"I-{old}") for old, new in notation.items())
+
+    def check_labels(self, name: str) -> None:
+        """Refuse labels of a column file that are numbers, or that all have a blank, as between two columns."""
+        labels = self.count_labels(name)
+        if self.kind == COLUMNS and all(map(_NUMBER.fullmatch, labels)):
+            advice = f"{NAMES_OF_NUMBERS}; or choose another column with --column"
+            raise UserError(f"{self.path}: column {name} has numbers without names ({min(labels):.20}): {advice}")
+        if self.kind == COLUMNS and all(" " in label for label in labels):
+            advice = r"if it separates columns, write tabs: sed 's/ \+/\t/g' FILE > NEW"
+            raise UserError(f"{self.path}: each label of column {name} has a blank ({min(labels)!r:.60}): {advice}")
 
 
 def seen_note(seen: int, total: int) -> str:
@@ -132,10 +157,11 @@ def read_sentences(path: Path, names: Sequence[str] | None = None, labeled: bool
 def read_conllu(path: Path) -> WordFile:
     """Read a CoNLL-U file, as :func:`read_sentences` does; refuse others."""
     is_table = kind_of(path) in (JSONL, PARQUET, FOLDER)
-    file = _read_table(path, labeled=False) if is_table else _read_word_lines(path, None, labeled=False)
-    if file.kind != CONLLU:
+    file = None if is_table else _read_word_lines(path, None, labeled=False)
+    if file is None or file.kind != CONLLU:
         expected = "ten columns, separated by tabs, with the number of the word first"
-        raise UserError(f"{path} is not CoNLL-U but {file.kind}: give a file with {expected}")
+        kind = ROWS if file is None else file.kind
+        raise UserError(f"{path} is not CoNLL-U but {kind}: give a file with {expected}")
     return file
 
 
@@ -159,13 +185,19 @@ def _read_word_lines(path: Path, names: Sequence[str] | None, labeled: bool) -> 
         refuse_markup(path)
         sentences = [Sentence(cells, {}, [number] * len(cells)) for number, cells in rows if cells]
         return WordFile(path, LINES, sentences)
+    if labeled and _SENTENCE_NUMBER.match(lines[0]):
+        problem = f"{path}: column 1 has the number of the sentence: write a blank line after each sentence instead"
+        raise UserError(f"{problem}, for example with {_WRITE_BLANK_LINES}")
+    tagged = 2 * sum(all("/" in cell[1:-1] for cell in cells) for _, cells in words) > len(words)
+    if labeled and (width == 1 or (not names and (tagged or 2 * count < len(words)))):
+        number = words[0][0]
+        advice = _DIVIDE_TAGS if tagged and width > 1 else f"from CSV, {_WRITE_TABS} writes tabs"
+        expected = "expected one word a line with its labels behind it, separated by a tab or spaces, not"
+        raise UserError(f"{path}, line {number}: {expected} {lines[number - 1]!r:.60}: {advice}")
     if not has_blank_lines and len(words) > LONGEST_SENTENCE:
         why = f"line {first_tab} has a tab, so the file has one word a line, but" if first_tab else "there is"
         problem = f"{path}: {why} no blank line in {len(words):,} lines: separate sentences by blank lines"
         raise UserError(f"{problem}{'' if labeled else ', or give one a line without tabs'}")
-    if labeled and width == 1:
-        problem = "has one column in most lines: expected a word and at least one label, separated by a tab or spaces"
-        raise UserError(f"{path} {problem} (not by commas)")
     notes = [] if has_blank_lines or len(words) == 1 else ["no line is blank: all words are one sentence"]
     rows = _without_comments(rows, words, lines, width, notes)
     expected = f"as in most lines{f'; line {first_tab} has a tab' if first_tab else ''}"
@@ -200,7 +232,12 @@ def _read_conllu_rows(path: Path, rows: Iterable[Row], lines: Sequence[str], nam
     for sentence in sentences:
         for expected, (number, cells) in enumerate(sentence, start=1):
             if cells[id_place : id_place + 1] not in ([], [str(expected)]):
-                hint = ": a blank line before it is missing" if cells[id_place] == "1" else ""
+                hints = {
+                    "1": "a blank line before it is missing",
+                    "0": "words are counted from 1",
+                    "ID": "remove the header",
+                }
+                hint = f": {hints[cells[id_place]]}" if cells[id_place] in hints else ""
                 raise UserError(f"{path}, line {number}: word id {cells[id_place]:.20}, expected {expected}{hint}")
     forms = Counter(cells[places["form"]] for rows in sentences for _, cells in rows)
     if 2 * forms["_"] > forms.total():
@@ -296,7 +333,9 @@ def _places_of_columns(
         _check_words(path, list(zip(*rest, strict=True)), start)
         names = COLUMN_NAMES.get(width - start - 1)
         tags = Counter(cells[1] for cells in rest) if names and len(names) > 1 else Counter()
-        if names is None or (tags and notation_of(tags).keys() >= tags.keys()):  # pos is no name for spans
+        is_pos = notation_of(tags).keys() < tags.keys() and not all(map(_NUMBER.fullmatch, tags))
+        num_lemmas = sum(cells[0].lower() == cells[1].lower() for cells in rest) if tags else 0
+        if names is None or (tags and (not is_pos or 2 * num_lemmas > len(rest))):
             names = [str(place + 1) for place in range(start + 1, width)]
     return {name: place for place, name in enumerate([WORD, *names], start)}
 
@@ -309,15 +348,15 @@ def _is_index(rows: Sequence[Row]) -> bool:
 
 def _check_words(path: Path, values: Sequence[Sequence[str]], start: int) -> None:
     """Refuse a file whose words seem to be in another column: labels have fewer different values than words, or mark spans, and
-    numbers have no letters. ``values``: those of each column from ``start`` on."""
+    numbers and ids are no words. ``values``: those of each column from ``start`` on."""
     different = [set(of_column) for of_column in values]
-    counts = [len(column) if any(re.search(r"[^\W\d_]", value) for value in column) else 0 for column in different]
+    counts = [0 if all(map(_NO_WORD.fullmatch, column)) else len(column) for column in different]
     place = max(range(len(counts)), key=counts.__getitem__)
     first = Counter(values[0])
     if (counts[place] > max(2 * counts[0], FEW_WORDS)) or (place > 0 and notation_of(first).keys() >= first.keys()):
         others = [str(number + 1) for number in range(start + len(counts))]
         others[start + place] = WORD
-        described = f"{len(first):,} different values{'' if counts[0] else ' without a letter'}"
+        described = f"{len(first):,} different {'values' if counts[0] else 'numbers or ids'}"
         problem = f"{path}: column {start + 1} has {described}, column {start + place + 1} {counts[place]:,}"
         advice = f"put them first, or name all columns, such as --columns {','.join(others)}"
         raise UserError(f"{problem}: if the words are there, {advice}")

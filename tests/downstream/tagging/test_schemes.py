@@ -20,12 +20,28 @@ CONVERTED = [
     ("O B_PER I_PER", "O B-PER I-PER"),
     ("o b-per i-per", "O B-per I-per"),
     ("O PER-B PER-I LOC-B", "O B-PER I-PER B-LOC"),
+    ("O B|PER I|PER", "O B-PER I-PER"),
+    ("O B/PER", "O B-PER"),
+    ("O PER:B PER:I", "O B-PER I-PER"),
+    ("O b.per.x i.per.x", "O B-per.x I-per.x"),
+    ("Outside Begin-PER Inside-PER BEGINNING_LOC", "O B-PER I-PER B-LOC"),
+    ("O O O END_DATE LAST-NAME", "O O O I-END_DATE I-LAST-NAME"),
     ("O B I", "O B I"),
     ("B M E S", "B I E S"),  # words of Chinese
     ("O O O PER LOC", "O O O I-PER I-LOC"),  # IO
     ("O O O COMMA label", "O O O I-COMMA I-label"),
 ]
-CLASSES = ["O", "NOUN VERB", "NN -LRB- O", "B- O", "n v u m w", "N V O A E S L U", "S O", "B-NP NOUN VERB DET ADJ"]
+CLASSES = [
+    "O",
+    "NOUN VERB",
+    "NN -LRB- O",
+    "B- O",
+    "n v u m w",
+    "N V O A E S L U",
+    "S O",
+    "B-NP NOUN VERB DET ADJ",
+    "S|sg E|pl B|x",
+]
 UNFIT = [
     ("O B-PER I-PER label", {"label"}),
     ("O O O B-PER MISC MISC", {"MISC"}),

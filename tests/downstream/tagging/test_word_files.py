@@ -74,6 +74,9 @@ def test_columns(suffix, tmp_path):
         ("a\tO\t\nb\tB-X\t\n", None, {"label": ["O", "B-X"]}),  # each line ends with a tab
         # Two columns of spans are not pos and chunk.
         ("a O O\nb B-X O\n", None, {"2": ["O", "B-X"], "3": ["O", "O"]}),
+        # Nor are lemmas, or the places of characters, parts of speech.
+        ("Dogs dog B-X\nsee see O\nthis this O\n", None, {"2": ["dog", "see", "this"], "3": ["B-X", "O", "O"]}),
+        ("a 0 1 O\nb 2 3 O\n", None, {"2": ["0", "2"], "3": ["1", "3"], "4": ["O", "O"]}),
         ("NN dog\nVB sees\n", ("pos", "word"), {"pos": ["NN", "VB"]}),
         ("a O\n", ("word", "ner"), {"ner": ["O"]}),
     ],
@@ -106,6 +109,7 @@ LEFT_OUT = [
     ("token label\na O\nb B-X\n", [["a", "b"]], [["O", "B-X"]], "line 1 .* names the columns: token, label"),
     ("POS\tWord\nNN\tdog\nVB\tsees\n", [["dog", "sees"]], [["NN", "VB"]], "names the columns: pos, word"),
     ("id word tag\n\n1 a O\n2 b B-X\n", [["a", "b"]], [["O", "B-X"]], "names the columns: id, word, tag"),
+    ("Sent\tVBN\nmail\tNN\n\na\tNN\n", [["Sent", "mail"], ["a"]], [["VBN", "NN"], ["NN"]], ""),
     ("text label\n\nword label\n", [["text"], ["word"]], [["label"], ["label"]], ""),  # its label is no name alone
 ]
 
@@ -143,6 +147,8 @@ def test_conllu(tmp_path):
     ]
     same = "# global.columns = ID FORM LEMMA UPOS XPOS FEATS HEAD DEPREL DEPS MISC\n" + TREES
     assert read_conllu(write(tmp_path / "b.conllup", same)).sentences == [first, second]
+    with_tabs = TREES.replace("\t_\n", "\t_\t\n").replace("advmod\t_\t_\n", "advmod\t_\t_\t\n")
+    assert read_conllu(write(tmp_path / "tabs", with_tabs)).sentences == [first, second]
     with_hash = TREES.replace("1\tI\tI\t", "1\t#\t#\t").replace("2.1\t", "# a comment in the middle\n2.1\t")
     assert read_conllu(write(tmp_path / "c.tsv", with_hash)).sentences[0].words == ["#", "do", "n't"]
     assert read_conllu(write(tmp_path / "d.txt", TREES.rstrip("\n"))).sentences == [first, second]
@@ -248,12 +254,17 @@ def test_default_column(tmp_path):
         assert default_column(write(tmp_path / "a.txt", text)) == column
 
 
+def checked(path: Path) -> None:
+    file = read_sentences(path)
+    file.check_labels(file.label_column())
+
+
 COLUMN_LESS = ["word TAG"] * 9 + [""] + ["word TAG"] * 10 + ["word"] + ["word TAG"] * 9
 REFUSED = [
     (read_sentences, "a X\nb X Y\n", "line 2: 3 columns, expected 2"),
     (read_sentences, "a\tX\nb\t\n", "line 2: column 2 is empty: fill it, or remove the line"),
-    (read_sentences, "a\nb\n", "has one column"),
-    (read_sentences, "Word,POS tag\na,X\nb,X\n", "has one column in most lines: .* by a tab or spaces .not by commas"),
+    (read_sentences, "a\nb\n", "line 1: expected one word a line with its labels behind it, .*, not 'a'"),
+    (read_sentences, "Word,POS tag\na,X\nb,X\n", r"line 1: expected .* 'Word,POS tag': from CSV, pandas\.read_csv"),
     (read_sentences, "a X\rb X\n", "line 1: a carriage return inside of the line"),
     (read_sentences, "a X\ncafé X\n".encode("latin-1"), "line 2.*not UTF-8.*iconv"),
     (read_sentences, None, "no such file"),
@@ -262,11 +273,11 @@ REFUSED = [
     (read_sentences, "a good film\tgood\nno good film\tbad\n\n", "2 of 2 words have blanks inside"),
     (read_sentences, MANY_WORDS, r"column 1 has 2 different values, column 2 60: .* --columns 1,word$"),
     (read_sentences, MANY_WORDS.replace(" ", " x "), r"column 1 has 2 .* column 3 60: .* --columns 1,2,word$"),
-    (read_sentences, "".join(f"1-{n}\t0-3\tw{n}\tO\n" for n in range(60)), "--columns 1,2,word,4$"),
+    (read_sentences, "".join(f"1-{n}\t0-3\tword{n}\tO\n" for n in range(60)), "--columns 1,2,word,4$"),
     (
         read_sentences,
         "7 a O\n8 b O\n\n9 c O\n10 f X\n11 d O\n12 e O\n",
-        "6 different values without a letter, column 2 6",
+        "6 different numbers or ids, column 2 6",
     ),
     (
         read_sentences,
@@ -274,7 +285,31 @@ REFUSED = [
         "column 1 has 1 different values",
     ),
     (default_column, lines_of([{"words": ["a"], "named entities": ["O"]}]), "'named entities' cannot name a column"),
-    (default_column, GERMEVAL, "both column 3 and column 4 mark spans: choose one with --column 3 or --column 4"),
+    (default_column, "a B-X 0.9\nb O 0.8\n", "column 2 marks spans, column 3 does not: choose one with --column 2"),
+    (default_column, "a B-X NN\nb O VB\n", "column 2 marks spans, column 3 does not"),
+    (
+        default_column,
+        lines_of([{"tokens": ["a", "b"], "ner_tags": ["B-X", "O"], "pos_tags": ["NN", "VB"]}]),
+        "column ner_tags marks spans, column pos_tags does not",
+    ),
+    (checked, "a 1\nb 0\n", r"column label has numbers without names .0.: write names .* another column with --column"),
+    (checked, "a x 1\nb y -0.5\n", "column chunk has numbers without names"),
+    (checked, "a\tNN B-X\nb\tVB O\n", "each label of column label has a blank .'NN B-X'.: .* sed"),
+    (read_sentences, "a/DT b/NN\nc/DT d/NN ./.\n", "line 1: expected one word a line .* 'a/DT b/NN': .* sed -E"),
+    (read_sentences, "a/DT b/NN ./.\n" * 9, "line 1: expected one word a line .* sed -E"),
+    (read_sentences, "The dog sees\nA cat\nOh no , he does\n", "line 1: expected one word a line .* 'The dog sees'"),
+    (
+        read_sentences,
+        "sentence_id\twords\tlabels\n0\ta\tO\n1\tb\tO\n",
+        "column 1 has the number of the sentence: .* awk",
+    ),
+    (read_sentences, "Sentence #\tWord\tTag\nSentence: 1\ta\tO\n\tb\tO\n", "column 1 has the number of the sentence"),
+    (
+        read_sentences,
+        "".join(f"T{number}\tPerson {number} 9\tAnna Smith{number}\n" for number in range(1, 40)),
+        "column 1 has 39 different numbers or ids, column 2 39",
+    ),
+    (default_column, GERMEVAL, "column 3 marks spans, column 4 too: choose one with --column 3 or --column 4"),
     (read_sentences, lines_of([{"tokens": ["a"], "ner_tags": [0]}]), r"row 1: ner_tags has numbers without names .0."),
     (
         read_sentences,
@@ -293,6 +328,12 @@ REFUSED = [
     (read_conllu, TREES.replace("advmod", " "), r"line 7: column 8 \(deprel\) is empty"),
     (read_conllu, TREES.replace("1\ta b", "1\t "), r"line 9: column 2 \(form\) is empty"),
     (read_conllu, TREES.replace("\tadvmod", ""), "line 7: 9 columns, expected 10"),
+    (read_conllu, TREES.replace("1\tI\t", "0\tI\t"), "line 3: word id 0, expected 1: words are counted from 1"),
+    (
+        read_conllu,
+        "\t".join(["ID", "FORM", *"abcdefgh"]) + f"\n{TREES}" * 9,
+        "word id ID, expected 1: remove the header",
+    ),
     (read_conllu, "1 I I PRON PRP _ 0 root _ _\n", r"line 1: spaces between the columns; .* sed -E"),
     (
         read_conllu,
