@@ -100,6 +100,10 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
     shutil.copyfile(directory / TOKENIZER_DIRECTORY / DICTIONARY_FILE, directory / DICTIONARY_FILE)
 
 
+def seen_note(seen: int, total: int, what: str) -> str:
+    return f"{seen:,} of {total:,} dev {what} train too: the scores may be too high"
+
+
 def prepared_data(
     out: Path,
     kind: str,

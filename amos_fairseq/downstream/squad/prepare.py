@@ -35,6 +35,7 @@ from amos_fairseq.text.prepared_data import (
     is_finished,
     prepared_data,
     save_tokenizer,
+    seen_note,
 )
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
 
@@ -135,7 +136,7 @@ def seen_notes(files: dict[str, SquadFile]) -> Iterator[str]:
     )
     trained = set(train)
     if seen := sum(asked in trained for asked in dev):
-        yield f"{seen:,} of {len(dev):,} dev questions train too: the scores may be too high"
+        yield seen_note(seen, len(dev), "questions")
 
 
 def report(split: str, facts: dict[str, Any]) -> None:

@@ -31,11 +31,12 @@ from amos_fairseq.downstream.tagging.dataset import Column, TaggedSentences, Wor
 from amos_fairseq.downstream.tagging.prepare import WordSource, prepare_tagging_inside
 from amos_fairseq.downstream.tagging.schemes import OUTSIDE
 from amos_fairseq.downstream.tagging.scores import main_score, scores
-from amos_fairseq.downstream.tagging.word_files import TASK_PREFIX, UNLABELED, seen_note
+from amos_fairseq.downstream.tagging.word_files import TASK_PREFIX, UNLABELED
 from amos_fairseq.downstream.views import FULL, TAGGING_VIEWS, WORD_DROPOUT, parse_views
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
 from amos_fairseq.output.tables import Table
+from amos_fairseq.text.prepared_data import seen_note
 
 PREDICTIONS = "predictions.txt"
 SCORES = "scores.json"
@@ -88,7 +89,7 @@ class ColumnData:
     def notes(self, max_tokens: int) -> Iterator[str]:
         """Yield a note for dev sentences that train too, and for each split of which sentences are cut."""
         if self.column.seen:
-            yield seen_note(self.column.seen, len(self.dev))
+            yield seen_note(self.column.seen, len(self.dev), "sentences")
         for name, sentences in (("training", self.train), ("dev", self.dev), ("unlabeled", self.unlabeled)):
             if sentences is not None and sentences.cut_words:
                 counted = ", and counted as wrong" if sentences is self.dev else ""

@@ -33,13 +33,19 @@ from amos_fairseq.downstream.tagging.word_files import (
     WordFile,
     is_column_name,
     read_sentences,
-    seen_note,
 )
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import files_sha256, json_text, whole_folder
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.text.encoding import BinarizedFile, describe_loss, lost_shares
-from amos_fairseq.text.prepared_data import check_inputs, describe_source, is_finished, prepared_data, save_tokenizer
+from amos_fairseq.text.prepared_data import (
+    check_inputs,
+    describe_source,
+    is_finished,
+    prepared_data,
+    save_tokenizer,
+    seen_note,
+)
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
 from amos_fairseq.text.tokenization.tokenizer import UNK
 
@@ -176,7 +182,7 @@ class WordSource:
         if empty := in_train["_"] + in_dev["_"]:
             say(f"column {column}: {empty:,} words have the label _, which CoNLL-U writes where there is none")
         if seen:
-            say(seen_note(seen, len(splits["valid"])))
+            say(seen_note(seen, len(splits["valid"]), "sentences"))
         if new := sorted(in_dev.keys() - in_train.keys()):
             say(
                 f"labels of {self.dev} that are not in {self.train} and cannot be learned: {shorten(' '.join(new), 100)}"

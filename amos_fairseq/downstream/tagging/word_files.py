@@ -122,10 +122,6 @@ class WordFile:
             raise UserError(f"{self.path}: each label of column {name} has a blank ({min(labels)!r:.60}): {advice}")
 
 
-def seen_note(seen: int, total: int) -> str:
-    return f"{seen:,} of {total:,} dev sentences train too: the scores may be too high"
-
-
 def read_sentences(path: Path, names: Sequence[str] | None = None, labeled: bool = True) -> WordFile:
     """Read sentences in any of these forms; text may be compressed (.gz, .xz, .zst).
 
