@@ -21,7 +21,7 @@ from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import whole_file
 from amos_fairseq.output.terminal import progress_bar
 from amos_fairseq.scoring.token_scorers import TokenScorer
-from amos_fairseq.text.file_kinds import JSONL, is_object, kind_of
+from amos_fairseq.text.file_kinds import JSONL, UTF8_MARK, is_object, kind_of
 from amos_fairseq.text.input_files import advice_on_encoding, read_lines
 
 STDIN = "-"
@@ -148,6 +148,7 @@ def read_texts(file: str) -> Iterator[str]:
         else:
             lines = read_lines(path)
         for number, line in lines:
+            line = line.removeprefix(UTF8_MARK) if number == 1 else line
             if number == 1 and (is_object(line) if is_stream else kind_of(path) == JSONL):
                 raise UserError(f"{file} is JSON lines: give one text a line, for example with jq -r .text")
             try:

@@ -171,6 +171,8 @@ def _documents_of_table(table: TableFile, column: str) -> Iterator[bytes]:
         if not document:
             without_text, first = without_text + 1, first or number
         yield document
+    if others := [name for name in table.columns if name != column]:
+        say(f"{table.path}: text: {column}; not read: {', '.join(others)[:200]}")
     if without_text:
         say(
             f"{table.path}: {without_text:,} of its rows, the first in {unit} {first:,}, have no text in {column} "

@@ -6,6 +6,7 @@ NUL characters are removed from all texts, because tokenizers differ: one remove
 import csv
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -25,6 +26,7 @@ from amos_fairseq.text.file_kinds import (
     TSV,
     UTF8_MARK,
     OnRead,
+    first_lines,
     ignore,
     in_mib,
     kind_of,
@@ -111,6 +113,14 @@ def advice_on_encoding(line: bytes) -> str:
     return "half of a surrogate pair is no character: remove it, for example with iconv -c -f UTF-8 -t UTF-8 FILE > NEW"
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"the key {twice[:60]!r} is there twice")
+    return content
+
+
 def refuse_large(document: bytes | bytearray, what: str) -> None:
     if len(document) > LARGEST_DOCUMENT_BYTES:
         raise UserError(f"{what} is larger than {in_mib(LARGEST_DOCUMENT_BYTES)}: put a blank line between documents")
@@ -141,9 +151,14 @@ class TableFile:
         self.path, self.kind, self.header, self._on_read = path, kind_of(path), header, on_read
         self.broken_lines: list[int] = []
         if self.kind == TEXT:
+            if first_lines(path)[0].startswith(b"__label__"):
+                raise UserError(
+                    f"{path} has the form of fastText: put a tab behind the label, for example with "
+                    r"sed 's/^__label__\([^ ]*\) /\1\t/' FILE > NEW.tsv, and give --no-header"
+                )
             raise UserError(
                 f"{path} is no table: give JSON lines, Parquet, a folder of save_to_disk of datasets, or text whose name "
-                "ends in .tsv or .csv (compressed, in .tsv.gz and so on)"
+                "ends in .tsv or .csv (compressed, in .tsv.gz and so on); with a text on each line, also --no-header --text 1"
             )
         if self.kind == JSON:
             refuse_json(path)
@@ -189,8 +204,9 @@ class TableFile:
         if is_empty and self.broken_lines:
             raise UserError(
                 f"{self.path}: none of its {len(self.broken_lines)} lines has the {len(self.columns)} "
-                f"{'tab-separated ' if self.kind == TSV else ''}columns that were expected "
-                f"({', '.join(self.columns)[:200]}): is it the right file?"
+                f"{'tab-separated ' if self.kind == TSV else ''}columns of the first line "
+                f"({', '.join(self.columns)[:200]}), the last one has {self._last_width}: name all columns there (an index in "
+                "front, or a separator at the end of lines, makes one more)"
             )
         if is_empty:
             raise UserError(f"{self.path} is empty, but for the names of its columns: fill it")
@@ -201,7 +217,7 @@ class TableFile:
             if is_blank(line.decode("utf-8")):
                 continue
             try:
-                row = parse_json(line, parse_constant=_CONSTANTS.get)
+                row = parse_json(line, parse_constant=_CONSTANTS.get, object_pairs_hook=_object)
             except ValueError as error:
                 raise UserError(
                     f'{self.path}, line {number} {error}: each line has to be an object, such as {{"text": "..."}}'
@@ -215,6 +231,7 @@ class TableFile:
                 yield number, dict(zip(self.columns, fields, strict=True))
             else:
                 self.broken_lines.append(number)
+                self._last_width = len(fields)
 
     def _records(self, separator: str, on_read: OnRead = ignore) -> Iterator[tuple[int, list[str]]]:
         """Yield the fields of each row, with the number of its first line. An empty line has one empty field."""

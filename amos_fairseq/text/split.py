@@ -154,7 +154,11 @@ def split_corpus(inputs: list[Path], directory: Path, settings: CorpusSettings, 
     say(
         f"{'' if is_as_asked else 'WARNING: '}held out for validation: {size:,} bytes, {size / total:.2%} of the text "
         f"(--valid-share {settings.valid_share:.2%}, at most {settings.valid_bytes:,} bytes)"
-        + ("" if is_as_asked else ": documents are large; --document makes smaller ones of plain text")
+        + (
+            ""
+            if is_as_asked
+            else ": documents are large, or differ much in size; --document makes others of plain text"
+        )
     )
     _write(directory / VALID, held)
     _write(directory / SAMPLE, learnable)

@@ -79,7 +79,8 @@ def test_input_of_a_stream(run, text, tmp_path, capsys, monkeypatch):
     main(["score", str(run), str(text)])
     expected = capsys.readouterr().out
     for out in ([], ["--out", str(tmp_path / "scores.tsv")]):
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.read_bytes())))
+        marked = b"\xef\xbb\xbf" + text.read_bytes()  # as in a file, the byte-order mark is no text
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(marked)))
         assert main(["score", str(run), "-", *out]) == 0
         printed = capsys.readouterr().out
         assert (printed if not out else (tmp_path / "scores.tsv").read_text(encoding="utf-8")) == expected

@@ -133,6 +133,11 @@ def test_parquet_names_the_cell_that_cannot_be_read(tmp_path):
             list(read_documents(tmp_path / "t.parquet"))
 
 
+def test_columns_that_are_not_read_are_named(tmp_path, capsys):
+    assert documents(written(tmp_path / "t.tsv", "title\ttext\nOne\ttwo\n")) == as_documents("two")
+    assert capsys.readouterr().err.endswith("t.tsv: text: text; not read: title\n")
+
+
 MARKUP = {
     "one tag": ("\n\n".join([*SENTENCES * 30, "<p>", "words"]), "1 tags, .* the first is <p>"),
     "special tokens": ("\n".join([*SENTENCES * 9, "a<|endoftext|>b <|im_end|>"]), r"2 tags, .* <\|endoftext\|>"),

@@ -204,6 +204,8 @@ BAD_TEXTS = {
     ),
     "commas.tsv": (b"a\tb\n1,2\n3,4\n", "none of its 2 lines has the 2 tab-separated columns"),
     "words": (b"a\tb\n", "is no table: give JSON lines"),
+    "fast.txt": (b"__label__a one\n__label__b two\n", r"sed 's/^__label__\([^ ]*\) /\1\t/' FILE > NEW.tsv"),
+    "twice.jsonl": (b'{"a": 1}\n{"a": 1, "b": {"a": 2}, "a": 3}\n', "line 2 is not JSON (the key 'a' is there twice)"),
     "t.parquet.gz": (gzip.compress(b"PAR1"), "unpack .gz first"),
     "end.csv": (b'a,b\n1,2\n3,"4\n5,6\n', "line 3: the row that begins there is not CSV (unexpected end of data)"),
     "latin.csv": (

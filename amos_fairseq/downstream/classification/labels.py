@@ -24,10 +24,11 @@ LARGEST_NUMBER, LARGEST_RATIO = 1e30, 1e5
 SHOWN_CHARACTERS = 100  # of a list of labels in a message
 # What databases, pandas and Excel write for a missing value.
 MISSING_WORDS = {"\\N", "NULL", "null", "NaN", "nan", "-nan", "<NA>", "#N/A", "#NA"}
-# These are missing values in a column of numbers. In other columns they are names: Namibia, no opinion.
+# These are missing values in a column of numbers. In other columns they can be names, such as NA for Namibia.
 MISSING_BESIDE_NUMBERS = {"NA", "N/A", "n/a", "None", "none"}
 LONGEST_LIST = 1 << 20  # characters of a cell: parsed, a list takes some thirty times as much memory
-_DECIMAL_COMMA = re.compile("[+-]?[0-9]+,[0-9]+")
+# Numbers as tables for people have them: 0,5 and 1.037,50 and 0.7%.
+_OTHER_NUMBER = re.compile("[+-]?[0-9.]+(,[0-9.]+ ?%?| ?%)")
 # ``float`` also reads 1_1, 1E1, inf, digits of other scripts and 007: here these are names.
 _NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-][0-9]+)?")
 
@@ -77,16 +78,17 @@ def with_lists(labels: Sequence[Any], source: str) -> list[Any]:
 def infer_kind(labels: Sequence[Any], source: str) -> str:
     """Return what the labels are; none of them is missing.
 
-    "labels": lists. "number": numbers, some with a fraction. "classes": names, and whole numbers that count the classes. Raise
-    :class:`UserError` for other whole numbers, such as prices, ages and a scale to 100, and for numbers among names.
+    "labels": lists. "number": numbers, some with a fraction. "classes": names, and whole numbers that number the classes.
+    Raise :class:`UserError` for other whole numbers, such as prices, ages and a scale to 100, and for numbers among names.
     """
     if any(isinstance(label, list | tuple) for label in labels):
         return "labels"
-    numbers = [number for label in labels if (number := number_of(label)) is not None]
-    names = [str(label).strip() for label in labels if number_of(label) is None]
-    if names and all(map(_DECIMAL_COMMA.fullmatch, names)):
+    found = list(map(number_of, labels))
+    numbers = [number for number in found if number is not None]
+    names = [str(label).strip() for label, number in zip(labels, found, strict=True) if number is None]
+    if names and all(map(_OTHER_NUMBER.fullmatch, names)):
         advice = "write numbers as 1234 or 1.5, or give --kind classes or --kind labels"
-        raise UserError(f"{source}: the labels have commas, such as {names[0]!r}: {advice}")
+        raise UserError(f"{source}: the labels have commas or %, such as {names[0]!r:.60}: {advice}")
     if any(isinstance(label, float) and math.isinf(label) for label in labels):
         raise UserError(f"{source}: a label is infinite: remove its row, or give another column as --label")
     distinct = sorted(set(numbers))
@@ -96,9 +98,10 @@ def infer_kind(labels: Sequence[Any], source: str) -> str:
     if not are_whole and not names:
         return "number"
     counts = f"{len(numbers):,} numbers{' among names' if names else ''} with {len(distinct):,} different values"
+    named = f"; a name is {names[0]!r:.60}" if names else ""
     raise UserError(
         f"{source}: whether the labels are classes or numbers is not clear ({counts}, from {distinct[0]:g} to "
-        f"{distinct[-1]:g}): give --kind classes or --kind number, or another column as --label"
+        f"{distinct[-1]:g}{named}): give --kind classes or --kind number, or another column as --label"
     )
 
 
@@ -158,7 +161,8 @@ def parse_number(value: Any) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        advice = "write it with a decimal point" if _DECIMAL_COMMA.fullmatch(spelled) else "give another --kind"
+        is_other = _OTHER_NUMBER.fullmatch(spelled)
+        advice = "write it with a decimal point, without %" if is_other else "give another --kind"
         raise ValueError(f"the label {str(value)[:60]!r} is not a finite number: {advice}")
     return number
 
@@ -181,8 +185,9 @@ def sorted_names(names: set[str]) -> list[str]:
 
 
 def listed(names: Sequence[str] | set[str]) -> str:
-    """Return the names as a list of limited length."""
-    return shorten(", ".join(sorted_names(set(names))), SHOWN_CHARACTERS, placeholder=" ...")
+    """Return the names as a list of limited length; those with a comma are in quotes."""
+    spelled = (repr(name) if "," in name else name for name in sorted_names(set(names)))
+    return shorten(", ".join(spelled), SHOWN_CHARACTERS, placeholder=" ...")
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from amos_fairseq.downstream.classification.labels import (
 )
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import joined_sha256
+from amos_fairseq.output.terminal import say
 from amos_fairseq.text.file_kinds import CSV, TSV
 from amos_fairseq.text.input_files import TableFile, files_of
 
@@ -38,6 +39,7 @@ TEXT_COLUMNS = (
     ("question1", "question2"),
     ("question", "sentence"),
     ("text1", "text2"),
+    ("text_a", "text_b"),
     *((name,) for name in ("review", "content", "document", "comment", "tweet", "message")),
 )
 LABEL_COLUMNS = ("label", "labels", "class", "category", "score", "stars", "rating", "sentiment", "target")
@@ -71,9 +73,13 @@ class Tables:
         table = TableFile(self.train, not self.no_header, self.csv_quotes)
         text, label = find_columns(table, self.text, self.label)
         if self.no_header:
-            first = next(values for _, values in table.rows())
-            if str(first[label]).strip().lower() in LABEL_COLUMNS:
+            labels = (values[label] for _, values in table.rows())
+            first = next(labels)
+            if first.strip().lower() in LABEL_COLUMNS and first not in labels:  # no class of other rows
                 raise UserError(f"{self.train}: its first line seems to name the columns: remove --no-header")
+        if others := [name for name in table.columns if name not in (*text, label)]:
+            read = f"text: {', '.join(text)}; label: {label}"
+            say(f"{self.train}: {read}; not read: {shorten(', '.join(others), 300)}", "classify")
         return dataclasses.replace(self, text=text, label=label)
 
     @property
@@ -111,7 +117,7 @@ class Tables:
         return dataclasses.replace(rows, texts=texts, labels=with_lists(rows.labels, rows.source))
 
     def _parsed(self, rows: "LabeledRows", kind: str, missing: set[str]) -> "LabeledRows":
-        """Return the rows with their labels parsed, without rows that lack one; of ``labels`` a row may have none."""
+        """Return the rows with their labels parsed, without rows that lack one; those of kind ``labels`` may have none."""
         if kind != "labels":
             rows = rows.without("label", [(label,) for label in rows.labels], missing)
         labels = []
@@ -168,10 +174,10 @@ class LabeledRows:
         return self.leave_out(lacks, f"without {lacking}{spelled}")
 
 
-def columns_of(table: TableFile) -> str:
-    """Return the names of the columns for a message."""
+def columns_of(table: TableFile, names: Sequence[str] = ()) -> str:
+    """Return the names of these columns, or of all, for a message."""
     advice = " (or --no-header, if the first line is a row)" if table.header and table.kind in (TSV, CSV) else ""
-    return f"{shorten(', '.join(table.columns), 300, placeholder=' ...')}{advice}"
+    return f"{shorten(', '.join(names or table.columns), 300, placeholder=' ...')}{advice}"
 
 
 def check_columns(table: TableFile, texts: Sequence[str], label: str | None) -> None:
@@ -190,8 +196,10 @@ def find_columns(table: TableFile, texts: Sequence[str] | None, label: str | Non
     check_columns(table, texts, label)
     names = table.columns
 
-    def unclear(what: str, flag: str) -> UserError:
-        return UserError(f"{table.path}: which column is the {what} is not clear: give {flag} of {columns_of(table)}")
+    def unclear(what: str, flag: str, candidates: Sequence[str]) -> UserError:
+        return UserError(
+            f"{table.path}: which column is the {what} is not clear: give {flag} of {columns_of(table, candidates)}"
+        )
 
     if len(names) == 1:
         separators = {TSV: ": tabs have to separate its columns", CSV: ": , or ; has to separate its columns"}
@@ -204,11 +212,11 @@ def find_columns(table: TableFile, texts: Sequence[str] | None, label: str | Non
         usual = next((columns for columns in TEXT_COLUMNS if set(columns) <= set(rest)), None)
         texts = usual or (rest if len(rest) == 1 and label is not None else [])
     if not texts:
-        raise unclear("text", "--text with one or two")
+        raise unclear("text", "--text with one or two", rest)
     if label is None:
         rest = [name for name in names if name not in texts]
         if len(rest) != 1:
-            raise unclear("label", "--label with one")
+            raise unclear("label", "--label with one (or, in JSON lines, a list of those that are 1)", rest)
         label = rest[0]
     return tuple(texts), label
 
@@ -236,7 +244,7 @@ def read_rows(
     num_quoted = 0
     for line, values in table.rows():
         position = line - (2 if header else 1) if id_columns else line
-        num_quoted += quotes_are_ordinary and any((value or "").startswith('"') for value in values.values())
+        num_quoted += quotes_are_ordinary and any(value.startswith('"') for value in values.values())
         rows.ids.append(str(values[id_column] if id_column else position))
         rows.texts.append(texts_of(values, texts, f"{path}, line {line}"))
         rows.labels.append(values.get(label))

@@ -90,11 +90,11 @@ def test_in_doubt_the_kind_is_asked_for(name):
 
 
 def test_decimal_commas_are_named():
-    with pytest.raises(UserError, match=r"the labels have commas, such as '0,5': write numbers as"):
+    with pytest.raises(UserError, match=r"the labels have commas or %, such as '0,5': write numbers as"):
         infer_kind(["0,5", "1,25", "2"], "t.csv")
     with pytest.raises(ValueError, match="write it with a decimal point"):
         parse_label("0,5", "number", ",")
-    assert infer_kind(["a,b", "0,5"], "t.csv") == "classes"
+    assert infer_kind(["a,b", "0,5"], "t.csv") == infer_kind(["a%", "5%"], "t.csv") == "classes"
 
 
 def test_an_infinite_label_is_refused():
