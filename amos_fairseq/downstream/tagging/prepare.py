@@ -15,7 +15,6 @@ import contextlib
 import json
 import os
 import shlex
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +23,17 @@ from typing import Any
 
 from amos_fairseq.downstream.tagging.schemes import describe, notation_of, to_bioes
 from amos_fairseq.downstream.tagging.word_files import (
+    COLUMNS,
     MANIFEST,
+    NAMES_OF_NUMBERS,
+    NUMBER,
     SEEN,
     TASK_PREFIX,
     UNLABELED,
     WORD_ARRAYS,
     Sentence,
     WordFile,
+    count_labels,
     is_column_name,
     read_sentences,
 )
@@ -124,7 +127,7 @@ class WordSource:
             if column not in file.names:
                 raise UserError(f"{file.path} has no column {column}: it has {', '.join(file.names)}")
             file.report()
-            file.check_labels(column)
+            check_labels(file, column)
         splits = {split: file.sentences for split, file in files.items()}
         has_spans = convert_spans(list(files.values()), column)
         if self.encoding == BIOES:
@@ -215,8 +218,15 @@ def prepare_tagging_inside(out: Path, source: WordSource, tokenizer: Tokenizer) 
     return prepared_data(out, folder, source.files, tokenizer, settings, write, used_by=[f"runs/{name}"])
 
 
-def count_labels(sentences: Sequence[Sentence], column: str) -> Counter[str]:
-    return Counter(label for sentence in sentences for label in sentence.columns[column])
+def check_labels(file: WordFile, column: str) -> None:
+    """Refuse labels of a column file that are numbers, or that all have a blank, as between two columns."""
+    labels = count_labels(file.sentences, column)
+    if file.kind == COLUMNS and all(map(NUMBER.fullmatch, labels)):
+        advice = f"{NAMES_OF_NUMBERS}; or choose another column with --column"
+        raise UserError(f"{file.path}: column {column} has numbers without names ({min(labels):.20}): {advice}")
+    if file.kind == COLUMNS and all(" " in label for label in labels):
+        advice = r"if it separates columns, write tabs: sed 's/ \+/\t/g' FILE > NEW"
+        raise UserError(f"{file.path}: each label of column {column} has a blank ({min(labels)!r:.60}): {advice}")
 
 
 def convert_spans(files: Sequence[WordFile], column: str) -> bool:

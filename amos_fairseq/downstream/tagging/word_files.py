@@ -42,7 +42,7 @@ _INDEX_NAMES = ("id", "index", "idx", "no", "nr")
 _LABEL_NAMES = ("label", "tag", "pos", "ner", "chunk", "upos", "xpos", "lemma", "iob", "bio", "ne", "entity")
 _HEADER = {*_WORD_NAMES, *_INDEX_NAMES, *_LABEL_NAMES, *(f"{name}s" for name in _LABEL_NAMES), "ner_tag", "ner_tags"}
 FEW_WORDS = 5  # are no reason to doubt their place
-_NUMBER = re.compile(r"[-+]?[0-9]+([.,][0-9]+)?")
+NUMBER = re.compile(r"[-+]?[0-9]+([.,][0-9]+)?")
 _NO_WORD = re.compile(r"[A-Z]?[\W\d_]+")  # a number, or an id such as T12 of brat
 _SENTENCE_NUMBER = re.compile(r"sent(ence)?[ _]?(#|id|idx|no|nr|number)\t", re.IGNORECASE)
 _WRITE_BLANK_LINES = r"""awk -F'\t' '$1 != "" && $1 != n {print ""; n = $1} {sub(/^[^\t]*\t/, ""); print}' FILE > NEW"""
@@ -92,34 +92,24 @@ class WordFile:
             return "upos"
         *others, last = self.names
         marked = [name for name in others if self.has_marks(name)]
-        last_is_marked = bool(notation_of(self.count_labels(last)))
+        last_is_marked = bool(notation_of(count_labels(self.sentences, last)))
         # Chunks and names (CoNLL-2003) are clear, but not outer and inner names, nor a last column of confidences.
         if marked and (not last_is_marked or (marked[0] == others[0] and marked[0].isdecimal())):
-            also = "too" if last_is_marked else "does not"
-            problem = f"{self.path}: column {marked[-1]} marks spans, column {last} {also}"
+            problem = f"{self.path}: column {marked[-1]} marks spans, {last} {'too' if last_is_marked else 'does not'}"
             raise UserError(f"{problem}: choose one with --column {marked[-1]} or --column {last}")
         if not is_column_name(last):
             raise UserError(f"{self.path}: {last!r:.60} cannot name a column of labels: rename it, such as to ner_tags")
         return last
 
-    def count_labels(self, name: str) -> Counter[str]:
-        return Counter(label for sentence in self.sentences for label in sentence.columns[name])
-
     def has_marks(self, name: str) -> bool:
         """Return whether all labels mark spans, not by their type alone: the lemma ``o`` is no mark."""
-        counts = self.count_labels(name)
+        counts = count_labels(self.sentences, name)
         notation = notation_of(counts)
         return notation.keys() >= counts.keys() and any(new not in ("O", f"I-{old}") for old, new in notation.items())
 
-    def check_labels(self, name: str) -> None:
-        """Refuse labels of a column file that are numbers, or that all have a blank, as between two columns."""
-        labels = self.count_labels(name)
-        if self.kind == COLUMNS and all(map(_NUMBER.fullmatch, labels)):
-            advice = f"{NAMES_OF_NUMBERS}; or choose another column with --column"
-            raise UserError(f"{self.path}: column {name} has numbers without names ({min(labels):.20}): {advice}")
-        if self.kind == COLUMNS and all(" " in label for label in labels):
-            advice = r"if it separates columns, write tabs: sed 's/ \+/\t/g' FILE > NEW"
-            raise UserError(f"{self.path}: each label of column {name} has a blank ({min(labels)!r:.60}): {advice}")
+
+def count_labels(sentences: Sequence[Sentence], column: str) -> Counter[str]:
+    return Counter(label for sentence in sentences for label in sentence.columns[column])
 
 
 def read_sentences(path: Path, names: Sequence[str] | None = None, labeled: bool = True) -> WordFile:
@@ -153,11 +143,10 @@ def read_sentences(path: Path, names: Sequence[str] | None = None, labeled: bool
 def read_conllu(path: Path) -> WordFile:
     """Read a CoNLL-U file, as :func:`read_sentences` does; refuse others."""
     is_table = kind_of(path) in (JSONL, PARQUET, FOLDER)
-    file = None if is_table else _read_word_lines(path, None, labeled=False)
-    if file is None or file.kind != CONLLU:
+    file = WordFile(path, ROWS, []) if is_table else _read_word_lines(path, None, labeled=False)
+    if file.kind != CONLLU:
         expected = "ten columns, separated by tabs, with the number of the word first"
-        kind = ROWS if file is None else file.kind
-        raise UserError(f"{path} is not CoNLL-U but {kind}: give a file with {expected}")
+        raise UserError(f"{path} is not CoNLL-U but {file.kind}: give a file with {expected}")
     return file
 
 
@@ -182,8 +171,7 @@ def _read_word_lines(path: Path, names: Sequence[str] | None, labeled: bool) -> 
         sentences = [Sentence(cells, {}, [number] * len(cells)) for number, cells in rows if cells]
         return WordFile(path, LINES, sentences)
     if labeled and _SENTENCE_NUMBER.match(lines[0]):
-        problem = f"{path}: column 1 has the number of the sentence: write a blank line after each sentence instead"
-        raise UserError(f"{problem}, for example with {_WRITE_BLANK_LINES}")
+        raise UserError(f"{path}: column 1 numbers the sentences: write blank lines instead: {_WRITE_BLANK_LINES}")
     tagged = 2 * sum(all("/" in cell[1:-1] for cell in cells) for _, cells in words) > len(words)
     if labeled and (width == 1 or (not names and (tagged or 2 * count < len(words)))):
         number = words[0][0]
@@ -228,11 +216,7 @@ def _read_conllu_rows(path: Path, rows: Iterable[Row], lines: Sequence[str], nam
     for sentence in sentences:
         for expected, (number, cells) in enumerate(sentence, start=1):
             if cells[id_place : id_place + 1] not in ([], [str(expected)]):
-                hints = {
-                    "1": "a blank line before it is missing",
-                    "0": "words are counted from 1",
-                    "ID": "remove the header",
-                }
+                hints = {"1": "a blank line before it is missing", "0": "ids start at 1", "ID": "remove the header"}
                 hint = f": {hints[cells[id_place]]}" if cells[id_place] in hints else ""
                 raise UserError(f"{path}, line {number}: word id {cells[id_place]:.20}, expected {expected}{hint}")
     forms = Counter(cells[places["form"]] for rows in sentences for _, cells in rows)
@@ -329,7 +313,7 @@ def _places_of_columns(
         _check_words(path, list(zip(*rest, strict=True)), start)
         names = COLUMN_NAMES.get(width - start - 1)
         tags = Counter(cells[1] for cells in rest) if names and len(names) > 1 else Counter()
-        is_pos = notation_of(tags).keys() < tags.keys() and not all(map(_NUMBER.fullmatch, tags))
+        is_pos = notation_of(tags).keys() < tags.keys() and not all(map(NUMBER.fullmatch, tags))
         num_lemmas = sum(cells[0].lower() == cells[1].lower() for cells in rest) if tags else 0
         if names is None or (tags and (not is_pos or 2 * num_lemmas > len(rest))):
             names = [str(place + 1) for place in range(start + 1, width)]
@@ -395,8 +379,7 @@ def _read_table(path: Path, labeled: bool) -> WordFile:
 
 
 def _label_columns(table: TableFile, words_name: str | None) -> tuple[list[str], list[str]]:
-    """Return the names of the lists of labels, and notes. In the row with most words they have as many texts, or are called so;
-    the latter are the last."""
+    """Return the names of the lists of labels, the likely ones last, and notes. The row with most words decides."""
 
     def num_words(row: dict[str, Any]) -> int:
         return len(row[words_name]) if isinstance(row.get(words_name), list) else -1

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from amos_fairseq.downstream.tagging.prepare import check_labels
 from amos_fairseq.downstream.tagging.word_files import (
     COLUMNS,
     CONLLU,
@@ -256,7 +257,7 @@ def test_default_column(tmp_path):
 
 def checked(path: Path) -> None:
     file = read_sentences(path)
-    file.check_labels(file.label_column())
+    check_labels(file, file.label_column())
 
 
 COLUMN_LESS = ["word TAG"] * 9 + [""] + ["word TAG"] * 10 + ["word"] + ["word TAG"] * 9
@@ -285,12 +286,12 @@ REFUSED = [
         "column 1 has 1 different values",
     ),
     (default_column, lines_of([{"words": ["a"], "named entities": ["O"]}]), "'named entities' cannot name a column"),
-    (default_column, "a B-X 0.9\nb O 0.8\n", "column 2 marks spans, column 3 does not: choose one with --column 2"),
-    (default_column, "a B-X NN\nb O VB\n", "column 2 marks spans, column 3 does not"),
+    (default_column, "a B-X 0.9\nb O 0.8\n", "column 2 marks spans, 3 does not: choose one with --column 2"),
+    (default_column, "a B-X NN\nb O VB\n", "column 2 marks spans, 3 does not"),
     (
         default_column,
         lines_of([{"tokens": ["a", "b"], "ner_tags": ["B-X", "O"], "pos_tags": ["NN", "VB"]}]),
-        "column ner_tags marks spans, column pos_tags does not",
+        "column ner_tags marks spans, pos_tags does not",
     ),
     (checked, "a 1\nb 0\n", r"column label has numbers without names .0.: write names .* another column with --column"),
     (checked, "a x 1\nb y -0.5\n", "column chunk has numbers without names"),
@@ -301,15 +302,15 @@ REFUSED = [
     (
         read_sentences,
         "sentence_id\twords\tlabels\n0\ta\tO\n1\tb\tO\n",
-        "column 1 has the number of the sentence: .* awk",
+        "column 1 numbers the sentences: .* awk",
     ),
-    (read_sentences, "Sentence #\tWord\tTag\nSentence: 1\ta\tO\n\tb\tO\n", "column 1 has the number of the sentence"),
+    (read_sentences, "Sentence #\tWord\tTag\nSentence: 1\ta\tO\n\tb\tO\n", "column 1 numbers the sentences"),
     (
         read_sentences,
         "".join(f"T{number}\tPerson {number} 9\tAnna Smith{number}\n" for number in range(1, 40)),
         "column 1 has 39 different numbers or ids, column 2 39",
     ),
-    (default_column, GERMEVAL, "column 3 marks spans, column 4 too: choose one with --column 3 or --column 4"),
+    (default_column, GERMEVAL, "column 3 marks spans, 4 too: choose one with --column 3 or --column 4"),
     (read_sentences, lines_of([{"tokens": ["a"], "ner_tags": [0]}]), r"row 1: ner_tags has numbers without names .0."),
     (
         read_sentences,
@@ -328,7 +329,7 @@ REFUSED = [
     (read_conllu, TREES.replace("advmod", " "), r"line 7: column 8 \(deprel\) is empty"),
     (read_conllu, TREES.replace("1\ta b", "1\t "), r"line 9: column 2 \(form\) is empty"),
     (read_conllu, TREES.replace("\tadvmod", ""), "line 7: 9 columns, expected 10"),
-    (read_conllu, TREES.replace("1\tI\t", "0\tI\t"), "line 3: word id 0, expected 1: words are counted from 1"),
+    (read_conllu, TREES.replace("1\tI\t", "0\tI\t"), "line 3: word id 0, expected 1: ids start at 1"),
     (
         read_conllu,
         "\t".join(["ID", "FORM", *"abcdefgh"]) + f"\n{TREES}" * 9,
