@@ -1,6 +1,6 @@
 """The documents of an input: plain text, or a column of a table.
 
-A document is ``bytes``: valid UTF-8, one non-empty stripped paragraph per line, each line ended by ``\n``.
+A document is ``bytes``: valid UTF-8, one non-empty stripped paragraph per line, each line ended by a line feed.
 """
 
 import math

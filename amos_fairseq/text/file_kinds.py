@@ -46,7 +46,7 @@ COMPRESSIONS = tuple(_STREAMS)
 _DAMAGED = (EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 
 _FROM_UTF16 = "convert it to UTF-8, for example with iconv -f UTF-16 -t UTF-8 FILE > NEW"
-_PARQUET = re.compile(rb"PAR1")
+_PARQUET = re.compile(rb"PAR1[\x00-\x1f]")  # a page follows, whose header begins with a small number
 # The first bytes of compressed files; zstd may begin with a frame that is skipped.
 _MAGIC = {
     ".gz": re.compile(rb"\x1f\x8b"),
@@ -171,11 +171,11 @@ def refuse_markup(path: Path) -> None:
     """Refuse a text that begins as HTML or XML, or whose first lines mostly begin with a tag."""
     lines = first_lines(path)
     tags = [match.group() for line in lines if (match := re.match(TAG, line) or _MARKUP_START.match(line))]
-    if any(map(_MARKUP_START.match, lines[:3])) or (tags and 2 * len(tags) >= len(lines)):
+    if any(map(_MARKUP_START.match, lines[:3])) or (len(tags) > 2 and 2 * len(tags) >= len(lines)):
         raise UserError(
-            f"{path} is markup and no plain text (its first tag is {tags[0][:60].decode('utf-8', 'replace')}): extract its "
-            "text, for example with trafilatura from HTML, with WikiExtractor --json from Wikipedia; to train on the tags too, "
-            "give JSON lines"
+            f"{path} is no plain text: its first lines begin with tags such as {tags[0][:60].decode('utf-8', 'replace')}: "
+            "extract the text (HTML: trafilatura; Wikipedia: WikiExtractor --json), or remove the tags, for example with sed; "
+            "to train on them too, give JSON lines"
         )
 
 

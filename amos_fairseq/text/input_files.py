@@ -165,7 +165,7 @@ class TableFile:
         if not header and self.kind not in (TSV, CSV):
             raise UserError(f"{path}: its columns have names already: remove --no-header")
         if self.kind in (TSV, CSV):
-            if header and b"\r" in next(read_lines(path))[1].rstrip(b"\r\n"):
+            if header and b"\r" in next(read_lines(path), (1, b""))[1].rstrip(b"\r\n"):
                 raise UserError(
                     f"{path}: its lines end with CR: convert it, for example with tr '\\r' '\\n' < FILE > NEW"
                 )
@@ -179,7 +179,7 @@ class TableFile:
         else:
             with open_arrow(path) as (schema, _, _):
                 self.columns = tuple(schema.names)
-        if not self.columns:
+        if not any(self.columns):
             raise UserError(f"{path} is empty, or its first line has no names of columns: fill it")
         if len(self.columns) > MOST_COLUMNS:
             raise UserError(f"{path} has {len(self.columns):,} columns: remove some, at most {MOST_COLUMNS:,} are read")
@@ -243,7 +243,7 @@ class TableFile:
             yield number, line.rstrip("\r\n").split("\t", MOST_COLUMNS)  # a broken line may have very many more
 
     def _separator_of_csv(self) -> str:
-        _, first = next(read_lines(self.path))
+        _, first = next(read_lines(self.path), (1, b""))
         if named := _SEPARATOR_LINE.fullmatch(first.decode("utf-8")):
             self._num_skipped = 1
             return named[1]

@@ -179,9 +179,10 @@ def held_out(candidates: list[bytes], budget: float) -> dict[bytes, bytes]:
         head = _first_paragraphs(document, budget - size) if is_large else document
         if size >= budget or (heads and head == document and size + len(document) > budget):
             break
-        if number * len(head) <= (10 if number == 1 else 2) * budget:
+        held = number * len(head)
+        if size + held <= (10 if number == 1 else 2) * budget:
             heads[document] = head
-            size += number * len(head)
+            size += held
     if not heads:
         first = candidates[0]
         heads[first] = _first_paragraphs(first, budget / copies[first])

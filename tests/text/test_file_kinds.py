@@ -47,7 +47,8 @@ def test_json_lines_are_read_under_any_name(tmp_path, name, compress):
     [
         ("a.txt.gz", PROSE, TEXT),  # not compressed
         ("a.parquet.txt", PROSE, TEXT),
-        ("a.html", b"PAR1 is the name of a format.\n", PARQUET),
+        ("a.html", b"PAR1 is the name of a format.\n", TEXT),
+        ("a.html", b"PAR1\x15\x04 ...", PARQUET),
         ("a.txt", b'{"text": "on two lines", \n"n": 1}\n', JSON),
         ("a.txt", json.dumps(ROWS).encode(), JSON),
         ("a.jsonl", json.dumps(ROWS, indent=1).encode(), JSON),

@@ -127,6 +127,7 @@ HELD_OUT = [
     ([C], 10, {C: C}),
     ([A, B, D], 20, {A: A, B: b"b\n" * 5}),  # a large one fills what is left
     ([A, C, D], 25, {A: A}),  # the first that does not fit ends it
+    ([A, D, D, D, D], 20, {A: A}),  # copies have to fit together
 ]
 
 

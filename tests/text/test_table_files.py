@@ -206,7 +206,9 @@ BAD_TEXTS = {
     "words": (b"a\tb\n", "is no table: give JSON lines"),
     "fast.txt": (b"__label__a one\n__label__b two\n", r"sed 's/^__label__\([^ ]*\) /\1\t/' FILE > NEW.tsv"),
     "twice.jsonl": (b'{"a": 1}\n{"a": 1, "b": {"a": 2}, "a": 3}\n', "line 2 is not JSON (the key 'a' is there twice)"),
-    "t.parquet.gz": (gzip.compress(b"PAR1"), "unpack .gz first"),
+    "t.parquet.gz": (gzip.compress(b"PAR1\x15"), "unpack .gz first"),
+    "e.csv.gz": (gzip.compress(b""), "is empty"),
+    "e.tsv.gz": (gzip.compress(b""), "is empty"),
     "end.csv": (b'a,b\n1,2\n3,"4\n5,6\n', "line 3: the row that begins there is not CSV (unexpected end of data)"),
     "latin.csv": (
         b"a,b\n1,caf\xe9\n",
