@@ -25,7 +25,7 @@ USUAL_MAX_POSITIONS = (64, 128, 256, 512)
 COUNTS = ("documents", "paragraphs", "words", "bytes", "pieces", "tokens", "unknown", "measured", "dropped")
 # A larger share of unknown pieces, or of dropped characters, is a tokenizer that does not fit the text.
 LARGEST_LOSS = 0.001
-OTHER_CHECKPOINT = "this tokenizer does not fit the text: start from a checkpoint with another one"
+OTHER_CHECKPOINT = "a model does not see this share: start from a checkpoint with another tokenizer"
 BATCH_ROWS = 1000
 
 

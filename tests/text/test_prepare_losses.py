@@ -94,7 +94,7 @@ def test_data_with_labels(kind, tmp_path, capsys):
         file.write_text(json.dumps(content))
         prepare(kind)([file, file, tokenizer, out])
     printed = capsys.readouterr().err
-    assert printed.count("33.333% of the pieces unknown, 0.000% of the characters in no piece: WARNING: this") == 2
+    assert printed.count("33.333% of the pieces unknown, 0.000% of the characters in no piece: WARNING: a model") == 2
 
 
 def test_printed_commands_are_quoted_for_the_shell(tmp_path, capsys):
