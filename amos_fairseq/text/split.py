@@ -111,8 +111,8 @@ def split_corpus(inputs: list[Path], directory: Path, settings: CorpusSettings, 
         by_line = [path for path, end in zip(inputs, ends, strict=True) if end == LINE]
         others = f" and {len(by_line) - 1:,} more" if len(by_line) > 1 else ""
         say(
-            f"each line is a document in {by_line[0]}{others}: no blank line is between lines (--document blank: a file is one "
-            "document; --document N: N lines are)"
+            f"no blank lines in {by_line[0]}{others}, so each line is a document; --document blank makes a file one document, "
+            "--document N makes N lines one"
         )
     counts = [{"documents": 0, "without_text": 0, "document": end} for end in ends]
     total = paragraphs = 0

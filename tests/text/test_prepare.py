@@ -80,7 +80,7 @@ def test_one_sentence_a_line(tmp_path, capsys):
     flags = ["--vocab-size", "200", "--workers", "1"]
     main([*inputs, *flags, "--out", tmp_path / "inferred"])
     error = capsys.readouterr().err
-    assert "one.txt and 1 more: no blank line is between lines (--document blank: a file is one document;" in error
+    assert "one.txt and 1 more, so each line is a document; --document blank makes a file one document, " in error
     assert f"{len(lines) + 1:,} documents of {len(lines) + 1:,} paragraphs" in error
     manifest = json.loads((tmp_path / "inferred" / "corpus.json").read_text(encoding="utf-8"))
     found = [[record[name] for name in ("documents", "without_text", "document")] for record in manifest["inputs"]]
