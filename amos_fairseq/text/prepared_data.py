@@ -77,6 +77,25 @@ def describe_source(path: Path) -> dict[str, str]:
     return {"name": path.name, "sha256": file_sha256(path)}
 
 
+def description_of(sources: Mapping[str, Path], tokenizer: Tokenizer | None, settings: Any) -> dict[str, Any]:
+    """Return what determines prepared data, as plain values: the raw files by split, the tokenizer and the settings."""
+    return {
+        "settings": settings,
+        "sources": {split: describe_source(path) for split, path in sources.items()},
+        "tokenizer_sha256": None if tokenizer is None else tokenizer.sha256,
+    }
+
+
+def fill_out(out: Path, description: Mapping[str, Any], kind: str, manifest: str, write: Callable[[Path], Any]) -> bool:
+    """Fill OUT of ``amos prepare`` by ``write`` unless it :func:`is_finished`; return whether it did. Nothing is left if that
+    fails."""
+    if is_finished(out, description, kind, manifest):
+        return False
+    with whole_folder(out.absolute()) as unfinished:
+        write(unfinished)
+    return True
+
+
 def is_finished(out: Path, description: Mapping[str, Any], kind: str, manifest: str) -> bool:
     """Return True, with a message, if OUT holds the data that would be made; False if it is empty or missing.
 
@@ -98,6 +117,11 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
     """Write ``tokenizer/``, and its ``dict.txt`` beside it, where fairseq looks for one."""
     tokenizer.save(directory / TOKENIZER_DIRECTORY)
     shutil.copyfile(directory / TOKENIZER_DIRECTORY / DICTIONARY_FILE, directory / DICTIONARY_FILE)
+
+
+def write_manifest(path: Path, content: Mapping[str, Any]) -> None:
+    """Write the last file of prepared data, with the hashes of the others."""
+    path.write_text(json_text({**content, "sha256": files_sha256(path.parent)}), encoding="utf-8")
 
 
 def seen_note(seen: int, total: int, what: str) -> str:
@@ -144,12 +168,8 @@ def prepare_folder(
     for path in sources.values():
         if not path.exists():
             raise UserError(f"{path}: no such file")
-    made_from = {
-        "settings": settings,
-        "sources": {split: describe_source(path) for split, path in sources.items()},
-        "tokenizer_sha256": None if tokenizer is None else tokenizer.sha256,
-    }
-    made_from = json.loads(json_text(made_from))  # as it will be read: lists instead of tuples
+    # As it will be read: lists instead of tuples.
+    made_from = json.loads(json_text(description_of(sources, tokenizer, settings)))
     if _is_complete(folder, made_from):
         return False
     with _locked(folder):

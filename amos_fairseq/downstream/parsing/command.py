@@ -61,6 +61,7 @@ class TreebankSource(WordSource):
     column: str | None = RELATION
 
     scored_by = "LAS"
+    other_labels = "give a treebank with relations"
 
     def read_labeled(self, path: Path) -> WordFile:
         """Raise :class:`UserError` unless the heads of each sentence are a tree with one root."""

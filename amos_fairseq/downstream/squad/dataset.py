@@ -11,7 +11,6 @@ dict.txt  tokenizer/  squad.json                vocabulary; sources, counts and 
 """
 
 import functools
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,52 +21,11 @@ from fairseq.data import Dictionary
 
 from amos_fairseq.data.corpus import check_prepared, open_lines
 from amos_fairseq.downstream.labeled_task import LabeledSequences
-from amos_fairseq.downstream.squad.question_files import Answer
+from amos_fairseq.downstream.squad.question_files import MANIFEST, TOKEN_ARRAYS, Example
 from amos_fairseq.errors import UserError
-from amos_fairseq.strangers import (
-    LARGEST_COUNT,
-    field,
-    parse_json,
-    plain_name,
-    read_json,
-    read_json_lines,
-    text_in,
-    whole_number,
-)
+from amos_fairseq.strangers import field, parse_json, plain_name, read_json, read_json_lines, text_in, whole_number
 
-MANIFEST = "squad.json"
-TOKEN_ARRAYS = ("question", "context", "context_start", "context_end")
 _HINT = "give the directory that amos prepare squad wrote"
-
-
-class Example(NamedTuple):
-    """A question. ``context``: index of its paragraph; ``answers`` is empty if ``is_impossible``."""
-
-    id: str
-    context: int
-    answers: tuple[Answer, ...]
-    is_impossible: bool
-
-    def to_json(self) -> str:
-        answers = [answer._asdict() for answer in self.answers]
-        return json.dumps(self._asdict() | {"answers": answers}, ensure_ascii=False)
-
-    @classmethod
-    def from_json(cls, line: str) -> "Example":
-        content = parse_json(line)
-        answers = []
-        for answer in field(content, "answers", list):
-            tokens = None if answer["tokens"] is None else tuple(map(whole_number, answer["tokens"]))
-            if tokens is not None and (len(tokens) != 2 or tokens[0] > tokens[1]):
-                raise ValueError(f"the tokens {tokens} are no first and last token")
-            answers.append(Answer(text_in(answer["text"]), whole_number(answer["start"], -LARGEST_COUNT), tokens))
-        is_impossible = field(content, "is_impossible", bool)
-        return cls(text_in(content["id"]), whole_number(content["context"]), tuple(answers), is_impossible)
-
-    @property
-    def spans(self) -> list[tuple[int, int]]:
-        """First and last token of each answer that is aligned. The first one is the target of training."""
-        return [answer.tokens for answer in self.answers if answer.tokens is not None]
 
 
 class SquadSplit:

@@ -17,7 +17,10 @@ import numpy as np
 from amos_fairseq.downstream.squad.official import normalize_answer, task_name
 from amos_fairseq.downstream.squad.question_files import (
     HINT,
+    MANIFEST,
+    TOKEN_ARRAYS,
     Answer,
+    Example,
     Paragraph,
     SquadFile,
     named,
@@ -25,17 +28,17 @@ from amos_fairseq.downstream.squad.question_files import (
     script_notes,
 )
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import files_sha256, json_text, whole_folder
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.text.encoding import NUM_FAIRSEQ_SYMBOLS, UNKNOWN_ID, BinarizedFile, describe_loss, lost_shares
 from amos_fairseq.text.prepared_data import (
     Sample,
     check_inputs,
-    describe_source,
-    is_finished,
+    description_of,
+    fill_out,
     prepared_data,
     save_tokenizer,
     seen_note,
+    write_manifest,
 )
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
 
@@ -47,25 +50,20 @@ NAMED_ANSWERS = 20  # of each that do not fit, in squad.json
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write both files to OUT; nothing is left of it if that fails."""
     sources = {"train": arguments.train, "valid": arguments.dev}
     check_inputs(list(sources.values()), HINT)
     if arguments.max_train_questions is not None and arguments.max_train_questions < 1:
         raise UserError(f"--max-train-questions {arguments.max_train_questions} must be at least 1")
     out, tokenizer = arguments.out, load_tokenizer(arguments.tokenizer)
     sample = Sample(arguments.max_train_questions, arguments.seed)
-    # fairseq takes seconds to import.
-    from amos_fairseq.downstream.squad.dataset import MANIFEST
+    description = description_of(sources, tokenizer, sample.describe("max_train_questions"))
 
-    description = _describe(sources, tokenizer, sample)
-    if is_finished(out, description, "SQuAD", MANIFEST):
-        return
-    files = {split: read_squad(path) for split, path in sources.items()}
-    with whole_folder(out.absolute()) as unfinished:
-        _write(unfinished, files, description, tokenizer, sample)
-    say(
-        f"done: fairseq-train {shlex.quote(str(out))} --user-dir amos_fairseq --task squad ...; counts in {out}/{MANIFEST}"
-    )
+    def write(directory: Path) -> None:
+        _write(directory, {split: read_squad(path) for split, path in sources.items()}, description, tokenizer, sample)
+
+    if fill_out(out, description, "SQuAD", MANIFEST, write):
+        command = f"fairseq-train {shlex.quote(str(out))} --user-dir amos_fairseq --task squad ..."
+        say(f"done: {command}; counts in {out}/{MANIFEST}")
 
 
 def prepare_squad_inside(out: Path, train: Path, dev: Path, tokenizer: Tokenizer) -> Path:
@@ -74,20 +72,12 @@ def prepare_squad_inside(out: Path, train: Path, dev: Path, tokenizer: Tokenizer
     check_inputs(list(sources.values()), HINT)
     dev_file = read_squad(dev)
     name = task_name(any(question.is_impossible for question in dev_file.questions))
+    description = description_of(sources, tokenizer, sample.describe("max_train_questions"))
 
     def write(directory: Path) -> None:
-        files = {"train": read_squad(train), "valid": dev_file}
-        _write(directory, files, _describe(sources, tokenizer, sample), tokenizer, sample)
+        _write(directory, {"train": read_squad(train), "valid": dev_file}, description, tokenizer, sample)
 
     return prepared_data(out, name, sources, tokenizer, {}, write, used_by=[f"runs/{name}"])
-
-
-def _describe(sources: dict[str, Path], tokenizer: Tokenizer, sample: Sample) -> dict[str, Any]:
-    return {
-        "settings": sample.describe("max_train_questions"),
-        "tokenizer_sha256": tokenizer.sha256,
-        "sources": {split: describe_source(path) for split, path in sources.items()},
-    }
 
 
 def sample_questions(paragraphs: Sequence[Paragraph], sample: Sample) -> Sequence[Paragraph]:
@@ -107,8 +97,6 @@ def sample_questions(paragraphs: Sequence[Paragraph], sample: Sample) -> Sequenc
 def _write(
     directory: Path, files: dict[str, SquadFile], description: dict[str, Any], tokenizer: Tokenizer, sample: Sample
 ) -> None:
-    from amos_fairseq.downstream.squad.dataset import MANIFEST
-
     save_tokenizer(tokenizer, directory)
     facts = {}
     for split, file in files.items():
@@ -120,8 +108,7 @@ def _write(
         of_scores = [*script_notes(file), *seen_notes(files)] if split == "valid" else []
         facts[split]["notes"] = [*file.notes, *of_scores]
         report(split, facts[split])
-    content = json_text(description | {"splits": facts, "sha256": files_sha256(directory)})
-    (directory / MANIFEST).write_text(content, encoding="utf-8")
+    write_manifest(directory / MANIFEST, description | {"splits": facts})
 
 
 def seen_notes(files: dict[str, SquadFile]) -> Iterator[str]:
@@ -185,8 +172,6 @@ def write_squad_split(
     ``untrainable``: questions with answers that are all lost or misplaced. ``on_done`` is called with the number of questions
     newly written.
     """
-    from amos_fairseq.downstream.squad.dataset import TOKEN_ARRAYS, Example
-
     # Offsets count characters of one paragraph.
     symbols = dict.fromkeys(("question", "context"), len(tokenizer) + NUM_FAIRSEQ_SYMBOLS)
     examples, lengths, unknown = [], {"question": [], "context": []}, Counter()

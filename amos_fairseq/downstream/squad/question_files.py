@@ -1,5 +1,6 @@
 """Questions on paragraphs, in SQuAD's official layout or the flat one of ``datasets``, validated while they are read."""
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -7,10 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from amos_fairseq.errors import UserError, explain_os_errors
-from amos_fairseq.strangers import field, is_unicode, parse_json, text_in
+from amos_fairseq.strangers import LARGEST_COUNT, field, is_unicode, parse_json, text_in, whole_number
 from amos_fairseq.text.file_kinds import FOLDER, JSONL, PARQUET, UTF8_MARK, kind_of
 from amos_fairseq.text.input_files import TableFile, read_content
 
+MANIFEST = "squad.json"  # of the prepared data
+TOKEN_ARRAYS = ("question", "context", "context_start", "context_end")
 HINT = "give a file in the layout of SQuAD"
 LARGEST_FILE_BYTES = 256 << 20  # decompressed; the training set of SQuAD 2.0 has 40 MiB
 NAMED = 5  # ids in a note
@@ -28,6 +31,36 @@ class Answer(NamedTuple):
 
     def is_in(self, context: str) -> bool:
         return self.start >= 0 and context[self.start : self.start + len(self.text)] == self.text
+
+
+class Example(NamedTuple):
+    """A question in the prepared data. ``context``: index of its paragraph; ``answers`` is empty if ``is_impossible``."""
+
+    id: str
+    context: int
+    answers: tuple[Answer, ...]
+    is_impossible: bool
+
+    def to_json(self) -> str:
+        answers = [answer._asdict() for answer in self.answers]
+        return json.dumps(self._asdict() | {"answers": answers}, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, line: str) -> "Example":
+        content = parse_json(line)
+        answers = []
+        for answer in field(content, "answers", list):
+            tokens = None if answer["tokens"] is None else tuple(map(whole_number, answer["tokens"]))
+            if tokens is not None and (len(tokens) != 2 or tokens[0] > tokens[1]):
+                raise ValueError(f"the tokens {tokens} are no first and last token")
+            answers.append(Answer(text_in(answer["text"]), whole_number(answer["start"], -LARGEST_COUNT), tokens))
+        is_impossible = field(content, "is_impossible", bool)
+        return cls(text_in(content["id"]), whole_number(content["context"]), tuple(answers), is_impossible)
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """First and last token of each answer that is aligned. The first one is the target of training."""
+        return [answer.tokens for answer in self.answers if answer.tokens is not None]
 
 
 class Question(NamedTuple):

@@ -21,7 +21,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from amos_fairseq.downstream.tagging.schemes import describe, notation_of, to_bioes
+from amos_fairseq.downstream.tagging.schemes import OUTSIDE, describe, encode_spans, marks_ends, notation_of
 from amos_fairseq.downstream.tagging.word_files import (
     COLUMNS,
     MANIFEST,
@@ -38,16 +38,16 @@ from amos_fairseq.downstream.tagging.word_files import (
     read_sentences,
 )
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import files_sha256, json_text, whole_folder
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.text.encoding import BinarizedFile, describe_loss, lost_shares
 from amos_fairseq.text.prepared_data import (
     check_inputs,
-    describe_source,
-    is_finished,
+    description_of,
+    fill_out,
     prepared_data,
     save_tokenizer,
     seen_note,
+    write_manifest,
 )
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
 from amos_fairseq.text.tokenization.tokenizer import UNK
@@ -79,6 +79,7 @@ class WordSource:
     unlabeled: str | None = None
 
     scored_by = ""  # the score that is announced, if the labels do not decide it
+    other_labels = "give another column, or more sentences"
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> "WordSource":
@@ -108,10 +109,6 @@ class WordSource:
         settings = {name: getattr(self, name) for name in ("column", "columns", "encoding", "labeled", "unlabeled")}
         return settings | ({"unlabeled": "file"} if UNLABELED in self.files else {})
 
-    def describe(self, tokenizer: Tokenizer) -> dict[str, Any]:
-        sources = {split: describe_source(path) for split, path in self.files.items()}
-        return {"settings": self.settings, "tokenizer_sha256": tokenizer.sha256, "sources": sources}
-
     def label_column(self) -> str:
         """Return the name of the column of labels, which an option or the training file names."""
         return self.column or self.read_labeled(self.train).label_column()
@@ -122,23 +119,21 @@ class WordSource:
     def read(self, column: str) -> tuple[dict[str, list[Sentence]], bool]:
         """Return the sentences of all splits with their labels in ``column``, which those of the split ``unlabeled`` lack; and
         whether the labels mark spans."""
-        files = {split: self.read_labeled(self.files[split]) for split in ("train", "valid")}
-        for file in files.values():
+        train, dev = files = [self.read_labeled(path) for path in (self.train, self.dev)]
+        for file in files:
             if column not in file.names:
-                raise UserError(f"{file.path} has no column {column}: it has {', '.join(file.names)}")
+                hint = ": --columns names those behind the word" if file.kind == COLUMNS else ""
+                raise UserError(f"{file.path} has no column {column}: it has {', '.join(file.names)}{hint}")
             file.report()
             check_labels(file, column)
-        splits = {split: file.sentences for split, file in files.items()}
-        has_spans = convert_spans(list(files.values()), column)
-        if self.encoding == BIOES:
-            if not has_spans:
-                where = f"column {column} of {self.train} and {self.dev}"
-                raise UserError(
-                    f"--encoding bioes is for labels that mark spans (B-, I-, O), not {where}: leave it out"
-                )
-            for sentence in [*splits["train"], *splits["valid"]]:
-                sentence.columns[column] = to_bioes(sentence.columns[column])
-        splits["train"], rest = choose_labeled(splits["train"], self.labeled, self.train)
+        has_spans = convert_spans(files, column)
+        if has_spans:
+            use_one_encoding(train, dev, column, with_ends=True if self.encoding == BIOES else None)
+        elif self.encoding == BIOES:
+            where = f"column {column} of {self.train} and {self.dev}"
+            raise UserError(f"--encoding bioes is for labels that mark spans (B-, I-, O), not {where}: leave it out")
+        labeled, rest = choose_labeled(train.sentences, self.labeled, self.train)
+        splits = {"train": labeled, "valid": dev.sentences}
         if self.unlabeled == REST:
             if not rest:
                 raise UserError(f"--labeled {self.labeled} leaves no sentence of {self.train}: give fewer")
@@ -156,7 +151,7 @@ class WordSource:
         in_train, in_dev = (count_labels(splits[split], column) for split in ("train", "valid"))
         if len(in_train) == 1:
             problem = f"{self.train}, column {column}: all words that train have the label {min(in_train)}"
-            raise UserError(f"{problem}: give another column, or more sentences")
+            raise UserError(f"{problem}: {self.other_labels}")
         labels = sorted(in_train | in_dev)
         trained = {tuple(sentence.words) for sentence in splits["train"]}
         seen = sum(tuple(sentence.words) in trained for sentence in splits["valid"])
@@ -165,9 +160,8 @@ class WordSource:
             for split, sentences in splits.items()
         }
         save_tokenizer(tokenizer, directory)
-        content = self.describe(tokenizer) | {"column": column, "labels": labels, "has_spans": has_spans}
-        content |= {SEEN: seen, "splits": facts, "sha256": files_sha256(directory)}
-        (directory / MANIFEST).write_text(json_text(content), encoding="utf-8")
+        content = {"column": column, "labels": labels, "has_spans": has_spans, SEEN: seen, "splits": facts}
+        write_manifest(directory / MANIFEST, description_of(self.files, tokenizer, self.settings) | content)
         most, number = in_dev.most_common(1)[0]
         accuracy = f"accuracy ({most} is {number / in_dev.total():.1%} of the dev words)"
         score = self.scored_by or ("span F1" if has_spans else accuracy)
@@ -194,16 +188,13 @@ class WordSource:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write the files to OUT; nothing is left of it if that fails."""
     source, out = WordSource.of(arguments), arguments.out
     if os.pathsep in str(out.absolute()):
         raise UserError(f"OUT {out.absolute()}: fairseq separates folders at {os.pathsep!r}: give a path without it")
     tokenizer = load_tokenizer(arguments.tokenizer)
-    if is_finished(out, source.describe(tokenizer), "tagging", MANIFEST):
-        return
-    with whole_folder(out.absolute()) as unfinished:
-        source.write(unfinished, tokenizer)
-    say(f"done: amos tag --checkpoint RUN --data {shlex.quote(str(out))} --out RESULTS; counts in {out}/{MANIFEST}")
+    description = description_of(source.files, tokenizer, source.settings)
+    if fill_out(out, description, "tagging", MANIFEST, lambda folder: source.write(folder, tokenizer)):
+        say(f"done: amos tag --checkpoint RUN --data {shlex.quote(str(out))} --out RESULTS; counts in {out}/{MANIFEST}")
 
 
 def prepare_tagging_inside(out: Path, source: WordSource, tokenizer: Tokenizer) -> Path:
@@ -246,6 +237,20 @@ def convert_spans(files: Sequence[WordFile], column: str) -> bool:
     if converted := describe(notation):
         say(f"column {column}: labels mark spans; {converted}")
     return True
+
+
+def use_one_encoding(train: WordFile, dev: WordFile, column: str, with_ends: bool | None) -> None:
+    """Encode the spans of both files in IOB2 or, ``with_ends``, in IOBES; by default those of the dev file as the training
+    file does, if one of them marks ends and the other does not."""
+    train_ends, dev_ends = (marks_ends(count_labels(file.sentences, column)) for file in (train, dev))
+    files = [train, dev]
+    if with_ends is None:
+        if train_ends == dev_ends or count_labels(dev.sentences, column).keys() == {OUTSIDE}:
+            return
+        with_ends, files = train_ends, [dev]
+        say(f"{dev.path}: spans are encoded in {'IOBES' if with_ends else 'IOB'}, as in {train.path}")
+    for sentence in (sentence for file in files for sentence in file.sentences):
+        sentence.columns[column] = encode_spans(sentence.columns[column], with_ends)
 
 
 def choose_labeled(sentences: list[Sentence], number: int | None, path: Path) -> tuple[list[Sentence], list[Sentence]]:

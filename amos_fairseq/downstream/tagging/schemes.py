@@ -5,9 +5,10 @@ outside: IOB1 (CoNLL-2003), IOB2 (CoNLL-2000) and IOBES stay as they are.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 OUTSIDE = "O"
+_SEPARATORS = "-_\u2010-\u2014\u2212"  # and the hyphens, dashes and minus signs of word processors
 MOST = 0.9  # of the words
 # BILOU has L for the last and U for the only word; BMES and BMEWO have M inside and W for the only word.
 _MARKS = {"B": "B", "I": "I", "E": "E", "S": "S", "M": "I", "L": "E", "U": "S", "W": "S"}
@@ -42,7 +43,7 @@ def notation_of(counts: Mapping[str, int]) -> dict[str, str]:
     """
     marked = {label: number for label, number in counts.items() if label.upper() not in (OUTSIDE, "OUTSIDE")}
     has_outside = len(marked) < len(counts)
-    separators = "-_|/:." if has_outside else "-_"
+    separators = f"{_SEPARATORS}|/:." if has_outside else _SEPARATORS
     outside = dict.fromkeys(counts.keys() - marked.keys(), OUTSIDE)
     most_are_outside = has_outside and sum(counts.values()) - sum(marked.values()) > max(marked.values(), default=0)
     best, most = {}, 0
@@ -77,11 +78,16 @@ def spans_of(labels: Sequence[str]) -> list[tuple[str, int, int]]:
     return get_entities(list(labels))
 
 
-def to_bioes(labels: Sequence[str]) -> list[str]:
-    """Return the labels of a sentence with the same spans in BIOES: ``S-`` marks a span of one word, ``E-`` the last word."""
+def marks_ends(labels: Iterable[str]) -> bool:
+    """Return whether these labels are IOBES, and not IOB."""
+    return any(label[:2] in ("E-", "S-") or label in ("E", "S") for label in labels)
+
+
+def encode_spans(labels: Sequence[str], with_ends: bool) -> list[str]:
+    """Return the labels of a sentence with the same spans in IOB2, or in IOBES ``with_ends``."""
     encoded = [OUTSIDE] * len(labels)
     for kind, first, last in spans_of(labels):
-        encoded[first : last + 1] = [f"I-{kind}"] * (last + 1 - first)
-        encoded[first] = f"B-{kind}"
-        encoded[last] = f"{'S' if first == last else 'E'}-{kind}"
+        encoded[first : last + 1] = [f"B-{kind}", *[f"I-{kind}"] * (last - first)]
+        if with_ends:
+            encoded[last] = f"{'S' if first == last else 'E'}-{kind}"
     return encoded

@@ -16,6 +16,7 @@ from synthetic_tagging import make_sentences, prepare_tagging, write_columns, wr
 from amos_fairseq.downstream.benchmark import usable_folder
 from amos_fairseq.downstream.tagging.dataset import Column, TaggedSentences
 from amos_fairseq.downstream.tagging.prepare import WordSource, prepare_tagging_inside
+from amos_fairseq.downstream.tagging.schemes import encode_spans, marks_ends
 from amos_fairseq.errors import UserError
 from amos_fairseq.text.tokenization import load_tokenizer
 
@@ -126,6 +127,26 @@ def test_spans_in_bioes(data, tmp_path):
     assert labels.count("E-NAME") == before.count("I-NAME")  # names of two words at most
 
 
+@pytest.mark.parametrize("train_has_ends", [False, True])
+def test_spans_of_the_dev_file_are_encoded_as_in_training(train_has_ends, data, tmp_path, capsys):
+    """IOB2 and IOBES; so the labels of the dev file can be learned."""
+    files = []
+    for with_ends in (train_has_ends, not train_has_ends):
+        rows = [
+            [
+                (*row[:2], label)
+                for row, label in zip(one, encode_spans([row[2] for row in one], with_ends), strict=True)
+            ]
+            for one in make_sentences()
+        ]
+        files.append(write_columns(tmp_path / f"{len(files)}.txt", rows))
+    main([*files, data / "tokenizer", tmp_path / "out"])
+    assert f"1.txt: spans are encoded in {'IOBES' if train_has_ends else 'IOB'}, as in" in capsys.readouterr().err
+    expected = [encode_spans([chunk for _, _, chunk in rows], train_has_ends) for rows in make_sentences()]
+    assert labels_of(tmp_path / "out") == expected
+    assert marks_ends(manifest_of(tmp_path / "out")["labels"]) == train_has_ends
+
+
 @pytest.mark.parametrize(
     ("write_label", "told"),
     [
@@ -188,7 +209,7 @@ def test_refusals(data, tmp_path, capsys):
             (tmp_path / folder / "tagging.json").write_text(json.dumps(content))
     for train, dev, target, flags, message in (
         (source, source, data, ["--column", "pos"], "(settings column: None there, pos here)"),
-        (source, source, out, ["--column", "ner"], "no column ner: it has pos, chunk"),
+        (source, source, out, ["--column", "ner"], "no column ner: it has pos, chunk: --columns names"),
         (source, source, tmp_path / "a:b", [], "fairseq separates folders at ':'"),
         (tmp_path / "absent", source, out, [], "no such file"),
         (source, source, out, ["--columns", "../../x,y"], "'../../x' cannot name a column"),

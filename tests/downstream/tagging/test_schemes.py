@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from amos_fairseq.downstream.tagging.schemes import describe, notation_of, spans_of, to_bioes
+from amos_fairseq.downstream.tagging.schemes import describe, encode_spans, marks_ends, notation_of, spans_of
 from amos_fairseq.downstream.tagging.scores import count, scores
 
 # Labels of a data set, and the same in IOB or IOBES; a label that does not fit is missing.
@@ -20,6 +20,7 @@ CONVERTED = [
     ("O B_PER I_PER", "O B-PER I-PER"),
     ("o b-per i-per", "O B-per I-per"),
     ("O PER-B PER-I LOC-B", "O B-PER I-PER B-LOC"),
+    ("O B\u2013PER I\u2212PER", "O B-PER I-PER"),  # a dash and a minus sign
     ("O B|PER I|PER", "O B-PER I-PER"),
     ("O B/PER", "O B-PER"),
     ("O PER:B PER:I", "O B-PER I-PER"),
@@ -118,7 +119,11 @@ def test_scores_are_those_of_seqeval_in_the_own_scheme(marks, scheme, is_suffix)
     ],
 )
 def test_bioes_by_hand(labels, expected):
-    assert to_bioes(labels.split()) == expected.split()
+    assert encode_spans(labels.split(), with_ends=True) == expected.split()
+    plain = encode_spans(labels.split(), with_ends=False)
+    assert encode_spans(plain, with_ends=True) == expected.split()
+    assert not marks_ends(plain)
+    assert marks_ends(expected.split()) == (labels != "O")
     assert spans_of(expected.split()) == spans_of(labels.split()), "the spans stay"
 
 

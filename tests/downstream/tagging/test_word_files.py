@@ -106,8 +106,11 @@ LEFT_OUT = [
         [["O", "B-X"]],
         r"^no line .*; comments are left out \(1, the first in line 2\)$",
     ),
+    ("a O\n\u00a0 O\n\u3000\tO\nb B-X\n", [["a", "b"]], [["O", "B-X"]], "; 2 blank words are left out"),
     ("#tag O\n\n#other B-X\n", [["#tag"], ["#other"]], [["O"], ["B-X"]], ""),  # words of a tweet
     ("token label\na O\nb B-X\n", [["a", "b"]], [["O", "B-X"]], "line 1 .* names the columns: token, label"),
+    ("Word NER\na O\n\nWord NER\nb B-X\n", [["a"], ["b"]], [["O"], ["B-X"]], "line 1 .* as 1 more: word, ner"),
+    ('a\tO\n""""\tO\n', [["a", '""""']], [["O", "O"]], "quotes of CSV, the first in line 2: .* quoting=3"),
     ("POS\tWord\nNN\tdog\nVB\tsees\n", [["dog", "sees"]], [["NN", "VB"]], "names the columns: pos, word"),
     ("id word tag\n\n1 a O\n2 b B-X\n", [["a", "b"]], [["O", "B-X"]], "names the columns: id, word, tag"),
     ("Sent\tVBN\nmail\tNN\n\na\tNN\n", [["Sent", "mail"], ["a"]], [["VBN", "NN"], ["NN"]], ""),
@@ -153,8 +156,9 @@ def test_conllu(tmp_path):
     with_hash = TREES.replace("1\tI\tI\t", "1\t#\t#\t").replace("2.1\t", "# a comment in the middle\n2.1\t")
     assert read_conllu(write(tmp_path / "c.tsv", with_hash)).sentences[0].words == ["#", "do", "n't"]
     assert read_conllu(write(tmp_path / "d.txt", TREES.rstrip("\n"))).sentences == [first, second]
-    odd = TREES.replace("1\ta b\t", "1\t\u00a0\t").replace("1\tI\t", "1\t_\t")
-    assert [sentence.words[0] for sentence in read_conllu(write(tmp_path / "e", odd)).sentences] == ["_", "\u00a0"]
+    odd = write(tmp_path / "e", TREES.replace("1\ta b\t", "1\t\u00a0\t").replace("1\tI\t", "1\t_\t"))
+    assert [sentence.words[0] for sentence in read_conllu(odd).sentences] == ["_", "\u00a0"]  # a tree needs each word
+    assert read_sentences(odd).notes == ["1 blank words are left out"]
 
 
 def test_marks_of_documents_are_no_words(tmp_path):
@@ -260,118 +264,116 @@ def checked(path: Path) -> None:
     check_labels(file, file.label_column())
 
 
-COLUMN_LESS = ["word TAG"] * 9 + [""] + ["word TAG"] * 10 + ["word"] + ["word TAG"] * 9
-REFUSED = [
-    (read_sentences, "a X\nb X Y\n", "line 2: 3 columns, expected 2"),
-    (read_sentences, "a\tX\nb\t\n", "line 2: column 2 is empty: fill it, or remove the line"),
-    (read_sentences, "a\nb\n", "line 1: expected one word a line with its labels behind it, .*, not 'a'"),
-    (read_sentences, "Word,POS tag\na,X\nb,X\n", r"line 1: expected .* 'Word,POS tag': from CSV, pandas\.read_csv"),
-    (read_sentences, "a X\rb X\n", "line 1: a carriage return inside of the line"),
-    (read_sentences, "a X\ncafé X\n".encode("latin-1"), "line 2.*not UTF-8.*iconv"),
-    (read_sentences, None, "no such file"),
-    (read_sentences, "[\n" + json.dumps(ROWS_OF_WORDS[0]) + "]\n", "is JSON, but not one object on each line"),
-    (read_sentences, "a O\n" * 1001, "there is no blank line in 1,001 lines: separate sentences by blank lines$"),
-    (read_sentences, "a good film\tgood\nno good film\tbad\n\n", "2 of 2 words have blanks inside"),
-    (read_sentences, MANY_WORDS, r"column 1 has 2 different values, column 2 60: .* --columns 1,word$"),
-    (read_sentences, MANY_WORDS.replace(" ", " x "), r"column 1 has 2 .* column 3 60: .* --columns 1,2,word$"),
-    (read_sentences, "".join(f"1-{n}\t0-3\tword{n}\tO\n" for n in range(60)), "--columns 1,2,word,4$"),
-    (
-        read_sentences,
-        "7 a O\n8 b O\n\n9 c O\n10 f X\n11 d O\n12 e O\n",
-        "6 different numbers or ids, column 2 6",
-    ),
-    (
-        read_sentences,
-        f"#begin document (a); part 000\n{MANY_WORDS.replace('NN', 'DT')}",
-        "column 1 has 1 different values",
-    ),
-    (default_column, lines_of([{"words": ["a"], "named entities": ["O"]}]), "'named entities' cannot name a column"),
-    (default_column, "a B-X 0.9\nb O 0.8\n", "column 2 marks spans, 3 does not: choose one with --column 2"),
-    (default_column, "a B-X NN\nb O VB\n", "column 2 marks spans, 3 does not"),
-    (
-        default_column,
-        lines_of([{"tokens": ["a", "b"], "ner_tags": ["B-X", "O"], "pos_tags": ["NN", "VB"]}]),
-        "column ner_tags marks spans, pos_tags does not",
-    ),
-    (checked, "a 1\nb 0\n", r"column label has numbers without names .0.: write names .* another column with --column"),
-    (checked, "a x 1\nb y -0.5\n", "column chunk has numbers without names"),
-    (checked, "a\tNN B-X\nb\tVB O\n", "each label of column label has a blank .'NN B-X'.: .* sed"),
-    (read_sentences, "a/DT b/NN\nc/DT d/NN ./.\n", "line 1: expected one word a line .* 'a/DT b/NN': .* sed -E"),
-    (read_sentences, "a/DT b/NN ./.\n" * 9, "line 1: expected one word a line .* sed -E"),
-    (read_sentences, "The dog sees\nA cat\nOh no , he does\n", "line 1: expected one word a line .* 'The dog sees'"),
-    (
-        read_sentences,
-        "sentence_id\twords\tlabels\n0\ta\tO\n1\tb\tO\n",
-        "column 1 numbers the sentences: .* awk",
-    ),
-    (read_sentences, "Sentence #\tWord\tTag\nSentence: 1\ta\tO\n\tb\tO\n", "column 1 numbers the sentences"),
-    (
-        read_sentences,
-        "".join(f"T{number}\tPerson {number} 9\tAnna Smith{number}\n" for number in range(1, 40)),
-        "column 1 has 39 different numbers or ids, column 2 39",
-    ),
-    (default_column, GERMEVAL, "column 3 marks spans, 4 too: choose one with --column 3 or --column 4"),
-    (read_sentences, lines_of([{"tokens": ["a"], "ner_tags": [0]}]), r"row 1: ner_tags has numbers without names .0."),
-    (
-        read_sentences,
-        lines_of([{"tokens": ["a", "b"], "tags": ["O"]}]),
-        "has 2 words and tags 1 labels: correct it, or remove",
-    ),
-    (read_sentences, lines_of([{"tokens": ["a"], "tags": [None]}]), "row 1: tags has None, no label"),
-    (read_sentences, lines_of([{"tokens": "a b", "tags": ["O"]}]), "row 1: no list of words .* .tokens is a text"),
-    (read_sentences, lines_of([{"text": "a"}]), "no list of words called tokens .*the columns are text"),
-    (read_sentences, lines_of([{"tokens": ["a"]}]), "no list of labels that is as long as tokens"),
-    (read_sentences, "O a\nB-X b\nO c\n", "column 1 has 2 different values, column 2 3: .* --columns 1,word$"),
-    (read_sentences, lines_of([{"tokens": ["a", "\ud83d"], "tags": ["O", "O"]}]), "row 1: tokens has None, no word"),
-    (read_sentences, lines_of([{"tokens": ["a", "b\nc"], "tags": ["O", "O"]}]), "row 1: tokens has 'b.*c', no word"),
-    (read_conllu, TREES.replace("3\tn't", "4\tn't"), "line 7: word id 4, expected 3"),
-    (read_conllu, TREES.replace("\tVBP\t", " VBP "), "line 5: 8 columns, expected 10 of CoNLL-U, separated by tabs"),
-    (read_conllu, TREES.replace("advmod", " "), r"line 7: column 8 \(deprel\) is empty"),
-    (read_conllu, TREES.replace("1\ta b", "1\t "), r"line 9: column 2 \(form\) is empty"),
-    (read_conllu, TREES.replace("\tadvmod", ""), "line 7: 9 columns, expected 10"),
-    (read_conllu, TREES.replace("1\tI\t", "0\tI\t"), "line 3: word id 0, expected 1: ids start at 1"),
-    (
-        read_conllu,
-        "\t".join(["ID", "FORM", *"abcdefgh"]) + f"\n{TREES}" * 9,
-        "word id ID, expected 1: remove the header",
-    ),
-    (read_conllu, "1 I I PRON PRP _ 0 root _ _\n", r"line 1: spaces between the columns; .* sed -E"),
-    (
-        read_conllu,
-        TREES.replace("\n1\ta b", "1\ta b"),
-        "line 8: word id 1, expected 4: a blank line before it is missing",
-    ),
-    (
-        read_conllu,
-        TREES.replace("\tI\tI", "\t_\tI").replace("\ta b\t", "\t_\t").replace("\tdo", "\t_"),
-        "3 of 4 words are _",
-    ),
-    (read_conllu, CONLL2003, "is not CoNLL-U but one word a line"),
-    (read_conllu, lines_of(ROWS_OF_WORDS), "is not CoNLL-U but one sentence a row"),
-    (read_sentences, "# global.columns = ID UPOS\n1\tX\n", "line 1: global.columns has ID, UPOS, but not FORM"),
-    (unlabeled, "The dog  sees\nA\tcat\n", "line 2: 2 columns, expected 3 .*; line 2 has a tab"),
-    (
-        unlabeled,
-        "".join(f"{number}\tthe dog sees\n" for number in range(1001)),
-        "line 1 has a tab, .* no blank line in 1,001 lines: separate",
-    ),
-    (unlabeled, "1\tthe dog sees\n2\ta cat\n", "2 of 2 words have blanks inside: expected one word a line"),
-    (unlabeled, "\n".join(COLUMN_LESS), "line 21: 1 columns, expected 2 as in most lines"),
-    (unlabeled, "\n \n", "has no sentence"),
-    (unlabeled, '<doc id="1" url="x" title="y">\nThe dog sees a cat\n</doc>\n', "<doc"),
-]
+def rows_of(count: int, *cells: str) -> str:
+    """Rows of cells with the number of the row, a blank line after each seventh."""
+    return "".join("\t".join(cells).format(n) + "\n" * (1 + (n % 7 == 0)) for n in range(count))
 
 
-def test_refusals(tmp_path):
+def of_sentences(numbers: str, cell: str) -> str:
+    """Three words of each sentence, with its number in front."""
+    return numbers + "".join(f"{cell.format(n)}\tw{n}\tO\n" for n in range(9) for _ in range(3))
+
+
+ONE_COLUMN_LESS = "word TAG\n" * 9 + "\n" + "word TAG\n" * 10 + "word\n" + "word TAG\n" * 9
+BRAT = rows_of(40, "T{0}", "Person {0} 9", "Anna Smith{0}")
+REFUSED = {
+    read_sentences: [
+        ("a X\nb X Y\n", "line 2: 3 columns, expected 2"),
+        ("a\tX\nb\t\n", "line 2: column 2 is empty: fill it, or remove the line"),
+        ("a\nb\n", "line 1: expected one word a line with its labels behind it, .*, not 'a'"),
+        ("The dog sees\nA cat\nOh no , he does\n", "line 1: expected one word a line .* 'The dog sees'"),
+        ("a X\rb X\n", "line 1: a carriage return inside of the line"),
+        ("a X\ncafé X\n".encode("latin-1"), "line 2.*not UTF-8.*iconv"),
+        (None, "no such file"),
+        ("[\n" + lines_of(ROWS_OF_WORDS[:1]) + "]\n", "is JSON, but not one object on each line"),
+        ("a O\n" * 1001, "there is no blank line in 1,001 lines: separate sentences by blank lines$"),
+        ("a good film\tgood\nno good film\tbad\n\n", "2 of 2 words have blanks inside"),
+        (MANY_WORDS, r"column 1 has 2 different values, column 2 60: .* --columns 1,word$"),
+        (MANY_WORDS.replace(" ", " x "), r"column 1 has 2 .* column 3 60: .* --columns 1,2,word$"),
+        ("#begin document (a); part 000\n" + MANY_WORDS.replace("NN", "DT"), "column 1 has 1 different values"),
+        (rows_of(60, "{0}", "d1", "word{0}", "O"), "--columns 1,2,word,4$"),
+        ("7 a O\n8 b O\n\n9 c O\n10 f X\n11 d O\n12 e O\n", "6 different numbers or ids, column 2 6"),
+        ("O a\nB-X b\nO c\n", "column 1 has 2 different values, column 2 3: .* --columns 1,word$"),
+        # Forms that are not read, each with the command that converts it.
+        ("a/DT b/NN\nc/DT d/NN ./.\n", "'a/DT b/NN' is word/tag: .* sed -E"),
+        ("a/DT b/NN ./.\n" * 9, "is word/tag"),
+        ("Word,POS tag\na,X\nb,X\n", r"'Word,POS tag' is CSV: write tabs: pandas\.read_csv\(FILE, sep=','"),
+        ("John|NNP|B-PER\nis|VB|O\n\n", r"is CSV: .* sep='\|'"),
+        ("1,\"a b\",\"['X', 'O']\"\n", "is CSV with lists: write JSON lines: .*ast.literal_eval"),
+        (BRAT, "is an annotation of brat: .* --columns ner,start,end,word --column ner"),
+        ("R1\tPart Arg1:T1 Arg2:T2\n", "is an annotation of brat"),
+        ("#FORMAT=WebAnno TSV 3.3\n\n#Text=Jo\n1-1\t0-2\tJo\tPER[1]\n", "is WebAnno TSV: export it as CoNLL 2002"),
+        ("(TOP (S (NP (NN dog))))\n" * 2, "is a bracketed tree"),
+        ("sentence_id\twords\tlabels\n0\ta\tO\n1\tb\tO\n", "column 1 numbers the sentences: .* awk -F'.t'"),
+        ("Sentence #\tWord\tTag\nSentence: 1\ta\tO\n\tb\tO\n", "column 1 numbers the sentences"),
+        (of_sentences("", "{}"), "column 1 numbers the sentences"),
+        (of_sentences("sid\tword\ttag\n", "sentence_{}").replace("\t", " "), "numbers the sentences: .* awk -F' '"),
+        # Tables.
+        (lines_of([{"tokens": ["a"], "ner_tags": [0]}]), r"row 1: ner_tags has numbers without names .0."),
+        (lines_of([{"tokens": ["a", "b"], "tags": ["O"]}]), "has 2 words and tags 1 labels: correct it, or remove"),
+        (lines_of([{"tokens": ["a"], "tags": [None]}]), "row 1: tags has None, no label"),
+        (lines_of([{"tokens": "a b", "tags": ["O"]}]), "row 1: no list of words .* .tokens is a text"),
+        (lines_of([{"text": "a"}]), "no list of words called tokens .*the columns are text"),
+        (lines_of([{"tokens": ["a"]}]), "no list of labels that is as long as tokens"),
+        (lines_of([{"tokens": ["a", "\ud83d"], "tags": ["O", "O"]}]), "row 1: tokens has None, no word"),
+        (lines_of([{"tokens": ["a", "b\nc"], "tags": ["O", "O"]}]), "row 1: tokens has 'b.*c', no word"),
+        ("# global.columns = ID UPOS\n1\tX\n", "line 1: global.columns has ID, UPOS, but not FORM"),
+    ],
+    default_column: [
+        (lines_of([{"words": ["a"], "named entities": ["O"]}]), "'named entities' cannot name a column"),
+        ("a B-X 0.9\nb O 0.8\n", "column 2 marks spans, 3 does not: choose one with --column 2"),
+        ("a B-X NN\nb O VB\n", "column 2 marks spans, 3 does not"),
+        (
+            lines_of([{"tokens": ["a", "b"], "ner_tags": ["B-X", "O"], "pos_tags": ["NN", "VB"]}]),
+            "column ner_tags marks spans, pos_tags does not",
+        ),
+        (GERMEVAL, "column 3 marks spans, 4 too: choose one with --column 3 or --column 4"),
+    ],
+    checked: [
+        ("a 1\nb 0\n", r"column label has numbers without names .0.: write names .* another column with --column"),
+        ("a x 1\nb y -0.5\n", "column chunk has numbers without names"),
+        ("a\tNN B-X\nb\tVB O\n", "each label of column label has a blank .'NN B-X'.: .* sed"),
+    ],
+    read_conllu: [
+        (TREES.replace("3\tn't", "4\tn't"), "line 7: word id 4, expected 3"),
+        (TREES.replace("\tVBP\t", " VBP "), "line 5: 8 columns, expected 10 of CoNLL-U, separated by tabs"),
+        (TREES.replace("advmod", " "), r"line 7: column 8 \(deprel\) is empty"),
+        (TREES.replace("1\ta b", "1\t "), r"line 9: column 2 \(form\) is empty"),
+        (TREES.replace("\tadvmod", ""), "line 7: 9 columns, expected 10"),
+        (TREES.replace("1\tI\t", "0\tI\t"), "line 3: word id 0, expected 1: ids start at 1"),
+        ("\t".join(["ID", "FORM", *"abcdefgh"]) + f"\n{TREES}" * 9, "word id ID, expected 1: remove the header"),
+        ("1 I I PRON PRP _ 0 root _ _\n", r"line 1: spaces between the columns; .* sed -E"),
+        (TREES.replace("\n1\ta b", "1\ta b"), "line 8: word id 1, expected 4: a blank line before it is missing"),
+        (TREES.replace("\tI\tI", "\t_\tI").replace("\ta b\t", "\t_\t").replace("\tdo", "\t_"), "3 of 4 words are _"),
+        (CONLL2003, "is not CoNLL-U but one word a line"),
+        (lines_of(ROWS_OF_WORDS), "is not CoNLL-U but one sentence a row"),
+    ],
+    unlabeled: [
+        ("The dog  sees\nA\tcat\n", "line 2: 2 columns, expected 3 .*; line 2 has a tab"),
+        (
+            "".join(f"{n}\tthe dog\n" for n in range(1001)),
+            "line 1 has a tab, .* no blank line in 1,001 lines: separate",
+        ),
+        ("1\tthe dog sees\n2\ta cat\n", "2 of 2 words have blanks inside: expected one word a line"),
+        (ONE_COLUMN_LESS, "line 21: 1 columns, expected 2 as in most lines"),
+        ("\n \n", "has no sentence"),
+        ('<doc id="1" url="x" title="y">\nThe dog sees a cat\n</doc>\n', "<doc"),
+        ("John,B-PER\nis,O\n", "is CSV"),
+        (of_sentences("", "{}"), "column 1 numbers the sentences"),
+    ],
+    lambda path: read_sentences(path, ["pos"]): [
+        (TREES, r" is CoNLL-U, with form, lemma"),
+        ("a X O\n", r"3 columns, expected 2 \(word, pos\)"),
+    ],
+}
+
+
+@pytest.mark.parametrize("read", REFUSED)
+def test_refusals(read, tmp_path):
     """One line that names the file and the line."""
-    for number, (read, content, message) in enumerate(REFUSED):
+    for number, (content, message) in enumerate(REFUSED[read]):
         path = tmp_path / f"file{number}.txt"
         if content is not None:
             path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
         with pytest.raises(UserError, match=rf"file{number}\.txt.*{message}"):
             read(path)
-    path = write(tmp_path / "trees", TREES)
-    with pytest.raises(UserError, match=r"--columns names those of column files; .* is CoNLL-U"):
-        read_sentences(path, ["pos"])
-    with pytest.raises(UserError, match=r"3 columns, expected 2 \(word, pos\)"):
-        read_sentences(write(tmp_path / "b", "a X O\n"), ["pos"])
