@@ -6,7 +6,7 @@ import re
 import reprlib
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,6 +43,7 @@ class LoadedCheckpoint:
         task, criterion: their settings, plain values.
         num_updates: optimizer steps until the checkpoint.
         parent: the checkpoint that the run started from (``--finetune-from-model``), as it was given; empty without one.
+        task_state: sha256 of what the weights depend on: of the vocabulary, and of the labels of each head.
     """
 
     file: Path
@@ -53,6 +54,7 @@ class LoadedCheckpoint:
     num_updates: int
     criterion: dict[str, Any]
     parent: str = ""
+    task_state: dict[str, str | None] = field(default_factory=dict)
 
     @property
     def imported_from(self) -> str:
@@ -122,7 +124,8 @@ def restore_checkpoint(file: Path, state: dict[str, Any], tokenizer: CheckpointP
     """Build the model of the content of a checkpoint, as :func:`read_state` returns it, with its tokenizer."""
     cfg = state["cfg"]
     settings = model_settings(file, cfg["model"])
-    run_tokenizer = read_tokenizer(file, tokenizer, state.get("task_state") or {})
+    task_state = state.get("task_state") or {}
+    run_tokenizer = read_tokenizer(file, tokenizer, task_state)
     dictionary = dictionary_of(run_tokenizer)
     model = restore_model(file, settings, state["model"], dictionary)
     num_updates = state["optimizer_history"][-1]["num_updates"]
@@ -136,6 +139,7 @@ def restore_checkpoint(file: Path, state: dict[str, Any], tokenizer: CheckpointP
         num_updates,
         cfg.get("criterion") or {},
         parent_of(cfg),
+        task_state,
     )
 
 

@@ -1,6 +1,7 @@
 """``amos plot``: plot the training curves of runs, or the scores of fine-tuning, as PNG and SVG."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from amos_fairseq.cli.arguments import add_subcommand
@@ -33,10 +34,11 @@ def run(arguments: argparse.Namespace) -> None:
     problem = f"{arguments.out}: figures cannot be written"
     with explain_os_errors(problem, "; choose another directory with --out"):
         if score_files:
-            from amos_fairseq.report.figures import plot_scores, read_summaries
+            from amos_fairseq.downstream.results import read_summary
+            from amos_fairseq.report.figures import plot_scores
 
-            hint = "name the glue.json or squad.json of amos glue or squad"
-            messages = plot_scores(read_summaries(score_files, hint), arguments.out)
+            advice = "give the glue.json, squad.json ... as the command wrote it"
+            messages = plot_scores([read_summary(Path(file), advice) for file in score_files], arguments.out)
         else:
             from amos_fairseq.report.curves import plot_curves, read_curves
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from amos_fairseq.data.block_iterator import batches_by_length
 from amos_fairseq.downstream.recipes import Hyperparameters, Schedule
-from amos_fairseq.downstream.results import RunResult, TaskSummary, format_spread, summarize, write_json
+from amos_fairseq.downstream.results import RunResult, TaskSummary, format_spread, summarize, write_record
 from amos_fairseq.downstream.session import ANOTHER_OUT, Session
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import check_claim, file_sha256
@@ -265,7 +265,7 @@ def save_results(
         "notes": list(table.notes),
         "runs": [vars(result) for result in results],
     }
-    write_json(stem.with_suffix(".json"), summary)
+    write_record(stem.with_suffix(".json"), summary)
     return [*table.save(stem), stem.with_suffix(".json")]
 
 

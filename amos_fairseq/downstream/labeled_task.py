@@ -13,10 +13,12 @@ from fairseq.data import Dictionary, FairseqDataset
 from fairseq.dataclass import FairseqDataclass
 from omegaconf import II, OmegaConf
 
+from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.data.block_iterator import similar_lengths
 from amos_fairseq.data.seeding import EpochOrder, Purpose, keyed_generator
+from amos_fairseq.downstream.results import content_sha256
 from amos_fairseq.errors import UserError
-from amos_fairseq.models.fine_tuning import FineTunedModel
+from amos_fairseq.models.fine_tuning import TEXT_HEAD, FineTunedModel
 from amos_fairseq.setting_checks import setting
 from amos_fairseq.tasks.corpus_task import CorpusTask, arch_name
 
@@ -48,7 +50,8 @@ class LabeledTask(CorpusTask):
         model = super().build_model(cfg, from_checkpoint)
         if not isinstance(model, FineTunedModel):
             raise UserError(f"--arch {arch_name(cfg)} has no head for {self.head_for}: give one of amos_fairseq")
-        self.add_head(model)
+        for head, (kind, labels) in (self.add_head(model) or {}).items():
+            self.state.merge_state_dict({f"labels of {head}": content_sha256([kind, labels])})
         return model
 
     def order_of_epoch(self, dataset: Any, batches_per_update: int, batch_size: int) -> np.ndarray:
@@ -72,8 +75,25 @@ class LabeledTask(CorpusTask):
     def has_sharded_data(self, split: str) -> bool:
         return False  # several folders of data are several tasks, not the shards of one corpus
 
-    def add_head(self, model: FineTunedModel) -> None:
-        """Add the heads that depend on the data."""
+    def add_head(self, model: FineTunedModel) -> dict[str, tuple[str, list[str]]] | None:
+        """Add the heads that depend on the data. Return kind and names of the labels of each, if it has some: checkpoints get
+        their fingerprint, for :func:`check_labels`."""
+
+
+def check_labels(loaded: LoadedCheckpoint, head: str, kind: str, labels: Sequence[str], source: Path) -> None:
+    """Refuse labels in the file ``source`` that are not those of a head: another kind, number or order than in its training.
+
+    A model of one task on texts has a single head, whatever ``head`` is. Checkpoints of other programs have no fingerprint.
+    """
+    heads = loaded.model.heads
+    head = TEXT_HEAD if TEXT_HEAD in heads else head
+    if head not in heads:
+        raise UserError(f"{loaded.file} has no head {head} (it has {', '.join(heads) or 'none'}): fine-tune it first")
+    known = loaded.task_state.get(f"labels of {head}")
+    if heads[head].num_outputs != max(1, len(labels)) or known not in (None, content_sha256([kind, list(labels)])):
+        raise UserError(
+            f"{source} does not have the labels that {loaded.file} was trained with, in their order: restore it, or train again"
+        )
 
 
 class LabeledCriterion(FairseqCriterion):

@@ -1,19 +1,21 @@
 """Results of fine-tuning: of one run, of the seeds and trials of a task, and of a whole OUT, which other commands read.
 
-OUT/runs/TASK/[TRIAL/]seedN/result.json is a :class:`RunResult`. OUT/NAME.json, beside the table, has::
+Both files are records: JSON with ``sha256``, a fingerprint of its other entries. OUT/runs/TASK/[TRIAL/]seedN/result.json is a
+:class:`RunResult`. OUT/NAME.json, beside the table, has::
 
     {"benchmark": "glue", "setup": {"checkpoint_sha256": ..., "from_scratch": false, ...},
      "tasks": {"RTE": {"main_score": "accuracy", "scores": {"accuracy": {"median": 70.5, "deviation": 1.2, "count": 3}}}},
      "checkpoint": {"file": ..., "num_updates": ...}, "notes": [...],
-     "runs": [{"task": "RTE", "trial": "", "seed": 1, "main_score": "accuracy", ...}, ...]}
+     "runs": [{"task": "RTE", "trial": "", "seed": 1, "main_score": "accuracy", ...}, ...], "sha256": ...}
 """
 
 import dataclasses
 import hashlib
 import json
 import platform
+import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ import yaml
 
 from amos_fairseq import strangers
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import json_text, write_text
+from amos_fairseq.files import file_sha256, json_text, write_text
 from amos_fairseq.output.tables import MISSING, format_score
 from amos_fairseq.process import version_of
 from amos_fairseq.strangers import finite_number, plain_name, whole_number
@@ -30,6 +32,29 @@ from amos_fairseq.strangers import finite_number, plain_name, whole_number
 RESULT_FILE = "result.json"
 PAPER_RESULTS = Path(__file__).with_name("paper_results.yaml")
 SCORE_RANGE = (-100, 100)  # percent; a correlation can be negative
+NOT_PERCENT = ("mse", "null_threshold")  # scores in the unit of the label, or of a model's outputs
+LONGEST_NOTE = 10_000
+LABEL_FILES = ("task.json", "labels.txt")  # beside a checkpoint: what its outputs mean
+# Paths that a file of a stranger may name: inside of OUT, and of the run's directory.
+_PATHS = {"directory": r"runs(/(?!\.\.?(/|$))[^/]+)+", "checkpoint": r"checkpoint_\w+\.pt"}
+
+
+def write_record(file: Path, content: dict[str, Any]) -> None:
+    write_text(file, json_text(content | {"sha256": content_sha256(content)}))
+
+
+def read_record(file: Path, advice: str, optional: bool = False) -> dict[str, Any] | None:
+    """Return what :func:`write_record` wrote, or None if there is no file and it is ``optional``. A changed file is refused,
+    with ``advice``."""
+    content = strangers.read_json(file, advice, optional=optional)
+    if content is not None and content.pop("sha256", None) != content_sha256(content):
+        raise UserError(f"{file} was changed, or is of another version of this package: {advice}")
+    return content
+
+
+def content_sha256(content: Any) -> str:
+    """Return a fingerprint of plain values that does not depend on the order of keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode("utf-8")).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -42,7 +67,9 @@ class RunResult:
         scores: in percent.
         epoch: number of epochs at the checkpoint that was scored.
         seconds: duration of the training without evaluation, summed over all parts of an interrupted run.
-        start_sha256: of the checkpoint that the run started from; None for random weights.
+        checkpoint_sha256: of the checkpoint as it is kept, and as it was scored. Only the first one lacks the state of the
+            optimizer; a kill at the moment when it replaces the second leaves the second.
+        files: sha256 of labels, predictions and other files that belong to the result, by their path in ``directory``.
     """
 
     task: str
@@ -54,14 +81,37 @@ class RunResult:
     checkpoint: str
     epoch: float
     seconds: float
-    start_sha256: str | None
     identity: dict[str, Any]
+    checkpoint_sha256: list[str] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
 
     @property
     def main(self) -> float:
         return self.scores[self.main_score]
+
+
+def parse_result(content: Any) -> RunResult:
+    """Return the result of a run; raise ``ValueError`` unless each field has a value that a run can have."""
+    if not isinstance(content, dict) or content.keys() != RunResult.__dataclass_fields__.keys():
+        raise ValueError("it has other fields than the result of a run")
+    objects = [strangers.field(content, name, dict) for name in ("identity", "files", "versions")]
+    lists = [strangers.field(content, name, list) for name in ("checkpoint_sha256", "notes")]
+    names = [content["task"], strangers.field(content, "trial", str) or "none", content["main_score"]]
+    for text in (*names, *objects[1].values(), *objects[2].values(), *lists[0], *lists[1]):
+        plain_name(text, longest=LONGEST_NOTE)
+    for name, pattern in _PATHS.items():
+        if not re.fullmatch(pattern, plain_name(content[name])):
+            raise ValueError(f"{name} is {content[name]!r:.60}")
+    for name, value in strangers.field(content, "scores", dict).items():
+        finite_number(value, *(() if name.endswith(NOT_PERCENT) else SCORE_RANGE))
+    if content["main_score"] not in content["scores"]:
+        raise ValueError(f"the main score {content['main_score']} is not among the scores")
+    whole_number(content["seed"])
+    finite_number(content["epoch"], 0)
+    finite_number(content["seconds"])
+    return RunResult(**content)
 
 
 def package_versions() -> dict[str, str]:
@@ -70,33 +120,73 @@ def package_versions() -> dict[str, str]:
 
 
 def write_result(out: Path, result: RunResult) -> None:
-    write_json(out / result.directory / RESULT_FILE, asdict(result))
+    """Write ``result.json``; refuse a result that would be refused when it is read, such as scores that are not finite."""
+    try:
+        parse_result(asdict(result))
+    except ValueError as error:
+        raise UserError(f"{out / result.directory} has no result ({error}): give a lower --lr") from error
+    write_record(out / result.directory / RESULT_FILE, asdict(result))
 
 
 def read_result(directory: Path) -> RunResult | None:
     """Return the result of a run; None if it is not finished."""
-    content = read_optional_json(directory / RESULT_FILE)
-    if content is None:
-        return None
+    advice = f"delete {directory} and repeat the command that wrote it"
+    content = read_record(directory / RESULT_FILE, advice, optional=True)
     try:
-        return parse_result(content)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{directory / RESULT_FILE} is not the result of a run: delete it") from error
-
-
-def parse_result(content: dict[str, Any]) -> RunResult:
-    """Return the result; raise ``ValueError``, ``TypeError``, ``KeyError`` or ``AttributeError`` for anything else."""
-    result = RunResult(**(content | {"notes": tuple(content.get("notes", ()))}))
-    plain_name(f"{result.task} {result.trial}")
-    finite_number(result.main)
-    return result
+        return None if content is None else parse_result(content)
+    except ValueError as error:
+        raise UserError(f"{directory / RESULT_FILE} is not the result of a run ({error}): {advice}") from error
 
 
 def read_results(out: Path) -> list[RunResult]:
     """Return all finished runs in OUT, sorted by task, trial and seed."""
-    files = sorted((out / "runs").glob(f"**/{RESULT_FILE}"))
-    results = [result for file in files if (result := read_result(file.parent))]
+    results = []
+    for file in sorted((out / "runs").glob(f"**/{RESULT_FILE}")):
+        result = read_result(file.parent)
+        place = Path("runs", result.task, result.trial, f"seed{result.seed}")
+        if not (file.parent.relative_to(out) == place == Path(result.directory)):
+            raise UserError(
+                f"{file} is the result of {place}: delete {file.parent} and repeat the command that wrote it"
+            )
+        results.append(result)
     return sorted(results, key=lambda result: (result.task, result.trial, result.seed))
+
+
+def checked_file(directory: Path, result: RunResult, name: str) -> Path:
+    """Return the path of a file of a run; refuse one with another content than it had when the run ended."""
+    file, advice = directory / name, f"restore it, or delete {directory} and repeat the command that wrote it"
+    if not file.is_file():
+        raise UserError(f"{file} is missing: {advice}")
+    known = result.checkpoint_sha256 if name == result.checkpoint else [result.files.get(name)]
+    if file_sha256(file) not in known:
+        raise UserError(f"{file} was changed after the run: {advice}")
+    return file
+
+
+def best_checkpoint(out: Path, best: RunResult) -> Path:
+    """Return the checkpoint of a run (AMOS Table 5: "the best development set model"); refuse another one, and other labels."""
+    for name in best.files:
+        if name.rpartition("/")[2] in LABEL_FILES:
+            checked_file(out / best.directory, best, name)
+    return checked_file(out / best.directory, best, best.checkpoint)
+
+
+def check_scored(checkpoint: Path) -> None:
+    """Refuse a checkpoint in the place of the one that the ``result.json`` beside it is of."""
+    result = read_result(checkpoint.parent)
+    if result is not None and result.checkpoint == checkpoint.name:
+        checked_file(checkpoint.parent, result, checkpoint.name)
+
+
+def best_run(results: Sequence[RunResult]) -> RunResult:
+    """Return the result with the highest main score; the lowest seed on a tie."""
+    return max(results, key=lambda result: (result.main, -result.seed))
+
+
+def best_run_of(out: Path, task: str) -> RunResult | None:
+    """Return the best finished run of a task in OUT; None without one."""
+    results = [result for result in read_results(out) if result.task == task]
+    return best_run(results) if results else None
 
 
 @dataclass(frozen=True)
@@ -114,6 +204,11 @@ class Spread:
 def spread_of(values: Sequence[float]) -> Spread:
     deviation = statistics.stdev(values) if len(values) > 1 else None
     return Spread(statistics.median(values), deviation, len(values))
+
+
+def spreads_of(results: Sequence[RunResult]) -> dict[str, Spread]:
+    """Return the spread of each score over the seeds of a trial."""
+    return {name: spread_of([result.scores[name] for result in results]) for name in results[0].scores}
 
 
 def format_spread(spread: Spread | None) -> str:
@@ -153,27 +248,24 @@ def summarize(results: Sequence[RunResult]) -> dict[str, TaskSummary]:
     summaries = {}
     for task, by_trial in by_task.items():
         trial = max(by_trial, key=lambda name: statistics.median(result.main for result in by_trial[name]))
-        chosen = by_trial[trial]
-        scores = {name: spread_of([result.scores[name] for result in chosen]) for name in chosen[0].scores}
         best = best_run([result for of_trial in by_trial.values() for result in of_trial])
-        summaries[task] = TaskSummary(trial, len(by_trial), scores, best)
+        summaries[task] = TaskSummary(trial, len(by_trial), spreads_of(by_trial[trial]), best)
     return summaries
 
 
 def summarize_divided(
-    results: Sequence[RunResult], divided: dict[str, list[RunResult]]
+    results: Sequence[RunResult], divide: Callable[[RunResult], list[RunResult]]
 ) -> tuple[list[RunResult], dict[str, TaskSummary]]:
-    """Summarize runs that have the scores of several tasks. ``divided``: directory of a run -> a result for each of its tasks.
+    """Summarize runs that have the scores of several tasks. ``divide``: gives a result for each task of a run.
     The trial and the best run of all tasks are those of the whole runs."""
     summaries = {}
     for task, whole in summarize(results).items():
         of_trial = [result for result in results if result.task == task and result.trial == whole.trial]
-        chosen = summarize([of_task for result in of_trial for of_task in divided[result.directory]])
-        best = {of_task.task: of_task for of_task in divided[whole.best.directory]}
+        chosen = summarize([of_task for result in of_trial for of_task in divide(result)])
+        best = {of_task.task: of_task for of_task in divide(whole.best)}
         for name, summary in chosen.items():
             summaries[name] = dataclasses.replace(summary, best=best[name], num_trials=whole.num_trials)
-    shown = [of_task for result in results for of_task in divided[result.directory]]
-    return shown, summaries
+    return [of_task for result in results for of_task in divide(result)], summaries
 
 
 def divide(result: RunResult, main_scores: dict[str, str]) -> list[RunResult]:
@@ -186,35 +278,13 @@ def divide(result: RunResult, main_scores: dict[str, str]) -> list[RunResult]:
     return results
 
 
-def best_run(results: Sequence[RunResult]) -> RunResult:
-    """Return the result with the highest main score; the lowest seed on a tie."""
-    return max(results, key=lambda result: (result.main, -result.seed))
-
-
-def best_checkpoint(out: Path, best: RunResult) -> Path:
-    """Return the checkpoint of a run (AMOS Table 5: "the best development set model"); refuse a missing one."""
-    file = out / best.directory / best.checkpoint
-    if not file.is_file():
-        problem = f"{file}, the checkpoint of the best run of {best.task}, is missing"
-        raise UserError(f"{problem}: delete {file.parent} and repeat the run")
-    return file
-
-
-def best_run_of(out: Path, task: str) -> RunResult | None:
-    """Return the best finished run of a task in OUT; None without one."""
-    summary = summarize([result for result in read_results(out) if result.task == task]).get(task)
-    return summary.best if summary else None
-
-
 @dataclass(frozen=True)
 class Summary:
-    """The content of ``OUT/NAME.json``.
+    """What other commands read of ``OUT/NAME.json``.
 
     Attributes:
         benchmark: glue, squad, tagging, parsing or classification.
         setup: settings that all runs share.
-        main_scores: name of the main score by task.
-        spreads: of every score, by task and name.
         trials: the combination of hyperparameters that the table shows, by task.
         checkpoint: the fine-tuned checkpoint, as its path was when the benchmark ran.
     """
@@ -222,8 +292,6 @@ class Summary:
     file: Path
     benchmark: str
     setup: dict[str, Any]
-    main_scores: dict[str, str]
-    spreads: dict[str, dict[str, Spread]]
     trials: dict[str, str]
     runs: list[RunResult]
     checkpoint: Path
@@ -231,9 +299,13 @@ class Summary:
     notes: list[str]
 
     @property
+    def weights(self) -> str:
+        """What was fine-tuned: random weights have only the architecture of the checkpoint."""
+        return "random weights" if self.from_scratch else f"{self.num_updates:,} updates"
+
+    @property
     def from_scratch(self) -> bool:
-        """Whether the weights of the checkpoint were replaced by random ones."""
-        return bool(self.setup["from_scratch"])
+        return self.setup["from_scratch"]
 
     @property
     def folder_name(self) -> str:
@@ -247,54 +319,48 @@ class Summary:
             seeds.setdefault(f"{run.task} {run.trial}".strip(), []).append(run.main)
         return seeds
 
+    @property
+    def spreads(self) -> dict[str, dict[str, Spread]]:
+        """The spread of every score that the table shows, by task and name."""
+        return {task: spreads_of(self.shown_runs(task)) for task in self.trials}
+
+    @property
+    def main_scores(self) -> dict[str, str]:
+        return {task: self.shown_runs(task)[0].main_score for task in self.trials}
+
     def shown_runs(self, task: str) -> list[RunResult]:
         """Return the runs of a task that the table shows."""
         return [run for run in self.runs if (run.task, run.trial) == (task, self.trials.get(task))]
 
 
-def parse_summary(file: Path, content: dict[str, Any], complaint: str) -> Summary:
-    """Return the content of a summary; ``complaint``: the end of the message about any other content."""
-    try:
-        tasks = {plain_name(name): task for name, task in content["tasks"].items()}
-        checkpoint, setup = content["checkpoint"], dict(content["setup"])
-        setup["from_scratch"] = bool(setup["from_scratch"])
-        runs = [parse_result(run) for run in content["runs"]]
-        for run in runs:
-            finite_number(run.main, *SCORE_RANGE)
-        return Summary(
-            file=file,
-            benchmark=plain_name(content["benchmark"]),
-            setup=setup,
-            main_scores={name: plain_name(task["main_score"]) for name, task in tasks.items()},
-            spreads={name: _spreads(task) for name, task in tasks.items()},
-            trials={name: task.get("settings", "") for name, task in tasks.items()},
-            runs=runs,
-            checkpoint=Path(plain_name(checkpoint["file"], longest=4096)),
-            num_updates=whole_number(checkpoint["num_updates"]),
-            notes=[plain_name(note, longest=10_000) for note in content["notes"]],
-        )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{file} {complaint}") from error
-
-
-def _spreads(task: dict[str, Any]) -> dict[str, Spread]:
-    spreads = {}
-    for name, values in task["scores"].items():
-        in_percent = name.removesuffix("_mm") == task["main_score"]
-        median, deviation = finite_number(values["median"], *(SCORE_RANGE if in_percent else ())), values["deviation"]
-        if deviation is not None:
-            finite_number(deviation, 0, *((200,) if in_percent else ()))
-        spreads[plain_name(name)] = Spread(median, deviation, whole_number(values["count"]))
-    return spreads
-
-
-def read_summary(out: Path, name: str) -> Summary | None:
-    """Return ``OUT/NAME.json``; None if it does not exist."""
-    file = out / f"{name}.json"
-    content = read_optional_json(file)
+def read_summary(file: Path, advice: str, optional: bool = False) -> Summary | None:
+    """Return ``OUT/NAME.json``, or None if there is no file and it is ``optional``. A file that was changed is refused with
+    ``advice``."""
+    content = read_record(file, advice, optional)
     if content is None:
         return None
-    return parse_summary(file, content, f"is not a summary of amos {name}: repeat that command")
+    try:
+        setup, checkpoint = strangers.field(content, "setup", dict), strangers.field(content, "checkpoint", dict)
+        strangers.field(setup, "from_scratch", bool)
+        plain_name(setup.get("arch", "none"))
+        notes = [plain_name(note, longest=LONGEST_NOTE) for note in strangers.field(content, "notes", list)]
+        tasks = strangers.field(content, "tasks", dict).items()
+        summary = Summary(
+            file=file,
+            benchmark=plain_name(content.get("benchmark")),
+            setup=setup,
+            trials={plain_name(name): strangers.field(task, "settings", str) for name, task in tasks},
+            runs=list(map(parse_result, strangers.field(content, "runs", list))),
+            checkpoint=Path(plain_name(checkpoint.get("file"), longest=4096)),
+            num_updates=whole_number(checkpoint.get("num_updates")),
+            notes=notes,
+        )
+        for task in summary.trials:
+            if len({tuple(run.scores) for run in summary.shown_runs(task)}) != 1:
+                raise ValueError(f"the runs of {task} are missing, or have different scores")
+    except ValueError as error:
+        raise UserError(f"{file} holds no results of fine-tuning ({error}): {advice}") from error
+    return summary
 
 
 def paper_results() -> list[dict[str, Any]]:
@@ -314,8 +380,3 @@ def read_optional_json(file: Path) -> dict[str, Any] | None:
 
 def write_json(file: Path, content: Any) -> None:
     write_text(file, json_text(content))
-
-
-def content_sha256(content: Any) -> str:
-    """Return a fingerprint of plain values that does not depend on the order of keys."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode("utf-8")).hexdigest()

@@ -41,7 +41,7 @@ from amos_fairseq.downstream.results import (
 from amos_fairseq.downstream.session import claim_output_directory
 from amos_fairseq.downstream.views import CROSS_VIEWS
 from amos_fairseq.errors import INTERRUPTED, REQUEUE, UserError
-from amos_fairseq.files import claim, no_links, whole_file
+from amos_fairseq.files import TOKENIZER_DIRECTORY, claim, file_sha256, no_links, whole_file
 from amos_fairseq.output.tables import Table
 from amos_fairseq.python_process import SECONDS_TO_SAVE, ForkedCommand
 from amos_fairseq.recipes import PACKAGE
@@ -49,6 +49,7 @@ from amos_fairseq.run.metrics_file import NewRecords
 
 # These variables of a launcher would turn a fine-tuning process into one of the launcher's ranks.
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+NO_RESULTS = (".pt", ".log", ".jsonl")  # files of a run: checkpoints, and logs of the training
 POLL_SECONDS = 0.2
 SERVER_KILLED = 255  # multiprocessing's exit code where the process that starts trainings is gone
 
@@ -142,7 +143,6 @@ class Runner:
             raise RunFailed(f"training ended without {checkpoint.name}")
         scores = benchmark.evaluate(task.name, checkpoint, device, self.stop)
         epoch, seconds = epoch_and_seconds(run, checkpoint)
-        start_sha256 = run.identity.get("intermediate_sha256", session.checkpoint.sha256)
         result = RunResult(
             task=task.name,
             trial=run.trial,
@@ -153,22 +153,32 @@ class Runner:
             checkpoint=checkpoint.name,
             epoch=epoch,
             seconds=seconds,
-            start_sha256=None if run.finetune_from is None else start_sha256,
             identity=run.identity,
+            checkpoint_sha256=[file_sha256(checkpoint)],
+            files=sha256_of_files(run.directory),
             versions=package_versions(),
-            notes=task.notes,
+            notes=list(task.notes),
         )
-        # The result is written before checkpoints are removed: a kill in between leaves too many files, not too few.
         with self._cleanup_lock:
-            write_result(session.out, result)
-            if not session.keep_checkpoints:
-                keep_weights_only(checkpoint)
-                results = [other for other in read_results(session.out) if other.task == task.name]
-                best = best_run(results)
-                for other in results:
-                    if other != best:
-                        remove_checkpoints(session.out / other.directory)
+            if session.keep_checkpoints:
+                write_result(session.out, result)
+                return result
+            # A kill leaves a checkpoint that continues the training, or a result and one of the two that it names.
+            with weights_alone(checkpoint) as kept:
+                write_result(session.out, replace(result, checkpoint_sha256=[kept, *result.checkpoint_sha256]))
+            remove_checkpoints(run.directory, kept=checkpoint)
+            results = [other for other in read_results(session.out) if other.task == task.name]
+            for other in results:
+                if other.directory != best_run(results).directory:
+                    remove_checkpoints(session.out / other.directory)
         return result
+
+
+def sha256_of_files(directory: Path) -> dict[str, str]:
+    """Return the sha256 of labels, predictions and scores of a run, by their path. A checkpoint has that of its tokenizer."""
+    files = [path for path in sorted(directory.rglob("*")) if path.is_file() and not path.name.startswith(".")]
+    bound = [path for path in files if path.suffix not in NO_RESULTS and path.parent.name != TOKENIZER_DIRECTORY]
+    return {path.relative_to(directory).as_posix(): file_sha256(path) for path in bound}
 
 
 def training_command(run: TaskRun, benchmark: Benchmark, device: str) -> list[str]:
@@ -295,18 +305,19 @@ def training_seconds(checkpoint: Path) -> float:
         return 0.0
 
 
-def keep_weights_only(checkpoint: Path) -> None:
-    """Remove from a checkpoint what only training needs: the optimizer state, two thirds of the file, and the modules of views.
-    Remove all other checkpoints beside it."""
+@contextlib.contextmanager
+def weights_alone(checkpoint: Path) -> Iterator[str]:
+    """Replace a checkpoint by one without what only training needs: the optimizer state, two thirds of the file, and the
+    modules of views. Yield the sha256 of the new file before it replaces the old one."""
     state = read_header(str(checkpoint))
     state["last_optimizer_state"] = None
     state["model"] = {key: value for key, value in state["model"].items() if not key.startswith(CROSS_VIEWS)}
     try:
         with whole_file(str(checkpoint)) as unfinished:
             torch.save(state, unfinished)
+            yield file_sha256(unfinished)
     except (OSError, RuntimeError) as error:
         raise UserError(f"{checkpoint} cannot be written ({error}): free some space, then start again") from error
-    remove_checkpoints(checkpoint.parent, kept=checkpoint)
 
 
 def remove_checkpoints(directory: Path, kept: Path | None = None) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from amos_fairseq.checkpoints.read import CheckpointPath, LoadedCheckpoint, load_checkpoint
+from amos_fairseq.downstream.results import check_scored
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import explain_write_errors, whole_folder
 from amos_fairseq.hugging_face import custom_code
@@ -58,6 +59,7 @@ def export(
             a folder differs from the checkpoint.
     """
     loaded = load_checkpoint(checkpoint, tokenizer)
+    check_scored(loaded.file)
     heads = {"": head}  # folder in ``out`` -> head
     if head == ALL_HEADS:
         heads = {name: name for name in heads_of_tasks(loaded.model)}

@@ -13,9 +13,17 @@ from torch.nn.functional import linear
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.downstream.classification.dataset import TASK_FILE, TASK_FOLDER
+from amos_fairseq.downstream.labeled_task import check_labels
 from amos_fairseq.downstream.parsing.model import ParsingModel
 from amos_fairseq.downstream.squad.model import IndependentSpanHead, SpanModel
-from amos_fairseq.downstream.tagging.dataset import are_labels, column_of, read_labels, word_head_name
+from amos_fairseq.downstream.tagging.dataset import (
+    LABELS_FILE,
+    OF_WORDS,
+    are_labels,
+    column_of,
+    read_labels,
+    word_head_name,
+)
 from amos_fairseq.downstream.tagging.model import WordModel
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.config import DETECTION_LABELS, MPNET_BUCKETS, MPNET_MAX_DISTANCE
@@ -202,7 +210,7 @@ def fine_tuned_part(loaded: LoadedCheckpoint, labels: Sequence[str] | None, task
     if task not in (None, *tasks):
         reason = f"it has {', '.join(tasks)}" if tasks else "it is not of several tasks"
         raise UserError(f"--head {task}: {loaded.file} has no head of this name: {reason}")
-    heads = model.word_heads if isinstance(model, WordModel) else getattr(model, "classification_heads", {})
+    heads = model.heads
     if isinstance(model, ParsingModel):
         refuse(loaded, "predicts dependency trees")
     if task is None and len(heads) != 1 and not isinstance(model, SpanModel):
@@ -219,18 +227,19 @@ def fine_tuned_part(loaded: LoadedCheckpoint, labels: Sequence[str] | None, task
         if not isinstance(module, IndependentSpanHead):
             refuse(loaded, "marks answers with a joint head")
     elif isinstance(model, WordModel):
-        head, module = Head.TOKEN_CLASSIFICATION, heads[word_head_name(task) if task else next(iter(heads))]
+        name = word_head_name(task) if task else next(iter(heads))
+        head, module = Head.TOKEN_CLASSIFICATION, heads[name]
         description = f"the head of {task}" if task else "its head for labels of words"
     else:
-        task = task or next(iter(heads))
-        head, module = Head.SEQUENCE_CLASSIFICATION, heads[task]
+        name = task = task or next(iter(heads))
+        head, module = Head.SEQUENCE_CLASSIFICATION, heads[name]
         description = "its classification head" if task == TEXT_HEAD else f"the head of {task}"
         if isinstance(model.encoder.shape, ModernBertEncoderConfig):
             settings = {"classifier_pooling": "mean" if module.pooling == "mean" else "cls"}
         elif module.pooling == "mean":
             refuse(loaded, "classifies by the mean of all states (--pooling mean)")
     if head != Head.QUESTION_ANSWERING:
-        settings |= label_settings(loaded, head, module.output.out_features, labels, task)
+        settings |= label_settings(loaded, head, name, labels, task)
     description = f"the encoder with {description}"
     return dataclasses.replace(
         encoder_part(model), head=head, module=module, description=description, settings=settings
@@ -269,25 +278,26 @@ def families_of(head: Head, shape: TransformerConfig, activation: str = "tanh") 
 
 
 def label_settings(
-    loaded: LoadedCheckpoint, head: Head, num_classes: int, labels: Sequence[str] | None, task: str | None = None
+    loaded: LoadedCheckpoint, head: Head, name: str, labels: Sequence[str] | None, task: str | None
 ) -> dict[str, Any]:
     """Return settings of the exported configuration: names of the classes, and for whole texts the type of problem.
 
     The names are ``labels``, else those in ``labels.txt`` (of words) or ``task.json`` beside the checkpoint or in the task's
-    data, if there are as many as the head has, else ``LABEL_0``, ``LABEL_1``, ...
+    data, else ``LABEL_0``, ``LABEL_1``, ...
     """
-    problem, beside = {}, loaded.file.parent
+    problem, num_classes = {}, loaded.model.heads[name].num_outputs
     if head == Head.TOKEN_CLASSIFICATION:
-        recorded = read_labels(beside / TASK_FOLDER / word_head_name(task) if task else beside)
+        folder = loaded.file.parent / TASK_FOLDER / name if task else loaded.file.parent
+        recorded = [] if labels else read_labels(folder)
+        if recorded:
+            check_labels(loaded, name, OF_WORDS, recorded, folder / LABELS_FILE)
     else:
-        record = _task_record(loaded, task)
-        recorded, has_labels = record.get("labels") or [], record.get("kind") == "labels"
+        record = _task_record(loaded, name, task)
+        recorded, has_labels = record.get("labels"), record.get("kind") == "labels"
         regression = bool(loaded.task.get("regression_target")) or (num_classes == 1 and not has_labels)
         classification = "multi_label_classification" if has_labels else "single_label_classification"
         problem = {"problem_type": "regression" if regression else classification}
-    if len(recorded) != num_classes:
-        recorded = [f"LABEL_{number}" for number in range(num_classes)]
-    names = list(labels or recorded)
+    names = list(labels or recorded or [f"LABEL_{number}" for number in range(num_classes)])
     if len(names) != num_classes or len(set(names)) != num_classes:
         raise UserError(
             f"--labels needs {num_classes} different names, one per class in their order: {', '.join(names)}"
@@ -299,15 +309,17 @@ def _named_classes(names: Sequence[str]) -> dict[str, Any]:
     return {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
 
 
-def _task_record(loaded: LoadedCheckpoint, task: str | None) -> dict[str, Any]:
-    """Return the first ``task.json`` about the task; empty without one."""
-    hint = "it does not name the labels of the task, give them with --labels A,B,..."
+def _task_record(loaded: LoadedCheckpoint, head: str, task: str | None) -> dict[str, Any]:
+    """Return the first ``task.json`` about the task of a head; empty without one."""
+    hint = "it does not name the labels of the task, remove it and give them with --labels A,B,..."
     beside, data = loaded.file.parent, str(loaded.task.get("data", "")).split(os.pathsep)
     for folder in (beside / TASK_FOLDER / str(task), beside, *map(Path, data)):
         record = read_json(folder / TASK_FILE, hint, optional=True)
         if record and (len(data) == 1 or record.get("task") == task):
             if (names := record.get("labels")) and not are_labels(names):
                 raise UserError(f"{folder / TASK_FILE} has no list of different labels: {hint}")
+            if names or "kind" in record:
+                check_labels(loaded, head, record.get("kind", "classes"), names or [], folder / TASK_FILE)
             return record
     return {}
 

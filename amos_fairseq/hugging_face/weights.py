@@ -352,6 +352,10 @@ def to_our_names(
         shapes = [list(theirs[name].shape) for name in names]
         if [] in shapes or shapes.count(shapes[0]) < len(shapes):
             raise UserError(f"{' and '.join(names)} have the shapes {shapes}: these are not the weights of a model")
+        for name in names:
+            if not (theirs[name].is_floating_point() and theirs[name].isfinite().all()):
+                what = "numbers that are not finite" if theirs[name].is_floating_point() else "integers"
+                raise UserError(f"the weight {name} has {what}: give the weights of {whose} again")
         converted[ours] = conversion.to_ours(*(theirs[name] for name in names))
         used.update(names)
     return converted, used

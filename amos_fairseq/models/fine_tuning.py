@@ -8,7 +8,7 @@ import dataclasses
 import logging
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from fairseq.models import BaseFairseqModel
@@ -109,6 +109,11 @@ class FineTunedModel(BaseFairseqModel):
         self.register_buffer(NEW_LAYERS, torch.tensor([first_new, num_layers]) if cfg.new_top_layers else None)
         self.newly_initialized: list[str] = []  # weights of heads that the loaded checkpoint does not have
         self.initialize(self)
+
+    @property
+    def heads(self) -> Mapping[str, nn.Module]:
+        """Heads by name, those that predict labels; each has the number ``num_outputs`` of its labels."""
+        return {}
 
     @property
     def encoder_embedding(self) -> nn.Embedding:
@@ -235,6 +240,10 @@ class TextModel(FineTunedModel):
         super().__init__(*args, **kwargs)
         self.classification_heads = nn.ModuleDict()
         self.head_of_task: dict[str, str] = {}
+
+    @property
+    def heads(self) -> nn.ModuleDict:
+        return self.classification_heads
 
     def register_classification_head(
         self, name: str, num_classes: int, scale: tuple[float, float] | None = None

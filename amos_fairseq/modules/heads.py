@@ -221,7 +221,7 @@ class ClassificationHead(nn.Module):
         transform: nn.Module | None = None,
     ):
         super().__init__()
-        self.pooling = pooling
+        self.pooling, self.num_outputs = pooling, num_classes
         self.transform = transform
         self.dense = None if activation == LINEAR_HEAD or transform is not None else nn.Linear(width, width)
         self.output = nn.Linear(width, num_classes)

@@ -2,8 +2,7 @@
 
 import os
 import statistics
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import matplotlib
@@ -12,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from scipy.stats import gaussian_kde
 
-from amos_fairseq.downstream.results import Summary, parse_summary
+from amos_fairseq.downstream.results import Summary
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.pictures import (
     RC_PARAMS,
@@ -25,7 +24,6 @@ from amos_fairseq.output.pictures import (
     run_style,
     save,
 )
-from amos_fairseq.strangers import read_json
 
 NUM_BINS, NUM_POINTS = 40, 400  # of a histogram; of a curve that looks smooth
 
@@ -87,11 +85,6 @@ def scores_over_cost(panels: dict[str, list[CostSeries]], x_label: str) -> Figur
         draw_grid(ax)
         ax.legend(frameon=False, fontsize=8)
     return figure
-
-
-def read_summaries(files: Iterable[str | Path], hint: str) -> list[Summary]:
-    """Read files as the fine-tuning commands write them; ``hint`` says what to do where one is something else."""
-    return [parse_summary(Path(file), read_json(file, hint), f"holds no results: {hint}") for file in files]
 
 
 @matplotlib.rc_context(RC_PARAMS)

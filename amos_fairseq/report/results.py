@@ -4,14 +4,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from amos_fairseq.downstream.classification.command import RANDOM
-from amos_fairseq.downstream.results import Spread, Summary, format_spread
+from amos_fairseq.downstream.results import Spread, Summary, format_spread, read_summary
 from amos_fairseq.downstream.tagging.command import SCORE_NAMES
 from amos_fairseq.downstream.tagging.word_files import TASK_PREFIX
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.tables import Table
 from amos_fairseq.probing.results import ProbeResults, read_probe_results
 from amos_fairseq.report.curves import distinct_names
-from amos_fairseq.report.figures import CostSeries, read_summaries
+from amos_fairseq.report.figures import CostSeries
 from amos_fairseq.report.runs import PretrainingRun, distinct_folders
 from amos_fairseq.strangers import read_json
 
@@ -29,7 +29,7 @@ def read_benchmarks(folders: Sequence[str], flag: str) -> list[Summary]:
         files = [file for file in sorted(folder.glob("*.json")) if not file.name.endswith(".setup.json")]
         contents = {file: read_json(file, hint, kind=object) for file in files}
         of_benchmarks = [file for file, one in contents.items() if isinstance(one, dict) and "benchmark" in one]
-        summaries = read_summaries(of_benchmarks, hint)
+        summaries = [read_summary(file, hint) for file in of_benchmarks]
         if not summaries:
             raise UserError(f"{folder} holds no results: give the --out of the command as {flag}")
         shown = [summary for summary in summaries if summary.benchmark in BENCHMARKS[flag]]
@@ -79,8 +79,7 @@ def benchmark_table(results: Sequence[Summary]) -> Table:
     columns = list(dict.fromkeys(column for scores in spreads for column in scores))
     folders = list(dict.fromkeys(result.checkpoint.parent for result in results))
     names = dict(zip(folders, distinct_names(folders), strict=True))
-    weights = ["random weights" if one.from_scratch else f"{one.num_updates:,} updates" for one in results]
-    labels = [f"{names[result.checkpoint.parent]}, {name}" for result, name in zip(results, weights, strict=True)]
+    labels = [f"{names[result.checkpoint.parent]}, {result.weights}" for result in results]
     rows = []
     for result, label, scores in zip(results, labels, spreads, strict=True):
         if labels.count(label) > 1:

@@ -10,7 +10,7 @@ from amos_fairseq.downstream.results import RunResult
 
 def result(task: str, seed: int, value: float) -> RunResult:
     directory, scores = f"runs/{task}/seed{seed}", {"accuracy": value, "f1": 0.0}
-    return RunResult(task, "", seed, directory, "accuracy", scores, "checkpoint_best.pt", 1.0, 1.0, None, identity={})
+    return RunResult(task, "", seed, directory, "accuracy", scores, "checkpoint_best.pt", 1.0, 1.0, identity={})
 
 
 def results(**scores: list[float]) -> list[RunResult]:

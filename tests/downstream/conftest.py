@@ -1,6 +1,7 @@
 """Synthetic GLUE data, a checkpoint to start from, and a training without a process."""
 
 import argparse
+import hashlib
 import json
 from pathlib import Path
 
@@ -61,6 +62,8 @@ def fake_training(start, monkeypatch):
         for record in records:
             name = TEXT_HEAD if flag(command, "--task") == "text_classification" else record["task"]
             model.register_classification_head(name, record["num_classes"])
+            labels = json.dumps([record["kind"], record["labels"]]).encode()
+            state["task_state"] |= {f"labels of {name}": hashlib.sha256(labels).hexdigest()}
         for parameter in model.classification_heads.parameters():
             torch.nn.init.normal_(parameter)
         task, separator = {"_name": "text_classification"}, flag(command, "--separator-token")

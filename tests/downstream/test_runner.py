@@ -15,7 +15,7 @@ from amos_fairseq.downstream.progress_display import ProgressDisplay
 from amos_fairseq.downstream.recipes import Hyperparameters, Recipe
 from amos_fairseq.downstream.results import read_results
 from amos_fairseq.downstream.runner import RunFailed, Runner, run_benchmark
-from amos_fairseq.downstream.session import PretrainedCheckpoint, Session, claim_output_directory
+from amos_fairseq.downstream.session import PretrainedCheckpoint, Session
 from amos_fairseq.errors import UserError
 
 HYPERPARAMETERS = Hyperparameters(lr=1e-3, epochs=2, batch_size=16, warmup=0.1)
@@ -88,7 +88,7 @@ def test_every_run_once_and_only_the_weights_of_the_best_are_stored(tmp_path, tr
     results = read_results(tmp_path)
     assert [(r.seed, r.main, r.scores["other"]) for r in results] == [(1, 60.0, 1.0), (2, 80.0, 1.0), (3, 70.0, 1.0)]
     # 64 rows in batches of 16 are four updates an epoch.
-    assert {(r.epoch, r.seconds, r.notes) for r in results} == {(1.0, 2.5, ("toy data",))}
+    assert [(r.epoch, r.seconds, r.notes) for r in results] == [(1.0, 2.5, ["toy data"])] * 3
 
 
 def test_finished_runs_are_not_repeated_and_new_seeds_are_added(tmp_path, trainings):
@@ -183,23 +183,6 @@ def test_trials_of_a_grid_have_directories_named_by_what_differs(tmp_path):
     assert len({run.directory for run in runs}) == 3
     (single,) = plan(tmp_path, seeds=(1,))
     assert (single.trial, single.directory) == ("", tmp_path / "runs/Toy/seed1")
-
-
-def test_damaged_results_are_refused(tmp_path, trainings):
-    execute(tmp_path, seeds=(1,))
-    file = tmp_path / "runs/Toy/seed1/result.json"
-    whole = json.loads(file.read_text())
-    for content in ("{", "[]", "3", "[" * 9999):
-        file.write_text(content)
-        with pytest.raises(UserError, match=r"result\.json (is not JSON|contains|is nested)"):
-            read_results(tmp_path)
-    for content in ({"task": "Toy"}, whole | {"scores": []}, whole | {"scores": {whole["main_score"]: "80"}}):
-        file.write_text(json.dumps(content))
-        with pytest.raises(UserError, match="is not the result of a run"):
-            read_results(tmp_path)
-    (tmp_path / "glue.setup.json").write_text("[]")
-    with pytest.raises(UserError, match=r"glue\.setup\.json contains \[\], not an object"):
-        claim_output_directory(tmp_path, "glue", {})
 
 
 def test_a_benchmark_of_the_interface_alone_gets_its_table(tmp_path, trainings):

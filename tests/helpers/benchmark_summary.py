@@ -1,27 +1,40 @@
 """Summaries of benchmarks, as ``amos glue`` and ``amos tag`` write them."""
 
 import json
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
 from amos_fairseq.downstream.benchmark import save_results
-from amos_fairseq.downstream.results import RunResult, summarize
+from amos_fairseq.downstream.results import RunResult, summarize, write_record
 from amos_fairseq.downstream.tagging.command import Tagging
 
+LAST = ("checkpoint_best.pt", 1.0, 1.0, {})  # fields of a result: checkpoint, epoch, seconds, identity
 
-def write_summary(folder: Path, updates: int, run: Path, from_scratch: bool = False, **scores: float) -> str:
-    """Write what ``amos glue`` writes, reduced to what the report reads."""
-    folder.mkdir(parents=True)
-    tasks = {}
+
+def write_summary(
+    folder: Path,
+    updates: int,
+    run: Path,
+    from_scratch: bool = False,
+    benchmark: str = "glue",
+    setup: Mapping[str, str] = {},
+    **scores: float,
+) -> str:
+    """Write the results of three seeds with these medians of the accuracy."""
+    results = []
     for task, median in scores.items():
-        own = {"accuracy": {"median": median, "deviation": 0.5, "count": 3}}
-        if task == "MNLI":
-            own["accuracy_mm"] = {"median": median + 1, "deviation": None, "count": 1}
-        tasks[task] = {"main_score": "accuracy", "scores": own | {"f1": own["accuracy"]}}
-    summary = {"benchmark": "glue", "setup": {"from_scratch": from_scratch}, "tasks": tasks, "notes": ["a note"]}
-    summary |= {"runs": [], "checkpoint": {"file": str(run / "checkpoint_last.pt"), "num_updates": updates}}
-    (folder / "glue.json").write_text(json.dumps(summary))
-    (folder / "glue.setup.json").write_text("{}")
+        for seed, accuracy in enumerate((median - 0.5, median, median + 0.5), start=1):
+            own = {"accuracy": accuracy, "f1": accuracy} | ({"accuracy_mm": accuracy + 1} if task == "MNLI" else {})
+            results.append(RunResult(task, "", seed, f"runs/task/seed{seed}", "accuracy", own, *LAST))
+    summary = {"benchmark": benchmark, "setup": {"from_scratch": from_scratch, **setup}, "notes": ["a note"]}
+    summary["tasks"] = {task: of_task.as_dict() for task, of_task in summarize(results).items()}
+    summary |= {"runs": list(map(asdict, results)), "checkpoint": {"file": str(run / "checkpoint_last.pt")}}
+    summary["checkpoint"]["num_updates"] = updates
+    folder.mkdir(parents=True, exist_ok=True)
+    write_record(folder / f"{benchmark}.json", summary)
+    (folder / f"{benchmark}.setup.json").write_text(json.dumps(summary["setup"]))
     (folder / "other.json").write_text("[]")
     return str(folder)
 
@@ -33,9 +46,8 @@ def write_tagging(folder: Path, updates: int, run: Path) -> str:
         "tagging-upos": [{"accuracy": 80.0}, {"accuracy": 82.0}],
         "tagging-chunk": [{"f1": f1, "precision": 1.0, "recall": 2.0, "accuracy": 99.0} for f1 in (60.0, 64.0)],
     }
-    last = ("checkpoint_best.pt", 1.0, 1.0, None, {})
     results = [
-        RunResult(task, "", seed, f"runs/{task}/seed{seed}", next(iter(own)), own, *last)
+        RunResult(task, "", seed, f"runs/{task}/seed{seed}", next(iter(own)), own, *LAST)
         for task, of_seeds in scores.items()
         for seed, own in enumerate(of_seeds, start=1)
     ]

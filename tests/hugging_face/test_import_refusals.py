@@ -119,6 +119,8 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
     "weights: cut": ("mpnet", cut, "not a whole safetensors file"),
     "weights: layer": ("bert", weights(lambda w: w | {f"encoder.layer.{'9' * 900}.x": torch.ones(1)}), "is missing"),
     "weights: shape": ("bert", weights(lambda w: w | {QUERY: torch.ones(3, 5)}), "have the shapes"),
+    "weights: integers": ("bert", weights(lambda w: w | {QUERY: w[QUERY].long()}), f"{QUERY} has integers"),
+    "weights: nan": ("bert", weights(lambda w: w | {QUERY: w[QUERY] / 0}), f"{QUERY} has numbers that are not finite"),
     "weights: no rows": ("bert", weights(lambda w: w | {WORDS: torch.ones(0, 16)}), "0 rows of vocabulary"),
     "pickle: key": ("bert", weights(lambda w: w | {5: torch.ones(1)}, True), "5 is not a string"),
     "pickle: view": (

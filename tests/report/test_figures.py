@@ -1,14 +1,15 @@
 """Scores of seeds, the density of Figure 1a against a sum of Gaussians, and the panels of scores over the cost."""
 
-import json
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
+from benchmark_summary import LAST
 from failures import error_line
 
 from amos_fairseq.cli.main import main
-from amos_fairseq.downstream.results import RunResult, parse_summary
+from amos_fairseq.downstream.results import RunResult, read_summary, write_record
 from amos_fairseq.report.figures import density, loss_distributions, scores_figure
 
 
@@ -44,19 +45,19 @@ def test_each_group_has_a_histogram_a_curve_and_its_mean():
 def results(folder, **scores):
     """Write a summary as ``amos glue`` does; ``scores``: task -> the accuracies of its seeds."""
     runs = [
-        vars(RunResult(task, "", seed, "", "accuracy", {"accuracy": value, "f1": 0.0}, "", 1.0, 1.0, None, {}))
+        RunResult(task, "", seed, "runs/task", "accuracy", {"accuracy": value, "f1": 0.0}, *LAST)
         for task, values in scores.items()
         for seed, value in enumerate(values, start=1)
     ]
-    content = {"benchmark": "glue", "setup": {"from_scratch": False}, "tasks": {}, "notes": [], "runs": runs}
-    content |= {"checkpoint": {"file": "model.pt", "num_updates": 1}}
+    content = {"benchmark": "glue", "setup": {"from_scratch": False}, "tasks": {}, "notes": []}
+    content |= {"checkpoint": {"file": "model.pt", "num_updates": 1}, "runs": list(map(asdict, runs))}
     folder.mkdir(exist_ok=True)
-    (folder / "glue.json").write_text(json.dumps(content), encoding="utf-8")
+    write_record(folder / "glue.json", content)
     return folder / "glue.json"
 
 
 def figure_of(*files):
-    return scores_figure([parse_summary(file, json.loads(file.read_text()), "") for file in files])
+    return scores_figure([read_summary(file, "") for file in files])
 
 
 def test_markers_of_seeds_and_bars_of_medians(tmp_path):
@@ -81,6 +82,7 @@ def test_invalid_results_are_one_line(tmp_path, capsys):
     whole = results(tmp_path, RTE=[50.0]).read_text()
     for content, message in (
         (whole.replace("50.0", "1e999"), "is not a finite number"),
+        (whole.replace("50.0", "95.0"), "glue.json was changed"),
         (results(tmp_path).read_text(), "holds no finished run yet"),
         (None, "glue.json is missing"),
     ):

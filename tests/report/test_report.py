@@ -102,7 +102,7 @@ def test_page_of_an_amos_run(tmp_path, text, capsys, monkeypatch):
     assert (report.rows["hours"], report.rows["tokens per second, median"]) == (["1.00"], ["200"])
     of_tagging = report.rows["<i>a & $run, 7 updates"]  # the last table with this row
     assert of_tagging == ["81.0 ± 1.4", "62.0 ± 2.8"]
-    assert report.rows["<i>a & $run, 8 updates"] == ["80.0 ± 0.5", "81.0", "-"]
+    assert report.rows["<i>a & $run, 8 updates"] == ["80.0 ± 0.5", "81.0 ± 0.5", "-"]
     assert report.rows[NAME] == ["60.0 ± 14.1"], "50 and 70 % of two probes"
     loaded = load_checkpoint(run)
     losses = replaced_token_losses(loaded, held_out_blocks(loaded, text.read_text()), seed=1, num_masked=50)

@@ -13,7 +13,9 @@ from synthetic_squad import untrained_checkpoint
 import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
+from amos_fairseq.downstream.results import write_record
 from amos_fairseq.downstream.tagging.word_files import read_conllu
+from amos_fairseq.files import file_sha256
 from amos_fairseq.text.vocabulary import learn_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -88,6 +90,20 @@ def test_trees_of_a_grammar_are_learned(place, tmp_path, capsys):
     files = ["--predict", place / "dev.conllu", "--out", tmp_path / "t"]
     main(["parse", "--checkpoint", str(place / "out"), *map(str, files), "--cpu"])
     assert (tmp_path / "t").read_bytes() == (place / "out" / RUN / "predictions.conllu").read_bytes()
+    # Labels in another order are refused; also if somebody has changed the record of the run with them.
+    labels, record = place / "out" / RUN / "labels.txt", place / "out" / RUN / "result.json"
+    texts = {file: file.read_text() for file in (labels, record)}
+    first, second, *others = texts[labels].splitlines(keepends=True)
+    for changed in ([second, first, *others], [first]):
+        labels.write_text("".join(changed))
+        predict = ["parse", "--checkpoint", place / "out", *files, "--cpu"]
+        record.write_text(texts[record])
+        assert "labels.txt was changed after the run" in error_line(capsys, main, *predict, reports_progress=True)
+        content = json.loads(texts[record]) | {"files": {"labels.txt": file_sha256(labels)}}
+        write_record(record, {name: value for name, value in content.items() if name != "sha256"})
+        assert "labels.txt does not have the labels that" in error_line(capsys, main, *predict, reports_progress=True)
+    for file, text in texts.items():
+        file.write_text(text)
     checkpoint = place / "out" / RUN / "checkpoint_best.pt"
     assert "--part encoder" in error_line(capsys, main, "export", checkpoint, tmp_path / "hf", reports_progress=True)
     main(["export", str(checkpoint), str(tmp_path / "hf"), "--part", "encoder", "--no-check"])

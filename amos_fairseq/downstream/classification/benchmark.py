@@ -28,6 +28,7 @@ from amos_fairseq.downstream.classification.dataset import (
 from amos_fairseq.downstream.classification.glue.tasks import DIAGNOSTIC, INTERMEDIATE_TASK, TASKS
 from amos_fairseq.downstream.classification.labeling import predict_logits, spell_predictions
 from amos_fairseq.downstream.classification.scores import main_score, predictions_of, task_scores
+from amos_fairseq.downstream.labeled_task import check_labels
 from amos_fairseq.downstream.recipes import Hyperparameters
 from amos_fairseq.downstream.results import content_sha256
 from amos_fairseq.downstream.session import Session
@@ -159,6 +160,7 @@ class TextData:
         predicted by the head of MNLI."""
         rows = self.inputs(split, max_positions, loaded.separator)
         head = INTERMEDIATE_TASK if self.name == DIAGNOSTIC else self.name
+        check_labels(loaded, head, self.kind, self.label_names, self.directory / TASK_FILE)
         logits = predict_logits(loaded, [rows[index] for index in range(len(rows))], device, stop, head)
         return predictions_of(self.kind, logits)
 

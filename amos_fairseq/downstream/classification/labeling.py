@@ -18,9 +18,11 @@ from torch.nn.utils.rnn import pad_sequence
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
 from amos_fairseq.downstream.benchmark import batches
 from amos_fairseq.downstream.classification.dataset import UNKNOWN_CLASS, ShortenedTexts, join_texts, read_task_record
+from amos_fairseq.downstream.classification.glue.tasks import TASK_FILE
 from amos_fairseq.downstream.classification.prepare import NAME
 from amos_fairseq.downstream.classification.rows import check_columns, present_texts, texts_of
 from amos_fairseq.downstream.classification.scores import predictions_of
+from amos_fairseq.downstream.labeled_task import check_labels
 from amos_fairseq.downstream.results import best_checkpoint, best_run_of
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import explain_write_errors, whole_file
@@ -122,6 +124,7 @@ def label_table(
         raise UserError(f"{file} has a column {taken.pop()!r}, which is added here: rename it")
     say(f"{best.directory} is the best run on dev ({best.main_score} {best.main:.1f})", "classify")
     loaded = load_checkpoint(checkpoint)
+    check_labels(loaded, TEXT_HEAD, record["kind"], record["labels"], checkpoint.parent / TASK_FILE)
     added = [PREDICTION, PROBABILITY] if record["kind"] == "classes" else [PREDICTION]
     num_rows = num_empty = num_cut = 0
     with (

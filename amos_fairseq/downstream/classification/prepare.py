@@ -34,8 +34,18 @@ from amos_fairseq.text.processes import number_of_processes, process_pool
 from amos_fairseq.text.tokenization import Tokenizer
 
 NAME = "classification"  # of the task of amos classify
-# Folders of runs of other benchmarks (those of amos tag begin with tagging-), and words of the command line.
-RESERVED_NAMES = {NAME, f"{NAME}-random", "multi", "parsing", "tagging", "all", *map(str.lower, TASKS)}
+# Names of other benchmarks (those of amos tag begin with tagging-), of scores, and words of the command line.
+RESERVED_NAMES = {
+    NAME,
+    f"{NAME}-random",
+    "multi",
+    "parsing",
+    "tagging",
+    "squad",
+    "all",
+    "average",
+    *map(str.lower, TASKS),
+}
 # Options of amos classify that are also those of a task in the YAML of amos glue --own-tasks.
 TABLE_OPTIONS = tuple(field.name for field in dataclasses.fields(Tables))
 

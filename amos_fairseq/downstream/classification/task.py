@@ -86,11 +86,12 @@ class TextClassificationTask(LabeledTask):
         record = read_task_record(directory, "give a directory with task.json, of amos classify or amos prepare glue")
         return cls(cfg, *vocabulary_of([directory], cfg.separator_token), record)
 
-    def add_head(self, model: TextModel) -> None:
+    def add_head(self, model: TextModel) -> dict[str, tuple[str, list[str]]]:
         record = self.record
         scale = (record["mean"], record["deviation"]) if "deviation" in record else None
         model.register_classification_head(TEXT_HEAD, record["num_classes"], scale)
         model.head_of_task = {record["task"]: TEXT_HEAD}
+        return {TEXT_HEAD: (record["kind"], record["labels"])}
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
         directory, training, teacher = Path(self.cfg.data), split == self.cfg.train_subset, None

@@ -119,10 +119,11 @@ class MultiTask(TextClassificationTask):
             text_tasks[name] = task
         return cls(cfg, *vocabulary_of(directories, cfg.separator_token), text_tasks)
 
-    def add_head(self, model: TextModel) -> None:
+    def add_head(self, model: TextModel) -> dict[str, tuple[str, list[str]]]:
         for name, task in self.text_tasks.items():
             model.register_classification_head(name, task.record["num_classes"], task.scale)
         model.head_of_task = {name: name for name in self.text_tasks}
+        return {name: (task.kind, task.record["labels"]) for name, task in self.text_tasks.items()}
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
         training, teachers = split == self.cfg.train_subset, {}

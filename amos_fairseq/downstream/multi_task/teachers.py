@@ -1,7 +1,7 @@
 """Predictions of training rows: what ``--write-train`` writes, and what ``--teachers`` reads to train another model with.
 
 ``TASK.tsv`` has a row for each training row, in their order: its number from 0 on, and the probability of each label, or the
-number that is predicted for it. ``TASK.json`` beside it says which rows they are.
+number that is predicted for it. ``TASK.json`` beside it says which rows they are, and has the sha256 of the table.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from scipy.special import expit, softmax
 
 from amos_fairseq.downstream.classification.benchmark import TextData
 from amos_fairseq.downstream.classification.task import ANNEALED, gold_weight_of
-from amos_fairseq.downstream.results import content_sha256, read_results, summarize
+from amos_fairseq.downstream.results import checked_file, content_sha256, read_results, summarize
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import check_claim, file_sha256, json_text, write_text
 from amos_fairseq.strangers import finite_number
@@ -40,8 +40,9 @@ def write_train_predictions(directory: Path, data: TextData, logits: np.ndarray)
     values = softmax(logits, axis=1) if kind == "classes" else expit(logits) if kind == "labels" else logits
     lines = ("\t".join([str(index), *(f"{value:.7g}" for value in row)]) for index, row in enumerate(values))
     directory.mkdir(exist_ok=True)
-    write_text(directory / f"{data.name}.tsv", "\n".join(["\t".join([INDEX, *columns_of(data)]), *lines, ""]))
-    write_text(directory / f"{data.name}.json", json_text(data.rows_identity()))
+    file = directory / f"{data.name}.tsv"
+    write_text(file, "\n".join(["\t".join([INDEX, *columns_of(data)]), *lines, ""]))
+    write_text(file.with_suffix(".json"), json_text(data.rows_identity() | {"sha256": file_sha256(file)}))
 
 
 def has_train_predictions(directory: Path, task: str) -> bool:
@@ -51,11 +52,12 @@ def has_train_predictions(directory: Path, task: str) -> bool:
 def read_predictions(file: Path, data: TextData) -> tuple[np.ndarray, str]:
     """Return the predictions of another model for the training rows of ``data``, [rows, outputs] float32, and the sha256 of
     the file."""
-    # Other programs need not write this record.
-    problem, advice = f"{file} is for other rows", "give the same files and --max-rows"
-    check_claim(file.with_suffix(".json"), data.rows_identity(), problem, advice)
-    kind, names, rows = data.record["kind"], columns_of(data), data.num_train
     table = TableFile(file)
+    # Other programs need not write this record.
+    sha256, problem = file_sha256(file), f"{file} is for other rows, or was changed"
+    advice = "give the same files and --max-rows, or write it again with --write-train"
+    check_claim(file.with_suffix(".json"), data.rows_identity() | {"sha256": sha256}, problem, advice)
+    kind, names, rows = data.record["kind"], columns_of(data), data.num_train
     if sorted(table.columns) != sorted([INDEX, *names]):
         raise UserError(f"{file} has the columns {', '.join(table.columns)}, the task {INDEX}, {', '.join(names)}")
     values: list[list[float]] = []
@@ -76,7 +78,7 @@ def read_predictions(file: Path, data: TextData) -> tuple[np.ndarray, str]:
     array = np.array(values)
     if kind != "number":
         array = _checked_probabilities(file, kind, array)
-    return array.astype(np.float32), file_sha256(file)
+    return array.astype(np.float32), sha256
 
 
 def _checked_probabilities(file: Path, kind: str, values: np.ndarray) -> np.ndarray:
@@ -162,6 +164,7 @@ def read_teachers(folder: Path, gold_weight: str | None, ensemble: bool = False)
             for file in sorted((folder / result.directory / FOLDER).glob("*.tsv")):
                 # The model of a single task is preferred to that of all tasks.
                 if result.task == file.stem or file.stem not in summaries:
+                    checked_file(folder / result.directory, result, f"{FOLDER}/{file.name}")
                     files.setdefault(file.stem, {})[result.seed] = file
     for file in sorted(folder.glob("*.tsv")):
         files.setdefault(file.stem, {None: file})

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.downstream.benchmark import Benchmark, BenchmarkTask, TaskRun, usable_folder
+from amos_fairseq.downstream.labeled_task import check_labels
 from amos_fairseq.downstream.parsing.model import TREES
 from amos_fairseq.downstream.parsing.task import ParsedSentences
 from amos_fairseq.downstream.parsing.trees import HEAD, RELATION, Edge, best_tree, is_tree, tree_scores, with_trees
@@ -25,7 +26,7 @@ from amos_fairseq.downstream.results import RunResult, TaskSummary, best_checkpo
 from amos_fairseq.downstream.runner import run_and_print, stoppable
 from amos_fairseq.downstream.session import Session, find_devices, preparing, session_from
 from amos_fairseq.downstream.tagging.command import ColumnData, check_unlabeled, predict_words, word_flags, word_trials
-from amos_fairseq.downstream.tagging.dataset import NUM_SPECIAL, Column, read_labels
+from amos_fairseq.downstream.tagging.dataset import LABELS_FILE, NUM_SPECIAL, OF_WORDS, Column, read_labels
 from amos_fairseq.downstream.tagging.prepare import WordSource
 from amos_fairseq.downstream.tagging.word_files import WordFile, read_conllu
 from amos_fairseq.downstream.views import PARSING_VIEWS
@@ -200,6 +201,7 @@ def parse_file(results: Path, file: Path, out: Path, device: str, stop: threadin
         raise UserError(f"{results} has no finished run of amos parse: give the --out of that command as --checkpoint")
     checkpoint = best_checkpoint(results, best)
     loaded, relations = load_checkpoint(checkpoint), read_labels(checkpoint.parent)
+    check_labels(loaded, TREES, OF_WORDS, relations, checkpoint.parent / LABELS_FILE)
     dictionary, room = loaded.dictionary, loaded.model.max_positions() - NUM_SPECIAL
     sentences = []
     for sentence in read_conllu(file).sentences:

@@ -29,6 +29,7 @@ class ParsingHead(nn.Module):
 
     def __init__(self, width: int, num_relations: int, dropout: float, transform: nn.Module | None = None):
         super().__init__()
+        self.num_outputs = num_relations
         self.transform = transform
         self.dropout = nn.Dropout(dropout)
         self.root = nn.Embedding(1, width)
@@ -39,8 +40,7 @@ class ParsingHead(nn.Module):
 
     def new_view(self) -> "ParsingHead":
         """Return an auxiliary module for one pair of views."""
-        num_relations = self.relations.out_features // self.HIDDEN
-        return ParsingHead(self.head.in_features, num_relations, self.dropout.p)
+        return ParsingHead(self.head.in_features, self.num_outputs, self.dropout.p)
 
     def forward(self, states: Tensor, is_padding: Tensor, dependents: Tensor | None = None) -> Tensor:
         """Return the scores [B,W,1+W,R] float32 of each word for each head, the root first, and each relation; -inf for padded

@@ -26,7 +26,7 @@ from amos_fairseq.data.corpus import open_lines
 from amos_fairseq.downstream.labeled_task import LabeledCriterion
 from amos_fairseq.downstream.parsing.model import TREES, ParsingModel
 from amos_fairseq.downstream.parsing.trees import HEAD
-from amos_fairseq.downstream.tagging.dataset import NO_LABEL, Column, TaggedSentences
+from amos_fairseq.downstream.tagging.dataset import NO_LABEL, OF_WORDS, Column, TaggedSentences
 from amos_fairseq.downstream.tagging.model import WordOutput
 from amos_fairseq.downstream.tagging.task import SequenceTaggingConfig, SequenceTaggingTask, log_loss
 from amos_fairseq.downstream.views import PARSING_VIEWS
@@ -92,8 +92,9 @@ class DependencyParsingTask(SequenceTaggingTask):
     def relations(self) -> list[str]:
         return self.columns[TREES].labels
 
-    def add_head(self, model: ParsingModel) -> None:
+    def add_head(self, model: ParsingModel) -> dict[str, tuple[str, list[str]]]:
         model.register_parsing_head(len(self.relations))
+        return {TREES: (OF_WORDS, self.relations)}
 
 
 @register_criterion("dependency_parsing")

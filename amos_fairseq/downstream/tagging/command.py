@@ -175,7 +175,7 @@ class Tagging(Benchmark):
     def summarize(self, results: Sequence[RunResult]) -> tuple[Sequence[RunResult], dict[str, TaskSummary]]:
         """Return a result for each column of each run. Trial and best run of several columns are those of their average."""
         results = [result for result in results if result.task.startswith(TASK_PREFIX)]
-        return summarize_divided(results, {result.directory: results_of_columns(result) for result in results})
+        return summarize_divided(results, results_of_columns)
 
     def label(self, task: str) -> str:
         return task.removeprefix(TASK_PREFIX)

@@ -27,6 +27,7 @@ from amos_fairseq.strangers import field, is_unicode, parse_json, read_json, rea
 
 # Beside the checkpoints, one label a line, so that they can be exported without the data.
 LABELS_FILE = "labels.txt"
+OF_WORDS = "words"  # the kind of these labels
 NUM_SPECIAL = 2  # <s> and </s>
 # Target of a padded slot: cross_entropy ignores it.
 NO_LABEL = -100

@@ -25,6 +25,7 @@ class TaggingHead(nn.Module):
 
     def __init__(self, width: int, num_labels: int, dropout: float, transform: nn.Module | None = None):
         super().__init__()
+        self.num_outputs = num_labels
         self.transform = transform
         self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(width, num_labels)
@@ -75,6 +76,10 @@ class WordModel(FineTunedModel):
         self.refuse_pooling("labels of words")
         self.word_heads = nn.ModuleDict()
         self.cross_views: CrossViews | None = None
+
+    @property
+    def heads(self) -> nn.ModuleDict:
+        return self.word_heads
 
     def register_tagging_head(self, name: str, num_labels: int) -> None:
         cfg = self.cfg

@@ -24,7 +24,14 @@ from amos_fairseq.downstream.classification.dataset import TASK_FOLDER
 from amos_fairseq.downstream.classification.scores import AVERAGE
 from amos_fairseq.downstream.labeled_task import LabeledCriterion, LabeledTask, LabeledTaskConfig, prepared_directories
 from amos_fairseq.downstream.multi_task.dataset import MixedSentences
-from amos_fairseq.downstream.tagging.dataset import NO_LABEL, Column, TaggedSentences, WordSequences, write_labels
+from amos_fairseq.downstream.tagging.dataset import (
+    NO_LABEL,
+    OF_WORDS,
+    Column,
+    TaggedSentences,
+    WordSequences,
+    write_labels,
+)
 from amos_fairseq.downstream.tagging.model import WordModel, WordOutput
 from amos_fairseq.downstream.tagging.scores import main_score, scores
 from amos_fairseq.downstream.tagging.word_files import UNLABELED
@@ -105,9 +112,10 @@ class SequenceTaggingTask(LabeledTask):
     def head_name(column: Column) -> str:
         return column.head
 
-    def add_head(self, model: WordModel) -> None:
+    def add_head(self, model: WordModel) -> dict[str, tuple[str, list[str]]]:
         for head, column in self.columns.items():
             model.register_tagging_head(head, len(column.labels))
+        return {head: (OF_WORDS, column.labels) for head, column in self.columns.items()}
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> WordModel:
         model = super().build_model(cfg, from_checkpoint)

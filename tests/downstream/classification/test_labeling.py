@@ -13,9 +13,11 @@ from amos_fairseq.downstream.classification.command import open_classification
 from amos_fairseq.downstream.classification.labeling import label_table
 from amos_fairseq.downstream.classification.prepare import NAME, prepare_inside
 from amos_fairseq.downstream.classification.rows import Tables
+from amos_fairseq.downstream.results import write_record
 from amos_fairseq.downstream.runner import run_benchmark
 from amos_fairseq.downstream.session import preparing
 from amos_fairseq.errors import UserError
+from amos_fairseq.files import file_sha256
 
 TEXTS = ["the quick fox", "a lazy dog", "over the end", "jumps and jumps", "brown"]
 
@@ -67,6 +69,33 @@ def test_every_row_of_the_table_is_one_of_the_result(results, tmp_path, capsys):
     with (tmp_path / "gaps.csv").open(newline="") as stream:
         cells = list(csv.DictReader(stream))
     assert [row["prediction"] or None for row in cells] == [row["prediction"] for row in rows]
+
+
+def test_labels_that_the_model_was_not_trained_with_are_refused(results, tmp_path):
+    """Two names exchanged, another kind, more names than outputs: by the record of the run and, where that was changed with
+    them, by the checkpoint."""
+    run, table = results / "runs" / NAME / "seed1", tmp_path / "t.tsv"
+    table.write_text("text\nthe dog\n")
+    texts = {name: (run / name).read_text() for name in ("task.json", "result.json")}
+    for change in (
+        {"labels": ["b", "a"]},
+        {"labels": ["a", "b", "c"], "num_classes": 3},
+        {"labels": ["a"], "num_classes": 1},
+        {"kind": "labels"},
+        {"kind": "number", "labels": [], "num_classes": 1},
+    ):
+        (run / "task.json").write_text(json.dumps(json.loads(texts["task.json"]) | change))
+        (run / "result.json").write_text(texts["result.json"])
+        with pytest.raises(UserError, match=rf"task\.json was changed after the run: restore it, or delete {run} and"):
+            label(results, table, tmp_path / "out.tsv")
+        content = json.loads(texts["result.json"]) | {"files": {"task.json": file_sha256(run / "task.json")}}
+        write_record(run / "result.json", {name: value for name, value in content.items() if name != "sha256"})
+        with pytest.raises(UserError, match=r"task\.json does not have the labels that .*best\.pt was trained with"):
+            label(results, table, tmp_path / "out.tsv")
+        assert not (tmp_path / "out.tsv").exists()
+    for name, content in texts.items():
+        (run / name).write_text(content)
+    assert label(results, table, tmp_path / "out.tsv") == 1
 
 
 def test_values_of_json_that_are_no_text(results, tmp_path, capsys):

@@ -1,7 +1,9 @@
 """Teachers, and several tasks in one run, on synthetic rows without the training process."""
 
+import contextlib
 import dataclasses
 import json
+import shutil
 import threading
 import zipfile
 
@@ -17,6 +19,7 @@ from amos_fairseq.downstream.recipes import load_recipe
 from amos_fairseq.downstream.results import read_results
 from amos_fairseq.downstream.runner import run_benchmark
 from amos_fairseq.errors import UserError
+from amos_fairseq.files import file_sha256
 
 ROWS = {"CoLA": 40, "STS-B": 20, "RTE": 16}
 
@@ -61,12 +64,16 @@ def test_predictions_that_do_not_fit_are_refused(data, tmp_path):
         with pytest.raises(UserError, match=message):
             read_predictions(tmp_path / "t" / "CoLA.tsv", cola)
     write_teacher(tmp_path / "t", "CoLA", ["0", "1"], good)
-    record = cola.rows_identity()
-    (tmp_path / "t" / "CoLA.json").write_text(json.dumps(record))
     read_predictions(tmp_path / "t" / "CoLA.tsv", cola)
-    (tmp_path / "t" / "CoLA.json").write_text(json.dumps(record | {"source_sha256": "0" * 64}))
-    with pytest.raises(UserError, match="is for other rows"):
-        read_predictions(tmp_path / "t" / "CoLA.tsv", cola)
+    record = cola.rows_identity() | {"sha256": file_sha256(tmp_path / "t" / "CoLA.tsv")}
+    for changed, message in (
+        ({}, ""),
+        ({"source_sha256": "0" * 64}, "is for other rows.*source_sha256"),
+        ({"sha256": "0" * 64}, r"or was changed \(sha256: .*write it again with --write-train"),
+    ):
+        (tmp_path / "t" / "CoLA.json").write_text(json.dumps(record | changed))
+        with pytest.raises(UserError, match=message) if changed else contextlib.nullcontext():
+            read_predictions(tmp_path / "t" / "CoLA.tsv", cola)
 
 
 def test_each_seed_learns_from_its_own_or_from_the_mean(start, data, tmp_path, fake_training):
@@ -83,6 +90,19 @@ def test_each_seed_learns_from_its_own_or_from_the_mean(start, data, tmp_path, f
         found.predictions(cola, 3)
     with pytest.raises(UserError, match="rows: 40 there, 30 here"):
         read_teachers(out, None).predictions(read_glue_data(data, "CoLA", 30), 1)
+    # A changed row is refused, in the output, and where its folder was copied.
+    table = out / "runs" / "CoLA" / "seed1" / "train" / "CoLA.tsv"
+    shutil.copytree(table.parent, tmp_path / "copied")
+    for file, message in (
+        (table, "CoLA.tsv was changed after the run"),
+        (tmp_path / "copied/CoLA.tsv", "or was changed"),
+    ):
+        before = file.read_text()
+        file.write_text(before.replace("\n7\t0.", "\n7\t0.9"))
+        assert file.read_text() != before
+        with pytest.raises(UserError, match=message):
+            read_teachers(out if file == table else file.parent, None).predictions(cola, 1)
+        file.write_text(before)
 
     # Other teachers make another run: run.json names them, and the run has their predictions as a file.
     students = [

@@ -3,7 +3,6 @@
 import json
 import random
 import shlex
-from dataclasses import asdict
 from pathlib import Path
 
 from benchmark_summary import write_summary, write_tagging
@@ -12,7 +11,6 @@ from saved_models import CORPUS, UPDATES, add_settings, write_run
 from synthetic_squad import untrained_checkpoint
 from synthetic_tagging import prepare_tagging
 
-from amos_fairseq.downstream.results import RunResult
 from amos_fairseq.probing.results import ProbeResult, ProbeResults
 
 SMALL_RUN = shlex.split(
@@ -76,12 +74,8 @@ def write_metrics(file: Path) -> None:
 def write_summaries(folder: Path) -> None:
     """Results of ``amos glue``, ``squad``, ``tag`` and ``probe``."""
     run = folder / "run"
-    summary = Path(write_summary(folder / "glue", UPDATES, run, MNLI=70.0, CoLA=50.0)) / "glue.json"
-    last = ("f1", {"f1": 60.0}, "checkpoint_best.pt", 1.0, 1.0, None, {})
-    runs = [asdict(RunResult(task, "", 1, f"runs/{task}/seed1", *last)) for task in ("RTE", "CoLA")]
-    content = json.loads(summary.read_text()) | {"runs": runs}
     for benchmark in ("glue", "squad"):
-        summary.with_name(f"{benchmark}.json").write_text(json.dumps(content | {"benchmark": benchmark}))
+        write_summary(folder / "glue", UPDATES, run, benchmark=benchmark, MNLI=70.0, CoLA=50.0)
     write_tagging(folder / "tag", UPDATES, run)
     results = [ProbeResult("pos", "generator", layer, None, 1, "micro_f1", 0.5, 9) for layer in (1, 2)]
     checkpoint = {"file": str(run / "checkpoint_last.pt"), "num_updates": UPDATES}

@@ -149,7 +149,7 @@ def open_glue(session: Session, data: Path, tasks: Sequence[str], options: GlueO
         tasks: those of GLUE to run.
     """
     squad_out = options.squad or session.out
-    if (squad := read_summary(squad_out, "squad")) is not None:
+    if (squad := read_summary(squad_out / "squad.json", "repeat amos squad", optional=True)) is not None:
         check_weights(squad_out, "squad", session)
     elif options.squad is not None:
         raise UserError(f"{options.squad} holds no results of amos squad: give that command's --out as --squad")
@@ -398,4 +398,4 @@ class MultiTaskGlue(Glue):
         """Return a result for each task of each run. Trial and best run are those of the average."""
         results = [result for result in results if result.task == MULTI]
         main_scores = {name: data.main_score for name, data in self.prepared.items()}
-        return summarize_divided(results, {result.directory: divide(result, main_scores) for result in results})
+        return summarize_divided(results, lambda result: divide(result, main_scores))

@@ -18,6 +18,7 @@ from amos_fairseq.downstream.results import (
     Spread,
     Summary,
     TaskSummary,
+    checked_file,
     format_spread,
     paper_results,
     paper_squad_cells,
@@ -72,8 +73,7 @@ def glue_table(
     spreads = {task: summary.scores for task, summary in summaries.items()}
     rows = [results_row(row_name, main_scores, spreads, tasks)]
     for other in others:
-        weights = "random weights" if other.from_scratch else f"{other.num_updates:,} updates"
-        name = f"{other.folder_name}: {other.setup.get('arch', 'checkpoint')} ({weights})"
+        name = f"{other.folder_name}: {other.setup.get('arch', 'checkpoint')} ({other.weights})"
         rows.append(results_row(name, other.main_scores, other.spreads, tasks))
     average_name, _ = average(dict.fromkeys(tasks, 0.0))
     columns = ["", *(task_heading(task, main_scores.get(task)) for task in tasks), average_name]
@@ -128,7 +128,7 @@ def paper_row(paper: dict[str, Any], tasks: Sequence[str]) -> list[str]:
 
 
 def read_glue_summary(out: Path) -> Summary:
-    if (summary := read_summary(out, "glue")) is None:
+    if (summary := read_summary(out / "glue.json", "repeat amos glue", optional=True)) is None:
         raise UserError(f"{out} holds no results of amos glue: give that command's --out as --beside")
     return summary
 
@@ -138,9 +138,9 @@ def predictions_of_seeds(summary: Summary, data: TextData) -> np.ndarray:
     other rows are refused."""
     expected, predictions = list(zip(data.ids("valid"), data.spell(data.labels("valid")), strict=True)), []
     for run in summary.shown_runs(data.name):
-        folder = summary.file.parent / run.directory
-        of_all_tasks = folder / f"predictions.{data.name}.valid.tsv"
-        file = of_all_tasks if of_all_tasks.is_file() else folder / "predictions.valid.tsv"
+        of_all_tasks = f"predictions.{data.name}.valid.tsv"
+        name = of_all_tasks if of_all_tasks in run.files else "predictions.valid.tsv"
+        file = checked_file(summary.file.parent / run.directory, run, name)
         table = TableFile(file)
         if tuple(table.columns) != ("index", "prediction", "label"):
             raise UserError(f"{file} has no predictions of amos glue: give another folder as --beside")

@@ -1,6 +1,5 @@
 """What ``amos glue`` refuses in one line before any training."""
 
-import json
 import shutil
 
 import pytest
@@ -30,6 +29,8 @@ def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_tra
     for name, content in {
         "module": "half: {train: own.tsv}",
         "trees": "parsing: {train: own.tsv}",
+        "answers": "SQuAD: {train: own.tsv}",
+        "mean": "average: {train: own.tsv}",
         "words": "tagging-upos: {train: own.tsv}",
         "texts": "mine: {train: own.tsv, text: {a: 1}}",
         "header": "mine: {train: own.tsv, no_header: 'false'}",
@@ -42,11 +43,8 @@ def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_tra
     foreign = tmp_path / "foreign"
     shutil.copytree(data, foreign)
     (foreign / "tokenizer" / "dict.txt").write_text("other 1\n")
-    write_summary(tmp_path / "squad", 1, start)
-    content = json.loads((tmp_path / "squad" / "glue.json").read_text())
-    content["setup"] = {"checkpoint_sha256": read_pretrained_checkpoint(start).sha256, "from_scratch": True}
-    (tmp_path / "squad" / "squad.json").write_text(json.dumps(content | {"benchmark": "squad"}))
-    (tmp_path / "squad" / "squad.setup.json").write_text(json.dumps(content["setup"]))
+    setup = {"checkpoint_sha256": read_pretrained_checkpoint(start).sha256}
+    write_summary(tmp_path / "squad", 1, start, from_scratch=True, benchmark="squad", setup=setup)
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "squad.json").write_text("{}")
     own = ["--tasks", "CoLA", "--own-tasks"]
@@ -65,7 +63,7 @@ def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_tra
         (["--tasks", "CoLA", "--precision", "fp16"], "--precision fp16 needs a GPU"),
         (["--tasks", "CoLA", "--squad", str(tmp_path)], "holds no results of amos squad"),
         (["--tasks", "CoLA", "--squad", str(tmp_path / "squad")], "from_scratch: True there, False here"),
-        (["--tasks", "CoLA", "--squad", tmp_path / "damaged"], "damaged/squad.json is not a summary of amos squad"),
+        (["--tasks", "CoLA", "--squad", tmp_path / "damaged"], "damaged/squad.json was changed"),
         (["--tasks", "RTE", "--write-test"], "has no test set of RTE"),
         (["--tasks", "CoLA", "--max-rows", "0"], "--max-rows 0 must be at least 1"),
         (["--tasks", "CoLA", "--gold-weight", "0"], "--gold-weight has no effect without --teachers"),
@@ -84,6 +82,8 @@ def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_tra
         (["--tasks", "CoLA", "--own-tasks", tmp_path / "bad.yaml"], "needs train, and may only have"),
         ([*own, tmp_path / "module.yaml"], "'half' has a name that is taken"),
         ([*own, tmp_path / "trees.yaml"], "'parsing' has a name that is taken"),
+        ([*own, tmp_path / "answers.yaml"], "'SQuAD' has a name that is taken"),
+        ([*own, tmp_path / "mean.yaml"], "'average' has a name that is taken"),
         ([*own, tmp_path / "words.yaml"], "'tagging-upos' has a name that is taken"),
         ([*own, tmp_path / "texts.yaml"], "the other options are texts"),
         ([*own, tmp_path / "header.yaml"], "no_header and csv_quotes are true or false"),

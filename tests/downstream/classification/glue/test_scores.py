@@ -12,7 +12,7 @@ from scipy.stats import rankdata
 from amos_fairseq.downstream.classification.glue.table import average, glue_table
 from amos_fairseq.downstream.classification.glue.tasks import AVERAGED, TASKS
 from amos_fairseq.downstream.classification.scores import task_scores
-from amos_fairseq.downstream.results import RunResult, Spread, Summary, best_run, paper_results, spread_of, summarize
+from amos_fairseq.downstream.results import RunResult, Summary, best_run, paper_results, spread_of, summarize
 
 
 def test_scores_by_hand():
@@ -67,7 +67,7 @@ def test_median_and_deviation_by_hand():
 def result(task, seed, main, trial="", **scores):
     name, directory = TASKS[task].main_score, f"runs/{task}/{trial}/seed{seed}"
     scores = {name: main, **scores}
-    return RunResult(task, trial, seed, directory, name, scores, "checkpoint_best.pt", 1.0, 1.0, None, identity={})
+    return RunResult(task, trial, seed, directory, name, scores, "checkpoint_best.pt", 1.0, 1.0, identity={})
 
 
 def test_grid_reports_the_trial_of_the_highest_median_and_the_best_run():
@@ -100,9 +100,8 @@ def summaries():
     return summarize(results + [result("CoLA", seed, 10.0 * seed) for seed in (1, 2, 3)])
 
 
-SPREADS = {"SQuAD2.0": {"em": Spread(50.0, None, 1), "f1": Spread(52.25, None, 1)}}
-SETUP = {"from_scratch": False}
-SQUAD = Summary(Path("squad.json"), "squad", SETUP, {"SQuAD2.0": "f1"}, SPREADS, {}, [], Path("model.pt"), 1, [])
+ANSWERS = RunResult("SQuAD2.0", "", 1, "runs/SQuAD2.0/seed1", "f1", {"em": 50.0, "f1": 52.25}, "", 1.0, 1.0, {})
+SQUAD = Summary(Path("squad.json"), "squad", {}, {"SQuAD2.0": ""}, [ANSWERS], Path("model.pt"), 1, [])
 
 
 def test_table_cells():

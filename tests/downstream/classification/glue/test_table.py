@@ -88,8 +88,8 @@ def test_differences_of_two_outputs(start, data, tmp_path, fake_training):
     difference, _, _, p_value = rows["AVG of 2, from one"]
     assert difference == f"{averages[0].mean() - averages[1].mean():+.1f}"
     assert float(p_value) == pytest.approx(mannwhitneyu(*averages).pvalue, abs=1e-3)
-    # Any seed with other rows is refused before a run is started.
+    # Predictions that were changed are refused before a run is started, and those for other rows.
     file = tmp_path / "one" / "runs" / "CoLA" / "seed1" / "predictions.valid.tsv"
     file.write_text("\n".join(file.read_text().splitlines()[:-1]) + "\n")
-    with pytest.raises(UserError, match="other dev rows of CoLA"):
+    with pytest.raises(UserError, match=r"seed1/predictions\.valid\.tsv was changed after the run"):
         open_glue(session(start, tmp_path / "two"), data, ["CoLA"], GlueOptions(beside=[tmp_path / "one"]))

@@ -1,0 +1,166 @@
+"""Records of results: whatever is changed in them, or in the files that they are of, is one line."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from benchmark_summary import write_summary
+from failures import error_line
+
+from amos_fairseq.cli.main import main
+from amos_fairseq.downstream.results import (
+    RunResult,
+    best_checkpoint,
+    checked_file,
+    read_result,
+    read_results,
+    read_summary,
+    write_record,
+    write_result,
+)
+from amos_fairseq.downstream.session import claim_output_directory
+from amos_fairseq.errors import UserError
+from amos_fairseq.files import file_sha256
+
+FILES = {
+    "task.json": "{}",
+    "tasks/chunk/labels.txt": "O\n",
+    "predictions.tsv": "a\tb\n",
+    "checkpoint_best.pt": "weights",
+}
+
+
+def write_run(out: Path, task: str = "Toy", seed: int = 1, **changed) -> Path:
+    directory = out / "runs" / task / f"seed{seed}"
+    for name, content in FILES.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(f"{content} {seed}")
+    files = {name: file_sha256(directory / name) for name in FILES}
+    fields = {"checkpoint_sha256": [files.pop("checkpoint_best.pt")], "files": files, "notes": ["a note"]}
+    fields |= {"identity": {"seed": seed}, "versions": {"torch": "2"}, "epoch": 3.0, "seconds": 60.5}
+    fields |= {"task": task, "trial": "", "seed": seed, "directory": f"runs/{task}/seed{seed}"}
+    fields |= {"main_score": "accuracy", "scores": {"accuracy": 60.0 + seed, "mse": 1e9}}
+    write_result(out, RunResult(**fields | {"checkpoint": "checkpoint_best.pt"} | changed))
+    return directory
+
+
+def test_what_is_written_is_read_back(tmp_path):
+    write_run(tmp_path, seed=2)
+    write_run(tmp_path)
+    results = read_results(tmp_path)
+    assert [(result.seed, result.main) for result in results] == [(1, 61.0), (2, 62.0)]
+    for result in results:
+        assert best_checkpoint(tmp_path, result).read_text() == f"weights {result.seed}"
+    assert read_result(tmp_path) is None
+
+
+@pytest.mark.parametrize("scores", [{"accuracy": float("nan")}, {"accuracy": 61.0, "mse": float("inf")}])
+def test_scores_that_are_not_finite_are_not_written(tmp_path, scores):
+    with pytest.raises(UserError, match=r"is not (finite|from).*: give a lower --lr"):
+        write_run(tmp_path, scores=scores)
+    assert not list(tmp_path.rglob("result.json"))
+
+
+# A changed byte is a wrong fingerprint. Here the fingerprint is right: somebody has written another result.
+HOSTILE = {
+    "task": [3, None, "", "a\nb", "a\x1b[2J", "x" * 20_000, ["Toy"]],
+    "trial": [None, 0, [], {}],
+    "seed": [1.5, True, -1, "1", 10**30],
+    "directory": ["/etc", "../Toy/seed1", "runs/../seed1", "runs/./a", "runs//a", "runs", "", 7, "a/b"],
+    "main_score": ["f1", "", None, []],
+    "scores": [[], {}, {"accuracy": 955.0}, {"accuracy": "80"}, {"accuracy": True}, {"accuracy": None}, 3],
+    "checkpoint": ["../checkpoint_best.pt", "/checkpoint_best.pt", "last", None, {}],
+    "epoch": [-1, "3", None, [1]],
+    "seconds": ["60", None, {}],
+    "identity": [[], None, "x"],
+    "checkpoint_sha256": ["0" * 64, None, [1], {}],
+    "files": [[], None, {"task.json": 1}, {"task.json": None}],
+    "versions": [[], None, {"torch": 2}],
+    "notes": ["a note", None, [3], [None], ["x" * 20_000], ["a\x1b[2J"], {"a": "b"}],
+}
+
+
+def test_a_hostile_result_is_one_line(tmp_path):
+    directory = write_run(tmp_path)
+    file = directory / "result.json"
+    text = file.read_text()
+    whole = json.loads(text)
+    whole.pop("sha256")
+    for content, message in (
+        (text.replace("61.0", "95.0"), "was changed, or is of another version"),
+        (text.replace('"seed": 1', '"seed": 2'), "was changed"),
+        ("{", "is not JSON"),
+        ("[]", r"contains \[\]"),
+        ("3", "contains 3"),
+        ("[" * 9999, "is nested"),
+        ("{}", "was changed"),
+        (text.replace("61.0", "NaN"), "NaN is not a finite number"),
+        (text.replace("61.0", "1e400"), "1e400 is not a finite number"),
+        (text.replace("61.0", "9" * 400), "a number of 400 digits"),
+    ):
+        file.write_text(content)
+        with pytest.raises(UserError, match=rf"result\.json.*{message}.*: delete {directory} and repeat the command"):
+            read_results(tmp_path)
+    changes = [whole | {name: value} for name, values in HOSTILE.items() for value in values]
+    changes += [{other: whole[other] for other in whole if other != name} for name in whole]
+    for content in [*changes, whole | {"more": 1}]:
+        write_record(file, content)
+        with pytest.raises(UserError, match=r"is not the result of a run \(.+\): delete") as refused:
+            read_results(tmp_path)
+        assert len(str(refused.value)) < 1000
+    for changed in ({"seed": 2}, {"task": "Other"}, {"trial": "lr1"}, {"directory": "runs/Toy/seed2"}):
+        write_record(file, whole | changed)
+        with pytest.raises(UserError, match="is the result of"):
+            read_results(tmp_path)
+    assert whole.keys() == HOSTILE.keys() == asdict(RunResult(**whole)).keys(), "each field is attacked"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_does_not_belong_to_the_result_is_not_used(tmp_path, name):
+    """Such as the checkpoint of another seed, or labels in another order."""
+    directory, other = write_run(tmp_path), write_run(tmp_path, seed=2)
+    file, (result, _) = directory / name, read_results(tmp_path)
+    checked_file(directory, result, name)
+    file.write_bytes((other / name).read_bytes())
+    for message in ("was changed after the run", "is missing"):
+        with pytest.raises(UserError, match=rf"{name} {message}: restore it, or delete {directory} and repeat"):
+            checked_file(directory, result, name)
+        if name != "predictions.tsv":
+            with pytest.raises(UserError, match=message):
+                best_checkpoint(tmp_path, result)
+        file.unlink(missing_ok=True)
+
+
+def test_a_hostile_summary_is_one_line(tmp_path, capsys):
+    """By the commands that read it, ``amos plot`` as an example; with and without the right fingerprint."""
+    file = Path(write_summary(tmp_path, 5, tmp_path / "run", RTE=50.0, MNLI=60.0)) / "glue.json"
+    text = file.read_text()
+    whole = json.loads(text)
+    whole.pop("sha256")
+    of_task, run = whole["tasks"]["RTE"], whole["runs"][0]
+    changes = [{key: value} for key in whole for value in (None, 3, "x", [3], {"a": 3}, [[]], {"a": {}})]
+    changes = [change for change in changes if change not in ({"benchmark": "x"},)]
+    changes += [{"runs": [run | {name: value}]} for name, values in HOSTILE.items() for value in values]
+    changes += [{"runs": whole["runs"][:3]}, {"tasks": {"RTE": of_task | {"settings": "lr1"}}}, {"notes": ["\x1b[2J"]}]
+    changes += [{"setup": {}}, {"setup": {"from_scratch": 1}}, {"setup": {"from_scratch": False, "arch": ["<b>"]}}]
+    changes += [{"checkpoint": {"file": "a", "num_updates": value}} for value in (-1, "5", 10**20, None)]
+    changes += [{"runs": [run | {"scores": {"accuracy": 1.0}}, *whole["runs"][1:]]}]
+    for change in changes:
+        write_record(file, whole | change)
+        with pytest.raises(UserError, match=r"glue\.json holds no results of fine-tuning \(.+\): repeat it"):
+            read_summary(file, "repeat it")
+    for key in whole:
+        write_record(file, {name: value for name, value in whole.items() if name != key})
+        with pytest.raises(UserError, match="holds no results"):
+            read_summary(file, "repeat it")
+    file.write_text(text.replace("50.0", "95.0"))
+    line = error_line(capsys, main, "plot", file, "--out", tmp_path / "out")
+    assert "glue.json was changed, or is of another version of this package: " in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_settings_of_an_output_that_are_damaged(tmp_path):
+    (tmp_path / "glue.setup.json").write_text("[]")
+    with pytest.raises(UserError, match=r"glue\.setup\.json contains \[\], not an object"):
+        claim_output_directory(tmp_path, "glue", {})
