@@ -101,7 +101,9 @@ def evaluate(
     if not predicted:
         raise UserError("no question of the data set has a prediction: do both files belong together?")
     if null_odds is not None and (without := [name for name in predicted if name not in null_odds]):
-        raise UserError(f"the question {without[0]} has a prediction, but no null odds: give the file of the same run")
+        raise UserError(
+            f"the question {without[0]!r:.60} has a prediction, but no null odds: give the file of the same run"
+        )
     # Answers with at least one word are right, or the empty text if there is none.
     golds = {name: [text for text in answers[name] if normalize_answer(text)] or [""] for name in predicted}
     raw = {

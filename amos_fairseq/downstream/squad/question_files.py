@@ -8,13 +8,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from amos_fairseq.errors import UserError, explain_os_errors
-from amos_fairseq.strangers import LARGEST_COUNT, field, is_unicode, parse_json, text_in, whole_number
+from amos_fairseq.strangers import LARGEST_COUNT, field, is_unicode, parse_json, plain_name, text_in, whole_number
 from amos_fairseq.text.file_kinds import FOLDER, JSONL, PARQUET, UTF8_MARK, kind_of
-from amos_fairseq.text.input_files import TableFile, read_content
+from amos_fairseq.text.input_files import TableFile, is_blank, read_content
 
 MANIFEST = "squad.json"  # of the prepared data
 TOKEN_ARRAYS = ("question", "context", "context_start", "context_end")
 HINT = "give a file in the layout of SQuAD"
+_FIND_STARTS = (
+    "table = pandas.read_json(FILE, lines=True, dtype=False); table['answers'] = [{{'text': {texts}, 'answer_start': "
+    "[context.find(text) for text in {texts}]}} for context, answer in zip(table.context, table.answers)]; "
+    "table.to_json('NEW.jsonl', orient='records', lines=True)"
+)
 LARGEST_FILE_BYTES = 256 << 20  # decompressed; the training set of SQuAD 2.0 has 40 MiB
 NAMED = 5  # ids in a note
 # Thai, Lao, Burmese, Khmer, Japanese and Chinese have no blanks between words.
@@ -90,10 +95,10 @@ class SquadFile(NamedTuple):
     def questions(self) -> list[Question]:
         return [question for paragraph in self.paragraphs for question in paragraph.questions]
 
-    def without_start(self) -> list[str]:
-        """Return the id of the question for each answer that is not at its start."""
+    def misplaced(self) -> list[tuple[str, str, Answer]]:
+        """Return context, id and answer where an answer is not at its start."""
         return [
-            question.id
+            (paragraph.context, question.id, answer)
             for paragraph in self.paragraphs
             for question in paragraph.questions
             for answer in question.answers
@@ -110,6 +115,41 @@ def read_squad(path: Path) -> SquadFile:
     impossible, also where ``is_impossible`` is missing, as in the official evaluation.
     """
     content = _read_content(path)
+    paragraphs = tuple(_read_paragraphs(path, content))
+    data = SquadFile(path, "" if isinstance(content, list) else _optional_text(content, "version"), paragraphs)
+    ids = Counter(question.id for question in data.questions)
+    if not ids:
+        raise UserError(f"{path} holds no questions: {HINT}")
+    ((most_common, count),) = ids.most_common(1)
+    if count > 1:
+        raise UserError(f"{path}: the id {most_common:.60} occurs {count:,} times: predictions need unique ids")
+    notes = []
+    if blank := [question.id for question in data.questions if is_blank(question.text)]:
+        problem = f"{len(blank):,} of {len(ids):,} questions have no text ({named(blank)})"
+        if 2 * len(blank) > len(ids):
+            raise UserError(f"{path}: {problem}: write them into question")
+        notes.append(problem)
+    num_answers, wrong = sum(len(question.answers) for question in data.questions), data.misplaced()
+    if not num_answers:
+        raise UserError(f"{path}: no question has an answer: give a file with answers")
+    if 2 * len(wrong) > num_answers:
+        problem = f"{len(wrong)} of {num_answers} answers are not at their answer_start"
+        context, _, answer = wrong[0]
+        there = context[max(answer.start, 0) :][: len(answer.text)]
+        raise UserError(
+            f"{path}: {problem} ({named([name for _, name, _ in wrong])}); the first is {answer.text!r:.60}, and the context "
+            f"has {there!r:.60} there: the starts must count characters of the context in the file (not bytes, nor UTF-16 "
+            "units as in JavaScript; CR LF are two), and upper and lower case must agree"
+        )
+    data = data._replace(paragraphs=tuple(map(_with_starts, data.paragraphs)))
+    still_wrong = Counter(name for _, name, _ in data.misplaced())
+    if corrected := list((Counter(name for _, name, _ in wrong) - still_wrong).elements()):
+        what = "were not at their answer_start and were moved to the only place in the context that has their text"
+        notes.append(f"{len(corrected):,} answers {what} ({named(corrected)})")
+    return data._replace(notes=tuple(notes))
+
+
+def _read_paragraphs(path: Path, content: Any) -> list[Paragraph]:
     paragraphs: list[Paragraph] = []
     where = "the file"
     try:
@@ -129,40 +169,7 @@ def read_squad(path: Path) -> SquadFile:
             paragraphs.append(row)
     except ValueError as error:
         raise UserError(f"{path} does not have SQuAD's layout: in {where} {error}") from error
-    version = "" if isinstance(content, list) else _optional_text(content, "version")
-    data = SquadFile(path, version, tuple(paragraphs))
-    ids = Counter(question.id for question in data.questions)
-    if not ids:
-        raise UserError(f"{path} holds no questions: {HINT}")
-    ((most_common, count),) = ids.most_common(1)
-    if count > 1:
-        raise UserError(f"{path}: the id {most_common:.60} occurs {count:,} times: predictions need unique ids")
-    num_answers, wrong = sum(len(question.answers) for question in data.questions), data.without_start()
-    if not num_answers:
-        raise UserError(f"{path}: no question has an answer: give a file with answers")
-    if 2 * len(wrong) > num_answers:
-        problem = f"{len(wrong)} of {num_answers} answers are not at their answer_start ({named(wrong)})"
-        context, answer = next(
-            (paragraph.context, answer)
-            for paragraph in data.paragraphs
-            for question in paragraph.questions
-            for answer in question.answers
-            if not answer.is_in(paragraph.context)
-        )
-        there = context[max(answer.start, 0) :][: len(answer.text)]
-        raise UserError(
-            f"{path}: {problem}; the first is {answer.text!r:.60}, and the context has {there!r:.60} there: the starts must "
-            "count characters of the context in the file (not bytes, nor UTF-16 units as in JavaScript; CR LF are two), and "
-            "upper and lower case must agree"
-        )
-    notes = []
-    data = data._replace(paragraphs=tuple(map(_with_starts, data.paragraphs)))
-    if corrected := list((Counter(wrong) - Counter(data.without_start())).elements()):
-        what = (
-            "answers were not at their answer_start and were moved to the only place in the context that has their text"
-        )
-        notes.append(f"{len(corrected):,} {what} ({named(corrected)})")
-    return data._replace(notes=tuple(notes))
+    return paragraphs
 
 
 def script_notes(data: SquadFile) -> Iterator[str]:
@@ -186,7 +193,7 @@ def _read_content(path: Path) -> Any:
             is_row = isinstance(content, dict) and "data" not in content and "context" in content
             return [content] if is_row else content
         except ValueError as error:
-            if kind != JSONL or not text.lstrip().startswith(b"{"):
+            if kind != JSONL or b"\n" not in text.strip():
                 raise UserError(f"{path} {error}: {HINT}") from error
     return list(_rows(path))
 
@@ -206,17 +213,21 @@ def _paragraph(article: dict[str, Any], node: Any, questions: Sequence[Any]) -> 
 
 def _question(node: Any) -> Question:
     name = node.get("id") if isinstance(node, dict) else None
-    name = str(name) if type(name) is int else _text(node, "id")
+    name = plain_name(str(name) if type(name) is int else field(node, "id", str))
     given = node.get("answers")
+    if isinstance(given, str) or (isinstance(given, list) and any(isinstance(each, str) for each in given)):
+        texts = "[answer]" if isinstance(given, str) else "answer"
+        advice = f"write the starts: {_FIND_STARTS.format(texts=texts)}"
+        raise ValueError(f"answers of the question {name:.60} are texts without answer_start: {advice}")
     if isinstance(given, dict):  # of datasets
         texts, starts = field(given, "text", list), field(given, "answer_start", list)
         if len(texts) != len(starts):
             raise ValueError(f"the question {name:.60} has {len(texts)} texts and {len(starts)} starts of answers")
         given = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
+    elif given is None:
+        raise ValueError(f"the question {name:.60} has no answers, but {', '.join(map(str, node)):.200}")
     else:
         given = field(node, "answers", list)
-    if any(isinstance(each, str) for each in given):
-        raise ValueError(f"answers of the question {name:.60} are texts: each must have text and answer_start")
     answers = tuple(Answer(_text(each, "text"), field(each, "answer_start", int)) for each in given)
     answers = tuple(answer for answer in answers if answer.text.strip())
     # The official evaluation checks whether there are answers; in both files of version 2.0 the flag agrees with that.

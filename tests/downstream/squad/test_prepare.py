@@ -123,44 +123,6 @@ def test_finished_data_are_unchanged(data, capsys, tmp_path):
     assert {path: path.stat().st_mtime_ns for path in data.rglob("*")} == before
 
 
-FIRST = ["data", 0, "paragraphs", 0]
-LAYOUTS = [
-    ([], None, "holds no questions"),
-    (["data"], None, "in the file data is None, not a list"),
-    ([*FIRST, "context"], None, "in data[0].paragraphs[0] context is None, not a string"),
-    ([*FIRST, "qas", 1, "id"], [7], "in data[0].paragraphs[0] id is [7], not a string"),
-    ([*FIRST, "qas", 0, "answers", 1, "answer_start"], "3", "answer_start is '3', not an integer"),
-    ([*FIRST, "qas", 0, "is_impossible"], "no", "is_impossible is 'no', not true or false"),
-    ([*FIRST, "qas", 0, "is_impossible"], True, "the question p0q0 has an answer, but is_impossible is true"),
-    ([*FIRST, "qas", 0, "answers"], {"text": ["a"], "answer_start": []}, "the question p0q0 has 1 texts and 0 starts"),
-    ([*FIRST, "qas", 0, "id"], "p0q1", "the id p0q1 occurs 2 times"),
-    (["data"], [], "holds no questions"),
-]
-
-
-def changed(path: list, value: object) -> dict | list:
-    """The synthetic data with one value replaced, or, for None, removed."""
-    if not path:
-        return []
-    squad = json.loads(json.dumps(SQUAD))
-    *before, last = path
-    node = squad
-    for key in before:
-        node = node[key]
-    node[last] = value
-    if value is None:
-        del node[last]
-    return squad
-
-
-def with_starts_in_bytes() -> dict:
-    squad = json.loads(json.dumps(SQUAD))
-    for paragraph in squad["data"][0]["paragraphs"]:
-        for answer in (answer for asked in paragraph["qas"] for answer in asked["answers"]):
-            answer["answer_start"] = len(paragraph["context"][: answer["answer_start"]].encode("utf-8"))
-    return squad
-
-
 def test_refusals(data, tmp_path, capsys):
     """One line that names the file and what is wrong; nothing is left of OUT."""
     source, tokenizer, out = data.parent / "squad.json", data.parent / "tokenizer", tmp_path / "out"
@@ -172,10 +134,7 @@ def test_refusals(data, tmp_path, capsys):
     cases += [([source, source, tmp_path / "absent", out], "is not a directory")]
     cases += [([source, source, tokenizer, out, "--max-train-questions", 0], "--max-train-questions 0")]
     cases += [([source, source, tokenizer, tmp_path], "is not empty and contains no SQuAD data")]
-    contents = [(changed(path, value), message) for path, value, message in LAYOUTS]
-    contents += [(with_starts_in_bytes(), "the starts must count characters")]
-    for number, (content, message) in enumerate(contents):
-        cases += [([write_json(tmp_path / f"wrong{number}.json", content), source, tokenizer, out], message)]
+    cases += [([write_json(tmp_path / "empty.json", []), source, tokenizer, out], "holds no questions")]
     for arguments, message in cases:
         assert message in refused(capsys, *arguments), arguments
     assert not out.exists()

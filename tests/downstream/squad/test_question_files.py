@@ -55,8 +55,8 @@ def test_one_row(tmp_path):
 
 
 def test_many_wrong_starts_are_found_in_linear_time(tmp_path, monkeypatch):
-    calls, original = [], SquadFile.without_start
-    monkeypatch.setattr(SquadFile, "without_start", lambda self: calls.append(1) or original(self))
+    calls, original = [], SquadFile.misplaced
+    monkeypatch.setattr(SquadFile, "misplaced", lambda self: calls.append(1) or original(self))
     read_squad(write_json(tmp_path / "a.json", squad_of("a b c d e f", *[(name, 9) for name in "ab"], *[("c", 4)] * 3)))
     assert len(calls) == 2
 
@@ -94,7 +94,7 @@ def test_an_answer_is_corrected_only_where_its_text_is_once(tmp_path):
     (note,) = data.notes
     assert note.startswith("3 answers were not at their answer_start")
     assert note.endswith("(0, 1, 2)")
-    assert data.without_start() == ["3", "4"]
+    assert [name for _, name, _ in data.misplaced()] == ["3", "4"]
     squad = squad_of(context, ("house", 7), *right)
     squad["data"][0]["paragraphs"][0]["qas"][0]["answers"].append({"text": "the", "answer_start": 1})
     (note,) = read_squad(write_json(tmp_path / "two.json", squad)).notes
@@ -121,19 +121,54 @@ def test_scripts_without_blanks(text, is_told, tmp_path):
     assert bool(list(script_notes(data))) == is_told
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('{"qid": 1, "text": 1}\n{"a": 2}\n', "in data\\[0\\] there is no context .* but qid, text"),
-        ('{"id": 1, "context": "a", "question": "?", "answers": ["a"]}\n', "answers of the question 1 are texts"),
-        ('{"context": "a", "question": "?"}\n', "in data\\[0\\] id is None"),
-        ('{"id": 1, "context": "a", "question": "?"}\n', "in data\\[0\\] answers is None, not a list"),
-        ("a b\n", "is not JSON"),
-        ('{"id": 1, "context": "a", "question": "?", "answers": []}\n', "no question has an answer"),
-        ('{"id": 1, "context": "a"}\n{"id": 2, "con\n', "line 2 is not JSON"),
-    ],
+OFFICIAL = json.dumps(squad_of("a b c", ("b", 2)))
+FLAT = (
+    json.dumps({"id": 1, "context": "a b c", "question": "?", "answers": {"text": ["b"], "answer_start": [2]}}) + "\n"
 )
-def test_rows_that_cannot_be_read(content, message, tmp_path):
-    (tmp_path / "a.jsonl").write_text(content)
-    with pytest.raises(UserError, match=rf"a\.jsonl.*{message}"):
-        read_squad(tmp_path / "a.jsonl")
+# What is replaced in a file with one question, by what, and the message.
+REFUSED_VALUES = [
+    (OFFICIAL, OFFICIAL, "[]", "holds no questions"),
+    (OFFICIAL, '"data"', '"rows"', "in the file data is None, not a list"),
+    (OFFICIAL, '{"paragraphs"', '[], {"paragraphs"', r"in data\[0\] paragraphs is None, not a list"),
+    (OFFICIAL, '"a b c"', "null", r"in data\[0\].paragraphs\[0\] context is None, not a string"),
+    (OFFICIAL, '"id": 0', '"id": [7]', r"in data\[0\].paragraphs\[0\] id is \[7\], not a string"),
+    (OFFICIAL, '"id": 0', f'"id": "{"x" * 2000}"', "has 2,000 characters, a name has from 1 to 1,000"),
+    (OFFICIAL, '"id": 0', r'"id": "a\n\u001b[31m"', "has a character that cannot be printed"),
+    (OFFICIAL, '"id": 0', r'"id": "\ud800"', "has a character that cannot be printed"),
+    (OFFICIAL, '"answer_start": 2', '"answer_start": "2"', "answer_start is '2', not an integer"),
+    (OFFICIAL, '"answer_start": 2', '"answer_start": 2.0', "answer_start is 2.0, not an integer"),
+    (OFFICIAL, '"answer_start": 2', '"answer_start": NaN', r"is not JSON \(NaN is not a finite number\)"),
+    (OFFICIAL, '"answer_start": 2', f'"answer_start": {"9" * 5000}', "a number of 5,000 digits"),
+    (OFFICIAL, '"answer_start": 2', f'"answer_start": -{"9" * 90}', "1 of 1 answers are not at their answer_start"),
+    (OFFICIAL, '"id": 0', '"id": 0, "x": ' + "[" * 9999 + "]" * 9999, "is nested more than 100 levels deep"),
+    (OFFICIAL, '"id": 0', '"id": 0, "is_impossible": "no"', "is_impossible is 'no', not true or false"),
+    (OFFICIAL, '"id": 0', '"id": 0, "is_impossible": true', "the question 0 has an answer, but is_impossible is true"),
+    (OFFICIAL, '"?"', '"\u200b "', r"1 of 1 questions have no text \(0\)"),
+    (FLAT, FLAT, FLAT + FLAT, "the id 1 occurs 2 times"),
+    (FLAT, '"id": 1, ', "", r"in data\[0\] id is None"),
+    (2 * FLAT, '"context": "a b c", ', "", r"in data\[0\] there is no context .* but id, question"),
+    (FLAT, '["b"]', "[]", "the question 1 has 0 texts and 1 starts"),
+    (FLAT, '{"text": ["b"], "answer_start": [2]}', '["b"]', r"are texts without answer_start: .* for text in answer\]"),
+    (FLAT, '{"text": ["b"], "answer_start": [2]}', '"b"', r"are texts without answer_start: .* for text in \[answer\]"),
+    (FLAT, '"answers"', '"answer"', "the question 1 has no answers, but id, context, question, answer"),
+    (FLAT, '{"text": ["b"], "answer_start": [2]}', "[]", "no question has an answer"),
+    (FLAT, FLAT, FLAT + '{"id": 2, "con\n', "line 2 is not JSON"),
+    (FLAT, FLAT, "a b\n", "is not JSON"),
+]
+
+
+@pytest.mark.parametrize("case", range(len(REFUSED_VALUES)))
+def test_values_that_cannot_be_read(case, tmp_path):
+    """One line that names the file and the place, also of hostile values."""
+    content, old, new, message = REFUSED_VALUES[case]
+    assert old in content
+    (tmp_path / "a.json").write_text(content.replace(old, new, 1))
+    with pytest.raises(UserError, match=rf"a\.json.*{message}") as refusal:
+        read_squad(tmp_path / "a.json")
+    assert len(str(refusal.value)) < 600
+
+
+def test_questions_without_text_are_counted(tmp_path):
+    squad = squad_of("a b c", *[("b", 2)] * 5)
+    squad["data"][0]["paragraphs"][0]["qas"][3]["question"] = "\u00a0"
+    assert read_squad(write_json(tmp_path / "a.json", squad)).notes == ("1 of 5 questions have no text (3)",)
