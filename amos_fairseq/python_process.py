@@ -24,9 +24,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from multiprocessing import reduction
+from multiprocessing import reduction, resource_tracker
 from multiprocessing.context import ForkServerProcess
 from typing import Any, BinaryIO
+
+_OF_A_GROUP = {signal.SIGINT, signal.SIGTERM}  # Ctrl-C and `timeout` signal a whole group
 
 WITH_PARENT = "--with-parent"
 # The time that a training has to finish its update and to write a checkpoint after its parent was killed.
@@ -122,7 +124,7 @@ class ForkedCommand(ForkServerProcess):
         super().__init__(name="MainProcess")
         self.command, self.variables, self.folder = list(command), dict(variables), os.getcwd()
         self._files = [output.fileno(), (errors or output).fileno()]
-        with self._lock, _changed_environment(server_variables or {}):
+        with self._lock, _changed_environment(server_variables or {}), _signals_blocked():
             self.start()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -165,6 +167,7 @@ class ForkedCommand(ForkServerProcess):
         os.setsid()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_A_GROUP)
         multiprocessing.set_start_method(None, force=True)
         logging.root.handlers.clear()  # a message during the imports has configured it
         for number, file in enumerate([os.open(os.devnull, os.O_RDONLY), *(file.detach() for file in self._files)]):
@@ -197,6 +200,17 @@ def _changed_environment(variables: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+@contextlib.contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Block the signals of a group in this thread: a server that starts now is not ended by them while it imports."""
+    resource_tracker.ensure_running()  # the server would start it, which unblocks them
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_A_GROUP)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def main() -> None:

@@ -104,6 +104,14 @@ def test_trees_of_a_grammar_are_learned(place, tmp_path, capsys):
         assert "labels.txt does not have the labels that" in error_line(capsys, main, *predict, reports_progress=True)
     for file, text in texts.items():
         file.write_text(text)
+    words = [f"{n}\tthe\t_\t_\t_\t_\t{n - 1}\tdep\t_\t_\n" for n in range(1, 201)]
+    (tmp_path / "long").write_text("".join(words))
+    capsys.readouterr()
+    files[1] = tmp_path / "long"
+    main(["parse", "--checkpoint", str(place / "out"), *map(str, files), "--cpu"])
+    (last,) = re.findall(r"1 sentences; the last ([0-9]+) words of 1 sentences of more", capsys.readouterr().out)
+    [tree] = read_conllu(tmp_path / "t").sentences
+    assert tree.columns["deprel"][-int(last) :] == ["dep"] * int(last)
     checkpoint = place / "out" / RUN / "checkpoint_best.pt"
     assert "--part encoder" in error_line(capsys, main, "export", checkpoint, tmp_path / "hf", reports_progress=True)
     main(["export", str(checkpoint), str(tmp_path / "hf"), "--part", "encoder", "--no-check"])

@@ -45,8 +45,7 @@ PREDICTIONS, SCORES = "predictions.conllu", "scores.json"
 def main(arguments: argparse.Namespace) -> None:
     if arguments.predict is not None:
         files = (Path(arguments.checkpoint), arguments.predict, Path(arguments.out))
-        number = stoppable(parse_file, *files, find_devices(arguments.cpu)[0])
-        print(f"{arguments.out}: {number:,} sentences")
+        print(f"{arguments.out}: {stoppable(parse_file, *files, find_devices(arguments.cpu)[0])}")
         return
     session = session_from(arguments, NAME)
     check_unlabeled(session, PARSING_VIEWS, arguments.unlabeled)
@@ -192,9 +191,9 @@ def predict_trees(
     return predicted
 
 
-def parse_file(results: Path, file: Path, out: Path, device: str, stop: threading.Event) -> int:
+def parse_file(results: Path, file: Path, out: Path, device: str, stop: threading.Event) -> str:
     """Write the sentences of a CoNLL-U file with the trees that the best run in an output of ``amos parse`` predicts; return
-    their number."""
+    what was done."""
     if out.is_dir() or (out.exists() and file.exists() and out.samefile(file)):
         raise UserError(f"--out {out}: with --predict it is a file, and not the one to parse: give another name")
     if (best := best_run_of(results, NAME)) is None:
@@ -203,13 +202,19 @@ def parse_file(results: Path, file: Path, out: Path, device: str, stop: threadin
     loaded, relations = load_checkpoint(checkpoint), read_labels(checkpoint.parent)
     check_labels(loaded, TREES, OF_WORDS, relations, checkpoint.parent / LABELS_FILE)
     dictionary, room = loaded.dictionary, loaded.model.max_positions() - NUM_SPECIAL
-    sentences = []
+    sentences, cut = [], []  # the number of words without an edge in each sentence that has some
     for sentence in read_conllu(file).sentences:
         pieces, ranges = loaded.tokenizer.encode_words(sentence.words)
         positions = [start + 1 for start, end in ranges if end <= room]
+        cut += [len(ranges) - len(positions)] if len(positions) < len(ranges) else []
         tokens = torch.tensor([dictionary.bos(), *pieces[:room], dictionary.eos()])
         sentences.append({"tokens": tokens, "positions": torch.tensor(positions, dtype=torch.long)})
     trees = predict_trees(loaded.model, sentences, dictionary.pad(), relations, device, stop)
     with explain_write_errors(out, "permit writing, or give another name"):
         write_text(out, with_trees(_text_of(file), trees))
-    return len(sentences)
+    counted = f"{len(sentences):,} sentences"
+    if cut:
+        limit = loaded.model.max_positions()
+        what = f"words of {len(cut):,} sentences of more than {limit} tokens"
+        counted += f"; the last {sum(cut):,} {what} have the relation dep to the root"
+    return counted

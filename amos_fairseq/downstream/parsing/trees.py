@@ -107,7 +107,8 @@ def tree_scores(gold: Sequence[Sequence[Edge]], predicted: Sequence[Sequence[Edg
 
 
 def with_trees(text: str, trees: Sequence[Sequence[Edge]]) -> str:
-    """Return a CoNLL-U file with other heads and relations, and without enhanced dependencies; everything else in it stays.
+    """Return a CoNLL-U file with other heads and relations, and without enhanced dependencies and the empty nodes (``1.1``),
+    which only these have; everything else in it stays.
 
     Words without an edge, which are cut, get the relation ``dep`` to the word that depends on the root; if all words of a
     sentence are cut, the first one is that word.
@@ -115,6 +116,8 @@ def with_trees(text: str, trees: Sequence[Sequence[Edge]]) -> str:
     lines, sentence = [], -1
     for line in re.split(r"(?<=\n)", text):  # other characters that end a line may be part of a word
         cells = line.rstrip("\r\n").split("\t")
+        if re.fullmatch(r"[0-9]+\.[0-9]+", cells[0].strip(" ")):
+            continue
         if not line.startswith("#") and cells[0].strip(" ").isdecimal():
             word = int(cells[0])
             sentence += word == 1

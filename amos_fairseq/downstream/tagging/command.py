@@ -43,6 +43,7 @@ SCORES = "scores.json"
 CUT = "<cut>"  # in predictions: a word that the model did not read; CoNLL-U has the label "_"
 # In the order of the table; labels that do not mark spans have only accuracy.
 SCORE_NAMES = {"f1": "span F1", "precision": "precision", "recall": "recall", "accuracy": "accuracy"}
+BY_ONE_LABEL = " alone"  # ends the note on the accuracy of the most frequent label
 AND = ","  # between the columns of a run; no column has it in its name
 
 
@@ -86,6 +87,11 @@ class ColumnData:
             raise UserError(f"{problem}: prepare the data again")
         return cls(column, train, dev, unlabeled, words)
 
+    def baseline(self) -> str:
+        counts = Counter(label for index in range(len(self.dev)) for label in self.dev.labels(index))
+        most, number = counts.most_common(1)[0]
+        return f"accuracy, {100 * number / counts.total():.1f} by {self.column.labels[most]}{BY_ONE_LABEL}"
+
     def notes(self, max_tokens: int) -> Iterator[str]:
         """Yield a note for dev sentences that train too, and for each split of which sentences are cut."""
         if self.column.seen:
@@ -115,15 +121,16 @@ def open_tagging(session: Session, data: Sequence[Path]) -> "Tagging":
     with_views = any(trial.views for trial in trials)
     opened = {column.name: ColumnData.open(session, column, with_views) for column in columns.values()}
     max_tokens = session.checkpoint.max_positions
-    notes = tuple(f"{name}: {note}" for name, of_column in opened.items() for note in of_column.notes(max_tokens))
+    notes = [f"{name}: {note}" for name, of_column in opened.items() for note in of_column.notes(max_tokens)]
+    notes += [f"{name}: {of_column.baseline()}" for name, of_column in opened.items() if not of_column.column.has_spans]
     name, first = TASK_PREFIX + AND.join(opened), next(iter(opened.values()))
     if len(opened) == 1:
-        task = BenchmarkTask(name, len(first.train), first.column.main_score, first.column.sha256, trials, notes)
+        task = BenchmarkTask(name, len(first.train), first.column.main_score, first.column.sha256, trials, tuple(notes))
     else:
         num_rows = sum(rows_per_epoch([len(of_column.train) for of_column in opened.values()]))
         check_epoch(num_rows, max(trial.batch_size for trial in trials))
         sha256 = content_sha256({name: of_column.column.sha256 for name, of_column in opened.items()})
-        task = BenchmarkTask(name, num_rows, AVERAGE, sha256, trials, notes, carries_rest=True)
+        task = BenchmarkTask(name, num_rows, AVERAGE, sha256, trials, tuple(notes), carries_rest=True)
     return Tagging(session, first.column.directory, {name: task}, opened)
 
 
@@ -182,15 +189,9 @@ class Tagging(Benchmark):
 
     def table(self, summaries: Mapping[str, TaskSummary], notes: Sequence[str]) -> Table:
         """Say above the table which columns have accuracy, and how much of it the most frequent label gives."""
-        baselines = []
-        for name, opened in self.opened.items():
-            if not opened.column.has_spans:
-                counts = Counter(label for index in range(len(opened.dev)) for label in opened.dev.labels(index))
-                most, number = counts.most_common(1)[0]
-                share = 100 * number / counts.total()
-                baselines.append(f"; {name}: accuracy, {share:.1f} by {opened.column.labels[most]} alone")
-        table = super().table(summaries, notes)
-        return dataclasses.replace(table, title="".join([self.title, *baselines]))
+        baselines = [note for note in notes if note.endswith(BY_ONE_LABEL)]
+        table = super().table(summaries, [note for note in notes if note not in baselines])
+        return dataclasses.replace(table, title="; ".join([self.title, *baselines]))
 
     def notes(self, results: Sequence[RunResult], summaries: Mapping[str, TaskSummary]) -> Iterator[str]:
         if any("f1" in summary.scores for summary in summaries.values()):

@@ -9,7 +9,7 @@ from amos_fairseq.errors import UserError
 
 _SAVE_TABS = "header=None, dtype=str, keep_default_na=False, skip_blank_lines=False).to_csv(NEW, sep='\\t', quoting=3, "
 _SAVE_LISTS = (
-    "table = pandas.read_csv(FILE); table['tokens'] = table.SENTENCE.str.split(); "
+    "table = pandas.read_csv(FILE); table['tokens'] = table.SENTENCE.str.split() (a list: .map(ast.literal_eval)); "
     "table['ner_tags'] = table.TAGS.map(ast.literal_eval); "
     "table[['tokens', 'ner_tags']].to_json('NEW.jsonl', orient='records', lines=True)"
 )

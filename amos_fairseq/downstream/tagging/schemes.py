@@ -15,7 +15,7 @@ _MARKS = {"B": "B", "I": "I", "E": "E", "S": "S", "M": "I", "L": "E", "U": "S", 
 
 
 def _with_prefix(label: str, separators: str) -> str | None:
-    match = re.fullmatch(f"([BIESMLUW])[{separators}](.+)", label, re.IGNORECASE)
+    match = re.fullmatch(f"([BIESMLUW])[{separators}](?!.*[|,;+][BIESMLUW][-_])(.+)", label, re.IGNORECASE)
     return match and f"{_MARKS[match[1].upper()]}-{match[2]}"
 
 

@@ -185,7 +185,8 @@ def _read_word_lines(path: Path, names: Sequence[str] | None, labeled: bool) -> 
         return WordFile(path, LINES, sentences)
     if labeled and (width == 1 or (not names and 2 * count < len(words))):
         expected = "expected one word a line with its labels behind it, separated by a tab or spaces"
-        raise UserError(f"{path}, line {words[0].number}: {expected}, not {words[0].line!r:.60}")
+        row = next((row for row in words if len(row.cells) == 1), words[0])
+        raise UserError(f"{path}, line {row.number}: {expected}, not {row.line!r:.60}")
     if not has_blank_lines and len(words) > LONGEST_SENTENCE:
         why = f"line {first_tab} has a tab, so the file has one word a line, but" if first_tab else "there is"
         problem = f"{path}: {why} no blank line in {len(words):,} lines: separate sentences by blank lines"
@@ -355,10 +356,9 @@ def _read_table(path: Path, labeled: bool) -> WordFile:
     names, notes = _label_columns(table, words_name) if labeled else ([], [])
     for number, row in table.rows():
         words, columns = row.get(words_name), {name: row[name] for name in names}
-        if labeled and not names and isinstance(words, list):
-            problem = f"no list of labels that is as long as {words_name}, such as ner_tags: give one"
-        else:
-            problem = _problem_of_words(table, words_name, words) or _problem_of_labels(words_name, len(words), columns)
+        problem = _problem_of_words(table, words_name, words)
+        if labeled and not problem:
+            problem = _problem_of_labels(words_name, len(words), columns)
         if problem:
             raise UserError(f"{path}, row {number}: {problem}")
         labels = {name: [label.strip() for label in of_column] for name, of_column in columns.items()}
@@ -378,6 +378,8 @@ def _problem_of_words(table: TableFile, name: str | None, words: Any) -> str | N
 
 
 def _problem_of_labels(words_name: str, num_words: int, columns: dict[str, Any]) -> str | None:
+    if not columns:
+        return f"no list of labels that is as long as {words_name}, such as ner_tags: give one"
     for name, labels in columns.items():
         count = len(labels) if isinstance(labels, list) else "no"
         if count != num_words:

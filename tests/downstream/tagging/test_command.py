@@ -74,9 +74,13 @@ def test_the_table_says_what_accuracy_means_and_which_sentences_train_too(sessio
     most = max(set(tags), key=tags.count)
     share = 100 * tags.count(most) / len(tags)
     chunks, both = (open_tagging(session, folders) for folders in ([tmp_path / "data"], [pos, tmp_path / "data"]))
-    assert chunks.table({}, []).title == "Sequence tagging, dev"
-    assert both.table({}, []).title == f"Sequence tagging, dev; pos: accuracy, {share:.1f} by {most} alone"
     (task,) = both.tasks.values()
-    assert task.notes == tuple(
+    *seen, baseline = task.notes
+    assert seen == [
         f"{name}: 40 of 40 dev sentences train too: the scores may be too high" for name in ("pos", "chunk")
-    )
+    ]
+    assert baseline == f"pos: accuracy, {share:.1f} by {most} alone"
+    # The notes of all results in OUT, also of columns of earlier calls.
+    table = chunks.table({}, task.notes)
+    assert (table.title, table.notes) == (f"Sequence tagging, dev; {baseline}", seen)
+    assert chunks.table({}, []).title == "Sequence tagging, dev"

@@ -280,6 +280,7 @@ REFUSED = {
     read_sentences: [
         ("a X\nb X Y\n", "line 2: 3 columns, expected 2"),
         ("a\tX\nb\t\n", "line 2: column 2 is empty: fill it, or remove the line"),
+        ("a O\nb\nc\n", "line 2: expected one word a line .*, not 'b'"),
         ("a\nb\n", "line 1: expected one word a line with its labels behind it, .*, not 'a'"),
         ("The dog sees\nA cat\nOh no , he does\n", "line 1: expected one word a line .* 'The dog sees'"),
         ("a X\rb X\n", "line 1: a carriage return inside of the line"),
@@ -313,6 +314,7 @@ REFUSED = {
         (lines_of([{"tokens": ["a", "b"], "tags": ["O"]}]), "has 2 words and tags 1 labels: correct it, or remove"),
         (lines_of([{"tokens": ["a"], "tags": [None]}]), "row 1: tags has None, no label"),
         (lines_of([{"tokens": "a b", "tags": ["O"]}]), "row 1: no list of words .* .tokens is a text"),
+        (lines_of([{"tokens": [{"text": "a"}], "spans": []}]), "row 1: tokens has {'text': 'a'}, no word"),
         (lines_of([{"text": "a"}]), "no list of words called tokens .*the columns are text"),
         (lines_of([{"tokens": ["a"]}]), "no list of labels that is as long as tokens"),
         (lines_of([{"tokens": ["a", "\ud83d"], "tags": ["O", "O"]}]), "row 1: tokens has None, no word"),
