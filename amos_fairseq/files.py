@@ -86,15 +86,21 @@ def csv_text(rows: Iterable[Sequence[object]]) -> str:
     Spreadsheets run a cell that starts with one of ``=+-@``, also in quotes, so an apostrophe precedes texts that do; numbers
     are unchanged.
     """
+    return "".join(csv_lines([_without_formula("" if cell is None else str(cell)) for cell in row] for row in rows))
+
+
+def _without_formula(cell: str) -> str:
+    return f"'{cell}" if cell.startswith(_FORMULA) and not _NUMBER.fullmatch(cell) else cell
+
+
+def csv_lines(rows: Iterable[Sequence[object]], separator: str = ",") -> Iterator[str]:
+    """Yield each row as CSV with a line end; None is an empty cell."""
     lines: list[str] = []
     # Only with its default, CR LF as the end of a line, does the writer quote cells with a lone CR.
-    writer = csv.writer(SimpleNamespace(write=lines.append))
+    writer = csv.writer(SimpleNamespace(write=lines.append), delimiter=separator)
     for row in rows:
-        cells = ("" if cell is None else str(cell) for cell in row)
-        writer.writerow(
-            f"'{cell}" if cell.startswith(_FORMULA) and not _NUMBER.fullmatch(cell) else cell for cell in cells
-        )
-    return "".join(line.removesuffix("\r\n") + "\n" for line in lines)
+        writer.writerow(row)
+        yield lines.pop().removesuffix("\r\n") + "\n"
 
 
 def refuse_link(path: str | os.PathLike) -> None:

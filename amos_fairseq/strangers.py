@@ -88,7 +88,8 @@ def read_json_lines(path: Path, hint: str, parse: Callable[[str], Any]) -> list[
 
 
 def read_yaml(path: str | os.PathLike, hint: str, largest: int = 1 << 20) -> Any:
-    """Return the content of a YAML file without aliases: nine lists of nine aliases each grow ninefold per level."""
+    """Return the content of a YAML file, without equal keys, and without aliases: nine lists of nine aliases
+    each grow ninefold per level."""
     import yaml  # not needed by most commands
 
     class Loader(yaml.SafeLoader):
@@ -96,6 +97,12 @@ def read_yaml(path: str | os.PathLike, hint: str, largest: int = 1 << 20) -> Any
             if self.check_event(yaml.AliasEvent):
                 raise yaml.YAMLError("it has an alias")
             return super().compose_node(parent, index)
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            content = super().construct_mapping(node, deep)
+            if len(content) < len(node.value):
+                raise yaml.YAMLError("a key is there twice")
+            return content
 
     text = read_text(path, hint, largest)
     try:
@@ -110,7 +117,7 @@ def read_yaml(path: str | os.PathLike, hint: str, largest: int = 1 << 20) -> Any
 
 def parse_json(text: str | bytes, kind: type = dict, **hooks: Any) -> Any:
     """Return the content of a JSON text. ``hooks`` of ``json.loads``: one for numbers replaces the check of such numbers."""
-    checks = {"parse_int": _integer, "parse_float": _float, "parse_constant": _float}
+    checks = {"parse_int": _integer, "parse_float": _float, "parse_constant": _float, "object_pairs_hook": unique_keys}
     try:
         content = json.loads(text, **checks | hooks)
     except RecursionError:
@@ -120,6 +127,15 @@ def parse_json(text: str | bytes, kind: type = dict, **hooks: Any) -> Any:
     if not isinstance(content, kind):
         raise ValueError(f"contains {reprlib.repr(content)}, not {_KINDS[kind]}")
     collections.deque(values_in(content), maxlen=0)
+    return content
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of JSON with these keys; raise ``ValueError`` if two are equal, because programs read either value."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        [(twice, _)] = collections.Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"the key {twice[:60]!r} is there twice")
     return content
 
 

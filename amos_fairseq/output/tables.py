@@ -39,8 +39,8 @@ class Table:
             console.print(Text(f"* {note}"), soft_wrap=True)
 
     def as_markdown(self) -> str:
-        notes = [f"- {note}" for note in self.notes]
-        lines = [f"# {self.title}", "", markdown_rows(self.columns, self.rows), "", *notes]
+        notes = [f"- {escape_markdown(note)}" for note in self.notes]
+        lines = [f"# {escape_markdown(self.title)}", "", markdown_rows(self.columns, self.rows), "", *notes]
         return "\n".join(lines).rstrip() + "\n"
 
     def as_csv(self) -> str:
@@ -55,11 +55,17 @@ class Table:
         return list(contents)
 
 
+def escape_markdown(text: str) -> str:
+    """Return a text without HTML, links and pictures: names of columns and labels may come from a stranger."""
+    return text.replace("<", "&lt;").replace("](", "]\\(")
+
+
 def markdown_rows(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return head and rows in Markdown, the first column left-aligned and the others right-aligned."""
     align = ["---", *["---:"] * (len(columns) - 1)]
     return "\n".join(
-        "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in (columns, align, *rows)
+        "| " + " | ".join(escape_markdown(cell).replace("|", "\\|") for cell in cells) + " |"
+        for cells in (columns, align, *rows)
     )
 
 

@@ -161,7 +161,7 @@ def _documents_of_table(table: TableFile, column: str) -> Iterator[bytes]:
         )
     unit = "row" if table.kind in (PARQUET, FOLDER) else "line"
     without_text = first = 0
-    for number, row in table.rows():
+    for number, row in table.rows([column]):
         place = f"{table.path}, {unit} {number}"
         text = None if row[column] == _DATABASE_NULL else row[column]
         if not isinstance(text, str | None):

@@ -6,15 +6,14 @@ NUL characters are removed from all texts, because tokenizers differ: one remove
 import csv
 import math
 import re
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.strangers import parse_json
-from amos_fairseq.text.arrow_files import arrow_rows, folder_files, open_arrow, without_nul
+from amos_fairseq.text.arrow_files import arrow_rows, folder_files, open_arrow, plain
 from amos_fairseq.text.file_kinds import (
     CSV,
     FOLDER,
@@ -37,6 +36,8 @@ from amos_fairseq.text.file_kinds import (
 
 MOST_COLUMNS = 10_000
 OBJECTS_WITH_KEYS = 100
+# What the rows of a table may take in memory. A few bytes, compressed or repeated in Parquet, can be a billion rows.
+_ALWAYS_READ, _LARGEST_EXPANSION, _BYTES_OF_A_ROW = 1 << 28, 200, 100
 # The first line of some files for Excel, which is no row.
 _SEPARATOR_LINE = re.compile(r'"?sep=(\t|[^\w\s"])"?\r?\n?', re.IGNORECASE)
 # Python writes these for floats, and JSON has none of them.
@@ -113,14 +114,6 @@ def advice_on_encoding(line: bytes) -> str:
     return "half of a surrogate pair is no character: remove it, for example with iconv -c -f UTF-8 -t UTF-8 FILE > NEW"
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"the key {twice[:60]!r} is there twice")
-    return content
-
-
 def refuse_large(document: bytes | bytearray, what: str) -> None:
     if len(document) > LARGEST_DOCUMENT_BYTES:
         raise UserError(f"{what} is larger than {in_mib(LARGEST_DOCUMENT_BYTES)}: put a blank line between documents")
@@ -134,10 +127,10 @@ class TableFile:
     - ``csv``: as Python's ``csv`` reads it, strictly; a quoted field may have line ends. ``,`` or ``;`` separates: the one
       that gives the first line more columns, ``,`` if they are equal; a tab or ``|`` where both give one column, or what a
       line ``sep=;`` says. Values: ``str``.
-    - ``jsonl``: an object on each line. The columns are the keys of the first ``OBJECTS_WITH_KEYS``; a key
-      that is missing is None, and others are ignored. Values: those of JSON; None for NaN.
-    - ``parquet``, and ``folder`` of ``Dataset.save_to_disk``: Python values. The number of a class of a ``ClassLabel``, alone
-      or in a list, is replaced by the name of the class, and -1 by None.
+    - ``jsonl``: an object on each line. The columns are the keys of the first ``OBJECTS_WITH_KEYS``, or with ``all_keys`` of
+      all; a key that is missing is None, and others are ignored. Values: those of JSON; None for NaN.
+    - ``parquet``, and ``folder`` of ``Dataset.save_to_disk``: values as in JSON (:func:`~amos_fairseq.text.arrow_files.plain`).
+      The number of a class of a ``ClassLabel``, alone or in a list, is replaced by the name of the class, and -1 by None.
 
     A text with half of a surrogate pair, which is no character, is None: tokenizers cannot read it.
 
@@ -147,9 +140,17 @@ class TableFile:
             left out.
     """
 
-    def __init__(self, path: Path, header: bool = True, csv_quotes: bool = False, on_read: OnRead = ignore) -> None:
+    def __init__(
+        self,
+        path: Path,
+        header: bool = True,
+        csv_quotes: bool = False,
+        on_read: OnRead = ignore,
+        all_keys: bool = False,
+    ) -> None:
         self.path, self.kind, self.header, self._on_read = path, kind_of(path), header, on_read
         self.broken_lines: list[int] = []
+        self._most_bytes = max(_ALWAYS_READ, _LARGEST_EXPANSION * sum(file.stat().st_size for file in files_of(path)))
         if self.kind == TEXT:
             if first_lines(path)[0].startswith(b"__label__"):
                 raise UserError(
@@ -165,20 +166,24 @@ class TableFile:
         if not header and self.kind not in (TSV, CSV):
             raise UserError(f"{path}: its columns have names already: remove --no-header")
         if self.kind in (TSV, CSV):
-            if header and b"\r" in next(read_lines(path), (1, b""))[1].rstrip(b"\r\n"):
-                raise UserError(
-                    f"{path}: its lines end with CR: convert it, for example with tr '\\r' '\\n' < FILE > NEW"
-                )
             self._quotes, self._num_skipped = csv_quotes or self.kind == CSV, 0
+            if header and not self._quotes and b"\r" in next(read_lines(path), (1, b""))[1].rstrip(b"\r\n"):
+                raise _ends_with_cr(path)
             self._separator = "\t" if self.kind == TSV else self._separator_of_csv()
             first = self._first_fields(self._separator)
             self.columns = tuple(first) if header else tuple(str(number + 1) for number in range(len(first)))
         elif self.kind == JSONL:
-            objects = islice(self._objects(ignore), OBJECTS_WITH_KEYS)
-            self.columns = tuple(dict.fromkeys(key for _, row in objects for key in row))
+            objects = islice(self._objects(ignore), None if all_keys else OBJECTS_WITH_KEYS)
+            names: dict[str, None] = {}
+            for _, row in objects:
+                names |= dict.fromkeys(row)
+                if len(names) > MOST_COLUMNS:
+                    break
+            self.columns = tuple(names)
         else:
-            with open_arrow(path) as (schema, _, _):
+            with open_arrow(path) as (schema, num_rows, size, _):
                 self.columns = tuple(schema.names)
+                self._check_size(max(size, _BYTES_OF_A_ROW * num_rows))
         if not any(self.columns):
             raise UserError(f"{path} is empty, or its first line has no names of columns: fill it")
         if len(self.columns) > MOST_COLUMNS:
@@ -187,29 +192,37 @@ class TableFile:
             twice = next(name for name in self.columns if self.columns.count(name) > 1)
             raise UserError(f"{path}: two columns have the name {twice[:60]!r}: rename one of them")
 
-    def rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
+    def rows(self, columns: Sequence[str] | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the values of each row by column, with the number of its first line, or of the row where there are no lines;
-        both start at 1."""
+        both start at 1. ``columns``: the only ones that are needed, which saves reading the others of Parquet."""
         if self.kind in (TSV, CSV):
             rows = self._separated_rows()
         elif self.kind == JSONL:
             objects = self._objects(self._on_read)
             rows = ((number, {name: row.get(name) for name in self.columns}) for number, row in objects)
         else:
-            rows = arrow_rows(self.path, self._on_read)
-        is_empty = True
+            rows = arrow_rows(self.path, columns, self._on_read)
+        size = 0
         for number, row in rows:
-            is_empty = False
+            size += _BYTES_OF_A_ROW + sum(len(value) for value in row.values() if isinstance(value, str))
+            self._check_size(size)
             yield number, row
-        if is_empty and self.broken_lines:
+        if not size and self.broken_lines:
             raise UserError(
                 f"{self.path}: none of its {len(self.broken_lines)} lines has the {len(self.columns)} "
                 f"{'tab-separated ' if self.kind == TSV else ''}columns of the first line "
                 f"({', '.join(self.columns)[:200]}), the last one has {self._last_width}: name all columns there (an index in "
                 "front, or a separator at the end of lines, makes one more)"
             )
-        if is_empty:
+        if not size:
             raise UserError(f"{self.path} is empty, but for the names of its columns: fill it")
+
+    def _check_size(self, size: int) -> None:
+        if size > self._most_bytes:
+            raise UserError(
+                f"{self.path}: its rows take more than {_LARGEST_EXPANSION} times the size of the file, so that a small file "
+                "could fill memory and disk: if they are right, write them as JSON lines, without compression"
+            )
 
     def _objects(self, on_read: OnRead) -> Iterator[tuple[int, dict[str, Any]]]:
         for number, line in read_lines(self.path, on_read):
@@ -217,12 +230,13 @@ class TableFile:
             if is_blank(line.decode("utf-8")):
                 continue
             try:
-                row = parse_json(line, parse_constant=_CONSTANTS.get, object_pairs_hook=_object)
+                row = parse_json(line, parse_constant=_CONSTANTS.get)
+                row = plain(row) if b"\\u" in line else row
             except ValueError as error:
                 raise UserError(
                     f'{self.path}, line {number} {error}: each line has to be an object, such as {{"text": "..."}}'
                 ) from None
-            yield number, without_nul(row) if b"\\u" in line else row
+            yield number, row
 
     def _separated_rows(self) -> Iterator[tuple[int, dict[str, str]]]:
         records = self._records(self._separator, self._on_read)
@@ -262,6 +276,10 @@ class TableFile:
         return fields
 
 
+def _ends_with_cr(path: Path) -> UserError:
+    return UserError(f"{path}: its lines end with CR: convert it, for example with tr '\\r' '\\n' < FILE > NEW")
+
+
 def _csv_records(path: Path, lines: Iterator[str], separator: str) -> Iterator[tuple[int, list[str]]]:
     reader = csv.reader(lines, delimiter=separator, strict=True)
     while True:
@@ -270,6 +288,8 @@ def _csv_records(path: Path, lines: Iterator[str], separator: str) -> Iterator[t
         try:
             fields = next(reader, None)
         except csv.Error as error:
+            if "new-line" in str(error):
+                raise _ends_with_cr(path) from None
             raise UserError(
                 f"{path}, line {start}: the row that begins there is not CSV ({error}): put a field with a separator, a quote "
                 "or a line end into quotes, close them, and write quotes inside of it twice"

@@ -126,7 +126,7 @@ def test_parquet_names_the_cell_that_cannot_be_read(tmp_path):
     bad_time = pa.array([0] * 150 + [1 << 60], pa.int64()).cast(pa.timestamp("ms"))
     for columns, message in (
         ({"text": bad_text}, "row 150: the value of text cannot be read .*UTF8"),
-        ({"text": ["text"] * 151, "when": bad_time}, "row 151: the value of when cannot be read"),
+        ({"text": bad_time}, "row 151: the value of text cannot be read .*out of range"),
     ):
         parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
         with pytest.raises(UserError, match=message):

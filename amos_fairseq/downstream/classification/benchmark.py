@@ -33,7 +33,7 @@ from amos_fairseq.downstream.recipes import Hyperparameters
 from amos_fairseq.downstream.results import content_sha256
 from amos_fairseq.downstream.session import Session
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import write_text
+from amos_fairseq.files import csv_lines, write_text
 from amos_fairseq.strangers import read_text
 
 # Readers of QQP count its broken lines differently; a rebuilt or truncated file differs by more.
@@ -237,9 +237,9 @@ class TextBenchmark(Benchmark):
         for split, suffix in data.dev_splits.items():
             labels, predictions = data.labels(split), data.predict(loaded, split, self.max_positions, device, stop)
             rows = zip(data.ids(split), data.spell(predictions), data.spell(labels), strict=True)
-            lines = [f"{self.id_column}\tprediction\tlabel", *map("\t".join, rows), ""]
+            lines = csv_lines([(self.id_column, "prediction", "label"), *rows], "\t")
             name = prefix + self.dev_name.format(split=split)
-            write_text(loaded.file.parent / f"predictions.{name}.tsv", "\n".join(lines))
+            write_text(loaded.file.parent / f"predictions.{name}.tsv", "".join(lines))
             of_split = task_scores(data.name, data.kind, predictions, labels)
             scores |= {f"{name}{suffix}": value for name, value in of_split.items()}
         return scores

@@ -1,12 +1,12 @@
 """Predictions for texts: outputs of a head, their names, and ``amos classify --predict``, which labels the rows of a table."""
 
-import csv
 import itertools
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from amos_fairseq.downstream.classification.scores import predictions_of
 from amos_fairseq.downstream.labeled_task import check_labels
 from amos_fairseq.downstream.results import best_checkpoint, best_run_of
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import explain_write_errors, whole_file
+from amos_fairseq.files import csv_lines, explain_write_errors, whole_file
 from amos_fairseq.models.fine_tuning import TEXT_HEAD
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.text.file_kinds import CSV, TSV, kind_of
@@ -49,7 +49,7 @@ def name_predictions(kind: str, labels: Sequence[str], values: np.ndarray) -> li
 def spell_predictions(kind: str, labels: Sequence[str], values: np.ndarray) -> list[str]:
     """Return predictions or targets as cells of a table: names as they are, numbers and lists of names as JSON."""
     cells = name_predictions(kind, labels, values)
-    return [cell if isinstance(cell, str) else json.dumps(cell, ensure_ascii=False) for cell in cells]
+    return [cell if isinstance(cell, str) else as_json(cell) for cell in cells]
 
 
 def predict_logits(
@@ -76,6 +76,8 @@ def predict_logits(
         with torch.inference_mode():
             output, _ = model(tokens, classification_head_name=head, lengths=lengths)
         logits[indices] = output.float().cpu().numpy()
+    if not np.isfinite(logits).all():
+        raise UserError(f"{loaded.file} predicts numbers that are not finite: train it with a lower --lr")
     return logits
 
 
@@ -112,7 +114,9 @@ def label_table(
     checkpoint = best_checkpoint(results, best)
     record = read_task_record(checkpoint.parent, "repeat amos classify with another --out")
     has_no_names = kind_of(file) in (TSV, CSV) and not record.get("header", True)
-    table = TableFile(file, not (no_header or has_no_names), csv_quotes or record.get("csv_quotes", False))
+    table = TableFile(
+        file, not (no_header or has_no_names), csv_quotes or record.get("csv_quotes", False), all_keys=True
+    )
     trained_on = record.get("text_columns")
     if not trained_on:
         raise UserError(f"{checkpoint.parent} does not say on which columns it was trained: repeat amos classify")
@@ -126,37 +130,37 @@ def label_table(
     loaded = load_checkpoint(checkpoint)
     check_labels(loaded, TEXT_HEAD, record["kind"], record["labels"], checkpoint.parent / TASK_FILE)
     added = [PREDICTION, PROBABILITY] if record["kind"] == "classes" else [PREDICTION]
-    num_rows = num_empty = num_cut = 0
+    counted: Counter[str] = Counter()
+    num_rows = 0
+
+    def labeled_rows() -> Iterator[dict[str, Any]]:
+        nonlocal num_rows
+        rows = rows_in_order(table)
+        while chunk := list(itertools.islice(rows, ROWS_AT_ONCE)):
+            inputs = [present_texts(texts_of(values, texts, f"{file}, line {number}")) for number, values in chunk]
+            predicted = iter(())
+            if with_text := list(filter(any, inputs)):
+                encoded = encode(loaded, with_text)
+                logits = predict_logits(loaded, [encoded[index] for index in range(len(with_text))], device, stop)
+                predicted = predicted_cells(record, logits)
+                counted[f"rows of more than {loaded.model.max_positions()} tokens are cut"] += encoded.num_cut
+            for (_, values), row in zip(chunk, inputs, strict=True):
+                yield values | (next(predicted) if any(row) else dict.fromkeys(added))
+            num_rows += len(chunk)
+            counted["rows have no text: their prediction is empty"] += len(chunk) - len(with_text)
+            bar.update(len(chunk))
+
     with (
         explain_write_errors(out, "make room, permit writing, or give another --out"),
         whole_file(str(out)) as unfinished,
         open(unfinished, "w", encoding="utf-8", newline="") as stream,
         progress_bar(None, "label", "row", delay=2) as bar,
     ):
-        write_rows = table_writer(stream, out.suffix.lower(), [*table.columns, *added])
-        rows = rows_in_order(table)
-        while chunk := list(itertools.islice(rows, ROWS_AT_ONCE)):
-            inputs = [present_texts(texts_of(values, texts, f"{file}, line {number}")) for number, values in chunk]
-            with_text = list(filter(any, inputs))
-            predicted = iter(())
-            if with_text:
-                encoded = encode(loaded, with_text)
-                logits = predict_logits(loaded, [encoded[index] for index in range(len(with_text))], device, stop)
-                predicted = predicted_cells(loaded, record, logits)
-                num_cut += encoded.num_cut
-            cells = [next(predicted) if any(row) else dict.fromkeys(added) for row in inputs]
-            write_rows([values | more for (_, values), more in zip(chunk, cells, strict=True)])
-            num_rows += len(chunk)
-            num_empty += len(chunk) - len(with_text)
-            bar.update(len(chunk))
-    num_broken = len(table.broken_lines)
-    for what, count in (
-        ("rows have no text: their prediction is empty", num_empty - num_broken),
-        ("rows have another number of columns: all their columns are empty", num_broken),
-        (f"rows of more than {loaded.model.max_positions()} tokens are cut", num_cut),
-    ):
-        if count:
-            say(f"{file}: {count:,} {what}", "classify")
+        stream.writelines(table_lines(out.suffix.lower(), [*table.columns, *added], labeled_rows()))
+    counted["rows have no text: their prediction is empty"] -= len(table.broken_lines)
+    counted["rows have another number of columns: all their columns are empty"] = len(table.broken_lines)
+    for what, count in (+counted).items():  # those above 0
+        say(f"{file}: {count:,} {what}", "classify")
     return num_rows
 
 
@@ -181,37 +185,36 @@ def encode(loaded: LoadedCheckpoint, inputs: Sequence[tuple[str, ...]]) -> Short
     return ShortenedTexts(join_texts(texts, dictionary.bos(), loaded.separator), loaded.model.max_positions())
 
 
-def predicted_cells(
-    loaded: LoadedCheckpoint, record: Mapping[str, Any], logits: np.ndarray
-) -> Iterator[dict[str, Any]]:
+def predicted_cells(record: Mapping[str, Any], logits: np.ndarray) -> Iterator[dict[str, Any]]:
     """Yield the columns that are added to each row of ``logits`` [N, outputs]."""
-    if not np.isfinite(logits).all():
-        raise UserError(f"{loaded.file} predicts numbers that are not finite: train it with a lower --lr")
     kind = record["kind"]
     for row, name in zip(logits, name_predictions(kind, record["labels"], predictions_of(kind, logits)), strict=True):
         probability = {PROBABILITY: round(float(softmax(row).max()), 6)} if kind == "classes" else {}
         yield {PREDICTION: name} | probability
 
 
-def table_writer(stream: TextIO, suffix: str, columns: Sequence[str]) -> Callable[[Sequence[Mapping[str, Any]]], None]:
-    """Return a function that writes rows to a stream: as CSV, with tabs for .tsv, or as JSON lines. Lists in CSV are JSON."""
+def table_lines(suffix: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the lines of a table: JSON lines, or CSV, with tabs for .tsv, in which lists and objects are JSON.
+
+    In all of them a decimal number keeps its digits as text, NaN is missing (null, or an empty cell), and the infinities are
+    the texts Infinity and -Infinity, because JSON has neither.
+    """
+    plain_rows = ({name: without_nan(row[name]) for name in columns} for row in rows)
     if suffix == ".jsonl":
-        return lambda rows: stream.writelines(
-            json.dumps(finite(row), ensure_ascii=False, allow_nan=False, default=str) + "\n" for row in rows
-        )
-    writer = csv.writer(stream, delimiter="\t" if suffix == ".tsv" else ",", lineterminator="\n")
-    writer.writerow(columns)
-
-    def cell(value: Any) -> Any:
-        return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else value
-
-    return lambda rows: writer.writerows([cell(row[name]) for name in columns] for row in rows)
+        return (f"{as_json(row)}\n" for row in plain_rows)
+    cells = ([as_json(cell) if isinstance(cell, list | dict) else cell for cell in row.values()] for row in plain_rows)
+    return csv_lines(itertools.chain([columns], cells), "\t" if suffix == ".tsv" else ",")
 
 
-def finite(value: Any) -> Any:
-    """Return a value with None for numbers that JSON does not have."""
+def as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, default=str)  # str: of Decimal
+
+
+def without_nan(value: Any) -> Any:
     if isinstance(value, list):
-        return [finite(each) for each in value]
-    if isinstance(value, Mapping):
-        return {key: finite(each) for key, each in value.items()}
-    return None if isinstance(value, float) and not np.isfinite(value) else value
+        return [without_nan(each) for each in value]
+    if isinstance(value, dict):
+        return {key: without_nan(each) for key, each in value.items()}
+    if not isinstance(value, float) or np.isfinite(value):
+        return value
+    return None if np.isnan(value) else json.dumps(value)

@@ -19,13 +19,15 @@ KINDS = ("classes", "labels", "number")
 # Whole numbers with at most this many different values may have gaps: -1 and 1, or stars without a 3.
 FEW_CLASSES = 20
 MOST_CLASSES = 10_000
-# Of labels that are numbers: the largest, and their mean over their deviation. Models compute them in float32.
+# Of labels that are numbers: the largest, and their mean over their deviation. Models compute them in float32, and scores their
+# squares.
 LARGEST_NUMBER, LARGEST_RATIO = 1e30, 1e5
 SHOWN_CHARACTERS = 100  # of a list of labels in a message
 # What databases, pandas and Excel write for a missing value.
 MISSING_WORDS = {"\\N", "NULL", "null", "NaN", "nan", "-nan", "<NA>", "#N/A", "#NA"}
+MISSING_WORDS |= {"#REF!", "#VALUE!", "#DIV/0!", "#NAME?", "#NUM!", "#NULL!"}  # errors of Excel
 # These are missing values in a column of numbers. In other columns they can be names, such as NA for Namibia.
-MISSING_BESIDE_NUMBERS = {"NA", "N/A", "n/a", "None", "none"}
+MISSING_BESIDE_NUMBERS = {"NA", "N/A", "n/a", "None", "none", "-"}
 LONGEST_LIST = 1 << 20  # characters of a cell: parsed, a list takes some thirty times as much memory
 # Numbers as tables for people have them: 0,5 and 1.037,50 and 0.7%.
 _OTHER_NUMBER = re.compile("[+-]?[0-9.]+(,[0-9.]+ ?%?| ?%)")
@@ -136,8 +138,12 @@ def parse_label(value: Any, kind: str, separator: str, missing: set[str] = MISSI
         values = value if is_list else [] if is_missing(value, missing) else str(value).split(separator)
     names = list(dict.fromkeys(name_of(each) for each in values if not is_missing(each, missing)))
     for name in names:
-        if not name.isprintable():
-            raise ValueError(f"the label {name[:60]!r} cannot be printed: is it the column of the labels?")
+        if (unseen := next((character for character in name if not character.isprintable()), None)) is not None:
+            raise ValueError(
+                f"the label {name[:60]!r} has the character U+{ord(unseen):04X}, which is not seen: remove it"
+            )
+        if re.match(r'\{\s*"|\[\s*["\]]', name):
+            raise ValueError(f"the label {name[:60]!r} is JSON among names: give names, or in each row a list of names")
     return names[0] if kind == "classes" else names
 
 
@@ -164,6 +170,8 @@ def parse_number(value: Any) -> float:
         is_other = _OTHER_NUMBER.fullmatch(spelled)
         advice = "write it with a decimal point, without %" if is_other else "give another --kind"
         raise ValueError(f"the label {str(value)[:60]!r} is not a finite number: {advice}")
+    if abs(number) > LARGEST_NUMBER:
+        raise ValueError(f"the label {number:g} is larger than {LARGEST_NUMBER:g}: give all labels in a larger unit")
     return number
 
 
@@ -212,8 +220,6 @@ class LabelSpace:
         ``is_inferred``: the user did not give the kind. Very many classes are then refused: it is likely the wrong column.
         """
         if kind == "number":
-            if max(map(abs, labels)) > LARGEST_NUMBER:
-                raise UserError(f"{source}: a label is larger than {LARGEST_NUMBER:g}: give it in a larger unit")
             mean, deviation = float(np.mean(labels)), float(np.std(labels))
             if not deviation > 0:
                 raise UserError(f"{source}: each row has the label {labels[0]:g}: give another column as --label")

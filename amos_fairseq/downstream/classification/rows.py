@@ -44,6 +44,7 @@ TEXT_COLUMNS = (
 )
 LABEL_COLUMNS = ("label", "labels", "class", "category", "score", "stars", "rating", "sentiment", "target")
 DEV_SHARE, SPLIT_SEED = 0.1, 1
+MOST_CHARACTERS = 10_000_000  # of a text; a tokenizer takes ten seconds for them
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,10 @@ class Tables:
         """Return the tables with the columns that the user does not name, which are found in ``train``."""
         if not self.label_separator:
             raise UserError("the separator of labels is empty: give the text between two labels, such as ','")
-        table = TableFile(self.train, not self.no_header, self.csv_quotes)
+        table = TableFile(self.train, not self.no_header, self.csv_quotes, all_keys=True)
         text, label = find_columns(table, self.text, self.label)
         if self.no_header:
-            labels = (values[label] for _, values in table.rows())
+            labels = (values[label] for _, values in table.rows([label]))
             first = next(labels)
             if first.strip().lower() in LABEL_COLUMNS and first not in labels:  # no class of other rows
                 raise UserError(f"{self.train}: its first line seems to name the columns: remove --no-header")
@@ -125,7 +126,7 @@ class Tables:
             try:
                 labels.append(parse_label(value, kind, self.label_separator, missing))
             except ValueError as error:
-                raise UserError(f"{rows.source}, line {line}: {error}") from error
+                raise UserError(f"{rows.source}, line {line}, column {printable(self.label)}: {error}") from error
         return dataclasses.replace(rows, labels=labels)
 
 
@@ -235,14 +236,14 @@ def read_rows(
     ``id_columns``: the first of them that the table has names the rows, or else their position in the file; without any, their
     line does. The other arguments are those of :class:`~amos_fairseq.text.input_files.TableFile`.
     """
-    table = TableFile(path, header, csv_quotes, on_read)
+    table = TableFile(path, header, csv_quotes, on_read, all_keys=True)
     if missing := [name for name in (*texts, label) if name is not None and name not in table.columns]:
         raise UserError(f"{path} has no column {missing[0]!r}: it has {shorten(', '.join(table.columns), 300)}")
     rows = LabeledRows(path.name, broken_lines=table.broken_lines)
     id_column = next((name for name in id_columns if name in table.columns), None)
     quotes_are_ordinary = table.kind == TSV and not csv_quotes
     num_quoted = 0
-    for line, values in table.rows():
+    for line, values in table.rows([name for name in (*texts, label, id_column) if name is not None]):
         position = line - (2 if header else 1) if id_columns else line
         num_quoted += quotes_are_ordinary and any(value.startswith('"') for value in values.values())
         rows.ids.append(str(values[id_column] if id_column else position))
@@ -265,9 +266,14 @@ def texts_of(values: Mapping[str, Any], columns: Sequence[str], where: str) -> t
     texts = []
     for name in columns:
         value = values.get(name)
-        if isinstance(value, list | dict | bytes):
-            raise UserError(f"{where}: {name} is a list, an object or bytes: give a column of texts with --text")
+        if isinstance(value, list | dict):
+            raise UserError(f"{where}: {name} is a list or an object: give a column of texts with --text")
         text = "" if is_missing(value, ()) else str(value)
+        if len(text) > MOST_CHARACTERS:
+            raise UserError(
+                f"{where}: {name} has {len(text):,} characters: cut it to {MOST_CHARACTERS:,} or fewer, because a "
+                "model reads the first hundreds of tokens alone"
+            )
         texts.append(" ".join(text.replace("\0", "").splitlines()))
     return tuple(texts)
 

@@ -1,8 +1,12 @@
 """Labels for the rows of a table: one row for each, in order, also where there is no text to label."""
 
 import csv
+import datetime
 import json
+import math
 import threading
+import uuid
+from decimal import Decimal
 from pathlib import Path
 from unittest import mock
 
@@ -10,7 +14,7 @@ import pytest
 from synthetic_glue import session
 
 from amos_fairseq.downstream.classification.command import open_classification
-from amos_fairseq.downstream.classification.labeling import label_table
+from amos_fairseq.downstream.classification.labeling import SUFFIXES, label_table, table_lines
 from amos_fairseq.downstream.classification.prepare import NAME, prepare_inside
 from amos_fairseq.downstream.classification.rows import Tables
 from amos_fairseq.downstream.results import write_record
@@ -18,6 +22,7 @@ from amos_fairseq.downstream.runner import run_benchmark
 from amos_fairseq.downstream.session import preparing
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import file_sha256
+from amos_fairseq.text.input_files import TableFile
 
 TEXTS = ["the quick fox", "a lazy dog", "over the end", "jumps and jumps", "brown"]
 
@@ -99,7 +104,7 @@ def test_labels_that_the_model_was_not_trained_with_are_refused(results, tmp_pat
 
 
 def test_values_of_json_that_are_no_text(results, tmp_path, capsys):
-    """None, a key that is missing, and half of a surrogate pair have no label; a number is a text, JSON has no infinity."""
+    """None, a key that is missing, and half of a surrogate pair have no label; a number is a text. JSON has no infinity."""
     lines = [
         '{"text": null, "id": 1}',
         '{"id": 2}',
@@ -109,7 +114,7 @@ def test_values_of_json_that_are_no_text(results, tmp_path, capsys):
     (tmp_path / "t.jsonl").write_text("\n".join(lines))
     assert label(results, tmp_path / "t.jsonl", tmp_path / "l.jsonl") == 4
     rows = [json.loads(line) for line in (tmp_path / "l.jsonl").read_text().splitlines()]
-    assert [(row["id"], row["x"]) for row in rows] == [(1, None), (2, None), (3, None), (4, [None])]
+    assert [(row["id"], row["x"]) for row in rows] == [(1, None), (2, None), (3, None), (4, ["Infinity"])]
     assert [row["prediction"] is None for row in rows] == [True, True, True, False]
     assert "3 rows have no text" in capsys.readouterr().err
 
@@ -131,3 +136,134 @@ def test_quotes_and_header_are_those_of_the_training_table(start, fake_training,
     assert label(results, tmp_path / "t.tsv", tmp_path / "l.jsonl") == 20
     rows = [json.loads(line) for line in (tmp_path / "l.jsonl").read_text().splitlines()]
     assert [row["1"] for row in rows] == [f'the "dog" {n}' for n in range(20)]
+
+
+HOSTILE = [
+    "plain",
+    "lone\rone",
+    "cr\r\nlf",
+    "line\nend",
+    'a "quote"',
+    '"quoted"',
+    "tab\tin",
+    "a,b;c",
+    "",
+    " spaces ",
+    "=1+1",
+    "\u2028\x85",
+]
+
+
+@pytest.mark.parametrize(("suffix", "separator"), [(".csv", ","), (".tsv", "\t"), (".jsonl", None)])
+def test_tables_are_read_back_by_other_programs(suffix, separator, tmp_path):
+    """csv, pandas, pyarrow and the reader of this package have the same rows and columns."""
+    pandas, pyarrow_csv = pytest.importorskip("pandas"), pytest.importorskip("pyarrow.csv")
+    columns, file = ("a\rb", "c,d", "e"), tmp_path / f"t{suffix}"
+    rows = [
+        dict(zip(columns, (text, other, "x"), strict=True)) for text, other in zip(HOSTILE, HOSTILE[::-1], strict=True)
+    ]
+    file.write_text("".join(table_lines(suffix, columns, rows)), encoding="utf-8", newline="")
+    table = TableFile(file, csv_quotes=True)
+    assert table.columns == columns
+    assert [row for _, row in table.rows()] == rows
+    if separator is None:
+        assert [json.loads(line) for line in file.read_bytes().splitlines()] == rows
+        return
+    with file.open(encoding="utf-8", newline="") as stream:
+        assert list(csv.DictReader(stream, delimiter=separator)) == rows
+    assert pandas.read_csv(file, sep=separator, keep_default_na=False).to_dict("records") == rows
+    options = {"parse_options": pyarrow_csv.ParseOptions(separator, newlines_in_values=True)}
+    assert pyarrow_csv.read_csv(file, **options).to_pylist() == rows
+
+
+def types_of_arrow() -> dict[str, tuple[object, object]]:
+    """A column of each type of pyarrow with a value and none, and the value as JSON has it."""
+    import pyarrow as pa
+
+    day, moment = datetime.date(2026, 1, 2), datetime.datetime(2026, 1, 2, 3, 4, 5)
+    types = {
+        "null": (pa.null(), None, None),
+        "bool": (pa.bool_(), True, True),
+        **{
+            str(kind): (kind, 7, 7)
+            for kind in (pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16(), pa.uint32())
+        },
+        "int64": (pa.int64(), -(2**63), -(2**63)),
+        "uint64": (pa.uint64(), 2**64 - 1, 2**64 - 1),
+        **{str(kind): (kind, 1.5, 1.5) for kind in (pa.float16(), pa.float32(), pa.float64())},
+        "nan": (pa.float64(), math.nan, None),
+        "infinite": (pa.float64(), -math.inf, "-Infinity"),
+        **{str(kind): (kind, "caf\u00e9", "caf\u00e9") for kind in (pa.string(), pa.large_string(), pa.string_view())},
+        **{
+            str(kind): (kind, "caf\u00e9".encode(), "caf\u00e9")
+            for kind in (pa.binary(), pa.large_binary(), pa.binary_view(), pa.binary(5))
+        },
+        "date32": (pa.date32(), day, "2026-01-02"),
+        "date64": (pa.date64(), day, "2026-01-02"),
+        "far date": (pa.date32(), 10**7, "29349-01-26"),
+        **{
+            f"timestamp {unit}": (pa.timestamp(unit), moment, "2026-01-02 03:04:05") for unit in ("s", "ms", "us", "ns")
+        },
+        "nanoseconds": (pa.timestamp("ns"), 1, "1970-01-01 00:00:00.000000001"),
+        "zone": (pa.timestamp("us", "Europe/Berlin"), 0, "1970-01-01 00:00:00Z"),
+        "unknown zone": (pa.timestamp("ms", "Mars/Base"), 1, "1970-01-01 00:00:00.001Z"),
+        "time32": (pa.time32("s"), 1, "00:00:01"),
+        "time64": (pa.time64("ns"), 1, "00:00:00.000000001"),
+        "duration": (pa.duration("s"), 61, "0:01:01"),
+        **{
+            str(kind): (kind, Decimal("1.50"), "1.50")
+            for kind in (pa.decimal32(5, 2), pa.decimal64(9, 2), pa.decimal128(9, 2), pa.decimal256(60, 2))
+        },
+        "dictionary": (pa.dictionary(pa.int8(), pa.string()), "x", "x"),
+        "list": (pa.list_(pa.float64()), [1.5, math.nan], [1.5, None]),
+        "list of bytes": (pa.list_(pa.binary()), [b"a"], ["a"]),
+        "large_list": (pa.large_list(pa.string()), ["a"], ["a"]),
+        "fixed_list": (pa.list_(pa.string(), 1), ["a"], ["a"]),
+        "struct": (
+            pa.struct({"d": pa.date32(), "n": pa.decimal128(3, 1)}),
+            {"d": day, "n": Decimal("1.5")},
+            {"d": "2026-01-02", "n": "1.5"},
+        ),
+        "map": (pa.map_(pa.string(), pa.int64()), [("k", 1)], [["k", 1]]),
+        "uuid": (pa.uuid(), uuid.UUID(int=7).bytes, str(uuid.UUID(int=7))),
+    }
+    return {name: (pa.array([value, None], kind), plain) for name, (kind, value, plain) in types.items()}
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_each_type_of_parquet_has_one_form(suffix, tmp_path):
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    types = types_of_arrow()
+    assert len(types) > 40
+    parquet.write_table(pa.table({name: array for name, (array, _) in types.items()}), tmp_path / "t.parquet")
+    table, file = TableFile(tmp_path / "t.parquet"), tmp_path / f"t{suffix}"
+    lines = table_lines(suffix, table.columns, (row for _, row in table.rows()))
+    file.write_text("".join(lines), encoding="utf-8", newline="")
+    values, nones = (row for _, row in TableFile(file, csv_quotes=True).rows())
+    for name, (_, expected) in types.items():
+        if suffix != ".jsonl":
+            expected = (
+                ""
+                if expected is None
+                else str(expected)
+                if not isinstance(expected, list | dict)
+                else json.dumps(expected)
+            )
+        assert (values[name], nones[name] or None) == (expected, None), name
+
+
+def test_a_key_of_later_rows_is_a_column(results, tmp_path):
+    """JSON lines whose last row alone has a key, which pandas would read too."""
+    lines = [*['{"text": "the dog"}'] * 150, '{"text": "a dog", "source": "web"}']
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    label(results, tmp_path / "t.jsonl", tmp_path / "l.csv")
+    with (tmp_path / "l.csv").open(newline="") as stream:
+        assert [row["source"] for row in csv.DictReader(stream)] == [*[""] * 150, "web"]
+
+
+def test_a_few_bytes_that_claim_a_billion_rows_are_refused(results, tmp_path):
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pa.table({"text": pa.array(["a"] * 5_000_000)}), tmp_path / "t.parquet", compression="zstd")
+    with pytest.raises(UserError, match="more than 200 times the size of the file"):
+        label(results, tmp_path / "t.parquet", tmp_path / "l.jsonl")
+    assert not (tmp_path / "l.jsonl").exists()

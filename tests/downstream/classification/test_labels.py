@@ -103,7 +103,7 @@ def test_an_infinite_label_is_refused():
 
 
 def test_numbers_that_the_user_asks_for():
-    assert [parse_label(label, "number", ",") for label in ("1E1", "007", " -2 ", 3, 1e300)] == [10, 7, -2, 3, 1e300]
+    assert [parse_label(label, "number", ",") for label in ("1E1", "007", " -2 ", 3, 1e30)] == [10, 7, -2, 3, 1e30]
     for label in ("1_1", "inf", "nan", "0x1", "\u0661", "1e999", "", "1-2", True, "free"):
         with pytest.raises(ValueError, match="is not a finite number"):
             parse_label(label, "number", ",")

@@ -81,7 +81,7 @@ def official_lines(task: GlueTask, split: str, snapshot: Path) -> Iterator[str]:
         yield "\t".join([*task.texts, task.label]) + "\n"
     num_rows = 0
     for file in files:
-        with open_arrow(file) as (_, _, batches):
+        with open_arrow(file) as (_, _, _, batches):
             for row in (row for batch in batches for row in batch.to_pylist()):
                 yield "\t".join(_fields(task, split, [row[column] for column in columns], row)) + "\n"
                 num_rows += 1

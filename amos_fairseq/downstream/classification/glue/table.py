@@ -141,7 +141,7 @@ def predictions_of_seeds(summary: Summary, data: TextData) -> np.ndarray:
         of_all_tasks = f"predictions.{data.name}.valid.tsv"
         name = of_all_tasks if of_all_tasks in run.files else "predictions.valid.tsv"
         file = checked_file(summary.file.parent / run.directory, run, name)
-        table = TableFile(file)
+        table = TableFile(file, csv_quotes=True)
         if tuple(table.columns) != ("index", "prediction", "label"):
             raise UserError(f"{file} has no predictions of amos glue: give another folder as --beside")
         rows = [row for _, row in table.rows()]
