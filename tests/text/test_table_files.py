@@ -216,6 +216,7 @@ BAD_TEXTS = {
     ),
     "cut.csv.gz": (gzip.compress(b"a,b\n" + os.urandom(99).hex().encode())[:-12], "is damaged"),
     "words.jsonl": (b'{"a": 1}\nwords\n', "line 2 is not JSON"),
+    "nul.jsonl": (b'{"a": 1, "a\\u0000": 2}\n', "line 1 the key 'a' is there twice"),
     "deep.jsonl": (b'{"a": ' + b"[" * 200 + b"]" * 200 + b"}\n", "line 1 is nested more than 100 levels deep"),
     "list.jsonl": (b"[1]\n", "line 1 contains [1], not an object"),
     "noise.parquet": (b"this is no Parquet file", "is damaged or no Parquet file"),
@@ -241,6 +242,7 @@ def test_errors_name_file_and_line(tmp_path):
         ("dataset_dict.json", b"{}", "has several splits"),
         ("state.json", b'{"_data_files": {}}', "state.json is damaged"),
         ("state.json", b'{"_data_files": [{"filename": "../a.arrow"}]}', "copy the whole folder"),
+        ("state.json", b'{"_data_files": [{"filename": "a.arrow"}, {"filename": "a.arrow"}]}', "names a file twice"),
         ("state.json", b'{"_data_files": [{"filename": "a.arrow"}]}', "is damaged or no folder of datasets"),
     ],
 )
@@ -268,3 +270,27 @@ def test_without_pyarrow(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(UserError, match=r"is read with pyarrow.* pip install 'amos_fairseq\[data\]'"):
         TableFile(written(tmp_path / "t.parquet", b"PAR1"))
+
+
+BOMBS = {
+    "one text in each row": {"text": ["x" * 10_000] * 300},
+    "one large text": {"text": ["x" * 2_000_000]},
+    "very many rows": {"text": ["a"] * 30_000},
+    "rows without values": {"text": [None] * 30_000},
+}
+
+
+def test_small_files_that_fill_the_memory(tmp_path, monkeypatch):
+    """Parquet and compressed text; the same rows as text without compression are read."""
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr("amos_fairseq.text.input_files._ALWAYS_READ", 1 << 20)
+    files = [tmp_path / f"{name}.parquet" for name in BOMBS]
+    for file, columns in zip(files, BOMBS.values(), strict=True):
+        parquet.write_table(pa.table(columns), file, compression="zstd")
+    rows = b"text\n" + b"a\n" * 30_000
+    for file in (*files, written(tmp_path / "t.tsv.zst", zstandard.compress(rows))):
+        assert file.stat().st_size < 5000
+        with pytest.raises(UserError, match="take more than 200 times the size of the file"):
+            for _ in TableFile(file).rows():
+                pass
+    assert len(values(TableFile(written(tmp_path / "t.tsv", rows)))) == 30_000

@@ -147,6 +147,7 @@ def label_table(
             for (_, values), row in zip(chunk, inputs, strict=True):
                 yield values | (next(predicted) if any(row) else dict.fromkeys(added))
             num_rows += len(chunk)
+            counted["pairs have one empty text"] += sum(any(row) and not all(row) for row in inputs)
             counted["rows have no text: their prediction is empty"] += len(chunk) - len(with_text)
             bar.update(len(chunk))
 

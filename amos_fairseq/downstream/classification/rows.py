@@ -27,7 +27,7 @@ from amos_fairseq.downstream.classification.labels import (
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import joined_sha256
 from amos_fairseq.output.terminal import say
-from amos_fairseq.text.file_kinds import CSV, TSV
+from amos_fairseq.text.file_kinds import CSV, TSV, refuse_markup
 from amos_fairseq.text.input_files import TableFile, files_of
 
 # Columns that are taken if none is given: the first of these that the table has.
@@ -121,12 +121,14 @@ class Tables:
         """Return the rows with their labels parsed, without rows that lack one; those of kind ``labels`` may have none."""
         if kind != "labels":
             rows = rows.without("label", [(label,) for label in rows.labels], missing)
-        labels = []
+        labels, num_shortened = [], 0
         for line, value in zip(rows.ids, rows.labels, strict=True):
             try:
                 labels.append(parse_label(value, kind, self.label_separator, missing))
+                num_shortened += isinstance(value, list) and len(value) > len(labels[-1])
             except ValueError as error:
                 raise UserError(f"{rows.source}, line {line}, column {printable(self.label)}: {error}") from error
+        rows.counted += Counter({"rows have a list with labels that are missing or there twice": num_shortened})
         return dataclasses.replace(rows, labels=labels)
 
 
@@ -203,6 +205,7 @@ def find_columns(table: TableFile, texts: Sequence[str] | None, label: str | Non
         )
 
     if len(names) == 1:
+        refuse_markup(table.path)  # a download that failed gives a page
         separators = {TSV: ": tabs have to separate its columns", CSV: ": , or ; has to separate its columns"}
         problem = f"has the one column {names[0][:60]!r}, of texts or of labels"
         raise UserError(f"{table.path} {problem}{separators.get(table.kind, '')}")

@@ -172,7 +172,7 @@ def test_tables_are_read_back_by_other_programs(suffix, separator, tmp_path):
     with file.open(encoding="utf-8", newline="") as stream:
         assert list(csv.DictReader(stream, delimiter=separator)) == rows
     assert pandas.read_csv(file, sep=separator, keep_default_na=False).to_dict("records") == rows
-    options = {"parse_options": pyarrow_csv.ParseOptions(separator, newlines_in_values=True)}
+    options = {"parse_options": pyarrow_csv.ParseOptions(delimiter=separator, newlines_in_values=True)}
     assert pyarrow_csv.read_csv(file, **options).to_pylist() == rows
 
 

@@ -211,6 +211,16 @@ NOTED = {
         "2 classes differ in their spelling alone: Good, good",
     ),
     "accents of two kinds": (["caf\u00e9", "cafe\u0301"] * 6, "2 classes", "2 classes differ in their spelling alone"),
+    "errors of Excel": (
+        ["a", "b", "#REF!", "#DIV/0!"] * 6,
+        "2 classes (a, b)",
+        "12 training rows without label (#DIV/0!, #REF!) are",
+    ),
+    "no label of SNLI": (
+        ["yes", "no", "-"] * 6,
+        "3 classes (-, no, yes)",
+        "6 training rows have the label -, read as a name",
+    ),
     "true and false": (["true", "false"] * 6, "2 classes (false, true)", None),
     "names with commas": (["a,b", "b"] * 6, "2 classes ('a,b', b), inferred (--kind labels", None),
 }
@@ -246,9 +256,22 @@ def test_a_list_may_have_missing_labels(tmp_path):
     train, _, space, notes = read(tmp_path / "t.jsonl", content, dev=tmp_path / "d.jsonl")
     assert (space.names, train.labels) == (["a", "b"], [["a"], [], ["b"], ["a"]])
     assert "t.jsonl: 1 training rows have no label" in notes
+    assert "t.jsonl: 2 training rows have a list with labels that are missing or there twice" in notes
 
 
 REFUSED = {
+    "a page": (
+        "<!DOCTYPE html>\n<html>\n<body>Log in</body>\n",
+        {},
+        "is no plain text: its first lines begin with tags",
+    ),
+    "JSON among names": (table(["Sport", '{"choices": ["Sport", "News"]}'] * 6), {}, "is JSON among names"),
+    "a list among names": (table(["Sport", '["Sport", "News"]'] * 6), {}, "is JSON among names"),
+    "a character that is not seen": (
+        table(["good", "bad\u200b"] * 6),
+        {},
+        "line 3, column label: the label 'bad\\u200b' has",
+    ),
     "prices": (
         table([str(number * 7) for number in range(40)]),
         {},
@@ -357,3 +380,57 @@ def test_columns_of_json_lines_are_named(tmp_path):
     (tmp_path / "t.jsonl").write_text('{"body": "a", "kind": "b"}\n')
     with pytest.raises(UserError, match=r"no column 'text': give --text with one of body, kind$"):
         Tables(tmp_path / "t.jsonl", text=["text"]).with_columns()
+
+
+def test_dev_labels_have_the_limits_of_training(tmp_path):
+    """Models compute them in float32, and their squares have to be finite."""
+    for label, message in (
+        ("1e31", "is larger than 1e\\+30"),
+        ("1e999", "is not a finite number"),
+        ("-2e300", "is larger"),
+    ):
+        (tmp_path / "d.tsv").write_text(table(["1.5", label]))
+        with pytest.raises(UserError, match=rf"^d\.tsv, line 3, column label: the label .*{message}"):
+            read(tmp_path / "t.tsv", table(["0.5", "1.5"] * 6), dev=tmp_path / "d.tsv")
+
+
+@pytest.mark.parametrize(
+    ("cells", "place"),
+    [
+        ([b"neg", b"p\xf6s"] * 6, "row 2: the value of label cannot be read .*utf-8"),
+        ([{"a": 1}, {"a": 2}] * 6, "line 1, column label: the label is an object"),
+        ([[("a", 1)], [("b", 2)]] * 6, "line 1, column label: the label is an object, or a list of lists"),
+        ([[["a"]], [["b"]]] * 6, "line 1, column label: the label is an object, or a list of lists"),
+    ],
+)
+def test_cells_of_parquet_that_are_no_label(cells, place, tmp_path):
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    kind = pa.map_(pa.string(), pa.int64()) if isinstance(cells[0], list) and isinstance(cells[0][0], tuple) else None
+    columns = {"text": [f"text {number}".encode() for number in range(12)], "label": pa.array(cells, kind)}
+    parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
+    with pytest.raises(UserError, match=place):
+        Tables(tmp_path / "t.parquet").with_columns().read()
+    with pytest.raises(
+        UserError, match=r"t\.parquet, line 1: label is a list or an object: give a column of texts|row 2"
+    ):
+        read_rows(tmp_path / "t.parquet", ["label"], "text")
+
+
+def test_bytes_are_texts_and_names(tmp_path):
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    texts = [f"caf\u00e9 {number}" for number in range(12)]
+    columns = {
+        "text": [text.encode() for text in texts],
+        "label": ["n\u00f6".encode(), b"ja"] * 6,
+        "image": [b"\xff"] * 12,
+    }
+    parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
+    train, dev, space, _ = Tables(tmp_path / "t.parquet").with_columns().read()
+    assert sorted(train.texts + dev.texts) == sorted((text,) for text in texts)
+    assert space.names == ["ja", "n\u00f6"]
+
+
+def test_a_text_that_no_model_reads_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("amos_fairseq.downstream.classification.rows.MOST_CHARACTERS", 1000)
+    with pytest.raises(UserError, match=r"t\.tsv, line 3: text has 1,001 characters: cut it to 1,000 or fewer"):
+        read(tmp_path / "t.tsv", f"text\tlabel\n{'x' * 1000}\ta\n{'x' * 1001}\tb\n")
