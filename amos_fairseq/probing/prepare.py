@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from amos_fairseq.downstream.tagging.schemes import notation_of, spans_of
-from amos_fairseq.downstream.tagging.word_files import Sentence, read_conllu, read_sentences
+from amos_fairseq.downstream.tagging.word_files import Sentence, heads_of, read_conllu, read_sentences
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text, whole_folder
 from amos_fairseq.output.terminal import say
@@ -47,8 +47,11 @@ def convert_relations(path: Path) -> dict[str, list[Record]]:
             continue
         _, tab, quoted = line.partition("\t")
         words, spans = tagged_words(quoted.removeprefix('"').removesuffix('"'))
-        if not tab or set(spans) != {"e1", "e2"} or any(start >= end for start, end in spans.values()):
-            raise UserError(f"{path}, line {number}: expected a number, a tab, and a sentence with <e1> and <e2>")
+        has_each_tag_once = sorted(_TAGS.findall(quoted)) == ["</e1>", "</e2>", "<e1>", "<e2>"]
+        if not (tab and has_each_tag_once and all(start < end for start, end in spans.values())):
+            raise UserError(
+                f"{path}, line {number}: expected a number, a tab, and a sentence with one <e1> and one <e2>"
+            )
         label = next(lines, (0, ""))[1]
         if not _SEMEVAL_LABEL.fullmatch(label):
             raise UserError(f"{path}, line {number + 1}: expected Cause-Effect(e1,e2) or such, got {label!r:.60}")
@@ -107,20 +110,8 @@ class Corpus(NamedTuple):
             if "valid" not in splits:
                 train = splits["train"]
                 kept = [record for i, record in enumerate(train) if i % HELD_OUT != HELD_OUT - 1]
-                tasks[task] = splits = {"train": kept, "valid": train[HELD_OUT - 1 :: HELD_OUT], "test": splits["test"]}
-            self._check(task, splits)
+                tasks[task] = {"train": kept, "valid": train[HELD_OUT - 1 :: HELD_OUT], "test": splits["test"]}
         return tasks
-
-    def _check(self, task: str, splits: Splits) -> None:
-        for split, records in splits.items():
-            if not any(record["targets"] for record in records):
-                path = self.paths.get(split, self.paths["train"])
-                raise UserError(f"{task}: {path} gives no target for the {split} split: give a longer file")
-        labels = {target["label"] for record in splits["train"] for target in record["targets"]}
-        if len(labels) == 1:
-            raise UserError(
-                f"{task}: {self.paths['train']} has only the label {min(labels)}: there is nothing to learn"
-            )
 
 
 def convert_treebank(path: Path) -> dict[str, list[Record]]:
@@ -129,12 +120,9 @@ def convert_treebank(path: Path) -> dict[str, list[Record]]:
     for sentence in read_conllu(path).sentences:
         tags = [_target((i, i + 1), tag) for i, tag in enumerate(sentence.columns["upos"])]
         arcs = []
-        for i, (head, relation) in enumerate(zip(sentence.columns["head"], sentence.columns["deprel"], strict=True)):
-            if not head.isdecimal() or int(head) > len(sentence.words):
-                problem = f"the head {head!r:.20} of {sentence.words[i]!r:.60} is no word of the sentence"
-                raise UserError(f"{path}, line {sentence.lines[i]}: {problem}")
-            if int(head) > 0:
-                arcs.append(_target((i, i + 1), relation, (int(head) - 1, int(head))))
+        for i, (head, relation) in enumerate(zip(heads_of(path, sentence), sentence.columns["deprel"], strict=True)):
+            if head > 0:
+                arcs.append(_target((i, i + 1), relation, (head - 1, head)))
         tasks["pos"].append(sentence_record(sentence, tags))
         tasks["dependencies"].append(sentence_record(sentence, arcs))
     return tasks
@@ -176,17 +164,17 @@ def run(args: argparse.Namespace) -> None:
     if is_finished(out, {"sources": sources}, "probing", MANIFEST):
         return
     tasks = {name: splits for corpus in corpora for name, splits in corpus.tasks().items()}
+    num_labels = {name: len(task_of(name, splits).labels) for name, splits in tasks.items()}
     counts: dict[str, Any] = {}
     with whole_folder(out.absolute()) as unfinished:
         for name, splits in tasks.items():
             (unfinished / name).mkdir()
-            labels = {target["label"] for record in splits["train"] for target in record["targets"]}
-            counts[name] = {"labels": len(labels), "splits": {}}
+            counts[name] = {"labels": num_labels[name], "splits": {}}
             for split, records in splits.items():
                 (unfinished / name / f"{split}.jsonl").write_text(json_lines(records), encoding="utf-8")
                 num_targets = sum(len(record["targets"]) for record in records)
                 counts[name]["splits"][split] = {"texts": len(records), "targets": num_targets}
-                say(f"{name}, {split}: {num_targets:,} targets in {len(records):,} texts; labels: {len(labels)}")
+                say(f"{name}, {split}: {num_targets:,} targets in {len(records):,} texts; labels: {num_labels[name]}")
         manifest = {"sources": sources, "tasks": counts}
         (unfinished / MANIFEST).write_text(json_text(manifest), encoding="utf-8")
     say(f"done: amos probe --checkpoint RUN --data {shlex.quote(str(out))} --out RESULTS")

@@ -21,6 +21,10 @@ SPLITS = ("train", "valid", "test")
 # Tasks in the order of the semantic depth that AMOS "Figure 4" takes from Tenney et al. (2019a); others follow by name.
 ORDER = ("pos", "constituents", "chunks", "dependencies", "entities", "srl", "coreference", "spr2", "relations")
 
+LONGEST_TEXT = 1_000_000  # characters; a model reads the first few thousand
+# A probe has weights for each label, and a prediction for each label of each target.
+MOST_LABELS, MOST_PREDICTIONS = 10_000, 2**30
+
 Span = tuple[int, int]
 
 
@@ -45,6 +49,23 @@ class ProbingTask:
     name: str
     splits: dict[str, list[AnnotatedText]]
     sha256: dict[str, str]
+
+    def __post_init__(self) -> None:
+        for split in self.splits:
+            if not self.labels_of(split):
+                raise UserError(f"{self.name}: the {split} split has no target: give a longer file")
+        examples = (example for of_split in self.splits.values() for example in of_split)
+        if len({len(target.spans) for example in examples for target in example.targets}) != 1:
+            raise UserError(f"{self.name}: some targets have a span2 and others have none: make two tasks of them")
+        if len(set(self.labels_of("train"))) == 1:
+            only = f"only the label {self.labels[0]:.60}" if self.labels else "no label"
+            raise UserError(f"{self.name}: the training targets have {only}: there is nothing to learn")
+        num_targets = max(len(self.labels_of(split)) for split in self.splits)
+        if len(self.labels) > MOST_LABELS or len(self.labels) * num_targets > MOST_PREDICTIONS:
+            raise UserError(
+                f"{self.name}: {len(self.labels):,} labels for {num_targets:,} targets are too many (at most {MOST_LABELS:,} "
+                f"labels, and {MOST_PREDICTIONS:,} for all targets together): leave out rare labels, or targets"
+            )
 
     @cached_property
     def labels(self) -> list[str]:
@@ -83,13 +104,7 @@ def read_task(folder: Path) -> ProbingTask:
             raise UserError(f"{paths[split]} is missing, or no file: {reason}")
     paths = {split: path for split, path in paths.items() if path.is_file()}
     splits = {split: read_examples(path) for split, path in paths.items()}
-    num_spans = {len(target.spans) for examples in splits.values() for one in examples for target in one.targets}
-    if len(num_spans) != 1:
-        raise UserError(f"{folder}: some targets have a span2 and others have none: make two tasks of them")
-    task = ProbingTask(folder.name, splits, {split: file_sha256(path) for split, path in paths.items()})
-    if not task.labels:
-        raise UserError(f"{paths['train']} has no label: there is nothing to learn")
-    return task
+    return ProbingTask(folder.name, splits, {split: file_sha256(path) for split, path in paths.items()})
 
 
 def read_examples(path: Path) -> list[AnnotatedText]:
@@ -100,13 +115,14 @@ def read_examples(path: Path) -> list[AnnotatedText]:
                 examples.append(parse_example(parse_json(line)))
             except ValueError as error:
                 raise UserError(f"{path}, line {number}: {error}") from None
-    if not any(example.targets for example in examples):
-        raise UserError(f"{path} has no target: give a file of labeled spans")
     return examples
 
 
 def parse_example(content: dict[str, Any]) -> AnnotatedText:
-    words = text_in(content.get("text")).split()
+    text = text_in(content.get("text"))
+    if len(text) > LONGEST_TEXT:
+        raise ValueError(f"the text has {len(text):,} characters, at most {LONGEST_TEXT:,} are read: divide it")
+    words = text.split()
     return AnnotatedText(words, [_target(target, len(words)) for target in field(content, "targets", list)])
 
 

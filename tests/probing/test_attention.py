@@ -73,7 +73,7 @@ def arcs_of(words: list[str]) -> list[Target]:
 def test_counts_are_those_of_a_loop(tmp_path: Path):
     loaded = load_checkpoint(write_run(tmp_path / "run", "mlm", max_positions=14))
     examples = [AnnotatedText(text.split(), arcs_of(text.split())) for text in TEXTS]
-    task = ProbingTask("dependencies", {"valid": examples}, {})
+    task = ProbingTask("dependencies", {"train": examples, "valid": examples}, {})
     (part,) = parts_of(loaded.model).values()
     encoded, relations = encode_split(loaded, examples), ["det", "nsubj"]
     assert any(pieces is None for pieces in encoded.word_pieces[-1]), "a text is cut"

@@ -89,12 +89,17 @@ def test_bad_files_and_flags_are_one_line_and_nothing_is_left(tmp_path: Path, ca
     path = tmp_path / "file.txt"
     for flag, content, reason in (
         ("--relations", SEMEVAL.replace("2\t", "2 "), "line 5: expected a number, a tab"),
+        ("--relations", SEMEVAL.replace("lid", "lid</e1> <e1>"), "a sentence with one <e1> and one <e2>"),
         ("--relations", SEMEVAL.replace("\nOther", "\n\nOther"), "line 6: expected Cause-Effect(e1,e2) or such"),
         ("--chunks", "a b c\nd e\n", "line 2: 2 columns"),
         ("--chunks", CHUNKS.replace("B-NP", "NP"), "file.txt: the last column does not mark chunks"),
-        ("--chunks", "a NN B-NP\nb NN B-NP\n\n", f"{path} has only the label NP: there is nothing to learn"),
-        ("--treebank", ROOTS, "file.txt gives no target for the train split"),
-        ("--treebank", CONLLU.replace("\t4\tcop", "\tx\tcop"), "line 4: the head 'x'"),
+        ("--chunks", "a NN B-NP\nb NN B-NP\n\n", "chunks: the training targets have only the label NP: there is"),
+        ("--treebank", ROOTS, "dependencies: the train split has no target"),
+        *(
+            ("--treebank", CONLLU.replace("\t4\tcop", f"\t{head}\tcop"), f"line 4: the head '{head[:18]}")
+            for head in ("x", "2", "9" * 5000, "-1", "²")
+        ),
+        ("--chunks", CHUNKS.replace("VP", "V" * 5000) * 20, "chunks: 'VVVV"),
     ):
         write(tmp_path, "file.txt", content)
         assert reason in error_line(capsys, main, tmp_path / "out", flag, path, path, path)
@@ -102,7 +107,7 @@ def test_bad_files_and_flags_are_one_line_and_nothing_is_left(tmp_path: Path, ca
     for flags, reason in (
         ([], "nothing to convert"),
         (["--chunks", path], "takes two or three files, TRAIN [DEV] TEST, not 1"),
-        (["--chunks", path, path], "gives no target for the valid split: give a longer file"),
+        (["--chunks", path, path], "chunks: the valid split has no target: give a longer file"),
     ):
         assert reason in error_line(capsys, main, tmp_path / "out", *flags)
     assert [left.name for left in tmp_path.iterdir()] == ["file.txt"]

@@ -142,8 +142,8 @@ def test_what_cannot_be_used_is_refused_in_one_line(place, tmp_path, capsys):
             text[:first] + "\t1\troot" + text[first + 7 :],
             "sentence in line 1: the heads are no tree with one root",
         ),
-        ("head", text[:first] + "\t99\troot" + text[first + 7 :], "the head '99' of 'sees' is no word"),
-        ("empty", text[:first] + "\t_\t_" + text[first + 7 :], "the head '_' of 'sees' is no word"),
+        ("head", text[:first] + "\t99\troot" + text[first + 7 :], "the head '99' of 'sees' is no other word"),
+        ("empty", text[:first] + "\t_\t_" + text[first + 7 :], "the head '_' of 'sees' is no other word"),
     ):
         (place / f"{name}.conllu").write_text(content)
         line = error_line(capsys, main, *command(place, tmp_path / name, train=f"{name}.conllu"), reports_progress=True)

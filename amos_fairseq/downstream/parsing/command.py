@@ -28,7 +28,7 @@ from amos_fairseq.downstream.session import Session, find_devices, preparing, se
 from amos_fairseq.downstream.tagging.command import ColumnData, check_unlabeled, predict_words, word_flags, word_trials
 from amos_fairseq.downstream.tagging.dataset import LABELS_FILE, NUM_SPECIAL, OF_WORDS, Column, read_labels
 from amos_fairseq.downstream.tagging.prepare import WordSource
-from amos_fairseq.downstream.tagging.word_files import WordFile, read_conllu
+from amos_fairseq.downstream.tagging.word_files import WordFile, heads_of, read_conllu
 from amos_fairseq.downstream.views import PARSING_VIEWS
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import explain_write_errors, write_text
@@ -67,12 +67,7 @@ class TreebankSource(WordSource):
         """Raise :class:`UserError` unless the heads of each sentence are a tree with one root."""
         file = read_conllu(path)
         for sentence in file.sentences:
-            heads = sentence.columns[HEAD]
-            for line, word, head in zip(sentence.lines, sentence.words, heads, strict=True):
-                if not head.isdecimal() or len(head) > 9 or int(head) > len(heads):
-                    problem = f"the head {head!r:.20} of {word!r:.60} is no word of the sentence"
-                    raise UserError(f"{path}, line {line}: {problem}: correct it")
-            if not is_tree(list(map(int, heads))):
+            if not is_tree(heads_of(path, sentence)):
                 where = f"{path}, sentence in line {sentence.lines[0]}"
                 raise UserError(f"{where}: the heads are no tree with one root: correct them")
         return file

@@ -413,3 +413,14 @@ def _label_columns(table: TableFile, words_name: str | None) -> tuple[list[str],
         return texts + called, []
     notes = [f"{name} is left out: it has numbers without names" for name in numbers]
     return texts + [name for name in called if name not in numbers], notes
+
+
+def heads_of(path: Path, sentence: Sentence) -> list[int]:
+    """Return the number of the head of each word of CoNLL-U, 0 for the root."""
+    heads = sentence.columns["head"]
+    for number, (line, word, head) in enumerate(zip(sentence.lines, sentence.words, heads, strict=True), start=1):
+        # int() of very many digits fails.
+        if not head.isdecimal() or len(head) > 9 or int(head) > len(heads) or int(head) == number:
+            problem = f"the head {head!r:.20} of {word!r:.60} is no other word of the sentence"
+            raise UserError(f"{path}, line {line}: {problem}: correct it")
+    return list(map(int, heads))
