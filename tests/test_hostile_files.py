@@ -14,6 +14,7 @@ import pytest
 
 from amos_fairseq.downstream.classification.benchmark import read_glue_data
 from amos_fairseq.downstream.classification.glue.tasks import SCORED
+from amos_fairseq.downstream.results import read_result, read_summary, write_record
 from amos_fairseq.downstream.squad.dataset import Example, read_squad_manifest
 from amos_fairseq.downstream.squad.official import read_null_odds, read_predictions
 from amos_fairseq.downstream.squad.question_files import read_squad
@@ -21,7 +22,8 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.model_card import dataset_of
 from amos_fairseq.hugging_face.parts import label_settings
 from amos_fairseq.hugging_face.weights import Head
-from amos_fairseq.strangers import read_json_lines
+from amos_fairseq.report.results import benchmark_table
+from amos_fairseq.strangers import read_json, read_json_lines
 from amos_fairseq.text import prepare as prepare_text
 from amos_fairseq.text.prepared_data import is_finished
 
@@ -75,10 +77,22 @@ def notes_of_glue(path: Path) -> list[str]:
 
 
 def labels(path: Path, kind: Head = Head.SEQUENCE_CLASSIFICATION) -> list[str]:
-    loaded = SimpleNamespace(task={"data": str(path.parent)}, file=path.parent / "checkpoint_last.pt")
-    names = list(label_settings(loaded, kind, 2, None)["id2label"].values())
+    loaded = SimpleNamespace(task={"data": str(path.parent)}, file=path.parent / "checkpoint_last.pt", task_state={})
+    loaded.model = SimpleNamespace(heads={"head": SimpleNamespace(num_outputs=2)})
+    names = list(label_settings(loaded, kind, "head", None, None)["id2label"].values())
     assert all(isinstance(name, str) and name.encode() for name in names)
     return names
+
+
+def of_record(read: Callable[[Path], Any]) -> Callable[[Path], Any]:
+    """Give the file the right fingerprint first, if it has an object: somebody else can compute it, too."""
+
+    def attack(path: Path) -> Any:
+        with contextlib.suppress(UserError):
+            write_record(path, read_json(path, ""))
+        return read(path)
+
+    return attack
 
 
 def name_in_card(path: Path) -> None:
@@ -96,6 +110,19 @@ def claim(path: Path) -> None:
     with contextlib.suppress(SystemError):
         continue_corpus(path)
 
+
+RESULT = {
+    "task": "RTE",
+    "trial": "",
+    "seed": 1,
+    "directory": "runs/RTE/seed1",
+    "main_score": "f1",
+    "scores": {"f1": 9.5},
+}
+RESULT |= {"checkpoint": "checkpoint_best.pt", "epoch": 1.5, "seconds": 2.5, "identity": {"seed": 1}, "notes": ["note"]}
+RESULT |= {"checkpoint_sha256": ["x"], "files": {"task.json": "x"}, "versions": {"torch": "2"}}
+SUMMARY = {"benchmark": "glue", "setup": {"from_scratch": False, "arch": "amos"}, "notes": ["note"], "runs": [RESULT]}
+SUMMARY |= {"tasks": {"RTE": {"settings": ""}}, "checkpoint": {"file": "x", "num_updates": 1}}
 
 READERS: dict[str, tuple[str, Any, Callable[[Path], Any]]] = {
     "SQuAD": ("dev.json", SQUAD, read_squad),
@@ -118,6 +145,8 @@ READERS: dict[str, tuple[str, Any, Callable[[Path], Any]]] = {
     "probing.json": ("probing.json", {"sources": []}, probing_is_finished),
     "labels of task.json": ("task.json", LABELS, labels),
     "labels.txt": ("labels.txt", None, lambda path: labels(path, Head.TOKEN_CLASSIFICATION)),
+    "result.json": ("result.json", RESULT, of_record(lambda path: read_result(path.parent))),
+    "glue.json": ("glue.json", SUMMARY, of_record(lambda path: benchmark_table([read_summary(path, "repeat it")]))),
     "task in a model card": ("task.json", LABELS, name_in_card),
 }
 

@@ -107,7 +107,7 @@ def parse_result(content: Any) -> RunResult:
     for name, value in strangers.field(content, "scores", dict).items():
         finite_number(value, *(() if name.endswith(NOT_PERCENT) else SCORE_RANGE))
     if content["main_score"] not in content["scores"]:
-        raise ValueError(f"the main score {content['main_score']} is not among the scores")
+        raise ValueError(f"the main score {content['main_score']:.60} is not among the scores")
     whole_number(content["seed"])
     finite_number(content["epoch"], 0)
     finite_number(content["seconds"])

@@ -133,26 +133,23 @@ def test_a_file_that_does_not_belong_to_the_result_is_not_used(tmp_path, name):
 
 
 def test_a_hostile_summary_is_one_line(tmp_path, capsys):
-    """By the commands that read it, ``amos plot`` as an example; with and without the right fingerprint."""
+    """By the commands that read it, ``amos plot`` as an example; also with the right fingerprint."""
     file = Path(write_summary(tmp_path, 5, tmp_path / "run", RTE=50.0, MNLI=60.0)) / "glue.json"
     text = file.read_text()
     whole = json.loads(text)
     whole.pop("sha256")
     of_task, run = whole["tasks"]["RTE"], whole["runs"][0]
-    changes = [{key: value} for key in whole for value in (None, 3, "x", [3], {"a": 3}, [[]], {"a": {}})]
-    changes = [change for change in changes if change not in ({"benchmark": "x"},)]
-    changes += [{"runs": [run | {name: value}]} for name, values in HOSTILE.items() for value in values]
-    changes += [{"runs": whole["runs"][:3]}, {"tasks": {"RTE": of_task | {"settings": "lr1"}}}, {"notes": ["\x1b[2J"]}]
-    changes += [{"setup": {}}, {"setup": {"from_scratch": 1}}, {"setup": {"from_scratch": False, "arch": ["<b>"]}}]
-    changes += [{"checkpoint": {"file": "a", "num_updates": value}} for value in (-1, "5", 10**20, None)]
-    changes += [{"runs": [run | {"scores": {"accuracy": 1.0}}, *whole["runs"][1:]]}]
-    for change in changes:
+    for change in (
+        {"runs": [run | {"directory": "../elsewhere"}]},
+        {"runs": [run | {"scores": {"accuracy": 955.0}}]},
+        {"runs": [run | {"scores": {"accuracy": 1.0}}, *whole["runs"][1:]]},
+        {"runs": whole["runs"][:3]},
+        {"tasks": {"RTE": of_task | {"settings": "lr1"}}},
+        {"setup": {"from_scratch": 1}},
+        {"checkpoint": {"file": "a", "num_updates": -1}},
+    ):
         write_record(file, whole | change)
         with pytest.raises(UserError, match=r"glue\.json holds no results of fine-tuning \(.+\): repeat it"):
-            read_summary(file, "repeat it")
-    for key in whole:
-        write_record(file, {name: value for name, value in whole.items() if name != key})
-        with pytest.raises(UserError, match="holds no results"):
             read_summary(file, "repeat it")
     file.write_text(text.replace("50.0", "95.0"))
     line = error_line(capsys, main, "plot", file, "--out", tmp_path / "out")
