@@ -41,7 +41,7 @@ def convert_relations(path: Path) -> dict[str, list[Record]]:
     Words are separated at spaces and at the tags of both nominals, so that spans are exact.
     """
     records = []
-    lines = ((number, line.decode("utf-8").strip()) for number, line in read_lines(path))
+    lines = ((number, line.strip()) for number, line in read_lines(path))
     for number, line in lines:
         if not line or line.startswith("Comment"):
             continue

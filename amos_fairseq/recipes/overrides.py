@@ -17,6 +17,7 @@ from amos_fairseq.recipes import quoted
 # Settings whose value is a path, or several separated by colons.
 PATHS = (
     "task.data",
+    "task.tokenizer_directory",
     "checkpoint.save_dir",
     "checkpoint.restore_file",
     "checkpoint.finetune_from_model",
@@ -44,7 +45,7 @@ def _override(setting: str, is_sweep: bool) -> str:
     if match is None:  # an option of Hydra, or its value
         return setting
     key, value, is_path = match["key"], match["value"], match["name"] in PATHS
-    if is_path and value.startswith("~"):
+    if is_path:
         value = ":".join(map(os.path.expanduser, value.split(":")))
     try:
         read = OverridesParser.create().parse_override(f"{key}={value}")

@@ -21,8 +21,8 @@ from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import whole_file
 from amos_fairseq.output.terminal import progress_bar
 from amos_fairseq.scoring.token_scorers import TokenScorer
-from amos_fairseq.text.file_kinds import JSONL, UTF8_MARK, is_object, kind_of
-from amos_fairseq.text.input_files import advice_on_encoding, read_lines
+from amos_fairseq.text.file_kinds import JSONL, is_object, kind_of
+from amos_fairseq.text.input_files import decoded_lines, read_lines
 
 STDIN = "-"
 DECIMALS = 6  # about the precision of float32 for values around 10
@@ -144,18 +144,13 @@ def read_texts(file: str) -> Iterator[str]:
     with explain_os_errors(f"{file}: the text cannot be read"), contextlib.ExitStack() as stack:
         if is_stream:
             stream = sys.stdin.buffer if file == STDIN else stack.enter_context(path.open("rb"))
-            lines: Iterable[tuple[int, bytes]] = enumerate(stream, start=1)
+            lines = decoded_lines(stream, file)
         else:
             lines = read_lines(path)
         for number, line in lines:
-            line = line.removeprefix(UTF8_MARK) if number == 1 else line
             if number == 1 and (is_object(line) if is_stream else kind_of(path) == JSONL):
                 raise UserError(f"{file} is JSON lines: give one text a line, for example with jq -r .text")
-            try:
-                yield line.decode("utf-8").rstrip("\r\n")
-            except UnicodeDecodeError as error:  # of a stream
-                place = f"line {number}: not UTF-8 at byte {error.start}"
-                raise UserError(f"{file}, {place}: {advice_on_encoding(line)}") from error
+            yield line.rstrip("\r\n")
 
 
 def score_file(loaded: LoadedCheckpoint, scorer: TokenScorer, file: str, format_: str, out: Path | None) -> None:

@@ -131,7 +131,7 @@ def read_pairs(paths: Sequence[Path]) -> tuple[list[MinimalPair], list[dict[str,
     return pairs, records
 
 
-def parse_pair(line: bytes, path: Path, number: int) -> MinimalPair:
+def parse_pair(line: str, path: Path, number: int) -> MinimalPair:
     """Return the pair of a line of JSON; other fields are ignored. Without a UID it has the name of its file."""
     refuse_many_brackets(line, path, number)
     suffixes = "".join(kind_and_compression(path))

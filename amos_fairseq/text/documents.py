@@ -5,7 +5,8 @@ A document is ``bytes``: valid UTF-8, one non-empty stripped paragraph per line,
 
 import math
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from amos_fairseq.errors import UserError
@@ -18,28 +19,40 @@ from amos_fairseq.text.file_kinds import (
     TEXT,
     TSV,
     OnRead,
-    first_lines,
     ignore,
     kind_of,
+    look_at,
     refuse_markup,
 )
-from amos_fairseq.text.input_files import TableFile, clean_lines, read_lines, refuse_large
+from amos_fairseq.text.input_files import (
+    MISSING_WORDS,
+    OFTEN_MISSING_WORDS,
+    TableFile,
+    clean_lines,
+    is_much,
+    lines_of,
+    read_lines,
+    refuse_large,
+)
 
 BLANK, LINE = "blank", "line"  # what ends a document of plain text, beside a number of lines
 
-# At the start of a paragraph a tag, or an object of JSON; anywhere special tokens, <br>, entities, a written \n.
+# At the start of a paragraph a tag, or an object of JSON; anywhere special tokens, <br>, entities, a written \n, [[ and
+# {{ of a wiki.
 # Each part begins with a character, not with an anchor: such patterns are found faster.
 _MARKUP = re.compile(
-    rb"<((?<![^\n]<)[!/?]?[A-Za-z][^<>\n]*|\|\w+\||/?s|unk|pad|mask|[be]os|br ?/?)>|\[(MASK|SEP|CLS|PAD|UNK|[BE]OS)\]"
-    rb'|&(quot|amp|apos|nbsp|[lg]t|#\d+);|\\n(?<=[.!?"]\\n)(?![a-z])|\{(?<![^\n]\{)"\w+":'
+    rb"<((?<![^\n]<)[!/?]?[A-Za-z][^<>\n]*|\|\w+\||/?s|unk|pad|mask|[be]os|br ?/?)>|\[((MASK|SEP|CLS|PAD|UNK|[BE]OS)\]|\[)"
+    rb'|&(quot|amp|apos|nbsp|[lg]t|#\d+);|\\n(?<=[.!?"]\\n)(?![a-z])|\{((?<![^\n]\{)"\w+":|\{)'
 )
+_MARKUP_CHARACTERS = (b"<", b"[", b"&", b"\\", b"{")
 _MARKS = r"[-*=_~#+•·— \t\r]+"  # lines without text, as sed spells it too
-# A line of names without blanks, as a table begins; what databases write for a missing value.
-_HEADER = re.compile(r'"?\w+"?([\t,;]"?\w+"?)+')
-_DATABASE_NULL = "\\N"
-# Lines that end a document in files for other programs.
-_is_mark = re.compile(_MARKS).fullmatch
-_SEPARATOR = re.compile(r"<\|\w+\|>|</s>|<eos>|\[(EOS|SEP)\]")
+# Lines between documents: marks, and what ends a document in files for other programs.
+_BETWEEN_DOCUMENTS = re.compile(rf"{_MARKS}|(?P<separator><\|\w+\|>|</s>|<eos>|\[(EOS|SEP)\])")
+# The name of a column in the first line of a table; pandas writes none for its index.
+_COLUMN_NAME = re.compile(r'"?[^\W\d][\w .()#/-]{0,39}"?')
+_COLUMNS_OF_CONLLU = 10
+_REPLACEMENT = "\ufffd".encode()
+_MISSING = MISSING_WORDS | OFTEN_MISSING_WORDS
 
 
 def document_end(path: Path, given: str | int | None) -> str | int | None:
@@ -55,7 +68,7 @@ def document_end(path: Path, given: str | int | None) -> str | int | None:
 def _inferred_end(path: Path) -> str:
     size, num_lines, is_separated = 0, 0, False
     for _, line in read_lines(path):
-        for text in clean_lines(line.decode("utf-8").rstrip("\r\n")):
+        for text in clean_lines(line.rstrip("\r\n")):
             if text and is_separated:
                 return BLANK
             num_lines += bool(text)
@@ -78,71 +91,91 @@ def read_documents(
     Each row of a table and each line of JSON is one, in the field ``column``. In plain text blank lines, each line or a number
     of lines end one: ``document``, by default see :func:`document_end`.
     """
-    kind = kind_of(path)
+    kind, first_lines = look_at(path)
+    table = ""
     if kind == TEXT:
-        may_be_table = _looks_like_a_table(path, column)
-        refuse_markup(path)
+        table = _table_in(path, first_lines, column)
+        refuse_markup(path, first_lines)
         documents = _documents_of_text(path, document or _inferred_end(path), on_read)
     else:
         documents = _documents_of_table(TableFile(path, csv_quotes=csv_quotes, on_read=on_read), column)
-    is_empty, num_tags, first_tag = True, 0, b""
+    size = tags_size = num_tags = num_damaged = 0
+    first_tag = b""
     for each in documents:
-        is_empty = is_empty and not each
-        if any(character in each for character in (b"<", b"[", b"&", b"\\", b'{"')):
+        size += len(each)
+        num_damaged += each.count(_REPLACEMENT)
+        if any(character in each for character in _MARKUP_CHARACTERS):
             tags = [match.group() for match in _MARKUP.finditer(each)]
-            num_tags, first_tag = num_tags + len(tags), first_tag or b"".join(tags[:1])
+            num_tags, tags_size = num_tags + len(tags), tags_size + sum(map(len, tags))
+            first_tag = first_tag or b"".join(tags[:1])
         yield each
-    if is_empty:
+    if not size:
         place = "" if kind == TEXT else f" in {column}"
         raise UserError(f"{path} contains no text{place}: remove it from the inputs or fill it")
-    if kind == TEXT and may_be_table:
+    if table:
+        say(f"WARNING: {path} is read as text, but its first lines look like {table}")
+    if num_damaged:
         say(
-            f"WARNING: {path} is read as text, but its first lines look like a table: give it a name that ends in .csv or "
-            ".tsv, or take its text, for example with cut -f2 FILE > NEW"
+            f"WARNING: {path}: {num_damaged:,} characters are U+FFFD, which stands for bytes of another encoding: convert the "
+            "text from its source again"
         )
     if num_tags:
         say(
-            f"WARNING: {path}: {num_tags:,} tags, entities (such as &amp;), special tokens (such as <unk>) or parts of JSON "
-            f"stay in the text; the first is {first_tag[:60].decode('utf-8', 'replace')}"
+            f"{'WARNING: ' if is_much(num_tags, tags_size / size) else ''}{path}: {num_tags:,} tags, entities (such as &amp;), "
+            "special tokens (such as <unk>), or parts of JSON or of a wiki stay in the text; the first is "
+            f"{first_tag[:60].decode('utf-8', 'replace')}"
         )
 
 
-def _looks_like_a_table(path: Path, column: str) -> bool:
-    """Return whether a text begins with a header, or has tabs as a table has; refuse one whose header has the column."""
-    lines = [line.decode("utf-8", "replace").strip() for line in first_lines(path)]
-    has_header = len(lines) > 1 and _HEADER.fullmatch(lines[0]) is not None
-    if has_header and column in re.findall(r"\w+", lines[0]):
-        raise UserError(
-            f"{path} has the column {column} in its first line: give a table a name that ends in .csv or .tsv"
-        )
-    tabs = {line.count("\t") for line in lines}
-    return has_header or (len(lines) > 1 and len(tabs) == 1 and 0 not in tabs)
+def _table_in(path: Path, lines: Sequence[str], column: str) -> str:
+    """Return what a text with these first lines seems to be, and advice; refuse one whose first line names the column."""
+    lines = [line.rstrip("\r\n") for line in lines]
+    if len(lines) < 2:
+        return ""
+    tabs, num_equal = Counter(line.count("\t") for line in lines).most_common(1)[0]
+    is_table = tabs > 0 and 2 * num_equal > len(lines)
+    if is_table and tabs == _COLUMNS_OF_CONLLU - 1:
+        return "CoNLL-U: take its sentences, for example with sed -n 's/^# text = //p' FILE > NEW"
+    for separator in "\t,;|":
+        names = lines[0].split(separator)
+        is_header = len(names) > 1 and all(map(_COLUMN_NAME.fullmatch, names if names[0] else names[1:]))
+        num_rows = sum(line.count(separator) >= len(names) - 1 for line in lines[1:])
+        if is_header and 2 * num_rows >= len(lines) - 1:
+            is_table = True
+            if column in (name.strip('"') for name in names):
+                raise UserError(
+                    f"{path} has the column {column} in its first line: give a table a name that ends in .csv or .tsv"
+                )
+    advice = "give it a name that ends in .csv or .tsv, or take its text, for example with cut -f2 FILE > NEW"
+    return f"a table: {advice}" if is_table else ""
 
 
 def _documents_of_text(path: Path, end: str | int, on_read: OnRead) -> Iterator[bytes]:
     most_lines = {BLANK: math.inf, LINE: 1}.get(end, end)
-    document, lines, start = bytearray(), 0, 0  # a list of many short paragraphs would take many times their size
+    document, num_lines, start = bytearray(), 0, 0  # a list of many short paragraphs would take many times their size
     separators: list[int] = []
     num_marks, first_mark = 0, ""
-    for number, line in read_lines(path, on_read):
-        for text in clean_lines(line.decode("utf-8").rstrip("\r\n")):
+    for number, line in lines_of(path, on_read):
+        for text in clean_lines(line.rstrip("\r\n")):
             if text:
                 start = start if document else number
-                document += f"{text}\n".encode()
-                lines += 1
-            if document and (lines == most_lines or (end == BLANK and not text)):
+                document += text.encode("utf-8")
+                document += b"\n"
+                num_lines += 1
+            if document and (num_lines == most_lines or (end == BLANK and not text)):
                 yield bytes(document)
-                document, lines = bytearray(), 0
-            if _is_mark(text):
-                num_marks, first_mark = num_marks + 1, first_mark or text
-            if _SEPARATOR.fullmatch(text):
-                separators.append(number)
-                if len(separators) == 2:
-                    raise UserError(
-                        f"{path}: lines {separators[0]:,} and {number:,} are {text}, which ends a document for other programs: "
-                        "replace such lines by blank ones, for example with sed"
-                    )
-        refuse_large(document, f"{path}: the document from line {start} on")
+                document, num_lines = bytearray(), 0
+            if between := _BETWEEN_DOCUMENTS.fullmatch(text):
+                if between["separator"] is None:
+                    num_marks, first_mark = num_marks + 1, first_mark or text
+                else:
+                    separators.append(number)
+        if len(separators) > 1:
+            raise UserError(
+                f"{path}: lines {separators[0]:,} and {separators[1]:,} are {text}, which ends a document for other programs: "
+                "replace such lines by blank ones, for example with sed"
+            )
+        refuse_large(document, path, "line", start)
     if document:
         yield bytes(document)
     if num_marks > 1:
@@ -160,27 +193,30 @@ def _documents_of_table(table: TableFile, column: str) -> Iterator[bytes]:
             "--text-column NAME, or rename a file that is plain text to .txt"
         )
     unit = "row" if table.kind in (PARQUET, FOLDER) else "line"
-    without_text = first = 0
+    num_rows = without_text = first = 0
     for number, row in table.rows([column]):
-        place = f"{table.path}, {unit} {number}"
-        text = None if row[column] == _DATABASE_NULL else row[column]
+        text = row[column]
         if not isinstance(text, str | None):
-            raise UserError(f"{place}: {column} is {text!r:.60}, not a text")
-        document = "".join(f"{line}\n" for line in clean_lines(text or "") if line).encode("utf-8")
-        refuse_large(document, f"{place}: the document")
-        if not document:
+            raise UserError(f"{table.path}, {unit} {number}: {column} is {text!r:.60}, not a text")
+        is_missing = text is None or text.strip() in _MISSING
+        document = "" if is_missing else "".join(f"{line}\n" for line in clean_lines(text) if line)
+        encoded = document.encode("utf-8")
+        refuse_large(encoded, table.path, unit, number)
+        num_rows += 1
+        if not encoded:
             without_text, first = without_text + 1, first or number
-        yield document
+        yield encoded
     if others := [name for name in table.columns if name != column]:
         say(f"{table.path}: text: {column}; not read: {', '.join(others)[:200]}")
     if without_text:
         say(
             f"{table.path}: {without_text:,} of its rows, the first in {unit} {first:,}, have no text in {column} "
-            "(missing, blank, \\N, or half of a surrogate pair) and are skipped"
+            "(missing, blank, NULL or another such word, or half of a surrogate pair) and are skipped"
         )
     if broken := table.broken_lines:
+        share = len(broken) / (len(broken) + num_rows)
         say(
-            f"{table.path}: {len(broken)} of its rows, the first in line {broken[0]}, do not have the {len(table.columns)} "
-            "columns of its first line and are left out"
+            f"{'WARNING: ' if is_much(len(broken), share) else ''}{table.path}: {len(broken):,} of its rows ({share:.1%}), the "
+            f"first in line {broken[0]:,}, do not have the {len(table.columns)} columns of its first line and are left out"
             + (" (if a program wrote it as CSV, give --csv-quotes)" if table.kind == TSV else "")
         )

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.text.input_files import is_much
 from amos_fairseq.text.processes import Map, use_threads
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
 
@@ -23,8 +24,6 @@ USUAL_MAX_POSITIONS = (64, 128, 256, 512)
 # the lines of </s> alone between documents; unknown: pieces that are not in dict.txt; measured and dropped: characters of
 # parts of the text, and how many of these are in no piece (Tokenizer.count_dropped).
 COUNTS = ("documents", "paragraphs", "words", "bytes", "pieces", "tokens", "unknown", "measured", "dropped")
-# A larger share of unknown pieces, or of dropped characters, is a tokenizer that does not fit the text.
-LARGEST_LOSS = 0.001
 OTHER_CHECKPOINT = "a model does not see this share: start from a checkpoint with another tokenizer"
 BATCH_ROWS = 1000
 
@@ -191,12 +190,16 @@ def encode_batch(batch: list[tuple[str, ...]]) -> tuple[list[tuple[np.ndarray, l
 
 
 def lost_shares(unknown: int, pieces: int, measured: int, dropped: int) -> dict[str, float]:
-    """Return the shares of unknown pieces and of dropped characters under their names in manifests."""
-    return {"unknown_share": unknown / max(1, pieces), "dropped_share": dropped / max(1, measured)}
+    """Return the numbers and shares of unknown pieces and of dropped characters under their names in manifests."""
+    shares = {"unknown_share": unknown / max(1, pieces), "dropped_share": dropped / max(1, measured)}
+    return {"unknown": unknown, "dropped": dropped, **shares}
 
 
 def describe_loss(facts: Mapping[str, Any], advice: str = OTHER_CHECKPOINT) -> str:
     """Return the text of ``facts``, which has :func:`lost_shares`, that a model does not see; ``advice`` if it is much."""
-    unknown, dropped = facts["unknown_share"], facts["dropped_share"]
-    text = f"{unknown:.3%} of the pieces unknown, {dropped:.3%} of the characters in no piece"
-    return text if max(unknown, dropped) <= LARGEST_LOSS else f"{text}: WARNING: {advice}"
+    text = (
+        f"{facts['unknown_share']:.3%} of the pieces unknown ({facts['unknown']:,}), {facts['dropped_share']:.3%} of the "
+        "characters in no piece"
+    )
+    is_large = any(is_much(facts[what], facts[f"{what}_share"]) for what in ("unknown", "dropped"))
+    return f"{text}: WARNING: {advice}" if is_large else text

@@ -74,11 +74,24 @@ _NOT_READ = [
         (rb"\xff\xfe|\xfe\xff|\0\0\xfe\xff", "UTF-16 or UTF-32", _FROM_UTF16),
     )
 ]
-_ARRAY_START = re.compile(rb'\[\s*(\{\s*"|"[^"\n]*"\s*[,\]\n])')
-_OBJECT_START = re.compile(rb"""\{\s*("[^"\n]*"|'[^'\n]*')\s*:""")
+_ARRAY_START = re.compile(r'\[\s*(\{\s*"|(\[\s*([\d.]+\s*,\s*)*)?"[^"\n]*"\s*[,\]\n])')
+_OBJECT_START = re.compile(r"""\{\s*("[^"\n]*"|'[^'\n]*')\s*:""")
+# How files of JSON that are no lines of objects begin, and what makes these.
+_CONVERSIONS = [
+    (re.compile(pattern), command)
+    for pattern, command in (
+        (r"\{[^\n]*\},\s*\n", "sed 's/, *$//'"),
+        (r"\{[^\r\n]*\}\r+\{", r"tr '\r' '\n' <"),
+        (r"\{", "jq -c ."),
+        (r"\[\s*\{", "jq -c '.[]'"),
+        (r"\[\s*\[", "jq -c '.[] | {text: .[1]}'"),
+        (r"\[[^\n]*\]\s*\n\[|\[\s*[-\d]", "jq -c '{text: .[1]}'"),  # a row on each line
+        (r"\[", "jq -c '.[] | {text: .}'"),
+    )
+]
 # A tag, and what certainly begins a page of HTML, a file of XML, or the articles of a Wikipedia extractor.
-TAG = rb"<[!/?]?[A-Za-z][^<>\n]*>"
-_MARKUP_START = re.compile(rb"<(!doctype|html|\?xml|mediawiki|doc\s+id=)", re.IGNORECASE)
+_TAG = re.compile(r"<[!/?]?[A-Za-z][^<>\n]*>")
+_MARKUP_START = re.compile(r"<(!doctype|html|\?xml|mediawiki|doc\s+id=)", re.IGNORECASE)
 
 OnRead = Callable[[int], object]  # called with numbers of bytes that were read from disk
 
@@ -94,16 +107,20 @@ def kind_and_compression(path: Path) -> tuple[str, str]:
 
 
 def kind_of(path: Path) -> str:
-    """Return what an input is; refuse what is no file, is empty or cannot be read.
+    return look_at(path)[0]
+
+
+def look_at(path: Path) -> tuple[str, list[str]]:
+    """Return what an input is, and its first lines that are not blank; refuse what is no file, is empty or cannot be read.
 
     - FOLDER, which only ``save_to_disk`` of ``datasets`` can have written
     - PARQUET
     - JSONL: most of the first lines are objects of JSON, whatever the name of the file is
-    - JSON: it begins with an array, or with an object of several lines
+    - JSON: it begins with an array, or with an object of several lines, or most of the first lines are arrays
     - by the name: TSV, CSV; JSONL and PARQUET, whose readers then say what is wrong; else TEXT
     """
     if path.is_dir():
-        return FOLDER
+        return FOLDER, []
     problem = None
     if not path.exists():
         problem = "no such file"
@@ -115,22 +132,25 @@ def kind_of(path: Path) -> str:
         problem = "is empty: fill it, or leave it out"
     if problem:
         raise UserError(f"{path}: {problem}")
-    lines = first_lines(path)
-    start, are_objects = b"".join(lines), list(map(is_object, lines))
-    if _PARQUET.match(start):
-        return PARQUET
-    if _ARRAY_START.match(start):
-        return JSON
-    if lines and 2 * sum(are_objects) >= len(lines):
-        return JSONL
-    if _OBJECT_START.match(start) and not are_objects[0]:
-        return JSON
-    return _KINDS_OF_NAMES.get(kind_and_compression(path)[0], TEXT)
+    lines = _first_lines(path)
+    start, values = "".join(lines), list(map(_json_value, lines))
+    num_arrays = sum(isinstance(value, list) and len(value) > 1 for value in values)  # [1] is a reference
+    if _PARQUET.match(start.encode("utf-8")):
+        kind = PARQUET
+    elif (_ARRAY_START.match(start) and not _has_prose_behind_json(lines[0])) or 2 * num_arrays > len(lines):
+        kind = JSON
+    elif lines and 2 * sum(isinstance(value, dict) for value in values) >= len(lines):
+        kind = JSONL
+    elif _OBJECT_START.match(start) and values[0] is None and not _has_prose_behind_json(lines[0]):
+        kind = JSON
+    else:
+        kind = _KINDS_OF_NAMES.get(kind_and_compression(path)[0], TEXT)
+    return kind, lines
 
 
-def first_lines(path: Path) -> list[bytes]:
+def _first_lines(path: Path) -> list[str]:
     """Return the first lines that are not blank: the first one is complete if it can be an object, the others always."""
-    lines: list[bytes] = []
+    lines: list[str] = []
     number = size = 0
     with opened(path) as stream:
         while size < _FIRST_BYTES and len(lines) < _FIRST_LINES and (line := stream.readline(_FIRST_BYTES)):
@@ -138,50 +158,63 @@ def first_lines(path: Path) -> list[bytes]:
             line = (line.removeprefix(UTF8_MARK) if number == 1 else line).lstrip(_BLANKS)
             if not lines and line.startswith(b"{") and not line.endswith(b"\n"):
                 line += stream.readline(LARGEST_DOCUMENT_BYTES)
-                refuse_many_brackets(line, path, number)
             size += len(line)
-            if line and (size < _FIRST_BYTES or not lines):
-                lines.append(line)
+            text = line.decode("utf-8", "replace")
+            if text and (size < _FIRST_BYTES or not lines):
+                refuse_many_brackets(text, path, number)
+                lines.append(text)
     return lines
 
 
-def is_object(line: bytes) -> bool:
+def _json_value(line: str) -> dict[str, Any] | list[Any] | None:
     try:
-        return line.startswith(b"{") and isinstance(json.loads(line), dict)
+        return json.loads(line) if line.startswith(("{", "[")) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def is_object(line: str) -> bool:
+    return isinstance(_json_value(line), dict)
+
+
+def _has_prose_behind_json(line: str) -> bool:
+    try:
+        _, end = json.JSONDecoder().raw_decode(line)
     except (ValueError, RecursionError):
         return False
+    return line[end:].lstrip()[:1] not in ("", ",", "{", "[", "]")
 
 
-def refuse_json(path: Path) -> None:
-    """Refuse a file of the kind JSON, with the command that converts it."""
-    lines = first_lines(path)
-    selected = "'.[]'" if lines[0].startswith(b"[") else "."
-    if re.match(rb'\[\s*"', b"".join(lines)):  # texts, or a row on each line
-        selected = "'{text: .[1]}'" if lines[1:] and lines[1].startswith(b"[") else "'.[] | {text: .}'"
+def refuse_json(path: Path, lines: list[str]) -> None:
+    """Refuse a file of the kind JSON, which has these first lines, with the command that converts it."""
+    start = "".join(lines)
+    if re.match(r"\{\s*'", start):
+        raise UserError(
+            f"{path} has dictionaries as Python prints them, which are not JSON: write them with json.dumps"
+        )
+    command = next(command for pattern, command in _CONVERSIONS if pattern.match(start))
     name = path.name.removesuffix(kind_and_compression(path)[1])
-    command = f"jq -c {selected} {shlex.quote(name)}"
     converted = shlex.quote(f"{Path(name).stem}.lines.jsonl")  # never the input itself, which the shell would empty
     raise UserError(
         f"{path} is JSON, but not one object on each line (in double quotes, without commas between them): convert it, for "
-        f"example with {command} > {converted}"
+        f"example with {command} {shlex.quote(name)} > {converted}"
     )
 
 
-def refuse_markup(path: Path) -> None:
+def refuse_markup(path: Path, lines: list[str]) -> None:
     """Refuse a text that begins as HTML or XML, or whose first lines mostly begin with a tag."""
-    lines = first_lines(path)
-    tags = [match.group() for line in lines if (match := re.match(TAG, line) or _MARKUP_START.match(line))]
+    tags = [match.group() for line in lines if (match := _TAG.match(line) or _MARKUP_START.match(line))]
     if any(map(_MARKUP_START.match, lines[:3])) or (len(tags) > 2 and 2 * len(tags) >= len(lines)):
         raise UserError(
-            f"{path} is no plain text: its first lines begin with tags such as {tags[0][:60].decode('utf-8', 'replace')}: "
-            "extract the text (HTML: trafilatura; Wikipedia: WikiExtractor --json), or remove the tags, for example with sed; "
-            "to train on them too, give JSON lines"
+            f"{path} is no plain text: its first lines begin with tags such as {tags[0][:60]}: extract the text (HTML: "
+            "trafilatura; Wikipedia: WikiExtractor --json), or remove the tags, for example with sed; to train on them too, "
+            "give JSON lines"
         )
 
 
-def refuse_many_brackets(line: bytes, path: Path, number: int) -> None:
+def refuse_many_brackets(line: str, path: Path, number: int) -> None:
     """Refuse a line of JSON that could fill the memory when it is parsed."""
-    if len(line) > LARGEST_NUMBER_OF_BRACKETS < line.count(b"[") + line.count(b"{"):
+    if len(line) > LARGEST_NUMBER_OF_BRACKETS < line.count("[") + line.count("{"):
         raise UserError(
             f"{path}, line {number}: more than {LARGEST_NUMBER_OF_BRACKETS:,} brackets: divide the document"
         )

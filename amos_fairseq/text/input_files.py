@@ -6,13 +6,14 @@ NUL characters are removed from all texts, because tokenizers differ: one remove
 import csv
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.strangers import parse_json
+from amos_fairseq.strangers import parse_json, unique_keys
 from amos_fairseq.text.arrow_files import arrow_rows, folder_files, open_arrow, plain
 from amos_fairseq.text.file_kinds import (
     CSV,
@@ -23,17 +24,22 @@ from amos_fairseq.text.file_kinds import (
     PARQUET,
     TEXT,
     TSV,
-    UTF8_MARK,
     OnRead,
-    first_lines,
     ignore,
     in_mib,
-    kind_of,
+    look_at,
     opened,
     refuse_json,
     refuse_many_brackets,
 )
 
+# A share of lost or strange text above this is a reason to warn, but not a handful of places: a tiny file has any share.
+LARGEST_SHARE, HANDFUL = 0.001, 5
+# What databases, pandas and Excel write for a missing value.
+MISSING_WORDS = {"\\N", "NULL", "null", "NaN", "nan", "-nan", "<NA>", "#N/A", "#NA"}
+MISSING_WORDS |= {"#REF!", "#VALUE!", "#DIV/0!", "#NAME?", "#NUM!", "#NULL!"}  # errors of Excel
+# Missing as a whole document and in a column of numbers. In other columns they can be names, such as NA for Namibia.
+OFTEN_MISSING_WORDS = {"NA", "N/A", "n/a", "None", "none"}
 MOST_COLUMNS = 10_000
 OBJECTS_WITH_KEYS = 100
 # What the rows of a table may take in memory. A few bytes, compressed or repeated in Parquet, can be a billion rows.
@@ -60,10 +66,10 @@ def clean_lines(text: str) -> list[str]:
     CR, LF and CR LF end a line. Other line separators of Unicode (VT, FF, U+0085, U+2028, U+2029, ...) count as spaces, because
     tokenizers would remove some and join the words.
     """
-    text = text.replace("\0", "")
-    if "\r" in text:
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return ["" if is_blank(line) else " ".join(line.splitlines()).strip() for line in text.split("\n")]
+    if text.splitlines() == [text] and "\0" not in text:  # the usual case, in half of the time
+        return ["" if is_blank(text) else text.strip()]
+    lines = text.replace("\0", "").replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    return ["" if is_blank(line) else " ".join(line.splitlines()).strip() for line in lines]
 
 
 def files_of(path: Path) -> list[Path]:
@@ -80,33 +86,41 @@ def read_content(path: Path, limit: int) -> bytes:
     return content
 
 
-def read_lines(path: Path, on_read: OnRead = ignore) -> Iterator[tuple[int, bytes]]:
-    """Yield numbered lines (from 1) that are valid UTF-8, with their line ends, without a byte-order mark."""
-    kind = kind_of(path)
+def read_lines(path: Path, on_read: OnRead = ignore) -> Iterator[tuple[int, str]]:
+    """Yield numbered lines (from 1) of a text of UTF-8, with their line ends, without a byte-order mark."""
+    kind, first = look_at(path)
     if kind == JSON:
-        refuse_json(path)
+        refuse_json(path, first)
     if kind in (PARQUET, FOLDER):
         raise UserError(f"{path} has no lines of text: it is a {'folder' if kind == FOLDER else 'Parquet file'}")
-    number = offset = 0
+    return lines_of(path, on_read)
+
+
+def lines_of(path: Path, on_read: OnRead = ignore) -> Iterator[tuple[int, str]]:
+    """Do the same for a file that was looked at."""
     with opened(path, on_read) as stream:
-        while line := stream.readline(LARGEST_DOCUMENT_BYTES + 1):
-            number += 1
-            if len(line) > LARGEST_DOCUMENT_BYTES:
-                raise UserError(
-                    f"{path}, line {number}: longer than {in_mib(LARGEST_DOCUMENT_BYTES)}: divide it into shorter lines, "
-                    "with a blank line between documents"
-                )
-            try:
-                line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                place = f"line {number}, byte {offset + error.start}"
-                raise UserError(f"{path}, {place}: not UTF-8 ({error.reason}): {advice_on_encoding(line)}") from None
-            offset += len(line)
-            yield number, line.removeprefix(UTF8_MARK) if number == 1 else line
+        yield from decoded_lines(stream, path)
 
 
-def advice_on_encoding(line: bytes) -> str:
-    """Return what to do with a text that has this line, which is not UTF-8."""
+def decoded_lines(stream: BinaryIO, name: str | Path) -> Iterator[tuple[int, str]]:
+    number = offset = 0
+    while line := stream.readline(LARGEST_DOCUMENT_BYTES + 1):
+        number += 1
+        if len(line) > LARGEST_DOCUMENT_BYTES:
+            raise UserError(
+                f"{name}, line {number}: longer than {in_mib(LARGEST_DOCUMENT_BYTES)}: divide it into shorter lines, "
+                "with a blank line between documents"
+            )
+        try:
+            text = line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            place = f"line {number}, byte {offset + error.start}"
+            raise UserError(f"{name}, {place}: not UTF-8 ({error.reason}): {_advice_on_encoding(line)}") from None
+        offset += len(line)
+        yield number, text.removeprefix("\ufeff") if number == 1 else text
+
+
+def _advice_on_encoding(line: bytes) -> str:
     try:
         line.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
@@ -114,9 +128,17 @@ def advice_on_encoding(line: bytes) -> str:
     return "half of a surrogate pair is no character: remove it, for example with iconv -c -f UTF-8 -t UTF-8 FILE > NEW"
 
 
-def refuse_large(document: bytes | bytearray, what: str) -> None:
+def is_much(number: int, share: float) -> bool:
+    """Return whether so many places, with this share of the text, are a reason to warn."""
+    return number > HANDFUL and share > LARGEST_SHARE
+
+
+def refuse_large(document: bytes | bytearray, path: Path, unit: str, start: int) -> None:
     if len(document) > LARGEST_DOCUMENT_BYTES:
-        raise UserError(f"{what} is larger than {in_mib(LARGEST_DOCUMENT_BYTES)}: put a blank line between documents")
+        raise UserError(
+            f"{path}: the document from {unit} {start} on is larger than {in_mib(LARGEST_DOCUMENT_BYTES)}: put a blank line "
+            "between documents"
+        )
 
 
 class TableFile:
@@ -148,11 +170,12 @@ class TableFile:
         on_read: OnRead = ignore,
         all_keys: bool = False,
     ) -> None:
-        self.path, self.kind, self.header, self._on_read = path, kind_of(path), header, on_read
+        self.kind, first_lines = look_at(path)
+        self.path, self.header, self._on_read = path, header, on_read
         self.broken_lines: list[int] = []
         self._most_bytes = max(_ALWAYS_READ, _LARGEST_EXPANSION * sum(file.stat().st_size for file in files_of(path)))
         if self.kind == TEXT:
-            if first_lines(path)[0].startswith(b"__label__"):
+            if first_lines and first_lines[0].startswith("__label__"):
                 raise UserError(
                     f"{path} has the form of fastText: put a tab behind the label, for example with "
                     r"sed 's/^__label__\([^ ]*\) /\1\t/' FILE > NEW.tsv, and give --no-header"
@@ -162,18 +185,18 @@ class TableFile:
                 "ends in .tsv or .csv (compressed, in .tsv.gz and so on); with a text on each line, also --no-header --text 1"
             )
         if self.kind == JSON:
-            refuse_json(path)
+            refuse_json(path, first_lines)
         if not header and self.kind not in (TSV, CSV):
             raise UserError(f"{path}: its columns have names already: remove --no-header")
         if self.kind in (TSV, CSV):
             self._quotes, self._num_skipped = csv_quotes or self.kind == CSV, 0
-            if header and not self._quotes and b"\r" in next(read_lines(path), (1, b""))[1].rstrip(b"\r\n"):
+            if header and not self._quotes and "\r" in next(lines_of(path), (1, ""))[1].rstrip("\r\n"):
                 raise _ends_with_cr(path)
             self._separator = "\t" if self.kind == TSV else self._separator_of_csv()
             first = self._first_fields(self._separator)
             self.columns = tuple(first) if header else tuple(str(number + 1) for number in range(len(first)))
         elif self.kind == JSONL:
-            objects = islice(self._objects(ignore), None if all_keys else OBJECTS_WITH_KEYS)
+            objects = islice(self._objects(ignore, dict), None if all_keys else OBJECTS_WITH_KEYS)
             names: dict[str, None] = {}
             for _, row in objects:
                 names |= dict.fromkeys(row)
@@ -190,31 +213,35 @@ class TableFile:
             raise UserError(f"{path} has {len(self.columns):,} columns: remove some, at most {MOST_COLUMNS:,} are read")
         if len(set(self.columns)) < len(self.columns):
             twice = next(name for name in self.columns if self.columns.count(name) > 1)
-            raise UserError(f"{path}: two columns have the name {twice[:60]!r}: rename one of them")
+            advice = "rename one of them" if twice else "remove what is above the names of the columns"
+            raise UserError(f"{path}: two columns have the name {twice[:60]!r}: {advice}")
 
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the values of each row by column, with the number of its first line, or of the row where there are no lines;
-        both start at 1. ``columns``: the only ones that are needed, which saves reading the others of Parquet."""
+        both start at 1. ``columns``: the only ones that are needed, which saves reading the others of Parquet; a key that an
+        object of JSON has twice matters in these."""
         if self.kind in (TSV, CSV):
             rows = self._separated_rows()
         elif self.kind == JSONL:
-            objects = self._objects(self._on_read)
+            objects = self._objects(self._on_read, unique_keys if columns is None else partial(_object_of, columns))
             rows = ((number, {name: row.get(name) for name in self.columns}) for number, row in objects)
         else:
             rows = arrow_rows(self.path, columns, self._on_read)
-        size = 0
+        size = num_rows = 0
         for number, row in rows:
+            num_rows += 1
             size += _BYTES_OF_A_ROW + sum(len(value) for value in row.values() if isinstance(value, str))
             self._check_size(size)
             yield number, row
-        if not size and self.broken_lines:
+        num_lines = num_rows + len(self.broken_lines)
+        if 2 * num_rows < num_lines:
             raise UserError(
-                f"{self.path}: none of its {len(self.broken_lines)} lines has the {len(self.columns)} "
+                f"{self.path}: {num_rows or 'none'} of its {num_lines:,} lines has the {len(self.columns)} "
                 f"{'tab-separated ' if self.kind == TSV else ''}columns of the first line "
                 f"({', '.join(self.columns)[:200]}), the last one has {self._last_width}: name all columns there (an index in "
-                "front, or a separator at the end of lines, makes one more)"
+                "front, or a separator at the end of lines, makes one more), or give --csv-quotes for quotes in a .tsv"
             )
-        if not size:
+        if not num_rows:
             raise UserError(f"{self.path} is empty, but for the names of its columns: fill it")
 
     def _check_size(self, size: int) -> None:
@@ -224,14 +251,16 @@ class TableFile:
                 "could fill memory and disk: if they are right, write them as JSON lines, without compression"
             )
 
-    def _objects(self, on_read: OnRead) -> Iterator[tuple[int, dict[str, Any]]]:
-        for number, line in read_lines(self.path, on_read):
+    def _objects(
+        self, on_read: OnRead, as_object: Callable[[list[tuple[str, Any]]], dict[str, Any]]
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        for number, line in lines_of(self.path, on_read):
             refuse_many_brackets(line, self.path, number)
-            if is_blank(line.decode("utf-8")):
+            if is_blank(line):
                 continue
             try:
-                row = parse_json(line, parse_constant=_CONSTANTS.get)
-                row = plain(row) if b"\\u" in line else row
+                row = parse_json(line, parse_constant=_CONSTANTS.get, object_pairs_hook=as_object)
+                row = plain(row) if "\\u" in line else row
             except ValueError as error:
                 raise UserError(
                     f'{self.path}, line {number} {error}: each line has to be an object, such as {{"text": "..."}}'
@@ -249,7 +278,7 @@ class TableFile:
 
     def _records(self, separator: str, on_read: OnRead = ignore) -> Iterator[tuple[int, list[str]]]:
         """Yield the fields of each row, with the number of its first line. An empty line has one empty field."""
-        lines = ((number, line.decode("utf-8").replace("\0", "")) for number, line in read_lines(self.path, on_read))
+        lines = ((number, line.replace("\0", "")) for number, line in lines_of(self.path, on_read))
         if self._quotes:
             yield from _csv_records(self.path, (line for _, line in lines), separator)
             return
@@ -257,8 +286,8 @@ class TableFile:
             yield number, line.rstrip("\r\n").split("\t", MOST_COLUMNS)  # a broken line may have very many more
 
     def _separator_of_csv(self) -> str:
-        _, first = next(read_lines(self.path), (1, b""))
-        if named := _SEPARATOR_LINE.fullmatch(first.decode("utf-8")):
+        _, first = next(lines_of(self.path), (1, ""))
+        if named := _SEPARATOR_LINE.fullmatch(first):
             self._num_skipped = 1
             return named[1]
 
@@ -278,6 +307,10 @@ class TableFile:
 
 def _ends_with_cr(path: Path) -> UserError:
     return UserError(f"{path}: its lines end with CR: convert it, for example with tr '\\r' '\\n' < FILE > NEW")
+
+
+def _object_of(columns: Sequence[str], pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return unique_keys([pair for pair in pairs if pair[0] in columns])
 
 
 def _csv_records(path: Path, lines: Iterator[str], separator: str) -> Iterator[tuple[int, list[str]]]:

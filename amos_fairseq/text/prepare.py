@@ -303,8 +303,10 @@ def _advice(settings: CorpusSettings, counts: dict[str, Any]) -> str:
     """Return what to do if the tokenizer loses much of the text."""
     if settings.tokenizer is not None:
         return "this tokenizer does not fit the text: give another one, or none, so that one is learned"
-    if not settings.cased and counts["dropped_share"] > counts["unknown_share"]:
-        return "--uncased removes accents and vowel signs: give --cased, or --bpe sentencepiece"
+    if counts["dropped_share"] > counts["unknown_share"]:
+        if not settings.cased:
+            return "--uncased removes accents and vowel signs: give --cased, or --bpe sentencepiece"
+        return "U+FFFD and control characters are removed: they stand for a wrong encoding, so convert the text again"
     return "the sample for the vocabulary lacks characters: give a larger --sample-megabytes"
 
 

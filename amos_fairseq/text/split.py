@@ -9,8 +9,6 @@ import contextlib
 import hashlib
 import heapq
 import math
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,12 +16,14 @@ from typing import Any, BinaryIO
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.terminal import say
 from amos_fairseq.text import TEXT_COLUMN
-from amos_fairseq.text.documents import LINE, document_end, read_documents
+from amos_fairseq.text.documents import BLANK, LINE, document_end, read_documents
 from amos_fairseq.text.file_kinds import OnRead
 from amos_fairseq.text.tokenization import Tokenizer
 
 VALID, SAMPLE = "valid.txt", "sample.txt"
 GROUPS_PER_SHARD = 16  # small enough to form shards of nearly equal size
+_MANY_LINES = 1000  # in a document of plain text, on average: a blank line may be there by chance
+_MANY_COPIES = 0.1  # of the documents
 FILE_BYTES = 1 << 22  # of text: what a process encodes at a time, and an interrupted run at most repeats
 
 
@@ -67,35 +67,35 @@ class Split:
 class SmallestHashes:
     """The documents with the smallest keys that fit into ``budget`` bytes: a random sample in constant memory.
 
-    At least one is selected, whatever its size. Documents with equal keys (equal texts) are selected together.
+    At least one is selected, whatever its size. Copies have equal keys: they are held once, and selected together.
     """
 
     def __init__(self, budget: int) -> None:
         self._budget, self._size = budget, 0
-        self._documents: dict[int, list[bytes]] = {}
+        self._documents: dict[int, bytes] = {}
+        self._copies: dict[int, int] = {}  # how often a document was added
         self._largest_first: list[int] = []  # a heap of the keys, negated
         self._refused_from = math.inf
 
-    def add(self, key: int, document: bytes) -> list[bytes]:
-        """Add a document; return those that no longer fit, in order of arrival where keys are equal."""
+    def add(self, key: int, document: bytes) -> list[tuple[bytes, int]]:
+        """Add a document; return those that no longer fit, with the number of their copies."""
         if key >= self._refused_from:
-            return [document]
+            return [(document, 1)]
         if key not in self._documents:
-            self._documents[key] = []
+            self._documents[key], self._copies[key] = document, 0
             heapq.heappush(self._largest_first, -key)
-        self._documents[key].append(document)
+        self._copies[key] += 1
         self._size += len(document)
-        refused: list[bytes] = []
+        refused = []
         while self._size > self._budget and len(self._documents) > 1:
             self._refused_from = -heapq.heappop(self._largest_first)
-            no_longer_fit = self._documents.pop(self._refused_from)
-            self._size -= sum(map(len, no_longer_fit))
-            refused += no_longer_fit
+            refused.append((self._documents.pop(self._refused_from), self._copies.pop(self._refused_from)))
+            self._size -= len(refused[-1][0]) * refused[-1][1]
         return refused
 
-    def in_order(self) -> list[tuple[int, bytes]]:
-        """Return the selected (key, document) pairs, smallest key first."""
-        return [(key, document) for key in sorted(self._documents) for document in self._documents[key]]
+    def in_order(self) -> dict[bytes, int]:
+        """Return the selected documents and the numbers of their copies, smallest key first."""
+        return {self._documents[key]: self._copies[key] for key in sorted(self._documents)}
 
 
 def split_corpus(inputs: list[Path], directory: Path, settings: CorpusSettings, on_read: OnRead) -> Split:
@@ -119,6 +119,7 @@ def split_corpus(inputs: list[Path], directory: Path, settings: CorpusSettings, 
     valid, sample = SmallestHashes(settings.valid_bytes), SmallestHashes(settings.sample_bytes)
     with _TrainingText(directory, max(1, settings.shard_bytes // GROUPS_PER_SHARD)) as train:
         for path, end, count in zip(inputs, ends, counts, strict=True):
+            before = paragraphs
             for document in read_documents(path, settings.text_column, settings.csv_quotes, end, on_read):
                 count["documents" if document else "without_text"] += 1
                 if not document:
@@ -127,54 +128,70 @@ def split_corpus(inputs: list[Path], directory: Path, settings: CorpusSettings, 
                 paragraphs += document.count(b"\n")
                 digest = hashlib.blake2b(document, digest_size=16, key=seed).digest()
                 sample.add(int.from_bytes(digest[8:] + digest[:8], "big"), document)
-                for refused in valid.add(int.from_bytes(digest[:8], "big"), document):
-                    train.write(refused)
-        candidates = [document for _, document in valid.in_order()]
+                for refused, number in valid.add(int.from_bytes(digest, "big"), document):
+                    train.write(refused, number)
+            number, lines = count["documents"], paragraphs - before
+            if settings.document is None and end == BLANK and 1 < number < lines / _MANY_LINES:
+                say(
+                    f"{path}: {number - 1:,} blank line{'s divide' if number > 2 else ' divides'} {lines:,} lines into "
+                    f"{number:,} documents; if each line is a text: --document line"
+                )
+        candidates = valid.in_order()
         asked = min(settings.valid_share * total, settings.valid_bytes)
         heads = held_out(candidates, asked)
 
-        def rest_of(document: bytes) -> bytes:
-            return document[len(heads.get(document, b"")) :]
+        def rests_of(documents: dict[bytes, int]) -> list[tuple[bytes, int]]:
+            rests = ((document[len(heads.get(document, b"")) :], number) for document, number in documents.items())
+            return [(rest, number) for rest, number in rests if rest]
 
-        for document in filter(None, map(rest_of, candidates)):
-            train.write(document)
+        for document, number in rests_of(candidates):
+            train.write(document, number)
     documents = sum(count["documents"] for count in counts)
     say(f"{documents:,} documents of {paragraphs:,} paragraphs, {total:,} bytes of text")
+    sampled = sample.in_order()
+    num_sampled = sum(sampled.values())
+    if num_sampled - len(sampled) > _MANY_COPIES * num_sampled:
+        say(f"{num_sampled - len(sampled):,} of {num_sampled:,} documents (in the sample) are copies of others")
     if not train.groups:
         raise UserError(
             "nothing would be left to train on beside the validation text: give at least two different paragraphs or documents "
             "(one JSON object per line, blank lines, or --document line; fold -s -w 4000 FILE > NEW divides a long line)"
         )
-    learnable = list(filter(None, (rest_of(document) for _, document in sample.in_order())))
+    learnable = rests_of(sampled)
     if not learnable:
         raise UserError("--sample-megabytes leaves no document to learn the vocabulary from: give a larger sample")
-    held = [heads[document] for document in candidates if document in heads]
-    size = sum(map(len, held))
+    held = [(heads[document], number) for document, number in candidates.items() if document in heads]
+    size = _count(held)["bytes"]
     is_as_asked = asked / 2 <= size <= 2 * asked
+    advice = (
+        "" if is_as_asked else ": documents are large, or differ much in size; --document makes others of plain text"
+    )
     say(
         f"{'' if is_as_asked else 'WARNING: '}held out for validation: {size:,} bytes, {size / total:.2%} of the text "
-        f"(--valid-share {settings.valid_share:.2%}, at most {settings.valid_bytes:,} bytes)"
-        + (
-            ""
-            if is_as_asked
-            else ": documents are large, or differ much in size; --document makes others of plain text"
-        )
+        f"(--valid-share {settings.valid_share:.2%}, at most {settings.valid_bytes:,} bytes){advice}"
     )
     _write(directory / VALID, held)
     _write(directory / SAMPLE, learnable)
-    sampled = {"documents": len(learnable), "paragraphs": sum(document.count(b"\n") for document in learnable)}
-    sampled["bytes"] = sum(map(len, learnable))
-    return Split(counts, {"name": SAMPLE, **sampled}, train.groups)
+    return Split(counts, {"name": SAMPLE, **_count(learnable)}, train.groups)
 
 
-def held_out(candidates: list[bytes], budget: float) -> dict[bytes, bytes]:
+def _count(documents: list[tuple[bytes, int]]) -> dict[str, int]:
+    return {
+        "documents": sum(number for _, number in documents),
+        "paragraphs": sum(number * document.count(b"\n") for document, number in documents),
+        "bytes": sum(number * len(document) for document, number in documents),
+    }
+
+
+def held_out(candidates: dict[bytes, int], budget: float) -> dict[bytes, bytes]:
     """Return the documents of ``candidates`` that are held out, and what of each: all of it, or its first paragraphs.
+    ``candidates`` has the numbers of their copies.
 
     These are the first that fit into ``budget`` bytes, at least one, with its copies. Of one that has more than twice the
     budget, its first paragraphs are. Copies of more than that, and a paragraph of ten times the budget, are passed over.
     """
-    copies, heads, size = Counter(candidates), {}, 0
-    for document, number in copies.items():
+    heads, size = {}, 0
+    for document, number in candidates.items():
         is_large = number == 1 and len(document) > 2 * budget
         head = _first_paragraphs(document, budget - size) if is_large else document
         if size >= budget or (heads and head == document and size + len(document) > budget):
@@ -184,8 +201,8 @@ def held_out(candidates: list[bytes], budget: float) -> dict[bytes, bytes]:
             heads[document] = head
             size += held
     if not heads:
-        first = candidates[0]
-        heads[first] = _first_paragraphs(first, budget / copies[first])
+        first, number = next(iter(candidates.items()))
+        heads[first] = _first_paragraphs(first, budget / number)
     return heads
 
 
@@ -231,7 +248,11 @@ class _TrainingText(contextlib.AbstractContextManager):
         if self._stream is not None:
             self._stream.close()
 
-    def write(self, document: bytes) -> None:
+    def write(self, document: bytes, number: int) -> None:
+        for _ in range(number):
+            self._write_one(document)
+
+    def _write_one(self, document: bytes) -> None:
         size = len(document)
         if not self.groups or sum(self.groups[-1]) + size > self._limit:
             self.groups.append([])
@@ -245,6 +266,8 @@ class _TrainingText(contextlib.AbstractContextManager):
         group[-1] += size
 
 
-def _write(path: Path, documents: Iterable[bytes]) -> None:
+def _write(path: Path, documents: list[tuple[bytes, int]]) -> None:
     with open(path, "wb") as stream:
-        stream.writelines(document + b"\n" for document in documents)
+        for document, number in documents:
+            for _ in range(number):
+                stream.write(document + b"\n")

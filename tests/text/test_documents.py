@@ -102,7 +102,7 @@ def test_lines_as_documents(tmp_path):
 
 
 def test_rows_without_a_text_are_counted(tmp_path, capsys):
-    """Missing, null, blank, NaN, half of a surrogate pair; a whole pair is a character."""
+    """Missing, null, blank, NaN, a word for it, half of a surrogate pair; a whole pair is a character."""
     rows = [
         '{"text": "one"}',
         '{"text": "\\\\N"}',
@@ -111,12 +111,21 @@ def test_rows_without_a_text_are_counted(tmp_path, capsys):
         '{"text": ""}',
         '{"text": "\\u200b"}',
         '{"text": NaN}',
+        *(json.dumps({"text": word}) for word in ("nan", "NULL", " None\n", "N/A")),
         "",
     ]
     rows += ['{"text": "half \\ud83d here"}', '{"text": "\\ud83d\\ude00"}', '{"text": "two", "id": NaN, "\\ud83d": 1}']
     found = list(read_documents(written(tmp_path / "t.jsonl", "\n".join(rows))))
-    assert found == [b"one\n", *[b""] * 7, "\U0001f600\n".encode(), b"two\n"]
-    assert "t.jsonl: 7 of its rows, the first in line 2, have no text in text" in capsys.readouterr().err
+    assert found == [b"one\n", *[b""] * 11, "\U0001f600\n".encode(), b"two\n"]
+    assert "t.jsonl: 11 of its rows, the first in line 2, have no text in text" in capsys.readouterr().err
+    assert documents(written(tmp_path / "t.txt", "NULL\n\nnan\n")) == as_documents("NULL", "nan")
+
+
+def test_a_doubled_key_matters_in_a_field_that_is_read(tmp_path):
+    lines = '{"text": "one", "id": 1, "id": 2, "meta": {"a": 1, "a": 2}}\n'
+    assert documents(written(tmp_path / "t.jsonl", lines)) == as_documents("one")
+    with pytest.raises(UserError, match=r"t\.jsonl, line 1 is not JSON \(the key 'text' is there twice\)"):
+        documents(written(tmp_path / "t.jsonl", '{"text": "one", "text": "two"}\n'))
 
 
 def test_parquet_names_the_cell_that_cannot_be_read(tmp_path):
@@ -153,6 +162,18 @@ MARKUP = {
         r"3 lines such as '\* \* \*' have no letter or digit: .* sed -E 's/.*\$//' FILE > NEW",
     ),
     "marks without blank lines": ("\n---\n".join(SENTENCES), "3 lines such as '---' have no letter or digit"),
+    "wiki": ("\n".join([*SENTENCES, "{{Infobox}}", "a [[link]]"]), r"2 tags, .* the first is \{\{"),
+    "U+FFFD": ("\n".join([*SENTENCES, "caf\ufffd \ufffd"]), r"2 characters are U\+FFFD, .* from its source again"),
+    "CoNLL-U": (
+        "# text = I am\n1\tI\ti\tPRON\t_\t_\t2\tnsubj\t_\t_\n2\tam\tbe\tAUX\t_\t_\t0\troot\t_\t_\n",
+        r"its first lines look like CoNLL-U: .* sed -n 's/\^# text = //p' FILE > NEW",
+    ),
+    "names with blanks": ("the text,Score (1-5)\nwords,1\nmore, and more,2", "its first lines look like a table"),
+    "pandas": (",review,label\n0,words,1\n1,more,2", "its first lines look like a table"),
+    "bars": ("id|review\n1|words\n2|more", "its first lines look like a table"),
+    "a number": ("1,000 years ago\n" + LINES, None),
+    "a number and a comma": ("1,000\n" + LINES, None),
+    "a date": ("Paris, Texas\n" + LINES * 9, None),
     "tabs": (
         "\n".join(f"{sentence}\t1" for sentence in SENTENCES),
         "is read as text, but its first lines look like a table",
@@ -166,5 +187,19 @@ MARKUP = {
 def test_markup_in_a_text_is_counted(tmp_path, capsys, name):
     content, message = MARKUP[name]
     found = documents(written(tmp_path / "t.txt", content))
-    assert b"".join(found).count(b"\n") == (3 if name == "JSON" else len(content.replace("\n\n", "\n").split("\n")))
+    assert b"".join(found).count(b"\n") == (
+        3 if name == "JSON" else len(content.strip().replace("\n\n", "\n").split("\n"))
+    )
     assert re.fullmatch(".*" + message + ".*\n" if message else "", capsys.readouterr().err)
+
+
+def test_a_warning_needs_a_share_and_a_handful(tmp_path, capsys):
+    """The number is printed always."""
+    for tags, words, is_warning in ((5, 0, False), (6, 0, True), (6, 10_000, False)):
+        documents(written(tmp_path / "t.txt", "<unk> " * tags + "words " * words))
+        assert f"{tags} tags" in (error := capsys.readouterr().err)
+        assert error.startswith("prepare: WARNING: ") == is_warning
+        broken, rows = "a\n" * tags, "a\tb\n" * (tags + words)
+        documents(written(tmp_path / "t.tsv", f"text\tid\n{broken}{rows}"))
+        assert f"{tags} of its rows" in (error := capsys.readouterr().err)
+        assert ("WARNING: " in error) == is_warning

@@ -61,6 +61,11 @@ def test_json_lines_are_read_under_any_name(tmp_path, name, compress):
         ("a.jsonl", PROSE, JSONL),
         ("a.json", PROSE, JSONL),
         ("a.txt", LINES[: LINES.index(b"\n") + 1] + PROSE * 9, TEXT),  # a text about JSON
+        ("a.txt", b'{"a": 1} is how you write it in JSON.\nAnother sentence.\n', TEXT),
+        ("a.txt", b'["a", "b"] is a list.\nAnother sentence.\n', TEXT),
+        ("a.txt", b'[1, "text"]\n[2, "text"]\n', JSON),
+        ("a.txt", b'[[1, "text"],\n[2, "text"]]\n', JSON),
+        ("a.txt", b"[1]\n[2, 3] are references.\n[4]\n", TEXT),
         ("a.txt", b"[1] A reference.\n[[a link]]\n{a brace}\n", TEXT),
         ("a.txt", b'[Illustration]\n"Quoted."\n', TEXT),
         ("a.tsv", b'text\tjson\na\t{"b": 1}\n', TSV),
@@ -127,6 +132,10 @@ def test_other_files_are_named(tmp_path, what):
         (json.dumps({"data": ROWS}, indent=2).encode(), r"jq -c \. 'my file\.json'"),
         (b'["a",\n"b"]', r"jq -c '\.\[\] \| {text: \.}' 'my file"),
         (b'["1", "a"]\n["2", "b"]\n', r"jq -c '{text: \.\[1\]}' 'my file"),
+        (b'[1, "a"]\n[2, "b"]\n', r"jq -c '{text: \.\[1\]}' 'my file"),
+        (b'[[1, "a"], [2, "b"]]', r"jq -c '\.\[\] \| {text: \.\[1\]}' 'my file"),
+        (LINES.replace(b"}", b"}, "), r"sed 's/, \*\$//' 'my file"),
+        (LINES.replace(b"\n", b"\r"), r"tr '\\r' '\\n' < 'my file"),
     ],
 )
 def test_json_is_refused_with_the_command_that_converts_it(tmp_path, content, command):

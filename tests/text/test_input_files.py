@@ -178,7 +178,7 @@ def test_a_window_has_a_maximum_size(tmp_path, suffix, make):
     """A decompressor allocates the window that a file asks for, before it returns a byte."""
     path = tmp_path / f"text.txt{suffix}"
     path.write_bytes(make(27))
-    assert list(read_lines(path)) == [(1, b"x" * 1000)]
+    assert list(read_lines(path)) == [(1, "x" * 1000)]
     for log in (28, 31):
         path.write_bytes(make(log))
         with pytest.raises(UserError, match=rf"text.txt{suffix} was compressed with a window of more than 128 MiB"):
@@ -190,4 +190,4 @@ def test_zeros_may_follow_compressed_text(tmp_path):
     for suffix, compress in (("gz", gzip.compress), ("xz", lzma.compress)):
         path = tmp_path / f"text.txt.{suffix}"
         path.write_bytes(compress(b"text\n") + bytes(2000))
-        assert list(read_lines(path)) == [(1, b"text\n")]
+        assert list(read_lines(path)) == [(1, "text\n")]

@@ -28,7 +28,7 @@ def run(tmp_path, capsys, texts, *flags):
     (tmp_path / "text.txt").write_text("\n\n".join(texts), encoding="utf-8")
     prepare("text")([tmp_path / "text.txt", "--out", tmp_path / "out", "--workers", "1", *flags])
     printed = capsys.readouterr().err
-    shares = re.search(r"([\d.]+)% of the pieces unknown, ([\d.]+)% of the characters in no piece", printed)
+    shares = re.search(r"([\d.]+)% of the pieces unknown \([\d,]+\), ([\d.]+)% of the characters in no piece", printed)
     warnings = [line for line in printed.splitlines() if "WARNING" in line]
     record = json.loads((tmp_path / "out" / "corpus.json").read_text(encoding="utf-8"))
     return *map(float, shares.groups()), warnings, record
@@ -80,21 +80,23 @@ def test_data_with_labels(kind, tmp_path, capsys):
     tokenizer = word_level_directory(tmp_path / "words", ["the", "fox", "dog"])
     file, out = tmp_path / "data.tsv", tmp_path / "out"
     if kind == "tagging":
-        file.write_text("the\tDET\nfox\tNOUN\nhare\tNOUN\n\nthe\tDET\ndog\tNOUN\nowl\tNOUN\n")
+        file.write_text("the\tDET\nfox\tNOUN\nhare\tNOUN\n\nthe\tDET\ndog\tNOUN\nowl\tNOUN\n\n" * 3)
         prepare(kind)([file, file, tokenizer, out])
     elif kind == "classify":
-        file.write_text("text\tlabel\nthe fox hare\ta\nthe dog owl\tb\n")
+        file.write_text("text\tlabel\n" + "the fox hare\ta\nthe dog owl\tb\n" * 3)
         out.mkdir()
         write_tables(out, Tables(file, file).with_columns(), load_tokenizer(tokenizer))
     else:
         answer = {"text": "fox", "answer_start": 4}
-        questions = [{"id": "1", "question": "the fox hare", "answers": [answer], "is_impossible": False}]
-        paragraphs = [{"context": "the fox owl", "qas": questions}]
+        questions = [{"id": "1", "question": "the fox hare " * 3, "answers": [answer], "is_impossible": False}]
+        paragraphs = [{"context": "the fox owl " * 3, "qas": questions}]
         content = {"version": "1.1", "data": [{"title": "t", "paragraphs": paragraphs}]}
         file.write_text(json.dumps(content))
         prepare(kind)([file, file, tokenizer, out])
     printed = capsys.readouterr().err
-    assert printed.count("33.333% of the pieces unknown, 0.000% of the characters in no piece: WARNING: a model") == 2
+    assert (
+        printed.count("33.333% of the pieces unknown (6), 0.000% of the characters in no piece: WARNING: a model") == 2
+    )
 
 
 def test_printed_commands_are_quoted_for_the_shell(tmp_path, capsys):

@@ -33,6 +33,36 @@ def run(tmp_path: Path, documents, settings=SETTINGS, files=1):
     return split, train, read_piece(directory / VALID), read_piece(directory / SAMPLE)
 
 
+@pytest.mark.parametrize(
+    ("lines", "blank", "document", "line"),
+    [
+        (
+            2100,
+            [1500],
+            None,
+            "1 blank line divides 2,100 lines into 2 documents; if each line is a text: --document line",
+        ),
+        (4200, [1500, 3000], None, "2 blank lines divide 4,200 lines into 3 documents"),
+        (1900, [1500], None, None),
+        (2100, [1500], "blank", None),
+    ],
+)
+def test_few_blank_lines_are_named(tmp_path, capsys, lines, blank, document, line):
+    """They may be there by chance; what the user has asked for is not."""
+    written = [f"line {number}\n" + "\n" * (number in blank) for number in range(lines)]
+    (tmp_path / "in.txt").write_text("".join(written))
+    settings = CorpusSettings(**{**vars(SETTINGS), "document": document})
+    (tmp_path / "out").mkdir()
+    split_corpus([tmp_path / "in.txt"], tmp_path / "out", settings, lambda size: None)
+    error = capsys.readouterr().err
+    assert line in error if line else "blank line" not in error
+
+
+def test_many_copies_are_named(tmp_path, capsys):
+    run(tmp_path, [*DOCUMENTS[:40], *DOCUMENTS[:20]])
+    assert "20 of 60 documents (in the sample) are copies of others" in capsys.readouterr().err
+
+
 def text_bytes(documents) -> int:
     return sum(len(paragraph.encode("utf-8")) + 1 for document in documents for paragraph in document)
 
@@ -41,15 +71,26 @@ def text_bytes(documents) -> int:
 def test_smallest_hashes_against_sorting(budget):
     """The largest set of smallest keys that fits, with all copies; each other document is returned exactly once."""
     generator = random.Random(budget)
-    offered = [(generator.randrange(40), bytes(generator.randrange(1, 30))) for _ in range(200)]
+    texts = [bytes([key]) * generator.randrange(1, 30) for key in range(40)]
+    offered = [generator.randrange(40) for _ in range(200)]
     choice = SmallestHashes(budget)
-    refused = [document for key, document in offered for document in choice.add(key, document)]
-    keys = sorted({key for key, _ in offered})
-    fitting = [last for last in keys if sum(len(d) for key, d in offered if key <= last) <= budget]
-    expected = [(key, document) for key, document in offered if key <= max(fitting, default=keys[0])]
-    assert Counter(choice.in_order()) == Counter(expected)
-    assert [key for key, _ in choice.in_order()] == sorted(key for key, _ in expected)
-    assert Counter(refused) == Counter(d for _, d in offered) - Counter(d for _, d in expected)
+    refused: Counter[bytes] = Counter()
+    for key in offered:
+        for document, number in choice.add(key, texts[key]):
+            refused[document] += number
+    keys = sorted(set(offered))
+    fitting = [last for last in keys if sum(len(texts[key]) for key in offered if key <= last) <= budget]
+    expected = Counter(texts[key] for key in sorted(offered) if key <= max(fitting, default=keys[0]))
+    assert list(choice.in_order().items()) == list(expected.items())
+    assert refused == Counter(texts[key] for key in offered) - expected
+
+
+def test_copies_are_held_once():
+    """Also beyond the budget: a million lines of "ok" take the memory of one."""
+    choice = SmallestHashes(10)
+    assert not any(choice.add(7, b"ok") for _ in range(1000))
+    assert choice.in_order() == {b"ok": 1000}
+    assert choice.add(3, b"an") == [(b"ok", 1000)]
 
 
 @pytest.mark.parametrize("valid_bytes", [10_000, 2_000, 1])
@@ -133,7 +174,7 @@ HELD_OUT = [
 
 @pytest.mark.parametrize(("candidates", "budget", "expected"), HELD_OUT)
 def test_what_is_held_out(candidates, budget, expected):
-    assert text_split.held_out(candidates, budget) == expected
+    assert text_split.held_out(Counter(candidates), budget) == expected
 
 
 @pytest.mark.parametrize("seed", range(20))

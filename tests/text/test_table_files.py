@@ -106,7 +106,7 @@ def test_lines_of_tsv_with_ordinary_quotes(tmp_path, capsys):
     assert values(table) == [['"Go', "1"], ["middle", "0"], ['away"', "1"], ['"a"', "0"], ["c\rd", "0"]]
     assert table.broken_lines == [5, 6]
     assert list(read_documents(tmp_path / "t.tsv"))[::2] == [b'"Go\n', b'away"\n', b"c\nd\n"]
-    assert "t.tsv: 2 of its rows, the first in line 5, do not have the 2 columns" in capsys.readouterr().err
+    assert "t.tsv: 2 of its rows (28.6%), the first in line 5, do not have the 2 columns" in capsys.readouterr().err
 
 
 SEPARATORS = {
@@ -206,6 +206,9 @@ BAD_TEXTS = {
     "words": (b"a\tb\n", "is no table: give JSON lines"),
     "fast.txt": (b"__label__a one\n__label__b two\n", r"sed 's/^__label__\([^ ]*\) /\1\t/' FILE > NEW.tsv"),
     "twice.jsonl": (b'{"a": 1}\n{"a": 1, "b": {"a": 2}, "a": 3}\n', "line 2 is not JSON (the key 'a' is there twice)"),
+    "inner.jsonl": (b'{"a": 1, "b": [{"c": 2, "c": 3}]}\n', "line 1 is not JSON (the key 'c' is there twice)"),
+    "half.tsv": (b"a\tb\n1\t2\n3\n4\n", "1 of its 3 lines has the 2 tab-separated columns"),
+    "title.csv": (b"Export;;\na;b;c\n", "two columns have the name '': remove what is above the names"),
     "t.parquet.gz": (gzip.compress(b"PAR1\x15"), "unpack .gz first"),
     "e.csv.gz": (gzip.compress(b""), "is empty"),
     "e.tsv.gz": (gzip.compress(b""), "is empty"),

@@ -12,7 +12,7 @@ import numpy as np
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.strangers import parse_json
-from amos_fairseq.text.input_files import is_blank
+from amos_fairseq.text.input_files import MISSING_WORDS, OFTEN_MISSING_WORDS, is_blank
 
 # What a label is: one class of several, any number of labels, or a number (a regression).
 KINDS = ("classes", "labels", "number")
@@ -23,11 +23,8 @@ MOST_CLASSES = 10_000
 # squares.
 LARGEST_NUMBER, LARGEST_RATIO = 1e30, 1e5
 SHOWN_CHARACTERS = 100  # of a list of labels in a message
-# What databases, pandas and Excel write for a missing value.
-MISSING_WORDS = {"\\N", "NULL", "null", "NaN", "nan", "-nan", "<NA>", "#N/A", "#NA"}
-MISSING_WORDS |= {"#REF!", "#VALUE!", "#DIV/0!", "#NAME?", "#NUM!", "#NULL!"}  # errors of Excel
 # These are missing values in a column of numbers. In other columns they can be names, such as NA for Namibia.
-MISSING_BESIDE_NUMBERS = {"NA", "N/A", "n/a", "None", "none", "-"}
+MISSING_BESIDE_NUMBERS = OFTEN_MISSING_WORDS | {"-"}
 LONGEST_LIST = 1 << 20  # characters of a cell: parsed, a list takes some thirty times as much memory
 # Numbers as tables for people have them: 0,5 and 1.037,50 and 0.7%.
 _OTHER_NUMBER = re.compile("[+-]?[0-9.]+(,[0-9.]+ ?%?| ?%)")

@@ -88,7 +88,7 @@ def prepare_parsing_inside(out: Path, source: TreebankSource, tokenizer: Tokeniz
 
 
 def _text_of(path: Path) -> str:
-    return "".join(line.decode("utf-8") for _, line in read_lines(path))
+    return "".join(line for _, line in read_lines(path))
 
 
 def open_parsing(session: Session, data: Path) -> "Parsing":
