@@ -235,8 +235,9 @@ class TableFile:
             yield number, row
         num_lines = num_rows + len(self.broken_lines)
         if 2 * num_rows < num_lines:
+            number = f"only {num_rows:,}" if num_rows else "none"
             raise UserError(
-                f"{self.path}: {f'only {num_rows:,}' if num_rows else 'none'} of its {num_lines:,} lines has the {len(self.columns)} "
+                f"{self.path}: {number} of its {num_lines:,} lines has the {len(self.columns)} "
                 f"{'tab-separated ' if self.kind == TSV else ''}columns of the first line "
                 f"({', '.join(self.columns)[:200]}), the last one has {self._last_width}: name all columns there (an index in "
                 "front, or a separator at the end of lines, makes one more), or give --csv-quotes for quotes in a .tsv"
