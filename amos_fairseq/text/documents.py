@@ -95,7 +95,7 @@ def read_documents(
     table = ""
     if kind == TEXT:
         table = _table_in(path, first_lines, column)
-        refuse_markup(path, first_lines)
+        refuse_markup(path)
         documents = _documents_of_text(path, document or _inferred_end(path), on_read)
     else:
         documents = _documents_of_table(TableFile(path, csv_quotes=csv_quotes, on_read=on_read), column)

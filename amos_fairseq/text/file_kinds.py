@@ -201,8 +201,9 @@ def refuse_json(path: Path, lines: list[str]) -> None:
     )
 
 
-def refuse_markup(path: Path, lines: list[str]) -> None:
+def refuse_markup(path: Path) -> None:
     """Refuse a text that begins as HTML or XML, or whose first lines mostly begin with a tag."""
+    _, lines = look_at(path)
     tags = [match.group() for line in lines if (match := _TAG.match(line) or _MARKUP_START.match(line))]
     if any(map(_MARKUP_START.match, lines[:3])) or (len(tags) > 2 and 2 * len(tags) >= len(lines)):
         raise UserError(

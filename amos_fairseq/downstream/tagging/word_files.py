@@ -14,7 +14,7 @@ from amos_fairseq.downstream.tagging.other_forms import refuse_other_forms
 from amos_fairseq.downstream.tagging.schemes import notation_of
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.terminal import say
-from amos_fairseq.text.file_kinds import FOLDER, JSONL, PARQUET, kind_of, look_at, refuse_markup
+from amos_fairseq.text.file_kinds import FOLDER, JSONL, PARQUET, kind_of, refuse_markup
 from amos_fairseq.text.input_files import TableFile, is_blank, read_lines
 
 MANIFEST = "tagging.json"
@@ -180,7 +180,7 @@ def _read_word_lines(path: Path, names: Sequence[str] | None, labeled: bool) -> 
     has_blank_lines = any(not row.cells for row in rows[: words[-1].number])
     first_tab = next((row.number for row in words if "\t" in row.line), None)
     if not labeled and first_tab is None and not (has_blank_lines and count >= MOST * len(words)):
-        refuse_markup(path, look_at(path)[1])
+        refuse_markup(path)
         sentences = [Sentence(cells, {}, [number] * len(cells)) for number, _, cells in rows if cells]
         return WordFile(path, LINES, sentences)
     if labeled and (width == 1 or (not names and 2 * count < len(words))):
