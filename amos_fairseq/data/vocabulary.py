@@ -1,5 +1,6 @@
 """The dictionary and tokenizer of a corpus: found, checked against each other, and copied next to the checkpoints."""
 
+import logging
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from amos_fairseq.files import (
 )
 from amos_fairseq.text import MASK_SYMBOL
 from amos_fairseq.text.tokenization import load_tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 def shard_directories(data: str) -> list[Path]:
@@ -69,6 +72,8 @@ class Vocabulary:
         if self.tokenizer_directory is None:
             return
         record = shard_record(self.dictionary_file.parent)
+        if record is None:
+            logger.info(f"{self.dictionary_file.parent} has no corpus.json: whether the data are whole is not known")
         try:
             sha256 = load_tokenizer(self.tokenizer_directory).sha256
             reason = "its sha256 is not that in corpus.json" if record and record["tokenizer_sha256"] != sha256 else ""

@@ -34,7 +34,6 @@ from amos_fairseq.downstream.results import (
     RunResult,
     best_run,
     package_versions,
-    read_result,
     read_results,
     write_result,
 )
@@ -88,7 +87,9 @@ class Runner:
         signal, wait until the processes have saved their state and exited, and raise :class:`Stopped`."""
         for run in runs:
             run.check_directory()
-        open_runs = [run for run in runs if read_result(run.directory) is None]
+        # All of OUT is read before the first training: the table would refuse a damaged result after the last one.
+        finished = {self.session.out / result.directory for result in read_results(self.session.out)}
+        open_runs = [run for run in runs if run.directory not in finished]
         free_devices: queue.SimpleQueue[str] = queue.SimpleQueue()
         for device in self.session.devices:
             free_devices.put(device)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from amos_fairseq.downstream import runner as runner_module
 from amos_fairseq.downstream.benchmark import Benchmark, BenchmarkTask, Stopped, plan_runs
 from amos_fairseq.downstream.progress_display import ProgressDisplay
 from amos_fairseq.downstream.recipes import Hyperparameters, Recipe
-from amos_fairseq.downstream.results import read_results
+from amos_fairseq.downstream.results import best_checkpoint, read_results
 from amos_fairseq.downstream.runner import RunFailed, Runner, run_benchmark
 from amos_fairseq.downstream.session import PretrainedCheckpoint, Session
 from amos_fairseq.errors import UserError
@@ -98,6 +100,29 @@ def test_finished_runs_are_not_repeated_and_new_seeds_are_added(tmp_path, traini
     assert trainings == ["seed1", "seed2", "seed3", "seed4"]
     assert [name for name, _ in again.evaluated] == ["seed4"]
     assert len(read_results(tmp_path)) == 4
+
+
+def test_a_kill_leaves_a_checkpoint_that_the_result_names(tmp_path, trainings, monkeypatch):
+    """At the moment when the weights alone would replace it; a result of another run is noticed before the next training."""
+
+    def killed(source, target):
+        if target.endswith(".pt"):
+            raise KeyboardInterrupt
+        os.rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            execute(tmp_path, seeds=(1,))
+    (result,) = read_results(tmp_path)
+    file = best_checkpoint(tmp_path, result)
+    assert torch.load(file, weights_only=True)["last_optimizer_state"] is not None
+    execute(tmp_path, seeds=(1,))
+    assert trainings == ["seed1"]
+    shutil.copytree(tmp_path / "runs/Toy/seed1", tmp_path / "runs/Toy/seed2")
+    with pytest.raises(UserError, match=r"seed2/result\.json is the result of runs/Toy/seed1"):
+        execute(tmp_path, seeds=(1, 3))
+    assert trainings == ["seed1"]
 
 
 def test_checkpoints_are_stored_with_keep_checkpoints(tmp_path, trainings):
