@@ -31,7 +31,6 @@ from amos_fairseq.text.input_files import (
     clean_lines,
     is_much,
     lines_of,
-    read_lines,
     refuse_large,
 )
 
@@ -51,7 +50,7 @@ _BETWEEN_DOCUMENTS = re.compile(rf"{_MARKS}|(?P<separator><\|\w+\|>|</s>|<eos>|\
 # The name of a column in the first line of a table; pandas writes none for its index.
 _COLUMN_NAME = re.compile(r'"?[^\W\d][\w .()#/-]{0,39}"?')
 _COLUMNS_OF_CONLLU = 10
-_REPLACEMENT = "\ufffd".encode()
+_DAMAGED = ("\ufffd".encode(), b"\x1b", b"\b")  # of another encoding, of a terminal, and overstrikes
 _MISSING = MISSING_WORDS | OFTEN_MISSING_WORDS
 
 
@@ -62,12 +61,10 @@ def document_end(path: Path, given: str | int | None) -> str | int | None:
     """
     if kind_of(path) != TEXT:
         return None
-    return given or _inferred_end(path)
-
-
-def _inferred_end(path: Path) -> str:
+    if given is not None:
+        return given
     size, num_lines, is_separated = 0, 0, False
-    for _, line in read_lines(path):
+    for _, line in lines_of(path):
         for text in clean_lines(line.rstrip("\r\n")):
             if text and is_separated:
                 return BLANK
@@ -96,14 +93,14 @@ def read_documents(
     if kind == TEXT:
         table = _table_in(path, first_lines, column)
         refuse_markup(path)
-        documents = _documents_of_text(path, document or _inferred_end(path), on_read)
+        documents = _documents_of_text(path, document or document_end(path, None), on_read)
     else:
         documents = _documents_of_table(TableFile(path, csv_quotes=csv_quotes, on_read=on_read), column)
     size = tags_size = num_tags = num_damaged = 0
     first_tag = b""
     for each in documents:
         size += len(each)
-        num_damaged += each.count(_REPLACEMENT)
+        num_damaged += sum(map(each.count, _DAMAGED))
         if any(character in each for character in _MARKUP_CHARACTERS):
             tags = [match.group() for match in _MARKUP.finditer(each)]
             num_tags, tags_size = num_tags + len(tags), tags_size + sum(map(len, tags))
@@ -116,8 +113,8 @@ def read_documents(
         say(f"WARNING: {path} is read as text, but its first lines look like {table}")
     if num_damaged:
         say(
-            f"WARNING: {path}: {num_damaged:,} characters are U+FFFD, which stands for bytes of another encoding: convert the "
-            "text from its source again"
+            f"WARNING: {path}: {num_damaged:,} characters are U+FFFD, ESC or BS, of another encoding or a terminal: convert "
+            "the text from its source again"
         )
     if num_tags:
         say(

@@ -76,10 +76,9 @@ def encode_lines(lines: list[str]) -> list[list[int]]:
 
 
 def encode_documents(text: str) -> tuple[list[int], list[int], dict[str, int]]:
-    """Return the ids of all lines, the length of each, and the ``COUNTS`` of a text with a blank line behind each document.
+    """Return ids and lengths of the lines, and the ``COUNTS``, of a text with a blank line behind each document.
 
-    A line for each paragraph, and one of ``</s>`` alone between documents. A paragraph without pieces is dropped, because an
-    empty line ends a document.
+    A paragraph without pieces is dropped, because a line of ``</s>`` alone ends a document.
     """
     documents = [document.split("\n") for document in text.split("\n\n")]
     paragraphs = [paragraph for document in documents for paragraph in document]
@@ -151,10 +150,9 @@ def encode_rows(
     map_in_order: Map,
     on_done: Callable[[int], object],
 ) -> dict[str, Any]:
-    """Binarize text k of every row into ``prefixes[k]``: a line for each row, ended by ``</s>``.
+    """Binarize text k of every row into ``prefixes[k]``, a line ended by ``</s>`` for each; return counts for ``task.json``.
 
-    Returns counts for ``task.json``. ``longest`` and ``longer_than`` (rows longer than each of ``USUAL_MAX_POSITIONS``) count
-    tokens as in fine-tuning: ``<s> A </s>`` or ``<s> A </s> B </s>``; recipes with a second separator have one more in a pair.
+    Tokens are those of ``<s> A </s>`` or ``<s> A </s> B </s>``; recipes with a second separator have one more in a pair.
     """
     tokens: list[int] = []  # of each row
     lost = np.zeros(3, dtype=np.int64)

@@ -71,7 +71,8 @@ _NOT_READ = [
         (rb"\xd0\xcf\x11\xe0", "an old file of Word or Excel", "save it as plain text or CSV"),
         (rb"SQLite format 3\0", "a SQLite database", "write a table of it as CSV"),
         (rb"version https://git-lfs", "a pointer of Git LFS, not the file itself", "download it with git lfs pull"),
-        (rb"\xff\xfe|\xfe\xff|\0\0\xfe\xff", "UTF-16 or UTF-32", _FROM_UTF16),
+        (rb"\xff\xfe\0\0|\0\0\xfe\xff", "UTF-32", _FROM_UTF16.replace("16", "32")),
+        (rb"\xff\xfe|\xfe\xff", "UTF-16", _FROM_UTF16),
     )
 ]
 _ARRAY_START = re.compile(r'\[\s*(\{\s*"|(\[\s*([\d.]+\s*,\s*)*)?"[^"\n]*"\s*[,\]\n])')
@@ -265,11 +266,8 @@ def _read_chunks(raw: BinaryIO, on_read: OnRead) -> Iterator[bytes]:
 
 
 def _decompressed(chunks: Iterator[bytes], suffix: str) -> Iterator[bytes]:
-    """Yield the content of all frames, streams or members of a compressed file, with a bound on memory.
-
-    The libraries' own readers set no limit on the window, and that of zstandard accepts a truncated file as complete. Its
-    decompressor returns all that a part of the input holds, 128 KiB for each 4 bytes at most: so the parts are small.
-    """
+    """Yield the content of all frames, streams or members, in constant memory: the libraries' readers set no limit on the
+    window, and that of zstandard accepts a cut file. Its decompressor returns all that a part holds, so parts are small."""
     stream = None
     for chunk in chunks:
         position = 0

@@ -124,7 +124,7 @@ def _advice_on_encoding(line: bytes) -> str:
     try:
         line.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
-        return "convert the file, for example with iconv -f CP1252 -t UTF-8 FILE > NEW if it comes from Windows"
+        return "convert the file, for example with iconv -f CP1252 -t UTF-8 FILE > NEW (Russian: CP1251)"
     return "half of a surrogate pair is no character: remove it, for example with iconv -c -f UTF-8 -t UTF-8 FILE > NEW"
 
 

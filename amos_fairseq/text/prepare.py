@@ -61,15 +61,7 @@ from amos_fairseq.text.processes import (
     process_pool,
     use_threads,
 )
-from amos_fairseq.text.split import (
-    SAMPLE,
-    VALID,
-    CorpusSettings,
-    Split,
-    group_into_shards,
-    split_corpus,
-    text_file,
-)
+from amos_fairseq.text.split import SAMPLE, VALID, CorpusSettings, Split, group_into_shards, split_corpus, text_file
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
 from amos_fairseq.text.tokenization.conversion import from_sentencepiece
 from amos_fairseq.text.tokenization.exported import export_obstacle
@@ -107,8 +99,7 @@ def run(arguments: argparse.Namespace) -> None:
         _encode(root, split, workers)
         manifest = _join(root, out, inputs, split, settings, tokenizer)
         _publish(root / "corpus", out)
-    for line in _sizes(manifest["train"]["tokens"], manifest["valid"]["tokens"]):
-        say(line)
+    _say_sizes(manifest["train"]["tokens"], manifest["valid"]["tokens"])
     say(describe_loss(manifest["train"], _advice(settings, manifest["train"])))
     task_data = shlex.quote(f"task.data={manifest['task_data']}")
     say(f"done: train with {task_data} (fairseq-train DATA); counts and hashes in {out}/{MANIFEST}")
@@ -213,12 +204,7 @@ def _encode(root: Path, split: Split, workers: int) -> None:
 
 
 def _join(
-    root: Path,
-    out: Path,
-    inputs: list[dict[str, Any]],
-    split: Split,
-    settings: CorpusSettings,
-    tokenizer: Tokenizer,
+    root: Path, out: Path, inputs: list[dict[str, Any]], split: Split, settings: CorpusSettings, tokenizer: Tokenizer
 ) -> dict[str, Any]:
     """Write the shards, the tokenizer and ``corpus.json`` to ``.prepare/corpus``; return the content of the last."""
     corpus, text = root / "corpus", root / "text"
@@ -289,14 +275,12 @@ def _publish(corpus: Path, out: Path) -> None:
             os.replace(path, target)
 
 
-def _sizes(train: int, valid: int) -> list[str]:
-    """Return lines that say how much text that is; recipes of other objectives have other numbers of updates."""
+def _say_sizes(train: int, valid: int) -> None:
+    """Recipes of other objectives have other numbers of updates."""
     epochs = {name: planned_text(name) / train for name in (f"amos_{size}" for size in _SIZES)}
     shown = (f"{name} {number:,.{1 if number < 10 else 0}f}" for name, number in epochs.items())
-    return [
-        f"{train:,} tokens to train on, {valid:,} to validate",
-        f"epochs of this text in all updates of a recipe: {', '.join(shown)}; fewer with optimization.max_update=N",
-    ]
+    say(f"{train:,} tokens to train on, {valid:,} to validate")
+    say(f"epochs of this text in all updates of a recipe: {', '.join(shown)}; fewer with optimization.max_update=N")
 
 
 def _advice(settings: CorpusSettings, counts: dict[str, Any]) -> str:

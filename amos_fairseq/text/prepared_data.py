@@ -97,11 +97,8 @@ def fill_out(out: Path, description: Mapping[str, Any], kind: str, manifest: str
 
 
 def is_finished(out: Path, description: Mapping[str, Any], kind: str, manifest: str) -> bool:
-    """Return True, with a message, if OUT holds the data that would be made; False if it is empty or missing.
-
-    ``description``: entries of the file ``manifest`` in OUT that must be equal: settings, tokenizer_sha256, sources. OUT with
-    anything else is refused; ``kind``, of the data, is named then.
-    """
+    """Return whether OUT holds the data of ``description``, entries of its file ``manifest``; refuse OUT with other ``kind``s
+    of data."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return False
     if not out.is_dir():

@@ -51,17 +51,11 @@ class CorpusSettings:
 
 @dataclass
 class Split:
-    """The result of the pass, with what amos prepare needs of it later.
+    """The result of the pass, with what amos prepare needs of it later."""
 
-    Attributes:
-        inputs: number of documents of each input, of its rows without text, and what ends a document.
-        sample: name, documents, paragraphs and bytes of the text for the vocabulary.
-        train: bytes of the files of training text, in groups: a shard consists of whole groups.
-    """
-
-    inputs: list[dict[str, Any]]
-    sample: dict[str, str | int]
-    train: list[list[int]]
+    inputs: list[dict[str, Any]]  # documents of each, rows without text, and what ends a document
+    sample: dict[str, str | int]  # name, documents, paragraphs and bytes of the text for the vocabulary
+    train: list[list[int]]  # bytes of the files of training text, in groups: a shard consists of whole groups
 
 
 class SmallestHashes:
@@ -99,11 +93,9 @@ class SmallestHashes:
 
 
 def split_corpus(inputs: list[Path], directory: Path, settings: CorpusSettings, on_read: OnRead) -> Split:
-    """Write ``valid.txt``, ``sample.txt`` and ``00000.txt``, ``00001.txt``, ... into ``directory``.
+    """Write ``valid.txt``, ``sample.txt`` and ``00000.txt``, ... into ``directory``, with a blank line behind each document.
 
-    Each file has complete documents, with a blank line behind each. ``on_read`` is called with the number of bytes read from
-    disk. The order of the training text is that of the inputs, but for documents that were among the smallest hashes for a
-    while.
+    The order is that of the inputs, but for documents that were among the smallest hashes for a while.
     """
     seed = str(settings.seed).encode("ascii")
     ends = [document_end(path, settings.document) for path in inputs]
@@ -184,8 +176,7 @@ def _count(documents: list[tuple[bytes, int]]) -> dict[str, int]:
 
 
 def held_out(candidates: dict[bytes, int], budget: float) -> dict[bytes, bytes]:
-    """Return the documents of ``candidates`` that are held out, and what of each: all of it, or its first paragraphs.
-    ``candidates`` has the numbers of their copies.
+    """Return what is held out of ``candidates``, which has their numbers: all of a document, or its first paragraphs.
 
     These are the first that fit into ``budget`` bytes, at least one, with its copies. Of one that has more than twice the
     budget, its first paragraphs are. Copies of more than that, and a paragraph of ten times the budget, are passed over.
@@ -220,10 +211,7 @@ def text_file(number: int) -> str:
 
 
 def group_into_shards(sizes: list[int], limit: int) -> list[list[int]]:
-    """Return the indices of the groups of each shard: consecutive, of nearly equal size, at most ``limit`` bytes.
-
-    A single group that is larger forms a shard.
-    """
+    """Return the groups of each shard: consecutive, of nearly equal size, at most ``limit`` bytes or one group."""
     total = sum(sizes)
     for number in range(max(1, math.ceil(total / limit)), len(sizes) + 1):
         groups: list[list[int]] = [[] for _ in range(number)]
@@ -249,21 +237,18 @@ class _TrainingText(contextlib.AbstractContextManager):
             self._stream.close()
 
     def write(self, document: bytes, number: int) -> None:
-        for _ in range(number):
-            self._write_one(document)
-
-    def _write_one(self, document: bytes) -> None:
         size = len(document)
-        if not self.groups or sum(self.groups[-1]) + size > self._limit:
-            self.groups.append([])
-        group = self.groups[-1]
-        if not group or group[-1] + size > FILE_BYTES:
-            self.__exit__()
-            self._stream = open(self._directory / text_file(self._files), "wb")  # noqa: SIM115
-            self._files += 1
-            group.append(0)
-        self._stream.write(document + b"\n")
-        group[-1] += size
+        for _ in range(number):
+            if not self.groups or sum(self.groups[-1]) + size > self._limit:
+                self.groups.append([])
+            group = self.groups[-1]
+            if not group or group[-1] + size > FILE_BYTES:
+                self.__exit__()
+                self._stream = open(self._directory / text_file(self._files), "wb")  # noqa: SIM115
+                self._files += 1
+                group.append(0)
+            self._stream.write(document + b"\n")
+            group[-1] += size
 
 
 def _write(path: Path, documents: list[tuple[bytes, int]]) -> None:

@@ -37,10 +37,7 @@ NO_PIECES = "no vocabulary can be learned from the text: give text with letters"
 
 
 def learn_tokenizer(sample: Path, bpe: str, vocab_size: int, cased: bool) -> FastTokenizer:
-    """Learn a tokenizer of exactly ``vocab_size`` pieces (in addition to fairseq's symbols and ``<mask>``).
-
-    ``sample``: UTF-8 text, one paragraph per line; ``bpe``: ``sentencepiece`` or ``fastbpe``.
-    """
+    """Learn ``sentencepiece`` or ``fastbpe`` of exactly ``vocab_size`` pieces, without fairseq's symbols and ``<mask>``."""
     if bpe == "sentencepiece":
         normalizer = sentencepiece_rules(cased)
         return from_sentencepiece(train_sentencepiece(sample, vocab_size, normalizer), normalizer)
@@ -116,12 +113,8 @@ def _learn_bpe(sample: Path, cased: bool, vocab_size: int) -> tuple[list[str], l
 
 
 def _characters(sample: Path, cased: bool, vocab_size: int) -> tuple[list[str], list[str]]:
-    """Return the most frequent characters and, of these, the ones that end a word, both sorted.
-
-    At most a third of the vocabulary and ``MOST_CHARACTERS``, to leave room for merges, but always those that
-    ``CHARACTER_COVERAGE`` needs: Chinese needs thousands. The library would select and number them in the order of a hash
-    table, which differs between runs and changes how ties between merges are resolved.
-    """
+    """Return the most frequent characters and, of these, the ones that end a word, both sorted: the order of the library
+    differs between runs. At most a third of the vocabulary, but always those that ``CHARACTER_COVERAGE`` needs."""
     normalizer, _ = basic_rules(cased)
     counts: dict[str, int] = Counter()
     for line in sample_lines(sample):

@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.configuration import EncoderConfig
+from amos_fairseq.recipes import quoted
 from amos_fairseq.recipes.composition import RECIPES, compose_recipe
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
@@ -128,9 +129,7 @@ def hydra_overrides(settings: dict[str, Any]) -> list[str]:
 
 def _hydra_value(value: Any) -> str:
     if isinstance(value, str):
-        # Hydra reads a backslash literally, except before a quotation mark.
-        escaped = re.sub(r'(\\*)("|$)', lambda found: found[1] * 2 + ('\\"' if found[2] else ""), value)
-        return f'"{escaped}"'
+        return quoted(value)
     if isinstance(value, list):
         return f"[{','.join(map(_hydra_value, value))}]"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)

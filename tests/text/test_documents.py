@@ -163,7 +163,8 @@ MARKUP = {
     ),
     "marks without blank lines": ("\n---\n".join(SENTENCES), "3 lines such as '---' have no letter or digit"),
     "wiki": ("\n".join([*SENTENCES, "{{Infobox}}", "a [[link]]"]), r"2 tags, .* the first is \{\{"),
-    "U+FFFD": ("\n".join([*SENTENCES, "caf\ufffd \ufffd"]), r"2 characters are U\+FFFD, .* from its source again"),
+    "U+FFFD": ("\n".join([*SENTENCES, "caf\ufffd \ufffd"]), r"2 characters are U\+FFFD, ESC or BS, .* again"),
+    "ISO-2022-JP": ("\n".join([*SENTENCES, "\x1b$B7|GK\x1b(B N\bN"]), r"3 characters are U\+FFFD, ESC"),
     "CoNLL-U": (
         "# text = I am\n1\tI\ti\tPRON\t_\t_\t2\tnsubj\t_\t_\n2\tam\tbe\tAUX\t_\t_\t0\troot\t_\t_\n",
         r"its first lines look like CoNLL-U: .* sed -n 's/\^# text = //p' FILE > NEW",

@@ -28,20 +28,13 @@ _OTHER_SPACE = r"[\s\x{200b}\x{200c}\x{200e}\x{200f}\x{2581}\x{feff}\x{fffd}&&[^
 
 
 def basic_rules(cased: bool) -> tuple[normalizers.Normalizer, pre_tokenizers.PreTokenizer]:
-    """BERT's basic tokenization: control characters removed, spaces around CJK, split at spaces and punctuation.
-
-    Uncased text is lower-cased and loses its accents (NFD, combining marks removed); cased text keeps both and is not
-    normalized otherwise.
-    """
+    """BERT's basic tokenization; uncased text is lower-cased and loses its accents (NFD, combining marks removed)."""
     normalizer = normalizers.BertNormalizer(strip_accents=not cased, lowercase=not cased)
     return normalizer, pre_tokenizers.BertPreTokenizer()
 
 
 def sentencepiece_rules(cased: bool) -> normalizers.Normalizer:
-    """The normalization of the text that SentencePiece learns from: NFKC, control characters removed, single spaces.
-
-    NFKC makes plain letters of ligatures and full-width letters. Uncased text is lower-cased and keeps its accents.
-    """
+    """The normalization of the text that SentencePiece learns from: NFKC, no control characters, single spaces."""
     return normalizers.Sequence(
         [
             # The pre-tokenizer recognizes the beginning of a text by its first character, which must not be removed.
@@ -98,10 +91,7 @@ def from_bpe(characters: Iterable[str], merges: list[tuple[str, str]], cased: bo
 
 
 def token_ids(pieces: list[str]) -> tuple[dict[str, int], dict[str, str]]:
-    """Return token -> id in the order of our embedding, and fairseq's symbol -> its token.
-
-    A symbol that is also a piece (a text about HTML makes ``<s>`` one) gets more brackets.
-    """
+    """Return token -> id, and fairseq's symbol -> its token: with more brackets if it is also a piece (of a text on HTML)."""
     special_tokens = {}
     for symbol in SPECIAL_SYMBOLS:
         special_tokens[symbol] = symbol
@@ -121,10 +111,7 @@ def _finished(library: tokenizers.Tokenizer, special_tokens: dict[str, str], kin
 
 
 def _merges(scores: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Return every way to join two pieces to a third, best result first: the order in which SentencePiece merges.
-
-    Of two ways to the same piece, SentencePiece takes the leftmost, whose first part is the longer one.
-    """
+    """Return every way to join two pieces to a third in SentencePiece's order: best result, then longer first part, first."""
     ways = [
         (score, piece[:cut], piece[cut:])
         for piece, score in scores.items()

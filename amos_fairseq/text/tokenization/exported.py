@@ -84,11 +84,7 @@ def exported_tokenizer(tokenizer: FastTokenizer, num_separators: int = 1) -> tok
 
 
 def with_spaces_in_pieces(library: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """Spell the space at the beginning of a piece as a space instead of SentencePiece's "\u2581"; ids remain.
-
-    The offsets of a piece include this space. The library has a step that removes spaces from offsets, but it recognizes them
-    by the spelling of the piece.
-    """
+    """Spell SentencePiece's "\u2581" as a space: the library's step that removes spaces from offsets looks for these."""
     content = json.loads(library.to_str())
     model = content["model"]
     model["vocab"] = {piece.replace(SPACE, " "): index for piece, index in model["vocab"].items()}
@@ -101,10 +97,7 @@ def with_spaces_in_pieces(library: tokenizers.Tokenizer) -> tokenizers.Tokenizer
 def with_padding_at_1(
     library: tokenizers.Tokenizer, padding: str, ids: "Tensor"
 ) -> tuple[tokenizers.Tokenizer, "Tensor"]:
-    """Exchange the ids of the token ``padding`` and of the token at 1, also in ``ids``.
-
-    MPNet and RoBERTa compute positions for a padding id of 1. Our own tokenizers have it there, and are returned unchanged.
-    """
+    """Exchange the ids of ``padding`` and of the token at 1, also in ``ids``: MPNet and RoBERTa need the padding id 1."""
     pad = library.token_to_id(padding)
     if pad == 1:
         return library, ids
@@ -132,10 +125,7 @@ def with_padding_at_1(
 
 
 def texts_to_compare(tokenizer: Tokenizer) -> Iterator[str]:
-    """Yield unusual texts, random characters of all of Unicode and of parts of it, and random pieces of the vocabulary.
-
-    Texts of which the library makes special tokens are left out: :func:`spelled_token_found`.
-    """
+    """Yield unusual texts, random characters and random pieces, without those of :func:`spelled_token_found`."""
     yield from (text for text in _all_texts(tokenizer) if not tokenizer.finds_special_token(text))
 
 

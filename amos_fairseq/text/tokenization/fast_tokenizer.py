@@ -180,11 +180,7 @@ class FastTokenizer(Tokenizer):
 
 @contextlib.contextmanager
 def _explaining_refused_text(lines: list[str]) -> Iterator[None]:
-    """Raise :class:`UserError` where the library cannot encode a text.
-
-    A string that is not Unicode is a TypeError about its type; a character without a piece, where there is no piece for unknown
-    ones, an Exception.
-    """
+    """Raise :class:`UserError` where the library has no piece for a character (an Exception), or a text is not Unicode."""
     try:
         yield
     except Exception as error:
@@ -214,10 +210,7 @@ class _Words(dict[str, tuple[str, ...]]):
 
 
 def frame_inputs(tokenizer: tokenizers.Tokenizer, special_tokens: Mapping[str, str], num_separators: int = 1) -> None:
-    """Make the library's tokenizer encode a text as ``<s> text </s>``, and a pair as ``<s> A </s> B </s>``.
-
-    ``num_separators``: number of ``</s>`` between A and B, 1 or 2.
-    """
+    """Make it encode ``<s> text </s>``, and a pair as ``<s> A </s> B </s>``, with ``num_separators`` between A and B."""
     begin, end = special_tokens[BOS], special_tokens[EOS]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=[f"{begin}:0", "$A:0", f"{end}:0"],
@@ -241,10 +234,7 @@ def row_map(tokenizer: FastTokenizer) -> "Tensor":
 
 
 def find_special_tokens(directory: Path, tokenizer: tokenizers.Tokenizer) -> dict[str, str]:
-    """Return fairseq's symbol -> the tokenizer's token, from its configuration files, else from the usual spellings.
-
-    Roles that the tokenizer lacks are left out.
-    """
+    """Return fairseq's symbol -> the tokenizer's token, from its configuration files, else from the usual spellings."""
     configured: dict[str, str | None] = {}
     for name in _CONFIGURATION_FILES:
         configured = {**_configured_tokens(directory / name), **configured}
@@ -273,11 +263,7 @@ def _configured_tokens(path: Path) -> dict[str, str | None]:
 
 
 def _without_special_roles(model: bytes, roles: Collection[str]) -> bytes:
-    """Return a ``tokenizer.json`` in which only the tokens in ``roles`` are special.
-
-    Special tokens are text in a text. Others that were added to a vocabulary (markers of entities, names of fields) were added
-    so that they remain whole.
-    """
+    """Return a ``tokenizer.json`` in which only ``roles`` are special; other added tokens, such as markers, remain whole."""
     try:
         content = parse_json(model)
         others = [token for token in content["added_tokens"] if token["special"] and token["content"] not in roles]

@@ -105,21 +105,16 @@ class Tokenizer(abc.ABC):
         """Return the pieces of ``encode`` with the characters that the library gives them."""
 
     def encode_with_offsets(self, line: str) -> list[AlignedPiece]:
-        """Return ``(piece, start, end)``: the pieces of ``encode``, each with the characters that it covers.
+        """Return ``(piece, start, end)``: the pieces of ``encode``, each with the characters of ``line`` that it covers.
 
-        ``[start, end)`` counts characters of ``line`` before any normalization. Spans have no spaces at their ends and start
-        in ascending order. A piece that covers no character (a lone word mark) has an empty span. Pieces that share one
-        character (its bytes, the parts of a ligature) share its span. Every character is in a span, except spaces and
-        characters that normalization removes.
+        Spans have no spaces at their ends and start in ascending order. A piece that covers no character (a lone word mark) has
+        an empty span; pieces that share one character share its span. Only spaces and removed characters are in none.
         """
         return tidy_spans(line, self.align(line))
 
     def count_dropped(self, lines: list[str]) -> tuple[int, int]:
-        """Return how many characters some of the lines have, and how many of these are in no piece.
-
-        Lines at equal distances, with about ``MEASURED`` characters. Spaces and control characters do not count. An accent that
-        normalization removes does not count either, if Unicode has its letter as one character.
-        """
+        """Return how many characters about ``MEASURED`` of the lines have, and how many of these are in no piece, without
+        spaces, controls, and accents that normalization removes from a letter."""
         number = dropped = 0
         distance = 1 + sum(map(len, lines)) // MEASURED
         for line in lines[::distance]:
@@ -172,16 +167,10 @@ class Tokenizer(abc.ABC):
         return [rows.get(piece, unknown) for piece in pieces]
 
     def encode_words(self, words: Sequence[str]) -> tuple[list[int], list[tuple[int, int]]]:
-        """Encode the text ``" ".join(words)``, and find the pieces of each word by their characters; no word is empty.
+        """Return the ids of ``" ".join(words)``, and for each word the half-open range of its pieces.
 
-        The pieces are those that the exported Hugging Face tokenizer gives for the same text, with one exception: a word of
-        which no piece remains (a control character that the tokenizer removes) gets ``<unk>``, so that every word has a first
-        piece.
-
-        Returns:
-            The ids of the pieces in the embedding, without ``<s>`` and ``</s>``; and for each word the half-open range of its
-            pieces, which is never empty: those that cover one of its characters. A lone word mark before them covers none.
-            Two words share a piece only if the vocabulary has pieces with a space inside.
+        These cover one of its characters; a lone word mark before them covers none. A word of which no piece remains (a control
+        character that the tokenizer removes) gets ``<unk>``, in which the exported tokenizer differs: no range is empty.
         """
         pieces = self.encode_with_offsets(" ".join(words))
         ids = self.ids_of(piece for piece, _, _ in pieces)
@@ -251,14 +240,9 @@ def read_model_file(path: Path) -> bytes:
 
 
 def tidy_spans(line: str, aligned: Iterable[AlignedPiece]) -> list[AlignedPiece]:
-    """Convert the spans of a tokenizer library to the convention of :meth:`Tokenizer.encode_with_offsets`.
-
-    - Spaces at the ends of a span are removed; a span of spaces becomes empty.
-    - Some libraries give a lone word mark at the start of a line the first character of the word; its span becomes empty.
-    - Where a normalizer expands one character (a ligature, a fraction), some libraries give the first piece an empty span at
-      that character. It gets the whole character, as pieces of a character's bytes do.
-    - Combining marks that a normalizer removes belong to the piece before them, so that sliced text keeps its accents.
-    """
+    """Convert the spans of a tokenizer library to those of :meth:`Tokenizer.encode_with_offsets`: without spaces at the ends,
+    a lone word mark empty, a character that a normalizer expands (a ligature) whole for each of its pieces, and with the
+    combining marks behind a piece that a normalizer removes."""
     pieces = [_tidy(line, *piece) for piece in aligned]
     covered = _covered(line, pieces)
     return [(piece, start, _past_marks(line, covered, start, end)) for piece, start, end in pieces]

@@ -19,11 +19,7 @@ from tokenizer_text import ALPHABETS, HOSTILE, LEARNED_KINDS, random_texts, trai
 from tokenizers import normalizers, pre_tokenizers
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.text.tokenization.conversion import (
-    from_bpe,
-    from_sentencepiece,
-    sentencepiece_rules,
-)
+from amos_fairseq.text.tokenization.conversion import from_bpe, from_sentencepiece, sentencepiece_rules
 from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer
 from amos_fairseq.text.vocabulary import learn_tokenizer, train_sentencepiece
 
