@@ -38,6 +38,7 @@ def test_json_is_read_as_python_reads_it(text, tmp_path):
         ('{"a": %s}' % ("9" * 101), "a number of 101 digits"),
         ('{"a": 1e309}', "1e309 is not a finite number"),
         ('{"a": NaN}', "NaN is not"),
+        ('{"b": {"a": 1, "a": 1}}', "the key 'a' is there twice"),
         (json.dumps("x" * 10**5), "contains 'xxxx"),
     ],
     ids=lambda value: str(value)[:20],
@@ -127,7 +128,7 @@ def test_names_can_be_printed_and_stored():
 
 
 WRONG_YAML = ["a: [", "[" * 20_000, "a: &x 5\nb: *x", "a: &x [*x]", "!!python/object:os.system {}", "a: 2000-99-99"]
-WRONG_YAML += ["\0", "\ud800", "a: 1" + "0" * 5000, "? [1]\n: 2", "# " + "x" * (1 << 20)]
+WRONG_YAML += ["\0", "\ud800", "a: 1" + "0" * 5000, "? [1]\n: 2", "a: 1\nb: 2\na: 3", "# " + "x" * (1 << 20)]
 
 
 @pytest.mark.parametrize("text", WRONG_YAML, ids=lambda text: text[:20])

@@ -13,6 +13,13 @@ def test_a_bar_in_a_cell_starts_no_column() -> None:
     assert markdown_rows(["way", "ms"], [["a|b", "1"]]).splitlines() == lines
 
 
+def test_names_are_no_html_and_no_links() -> None:
+    """A column of a stranger's table is part of the title and of notes."""
+    table = Table("<img src=x>, dev", ["", "a"], [["<b>", "[1](2)"]], ["<s> ![x](y)"])
+    lines = ["# &lt;img src=x>, dev", "", "|  | a |", "| --- | ---: |", "| &lt;b> | [1]\\(2) |", "", "- &lt;s> ![x]\\(y)"]
+    assert table.as_markdown().splitlines() == lines
+
+
 def test_files_have_the_same_cells(tmp_path) -> None:
     table = Table("Scores", ["", "accuracy"], [["ours", "88.9 ± 0.1"], ["a|b", "-"]], ["a note"])
     markdown, comma_separated = table.save(tmp_path / "scores")

@@ -94,16 +94,8 @@ def label_table(
     """Write the rows of ``file`` to ``out`` with the columns ``prediction`` and, for classes, ``probability``.
 
     Each row of the file is one of ``out``, in order. The added columns of a row without text are empty, and all columns of a
-    row with another number of them.
-
-    Args:
-        results: ``--out`` of ``amos classify``.
-        texts: the columns of the texts; None for those that the model was trained on.
-        no_header: the first line of TSV or CSV is a row, as in a model that was trained on such a table.
-        csv_quotes: quotes in a TSV file are those of CSV, as in a model that was trained on such a table.
-
-    Returns:
-        The number of rows.
+    row with another number of them. ``results`` is ``--out`` of ``amos classify``; a table without a header, and with the
+    quotes of CSV, is also one for a model that was trained on such a table. Returns the number of rows.
     """
     if out.suffix.lower() not in SUFFIXES or out.is_dir():
         raise UserError(f"--out {out}: with --predict it is a file: give a name that ends with {', '.join(SUFFIXES)}")

@@ -259,13 +259,11 @@ def read_rows(
         rows.counted[others] = len(table.broken_lines)
     if num_quoted:
         rows.counted[f"rows have a field that begins with a quote, an ordinary character here{advice}"] = num_quoted
-    if not rows:
-        raise UserError(f"{path} has no rows: fill it")
     return rows
 
 
 def texts_of(values: Mapping[str, Any], columns: Sequence[str], where: str) -> tuple[str, ...]:
-    """Return the texts of the row ``where``: without NUL, on which tokenizers differ, and with spaces for line ends."""
+    """Return the texts of the row ``where``, with spaces for line ends."""
     texts = []
     for name in columns:
         value = values.get(name)
@@ -277,7 +275,7 @@ def texts_of(values: Mapping[str, Any], columns: Sequence[str], where: str) -> t
                 f"{where}: {name} has {len(text):,} characters: cut it to {MOST_CHARACTERS:,} or fewer, because a "
                 "model reads the first hundreds of tokens alone"
             )
-        texts.append(" ".join(text.replace("\0", "").splitlines()))
+        texts.append(" ".join(text.splitlines()))
     return tuple(texts)
 
 
