@@ -16,7 +16,15 @@ def test_a_bar_in_a_cell_starts_no_column() -> None:
 def test_names_are_no_html_and_no_links() -> None:
     """A column of a stranger's table is part of the title and of notes."""
     table = Table("<img src=x>, dev", ["", "a"], [["<b>", "[1](2)"]], ["<s> ![x](y)"])
-    lines = ["# &lt;img src=x>, dev", "", "|  | a |", "| --- | ---: |", "| &lt;b> | [1]\\(2) |", "", "- &lt;s> ![x]\\(y)"]
+    lines = [
+        "# &lt;img src=x>, dev",
+        "",
+        "|  | a |",
+        "| --- | ---: |",
+        "| &lt;b> | [1]\\(2) |",
+        "",
+        "- &lt;s> ![x]\\(y)",
+    ]
     assert table.as_markdown().splitlines() == lines
 
 
