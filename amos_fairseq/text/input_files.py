@@ -235,9 +235,13 @@ class TableFile:
             yield number, row
         num_lines = num_rows + len(self.broken_lines)
         if 2 * num_rows < num_lines:
-            number = f"only {num_rows:,}" if num_rows else "none"
+            found = (
+                f"only {num_rows:,} of its {num_lines:,} lines have"
+                if num_rows
+                else f"none of its {num_lines:,} lines has"
+            )
             raise UserError(
-                f"{self.path}: {number} of its {num_lines:,} lines has the {len(self.columns)} "
+                f"{self.path}: {found} the {len(self.columns)} "
                 f"{'tab-separated ' if self.kind == TSV else ''}columns of the first line "
                 f"({', '.join(self.columns)[:200]}), the last one has {self._last_width}: name all columns there (an index in "
                 "front, or a separator at the end of lines, makes one more), or give --csv-quotes for quotes in a .tsv"
@@ -260,7 +264,9 @@ class TableFile:
             if is_blank(line):
                 continue
             try:
-                row = parse_json(line, parse_constant=_CONSTANTS.get, object_pairs_hook=as_object)
+                row = parse_json(
+                    line.removeprefix("\ufeff"), parse_constant=_CONSTANTS.get, object_pairs_hook=as_object
+                )
                 row = plain(row) if "\\u" in line else row
             except ValueError as error:
                 raise UserError(
@@ -311,7 +317,8 @@ def _ends_with_cr(path: Path) -> UserError:
 
 
 def _object_of(columns: Sequence[str], pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    return unique_keys([pair for pair in pairs if pair[0] in columns])
+    unique_keys([pair for pair in pairs if pair[0] in columns])
+    return dict(pairs)
 
 
 def _csv_records(path: Path, lines: Iterator[str], separator: str) -> Iterator[tuple[int, list[str]]]:

@@ -122,8 +122,10 @@ def test_rows_without_a_text_are_counted(tmp_path, capsys):
 
 
 def test_a_doubled_key_matters_in_a_field_that_is_read(tmp_path):
-    lines = '{"text": "one", "id": 1, "id": 2, "meta": {"a": 1, "a": 2}}\n'
-    assert documents(written(tmp_path / "t.jsonl", lines)) == as_documents("one")
+    lines = '{"text": "one", "id": 1, "id": 2, "meta": {"a": 1, "a": 2}}\n\ufeff{"text": "a file that cat appended"}\n'
+    assert documents(written(tmp_path / "t.jsonl", lines)) == as_documents("one", "a file that cat appended")
+    with pytest.raises(UserError, match=r"text is \{'en': 'one'\}, not a text"):
+        documents(written(tmp_path / "t.jsonl", '{"text": {"en": "one"}}\n'))
     with pytest.raises(UserError, match=r"t\.jsonl, line 1 is not JSON \(the key 'text' is there twice\)"):
         documents(written(tmp_path / "t.jsonl", '{"text": "one", "text": "two"}\n'))
 

@@ -202,7 +202,7 @@ BAD_TEXTS = {
     "fast.txt": (b"__label__a one\n__label__b two\n", r"sed 's/^__label__\([^ ]*\) /\1\t/' FILE > NEW.tsv"),
     "twice.jsonl": (b'{"a": 1}\n{"a": 1, "b": {"a": 2}, "a": 3}\n', "line 2 is not JSON (the key 'a' is there twice)"),
     "inner.jsonl": (b'{"a": 1, "b": [{"c": 2, "c": 3}]}\n', "line 1 is not JSON (the key 'c' is there twice)"),
-    "half.tsv": (b"a\tb\n1\t2\n3\n4\n", "only 1 of its 3 lines has the 2 tab-separated columns"),
+    "half.tsv": (b"a\tb\n1\t2\n3\n4\n", "only 1 of its 3 lines have the 2 tab-separated columns"),
     "title.csv": (b"Export;;\na;b;c\n", "two columns have the name '': remove what is above the names"),
     "t.parquet.gz": (gzip.compress(b"PAR1\x15"), "unpack .gz first"),
     "e.csv.gz": (gzip.compress(b""), "is empty"),
