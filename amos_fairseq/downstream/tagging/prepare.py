@@ -152,6 +152,15 @@ class WordSource:
         if len(in_train) == 1:
             problem = f"{self.train}, column {column}: all words that train have the label {min(in_train)}"
             raise UserError(f"{problem}: {self.other_labels}")
+        of_train, of_dev = (
+            {label[2:] if has_spans else label for label in counts.keys() - ({OUTSIDE} if has_spans else set())}
+            for counts in (in_train, in_dev)
+        )
+        if of_dev and not of_dev & of_train:
+            problem = (
+                f"{self.dev}, column {column}: no label is in {self.train} ({shorten(' '.join(sorted(of_dev)), 100)})"
+            )
+            raise UserError(f"{problem}: give files with the same labels")
         labels = sorted(in_train | in_dev)
         trained = {tuple(sentence.words) for sentence in splits["train"]}
         seen = sum(tuple(sentence.words) in trained for sentence in splits["valid"])

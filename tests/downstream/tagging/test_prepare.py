@@ -200,6 +200,7 @@ def test_refusals(data, tmp_path, capsys):
     broken = write_columns(tmp_path / "broken.txt", [[("a", "X", "O")]])
     broken.write_text(broken.read_text() + "b X\n")
     same = write_columns(tmp_path / "same.txt", [[("a", "X", "O"), ("b", "X", "O")], [("b", "X", "B-Y")]])
+    others = write_columns(tmp_path / "others.txt", [[("a", "Y", "O"), ("b", "Z", "B-PERSON")]])
     bilou = write_columns(tmp_path / "bilou.txt", [[("a", "X", "O"), ("b", "X", "U-Y")]])
     header = write_columns(tmp_path / "header.txt", [[("Wort", "Art", "Etikett"), ("b", "X", "B_Y")]])
     for folder, content in (("full", None), ("foreign", {"labels": []})):
@@ -216,6 +217,8 @@ def test_refusals(data, tmp_path, capsys):
         (source, source, out, ["--columns", "pos,pos"], "names 'pos' twice"),
         (conllu, conllu, out, ["--columns", "a"], "is CoNLL-U"),
         (source, broken, out, [], "broken.txt, line 2"),
+        (source, others, out, [], "others.txt, column chunk: no label is in"),
+        (source, others, out, ["--column", "pos"], "(Y Z): give files with the same labels"),
         (
             bilou,
             header,
