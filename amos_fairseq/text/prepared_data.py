@@ -161,10 +161,7 @@ def prepare_folder(
         write: fills the empty folder that it is called with.
         unscored: those of ``sources`` on which no result depends, such as test sets without labels.
     """
-    check_paths(*sources.values())
-    for path in sources.values():
-        if not path.exists():
-            raise UserError(f"{path}: no such file")
+    check_inputs(list(sources.values()), "correct its name")
     # As it will be read: lists instead of tuples.
     made_from = json.loads(json_text(description_of(sources, tokenizer, settings)))
     if _is_complete(folder, made_from):

@@ -13,12 +13,10 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from amos_fairseq.downstream.squad.question_files import LARGEST_FILE_BYTES, read_squad, script_notes
-from amos_fairseq.errors import UserError, explain_os_errors
-from amos_fairseq.strangers import finite_number, parse_json
-from amos_fairseq.text.input_files import read_content
+from amos_fairseq.downstream.squad.question_files import read_json_file, read_squad, script_notes
+from amos_fairseq.errors import UserError
+from amos_fairseq.strangers import finite_number
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -31,7 +29,7 @@ def task_name(has_impossible: bool) -> str:
 
 def read_predictions(path: Path) -> dict[str, str]:
     hint = "it holds no predictions, expected one JSON object of question ids and answer texts"
-    content = _read_json(path, hint)
+    content = read_json_file(path, hint)
     if not all(isinstance(text, str) for text in content.values()):
         raise UserError(f"{path} has values that are no texts: {hint}")
     return content
@@ -40,21 +38,9 @@ def read_predictions(path: Path) -> dict[str, str]:
 def read_null_odds(path: Path) -> dict[str, float]:
     hint = "it holds no null odds, expected one JSON object of question ids and numbers"
     try:
-        return {name: finite_number(odds) for name, odds in _read_json(path, hint).items()}
+        return {name: finite_number(odds) for name, odds in read_json_file(path, hint).items()}
     except ValueError as error:
         raise UserError(f"{path}: {error}: {hint}") from error
-
-
-def _read_json(path: Path, hint: str) -> dict[str, Any]:
-    """Read a JSON file of one object, plain or compressed as ``.gz``, ``.xz``, ``.zst``."""
-    if not path.is_file():
-        raise UserError(f"{path}: no such file")
-    with explain_os_errors(f"{path} cannot be read"):
-        content = read_content(path, LARGEST_FILE_BYTES)
-    try:
-        return parse_json(content)
-    except ValueError as error:
-        raise UserError(f"{path} {error}: {hint}") from error
 
 
 def normalize_answer(text: str) -> str:

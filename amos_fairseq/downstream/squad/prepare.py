@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> None:
 def prepare_squad_inside(out: Path, train: Path, dev: Path, tokenizer: Tokenizer) -> Path:
     """Return what ``amos prepare squad`` makes of both files, inside of OUT of ``amos squad``."""
     sources, sample = {"train": train, "valid": dev}, Sample(None, seed=1)
-    check_inputs(list(sources.values()), HINT)
+    check_inputs([dev], HINT)
     dev_file = read_squad(dev)
     name = task_name(any(question.is_impossible for question in dev_file.questions))
     description = description_of(sources, tokenizer, sample.describe("max_train_questions"))
@@ -113,17 +113,13 @@ def _write(
 
 def seen_notes(files: dict[str, SquadFile]) -> Iterator[str]:
     """Yield a note if dev questions train too."""
-    train, dev = (
-        [
-            (paragraph.context, question.text)
-            for paragraph in files[split].paragraphs
-            for question in paragraph.questions
-        ]
-        for split in ("train", "valid")
-    )
-    trained = set(train)
-    if seen := sum(asked in trained for asked in dev):
-        yield seen_note(seen, len(dev), "questions")
+    asked = {
+        split: [(paragraph.context, question.text) for paragraph in file.paragraphs for question in paragraph.questions]
+        for split, file in files.items()
+    }
+    trained = set(asked["train"])
+    if seen := sum(question in trained for question in asked["valid"]):
+        yield seen_note(seen, len(asked["valid"]), "questions")
 
 
 def report(split: str, facts: dict[str, Any]) -> None:

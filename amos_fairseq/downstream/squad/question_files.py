@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.strangers import LARGEST_COUNT, field, is_unicode, parse_json, plain_name, text_in, whole_number
-from amos_fairseq.text.file_kinds import FOLDER, JSONL, PARQUET, UTF8_MARK, kind_of
+from amos_fairseq.text.file_kinds import FOLDER, JSONL, PARQUET, UTF8_MARK, first_lines, kind_of
 from amos_fairseq.text.input_files import TableFile, is_blank, read_content
 
 MANIFEST = "squad.json"  # of the prepared data
@@ -185,26 +185,24 @@ def script_notes(data: SquadFile) -> Iterator[str]:
 def _read_content(path: Path) -> Any:
     """Return the content of a JSON file, or the rows of a table as a list."""
     kind = kind_of(path)
-    if kind not in (PARQUET, FOLDER):
-        with explain_os_errors(f"{path} cannot be read"):
-            text = read_content(path, LARGEST_FILE_BYTES).removeprefix(UTF8_MARK)
-        try:
-            content = parse_json(text, object)
-            is_row = isinstance(content, dict) and "data" not in content and "context" in content
-            return [content] if is_row else content
-        except ValueError as error:
-            if kind != JSONL or b"\n" not in text.strip():
-                raise UserError(f"{path} {error}: {HINT}") from error
-    return list(_rows(path))
+    if kind in (PARQUET, FOLDER) or (kind == JSONL and len(first_lines(path)) > 1):
+        rows = (row for _, row in TableFile(path).rows())
+        return [{name: value for name, value in row.items() if value is not None} for row in rows]
+    content = read_json_file(path, HINT, object)
+    is_row = isinstance(content, dict) and "data" not in content and "context" in content
+    return [content] if is_row else content
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    characters = 0
-    for _, row in TableFile(path).rows():
-        characters += len(str(row.get("context")))
-        if characters > LARGEST_FILE_BYTES:  # a small file may repeat a long text in each row
-            raise UserError(f"{path} has more than {LARGEST_FILE_BYTES:,} characters: divide it into smaller files")
-        yield {name: value for name, value in row.items() if value is not None}
+def read_json_file(path: Path, hint: str, kind: type = dict) -> Any:
+    """Return the content of a JSON file, plain or compressed as ``.gz``, ``.xz``, ``.zst``."""
+    if not path.is_file():  # opening a pipe would wait for its writer
+        raise UserError(f"{path}: no such file")
+    with explain_os_errors(f"{path} cannot be read"):
+        text = read_content(path, LARGEST_FILE_BYTES).removeprefix(UTF8_MARK)
+    try:
+        return parse_json(text, kind)
+    except ValueError as error:
+        raise UserError(f"{path} {error}: {hint}") from error
 
 
 def _paragraph(article: dict[str, Any], node: Any, questions: Sequence[Any]) -> Paragraph:
@@ -215,7 +213,7 @@ def _question(node: Any) -> Question:
     name = node.get("id") if isinstance(node, dict) else None
     name = plain_name(str(name) if type(name) is int else field(node, "id", str))
     given = node.get("answers")
-    if isinstance(given, str) or (isinstance(given, list) and any(isinstance(each, str) for each in given)):
+    if any(isinstance(each, str) for each in (given if isinstance(given, list) else [given])):
         texts = "[answer]" if isinstance(given, str) else "answer"
         advice = f"write the starts: {_FIND_STARTS.format(texts=texts)}"
         raise ValueError(f"answers of the question {name:.60} are texts without answer_start: {advice}")
