@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.strangers import LARGEST_COUNT, field, is_unicode, parse_json, plain_name, text_in, whole_number
-from amos_fairseq.text.file_kinds import FOLDER, JSONL, PARQUET, UTF8_MARK, first_lines, kind_of
+from amos_fairseq.text.file_kinds import FOLDER, JSONL, PARQUET, UTF8_MARK, look_at
 from amos_fairseq.text.input_files import TableFile, is_blank, read_content
 
 MANIFEST = "squad.json"  # of the prepared data
@@ -184,13 +184,17 @@ def script_notes(data: SquadFile) -> Iterator[str]:
 
 def _read_content(path: Path) -> Any:
     """Return the content of a JSON file, or the rows of a table as a list."""
-    kind = kind_of(path)
-    if kind in (PARQUET, FOLDER) or (kind == JSONL and len(first_lines(path)) > 1):
-        rows = (row for _, row in TableFile(path).rows())
-        return [{name: value for name, value in row.items() if value is not None} for row in rows]
-    content = read_json_file(path, HINT, object)
-    is_row = isinstance(content, dict) and "data" not in content and "context" in content
-    return [content] if is_row else content
+    kind, lines = look_at(path)
+    if kind not in (PARQUET, FOLDER) and (kind != JSONL or len(lines) == 1):
+        try:
+            content = read_json_file(path, HINT, object)
+            is_row = isinstance(content, dict) and "data" not in content and "context" in content
+            return [content] if is_row else content
+        except UserError as error:
+            if kind != JSONL or "Extra data" not in str(error):  # rows that are too long for several to be looked at
+                raise
+    rows = (row for _, row in TableFile(path).rows())
+    return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
 
 def read_json_file(path: Path, hint: str, kind: type = dict) -> Any:

@@ -50,6 +50,9 @@ def test_one_row(tmp_path):
     lines = "".join(json.dumps(row | {"is_impossible": None}) + "\n" for row in flat_rows())
     (tmp_path / "b.jsonl").write_text(f"\ufeff{lines}", encoding="utf-8")
     assert len(read_squad(tmp_path / "b.jsonl").questions) == len(flat_rows())
+    long = [row | {"id": name, "context": row["context"] + " a" * 200_000} for name, row in enumerate(flat_rows()[:3])]
+    (tmp_path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in long))
+    assert len(read_squad(tmp_path / "long.jsonl").questions) == 3
     (tmp_path / "c.json").write_text(json.dumps([row | {"is_impossible": None} for row in flat_rows()]))
     assert len(read_squad(tmp_path / "c.json").questions) == len(flat_rows())
 
