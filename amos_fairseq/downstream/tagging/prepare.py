@@ -21,7 +21,14 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from amos_fairseq.downstream.tagging.schemes import OUTSIDE, describe, encode_spans, marks_ends, notation_of
+from amos_fairseq.downstream.tagging.schemes import (
+    OUTSIDE,
+    SECOND_LABEL,
+    describe,
+    encode_spans,
+    marks_ends,
+    notation_of,
+)
 from amos_fairseq.downstream.tagging.word_files import (
     COLUMNS,
     MANIFEST,
@@ -239,8 +246,9 @@ def convert_spans(files: Sequence[WordFile], column: str) -> bool:
         for sentence in file.sentences:
             labels = sentence.columns[column]
             for line, word, label in zip(sentence.lines, sentence.words, labels, strict=True):
-                if label not in notation:
-                    problem = f"the label {label!r:.60} of the word {word!r:.60} marks no span, as the others do"
+                if label not in notation or SECOND_LABEL.search(label):
+                    what = "has two labels" if SECOND_LABEL.search(label) else "marks no span, as the others do"
+                    problem = f"the label {label!r:.60} of the word {word!r:.60} {what}"
                     raise UserError(f"{file.path}, line {line}: {problem}: correct it, or remove it if it is a header")
             sentence.columns[column] = [notation[label] for label in labels]
     if converted := describe(notation):

@@ -10,12 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 OUTSIDE = "O"
 _SEPARATORS = "-_\u2010-\u2014\u2212"  # and the hyphens, dashes and minus signs of word processors
 MOST = 0.9  # of the words
+SECOND_LABEL = re.compile("[|,;+](O$|[BIESMLUW][-_])")  # in a label of spans that stands for two
 # BILOU has L for the last and U for the only word; BMES and BMEWO have M inside and W for the only word.
 _MARKS = {"B": "B", "I": "I", "E": "E", "S": "S", "M": "I", "L": "E", "U": "S", "W": "S"}
 
 
 def _with_prefix(label: str, separators: str) -> str | None:
-    match = re.fullmatch(f"([BIESMLUW])[{separators}](?!.*[|,;+][BIESMLUW][-_])(.+)", label, re.IGNORECASE)
+    match = re.fullmatch(f"([BIESMLUW])[{separators}](.+)", label, re.IGNORECASE)
     return match and f"{_MARKS[match[1].upper()]}-{match[2]}"
 
 

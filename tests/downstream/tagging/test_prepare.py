@@ -196,11 +196,10 @@ def test_what_is_doubtful_is_said(data, tmp_path, capsys):
 def test_refusals(data, tmp_path, capsys):
     """One line that names the file and what is wrong; nothing is left of OUT."""
     source, tokenizer, out = data.parent / "train.txt", data / "tokenizer", tmp_path / "out"
-    conllu = write_conllu(tmp_path / "x.conllu", make_sentences(3))
-    broken = write_columns(tmp_path / "broken.txt", [[("a", "X", "O")]])
-    broken.write_text(broken.read_text() + "b X\n")
     same = write_columns(tmp_path / "same.txt", [[("a", "X", "O"), ("b", "X", "O")], [("b", "X", "B-Y")]])
     others = write_columns(tmp_path / "others.txt", [[("a", "Y", "O"), ("b", "Z", "B-PERSON")]])
+    double = write_columns(tmp_path / "double.txt", [[("a", "X", "O"), ("b", "X", "B-Y|B-Z"), ("c", "X", "I-Y")]])
+    commas = write_columns(tmp_path / "commas.txt", [[("a", "X", "O,O"), ("b", "X", "B-Y,O"), ("c", "X", "I-Y,O")]])
     bilou = write_columns(tmp_path / "bilou.txt", [[("a", "X", "O"), ("b", "X", "U-Y")]])
     header = write_columns(tmp_path / "header.txt", [[("Wort", "Art", "Etikett"), ("b", "X", "B_Y")]])
     for folder, content in (("full", None), ("foreign", {"labels": []})):
@@ -215,8 +214,6 @@ def test_refusals(data, tmp_path, capsys):
         (tmp_path / "absent", source, out, [], "no such file"),
         (source, source, out, ["--columns", "../../x,y"], "'../../x' cannot name a column"),
         (source, source, out, ["--columns", "pos,pos"], "names 'pos' twice"),
-        (conllu, conllu, out, ["--columns", "a"], "is CoNLL-U"),
-        (source, broken, out, [], "broken.txt, line 2"),
         (source, others, out, [], "others.txt, column chunk: no label is in"),
         (source, others, out, ["--column", "pos"], "(Y Z): give files with the same labels"),
         (
@@ -226,6 +223,8 @@ def test_refusals(data, tmp_path, capsys):
             [],
             "header.txt, line 1: the label 'Etikett' of the word 'Wort' marks no span, as the others do",
         ),
+        (double, source, out, [], "double.txt, line 2: the label 'B-Y|B-Z' of the word 'b' has two labels"),
+        (commas, commas, out, [], "commas.txt, line 1: the label 'O,O' of the word 'a' has two labels"),
         (same, source, out, ["--column", "pos"], "column pos: all words that train have the label"),
         (
             same,

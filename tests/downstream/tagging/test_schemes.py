@@ -48,7 +48,6 @@ UNFIT = [
     ("O O O B-PER MISC MISC", {"MISC"}),
     ("B-A B-A B-A NOUN", {"NOUN"}),
     ("0 0 0 B-A I-A", {"0"}),
-    ("O O B-A I-A B-A|B-B", {"B-A|B-B"}),  # two labels
 ]
 
 
