@@ -31,7 +31,8 @@ from amos_fairseq.strangers import finite_number, plain_name, whole_number
 
 RESULT_FILE = "result.json"
 PAPER_RESULTS = Path(__file__).with_name("paper_results.yaml")
-SCORE_RANGE = (-100, 100)  # percent; a correlation can be negative
+# Percent; a correlation can be negative, and rounding makes 100.00000000000001 of a perfect one.
+SCORE_RANGE = (-100.000001, 100.000001)
 NOT_PERCENT = ("mse", "null_threshold")  # scores in the unit of the label, or of a model's outputs
 LONGEST_NOTE = 10_000
 LABEL_FILES = ("task.json", "labels.txt")  # beside a checkpoint: what its outputs mean
@@ -124,7 +125,9 @@ def write_result(out: Path, result: RunResult) -> None:
     try:
         parse_result(asdict(result))
     except ValueError as error:
-        raise UserError(f"{out / result.directory} has no result ({error}): give a lower --lr") from error
+        raise UserError(
+            f"{out / result.directory} has no result ({error}); if the scores are not finite, give a lower --lr"
+        ) from error
     write_record(out / result.directory / RESULT_FILE, asdict(result))
 
 

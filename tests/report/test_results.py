@@ -77,12 +77,9 @@ def test_scores_over_updates_and_over_flops(results, tmp_path):
 
 def test_a_folder_without_results_is_one_line(tmp_path):
     file = Path(write_summary(tmp_path / "a", 5, tmp_path / "run", RTE=50.0)) / "glue.json"
-    whole = file.read_text()
-    damaged = (whole.replace('"num_updates": 5', f'"num_updates": {"9" * 400}'), whole.replace("RTE", "\\ud800"))
-    for content in ("{", "[" * 100_000, *damaged, None):
-        assert content != whole
-        file.unlink()
-        if content is not None:
-            file.write_text(content)
-        with pytest.raises(UserError, match=r"holds no results: give the --out|: repeat the command that wrote it"):
-            read_benchmarks([str(file.parent)], "--glue")
+    file.write_text(file.read_text().replace("50.0", "60.0"))
+    with pytest.raises(UserError, match=r"glue\.json was changed.*: repeat the command that wrote it"):
+        read_benchmarks([str(file.parent)], "--glue")
+    file.unlink()
+    with pytest.raises(UserError, match="holds no results: give the --out of the command as --glue"):
+        read_benchmarks([str(file.parent)], "--glue")
