@@ -25,9 +25,12 @@ LARGEST_NUMBER, LARGEST_RATIO = 1e30, 1e5
 SHOWN_CHARACTERS = 100  # of a list of labels in a message
 # These are missing values in a column of numbers. In other columns they can be names, such as NA for Namibia.
 MISSING_BESIDE_NUMBERS = OFTEN_MISSING_WORDS | {"-"}
+# Inside of names they belong to the spelling of Persian and Hindi, and to emoji.
+_JOINERS = re.compile("(?<=.)[\u200c\u200d](?=.)")
+_OTHER_SPACES = re.compile("[\xa0\u1680\u2000-\u200a\u202f\u205f\u3000]")
 LONGEST_LIST = 1 << 20  # characters of a cell: parsed, a list takes some thirty times as much memory
-# Numbers as tables for people have them: 0,5 and 1.037,50 and 0.7%.
-_OTHER_NUMBER = re.compile("[+-]?[0-9.]+(,[0-9.]+ ?%?| ?%)")
+# Numbers as tables for people have them: 0,5 and 1.037,50 and 0.7% and 1 000.
+_OTHER_NUMBER = re.compile("[+-]?[0-9.]+(,[0-9.]+ ?%?| ?%|([ \xa0\u202f][0-9]{3})+(,[0-9]+)?)")
 # ``float`` also reads 1_1, 1E1, inf, digits of other scripts and 007: here these are names.
 _NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-][0-9]+)?")
 
@@ -87,7 +90,7 @@ def infer_kind(labels: Sequence[Any], source: str) -> str:
     names = [str(label).strip() for label, number in zip(labels, found, strict=True) if number is None]
     if names and all(map(_OTHER_NUMBER.fullmatch, names)):
         advice = "write numbers as 1234 or 1.5, or give --kind classes or --kind labels"
-        raise UserError(f"{source}: the labels have commas or %, such as {names[0]!r:.60}: {advice}")
+        raise UserError(f"{source}: the labels have commas, spaces or %, such as {names[0]!r:.60}: {advice}")
     if any(isinstance(label, float) and math.isinf(label) for label in labels):
         raise UserError(f"{source}: a label is infinite: remove its row, or give another column as --label")
     distinct = sorted(set(numbers))
@@ -135,7 +138,8 @@ def parse_label(value: Any, kind: str, separator: str, missing: set[str] = MISSI
         values = value if is_list else [] if is_missing(value, missing) else str(value).split(separator)
     names = list(dict.fromkeys(name_of(each) for each in values if not is_missing(each, missing)))
     for name in names:
-        if (unseen := next((character for character in name if not character.isprintable()), None)) is not None:
+        between = _JOINERS.sub("", name)
+        if (unseen := next((character for character in between if not character.isprintable()), None)) is not None:
             raise ValueError(
                 f"the label {name[:60]!r} has the character U+{ord(unseen):04X}, which is not seen: remove it"
             )
@@ -173,12 +177,13 @@ def parse_number(value: Any) -> float:
 
 
 def name_of(value: Any) -> str:
-    """Return the name of a class: 1 for 1.0 and "1.0", as tables with missing values spell whole numbers."""
+    """Return the name of a class: 1 for 1.0 and "1.0", as tables with missing values spell whole numbers, and with plain
+    spaces in place of others, such as the no-break spaces of web pages."""
     if isinstance(value, bool):
         value = str(value).lower()
     elif isinstance(value, float) and value.is_integer():
         value = int(value)
-    name = str(value).strip()
+    name = _OTHER_SPACES.sub(" ", str(value)).strip()
     return name.removesuffix(".0") if re.fullmatch(r"-?[0-9]+\.0", name) else name
 
 

@@ -286,7 +286,7 @@ def present_texts(texts: tuple[str, ...]) -> tuple[str, ...]:
 
 def printable(text: str) -> str:
     """Return a text with a question mark for each character that cannot be printed, as in names of files and columns."""
-    return "".join(character if character.isprintable() else "?" for character in text)
+    return "".join(each if each.isprintable() or each in "\u200c\u200d" else "?" for each in text)
 
 
 def split_off_dev(rows: LabeledRows) -> tuple[LabeledRows, LabeledRows]:

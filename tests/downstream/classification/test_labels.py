@@ -90,8 +90,10 @@ def test_in_doubt_the_kind_is_asked_for(name):
 
 
 def test_decimal_commas_are_named():
-    with pytest.raises(UserError, match=r"the labels have commas or %, such as '0,5': write numbers as"):
+    with pytest.raises(UserError, match=r"the labels have commas, spaces or %, such as '0,5': write numbers as"):
         infer_kind(["0,5", "1,25", "2"], "t.csv")
+    with pytest.raises(UserError, match=r"the labels have commas, spaces or %, such as '1.u202f000'"):
+        infer_kind(["1\u202f000", "12 500", "999"], "t.csv")
     with pytest.raises(ValueError, match="write it with a decimal point"):
         parse_label("0,5", "number", ",")
     assert infer_kind(["a,b", "0,5"], "t.csv") == infer_kind(["a%", "5%"], "t.csv") == "classes"
@@ -133,6 +135,15 @@ def test_names_of_classes():
         *("1", "1", "a", "true", "0", "01", "1.5", "-2", "1_1")
     ]
     assert parse_label(["b", None, "a", "nan", "b"], "labels", ",") == ["b", "a"]
+    joined = [
+        "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",
+        "\u0915\u094d\u200d\u0937",
+        "\U0001f3f3\ufe0f\u200d\U0001f308",
+    ]
+    assert parse_label([*joined, "New\xa0York"], "labels", ",") == [*joined, "New York"]
+    for name in ("a\u200b", "\u200da", "a\u200c", "a\ufeffb", "a\u202eb", "a\x1bb"):
+        with pytest.raises(ValueError, match=r"has the character U\+"):
+            parse_label(name, "classes", ",")
     assert parse_label("\\N", "labels", ",") == []
     for value in ({"id": 1}, [["a"]]):
         with pytest.raises(ValueError, match="an object, or a list of lists"):

@@ -235,7 +235,7 @@ REFUSED = [
     (table(["Sport", '{"choices": ["Sport", "News"]}'] * 6), {}, "is JSON among names"),
     (table(["Sport", '["Sport", "News"]'] * 6), {}, "is JSON among names"),
     (table(["good", "bad\u200b"] * 6), {}, "line 3, column label: the label 'bad\\u200b' has"),
-    (table([f"{number / 8}%" for number in range(60)]), {}, "the labels have commas or %, such as '0.0%'"),
+    (table([f"{number / 8}%" for number in range(60)]), {}, "the labels have commas, spaces or %, such as '0.0%'"),
     (
         "text\tlabel\n" + "".join(f"{number}\ttext\ta\n" for number in range(9)),
         {},
