@@ -58,11 +58,8 @@ class FastTokenizer(Tokenizer):
     """A tokenizer of the `tokenizers` library; the vocabulary is its own, in the order of its ids.
 
     Its special tokens stand for fairseq's symbols (``special_tokens``: fairseq's symbol to its token) and have no line in
-    ``dict.txt``; other added tokens are pieces and remain whole. Text is normalized by its own normalizer. Unknown words and
-    characters become ``<unk>``, because its encoding has no surface form for them.
-
-    A learned tokenizer (``kind`` sentencepiece or fastbpe, made by :mod:`.conversion`) splits text at spaces first, so the
-    pieces of frequent words are cached; and it has no merge that produces a special token.
+    ``dict.txt``; other added tokens are pieces and remain whole. Unknown words and characters become ``<unk>``. A learned
+    tokenizer (``kind`` sentencepiece or fastbpe) splits text at spaces first, so the pieces of frequent words are cached.
     """
 
     model_file = "tokenizer.json"

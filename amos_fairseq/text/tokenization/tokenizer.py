@@ -43,10 +43,9 @@ def embedding_symbols(pieces: Iterable[str]) -> list[str]:
 def spell_piece(piece: str) -> str:
     r"""Return the spelling of a piece in ``dict.txt`` and in encoded text.
 
-    fairseq splits encoded lines at whitespace and looks up pieces by their spelling. Whitespace inside a piece, and the first
-    character of a piece that equals one of fairseq's symbols (text about HTML makes ``<s>`` a frequent word), are therefore
-    written as ``\x{hexadecimal code}``. The spelling has no whitespace, is never empty and never one of ``SPECIAL_SYMBOLS``.
-    Different pieces have different spellings; :func:`unspell_piece` is the inverse.
+    fairseq splits encoded lines at whitespace. Whitespace inside a piece, and the first character of a piece that equals one of
+    fairseq's symbols (text about HTML makes ``<s>`` a frequent word), are therefore written as ``\x{hexadecimal code}``.
+    Different pieces have different spellings, which are never empty; :func:`unspell_piece` is the inverse.
     """
     if not piece:
         return r"\x{}"
