@@ -210,7 +210,11 @@ def spread_of(values: Sequence[float]) -> Spread:
 
 
 def spreads_of(results: Sequence[RunResult]) -> dict[str, Spread]:
-    """Return the spread of each score over the seeds of a trial."""
+    """Return the spread of each score over the seeds of a trial; refuse seeds that have other scores."""
+    for result in results:
+        if result.scores.keys() != results[0].scores.keys():
+            folders = f"{results[0].directory} and {result.directory}"
+            raise UserError(f"{folders} have different scores: delete them and repeat the command that wrote them")
     return {name: spread_of([result.scores[name] for result in results]) for name in results[0].scores}
 
 
@@ -358,9 +362,8 @@ def read_summary(file: Path, advice: str, optional: bool = False) -> Summary | N
             num_updates=whole_number(checkpoint.get("num_updates")),
             notes=notes,
         )
-        for task in summary.trials:
-            if len({tuple(run.scores) for run in summary.shown_runs(task)}) != 1:
-                raise ValueError(f"the runs of {task} are missing, or have different scores")
+        if not all(map(summary.shown_runs, summary.trials)):
+            raise ValueError("the runs of a task are missing")
     except ValueError as error:
         raise UserError(f"{file} holds no results of fine-tuning ({error}): {advice}") from error
     return summary

@@ -16,6 +16,7 @@ from amos_fairseq.downstream.results import (
     read_result,
     read_results,
     read_summary,
+    summarize,
     write_record,
     write_result,
 )
@@ -56,6 +57,9 @@ def test_what_is_written_is_read_back(tmp_path):
     for result in results:
         assert best_checkpoint(tmp_path, result).read_text() == f"weights {result.seed}"
     assert read_result(tmp_path) is None
+    write_run(tmp_path, seed=3, scores={"accuracy": 1.0})
+    with pytest.raises(UserError, match=r"runs/Toy/seed1 and runs/Toy/seed3 have different scores: delete"):
+        summarize(read_results(tmp_path))
 
 
 @pytest.mark.parametrize("scores", [{"accuracy": float("nan")}, {"accuracy": 61.0, "mse": float("inf")}])
@@ -145,7 +149,6 @@ def test_a_hostile_summary_is_one_line(tmp_path, capsys):
     for change in (
         {"runs": [run | {"directory": "../elsewhere"}]},
         {"runs": [run | {"scores": {"accuracy": 955.0}}]},
-        {"runs": [run | {"scores": {"accuracy": 1.0}}, *whole["runs"][1:]]},
         {"runs": whole["runs"][:3]},
         {"tasks": {"RTE": of_task | {"settings": "lr1"}}},
         {"setup": {"from_scratch": 1}},
