@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from attacks.commands import Place
 from attacks.data import bombs, damaged_labels, damaged_results
+from attacks.fine_tuned import changed_results, raw_files, tables
 from attacks.models import hostile_files, imported_folders
 from attacks.runs import damaged_files, killed_commands, kills, links, prepare
 from attacks.settings import command_settings, settings
@@ -30,7 +31,10 @@ KINDS: dict[str, tuple[Callable[[Place, Path, random.Random], Iterator[tuple[str
     "setting": (settings, 3),
     "damaged file": (damaged_files, 1),
     "setting of a command": (command_settings, 1),
+    "changed results": (changed_results, 1),
     "damaged results": (damaged_results, 1),
+    "table to label": (tables, 1),
+    "raw file": (raw_files, 1),
     "console and disk": (consoles, 0.5),
     "planted module": (planted_modules, 0.2),
     "compression bomb": (bombs, 0.5),

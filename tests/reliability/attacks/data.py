@@ -15,7 +15,8 @@ from amos_fairseq.downstream.tagging.dataset import TaggedSentences
 from amos_fairseq.errors import UserError
 from attacks.commands import Place, amos_harm, run_amos
 from attacks.damage import attack_json, damage
-from attacks.workplace import COMMANDS
+from attacks.fine_tuned import change
+from attacks.workplace import COMMANDS, RESULTS
 
 
 def damaged_labels(place: Place, folder: Path, draw: random.Random) -> Iterator[tuple[str, str]]:
@@ -92,13 +93,16 @@ def write_bomb(path: Path, before: str, unit: str, after: str, size: int, suffix
 
 def damaged_results(place: Place, folder: Path, draw: random.Random) -> Iterator[tuple[str, str]]:
     """Attack a file that ``amos report`` or ``amos plot`` reads; the page and the figures are drawn, or it is refused."""
-    files = [f"glue/{name}.json" for name in ("glue", "squad")] + ["tag/tagging.json", "probe/results.json"]
+    files = [
+        f"{RESULTS}/{name}"
+        for name in ("glue/glue.json", "tag/tagging.json", "parse/parsing.json", "probe/results.json")
+    ]
     while True:
         shutil.copytree(place.workplace, folder)
         name = draw.choice(["run/metrics.jsonl"] * 4 + files)
-        how = attack_json(folder / name, draw)
+        how = change(folder / name, draw)[0] if name in files else attack_json(folder / name, draw)
         command = ["report", *COMMANDS["report"]]
-        if name != "probe/results.json" and draw.random() < 0.7:
+        if "probe" not in name and draw.random() < 0.7:
             command = ["plot", "run" if name.startswith("run") else name, "--out", "out/plots"]
         code, text = run_amos(command, folder)
         harm = amos_harm(code, text, folder)

@@ -22,6 +22,7 @@ from amos_fairseq.text.tokenization.fast_tokenizer import ABSENT, row_map
 from attacks.commands import Place, amos_harm, command_harm, run_amos, run_command
 from attacks.damage import HOSTILE_VALUES, attack_json, damage, replace
 from attacks.runs import FLAGS
+from attacks.workplace import COMMANDS, TRAINING
 
 
 class Bomb:
@@ -96,7 +97,8 @@ def hostile_files(place: Place, folder: Path, draw: random.Random) -> Iterator[t
     """Give a stranger's checkpoint to the commands that read one; nothing of it is executed."""
     original = place.references["float32"]
     while True:
-        (folder / "run").mkdir(parents=True)
+        shutil.copytree(place.workplace, folder, ignore=shutil.ignore_patterns("run", "results"))
+        (folder / "run").mkdir()
         shutil.copytree(original / "tokenizer", folder / "run" / "tokenizer")
         canary = folder / "executed"
         state = hostile_states(canary, draw, checkpoint(original))
@@ -107,13 +109,15 @@ def hostile_files(place: Place, folder: Path, draw: random.Random) -> Iterator[t
                 ["inspect", "run", "--text", "a text"],
                 ["flops", "run"],
                 ["glue", "--checkpoint", "run", "--data", "run", "--out", "out"],
+                ["probe", *COMMANDS["probe"]],
+                ["parse", *TRAINING["parse"], "--checkpoint", "run", "--epochs", "1"],
                 ["train", str(place.corpus), *RUN, *FLAGS, "--save-dir", str(folder / "run")],
             ]
         )
         if name == "train":
             harm = command_harm(*run_command("fairseq_cli.train", arguments), folder)
         else:
-            harm = amos_harm(*run_amos([name, *arguments], folder), folder)
+            harm = amos_harm(*run_command("amos_start", [name, *arguments], folder), folder)
         yield f"amos {name}", "executed" if canary.exists() else harm
 
 

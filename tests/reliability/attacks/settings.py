@@ -83,19 +83,11 @@ TEXTS = {
     "tag": ("--recipe", "OUT"),
 }
 _WORDS = (
-    "null",
-    "true",
-    "x",
+    *["null", "true", "x", "a,b", "1,2", "meta", "<b>", "nothing/here", "."],
     "x" * 300,
-    "a,b",
-    "1,2",
-    "meta",
     "a\nb",
     "\x1b[31m",
-    "<b>",
     "\udcff",
-    "nothing/here",
-    ".",
 )
 _SETTINGS = ("a=b", "scoring=true", "model.encoder_layers=1e9")
 TEXT_VALUES = ("", "0", "-1", "1e21", str(2**62), "9" * 400, *_WORDS, *_SETTINGS)

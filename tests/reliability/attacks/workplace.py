@@ -5,13 +5,12 @@ import random
 import shlex
 from pathlib import Path
 
-from benchmark_summary import write_summary, write_tagging
 from hugging_face_folders import write_model
-from saved_models import CORPUS, UPDATES, add_settings, write_run
-from synthetic_squad import untrained_checkpoint
-from synthetic_tagging import prepare_tagging
+from saved_models import CORPUS, add_settings, write_run
+from synthetic_squad import make_squad, untrained_checkpoint, write_json
+from synthetic_tagging import make_sentences, prepare_tagging
 
-from amos_fairseq.probing.results import ProbeResult, ProbeResults
+from attacks.commands import run_command
 
 SMALL_RUN = shlex.split(
     "task.tokens_per_sample=32 model.max_positions=32 model.encoder_embed_dim=32 model.encoder_ffn_embed_dim=64 "
@@ -19,8 +18,9 @@ SMALL_RUN = shlex.split(
 )
 RECIPE = """\
 defaults: {lr: 3.0e-3, epochs: 4, batch_size: 8, warmup: 0.1, dropout: 0.1, attention_dropout: 0.1, num_separators: 2}
-tasks: {tagging: {}}
+tasks: {tagging: {}, parsing: {}, classification: {}, multi: {}, RTE: {}}
 """
+RESULTS = "results"  # the folder of finished results
 # Each writes to the folder out alone, and takes seconds.
 _COMMANDS = {
     "recipes": "amos_tiny",
@@ -28,7 +28,8 @@ _COMMANDS = {
     "inspect": "run --text 'the quick ± fox' --html out/page.html",
     "score": "mlm text.txt --out out/scores.tsv",
     "plot": "run --out out/plots",
-    "report": "run --glue glue --tag tag --probe probe --text text.txt --sentence 'the fox' --masked-tokens 50 "
+    "report": "run --glue results/glue results/classify --tag results/tag results/parse --probe results/probe "
+    "--text text.txt --sentence 'the fox' --masked-tokens 50 "
     "--out out/page.html",
     "import": "bert out/model.pt --arch amos_tiny",
     "export": "run out/folder --no-check",
@@ -38,10 +39,23 @@ _COMMANDS = {
     "tag": "--checkpoint start/checkpoint_last.pt --data labels/data --out out/tag --recipe recipe.yaml --seeds 1 --cpu",
 }
 COMMANDS = {name: shlex.split(arguments) for name, arguments in _COMMANDS.items()}
+_START = " --checkpoint start/checkpoint_last.pt --recipe recipe.yaml --seeds 1 --cpu --out out/"
+_TRAINING = {
+    "tag": "--data labels/data",
+    "parse": "--train trees.conllu --dev trees.conllu",
+    "glue": "--data glue --tasks RTE --write-train",
+    "classify": "--train table.tsv --dev table.tsv",
+}
+TRAINING = {name: shlex.split(f"{arguments}{_START}{name}") for name, arguments in _TRAINING.items()}
+FINE_TUNING = {name: [*arguments[:-1], f"{RESULTS}/{name}"] for name, arguments in TRAINING.items()}
+PREDICT = {
+    "parse": shlex.split(f"--checkpoint {RESULTS}/parse --predict trees.conllu --out out/x.conllu"),
+    "classify": shlex.split(f"--checkpoint {RESULTS}/classify --predict table.tsv --out out/x.tsv"),
+}
 
 
 def write_workplace(folder: Path) -> Path:
-    """Write the folder; nothing in it takes long to make, and nothing is trained."""
+    """Write the folder; its results take a minute."""
     draw = random.Random(0)
     folder.mkdir()
     (folder / "out").mkdir()
@@ -52,11 +66,12 @@ def write_workplace(folder: Path) -> Path:
     write_model(folder / "bert", "bert", "BertModel")
     paragraphs = [" ".join(draw.choices(" ".join(CORPUS).split(), k=20)) for _ in range(60)]
     (folder / "text.txt").write_text("\n\n".join(paragraphs) + "\n", encoding="utf-8")
-    write_summaries(folder)
     write_probing_data(folder / "probing", draw)
     labels = prepare_tagging(folder / "labels")
     untrained_checkpoint(folder / "start", labels, 40)
     (folder / "recipe.yaml").write_text(RECIPE)
+    write_raw_files(folder)
+    write_results(folder)
     return folder
 
 
@@ -71,16 +86,34 @@ def write_metrics(file: Path) -> None:
     file.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
 
 
-def write_summaries(folder: Path) -> None:
-    """Results of ``amos glue``, ``squad``, ``tag`` and ``probe``."""
-    run = folder / "run"
-    for benchmark in ("glue", "squad"):
-        write_summary(folder / "glue", UPDATES, run, benchmark=benchmark, MNLI=70.0, CoLA=50.0)
-    write_tagging(folder / "tag", UPDATES, run)
-    results = [ProbeResult("pos", "generator", layer, None, 1, "micro_f1", 0.5, 9) for layer in (1, 2)]
-    checkpoint = {"file": str(run / "checkpoint_last.pt"), "num_updates": UPDATES}
-    (folder / "probe").mkdir()
-    ProbeResults(checkpoint, {"classifier": "linear"}, results).write(folder / "probe")
+def write_raw_files(folder: Path) -> None:
+    """Tables, trees, questions and GLUE's RTE that a tiny model can be fine-tuned on."""
+    sentences = make_sentences(40)
+    texts = [" ".join(word for word, _, _ in rows) for rows in sentences]
+    labels = ["name" if "Anna" in text else "other" for text in texts]
+    lines = [f"{text}\t{label}\n" for text, label in zip(texts, labels, strict=True)]
+    (folder / "table.tsv").write_text("text\tlabel\n" + "".join(lines), encoding="utf-8")
+    rows = [f"{i}\t{text}\t{text}\t{'not_' * (i % 2)}entailment\n" for i, text in enumerate(texts)]
+    (folder / "glue" / "RTE").mkdir(parents=True)
+    for split in ("train", "dev"):
+        content = "index\tsentence1\tsentence2\tlabel\n" + "".join(rows)
+        (folder / "glue" / "RTE" / f"{split}.tsv").write_text(content, encoding="utf-8")
+    trees = ""
+    for words in sentences:
+        for number, (word, tag, _) in enumerate(words, start=1):
+            relation = ("root", "det", "obj")[min(number - 1, 1 + number % 2)]
+            trees += f"{number}\t{word}\t_\t{tag}\t_\t_\t{number - 1}\t{relation}\t_\t_\n"
+        trees += "\n"
+    (folder / "trees.conllu").write_text(trees, encoding="utf-8")
+    write_json(folder / "squad.json", make_squad(paragraphs=4))
+
+
+def write_results(folder: Path) -> None:
+    """Results of ``amos glue``, ``classify``, ``tag``, ``parse`` and ``probe``, with their own commands."""
+    for name, arguments in {**FINE_TUNING, "probe": COMMANDS["probe"]}.items():
+        arguments = [part.replace("out/probe", f"{RESULTS}/probe") for part in arguments]
+        code, text = run_command("amos_start", [name, *arguments], folder)
+        assert code == 0, text[-3000:]
 
 
 def write_probing_data(folder: Path, draw: random.Random) -> None:

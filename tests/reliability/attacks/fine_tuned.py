@@ -1,0 +1,184 @@
+"""Attacks on fine-tuning: its results and labels, tables to label, and the raw files that it reads."""
+
+import datetime
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+
+import pandas
+import pyarrow
+import pyarrow.parquet
+
+from amos_fairseq.downstream.results import write_record
+from attacks.commands import Place, amos_harm, run_amos, run_command
+from attacks.damage import attack_json, damage
+from attacks.workplace import COMMANDS, FINE_TUNING, PREDICT, RESULTS, TRAINING
+
+# What uses finished results, the folder of these results, and the files that it writes.
+USES = {
+    "parse --predict": (["parse", *PREDICT["parse"]], "parse", ["out/*.conllu"]),
+    "classify --predict": (["classify", *PREDICT["classify"]], "classify", ["out/*.tsv"]),
+    "glue --teachers": (["glue", *TRAINING["glue"], "--teachers", "results/glue"], "glue", ["out/glue/glue.md"]),
+    "report": (["report", *COMMANDS["report"]], "*", []),
+    **{f"{name}, repeated": ([name, *FINE_TUNING[name]], name, [f"results/{name}/*.md"]) for name in TRAINING},
+}
+TEXT_FILES = (".txt", ".tsv", ".conllu")
+
+
+def changed_results(place: Place, folder: Path, draw: random.Random) -> Iterator[tuple[str, str]]:
+    """Change results, labels, teachers or a checkpoint; what uses them refuses them, or writes what it writes without it.
+
+    Who knows how can write a record anew with its fingerprint: it then says something else, but harms nothing.
+    """
+    expected: dict[str, list[bytes]] = {}
+    while True:
+        use = draw.choice(list(USES))
+        command, name, written = USES[use]
+        if use not in expected:
+            shutil.copytree(place.workplace, folder)
+            code, text = run_command("amos_start", command, folder)
+            assert code == 0, text[-3000:]
+            expected[use] = contents(folder, written)
+            shutil.rmtree(folder)
+        shutil.copytree(place.workplace, folder)
+        files = sorted(
+            path for path in (folder / RESULTS).glob(f"{name}/**/*") if path.is_file() and path.suffix != ".log"
+        )
+        bound = [path for path in files if path.suffix in (".json", ".txt", ".pt") or path.parent.name == "train"]
+        path = draw.choice(draw.choice([files, bound]))
+        how, is_signed = change(path, draw)
+        code, text = run_command("amos_start", command, folder)
+        harm = amos_harm(code, text, folder / "out")
+        if not harm and code == 0 and not is_signed and contents(folder, written) != expected[use]:
+            harm = "accepted, with another result"
+        yield f"amos {use}, {path.relative_to(folder)}: {how}", harm
+
+
+def contents(folder: Path, patterns: list[str]) -> list[bytes]:
+    return [path.read_bytes() for pattern in patterns for path in sorted(folder.glob(pattern))]
+
+
+def change(path: Path, draw: random.Random) -> tuple[str, bool]:
+    """Change a file; return how, and whether it is a record that was written anew with its fingerprint."""
+    if path.suffix in TEXT_FILES and draw.random() < 0.6:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        one, other = draw.randrange(len(lines)), draw.randrange(len(lines))
+        lines[one], lines[other] = lines[other], lines[one].replace("0.", "0.9")
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return f"lines {one + 1} and {other + 1} exchanged", False
+    if path.suffix != ".json":
+        return damage(path, draw), False
+    is_record = "sha256" in json.loads(path.read_text(encoding="utf-8"))
+    how = attack_json(path, draw)
+    if is_record and draw.random() < 0.5:
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            content.pop("sha256")
+            write_record(path, content)
+            return f"{how}, with its fingerprint", True
+        except (OSError, ValueError, AttributeError, KeyError, RecursionError):
+            pass  # damaged, or no file any more
+    return how, False
+
+
+CELLS = ("", "the fox", "a\rb", "a\nb", 'a "b"', "a\tb", "a\u2028b", "=1+1", "nan", "0", " x ", "中国", "x" * 200_000)
+COLUMNS = {
+    "text": lambda n: pyarrow.array([str(CELLS[i % len(CELLS)]) for i in range(n)]),
+    "number": lambda n: pyarrow.array([float("nan"), None, *[1e300] * (n - 2)]),
+    "integer": lambda n: pyarrow.array([2**62 + i for i in range(n)]),
+    "bytes": lambda n: pyarrow.array(["café".encode(), *[b"a"] * (n - 1)]),
+    "other bytes": lambda n: pyarrow.array([b"\xff", *[b"a"] * (n - 1)]),
+    "time": lambda n: pyarrow.array([datetime.datetime(2024, 1, 1)] * n, pyarrow.timestamp("ns", tz="Nowhere/City")),
+    "day": lambda n: pyarrow.array([datetime.date(1, 1, 1)] * n),
+    "decimal": lambda n: pyarrow.array([Decimal("1.50")] * n),
+    "duration": lambda n: pyarrow.array([datetime.timedelta(1)] * n),
+    "object": lambda n: pyarrow.array([{"a": [1]}] * n),
+    "list": lambda n: pyarrow.array([["a"]] * n),
+    "category": lambda n: pyarrow.array(["a"] * n).dictionary_encode(),
+    "nothing": lambda n: pyarrow.nulls(n),
+}
+READERS = {
+    "csv": lambda file: pandas.read_csv(file, dtype=str, keep_default_na=False),
+    "tsv": lambda file: pandas.read_csv(file, sep="\t", dtype=str, keep_default_na=False),
+    "jsonl": lambda file: pandas.DataFrame(map(json.loads, file.read_text(encoding="utf-8").split("\n")[:-1])),
+    "parquet": pandas.read_parquet,
+}
+
+
+def tables(place: Place, folder: Path, draw: random.Random) -> Iterator[tuple[str, str]]:
+    """Label a table with odd cells and columns, or a small file that holds gigabytes; other programs read the same rows."""
+    while True:
+        shutil.copytree(place.workplace, folder)
+        texts, other = draw.choice(["text", "text", *COLUMNS]), draw.choice(list(COLUMNS))
+        kind = draw.choice([*READERS, "a long text", "many rows"])
+        suffix = kind if kind in ("csv", "tsv", "jsonl") else "parquet"
+        table = pyarrow.table({"text": COLUMNS[texts](20), "other": COLUMNS[other](20)})
+        if kind == "a long text":  # each row has the same megabyte
+            repeated = pyarrow.array([0] * 20_000, pyarrow.int32())
+            table = pyarrow.table({"text": pyarrow.DictionaryArray.from_arrays(repeated, ["a b " * 2**18])})
+        elif kind == "many rows":
+            table = pyarrow.table({"text": pyarrow.nulls(50_000_000, pyarrow.string())})
+        written = draw.choice(list(READERS))
+        try:
+            write_table(table, folder / f"in.{suffix}")
+        except (TypeError, ValueError, OSError):
+            shutil.rmtree(folder)
+            continue  # this format has no such cells
+        file = folder / "out" / f"labeled.{written}"
+        code, text = run_amos(
+            ["classify", "--checkpoint", RESULTS + "/classify", "--predict", f"in.{suffix}", "--out", file], folder
+        )
+        harm = amos_harm(code, text, folder)
+        if not harm and code == 0:
+            found = READERS[written](file)
+            rows_differ = len(found) != len(table) or (
+                texts == "text" and list(found["text"]) != table["text"].to_pylist()
+            )
+            harm = "other rows" if rows_differ else ""
+        elif not harm and file.exists():
+            harm = "left a file"
+        yield f"{kind}, texts {texts}, beside {other}, to {written}", harm
+
+
+def write_table(table: pyarrow.Table, file: Path) -> None:
+    if file.suffix == ".parquet":
+        pyarrow.parquet.write_table(table, file)
+    elif file.suffix == ".jsonl":
+        file.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()), encoding="utf-8")
+    else:
+        separator = "\t" if file.suffix == ".tsv" else ","
+        table.to_pandas().to_csv(file, sep=separator, index=False)
+
+
+# A raw file of the workplace, and a command that reads it.
+READ_BY = {
+    "squad.json": "prepare squad squad.json squad.json --tokenizer start/tokenizer --out out/squad",
+    "probing/pos/train.jsonl": "probe --checkpoint run --data probing --out out/probe --updates 2 --seeds 1 --layers 1",
+    "trees.conllu": "prepare probing --treebank trees.conllu trees.conllu trees.conllu --out out/probing",
+    "own.json": "glue --checkpoint start/checkpoint_last.pt --data glue --own-tasks own.json --out out/glue --epochs 1 "
+    "--recipe recipe.yaml --tasks RTE --multi-task --seeds 1 --cpu",
+}
+OWN_NAMES = ("SQuAD", "parsing", "average", "AVG", "RTE", "../x", "a/b", ".", "a|b", "<b>", "", "x" * 300, "a\x1b[31m")
+
+
+def raw_files(place: Place, folder: Path, draw: random.Random) -> Iterator[tuple[str, str]]:
+    """Change raw questions, probing files, a treebank, or the names and values of own tasks; nothing is left of a refusal."""
+    while True:
+        shutil.copytree(place.workplace, folder)
+        name = draw.choice(list(READ_BY))
+        path = folder / name
+        if name == "own.json":
+            own = {draw.choice(OWN_NAMES): {"train": "table.tsv", "label": "label", "text": ["text"]}}
+            path.write_text(json.dumps(own), encoding="utf-8")
+            how = f"a task {next(iter(own))!r:.20}"
+            if draw.random() < 0.4:
+                how = f"{how}, {attack_json(path, draw)}"
+        else:
+            how = damage(path, draw) if path.suffix == ".conllu" else attack_json(path, draw)
+        code, text = run_command("amos_start", READ_BY[name].split(), folder)
+        harm = amos_harm(code, text, folder)
+        prepared = folder / "out" / ("squad" if name == "squad.json" else "probing")
+        yield f"{name}: {how}", harm or ("left OUT" if code != 0 and prepared.exists() else "")
