@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from attacks.commands import Place
-from attacks.data import bombs, damaged_labels, damaged_results
+from attacks.data import bombs, damaged_labels
 from attacks.fine_tuned import changed_results, raw_files, tables
 from attacks.models import hostile_files, imported_folders
 from attacks.runs import damaged_files, killed_commands, kills, links, prepare
@@ -32,7 +32,6 @@ KINDS: dict[str, tuple[Callable[[Place, Path, random.Random], Iterator[tuple[str
     "damaged file": (damaged_files, 1),
     "setting of a command": (command_settings, 1),
     "changed results": (changed_results, 1),
-    "damaged results": (damaged_results, 1),
     "table to label": (tables, 1),
     "raw file": (raw_files, 1),
     "console and disk": (consoles, 0.5),

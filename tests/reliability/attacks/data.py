@@ -1,9 +1,8 @@
-"""Attacks by data: prepared labels, compressed text, and the files that report and plot read."""
+"""Attacks by data: prepared labels and compressed text."""
 
 import gzip
 import lzma
 import random
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +13,7 @@ from synthetic_tagging import prepare_tagging
 from amos_fairseq.downstream.tagging.dataset import TaggedSentences
 from amos_fairseq.errors import UserError
 from attacks.commands import Place, amos_harm, run_amos
-from attacks.damage import attack_json, damage
-from attacks.fine_tuned import change
-from attacks.workplace import COMMANDS, RESULTS
+from attacks.damage import damage
 
 
 def damaged_labels(place: Place, folder: Path, draw: random.Random) -> Iterator[tuple[str, str]]:
@@ -89,23 +86,3 @@ def write_bomb(path: Path, before: str, unit: str, after: str, size: int, suffix
         for _ in range(min(size, 4096 * MIB if len(stream) < MIB else 256 * MIB) // len(part)):
             file.write(stream)
         file.write(compress(after.encode()))
-
-
-def damaged_results(place: Place, folder: Path, draw: random.Random) -> Iterator[tuple[str, str]]:
-    """Attack a file that ``amos report`` or ``amos plot`` reads; the page and the figures are drawn, or it is refused."""
-    files = [
-        f"{RESULTS}/{name}"
-        for name in ("glue/glue.json", "tag/tagging.json", "parse/parsing.json", "probe/results.json")
-    ]
-    while True:
-        shutil.copytree(place.workplace, folder)
-        name = draw.choice(["run/metrics.jsonl"] * 4 + files)
-        how = change(folder / name, draw)[0] if name in files else attack_json(folder / name, draw)
-        command = ["report", *COMMANDS["report"]]
-        if "probe" not in name and draw.random() < 0.7:
-            command = ["plot", "run" if name.startswith("run") else name, "--out", "out/plots"]
-        code, text = run_amos(command, folder)
-        harm = amos_harm(code, text, folder)
-        if not harm and code == 0 and not any(path.is_file() for path in (folder / "out").rglob("*")):
-            harm = "nothing is drawn"
-        yield f"amos {command[0]}, {name}: {how}", harm

@@ -1,10 +1,12 @@
 """Attacks on fine-tuning: its results and labels, tables to label, and the raw files that it reads."""
 
+import csv
 import datetime
 import json
 import random
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 
@@ -17,70 +19,69 @@ from attacks.commands import Place, amos_harm, run_amos, run_command
 from attacks.damage import attack_json, damage
 from attacks.workplace import COMMANDS, FINE_TUNING, PREDICT, RESULTS, TRAINING
 
-# What uses finished results, the folder of these results, and the files that it writes.
+SUFFIXES = (".json", ".jsonl", ".txt", ".tsv", ".pt")  # of labels, records, teachers, logged values and checkpoints
+# A command, the files that it uses and that are changed, and the files that it writes.
 USES = {
-    "parse --predict": (["parse", *PREDICT["parse"]], "parse", ["out/*.conllu"]),
-    "classify --predict": (["classify", *PREDICT["classify"]], "classify", ["out/*.tsv"]),
-    "glue --teachers": (["glue", *TRAINING["glue"], "--teachers", "results/glue"], "glue", ["out/glue/glue.md"]),
-    "report": (["report", *COMMANDS["report"]], "*", []),
-    **{f"{name}, repeated": ([name, *FINE_TUNING[name]], name, [f"results/{name}/*.md"]) for name in TRAINING},
+    "parse --predict": (["parse", *PREDICT["parse"]], "results/parse/**/*", "out/*.conllu"),
+    "classify --predict": (["classify", *PREDICT["classify"]], "results/classify/**/*", "out/*.tsv"),
+    "glue --teachers": (
+        ["glue", *TRAINING["glue"], "--teachers", "results/glue"],
+        "results/glue/**/train/*",
+        "out/glue/*.md",
+    ),
+    "report": (["report", *COMMANDS["report"]], "results/*/*.json", "out/*.html"),
+    "report of a run": (["report", *COMMANDS["report"]], "run/metrics.jsonl", ""),
+    "plot": (["plot", "results/glue/glue.json", "--out", "out/plots"], "results/glue/glue.json", "out/*/*.svg"),
+    "plot of a run": (["plot", *COMMANDS["plot"]], "run/metrics.jsonl", ""),
+    **{name: ([name, *FINE_TUNING[name]], f"results/{name}/**/*", f"results/{name}/*.md") for name in TRAINING},
 }
-TEXT_FILES = (".txt", ".tsv", ".conllu")
 
 
 def changed_results(place: Place, folder: Path, draw: random.Random) -> Iterator[tuple[str, str]]:
-    """Change results, labels, teachers or a checkpoint; what uses them refuses them, or writes what it writes without it.
+    """Change results, labels, teachers, logs or a checkpoint; what uses them refuses them, or writes what it writes without it.
 
     Who knows how can write a record anew with its fingerprint: it then says something else, but harms nothing.
     """
     expected: dict[str, list[bytes]] = {}
     while True:
         use = draw.choice(list(USES))
-        command, name, written = USES[use]
-        if use not in expected:
+        command, used, written = USES[use]
+        for is_changed in (False, True) if use not in expected else (True,):
+            shutil.rmtree(folder, ignore_errors=True)
             shutil.copytree(place.workplace, folder)
-            code, text = run_command("amos_start", command, folder)
-            assert code == 0, text[-3000:]
-            expected[use] = contents(folder, written)
-            shutil.rmtree(folder)
-        shutil.copytree(place.workplace, folder)
-        files = sorted(
-            path for path in (folder / RESULTS).glob(f"{name}/**/*") if path.is_file() and path.suffix != ".log"
-        )
-        bound = [path for path in files if path.suffix in (".json", ".txt", ".pt") or path.parent.name == "train"]
-        path = draw.choice(draw.choice([files, bound]))
-        how, is_signed = change(path, draw)
-        code, text = run_command("amos_start", command, folder)
+            files = sorted(path for path in folder.glob(used) if path.is_file() and path.suffix in SUFFIXES)
+            path = draw.choice(files)
+            how, has_fingerprint = change(path, draw) if is_changed else ("", False)
+            code, text = run(command, folder)
+            contents = [path.read_bytes() for path in sorted(folder.glob(written))] if written else []
+            expected.setdefault(use, contents)
         harm = amos_harm(code, text, folder / "out")
-        if not harm and code == 0 and not is_signed and contents(folder, written) != expected[use]:
+        if not harm and code == 0 and not has_fingerprint and contents != expected[use]:
             harm = "accepted, with another result"
         yield f"amos {use}, {path.relative_to(folder)}: {how}", harm
 
 
-def contents(folder: Path, patterns: list[str]) -> list[bytes]:
-    return [path.read_bytes() for pattern in patterns for path in sorted(folder.glob(pattern))]
+def run(command: list[str], folder: Path) -> tuple[int, str]:
+    """Only a new process can train: its training is a process of its own."""
+    return run_command("amos_start", command, folder) if "--recipe" in command else run_amos(command, folder)
 
 
 def change(path: Path, draw: random.Random) -> tuple[str, bool]:
     """Change a file; return how, and whether it is a record that was written anew with its fingerprint."""
-    if path.suffix in TEXT_FILES and draw.random() < 0.6:
+    if path.suffix in (".txt", ".tsv") and draw.random() < 0.6:
         lines = path.read_text(encoding="utf-8").splitlines()
         one, other = draw.randrange(len(lines)), draw.randrange(len(lines))
         lines[one], lines[other] = lines[other], lines[one].replace("0.", "0.9")
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
         return f"lines {one + 1} and {other + 1} exchanged", False
-    if path.suffix != ".json":
+    if not path.suffix.startswith(".json"):
         return damage(path, draw), False
-    is_record = "sha256" in json.loads(path.read_text(encoding="utf-8"))
-    how = attack_json(path, draw)
-    if is_record and draw.random() < 0.5:
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            content.pop("sha256")
+    how, content = attack_json(path, draw), None
+    with suppress(OSError, ValueError, RecursionError):  # damaged, or no file any more
+        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        if isinstance(content, dict) and content.pop("sha256", None) and draw.random() < 0.5:
             write_record(path, content)
             return f"{how}, with its fingerprint", True
-        except (OSError, ValueError, AttributeError, KeyError, RecursionError):
-            pass  # damaged, or no file any more
     return how, False
 
 
@@ -104,7 +105,6 @@ READERS = {
     "csv": lambda file: pandas.read_csv(file, dtype=str, keep_default_na=False),
     "tsv": lambda file: pandas.read_csv(file, sep="\t", dtype=str, keep_default_na=False),
     "jsonl": lambda file: pandas.DataFrame(map(json.loads, file.read_text(encoding="utf-8").split("\n")[:-1])),
-    "parquet": pandas.read_parquet,
 }
 
 
@@ -113,7 +113,7 @@ def tables(place: Place, folder: Path, draw: random.Random) -> Iterator[tuple[st
     while True:
         shutil.copytree(place.workplace, folder)
         texts, other = draw.choice(["text", "text", *COLUMNS]), draw.choice(list(COLUMNS))
-        kind = draw.choice([*READERS, "a long text", "many rows"])
+        kind = draw.choice([*READERS, "parquet", "a long text", "many rows"])
         suffix = kind if kind in ("csv", "tsv", "jsonl") else "parquet"
         table = pyarrow.table({"text": COLUMNS[texts](20), "other": COLUMNS[other](20)})
         if kind == "a long text":  # each row has the same megabyte
@@ -121,7 +121,7 @@ def tables(place: Place, folder: Path, draw: random.Random) -> Iterator[tuple[st
             table = pyarrow.table({"text": pyarrow.DictionaryArray.from_arrays(repeated, ["a b " * 2**18])})
         elif kind == "many rows":
             table = pyarrow.table({"text": pyarrow.nulls(50_000_000, pyarrow.string())})
-        written = draw.choice(list(READERS))
+        written = draw.choice(["csv", "tsv", "jsonl"])
         try:
             write_table(table, folder / f"in.{suffix}")
         except (TypeError, ValueError, OSError):
@@ -134,9 +134,10 @@ def tables(place: Place, folder: Path, draw: random.Random) -> Iterator[tuple[st
         harm = amos_harm(code, text, folder)
         if not harm and code == 0:
             found = READERS[written](file)
-            rows_differ = len(found) != len(table) or (
-                texts == "text" and list(found["text"]) != table["text"].to_pylist()
-            )
+            rows_differ = len(found) != len(table)
+            if texts == "text":
+                rows_differ = rows_differ or list(found["text"]) != table["text"].to_pylist()
+            rows_differ = rows_differ and suffix != "tsv"  # quotes are ordinary characters there
             harm = "other rows" if rows_differ else ""
         elif not harm and file.exists():
             harm = "left a file"
@@ -150,12 +151,12 @@ def write_table(table: pyarrow.Table, file: Path) -> None:
         file.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()), encoding="utf-8")
     else:
         separator = "\t" if file.suffix == ".tsv" else ","
-        table.to_pandas().to_csv(file, sep=separator, index=False)
+        table.to_pandas().to_csv(file, sep=separator, index=False, quoting=csv.QUOTE_ALL)
 
 
 # A raw file of the workplace, and a command that reads it.
 READ_BY = {
-    "squad.json": "prepare squad squad.json squad.json --tokenizer start/tokenizer --out out/squad",
+    "squad.json": "prepare squad squad.json squad.json start/tokenizer out/squad",
     "probing/pos/train.jsonl": "probe --checkpoint run --data probing --out out/probe --updates 2 --seeds 1 --layers 1",
     "trees.conllu": "prepare probing --treebank trees.conllu trees.conllu trees.conllu --out out/probing",
     "own.json": "glue --checkpoint start/checkpoint_last.pt --data glue --own-tasks own.json --out out/glue --epochs 1 "
@@ -178,7 +179,7 @@ def raw_files(place: Place, folder: Path, draw: random.Random) -> Iterator[tuple
                 how = f"{how}, {attack_json(path, draw)}"
         else:
             how = damage(path, draw) if path.suffix == ".conllu" else attack_json(path, draw)
-        code, text = run_command("amos_start", READ_BY[name].split(), folder)
+        code, text = run(READ_BY[name].split(), folder)
         harm = amos_harm(code, text, folder)
         prepared = folder / "out" / ("squad" if name == "squad.json" else "probing")
         yield f"{name}: {how}", harm or ("left OUT" if code != 0 and prepared.exists() else "")
