@@ -17,6 +17,7 @@ import pyarrow.parquet
 from amos_fairseq.downstream.results import write_record
 from attacks.commands import Place, amos_harm, run_amos, run_command
 from attacks.damage import attack_json, damage
+from attacks.data import MIB
 from attacks.workplace import COMMANDS, FINE_TUNING, PREDICT, RESULTS, TRAINING
 
 SUFFIXES = (".json", ".jsonl", ".txt", ".tsv", ".pt")  # of labels, records, teachers, logged values and checkpoints
@@ -76,9 +77,10 @@ def change(path: Path, draw: random.Random) -> tuple[str, bool]:
         return f"lines {one + 1} and {other + 1} exchanged", False
     if not path.suffix.startswith(".json"):
         return damage(path, draw), False
-    how, content = attack_json(path, draw), None
+    how = attack_json(path, draw)
     with suppress(OSError, ValueError, RecursionError):  # damaged, or no file any more
-        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        is_small = path.is_file() and path.stat().st_size < MIB
+        content = json.loads(path.read_text(encoding="utf-8")) if is_small else None
         if isinstance(content, dict) and content.pop("sha256", None) and draw.random() < 0.5:
             write_record(path, content)
             return f"{how}, with its fingerprint", True
