@@ -137,7 +137,10 @@ def model_settings(file: Path, saved: Mapping[str, Any]) -> DictConfig:
             f"{file} contains a model of the architecture {name!r}, which is not one of this package: give a checkpoint that "
             "fairseq-train --user-dir amos_fairseq wrote"
         )
-    return _saved_section(file, "model", config_class("model", name), {**saved, "_name": name})
+    fields = config_class("model", name)
+    # What newer versions take from another section, such as the planned updates, has no default that can be resolved here.
+    unset = {each.name: each.type() for each in dataclasses.fields(fields) if str(each.default).startswith("${")}
+    return _saved_section(file, "model", fields, {**unset, **saved, "_name": name})
 
 
 def _saved_section(file: Path, kind: str, fields: type, saved: Mapping[str, Any]) -> DictConfig:

@@ -1,6 +1,8 @@
 """Read a checkpoint of this package safely, with its model, its dictionary and the tokenizer that it was trained with."""
 
 import argparse
+import hashlib
+import itertools
 import os
 import re
 import reprlib
@@ -21,6 +23,7 @@ from amos_fairseq.checkpoint_files import checkpoint_file, num_updates_of, read_
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import DICTIONARY_FILE, TOKENIZER_DIRECTORY, directory_sha256, file_sha256
 from amos_fairseq.models.fine_tuning import class_of_checkpoint, is_fine_tuned
+from amos_fairseq.models.pretraining import GeneratorNetwork, PretrainingModel
 from amos_fairseq.setting_checks import check_saved_settings, model_settings
 from amos_fairseq.strangers import values_in
 from amos_fairseq.text import MASK_SYMBOL
@@ -127,7 +130,8 @@ def restore_checkpoint(file: Path, state: dict[str, Any], tokenizer: CheckpointP
     task_state = state.get("task_state") or {}
     run_tokenizer = read_tokenizer(file, tokenizer, task_state)
     dictionary = dictionary_of(run_tokenizer)
-    model = restore_model(file, settings, state["model"], dictionary)
+    generator_sha256 = (state.get("task_state") or {}).get("generator_sha256")
+    model = restore_model(file, settings, state["model"], dictionary, generator_sha256)
     num_updates = state["optimizer_history"][-1]["num_updates"]
     model.set_num_updates(num_updates)
     return LoadedCheckpoint(
@@ -214,13 +218,86 @@ def dictionary_of(tokenizer: Tokenizer) -> Dictionary:
     return dictionary
 
 
+def load_generator(
+    cfg: DictConfig, dictionary: Dictionary, compares_tokens: bool = True
+) -> tuple[list[GeneratorNetwork], str]:
+    """Read the networks of ``--generator-checkpoint`` of a model with settings ``cfg`` and this dictionary.
+
+    Returns also the sha256 of the weights in its files, joined by colons.
+    """
+    networks, hashes = [], []
+    try:
+        for path in cfg.generator_checkpoint.split(os.pathsep):
+            file = checkpoint_file(Path(path))
+            state = read_state(file)
+            if compares_tokens:
+                check_same_tokens(file, state.get("task_state") or {}, dictionary)
+            settings = model_settings(file, state["cfg"]["model"])
+            settings.kernels, settings.activation_checkpointing = cfg.kernels, False
+            hashes.append(weights_sha256(state["model"]))
+            with torch.device("cpu"):  # also where FLOPs are counted on the meta device
+                model = restore_model(file, settings, state["model"], dictionary)
+            found = model.generator_networks() if isinstance(model, PretrainingModel) else []
+            if not found:
+                raise UserError(f"{file} has no MLM head on a network of its own: give an mlm, electra, teams or amos")
+            if model.max_positions() < cfg.max_positions:
+                raise UserError(
+                    f"{file} reads {model.max_positions()} tokens, --max-positions is {cfg.max_positions}: give "
+                    f"--max-positions {model.max_positions()}, or another generator"
+                )
+            networks += found
+    except UserError as error:
+        raise UserError(f"--generator-checkpoint: {error}") from error
+    return networks, ":".join(hashes)
+
+
+def weights_sha256(weights: dict[str, Tensor]) -> str:
+    """Return the sha256 of names and values, whatever else their file contains."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(weights.items()):
+        digest.update(name.encode("utf-8"))
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def check_same_tokens(file: Path, task_state: dict[str, Any], dictionary: Dictionary) -> None:
+    """Compare the dictionary beside a checkpoint with ``dictionary`` token by token."""
+    path = file.parent / TOKENIZER_DIRECTORY / DICTIONARY_FILE
+    if not path.is_file() or file_sha256(path) != task_state.get("dictionary_sha256"):
+        raise UserError(f"{path} is missing, or not the dictionary of {file}: copy the whole SAVE_DIR of that run")
+    theirs = Dictionary.load(str(path))
+    theirs.add_symbol(MASK_SYMBOL)
+    for index, (one, other) in enumerate(itertools.zip_longest(theirs.symbols, dictionary.symbols)):
+        if one != other:
+            raise UserError(
+                f"{file} has other tokens than the corpus: token {index} is {one!r} there, and {other!r} here; binarize the "
+                f"text with {path.parent} (amos prepare --tokenizer)"
+            )
+
+
 def restore_model(
-    file: Path, settings: DictConfig, weights: dict[str, Tensor], dictionary: Dictionary
+    file: Path,
+    settings: DictConfig,
+    weights: dict[str, Tensor],
+    dictionary: Dictionary,
+    generator_sha256: str | None = None,
 ) -> BaseFairseqModel:
-    """Build the model of ``settings`` and load its weights, as float32."""
+    """Build the model of ``settings`` and load its weights, as float32.
+
+    ``generator_sha256``: of a frozen generator, whose file is read when the model first needs it.
+    """
+
+    def read_generator(cfg: DictConfig) -> list[GeneratorNetwork]:
+        networks, sha256 = load_generator(cfg, dictionary)
+        if sha256 != generator_sha256:
+            raise UserError(f"{cfg.generator_checkpoint} has changed since {file} was trained with it as generator")
+        return networks
+
     # A model of this package asks its task for the dictionary, whether it masks blocks, and which heads it needs.
     has_heads = is_fine_tuned(weights)
-    asked = {"model_class": class_of_checkpoint(weights)} if has_heads else {"masked_share": None}
+    asked = {"masked_share": None, "load_generator": read_generator}
+    if has_heads:
+        asked = {"model_class": class_of_checkpoint(weights)}
     task = SimpleNamespace(source_dictionary=dictionary, **asked)
     try:
         model = build_model(settings, task, from_checkpoint=True)

@@ -13,7 +13,7 @@ from amos_fairseq.criterions.detection import (
     encoder_mlm_sums,
     spread_sums,
 )
-from amos_fairseq.criterions.pretraining import PretrainingCriterion, batch_counts, mean
+from amos_fairseq.criterions.pretraining import PretrainingCriterion, batch_counts, mean, temperature_sum
 from amos_fairseq.functional.mixture import mixture_entropy
 from amos_fairseq.models.pretraining import PretrainingBatch
 
@@ -28,7 +28,7 @@ class AmosCriterion(PretrainingCriterion):
         theta_GEN, v = argmin (L_GEN - lambda L_DISC),   theta_DISC = argmin L_DISC                              (Eq. 4)
 
     over the masked positions M and the n real tokens of a batch. "- lambda L_DISC" is the gradient reversal inside the model
-    (:class:`~amos_fairseq.models.amos.AmosModel`), so lambda is applied once, here.
+    (:class:`~amos_fairseq.models.amos.AmosModel`), so lambda is applied once, here. L_GEN = 0 for a frozen generator.
 
     1/|M| and 1/n are our reading: the paper prints the expectation of a sum over the tokens of a text, E(sum_i ...). Here both
     terms are means over tokens, as in ELECTRA's released code, where 50 weighs two means as well; of two sums, L_DISC would
@@ -58,7 +58,8 @@ class AmosCriterion(PretrainingCriterion):
 
         mlm_losses = (output.mlm_nll * is_masked).sum((1, 2))  # [K]
         rtd_loss = detection_loss(output.rtd_logits, output.replaced, is_real)
-        loss = mlm_losses.sum() + self.discriminator_loss_weight * self.task.masked_share * rtd_loss
+        generator_loss = mlm_losses.sum() if output.learns_by_likelihood else 0.0
+        loss = generator_loss + self.discriminator_loss_weight * self.task.masked_share * rtd_loss
 
         prediction = {} if output.predictions is None else encoder_mlm_sums(output.predictions)
         if prediction:
@@ -68,6 +69,7 @@ class AmosCriterion(PretrainingCriterion):
             "loss": loss.detach(),
             "rtd_loss": rtd_loss.detach(),
             **batch_counts(sample),
+            **temperature_sum(output.generator_temperature, sample),
             **mixture_sums(model.depth_names, output, mlm_losses.detach(), is_masked),
             **truncated_mass_sums(output.truncated_mass),
             **detection_sums(output.rtd_logits.detach(), output.replaced, is_real),

@@ -15,7 +15,7 @@ from amos_fairseq.criterions.detection import (
     encoder_mlm_sums,
     spread_sums,
 )
-from amos_fairseq.criterions.pretraining import PretrainingCriterion, batch_counts
+from amos_fairseq.criterions.pretraining import PretrainingCriterion, batch_counts, temperature_sum
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.positions import mark_positions, random_positions
 from amos_fairseq.functional.replaced_token_detection import baseline_losses, policy_losses
@@ -99,6 +99,7 @@ class ElectraCriterion(PretrainingCriterion):
         logging_output = {
             "loss": loss.detach(),
             **batch_counts(sample),
+            **temperature_sum(output.generator_temperature, sample),
             **generator_log,
             **main_log,
         }

@@ -9,7 +9,7 @@ from fairseq.criterions import FairseqCriterion
 
 from amos_fairseq.criterions.detection import log_detection
 
-PER_MASKED_POSITION = ("mlm_", "mixture_")
+PER_MASKED_POSITION = ("mlm_", "mixture_", "generator_temperature")
 
 
 class PretrainingCriterion(FairseqCriterion):
@@ -37,6 +37,11 @@ def batch_counts(sample: dict[str, Any]) -> dict[str, int]:
         "nsentences": sample["nsentences"],
         "sample_size": sample["num_masked"],
     }
+
+
+def temperature_sum(temperature: float | None, sample: dict[str, Any]) -> dict[str, float]:
+    """Return the sum over masked positions of the sampling temperature, to log it; {} for None."""
+    return {} if temperature is None else {"generator_temperature": temperature * sample["num_masked"]}
 
 
 def log_sums(logging_outputs: list[dict[str, Any]], counted_by: Mapping[str, str] = MappingProxyType({})) -> None:

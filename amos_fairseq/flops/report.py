@@ -83,6 +83,9 @@ def modules_per_token(update: CountedUpdate) -> dict[str, Operations]:
         # A list of modules has no forward pass of its own.
         names = [f"{path}.{each}" for each, _ in child.named_children()] if isinstance(child, nn.ModuleList) else [path]
         modules[name] = total(forward.get(each, Operations()) for each in names)
+    if update.cfg.model.get("generator_checkpoint"):  # a frozen generator is no submodule
+        known = {"Global", root, type(update.criterion).__name__}
+        modules["frozen_generator"] = total(of for name, of in forward.items() if "." not in name and name not in known)
     # Products with the tied token embeddings, sampling.
     modules["output layer, sampling"] = minus(forward[root], total(modules.values()))
     modules["loss, statistics"] = minus(forward["Global"], forward[root])

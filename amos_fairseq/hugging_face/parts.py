@@ -161,6 +161,8 @@ def encoder_part(model: nn.Module, limits: str = "") -> Part:
 def generator_part(loaded: LoadedCheckpoint, depth: str | None) -> Part:
     """Return the network of MLM, or a generator up to ``depth`` (by default the deepest), with its MLM head."""
     model = loaded.model
+    if file := getattr(model.cfg, "generator_checkpoint", ""):
+        raise UserError(f"the generator of {loaded.file} was not trained with it: export {file}")
     if depth not in (None, *model.depth_names):
         raise UserError(f"--depth {depth} is not a depth of this generator: it has {', '.join(model.depth_names)}")
     name = depth or model.depth_names[-1]

@@ -9,22 +9,22 @@ from dataclasses import dataclass
 import torch
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model
-from omegaconf import II
 from torch import Tensor, nn
 
 from amos_fairseq.functional.positions import add_at_positions, gather_positions, replace_positions
 from amos_fairseq.models.configuration import (
     MINI,
     MODERN_MINI,
-    DetectorWithMlmConfig,
     PaddedVocabulary,
     make_detection_head,
     register_sizes,
     transformer_config,
 )
-from amos_fairseq.models.pretraining import PretrainingBatch, PretrainingModel, PretrainingOutput
+from amos_fairseq.models.frozen_generator import FROZEN, ReplacementConfig, ReplacementModel, refuse_settings
+from amos_fairseq.models.pretraining import GeneratorNetwork, PretrainingBatch, PretrainingOutput
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.heads import DetectionHead, MlmHead, TokenPredictions
+from amos_fairseq.modules.initialization import mark_undecayed
 from amos_fairseq.modules.mixture import (
     STRATEGIES,
     Adversary,
@@ -37,9 +37,16 @@ from amos_fairseq.modules.mixture import (
 )
 from amos_fairseq.setting_checks import setting
 
+OF_TRAINED_GENERATORS = (
+    "separate_generators",
+    "no_stop_gradient",
+    "adversarial_mlm_multiplier",
+    "disentangled_embeddings",
+)
+
 
 @dataclass
-class AmosConfig(DetectorWithMlmConfig):
+class AmosConfig(ReplacementConfig):
     """AMOS-base (section 4 and Appendix B); the ablations of "Figure 3", Tables 6 and 7 are settings of the same model."""
 
     relative_position_scheme: ChoiceEnum(["none", "t5", "amos"]) = setting(
@@ -63,7 +70,6 @@ class AmosConfig(DetectorWithMlmConfig):
         0.0, "also train the MLM embeddings h to mislead, times this factor (ablation)", "0 or more"
     )
     separate_generators: bool = setting(False, "one generator per depth instead of one with several heads (ablation)")
-    max_update: int = II("optimization.max_update")
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ class AmosOutput(PretrainingOutput):
 
 
 @register_model("amos", dataclass=AmosConfig)
-class AmosModel(PretrainingModel):
+class AmosModel(ReplacementModel):
     """One generator with K MLM heads, a learned mixture of their outputs, and the discriminator, the final encoder.
 
     Token embeddings are shared by generator, output layer and discriminator; positions, LayerNorms and bias tables are
@@ -91,21 +97,43 @@ class AmosModel(PretrainingModel):
                 f"--fixed-mixture-weights has no meaning with --mixture {cfg.mixture}: give --mixture fixed"
             )
         self.depths = parse_depths(cfg.generator_depths, cfg.separate_generators)
-        num_depths, width = len(self.depths), cfg.encoder_embed_dim
-        num_generators = num_depths if cfg.separate_generators else 1
         generator_layers = self.depths if cfg.separate_generators else [max(self.depths)]
-
+        if cfg.generator_checkpoint:
+            refuse_settings(cfg, OF_TRAINED_GENERATORS, FROZEN)
+            self.depths = generator_layers = []
         self.generators = nn.ModuleList(
             transformer_config(cfg, num_layers, with_dropout=False).build() for num_layers in generator_layers
         )
-        self.mlm_heads = nn.ModuleList(self.make_mlm_head(width) for _ in range(num_generators))
-        self.mixture = MixtureWeights(
-            str(cfg.mixture), num_depths, width, parse_weights(cfg.fixed_mixture_weights), cfg.max_update
-        )
+        self.mlm_heads = nn.ModuleList(self.make_mlm_head(cfg.encoder_embed_dim) for _ in generator_layers)
+        # With a frozen generator it is made when its depths are known; until then v of a loaded checkpoint is kept.
+        self.mixture: MixtureWeights | None = None
+        self.saved_mixture: dict[str, Tensor] = {}
+        if not cfg.generator_checkpoint:
+            self.mixture = self.make_mixture(len(self.depths), cfg.encoder_embed_dim)
         self.discriminator = transformer_config(cfg).build()
         self.detection_head = make_detection_head(cfg, DetectionHead)
         self.token_prediction = self.make_token_prediction() if cfg.encoder_mlm_weight else None
         self.initialize()
+
+    def make_mixture(self, num_depths: int, width: int) -> MixtureWeights:
+        cfg = self.cfg
+        weights = parse_weights(cfg.fixed_mixture_weights)
+        return MixtureWeights(str(cfg.mixture), num_depths, width, weights, cfg.max_update)
+
+    def read_generator(self) -> None:
+        """Read the frozen generator, and make the mixture of its depths, which is learned as that of trained ones."""
+        super().read_generator()
+        frozen = self.frozen_generator
+        self.mixture = self.make_mixture(len(frozen.all_heads), sum(frozen.widths)).to(self.embed_tokens.weight)
+        mark_undecayed(self.mixture)
+        self.mixture.num_updates = self.num_updates
+        if self.saved_mixture:
+            self.mixture.load_state_dict(self.saved_mixture)
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
+        if self.mixture is None and "mixture.v" in state_dict:
+            self.saved_mixture = {"v": state_dict.pop("mixture.v")}
+        super().upgrade_state_dict_named(state_dict, name)
 
     @property
     def encoder(self) -> TransformerEncoder:
@@ -116,7 +144,9 @@ class AmosModel(PretrainingModel):
         positions, weights = batch.masked_positions, batch.masked_weights
         features, hidden = self.generate(batch)
         gamma = self.mixture(features)
-        prediction = self.predict_and_sample(hidden, gamma, batch.originals)
+        # The mixture's logits are linear in gamma: divided by the temperature, they have its distribution and gradient.
+        scaled = gamma if self.temperature == 1 else gamma / self.temperature
+        prediction = self.predict_and_sample(hidden, scaled, batch.originals)
         corrupted = replace_positions(batch.tokens, positions, prediction.sampled, weights)
         embeddings = self.encoder_embedding(corrupted)
         if prediction.adversarial_term is not None:
@@ -133,6 +163,8 @@ class AmosModel(PretrainingModel):
             rtd_states=states,
             truncated_mass=prediction.truncated_mass,
             predictions=self.predict(states, corrupted, batch),
+            learns_by_likelihood=self.frozen_generator is None,
+            generator_temperature=self.logged_temperature,
         )
 
     def predict(self, states: Tensor, corrupted: Tensor, batch: PretrainingBatch) -> TokenPredictions | None:
@@ -150,6 +182,8 @@ class AmosModel(PretrainingModel):
         K tensors [B,M,D] and K of [B,M,E]. The input of the layer above a depth is detached, so each block is trained by its
         own head alone (section 3.3).
         """
+        if self.frozen_generator is not None:
+            return self.frozen_generator(batch, self.padding_mask(batch))
         embeddings, padding_mask = self.embed_tokens(batch.masked_tokens), self.padding_mask(batch)
         positions = batch.masked_positions
         if self.cfg.separate_generators:
@@ -165,18 +199,29 @@ class AmosModel(PretrainingModel):
 
     @property
     def head_of_depth(self) -> list[MlmHead]:
-        """The MLM head of each depth: one for all, or, with separate generators, one for each."""
+        """The MLM head of each depth: one for all, or, with separate or frozen generators, one for each."""
+        if self.frozen_generator is not None:
+            return self.frozen_generator.all_heads
         return list(self.mlm_heads) * (len(self.depths) // len(self.mlm_heads))
+
+    def generator_networks(self) -> list[GeneratorNetwork]:
+        heads = list(zip(self.depths, self.head_of_depth, strict=True)) if self.depths else []
+        parts = [[each] for each in heads] if self.cfg.separate_generators else [heads]
+        return [
+            GeneratorNetwork(self.embed_tokens, encoder, dict(part))
+            for encoder, part in zip(self.generators, parts, strict=False)
+        ]
 
     def predict_and_sample(self, hidden: list[Tensor], gamma: Tensor, originals: Tensor) -> MixturePrediction:
         """Compute the MLM loss of each depth (Eq. 2) and sample from the mixture (Eq. 3), with the reversed gradient if used.
 
         ``hidden``: h^(d), K tensors [B,M,E]; ``gamma`` [B,M,K] float32.
         """
-        biases = torch.stack([head.bias for head in self.mlm_heads])
+        # A shared bias is added once, whatever the sum of the weights, which the temperature divides.
+        heads = self.mlm_heads if self.mlm_heads and self.temperature == 1 else self.head_of_depth
         weights = OutputLayerWeights(
-            self.embed_tokens.weight,
-            biases,
+            self.generator_embedding.weight,
+            torch.stack([head.bias for head in heads]),
             self.never_sampled_indices,
             self.encoder_embedding.weight.detach(),
             self.with_triton,
@@ -201,14 +246,16 @@ class AmosModel(PretrainingModel):
     @property
     def depth_names(self) -> list[str]:
         """Suffixes of the log keys: the depth, followed by a counter if separate generators have equal depths."""
-        names = [str(depth) for depth in self.depths]
+        depths = [self.depths] if self.frozen_generator is None else self.frozen_generator.depths
+        names = [str(depth) for of_network in depths for depth in of_network]
         if len(set(names)) == len(names):
             return names
         return [f"{name}_{number}" for number, name in enumerate(names, start=1)]
 
     def set_num_updates(self, num_updates: int) -> None:
         super().set_num_updates(num_updates)
-        self.mixture.num_updates = num_updates
+        if self.mixture is not None:
+            self.mixture.num_updates = num_updates
 
 
 def parse_depths(text: str, separate: bool) -> list[int]:

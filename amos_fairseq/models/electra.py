@@ -1,8 +1,8 @@
 """ELECTRA: a small generator and a discriminator of replaced tokens (Clark, thesis 2021, sections 5.1 and 5.3.1).
 
 The variants of the thesis are settings of the same model: weight sharing (5.3.1), a generator without context (5.3.2), a
-frozen generator (5.3.3), a generator trained by reward (5.3.4), other objectives of the main network (5.4.3), a sampling
-temperature, and replacement tokens that differ from the original (5.5).
+frozen generator (5.3.3; models/frozen_generator.py), a generator trained by reward (5.3.4), other objectives of the main
+network (5.4.3), a sampling temperature, and replacement tokens that differ from the original (5.5).
 
 Shapes: B sequences, T tokens, M masked positions per sequence, D width of a network, E width of the token embeddings,
 V padded vocabulary size.
@@ -22,7 +22,6 @@ from amos_fairseq.functional.sampling import ReplacementSampler, forbid_tokens, 
 from amos_fairseq.models.configuration import (
     MINI,
     MODERN_MINI,
-    DetectorWithMlmConfig,
     PaddedVocabulary,
     embedding_width,
     generator_config,
@@ -30,17 +29,21 @@ from amos_fairseq.models.configuration import (
     register_sizes,
     transformer_config,
 )
-from amos_fairseq.models.fine_tuning import describe_mismatch, same_shape
-from amos_fairseq.models.pretraining import PretrainingBatch, PretrainingOutput, SingleMlmModel, as_single_depth
+from amos_fairseq.models.frozen_generator import FROZEN, ReplacementConfig, ReplacementModel, refuse_settings
+from amos_fairseq.models.pretraining import (
+    GeneratorNetwork,
+    PretrainingBatch,
+    PretrainingOutput,
+    SingleMlmModel,
+    as_single_depth,
+)
 from amos_fairseq.modules.encoder import TransformerEncoder
-from amos_fairseq.modules.heads import CLASSIFICATION_HEADS, DenseDetectionHead, TokenPredictions
+from amos_fairseq.modules.heads import CLASSIFICATION_HEADS, DenseDetectionHead, MlmHead, TokenPredictions
 from amos_fairseq.setting_checks import setting
-
-EQUAL_SIZES = "give --generator-size 1 and leave --generator-layers out"
 
 
 @dataclass
-class ElectraConfig(DetectorWithMlmConfig):
+class ElectraConfig(ReplacementConfig):
     """ELECTRA-base (thesis Table 5.1); every variant is a setting of the same model."""
 
     pooler_activation_fn: ChoiceEnum(list(CLASSIFICATION_HEADS)) = setting(
@@ -55,24 +58,11 @@ class ElectraConfig(DetectorWithMlmConfig):
         1 / 3, "width, FFN width and attention heads of the generator, as a fraction of the encoder's", "above 0"
     )
     generator_layers: int = setting(0, "layers of the generator; 0: as many as the encoder", "0 or more")
-    generator_temperature: float = setting(
-        1.0, "sample with the generator's probabilities to the power 1 / temperature", "above 0"
-    )
     disallow_true_token: bool = setting(False, "never sample the original token as a replacement (section 5.5)")
     share_weights: ChoiceEnum(["none", "embeddings", "all"]) = setting(
         "embeddings", "weights that generator and discriminator share (section 5.3.1)"
     )
     adversarial: bool = setting(False, "train the generator by REINFORCE to mislead the discriminator (section 5.3.4)")
-    frozen_generator: bool = setting(
-        False,
-        "second stage of two: the generator keeps the weights of an mlm checkpoint, given as "
-        "--finetune-from-model (section 5.3.3)",
-    )
-    second_stage_start: ChoiceEnum(["generator", "random"]) = setting(
-        "generator",
-        "with --frozen-generator, the first weights of the discriminator: those of the mlm checkpoint, or random "
-        "ones (section 5.3.3)",
-    )
     main_objective: ChoiceEnum(["detection", "replace_mlm", "all_tokens_mlm"]) = setting(
         "detection",
         "objective of the main network: detect replaced tokens, or predict the originals at masked positions or "
@@ -85,7 +75,6 @@ class ElectraOutput(PretrainingOutput):
     """What the variants add."""
 
     predictions: TokenPredictions | None = None  # of a main network that predicts the originals
-    learns_by_likelihood: bool = True  # False: mlm_nll is for the log alone
     sampled_log_probs: Tensor | None = None  # [B,M] float32, log q(sampled) of a generator that learns by reward
     baseline_logits: Tensor | None = None  # [B,M] float32, for the same generator
 
@@ -123,13 +112,13 @@ class TokenNoise(nn.Module):
 
 
 @register_model("electra", dataclass=ElectraConfig)
-class ElectraModel(SingleMlmModel):
+class ElectraModel(ReplacementModel, SingleMlmModel):
     """A generator that is narrower than the discriminator, and shares its embeddings (section 5.3.1).
 
     Token and position embeddings, token types and their LayerNorm are shared; the generator projects them to its width,
     and its output layer is tied to the token embeddings. With ``--share-weights none`` the generator has its own copies,
     with ``all`` it is the discriminator. ``mlm_head`` belongs to the generator. A generator without context has no
-    network: ``generator`` is None, and ``token_noise`` gives its distribution.
+    network: ``generator`` is None, and ``token_noise`` gives its distribution. With ``--generator-checkpoint`` both are None.
     """
 
     def __init__(self, cfg: ElectraConfig, vocabulary: PaddedVocabulary):
@@ -139,10 +128,7 @@ class ElectraModel(SingleMlmModel):
         self._add_generator()
         self._add_main_head()
         self.initialize()
-        # False until trained weights are loaded, or tokens are counted.
-        self.is_ready = not cfg.frozen_generator and cfg.generator != "unigram"
-        if cfg.frozen_generator:
-            self.freeze_generator()
+        self.is_ready = cfg.generator != "unigram"  # False until weights are loaded, or tokens are counted
 
     def _add_generator(self) -> None:
         cfg, vocabulary = self.cfg, self.vocabulary
@@ -151,6 +137,7 @@ class ElectraModel(SingleMlmModel):
         self.token_noise: TokenNoise | None = None
         if cfg.generator != "masked_lm":
             self.token_noise = TokenNoise(vocabulary.padded_size)
+        if self.token_noise is not None or cfg.generator_checkpoint:
             return
         config = generator_config(cfg, cfg.generator_layers)
         self.generator = self.discriminator if cfg.share_weights == "all" else config.build()
@@ -176,24 +163,35 @@ class ElectraModel(SingleMlmModel):
 
     @property
     def mlm_encoder(self) -> TransformerEncoder | None:
-        return self.generator
+        return self.generator if self.frozen_generator is None else self.frozen_generator.encoders[0]
 
     @property
     def generator_embedding(self) -> nn.Embedding:
-        return self.embed_tokens if self.generator_embed_tokens is None else self.generator_embed_tokens
+        return self.generator_embed_tokens or super().generator_embedding
+
+    @property
+    def generator_head(self) -> MlmHead:
+        return self.mlm_head if self.frozen_generator is None else self.frozen_generator.heads[0][0]
 
     @property
     def depth_names(self) -> list[str]:
-        return [str(self.cfg.generator)] if self.generator is None else super().depth_names
+        return super().depth_names if self.token_noise is None else [str(self.cfg.generator)]
 
     @property
     def learns_by_likelihood(self) -> bool:
         """Whether the generator is trained as a masked language model."""
-        return self.generator is not None and not (self.cfg.adversarial or self.cfg.frozen_generator)
+        return self.generator is not None and not self.cfg.adversarial
+
+    def choose_networks(self, networks: list[GeneratorNetwork]) -> list[GeneratorNetwork]:
+        """Return the last network up to its last MLM head."""
+        if len({id(network.embedding) for network in networks}) > 1:
+            raise ValueError("electra has one generator: give one file as --generator-checkpoint, or train amos")
+        *_, (depth, head) = networks[-1].heads.items()
+        return [networks[-1]._replace(heads={depth: head})]
 
     def forward(self, batch: PretrainingBatch) -> ElectraOutput:
         """Predict the masked tokens, sample, corrupt, detect."""
-        features = None if self.generator is None else self.encode_masked(batch)
+        features = None if self.token_noise is not None else self.encode_masked(batch)
         generated = self.predict_and_sample(features, batch.originals)
         corrupted = replace_positions(batch.tokens, batch.masked_positions, generated.sampled, batch.masked_weights)
         states = self.discriminator(self.encoder_embedding(corrupted), self.padding_mask(batch))[-1]
@@ -208,6 +206,7 @@ class ElectraModel(SingleMlmModel):
             learns_by_likelihood=self.learns_by_likelihood,
             sampled_log_probs=generated.sampled_log_probs,
             baseline_logits=generated.baseline_logits,
+            generator_temperature=self.logged_temperature,
             rtd_states=None if self.detection_head is None else states,
         )
 
@@ -220,12 +219,12 @@ class ElectraModel(SingleMlmModel):
         """
         if features is None:
             return GeneratorOutput(None, None, self.sample(self.noise_logits(None, originals)))
-        hidden = self.mlm_head(features)
+        hidden = self.generator_head(features)
         if self.is_fast and not self.cfg.adversarial:
             return self.predict_and_sample_in_chunks(hidden, originals)
         logits = self.noise_logits(hidden, originals)
         with self.mlm_gradient():
-            nll, correct = self.mlm_loss(hidden, self.mlm_head.bias, originals)
+            nll, correct = self.mlm_loss(hidden, self.generator_head.bias, originals)
         sampled = self.sample(logits)
         if not self.cfg.adversarial:
             return GeneratorOutput(nll, correct, sampled)
@@ -233,9 +232,9 @@ class ElectraModel(SingleMlmModel):
 
     def predict_and_sample_in_chunks(self, hidden: Tensor, originals: Tensor) -> GeneratorOutput:
         forbidden = originals.flatten() if self.cfg.disallow_true_token else None
-        sampler = ReplacementSampler(self.cfg.generator_temperature, forbidden)
+        sampler = ReplacementSampler(self.temperature, forbidden)
         with self.mlm_gradient():
-            nll, correct, (sampled,) = self.mlm_loss_and_sample(hidden, self.mlm_head.bias, originals, sampler)
+            nll, correct, (sampled,) = self.mlm_loss_and_sample(hidden, self.generator_head.bias, originals, sampler)
         return GeneratorOutput(nll, correct, sampled)
 
     def mlm_gradient(self) -> torch.set_grad_enabled:
@@ -252,9 +251,9 @@ class ElectraModel(SingleMlmModel):
             if hidden is None:
                 logits = self.token_noise(originals).masked_fill(self.never_sampled_mask, float("-inf"))
             else:
-                logits = self.sampling_logits(hidden, self.mlm_head.bias)
-            if self.cfg.generator_temperature != 1:
-                logits = logits / self.cfg.generator_temperature
+                logits = self.sampling_logits(hidden, self.generator_head.bias)
+            if self.temperature != 1:
+                logits = logits / self.temperature
             return forbid_tokens(logits, originals) if self.cfg.disallow_true_token else logits
 
     @torch.no_grad()
@@ -283,7 +282,7 @@ class ElectraModel(SingleMlmModel):
 
     @torch.no_grad()
     def predict_logits(self, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:
-        if self.generator is None:  # the same logits at every position
+        if self.token_noise is not None:  # the same logits at every position
             return as_single_depth(self.token_noise(batch.masked_positions))
         return super().predict_logits(batch)
 
@@ -296,89 +295,31 @@ class ElectraModel(SingleMlmModel):
         self.is_ready = True
 
     def check_ready(self) -> None:
-        if self.is_ready:
-            return
-        if self.cfg.frozen_generator:
-            raise UserError(
-                "--frozen-generator has no trained generator: give an mlm checkpoint as --finetune-from-model"
-            )
-        raise UserError("--generator unigram needs --task text_pretraining, which counts the tokens of its text")
-
-    def freeze_generator(self) -> None:
-        """Exclude the generator from training; :meth:`train` disables its dropout, so q is one fixed distribution."""
-        for part in (self.generator, self.generator_embed_tokens, self.mlm_head):
-            part.requires_grad_(False)
-
-    def train(self, mode: bool = True) -> "ElectraModel":
-        super().train(mode)
-        if self.cfg.frozen_generator:
-            self.generator.eval()
-        return self
+        if not self.is_ready:
+            raise UserError("--generator unigram needs --task text_pretraining, which counts the tokens of its text")
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Prepare weights to be loaded; a model with a frozen generator also accepts those of an ``mlm`` model."""
         super().upgrade_state_dict_named(state_dict, name)
-        if self.cfg.frozen_generator and any(key.startswith("transformer.") for key in state_dict):
-            self.begin_second_stage(state_dict)
         self.is_ready = True
-
-    def begin_second_stage(self, state_dict: dict[str, Tensor]) -> None:
-        """Turn the weights of an ``mlm`` model, in place, into those of the generator and the discriminator (5.3.3).
-
-        The ``mlm`` model has no detection head: that keeps the initial values of this model. With ``--second-stage-start
-        random`` the discriminator and its token embeddings keep theirs as well, and the generator can have another size.
-        """
-        for key in list(state_dict):
-            module, _, rest = key.partition(".")
-            if module == "transformer":
-                state_dict[f"generator.{rest}"] = state_dict[f"discriminator.{rest}"] = state_dict.pop(key)
-            elif module == "embed_tokens":
-                state_dict[f"generator_{key}"] = state_dict[key]
-        here = self.state_dict()
-        fresh = ("detection_head.",)
-        if self.cfg.second_stage_start == "random":
-            fresh += ("discriminator.", "embed_tokens.")
-        state_dict.update({key: value for key, value in here.items() if key.startswith(fresh)})
-        for key in sorted(here.keys() | state_dict.keys()):
-            if not same_shape(key, here, state_dict):
-                raise UserError(
-                    "--frozen-generator: the mlm checkpoint holds another encoder than the flags describe: "
-                    f"{describe_mismatch(key, state_dict, here)}; give its vocabulary, sizes and --relative-position-scheme"
-                )
 
 
 def check_settings(cfg: ElectraConfig) -> None:
     """Raise ValueError for a setting that another one excludes or makes meaningless."""
+    of_generator = ("generator_layers", "share_weights", "adversarial")
     if cfg.generator != "masked_lm":
-        _check_without_network(cfg)
+        reason = f"--generator {cfg.generator}, which has no weights"
+        refuse_settings(cfg, (*of_generator, "generator_checkpoint"), reason)
+    if cfg.generator_checkpoint:
+        refuse_settings(cfg, (*of_generator, "disentangled_embeddings"), FROZEN)
     if cfg.main_objective != "detection":
         _check_without_detection(cfg)
-    has_equal_sizes = cfg.generator_size == 1 and cfg.generator_layers in (0, cfg.encoder_layers)
     if cfg.share_weights == "all":
-        _check_one_network(cfg, has_equal_sizes)
-    if cfg.frozen_generator:
-        _check_second_stage(cfg, has_equal_sizes)
-    elif cfg.second_stage_start == "random":
-        raise ValueError("--second-stage-start random has no meaning without --frozen-generator: leave it out")
+        _check_one_network(cfg)
     if cfg.disentangled_embeddings and (cfg.share_weights != "embeddings" or cfg.generator != "masked_lm"):
         raise ValueError(
             "--disentangled-embeddings needs a generator that shares its embeddings: give --generator masked_lm "
             "--share-weights embeddings, or leave it out"
         )
-
-
-def _check_without_network(cfg: ElectraConfig) -> None:
-    uses_weights = {
-        "--generator-layers": cfg.generator_layers != 0,
-        "--share-weights": cfg.share_weights != "embeddings",
-        "--adversarial": cfg.adversarial,
-        "--frozen-generator": cfg.frozen_generator,
-    }
-    for flag, is_used in uses_weights.items():
-        if is_used:
-            raise ValueError(
-                f"{flag} has no meaning with --generator {cfg.generator}, which has no weights: leave it out"
-            )
 
 
 def _check_without_detection(cfg: ElectraConfig) -> None:
@@ -389,38 +330,24 @@ def _check_without_detection(cfg: ElectraConfig) -> None:
     needs_detection = {
         "--detection-bias-at-prior": cfg.detection_bias_at_prior,
         "--adversarial": cfg.adversarial,
-        "--frozen-generator": cfg.frozen_generator,
     }
     for flag, is_used in needs_detection.items():
         if is_used:
             raise ValueError(f"{flag} needs --main-objective detection, not {cfg.main_objective}")
 
 
-def _check_one_network(cfg: ElectraConfig, has_equal_sizes: bool) -> None:
+def _check_one_network(cfg: ElectraConfig) -> None:
     if cfg.adversarial:
         raise ValueError(
             "--adversarial with --share-weights all would train the discriminator to fail: share embeddings or none"
         )
-    if not has_equal_sizes:
-        raise ValueError(f"--share-weights all needs networks of equal size: {EQUAL_SIZES}")
+    if cfg.generator_size != 1 or cfg.generator_layers not in (0, cfg.encoder_layers):
+        raise ValueError(
+            "--share-weights all needs networks of equal size: give --generator-size 1 and leave --generator-layers out"
+        )
     if cfg.discriminator_lr_scale != 1:
         raise ValueError(
             "--discriminator-lr-scale with --share-weights all has no layers of the discriminator alone: give 1"
-        )
-
-
-def _check_second_stage(cfg: ElectraConfig, has_equal_sizes: bool) -> None:
-    if cfg.adversarial:
-        raise ValueError("--adversarial trains the generator and --frozen-generator forbids it: give one of them")
-    if cfg.second_stage_start == "generator" and not has_equal_sizes:
-        raise ValueError(
-            f"--frozen-generator needs networks of equal size, since both start from one checkpoint: {EQUAL_SIZES}, or "
-            "--second-stage-start random"
-        )
-    if cfg.share_weights != "none":
-        raise ValueError(
-            f"--frozen-generator with --share-weights {cfg.share_weights} would train frozen weights: give "
-            "--share-weights none"
         )
 
 

@@ -5,6 +5,7 @@ V padded vocabulary size.
 """
 
 import abc
+import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -62,6 +63,16 @@ class PretrainingOutput:
     replaced: Tensor | None = None  # [B,T] bool, differs from the original
     rtd_logits: Tensor | None = None  # [B,T] float32, positive for "replaced"; Electric: for "noise"
     rtd_states: Tensor | None = None  # [B,T,D], the input of the detection head
+    learns_by_likelihood: bool = True  # False: mlm_nll is for the log alone
+    generator_temperature: float | None = None  # of the samples; None: always 1
+
+
+class GeneratorNetwork(NamedTuple):
+    """A network with MLM heads, which another run can use as its frozen generator."""
+
+    embedding: nn.Embedding  # [V,E], of input and output layer
+    encoder: TransformerEncoder  # as deep as the last head
+    heads: dict[int, MlmHead]  # by the number of layers below, ascending
 
 
 class DisentangledEmbedding(nn.Module):
@@ -131,6 +142,10 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
             if not hasattr(task, "masked_share"):
                 return getattr(task, "model_class", TextModel)(cfg, vocabulary, cls.pretrained_encoder)
             model = cls(cfg, vocabulary)
+            if getattr(cfg, "generator_checkpoint", ""):
+                model.load_generator = functools.partial(task.load_generator, cfg)
+                if task.masked_share is not None:
+                    model.read_generator()
             # A checkpoint that is only read has its own bias, and no task that masks (its share is None).
             if getattr(cfg, "detection_bias_at_prior", False) and task.masked_share is not None:
                 # At the start nearly every sample differs from the masked token: as many tokens are replaced as masked.
@@ -196,6 +211,10 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
     @abc.abstractmethod
     def depth_names(self) -> list[str]:
         """Suffixes of the generator's log keys: the number of layers below each MLM head."""
+
+    def generator_networks(self) -> list[GeneratorNetwork]:
+        """Return the networks that predict masked tokens; none if the model has no MLM head on an encoder of its own."""
+        return []
 
     @property
     def is_fast(self) -> bool:
@@ -281,8 +300,18 @@ class SingleMlmModel(PretrainingModel):
 
     @property
     @abc.abstractmethod
-    def mlm_encoder(self) -> TransformerEncoder:
-        """The network below the MLM head: the generator, or the encoder itself."""
+    def mlm_encoder(self) -> TransformerEncoder | None:
+        """The network below the MLM head: the generator, or the encoder itself; None without a network of its own."""
+
+    @property
+    def generator_head(self) -> MlmHead:
+        """The MLM head on ``mlm_encoder``."""
+        return self.mlm_head
+
+    def generator_networks(self) -> list[GeneratorNetwork]:
+        if (encoder := self.mlm_encoder) is None:
+            return []
+        return [GeneratorNetwork(self.generator_embedding, encoder, {len(encoder.layers): self.generator_head})]
 
     @property
     def depth_names(self) -> list[str]:
@@ -295,11 +324,11 @@ class SingleMlmModel(PretrainingModel):
 
     def generate(self, batch: PretrainingBatch) -> Tensor:
         """Compute the output of the MLM head at the masked positions: [B,M,E]."""
-        return self.mlm_head(self.encode_masked(batch))
+        return self.generator_head(self.encode_masked(batch))
 
     @torch.no_grad()
     def predict_logits(self, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:
-        return as_single_depth(self.logits(self.generate(batch), self.mlm_head.bias))
+        return as_single_depth(self.logits(self.generate(batch), self.generator_head.bias))
 
 
 def parameters_of(modules: Iterable[nn.Module | None]) -> Iterator[nn.Parameter]:

@@ -66,9 +66,9 @@ def parts_of(model: BaseFairseqModel) -> dict[str, ProbedPart]:
             parts.append(ProbedPart("generator", model.embed_tokens, last, model.depths))
         for name, one in zip(model.depth_names, model.generators, strict=True):
             parts.append(_part(f"generator_{name}", model.embed_tokens, one))
-    elif isinstance(model, AmosModel):
+    elif isinstance(model, AmosModel) and model.generators:
         parts.append(_part("generator", model.embed_tokens, model.generators[0], model.depths))
-    elif isinstance(model, ElectraModel | TeamsModel) and model.mlm_encoder is not None:
+    elif isinstance(model, ElectraModel | TeamsModel) and model.generator is not None:
         parts.append(_part("generator", model.generator_embedding, model.mlm_encoder))
     detects = isinstance(model, PretrainingModel) and hasattr(model, "discriminator")
     parts.append(_part("discriminator" if detects else "encoder", model.encoder_embedding, model.encoder))

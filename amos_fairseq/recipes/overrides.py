@@ -21,6 +21,7 @@ PATHS = (
     "checkpoint.save_dir",
     "checkpoint.restore_file",
     "checkpoint.finetune_from_model",
+    "model.generator_checkpoint",
     "common.tensorboard_logdir",
     "common.log_file",
     "common.user_dir",

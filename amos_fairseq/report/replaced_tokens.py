@@ -122,7 +122,7 @@ def _only_depth(model: PretrainingModel, depth: int) -> Iterator[None]:
     if not isinstance(model, AmosModel):
         yield
         return
-    mixture, num_depths = model.mixture, len(model.depths)
+    num_depths, mixture = len(model.depth_names), model.mixture
     weights = [float(other == depth) for other in range(num_depths)]
     model.mixture = MixtureWeights("fixed", num_depths, model.cfg.encoder_embed_dim, weights)
     try:

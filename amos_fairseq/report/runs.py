@@ -144,7 +144,7 @@ def add_checkpoint(run: PretrainingRun, options: ReportOptions) -> None:
     loaded = restore_checkpoint(file, state)
     if not isinstance(loaded.model, PretrainingModel):
         raise UserError(f"{file} is fine-tuned: give the SAVE_DIR of its pretraining, and its scores with --glue")
-    run.checkpoint_updates, run.setup = loaded.num_updates, setup_of(loaded)
+    run.checkpoint_updates = loaded.num_updates
     run.num_updates = max(run.num_updates, loaded.num_updates)
     run.seconds = max(run.seconds or 0, stored_seconds(state, loaded.parent)) or None
     cfg, vocabulary_size = checkpoint_configuration(file, state)
@@ -157,6 +157,11 @@ def add_checkpoint(run: PretrainingRun, options: ReportOptions) -> None:
             run.thesis_flops_per_update = thesis.per_update
         except (UserError, ArithmeticError):
             pass  # no end, or a cost per update that varies
+    try:
+        run.setup = setup_of(loaded)
+    except UserError as error:  # the file of a frozen generator is not there
+        run.missing |= dict.fromkeys(("sentences", "losses"), str(error))
+        return
     texts = options.sentences
     if not texts:
         try:

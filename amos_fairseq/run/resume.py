@@ -57,11 +57,13 @@ class Resume(Hook):
         def check() -> None:
             if (path := checkpoint_to_load(cfg)) is not None:
                 check_parts(path, read_header(path), cfg)
-                check_fits(path, trainer.task, trainer.cfg.model)
+                check_fits(path, trainer.task, trainer.cfg.model, path == cfg.finetune_from_model)
 
         from_first_rank(check)
 
     def after_load(self, cfg: Any, trainer: Any, epoch_itr: Any, extra_state: Any) -> None:
+        # fairseq has told the model the updates of the checkpoint, also where a new schedule begins with its weights.
+        trainer.get_model().set_num_updates(trainer.get_num_updates())
         limit = finished(trainer, epoch_itr) if cfg.restore_file == DEFAULT_FILE else None
         if limit:
             logger.info(f"nothing to do: the run in {cfg.save_dir} is finished ({limit}); raise the limit to train on")
@@ -241,8 +243,9 @@ def _check_optimizer(saved: Any) -> None:
                 finite_number(group["lr"])
 
 
-def check_fits(path: str, task: Any, model_cfg: Any) -> None:
-    """Check that a checkpoint has this task's vocabulary, and this model's relative positions and LayerNorm epsilon.
+def check_fits(path: str, task: Any, model_cfg: Any, starts_anew: bool = False) -> None:
+    """Check that a checkpoint has this task's vocabulary, and this model's relative positions and LayerNorm epsilon, and, if
+    the run continues, its frozen generator.
 
     Only what the checkpoint records is compared; a stock fairseq checkpoint records neither.
     """
@@ -250,6 +253,11 @@ def check_fits(path: str, task: Any, model_cfg: Any) -> None:
     try:
         check_input_dictionary(task_state_of(path, header), task)
         task.load_state_dict(task_state_of(path, header))
+        saved, here = (state.get("generator_sha256") for state in (task_state_of(path, header), task.state_dict()))
+        if saved != here and not starts_anew:
+            there, now = (f"sha256 {each[:12]}..." if each else "none" for each in (saved, here))
+            advice = "give that file, or begin with --finetune-from-model"
+            raise UserError(f"its --generator-checkpoint has other weights ({there}, here {now}): {advice}")
     except UserError as error:
         raise UserError(f"{path} does not fit: {error}") from error
     cfg = header.get("cfg")

@@ -164,7 +164,7 @@ class ElectraScorer(TokenScorer):
 
     def _noise_log_probs(self, batch: PretrainingBatch) -> Tensor:
         """Return log q of the originals: [B] float32."""
-        hidden = None if self.model.generator is None else self.model.generate(batch)
+        hidden = None if self.model.token_noise is not None else self.model.generate(batch)
         log_q = self.model.noise_logits(hidden, batch.originals).log_softmax(-1)  # [B,1,V]
         return log_q.gather(-1, batch.originals.unsqueeze(-1)).flatten()
 

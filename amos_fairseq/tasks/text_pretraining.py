@@ -14,6 +14,7 @@ from fairseq.logging import metrics
 from fairseq.tasks import register_task
 from omegaconf import II, MISSING, OmegaConf
 
+from amos_fairseq.checkpoints.read import load_generator
 from amos_fairseq.compat.distribution import sum_over_ranks
 from amos_fairseq.data.block_iterator import blocks_per_batch
 from amos_fairseq.data.corpus import corpus_directories, count_tokens, read_blocks, require_split, unigram_entropy
@@ -27,7 +28,7 @@ from amos_fairseq.data.masked_blocks import (
 from amos_fairseq.data.seeding import Purpose, noise_seed
 from amos_fairseq.data.vocabulary import Vocabulary, shard_directories
 from amos_fairseq.errors import UserError
-from amos_fairseq.models.pretraining import PretrainingModel
+from amos_fairseq.models.pretraining import GeneratorNetwork, PretrainingModel
 from amos_fairseq.recipes import PRECISIONS
 from amos_fairseq.setting_checks import check_ranges, setting
 from amos_fairseq.tasks.corpus_task import CorpusTask, arch_name
@@ -153,6 +154,16 @@ class TextPretrainingTask(CorpusTask):
         if not isinstance(model, PretrainingModel):
             raise UserError(f"--arch {arch_name(cfg)} is not pretrained on masked blocks: give one of amos_fairseq")
         return model
+
+    def load_generator(self, cfg: Any) -> list[GeneratorNetwork]:
+        """Read the frozen generator of a model with the settings ``cfg``; checkpoints hold the sha256 of its weights."""
+        has_corpus = bool(self.vocabulary.dictionary_sha256)  # False where a vocabulary of this size is made up
+        networks, sha256 = load_generator(cfg, self.dictionary, compares_tokens=has_corpus)
+        if self.state_dict().get("generator_sha256") is None:
+            self.state.merge_state_dict({"generator_sha256": sha256})
+            sizes = (f"{len(one.encoder.layers)} x {one.encoder.shape.width}" for one in networks)
+            logger.info(f"frozen generator (layers x width): {', '.join(sizes)}; the recipe's own has no effect")
+        return networks
 
     def count_training_tokens(self) -> torch.Tensor:
         """Count each token of the dictionary in the training text of all shards: int64 [tokens].

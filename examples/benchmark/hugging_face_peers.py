@@ -59,7 +59,7 @@ PLAIN_ELECTRA = {
     "model.share_weights": "embeddings",
     "model.disallow_true_token": False,
     "model.adversarial": False,
-    "model.frozen_generator": False,
+    "model.generator_checkpoint": "",
     "model.main_objective": "detection",
     "model.disentangled_embeddings": False,
     "criterion.detection_positions": "all",

@@ -59,5 +59,5 @@ echo "$size $updates" >"$save_dir/two_stage.txt.new" && mv "$save_dir/two_stage.
 echo "== stage 1 of 2: the generator, as a masked language model"
 stage "mlm_$size" "$save_dir/generator"
 echo "== stage 2 of 2: the discriminator, initialized with the weights of the generator"
-stage "electra_$size" "$save_dir/discriminator" model.generator_size=1 model.share_weights=none model.frozen_generator=true \
+stage "electra_$size" "$save_dir/discriminator" model.generator_checkpoint="$save_dir/generator/checkpoint_last.pt" \
     checkpoint.finetune_from_model="$save_dir/generator/checkpoint_last.pt"

@@ -109,7 +109,7 @@ def half(batch: dict, output: AmosOutput, rows: slice) -> tuple[GivenOutput, dic
     net_input = {name: value[rows] for name, value in batch["net_input"].items()}
     part = batch_of(net_input)
     model = GivenOutput(part, seed=0)
-    given = {name: value for name, value in vars(output).items() if value is not None}
+    given = {name: value for name, value in vars(output).items() if torch.is_tensor(value)}
     model.output = AmosOutput(**{n: v[:, rows] if n.startswith("mlm_") else v[rows] for n, v in given.items()})
     return model, part
 

@@ -123,12 +123,3 @@ def test_task_counts_for_a_unigram_model_before_its_first_update(tmp_path: Path,
     counts = models[0].token_noise.counts
     assert counts[:35].tolist() == [naive_counts(corpus)[token] if 4 <= token < 34 else 0 for token in range(35)]
     assert counts[35:].eq(0).all()
-
-
-def test_a_frozen_generator_without_weights_is_refused_before_the_first_update(tmp_path: Path) -> None:
-    task = make_task(write_corpus(tmp_path / "corpus"), save_dir=str(tmp_path / "run"))
-    model = small_electra(num_tokens=30, frozen_generator=True, share_weights="none", generator_size=1.0)
-    with pytest.raises(UserError, match="--finetune-from-model"):
-        task.begin_epoch(1, model)
-    model.load_state_dict(model.state_dict())
-    task.begin_epoch(1, model)

@@ -9,13 +9,15 @@ from typing import Any
 import sentencepiece
 import torch
 from fairseq.data import Dictionary
+from fairseq.models import build_model
 from omegaconf import OmegaConf
 from small_models import build_randomized, randomize, small_dictionary
 
-from amos_fairseq.checkpoints.read import LoadedCheckpoint, dictionary_of
+from amos_fairseq.checkpoints.read import LoadedCheckpoint, dictionary_of, load_generator, weights_sha256
 from amos_fairseq.downstream.squad.model import SpanModel
 from amos_fairseq.downstream.tagging.model import WordModel
 from amos_fairseq.files import directory_sha256, file_sha256
+from amos_fairseq.flops.configuration import synthetic_dictionary
 from amos_fairseq.models.amos import AmosConfig, AmosModel
 from amos_fairseq.models.configuration import EncoderConfig
 from amos_fairseq.models.electra import ElectraConfig, ElectraModel
@@ -44,7 +46,7 @@ SIZES = {
 }
 OBJECTIVES = {
     "amos": (AmosConfig, AmosModel, {"generator_depths": "1,2,4", "max_update": 30}),
-    "electra": (ElectraConfig, ElectraModel, {"embedding_dim": 8, "generator_size": 0.5}),
+    "electra": (ElectraConfig, ElectraModel, {"embedding_dim": 8, "generator_size": 0.5, "max_update": 30}),
     "mlm": (EncoderConfig, MlmModel, {}),
     "electric": (ElectricConfig, ElectricModel, {"embedding_dim": 8, "generator_size": 0.5, "mask_prob": 0.15}),
     "teams": (TeamsConfig, TeamsModel, {"generator_layers": 2}),
@@ -81,6 +83,10 @@ def write_state(directory: Path, name: str, objective: str, model: Any, config: 
             "dictionary_sha256": file_sha256(directory / "tokenizer" / "dict.txt"),
         },
     }
+    if files := getattr(config, "generator_checkpoint", ""):
+        state["task_state"]["generator_sha256"] = ":".join(
+            weights_sha256(torch.load(file, weights_only=True)["model"]) for file in files.split(":")
+        )
     torch.save(state | changes, directory / name)
 
 
@@ -122,6 +128,7 @@ def write_run(
         setup.model_class = SpanModel if span_head else WordModel
     elif not classes:
         setup.masked_share = 0.15
+        setup.load_generator = lambda cfg: load_generator(cfg, setup.source_dictionary)[0]
     torch.manual_seed(0)
     model = model_class.build_model(config, setup)
     if classes:
@@ -143,6 +150,15 @@ def add_settings(run: Path, recipe: str) -> None:
     settings = OmegaConf.to_container(compose_recipe(recipe, ["task.data=none", "task.tokens_per_sample=20"]))
     state["cfg"] = settings | {"model": settings["model"] | state["cfg"]["model"]}
     torch.save(state, file)
+
+
+def write_untrained(file: Path, recipe: str, vocabulary_size: int) -> Path:
+    """Write the model of a recipe for a vocabulary of this size, whose tokens have no names, as a checkpoint."""
+    cfg = compose_recipe(recipe, ["task.data=none"])
+    task = SimpleNamespace(source_dictionary=synthetic_dictionary(vocabulary_size), masked_share=0.15)
+    settings, model = OmegaConf.to_container(cfg, enum_to_str=True), build_model(cfg.model, task)
+    torch.save({"cfg": settings, "model": model.state_dict(), "optimizer_history": [{"num_updates": 0}]}, file)
+    return file
 
 
 class WordTokenizer:

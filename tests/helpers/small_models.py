@@ -53,7 +53,7 @@ ENCODER_SETTINGS = {
 }
 AMOS_SETTINGS = ENCODER_SETTINGS | {"generator_depths": "1,2,4", "max_update": 30}
 # Narrow embeddings, so that both networks project them.
-ELECTRA_SETTINGS = ENCODER_SETTINGS | {"embedding_dim": 8, "generator_size": 0.5}
+ELECTRA_SETTINGS = ENCODER_SETTINGS | {"embedding_dim": 8, "generator_size": 0.5, "max_update": 30}
 # Four layers: half of a generator that is half as deep is one layer.
 TEAMS_SETTINGS = ENCODER_SETTINGS | {"encoder_layers": 4, "negative_samples": 3}
 
@@ -69,8 +69,7 @@ ELECTRA_VARIANTS = {
     "temperature": {"generator_temperature": 2.0},
     "disallow": {"disallow_true_token": True},
     "adversarial": {"adversarial": True},
-    "frozen": {"frozen_generator": True, "share_weights": "none", **EQUAL_SIZES},
-    "frozen_random": {"frozen_generator": True, "share_weights": "none", "second_stage_start": "random"},
+    "frozen": {"generator_checkpoint": "mlm"},
     "replace_mlm": {"main_objective": "replace_mlm"},
     "all_tokens_mlm": {"main_objective": "all_tokens_mlm"},
 }
@@ -111,7 +110,16 @@ def small_task(
     """The attributes of a pretraining task that models and criterions read."""
     dictionary = small_dictionary(num_tokens)
     masked_share = math.ceil(mask_prob * block_length) / block_length
-    return SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary, masked_share=masked_share)
+    return SimpleNamespace(
+        source_dictionary=dictionary,
+        target_dictionary=dictionary,
+        masked_share=masked_share,
+        load_generator=lambda cfg: [
+            network
+            for name in cfg.generator_checkpoint.split(":")
+            for network in GENERATORS[name]().generator_networks()
+        ],
+    )
 
 
 def fine_tuning_task(model_class: type[FineTunedModel] = TextModel) -> SimpleNamespace:
@@ -183,6 +191,18 @@ def small_teams(seed: int = 0, task: SimpleNamespace | None = None, **settings: 
 
 def small_mlm(**settings: Any) -> MlmModel:
     return build_randomized(MlmModel, EncoderConfig(**(ENCODER_SETTINGS | settings)), small_task())
+
+
+# What a frozen generator comes from, by what stands for the name of its file: other sizes, depths and encoders than the rest.
+GENERATORS = {
+    "mlm": lambda: small_mlm(encoder_layers=3, dropout=0.5),
+    "narrow": lambda: small_mlm(encoder_layers=1, encoder_embed_dim=8, embedding_dim=12),
+    "modern": lambda: small_mlm(encoder="modernbert", encoder_embed_dim=24),
+    "electra": small_electra,
+    "teams": small_teams,
+    "amos": small_amos,
+    "amos_separate": lambda: small_amos(separate_generators=True),
+}
 
 
 def amos_criterion(

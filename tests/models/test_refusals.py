@@ -6,6 +6,7 @@ from small_models import EQUAL_SIZES, ONLY_MWS, model_and_criterion
 from amos_fairseq.errors import UserError
 
 MODERN = {"encoder": "modernbert", "relative_position_scheme": "none", "embedding_dim": 0}
+FROZEN = {"generator_checkpoint": "mlm"}
 NO_DETECTION = {"main_objective": "replace_mlm"}
 REFUSED = {
     "mlm": [
@@ -41,6 +42,11 @@ REFUSED = {
         ),
         ({"relative_position_scheme": "amos", "relative_position_buckets": 7}, "--relative-position-buckets 7 is odd"),
         ({"relative_position_scheme": "t5", "relative_position_max_distance": 2}, "max-distance 2 is too small"),
+        (FROZEN | {"separate_generators": True}, "--separate-generators has no meaning with --generator-checkpoint"),
+        (FROZEN | {"no_stop_gradient": True}, "--no-stop-gradient has no meaning with --generator-checkpoint"),
+        (FROZEN | {"adversarial_mlm_multiplier": 0.5}, "--adversarial-mlm-multiplier has no meaning with"),
+        (FROZEN | {"disentangled_embeddings": True}, "--disentangled-embeddings has no meaning with"),
+        (FROZEN | {"mixture": "fixed", "fixed_mixture_weights": "0.5,0.5"}, "--fixed-mixture-weights needs 1 numbers"),
         ({"encoder_mlm_weight": -1.0}, "--encoder-mlm-weight -1.0 must be 0 or more"),
     ],
     "electra": [
@@ -49,17 +55,19 @@ REFUSED = {
         ({"share_weights": "all", "generator_layers": 1, **EQUAL_SIZES}, "equal size"),
         ({"share_weights": "all", "adversarial": True, **EQUAL_SIZES}, "train the discriminator to fail"),
         ({"share_weights": "all", "discriminator_lr_scale": 0.2, **EQUAL_SIZES}, "no layers of the discriminator"),
-        ({"frozen_generator": True, "share_weights": "none"}, "equal size"),
-        ({"frozen_generator": True, **EQUAL_SIZES}, "--share-weights none"),
-        ({"frozen_generator": True, "adversarial": True}, "one of them"),
-        ({"second_stage_start": "random"}, "no meaning without --frozen-generator"),
+        (FROZEN | {"share_weights": "none"}, "--share-weights has no meaning with --generator-checkpoint"),
+        (FROZEN | {"adversarial": True}, "--adversarial has no meaning with --generator-checkpoint"),
+        (FROZEN | {"generator_layers": 1}, "--generator-layers has no meaning with --generator-checkpoint"),
+        (FROZEN | {"disentangled_embeddings": True}, "--disentangled-embeddings has no meaning"),
+        (FROZEN | {"generator": "unigram"}, "--generator-checkpoint has no meaning with --generator unigram"),
+        ({"generator_checkpoint": "mlm:narrow"}, "electra has one generator"),
+        ({"generator_temperature_start": 2.0, "max_update": 0}, "needs --max-update"),
         (NO_DETECTION | {"adversarial": True}, "--main-objective detection"),
         (NO_DETECTION | {"detection_bias_at_prior": True}, "--detection-bias-at-prior"),
         (NO_DETECTION | {"encoder_mlm_weight": 1.0}, "predicts already"),
         ({"generator": "unigram", "adversarial": True}, "--adversarial has no meaning"),
         ({"generator": "uniform", "share_weights": "none"}, "--share-weights has no meaning"),
         ({"generator": "uniform", "generator_layers": 1}, "--generator-layers has no meaning"),
-        ({"generator": "unigram", "frozen_generator": True}, "--frozen-generator has no meaning"),
         ({"disentangled_embeddings": True, "share_weights": "none"}, "--disentangled-embeddings needs a generator"),
         ({"disentangled_embeddings": True, "generator": "unigram"}, "--disentangled-embeddings needs a generator"),
     ],

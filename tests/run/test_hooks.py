@@ -186,8 +186,8 @@ def test_a_checkpoint_is_repaired_before_it_is_checked_and_a_refused_run_notes_n
     last, loaded, cfg = damaged_run(tmp_path), [], settings_of(tmp_path)
     monkeypatch.setattr(resume, "running_scripts", lambda: ["a script"])
     trainer = SimpleNamespace(
-        get_model=lambda: torch.nn.Linear(1, 1),
-        task=SimpleNamespace(cfg=SimpleNamespace(data=""), load_state_dict=lambda state: None),
+        get_model=lambda: SimpleNamespace(set_num_updates=lambda number: None),
+        task=SimpleNamespace(cfg=SimpleNamespace(data=""), load_state_dict=lambda state: None, state_dict=dict),
         cfg=OmegaConf.create({"model": {}, "optimization": {"max_update": 100, "max_epoch": 0}}),
         get_num_updates=lambda: 5,
         get_lr=lambda: 0.0,

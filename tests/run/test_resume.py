@@ -1,5 +1,6 @@
 """Starts that are refused, that do nothing, and that continue; damaged checkpoints, and those of other models; the lock."""
 
+import contextlib
 import hashlib
 import math
 import os
@@ -18,6 +19,7 @@ from fairseq.optim.lr_scheduler.polynomial_decay_schedule import (
 )
 from fairseq.optim.sgd import SGD
 from omegaconf import OmegaConf
+from small_models import small_electra
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.run import resume
@@ -191,6 +193,9 @@ class Task:
 
     cfg = SimpleNamespace(data="")
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator_sha256": None}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state.get("dictionary_sha256", "here") != "here":
             raise UserError("the checkpoint was trained with another dictionary")
@@ -235,7 +240,7 @@ def test_another_scheme_or_epsilon_is_refused(change: dict, message: str, tmp_pa
 
 def test_the_inputs_of_sentence_prediction_need_the_vocabulary_of_the_checkpoint(tmp_path: Path) -> None:
     """The stock task compares nothing itself."""
-    task = SimpleNamespace(cfg=SimpleNamespace(data=str(tmp_path)), load_state_dict=lambda state: None)
+    task = SimpleNamespace(cfg=SimpleNamespace(data=str(tmp_path)), load_state_dict=lambda state: None, state_dict=dict)
     (tmp_path / "input0").mkdir()
     dictionary = tmp_path / "input0" / "dict.txt"
     dictionary.write_text("a 1\nb 1\n", encoding="utf-8")
@@ -250,6 +255,26 @@ def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path, {"dictionary_sha256": "there"}, None)
     with pytest.raises(UserError, match=r"checkpoint1\.pt does not fit: .* another dictionary"):
         check_fits(path, Task(), OmegaConf.create(POSITIONS))
+
+
+def test_a_model_counts_the_updates_of_a_new_schedule() -> None:
+    """fairseq tells it those of the checkpoint that it starts from."""
+    model = small_electra(generator_temperature_start=2.0, max_update=100)
+    model.set_num_updates(90)
+    trainer = trainer_at(0, max_update=100, total=100)
+    trainer.get_model = lambda: model
+    Resume().after_load(SimpleNamespace(restore_file="checkpoint_last.pt"), trainer, SimpleNamespace(), None)
+    assert model.temperature == 2
+
+
+@pytest.mark.parametrize("starts_anew", [False, True])
+def test_another_frozen_generator_is_refused_unless_the_run_starts_anew(starts_anew: bool, tmp_path: Path) -> None:
+    path = saved(tmp_path, {"generator_sha256": "0123456789abcdef"}, None)
+    expected = (
+        contextlib.nullcontext() if starts_anew else pytest.raises(UserError, match=r"0123456789ab\.\.\., here none")
+    )
+    with expected:
+        check_fits(path, Task(), OmegaConf.create(POSITIONS), starts_anew)
 
 
 def test_a_save_dir_belongs_to_one_process(tmp_path: Path) -> None:

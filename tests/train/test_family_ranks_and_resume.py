@@ -30,6 +30,7 @@ SETTINGS = {
     "electra_modern": ("electra", "--encoder modernbert --local-attention 32"),
     "teams": ("teams", ""),
     "electric": ("electric", ""),
+    "amos_frozen": ("amos", "--generator-checkpoint GENERATOR --generator-temperature-start 2"),
 }
 
 
@@ -68,10 +69,19 @@ def assert_learned(save_dir: Path, model: str) -> None:
 def test_ranks_and_resume(objective: str, binarized_corpus: Path, tmp_path: Path) -> None:
     one, two, resumed = tmp_path / "one", tmp_path / "two", tmp_path / "resumed"
     model, more = SETTINGS[objective]
+    if "GENERATOR" in more:  # of another width, one of whose two depths is the discriminator's
+        generator = tmp_path / "generator"
+        train(binarized_corpus, generator, "--max-update", "3", "--encoder-embed-dim", "16", "--batch-size", "16")
+        more = more.replace("GENERATOR", str(generator))
     flags = ["--arch", f"{model}_tiny", "--criterion", model, *more.split(), "--dropout", "0.1"]
     train(binarized_corpus, one, *flags, "--batch-size", "8", "--update-freq", "2")
 
-    assert_learned(one, model)
+    if objective == "amos_frozen":
+        temperatures = [record["generator_temperature"] for record in read_records(one) if record["split"] == "train"]
+        expected = [1 + math.exp(-update / LAST_UPDATE / 0.1) for update in range(LAST_UPDATE)]
+        assert temperatures == pytest.approx(expected, abs=1e-4)
+    else:
+        assert_learned(one, model)
 
     shutil.copytree(one, resumed)
     (saved,) = resumed.glob(f"checkpoint_*_{SAVED_UPDATE}.pt")
