@@ -1,6 +1,7 @@
 """``amos export``: write a checkpoint as a folder for Hugging Face libraries."""
 
 import argparse
+import dataclasses
 import re
 import reprlib
 from pathlib import Path
@@ -65,19 +66,12 @@ def run(arguments: argparse.Namespace) -> None:
     from amos_fairseq.hugging_face import custom_code
     from amos_fairseq.hugging_face.export import export
     from amos_fairseq.hugging_face.model_card import CardSettings
+    from amos_fairseq.hugging_face.parts import Choice
 
+    choice = Choice(*(getattr(arguments, option.name) for option in dataclasses.fields(Choice)))
+    card = CardSettings(arguments.data_license, arguments.language, arguments.base_model, tuple(arguments.datasets))
     exported = export(
-        arguments.checkpoint,
-        arguments.out,
-        arguments.tokenizer,
-        arguments.force,
-        part=arguments.part,
-        depth=arguments.depth,
-        family=arguments.family,
-        labels=arguments.labels,
-        card=CardSettings(arguments.data_license, arguments.language, arguments.base_model, tuple(arguments.datasets)),
-        check=arguments.check,
-        head=arguments.head,
+        arguments.checkpoint, arguments.out, arguments.tokenizer, arguments.force, choice, card, arguments.check
     )
     for folder, (part, agreement) in exported.items():
         code = "; it contains custom code: trust_remote_code=True" if custom_code.is_in(folder) else ""

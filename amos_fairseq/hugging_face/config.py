@@ -170,13 +170,15 @@ def rope_parameters(config: "PretrainedConfig") -> dict[str, dict[str, Any]]:
 
 def read_config(path: Path) -> tuple[str, "PretrainedConfig"]:
     """Return the family of a ``config.json``, and the configuration with the defaults of its class."""
-    model_type = read_json(path, WHOLE_FOLDER).get("model_type")
+    content = read_json(path, WHOLE_FOLDER)
+    model_type = content.get("model_type")
     known = [name for name in (*FAMILIES, *SAME_AS) if name != CUSTOM]
     if model_type not in known:
-        problem = "names no model_type" if model_type is None else f"is of a {reprlib.repr(model_type)} model"
-        raise UserError(f"{path} {problem}: only models of these types are read: {', '.join(known)}")
+        problem = f"is of a {reprlib.repr(model_type)} model, whose attention and layers this package does not compute"
+        problem = "names no model_type" if model_type is None else problem
+        raise UserError(f"{path} {problem}: models of these types are read: {', '.join(known)}")
     family = SAME_AS.get(model_type, model_type)
-    content = read_config_file(path)  # whose values are checked after the type: those of other types have other ranges
+    check_values(path, content)  # after the type: the values of other types have other ranges
     try:
         config = config_class(family).from_dict(content)
     except Exception as error:  # transformers raises whatever its code meets: IndexError, its own classes
@@ -193,15 +195,14 @@ def read_config(path: Path) -> tuple[str, "PretrainedConfig"]:
     return family, config
 
 
-def read_config_file(path: Path) -> dict[str, Any]:
-    """Return the content of a ``config.json`` with valid values. Settings that are absent have the default of their class."""
-    content = read_json(path, WHOLE_FOLDER)
+def check_values(path: Path, content: dict[str, Any]) -> None:
+    """Refuse values that the code of transformers or of this package would not survive."""
     content.pop("attribute_map", None)  # gives settings other names, so that what is checked would not be what is used
     for name, value in content.items():
         try:
-            # What the code of transformers or of this package would not survive.
             if any(name in row[2:] for row in _SIZES) or name in _MORE_SIZES:
-                whole_number(value, 1, MOST_LAYERS if name in _SIZES[0] else LARGEST_SIZE)
+                smallest = 0 if name == "type_vocab_size" else 1  # 0: DeBERTa, whose tokenizer may be given
+                whole_number(value, smallest, MOST_LAYERS if name in _SIZES[0] else LARGEST_SIZE)
             elif any(name in row[2:] for row in _FRACTIONS):
                 finite_number(value, 0, 1)
             elif name == "num_labels":
@@ -212,7 +213,6 @@ def read_config_file(path: Path) -> dict[str, Any]:
         except (ValueError, TypeError) as error:
             problem = f"{name} is {reprlib.repr(value)}, which is not valid"
             raise UserError(f"{path}: {problem}: take the file from the model again") from error
-    return content
 
 
 def short_reason(error: Exception) -> str:

@@ -6,6 +6,7 @@ only tensors.
 
 import os
 import re
+import reprlib
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +20,18 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.config import (
     CONFIG_FILE,
     DETECTION_LABELS,
+    WHOLE_FOLDER,
+    check_values,
     encoder_settings,
     read_config,
-    read_config_file,
     short_reason,
 )
 from amos_fairseq.hugging_face.imported import Imported, build_model, configuration, fill
+from amos_fairseq.hugging_face.sentence_files import read_sentence_files
 from amos_fairseq.hugging_face.weights import FAMILIES, Head, Weights, count_layers, from_hugging_face
 from amos_fairseq.models.configuration import MODERN, MODERN_ARCH, MODERN_SIZES, SIZES
+from amos_fairseq.models.fine_tuning import POOLER
+from amos_fairseq.models.pretraining import SENTENCE_FILES
 from amos_fairseq.strangers import plain_name, read_json
 from amos_fairseq.text.tokenization.fast_tokenizer import ABSENT, FastTokenizer, row_map
 from amos_fairseq.text.tokenization.tokenizer import embedding_symbols
@@ -39,6 +44,7 @@ WEIGHTS_FILE, PICKLED_WEIGHTS_FILE = "model.safetensors", "pytorch_model.bin"
 MOST_SHARED = 8
 # AutoTokenizer can build a tokenizer.json from one of these.
 _SLOW_TOKENIZER_FILES = ("vocab.txt", "vocab.json", "tokenizer_config.json")
+_VOCABULARY_FILES = (FastTokenizer.model_file, "vocab.txt")
 # What ELECTRA's generator shares with its discriminator, in our names.
 _SHARED_BY_ELECTRA = ("embed_tokens.", "encoder.embed_", "encoder.embedding_norm.")
 # Our ELECTRA's generator has these settings of its discriminator, and these sizes by --generator-size.
@@ -84,6 +90,7 @@ def import_folder(
         tokenizer: folder of the tokenizer, if it is another.
         seed: of the initial values of what the folder lacks.
     """
+    path, sentence_files, remarks = read_sentence_files(path)
     folder = read_folder(path)
     arch = arch or default_arch(folder)
     objective = arch.partition("_")[0]
@@ -94,9 +101,11 @@ def import_folder(
     settings = encoder_settings(folder.family, folder.config)
     head = head_to_import(folder, objective)
     weights, unexpected_keys = from_hugging_face(folder.family, folder.weights, [head] if head else [])
+    brought_along = {} if sentence_files is None else {SENTENCE_FILES: sentence_files}
     of_generator: Weights = {}
     if generator is not None:
-        settings["generator_size"], of_generator, left_out = read_generator(folder, generator, weights)
+        vocabulary = folder_tokenizer if tokenizer is None else None
+        settings["generator_size"], of_generator, left_out = read_generator(folder, generator, weights, vocabulary)
         unexpected_keys += [f"{generator}: {name}" for name in left_out]
     config = configuration(arch, settings, folder.description)
     check_sizes(path, settings, weights)
@@ -105,11 +114,15 @@ def import_folder(
     except UserError as error:
         raise UserError(f"{path / CONFIG_FILE}, with --arch {arch} for what it lacks: {error}") from error
     prefix = next(name for name, module in model.named_modules() if module is model.encoder) + "."  # "discriminator."
-    newly_initialized = fill(model, in_network(weights, prefix) | in_network(of_generator, "generator."), ids)
+    networks = in_network(weights, prefix) | in_network(of_generator, "generator.")
+    newly_initialized = fill(model, networks | brought_along, ids)
     missing = [name for name in newly_initialized if name.startswith(prefix)]
     if missing:  # would start from random values
         raise UserError(f"{path} lacks weights of its configuration ({missing[0].removeprefix(prefix)}): {_SAME_MODEL}")
-    remarks = vocabulary_remarks(folder_tokenizer.dictionary_symbols, ids, len(weights["embed_tokens.weight"]))
+    remarks += vocabulary_remarks(folder_tokenizer.dictionary_symbols, ids, len(weights["embed_tokens.weight"]))
+    if weights.keys() & POOLER.keys():
+        remarks.append("the pooler is kept: a classification head starts from it, and amos export writes it again")
+    remarks += filter(None, [model.size_warning])
     return Imported(config, model, folder_tokenizer, folder.description, newly_initialized, unexpected_keys, remarks)
 
 
@@ -160,11 +173,18 @@ def check_sizes(path: Path, settings: dict[str, Any], weights: Weights) -> None:
         compare(key, list(tensor.shape), expected.setdefault(same, list(tensor.shape)))
 
 
-def read_generator(folder: Folder, path: Path, discriminator: Weights) -> tuple[float, Weights, list[str]]:
-    """Return the relative size of ELECTRA's generator, the weights that it alone has, and names that have no counterpart."""
+def read_generator(
+    folder: Folder, path: Path, discriminator: Weights, vocabulary: FastTokenizer | None
+) -> tuple[float, Weights, list[str]]:
+    """Return the relative size of ELECTRA's generator, the weights that it alone has, and names that have no counterpart.
+
+    ``vocabulary``: that of the discriminator, if its folder has it.
+    """
     generator = read_folder(path)
     if generator.family != "electra" or folder.family != "electra":
         raise UserError(f"--generator {path}: only two ELECTRA models share their embeddings; leave it out")
+    if vocabulary is not None and any((path / name).is_file() for name in _VOCABULARY_FILES):
+        compare_vocabularies(path, read_folder_tokenizer(path), vocabulary)
     here, there = (encoder_settings("electra", each.config) for each in (folder, generator))
     size = there["encoder_embed_dim"] / here["encoder_embed_dim"]
     for name in _EQUAL_IN_BOTH + _SCALED_IN_GENERATOR:
@@ -181,6 +201,22 @@ def read_generator(folder: Folder, path: Path, discriminator: Weights) -> tuple[
     if differing:
         raise UserError(f"--generator {path}: {', '.join(differing)} differ from the discriminator's: leave it out")
     return size, {name: tensor for name, tensor in weights.items() if name not in shared}, unexpected_keys
+
+
+def compare_vocabularies(path: Path, theirs: FastTokenizer, ours: FastTokenizer) -> None:
+    """Refuse a generator in which an id is another token than in the discriminator: it would replace words by wrong ones."""
+    there, here = (
+        {index: token for token, index in tokenizer.hugging_face_tokenizer().get_vocab(with_added_tokens=True).items()}
+        for tokenizer in (theirs, ours)
+    )
+    differing = sorted(index for index in here.keys() | there.keys() if here.get(index) != there.get(index))
+    if differing:
+        first = differing[0]
+        raise UserError(
+            f"--generator {path}: {len(differing):,} tokens of its vocabulary differ from the discriminator's, first the id "
+            f"{first}: {reprlib.repr(there.get(first))} there, {reprlib.repr(here.get(first))} here; give the generator that "
+            "was trained with it"
+        )
 
 
 def in_network(weights: Weights, prefix: str) -> Weights:
@@ -273,7 +309,7 @@ def read_folder_tokenizer(path: Path) -> FastTokenizer:
     if not any((path / name).is_file() for name in _SLOW_TOKENIZER_FILES):
         raise UserError(f"{path} holds no tokenizer.json, and no vocabulary to build it from: give --tokenizer DIR")
     if os.path.lexists(path / CONFIG_FILE):  # AutoTokenizer reads it too
-        read_config_file(path / CONFIG_FILE)
+        check_values(path / CONFIG_FILE, read_json(path / CONFIG_FILE, WHOLE_FOLDER))
     for file in path.iterdir():
         if not (file.is_dir() or os.path.isfile(file)):  # such as a pipe, which has no end
             raise UserError(f"{file} is a pipe, a device or a broken link: remove it, or give --tokenizer DIR")

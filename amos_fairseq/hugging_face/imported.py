@@ -84,6 +84,7 @@ def fill(model: BaseFairseqModel, weights: Weights, ids: Tensor) -> list[str]:
     Args:
         ids: [dictionary size] int64, the foreign id of each of our rows, -1 where there is none.
     """
+    model.make_room(weights)
     state = model.state_dict()
     known = (ids != ABSENT).nonzero().squeeze(1)
     for name, theirs in weights.items():

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
@@ -32,11 +33,18 @@ from amos_fairseq.models.amos import AmosModel
 from amos_fairseq.models.electric import ElectricModel
 from amos_fairseq.models.fine_tuning import TEXT_HEAD, FineTunedModel, scale_of
 from amos_fairseq.models.mlm import MlmModel
+from amos_fairseq.models.pretraining import BROUGHT_ALONG, SENTENCE_FILES
 from amos_fairseq.models.teams import TeamsModel
 from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder, with_layers
 from amos_fairseq.modules.heads import DenseDetectionHead
 from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
 from amos_fairseq.strangers import read_json
+
+_CONSTANT = 1e-3  # relative to the largest state; the states of random weights differ by about 1
+_SENTENCE_LIMITS = (
+    "sentence-transformers pools its states as those of the model that was imported. Further pretraining changes what "
+    "similarities mean: measure them before use."
+)
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,8 @@ class Part:
         settings: for its configuration: labels, type of problem.
         limits: for the model card, instead of the text for its head.
         family: of the exported class.
+        pooler, sentence_files: what an imported model brought along for this class, see
+            :class:`~amos_fairseq.models.pretraining.PretrainingModel`.
         token_types: those that a fine-tuned model derives from tokens [B,T], if its encoder has any.
     """
 
@@ -60,6 +70,8 @@ class Part:
     settings: dict[str, Any] = field(default_factory=dict)
     limits: str = ""
     family: str = ""
+    pooler: Weights = field(default_factory=dict)
+    sentence_files: Tensor | None = None
     token_types: Callable[[Tensor], Tensor | None] = lambda tokens: None
 
     @property
@@ -78,7 +90,9 @@ class Part:
     @cached_property
     def weights(self) -> Weights:
         """All weights, under our names of :mod:`.weights`, the vocabulary in our rows."""
-        weights = {"embed_tokens.weight": self.embedding.weight.detach()} | _state("encoder.", self.encoder)
+        weights = (
+            {"embed_tokens.weight": self.embedding.weight.detach()} | _state("encoder.", self.encoder) | self.pooler
+        )
         return weights if self.module is None else weights | _state(self.head.prefix, self.module)
 
     def outputs(self, tokens: Tensor) -> Tensor:
@@ -96,42 +110,58 @@ class Part:
         return self.module(states, padding_mask) if self.head == Head.SEQUENCE_CLASSIFICATION else self.module(states)
 
 
-def choose_part(
-    loaded: LoadedCheckpoint,
-    name: str | None = None,
-    depth: str | None = None,
-    labels: Sequence[str] | None = None,
-    family: str | None = None,
-    head: str | None = None,
-) -> Part:
-    """Return the part called ``name``, or by default a fine-tuned checkpoint's head with its encoder (of several heads the one
-    called ``head``, or the encoder alone), the network of MLM with its head, or the encoder of any other pretraining.
+@dataclass(frozen=True)
+class Choice:
+    """What to export of a checkpoint.
 
-    For the arguments see :func:`.export.export`; the default family is the closest.
+    Attributes:
+        part: encoder, generator, discriminator or mlm; None: a fine-tuned checkpoint's head with its encoder (of several heads
+            ``head``, or the encoder alone), the network of MLM with its head, or the encoder of any other pretraining.
+        depth: of the generator; the default is the deepest.
+        family: mpnet, electra, bert or roberta, if several can represent the part; the default is the closest.
+        labels: names of the classes of a fine-tuned head.
+        head: name of one of several heads; ALL writes a folder for each.
     """
-    model = loaded.model
+
+    part: str | None = None
+    depth: str | None = None
+    family: str | None = None
+    labels: Sequence[str] | None = None
+    head: str | None = None
+
+
+def choose_part(loaded: LoadedCheckpoint, choice: Choice) -> Part:
+    model, name, head, family = loaded.model, choice.part, choice.head, choice.family
     is_fine_tuned, is_mlm = isinstance(model, FineTunedModel), isinstance(model, MlmModel)
     names = ["encoder"]
     if not is_fine_tuned:
         names += ["mlm"] if is_mlm else ["generator", "discriminator"]
     if name not in (None, *names):
         raise UserError(f"--part {name}: {loaded.file} has none: it has {', '.join(names)}")
-    if depth is not None and name != "generator":
-        raise UserError(f"--depth {depth} chooses a depth of the generator: give --part generator with it")
+    if choice.depth is not None and name != "generator":
+        raise UserError(f"--depth {choice.depth} chooses a depth of the generator: give --part generator with it")
     if head is not None or (is_fine_tuned and name is None):
-        part = fine_tuned_part(loaded, labels, head)
+        part = fine_tuned_part(loaded, choice.labels, head)
     elif name == "generator" or (is_mlm and name != "encoder"):
-        part = generator_part(loaded, depth)
+        part = generator_part(loaded, choice.depth)
     elif name == "discriminator":
         part = discriminator_part(loaded)
     else:
         part = encoder_part(model)
-    if labels is not None and not part.labels:
+    if choice.labels is not None and not part.labels:
         raise UserError("--labels names the classes of a fine-tuned head, which is not exported here")
     possible = families_of(part.head, part.shape, str(model.cfg.pooler_activation_fn))
     if family not in (None, *possible):
         raise UserError(f"--as {family}: {part.description} of this checkpoint can be {' or '.join(possible)}")
-    return dataclasses.replace(part, family=family or possible[0])
+    part = dataclasses.replace(part, family=family or possible[0])
+    if part.encoder is not model.encoder or part.head not in (Head.NONE, Head.MASKED_LM):
+        return part
+    brought = {name: tensor for name, tensor in model.named_buffers() if name in BROUGHT_ALONG}
+    files = brought.pop(SENTENCE_FILES, None)
+    limits = part.limits if files is None else _SENTENCE_LIMITS
+    return dataclasses.replace(
+        part, pooler=brought if part.family == "bert" else {}, sentence_files=files, limits=limits
+    )
 
 
 def heads_of_tasks(model: nn.Module) -> list[str]:
@@ -324,6 +354,18 @@ def _task_record(loaded: LoadedCheckpoint, head: str, task: str | None) -> dict[
                 check_labels(loaded, head, record.get("kind", "classes"), names or [], folder / TASK_FILE)
             return record
     return {}
+
+
+@torch.no_grad()
+def is_constant(part: Part, loaded: LoadedCheckpoint) -> bool:
+    """Return whether the encoder gives two texts without a common token the same states, as after a collapse."""
+    pieces = loaded.tokenizer.ids_of(loaded.tokenizer.dictionary_symbols[:20])
+    length = min(len(pieces) // 2, loaded.model.max_positions() - 2)
+    begin, end = loaded.dictionary.bos(), loaded.dictionary.eos()
+    texts = (pieces[:length], pieces[length : 2 * length])
+    tokens = torch.tensor([[begin, *text, end] for text in texts])
+    one, other = dataclasses.replace(part, module=None).outputs(tokens)[:, 1:-1]
+    return bool((one - other).abs().max() <= _CONSTANT * one.abs().max())
 
 
 def _state(prefix: str, module: nn.Module) -> Weights:

@@ -99,7 +99,6 @@ def _write_tokenizer_with_code(
     roles = {role: special_tokens[symbol] for role, symbol in _ROLES.items()}
     settings = {"model_max_length": max_length, "num_separators": num_separators, **roles}
     AmosTokenizer(**{name: str(path) for name, path in files.items()}, **settings).save_pretrained(folder)
-    custom_code.write_code(folder, custom_code.TOKENIZER_CODE)
     _add_to_json(folder / TOKENIZER_CONFIG_FILE, auto_map=custom_code.TOKENIZER_AUTO_MAP)
     return TokenIds(torch.arange(len(ids)), len(ids), {symbol: ids[token] for symbol, token in special_tokens.items()})
 

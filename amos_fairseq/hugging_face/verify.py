@@ -5,7 +5,6 @@ output: 5e-7 on trained models of 2 and 12 layers, 4e-6 on 24 layers of width 1,
 for other processors; a wrong weight, position or sign exceeds it by far.
 """
 
-import dataclasses
 import itertools
 import sys
 from collections.abc import Iterator
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 TOLERANCE = 3e-5  # relative to the largest output
-CONSTANT = 1e-3  # relative to the largest state; the states of random weights differ by about 1
 # Inputs are also compared truncated to this number of tokens, special ones not counted. Many pairs are longer; of some, both
 # texts are cut. The number is even, because with an odd one tokenizers 0.23.2 keeps one token too many of the second text.
 TRUNCATED = 8
@@ -38,7 +36,7 @@ _BATCH_SIZE = 8
 def verify_folder(folder: Path, loaded: LoadedCheckpoint, part: Part, ids: Tensor) -> str:
     """Compare the folder with the checkpoint, and return how well it agrees; ``ids``: see :class:`.tokenizer.TokenIds`."""
     tokenizer, model = load_folder(folder, part)
-    num_texts = compare_token_ids(tokenizer, loaded, ids)
+    agreement = compare_token_ids(tokenizer, loaded, ids)
     maxima = []
     for tokens in token_batches(loaded, ids):
         ours, theirs = outputs_of_both(model, part, loaded, tokens, ids)
@@ -49,12 +47,8 @@ def verify_folder(folder: Path, loaded: LoadedCheckpoint, part: Part, ids: Tenso
             f"the exported model differs from the checkpoint by {difference:.2e}, of outputs up to {largest:.3g}, more than by "
             "float32 rounding: nothing was written"
         )
-    spelled = spelled_token_found(loaded.tokenizer)
-    note = "" if spelled is None else f" (a text that spells {spelled} is not text there, but this token)"
-    return (
-        f"token ids equal on {num_texts:,} texts{note}; {len(maxima)} batches of 2 to {loaded.model.max_positions()} tokens: "
-        f"largest difference {difference:.1e}, of outputs up to {largest:.3g}"
-    )
+    batches = f"{len(maxima)} batches of 2 to {loaded.model.max_positions()} tokens"
+    return f"{agreement}; {batches}: largest difference {difference:.1e}, of outputs up to {largest:.3g}"
 
 
 def load_folder(folder: Path, part: Part) -> tuple["PreTrainedTokenizerBase", "PreTrainedModel"]:
@@ -73,9 +67,10 @@ def load_folder(folder: Path, part: Part) -> tuple["PreTrainedTokenizerBase", "P
     return tokenizer_class.from_pretrained(folder), model_class.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def compare_token_ids(tokenizer: "PreTrainedTokenizerBase", loaded: LoadedCheckpoint, ids: Tensor) -> int:
-    """Compare the ids of texts, alone and in pairs, whole and truncated; return the number of texts."""
+def compare_token_ids(tokenizer: "PreTrainedTokenizerBase", loaded: LoadedCheckpoint, ids: Tensor) -> str:
+    """Compare the ids of texts, alone and in pairs, whole and truncated; return how well they agree."""
     tokenizer_here = loaded.tokenizer
+    spelled = spelled_token_found(tokenizer_here)
     texts = [(text, tokenizer_here.ids_of(tokenizer_here.encode(text))) for text in texts_to_compare(tokenizer_here)]
     inputs = [(text,) for text in texts]
     # transformers ignores an empty second text.
@@ -93,7 +88,8 @@ def compare_token_ids(tokenizer: "PreTrainedTokenizerBase", loaded: LoadedCheckp
                     f"the text {words[0][:60]!a} has other token ids in the exported tokenizer: from token {first} on {there} "
                     f"instead of {here}; nothing was written"
                 )
-    return len(texts)
+    note = "" if spelled is None else f" (a text that spells {spelled} is not text there, but this token)"
+    return f"token ids equal on {len(texts):,} texts{note}"
 
 
 def token_batches(loaded: LoadedCheckpoint, ids: Tensor) -> Iterator[Tensor]:
@@ -112,18 +108,6 @@ def token_batches(loaded: LoadedCheckpoint, ids: Tensor) -> Iterator[Tensor]:
             if length > 6:  # a pair
                 tokens[row, length // 2 : length // 2 + loaded.num_separators] = dictionary.eos()
         yield tokens
-
-
-@torch.no_grad()
-def is_constant(part: Part, loaded: LoadedCheckpoint) -> bool:
-    """Return whether the encoder gives two texts without a common token the same states, as after a collapse."""
-    pieces = loaded.tokenizer.ids_of(loaded.tokenizer.dictionary_symbols[:20])
-    length = min(len(pieces) // 2, loaded.model.max_positions() - 2)
-    begin, end = loaded.dictionary.bos(), loaded.dictionary.eos()
-    texts = (pieces[:length], pieces[length : 2 * length])
-    tokens = torch.tensor([[begin, *text, end] for text in texts])
-    one, other = dataclasses.replace(part, module=None).outputs(tokens)[:, 1:-1]
-    return bool((one - other).abs().max() <= CONSTANT * one.abs().max())
 
 
 @torch.no_grad()

@@ -54,6 +54,7 @@ class Head(Enum):
 # MPNet with the positions of the released AMOS checkpoint: no class of Hugging Face has them (see custom_code/).
 CUSTOM = "custom"
 _TOKEN_TYPES, _PROJECTION = "encoder.embed_token_types.weight", "encoder.embedding_projection."
+_POOLER = "pooler_"  # of BERT: below, a classification head has it as its dense layer
 # Token types of an exported BERT where our encoder has none: tokenizers send types 0 and 1 for pairs.
 EXPORTED_TOKEN_TYPES = 2
 # A linear classification head in classes that have a dense layer: this layer multiplies states by the first number, the
@@ -210,7 +211,7 @@ FAMILIES: dict[str, Family] = {
         optional=_PROJECTION,  # embeddings as wide as the encoder
     ),
     "bert": Family(
-        "Bert", "bert", _under("bert", _BERT),
+        "Bert", "bert", _under("bert", _BERT | {f"{_POOLER}*": "pooler.dense.*"}),
         _COMMON_HEADS | {
             Head.SEQUENCE_CLASSIFICATION: _POOLED,
             Head.MASKED_LM: _mlm_head(
@@ -221,6 +222,7 @@ FAMILIES: dict[str, Family] = {
             "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
             "cls.predictions.decoder.bias": "cls.predictions.bias",
         },
+        optional=_POOLER,  # absent in a folder of BertForMaskedLM
     ),
     "roberta": Family(
         "Roberta", "roberta", _under("roberta", _BERT | _POSITIONS_PLUS_2), {Head.MASKED_LM: _LM_HEAD} | _COMMON_HEADS,

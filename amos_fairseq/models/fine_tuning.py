@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.configuration import (
+    LAST_LAYER,
     EncoderConfig,
     PaddedVocabulary,
     check_new_top_layers,
@@ -42,6 +43,8 @@ TEXT_HEAD = "sentence_classification_head"
 MIXTURE = "layer_mixture."
 CLASSIFICATION = "classification_heads."
 NEW_LAYERS = "new_layers"
+# BERT's pooler in the checkpoint of an imported model.
+POOLER = {"pooler_weight": "weight", "pooler_bias": "bias"}
 
 
 class PretrainedEncoder:
@@ -64,7 +67,7 @@ class PretrainedEncoder:
         for key in list(state_dict):
             if key.startswith(ENCODER_IN_PRETRAINING):
                 state_dict[ENCODER + key.partition(".")[2]] = state_dict.pop(key)
-            elif not key.startswith(EMBEDDING):
+            elif not key.startswith(EMBEDDING) and key not in POOLER:
                 dropped.add(key.partition(".")[0])
                 del state_dict[key]
         logger.info(f"fine-tuning uses the encoder of a pretraining checkpoint; not used: {', '.join(sorted(dropped))}")
@@ -293,7 +296,9 @@ class TextModel(FineTunedModel):
         return self.classification_heads[classification_head_name](states, self.padding_mask(src_tokens)), None
 
     def take_heads(self, state_dict: dict[str, Tensor], here: dict[str, Tensor]) -> None:
-        """Rename the heads that ``head_of_task`` names, and convert those of regressions to the scale of the values here."""
+        """Start from BERT's pooler where a head has its function; rename the heads that ``head_of_task`` names, and convert
+        those of regressions to the scale of the values here."""
+        self._start_from_pooler(state_dict)
         for task, name in self.head_of_task.items():
             before, now = f"{CLASSIFICATION}{task}.", f"{CLASSIFICATION}{name}."
             if f"{before}output.weight" not in state_dict:
@@ -310,6 +315,17 @@ class TextModel(FineTunedModel):
                 state_dict[bias] = (state_dict[bias] * scale + mean - mean_here) / scale_here
         # The values of this task may have another unit than those of the task before.
         state_dict.update({key: value for key, value in here.items() if key.endswith(".scale_bits")})
+
+    def _start_from_pooler(self, state_dict: dict[str, Tensor]) -> None:
+        """Make BERT's pooler, tanh(W h + b) of the last state of the first token, the dense layer of every head, in place."""
+        cfg = self.cfg
+        reads_the_same = cfg.pooling == "first" and cfg.layers == LAST_LAYER and not cfg.new_top_layers
+        if not (POOLER.keys() <= state_dict.keys() and reads_the_same and cfg.pooler_activation_fn == "tanh"):
+            return
+        pooler = {end: state_dict.pop(key) for key, end in POOLER.items()}
+        for name in self.classification_heads:
+            state_dict.update({f"{CLASSIFICATION}{name}.dense.{end}": value for end, value in pooler.items()})
+        logger.info("the dense layer of the classification head starts from the pooler of the imported model")
 
 
 def is_fine_tuned(state_dict: dict[str, Tensor]) -> bool:

@@ -24,11 +24,15 @@ from amos_fairseq.models.configuration import (
     embedding_width,
     has_biases,
 )
-from amos_fairseq.models.fine_tuning import DELTA, PretrainedEncoder, TextModel
+from amos_fairseq.models.fine_tuning import DELTA, POOLER, PretrainedEncoder, TextModel
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.heads import MlmHead, TokenPrediction
 from amos_fairseq.modules.initialization import initialize, mark_lr_scale, mark_undecayed
 from amos_fairseq.setting_checks import check_ranges
+
+# What an imported model may bring along: BERT's pooler, and :mod:`amos_fairseq.hugging_face.sentence_files`.
+SENTENCE_FILES = "sentence_files"
+BROUGHT_ALONG = (*POOLER, SENTENCE_FILES)
 
 
 class PretrainingBatch(NamedTuple):
@@ -131,6 +135,9 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         # The mask is looked up by token id, the indices select columns of logits.
         self.register_buffer("never_sampled_mask", vocabulary.never_sampled_mask(), persistent=False)
         self.register_buffer("never_sampled_indices", vocabulary.never_sampled_indices(), persistent=False)
+        # Not trained, and saved with the weights for fine-tuning and export.
+        for name in BROUGHT_ALONG:
+            self.register_buffer(name, None)
 
     @classmethod
     def build_model(cls, cfg: EncoderConfig, task: Any) -> BaseFairseqModel:
@@ -193,6 +200,11 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
     def set_token_counts(self, counts: Tensor) -> None:
         """Set how often each token occurs in the training text: [tokens] int64, in the order of the dictionary."""
         raise TypeError(f"{type(self).__name__} does not use token counts")
+
+    @property
+    def size_warning(self) -> str:
+        """What to know about the sizes of the networks before training; empty if there is nothing."""
+        return ""
 
     def check_ready(self) -> None:
         """Raise UserError if weights or counts are missing. Called after a checkpoint is loaded, before the first update."""
@@ -288,6 +300,15 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         super().upgrade_state_dict_named(state_dict, name)
         if self.disentangled_embedding is not None:
             state_dict.setdefault(DELTA, torch.zeros_like(self.disentangled_embedding.delta.weight))
+        self.make_room(state_dict)
+
+    def make_room(self, state_dict: dict[str, Tensor]) -> None:
+        """Add the buffers of an imported model that are in ``state_dict``, for their values to be loaded."""
+        width = self.cfg.encoder_embed_dim
+        shapes = {"pooler_weight": (width, width), "pooler_bias": (width,)}
+        for name in BROUGHT_ALONG:
+            if name in state_dict and shapes.get(name) in (None, state_dict[name].shape):
+                setattr(self, name, torch.zeros_like(state_dict[name], device=self.embed_tokens.weight.device))
 
     def max_positions(self) -> int:
         return self.cfg.max_positions

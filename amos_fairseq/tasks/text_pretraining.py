@@ -153,6 +153,8 @@ class TextPretrainingTask(CorpusTask):
         model = super().build_model(cfg, from_checkpoint)
         if not isinstance(model, PretrainingModel):
             raise UserError(f"--arch {arch_name(cfg)} is not pretrained on masked blocks: give one of amos_fairseq")
+        if model.size_warning:
+            logger.warning(model.size_warning)
         return model
 
     def load_generator(self, cfg: Any) -> list[GeneratorNetwork]:

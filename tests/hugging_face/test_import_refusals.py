@@ -48,6 +48,12 @@ def text(name: str, content: str) -> Change:
     return lambda folder: (folder / name).write_text(content)
 
 
+def modules(*kinds: str, path: str = "1_Pooling") -> Change:
+    """The ``modules.json`` of sentence-transformers."""
+    types = [f"sentence_transformers.models.{kind}" for kind in kinds]
+    return text("modules.json", json.dumps([{"type": kind, "path": path if n else ""} for n, kind in enumerate(types)]))
+
+
 def replaced(name: str, make: Change) -> Change:
     """Put something else in the place of a file."""
 
@@ -95,8 +101,22 @@ ROPE = {"sliding_attention": {"rope_type": "default", "rope_theta": 0.0}}
 UNFIT = "do not fit their configuration"
 # Family, change of its folder, what the line names.
 REFUSED: dict[str, tuple[str, Change, str]] = {
-    "other encoder": ("bert", config(model_type="deberta-v2", type_vocab_size=0), "is of a 'deberta-v2' model: only"),
-    "no type": ("bert", config(model_type=None), "names no model_type: only models of these types are read: mpnet,"),
+    "deberta-v2": (
+        "bert",
+        config(model_type="deberta-v2", type_vocab_size=0),
+        "is of a 'deberta-v2' model, whose attention",
+    ),
+    "deberta": ("bert", config(model_type="deberta", hidden_size=0), "is of a 'deberta' model, whose attention"),
+    "albert": ("bert", config(model_type="albert", num_labels=-1), "is of a 'albert' model, whose attention"),
+    "decoder": ("bert", config(model_type="gpt2", hidden_act="gelu_new"), "is of a 'gpt2' model, whose attention"),
+    "images": ("bert", config(model_type="clip", num_hidden_layers="x"), "is of a 'clip' model, whose attention"),
+    "no type": ("bert", config(model_type=None), "names no model_type: models of these types are read: mpnet,"),
+    "no token types": ("bert", config(type_vocab_size=0), UNFIT),
+    "modules: images": ("bert", modules("CLIPModel"), "is a sentence-transformers model of CLIPModel"),
+    "modules: code": ("bert", text("modules.json", '[{"type": "mine.Transformer", "path": ""}]'), "mine.Transformer"),
+    "modules: outside": ("bert", modules("Transformer", "Pooling", path="1_a/../.."), "'1_a/../..' is not valid"),
+    "modules: no list": ("bert", text("modules.json", "{}"), "modules.json"),
+    "modules: no pooling": ("bert", modules("Transformer", "Pooling"), "1_Pooling/config.json"),
     "other class": ("bert", config(model_type="modernbert"), "is no configuration of a modernbert model"),
     "activation": ("bert", config(hidden_act="gelu_new"), "hidden_act is 'gelu_new'"),
     "padding": ("roberta", config(pad_token_id=0), "pad_token_id is 0"),
@@ -153,6 +173,16 @@ def test_arguments_that_are_refused(folders, tmp_path, capsys):
     write_tokenizer(tmp_path / "tokenizer", "roberta")
     shutil.copytree(folders / "generator", tmp_path / "other")
     weights(lambda w: w | {"electra.embeddings.position_embeddings.weight": torch.ones(40, 8)})(tmp_path / "other")
+    shutil.copytree(folders / "generator", tmp_path / "exchanged")
+    content = json.loads((folders / "generator" / "tokenizer.json").read_text())
+    pieces = content["model"]["vocab"]
+    pieces["fox"], pieces["dogs"] = sorted((pieces["fox"], pieces["dogs"]), reverse=pieces["fox"] < pieces["dogs"])
+    (tmp_path / "exchanged" / "tokenizer.json").write_text(json.dumps(content))
+    difference = (
+        f"2 tokens of its vocabulary differ from the discriminator's, first the id {min(pieces['fox'], pieces['dogs'])}"
+    )
+    shutil.copytree(folders / "generator", tmp_path / "deberta")
+    config(model_type="deberta-v2", type_vocab_size=0)(tmp_path / "deberta")
     write_model(tmp_path / "short", "bert", "BertModel", padded_rows=-2)
     bert, electra, out = folders / "bert", folders / "electra", tmp_path / "new" / "a.pt"
     generator = ["--arch", "electra_tiny", "--generator"]
@@ -168,6 +198,8 @@ def test_arguments_that_are_refused(folders, tmp_path, capsys):
         ((electra, out, *TINY, "--generator", folders / "generator"), "cannot be used with --arch amos_tiny"),
         ((electra, out, *generator, bert), "only two ELECTRA models"),
         ((electra, out, *generator, tmp_path / "other"), "encoder.embed_positions.weight differ"),
+        ((electra, out, *generator, tmp_path / "exchanged"), difference),
+        ((electra, out, *generator, tmp_path / "deberta"), "is of a 'deberta-v2' model, whose attention"),
         ((tmp_path / "short", out, *TINY), "rows of vocabulary"),
     ):
         assert named in error_line(capsys, main, "import", *arguments, reports_progress=True)
@@ -224,3 +256,25 @@ def test_vocabulary_without_mask_or_padding(folders, tmp_path, capsys):
     assert row_map(load_tokenizer(tmp_path / "out" / "tokenizer"))[-1] == ABSENT
     line = error_line(capsys, main, "import", tmp_path / "pad_token", tmp_path / "b.pt")
     assert "no token in the role of <pad>" in line
+
+
+@pytest.mark.parametrize(("divisor", "is_said"), [(1, True), (2, False)])
+def test_a_generator_as_large_as_the_discriminator_is_said(divisor, is_said, tmp_path, capsys):
+    """The released pair of ELECTRA-small has two equal networks."""
+    write_electra(tmp_path, divisor=divisor)
+    pair = [str(tmp_path / "discriminator"), str(tmp_path / "model.pt"), "--generator", str(tmp_path / "generator")]
+    main(["import", *pair])
+    assert ("layers have 100% of the parameters of the discriminator's" in capsys.readouterr().out) is is_said
+
+
+def test_a_tokenizer_of_another_kind_of_model(folders, tmp_path):
+    """Only the tokenizer is read of DeBERTa's folder, which has no token types."""
+    no_tokenizer(shutil.copytree(folders / "bert", tmp_path / "in"))
+    other = shutil.copytree(folders / "bert", tmp_path / "deberta")
+    pieces = json.loads((other / "tokenizer.json").read_text())["model"]["vocab"]
+    no_tokenizer(other)
+    config(model_type="deberta-v2", type_vocab_size=0)(other)
+    (other / "vocab.txt").write_text("\n".join(sorted(pieces, key=pieces.__getitem__)))
+    (other / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    main(["import", str(tmp_path / "in"), str(tmp_path / "out" / "model.pt"), "--tokenizer", str(other), *TINY])
+    assert load_tokenizer(tmp_path / "out" / "tokenizer").encode("fox") == ["fox"]

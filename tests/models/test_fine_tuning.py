@@ -51,6 +51,36 @@ def test_encoder_of_a_pretraining_checkpoint_gives_the_same_features() -> None:
     assert not any(key.startswith(("generators", "mixture", "mlm_heads")) for key in model.state_dict())
 
 
+OTHER_FUNCTIONS = [
+    {"pooling": "mean"},
+    {"layers": "1"},
+    {"layers": "mix"},
+    {"new_top_layers": 1},
+    {"pooler_activation_fn": "gelu"},
+]
+
+
+@pytest.mark.parametrize("settings", [{}, *OTHER_FUNCTIONS], ids=str)
+def test_a_head_with_the_function_of_an_imported_pooler_starts_from_it(settings: dict, caplog) -> None:
+    """tanh of a dense layer on the last state of the first token; another head does not, and both are said."""
+    caplog.set_level("INFO")
+    pretrained, width = small_amos(), AMOS_SETTINGS["encoder_embed_dim"]
+    pretrained.pooler_weight, pretrained.pooler_bias = torch.randn(width, width), torch.randn(width)
+    continued = small_amos(seed=1)  # as fairseq loads a checkpoint to train it further
+    continued.load_state_dict(pretrained.state_dict())
+    assert "pooler_weight" not in dict(continued.named_parameters())
+    model = fine_tuned(**settings)
+    model.load_state_dict(continued.state_dict())
+    dense = model.classification_heads[HEAD].dense
+    starts_from_it = torch.equal(dense.weight, pretrained.pooler_weight) and torch.equal(
+        dense.bias, pretrained.pooler_bias
+    )
+    assert starts_from_it is (not settings)
+    assert ("starts from the pooler" in caplog.text) is (not settings)
+    assert ("do not fit this task are not used: pooler_weight, pooler_bias" in caplog.text) is bool(settings)
+    assert f"{HEAD}.output.weight" in str(model.newly_initialized)
+
+
 def test_an_electra_checkpoint_gives_its_discriminator() -> None:
     torch.manual_seed(0)
     task = SimpleNamespace(source_dictionary=small_dictionary(), masked_share=0.25)

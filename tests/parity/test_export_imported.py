@@ -64,7 +64,8 @@ def test_round_trip_is_the_identity(name, tmp_path):
     assert json.loads((tmp_path / "after" / "config.json").read_text())["architectures"] == [class_name]
     before, after = (load_file(tmp_path / folder / "model.safetensors") for folder in ("before", "after"))
     num_tokens = json.loads((tmp_path / "after" / "config.json").read_text())["vocab_size"]
-    before, after = ({k: v for k, v in weights.items() if "pooler" not in k} for weights in (before, after))
+    if family != "bert":  # in which a classification head starts from the pooler
+        before, after = ({k: v for k, v in weights.items() if "pooler" not in k} for weights in (before, after))
     assert before.keys() == after.keys()
     for key, tensor in after.items():
         original = before[key]

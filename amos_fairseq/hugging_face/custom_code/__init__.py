@@ -36,8 +36,8 @@ def is_in(folder: Path, files: Iterable[str] = (*MODEL_CODE, *TOKENIZER_CODE)) -
     return any((folder / name).exists() for name in files)
 
 
-def write_code(folder: Path, files: dict[str, str]) -> None:
+def write_code(folder: Path, of_model: bool, of_tokenizer: bool) -> None:
     package = Path(__file__).parents[2]
-    for name, source in files.items():
+    for name, source in ((MODEL_CODE if of_model else {}) | (TOKENIZER_CODE if of_tokenizer else {})).items():
         code = _OUR_IMPORT.sub(r"from .\1 import ", (package / source).read_text(encoding="utf-8"))
         (folder / name).write_text(code, encoding="utf-8")
