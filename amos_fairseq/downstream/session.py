@@ -39,7 +39,7 @@ OF_ENCODER = {"modernbert": {"attention_dropout": 0.0}}
 BRANCH_FIELDS = {"representation", "task_heads", "mws_loss_weight", "rtd_loss_weight"}
 # Settings that the recipe provides, and those of the pretraining process.
 OTHER_FIELDS = {"_name", "dropout", "attention_dropout", "pooler_dropout", *OF_FINE_TUNING}
-OTHER_FIELDS |= {"activation_checkpointing", "compile", "deterministic", "kernels"}
+OTHER_FIELDS |= {"activation_checkpointing", "compile", "encoder_lr_scale", "deterministic", "kernels"}
 MODEL_FIELDS = ({field.name for field in dataclasses.fields(EncoderConfig)} | BRANCH_FIELDS) - OTHER_FIELDS
 
 ANOTHER_OUT = "give another --out"

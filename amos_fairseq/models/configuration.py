@@ -104,6 +104,12 @@ class EncoderConfig(FairseqDataclass):
     encoder_attention_heads: int = setting(12, "attention heads", "above 0")
     embedding_dim: int = setting(0, "width of the token embeddings; 0: the encoder's width", "0 or more")
     token_types: int = setting(0, "token types of an imported encoder (BERT has 2)", "0 or more")
+    encoder_lr_scale: float = setting(
+        1.0,
+        "learning rate of the encoder, its embeddings included, as a fraction of that of the rest: below 1 where the "
+        "encoder starts from trained weights and the heads from new ones",
+        "above 0 and at most 1",
+    )
     max_positions: int = setting(512, "longest sequence, in tokens", "above 0")
     dropout: float = setting(0.1, "dropout of embeddings and layer outputs", "0 or more and below 1")
     attention_dropout: float = setting(0.1, "dropout of attention weights", "0 or more and below 1")

@@ -184,8 +184,13 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         if self.disentangled_embedding is not None:
             self.disentangled_embedding.initialize()
         mark_undecayed(self, also=("relative_position",))
+        if self.cfg.encoder_lr_scale != 1:
+            encoder = parameters_of([self.encoder, self.embed_tokens, self.disentangled_embedding])
+            mark_lr_scale(encoder, self.cfg.encoder_lr_scale)
         lr_scale = getattr(self.cfg, "discriminator_lr_scale", 1.0)
         if lr_scale != 1:
+            if self.cfg.encoder_lr_scale != 1:
+                raise ValueError("--encoder-lr-scale and --discriminator-lr-scale set the rate of the same layers: give one")
             mark_lr_scale(self.discriminator_parameters(), lr_scale)
 
     def discriminator_parameters(self) -> list[nn.Parameter]:
