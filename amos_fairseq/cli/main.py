@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from amos_fairseq.cli import (
+    adapt,
     classify,
     export,
     flops,
@@ -32,6 +33,7 @@ SUBCOMMANDS = (
     prepare,
     recipes,
     train,
+    adapt,
     inspect,
     plot,
     report,

@@ -6,16 +6,6 @@ import sys
 from typing import Any
 
 from amos_fairseq.cli.arguments import add_subcommand
-from amos_fairseq.errors import UserError
-from amos_fairseq.python_process import python_command
-from amos_fairseq.recipes import PACKAGE, find_recipe, quoted, search_path
-
-# Hydra warns of what fairseq does, in the name of these modules, before the plugin is imported: the filters of
-# compat/process.py come too late.
-WARNED_BY_HYDRA = ("__main__", "runpy", "sys", "hydra.main")
-
-# The groups of fairseq, whose import would take seconds.
-GROUPS = ("bpe", "criterion", "lr_scheduler", "model", "optimizer", "scoring", "task", "tokenizer")
 
 DESCRIPTION = """\
 Train a recipe: fairseq-hydra-train with the folder and name of the recipe and with this package as common.user_dir, from any
@@ -44,32 +34,10 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     if {"-h", "--help"} & set(arguments.settings):
         parser.print_help()
         return
-    for setting in arguments.settings:
-        _check_group(setting)
-    config_dir, name = find_recipe(arguments.recipe)
-    overrides = search_path(config_dir)
-    if not any(setting.startswith("common.user_dir=") for setting in arguments.settings):
-        overrides.append(f"common.user_dir={quoted(str(PACKAGE))}")
-    from amos_fairseq.recipes.overrides import for_hydra  # here, because Hydra takes a quarter of a second to import
+    from amos_fairseq.recipes.overrides import (
+        training_command,
+    )  # here, because Hydra takes a quarter of a second to import
 
-    settings = for_hydra(arguments.settings)
-    command = [*python_command("fairseq_cli.hydra_train"), "--config-dir", str(config_dir), "--config-name", name]
-    quiet = ",".join(f"ignore::UserWarning:{name}" for name in WARNED_BY_HYDRA)
-    variables = {"PYTHONWARNINGS": quiet} | os.environ  # a user's own value is kept
+    command, variables = training_command(arguments.recipe, arguments.settings)
     sys.stdout.flush()
-    os.execve(sys.executable, [*command, *overrides, *settings], variables)
-
-
-def _check_group(setting: str) -> None:
-    """Refuse a number, true, false or null in place of a group, with which Hydra would end with a traceback."""
-    key, _, value = setting.lstrip("+").partition("=")
-    if key in GROUPS and (value.lower() in ("true", "false", "null") or _is_number(value)):
-        raise UserError(f"{setting}: {key} is a group of settings: name one of them, as in {key}._name=VALUE")
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    os.execve(sys.executable, command, variables)

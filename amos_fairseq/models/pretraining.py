@@ -190,7 +190,9 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         lr_scale = getattr(self.cfg, "discriminator_lr_scale", 1.0)
         if lr_scale != 1:
             if self.cfg.encoder_lr_scale != 1:
-                raise ValueError("--encoder-lr-scale and --discriminator-lr-scale set the rate of the same layers: give one")
+                raise ValueError(
+                    "--encoder-lr-scale and --discriminator-lr-scale set the rate of the same layers: give one"
+                )
             mark_lr_scale(self.discriminator_parameters(), lr_scale)
 
     def discriminator_parameters(self) -> list[nn.Parameter]:

@@ -1,0 +1,215 @@
+"""Adapt an encoder to a text: import it, encode the text with its tokenizer, train it further with one of three objectives.
+
+OUT/settings.json        what the command was given: only the same command continues
+OUT/model/               the imported model with its tokenizer, where MODEL is a folder of Hugging Face
+OUT/data/                the text
+OUT/generator.yaml       recipe of a new generator for detection, whose run is OUT/generator/
+OUT/adapt.yaml           recipe of the training, whose run is OUT/run/; ``amos train OUT/adapt.yaml`` runs it too
+"""
+
+import dataclasses
+import math
+import shlex
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from amos_fairseq.checkpoint_files import checkpoint_file
+from amos_fairseq.checkpoints.read import read_state
+from amos_fairseq.errors import UserError
+from amos_fairseq.files import TOKENIZER_DIRECTORY, claim, write_text
+from amos_fairseq.hugging_face.config import CONFIG_FILE
+from amos_fairseq.hugging_face.import_folder import default_arch, import_folder, read_folder
+from amos_fairseq.hugging_face.imported import report_lines, write
+from amos_fairseq.models.configuration import OF_FINE_TUNING, EncoderConfig
+from amos_fairseq.output.terminal import say
+from amos_fairseq.recipes.overrides import training_command
+from amos_fairseq.run.metrics_file import read_records
+
+MLM, ELECTRA, AMOS = "mlm", "electra", "amos"
+NEW, SELF = "new", "self"  # values of --generator beside a path
+LAST = "checkpoint_last.pt"
+# Settings of the encoder that are not those of its weights: of the process, of fine-tuning, of new weights.
+_OTHERS = {
+    "_name",
+    "activation_checkpointing",
+    "compile",
+    "deterministic",
+    "kernels",
+    "encoder_lr_scale",
+    *OF_FINE_TUNING,
+}
+_OTHERS |= {"init_std", "linear_init_std"}
+OF_ENCODER = [field.name for field in dataclasses.fields(EncoderConfig) if field.name not in _OTHERS]
+# Peak rate of trained weights and of new heads (docs/adapting.md), and the share of the updates in which it rises.
+RATE, RATE_OF_NEW, WARMUP = 5e-5, 5e-4, 0.1
+CLIP_NORM = 2.0
+# A generator that has learned from context is as many nats below the entropy of single tokens (ours).
+LEARNED = 0.5
+GENERATORS = {512: "mlm_modern_mini", math.inf: "mlm_modern_small"}  # by the widest encoder for which it is new
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """What the command was given; its fields are in ``settings.json``.
+
+    Attributes:
+        model: folder of Hugging Face, run or checkpoint, as an absolute path.
+        generator: an absolute path, ``new`` or ``self``; empty where it is not given.
+    """
+
+    model: str
+    texts: list[str]
+    objective: str
+    generator: str
+    tokenizer: str
+    updates: int
+    length: int
+    batch_size: int
+    settings: list[str]
+
+
+@dataclass(frozen=True)
+class Start:
+    """A checkpoint of this package: ``model`` are its settings; ``is_new``: modules without trained weights."""
+
+    file: Path
+    model: dict[str, Any]
+    is_new: frozenset[str] = frozenset()
+
+    @property
+    def objective(self) -> str:
+        return str(self.model["_name"]).partition("_")[0]  # of a run with flags it is the arch
+
+
+def adapt(given: Adaptation, out: Path, prepare: Callable[[Path, Path], None]) -> None:
+    """Run all steps that are not done yet.
+
+    Args:
+        out: an absolute path.
+        prepare: encodes the texts with a tokenizer into a directory, unless that is done.
+    """
+    claim(out / "settings.json", dataclasses.asdict(given), f"{out} was made by another command", "give another --out")
+    recipe, recipe_of_generator = out / "adapt.yaml", out / "generator.yaml"
+    if not recipe.is_file():  # it is written last
+        write_recipes(given, out)
+    checkpoint = Path(yaml.safe_load(recipe.read_text(encoding="utf-8"))["checkpoint"]["finetune_from_model"])
+    prepare(out / "data", checkpoint.parent / TOKENIZER_DIRECTORY)
+    if recipe_of_generator.is_file():
+        say("the generator is trained first, then the model", "adapt")
+        train(recipe_of_generator, [])
+        check_generator(out / "generator")
+    train(recipe, given.settings)
+    run = shlex.quote(str(out / "run"))
+    say(
+        f"done. For Hugging Face: amos export {run} FOLDER; fine-tune: amos classify --checkpoint {run} --train ...",
+        "adapt",
+    )
+
+
+def write_recipes(given: Adaptation, out: Path) -> None:
+    start = read_start(given.model, out / "model", given.objective, given.tokenizer)
+    generator, has_objective = given.generator, start.objective == given.objective
+    if given.objective != MLM and not (generator or (has_objective and "generator" not in start.is_new)):
+        generator = NEW
+    if given.objective == AMOS and generator in (NEW, SELF):
+        raise UserError(
+            "a mixture needs MLM heads at several depths: give --generator PATH of an amos run, or --objective electra"
+        )
+    if given.objective == MLM or generator:
+        model = {name: start.model[name] for name in OF_ENCODER}
+    else:
+        model = {name: value for name, value in start.model.items() if name not in ("_name", "max_update")}
+    if generator == NEW:
+        write_generator_recipe(given, out, model)
+        model["generator_checkpoint"] = str(out / "generator" / LAST)
+    elif generator == SELF:
+        if "mlm_head" in start.is_new:
+            raise UserError(f"{given.model} has no MLM head and cannot be its own generator: give --generator new")
+        model["generator_checkpoint"] = str(start.file)
+    elif generator:
+        model["generator_checkpoint"] = str(read_start(generator, out / "generator_model", MLM).file)
+    head = "mlm_head" if given.objective == MLM else "detection_head"
+    rate = RATE if has_objective and head not in start.is_new else RATE_OF_NEW
+    model["encoder_lr_scale"] = RATE / rate
+    write_recipe(out / "adapt.yaml", f"{given.objective}_base", given, model, rate, out / "run", start.file)
+
+
+def write_generator_recipe(given: Adaptation, out: Path, model: dict[str, Any]) -> None:
+    """Write the recipe of an MLM that is trained on the same text, to be the frozen generator of an encoder like ``model``."""
+    width = model["encoder_embed_dim"]
+    name = next(name for widest, name in GENERATORS.items() if width <= widest)
+    write_recipe(
+        out / "generator.yaml", name, given, {"max_positions": model["max_positions"]}, 1e-3, out / "generator", None
+    )
+
+
+def write_recipe(
+    file: Path, base: str, given: Adaptation, model: dict[str, Any], rate: float, run: Path, start: Path | None
+) -> None:
+    """Write a YAML file that changes the packaged recipe ``base``."""
+    checkpoint = {"save_dir": str(run), "save_interval_updates": 1000, "keep_interval_updates": 1}
+    content = {
+        "defaults": ["/fairseq/defaults@_global_", f"/{base}", "_self_"],
+        "checkpoint": checkpoint | ({"finetune_from_model": str(start)} if start else {}),
+        "task": {"data": str(file.parent / "data"), "tokens_per_sample": min(given.length, model["max_positions"])},
+        "model": model,
+        "dataset": {"batch_size": given.batch_size, "num_workers": 1, "validate_interval_updates": 1000},
+        "optimization": {"max_update": given.updates, "update_freq": [1], "lr": [rate], "clip_norm": CLIP_NORM},
+        "lr_scheduler": {"warmup_updates": math.ceil(WARMUP * given.updates)},
+    }
+    command = shlex.join(["torchrun", "--nproc-per-node", "N", "--no-python", "amos", "train", str(file)])
+    head = f"# @package _global_\n# Written by amos adapt. On N GPUs: {command}\n"
+    write_text(file, head + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120))
+
+
+def read_start(source: str, folder: Path, objective: str, tokenizer: str = "") -> Start:
+    """Return a checkpoint of this package; a folder of Hugging Face becomes one in ``folder``."""
+    path = Path(source)
+    if not (path / CONFIG_FILE).is_file():
+        file = checkpoint_file(path)
+        model = read_state(file)["cfg"]["model"]
+        return Start(file, dict(model))
+    file = folder / "model.pt"
+    file.unlink(missing_ok=True)  # from an interrupted start
+    arch = default_arch(read_folder(path))
+    if not (arch.startswith(ELECTRA) and objective in (ELECTRA, AMOS)):  # otherwise its detection head is used
+        arch = f"{MLM}_{arch.partition('_')[2]}"
+    imported = import_folder(path, arch, tokenizer=Path(tokenizer) if tokenizer else None)
+    write(imported, file)
+    for line in report_lines(imported, file, seed=1)[:-2]:
+        say(line, "adapt")
+    is_new = frozenset(name.partition(".")[0] for name in imported.newly_initialized)
+    return Start(file, dict(imported.config.model), is_new)
+
+
+def check_generator(run: Path) -> None:
+    """Refuse a generator that knows little more than how frequent tokens are: detection would learn only that."""
+    valid = [record for record in read_records(run) if "unigram_entropy" in record]
+    loss = next(value for name, value in valid[-1].items() if name.startswith("mlm_loss"))
+    entropy = valid[-1]["unigram_entropy"]
+    report = f"the generator's loss is {loss:.2f} nats; that of token frequencies alone is {entropy:.2f}"
+    if loss > entropy - LEARNED:
+        raise UserError(f"{report}: give more text or more --updates, or a trained --generator")
+    say(report, "adapt")
+
+
+def train(recipe: Path, settings: Sequence[str]) -> None:
+    """Run ``amos train`` in a process that gets the signals of this one; exit with its code unless it has finished."""
+    command, variables = training_command(str(recipe), settings, with_parent=True)
+    # Its own session: a Ctrl-C of the terminal reaches it once, from here.
+    process = subprocess.Popen(command, env=variables, stdin=subprocess.PIPE, start_new_session=True)
+    signals = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+    before = {number: signal.signal(number, lambda number, _: process.send_signal(number)) for number in signals}
+    try:
+        code = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if code:
+        raise SystemExit(code if code > 0 else 128 - code)

@@ -1,0 +1,86 @@
+"""``amos adapt``: train a released encoder further on a text, by one command."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from amos_fairseq.cli import prepare
+from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
+from amos_fairseq.errors import UserError
+
+OBJECTIVES = ("mlm", "electra", "amos")
+
+DESCRIPTION = """\
+Train MODEL further on TEXT: MODEL is imported, the text is encoded with its tokenizer, and the training begins with a new
+schedule. The same command continues after an interruption. OUT/run is then a run like any other: amos export, classify, tag ...
+take it. On several GPUs: stop when the training has begun, and give OUT/adapt.yaml to amos train.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = add_subcommand(subparsers, "adapt", "train a released encoder further on a text", DESCRIPTION)
+    add = parser.add_argument
+    text = "folder of Hugging Face (BERT, RoBERTa, MPNet, DistilBERT, ModernBERT, ELECTRA), SAVE_DIR of a run, or checkpoint"
+    add("model", metavar="MODEL", type=Path, help=text)
+    add(
+        "text",
+        metavar="TEXT",
+        nargs="+",
+        type=Path,
+        help="files as for amos prepare text; general text against forgetting too",
+    )
+    add("--out", required=True, type=Path, metavar="DIR", help="output directory; its path must not contain a colon")
+    text = "predict masked tokens, or detect replaced ones with one generator or a mixture (default: mlm)"
+    add("--objective", choices=OBJECTIVES, default="mlm", help=text)
+    text = "for detection: new (an MLM trained on TEXT first), self (MODEL), or a folder or checkpoint with an MLM head and "
+    text += (
+        "same tokens; it is not trained with MODEL (default: new; where MODEL was trained with this objective, its own)"
+    )
+    add("--generator", metavar="new|self|PATH", help=text)
+    add("--tokenizer", metavar="DIR", type=Path, help="folder of the tokenizer of MODEL (default: MODEL)")
+    add("--updates", type=int, default=2000, metavar="N", help="updates of the training, and of a new generator")
+    add("--length", type=int, default=128, metavar="TOKENS", help="tokens of a block of text")
+    add("--batch-size", type=int, default=32, metavar="N", help="blocks of an update")
+    text = "what ends a document, as for amos prepare text"
+    add("--document", metavar="blank|line|N", help=text)
+    several = {"nargs": "+", "action": "extend", "metavar": "KEY=VALUE", "default": []}
+    add(
+        "--set",
+        dest="settings",
+        **several,
+        help="settings of the training, such as optimization.lr=[1e-4] (default: none)",
+    )
+    parser.set_defaults(run=lambda arguments: run(arguments, subparsers.choices["prepare"]))
+
+
+def run(arguments: argparse.Namespace, of_prepare: argparse.ArgumentParser) -> None:
+    if arguments.objective == "mlm" and arguments.generator is not None:
+        raise UserError(
+            "--generator is for the objectives that detect replaced tokens: give --objective electra or amos"
+        )
+    for name in ("updates", "length", "batch_size"):
+        if getattr(arguments, name) < 1 + (name == "length"):
+            raise UserError(f"--{name.replace('_', '-')} {getattr(arguments, name)} is too small")
+    import_fairseq()
+    from amos_fairseq.adaptation.adapt import NEW, SELF, Adaptation, adapt
+
+    def prepare_text(out: Path, tokenizer: Path) -> None:
+        words = ["text", *map(str, arguments.text), "--out", str(out), "--tokenizer", str(tokenizer)]
+        words += ["--document", arguments.document] if arguments.document else []
+        prepare.run(of_prepare.parse_args(words))
+
+    generator = arguments.generator or ""
+    if generator not in ("", NEW, SELF):
+        generator = str(Path(generator).absolute())
+    given = Adaptation(
+        model=str(arguments.model.absolute()),
+        texts=[str(text.absolute()) for text in arguments.text],
+        objective=arguments.objective,
+        generator=generator,
+        tokenizer=str(arguments.tokenizer or ""),
+        updates=arguments.updates,
+        length=arguments.length,
+        batch_size=arguments.batch_size,
+        settings=arguments.settings,
+    )
+    adapt(given, arguments.out.absolute(), prepare_text)
