@@ -43,6 +43,7 @@ _COMMANDS = (
         "prepare text.txt --out out --vocab-size 1",
         "recipes amos_tiny --vocabulary-size 1",
         "train amos_tiny task.data=DATA",
+        "adapt absent text.txt --out out",
     ),
     *("inspect start.pt --text a", "plot absent", "report start.pt", "import absent out.pt", "export start.pt out"),
     *(f"{name} --checkpoint start.pt --data absent --out out" for name in ("glue", "squad", "tag", "probe")),

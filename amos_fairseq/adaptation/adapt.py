@@ -12,26 +12,29 @@ import math
 import shlex
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf import OmegaConf
 
-from amos_fairseq.checkpoint_files import checkpoint_file
+from amos_fairseq.checkpoint_files import checkpoint_file, num_updates_of
 from amos_fairseq.checkpoints.read import read_state
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import TOKENIZER_DIRECTORY, claim, write_text
+from amos_fairseq.files import TOKENIZER_DIRECTORY, check_claim, claim, write_text
 from amos_fairseq.hugging_face.config import CONFIG_FILE
 from amos_fairseq.hugging_face.import_folder import default_arch, import_folder, read_folder
 from amos_fairseq.hugging_face.imported import report_lines, write
+from amos_fairseq.hugging_face.sentence_files import read_sentence_files
 from amos_fairseq.models.configuration import OF_FINE_TUNING, EncoderConfig
 from amos_fairseq.output.terminal import say
 from amos_fairseq.recipes.overrides import training_command
 from amos_fairseq.run.metrics_file import read_records
+from amos_fairseq.setting_checks import model_settings
 
-MLM, ELECTRA, AMOS = "mlm", "electra", "amos"
+MLM, ELECTRA, AMOS = OBJECTIVES = ("mlm", "electra", "amos")
 NEW, SELF = "new", "self"  # values of --generator beside a path
 LAST = "checkpoint_last.pt"
 # Settings of the encoder that are not those of its weights: of the process, of fine-tuning, of new weights.
@@ -60,11 +63,14 @@ class Adaptation:
 
     Attributes:
         model: folder of Hugging Face, run or checkpoint, as an absolute path.
+        objective: empty for that of ``model``, or mlm.
         generator: an absolute path, ``new`` or ``self``; empty where it is not given.
+        settings: ``KEY=VALUE`` of the training; those of common and task are also of a new generator.
     """
 
     model: str
     texts: list[str]
+    document: str
     objective: str
     generator: str
     tokenizer: str
@@ -80,7 +86,7 @@ class Start:
 
     file: Path
     model: dict[str, Any]
-    is_new: frozenset[str] = frozenset()
+    is_new: frozenset[str]
 
     @property
     def objective(self) -> str:
@@ -94,17 +100,21 @@ def adapt(given: Adaptation, out: Path, prepare: Callable[[Path, Path], None]) -
         out: an absolute path.
         prepare: encodes the texts with a tokenizer into a directory, unless that is done.
     """
-    claim(out / "settings.json", dataclasses.asdict(given), f"{out} was made by another command", "give another --out")
-    recipe, recipe_of_generator = out / "adapt.yaml", out / "generator.yaml"
-    if not recipe.is_file():  # it is written last
+    for path in (str(out), given.generator):
+        if ":" in path or "${" in path:
+            raise UserError(f"{path}: fairseq cannot read paths with a colon or ${{: give another one")
+    recipe, recipe_of_generator, settings = out / "adapt.yaml", out / "generator.yaml", out / "settings.json"
+    claimed = settings, dataclasses.asdict(given), f"{out} was made by another command", "give another --out"
+    if not (check_claim(*claimed) and recipe.is_file()):  # the recipe is written last
         write_recipes(given, out)
+    claim(*claimed)
     checkpoint = Path(yaml.safe_load(recipe.read_text(encoding="utf-8"))["checkpoint"]["finetune_from_model"])
     prepare(out / "data", checkpoint.parent / TOKENIZER_DIRECTORY)
     if recipe_of_generator.is_file():
         say("the generator is trained first, then the model", "adapt")
-        train(recipe_of_generator, [])
+        train(recipe_of_generator)
         check_generator(out / "generator")
-    train(recipe, given.settings)
+    train(recipe)
     run = shlex.quote(str(out / "run"))
     say(
         f"done. For Hugging Face: amos export {run} FOLDER; fine-tune: amos classify --checkpoint {run} --train ...",
@@ -114,30 +124,39 @@ def adapt(given: Adaptation, out: Path, prepare: Callable[[Path, Path], None]) -
 
 def write_recipes(given: Adaptation, out: Path) -> None:
     start = read_start(given.model, out / "model", given.objective, given.tokenizer)
-    generator, has_objective = given.generator, start.objective == given.objective
-    if given.objective != MLM and not (generator or (has_objective and "generator" not in start.is_new)):
-        generator = NEW
-    if given.objective == AMOS and generator in (NEW, SELF):
+    objective, generator = given.objective or start.objective, given.generator
+    has_objective = start.objective == objective
+    if objective not in OBJECTIVES or (objective == MLM and not has_objective):
+        others = f"--objective {start.objective}" if start.objective in OBJECTIVES else "another model"
         raise UserError(
-            "a mixture needs MLM heads at several depths: give --generator PATH of an amos run, or --objective electra"
+            f"{given.model} was trained as {start.objective} and cannot begin as {objective}: give {others}"
         )
-    if given.objective == MLM or generator:
+    if objective == MLM and generator:
+        raise UserError(
+            "--generator is for the objectives that detect replaced tokens: give --objective electra or amos"
+        )
+    if objective != MLM and not (generator or (has_objective and "generator" not in start.is_new)):
+        generator = NEW
+    if objective == AMOS and generator in (NEW, SELF):
+        advice = "give --generator PATH of an amos run, or --objective electra"
+        raise UserError(f"a mixture needs MLM heads at several depths: {advice}")
+    if objective == MLM or generator:
         model = {name: start.model[name] for name in OF_ENCODER}
     else:
         model = {name: value for name, value in start.model.items() if name not in ("_name", "max_update")}
     if generator == NEW:
-        write_generator_recipe(given, out, model)
         model["generator_checkpoint"] = str(out / "generator" / LAST)
-    elif generator == SELF:
-        if "mlm_head" in start.is_new:
-            raise UserError(f"{given.model} has no MLM head and cannot be its own generator: give --generator new")
-        model["generator_checkpoint"] = str(start.file)
     elif generator:
-        model["generator_checkpoint"] = str(read_start(generator, out / "generator_model", MLM).file)
-    head = "mlm_head" if given.objective == MLM else "detection_head"
+        used = start if generator == SELF else read_start(generator, out / "generator_model", MLM)
+        if "mlm_head" in used.is_new:
+            raise UserError(f"{used.file} has no trained MLM head and cannot be a generator: give --generator new")
+        model["generator_checkpoint"] = str(used.file)
+    head = "mlm_head" if objective == MLM else "detection_head"
     rate = RATE if has_objective and head not in start.is_new else RATE_OF_NEW
     model["encoder_lr_scale"] = RATE / rate
-    write_recipe(out / "adapt.yaml", f"{given.objective}_base", given, model, rate, out / "run", start.file)
+    if generator == NEW:
+        write_generator_recipe(given, out, model)
+    write_recipe(out / "adapt.yaml", f"{objective}_base", given, model, rate, out / "run", start.file)
 
 
 def write_generator_recipe(given: Adaptation, out: Path, model: dict[str, Any]) -> None:
@@ -152,7 +171,7 @@ def write_generator_recipe(given: Adaptation, out: Path, model: dict[str, Any]) 
 def write_recipe(
     file: Path, base: str, given: Adaptation, model: dict[str, Any], rate: float, run: Path, start: Path | None
 ) -> None:
-    """Write a YAML file that changes the packaged recipe ``base``."""
+    """Write a YAML file that changes the packaged recipe ``base``; ``start`` is None for a new generator."""
     checkpoint = {"save_dir": str(run), "save_interval_updates": 1000, "keep_interval_updates": 1}
     content = {
         "defaults": ["/fairseq/defaults@_global_", f"/{base}", "_self_"],
@@ -163,45 +182,56 @@ def write_recipe(
         "optimization": {"max_update": given.updates, "update_freq": [1], "lr": [rate], "clip_norm": CLIP_NORM},
         "lr_scheduler": {"warmup_updates": math.ceil(WARMUP * given.updates)},
     }
+    settings = [setting for setting in given.settings if start or setting.startswith(("common.", "task."))]
+    content = OmegaConf.to_container(OmegaConf.merge(content, OmegaConf.from_dotlist(settings)))
     command = shlex.join(["torchrun", "--nproc-per-node", "N", "--no-python", "amos", "train", str(file)])
-    head = f"# @package _global_\n# Written by amos adapt. On N GPUs: {command}\n"
-    write_text(file, head + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120))
+    head = "# @package _global_\n# Written by amos adapt. On N GPUs, with a batch_size of one Nth:\n"
+    write_text(file, f"{head}# {command}\n{yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)}")
 
 
 def read_start(source: str, folder: Path, objective: str, tokenizer: str = "") -> Start:
     """Return a checkpoint of this package; a folder of Hugging Face becomes one in ``folder``."""
     path = Path(source)
-    if not (path / CONFIG_FILE).is_file():
-        file = checkpoint_file(path)
-        model = read_state(file)["cfg"]["model"]
-        return Start(file, dict(model))
+    is_folder = (read_sentence_files(path)[0] / CONFIG_FILE).is_file()
+    if tokenizer and not is_folder:
+        raise UserError(f"--tokenizer is for a folder of Hugging Face; {source} has its own: leave it out")
+    file = import_model(path, folder, objective, tokenizer) if is_folder else checkpoint_file(path)
+    state = read_state(file)
+    model = OmegaConf.to_container(model_settings(file, state["cfg"]["model"]), enum_to_str=True)
+    is_imported = num_updates_of(str(file), state) == 0
+    is_new = state.get("extra_state", {}).get("newly_initialized", []) if is_imported else []
+    return Start(file.resolve(), model, frozenset(map(str, is_new)))
+
+
+def import_model(path: Path, folder: Path, objective: str, tokenizer: str) -> Path:
+    """Import a folder of Hugging Face as an MLM; ELECTRA's discriminator with its head unless ``objective`` is mlm."""
     file = folder / "model.pt"
     file.unlink(missing_ok=True)  # from an interrupted start
-    arch = default_arch(read_folder(path))
-    if not (arch.startswith(ELECTRA) and objective in (ELECTRA, AMOS)):  # otherwise its detection head is used
+    arch = default_arch(read_folder(read_sentence_files(path)[0]))
+    if not (arch.startswith(ELECTRA) and objective != MLM):
         arch = f"{MLM}_{arch.partition('_')[2]}"
     imported = import_folder(path, arch, tokenizer=Path(tokenizer) if tokenizer else None)
     write(imported, file)
     for line in report_lines(imported, file, seed=1)[:-2]:
         say(line, "adapt")
-    is_new = frozenset(name.partition(".")[0] for name in imported.newly_initialized)
-    return Start(file, dict(imported.config.model), is_new)
+    return file
 
 
 def check_generator(run: Path) -> None:
     """Refuse a generator that knows little more than how frequent tokens are: detection would learn only that."""
     valid = [record for record in read_records(run) if "unigram_entropy" in record]
-    loss = next(value for name, value in valid[-1].items() if name.startswith("mlm_loss"))
-    entropy = valid[-1]["unigram_entropy"]
+    last = valid[-1] if valid else {"unigram_entropy": math.nan}
+    loss = next((value for name, value in last.items() if name.startswith("mlm_loss") and value is not None), math.nan)
+    entropy = last["unigram_entropy"]
     report = f"the generator's loss is {loss:.2f} nats; that of token frequencies alone is {entropy:.2f}"
-    if loss > entropy - LEARNED:
-        raise UserError(f"{report}: give more text or more --updates, or a trained --generator")
+    if not loss <= entropy - LEARNED:
+        raise UserError(f"{report}: give another --out and more text, more --updates, or a trained --generator")
     say(report, "adapt")
 
 
-def train(recipe: Path, settings: Sequence[str]) -> None:
+def train(recipe: Path) -> None:
     """Run ``amos train`` in a process that gets the signals of this one; exit with its code unless it has finished."""
-    command, variables = training_command(str(recipe), settings, with_parent=True)
+    command, variables = training_command(str(recipe), [], with_parent=True)
     # Its own session: a Ctrl-C of the terminal reaches it once, from here.
     process = subprocess.Popen(command, env=variables, stdin=subprocess.PIPE, start_new_session=True)
     signals = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)

@@ -13,7 +13,7 @@ OBJECTIVES = ("mlm", "electra", "amos")
 DESCRIPTION = """\
 Train MODEL further on TEXT: MODEL is imported, the text is encoded with its tokenizer, and the training begins with a new
 schedule. The same command continues after an interruption. OUT/run is then a run like any other: amos export, classify, tag ...
-take it. On several GPUs: stop when the training has begun, and give OUT/adapt.yaml to amos train.
+take it. OUT/adapt.yaml is a recipe for amos train, for example to go on with several GPUs.
 """
 
 
@@ -30,8 +30,8 @@ def add_parser(subparsers: Any) -> None:
         help="files as for amos prepare text; general text against forgetting too",
     )
     add("--out", required=True, type=Path, metavar="DIR", help="output directory; its path must not contain a colon")
-    text = "predict masked tokens, or detect replaced ones with one generator or a mixture (default: mlm)"
-    add("--objective", choices=OBJECTIVES, default="mlm", help=text)
+    text = "predict masked tokens, or detect replaced ones with one generator or a mixture (default: that of MODEL)"
+    add("--objective", choices=OBJECTIVES, help=text)
     text = "for detection: new (an MLM trained on TEXT first), self (MODEL), or a folder or checkpoint with an MLM head and "
     text += (
         "same tokens; it is not trained with MODEL (default: new; where MODEL was trained with this objective, its own)"
@@ -75,9 +75,10 @@ def run(arguments: argparse.Namespace, of_prepare: argparse.ArgumentParser) -> N
     given = Adaptation(
         model=str(arguments.model.absolute()),
         texts=[str(text.absolute()) for text in arguments.text],
-        objective=arguments.objective,
+        document=arguments.document or "",
+        objective=arguments.objective or "",
         generator=generator,
-        tokenizer=str(arguments.tokenizer or ""),
+        tokenizer=str(arguments.tokenizer.absolute()) if arguments.tokenizer else "",
         updates=arguments.updates,
         length=arguments.length,
         batch_size=arguments.batch_size,

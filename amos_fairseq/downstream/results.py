@@ -133,7 +133,7 @@ def write_result(out: Path, result: RunResult) -> None:
 
 def read_result(directory: Path) -> RunResult | None:
     """Return the result of a run; None if it is not finished."""
-    advice = f"delete {directory} and repeat the command that wrote it"
+    advice = f"move {directory} away and repeat the command that wrote it"
     content = read_record(directory / RESULT_FILE, advice, optional=True)
     try:
         return None if content is None else parse_result(content)
@@ -149,7 +149,7 @@ def read_results(out: Path) -> list[RunResult]:
         place = Path("runs", result.task, result.trial, f"seed{result.seed}")
         if not (file.parent.relative_to(out) == place == Path(result.directory)):
             raise UserError(
-                f"{file} is the result of {place}: delete {file.parent} and repeat the command that wrote it"
+                f"{file} is the result of {place}: move {file.parent} away and repeat the command that wrote it"
             )
         results.append(result)
     return sorted(results, key=lambda result: (result.task, result.trial, result.seed))
@@ -157,10 +157,12 @@ def read_results(out: Path) -> list[RunResult]:
 
 def checked_file(directory: Path, result: RunResult, name: str) -> Path:
     """Return the path of a file of a run; refuse one with another content than it had when the run ended."""
-    file, advice = directory / name, f"restore it, or delete {directory} and repeat the command that wrote it"
+    file, advice = directory / name, f"restore it, or move {directory} away and repeat the command that wrote it"
     if not file.is_file():
         raise UserError(f"{file} is missing: {advice}")
     known = result.checkpoint_sha256 if name == result.checkpoint else [result.files.get(name)]
+    if known == [None]:
+        raise UserError(f"{file} is no file of the run: move it away, or give another directory")
     if file_sha256(file) not in known:
         raise UserError(f"{file} was changed after the run: {advice}")
     return file
@@ -214,7 +216,7 @@ def spreads_of(results: Sequence[RunResult]) -> dict[str, Spread]:
     for result in results:
         if result.scores.keys() != results[0].scores.keys():
             folders = f"{results[0].directory} and {result.directory}"
-            raise UserError(f"{folders} have different scores: delete them and repeat the command that wrote them")
+            raise UserError(f"{folders} have different scores: move them away and repeat the command that wrote them")
     return {name: spread_of([result.scores[name] for result in results]) for name in results[0].scores}
 
 

@@ -156,6 +156,7 @@ def checkpoint_state(imported: Imported, tokenizer_directory: Path) -> dict[str,
         "extra_state": {
             "metrics": {},
             "previous_training_time": 0,
+            "newly_initialized": sorted({name.partition(".")[0] for name in imported.newly_initialized}),
             # Version 2 at the beginning of an epoch: fairseq then resets its meters.
             "train_iterator": {"version": 2, "epoch": 1, "iterations_in_epoch": 0, "shuffle": True},
         },

@@ -7,6 +7,7 @@ uint8, which is saved with the weights: a folder comes back as it was, also afte
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,9 +26,7 @@ def read_sentence_files(path: Path) -> tuple[Path, Tensor | None, list[str]]:
     if modules is None:
         return path, None, []
     try:
-        # sentence-transformers imports the class that is named here.
-        kinds = [_matching(r"sentence_transformers(?:\.\w+)*\.(\w+)", field(module, "type", str)) for module in modules]
-        folders = [_matching(r"((?:\d+_\w+)?)", field(module, "path", str)) for module in modules]
+        kinds, folders = _kinds_and_folders(modules)
     except ValueError as error:
         raise UserError(f"{path / _MODULES}: {error}: {_AGAIN}") from error
     if kinds[:1] != ["Transformer"]:
@@ -54,12 +53,19 @@ def read_sentence_files(path: Path) -> tuple[Path, Tensor | None, list[str]]:
 def write_sentence_files(folder: Path, files: Tensor) -> None:
     try:
         content = parse_json(bytes(files.tolist()))
+        _kinds_and_folders(content[_MODULES])
         for name, settings in content.items():
             file = folder / _matching(f"({_MODULES}|{_TRANSFORMER}|{_PROMPTS}|{_CONFIG_OF_MODULE})", name)
             file.parent.mkdir(exist_ok=True)
             file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"the checkpoint's sentence-transformers files are damaged ({error}): import again") from error
+
+
+def _kinds_and_folders(modules: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
+    """Return the classes and folders of ``modules.json``: sentence-transformers imports the class that is named there."""
+    kinds = [_matching(r"sentence_transformers(?:\.\w+)*\.(\w+)", field(module, "type", str)) for module in modules]
+    return kinds, [_matching(r"((?:\d+_\w+)?)", field(module, "path", str)) for module in modules]
 
 
 def _matching(pattern: str, text: str) -> str:

@@ -150,7 +150,7 @@ class GroupedAdam(FairseqOptimizer):
             raise UserError(
                 f"the checkpoint's optimizer has groups of {saved} parameters, this run's of {here}: keep "
                 "--decay-all-parameters, the model, and whether there is a --layer-wise-lr-decay and a "
-                "--discriminator-lr-scale as they were, or give --reset-optimizer"
+                "--discriminator-lr-scale or --encoder-lr-scale as they were, or give --reset-optimizer"
             )
         flags = [{name: group[name] for name in SET_BY_FLAGS if name in group} for group in self.param_groups]
         super().load_state_dict(state_dict)

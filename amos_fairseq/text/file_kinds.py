@@ -46,7 +46,7 @@ COMPRESSIONS = tuple(_STREAMS)
 _DAMAGED = (EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 
 _FROM_UTF16 = "convert it to UTF-8, for example with iconv -f UTF-16 -t UTF-8 FILE > NEW"
-_PARQUET = re.compile(rb"PAR1[\x00-\x1f]")  # a page follows, whose header begins with a small number
+_PARQUET = re.compile(rb"PAR1[\x00-\x08\x0e-\x1f]")  # a page follows, whose header begins with a small number
 # The first bytes of compressed files; zstd may begin with a frame that is skipped.
 _MAGIC = {
     ".gz": re.compile(rb"\x1f\x8b"),
@@ -60,7 +60,7 @@ _NOT_READ = [
         (rb"PK(\x03\x04|\x05\x06)", "a zip archive (as .xlsx and .docx are)", "unpack it, or save it as CSV or text"),
         (rb"7z\xbc\xaf\x27\x1c", "a 7z archive", "unpack it"),
         (rb"Rar!\x1a\x07", "a rar archive", "unpack it"),
-        (rb".{257}ustar", "a tar archive", "unpack it with tar -xf"),
+        (rb".{257}ustar(\0|  \0)", "a tar archive", "unpack it with tar -xf"),
         (rb"BZh[1-9](1AY&SY|\x17\x72\x45\x38)", "compressed with bzip2", "unpack it with bunzip2"),
         (rb"\x04\x22\x4d\x18|\x02\x21\x4c\x18", "compressed with lz4", "unpack it with unlz4"),
         (rb"\x5d\0\0[\0-\xff]{2}\xff", "compressed with lzma", "unpack it with unlzma"),

@@ -264,9 +264,7 @@ class TableFile:
             if is_blank(line):
                 continue
             try:
-                row = parse_json(
-                    line.removeprefix("\ufeff"), parse_constant=_CONSTANTS.get, object_pairs_hook=as_object
-                )
+                row = parse_json(line.lstrip("\ufeff\x1e"), parse_constant=_CONSTANTS.get, object_pairs_hook=as_object)
                 row = plain(row) if "\\u" in line else row
             except ValueError as error:
                 raise UserError(

@@ -11,6 +11,7 @@ import amos_fairseq
 from amos_fairseq.checkpoints.read import dictionary_of, load_checkpoint, load_generator
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.export import export
+from amos_fairseq.hugging_face.parts import Choice
 from amos_fairseq.models.amos import AmosConfig
 from amos_fairseq.report.inspection import inspect_text
 from amos_fairseq.report.runs import ReportOptions, read_runs
@@ -38,7 +39,7 @@ def test_a_run_is_read_without_the_file_of_its_generator(objective: str, tmp_pat
     assert amos_fairseq.load(run)("the quick dog").states.equal(features)
     export(run, tmp_path / "exported")
     with pytest.raises(UserError, match=r"was not trained with it: export .*checkpoint_last.pt"):
-        export(run, tmp_path / "other", part="generator")
+        export(run, tmp_path / "other", choice=Choice(part="generator"))
     settings = model_settings(run, state["cfg"]["model"])
     task = SimpleNamespace(source_dictionary=dictionary_of(small_tokenizer()))
     fine_tuned = type(loaded.model).build_model(settings, task)

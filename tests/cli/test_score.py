@@ -133,7 +133,7 @@ GOOD = '{"sentence_good": "the fox", "sentence_bad": "the dog"}'
             1,
             "surrogate.txt, line 2, byte 9: not UTF-8 .*: half of a surrogate pair is no character",
         ),
-        ("run utf16.txt", 1, "utf16.txt is UTF-16 or UTF-32: convert it to UTF-8"),
+        ("run utf16.txt", 1, "utf16.txt is UTF-16: convert it to UTF-8"),
         ("run folder", 1, "folder: the text cannot be read"),
         ("run text.txt --out text.txt", 1, "would overwrite the input file text.txt"),
         ("run text.txt --batch-tokens 0", 1, "--batch-tokens 0"),

@@ -82,7 +82,7 @@ def squad(head: str, length: int) -> tuple[Any, Any, dict[str, Any]]:
 
 
 def number(length: int) -> tuple[Any, Any, dict[str, Any]]:
-    record = {"task": "texts", "kind": "number", "num_classes": 1, "mean": 1e3, "deviation": 50.0}
+    record = {"task": "texts", "kind": "number", "labels": [], "num_classes": 1, "mean": 1e3, "deviation": 50.0}
     task = TextClassificationTask(TextClassificationConfig(data="DATA", seed=1), VOCABULARY, small_dictionary(), record)
     target = torch.tensor([900.0, 1e3, 1e3]).double()
     return task, TextClassificationCriterion(task), batch_of(length) | {"target": target, "num_rows": 7}
@@ -92,7 +92,8 @@ def several_tasks(length: int) -> tuple[Any, Any, dict[str, Any]]:
     """A row of classes, two with a number, and a task without a row in the batch; all with teachers."""
     kinds = {"A": "classes", "B": "number", "C": "labels"}
     records = {
-        name: {"task": name, "kind": kind, "num_classes": 1 if name == "B" else 3} for name, kind in kinds.items()
+        name: {"task": name, "kind": kind, "labels": [], "num_classes": 1 if name == "B" else 3}
+        for name, kind in kinds.items()
     }
     tasks = {name: TextTask(Path(name), own, (1.0, 4.0) if name == "B" else None) for name, own in records.items()}
     cfg = MultiTaskConfig(data="A:B:C", seed=1, teacher="teacher.npy", gold_weight="0.5", max_update=9)

@@ -58,7 +58,7 @@ def test_what_is_written_is_read_back(tmp_path):
         assert best_checkpoint(tmp_path, result).read_text() == f"weights {result.seed}"
     assert read_result(tmp_path) is None
     write_run(tmp_path, seed=3, scores={"accuracy": 1.0})
-    with pytest.raises(UserError, match=r"runs/Toy/seed1 and runs/Toy/seed3 have different scores: delete"):
+    with pytest.raises(UserError, match=r"runs/Toy/seed1 and runs/Toy/seed3 have different scores: move"):
         summarize(read_results(tmp_path))
 
 
@@ -107,13 +107,15 @@ def test_a_hostile_result_is_one_line(tmp_path):
         (text.replace("61.0", "9" * 400), "a number of 400 digits"),
     ):
         file.write_text(content)
-        with pytest.raises(UserError, match=rf"result\.json.*{message}.*: delete {directory} and repeat the command"):
+        with pytest.raises(
+            UserError, match=rf"result\.json.*{message}.*: move {directory} away and repeat the command"
+        ):
             read_results(tmp_path)
     changes = [whole | {name: value} for name, values in HOSTILE.items() for value in values]
     changes += [{other: whole[other] for other in whole if other != name} for name in whole]
     for content in [*changes, whole | {"more": 1}]:
         write_record(file, content)
-        with pytest.raises(UserError, match=r"is not the result of a run \(.+\): delete") as refused:
+        with pytest.raises(UserError, match=r"is not the result of a run \(.+\): move") as refused:
             read_results(tmp_path)
         assert len(str(refused.value)) < 1000
     for changed in ({"seed": 2}, {"task": "Other"}, {"trial": "lr1"}, {"directory": "runs/Toy/seed2"}):
@@ -131,7 +133,7 @@ def test_a_file_that_does_not_belong_to_the_result_is_not_used(tmp_path, name):
     checked_file(directory, result, name)
     file.write_bytes((other / name).read_bytes())
     for message in ("was changed after the run", "is missing"):
-        with pytest.raises(UserError, match=rf"{name} {message}: restore it, or delete {directory} and repeat"):
+        with pytest.raises(UserError, match=rf"{name} {message}: restore it, or move {directory} away and repeat"):
             checked_file(directory, result, name)
         if name != "predictions.tsv":
             with pytest.raises(UserError, match=message):

@@ -48,13 +48,15 @@ def test_json_lines_are_read_under_any_name(tmp_path, name, compress):
         ("a.txt.gz", PROSE, TEXT),  # not compressed
         ("a.parquet.txt", PROSE, TEXT),
         ("a.html", b"PAR1 is the name of a format.\n", TEXT),
+        ("a.txt", b"PAR1\nA chapter.\n", TEXT),
+        ("a.txt", b"word " * 51 + b",mustard.\n", TEXT),  # "ustar" at the place where tar has it
         ("a.html", b"PAR1\x15\x04 ...", PARQUET),
         ("a.txt", b'{"text": "on two lines", \n"n": 1}\n', JSON),
         ("a.txt", json.dumps(ROWS).encode(), JSON),
         ("a.jsonl", json.dumps(ROWS, indent=1).encode(), JSON),
         ("a.txt", b'["one text",\n"another"]', JSON),
         ("a.txt", b"{'text': 'as Python prints it'}\n" * 3, JSON),
-        ("a.txt", LINES.replace(b"{", b"\x1e{"), JSONL),  # a sequence, whose first line is refused
+        ("a.txt", LINES.replace(b"{", b"\x1e{"), JSONL),  # a JSON text sequence
         ("a.txt", LINES.replace(b"}", b"},"), JSON),
         ("a.parquet", b"PAR1" + bytes(range(8)) + (7).to_bytes(8, "little") * 99, PARQUET),
         ("a.txt", b'{"cut": "\n' + LINES, JSONL),  # so that the first line is refused

@@ -39,7 +39,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The recipes that would be trained, by name; a generator is accepted."""
     names: list[str] = []
-    monkeypatch.setattr(steps, "train", lambda recipe, settings: names.append(recipe.name))
+    monkeypatch.setattr(steps, "train", lambda recipe: names.append(recipe.name))
     monkeypatch.setattr(steps, "check_generator", lambda run: None)
     return names
 
@@ -54,7 +54,7 @@ def adapt(models: Path, out: Path, model: str, *flags: str) -> dict[str, Any]:
     [
         ("bert", "", "mlm", TRAINED, None),
         ("headless", "", "mlm", NEW_HEAD, None),
-        ("discriminator", "", "mlm", NEW_HEAD, None),
+        ("discriminator", "--objective mlm", "mlm", NEW_HEAD, None),
         ("bert", "--objective electra --generator self", "electra", NEW_HEAD, "model/model.pt"),
         ("headless", "--objective electra", "electra", NEW_HEAD, "generator/checkpoint_last.pt"),
         ("discriminator", "--objective electra --generator BERT", "electra", TRAINED, "generator_model/model.pt"),
@@ -83,13 +83,16 @@ def test_recipes(model, flags, base, rates, generator, models, trained, tmp_path
     [
         ("bert", "--generator self", "--generator is for the objectives that detect replaced tokens"),
         ("bert", "--updates 0", "--updates 0 is too small"),
-        ("headless", "--objective electra --generator self", "has no MLM head and cannot be its own generator"),
+        ("headless", "--objective electra --generator self", "has no trained MLM head and cannot be a generator"),
+        ("bert", "--objective electra --generator HEADLESS", "has no trained MLM head and cannot be a generator"),
+        ("bert", "--out a:b", "fairseq cannot read paths with a colon"),
         ("bert", "--objective amos --generator self", "a mixture needs MLM heads at several depths"),
         ("absent", "", "absent"),
     ],
 )
 def test_refusals(model, flags, line, models, trained, tmp_path, capsys) -> None:
-    arguments = ("adapt", models / model, models / "text.txt", "--out", tmp_path / "out", *flags.split())
+    words = [models / "headless" if word == "HEADLESS" else word for word in flags.split()]
+    arguments = ("adapt", models / model, models / "text.txt", "--out", tmp_path / "out", *words)
     assert line in error_line(capsys, main, *arguments, reports_progress=True)
     assert trained == []
 
@@ -112,7 +115,9 @@ def test_a_generator_that_only_knows_frequencies_is_refused(loss, is_refused, tm
     if not is_refused:
         steps.check_generator(tmp_path)
         return
-    with pytest.raises(steps.UserError, match=rf"{loss:.2f} nats; that of token frequencies alone is 6.00: give more"):
+    with pytest.raises(
+        steps.UserError, match=rf"{loss:.2f} nats; that of token frequencies alone is 6.00: give another --out and more"
+    ):
         steps.check_generator(tmp_path)
 
 
@@ -134,7 +139,7 @@ def test_signals_reach_the_training(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     before = signal.getsignal(signal.SIGTERM)
     threading.Thread(target=stop, daemon=True).start()
     with pytest.raises(SystemExit) as ended:
-        steps.train(tmp_path / "adapt.yaml", [])
+        steps.train(tmp_path / "adapt.yaml")
     assert ended.value.code == 75
     assert signal.getsignal(signal.SIGTERM) == before
 

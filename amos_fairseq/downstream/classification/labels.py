@@ -177,14 +177,15 @@ def parse_number(value: Any) -> float:
 
 
 def name_of(value: Any) -> str:
-    """Return the name of a class: 1 for 1.0 and "1.0", as tables with missing values spell whole numbers, and with plain
+    """Return the name of a class: 1 for 1.0 and "1.00", as tables with missing values spell whole numbers, and with plain
     spaces in place of others, such as the no-break spaces of web pages."""
     if isinstance(value, bool):
         value = str(value).lower()
     elif isinstance(value, float) and value.is_integer():
         value = int(value)
     name = _OTHER_SPACES.sub(" ", str(value)).strip()
-    return name.removesuffix(".0") if re.fullmatch(r"-?[0-9]+\.0", name) else name
+    whole = re.fullmatch(r"(-?[0-9]+)\.0+", name)
+    return whole[1] if whole else name
 
 
 def sorted_names(names: set[str]) -> list[str]:

@@ -44,6 +44,7 @@ RESERVED_NAMES = {
     "squad",
     "all",
     "average",
+    "avg",
     *map(str.lower, TASKS),
 }
 # Options of amos classify that are also those of a task in the YAML of amos glue --own-tasks.

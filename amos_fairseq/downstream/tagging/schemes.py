@@ -88,7 +88,8 @@ def encode_spans(labels: Sequence[str], with_ends: bool) -> list[str]:
     """Return the labels of a sentence with the same spans in IOB2, or in IOBES ``with_ends``."""
     encoded = [OUTSIDE] * len(labels)
     for kind, first, last in spans_of(labels):
-        encoded[first : last + 1] = [f"B-{kind}", *[f"I-{kind}"] * (last - first)]
+        type_of = f"-{kind}" if "-" in labels[first] else ""  # seqeval calls spans without a type "_"
+        encoded[first : last + 1] = [f"B{type_of}", *[f"I{type_of}"] * (last - first)]
         if with_ends:
-            encoded[last] = f"{'S' if first == last else 'E'}-{kind}"
+            encoded[last] = f"{'S' if first == last else 'E'}{type_of}"
     return encoded

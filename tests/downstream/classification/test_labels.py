@@ -131,7 +131,7 @@ def test_missing_values():
 
 
 def test_names_of_classes():
-    assert [name_of(value) for value in (1.0, "1.0", " a ", True, 0, "01", "1.5", "-2.0", "1_1")] == [
+    assert [name_of(value) for value in (1.0, "1.00", " a ", True, 0, "01", "1.5", "-2.0", "1_1")] == [
         *("1", "1", "a", "true", "0", "01", "1.5", "-2", "1_1")
     ]
     assert parse_label(["b", None, "a", "nan", "b"], "labels", ",") == ["b", "a"]

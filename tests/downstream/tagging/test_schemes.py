@@ -115,6 +115,7 @@ def test_scores_are_those_of_seqeval_in_the_own_scheme(marks, scheme, is_suffix)
         ("B-A B-A I-B", "S-A S-A S-B"),
         ("I-A I-A I-B O I-A", "B-A E-A S-B O S-A"),  # IOB1
         ("B-A I-A B-A", "B-A E-A S-A"),
+        ("B I I O B", "B I E O S"),
         ("O", "O"),
     ],
 )
