@@ -228,6 +228,9 @@ def test_the_discriminator_starts_from_any_encoder_of_its_sizes(parent: Any, tak
     """Bit for bit; what the checkpoint lacks keeps its initial values. A resume needs no such thing, and is told apart."""
     model, weights = small_electra(generator_checkpoint="mlm", relative_position_scheme="none"), parent().state_dict()
     weights = {name: value for name, value in weights.items() if "relative_position" not in name}
+    width = model.cfg.encoder_embed_dim
+    weights |= {"pooler_weight": torch.randn(width, width), "pooler_bias": torch.randn(width)}  # of an imported BERT
+    taken = (*taken, "pooler")
     initial, given = (
         states_of(model),
         {name.replace("transformer.", "discriminator."): v for name, v in weights.items()},
