@@ -92,6 +92,8 @@ _CONVERSIONS = [
 ]
 # A tag, and what certainly begins a page of HTML, a file of XML, or the articles of a Wikipedia extractor.
 _TAG = re.compile(r"<[!/?]?[A-Za-z][^<>\n]*>")
+# What the tags of markup have, and the names of speakers in a chat do not: ends, attributes, names of HTML.
+_NO_SPEAKER = re.compile(r"</|/>|=[\"']|^<([!?]|(p|br|div|h[1-6]|li|td|tr|text)\b)", re.IGNORECASE)
 _MARKUP_START = re.compile(r"<(!doctype|html|\?xml|mediawiki|doc\s+id=)", re.IGNORECASE)
 
 OnRead = Callable[[int], object]  # called with numbers of bytes that were read from disk
@@ -206,7 +208,8 @@ def refuse_markup(path: Path) -> None:
     """Refuse a text that begins as HTML or XML, or whose first lines mostly begin with a tag."""
     _, lines = look_at(path)
     tags = [match.group() for line in lines if (match := _TAG.match(line) or _MARKUP_START.match(line))]
-    if any(map(_MARKUP_START.match, lines[:3])) or (len(tags) > 2 and 2 * len(tags) >= len(lines)):
+    are_tags = len(tags) > 2 and 2 * len(tags) >= len(lines) and any(map(_NO_SPEAKER.search, lines))
+    if any(map(_MARKUP_START.match, lines[:3])) or are_tags:
         raise UserError(
             f"{path} is no plain text: its first lines begin with tags such as {tags[0][:60]}: extract the text (HTML: "
             "trafilatura; Wikipedia: WikiExtractor --json), or remove the tags, for example with sed; to train on them too, "

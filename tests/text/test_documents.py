@@ -206,3 +206,8 @@ def test_a_warning_needs_a_share_and_a_handful(tmp_path, capsys):
         documents(written(tmp_path / "t.tsv", f"text\tid\n{broken}{rows}"))
         assert f"{tags} of its rows" in (error := capsys.readouterr().err)
         assert ("WARNING: " in error) == is_warning
+
+
+def test_speakers_of_a_chat_are_no_markup(tmp_path):
+    lines = ["<John> hi there", "<Mary Ann> hello", "* John waves"]
+    assert documents(written(tmp_path / "t.txt", "\n".join(lines * 9))) == as_documents(*lines * 9)
