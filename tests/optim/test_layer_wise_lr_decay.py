@@ -167,7 +167,7 @@ def test_flags_win_over_the_checkpoint_and_other_groups_are_refused():
     assert rates["encoder.layers.0.ffn_in.weight"] == 0.125
     changed.load_state_dict(saved, {"lr": 4.0})
     assert (changed.get_lr(), rates_by_name(changed, model)["embed_tokens.weight"]) == (4.0, 0.5)
-    with pytest.raises(UserError, match="whether there is a --layer-wise-lr-decay and a --discriminator-lr-scale as"):
+    with pytest.raises(UserError, match="whether there is a --layer-wise-lr-decay and a --discriminator-lr-scale or"):
         GroupedAdam(config(1.0), model.parameters()).load_state_dict(saved)
 
 

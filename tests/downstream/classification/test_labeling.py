@@ -91,7 +91,9 @@ def test_labels_that_the_model_was_not_trained_with_are_refused(results, tmp_pat
     ):
         (run / "task.json").write_text(json.dumps(json.loads(texts["task.json"]) | change))
         (run / "result.json").write_text(texts["result.json"])
-        with pytest.raises(UserError, match=rf"task\.json was changed after the run: restore it, or delete {run} and"):
+        with pytest.raises(
+            UserError, match=rf"task\.json was changed after the run: restore it, or move {run} away and"
+        ):
             label(results, table, tmp_path / "out.tsv")
         content = json.loads(texts["result.json"]) | {"files": {"task.json": file_sha256(run / "task.json")}}
         write_record(run / "result.json", {name: value for name, value in content.items() if name != "sha256"})
