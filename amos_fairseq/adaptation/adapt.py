@@ -198,9 +198,10 @@ def read_start(source: str, folder: Path, objective: str, tokenizer: str = "") -
     file = import_model(path, folder, objective, tokenizer) if is_folder else checkpoint_file(path)
     state = read_state(file)
     model = OmegaConf.to_container(model_settings(file, state["cfg"]["model"]), enum_to_str=True)
-    is_imported = num_updates_of(str(file), state) == 0
-    is_new = state.get("extra_state", {}).get("newly_initialized", []) if is_imported else []
-    return Start(file.resolve(), model, frozenset(map(str, is_new)))
+    extra = state.get("extra_state")
+    is_imported = num_updates_of(str(file), state) == 0 and isinstance(extra, dict)
+    is_new = extra.get("newly_initialized") if is_imported else None
+    return Start(file.resolve(), model, frozenset(map(str, is_new if isinstance(is_new, list) else [])))
 
 
 def import_model(path: Path, folder: Path, objective: str, tokenizer: str) -> Path:

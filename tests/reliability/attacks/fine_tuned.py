@@ -41,7 +41,7 @@ USES = {
 def changed_results(place: Place, folder: Path, draw: random.Random) -> Iterator[tuple[str, str]]:
     """Change results, labels, teachers, logs or a checkpoint; what uses them refuses them, or writes what it writes without it.
 
-    Who knows how can write a record anew with its fingerprint: it then says something else, but harms nothing.
+    A record can be rewritten with a matching fingerprint: it then says something else, but harms nothing.
     """
     expected: dict[str, list[bytes]] = {}
     while True:
@@ -68,7 +68,7 @@ def run(command: list[str], folder: Path) -> tuple[int, str]:
 
 
 def change(path: Path, draw: random.Random) -> tuple[str, bool]:
-    """Change a file; return how, and whether it is a record that was written anew with its fingerprint."""
+    """Change a file; return how, and whether it is a record that was rewritten with a matching fingerprint."""
     if path.suffix in (".txt", ".tsv") and draw.random() < 0.6:
         lines = path.read_text(encoding="utf-8").splitlines()
         one, other = draw.randrange(len(lines)), draw.randrange(len(lines))
