@@ -157,10 +157,13 @@ def recipe_of(file: Path) -> str:
 
 
 def read_log(file: Path) -> dict[str, dict[str, Curve]]:
-    """Return all values of one metrics file by split and key. A broken last line is skipped with a message."""
+    """Return all values of one metrics file by split and key. A broken last line is skipped with a message.
+
+    The file has no fingerprint: a value that somebody changed is shown, but what no run writes is refused.
+    """
     content = read_bytes(file, f"name a SAVE_DIR of fairseq-train with --user-dir amos_fairseq, or its {FILE_NAME}")
     curves: dict[str, dict[str, Curve]] = {}
-    lines = parse_lines(content)
+    lines, last_update = parse_lines(content), 0
     for number, text, record in lines:
         if record is None and (number < len(lines) or content.endswith(b"\n")):
             raise UserError(
@@ -169,6 +172,10 @@ def read_log(file: Path) -> dict[str, dict[str, Curve]]:
         if record is None:
             print(f"{file}: the last line (line {number}) is cut short and left out; the run may still be writing it")
             continue
+        if record["update"] < last_update:
+            problem = f"update {record['update']:,} comes after update {last_update:,}"
+            raise UserError(f"{file}, line {number}: {problem}; remove the records of one of the two runs")
+        last_update = record["update"]
         split = curves.setdefault("train" if record["split"] == "train" else "valid", {})
         for key, value in record.items():
             if key not in ("split", "update"):

@@ -100,7 +100,7 @@ def read_runs(folders: Sequence[str], options: ReportOptions) -> list[Pretrainin
 
 def add_log(run: PretrainingRun) -> None:
     """Add the curves of ``metrics.jsonl``, and the updates, time and speed that they show."""
-    if not (run.folder / FILE_NAME).is_file():
+    if not os.path.lexists(run.folder / FILE_NAME):  # what is there and no file is refused
         return
     (curves,) = read_curves([run.folder])
     run.curves = dataclasses.replace(curves, name=run.name)

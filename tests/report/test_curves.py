@@ -123,6 +123,7 @@ def test_mistakes_are_one_line(tmp_path, capsys):
     for content, named in (
         ("", "no records yet"),
         ('{"split": "train", "update": 1}\nnonsense\n{"split": "train", "update": 2}\n', "line 2"),
+        ('{"split": "train", "update": 9}\n{"split": "valid", "update": 8}\n', "update 8 comes after update 9"),
         ('{"split": "train", "update": 5, "loss": 0.7, "mixture_entropy": 1.0}\n', "no value to draw"),
         ('{"split": "train", "update": 5, "rtd_auc": 0.7}\n', "figures cannot be written"),
     ):

@@ -20,28 +20,41 @@ from attacks.damage import attack_json, damage
 from attacks.data import MIB
 from attacks.workplace import COMMANDS, FINE_TUNING, PREDICT, RESULTS, TRAINING
 
-SUFFIXES = (".json", ".jsonl", ".txt", ".tsv", ".pt")  # of labels, records, teachers, logged values and checkpoints
+PREDICTIONS = "out/*/runs/*/*/*predictions*"
+NOT_USED = (".log", ".lock", "")  # suffixes
 # A command, the files that it uses and that are changed, and the files that it writes.
 USES = {
-    "parse --predict": (["parse", *PREDICT["parse"]], "results/parse/**/*", "out/*.conllu"),
-    "classify --predict": (["classify", *PREDICT["classify"]], "results/classify/**/*", "out/*.tsv"),
+    "parse --predict": (["parse", *PREDICT["parse"]], "results/parse/runs/**/*", "out/*.conllu"),
+    "classify --predict": (["classify", *PREDICT["classify"]], "results/classify/runs/**/*", "out/*.tsv"),
     "glue --teachers": (
         ["glue", *TRAINING["glue"], "--teachers", "results/glue"],
         "results/glue/**/train/*",
         "out/glue/*.md",
     ),
     "report": (["report", *COMMANDS["report"]], "results/*/*.json", "out/*.html"),
-    "report of a run": (["report", *COMMANDS["report"]], "run/metrics.jsonl", ""),
+    "report of a run": (["report", *COMMANDS["report"]], "run/metrics.jsonl", "out/*.html"),
     "plot": (["plot", "results/glue/glue.json", "--out", "out/plots"], "results/glue/glue.json", "out/*/*.svg"),
-    "plot of a run": (["plot", *COMMANDS["plot"]], "run/metrics.jsonl", ""),
+    "plot of a run": (["plot", *COMMANDS["plot"]], "run/metrics.jsonl", "out/*/*.svg"),
+    "tag --data A B": (["tag", *TRAINING["tag"][4:], "--data", "labels/data", "pos"], "pos/**/*", PREDICTIONS),
     **{name: ([name, *FINE_TUNING[name]], f"results/{name}/**/*", f"results/{name}/*.md") for name in TRAINING},
+    # A second seed trains on the data that the first one has prepared in OUT.
+    **{
+        f"{name} --seeds 2": (
+            [name, *FINE_TUNING[name], "--seeds", "2"],
+            f"results/{name}/data/**/*",
+            f"results/{name}/runs/*/seed2/predictions*",
+        )
+        for name in TRAINING
+    },
 }
 
 
 def changed_results(place: Place, folder: Path, draw: random.Random) -> Iterator[tuple[str, str]]:
-    """Change results, labels, teachers, logs or a checkpoint; what uses them refuses them, or writes what it writes without it.
+    """Change results, labels, teachers, prepared data, logs or a checkpoint; what uses them refuses them, or writes what it
+    writes without the change.
 
-    A record can be rewritten with a matching fingerprint: it then says something else, but harms nothing.
+    A record can be rewritten with a matching fingerprint: it then says something else, but harms nothing. Logged values have
+    no fingerprint: other values are shown, but what no run can have logged is refused (:func:`is_log`).
     """
     expected: dict[str, list[bytes]] = {}
     while True:
@@ -50,16 +63,38 @@ def changed_results(place: Place, folder: Path, draw: random.Random) -> Iterator
         for is_changed in (False, True) if use not in expected else (True,):
             shutil.rmtree(folder, ignore_errors=True)
             shutil.copytree(place.workplace, folder)
-            files = sorted(path for path in folder.glob(used) if path.is_file() and path.suffix in SUFFIXES)
+            files = sorted(path for path in folder.glob(used) if path.is_file() and path.suffix not in NOT_USED)
             path = draw.choice(files)
-            how, has_fingerprint = change(path, draw) if is_changed else ("", False)
+            before = path.read_bytes()
+            how, may_differ = change(path, draw) if is_changed else ("", False)
+            if path.name == "metrics.jsonl" and path.is_file() and path.stat().st_size < MIB:
+                may_differ = path.read_bytes() != before and is_log(path.read_text(encoding="utf-8", errors="replace"))
             code, text = run(command, folder)
-            contents = [path.read_bytes() for path in sorted(folder.glob(written))] if written else []
+            contents = [path.read_bytes() for path in sorted(folder.glob(written))]
+            assert is_changed or (code == 0 and contents), text[-3000:]
             expected.setdefault(use, contents)
         harm = amos_harm(code, text, folder / "out")
-        if not harm and code == 0 and not has_fingerprint and contents != expected[use]:
+        if not harm and code == 0 and not may_differ and contents != expected[use]:
             harm = "accepted, with another result"
         yield f"amos {use}, {path.relative_to(folder)}: {how}", harm
+
+
+def is_log(text: str) -> bool:
+    """Return whether a run can have logged this: each line but an unfinished last one has an update that is not below the one
+    before, the name of a split, and numbers or null."""
+    last = 0
+    for line in text.split("\n")[:-1]:
+        try:
+            record = json.loads(line)
+            update, split = record.pop("update"), record.pop("split")
+            numbers = [value for value in record.values() if value is not None]
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return False
+        is_record = type(update) is int and update >= last and isinstance(split, str) and split.isprintable()
+        if not is_record or not all(type(number) in (int, float) and abs(number) <= 1e308 for number in numbers):
+            return False
+        last = update
+    return True
 
 
 def run(command: list[str], folder: Path) -> tuple[int, str]:
@@ -135,12 +170,13 @@ def tables(place: Place, folder: Path, draw: random.Random) -> Iterator[tuple[st
         )
         harm = amos_harm(code, text, folder)
         if not harm and code == 0:
-            found = READERS[written](file)
-            rows_differ = len(found) != len(table)
-            if texts == "text":
-                rows_differ = rows_differ or list(found["text"]) != table["text"].to_pylist()
-            rows_differ = rows_differ and suffix != "tsv"  # quotes are ordinary characters there
-            harm = "other rows" if rows_differ else ""
+            found, is_tsv = READERS[written](file), suffix == "tsv"
+            of_file = rows_of_tsv(folder / "in.tsv") if is_tsv else table["text"].to_pylist()
+            rows = [text or "" for text in found["text"]] if texts == "text" or is_tsv else [""] * len(found)
+            if rows != (of_file if texts == "text" or is_tsv else [""] * len(table)):
+                harm = "other rows"
+            elif texts == "text" and len(set(zip(rows, found["prediction"], strict=True))) != len(set(rows)):
+                harm = "equal texts have other labels"
         elif not harm and file.exists():
             harm = "left a file"
         yield f"{kind}, texts {texts}, beside {other}, to {written}", harm
@@ -151,9 +187,19 @@ def write_table(table: pyarrow.Table, file: Path) -> None:
         pyarrow.parquet.write_table(table, file)
     elif file.suffix == ".jsonl":
         file.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()), encoding="utf-8")
+    elif file.suffix == ".tsv":  # as they are: cells with line ends and tabs make rows of their own
+        cells = [["" if cell is None else str(cell) for cell in row.values()] for row in table.to_pylist()]
+        lines = ["\t".join(row) for row in [table.column_names, *cells]]
+        file.write_bytes("".join(f"{line}\n" for line in lines).encode())
     else:
-        separator = "\t" if file.suffix == ".tsv" else ","
-        table.to_pandas().to_csv(file, sep=separator, index=False, quoting=csv.QUOTE_ALL)
+        table.to_pandas().to_csv(file, index=False, quoting=csv.QUOTE_ALL)
+
+
+def rows_of_tsv(file: Path) -> list[str]:
+    """Return the texts by the rules of the package: quotes are ordinary characters, a line with another number of columns has
+    an empty row."""
+    rows = [line.rstrip("\r").split("\t") for line in file.read_bytes().decode().split("\n")[1:-1]]
+    return [row[0] if len(row) == 2 else "" for row in rows]
 
 
 # A raw file of the workplace, and a command that reads it.

@@ -18,11 +18,13 @@ from interrupted_run import RUN, checkpoint
 from safetensors.torch import load_file, save_file
 
 from amos_fairseq.checkpoints.read import load_checkpoint
+from amos_fairseq.downstream.results import RESULT_FILE, read_record, write_record
+from amos_fairseq.files import file_sha256
 from amos_fairseq.text.tokenization.fast_tokenizer import ABSENT, row_map
 from attacks.commands import Place, amos_harm, command_harm, run_amos, run_command
 from attacks.damage import HOSTILE_VALUES, attack_json, damage, replace
 from attacks.runs import FLAGS
-from attacks.workplace import COMMANDS, TRAINING
+from attacks.workplace import COMMANDS, PREDICT, TRAINING, UNLABELED
 
 
 class Bomb:
@@ -47,8 +49,8 @@ def bombs_of_pickle(canary: Path) -> list[Bomb]:
     ]
 
 
-def hostile_states(canary: Path, draw: random.Random, state: dict[str, Any]) -> Any:
-    """Return a checkpoint with an object or a setting that tries to run code."""
+def hostile_states(canary: Path, draw: random.Random, state: dict[str, Any]) -> tuple[Any, str]:
+    """Return a checkpoint with an object or a setting that tries to run code, and what that is."""
     (canary.parent / "src").mkdir(exist_ok=True)
     (canary.parent / "src" / "__init__.py").write_text(f"open({str(canary)!r}, 'w')\n")
     source = str(canary.parent / "src")
@@ -68,57 +70,85 @@ def hostile_states(canary: Path, draw: random.Random, state: dict[str, Any]) -> 
     circle += [circle, circle]
     values = [*HOSTILE_VALUES, circle, argparse.Namespace(a=circle)]
     place = draw.choice(["bomb", "setting", "setting", "key", "task state", "value", "value", "section", "missing"])
+    sections = sorted(name for name, part in state["cfg"].items() if isinstance(part, dict) and part)
+    section = draw.choice(["model", "model", "task", "criterion"] if place in ("setting", "value") else sections)
+    key, text = draw.choice(sorted(state["cfg"][section])), draw.choice(texts)
     if place == "bomb":
         state[draw.choice([*state, "more"])] = draw.choice(bombs_of_pickle(canary))
-    elif place == "setting":
-        section = draw.choice(["model", "model", "task", "criterion"])
-        state["cfg"][section][draw.choice(sorted(state["cfg"][section]))] = draw.choice(texts)
-    elif place == "value":
-        section = draw.choice(["model", "task", "criterion", "checkpoint"])
-        state["cfg"][section][draw.choice(sorted(state["cfg"][section]))] = draw.choice(values)
+    elif place in ("setting", "value"):
+        state["cfg"][section][key] = text if place == "setting" else draw.choice(values)
     elif place == "section":
-        section = draw.choice(sorted(name for name, part in state["cfg"].items() if isinstance(part, dict)))
         given = argparse.Namespace(**state["cfg"][section])
         state["cfg"][section] = draw.choice([given, {"_name": "unknown"}, *values])
     elif place == "missing":
-        section = draw.choice(sorted(name for name, part in state["cfg"].items() if isinstance(part, dict) and part))
-        part, key = draw.choice(
-            [(state["cfg"], section), (state["cfg"][section], draw.choice(sorted(state["cfg"][section])))]
-        )
+        part, key = draw.choice([(state["cfg"], section), (state["cfg"][section], key)])
         del part[key]
     elif place == "key":
-        state["cfg"]["model"][draw.choice(texts)] = draw.choice(texts)
+        state["cfg"]["model"][text] = draw.choice(texts)
     else:
-        state["task_state"] = draw.choice([*texts, {"tokenizer_sha256": draw.choice(texts)}])
-    return state
+        state["task_state"] = draw.choice([*texts, {"tokenizer_sha256": text}])
+    found = state["cfg"][section][key] if place in ("setting", "value") else ""
+    return state, f"{place} {section}.{key} {found!r:.30}"
+
+
+LAST = "checkpoint_last.pt"
+OF_PARSE = "results/parse/runs/parsing/seed1/checkpoint_best.pt"  # with cross-view training
+OF_RUN = [
+    ["export", "run", "out", "--no-check"],
+    ["inspect", "run", "--text", "a text"],
+    ["flops", "run"],
+    ["probe", *COMMANDS["probe"]],
+    ["parse", *TRAINING["parse"], "--checkpoint", "run", "--epochs", "1"],
+    ["tag", *TRAINING["tag"], "--checkpoint", "run", "--epochs", "1", *UNLABELED],
+    ["glue", *TRAINING["glue"], "--checkpoint", "run", "--epochs", "1", "--multi-task"],
+    ["train"],
+]
+OF_TREES = [
+    ["parse", *PREDICT["parse"]],
+    ["parse", *TRAINING["parse"], "--checkpoint", OF_PARSE, "--epochs", "1"],
+    ["glue", *TRAINING["glue"], "--checkpoint", OF_PARSE, "--epochs", "1", "--multi-task"],
+]
 
 
 def hostile_files(place: Place, folder: Path, draw: random.Random) -> Iterator[tuple[str, str]]:
-    """Give a stranger's checkpoint to the commands that read one; nothing of it is executed."""
-    original = place.references["float32"]
+    """Give a stranger's checkpoint to the commands that read one; nothing of it is executed, and what fine-tuning does not
+    refuse is computed as without the attack.
+
+    The checkpoint is pretrained, or is one of trees, whose ``result.json`` then has its fingerprint.
+    """
+    original, expected = place.references["float32"], {}
     while True:
-        shutil.copytree(place.workplace, folder, ignore=shutil.ignore_patterns("run", "results"))
-        (folder / "run").mkdir()
-        shutil.copytree(original / "tokenizer", folder / "run" / "tokenizer")
-        canary = folder / "executed"
-        state = hostile_states(canary, draw, checkpoint(original))
-        torch.save(state, folder / "run" / "checkpoint_last.pt", _use_new_zipfile_serialization=draw.random() < 0.8)
-        name, *arguments = draw.choice(
-            [
-                ["export", "run", "out", "--no-check"],
-                ["inspect", "run", "--text", "a text"],
-                ["flops", "run"],
-                ["glue", "--checkpoint", "run", "--data", "run", "--out", "out"],
-                ["probe", *COMMANDS["probe"]],
-                ["parse", *TRAINING["parse"], "--checkpoint", "run", "--epochs", "1"],
-                ["train", str(place.corpus), *RUN, *FLAGS, "--save-dir", str(folder / "run")],
-            ]
-        )
-        if name == "train":
-            harm = command_harm(*run_command("fairseq_cli.train", arguments), folder)
-        else:
-            harm = amos_harm(*run_command("amos_start", [name, *arguments], folder), folder)
-        yield f"amos {name}", "executed" if canary.exists() else harm
+        name, *arguments = command = draw.choice([*OF_RUN, *OF_TREES])
+        for is_attacked in (False, True) if str(command) not in expected else (True,):
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(place.workplace, folder, ignore=shutil.ignore_patterns("run"))
+            shutil.copytree(original / "tokenizer", folder / "run" / "tokenizer")
+            shutil.copy(original / LAST, folder / "run")
+            canary, file = folder / "executed", folder / (f"run/{LAST}" if command in OF_RUN else OF_PARSE)
+            how = attack_checkpoint(file, canary, draw) if is_attacked else ""
+            if name == "train":
+                arguments = [str(place.corpus), *RUN, *FLAGS, "--save-dir", str(folder / "run")]
+                code, text = run_command("fairseq_cli.train", arguments)
+            else:
+                code, text = run_command("amos_start", command, folder)
+            contents = [path.read_bytes() for path in written_predictions(folder / "out")]
+            expected.setdefault(str(command), contents)
+        harm = "executed" if canary.exists() else (command_harm if name == "train" else amos_harm)(code, text, folder)
+        if not harm and code == 0 and contents != expected[str(command)]:
+            harm = "accepted, with another result"
+        yield f"amos {name}, {how}", harm
+
+
+def written_predictions(out: Path) -> list[Path]:
+    return sorted([*out.glob("**/*predictions*"), *out.glob("*.conllu")])
+
+
+def attack_checkpoint(file: Path, canary: Path, draw: random.Random) -> str:
+    state, how = hostile_states(canary, draw, checkpoint(file.parent, file.name))
+    torch.save(state, file, _use_new_zipfile_serialization=draw.random() < 0.8)
+    if (record := file.with_name(RESULT_FILE)).exists():
+        write_record(record, read_record(record, "") | {"checkpoint_sha256": [file_sha256(file)]})
+    return how
 
 
 FAMILIES = {"mpnet": "MPNetForMaskedLM", "electra": "ElectraForPreTraining"}

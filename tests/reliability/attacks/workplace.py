@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 from hugging_face_folders import write_model
+from preparing import prepare
 from saved_models import CORPUS, add_settings, write_run
 from synthetic_squad import make_squad, untrained_checkpoint, write_json
 from synthetic_tagging import make_sentences, prepare_tagging
@@ -40,9 +41,10 @@ _COMMANDS = {
 }
 COMMANDS = {name: shlex.split(arguments) for name, arguments in _COMMANDS.items()}
 _START = " --checkpoint start/checkpoint_last.pt --recipe recipe.yaml --seeds 1 --cpu --out out/"
+UNLABELED = ["--unlabeled", "trees.conllu", "--views", "full"]
 _TRAINING = {
-    "tag": "--data labels/data",
-    "parse": "--train trees.conllu --dev trees.conllu",
+    "tag": "--train trees.conllu --dev trees.conllu",
+    "parse": "--train trees.conllu --dev trees.conllu --unlabeled trees.conllu --views full,forward-forward",
     "glue": "--data glue --tasks RTE --write-train",
     "classify": "--train table.tsv --dev table.tsv",
 }
@@ -71,6 +73,8 @@ def write_workplace(folder: Path) -> Path:
     untrained_checkpoint(folder / "start", labels, 40)
     (folder / "recipe.yaml").write_text(RECIPE)
     write_raw_files(folder)
+    trees = folder / "trees.conllu"
+    prepare("tagging")([trees, trees, folder / "labels" / "tokenizer", folder / "pos"])
     write_results(folder)
     return folder
 
