@@ -36,7 +36,7 @@ setup(
         "amos_fairseq.functional.cuda": ["tuned_launches.json"],
         "amos_fairseq.report": ["templates/*.html"],
         "amos_fairseq.hugging_face": ["model_card.jinja"],
-        "amos_fairseq.downstream": ["paper_results.yaml", "recipes/*.yaml"],
+        "amos_fairseq.downstream": ["recipes/*.yaml"],
     },
     entry_points={"console_scripts": ["amos=amos_start:main"]},
     install_requires=[
@@ -74,7 +74,6 @@ setup(
             # Its interpreter runs the kernels of functional/cuda on a CPU. CUDA builds of torch pin their version of it.
             "triton; platform_system == 'Linux' and platform_machine == 'x86_64'",
             "ruff",
-            "fastBPE==0.1.0",
             "hydra-submitit-launcher",
             # Clients of what `amos export` writes; each takes the torch and the transformers above as they are.
             "onnx",

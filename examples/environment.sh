@@ -66,12 +66,11 @@ find_python() {
     fail "$needed, found${seen:- none;} install one, or give it as PYTHON=/path/to/python3.12"
 }
 
-# fairseq is compiled unless PyPI has a wheel (CPython 3.12 on x86-64); fastBPE, for the tests, always is. Check for a C++
-# compiler and Python's headers before anything is downloaded.
+# fairseq is compiled unless PyPI has a wheel (CPython 3.12 on x86-64). Check for a C++ compiler and Python's headers before anything is downloaded.
 check_build_tools() {
-    local python="$1" extra="$2" version compiler header
+    local python="$1" version compiler header
     version="$(python_version_of "$python")"
-    if [ "$version $(uname -m) $extra" != "3.12 x86_64 " ]; then
+    if [ "$version $(uname -m)" != "3.12 x86_64" ]; then
         for compiler in "${CXX:-}" c++ g++ clang++; do
             [ -z "$compiler" ] || ! command -v "${compiler%% *}" >/dev/null || break
             compiler=""
@@ -207,7 +206,7 @@ prepare_environment() {
     esac
     python="$(python_of_environment)" || exit 1
     if ! environment_is_ready "$extra"; then
-        check_build_tools "$python" "$extra"
+        check_build_tools "$python"
         echo "environment: $ENVIRONMENT (once; about four minutes and the downloads)"
         make_environment "$python"
         install_everything "$extra"

@@ -38,7 +38,7 @@ def add_parser(subparsers: Any) -> None:
     add("--no-header", action="store_true", help="the first line is a row; the columns are called 1, 2, ...")
     add("--csv-quotes", action="store_true", help="quotes in .tsv are those of CSV (default: ordinary characters)")
     add("--baseline", action="store_true", help="also run every seed from random weights, for a row of the table")
-    fine_tuning.add_arguments(parser, None, has_paper=False)
+    fine_tuning.add_arguments(parser, None)
     parser.set_defaults(run=functools.partial(run, parser))
 
 

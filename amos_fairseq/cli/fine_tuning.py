@@ -16,7 +16,6 @@ def add_arguments(
     parser: argparse.ArgumentParser,
     data_help: str | None,
     required: bool = True,
-    has_paper: bool = True,
     has_pairs: bool = True,
     has_pooling: bool = True,
     raw_help: str | None = None,
@@ -27,7 +26,6 @@ def add_arguments(
     Args:
         data_help: of --data; None for a command without it.
         required: whether the parser itself requires --checkpoint, --data and --out.
-        has_paper: whether the papers report the scores.
         has_pairs: whether an input can be a pair of texts.
         has_pooling: whether the head reads one vector for each input.
         raw_help: what a raw file is, for --train and --dev, which may then replace --data (:func:`check_data`).
@@ -48,8 +46,6 @@ def add_arguments(
     add("--out", metavar="DIR", required=required, help=text)
     add("--seeds", type=int, metavar="N", default=5, help="runs per task, with seeds 1 to N")
     add("--from-scratch", action="store_true", help="baseline: initialize the checkpoint's architecture randomly")
-    if has_paper:
-        add("--paper", action="store_true", help="add rows with the paper's AMOS, ELECTRA and BERT to the table")
 
     text = "amos, amos_grid, bam, electra, electric, mlm, teams, or the path of a YAML file"
     add("--recipe", metavar="NAME", default="amos", help=text)

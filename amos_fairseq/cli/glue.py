@@ -31,8 +31,6 @@ def add_parser(subparsers: Any) -> None:
     add("--write-test", action="store_true", help=text)
     text = "train on N rows of a task, chosen at random, if it has more (default: all)"
     add("--max-rows", type=int, metavar="N", help=text)
-    text = "outputs of this command whose results become rows of the table; glue_differences.md tests the differences"
-    add("--beside", metavar="OUT", nargs="+", type=Path, default=[], help=text)
     text = "YAML of your own tasks, run beside GLUE's: NAME: {train: FILE, dev: FILE, text: [COLUMN], label: COLUMN, ...}, the "
     text += "options of amos classify"
     add("--own-tasks", metavar="FILE", type=Path, help=text)

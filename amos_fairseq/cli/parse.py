@@ -26,7 +26,6 @@ def add_parser(subparsers: Any) -> None:
     fine_tuning.add_arguments(
         parser,
         None,
-        has_paper=False,
         has_pairs=False,
         has_pooling=False,
         raw_help="treebank in CoNLL-U, plain or as .gz, .xz or .zst",

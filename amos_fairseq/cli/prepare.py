@@ -125,16 +125,14 @@ constant memory. An interrupted run continues when the command is repeated."""
     add("--csv-quotes", action="store_true", help="quotes in .tsv are those of CSV (default: ordinary characters)")
     add("--out", required=True, type=Path, metavar="DIR", help="output directory; its path must not contain a colon")
     vocabulary = kinds.choices[TEXT].add_mutually_exclusive_group().add_argument
-    text = "vocabulary to learn (default: sentencepiece)"
-    vocabulary("--bpe", choices=("sentencepiece", "fastbpe"), help=text)
+    vocabulary("--bpe", help=argparse.SUPPRESS)  # sentencepiece, the only one that is learned
     text = "use an existing one: a tokenizer directory of a corpus or run, one with a Hugging Face tokenizer.json, "
     text += "or a SentencePiece BPE model (FILE.model) without normalization"
     vocabulary("--tokenizer", type=Path, metavar="DIR", help=text)
     add("--vocab-size", type=int, help=f"pieces to learn, without special symbols (default: {DEFAULT_VOCAB_SIZE})")
     case = kinds.choices[TEXT].add_mutually_exclusive_group().add_argument
-    case("--cased", action="store_true", default=None, help="keep case (default for sentencepiece)")
-    text = "lower-case (default for fastbpe, which also removes accents and the vowel signs of some scripts)"
-    case("--uncased", action="store_false", dest="cased", default=None, help=text)
+    case("--cased", action="store_true", default=None, help="keep case (default)")
+    case("--uncased", action="store_false", dest="cased", default=None, help="lower-case")
     add_workers(add)
     add("--seed", type=int, default=1, help="of the choice of validation documents and of the sample")
     add("--valid-share", type=float, default=0.01, help="share of the text to hold out")

@@ -27,7 +27,6 @@ def add_parser(subparsers: Any) -> None:
     fine_tuning.add_arguments(
         parser,
         "directory that amos prepare tagging wrote",
-        has_paper=False,
         has_pairs=False,
         has_pooling=False,
         raw_help="CoNLL-U, one word a line with its labels behind it, or a table with lists of words and labels",

@@ -21,12 +21,12 @@ from fairseq.data import indexed_dataset
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.models import distributed_fairseq_model
-from fairseq.optim import AMPOptimizer, FairseqOptimizer
+from fairseq.optim import AMPOptimizer
 from fairseq.optim.fp16_optimizer import _FP16OptimizerMixin, _MemoryEfficientFP16OptimizerMixin
 from fairseq.trainer import Trainer
 from hydra._internal.config_repository import CachingConfigRepository
 
-from amos_fairseq.compat import apex, checkpoints, device_reads, distribution, mixed_precision
+from amos_fairseq.compat import checkpoints, device_reads, distribution, mixed_precision
 from amos_fairseq.compat.patching import Patch, Script, apply_patches
 
 # Reason -> patches. A replacement is called with the function that it replaces, and then with its arguments.
@@ -57,9 +57,6 @@ PATCHES = {
         Patch(_FP16OptimizerMixin, "_sync_fp32_params_to_fp16", mixed_precision.copy_masters_at_once),
     ),
     "--amp divides the gradient by the loss scale twice": (Patch(AMPOptimizer, "step", mixed_precision.unscale_once),),
-    "The states of NVIDIA's FusedAdam and of other Adams cannot be exchanged": (
-        Patch(FairseqOptimizer, "load_state_dict", apex.load_either_layout),
-    ),
     "Several ranks do not work on a CPU, where gradients that differ go unnoticed": (
         Patch(distributed_fairseq_model, "DistributedDataParallel", distribution.data_parallel_on_any_device),
         Patch(Trainer, "_check_grad_norms", distribution.check_gradient_norms),

@@ -20,8 +20,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from amos_fairseq import strangers
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import file_sha256, json_text, write_text
@@ -30,7 +28,6 @@ from amos_fairseq.process import version_of
 from amos_fairseq.strangers import finite_number, plain_name, whole_number
 
 RESULT_FILE = "result.json"
-PAPER_RESULTS = Path(__file__).with_name("paper_results.yaml")
 # Percent; a correlation can be negative, and rounding makes 100.00000000000001 of a perfect one.
 SCORE_RANGE = (-100.000001, 100.000001)
 NOT_PERCENT = ("mse", "null_threshold")  # scores in the unit of the label, or of a model's outputs
@@ -369,16 +366,6 @@ def read_summary(file: Path, advice: str, optional: bool = False) -> Summary | N
     except ValueError as error:
         raise UserError(f"{file} holds no results of fine-tuning ({error}): {advice}") from error
     return summary
-
-
-def paper_results() -> list[dict[str, Any]]:
-    """Return the rows of ``--paper``."""
-    return yaml.safe_load(PAPER_RESULTS.read_text(encoding="utf-8"))
-
-
-def paper_squad_cells(paper: dict[str, Any], scores: Sequence[str]) -> list[str]:
-    deviations = paper.get("deviations", {})
-    return [format_score(paper["squad"].get(name), deviations.get(name)) for name in scores]
 
 
 def read_optional_json(file: Path) -> dict[str, Any] | None:

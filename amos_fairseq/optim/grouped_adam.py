@@ -1,7 +1,6 @@
 """Fused AdamW without weight decay for LayerNorm, biases, mixture weights and bias tables, and with layer-wise rates."""
 
 import ast
-import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,15 +14,12 @@ from fairseq.optim import FairseqOptimizer, register_optimizer
 from omegaconf import II
 from torch import Tensor, nn
 
-from amos_fairseq.compat.apex import fused_adam
 from amos_fairseq.errors import UserError
 from amos_fairseq.modules.initialization import ParameterGroup, parameter_group
 from amos_fairseq.setting_checks import check_ranges, setting
 
-logger = logging.getLogger(__name__)
-
-# Settings of a group that are not restored from a checkpoint; only apex has the last one in its groups.
-SET_BY_FLAGS = ("betas", "eps", "weight_decay", "lr_scale", "bias_correction")
+# Settings of a group that are not restored from a checkpoint.
+SET_BY_FLAGS = ("betas", "eps", "weight_decay", "lr_scale")
 
 
 @dataclass
@@ -63,31 +59,21 @@ class GroupedAdam(FairseqOptimizer):
     Without ``bias_correction`` the moments are not divided by 1 - beta^t: a parameter w changes by
     -lr (m / (sqrt(v) + eps) + decay w), as in the optimizer of BERT's and ELECTRA's released code. With betas 0.9 and 0.999 the
     first term is 6.5 times as large at t = 10, 3.2 times at t = 100 and 1.3 times at t = 1,000.
-
-    The kernels are those of NVIDIA's apex if apex and a GPU are present, PyTorch's fused ones otherwise
-    (:mod:`amos_fairseq.compat.apex`).
     """
 
     def __init__(self, cfg: GroupedAdamConfig, params: Iterable[nn.Parameter]):
         super().__init__(cfg)
         check_ranges(cfg, GroupedAdamConfig)
         groups = parameter_groups(params, cfg.weight_decay, cfg.decay_all_parameters, cfg.layer_wise_lr_decay)
-        apex_adam = fused_adam() if on_gpu(groups) else None
         self._num_steps = 0  # counted without bias correction only
-        if apex_adam is not None:
-            logger.info("optimizer: FusedAdam of NVIDIA's apex")
-            self._optimizer = apex_adam(
-                groups, bias_correction=cfg.bias_correction, adam_w_mode=True, **self.optimizer_config
-            )
-        else:
-            self._optimizer = torch.optim.AdamW(groups, fused=True, **self.optimizer_config)
-            # fairseq's 16-bit wrappers then pass scale and clipping to step(), which saves a pass over the gradients.
-            self._optimizer.supports_step_with_scale = True
-            if not cfg.bias_correction:
-                # The method of AdamW itself is replaced, because GradScaler calls it directly (--amp). GradScaler must skip an
-                # update whose gradient is not finite: if the kernel skipped it, the count here would be wrong.
-                self._optimizer.step = partial(self._uncorrected_step, self._optimizer.step)
-                self._optimizer._step_supports_amp_scaling = False
+        self._optimizer = torch.optim.AdamW(groups, fused=True, **self.optimizer_config)
+        # fairseq's 16-bit wrappers then pass scale and clipping to step(), which saves a pass over the gradients.
+        self._optimizer.supports_step_with_scale = True
+        if not cfg.bias_correction:
+            # The method of AdamW itself is replaced, because GradScaler calls it directly (--amp). GradScaler must skip an
+            # update whose gradient is not finite: if the kernel skipped it, the count here would be wrong.
+            self._optimizer.step = partial(self._uncorrected_step, self._optimizer.step)
+            self._optimizer._step_supports_amp_scaling = False
         self.set_lr(first(cfg.lr))
 
     def get_lr(self) -> float:
@@ -152,7 +138,7 @@ class GroupedAdam(FairseqOptimizer):
                 "--decay-all-parameters, the model, and whether there is a --layer-wise-lr-decay and a "
                 "--discriminator-lr-scale or --encoder-lr-scale as they were, or give --reset-optimizer"
             )
-        flags = [{name: group[name] for name in SET_BY_FLAGS if name in group} for group in self.param_groups]
+        flags = [{name: group[name] for name in SET_BY_FLAGS} for group in self.param_groups]
         super().load_state_dict(state_dict)
         # A parameter that had no gradient in some updates has counted fewer.
         counts = [int(state["step"]) for state in self.optimizer.state.values() if "step" in state]
@@ -196,11 +182,6 @@ def parameter_groups(
         }
         for mark in sorted(by_mark, key=lambda mark: (mark.depth, -mark.lr_scale, not mark.is_decayed))
     ]
-
-
-def on_gpu(groups: list[dict[str, Any]]) -> bool:
-    """Return whether the parameters are on a GPU: with ``--cpu`` they are not, whatever the machine has."""
-    return groups[0]["params"][0].is_cuda
 
 
 @contextmanager

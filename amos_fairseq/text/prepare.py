@@ -65,6 +65,7 @@ from amos_fairseq.text.split import SAMPLE, VALID, CorpusSettings, Split, group_
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
 from amos_fairseq.text.tokenization.conversion import from_sentencepiece
 from amos_fairseq.text.tokenization.exported import export_obstacle
+from amos_fairseq.text.tokenization.fast_tokenizer import SENTENCEPIECE
 from amos_fairseq.text.vocabulary import learn_tokenizer
 
 UNFINISHED = ".prepare"
@@ -188,7 +189,7 @@ def _make_tokenizer(root: Path, settings: CorpusSettings, workers: int) -> Token
 
 def _learn(sample: Path, settings: CorpusSettings, workers: int, directory: Path) -> None:
     use_threads(workers)
-    learn_tokenizer(sample, settings.bpe, settings.vocab_size, settings.cased).save(directory)
+    learn_tokenizer(sample, settings.vocab_size, settings.cased).save(directory)
 
 
 def _encode(root: Path, split: Split, workers: int) -> None:
@@ -288,8 +289,6 @@ def _advice(settings: CorpusSettings, counts: dict[str, Any]) -> str:
     if settings.tokenizer is not None:
         return "this tokenizer does not fit the text: give another one, or none, so that one is learned"
     if counts["dropped_share"] > counts["unknown_share"]:
-        if not settings.cased:
-            return "--uncased removes accents and vowel signs: give --cased, or --bpe sentencepiece"
         return "U+FFFD and control characters are removed: they stand for a wrong encoding, so convert the text again"
     return "the sample for the vocabulary lacks characters: give a larger --sample-megabytes"
 
@@ -346,8 +345,13 @@ def _settings(arguments: argparse.Namespace) -> CorpusSettings:
         _try_tokenizer(arguments.tokenizer, tokenizer)
         cased = tokenizer.cased
     else:
-        bpe = arguments.bpe or "sentencepiece"
-        cased = bpe == "sentencepiece" if arguments.cased is None else arguments.cased
+        bpe = SENTENCEPIECE
+        if arguments.bpe not in (None, bpe):
+            raise UserError(
+                f"--bpe {arguments.bpe}: the vocabulary is learned by {bpe}, so leave --bpe out; for an existing vocabulary "
+                "give --tokenizer with the folder of a Hugging Face tokenizer.json, or a SentencePiece model"
+            )
+        cased = arguments.cased is not False
         size = DEFAULT_VOCAB_SIZE if arguments.vocab_size is None else arguments.vocab_size
         if not 1 <= size <= LARGEST_VOCABULARY:
             raise UserError(f"--vocab-size {size}: give at least 1 and at most {LARGEST_VOCABULARY:,}")

@@ -29,9 +29,9 @@ FILE_BYTES = 1 << 22  # of text: what a process encodes at a time, and an interr
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusSettings:
-    """The settings that determine the content of a corpus. ``tokenizer`` None: one of the type ``bpe`` is learned."""
+    """The settings that determine the content of a corpus. ``tokenizer`` None: one is learned."""
 
-    bpe: str | None = None
+    bpe: str | None = None  # what learns the vocabulary
     vocab_size: int | None = None
     tokenizer: Tokenizer | None = None
     cased: bool = False

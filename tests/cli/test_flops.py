@@ -27,7 +27,7 @@ def test_name_path_and_overrides_describe_one_recipe(capsys: pytest.CaptureFixtu
     assert by_name["training"]["today"]["total"] == expected.total == 7 * expected.per_update
     assert (by_name["embedding_rows"], by_name["inference"]["tokens"]) == (640, 10)
     mine = tmp_path / "mine.yaml"
-    mine.write_text("defaults: [_self_, /mlm_base, /sizes/mlm_tiny, seven@_global_]\n")
+    mine.write_text("defaults: [_self_, /mlm_base, /sizes/common_tiny, seven@_global_]\n")
     (tmp_path / "seven.yaml").write_text("optimization: {max_update: 7}\n")
     by_path = flops(capsys, str(mine), *sizes)
     assert by_path | {"config": "mlm_tiny"} == by_name

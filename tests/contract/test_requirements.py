@@ -16,7 +16,7 @@ from tiny_runs import ROOT
 BROUGHT_BY_FAIRSEQ = {"hydra-core", "omegaconf"}
 # NVIDIA's kernels, for which no wheel exists, are used where they are found.
 # triton comes with CUDA builds of torch; argcomplete, datasets, pyarrow are extras; a torchaudio that does not load is hidden.
-OPTIONAL = {"apex", "argcomplete", "datasets", "pyarrow", "torchaudio", "triton"}
+OPTIONAL = {"argcomplete", "datasets", "pyarrow", "torchaudio", "triton"}
 
 
 def test_every_import_is_required():

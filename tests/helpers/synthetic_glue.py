@@ -153,7 +153,7 @@ def write_glue_tokenizer(directory: Path, more_text: str = "") -> Path:
     words = " ".join([*FILES.values(), more_text]).split()
     sample = directory.parent / f"{directory.name}.txt"
     sample.write_text("\n".join(" ".join(words[i : i + 20]) for i in range(0, len(words), 20)), encoding="utf-8")
-    learn_tokenizer(sample, "sentencepiece", 150, cased=True).save(directory)
+    learn_tokenizer(sample, 150, cased=True).save(directory)
     return directory
 
 

@@ -65,16 +65,16 @@ def text_of(squad: dict[str, Any]) -> list[str]:
     return [line for content in contents for line in (content["context"], *(q["question"] for q in content["qas"]))]
 
 
-def squad_tokenizer(directory: Path, squad: dict[str, Any], bpe: str = "sentencepiece", size: int = 150) -> Tokenizer:
+def squad_tokenizer(directory: Path, squad: dict[str, Any], size: int = 150) -> Tokenizer:
     """Learned from the data set itself, uncased."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "text.txt").write_text("\n".join(text_of(squad)) + "\n", encoding="utf-8")
-    return learn_tokenizer(directory / "text.txt", bpe, size, cased=False)
+    return learn_tokenizer(directory / "text.txt", size, cased=False)
 
 
-def prepare_squad(directory: Path, squad: dict[str, Any], *flags: str, bpe: str = "sentencepiece") -> Path:
+def prepare_squad(directory: Path, squad: dict[str, Any], *flags: str) -> Path:
     """``directory/data``, prepared with the same questions to train and to evaluate on."""
-    squad_tokenizer(directory / "text", squad, bpe).save(directory / "tokenizer")
+    squad_tokenizer(directory / "text", squad).save(directory / "tokenizer")
     source = str(write_json(directory / "squad.json", squad))
     prepare("squad")([source, source, str(directory / "tokenizer"), str(directory / "data"), *flags])
     return directory / "data"

@@ -34,7 +34,6 @@ HOSTILE = [
     "x" * 5000,
     "the cat sat on the mat " * 500,
 ]
-LEARNED_KINDS = ["sentencepiece-cased", "sentencepiece-uncased", "fastbpe-cased", "fastbpe-uncased"]
 _MARKS = [*map(chr, range(0x300, 0x370)), "\u3099", "\u309a", "\uff9e", "\uff9f", "\u05bc", "\u093c"]
 ALPHABETS = {
     "every plane": [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000],
@@ -101,11 +100,10 @@ def assert_survives_fairseq(tokenizer: Tokenizer, directory: Path) -> None:
 
 
 def small_tokenizer_of_kind(directory: Path, kind: str) -> Tokenizer:
-    """One that we learn, such as sentencepiece-cased, or one of Hugging Face's library."""
+    """One that we learn, cased or uncased, or one of Hugging Face's library."""
     sample = write_sample(directory)
-    if "-" in kind:
-        bpe, case = kind.split("-")
-        return learn_tokenizer(sample, bpe, 300, case == "cased")
+    if kind in ("cased", "uncased"):
+        return learn_tokenizer(sample, 300, kind == "cased")
     return load_tokenizer(hugging_face_directory(directory / "tokenizer", kind, sample))
 
 

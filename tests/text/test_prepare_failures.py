@@ -53,7 +53,7 @@ BAD = {
     "--vocab-size 9999": "give at most",
     "--vocab-size 9": "give at least",
     f"--vocab-size {2**31}": "at most 4,194,304",
-    "--bpe fastbpe --vocab-size 9999": "larger than the text allows",
+    "--bpe fastbpe": "learned by sentencepiece, so leave --bpe out; for an existing vocabulary give",
     "--tokenizer absent": "is not a directory",
     "--tokenizer given.model": "not a SentencePiece model",
     "--tokenizer none": "holds no tokenizer",

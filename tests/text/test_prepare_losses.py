@@ -4,7 +4,6 @@ import json
 import random
 import re
 import shlex
-import unicodedata
 
 import pytest
 from preparing import prepare
@@ -15,7 +14,6 @@ from amos_fairseq.downstream.classification.rows import Tables
 from amos_fairseq.text.tokenization import load_tokenizer
 
 EVENTS = [f"E{number:03}" for number in range(66)]
-THAI = ["ภิผัปุ", "มัฅาฑฺ", "ษะฑฺสืฑฺ", "คุสืฑฺ", "ช้ฟัฉ่", "ปุฎุ"]
 
 
 def documents(words, number=80, length=20):
@@ -60,18 +58,6 @@ def test_dropped_letters(tmp_path, capsys):
     assert record["train"]["dropped_share"] == pytest.approx(dropped / 100, abs=1e-5)
     assert len(warnings) == 2
     assert "has no unknown token: it leaves out each character that its vocabulary lacks" in warnings[0]
-
-
-def test_vowel_signs_of_uncased_text(tmp_path, capsys):
-    texts = documents(THAI)
-    letters = [character for text in texts for character in text if character != " "]
-    marks = sum(unicodedata.category(character) == "Mn" for character in letters) / len(letters)
-    size = ("--bpe", "fastbpe", "--vocab-size", "30")
-    unknown, dropped, warnings, _ = run(tmp_path, capsys, texts, *size)
-    assert (unknown, dropped) == (0, pytest.approx(100 * marks, abs=2))
-    assert "--uncased removes accents and vowel signs: give --cased" in warnings[0]
-    (tmp_path / "cased").mkdir()
-    assert run(tmp_path / "cased", capsys, texts, *size, "--cased")[:3] == (0, 0, [])
 
 
 @pytest.mark.parametrize("kind", ["tagging", "classify", "squad"])

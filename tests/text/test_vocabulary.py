@@ -34,34 +34,19 @@ def write(path, texts):
     return path
 
 
-@pytest.mark.parametrize("bpe", ["sentencepiece", "fastbpe"])
 @pytest.mark.parametrize("name", TEXTS)
-def test_the_size_that_a_refusal_names_is_possible(name, bpe, tmp_path):
+def test_the_size_that_a_refusal_names_is_possible(name, tmp_path):
     """Both bounds, for texts whose characters need more than they have merges: no bound excludes the other."""
     sample, limits = write(tmp_path / "sample.txt", TEXTS[name]), []
     for size in (1, 50_000):
         with pytest.raises(UserError, match=r"give at (least|most) \d+") as refusal:
-            learn_tokenizer(sample, bpe, size, False)
+            learn_tokenizer(sample, size, False)
         limits.append(int(re.search(r"give at (?:least|most) (\d+)", str(refusal.value))[1]))
-        assert len(learn_tokenizer(sample, bpe, limits[-1], False)) == limits[-1]
+        assert len(learn_tokenizer(sample, limits[-1], False)) == limits[-1]
     assert limits[0] <= limits[1]
 
 
-def test_more_than_a_thousand_characters_are_covered(tmp_path):
-    """A vocabulary with room for 1,000 characters and their ends is refused, where the text has more frequent ones."""
-    texts = TEXTS["Chinese and Latin"]
-    sample, number = write(tmp_path / "sample.txt", texts), len(set("".join(texts)))
-    assert number > 1000
-    with pytest.raises(UserError, match=r"--vocab-size 2100 leaves no piece for some characters") as refusal:
-        learn_tokenizer(sample, "fastbpe", 2100, False)
-    smallest = int(str(refusal.value).split("at least ")[1])
-    tokenizer = learn_tokenizer(sample, "fastbpe", smallest, False)
-    rows = [row for text in texts for row in tokenizer.ids_of(tokenizer.encode(text))]
-    assert rows.count(tokenizer.embedding_rows["<unk>"]) <= len(rows) / 1000
-
-
-@pytest.mark.parametrize("bpe", ["sentencepiece", "fastbpe"])
-def test_a_text_of_control_characters_is_one_line(bpe, tmp_path):
+def test_a_text_of_control_characters_is_one_line(tmp_path):
     (tmp_path / "sample.txt").write_text("\x01\x02\n\x03\n", encoding="utf-8")
     with pytest.raises(UserError, match="no vocabulary can be learned from the text: give text with letters"):
-        learn_tokenizer(tmp_path / "sample.txt", bpe, 100, True)
+        learn_tokenizer(tmp_path / "sample.txt", 100, True)

@@ -23,8 +23,6 @@ from amos_fairseq.downstream.results import (
     RunResult,
     TaskSummary,
     content_sha256,
-    paper_results,
-    paper_squad_cells,
 )
 from amos_fairseq.downstream.runner import run_and_print
 from amos_fairseq.downstream.session import Session, preparing, session_from
@@ -40,7 +38,6 @@ from amos_fairseq.downstream.squad.official import evaluate, task_name
 from amos_fairseq.downstream.squad.prepare import prepare_squad_inside
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
-from amos_fairseq.output.tables import Table
 
 RECIPE_TASK = "SQuAD"  # recipes do not distinguish the versions
 # The head of the paper (thesis section 5.2.4); TEAMS does not name its head, nor does the thesis for its BERT.
@@ -78,7 +75,7 @@ def main(arguments: argparse.Namespace) -> None:
     else:
         with preparing(session, Squad.name) as tokenizer:
             data = prepare_squad_inside(session.out, arguments.train, arguments.dev, tokenizer)
-    run_and_print(arguments.out, open_squad(session, data, settings, arguments.paper))
+    run_and_print(arguments.out, open_squad(session, data, settings))
 
 
 def read_settings(arguments: argparse.Namespace, max_positions: int) -> SquadSettings:
@@ -98,9 +95,9 @@ def read_settings(arguments: argparse.Namespace, max_positions: int) -> SquadSet
     return SquadSettings(head, windows, arguments.max_answer_length, arguments.n_best)
 
 
-def open_squad(session: Session, data: Path, settings: SquadSettings, with_paper: bool = False) -> "Squad":
+def open_squad(session: Session, data: Path, settings: SquadSettings) -> "Squad":
     """Read prepared data. The dev set determines the version: 2.0 if it has questions without an answer. The recipe has the
-    number of separators; ``with_paper``: the table has the papers' rows of version 2.0."""
+    number of separators."""
     data = data.resolve()
     # The head reads each token.
     trials = tuple(dataclasses.replace(trial, pooling="first") for trial in session.recipe.trials_of(RECIPE_TASK))
@@ -115,7 +112,7 @@ def open_squad(session: Session, data: Path, settings: SquadSettings, with_paper
     examples = SquadWindowDataset(SquadSplit(data, "train"), dictionary, limits=windows, training=True)
     sha256 = content_sha256([manifest, settings.as_dict()])
     task = BenchmarkTask(name, len(examples), "f1", sha256, trials, tuple(data_notes(name, manifest)))
-    return Squad(session, data, {name: task}, settings, dictionary, with_paper)
+    return Squad(session, data, {name: task}, settings, dictionary)
 
 
 @dataclass
@@ -127,7 +124,6 @@ class Squad(Benchmark):
     tasks: dict[str, BenchmarkTask]
     settings: SquadSettings
     dictionary: Dictionary
-    with_paper: bool
 
     name = "squad"
     title = "SQuAD dev"
@@ -155,15 +151,6 @@ class Squad(Benchmark):
 
     def shows(self, task: str) -> bool:
         return task in OFFICIAL_QUESTIONS
-
-    def table(self, summaries: Mapping[str, TaskSummary], notes: Sequence[str]) -> Table:
-        """Add the papers' rows to the table with a row for each version."""
-        table = super().table(summaries, notes)
-        if not self.with_paper:
-            return table
-        shown = [score for score, heading in self.columns.items() if heading in table.columns]
-        rows = [[f"SQuAD2.0: {paper['name']}", *paper_squad_cells(paper, shown)] for paper in paper_results()]
-        return dataclasses.replace(table, rows=[*table.rows, *rows])
 
     def notes(self, results: Sequence[RunResult], summaries: Mapping[str, TaskSummary]) -> Iterator[str]:
         windows = self.settings.windows

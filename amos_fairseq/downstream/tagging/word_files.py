@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from amos_fairseq.downstream.tagging.other_forms import refuse_other_forms
 from amos_fairseq.downstream.tagging.schemes import notation_of
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.terminal import say
@@ -48,6 +47,20 @@ _QUOTED = re.compile('"([^"]*"")+[^"]*"')  # a field of CSV with quotes inside
 FEW_WORDS = 5  # are no reason to doubt their place
 NUMBER = re.compile(r"[-+]?[0-9]+([.,][0-9]+)?")
 _NO_WORD = re.compile(r"[A-Z]?[\W\d_]+")  # a number, or an id such as T12
+# Other forms: the pattern of most lines, the name, and the advice.
+_OTHER_FORMS = (
+    (
+        r"[^\s,;|]*(,[^\s,]*|;[^\s;]*|\|[^\s|]*)+\s*$",
+        "CSV",
+        "write tabs, for example with pandas: read_csv(FILE, sep=SEPARATOR, header=None, dtype=str, keep_default_na=False, "
+        "skip_blank_lines=False).to_csv(NEW, sep='\\t', quoting=3, header=False, index=False)",
+    ),
+    (
+        r"[^\s/]+/\S+( +[^\s/]+/\S+)*\s*$",
+        "word/tag",
+        r"write one a line, for example with sed -E 's:/([^/ ]+)( |$):\t\1\n:g' FILE > NEW",
+    ),
+)
 
 
 class Row(NamedTuple):
@@ -176,7 +189,9 @@ def _read_word_lines(path: Path, names: Sequence[str] | None, labeled: bool) -> 
     numbered = sum(_WORD_ID.fullmatch(row.cells[0]) is not None for row in words)
     if global_columns or (width == len(CONLLU_NAMES) and numbered >= MOST * len(words)):
         return _read_conllu_rows(path, rows, global_columns[1].split() if global_columns else CONLLU_NAMES)
-    refuse_other_forms(path, [row.line for row in words], [row.cells[0] for row in words])
+    for pattern, name, advice in _OTHER_FORMS:
+        if 2 * sum(re.match(pattern, row.line) is not None for row in words) > len(words):
+            raise UserError(f"{path}: {words[0].line!r:.60} is {name}: {advice}")
     has_blank_lines = any(not row.cells for row in rows[: words[-1].number])
     first_tab = next((row.number for row in words if "\t" in row.line), None)
     if not labeled and first_tab is None and not (has_blank_lines and count >= MOST * len(words)):
@@ -220,19 +235,13 @@ def _read_conllu_rows(path: Path, rows: Iterable[Row], names: Sequence[str]) -> 
     for row in rows:
         if row.cells and row.line.startswith("#"):
             continue
-        if "\t" not in row.line and len(row.cells) == len(names) > 1:
-            advice = r"replace them, for example with sed -E 's/ +/\t/g'"
-            raise UserError(
-                f"{path}, line {row.number}: spaces between the columns; those of {kind} are tabs: {advice}"
-            )
         if not any(map(_RANGE_OR_EMPTY_NODE.fullmatch, row.cells[id_place : id_place + 1])):
             kept.append(row)
     sentences = _divided(path, kept, len(names), f"of {kind}, separated by tabs", columns)
     for sentence in sentences:
         for expected, (number, _, cells) in enumerate(sentence, start=1):
             if cells[id_place : id_place + 1] not in ([], [str(expected)]):
-                hints = {"1": "a blank line before it is missing", "0": "ids start at 1", "ID": "remove the header"}
-                hint = f": {hints[cells[id_place]]}" if cells[id_place] in hints else ""
+                hint = ": a blank line before it is missing" if cells[id_place] == "1" else ""
                 raise UserError(f"{path}, line {number}: word id {cells[id_place]:.20}, expected {expected}{hint}")
     forms = Counter(row.cells[places["form"]] for rows in sentences for row in rows)
     if 2 * forms["_"] > forms.total():

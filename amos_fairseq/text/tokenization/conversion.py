@@ -1,13 +1,13 @@
-"""Conversion of a learned BPE vocabulary to a ``tokenizer.json`` that splits every text into the same pieces.
+"""Conversion of a SentencePiece BPE model to a ``tokenizer.json`` that splits every text into the same pieces.
 
-SentencePiece and the BPE trainer of ``amos prepare`` only learn. What they learn is converted once, and all later steps use the
-``tokenizer.json``. Its ids are the rows of our embedding: ``<s>`` 0, ``<pad>`` 1, ``</s>`` 2, ``<unk>`` 3, pieces from 4 on,
+SentencePiece only learns. What it learns is converted once, and all later steps use the ``tokenizer.json``. Its ids are the
+rows of our embedding: ``<s>`` 0, ``<pad>`` 1, ``</s>`` 2, ``<unk>`` 3, pieces from 4 on,
 ``<mask>`` last.
 
-Both kinds split a text at its spaces before they look for pieces, so words can be encoded separately.
+It splits a text at its spaces before it looks for pieces, so words can be encoded separately.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import tokenizers
 from sentencepiece import sentencepiece_model_pb2
@@ -15,22 +15,15 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.text import MASK_SYMBOL
-from amos_fairseq.text.tokenization.fast_tokenizer import FASTBPE, SENTENCEPIECE, FastTokenizer, frame_inputs
+from amos_fairseq.text.tokenization.fast_tokenizer import SENTENCEPIECE, FastTokenizer, frame_inputs
 from amos_fairseq.text.tokenization.tokenizer import SPECIAL_SYMBOLS, UNK
 
-END_OF_WORD = "</w>"  # marks the last piece of a word in BPE's pieces
 SPACE = "▁"  # how SentencePiece writes a space in pieces
 # Constants of sentencepiece_model.proto.
 _BPE, _NORMAL, _USER_DEFINED = 2, 1, 4
 # The sets of SentencePiece's nmt_nfkc rules, completed: all control characters, and every kind of space.
 _CONTROL = r"[\x00-\x08\x0e-\x1f\x7f\x{80}-\x{84}\x{86}-\x{9f}]"
 _OTHER_SPACE = r"[\s\x{200b}\x{200c}\x{200e}\x{200f}\x{2581}\x{feff}\x{fffd}&&[^ ]]"
-
-
-def basic_rules(cased: bool) -> tuple[normalizers.Normalizer, pre_tokenizers.PreTokenizer]:
-    """BERT's basic tokenization; uncased text is lower-cased and loses its accents (NFD, combining marks removed)."""
-    normalizer = normalizers.BertNormalizer(strip_accents=not cased, lowercase=not cased)
-    return normalizer, pre_tokenizers.BertPreTokenizer()
 
 
 def sentencepiece_rules(cased: bool) -> normalizers.Normalizer:
@@ -70,24 +63,12 @@ def from_sentencepiece(model: bytes, normalizer: normalizers.Normalizer | None =
     # Only the beginning of the text gets SentencePiece's first space, not the part after a <mask>.
     library.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="first", split=True)
     library.decoder = decoders.Metaspace(replacement=SPACE, prepend_scheme="first")
-    return _finished(library, special_tokens, SENTENCEPIECE)
-
-
-def from_bpe(characters: Iterable[str], merges: list[tuple[str, str]], cased: bool) -> FastTokenizer:
-    """Build the tokenizer of learned merges: pieces are the characters, then the results of the merges, in their order.
-
-    ``characters``: ``x`` inside a word, ``x</w>`` at its end; ``merges``: pairs of pieces, best first, as fastBPE lists them.
-    """
-    # Two merges may produce the same piece; the first one determines its id.
-    pieces = dict.fromkeys([*characters, *(first + second for first, second in merges)])
-    ids, special_tokens = token_ids(list(pieces))
-    # Without fuse_unk each unknown character is a token of its own, as in fastBPE.
-    library = tokenizers.Tokenizer(
-        models.BPE(ids, merges, unk_token=special_tokens[UNK], end_of_word_suffix=END_OF_WORD, fuse_unk=False)
-    )
-    library.normalizer, library.pre_tokenizer = basic_rules(cased)
-    library.decoder = decoders.BPEDecoder(suffix=END_OF_WORD)
-    return _finished(library, special_tokens, FASTBPE)
+    for symbol, token in special_tokens.items():
+        # A space belongs to the word after it, so <mask>, which replaces a word, includes the space.
+        added = AddedToken(token, lstrip=symbol == MASK_SYMBOL, normalized=False, special=True)
+        library.add_special_tokens([added])
+    frame_inputs(library, special_tokens)
+    return FastTokenizer(library.to_str(pretty=True).encode("utf-8"), special_tokens, SENTENCEPIECE)
 
 
 def token_ids(pieces: list[str]) -> tuple[dict[str, int], dict[str, str]]:
@@ -99,15 +80,6 @@ def token_ids(pieces: list[str]) -> tuple[dict[str, int], dict[str, str]]:
             special_tokens[symbol] = f"<{special_tokens[symbol]}>"
     *first, mask = special_tokens.values()
     return {token: index for index, token in enumerate([*first, *pieces, mask])}, special_tokens
-
-
-def _finished(library: tokenizers.Tokenizer, special_tokens: dict[str, str], kind: str) -> FastTokenizer:
-    for symbol, token in special_tokens.items():
-        # In SentencePiece a space belongs to the word after it, so <mask>, which replaces a word, includes the space.
-        takes_space = symbol == MASK_SYMBOL and kind == SENTENCEPIECE
-        library.add_special_tokens([AddedToken(token, lstrip=takes_space, normalized=False, special=True)])
-    frame_inputs(library, special_tokens)
-    return FastTokenizer(library.to_str(pretty=True).encode("utf-8"), special_tokens, kind)
 
 
 def _merges(scores: Mapping[str, float]) -> list[tuple[str, str]]:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Kinds: what learned the vocabulary. The last is a file of unknown origin.
+# Earlier versions also learned as fastBPE does; their tokenizers are read as ever.
 SENTENCEPIECE, FASTBPE, HUGGING_FACE = "sentencepiece", "fastbpe", "huggingface"
 # Limits of the cache of encoded words: its memory is bounded for any text.
 _CACHE_SIZE = 1 << 18

@@ -13,8 +13,6 @@ def sample(tmp_path_factory) -> Path:
     return write_sample(tmp_path_factory.mktemp("sample"))
 
 
-@pytest.fixture(
-    scope="session", params=["sentencepiece-cased", "fastbpe-uncased", "wordpiece", "bytes", "unigram", "spaces"]
-)
+@pytest.fixture(scope="session", params=["cased", "uncased", "wordpiece", "bytes", "unigram", "spaces"])
 def tokenizer(request, tmp_path_factory) -> Tokenizer:
     return small_tokenizer_of_kind(tmp_path_factory.mktemp(request.param), request.param)

@@ -1,25 +1,22 @@
-"""The tokenizer.json of a learned vocabulary against its learner: SentencePiece, and the fastBPE package.
+"""The tokenizer.json of a learned vocabulary against its learner, SentencePiece.
 
 Thousands of random texts and difficult ones, on both ways that the file is used: our tokenizer, word by word, then fairseq's
 own dictionary; and the library with whole texts, as Hugging Face's clients call it.
 """
 
-import json
 import os
 import random
 import unicodedata
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import sentencepiece
 from fairseq.data import Dictionary
-from tokenizer_text import ALPHABETS, HOSTILE, LEARNED_KINDS, random_texts, train_bpe
-from tokenizers import normalizers, pre_tokenizers
+from tokenizer_text import ALPHABETS, HOSTILE, random_texts, train_bpe
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.text.tokenization.conversion import from_bpe, from_sentencepiece, sentencepiece_rules
+from amos_fairseq.text.tokenization.conversion import from_sentencepiece, sentencepiece_rules
 from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer
 from amos_fairseq.text.vocabulary import learn_tokenizer, train_sentencepiece
 
@@ -28,45 +25,20 @@ TEXTS_PER_ALPHABET = int(os.environ.get("AMOS_RANDOM_TEXTS", "400"))
 
 
 class Learned(NamedTuple):
-    """A tokenizer, and text -> ids according to the program that learned it or that defined its format."""
+    """A tokenizer, and text -> ids according to the program that learned it."""
 
     tokenizer: FastTokenizer
     expected: Callable[[str], list[int]]
 
 
-@pytest.fixture(scope="module", params=LEARNED_KINDS)
-def learned(request, sample, tmp_path_factory) -> Learned:
-    bpe, case = request.param.split("-")
-    tokenizer = learn_tokenizer(sample, bpe, 300, case == "cased")
-    if bpe == "sentencepiece":
-        return Learned(tokenizer, sentencepiece_ids(sample, case == "cased"))
-    return Learned(tokenizer, fastbpe_ids(tokenizer, case == "cased", tmp_path_factory.mktemp("codes") / "codes"))
-
-
-def sentencepiece_ids(sample: Path, cased: bool) -> Callable[[str], list[int]]:
-    """Its ``<unk>`` is 0 and fairseq's is 3; its pieces follow, as in our dictionary."""
+@pytest.fixture(scope="module", params=["cased", "uncased"])
+def learned(request, sample) -> Learned:
+    """SentencePiece's ``<unk>`` is 0 and fairseq's is 3; its pieces follow, as in our dictionary."""
+    cased = request.param == "cased"
     normalizer = sentencepiece_rules(cased)
     processor = sentencepiece.SentencePieceProcessor(model_proto=train_sentencepiece(sample, 300, normalizer))
-    return lambda text: [index + 3 for index in processor.encode(normalizer.normalize_str(text))]
-
-
-def fastbpe_ids(tokenizer: FastTokenizer, cased: bool, codes: Path) -> Callable[[str], list[int]]:
-    """fastBPE gets the merges as a file of codes, and the words of BERT's rules with spaces between them."""
-    fastBPE = pytest.importorskip("fastBPE", reason="the fastBPE package needs a compiler to install")
-    merges = json.loads(tokenizer.model)["model"]["merges"]
-    codes.write_text("".join(f"{a} {b} {len(merges) - rank}\n" for rank, (a, b) in enumerate(merges)), encoding="utf-8")
-    reference = fastBPE.fastBPE(str(codes))
-    normalizer = normalizers.BertNormalizer(lowercase=not cased, strip_accents=not cased)
-    ids = {piece: index for index, piece in enumerate(tokenizer.dictionary_symbols, 4)}
-
-    def expected(text: str) -> list[int]:
-        words = pre_tokenizers.BertPreTokenizer().pre_tokenize_str(normalizer.normalize_str(text))
-        line = " ".join(word for word, _ in words)
-        pieces = reference.apply([line])[0].split(" ") if line else []
-        names = (p.removesuffix("@@") if p.endswith("@@") else f"{p}</w>" for p in pieces if p)
-        return [ids.get(name, 3) for name in names]
-
-    return expected
+    tokenizer = learn_tokenizer(sample, 300, cased)
+    return Learned(tokenizer, lambda text: [index + 3 for index in processor.encode(normalizer.normalize_str(text))])
 
 
 def assert_same_ids(tokenizer: FastTokenizer, expected: Callable[[str], list[int]], texts: list[str]) -> None:
@@ -182,11 +154,3 @@ def test_model_of_a_user_with_control_symbols():
 def test_models_that_cannot_be_converted_exactly_are_refused(settings, reason):
     with pytest.raises(UserError, match=f"the SentencePiece model {reason}"):
         sentencepiece_of(FOXES, **({"vocab_size": 40} | settings))
-
-
-def test_merges_with_equal_results_share_one_piece():
-    """The first merge determines the id, and both produce the piece."""
-    merges = [("a", "b"), ("ab", "a</w>"), ("b", "a</w>"), ("a", "ba</w>")]
-    tokenizer = from_bpe(["a", "b", "a</w>"], merges, cased=True)
-    assert tokenizer.dictionary_symbols == ["a", "b", "a</w>", "ab", "aba</w>", "ba</w>"]
-    assert tokenizer.encode("aba ba") == ["aba</w>", "ba</w>"]

@@ -91,7 +91,7 @@ def test_added_tokens_remain_whole(sample, tmp_path):
     assert [text[start:end] for _, start, end in tokenizer.encode_with_offsets(text)][1:3] == ["[E1]", "covid nineteen"]
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece-cased"])
+@pytest.mark.parametrize("kind", ["wordpiece", "cased"])
 def test_text_that_is_not_unicode_is_one_line(kind, tmp_path):
     """A lone surrogate, as Python reads a byte of the command line that is not UTF-8; the library raises a TypeError."""
     tokenizer = small_tokenizer_of_kind(tmp_path, kind)

@@ -41,21 +41,13 @@ def test_saved_tokenizer_is_the_same_one(tokenizer, tmp_path):
     assert [loaded.encode(line) for line in HOSTILE] == tokenizer.encode_lines(HOSTILE)
 
 
-@pytest.mark.parametrize("bpe", ["sentencepiece", "fastbpe"])
-def test_ties_are_broken_deterministically(tmp_path, bpe):
+def test_ties_are_broken_deterministically(tmp_path):
     """Words that occur once make every merge a tie, which a hash table would break differently each time."""
     generator = random.Random(1)
     words = ["".join(generator.choices("abcdefghij", k=8)) for _ in range(300)]
     (tmp_path / "text.txt").write_text("\n".join(words) + "\n")
-    learned = {learn_tokenizer(tmp_path / "text.txt", bpe, 400, True).sha256 for _ in range(4)}
+    learned = {learn_tokenizer(tmp_path / "text.txt", 400, True).sha256 for _ in range(4)}
     assert len(learned) == 1
-
-
-def test_every_piece_of_fastbpe_can_occur_in_its_text(sample, tmp_path):
-    """The vocabulary is complete: no piece of the text that it was learned from is unknown."""
-    tokenizer = learn_tokenizer(sample, "fastbpe", 300, False)
-    symbols = set(tokenizer.dictionary_symbols)
-    assert {piece for line in sample.read_text().split("\n") for piece in tokenizer.encode(line)} <= symbols
 
 
 def test_long_lines_are_cut_between_words_and_characters():
@@ -68,7 +60,7 @@ def test_long_lines_are_cut_between_words_and_characters():
 
 
 def test_damaged_directory_is_refused(sample, tmp_path):
-    learned = learn_tokenizer(sample, "sentencepiece", 300, True)
+    learned = learn_tokenizer(sample, 300, True)
     learned.save(tmp_path / "whole")
     lines = (tmp_path / "whole" / "dict.txt").read_bytes().split(b"\n")
     lines[4], lines[5] = lines[5], lines[4]
@@ -94,16 +86,15 @@ def test_damaged_directory_is_refused(sample, tmp_path):
             load_tokenizer(directory)
 
 
-@pytest.mark.parametrize("bpe", ["sentencepiece", "fastbpe"])
-def test_impossible_vocabulary_sizes_are_refused_with_the_limit(sample, bpe):
+def test_impossible_vocabulary_sizes_are_refused_with_the_limit(sample):
     """The size in the message is possible, one more is not."""
     with pytest.raises(UserError, match=r"at most \d+") as refusal:
-        learn_tokenizer(sample, bpe, 100_000, True)
+        learn_tokenizer(sample, 100_000, True)
     largest = int(str(refusal.value).split("at most ")[1].split(",")[0])
-    assert len(learn_tokenizer(sample, bpe, largest, True)) == largest
+    assert len(learn_tokenizer(sample, largest, True)) == largest
     with pytest.raises(UserError, match="larger than the text allows"):
-        learn_tokenizer(sample, bpe, largest + 1, True)
+        learn_tokenizer(sample, largest + 1, True)
     with pytest.raises(UserError, match=r"at least \d+") as refusal:
-        learn_tokenizer(sample, bpe, 5, True)
+        learn_tokenizer(sample, 5, True)
     smallest = int(str(refusal.value).split("at least ")[1])
-    assert len(learn_tokenizer(sample, bpe, smallest, True)) == smallest
+    assert len(learn_tokenizer(sample, smallest, True)) == smallest

@@ -24,13 +24,7 @@ from amos_fairseq.downstream.classification.benchmark import TextBenchmark, Text
 from amos_fairseq.downstream.classification.dataset import TASK_FOLDER
 from amos_fairseq.downstream.classification.glue.leaderboard import has_test_set, write_submission
 from amos_fairseq.downstream.classification.glue.prepare import prepare_glue_inside
-from amos_fairseq.downstream.classification.glue.table import (
-    average,
-    difference_table,
-    glue_table,
-    predictions_of_seeds,
-    read_glue_summary,
-)
+from amos_fairseq.downstream.classification.glue.table import average, glue_table
 from amos_fairseq.downstream.classification.glue.tasks import (
     AVERAGED,
     DIAGNOSTIC,
@@ -79,7 +73,6 @@ from amos_fairseq.output.tables import Table
 from amos_fairseq.output.terminal import say
 
 TEACHER_FILE = "teacher.npy"  # in the directory of a run
-DIFFERENCES = "glue_differences"
 
 
 @dataclass(frozen=True)
@@ -97,10 +90,8 @@ class GlueOptions:
     max_rows: int | None = None
     teachers: Teachers | None = None
     with_train: bool = False
-    beside: Sequence[Path] = ()
     intermediate: Path | None = None
     squad: Path | None = None
-    with_paper: bool = False
     with_test: bool = False
     multi_task: bool = False
 
@@ -124,10 +115,8 @@ def main(arguments: argparse.Namespace) -> None:
         max_rows=arguments.max_rows,
         teachers=arguments.teachers and read_teachers(arguments.teachers, arguments.gold_weight, arguments.ensemble),
         with_train=arguments.write_train,
-        beside=arguments.beside,
         intermediate=None if intermediate is None else Path(intermediate or arguments.out).resolve(),
         squad=arguments.squad,
-        with_paper=arguments.paper,
         with_test=arguments.write_test,
         multi_task=arguments.multi_task,
     )
@@ -161,16 +150,12 @@ def open_glue(session: Session, data: Path, tasks: Sequence[str], options: GlueO
     for name, directory in options.own_tasks.items():
         prepared[name] = read_text_data(directory.resolve(), name, "repeat the command", options.max_rows)
         session.checkpoint.check_tokenizer(directory / "tokenizer")
-    others = [read_glue_summary(folder) for folder in options.beside]
-    glue = (MultiTaskGlue if options.multi_task else Glue)(session, data, prepared, {}, options, squad, others)
+    glue = (MultiTaskGlue if options.multi_task else Glue)(session, data, prepared, {}, options, squad)
     glue.tasks = glue.make_tasks()
     if options.teachers is not None:
         say("reads the predictions of the teachers", Glue.name)
         for seed in session.seeds:
             options.teachers.identity(list(prepared.values()), seed)
-    for other in others:
-        for task in prepared.keys() & other.trials.keys():
-            predictions_of_seeds(other, prepared[task])
     if options.intermediate is not None:
         glue.check_intermediate(options.intermediate)
     if options.with_test and not any(has_test_set(data, task) for task in tasks):
@@ -193,7 +178,6 @@ class Glue(TextBenchmark):
 
     options: GlueOptions
     squad: Summary | None
-    others: Sequence[Summary]
 
     name = "glue"
 
@@ -322,7 +306,7 @@ class Glue(TextBenchmark):
 
     def table(self, summaries: Mapping[str, TaskSummary], notes: Sequence[str]) -> Table:
         names = [*SCORED, *self.options.own_tasks]
-        return glue_table(self.row_name, summaries, self.squad, self.options.with_paper, notes, names, self.others)
+        return glue_table(self.row_name, summaries, self.squad, notes, names)
 
     def summary_parts(self, summaries: Mapping[str, TaskSummary]) -> dict[str, Any]:
         name, value = average({task: summary.main.median for task, summary in summaries.items()})
@@ -331,20 +315,12 @@ class Glue(TextBenchmark):
     def write_more(
         self, summaries: Mapping[str, TaskSummary], stop: threading.Event
     ) -> tuple[Sequence[Path], Sequence[str]]:
-        """Write with ``with_test`` the leaderboard's archive, and the differences from the rows beside."""
-        out, files, notices = self.session.out, [], []
-        if self.options.with_test:
-            device = self.session.devices[0]
-            archive, notices = write_submission(out, self.data, summaries, self.max_positions, device, stop)
-            files.append(archive)
-        if self.others:
-            say("tests the differences from the other rows", self.name)
-            differences = difference_table(read_glue_summary(out), self.others, self.prepared)
-            files += differences.save(out / DIFFERENCES)
-        else:  # those of an earlier call do not belong to this table
-            for suffix in (".md", ".csv"):
-                (out / f"{DIFFERENCES}{suffix}").unlink(missing_ok=True)
-        return files, notices
+        """Write with ``with_test`` the leaderboard's archive."""
+        if not self.options.with_test:
+            return (), ()
+        out, device = self.session.out, self.session.devices[0]
+        archive, notices = write_submission(out, self.data, summaries, self.max_positions, device, stop)
+        return [archive], notices
 
 
 class MultiTaskGlue(Glue):

@@ -73,7 +73,6 @@ def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_tra
         (["--tasks", "CoLA", "--teachers", tmp_path / "t", "--gold-weight", "2"], "a number from 0 to 1"),
         (["--tasks", "CoLA", "--teachers", tmp_path / "t", "--ensemble"], "has one teacher for each task"),
         (["--tasks", "CoLA", "--teachers", tmp_path / "t", "--max-rows", "10"], "is row 10, expected were 10 rows"),
-        (["--tasks", "CoLA", "--beside", tmp_path / "empty"], "holds no results of amos glue"),
         (["--tasks", "CoLA", "--multi-task"], "the recipe amos has no settings for multi"),
         (["--tasks", "CoLA,RTE", "--multi-task", "--recipe", "bam", "--intermediate"], "--intermediate has no effect"),
         (["--tasks", "CoLA", "--intermediate"], "--intermediate has no effect"),
