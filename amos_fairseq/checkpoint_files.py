@@ -68,7 +68,6 @@ def read_header(path: str) -> dict[str, Any]:
 
 
 def num_updates_of(path: str, checkpoint: dict[str, Any]) -> int:
-    """Return the number of updates up to a checkpoint."""
     history = checkpoint.get("optimizer_history")
     last = history[-1] if isinstance(history, list) and history else None
     try:

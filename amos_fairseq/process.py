@@ -72,6 +72,5 @@ def version_of(distribution: str) -> str:
 
 
 def describe_versions() -> str:
-    """Return the line of ``amos --version``."""
     libraries = ", ".join(f"{name} {version_of(name)}" for name in ("fairseq-fixed", "torch"))
     return f"amos_fairseq {__version__} ({libraries}, Python {platform.python_version()})"

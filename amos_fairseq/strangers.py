@@ -98,6 +98,10 @@ def read_yaml(path: str | os.PathLike, hint: str, largest: int = 1 << 20) -> Any
                 raise yaml.YAMLError("it has an alias")
             return super().compose_node(parent, index)
 
+        def flatten_mapping(self, node: Any) -> None:
+            if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
+                raise yaml.YAMLError("it has a merge key (<<), write its keys out")
+
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             content = super().construct_mapping(node, deep)
             if len(content) < len(node.value):

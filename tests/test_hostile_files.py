@@ -13,13 +13,11 @@ from typing import Any
 import pytest
 
 from amos_fairseq.downstream.classification.benchmark import read_glue_data
-from amos_fairseq.downstream.classification.glue.tasks import SCORED
 from amos_fairseq.downstream.results import read_result, read_summary, write_record
 from amos_fairseq.downstream.squad.dataset import Example, read_squad_manifest
 from amos_fairseq.downstream.squad.official import read_null_odds, read_predictions
 from amos_fairseq.downstream.squad.question_files import read_squad
 from amos_fairseq.errors import UserError
-from amos_fairseq.hugging_face.model_card import dataset_of
 from amos_fairseq.hugging_face.parts import label_settings
 from amos_fairseq.hugging_face.weights import Head
 from amos_fairseq.report.results import benchmark_table
@@ -95,11 +93,6 @@ def of_record(read: Callable[[Path], Any]) -> Callable[[Path], Any]:
     return attack
 
 
-def name_in_card(path: Path) -> None:
-    found = dataset_of(Head.SEQUENCE_CLASSIFICATION, path.parent)
-    assert found is None or found[1].removeprefix("GLUE ") in SCORED
-
-
 def continue_corpus(path: Path) -> None:
     with prepare_text._unfinished_corpus(path.parents[1], IDENTITY):
         raise SystemError("it would continue here")  # which removes nothing
@@ -147,7 +140,6 @@ READERS: dict[str, tuple[str, Any, Callable[[Path], Any]]] = {
     "labels.txt": ("labels.txt", None, lambda path: labels(path, Head.TOKEN_CLASSIFICATION)),
     "result.json": ("result.json", RESULT, of_record(lambda path: read_result(path.parent))),
     "glue.json": ("glue.json", SUMMARY, of_record(lambda path: benchmark_table([read_summary(path, "repeat it")]))),
-    "task in a model card": ("task.json", LABELS, name_in_card),
 }
 
 

@@ -128,7 +128,15 @@ def test_names_can_be_printed_and_stored():
 
 
 WRONG_YAML = ["a: [", "[" * 20_000, "a: &x 5\nb: *x", "a: &x [*x]", "!!python/object:os.system {}", "a: 2000-99-99"]
-WRONG_YAML += ["\0", "\ud800", "a: 1" + "0" * 5000, "? [1]\n: 2", "a: 1\nb: 2\na: 3", "# " + "x" * (1 << 20)]
+WRONG_YAML += [
+    "\0",
+    "\ud800",
+    "a: 1" + "0" * 5000,
+    "? [1]\n: 2",
+    "b: 1\n<<: {a: 1}",
+    "a: 1\nb: 2\na: 3",
+    "# " + "x" * (1 << 20),
+]
 
 
 @pytest.mark.parametrize("text", WRONG_YAML, ids=lambda text: text[:20])

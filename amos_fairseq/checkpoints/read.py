@@ -94,7 +94,6 @@ class LoadedCheckpoint:
         return [*ids, end]
 
     def tokens(self, text: str) -> Tensor:
-        """Return :meth:`token_ids` as a tensor: [L] int64."""
         return torch.tensor(self.token_ids(text))
 
     def token_ids(self, text: str) -> list[int]:

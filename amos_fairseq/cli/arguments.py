@@ -38,7 +38,6 @@ def add_subcommand(subparsers: Any, name: str, help: str, description: str) -> a
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    """Add CHECKPOINT and --tokenizer."""
     text = "checkpoint, or SAVE_DIR of a run (its last checkpoint, or the best one where fine-tuning kept only that)"
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help=text)
     text = "tokenizer directory of the run (default: the directory tokenizer beside the checkpoint)"

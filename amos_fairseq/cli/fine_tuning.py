@@ -100,7 +100,6 @@ def check_prediction(parser: argparse.ArgumentParser, arguments: argparse.Namesp
 
 
 def check_data(arguments: argparse.Namespace) -> None:
-    """Refuse a command line without data: --data, or --train and --dev."""
     flags = [f"--{name}" for name in ("train", "dev") if getattr(arguments, name) is not None]
     if arguments.data is not None and flags:
         raise UserError(f"{' and '.join(flags)} and --data are two ways to give the data: leave one of them out")

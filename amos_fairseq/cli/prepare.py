@@ -95,7 +95,6 @@ def add_tokenizer_and_out(add: Any) -> None:
 
 
 def add_out(add: Any) -> None:
-    """Add OUT, as it is in the scripts, and --out."""
     add("out", type=Path, nargs="?", metavar="OUT", help="output directory")
     add("--out", dest="out_option", type=Path, metavar="DIR", help="the same as OUT")
 
@@ -126,8 +125,7 @@ constant memory. An interrupted run continues when the command is repeated."""
     add("--out", required=True, type=Path, metavar="DIR", help="output directory; its path must not contain a colon")
     vocabulary = kinds.choices[TEXT].add_mutually_exclusive_group().add_argument
     vocabulary("--bpe", help=argparse.SUPPRESS)  # sentencepiece, the only one that is learned
-    text = "use an existing one: a tokenizer directory of a corpus or run, one with a Hugging Face tokenizer.json, "
-    text += "or a SentencePiece BPE model (FILE.model) without normalization"
+    text = "use an existing one: a tokenizer directory of a corpus or run, or one with a Hugging Face tokenizer.json"
     vocabulary("--tokenizer", type=Path, metavar="DIR", help=text)
     add("--vocab-size", type=int, help=f"pieces to learn, without special symbols (default: {DEFAULT_VOCAB_SIZE})")
     case = kinds.choices[TEXT].add_mutually_exclusive_group().add_argument

@@ -66,7 +66,6 @@ def costs_of_recipes(located: list[tuple[str, Path, str]], vocabulary_size: int 
 
 
 def by_size(name: str) -> int:
-    """Sort tiny, mini, small, base, large."""
     return SIZES.index(name.removesuffix("_pp").rpartition("_")[2])
 
 

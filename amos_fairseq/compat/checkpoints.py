@@ -39,7 +39,6 @@ logger = logging.getLogger(__name__)
 
 
 def restrict_classes() -> None:
-    """Allow two classes in checkpoints."""
     torch.serialization.add_safe_globals([argparse.Namespace, distributed_utils._TensorPlaceholder])
 
 

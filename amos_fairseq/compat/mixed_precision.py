@@ -62,7 +62,6 @@ def save_masters(state_dict: Callable[..., Any], optimizer: Any) -> dict[str, An
 def load_masters(
     load_state_dict: Callable[..., Any], optimizer: Any, state_dict: dict[str, Any], optimizer_overrides: Any = None
 ) -> None:
-    """Restore what :func:`save_masters` adds."""
     saved, history = state_dict.get(MASTERS), state_dict.get(SCALER)
     load_state_dict(optimizer, without_our_keys(state_dict), optimizer_overrides)
     if saved is not None:
@@ -90,7 +89,6 @@ def save_scaler(stock: Callable[..., Any], optimizer: AMPOptimizer) -> dict[str,
 def load_scaler(
     stock: Callable[..., Any], optimizer: AMPOptimizer, state_dict: dict[str, Any], optimizer_overrides: Any = None
 ) -> None:
-    """Restore what :func:`save_scaler` saves."""
     optimizer.fp32_optimizer.load_state_dict(without_our_keys(state_dict), optimizer_overrides)
     if state_dict.get(SCALER) and optimizer.scaler.is_enabled():
         optimizer.scaler.load_state_dict(state_dict[SCALER])
@@ -205,7 +203,6 @@ def sum_in_float32(build_optimizer: Callable[..., Any], trainer: Trainer) -> Non
 
 
 def sum_after_backward(stock_backward: Callable[..., Any], optimizer: FP16Optimizer, loss: Tensor) -> None:
-    """Add the gradients of a micro-batch to the masters' after its backward pass."""
     stock_backward(optimizer, loss)
     if (gradients := getattr(optimizer, "master_gradients", None)) is not None:
         gradients.take()

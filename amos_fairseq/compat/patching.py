@@ -54,7 +54,6 @@ _of_scripts: dict[Script, list[Patch]] = {Script.STARTING: [], Script.TRAINING: 
 
 
 def apply_patches(patches: Iterable[Patch]) -> None:
-    """Replace each function, those of the training script later."""
     for patch in patches:
         if isinstance(patch.owner, Script):
             _of_scripts[patch.owner].append(patch)
@@ -72,12 +71,10 @@ def patch_starting_scripts() -> None:
 
 
 def patch_training_script() -> None:
-    """Replace the functions of the training script; called before it creates its trainer."""
     _patch_modules(Script.TRAINING, running_scripts())
 
 
 def _patch_modules(owner: Script, modules: Iterable[ModuleType]) -> None:
-    """Replace each function once in each module."""
     for module in modules:
         done = vars(module).setdefault("patched_by_amos_fairseq", [])
         for patch in _of_scripts[owner]:

@@ -22,7 +22,6 @@ class PretrainingCriterion(FairseqCriterion):
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
-        """Log the keys of the objective."""
         log_sums(logging_outputs, {key: by for key, by in cls.COUNTED_BY.items() if key in logging_outputs[0]})
 
     @staticmethod

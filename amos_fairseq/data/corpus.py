@@ -174,7 +174,6 @@ class MappedBlocks(torch.utils.data.Dataset):
         return len(self.blocks)
 
     def __getitem__(self, index: int) -> Tensor:
-        """Return the same LongTensor [length] as ``blocks``."""
         start, end = (int(position) for position in self.blocks.slice_indices[index])
         dtype = np.dtype(self.text._index.dtype)
         ids = np.frombuffer(self.text._bin_buffer, dtype=dtype, count=end - start, offset=start * dtype.itemsize)

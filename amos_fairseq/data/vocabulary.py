@@ -86,7 +86,6 @@ class Vocabulary:
             )
 
     def load_dictionary(self) -> Dictionary:
-        """Load ``dict.txt`` and append ``<mask>``."""
         try:
             dictionary = Dictionary.load(str(self.dictionary_file))
         except Exception as error:  # fairseq raises a bare Exception for a file that is not UTF-8

@@ -65,8 +65,6 @@ class Schedule(NamedTuple):
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """The hyperparameters of one fine-tuning run."""
-
     lr: float = setting(MISSING, "the peak of the learning rate", POSITIVE)
     epochs: int = setting(MISSING, "how often the training set is read", SIZE)
     batch_size: int = setting(MISSING, "examples of an update", SIZE)
@@ -170,7 +168,6 @@ class Recipe:
     trials: dict[str, tuple[Hyperparameters, ...]]
 
     def trials_of(self, task: str) -> tuple[Hyperparameters, ...]:
-        """Return the trials of a task; refuse one that the recipe lacks."""
         if task not in self.trials:
             known = ", ".join(self.trials)
             raise UserError(f"the recipe {self.name} has no settings for {task}: add it under tasks (it has {known})")

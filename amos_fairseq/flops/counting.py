@@ -79,7 +79,6 @@ class TrainingFlops(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Operations of all planned updates."""
         return self.per_update * self.max_update
 
 

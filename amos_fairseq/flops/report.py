@@ -35,11 +35,9 @@ class FlopsReport(NamedTuple):
 
     @property
     def forward(self) -> Operations:
-        """The sum of all modules, per token."""
         return total(self.modules.values())
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values for ``--json``."""
         return {
             "objective": self.update.cfg.criterion._name,
             "embedding_rows": self.update.model.embed_tokens.num_embeddings,

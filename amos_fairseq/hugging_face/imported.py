@@ -39,8 +39,6 @@ from amos_fairseq.text.tokenization.fast_tokenizer import ABSENT
 
 @dataclass(frozen=True)
 class Imported:
-    """A model of this package with foreign weights."""
-
     config: DictConfig  # complete, as fairseq-train would have saved it
     model: BaseFairseqModel
     tokenizer: Tokenizer

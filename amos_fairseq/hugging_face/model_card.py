@@ -5,23 +5,15 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, import_source, parent_of, read_state
-from amos_fairseq.downstream.classification.dataset import TASK_FILE
-from amos_fairseq.downstream.classification.glue.tasks import SCORED
-from amos_fairseq.downstream.tagging.word_files import MANIFEST
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face import custom_code
 from amos_fairseq.hugging_face.parts import Part
-from amos_fairseq.hugging_face.weights import Head
 from amos_fairseq.modules.bert_encoder import BertEncoderConfig
 from amos_fairseq.process import version_of
 from amos_fairseq.run.metrics_file import read_records
-from amos_fairseq.strangers import plain_name, read_json
-
-if TYPE_CHECKING:
-    from huggingface_hub import EvalResult
 
 UNKNOWN_LICENSE = "unknown"
 _TEMPLATE = Path(__file__).with_name("model_card.jinja")
@@ -32,12 +24,6 @@ _POSITIONS = {"none": "absolute", "t5": "absolute, and relative as in T5", "amos
 _NOT_METRICS = ("split", "update", "epoch", "wps", "ups", "wpb", "bsz", "best_loss", "best_num_updates")
 # Weights with one row per token of the vocabulary.
 _ROW_PER_TOKEN = ("embed_tokens.weight", "mlm_head.bias")
-# The logged name of a score of fine-tuning, in percent | its name on the Hub.
-_SCORES = {
-    **{name: name for name in ("accuracy", "f1", "precision", "recall")},
-    **{"mcc": "matthews_correlation", "matthews": "matthews_correlation", "micro_f1": "f1"},
-    **{"spearman": "spearmanr", "pearson": "pearsonr"},
-}
 
 
 @dataclass(frozen=True)
@@ -59,16 +45,12 @@ def write_card(
     # A truncated last line of the log is skipped, and what the run did after this checkpoint does not count.
     records = [record for record in read_records(loaded.file.parent) if record["update"] <= loaded.num_updates]
     validation = next((record for record in reversed(records) if record.get("split") != "train"), None)
-    dataset = dataset_of(part.head, Path(str(loaded.task.get("data", ""))))
     source, imported, objective = first_source(loaded), loaded.imported_from, objective_of(loaded)
-    results = eval_results(part.head, dataset, validation)
     data = ModelCardData(
         language=settings.language,
         license=settings.data_license,
         base_model=settings.base_model,
         datasets=list(settings.datasets) or None,
-        model_name=name if results else None,
-        eval_results=results,
         library_name="transformers",
         pipeline_tag=part.head.pipeline,
         tags=["amos_fairseq", "fairseq", *filter(None, [objective])],
@@ -131,36 +113,6 @@ def first_source(loaded: LoadedCheckpoint) -> str:
             break
         source, parent = import_source(cfg["task"]), parent_of(cfg)
     return source
-
-
-def eval_results(
-    head: Head, dataset: tuple[str, str] | None, validation: dict[str, Any] | None
-) -> "list[EvalResult] | None":
-    """Return scores of the last validation of a fine-tuned task for the card's ``model-index``, if its data have a name."""
-    from huggingface_hub import EvalResult
-
-    if dataset is None or validation is None:
-        return None
-    scores = {metric: validation.get(key) for key, metric in _SCORES.items() if key in validation}
-    return [
-        EvalResult(head.pipeline, *dataset, metric, round(score / 100, 4), dataset_split="validation")
-        for metric, score in scores.items()
-        if isinstance(score, (int, float))
-    ] or None
-
-
-def dataset_of(head: Head, directory: Path) -> tuple[str, str] | None:
-    """Return identifier and name of the data that a model was fine-tuned on; None if they are not in ``directory``."""
-    try:
-        if head == Head.SEQUENCE_CLASSIFICATION:
-            task = read_json(directory / TASK_FILE, "")["task"]
-            return ("glue", f"GLUE {task}") if task in SCORED else None
-        if head == Head.TOKEN_CLASSIFICATION:
-            manifest = read_json(directory / MANIFEST, "")
-            return "unknown", f"{plain_name(manifest['column'])} of {plain_name(manifest['sources']['valid']['name'])}"
-    except (UserError, ValueError, KeyError, TypeError):  # the card does without
-        pass
-    return None
 
 
 def escape_markup(text: str) -> str:

@@ -171,7 +171,6 @@ def heads_of_tasks(model: nn.Module) -> list[str]:
 
 
 def refuse(loaded: LoadedCheckpoint, what: str) -> NoReturn:
-    """Refuse a head that no class of Hugging Face computes."""
     raise UserError(f"{loaded.file} {what}: no Hugging Face class computes that, export the encoder (--part encoder)")
 
 

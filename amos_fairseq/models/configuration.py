@@ -79,8 +79,6 @@ VOCABULARY_MULTIPLE = 64
 
 @dataclass
 class EncoderConfig(FairseqDataclass):
-    """The encoder; the defaults are BERT-base."""
-
     encoder: ChoiceEnum([BERT, MODERN]) = setting(
         BERT,
         "architecture of all networks: bert, or modernbert (rotary positions, gated feed-forward networks, "
@@ -165,8 +163,6 @@ class EncoderConfig(FairseqDataclass):
 
 @dataclass
 class DetectorConfig(EncoderConfig):
-    """An encoder that is pretrained by detecting replaced tokens."""
-
     detection_bias_at_prior: bool = setting(
         False, "start the bias of the detection head at the logit of the fraction of masked tokens instead of 0"
     )
@@ -337,7 +333,6 @@ class PaddedVocabulary:
 
     @classmethod
     def of(cls, dictionary: Dictionary) -> "PaddedVocabulary":
-        """Read a ``dictionary`` to which the task has added ``<mask>``."""
         return cls(len(dictionary), dictionary.pad(), dictionary.eos(), tuple(special_ids(dictionary)))
 
     @property

@@ -202,14 +202,12 @@ class ElectraModel(ReplacementModel, SingleMlmModel):
         return self.generator is not None and not self.cfg.adversarial
 
     def choose_networks(self, networks: list[GeneratorNetwork]) -> list[GeneratorNetwork]:
-        """Return the last network up to its last MLM head."""
         if len({id(network.embedding) for network in networks}) > 1:
             raise ValueError("electra has one generator: give one file as --generator-checkpoint, or train amos")
         *_, (depth, head) = networks[-1].heads.items()
         return [networks[-1]._replace(heads={depth: head})]
 
     def forward(self, batch: PretrainingBatch) -> ElectraOutput:
-        """Predict the masked tokens, sample, corrupt, detect."""
         features = None if self.token_noise is not None else self.encode_masked(batch)
         generated = self.predict_and_sample(features, batch.originals)
         corrupted = replace_positions(batch.tokens, batch.masked_positions, generated.sampled, batch.masked_weights)

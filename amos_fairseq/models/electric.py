@@ -117,7 +117,6 @@ class TwoTower(nn.Module):
 
     @property
     def num_layers(self) -> int:
-        """The number of layers of a tower."""
         return len(self.past.layers)
 
 

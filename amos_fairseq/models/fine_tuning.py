@@ -329,12 +329,10 @@ class TextModel(FineTunedModel):
 
 
 def is_fine_tuned(state_dict: dict[str, Tensor]) -> bool:
-    """Return whether these are the weights of a fine-tuned model, not of a pretraining model."""
     return any(key.startswith(ENCODER) for key in state_dict)
 
 
 def class_of_checkpoint(state_dict: dict[str, Tensor]) -> type[FineTunedModel]:
-    """Return the class that has the heads of a fine-tuned checkpoint."""
     present = [prefix for prefix in CLASS_OF_HEADS if any(key.startswith(prefix) for key in state_dict)]
     return CLASS_OF_HEADS[max(present, key=len)] if present else TextModel
 

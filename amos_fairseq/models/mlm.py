@@ -36,7 +36,6 @@ class MlmModel(SingleMlmModel):
         return self.transformer
 
     def forward(self, batch: PretrainingBatch) -> PretrainingOutput:
-        """Predict the masked tokens."""
         return PretrainingOutput(*self.mlm_loss(self.generate(batch), self.mlm_head.bias, batch.originals))
 
 

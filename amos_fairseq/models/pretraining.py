@@ -96,7 +96,6 @@ class DisentangledEmbedding(nn.Module):
         self.delta = nn.Embedding(shared.num_embeddings, shared.embedding_dim, shared.padding_idx)
 
     def initialize(self) -> None:
-        """Set Delta to 0."""
         nn.init.zeros_(self.delta.weight)
 
     @property

@@ -82,8 +82,6 @@ def attention_between_words(weights: Tensor, words: Sequence[tuple[int, int]]) -
 
 
 class Counts(NamedTuple):
-    """How often predictions are right, int64."""
-
     heads: np.ndarray  # [layers, heads, relations]
     offsets: np.ndarray  # [2 * FARTHEST + 1, relations], of the words at a fixed distance, from -FARTHEST on
     totals: np.ndarray  # [relations]
@@ -99,7 +97,6 @@ def count_heads(
     pad: int,
     device: str,
 ) -> Counts:
-    """Count the right predictions of all attention heads of a part for the dependencies of a split."""
     encoder = next(iter(part.layers.values()))[0]
     column_of = {relation: index for index, relation in enumerate(relations)}
     heads = np.zeros((len(encoder.layers), encoder.shape.num_heads, len(relations)), dtype=np.int64)
@@ -141,8 +138,6 @@ def relation_of(labels: Sequence[str]) -> str:
 
 
 class Row(NamedTuple):
-    """What the table says of a relation: accuracies in percent."""
-
     relation: str
     count: int
     layer: int
@@ -223,7 +218,6 @@ def probe_attention(
 
 @matplotlib.rc_context(RC_PARAMS)
 def plot_attention(best: dict[str, list[Row]], out: Path) -> None:
-    """Draw the accuracy of each relation, of the best attention head and of the best offset."""
     figure, (ax,) = figure_of_panels(1, 1)
     first = next(iter(best.values()))
     relations, series = [row.relation for row in first], {"offset": [row.offset_accuracy for row in first]}

@@ -183,7 +183,6 @@ def train_probes(
     results: ProbeResults,
     out: Path,
 ) -> None:
-    """Compute the features of the layers once, and train the probes on them; write the results after each."""
     part, mixed = probed.part, probed.part.mixed_layers
     wanted = [layer for layer in probed.layers if layer != MIXTURE] + (mixed if MIXTURE in probed.layers else [])
     name = layer_name((part.name, ", ".join(map(str, probed.layers)), probed.baseline))
@@ -227,7 +226,6 @@ def add_task(results: ProbeResults, task: ProbingTask, targets: dict[str, SplitT
 
 
 def write_tables(out: Path, results: ProbeResults) -> Table:
-    """Write all files of OUT, and return the table."""
     checkpoint, settings, ordered = results.checkpoint, results.settings, in_order(results.results)
     notes = [
         "tasks in the order of their semantic depth (AMOS Figure 4); 100 times the mean over the seeds, ± standard "

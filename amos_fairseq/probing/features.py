@@ -119,8 +119,6 @@ def hidden_states(
 
 
 class EncodedSplit(NamedTuple):
-    """The pieces of a split's sentences."""
-
     sentences: list[Tensor]  # ids [T] int64 with <s> and </s>, cut to the model's max_positions
     # For every word of every sentence its pieces (start, end), counted over the whole split; None for a word that was cut off.
     word_pieces: list[list[tuple[int, int] | None]]

@@ -85,8 +85,6 @@ def sentence_record(sentence: Sentence, targets: list[Record]) -> Record:
 
 
 class CorpusFormat(NamedTuple):
-    """The files that one flag takes."""
-
     flag: str
     tasks: tuple[str, ...]
     convert: Callable[[Path], dict[str, list[Record]]]  # reads a file and returns its records by task
@@ -115,13 +113,14 @@ class Corpus(NamedTuple):
 
 
 def convert_treebank(path: Path) -> dict[str, list[Record]]:
-    """Return the tag of each word, and for each word but the root its relation to its head (Tenney et al., 2019b)."""
+    """Return the tag of each word, and for each word but the root its relation to its head (Tenney et al., 2019b). A word whose
+    tag or relation is ``_``, which CoNLL-U writes where there is none, is no target."""
     tasks: dict[str, list[Record]] = {"pos": [], "dependencies": []}
     for sentence in read_conllu(path).sentences:
-        tags = [_target((i, i + 1), tag) for i, tag in enumerate(sentence.columns["upos"])]
+        tags = [_target((i, i + 1), tag) for i, tag in enumerate(sentence.columns["upos"]) if tag != "_"]
         arcs = []
         for i, (head, relation) in enumerate(zip(heads_of(path, sentence), sentence.columns["deprel"], strict=True)):
-            if head > 0:
+            if head > 0 and relation != "_":
                 arcs.append(_target((i, i + 1), relation, (head - 1, head)))
         tasks["pos"].append(sentence_record(sentence, tags))
         tasks["dependencies"].append(sentence_record(sentence, arcs))

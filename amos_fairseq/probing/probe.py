@@ -170,8 +170,6 @@ def split_targets(examples: Sequence[AnnotatedText], encoded: EncodedSplit, labe
 
 @dataclass(frozen=True)
 class ProbeData:
-    """One layer's features of one task."""
-
     features: dict[str, list[Tensor]]  # of each split, [P,D] for each layer: one, or those that are mixed
     targets: dict[str, SplitTargets]
     labels: Sequence[str]  # C names

@@ -69,7 +69,6 @@ class ProbingTask:
 
     @cached_property
     def labels(self) -> list[str]:
-        """The labels of the training targets, sorted. Others cannot be predicted."""
         return sorted({label for labels in self.labels_of("train") for label in labels})
 
     @property

@@ -301,7 +301,6 @@ def reference_levels(panel: Panel, runs: Sequence[RunCurves]) -> list[tuple[floa
 
 
 def _add_legend(figure: Figure, runs: list[RunCurves], titled: bool) -> None:
-    """Add what line and marker mean and, for several runs, the style of each."""
     handles = [
         Line2D([], [], color=GREY, linewidth=1, label="line: training"),
         Line2D([], [], color=GREY, linestyle="none", marker=run_style(0)[1], markersize=5, label="marker: validation"),

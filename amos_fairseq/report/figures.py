@@ -1,28 +1,19 @@
-"""Figures of scores and losses: all seeds of fine-tuning, scores over the cost of pretraining, losses by depth."""
+"""Figures of the report: losses by depth, scores over the cost of pretraining."""
 
-import os
-import statistics
-from collections.abc import Sequence
 from typing import NamedTuple
 
-import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from scipy.stats import gaussian_kde
 
-from amos_fairseq.downstream.results import Summary
-from amos_fairseq.errors import UserError
 from amos_fairseq.output.pictures import (
-    RC_PARAMS,
     depth_colours,
     draw_grid,
     figure_of_panels,
     legend_label,
     line_style,
-    run_colour,
     run_style,
-    save,
 )
 
 NUM_BINS, NUM_POINTS = 40, 400  # of a histogram; of a curve that looks smooth
@@ -84,35 +75,4 @@ def scores_over_cost(panels: dict[str, list[CostSeries]], x_label: str) -> Figur
             ax.xaxis.set_major_formatter(EngFormatter(sep=""))
         draw_grid(ax)
         ax.legend(frameon=False, fontsize=8)
-    return figure
-
-
-@matplotlib.rc_context(RC_PARAMS)
-def plot_scores(results: Sequence[Summary], directory: str) -> list[str]:
-    """Write ``scores.png`` and ``scores.svg`` and return their paths."""
-    for result in results:
-        if not result.seeds:
-            raise UserError(f"{result.file} holds no finished run yet: wait for the first one")
-    os.makedirs(directory, exist_ok=True)
-    return save(scores_figure(results), directory, "scores")
-
-
-def scores_figure(results: Sequence[Summary]) -> Figure:
-    """One column per task, with a marker per seed and a bar at their median."""
-    tasks = list(dict.fromkeys(task for result in results for task in result.seeds))
-    figure = Figure(figsize=(1.2 * len(tasks) + 3, 4), layout="constrained")
-    ax = figure.subplots()
-    width = 0.8 / len(results)
-    for index, result in enumerate(results):
-        label, colour, marker = legend_label(result.folder_name), run_colour(index), run_style(index)[1]
-        for task, seeds in result.seeds.items():
-            x = tasks.index(task) + (index - (len(results) - 1) / 2) * width
-            ax.plot([x] * len(seeds), seeds, marker, color=colour, alpha=0.6, markersize=5, label=label)
-            ax.hlines(statistics.median(seeds), x - 0.4 * width, x + 0.4 * width, color=colour, linewidth=2)
-            label = None  # one entry in the legend
-    ax.set_xticks(range(len(tasks)), map(legend_label, tasks))
-    ax.set(title="Scores on the development sets", ylabel="main score of the task (%)")
-    draw_grid(ax, "y")
-    title = "one marker per seed, a bar at their median"
-    figure.legend(loc="outside lower center", ncols=3, frameon=False, title=title)
     return figure

@@ -23,8 +23,6 @@ from amos_fairseq.text.tokenization.tokenizer import Tokenizer
 
 
 class Prediction(NamedTuple):
-    """A vocabulary piece with its probability."""
-
     piece: str
     probability: float
 
@@ -39,8 +37,6 @@ class CellLine(NamedTuple):
 
 @dataclass(frozen=True)
 class Token:
-    """One token of the main network's input."""
-
     original: str  # piece of the text
     input: str  # piece that the main network gets: the sampled one, or the original
     original_text: str  # what the piece adds to the readable text, spaces included
@@ -71,8 +67,6 @@ class Token:
 
 @dataclass(frozen=True)
 class MaskedToken:
-    """The predictions for one masked token."""
-
     position: int
     mixture_weights: list[float]  # [K]
     predictions: list[list[Prediction]]  # [K] lists of the most probable pieces, in descending order
@@ -97,8 +91,6 @@ class MaskedToken:
 
 @dataclass(frozen=True)
 class Inspection:
-    """One text with everything that the model computes for it."""
-
     file: str
     num_updates: int
     seed: int

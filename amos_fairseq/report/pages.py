@@ -43,7 +43,6 @@ def render_inspection(inspection: Inspection) -> str:
 
 
 def print_inspection(inspection: Inspection) -> None:
-    """Print the table of masked tokens, the text with its probabilities, and the summary."""
     console = Console(highlight=False, soft_wrap=False)
     table = Table(box=box.SIMPLE_HEAD, show_lines=True, title=f"Tokens {inspection.selected}", title_justify="left")
     rows = [inspection.row(masked) for masked in inspection.masked]

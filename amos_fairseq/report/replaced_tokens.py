@@ -118,7 +118,6 @@ def forward_of_depth(
 
 @contextlib.contextmanager
 def _only_depth(model: PretrainingModel, depth: int) -> Iterator[None]:
-    """Give one depth of a mixture the weight 1."""
     if not isinstance(model, AmosModel):
         yield
         return

@@ -138,7 +138,6 @@ def hardware_of(path: Path) -> str | None:
 
 
 def add_checkpoint(run: PretrainingRun, options: ReportOptions) -> None:
-    """Add the settings and costs of the last checkpoint, and what its model does with the texts."""
     file = checkpoint_file(run.folder)
     state = read_state(file)
     loaded = restore_checkpoint(file, state)

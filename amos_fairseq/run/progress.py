@@ -215,7 +215,6 @@ def _update_size(cfg: Any) -> str:
 
 
 def _saves(cfg: Any) -> str:
-    """Return when checkpoints are written."""
     checkpoint, minutes = cfg.checkpoint, getattr(cfg.task, "save_interval_minutes", 0)
     if checkpoint.no_save:
         return "no checkpoints"

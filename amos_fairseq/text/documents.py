@@ -92,7 +92,7 @@ def read_documents(
     table = ""
     if kind == TEXT:
         table = _table_in(path, first_lines, column)
-        refuse_markup(path)
+        refuse_markup(path, first_lines)
         documents = _documents_of_text(path, document or document_end(path, None), on_read)
     else:
         documents = _documents_of_table(TableFile(path, csv_quotes=csv_quotes, on_read=on_read), column)
@@ -150,8 +150,7 @@ def _table_in(path: Path, lines: Sequence[str], column: str) -> str:
 def _documents_of_text(path: Path, end: str | int, on_read: OnRead) -> Iterator[bytes]:
     most_lines = {BLANK: math.inf, LINE: 1}.get(end, end)
     document, num_lines, start = bytearray(), 0, 0  # a list of many short paragraphs would take many times their size
-    separators: list[int] = []
-    num_marks, first_mark = 0, ""
+    first_separator, num_marks, first_mark = 0, 0, ""
     for number, line in lines_of(path, on_read):
         for text in clean_lines(line.rstrip("\r\n")):
             if text:
@@ -165,13 +164,13 @@ def _documents_of_text(path: Path, end: str | int, on_read: OnRead) -> Iterator[
             if between := _BETWEEN_DOCUMENTS.fullmatch(text):
                 if between["separator"] is None:
                     num_marks, first_mark = num_marks + 1, first_mark or text
+                elif first_separator:
+                    raise UserError(
+                        f"{path}: lines {first_separator:,} and {number:,} are {text}, which ends a document for other "
+                        "programs: replace such lines by blank ones, for example with sed"
+                    )
                 else:
-                    separators.append(number)
-        if len(separators) > 1:
-            raise UserError(
-                f"{path}: lines {separators[0]:,} and {separators[1]:,} are {text}, which ends a document for other programs: "
-                "replace such lines by blank ones, for example with sed"
-            )
+                    first_separator = number
         refuse_large(document, path, "line", start)
     if document:
         yield bytes(document)
@@ -210,6 +209,8 @@ def _documents_of_table(table: TableFile, column: str) -> Iterator[bytes]:
             f"{table.path}: {without_text:,} of its rows, the first in {unit} {first:,}, have no text in {column} "
             "(missing, blank, NULL or another such word, or half of a surrogate pair) and are skipped"
         )
+    if table.num_blank_lines:
+        say(f"{table.path}: {table.num_blank_lines:,} blank lines are left out")
     if broken := table.broken_lines:
         share = len(broken) / (len(broken) + num_rows)
         say(

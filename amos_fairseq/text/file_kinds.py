@@ -32,7 +32,7 @@ LARGEST_NUMBER_OF_BRACKETS = 10_000_000
 UTF8_MARK = b"\xef\xbb\xbf"
 _BLANKS = b" \t\r\n\v\f\x1e"  # the last one begins the objects of a JSON text sequence
 # What decides on the kind of a file: this many lines that are not blank, or as many as begin in this many bytes.
-_FIRST_LINES, _FIRST_BYTES = 20, 1 << 18
+FIRST_LINES, _FIRST_BYTES = 20, 1 << 18
 
 # What a compressed text may refer back to is in memory too. The program zstd has the same limit; xz -9 takes half of it.
 _LARGEST_WINDOW_BYTES = 1 << 27
@@ -156,7 +156,7 @@ def _first_lines(path: Path) -> list[str]:
     lines: list[str] = []
     number = size = 0
     with opened(path) as stream:
-        while size < _FIRST_BYTES and len(lines) < _FIRST_LINES and (line := stream.readline(_FIRST_BYTES)):
+        while size < _FIRST_BYTES and len(lines) < FIRST_LINES and (line := stream.readline(_FIRST_BYTES)):
             number += 1
             line = (line.removeprefix(UTF8_MARK) if number == 1 else line).lstrip(_BLANKS)
             if not lines and line.startswith(b"{") and not line.endswith(b"\n"):
@@ -204,9 +204,8 @@ def refuse_json(path: Path, lines: list[str]) -> None:
     )
 
 
-def refuse_markup(path: Path) -> None:
-    """Refuse a text that begins as HTML or XML, or whose first lines mostly begin with a tag."""
-    _, lines = look_at(path)
+def refuse_markup(path: Path, lines: list[str]) -> None:
+    """Refuse a text with these first lines if it begins as HTML or XML, or if most of them begin with a tag."""
     tags = [match.group() for line in lines if (match := _TAG.match(line) or _MARKUP_START.match(line))]
     are_tags = len(tags) > 2 and 2 * len(tags) >= len(lines) and any(map(_NO_SPEAKER.search, lines))
     if any(map(_MARKUP_START.match, lines[:3])) or are_tags:

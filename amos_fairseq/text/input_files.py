@@ -44,8 +44,6 @@ MOST_COLUMNS = 10_000
 OBJECTS_WITH_KEYS = 100
 # What the rows of a table may take in memory. A few bytes, compressed or repeated in Parquet, can be a billion rows.
 _ALWAYS_READ, _LARGEST_EXPANSION, _BYTES_OF_A_ROW = 1 << 28, 200, 100
-# The first line of some files for Excel, which is no row.
-_SEPARATOR_LINE = re.compile(r'"?sep=(\t|[^\w\s"])"?\r?\n?', re.IGNORECASE)
 # Python writes these for floats, and JSON has none of them.
 _CONSTANTS = {"NaN": None, "Infinity": math.inf, "-Infinity": -math.inf}
 # Characters of which an editor shows nothing: spaces, controls, and what has no width or no ink.
@@ -78,7 +76,6 @@ def files_of(path: Path) -> list[Path]:
 
 
 def read_content(path: Path, limit: int) -> bytes:
-    """Return the whole content, of at most ``limit`` bytes."""
     with opened(path) as stream:
         content = stream.read(limit + 1)
     if len(content) > limit:
@@ -97,7 +94,6 @@ def read_lines(path: Path, on_read: OnRead = ignore) -> Iterator[tuple[int, str]
 
 
 def lines_of(path: Path, on_read: OnRead = ignore) -> Iterator[tuple[int, str]]:
-    """Do the same for a file that was looked at."""
     with opened(path, on_read) as stream:
         yield from decoded_lines(stream, path)
 
@@ -115,17 +111,10 @@ def decoded_lines(stream: BinaryIO, name: str | Path) -> Iterator[tuple[int, str
             text = line.decode("utf-8")
         except UnicodeDecodeError as error:
             place = f"line {number}, byte {offset + error.start}"
-            raise UserError(f"{name}, {place}: not UTF-8 ({error.reason}): {_advice_on_encoding(line)}") from None
+            advice = "convert the file, for example with iconv -f CP1252 -t UTF-8 FILE > NEW (Russian: CP1251)"
+            raise UserError(f"{name}, {place}: not UTF-8 ({error.reason}): {advice}") from None
         offset += len(line)
         yield number, text.removeprefix("\ufeff") if number == 1 else text
-
-
-def _advice_on_encoding(line: bytes) -> str:
-    try:
-        line.decode("utf-8", "surrogatepass")
-    except UnicodeDecodeError:
-        return "convert the file, for example with iconv -f CP1252 -t UTF-8 FILE > NEW (Russian: CP1251)"
-    return "half of a surrogate pair is no character: remove it, for example with iconv -c -f UTF-8 -t UTF-8 FILE > NEW"
 
 
 def is_much(number: int, share: float) -> bool:
@@ -147,8 +136,7 @@ class TableFile:
     - ``tsv``: a row is a line. Tabs always separate and quotes are ordinary characters, as in GLUE's files; with
       ``csv_quotes`` it is CSV with tabs, as pandas and ``csv`` write it. Values: ``str``.
     - ``csv``: as Python's ``csv`` reads it, strictly; a quoted field may have line ends. ``,`` or ``;`` separates: the one
-      that gives the first line more columns, ``,`` if they are equal; a tab or ``|`` where both give one column, or what a
-      line ``sep=;`` says. Values: ``str``.
+      that gives the first line more columns, ``,`` if they are equal; a tab or ``|`` where both give one. Values: ``str``.
     - ``jsonl``: an object on each line. The columns are the keys of the first ``OBJECTS_WITH_KEYS``, or with ``all_keys`` of
       all; a key that is missing is None, and others are ignored. Values: those of JSON; None for NaN.
     - ``parquet``, and ``folder`` of ``Dataset.save_to_disk``: values as in JSON (:func:`~amos_fairseq.text.arrow_files.plain`).
@@ -160,6 +148,7 @@ class TableFile:
         columns: the first line of TSV and CSV; 1, 2, ... without a ``header``.
         broken_lines: line numbers (from 1) where rows of TSV and CSV begin that have another number of columns. They are
             left out.
+        num_blank_lines: of TSV and CSV with several columns; they are left out too.
     """
 
     def __init__(
@@ -170,26 +159,22 @@ class TableFile:
         on_read: OnRead = ignore,
         all_keys: bool = False,
     ) -> None:
-        self.kind, first_lines = look_at(path)
+        self.kind, self.first_lines = look_at(path)
         self.path, self.header, self._on_read = path, header, on_read
         self.broken_lines: list[int] = []
+        self.num_blank_lines = 0
         self._most_bytes = max(_ALWAYS_READ, _LARGEST_EXPANSION * sum(file.stat().st_size for file in files_of(path)))
         if self.kind == TEXT:
-            if first_lines and first_lines[0].startswith("__label__"):
-                raise UserError(
-                    f"{path} has the form of fastText: put a tab behind the label, for example with "
-                    r"sed 's/^__label__\([^ ]*\) /\1\t/' FILE > NEW.tsv, and give --no-header"
-                )
             raise UserError(
                 f"{path} is no table: give JSON lines, Parquet, a folder of save_to_disk of datasets, or text whose name "
                 "ends in .tsv or .csv (compressed, in .tsv.gz and so on); with a text on each line, also --no-header --text 1"
             )
         if self.kind == JSON:
-            refuse_json(path, first_lines)
+            refuse_json(path, self.first_lines)
         if not header and self.kind not in (TSV, CSV):
             raise UserError(f"{path}: its columns have names already: remove --no-header")
         if self.kind in (TSV, CSV):
-            self._quotes, self._num_skipped = csv_quotes or self.kind == CSV, 0
+            self._quotes = csv_quotes or self.kind == CSV
             if header and not self._quotes and "\r" in next(lines_of(path), (1, ""))[1].rstrip("\r\n"):
                 raise _ends_with_cr(path)
             self._separator = "\t" if self.kind == TSV else self._separator_of_csv()
@@ -274,9 +259,11 @@ class TableFile:
 
     def _separated_rows(self) -> Iterator[tuple[int, dict[str, str]]]:
         records = self._records(self._separator, self._on_read)
-        for number, fields in islice(records, self._num_skipped + (1 if self.header else 0), None):
+        for number, fields in islice(records, int(self.header), None):
             if len(fields) == len(self.columns):
                 yield number, dict(zip(self.columns, fields, strict=True))
+            elif len(fields) == 1 and is_blank(fields[0]):
+                self.num_blank_lines += 1
             else:
                 self.broken_lines.append(number)
                 self._last_width = len(fields)
@@ -291,11 +278,6 @@ class TableFile:
             yield number, line.rstrip("\r\n").split("\t", MOST_COLUMNS)  # a broken line may have very many more
 
     def _separator_of_csv(self) -> str:
-        _, first = next(lines_of(self.path), (1, ""))
-        if named := _SEPARATOR_LINE.fullmatch(first):
-            self._num_skipped = 1
-            return named[1]
-
         def width(separator: str) -> int:
             try:
                 return len(self._first_fields(separator))
@@ -306,8 +288,7 @@ class TableFile:
         return others if width(likely) == 1 < width(others) else likely
 
     def _first_fields(self, separator: str) -> list[str]:
-        _, fields = next(islice(self._records(separator), self._num_skipped, None), (1, []))
-        return fields
+        return next(self._records(separator), (1, []))[1]
 
 
 def _ends_with_cr(path: Path) -> UserError:

@@ -63,7 +63,6 @@ from amos_fairseq.text.processes import (
 )
 from amos_fairseq.text.split import SAMPLE, VALID, CorpusSettings, Split, group_into_shards, split_corpus, text_file
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
-from amos_fairseq.text.tokenization.conversion import from_sentencepiece
 from amos_fairseq.text.tokenization.exported import export_obstacle
 from amos_fairseq.text.tokenization.fast_tokenizer import SENTENCEPIECE
 from amos_fairseq.text.vocabulary import learn_tokenizer
@@ -76,7 +75,6 @@ RARE_CHARACTER = "\U0001242b"  # a numeral in cuneiform, which no vocabulary has
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write the corpus of the inputs to OUT, or continue an unfinished one."""
     # What can be checked is checked before any work.
     paths, out = arguments.text, arguments.out
     check_paths(*paths, out)
@@ -349,7 +347,7 @@ def _settings(arguments: argparse.Namespace) -> CorpusSettings:
         if arguments.bpe not in (None, bpe):
             raise UserError(
                 f"--bpe {arguments.bpe}: the vocabulary is learned by {bpe}, so leave --bpe out; for an existing vocabulary "
-                "give --tokenizer with the folder of a Hugging Face tokenizer.json, or a SentencePiece model"
+                "give --tokenizer with the folder of a Hugging Face tokenizer.json"
             )
         cased = arguments.cased is not False
         size = DEFAULT_VOCAB_SIZE if arguments.vocab_size is None else arguments.vocab_size
@@ -381,14 +379,12 @@ def _read_tokenizer(arguments: argparse.Namespace) -> Tokenizer:
     for flag, value in {"--vocab-size": arguments.vocab_size, "--cased or --uncased": arguments.cased}.items():
         if value is not None:
             raise UserError(f"{flag} cannot be combined with --tokenizer, which determines it: remove one of them")
-    if arguments.tokenizer.suffix != ".model":
-        return load_tokenizer(arguments.tokenizer)
-    if not arguments.tokenizer.is_file():
-        raise UserError(f"{arguments.tokenizer}: no such file")
-    try:
-        return from_sentencepiece(arguments.tokenizer.read_bytes())
-    except UserError as error:
-        raise UserError(f"{arguments.tokenizer}: {error}") from error
+    if arguments.tokenizer.suffix == ".model":
+        raise UserError(
+            f"--tokenizer {arguments.tokenizer}: SentencePiece models are not read: give the folder of a tokenizer.json, which "
+            "save_pretrained of transformers writes for many of them, or leave --tokenizer out to learn a vocabulary"
+        )
+    return load_tokenizer(arguments.tokenizer)
 
 
 def _try_tokenizer(path: Path, tokenizer: Tokenizer) -> None:

@@ -51,8 +51,6 @@ class CorpusSettings:
 
 @dataclass
 class Split:
-    """The result of the pass, with what amos prepare needs of it later."""
-
     inputs: list[dict[str, Any]]  # documents of each, rows without text, and what ends a document
     sample: dict[str, str | int]  # name, documents, paragraphs and bytes of the text for the vocabulary
     train: list[list[int]]  # bytes of the files of training text, in groups: a shard consists of whole groups

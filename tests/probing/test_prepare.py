@@ -85,6 +85,15 @@ def test_words_with_spaces_keep_the_spans_in_place(tmp_path: Path):
     assert example.words == ["I", "_", "at", "Ann", "'s"]
 
 
+def test_words_without_a_tag_or_a_relation_are_no_targets(tmp_path: Path):
+    treebank = write(tmp_path, "ud.conllu", CONLLU.replace("\tADP\t", "\t_\t").replace("\tcop\t", "\t_\t"))
+    main([tmp_path / "out", "--treebank", treebank, treebank, treebank])
+    (sentence,) = records(tmp_path / "out" / "pos" / "test.jsonl")
+    assert [target["label"] for target in sentence["targets"]] == ["PRON", "AUX", "PROPN", "PART"]
+    (sentence,) = records(tmp_path / "out" / "dependencies" / "test.jsonl")
+    assert [target["label"] for target in sentence["targets"]] == ["nsubj", "case", "case:gen"]
+
+
 def test_bad_files_and_flags_are_one_line_and_nothing_is_left(tmp_path: Path, capsys):
     path = tmp_path / "file.txt"
     for flag, content, reason in (

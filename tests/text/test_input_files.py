@@ -97,6 +97,7 @@ CASES = {
     "page.txt": (b"<p>\nwords\n</p>\n" * 9, "no plain text: .* tags such as <p>"),
     "wiki_00": (b'<doc id="12" url="u">\n' + b"words\n" * 30, "WikiExtractor --json"),
     "gpt.txt": (b"one\n<|endoftext|>\ntwo\n<|endoftext|>\n", r"lines 2 and 4 are <.endoftext.>, which ends a document"),
+    "gpt_cr.txt": (b"one\r<eos>\rtwo\r<eos>\rthree\r", "lines 1 and 1 are <eos>, which ends a document"),
     "other.csv": (b"a,b\n1,2\n", "no column 'text', it has 'a', 'b'"),
     "blank.csv": (b"text,b\n,2\n", "contains no text in text"),
 }

@@ -4,14 +4,12 @@ import json
 import logging
 from collections import Counter
 
-import sentencepiece
 from fairseq import options
 from fairseq.data import Dictionary
 from fairseq_cli import preprocess
 from hugging_face_folders import train_wordpiece
 from preparing import prepare
 from synthetic_corpus import DOCUMENTS, encode_naively, file_bytes, read_binarized, shard_directories
-from tokenizer_text import train_bpe
 
 from amos_fairseq.files import file_sha256
 from amos_fairseq.text import split as text_split
@@ -120,18 +118,6 @@ def test_existing_tokenizer(corpus, inputs, tmp_path):
     assert (other / "dict.txt").read_bytes() == (out / "tokenizer" / "dict.txt").read_bytes()
     found = read_binarized(other / "train") + read_binarized(other / "valid")
     assert Counter(found) == encode_naively(out, DOCUMENTS[len(DOCUMENTS) // 3 :])
-
-
-def test_sentencepiece_model_of_a_user(inputs, tmp_path):
-    """Converted once: the corpus has SentencePiece's own ids, after fairseq's four symbols."""
-    lines = [paragraph for document in DOCUMENTS for paragraph in document]
-    (tmp_path / "given.model").write_bytes(train_bpe(lines, 150, normalization_rule_name="identity"))
-    out = tmp_path / "corpus"
-    main([*inputs, "--out", out, "--tokenizer", tmp_path / "given.model", "--workers", "1"])
-    processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "given.model"))
-    found = read_binarized(out / "train") + read_binarized(out / "valid")
-    expected = (tuple((*(i + 3 for i in processor.encode(p)), END_ID) for p in document) for document in DOCUMENTS)
-    assert Counter(found) == Counter(expected)
 
 
 def test_hugging_face_tokenizer(inputs, tmp_path):

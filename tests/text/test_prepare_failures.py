@@ -28,7 +28,7 @@ main = prepare("text")
 def folder(tmp_path_factory) -> Path:
     """Inputs that are bad in some way, beside a text."""
     folder = tmp_path_factory.mktemp("bad")
-    contents = {"one.txt": b"one document\n", "lines.jsonl": b'{"body": "words"}\n', "given.model": b"\xff\xfe"}
+    contents = {"one.txt": b"one document\n", "lines.jsonl": b'{"body": "words"}\n'}
     contents |= {"broken/tokenizer.json": b"{", "none/notes": b""}
     for name, content in contents.items():
         (folder / name).parent.mkdir(exist_ok=True)
@@ -55,7 +55,7 @@ BAD = {
     f"--vocab-size {2**31}": "at most 4,194,304",
     "--bpe fastbpe": "learned by sentencepiece, so leave --bpe out; for an existing vocabulary give",
     "--tokenizer absent": "is not a directory",
-    "--tokenizer given.model": "not a SentencePiece model",
+    "--tokenizer given.model": "SentencePiece models are not read: give the folder of a tokenizer.json",
     "--tokenizer none": "holds no tokenizer",
     "--tokenizer broken": "is not a usable",
     "--tokenizer others": "knows nothing of the train text: give one that is made for this language",

@@ -105,7 +105,6 @@ def read_targets(directory: Path, split: str, record: dict[str, Any]) -> np.ndar
 
 
 def check_texts(directory: Path, split: str) -> None:
-    """Check the files of a split without decoding them."""
     check_prepared(directory, TASK_FILE, split)
     for path in sorted(directory.glob("*/*.idx")):
         if path.stem == split:
@@ -165,7 +164,6 @@ class ShortenedTexts(BaseWrapperDataset):
         return np.minimum(self.dataset.sizes, self.max_tokens)
 
     def __getitem__(self, index: int) -> Tensor:
-        """Return one row: [L] int64."""
         texts = [text[index] for text in self._texts]
         lengths = [len(text) - start - 1 for text, start in zip(texts, self._starts, strict=True)]
         kept = kept_lengths(lengths, self._room)

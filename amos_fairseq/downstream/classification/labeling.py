@@ -169,7 +169,6 @@ def rows_in_order(table: TableFile) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def encode(loaded: LoadedCheckpoint, inputs: Sequence[tuple[str, ...]]) -> ShortenedTexts:
-    """Return the tokens of rows of one or two texts, as in fine-tuning."""
     dictionary, texts = loaded.dictionary, []
     for column in zip(*inputs, strict=True):
         lines = loaded.tokenizer.encode_lines(list(column))

@@ -53,7 +53,6 @@ def number_of(label: Any) -> float | None:
 
 
 def missing_words(labels: Sequence[Any], kind: str | None) -> set[str]:
-    """Return the words that mean a missing label in this column of the training set."""
     words = MISSING_WORDS | MISSING_BESIDE_NUMBERS
     present = [label for label in labels if not is_missing(label, words)]
     are_numbers = kind == "number" or (present and all(number_of(label) is not None for label in present))

@@ -205,7 +205,7 @@ def find_columns(table: TableFile, texts: Sequence[str] | None, label: str | Non
         )
 
     if len(names) == 1:
-        refuse_markup(table.path)  # a download that failed gives a page
+        refuse_markup(table.path, table.first_lines)  # a download that failed gives a page
         separators = {TSV: ": tabs have to separate its columns", CSV: ": , or ; has to separate its columns"}
         problem = f"has the one column {names[0][:60]!r}, of texts or of labels"
         raise UserError(f"{table.path} {problem}{separators.get(table.kind, '')}")
@@ -257,6 +257,8 @@ def read_rows(
     if table.broken_lines:
         others = f"rows with another number of columns{advice if quotes_are_ordinary else ''} are left out"
         rows.counted[others] = len(table.broken_lines)
+    if table.num_blank_lines:
+        rows.counted["lines are blank and left out"] = table.num_blank_lines
     if num_quoted:
         rows.counted[f"rows have a field that begins with a quote, an ordinary character here{advice}"] = num_quoted
     return rows

@@ -39,7 +39,6 @@ def cut_longer_text_first(
 
 
 def check_labeled_texts(load_dataset: Callable[..., Any], task: Any, split: str, *args: Any, **kwargs: Any) -> Any:
-    """Check the files of a split before they are opened."""
     check_texts(Path(str(task.cfg.data)), split)
     return load_dataset(task, split, *args, **kwargs)
 

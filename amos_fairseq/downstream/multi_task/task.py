@@ -39,8 +39,6 @@ LOSS, ROWS = "loss_", "_rows_"  # and the name of a task
 
 
 class MultiTaskModel(TextModel):
-    """A head for each task, of its name."""
-
     def forward(
         self, src_tokens: Tensor, rows_of_heads: Mapping[str, Tensor], lengths: Sequence[int] | None = None
     ) -> dict[str, Tensor]:

@@ -104,8 +104,6 @@ def open_parsing(session: Session, data: Path) -> "Parsing":
 
 @dataclass
 class Parsing(Benchmark):
-    """The trees of a treebank."""
-
     session: Session
     data: Path
     tasks: dict[str, BenchmarkTask]

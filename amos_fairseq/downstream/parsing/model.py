@@ -68,8 +68,6 @@ class ParsingHead(nn.Module):
 
 @reads_heads(f"{WORD_HEADS}{TREES}.")
 class ParsingModel(WordModel):
-    """The head for words is :data:`TREES`."""
-
     def register_parsing_head(self, num_relations: int) -> None:
         cfg = self.cfg
         self.word_heads[TREES] = ParsingHead(

@@ -117,8 +117,6 @@ def open_squad(session: Session, data: Path, settings: SquadSettings) -> "Squad"
 
 @dataclass
 class Squad(Benchmark):
-    """Prepared data of one version, with a single task, ``SQuAD1.1`` or ``SQuAD2.0``."""
-
     session: Session
     data: Path
     tasks: dict[str, BenchmarkTask]

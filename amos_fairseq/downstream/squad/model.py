@@ -146,7 +146,6 @@ class SpanModel(FineTunedModel):
         self.span_head: nn.Module | None = None
 
     def register_span_head(self, kind: str) -> None:
-        """Add a head of :data:`SPAN_HEADS`."""
         cfg = self.cfg
         if kind == IndependentSpanHead.kind:
             self.span_head = IndependentSpanHead(cfg.encoder_embed_dim, transform=make_transform(cfg))

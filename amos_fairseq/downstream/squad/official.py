@@ -49,7 +49,6 @@ def normalize_answer(text: str) -> str:
 
 
 def exact_match(gold: str, predicted: str) -> float:
-    """Return 1.0 if both are equal after normalization, otherwise 0.0."""
     return float(normalize_answer(gold) == normalize_answer(predicted))
 
 

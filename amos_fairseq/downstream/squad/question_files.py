@@ -15,11 +15,6 @@ from amos_fairseq.text.input_files import TableFile, is_blank, read_content
 MANIFEST = "squad.json"  # of the prepared data
 TOKEN_ARRAYS = ("question", "context", "context_start", "context_end")
 HINT = "give a file in the layout of SQuAD"
-_FIND_STARTS = (
-    "table = pandas.read_json(FILE, lines=True, dtype=False); table['answers'] = [{{'text': {texts}, 'answer_start': "
-    "[context.find(text) for text in {texts}]}} for context, answer in zip(table.context, table.answers)]; "
-    "table.to_json('NEW.jsonl', orient='records', lines=True)"
-)
 LARGEST_FILE_BYTES = 256 << 20  # decompressed; the training set of SQuAD 2.0 has 40 MiB
 NAMED = 5  # ids in a note
 # Thai, Lao, Burmese, Khmer, Japanese and Chinese have no blanks between words.
@@ -218,9 +213,9 @@ def _question(node: Any) -> Question:
     name = plain_name(str(name) if type(name) is int else field(node, "id", str))
     given = node.get("answers")
     if any(isinstance(each, str) for each in (given if isinstance(given, list) else [given])):
-        texts = "[answer]" if isinstance(given, str) else "answer"
-        advice = f"write the starts: {_FIND_STARTS.format(texts=texts)}"
-        raise ValueError(f"answers of the question {name:.60} are texts without answer_start: {advice}")
+        raise ValueError(
+            f"answers of the question {name:.60} are texts without answer_start: add these places in the context"
+        )
     if isinstance(given, dict):  # of datasets
         texts, starts = field(given, "text", list), field(given, "answer_start", list)
         if len(texts) != len(starts):
@@ -255,7 +250,6 @@ def _with_starts(paragraph: Paragraph) -> Paragraph:
 
 
 def named(ids: Sequence[str]) -> str:
-    """Return the first ids for a message."""
     return ", ".join([*(f"{name:.60}" for name in ids[:NAMED]), *(["..."] if len(ids) > NAMED else [])])
 
 

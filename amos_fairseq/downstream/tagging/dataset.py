@@ -82,8 +82,6 @@ class Column:
         return (self.directory / f"{UNLABELED}.tokens.idx").exists()
 
     def read_words(self, split: str) -> list[list[str]]:
-        """Return the words of each sentence of a split."""
-
         def words_in(line: str) -> list[str]:
             words = parse_json(line, list)
             if not all(isinstance(word, str) and is_unicode(word) for word in words):
@@ -185,7 +183,6 @@ class WordSequences(LabeledSequences):
 
     @property
     def words_per_sentence(self) -> float:
-        """Mean number of words of a sentence that are not cut."""
         return float(self._kept[self._rows].mean())
 
     def describe(self) -> str:
@@ -220,8 +217,6 @@ def pad_words(rows: Sequence[torch.Tensor], value: int) -> torch.Tensor:
 
 
 class TaggedSentences(WordSequences):
-    """The sentences of a split with their labels."""
-
     def __init__(
         self, directory: Path, split: str, dictionary: Dictionary, num_labels: int, max_tokens: int, **options: Any
     ) -> None:

@@ -35,7 +35,6 @@ class TaggingHead(nn.Module):
         return self.output(self.dropout(transformed(states, self.transform))).float()
 
     def new_view(self) -> "ViewHead":
-        """Return an auxiliary module for one view."""
         return ViewHead(self.output.in_features, self.output.out_features)
 
 
@@ -69,8 +68,6 @@ class WordOutput(NamedTuple):
 
 @reads_heads(WORD_HEADS)
 class WordModel(FineTunedModel):
-    """The encoder with a head for each column of labels."""
-
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.refuse_pooling("labels of words")

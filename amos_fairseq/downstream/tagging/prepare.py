@@ -284,7 +284,6 @@ def choose_labeled(sentences: list[Sentence], number: int | None, path: Path) ->
 def write_split(
     directory: Path, split: str, sentences: list[Sentence], tokenizer: Tokenizer, column: str, labels: list[str]
 ) -> dict[str, Any]:
-    """Write the sentences of a split, those of ``unlabeled`` without labels and words; return counts."""
     label_ids, is_labeled = {label: index for index, label in enumerate(labels)}, split != UNLABELED
     unknown = tokenizer.embedding_rows[UNK]
     facts = {"sentences": len(sentences), "words": 0, "pieces": 0, "unknown": 0, "longest": 0}

@@ -85,7 +85,6 @@ def marks_ends(labels: Iterable[str]) -> bool:
 
 
 def encode_spans(labels: Sequence[str], with_ends: bool) -> list[str]:
-    """Return the labels of a sentence with the same spans in IOB2, or in IOBES ``with_ends``."""
     encoded = [OUTSIDE] * len(labels)
     for kind, first, last in spans_of(labels):
         type_of = f"-{kind}" if "-" in labels[first] else ""  # seqeval calls spans without a type "_"

@@ -124,7 +124,6 @@ class SequenceTaggingTask(LabeledTask):
         return model
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
-        """Load the sentences of ``split``, for training with ``--views`` also the unlabeled ones."""
         training = split == self.cfg.train_subset
         of_columns = {head: self._sentences(column, split, training) for head, column in self.columns.items()}
         if len(of_columns) == 1:

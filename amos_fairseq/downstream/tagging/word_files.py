@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from amos_fairseq.downstream.tagging.schemes import notation_of
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.terminal import say
-from amos_fairseq.text.file_kinds import FOLDER, JSONL, PARQUET, kind_of, refuse_markup
+from amos_fairseq.text.file_kinds import FIRST_LINES, FOLDER, JSONL, PARQUET, kind_of, refuse_markup
 from amos_fairseq.text.input_files import TableFile, is_blank, read_lines
 
 MANIFEST = "tagging.json"
@@ -107,7 +107,6 @@ class WordFile:
         return list(self.sentences[0].columns)
 
     def report(self) -> None:
-        """Say how the file was read."""
         columns = f" (columns {', '.join(self.names)})" if self.names else ""
         counted = f"{len(self.sentences):,} sentences, {self.kind}{columns}"
         say("; ".join([f"{self.path}: {counted}", *self.notes]))
@@ -195,7 +194,7 @@ def _read_word_lines(path: Path, names: Sequence[str] | None, labeled: bool) -> 
     has_blank_lines = any(not row.cells for row in rows[: words[-1].number])
     first_tab = next((row.number for row in words if "\t" in row.line), None)
     if not labeled and first_tab is None and not (has_blank_lines and count >= MOST * len(words)):
-        refuse_markup(path)
+        refuse_markup(path, [row.line for row in words[:FIRST_LINES]])
         sentences = [Sentence(cells, {}, [number] * len(cells)) for number, _, cells in rows if cells]
         return WordFile(path, LINES, sentences)
     if labeled and (width == 1 or (not names and 2 * count < len(words))):

@@ -51,8 +51,6 @@ class AmosModel(MPNetModel):
 
 
 class _WithHead:
-    """Replaces MPNet's encoder by the one above."""
-
     config_class = AmosConfig
 
     def __init__(self, config: AmosConfig):

@@ -23,7 +23,6 @@ KINDS: dict[str, type[Tokenizer]] = {
 
 
 def load_tokenizer(directory: str | Path) -> Tokenizer:
-    """Return the tokenizer in ``directory``."""
     directory = Path(directory)
     if not directory.is_dir():
         raise UserError(f"{directory} is not a directory: give the tokenizer directory of a corpus or of a run")

@@ -13,14 +13,12 @@ import tokenizers
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from amos_fairseq.errors import UserError
 from amos_fairseq.text import MASK_SYMBOL
 from amos_fairseq.text.tokenization.fast_tokenizer import SENTENCEPIECE, FastTokenizer, frame_inputs
 from amos_fairseq.text.tokenization.tokenizer import SPECIAL_SYMBOLS, UNK
 
 SPACE = "▁"  # how SentencePiece writes a space in pieces
-# Constants of sentencepiece_model.proto.
-_BPE, _NORMAL, _USER_DEFINED = 2, 1, 4
+_NORMAL = 1  # the type of a piece in sentencepiece_model.proto
 # The sets of SentencePiece's nmt_nfkc rules, completed: all control characters, and every kind of space.
 _CONTROL = r"[\x00-\x08\x0e-\x1f\x7f\x{80}-\x{84}\x{86}-\x{9f}]"
 _OTHER_SPACE = r"[\s\x{200b}\x{200c}\x{200e}\x{200f}\x{2581}\x{feff}\x{fffd}&&[^ ]]"
@@ -36,30 +34,21 @@ def sentencepiece_rules(cased: bool) -> normalizers.Normalizer:
             normalizers.NFKC(),
             *([] if cased else [normalizers.Lowercase()]),
             normalizers.Replace(Regex(_OTHER_SPACE), " "),
-            *_single_spaces(),
+            normalizers.Replace(Regex(" {2,}"), " "),
+            normalizers.Replace(Regex(r" +\z"), ""),  # one at the beginning is SentencePiece's own
         ]
     )
 
 
-def _single_spaces() -> list[normalizers.Normalizer]:
-    """Make one space of a run of spaces, and remove spaces at the end. One at the beginning is SentencePiece's own."""
-    return [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(r" +\z"), "")]
-
-
-def from_sentencepiece(model: bytes, normalizer: normalizers.Normalizer | None = None) -> FastTokenizer:
-    """Convert a serialized SentencePiece BPE model; ``normalizer`` is that of the text that it was learned from, if any."""
+def from_sentencepiece(model: bytes, normalizer: normalizers.Normalizer) -> FastTokenizer:
+    """Convert a serialized SentencePiece BPE model, which was learned from text with this normalization and has none itself."""
     proto = sentencepiece_model_pb2.ModelProto()
-    try:
-        proto.ParseFromString(model)
-    except Exception as error:  # protobuf's implementations raise different classes
-        raise UserError(f"not a SentencePiece model: {error}") from error
+    proto.ParseFromString(model)
     scores = {piece.piece: piece.score for piece in proto.pieces if piece.type == _NORMAL}
-    _refuse_inexact(proto, scores)
     ids, special_tokens = token_ids(list(scores))
     # SentencePiece makes one piece of a run of unknown characters, hence fuse_unk.
     library = tokenizers.Tokenizer(models.BPE(ids, _merges(scores), unk_token=special_tokens[UNK], fuse_unk=True))
-    spaces_alone = [normalizers.Replace(SPACE, " "), *_single_spaces()]
-    library.normalizer = normalizer or normalizers.Sequence(spaces_alone)
+    library.normalizer = normalizer
     # Only the beginning of the text gets SentencePiece's first space, not the part after a <mask>.
     library.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="first", split=True)
     library.decoder = decoders.Metaspace(replacement=SPACE, prepend_scheme="first")
@@ -92,29 +81,3 @@ def _merges(scores: Mapping[str, float]) -> list[tuple[str, str]]:
     ]
     ways.sort(key=lambda way: (way[0], len(way[1])), reverse=True)
     return [(first, second) for _, first, second in ways]
-
-
-def _refuse_inexact(proto: sentencepiece_model_pb2.ModelProto, scores: Mapping[str, float]) -> None:
-    normalizer, trainer = proto.normalizer_spec, proto.trainer_spec
-    alphabet = {piece for piece in scores if len(piece) == 1}
-    obstacles = {
-        "is not a BPE model": trainer.model_type != _BPE,
-        # The library's step for its table of rules (Precompiled) takes the shortest rule of several characters, where
-        # SentencePiece takes the longest: it drops the second accent of a letter that is written with two combining ones.
-        "normalizes text by its own table": bool(normalizer.precompiled_charsmap),
-        "falls back to bytes": trainer.byte_fallback,
-        "has user-defined pieces": any(piece.type == _USER_DEFINED for piece in proto.pieces),
-        "puts spaces at the end of words": trainer.treat_whitespace_as_suffix,
-        "adds no space before the first word": not normalizer.add_dummy_prefix,
-        "keeps runs of spaces": not normalizer.remove_extra_whitespaces,
-        "does not mark spaces": not normalizer.escape_whitespaces,
-        "has no piece for a space": SPACE not in alphabet,
-        "has pieces of several words": any(SPACE in piece[1:] for piece in scores),
-        "has pieces of characters that are not pieces themselves": not set("".join(scores)) <= alphabet,
-    }
-    for obstacle, applies in obstacles.items():
-        if applies:
-            raise UserError(
-                f"the SentencePiece model {obstacle}: no tokenizer.json is known that gives the same ids; give a BPE model "
-                "learned with --normalization_rule_name=identity, or a tokenizer.json"
-            )

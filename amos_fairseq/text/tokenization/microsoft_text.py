@@ -31,7 +31,6 @@ class Character(NamedTuple):
 
 
 def is_punctuation(character: str) -> bool:
-    """Return whether a character is an ASCII sign or has a Unicode punctuation category."""
     return character in string.punctuation or unicodedata.category(character).startswith("P")
 
 

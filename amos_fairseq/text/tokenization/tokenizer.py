@@ -135,7 +135,6 @@ class Tokenizer(abc.ABC):
         return self.encode_lines([line])[0]
 
     def settings(self) -> dict[str, Any]:
-        """Return the content of ``tokenizer.settings.json``."""
         return {"kind": self.kind, "cased": self.cased}
 
     def save(self, directory: str | Path) -> None:
@@ -218,7 +217,6 @@ class Tokenizer(abc.ABC):
 
 
 def read_dictionary_symbols(path: Path) -> list[str]:
-    """Return the first column of a fairseq ``dict.txt``."""
     # Not splitlines(): it also splits at characters that fairseq does not split at.
     text = read_text(path, "it belongs to the tokenizer, give its whole directory")
     lines = text.replace("\r\n", "\n").replace("\r", "\n").rstrip("\n").split("\n")

@@ -15,7 +15,6 @@ import sentencepiece
 from fairseq.data import Dictionary
 from tokenizer_text import ALPHABETS, HOSTILE, random_texts, train_bpe
 
-from amos_fairseq.errors import UserError
 from amos_fairseq.text.tokenization.conversion import from_sentencepiece, sentencepiece_rules
 from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer
 from amos_fairseq.text.vocabulary import learn_tokenizer, train_sentencepiece
@@ -122,35 +121,10 @@ _RULES = dict.fromkeys(map(ord, "\u200b\u200c\u200e\u200f\u2581\ufeff\ufffd"), "
 
 
 def sentencepiece_of(lines: list[str], vocab_size: int, **settings) -> Learned:
-    """A model as a user may have one, learned from text as it is."""
-    model = train_bpe(lines, vocab_size, **({"normalization_rule_name": "identity"} | settings))
+    model, normalizer = (
+        train_bpe(lines, vocab_size, normalization_rule_name="identity", **settings),
+        sentencepiece_rules(True),
+    )
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-    return Learned(from_sentencepiece(model), lambda text: [index + 3 for index in processor.encode(text)])
-
-
-FOXES = ["the quick brown fox jumps over the lazy dog", "a lazy fox and a quick dog"] * 20
-
-
-def test_model_of_a_user_with_control_symbols():
-    """Its own <s> and </s> have no row: ours take their place."""
-    tokenizer, expected = sentencepiece_of(FOXES, 40, bos_id=1, eos_id=2)
-    texts = ["the dog", "  a  lazy   fox ", "", "☃ quick☃☃ ☃", "<s> the </s>", *random_texts([*"thequickfx ☃"], 400)]
-    assert_same_ids(tokenizer, lambda text: [max(3, index - 2) for index in expected(text)], texts)
-
-
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"model_type": "unigram", "vocab_size": 30}, "is not a BPE model"),
-        ({"normalization_rule_name": "nmt_nfkc"}, "normalizes text by its own table"),
-        ({"byte_fallback": True, "vocab_size": 300}, "falls back to bytes"),
-        ({"user_defined_symbols": ["@user"]}, "has user-defined pieces"),
-        ({"treat_whitespace_as_suffix": True}, "puts spaces at the end of words"),
-        ({"add_dummy_prefix": False}, "adds no space before the first word"),
-        ({"remove_extra_whitespaces": False}, "keeps runs of spaces"),
-        ({"split_by_whitespace": False, "vocab_size": 75}, "has pieces of several words"),
-    ],
-)
-def test_models_that_cannot_be_converted_exactly_are_refused(settings, reason):
-    with pytest.raises(UserError, match=f"the SentencePiece model {reason}"):
-        sentencepiece_of(FOXES, **({"vocab_size": 40} | settings))
+    expected = lambda text: [index + 3 for index in processor.encode(normalizer.normalize_str(text))]  # noqa: E731
+    return Learned(from_sentencepiece(model, normalizer), expected)

@@ -315,7 +315,6 @@ class Glue(TextBenchmark):
     def write_more(
         self, summaries: Mapping[str, TaskSummary], stop: threading.Event
     ) -> tuple[Sequence[Path], Sequence[str]]:
-        """Write with ``with_test`` the leaderboard's archive."""
         if not self.options.with_test:
             return (), ()
         out, device = self.session.out, self.session.devices[0]

@@ -52,7 +52,6 @@ def glue_table(
 
 
 def task_heading(task: str, score: str) -> str:
-    """Return the task's name, with the score if it is not accuracy."""
     if task == "MNLI":
         return "MNLI m/mm"
     return task if score == "accuracy" else f"{task} ({HEADINGS[score]})"
