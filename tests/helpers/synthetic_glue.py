@@ -97,7 +97,7 @@ EXPECTED: dict[str, dict[str, Split]] = {
     "QQP": {
         "train": Split(
             [("What is rain?", "What is snow?", "0"), ("Is it rain?", "", "0"), ("Who sails?", "Who is sailing?", "1")],
-            [3, 4, 5],
+            [3, 4],
         ),
         "valid": Split([("Snow?", "Snow?", "1")]),
         "test": Split([("Rain?", "Snow?"), ("Ship?", "Shop?")], [], ["5", "3"]),
