@@ -19,8 +19,8 @@ def composed(size: str, name: str, updates: int = 2400, **settings):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", ["tiny", "mini", "small"])
-def test_all_entries_share_everything_but_the_objective(size: str):
+def test_all_entries_share_everything_but_the_objective():
+    size = "small"
     names = ["mlm", "electra", "electra_mlm", "teams", "electric", "amos", "amos_uniform", "amos_random_layer"]
     assert [entry.name for entry in entries.read_entries(ENTRIES, size, None)] == names
     configs = {name: composed(size, name) for name in names}

@@ -1,14 +1,13 @@
 """Pretraining of one entry: progress, stored checkpoints, other settings, and time per update."""
 
 import dataclasses
-import json
 
 import entries
 import pytest
 import torch
 from budgets import schedule_settings
 from omegaconf import OmegaConf
-from runs import Pretraining, measure_seconds_per_update
+from runs import Pretraining
 
 from amos_fairseq.errors import UserError
 
@@ -66,21 +65,3 @@ def test_run_of_other_settings_is_refused(pretraining):
     other = dataclasses.replace(pretraining, cfg=OmegaConf.merge(pretraining.cfg, {"dataset": {"batch_size": 7}}))
     with pytest.raises(UserError, match=r"dataset.batch_size=128, not 7"):
         other.check()
-
-
-class TimedRunner:
-    """Write the metrics of a training whose first interval is slow."""
-
-    def run(self, label, command, directory, variables, total, progress) -> None:
-        directory.mkdir(parents=True)
-        assert total == 48
-        assert "checkpoint.no_save=true" in command
-        speeds = {8: 1.0, 16: 100.0, 24: 50.0, 32: 25.0, 40: 12.5, 48: 200.0}
-        lines = [{"split": "train", "update": update, "wps": wps, "wpb": 100.0} for update, wps in speeds.items()]
-        (directory / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-
-
-def test_seconds_per_update_are_the_median_after_the_start(pretraining, tmp_path):
-    """Intervals of 1, 2, 4, 8 and 0.5 seconds an update; the first, of 100, does not count."""
-    run = (pretraining.entry, pretraining.settings, tmp_path / "timing", "cpu", TimedRunner())
-    assert measure_seconds_per_update(*run) == pytest.approx(2.0)

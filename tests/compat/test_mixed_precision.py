@@ -51,7 +51,3 @@ def step_of(scale: float, step: Any, clip_norm: float = 0.0) -> torch.Tensor:
 def test_loss_scale_does_not_change_the_step(scale: float) -> None:
     assert torch.equal(step_of(scale, AMPOptimizer.step), AMP_GRADIENT)
     torch.testing.assert_close(step_of(scale, AMPOptimizer.step, clip_norm=1.0), AMP_GRADIENT / 5, rtol=1e-5, atol=0)
-
-
-def test_stock_fairseq_divides_twice() -> None:
-    assert torch.equal(step_of(4.0, AMPOptimizer.step.__wrapped__), AMP_GRADIENT / 4)

@@ -77,14 +77,13 @@ sys.exit(main.main())
 """
 
 
-@pytest.mark.parametrize("library", ["python", "rich"])
 @pytest.mark.parametrize(
-    ("where", "code", "line"),
+    ("library", "where", "code", "line"),
     [
-        (">/dev/full", 1, "amos_fairseq: error: the output cannot be written (No space left on device): make room"),
-        (">&-", 0, ""),
-        ("<&- >&- 2>&-", 0, ""),
-        ("| head -n 1", 0, ""),
+        ("rich", ">/dev/full", 1, "amos_fairseq: error: the output cannot be written (No space left on device): make"),
+        ("rich", "| head -n 1", 0, ""),
+        ("python", "| head -n 1", 0, ""),
+        ("python", "<&- >&- 2>&-", 0, ""),
     ],
 )
 def test_output_that_cannot_be_written(library, where, code, line, tmp_path):

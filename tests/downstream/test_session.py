@@ -25,16 +25,11 @@ from amos_fairseq.models.fine_tuning import FineTunedModel
 TWO_TOWER = {"electric_variant": "two_tower", "generator_size": 1, "generator_loss_tokens": "all"}
 RUNS = {
     "mlm": ("mlm", {}),
-    "mlm with t5": ("mlm", {"relative_position_scheme": "t5", "embedding_dim": 0}),
     "mlm, compiled and checkpointed": ("mlm", {"compile": True, "activation_checkpointing": True}),
     "teams": ("teams", {}),
-    "teams, rtd branch": ("teams", {"representation": "rtd"}),
-    "teams, extra layer": ("teams", {"task_heads": "extra_layer"}),
     "teams, extra layer, rtd branch": ("teams", {"task_heads": "extra_layer", "representation": "rtd"}),
-    "teams, rtd alone": ("teams", {"mws_loss_weight": 0.0, "representation": "rtd"}),
     "electric": ("electric", {}),
     "electra_tt": ("electric", {"electric_variant": "electra_tt"}),
-    "electra that shares nothing": ("electra", {"share_weights": "none"}),
     "electra that shares all": ("electra", {"share_weights": "all", "generator_size": 1}),
     "electra without a generator's weights": ("electra", {"generator": "uniform"}),
     "all-tokens mlm": ("electra", {"main_objective": "all_tokens_mlm"}),

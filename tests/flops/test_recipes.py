@@ -139,8 +139,6 @@ def test_a_frozen_generator_has_no_backward_pass(tmp_path: Path) -> None:
     ("name", "max_update", "printed", "ours"),  # FLOPs of training and of reading 128 tokens
     [
         ("mlm_small", 1_450_000, (1.4e18, 3.7e9), (1.415e18, 3.646e9)),
-        ("mlm_base", 1_000_000, (6.4e19, 2.9e10), (6.396e19, 2.841e10)),
-        ("electra_small", 1_000_000, (1.4e18, 3.7e9), (1.331e18, 3.646e9)),
         ("electra_base", 766_000, (6.4e19, 2.9e10), (6.525e19, 2.841e10)),
     ],
 )
@@ -153,19 +151,6 @@ def test_thesis_convention_matches_table_5_3(name: str, max_update: int, printed
     counted = (report.thesis.total, report.inference.total)
     assert counted == pytest.approx(printed, rel=0.1)
     assert counted == pytest.approx(ours, rel=1e-3)  # four digits are given
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*OBJECTIVES, ["variants/two_tower", "+sizes=tiny"]], ids=" ".join)
-def test_report_of_every_objective(name: list[str]) -> None:
-    cfg = recipe(*name, "dataset.batch_size=2", "optimization.update_freq=[1]")
-    report = report_flops(cfg, 600, inference_length=None, reference=True)
-    assert all(min(operations) >= 0 for operations in report.modules.values())
-    assert 2 * report.forward.total * cfg.task.tokens_per_sample * 2 == pytest.approx(report.thesis.per_update)
-    # At least the main network learns, and nothing costs more than twice the forward pass.
-    forward = report.forward.matmul * cfg.task.tokens_per_sample * 2
-    assert 1.5 * forward < report.today.per_update <= 3 * forward * (1 + 1e-9)
-    assert (report.inference is None) == (name[0] == "variants/two_tower")
 
 
 @pytest.mark.slow

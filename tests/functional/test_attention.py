@@ -100,19 +100,6 @@ def test_bfloat16_error_is_at_most_twice_that_of_the_reference(length: int, kind
         assert allowed < 0.02 * of_exact.norm()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["none", "all"])
-def test_gradients_of_dropped_weights_by_finite_differences(kind: str) -> None:
-    """The same seed gives the same mask, so that the function is smooth; float64, other masks forward and backward fail."""
-    heads, bias = random_inputs(3, kind, torch.float64)
-
-    def seeded(heads: Tensor, learned: Tensor | None) -> Tensor:
-        torch.manual_seed(7)
-        return fast_attention(heads, AttentionBias(learned, bias.fixed), 0.4)
-
-    assert torch.autograd.gradcheck(seeded, (heads, bias.learned))
-
-
 def test_dropout_applies_to_the_attention_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """By autograd, with the mask of the same seed, in groups of two sequences and one."""
     heads, bias = random_inputs(9, "all", torch.float64)
@@ -130,16 +117,6 @@ def test_dropout_applies_to_the_attention_weights(monkeypatch: pytest.MonkeyPatc
         torch.manual_seed(3)
         results.append(values_and_gradients(attend, heads, bias, 0.3))
     torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
-
-
-@torch.no_grad()
-def test_dropped_weights_keep_their_mean() -> None:
-    """Over 4000 masks, within six standard errors of the output without dropout."""
-    heads, bias = random_inputs(7, "learned", torch.float32)
-    torch.manual_seed(0)
-    outputs = torch.stack([fast_attention(heads, bias, 0.2) for _ in range(4000)])
-    error = outputs.std(0) / 4000**0.5
-    assert ((outputs.mean(0) - fast_attention(heads, bias, 0.0)).abs() < 6 * error).all()
 
 
 def test_bias_gradient_is_never_materialized_per_sequence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,17 +148,6 @@ def test_forward_caches_within_the_limit(cached_bytes: int) -> None:
     assert has_weights == (cached_bytes > 0)
 
 
-def test_nothing_is_cached_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr(module, "can_be_cached", lambda *given: asked.append(given) or True)
-    *leaves, targets = inputs(1, 1)
-    with torch.no_grad():
-        output_layer(*leaves, targets)
-    assert not asked
-    output_layer(*leaves, targets)
-    assert len(asked) == 1
-
-
 def test_autocast_dtypes() -> None:
     *leaves, targets = inputs(3, 1, torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -34,15 +34,6 @@ def test_indices_by_hand() -> None:
     assert packing.unpack(packed)[..., 0].tolist() == [[0, 2, 0, 0], [8, 10, 12, 0], [16, 0, 0, 0]]
 
 
-def test_gradients_of_packing_by_finite_differences() -> None:
-    packing = pack_lengths([2, 3, 1], (3, 4), CPU)
-    generator = torch.Generator().manual_seed(0)
-    padded = torch.randn(3, 4, 2, generator=generator, dtype=torch.float64, requires_grad=True)
-    packed = torch.randn(1, 6, 2, 1, generator=generator, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(packing.pack, padded)
-    assert torch.autograd.gradcheck(packing.unpack, packed)
-
-
 def test_full_batches_are_not_packed() -> None:
     assert pack_lengths([4, 4], (2, 4), CPU) is None
 

@@ -7,7 +7,7 @@ import torch
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
 from amos_fairseq.functional.attention import AttentionBias, as_attention_mask
-from amos_fairseq.functional.relative_position import amos_bucket, t5_bucket, toeplitz
+from amos_fairseq.functional.relative_position import amos_bucket, t5_bucket
 from amos_fairseq.modules.bert_encoder import RelativePositionBias
 
 DISTANCES = torch.arange(-600, 601)
@@ -41,16 +41,6 @@ def test_amos_buckets_by_hand():
     # 64 buckets: 0..15 exact, 16 is 16, 17 is 16 + ceil(15 ln(17/16) / ln(127/16)) = 17; 127 and beyond 31; + 31 by sign.
     distances = torch.tensor([0, 1, -1, 15, -15, 16, 17, 126, 127, 128, 600, -600])
     assert amos_bucket(distances, 64, 128).tolist() == [31, 32, 30, 46, 16, 47, 48, 62, 62, 62, 62, 0]
-
-
-def test_toeplitz_against_a_double_loop():
-    length = 7
-    values = torch.randn(3, 2 * length - 1, generator=torch.Generator().manual_seed(0))
-    spread = toeplitz(values)
-    assert spread.shape == (3, length, length)
-    for query in range(length):
-        for key in range(length):
-            assert torch.equal(spread[:, query, key], values[:, key - query + length - 1])
 
 
 @pytest.mark.parametrize("scheme", ["t5", "amos"])

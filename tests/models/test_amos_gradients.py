@@ -6,6 +6,7 @@ from reference_models import ReferenceAmos, assert_close, losses_and_gradients
 from small_models import amos_criterion, gumbel, set_gumbel_noise, small_amos, small_batch
 
 from amos_fairseq.models.pretraining import PretrainingBatch
+from amos_fairseq.modules import mixture as mixtures
 
 SETTINGS = {
     "amos": {},
@@ -69,3 +70,26 @@ def test_reference_notices_a_wrong_sign_factor_and_path(noise):
         gradients = losses_and_gradients(other, amos_criterion(WEIGHT), batch)[2]
         with pytest.raises(AssertionError):
             assert_close(gradients, reference.gradients)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"mixture": "uniform"},
+        {"mixture": "random_layer"},
+        {"mixture": "layer_switch"},
+        {"mixture": "fixed", "fixed_mixture_weights": "0.2,0.3,0.5"},
+        {"generator_depths": "4"},
+    ],
+    ids=lambda settings: next(iter(settings.values())),
+)
+@pytest.mark.parametrize("way", WAYS)
+def test_without_a_learned_mixture_detection_stays_in_the_discriminator(settings, way, noise, monkeypatch):
+    """And the vocabulary-wide products of the adversarial path are not computed."""
+    for residual in ("adversarial_term", "truncated_adversarial_term"):
+        monkeypatch.setattr(mixtures, residual, None)
+    model = small_amos(**settings, **WAYS[way])
+    model(PretrainingBatch(**small_batch()["net_input"])).rtd_logits.sum().backward()
+    named = {name: parameter.grad for name, parameter in model.named_parameters()}
+    receivers = {name.partition(".")[0] for name, grad in named.items() if grad is not None and grad.any()}
+    assert receivers == {"discriminator", "detection_head", "embed_tokens"}

@@ -123,13 +123,6 @@ def test_amos_parameters(size: str) -> None:
     }
 
 
-def test_base_encoder_has_110_million_parameters_as_in_table_1():
-    """85,054,464 of 12 layers + 393,216 positions + 1,536 + 384 table + 25,165,824 token embeddings."""
-    parts = count("amos_base")
-    assert parts["discriminator"] == 85_054_464 + 393_216 + 1_536 + 384
-    assert parts["discriminator"] + parts["embed_tokens"] == 110_615_424
-
-
 @pytest.mark.parametrize(("num_ordinary", "padded_size"), [(58, 64), (59, 64), (60, 128), (1000, 1024)])
 def test_vocabulary_is_padded_in_the_model_not_in_the_dictionary(num_ordinary, padded_size):
     """num_ordinary + 4 fairseq specials + <mask>, rounded up to 64; special tokens and padding rows are never sampled."""

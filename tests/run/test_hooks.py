@@ -1,7 +1,6 @@
 """When the methods of hooks are called, and what depends on the order of the hooks."""
 
 import inspect
-import sys
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 import torch
 from fairseq.dataclass.configs import FairseqConfig
 from omegaconf import OmegaConf
-from tiny_runs import TINY_RUN, run_process
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.run import hooks, names, resume, signals
@@ -105,38 +103,6 @@ def test_moments_of_a_bar(happened: list[str]) -> None:
     happened.clear()
     make().log({})  # of another command
     assert happened == ["fairseq"]
-
-
-# fairseq-train in this process; prints each moment of a hook that it has reached.
-TRAINING_WITH_NOTES = """
-from fairseq_cli.train import cli_main  # as in a command: before the plugin
-
-from amos_fairseq.run import hooks
-
-called = []
-
-def note(hook, moment):
-    function = vars(hook)[moment]
-    setattr(hook, moment, lambda *arguments: (called.append(f"{hook.__name__}.{moment}"), function(*arguments))[1])
-
-for hook in hooks.HOOKS:
-    for moment in vars(hooks.Hook).keys() & vars(hook).keys():
-        if not moment.startswith("_"):
-            note(hook, moment)
-cli_main()
-print("called", *dict.fromkeys(called), sep="\\n")
-"""
-
-
-@pytest.mark.slow
-def test_a_run_reaches_all_moments_of_all_hooks(binarized_corpus: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", TRAINING_WITH_NOTES, binarized_corpus, *TINY_RUN]
-    done = run_process([*command, "--save-dir", tmp_path / "run"])
-    assert done.returncode == 0, done.stderr
-    expected = {f"{hook.__name__}.{moment}" for hook in hooks.HOOKS for moment in vars(hook).keys() & set(MOMENTS)}
-    called = set(done.stdout.partition("called\n")[2].splitlines())
-    # Of the loss scale of --fp16.
-    assert called == expected - {"FiniteUpdates.scale_exhausted"}
 
 
 def test_hooks_are_called_in_their_order_and_are_new_for_each_trainer(monkeypatch: pytest.MonkeyPatch) -> None:

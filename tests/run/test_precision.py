@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from failures import refusal
 from fairseq.dataclass.configs import FairseqConfig
-from interrupted_run import assert_same_bits, checkpoint
 from omegaconf import OmegaConf
 from rank_functions import succeed_on_two_ranks
 
@@ -216,23 +214,3 @@ def test_precision_of_the_continued_run(tmp_path: Path) -> None:
     assert saved_precision(settings(run)) is None
     write(last, ["bf16"], cfg=None)  # an old checkpoint of stock fairseq
     assert saved_precision(settings(run)) is None
-
-
-@pytest.mark.slow
-def test_a_resume_keeps_the_precision_bit_for_bit(run_training: Callable[..., Any], tmp_path: Path) -> None:
-    """Three updates and, with auto, three more are six; fairseq's own flag trains the same."""
-    run_training(tmp_path / "whole", "--bf16")
-    run_training(tmp_path / "parts", "--precision", "bf16", "--max-update", "3")
-    last = tmp_path / "parts" / "checkpoint_last.pt"
-    done = run_training(tmp_path / "parts", "--precision", "auto")
-    assert f"precision: bf16 (auto: as in {last}" in done.stdout
-    found, expected = checkpoint(tmp_path / "parts"), checkpoint(tmp_path / "whole")
-    assert (found["cfg"]["task"]["precision"], expected["cfg"]["task"]["precision"]) == ("bf16", None)
-    assert found["cfg"]["common"]["bf16"] is expected["cfg"]["common"]["bf16"] is True
-    for part in ("model", "last_optimizer_state"):
-        assert_same_bits(found[part], expected[part], part)
-
-    before = last.read_bytes()
-    line = refusal(run_training(tmp_path / "parts", "--precision", "float32", "--max-update", "8", check=False))
-    assert line.startswith(f"{last} was trained in bf16 and has no state to continue in float32: keep bf16")
-    assert last.read_bytes() == before

@@ -23,11 +23,9 @@ LAST_UPDATE, SAVED_UPDATE = 21, 11
 PARAMETER_TOLERANCE = 5e-5
 LOSS_TOLERANCE = 2e-3  # fairseq rounds what it logs to 3 digits
 
-# The model, and flags beside its name; REINFORCE draws random numbers of its own.
+# The model, and flags beside its name; REINFORCE draws random numbers of its own. MLM is a part of all.
 SETTINGS = {
-    "mlm": ("mlm", ""),
-    "electra_adversarial": ("electra", "--adversarial"),
-    "electra_modern": ("electra", "--encoder modernbert --local-attention 32"),
+    "electra_modern_adversarial": ("electra", "--adversarial --encoder modernbert --local-attention 32"),
     "teams": ("teams", ""),
     "electric": ("electric", ""),
     "amos_frozen": ("amos", "--generator-checkpoint GENERATOR --generator-temperature-start 2"),
