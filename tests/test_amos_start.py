@@ -14,9 +14,7 @@ COMMANDS = {
     "subcommand": (["glue", "--help"], 0, "usage: amos glue"),
     "scores": (["squad", "--evaluate", "absent", "absent"], 1, "amos_fairseq: error: absent: no such file"),
 }
-SCRIPTS = {
-    "glue": ["absent", "ALL", "tokenizer", "out"],
-}
+SCRIPTS = {"glue": ["absent", "ALL", "tokenizer", "out"]}
 LIBRARIES = ("torch", "fairseq", "scipy", "transformers", "matplotlib", "sklearn")
 ASK = """
 import sys

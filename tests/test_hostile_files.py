@@ -60,7 +60,6 @@ PREPARED_GLUE = GLUE_TASK | {
     "notes": ["note"],
     "splits": {split: {"rows": 5, "source_rows": 9, "source": "x", "broken": 0} for split in ("train", "valid")},
 }
-WORDS = {"train": {"words": 1}, "valid": {"words": 1}}
 LABELS = {"task": "RTE", "labels": ["a", "b"]}
 
 

@@ -1,6 +1,5 @@
 """Scores over seeds, findings of the papers beside ours, tables and curves, against values by hand."""
 
-import comparison_report
 import pytest
 from comparison_results import compare_findings, scores_of
 from entries import CONFIGS, read_yaml
@@ -60,21 +59,3 @@ def test_findings_of_compared_pairs(content):
     assert found["electra", "mlm"]["our_spread"] == pytest.approx(2.5)
     verdicts = [found[pair]["ours"] for pair in (("electra", "mlm"), ("amos", "electra"), ("amos", "mlm"))]
     assert verdicts == ["agrees", "disagrees", "disagrees"]
-
-
-def test_curves_of_score_and_cost_without_unfinished_points(content, tmp_path):
-    content["entries"]["amos"]["points"]["0.5"]["complete"] = False
-    assert comparison_report.curve(content["entries"]["mlm"], "flops_thesis") == [(5e11, 50.0, 1.0), (1e12, 60.0, 1.5)]
-    assert comparison_report.curve(content["entries"]["amos"], "hours") == [(4.0, 58.0, 1.0)]
-    paper = read_yaml(CONFIGS / "paper.yaml")
-    x = "flops_thesis"
-    curves = {name: {x: comparison_report.curve(own, x)} for name, own in content["entries"].items()}
-    ours, theirs = comparison_report.flops_figure(content, curves, paper["flops_curve"]).axes
-    assert [text.get_text() for text in ours.get_legend().get_texts()] == ["MLM (BERT)", "ELECTRA", "AMOS"]
-    (small,) = [line for line in theirs.get_lines() if line.get_label() == "ELECTRA-Small"]
-    assert list(small.get_ydata()) == [74.1, 76.0, 77.7, 79.0, 79.9]
-    written = comparison_report.draw_all(content, paper, tmp_path)
-    names = {f"score_by_{x}.{kind}" for x in ("flops", "hours") for kind in ("png", "svg")}
-    assert {path.name for path in written} == names
-    nothing = {**content, "entries": {"teams": content["entries"]["teams"]}}
-    assert comparison_report.draw_all(nothing, paper, tmp_path / "absent") == []

@@ -38,8 +38,7 @@ def settings(**values):
 
 
 @pytest.mark.parametrize(
-    ("num_gpus", "rank", "local_rank", "backend"),
-    [(0, 3, "1", "gloo"), (4, 3, "3", "nccl"), (8, 9, None, "nccl")],
+    ("num_gpus", "rank", "local_rank", "backend"), [(0, 3, "1", "gloo"), (4, 3, "3", "nccl"), (8, 9, None, "nccl")]
 )
 def test_torchrun_on_cpu_and_gpus(num_gpus: int, rank: int, local_rank: str | None, backend: str) -> None:
     """Stock divides by zero GPUs, ignores torchrun at world size 1, and derives the device from the global rank."""
@@ -57,7 +56,6 @@ def test_torchrun_on_cpu_and_gpus(num_gpus: int, rank: int, local_rank: str | No
 
 
 NODES = {"SLURM_JOB_NODELIST": "node[0-7]", "SLURM_NNODES": "8"}
-ON_ONE_NODE = {"SLURM_JOB_NODELIST": "node0", "SLURM_NTASKS": "4"}
 BY_TASK = {"SLURM_STEP_NODELIST": "node0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "2"}
 
 

@@ -50,14 +50,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_hydra_writes_there(mo
     assert "file/run cannot be written (Not a directory): make room, permit writing, or give another --save-dir" in line
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "hydra_train.log",
-        ".hydra",
-        "tensorboard",
-    ],
-)
+@pytest.mark.parametrize("name", ["hydra_train.log", ".hydra", "tensorboard"])
 def test_links_where_hydra_writes_are_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """In SAVE_DIR and in the folder of a job of a sweep, before Hydra opens the files."""
     link = tmp_path / "sweep" / "job" / name

@@ -29,8 +29,7 @@ def machine(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "script",
-    ["tests/run.sh", "preprocess/glue/prepare.sh --help", "examples/multi_node/torchrun.sh amos_tiny DATA"],
+    "script", ["tests/run.sh", "preprocess/glue/prepare.sh --help", "examples/multi_node/torchrun.sh amos_tiny DATA"]
 )
 def test_missing_dependencies_are_one_line(script: str, machine: dict[str, str], tmp_path: Path):
     (tmp_path / "sitecustomize.py").write_text(BLOCKER)

@@ -1,6 +1,5 @@
 """Electric against loops in float64: loss, gradients, logged values, scores; Algorithm 2 of the thesis against Algorithm 1."""
 
-import itertools
 import math
 
 import pytest
@@ -159,80 +158,8 @@ def test_sums_over_batches_are_the_sum_of_the_whole(tokens: str) -> None:
     assert several == pytest.approx(one, rel=1e-3, abs=1e-4)
 
 
-# <s> and six tokens, and the noise of each position, once the original itself.
-TEXT = torch.tensor([0, 5, 9, 17, 9, 30, 41])
-NOISE = {1: 8, 2: 31, 3: 17, 4: 12, 5: 40, 6: 5}
 # p / (1 - p) of the model is k / (n - k) of the text.
 NUM_NOISE, MODEL_SHARE = 2, 2 / 6
-
-
-def one_text(places: tuple[int, ...]) -> dict:
-    masked = {"masked_positions": torch.tensor([places]), "masked_weights": torch.ones(1, len(places))}
-    return batch_of({"tokens": TEXT[None], "masked_tokens": TEXT[None], **masked})
-
-
-def algorithm_2(model: ElectricModel, places: tuple[int, ...]) -> float:
-    """The summed loss of the classifier over all ordinary tokens, noise at ``places``."""
-    set_samples(model, torch.tensor([[NOISE[place] for place in places]]))
-    return electric_criterion(model)(model, one_text(places))[2]["rtd_loss"].item()
-
-
-def probability_of_text(model: ElectricModel, text: torch.Tensor) -> list[float]:
-    """D of Algorithm 1, the probability of being text: n p / (n p + k q), with q from the original."""
-    q = naive_noise_probs(model, naive_cloze(model, TEXT))
-    energies, k, n = naive_energies(model, text), NUM_NOISE, 6 - NUM_NOISE
-    unnormalised = [math.exp(-energy) for energy in energies.tolist()]
-    pairs = enumerate(zip(unnormalised, text, strict=True))
-    return [n * p / (n * p + k * q[t, token].item()) for t, (p, token) in pairs]
-
-
-def replaced_at(place: int) -> torch.Tensor:
-    text = TEXT.clone()
-    text[place] = NOISE[place]
-    return text
-
-
-def without_context(model: ElectricModel) -> ElectricModel:
-    """Disable the discriminator's attention: then no token's score depends on another token."""
-    with torch.no_grad():
-        for layer in model.discriminator.layers:
-            layer.attention.output.weight.zero_()
-    return model
-
-
-def mean_of_algorithm_2(model: ElectricModel) -> float:
-    """Over all 15 pairs of places."""
-    choices = list(itertools.combinations(NOISE, NUM_NOISE))
-    return sum(algorithm_2(model, places) for places in choices) / len(choices)
-
-
-def mean_of_algorithm_1(model: ElectricModel) -> float:
-    """Text weighs (n - k) / n and noise k / n, each negative in a pass of its own."""
-    positives = sum(-math.log(d) for d in probability_of_text(model, TEXT)[1:])
-    negatives = sum(-math.log(1 - probability_of_text(model, replaced_at(place))[place]) for place in NOISE)
-    return (1 - MODEL_SHARE) * positives + MODEL_SHARE * negatives
-
-
-def test_without_context_the_mean_over_all_positions_is_algorithm_1() -> None:
-    """The thesis's two conditions hold: noise at other positions does not change the score of a token."""
-    model = without_context(small_electric(mask_prob=MODEL_SHARE))
-    assert mean_of_algorithm_2(model) == pytest.approx(mean_of_algorithm_1(model), rel=1e-5)
-
-
-def test_with_context_the_algorithms_differ() -> None:
-    """By more than ten times the tolerance of the test above."""
-    model = small_electric(mask_prob=MODEL_SHARE)
-    assert mean_of_algorithm_2(model) != pytest.approx(mean_of_algorithm_1(model), rel=1e-4)
-
-
-def test_a_single_sample_is_scored_as_in_algorithm_1() -> None:
-    """With context: the negative of Algorithm 1 is the text with one token replaced, which is Algorithm 2 with k = 1."""
-    model = small_electric(mask_prob=MODEL_SHARE)
-    for place in NOISE:
-        set_samples(model, torch.tensor([[NOISE[place]]]))
-        logit = model(PretrainingBatch(**one_text((place,))["net_input"])).rtd_logits[0, place]
-        expected = 1 - probability_of_text(model, replaced_at(place))[place]
-        assert torch.sigmoid(logit).item() == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("share", [0.15, 0.25, 0.5])

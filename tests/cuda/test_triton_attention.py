@@ -239,20 +239,6 @@ def test_the_backward_pass_drops_what_the_forward_pass_dropped(kernels, has_posi
         assert (of_got.double() - of_expected).norm() <= 1e-5 * of_expected.norm()
 
 
-def test_a_sequence_of_padding_alone_and_a_position_given_often(kernels) -> None:
-    """Nothing that padding reads means anything, but it is finite; a position's gradient is the sum over its queries."""
-    heads, bias, _, _ = random_inputs(18, 16, True, False, False)
-    leaves = [heads.float().requires_grad_(), bias.float().requires_grad_()]
-    padding = torch.ones(2, 18, dtype=torch.bool)
-    out = kernels.triton_attention(*leaves, padding, "all", 0.1)
-    assert all(tensor.isfinite().all() for tensor in (out, *torch.autograd.grad(out.sum(), leaves)))
-    positions = torch.full((2, 5), 7)
-    often = kernels.triton_attention(*leaves, positions=positions)
-    once = kernels.triton_attention(*leaves, positions=positions[:, :1])
-    for of_often, of_once in zip(*(torch.autograd.grad(o.sum(), leaves) for o in (often, once)), strict=True):
-        torch.testing.assert_close(of_often, 5 * of_once, rtol=1e-5, atol=1e-5)
-
-
 def test_the_same_inputs_give_the_same_bits(kernels) -> None:
     heads, bias, padding, _ = random_inputs(18, 16, True, True, False)
     results = []

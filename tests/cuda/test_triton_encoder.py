@@ -126,13 +126,7 @@ def test_two_towers_equal_their_reference(takes_triton) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "overrides",
-    [
-        ["amos_tiny"],
-        ["teams_tiny"],
-        ["electra_tiny", "model.disallow_true_token=true"],
-    ],
-    ids=" ".join,
+    "overrides", [["amos_tiny"], ["teams_tiny"], ["electra_tiny", "model.disallow_true_token=true"]], ids=" ".join
 )
 def test_every_objective_trains_and_validates(monkeypatch: pytest.MonkeyPatch, overrides: list[str]) -> None:
     """bfloat16, tensors on device cuda that have no numbers: no host waits, shapes and dtypes fit from end to end."""

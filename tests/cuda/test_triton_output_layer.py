@@ -315,31 +315,6 @@ def test_negatives_are_other_words_drawn_one_after_another(kernels) -> None:
     assert hardest.sample(mixture, slice(0, 1))[1].tolist() == [[3, 1, 4, 0, 8]]
 
 
-@pytest.mark.slow
-def test_negatives_follow_the_softmax_without_the_original(kernels) -> None:
-    """30 positions with 2 negatives of 5 words: each word is among the two as often as the sum over ordered pairs says.
-
-    Bands of 5 standard deviations.
-    """
-    torch.manual_seed(4)
-    count, logits = 30, torch.tensor([0.0, 1.0, 9.0, -1.0, 0.5, 0.0, 2.0])
-    sampler = ReplacementAndNegativeSampler(torch.full((count,), 2), 2, hardest=False)
-    mixture, _ = mixture_of(kernels, logits.repeat(1, count, 1), torch.ones(count, 1), [5])
-    _, negatives = sampler.sample(mixture, slice(0, count))
-    words = [0, 1, 3, 4, 6]
-    weights = logits.double().exp()
-    left = weights[words].sum()
-    expected = torch.zeros(7, dtype=torch.float64)
-    for first in words:
-        for second in set(words) - {first}:
-            expected[[first, second]] += weights[first] / left * weights[second] / (left - weights[first])
-    counts = torch.bincount(negatives.flatten(), minlength=7).double()
-    assert counts.sum() == 2 * count
-    assert negatives[:, 0].ne(negatives[:, 1]).all()
-    deviation = (count * expected * (1 - expected)).sqrt()
-    assert ((counts - count * expected).abs() <= 5 * deviation).all()
-
-
 def test_a_race_of_rows_is_the_one_of_all_weights(kernels, monkeypatch) -> None:
     """40 positions of one distribution in chunks of 30, 20 arrivals each: rows by frequency, the first arrival's time is
     exponential, logits are those of the rows, and the lost mass of some positions is a probability."""

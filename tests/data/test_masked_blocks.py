@@ -50,14 +50,6 @@ def test_exactly_k_tokens_are_masked_and_never_a_special_one() -> None:
         assert batch["first_id"] == int(batch["id"][0])
 
 
-def test_blocks_hold_the_text_in_order() -> None:
-    lines = random_lines(50)
-    rows = rows_by_id(iterate(make_dataset(lines, training=False), epoch=1))
-    joined = [token for block in sorted(rows) for token in rows[block][0][1:] if token != 1]
-    assert joined == [token for line in lines for token in line]
-    assert all(tokens[0] == 0 for tokens, *_ in rows.values())
-
-
 def test_every_position_is_masked_equally_often() -> None:
     """One block of 31 tokens, 2,000 epochs: each position is hit k / 31 of the time, within 5 standard deviations."""
     dataset = make_dataset([list(range(4, 35))])

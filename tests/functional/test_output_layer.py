@@ -8,11 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from amos_fairseq.functional import output_layer as module
 from amos_fairseq.functional.logit_chunks import CHUNK_BYTES_ELSEWHERE, NEVER_SAMPLED_LOGIT, chunks
-from amos_fairseq.functional.output_layer import (
-    chunked_cross_entropy,
-    linear_cross_entropy,
-    output_layer,
-)
+from amos_fairseq.functional.output_layer import chunked_cross_entropy, linear_cross_entropy, output_layer
 
 N, E, V = 13, 8, 40
 UNSAMPLED = torch.tensor([0, 1, 38, 39])

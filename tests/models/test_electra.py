@@ -3,13 +3,7 @@
 import pytest
 import torch
 from frequencies import assert_shares
-from small_models import (
-    ELECTRA_VARIANTS,
-    NUM_TOKENS,
-    electra_criterion,
-    small_batch,
-    small_electra,
-)
+from small_models import ELECTRA_VARIANTS, NUM_TOKENS, electra_criterion, small_batch, small_electra
 
 from amos_fairseq.models.electra import ElectraModel
 from amos_fairseq.models.pretraining import PretrainingBatch

@@ -1,19 +1,11 @@
 """The encoder of a labelled task: loading checkpoints, checkpoints that are refused, and its classification head."""
 
 import dataclasses
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from small_models import (
-    AMOS_SETTINGS,
-    ELECTRA_SETTINGS,
-    ENCODER_SETTINGS,
-    fine_tuning_task,
-    small_amos,
-    small_dictionary,
-)
+from small_models import AMOS_SETTINGS, ENCODER_SETTINGS, fine_tuning_task, small_amos
 from torch import Tensor
 
 from amos_fairseq.downstream.squad.model import SpanModel
@@ -79,15 +71,6 @@ def test_a_head_with_the_function_of_an_imported_pooler_starts_from_it(settings:
     assert ("starts from the pooler" in caplog.text) is (not settings)
     assert ("do not fit this task are not used: pooler_weight, pooler_bias" in caplog.text) is bool(settings)
     assert f"{HEAD}.output.weight" in str(model.newly_initialized)
-
-
-def test_an_electra_checkpoint_gives_its_discriminator() -> None:
-    torch.manual_seed(0)
-    task = SimpleNamespace(source_dictionary=small_dictionary(), masked_share=0.25)
-    pretrained = ElectraModel.build_model(ElectraConfig(**ELECTRA_SETTINGS), task).eval()
-    model = fine_tuned(config=ElectraConfig, embedding_dim=8)
-    model.load_state_dict(pretrained.state_dict())
-    torch.testing.assert_close(model.extract_features(tokens()), pretrained.extract_features(tokens()), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("activation", ["tanh", "linear"])

@@ -106,7 +106,7 @@ def test_packed_batches_of_modernbert(traced: None) -> None:
 
     def modern() -> ModernBertEncoder:
         torch.manual_seed(0)
-        return modern_config(num_layers=7, local_attention=4).build().eval()
+        return modern_config(num_layers=4, local_attention=4).build().eval()
 
     check_packed(modern(), let_compile(modern()), 3)
 

@@ -1,14 +1,11 @@
 """Self-attention against a loop; padding, detached layers and dropout of the encoder."""
 
-import math
-
 import pytest
 import torch
 from small_models import encoder_config
 from torch.utils.flop_counter import FlopCounterMode
 
-from amos_fairseq.functional.attention import MASKED_SCORE, NO_BIAS, AttentionBias
-from amos_fairseq.modules.bert_encoder import BertEncoder, SelfAttention
+from amos_fairseq.modules.bert_encoder import BertEncoder
 
 
 def encoder(**settings) -> BertEncoder:
@@ -18,37 +15,6 @@ def encoder(**settings) -> BertEncoder:
 
 def random(*shape: int, seed: int = 1) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def naive_attention(module: SelfAttention, states: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """One sequence, query, head and key at a time, in float64; ``bias`` [B,H,T,T]."""
-    module, states, bias = module.double(), states.double(), bias.double()
-    B, T, D = states.shape
-    size = D // module.num_heads
-    out = torch.zeros(B, T, D, dtype=torch.float64)
-    for b in range(B):
-        query, key, value = module.query_key_value(states[b]).split(D, dim=-1)
-        for h in range(module.num_heads):
-            part = slice(h * size, (h + 1) * size)
-            for i in range(T):
-                products = [float(query[i, part] @ key[j, part]) for j in range(T)]
-                scores = [products[j] / math.sqrt(size) + float(bias[b, h, i, j]) for j in range(T)]
-                weights = [math.exp(score - max(scores)) for score in scores]
-                out[b, i, part] = sum(w * value[j, part] for j, w in enumerate(weights)) / sum(weights)
-    return module.output(out)
-
-
-@pytest.mark.parametrize("kernels", ["fast", "reference"])
-@torch.no_grad()
-def test_attention_against_a_loop(kernels):
-    torch.manual_seed(0)
-    module = SelfAttention(8, 2, 0.0, kernels)
-    states, learned, fixed = random(2, 5, 8), random(2, 5, 5, seed=2), torch.zeros(2, 1, 1, 5)
-    fixed[1, :, :, 3:] = MASKED_SCORE
-    for bias in (AttentionBias(learned, fixed), AttentionBias(learned), AttentionBias(fixed=fixed), NO_BIAS):
-        added = sum((part for part in bias if part is not None), torch.zeros(2, 2, 5, 5))
-        got = module.float()(states, bias)
-        assert torch.allclose(got.double(), naive_attention(module, states, added), atol=1e-6)
 
 
 @pytest.mark.parametrize("scheme", ["t5", "amos", "none"])

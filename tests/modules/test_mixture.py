@@ -11,66 +11,12 @@ from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
 from small_models import amos_criterion, small_amos, small_batch, small_task
 
-from amos_fairseq.functional.mixture import mix_logits, mixture_entropy
+from amos_fairseq.functional.mixture import mixture_entropy
 from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.modules.mixture import MixtureWeights
 from amos_fairseq.optim.grouped_adam import GroupedAdamConfig
 
 B, M, K, D, V = 2, 3, 3, 4, 10
-
-
-@pytest.fixture
-def tensors() -> dict:
-    generator = torch.Generator().manual_seed(0)
-
-    def random(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float32)
-
-    return {
-        "hidden": [random(B, M, D).requires_grad_() for _ in range(K)],
-        "biases": [random(V).requires_grad_() for _ in range(K)],
-        "weights": random(B, M, K).softmax(-1).requires_grad_(),
-        "embedding": random(V, D).requires_grad_(),
-    }
-
-
-def naive_logit(t: dict, b: int, m: int, v: int, biases: list) -> float:
-    return sum(
-        t["weights"][b, m, d].item()
-        * (sum(t["embedding"][v, x].item() * t["hidden"][d][b, m, x].item() for x in range(D)) + biases[d][v].item())
-        for d in range(K)
-    )
-
-
-@pytest.mark.parametrize("num_biases", [1, K])
-def test_mixed_logits_match_a_loop(tensors, num_biases):
-    biases = tensors["biases"][:num_biases]
-    mixed = mix_logits(tensors["hidden"], biases, tensors["weights"], tensors["embedding"])
-    assert mixed.shape == (B, M, V)
-    for b in range(B):
-        for m in range(M):
-            for v in range(V):
-                naive = naive_logit(tensors, b, m, v, biases * (K // num_biases))
-                assert mixed[b, m, v].item() == pytest.approx(naive, abs=1e-5)
-
-
-@pytest.mark.parametrize("num_biases", [1, K])
-@pytest.mark.parametrize("multiplier", [0.0, 0.25])
-def test_only_the_weights_and_a_share_of_h_receive_a_gradient(tensors, multiplier, num_biases):
-    tensors["biases"] = tensors["biases"][:num_biases]
-    mixed = mix_logits(**tensors, hidden_gradient=multiplier)
-    upstream = torch.randn(B, M, V, generator=torch.Generator().manual_seed(1))
-    mixed.backward(upstream)
-    assert tensors["embedding"].grad is None
-    assert all(bias.grad is None for bias in tensors["biases"])
-    embedding = tensors["embedding"].detach()
-    for d, h in enumerate(tensors["hidden"]):
-        # One shared bias says nothing about the weights: they sum to 1.
-        bias = tensors["biases"][d].detach() if num_biases > 1 else torch.zeros(V)
-        by_weight = (upstream * (h.detach() @ embedding.T + bias)).sum(-1)
-        assert torch.allclose(tensors["weights"].grad[..., d], by_weight, atol=1e-5)
-        by_hidden = multiplier * tensors["weights"].detach()[..., d : d + 1] * (upstream @ embedding)
-        assert torch.allclose(torch.zeros(B, M, D) if h.grad is None else h.grad, by_hidden, atol=1e-6)
 
 
 def test_entropy_by_hand():
@@ -81,16 +27,6 @@ def test_entropy_by_hand():
 def features(num_depths: int = K, copies: int = M) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(2)
     return [torch.randn(B, copies, D, generator=generator) for _ in range(num_depths)]
-
-
-def test_learned_weights_are_eq_3():
-    mixture = MixtureWeights("learned", K, D)
-    inputs = features()
-    gamma = mixture(inputs)
-    for b in range(B):
-        for m in range(M):
-            scores = [math.exp(sum(mixture.v[x].item() * f[b, m, x].item() for x in range(D))) for f in inputs]
-            assert gamma[b, m].tolist() == pytest.approx([score / sum(scores) for score in scores], abs=1e-6)
 
 
 def test_v_exists_only_where_it_is_learned():

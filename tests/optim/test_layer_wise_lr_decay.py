@@ -127,19 +127,6 @@ def wrapped(wrapper: type, decay: float) -> tuple[TextModel, FP16Optimizer | AMP
     return model, wrapper.build_optimizer(cfg, list(model.parameters()))
 
 
-@pytest.mark.filterwarnings("ignore:torch.cuda.amp.GradScaler is enabled")
-@pytest.mark.parametrize("wrapper", [FP16Optimizer, AMPOptimizer], ids=["bf16", "amp"])
-def test_rates_through_mixed_precision(wrapper):
-    """bf16 trains float32 copies, which take over the attribute of their parameter."""
-    model, optimizer = wrapped(wrapper, 0.5)
-    copies = optimizer.fp32_params if wrapper is FP16Optimizer else model.parameters()
-    names = {id(copy): name for copy, (name, _) in zip(copies, model.named_parameters(), strict=True)}
-    optimizer.set_lr(1.0)
-    assert optimizer.get_lr() == 1.0
-    rates = {names[id(copy)]: group["lr"] for group in optimizer.param_groups for copy in group["params"]}
-    assert rates == {name: 0.5 ** exponent_by_name(name, 2) for name, _ in model.named_parameters()}
-
-
 def test_bf16_updates_are_as_large_as_the_rates_say():
     """Adam's first step moves every weight by its rate. Powers of two, so that rounding to bfloat16 hides nothing."""
     model, optimizer = wrapped(FP16Optimizer, 0.5)

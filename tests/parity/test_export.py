@@ -82,8 +82,6 @@ MASKED_LMS = {
     "amos, depth 2": ({}, "2", 2, "MPNetForMaskedLM"),
     "amos, separate generators": (SEPARATE, "2_3", 2, "MPNetForMaskedLM"),
     "electra": ({}, "", 2, "ElectraForMaskedLM"),
-    "electra, nothing shared": ({"share_weights": "none"}, "", 2, "ElectraForMaskedLM"),
-    "teams": ({}, "", 2, "BertForMaskedLM"),
     "mlm": ({}, "", 2, "BertForMaskedLM"),
     "mlm, modernbert": (MODERN, "", 2, "ModernBertForMaskedLM"),
     "mlm, narrow embeddings": ({"embedding_dim": 8}, "", 2, "ElectraForMaskedLM"),
@@ -242,11 +240,7 @@ def test_question_answering(encoder, tmp_path):
     assert_close(ours.end_logits[real], theirs.end_logits[real])
 
 
-TAGGERS = {
-    "t5": ({}, "MPNetForTokenClassification"),
-    "none": (ABSOLUTE, "BertForTokenClassification"),
-    "modernbert": (MODERN, "ModernBertForTokenClassification"),
-}
+TAGGERS = {"t5": ({}, "MPNetForTokenClassification"), "modernbert": (MODERN, "ModernBertForTokenClassification")}
 
 
 @pytest.mark.slow

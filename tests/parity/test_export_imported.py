@@ -27,7 +27,6 @@ RELEASED_TEXTS = ["The fox isn't (too) lazy, it\u2019s quick \u2014 the dog\u202
 FAMILIES = {
     "electra": ("ElectraForPreTraining", ["--part", "discriminator"], "AutoModelForPreTraining"),
     "mpnet mlm": ("MPNetForMaskedLM", [], "AutoModel"),
-    "bert mlm": ("BertForMaskedLM", [], "AutoModel"),
     "roberta mlm": ("RobertaForMaskedLM", ["--as", "roberta"], "AutoModel"),
     "modernbert mlm": ("ModernBertForMaskedLM", [], "AutoModel"),
 }

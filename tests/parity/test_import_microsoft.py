@@ -237,10 +237,7 @@ def test_no_code_in_the_file_runs(released, vocabulary, tmp_path, monkeypatch):
     ("change", "message"),
     [
         (lambda w: w.pop("encoder.sentence_encoder.layers.1.fc2.bias"), "layers.1.fc2.bias is missing"),
-        (
-            lambda w: w.pop("encoder.sentence_encoder.relative_attention_bias.weight"),
-            "lacks the matrix",
-        ),
+        (lambda w: w.pop("encoder.sentence_encoder.relative_attention_bias.weight"), "lacks the matrix"),
         (lambda w: w.update({"auxiliary.lm_head.weight": w["auxiliary.lm_head.weight"] + 1}), "differs from"),
         (lambda w: w.pop("encoder.sentence_encoder.embed_tokens.weight"), "is not the checkpoint"),
     ],

@@ -4,15 +4,7 @@ import math
 
 import pytest
 import torch
-from small_models import (
-    ENCODER_SETTINGS,
-    MASKED_SHARE,
-    set_samples,
-    small_batch,
-    small_electra,
-    small_mlm,
-    small_task,
-)
+from small_models import ENCODER_SETTINGS, MASKED_SHARE, set_samples, small_batch, small_electra, small_mlm, small_task
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from transformers import ElectraConfig as HuggingFaceConfig

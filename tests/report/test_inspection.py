@@ -91,27 +91,6 @@ def test_predictions_are_the_tokens_that_can_be_sampled(pretrained):
             assert share == masked.original_probabilities[depth]
 
 
-def test_electra_predicts_from_its_single_depth(tmp_path):
-    """Its generator by hand: the softmax of the head's output times the token embeddings."""
-    write_run(tmp_path, "electra", encoder_layers=2)
-    pretrained = load_checkpoint(tmp_path)
-    inspection = inspect_text(pretrained, TEXT, seed=3, mask_prob=0.2, top=4)
-    assert inspection.depth_names == ["2"]
-    model, tokens = pretrained.model, pretrained.tokens(TEXT)
-    masked_tokens = mask_block(pretrained, tokens, seed=3, mask_prob=0.2)["net_input"]["masked_tokens"]
-    with torch.no_grad():
-        states = model.generator(model.embed_tokens(masked_tokens))[-1]
-        logits = model.mlm_head(states) @ model.embed_tokens.weight.T + model.mlm_head.bias
-    probabilities = logits[0].softmax(-1)
-    for masked in inspection.masked:
-        assert masked.mixture_weights == [1.0]
-        share = probabilities[masked.position]
-        assert masked.original_probabilities == pytest.approx([share[tokens[masked.position]].item()], rel=1e-4)
-        (predictions,) = masked.predictions
-        expected = [share[pretrained.dictionary.index(prediction.piece)].item() for prediction in predictions]
-        assert [prediction.probability for prediction in predictions] == pytest.approx(expected, rel=1e-4)
-
-
 def test_probabilities_have_two_significant_digits():
     shown = {0: "<0.01 %", 0.00009: "<0.01 %", 0.0001: "0.010 %", 0.00123: "0.12 %", 0.0345: "3.5 %", 0.0999: "10 %"}
     shown |= {0.456: "46 %", 0.9949: "99 %", 0.9964: "99.6 %", 0.9999: ">99.9 %", 1.0: ">99.9 %"}

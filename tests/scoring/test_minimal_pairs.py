@@ -159,16 +159,6 @@ def test_detection_equals_a_loop_in_float64(name):
         torch.testing.assert_close(values[1:-1].double(), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_branches_of_teams_differ():
-    """So that the loop above would notice the wrong one: the head on the states of multi-word selection."""
-    loaded = detector("teams_mws")
-    (tokens,) = sequences(loaded.dictionary, (6,), NUM_WORDS)
-    with torch.no_grad():
-        mws_states, _ = loaded.model.discriminate(tokens[None], None)
-        wrong = (1 - loaded.model.detection_head(mws_states)[0].sigmoid()).log()
-    assert float((naive_detection(loaded.model, tokens)[1:-1] - wrong[1:-1]).abs().max()) > 0.1
-
-
 REFUSED = {
     "its main network is not trained to detect replacements": ("electra", {"main_objective": "replace_mlm"}, {}),
     "it was trained at masked positions only": ("electra", {}, {"detection_positions": "masked"}),

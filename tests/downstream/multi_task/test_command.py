@@ -21,8 +21,6 @@ from amos_fairseq.downstream.runner import run_benchmark
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import file_sha256
 
-ROWS = {"CoLA": 40, "STS-B": 20, "RTE": 16}
-
 
 def write_teacher(folder, task, columns, rows):
     folder.mkdir(exist_ok=True)

@@ -89,14 +89,6 @@ def test_the_rows_of_max_rows_are_those_of_one_task(data):
     assert len(mixed.datasets["valid"]) == 15, "a dev set is whole"
 
 
-def test_the_weight_of_the_labels_is_a_function_of_the_update(data, tmp_path):
-    np.save(tmp_path / "teacher.npy", np.zeros(NUMBERS, dtype=np.float32))
-    task = make_task(data, teacher=str(tmp_path / "teacher.npy"), max_update=40)
-    assert [task.gold_weight(update) for update in (0, 10, 39)] == [0, 0.25, 39 / 40]
-    assert make_task(data, teacher=str(tmp_path / "teacher.npy"), gold_weight="0.5").gold_weight(39) == 0.5
-    assert make_task(data).gold_weight(3) == 1
-
-
 def test_teachers_are_divided_by_task(data, tmp_path):
     np.save(tmp_path / "teacher.npy", np.arange(NUMBERS, dtype=np.float32))
     task = make_task(data, teacher=str(tmp_path / "teacher.npy"), max_update=40)

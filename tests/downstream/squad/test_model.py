@@ -72,43 +72,6 @@ def test_independent_beam_contains_the_best(states):
     assert torch.equal(few.scores.max(1).values, all_pairs.scores.max(1).values)
 
 
-def test_joint_scores_are_probabilities_of_start_and_end(states):
-    """log p(start) + log p(end | start) of every pair of a window that is not padded, in float64, step by step."""
-    head = make("joint")
-    head.num_starts = head.num_ends = T
-    candidates = head(states, MASK)
-    weights = {name: value.double() for name, value in head.state_dict().items()}
-    for window in range(B):
-        h = states[window].double()
-        places = sorted(allowed(window))
-        start_logits = (h @ weights["start.weight"].T + weights["start.bias"]).squeeze(-1)
-        start_p = start_logits[places].softmax(0)
-        expected = {}
-        for place, p_start in zip(places, start_p, strict=True):
-            pair = torch.cat([h, h[place].expand(T, D)], dim=-1)
-            hidden = (pair @ weights["end_dense.weight"].T + weights["end_dense.bias"]).tanh()
-            hidden = torch.nn.functional.layer_norm(hidden, (D,), weights["end_norm.weight"], weights["end_norm.bias"])
-            end_logits = (hidden @ weights["end.weight"].T + weights["end.bias"]).squeeze(-1)
-            for end, p_end in zip(places, end_logits[places].softmax(0), strict=True):
-                if place and end:
-                    expected[place, end] = float(p_start.log() + p_end.log())
-        rows = zip(*(part[window].tolist() for part in candidates[:3]), strict=True)
-        found = {(start, end): score for start, end, score in rows if score > -1e30}
-        # float32 against float64 through tanh and LayerNorm.
-        assert found == pytest.approx(expected, abs=1e-4)
-        summary = torch.cat([start_p @ h[places], h[0]])
-        hidden = (summary @ weights["answerable_dense.weight"].T + weights["answerable_dense.bias"]).tanh()
-        expected = float(hidden @ weights["answerable.weight"][0])
-        assert candidates.null_scores[window].item() == pytest.approx(expected, abs=1e-5)
-
-
-def test_joint_end_depends_on_the_true_start_in_training(states):
-    head = make("joint")
-    ends = [head(states, MASK, (torch.tensor([place, 4, 4]), TARGETS[1])).end_logits for place in (4, 5)]
-    assert not torch.allclose(ends[0][0, 4:8], ends[1][0, 4:8])
-    assert torch.equal(ends[0][1:], ends[1][1:])
-
-
 def test_joint_classifier_does_not_see_the_label(states):
     """Given the true start, it would know in training whether the start is <s>."""
     head = make("joint")

@@ -28,9 +28,6 @@ def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_tra
     (tmp_path / "own.tsv").write_text("text\tlabel\na\tx\nb\ty\n")
     for name, content in {
         "module": "half: {train: own.tsv}",
-        "trees": "parsing: {train: own.tsv}",
-        "answers": "SQuAD: {train: own.tsv}",
-        "mean": "average: {train: own.tsv}",
         "words": "tagging-upos: {train: own.tsv}",
         "texts": "mine: {train: own.tsv, text: {a: 1}}",
         "header": "mine: {train: own.tsv, no_header: 'false'}",
@@ -80,9 +77,6 @@ def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_tra
         (["--tasks", "CoLA", "--own-tasks", tmp_path / "own.yaml"], "'RTE' has a name that is taken"),
         (["--tasks", "CoLA", "--own-tasks", tmp_path / "bad.yaml"], "needs train, and may only have"),
         ([*own, tmp_path / "module.yaml"], "'half' has a name that is taken"),
-        ([*own, tmp_path / "trees.yaml"], "'parsing' has a name that is taken"),
-        ([*own, tmp_path / "answers.yaml"], "'SQuAD' has a name that is taken"),
-        ([*own, tmp_path / "mean.yaml"], "'average' has a name that is taken"),
         ([*own, tmp_path / "words.yaml"], "'tagging-upos' has a name that is taken"),
         ([*own, tmp_path / "texts.yaml"], "the other options are texts"),
         ([*own, tmp_path / "header.yaml"], "no_header and csv_quotes are true or false"),
