@@ -6,7 +6,6 @@ from importlib.util import find_spec
 import pytest
 import torch
 from frequencies import FALSE_ALARM, chi_square_p
-from small_models import amos_criterion, small_amos, small_batch
 
 from amos_fairseq.functional.output_layer import output_layer, triton_kernels
 from amos_fairseq.functional.sampling import (
@@ -88,27 +87,3 @@ def test_triton_entries_follow_the_mixture() -> None:
     assert chi_square_p(counts, mixed.softmax(-1)) > FALSE_ALARM
     assert torch.equal(tokens, rows[:, 0])
     assert ((lost >= 0) & (lost < 1)).all()
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"gumbel_entries": 20},
-        {"mixture": "uniform"},
-        *(pytest.param({"kernels": "triton", **more}, marks=NO_TRITON) for more in ({}, {"mixture": "uniform"})),
-    ],
-    ids=str,
-)
-def test_a_step_never_synchronizes(settings: dict) -> None:
-    """PyTorch raises an error where an operation synchronises."""
-    model, criterion, batch = small_amos(**settings).cuda(), amos_criterion(), small_batch()
-    batch["net_input"] = {name: value.cuda() for name, value in batch["net_input"].items()}
-    criterion(model, batch)[0].backward()  # libraries start up
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        loss = criterion(model, batch)[0]
-        loss.backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert torch.isfinite(loss)

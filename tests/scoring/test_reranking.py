@@ -71,14 +71,12 @@ def test_word_errors_of_short_texts_against_all_alignments():
 
 
 @pytest.mark.slow
-def test_the_script(tmp_path, capsys):
+def test_the_script(tmp_path):
     """The better of two texts, whose scores cross at a known lambda, computed from PLLs of the script itself."""
     run, nbest, out = write_run(tmp_path / "run", "mlm"), tmp_path / "nbest.json", tmp_path / "out.json"
     nbest.write_text(json.dumps({"u": utterance("the quick fox", {"a dog": 1.0, "the quick fox": 0.0})}))
-    main([str(run), str(nbest), "--lambda", "0", "--out", str(out)])
-    assert json.loads(out.read_text())["reranked"]["u"]["place"] == 1
-    main([str(run), str(nbest), "--dev", str(nbest)])
-    found = json.loads(capsys.readouterr().out)
+    main([str(run), str(nbest), "--dev", str(nbest), "--out", str(out)])
+    found = json.loads(out.read_text())
     assert found["reranked"]["u"]["text"] == ("the quick fox" if found["wer_after"] == 0 else "a dog")
     nbest.write_text('{"u": {"reference": " ", "hypotheses": [{"text": "a", "score": 1}]}}')
     with pytest.raises(SystemExit, match=r"nbest.json is no file of n-best lists"):
