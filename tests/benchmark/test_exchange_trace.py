@@ -8,11 +8,6 @@ from benchmark.rank_traces import (
     EXCHANGE,
     NODE,
     UPDATE,
-    Span,
-    bytes_of,
-    common,
-    median_update,
-    merged,
     updates_of,
 )
 
@@ -54,24 +49,3 @@ def test_an_update_by_hand() -> None:
         assert update.exchanging == pytest.approx(0.011 + 0.011)  # 45 to 56, 58 to 69
         assert update.hidden == pytest.approx(0.011 + 0.002)
         assert update.overlap == pytest.approx(13 / 22)
-
-
-def test_spans() -> None:
-    spans = [Span(5, 6), Span(0, 2), Span(1, 3), Span(3, 4)]
-    assert merged(spans) == [Span(0, 4), Span(5, 6)]
-    assert common(Span(0, 4), Span(3, 9)) == 1
-    assert common(Span(0, 4), Span(5, 6)) == 0
-
-
-def test_bytes_by_type_and_shape() -> None:
-    assert bytes_of(event(EXCHANGE, 0, 1, "double", (4, 2))) == 64
-    with pytest.raises(KeyError):
-        bytes_of(event(EXCHANGE, 0, 1, "a new type", (4, 2)))
-
-
-def test_median_update() -> None:
-    events = []
-    for number, length in enumerate((30, 10, 20, 40)):
-        update, *rest = synthetic_update(1000 * number)
-        events += [update | {"dur": update["dur"] + 1e3 * length}, *rest]
-    assert median_update(updates_of(events)).span.seconds == pytest.approx(0.12)

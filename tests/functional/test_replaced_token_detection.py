@@ -68,15 +68,6 @@ def test_perfect_reversed_and_one_sided():
         assert math.isnan(auc(perfect, nobody))
 
 
-def test_bins_are_equal_in_softsign():
-    """Bin b holds t in [b / 200 - 1, (b + 1) / 200 - 1) for t = x / (4 + |x|), that is x = 4 t / (1 - |t|)."""
-    middles = [(2 * b + 1) / 400 - 1 for b in range(400)]
-    logits = torch.tensor([4 * t / (1 - abs(t)) for t in middles])
-    assert logit_histogram(logits, torch.ones(400)).tolist() == [1.0] * 400
-    ends = torch.tensor([-math.inf, -1e30, 1e30, math.inf])
-    assert logit_histogram(ends, torch.ones(4)).nonzero().flatten().tolist() == [0, 399]
-
-
 def test_logged_rates_match_scikit_learn_over_all_batches():
     """Three batches with padding, summed as the criterion sums logging outputs."""
     generator = torch.Generator().manual_seed(2)

@@ -83,13 +83,6 @@ def test_two_tower_has_two_encoders_of_full_size_and_nothing_else() -> None:
     assert {name.split(".")[0] for name, _ in model.named_parameters()} == {"embed_tokens", "generator", "mlm_head"}
 
 
-@pytest.mark.parametrize(("width", "heads"), [(32, 1), (64, 1), (128, 2), (256, 4), (512, 8), (768, 12)])
-def test_generators_of_any_width_have_at_least_one_head(width: int, heads: int) -> None:
-    """Base, with heads 64 wide; the authors' code: max(1, width // 64) heads, an FFN of four times the width."""
-    shape = generator_config(arch("electra_base", generator_size=width / 768))
-    assert (shape.width, shape.ffn_width, shape.num_heads) == (width, 4 * width, heads)
-
-
 def count(name: str) -> dict[str, int]:
     parts: dict[str, int] = {}
     for parameter_name, parameter in on_meta(AmosModel, name).named_parameters():

@@ -28,7 +28,6 @@ from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.models.teams import TeamsConfig, TeamsModel
 from amos_fairseq.modules.encoder import TransformerEncoder
-from amos_fairseq.modules.heads import ClassificationHead
 from amos_fairseq.modules.initialization import parameter_group
 from amos_fairseq.optim.grouped_adam import parameter_groups
 
@@ -161,14 +160,6 @@ def test_mean_pooling_by_hand() -> None:
     alone, _ = model(TOKENS[1:, :5], classification_head_name=HEAD)
     torch.testing.assert_close(alone, logits[1:])
     assert not torch.allclose(logits, head(states[:, :1]))
-
-
-def test_mean_pooling_ignores_what_stands_at_padding() -> None:
-    head = ClassificationHead(4, 2, "linear", 0.0, "mean")
-    states, padding = torch.randn(1, 3, 4), torch.tensor([[False, False, True]])
-    other = states.clone()
-    other[0, 2] = float("nan")
-    assert torch.equal(head(states, padding), head(other, padding))
 
 
 @pytest.mark.parametrize(

@@ -158,14 +158,6 @@ def test_a_model_that_trains_its_generator_samples_at_a_temperature_too() -> Non
         assert chi_square_p(sampled(model, 0)[0], probabilities) > FALSE_ALARM
 
 
-def beside(joint: Any, model_class: type, config: Any) -> Any:
-    """A model whose frozen generator, discriminator and mixture are those of ``joint``."""
-    task = SimpleNamespace(**vars(small_task()) | {"load_generator": lambda cfg: joint.generator_networks()})
-    model = build_randomized(model_class, config, task, seed=1)
-    model.load_state_dict(joint.state_dict())
-    return model
-
-
 @pytest.mark.parametrize("kernels", ["fast", "reference"])
 @pytest.mark.parametrize(
     ("objective", "settings"), [("electra", {}), ("amos", {}), ("amos", {"separate_generators": True})]

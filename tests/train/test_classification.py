@@ -226,18 +226,6 @@ def test_options_for_few_labels(place, tmp_path, capsys):
     assert "--part encoder" in message
 
 
-def test_new_layers_stay_when_a_run_continues(place, classes, tmp_path):
-    """Four updates in one run, and two and two."""
-    start = ["--finetune-from-model", place / "start" / "checkpoint_last.pt", "--new-top-layers", 1]
-    flags = [classes / "data" / "classification", *shlex.split(TWO_UPDATES), *start]
-    for out, updates in (("whole", 4), ("parts", 2), ("parts", 4)):
-        given = [*flags, "--save-dir", tmp_path / out, "--max-update", updates]
-        run_command("fairseq_cli.train", list(map(str, given)))
-    whole, parts = (read_state(tmp_path / out / "checkpoint_last.pt") for out in ("whole", "parts"))
-    assert whole["optimizer_history"][-1]["num_updates"] == parts["optimizer_history"][-1]["num_updates"] == 4
-    assert all(torch.equal(value, parts["model"][name]) for name, value in whole["model"].items())
-
-
 def test_what_cannot_be_used_is_refused_in_one_line(place, classes, tmp_path, capsys):
     start = ["--checkpoint", place / "start", "--out", tmp_path / "out"]
     train, predict = [*start, "--train", place / "classes.tsv"], [*start, "--predict", place / "classes.tsv"]
@@ -261,26 +249,3 @@ def test_what_cannot_be_used_is_refused_in_one_line(place, classes, tmp_path, ca
         assert message in error_line(capsys, main, "classify", *flags, reports_progress=True), flags
     assert not (tmp_path / "out").exists()
     assert not out.exists()
-
-
-def test_bf16_on_a_cpu_and_a_head_on_the_first_layer(place: Path) -> None:
-    """The training is in bf16 with float32 masters and learns; runs of another precision are not mixed in. The
-    export is a model of one layer."""
-    given = ["--train", place / "classes.tsv", "--label", "colour", "--precision", "bf16", "--keep-checkpoints"]
-    classify(place, "bf16", *given, "--layers", 1)
-    pipeline = exported(place, "bf16")
-    assert pipeline.model.config.num_hidden_layers == 1
-    table = (place / "classes.tsv").read_text().splitlines()
-    rows = read_tsv(place / "bf16" / RUN / "predictions.dev.tsv")
-    answers = pipeline([table[int(row["line"]) - 1].split("\t")[1] for row in rows], truncation=True)
-    assert [answer[0]["label"] for answer in answers] == [row["prediction"] for row in rows]
-    assert summary(place, "bf16")["accuracy"] > 80  # a third by chance; in float32 100
-    assert json.loads((place / "bf16" / "classification.json").read_text())["setup"]["precision"] == "bf16"
-    assert "precision: bf16" in (place / "bf16" / RUN / "train.log").read_text()
-    saved = torch.load(place / "bf16" / RUN / "checkpoint_last.pt", weights_only=True)
-    # fairseq saves the model's weights as float32; the masters have digits that bfloat16 lacks.
-    assert all(torch.equal(weight, weight.bfloat16().to(weight.dtype)) for weight in saved["model"].values())
-    masters = saved["last_optimizer_state"]["master_weights"]
-    assert any((master != master.bfloat16().float()).any() for master in masters)
-    with pytest.raises(AssertionError, match="precision: bf16 there, float32 here"):
-        classify(place, "bf16", *given[:4], "--layers", 1)

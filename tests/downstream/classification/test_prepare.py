@@ -184,7 +184,6 @@ NOTED = [
     (["pro", "None"] * 6, "2 classes (None, pro)", "rows have the label None, read as a name"),
     (["a", "b"] * 6 + ["a\ntext\tlabel"], "2 classes (a, b)", "1 training rows that repeat the names of"),
     (['["a", "b"]', "[]", '["b"]', ""] * 4, "2 labels (a, b)", "training rows have no label"),
-    (["[POS]", "[NEG]"] * 6, "2 classes ([NEG], [POS])", None),
     (["good", "bad"] * 6 + ["god"], "3 classes (bad, god, good)", "1 classes with one training row: god"),
     (
         ["Good", "bad", "good"] * 6,
@@ -192,8 +191,6 @@ NOTED = [
         "2 classes differ in their spelling alone: Good, good",
     ),
     (["caf\u00e9", "cafe\u0301"] * 6, "2 classes", "2 classes differ in their spelling alone"),
-    (["a", "b", "#REF!", "#DIV/0!"] * 6, "2 classes (a, b)", "12 training rows without label (#DIV/0!, #REF!) are"),
-    (["yes", "no", "-"] * 6, "3 classes (-, no, yes)", "6 training rows have the label -, read as a name"),
     (["a,b", "b"] * 6, "2 classes ('a,b', b), inferred (--kind labels", None),
 ]
 
@@ -233,7 +230,6 @@ def test_a_list_may_have_missing_labels(tmp_path):
 REFUSED = [
     ("<!DOCTYPE html>\n<html>\n<body>Log in</body>\n", {}, "is no plain text: its first lines begin with tags"),
     (table(["Sport", '{"choices": ["Sport", "News"]}'] * 6), {}, "is JSON among names"),
-    (table(["Sport", '["Sport", "News"]'] * 6), {}, "is JSON among names"),
     (table(["good", "bad\u200b"] * 6), {}, "line 3, column label: the label 'bad\\u200b' has"),
     (table([f"{number / 8}%" for number in range(60)]), {}, "the labels have commas, spaces or %, such as '0.0%'"),
     (
@@ -247,11 +243,9 @@ REFUSED = [
         "--label with one (or, in JSON lines, a list of those that are 1) of toxic, obscene (or",
     ),
     (table(["['a', 'b']", "['a']"] * 6), {}, "labels such as ['a', 'b'] are no lists of JSON"),
-    (table(["[0 1]", "[1 0]"] * 6), {}, "labels such as [0 1] are no lists of JSON"),
     (table(["a", "b"] * 6), {"no_header": True, "text": ["1"], "label": "2"}, "remove --no-header"),
     (table(["a", "b"] * 6, header=""), {}, "with one or two of text 0 ., a (or --no-header, if the first line"),
     ("text,label\na,b\n", {}, "has the one column 'text,label', of texts or of labels: tabs have to"),
-    ("label\na\nb\n", {}, "has the one column 'label'"),
     (table(["", "nan", "\\N"] * 4), {}, "no row has a label"),
     (table(["a", "b"] * 6), {"label": "lable"}, "no column 'lable': give --label with one of text, label"),
 ]
