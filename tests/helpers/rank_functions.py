@@ -3,7 +3,6 @@
 import importlib.util
 import inspect
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,15 +14,10 @@ HELPERS = Path(__file__).parent
 NAMES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "LOCAL_RANK")
 
 
-def run_on_two_ranks(function: Callable[..., None], *arguments: object) -> list[subprocess.CompletedProcess]:
+def succeed_on_two_ranks(function: Callable[..., None], *arguments: object) -> None:
     """Call ``function(rank, *arguments)`` of a test file on two gloo ranks; the arguments are passed as strings."""
     names = [inspect.getfile(function), function.__name__, *map(str, arguments)]
-    return run_ranks("rank_functions", names, rank_variables(2), HELPERS)
-
-
-def succeed_on_two_ranks(function: Callable[..., None], *arguments: object) -> None:
-    """As :func:`run_on_two_ranks`; raise an AssertionError with the output of a rank that fails."""
-    for done in run_on_two_ranks(function, *arguments):
+    for done in run_ranks("rank_functions", names, rank_variables(2), HELPERS):
         assert done.returncode == 0, done.stdout + done.stderr
 
 

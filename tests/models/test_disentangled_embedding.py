@@ -55,6 +55,19 @@ def discriminator_loss(output: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("objective", ["electra", "teams"])
+def test_the_discriminator_trains_the_difference_and_the_generator_its_embeddings(objective: str) -> None:
+    model, batch = disentangled(objective), small_batch()["net_input"]
+    with_samples(model, batch)
+    discriminator_loss(model(PretrainingBatch(**batch))).backward()
+    assert model.embed_tokens.weight.grad is None
+    assert model.disentangled_embedding.delta.weight.grad.abs().max() > 0
+    model.zero_grad()
+    model(PretrainingBatch(**batch)).mlm_nll.sum().backward()
+    assert model.embed_tokens.weight.grad.abs().max() > 0
+    assert model.disentangled_embedding.delta.weight.grad is None
+
+
+@pytest.mark.parametrize("objective", ["electra", "teams"])
 def test_its_gradient_is_that_of_a_table_of_its_own(objective: str) -> None:
     """A second writing in float64: the discriminator reads the sum from a separate table, a leaf of the graph."""
     model, batch = disentangled(objective), small_batch()["net_input"]
