@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,23 +12,12 @@ from forked_command import run_command
 from interrupted_run import assert_same_run, checkpoint, records
 from tiny_runs import TINY_RUN
 
-# One network: tests/modules/test_compilation.py compiles each objective. Four updates of 16 blocks in micro-batches of 4, all
-# on one rank, or 8 on each of two: all graphs are for one size.
-FLAGS = [
-    "--arch",
-    "mlm_tiny",
-    "--criterion",
-    "mlm",
-    "--dropout",
-    "0",
-    "--attention-dropout",
-    "0",
-    "--batch-size",
-    "4",
-    "--max-update",
-    "4",
-]
-FLAGS += ["--save-interval-updates", "2", "--validate-interval-updates", "4"]
+# One layer: tests/modules/test_compilation.py compiles each objective. Four updates of 16 blocks in micro-batches of 4, all on
+# one rank, or 8 on each of two: all graphs are for one size.
+FLAGS = shlex.split(
+    "--arch mlm_tiny --criterion mlm --encoder-layers 1 --dropout 0 --attention-dropout 0 --batch-size 4 --max-update 4 "
+    "--save-interval-updates 2 --validate-interval-updates 4"
+)
 # fairseq rounds what it logs to 3 digits; compiled sums, and those over ranks, have another order.
 LOSS_TOLERANCE = 2e-3
 NEEDS_COMPILER = pytest.mark.skipif(
