@@ -1,6 +1,7 @@
 """examples/collapse: short runs that differ in one setting, and the same run with Hugging Face's networks, at small size."""
 
 import importlib.util
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -13,21 +14,12 @@ from amos_fairseq.recipes.composition import compose_recipe
 from amos_fairseq.run.metrics_file import read_records
 
 FOLDER = ROOT / "examples" / "collapse"
-SMALLER = [
-    "task.tokens_per_sample=32",
-    "model.max_positions=32",
-    "model.encoder_layers=2",
-    "model.encoder_embed_dim=32",
-    "model.encoder_ffn_embed_dim=64",
-    "dataset.batch_size=4",
-    "dataset.num_workers=0",
-    "task.precision=float32",
-    "common.log_interval=1",
-    "dataset.validate_interval_updates=3",
-    "dataset.max_valid_steps=2",
-    "optimization.max_update=3",
-    "lr_scheduler.warmup_updates=2",
-]
+SMALLER = shlex.split(
+    "task.tokens_per_sample=32 model.max_positions=32 model.encoder_layers=2 model.encoder_embed_dim=32 "
+    "model.encoder_ffn_embed_dim=64 dataset.batch_size=4 dataset.num_workers=0 task.precision=float32 "
+    "common.log_interval=1 dataset.validate_interval_updates=3 dataset.max_valid_steps=2 "
+    "optimization.max_update=3 lr_scheduler.warmup_updates=2"
+)
 
 
 def run(script: str, *arguments: str | Path) -> subprocess.CompletedProcess:
