@@ -1,8 +1,11 @@
-"""Exact match and F1: cases by hand, and the library's scores of random predictions."""
+"""Exact match and F1: cases by hand, a naive implementation, and the library's scores of random predictions."""
 
 import argparse
 import json
 import random
+import re
+import string
+from collections import Counter
 
 import pytest
 from synthetic_squad import write_json
@@ -41,6 +44,28 @@ def test_cases_by_hand(answers, prediction, exact, f1):
     assert (scores["exact"], scores["f1"]) == (exact, pytest.approx(f1))
 
 
+def naive_words(text: str) -> list[str]:
+    text = "".join(character for character in text.lower() if character not in string.punctuation)
+    return re.sub(r"\b(a|an|the)\b", " ", text).split()
+
+
+def naive_f1(gold: list[str], found: list[str]) -> float:
+    if not gold or not found:
+        return float(gold == found)
+    same = sum((Counter(gold) & Counter(found)).values())
+    return 0.0 if same == 0 else 2 * same / (len(gold) + len(found))
+
+
+def naive_scores(questions, predictions) -> tuple[float, float]:
+    exact = f1 = 0.0
+    for name, answers in questions.items():
+        golds = [words for answer in answers if (words := naive_words(answer))] or [[]]
+        found = naive_words(predictions[name])
+        exact += max(found == gold for gold in golds)
+        f1 += max(naive_f1(gold, found) for gold in golds)
+    return 100 * exact / len(questions), 100 * f1 / len(questions)
+
+
 @pytest.fixture(scope="module")
 def random_file():
     generator = random.Random(4)
@@ -54,6 +79,39 @@ def random_file():
     centres = [-40.0, -1.5, -0.1, 0.0, 0.2, 3.0, 55.5]
     odds = {name: generator.choice(centres) + generator.random() for name in questions}
     return questions, predictions, odds
+
+
+def test_random_predictions_against_a_naive_implementation(random_file):
+    questions, predictions, _ = random_file
+    scores = evaluate(questions, predictions)
+    assert (scores["exact"], scores["f1"]) == pytest.approx(naive_scores(questions, predictions))
+    for prefix, chosen in (("HasAns", True), ("NoAns", False)):
+        part = {name: answers for name, answers in questions.items() if bool(answers) == chosen}
+        expected = naive_scores(part, predictions)
+        assert (scores[f"{prefix}_exact"], scores[f"{prefix}_f1"]) == pytest.approx(expected)
+        assert scores[f"{prefix}_total"] == len(part)
+    assert not any(name.startswith("best") for name in scores)
+
+
+def test_best_thresholds_by_exhaustive_search(random_file):
+    """No threshold gives a better score than the reported one, which gives the reported score."""
+    questions, predictions, odds = random_file
+    scores = evaluate(questions, predictions, odds)
+    single = {
+        name: {text: naive_scores({name: answers}, {name: text}) for text in ("", predictions[name])}
+        for name, answers in questions.items()
+    }
+    scores_at = {}
+    for threshold in (-1e9, *odds.values()):
+        each = [single[name]["" if odds[name] > threshold else text] for name, text in predictions.items()]
+        scores_at[threshold] = [sum(column) / len(questions) for column in zip(*each, strict=True)]
+    # The official search counts a prediction that normalises to nothing as an answer, so it is not above the true best.
+    for column, name in enumerate(("exact", "f1")):
+        assert scores[f"best_{name}"] <= max(values[column] for values in scores_at.values()) + 1e-9
+        assert scores_at[scores[f"best_{name}_thresh"]][column] >= scores[f"best_{name}"] - 1e-9
+    at_zero = evaluate(questions, predictions, odds, null_threshold=0.0)
+    taken = {name: "" if odds[name] > 0 else text for name, text in predictions.items()}
+    assert at_zero["NoAns_exact"] == pytest.approx(evaluate(questions, taken)["NoAns_exact"])
 
 
 def test_equal_to_the_library(random_file):
