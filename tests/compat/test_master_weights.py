@@ -334,3 +334,18 @@ def test_trainer_uses_master_gradients() -> None:
     trainer: Trainer = FairseqStep(set_up("mlm_tiny", ["dataset.batch_size=2"], **settings)).trainer
     assert isinstance(trainer.optimizer.master_gradients, MasterGradients)
     assert not hasattr(_FP16OptimizerMixin, "master_gradients")
+
+
+def test_zero_grad() -> None:
+    """As fairseq's own zero_grad does it, one tensor after the other."""
+    model = nn.Sequential(linear(torch.bfloat16), linear(torch.bfloat16))
+    optimizer = optimizer_of(model, "bf16")
+    optimizer.backward(loss_of(model[0], 0) + loss_of(model[1], 1))
+    masters = [master.grad for master in optimizer.fp32_params]
+    assert all(gradient.count_nonzero() > 0 for gradient in masters)
+    loss_of(model[0], 2).backward()
+    optimizer.zero_grad()
+    assert all(gradient.count_nonzero() == 0 for gradient in masters)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not optimizer.master_gradients.is_sum
+    assert not optimizer._needs_sync
