@@ -94,8 +94,12 @@ def test_random_predictions_against_a_naive_implementation(random_file):
 
 
 def test_best_thresholds_by_exhaustive_search(random_file):
-    """No threshold gives a better score than the reported one, which gives the reported score."""
+    """No threshold gives a better score than the reported one, which gives the reported score.
+
+    The official search counts a prediction that normalises to nothing as an answer: here there is none.
+    """
     questions, predictions, odds = random_file
+    predictions = {name: text if naive_words(text) else "" for name, text in predictions.items()}
     scores = evaluate(questions, predictions, odds)
     single = {
         name: {text: naive_scores({name: answers}, {name: text}) for text in ("", predictions[name])}
@@ -105,10 +109,9 @@ def test_best_thresholds_by_exhaustive_search(random_file):
     for threshold in (-1e9, *odds.values()):
         each = [single[name]["" if odds[name] > threshold else text] for name, text in predictions.items()]
         scores_at[threshold] = [sum(column) / len(questions) for column in zip(*each, strict=True)]
-    # The official search counts a prediction that normalises to nothing as an answer, so it is not above the true best.
     for column, name in enumerate(("exact", "f1")):
-        assert scores[f"best_{name}"] <= max(values[column] for values in scores_at.values()) + 1e-9
-        assert scores_at[scores[f"best_{name}_thresh"]][column] >= scores[f"best_{name}"] - 1e-9
+        best = max(values[column] for values in scores_at.values())
+        assert (scores[f"best_{name}"], scores_at[scores[f"best_{name}_thresh"]][column]) == pytest.approx((best, best))
     at_zero = evaluate(questions, predictions, odds, null_threshold=0.0)
     taken = {name: "" if odds[name] > 0 else text for name, text in predictions.items()}
     assert at_zero["NoAns_exact"] == pytest.approx(evaluate(questions, taken)["NoAns_exact"])
