@@ -96,10 +96,12 @@ def test_random_predictions_against_a_naive_implementation(random_file):
 def test_best_thresholds_by_exhaustive_search(random_file):
     """No threshold gives a better score than the reported one, which gives the reported score.
 
-    The official search counts a prediction that normalises to nothing as an answer: here there is none.
+    The official search counts texts that normalise to nothing as answers: here there are none. A half of the answers is right.
     """
     questions, predictions, odds = random_file
+    questions = {name: list(filter(naive_words, answers)) for name, answers in questions.items()}
     predictions = {name: text if naive_words(text) else "" for name, text in predictions.items()}
+    predictions |= {name: answers[0] for name, answers in list(questions.items())[::2] if answers}
     scores = evaluate(questions, predictions, odds)
     single = {
         name: {text: naive_scores({name: answers}, {name: text}) for text in ("", predictions[name])}
