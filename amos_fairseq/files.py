@@ -188,7 +188,7 @@ def check_claim(record: Path, identity: Mapping[str, Any], problem: str, advice:
 
     ``only_these``: entries that are only in the record may have any value, for a check before all settings are known.
     """
-    there = read_json(record, "delete it and repeat the command that wrote it", optional=True)
+    there = read_json(record, advice, optional=True)
     if there is None:
         return False
     here = json.loads(json_text(dict(identity)))  # as it is read: lists, not tuples

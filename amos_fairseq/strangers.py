@@ -28,6 +28,8 @@ MOST_DIGITS = 100
 LONGEST_NAME = 1000
 # Sizes, updates and counts beyond this are in no file that this package or Hugging Face writes.
 LARGEST_COUNT = 2**53
+# For files of Hugging Face: of equal keys the last one counts, as for transformers. Otherwise equal keys are refused.
+LAST_KEYS = {"object_pairs_hook": dict}
 _KINDS = {dict: "an object", list: "a list", str: "a string", int: "an integer", bool: "true or false"}
 
 
@@ -58,9 +60,9 @@ def read_text(path: str | os.PathLike, hint: str, largest: int = LARGEST_FILE) -
         raise UserError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}): {hint}") from error
 
 
-def read_json(path: str | os.PathLike, hint: str, kind: type = dict, optional: bool = False) -> Any:
+def read_json(path: str | os.PathLike, hint: str, kind: type = dict, optional: bool = False, **hooks: Any) -> Any:
     """Return the content of a JSON file: a dict, a list, or with ``object`` any value; None if nothing has this path and it is
-    ``optional``. ``hint``: how to fix it."""
+    ``optional``. ``hint``: how to fix it; ``hooks``: see :func:`parse_json`."""
     if optional:
         try:
             os.lstat(path)
@@ -70,7 +72,7 @@ def read_json(path: str | os.PathLike, hint: str, kind: type = dict, optional: b
             pass  # read_text says why it cannot be read
     text = read_text(path, hint)
     try:
-        return parse_json(text, kind)
+        return parse_json(text, kind, **hooks)
     except ValueError as error:
         raise UserError(f"{path} {error}: {hint}") from error
 
@@ -126,7 +128,7 @@ def parse_json(text: str | bytes, kind: type = dict, **hooks: Any) -> Any:
         content = json.loads(text, **checks | hooks)
     except RecursionError:
         raise ValueError(f"is nested more than {DEEPEST} levels deep") from None
-    except ValueError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"is not JSON ({error})") from error
     if not isinstance(content, kind):
         raise ValueError(f"contains {reprlib.repr(content)}, not {_KINDS[kind]}")
@@ -139,20 +141,20 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) < len(pairs):
         [(twice, _)] = collections.Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"the key {twice[:60]!r} is there twice")
+        raise ValueError(f"has the key {twice[:60]!r} twice")
     return content
 
 
 def _integer(digits: str) -> int:
     if len(digits) > MOST_DIGITS:
-        raise ValueError(f"a number of {len(digits):,} digits")
+        raise ValueError(f"has a number of {len(digits):,} digits")
     return int(digits)
 
 
 def _float(digits: str) -> float:
     value = float(digits)  # also of NaN, Infinity and -Infinity, which JSON does not have
     if not math.isfinite(value):
-        raise ValueError(f"{digits[:20]} is not a finite number")
+        raise ValueError(f"has {digits[:20]}, which is not a finite number")
     return value
 
 

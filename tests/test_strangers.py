@@ -36,9 +36,9 @@ def test_json_is_read_as_python_reads_it(text, tmp_path):
         ('"x"', "contains 'x', not"),
         (nested(101), "is nested more than 100 levels deep"),
         ('{"a": %s}' % ("9" * 101), "a number of 101 digits"),
-        ('{"a": 1e309}', "1e309 is not a finite number"),
-        ('{"a": NaN}', "NaN is not"),
-        ('{"b": {"a": 1, "a": 1}}', "the key 'a' is there twice"),
+        ('{"a": 1e309}', "1e309, which is not a finite number"),
+        ('{"a": NaN}', "has NaN, which is not"),
+        ('{"b": {"a": 1, "a": 1}}', "has the key 'a' twice"),
         (json.dumps("x" * 10**5), "contains 'xxxx"),
     ],
     ids=lambda value: str(value)[:20],
@@ -52,6 +52,11 @@ def test_what_is_no_json_is_refused(text, reason, tmp_path):
     assert str(refused.value).endswith(": get another")
     assert reason in str(refused.value)
     assert len(str(refused.value)) - len(str(file)) < 200
+
+
+def test_of_equal_keys_the_last_counts_in_files_of_hugging_face(tmp_path):
+    (tmp_path / "a.json").write_text('{"a": 1, "b": {"c": 2, "c": 3}, "a": 4}')
+    assert read_json(tmp_path / "a.json", "hint", **strangers.LAST_KEYS) == {"a": 4, "b": {"c": 3}}
 
 
 def test_what_is_no_file_is_refused(tmp_path):

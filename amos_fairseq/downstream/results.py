@@ -15,8 +15,8 @@ import json
 import platform
 import re
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ RESULT_FILE = "result.json"
 SCORE_RANGE = (-100.000001, 100.000001)
 NOT_PERCENT = ("mse", "null_threshold")  # scores in the unit of the label, or of a model's outputs
 LONGEST_NOTE = 10_000
+MOVE_AWAY = "move it away and repeat the command that wrote it"
 LABEL_FILES = ("task.json", "labels.txt")  # beside a checkpoint: what its outputs mean
 # Paths that a file of a stranger may name: inside of OUT, and of the run's directory.
 _PATHS = {"directory": r"runs(/(?!\.\.?(/|$))[^/]+)+", "checkpoint": r"checkpoint_\w+\.pt"}
@@ -80,10 +81,10 @@ class RunResult:
     epoch: float
     seconds: float
     identity: dict[str, Any]
-    checkpoint_sha256: list[str] = field(default_factory=list)
-    files: dict[str, str] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    checkpoint_sha256: list[str]
+    files: dict[str, str]
+    versions: dict[str, str]
+    notes: list[str]
 
     @property
     def main(self) -> float:
@@ -208,12 +209,17 @@ def spread_of(values: Sequence[float]) -> Spread:
     return Spread(statistics.median(values), deviation, len(values))
 
 
-def spreads_of(results: Sequence[RunResult]) -> dict[str, Spread]:
-    """Return the spread of each score over the seeds of a trial; refuse seeds that have other scores."""
+def check_scores(results: Sequence[RunResult], names: Collection[str]) -> None:
+    """Refuse results of a task with other scores than these, which somebody else has written."""
     for result in results:
-        if result.scores.keys() != results[0].scores.keys():
-            folders = f"{results[0].directory} and {result.directory}"
-            raise UserError(f"{folders} have different scores: move them away and repeat the command that wrote them")
+        if result.scores.keys() != set(names) or result.main_score != results[0].main_score:
+            found, expected = ", ".join(result.scores), ", ".join(names)
+            raise UserError(f"{result.directory} has the scores {found:.200}, not {expected:.200}: {MOVE_AWAY}")
+
+
+def spreads_of(results: Sequence[RunResult]) -> dict[str, Spread]:
+    """Return the spread of each score over the seeds of a trial."""
+    check_scores(results, results[0].scores)
     return {name: spread_of([result.scores[name] for result in results]) for name in results[0].scores}
 
 
@@ -254,8 +260,9 @@ def summarize(results: Sequence[RunResult]) -> dict[str, TaskSummary]:
     summaries = {}
     for task, by_trial in by_task.items():
         trial = max(by_trial, key=lambda name: statistics.median(result.main for result in by_trial[name]))
-        best = best_run([result for of_trial in by_trial.values() for result in of_trial])
-        summaries[task] = TaskSummary(trial, len(by_trial), spreads_of(by_trial[trial]), best)
+        of_task = [result for of_trial in by_trial.values() for result in of_trial]
+        check_scores(of_task, of_task[0].scores)
+        summaries[task] = TaskSummary(trial, len(by_trial), spreads_of(by_trial[trial]), best_run(of_task))
     return summaries
 
 
@@ -280,6 +287,8 @@ def divide(result: RunResult, main_scores: dict[str, str]) -> list[RunResult]:
     for task, main_score in main_scores.items():
         prefix = f"{task} "
         scores = {name.removeprefix(prefix): score for name, score in result.scores.items() if name.startswith(prefix)}
+        if main_score not in scores:
+            raise UserError(f"{result.directory} has no score {prefix}{main_score}: {MOVE_AWAY}")
         results.append(dataclasses.replace(result, task=task, main_score=main_score, scores=scores))
     return results
 
@@ -366,12 +375,3 @@ def read_summary(file: Path, advice: str, optional: bool = False) -> Summary | N
     except ValueError as error:
         raise UserError(f"{file} holds no results of fine-tuning ({error}): {advice}") from error
     return summary
-
-
-def read_optional_json(file: Path) -> dict[str, Any] | None:
-    """Return the content; None if the file does not exist. A damaged file, or one without an object, is refused."""
-    return strangers.read_json(file, "delete it and repeat the command that wrote it", optional=True)
-
-
-def write_json(file: Path, content: Any) -> None:
-    write_text(file, json_text(content))

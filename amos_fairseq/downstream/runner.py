@@ -30,13 +30,7 @@ import torch
 from amos_fairseq.checkpoint_files import read_header, training_seconds_of
 from amos_fairseq.downstream.benchmark import LOG_FILE, Benchmark, Failure, Stopped, TaskRun, common_notes, save_results
 from amos_fairseq.downstream.progress_display import ProgressDisplay
-from amos_fairseq.downstream.results import (
-    RunResult,
-    best_run,
-    package_versions,
-    read_results,
-    write_result,
-)
+from amos_fairseq.downstream.results import RunResult, best_run, package_versions, read_results, write_result
 from amos_fairseq.downstream.session import claim_output_directory
 from amos_fairseq.downstream.views import CROSS_VIEWS
 from amos_fairseq.errors import INTERRUPTED, REQUEUE, UserError
@@ -169,8 +163,9 @@ class Runner:
                 write_result(session.out, replace(result, checkpoint_sha256=[kept, *result.checkpoint_sha256]))
             remove_checkpoints(run.directory, kept=checkpoint)
             results = [other for other in read_results(session.out) if other.task == task.name]
+            best = best_run(results)
             for other in results:
-                if other.directory != best_run(results).directory:
+                if other is not best:
                     remove_checkpoints(session.out / other.directory)
         return result
 

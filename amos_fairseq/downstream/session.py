@@ -21,7 +21,7 @@ from amos_fairseq.downstream.recipes import (
     recipe_names,
     size_for_width,
 )
-from amos_fairseq.downstream.results import content_sha256, read_optional_json
+from amos_fairseq.downstream.results import content_sha256
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import TOKENIZER_DIRECTORY, check_claim, claim, file_sha256
 from amos_fairseq.models.configuration import OF_FINE_TUNING, EncoderConfig, parse_layers
@@ -30,6 +30,7 @@ from amos_fairseq.output.terminal import ending_in_one_line, say
 from amos_fairseq.recipes import PRECISIONS
 from amos_fairseq.run.precision import Device, Saved, choose, gpus_support_bf16, supports_bf16
 from amos_fairseq.setting_checks import as_flags, model_settings
+from amos_fairseq.strangers import read_json
 from amos_fairseq.text.tokenization import Tokenizer
 
 # Values that replace those of the built-in recipes, which are for BERT's encoder. ModernBERT is trained without attention
@@ -199,7 +200,7 @@ def claim_output_directory(out: Path, name: str, setup: Mapping[str, Any]) -> No
 def saved_precision(out: Path, name: str) -> Saved | None:
     """Return the precision of the results of the benchmark ``name`` in ``out``; None if there are none."""
     file = setup_file(out, name)
-    precision = (read_optional_json(file) or {}).get("precision")
+    precision = (read_json(file, ANOTHER_OUT, optional=True) or {}).get("precision")
     # Any other value is refused later, where the setups are compared.
     return Saved(precision, str(file)) if precision in PRECISIONS[1:] else None
 

@@ -10,7 +10,7 @@ from amos_fairseq.hugging_face.weights import CUSTOM, EXPORTED_TOKEN_TYPES, FAMI
 from amos_fairseq.models.configuration import MODERN
 from amos_fairseq.modules.encoder import TransformerConfig
 from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
-from amos_fairseq.strangers import finite_number, plain_name, read_json, whole_number
+from amos_fairseq.strangers import LAST_KEYS, finite_number, plain_name, read_json, whole_number
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -170,7 +170,7 @@ def rope_parameters(config: "PretrainedConfig") -> dict[str, dict[str, Any]]:
 
 def read_config(path: Path) -> tuple[str, "PretrainedConfig"]:
     """Return the family of a ``config.json``, and the configuration with the defaults of its class."""
-    content = read_json(path, WHOLE_FOLDER)
+    content = read_json(path, WHOLE_FOLDER, **LAST_KEYS)
     model_type = content.get("model_type")
     known = [name for name in (*FAMILIES, *SAME_AS) if name != CUSTOM]
     if model_type not in known:

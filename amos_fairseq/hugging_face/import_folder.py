@@ -32,7 +32,7 @@ from amos_fairseq.hugging_face.weights import FAMILIES, Head, Weights, count_lay
 from amos_fairseq.models.configuration import MODERN, MODERN_ARCH, MODERN_SIZES, SIZES
 from amos_fairseq.models.fine_tuning import POOLER
 from amos_fairseq.models.pretraining import SENTENCE_FILES
-from amos_fairseq.strangers import plain_name, read_json
+from amos_fairseq.strangers import LAST_KEYS, plain_name, read_json
 from amos_fairseq.text.tokenization.fast_tokenizer import ABSENT, FastTokenizer, row_map
 from amos_fairseq.text.tokenization.tokenizer import embedding_symbols
 
@@ -257,7 +257,7 @@ def read_folder(path: Path) -> Folder:
 
 def _read_shards(index: Path) -> Weights:
     """Return the weights of all files that an index names: ``{"weight_map": {name of a weight: name of a file}}``."""
-    file_of = read_json(index, "download it again").get("weight_map")
+    file_of = read_json(index, "download it again", **LAST_KEYS).get("weight_map")
     try:
         shards = sorted({Path(plain_name(file)).name for file in file_of.values()})  # files of this folder alone
     except (ValueError, AttributeError) as error:
@@ -309,7 +309,7 @@ def read_folder_tokenizer(path: Path) -> FastTokenizer:
     if not any((path / name).is_file() for name in _SLOW_TOKENIZER_FILES):
         raise UserError(f"{path} holds no tokenizer.json, and no vocabulary to build it from: give --tokenizer DIR")
     if os.path.lexists(path / CONFIG_FILE):  # AutoTokenizer reads it too
-        check_values(path / CONFIG_FILE, read_json(path / CONFIG_FILE, WHOLE_FOLDER))
+        check_values(path / CONFIG_FILE, read_json(path / CONFIG_FILE, WHOLE_FOLDER, **LAST_KEYS))
     for file in path.iterdir():
         if not (file.is_dir() or os.path.isfile(file)):  # such as a pipe, which has no end
             raise UserError(f"{file} is a pipe, a device or a broken link: remove it, or give --tokenizer DIR")

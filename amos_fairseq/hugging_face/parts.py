@@ -323,7 +323,7 @@ def label_settings(
         if recorded:
             check_labels(loaded, name, OF_WORDS, recorded, folder / LABELS_FILE)
     else:
-        record = _task_record(loaded, name, task)
+        record = _task_record(loaded, name, task, has_names=bool(labels))
         recorded, has_labels = record.get("labels"), record.get("kind") == "labels"
         regression = bool(loaded.task.get("regression_target")) or (num_classes == 1 and not has_labels)
         classification = "multi_label_classification" if has_labels else "single_label_classification"
@@ -340,13 +340,16 @@ def _named_classes(names: Sequence[str]) -> dict[str, Any]:
     return {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
 
 
-def _task_record(loaded: LoadedCheckpoint, head: str, task: str | None) -> dict[str, Any]:
-    """Return the first ``task.json`` about the task of a head; empty without one."""
+def _task_record(loaded: LoadedCheckpoint, head: str, task: str | None, has_names: bool) -> dict[str, Any]:
+    """Return the first ``task.json`` about the task of a head; empty without one. Its names are compared with the labels of the
+    training unless the user gives others."""
     hint = "it does not name the labels of the task, remove it and give them with --labels A,B,..."
     beside, data = loaded.file.parent, str(loaded.task.get("data", "")).split(os.pathsep)
     for folder in (beside / TASK_FOLDER / str(task), beside, *map(Path, data)):
         record = read_json(folder / TASK_FILE, hint, optional=True)
         if record and (len(data) == 1 or record.get("task") == task):
+            if has_names:
+                return record
             if (names := record.get("labels")) and not are_labels(names):
                 raise UserError(f"{folder / TASK_FILE} has no list of different labels: {hint}")
             if names or "kind" in record:

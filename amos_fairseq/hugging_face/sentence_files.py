@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.strangers import field, parse_json, read_json
+from amos_fairseq.strangers import LAST_KEYS, field, parse_json, read_json
 
 _MODULES, _TRANSFORMER, _PROMPTS = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
 _CONFIG_OF_MODULE = r"\d+_\w+/config\.json"
@@ -22,7 +22,7 @@ _AGAIN = "download the model again"
 
 def read_sentence_files(path: Path) -> tuple[Path, Tensor | None, list[str]]:
     """Return the folder of the encoder, the files (None where ``path`` is no whole sentence-transformers folder), remarks."""
-    modules = read_json(path / _MODULES, _AGAIN, list, optional=True)
+    modules = read_json(path / _MODULES, _AGAIN, list, optional=True, **LAST_KEYS)
     if modules is None:
         return path, None, []
     try:
@@ -36,13 +36,15 @@ def read_sentence_files(path: Path) -> tuple[Path, Tensor | None, list[str]]:
         left_out = ", ".join(kinds[1:]) or "no pooling"
         remark = f"sentence-transformers: left out ({left_out}), because only pooling and normalization are kept"
         return encoder, None, [remark]
-    pooling = read_json(path / folders[1] / "config.json", _AGAIN)
-    settings = next((read_json(file, _AGAIN) for file in sorted(encoder.glob("sentence_*_config.json"))), {})
+    pooling = read_json(path / folders[1] / "config.json", _AGAIN, **LAST_KEYS)
+    settings = next(
+        (read_json(file, _AGAIN, **LAST_KEYS) for file in sorted(encoder.glob("sentence_*_config.json"))), {}
+    )
     files = {
         _MODULES: [modules[0] | {"path": ""}, *modules[1:]],
         f"{folders[1]}/config.json": pooling,
         _TRANSFORMER: settings,
-        _PROMPTS: read_json(path / _PROMPTS, _AGAIN, optional=True) or {},
+        _PROMPTS: read_json(path / _PROMPTS, _AGAIN, optional=True, **LAST_KEYS) or {},
     }
     modes = [re.fullmatch(r"pooling_mode_(\w+)", name) for name, is_used in pooling.items() if is_used is True]
     names = [match[1] for match in modes if match] + re.findall(r"\w+", str(pooling.get("pooling_mode", "")))

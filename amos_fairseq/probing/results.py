@@ -10,7 +10,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from amos_fairseq import strangers
-from amos_fairseq.downstream.results import read_optional_json, write_json
+from amos_fairseq.downstream.results import read_record, write_record
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.pictures import (
     GREY,
@@ -27,7 +27,6 @@ from amos_fairseq.probing.scores import MICRO_F1, SEMEVAL_MACRO_F1
 from amos_fairseq.probing.targets import sorted_tasks
 from amos_fairseq.strangers import finite_number, plain_name
 
-FORMAT = 1
 RESULTS_FILE = "results.json"
 METRIC_NAMES = {MICRO_F1: "micro-F1", SEMEVAL_MACRO_F1: "macro-F1 of SemEval"}
 COLUMNS = 8  # of a table
@@ -73,17 +72,15 @@ class ProbeResults:
     results: list[ProbeResult] = field(default_factory=list)
 
     def write(self, out: Path) -> None:
-        write_json(out / RESULTS_FILE, {"format": FORMAT, **asdict(self)})
+        write_record(out / RESULTS_FILE, asdict(self))
 
 
 def read_probe_results(folder: str | Path) -> ProbeResults:
     """Return the content of ``results.json`` in a folder that ``amos probe`` wrote."""
-    file = Path(folder) / RESULTS_FILE
-    content = read_optional_json(file)
+    file, advice = Path(folder) / RESULTS_FILE, "repeat amos probe with another --out"
+    content = read_record(file, advice, optional=True)
     if content is None:
         raise UserError(f"{file} is missing: give the directory that amos probe wrote with --out")
-    if content.pop("format", None) != FORMAT:
-        raise UserError(f"{file} is not of format {FORMAT} of amos probe: repeat the command with another --out")
     try:
         content["results"] = [ProbeResult(**result) for result in strangers.field(content, "results", list)]
         strangers.field(content["checkpoint"], "num_updates", int)
@@ -92,7 +89,7 @@ def read_probe_results(folder: str | Path) -> ProbeResults:
             strangers.field(content["settings"], name, dict)
         return ProbeResults(**content)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise UserError(f"{file} is damaged ({error}): repeat amos probe with another --out") from error
+        raise UserError(f"{file} is damaged ({error}): {advice}") from error
 
 
 def in_order(results: Sequence[ProbeResult]) -> list[ProbeResult]:

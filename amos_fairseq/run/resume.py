@@ -245,7 +245,7 @@ def _check_optimizer(saved: Any) -> None:
 
 def check_fits(path: str, task: Any, model_cfg: Any, starts_anew: bool = False) -> None:
     """Check that a checkpoint has this task's vocabulary, and this model's relative positions and LayerNorm epsilon, and, if
-    the run continues, its frozen generator.
+    the run continues, its frozen generator and the labels of its heads.
 
     Only what the checkpoint records is compared; a stock fairseq checkpoint records neither.
     """
@@ -253,11 +253,15 @@ def check_fits(path: str, task: Any, model_cfg: Any, starts_anew: bool = False) 
     try:
         check_input_dictionary(task_state_of(path, header), task)
         task.load_state_dict(task_state_of(path, header))
-        saved, here = (state.get("generator_sha256") for state in (task_state_of(path, header), task.state_dict()))
+        states = task_state_of(path, header), task.state_dict()
+        saved, here = (state.get("generator_sha256") for state in states)
         if saved != here and not starts_anew:
             there, now = (f"sha256 {each[:12]}..." if each else "none" for each in (saved, here))
             advice = "give that file, or begin with --finetune-from-model"
             raise UserError(f"its --generator-checkpoint has other weights ({there}, here {now}): {advice}")
+        for name, here in states[1].items():
+            if name.startswith("labels of") and states[0].get(name, here) != here and not starts_anew:
+                raise UserError(f"it was trained with other {name}: give its data, or begin with --finetune-from-model")
     except UserError as error:
         raise UserError(f"{path} does not fit: {error}") from error
     cfg = header.get("cfg")

@@ -11,7 +11,7 @@ from runs import FineTuning, Pretraining, Runner, measure_seconds_per_update
 
 from amos_fairseq.downstream.benchmark import LOG_FILE
 from amos_fairseq.downstream.classification.benchmark import read_glue_data
-from amos_fairseq.downstream.results import read_optional_json, write_json
+from amos_fairseq.downstream.results import read_record, write_record
 from amos_fairseq.downstream.runner import RunFailed
 from amos_fairseq.downstream.session import claim_output_directory, find_devices
 from amos_fairseq.errors import UserError
@@ -108,7 +108,7 @@ class Comparison:
         """Return the seconds of an update, measured once: the length of a run must not change between calls."""
         file = self.out / entry.name / PLAN_FILE
         self.claim()
-        plan = read_optional_json(file)
+        plan = read_record(file, "delete it, and the updates are timed again", optional=True)
         if plan is None:
             settings, directory = self._settings(entry, PARTS), self.out / entry.name / "timing"
             try:
@@ -116,7 +116,7 @@ class Comparison:
             except RunFailed as error:
                 raise UserError(f"{entry.name} does not train: {error} (log: {directory / LOG_FILE})") from error
             plan = {"seconds_per_update": seconds}
-            write_json(file, plan)
+            write_record(file, plan)
         return float(plan["seconds_per_update"])
 
     def pretrain(self, runner: Runner) -> None:

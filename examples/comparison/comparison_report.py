@@ -16,7 +16,7 @@ from runs import num_threads
 
 from amos_fairseq.downstream.classification.glue.table import task_heading
 from amos_fairseq.downstream.recipes import load_recipe
-from amos_fairseq.downstream.results import write_json
+from amos_fairseq.downstream.results import write_record
 from amos_fairseq.files import whole_file
 from amos_fairseq.output.pictures import RC_PARAMS, RUN_COLOURS, RUN_MARKERS, save
 from amos_fairseq.output.tables import MISSING, Table, format_score
@@ -28,7 +28,7 @@ def write_report(comparison: Comparison) -> list[Path]:
     """Write all files, print the tables, and return the paths."""
     content = content_of(comparison)
     summary = comparison.out / f"{NAME}.json"
-    write_json(summary, content)
+    write_record(summary, content)
     tables = all_tables(content)
     page = comparison.out / f"{NAME}.md"
     with whole_file(str(page)) as unfinished:

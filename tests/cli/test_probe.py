@@ -11,6 +11,7 @@ from failures import error_line
 from saved_models import write_run
 
 from amos_fairseq.cli.main import main
+from amos_fairseq.downstream.results import write_record
 from amos_fairseq.errors import UserError
 from amos_fairseq.probing import experiment
 from amos_fairseq.probing.results import ProbeResult, read_probe_results
@@ -147,9 +148,9 @@ def test_scores_on_the_validation_split_are_named(run: Path, data: Path, tmp_pat
 def test_files_that_are_not_results_are_refused(tmp_path: Path):
     result = {"task": "pos", "part": "generator", "layer": 1, "baseline": None, "seed": 1}
     result |= {"metric": "micro_f1", "score": 1, "targets": 9}
-    whole = {"format": 1, "settings": {}, "checkpoint": {"num_updates": 3}, "results": [result]}
+    whole = {"settings": {}, "checkpoint": {"num_updates": 3}, "results": [result]}
     file = tmp_path / "results.json"
-    file.write_text(json.dumps(whole))
+    write_record(file, whole)
     assert read_probe_results(tmp_path).results == [ProbeResult(**result)]
     wrong = {
         "task": 1,
@@ -158,7 +159,7 @@ def test_files_that_are_not_results_are_refused(tmp_path: Path):
         "seed": "1",
         "metric": "x",
         "targets": 1.5,
-        "score": float("nan"),
+        "score": 1.5,
     }
     changes = [{"results": [result | {name: value}]} for name, value in wrong.items()]
     changes += [
@@ -169,6 +170,11 @@ def test_files_that_are_not_results_are_refused(tmp_path: Path):
         {"results": ["a"]},
     ]
     for change in changes:
-        file.write_text(json.dumps(whole | change))
-        with pytest.raises(UserError, match=r"results\.json is (damaged|not of format 1|not JSON)"):
+        write_record(file, whole | change)
+        with pytest.raises(UserError, match=r"results\.json is damaged"):
+            read_probe_results(tmp_path)
+    write_record(file, whole)
+    for text in (json.dumps(whole), file.read_text().replace('"pos"', '"ner"')):
+        file.write_text(text)
+        with pytest.raises(UserError, match=r"results\.json was changed.*: repeat amos probe with another --out"):
             read_probe_results(tmp_path)

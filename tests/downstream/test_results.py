@@ -13,10 +13,12 @@ from amos_fairseq.downstream.results import (
     RunResult,
     best_checkpoint,
     checked_file,
+    divide,
     read_result,
     read_results,
     read_summary,
     summarize,
+    summarize_divided,
     write_record,
     write_result,
 )
@@ -58,8 +60,10 @@ def test_what_is_written_is_read_back(tmp_path):
         assert best_checkpoint(tmp_path, result).read_text() == f"weights {result.seed}"
     assert read_result(tmp_path) is None
     write_run(tmp_path, seed=3, scores={"accuracy": 1.0})
-    with pytest.raises(UserError, match=r"runs/Toy/seed1 and runs/Toy/seed3 have different scores: move"):
+    with pytest.raises(UserError, match=r"runs/Toy/seed3 has the scores accuracy, not accuracy, mse, matthews: move"):
         summarize(read_results(tmp_path))
+    with pytest.raises(UserError, match=r"runs/Toy/seed3 has no score part f1: move"):  # of a task that it has learned
+        summarize_divided(read_results(tmp_path)[2:], lambda result: divide(result, {"part": "f1"}))
 
 
 @pytest.mark.parametrize("scores", [{"accuracy": float("nan")}, {"accuracy": 61.0, "mse": float("inf")}])
@@ -102,8 +106,8 @@ def test_a_hostile_result_is_one_line(tmp_path):
         ("3", "contains 3"),
         ("[" * 9999, "is nested"),
         ("{}", "was changed"),
-        (text.replace("61.0", "NaN"), "NaN is not a finite number"),
-        (text.replace("61.0", "1e400"), "1e400 is not a finite number"),
+        (text.replace("61.0", "NaN"), "has NaN, which is not a finite number"),
+        (text.replace("61.0", "1e400"), "has 1e400, which is not a finite number"),
         (text.replace("61.0", "9" * 400), "a number of 400 digits"),
     ):
         file.write_text(content)

@@ -10,7 +10,7 @@ from amos_fairseq.downstream.benchmark import save_results
 from amos_fairseq.downstream.results import RunResult, summarize, write_record
 from amos_fairseq.downstream.tagging.command import Tagging
 
-LAST = ("checkpoint_best.pt", 1.0, 1.0, {})  # fields of a result: checkpoint, epoch, seconds, identity
+LAST = ("checkpoint_best.pt", 1.0, 1.0, {}, [], {}, {}, [])  # fields of a result, from the checkpoint on
 
 
 def write_summary(

@@ -237,6 +237,15 @@ def test_the_inputs_of_sentence_prediction_need_the_vocabulary_of_the_checkpoint
         check_fits(path, task, OmegaConf.create(POSITIONS))
 
 
+def test_a_run_continues_with_the_labels_of_its_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that starts from the checkpoint may have others, as in intermediate-task training."""
+    monkeypatch.setattr(Task, "state_dict", lambda task: {"labels of text": "here"})
+    for known, starts_anew in (({"labels of text": "here"}, False), ({}, False), ({"labels of text": "there"}, True)):
+        check_fits(saved(tmp_path, known, None), Task(), OmegaConf.create(POSITIONS), starts_anew)
+    with pytest.raises(UserError, match=r"does not fit: it was trained with other labels of text: give its data"):
+        check_fits(saved(tmp_path, {"labels of text": "there"}, None), Task(), OmegaConf.create(POSITIONS))
+
+
 def test_a_model_counts_the_updates_of_a_new_schedule() -> None:
     """fairseq tells it those of the checkpoint that it starts from."""
     model = small_electra(generator_temperature_start=2.0, max_update=100)

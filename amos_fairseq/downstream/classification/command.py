@@ -17,7 +17,14 @@ from amos_fairseq.downstream.classification.labeling import label_table
 from amos_fairseq.downstream.classification.prepare import NAME, TABLE_OPTIONS, prepare_inside
 from amos_fairseq.downstream.classification.rows import Tables
 from amos_fairseq.downstream.classification.scores import MAIN_SCORES, SCORES, text_scores
-from amos_fairseq.downstream.results import RunResult, Spread, TaskSummary, best_checkpoint, content_sha256
+from amos_fairseq.downstream.results import (
+    RunResult,
+    Spread,
+    TaskSummary,
+    best_checkpoint,
+    check_scores,
+    content_sha256,
+)
 from amos_fairseq.downstream.runner import run_and_print, stoppable
 from amos_fairseq.downstream.session import Session, find_devices, preparing, session_from
 from amos_fairseq.output.tables import Table, format_score
@@ -110,6 +117,11 @@ class Classification(TextBenchmark):
 
     def shows(self, task: str) -> bool:
         return task in (NAME, RANDOM)
+
+    def summarize(self, results: Sequence[RunResult]) -> tuple[Sequence[RunResult], dict[str, TaskSummary]]:
+        shown, summaries = super().summarize(results)
+        check_scores(shown, self.majority)
+        return shown, summaries
 
     def label(self, task: str) -> str:
         return "random weights" if task == RANDOM else self.label_column

@@ -180,16 +180,15 @@ def script_notes(data: SquadFile) -> Iterator[str]:
 def _read_content(path: Path) -> Any:
     """Return the content of a JSON file, or the rows of a table as a list."""
     kind, lines = look_at(path)
-    if kind not in (PARQUET, FOLDER) and (kind != JSONL or len(lines) == 1):
-        try:
-            content = read_json_file(path, HINT, object)
-            is_row = isinstance(content, dict) and "data" not in content and "context" in content
-            return [content] if is_row else content
-        except UserError as error:
-            if kind != JSONL or "Extra data" not in str(error):  # rows that are too long for several to be looked at
-                raise
-    rows = (row for _, row in TableFile(path).rows())
-    return [{name: value for name, value in row.items() if value is not None} for row in rows]
+    is_table = kind in (PARQUET, FOLDER)
+    if kind == JSONL:  # further lines may be too long to be looked at
+        is_table = len(lines) > 1 or b"\n" in read_content(path, LARGEST_FILE_BYTES).strip()
+    if is_table:
+        rows = (row for _, row in TableFile(path).rows())
+        return [{name: value for name, value in row.items() if value is not None} for row in rows]
+    content = read_json_file(path, HINT, object)
+    is_row = isinstance(content, dict) and "data" not in content and "context" in content
+    return [content] if is_row else content
 
 
 def read_json_file(path: Path, hint: str, kind: type = dict) -> Any:

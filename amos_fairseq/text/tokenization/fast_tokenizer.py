@@ -13,7 +13,7 @@ import tokenizers
 from tokenizers import processors
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.strangers import is_unicode, parse_json, read_json
+from amos_fairseq.strangers import LAST_KEYS, is_unicode, parse_json, read_json
 from amos_fairseq.text import MASK_SYMBOL
 from amos_fairseq.text.tokenization.tokenizer import (
     BOS,
@@ -249,7 +249,7 @@ def find_special_tokens(directory: Path, tokenizer: tokenizers.Tokenizer) -> dic
 
 
 def _configured_tokens(path: Path) -> dict[str, str | None]:
-    content = read_json(path, "take it from the model again, or remove it", optional=True) or {}
+    content = read_json(path, "take it from the model again, or remove it", optional=True, **LAST_KEYS) or {}
     configured: dict[str, str | None] = {}
     for name in (name for _, names, _ in _ROLES for name in names if name in content):
         # A token is written as a string or as {"content": string, ...}.
@@ -263,7 +263,7 @@ def _configured_tokens(path: Path) -> dict[str, str | None]:
 def _without_special_roles(model: bytes, roles: Collection[str]) -> bytes:
     """Return a ``tokenizer.json`` in which only ``roles`` are special; other added tokens, such as markers, remain whole."""
     try:
-        content = parse_json(model)
+        content = parse_json(model, **LAST_KEYS)
         others = [token for token in content["added_tokens"] if token["special"] and token["content"] not in roles]
     except (ValueError, KeyError, TypeError):
         return model  # the library explains what is wrong

@@ -33,7 +33,6 @@ USES = {
     ),
     "report": (["report", *COMMANDS["report"]], "results/*/*.json", "out/*.html"),
     "report of a run": (["report", *COMMANDS["report"]], "run/metrics.jsonl", "out/*.html"),
-    "plot": (["plot", "results/glue/glue.json", "--out", "out/plots"], "results/glue/glue.json", "out/*/*.svg"),
     "plot of a run": (["plot", *COMMANDS["plot"]], "run/metrics.jsonl", "out/*/*.svg"),
     "tag --data A B": (["tag", *TRAINING["tag"][4:], "--data", "labels/data", "pos"], "pos/**/*", PREDICTIONS),
     **{name: ([name, *FINE_TUNING[name]], f"results/{name}/**/*", f"results/{name}/*.md") for name in TRAINING},

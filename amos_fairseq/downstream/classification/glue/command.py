@@ -59,18 +59,18 @@ from amos_fairseq.downstream.results import (
     best_run_of,
     content_sha256,
     divide,
-    read_optional_json,
     read_result,
     read_summary,
     summarize_divided,
 )
 from amos_fairseq.downstream.runner import run_and_print
-from amos_fairseq.downstream.session import Session, preparing, session_from, setup_file
+from amos_fairseq.downstream.session import ANOTHER_OUT, Session, preparing, session_from, setup_file
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import check_claim, whole_file
 from amos_fairseq.models.configuration import LAST_LAYER
 from amos_fairseq.output.tables import Table
 from amos_fairseq.output.terminal import say
+from amos_fairseq.strangers import read_json
 
 TEACHER_FILE = "teacher.npy"  # in the directory of a run
 
@@ -282,7 +282,7 @@ class Glue(TextBenchmark):
         independent.sort(key=lambda run: run.task.name != INTERMEDIATE_TASK)  # MNLI first: other tasks wait for it
         dependent = [task for name, task in self.tasks.items() if name in INTERMEDIATE_FOR]
         for run in self.plan(dependent):  # the runner would find it only after MNLI's hours of training
-            identity = read_optional_json(run.directory / IDENTITY_FILE)
+            identity = read_json(run.directory / IDENTITY_FILE, ANOTHER_OUT, optional=True)
             if identity is not None and "intermediate_sha256" not in identity:
                 raise UserError(f"{run.directory} was started without --intermediate: give another --out")
         failures = execute_runs(independent) if independent else []

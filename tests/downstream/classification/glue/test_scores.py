@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmark_summary import LAST
 from scipy.stats import rankdata
 
 from amos_fairseq.downstream.classification.glue.table import average, glue_table
@@ -67,7 +68,7 @@ def test_median_and_deviation_by_hand():
 def result(task, seed, main, trial="", **scores):
     name, directory = TASKS[task].main_score, f"runs/{task}/{trial}/seed{seed}"
     scores = {name: main, **scores}
-    return RunResult(task, trial, seed, directory, name, scores, "checkpoint_best.pt", 1.0, 1.0, identity={})
+    return RunResult(task, trial, seed, directory, name, scores, *LAST)
 
 
 def test_grid_reports_the_trial_of_the_highest_median_and_the_best_run():
@@ -91,7 +92,7 @@ def summaries():
     return summarize(results + [result("CoLA", seed, 10.0 * seed) for seed in (1, 2, 3)])
 
 
-ANSWERS = RunResult("SQuAD2.0", "", 1, "runs/SQuAD2.0/seed1", "f1", {"em": 50.0, "f1": 52.25}, "", 1.0, 1.0, {})
+ANSWERS = RunResult("SQuAD2.0", "", 1, "runs/SQuAD2.0/seed1", "f1", {"em": 50.0, "f1": 52.25}, *LAST)
 SQUAD = Summary(Path("squad.json"), "squad", {}, {"SQuAD2.0": ""}, [ANSWERS], Path("model.pt"), 1, [])
 
 
