@@ -2,9 +2,10 @@
 
 OUT/settings.json        what the command was given: only the same command continues
 OUT/model/               the imported model with its tokenizer, where MODEL is a folder of Hugging Face
-OUT/data/                the text
+OUT/data/                the text; OUT/data.json has its hash
 OUT/generator.yaml       recipe of a new generator for detection, whose run is OUT/generator/
 OUT/adapt.yaml           recipe of the training, whose run is OUT/run/; ``amos train OUT/adapt.yaml`` runs it too
+OUT/similarity.json      sentence vectors before and after (``--check-similarity``)
 """
 
 import dataclasses
@@ -17,22 +18,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from omegaconf import OmegaConf
 
+from amos_fairseq.adaptation.similarity import read_pairs, similarity
 from amos_fairseq.checkpoint_files import checkpoint_file, num_updates_of
 from amos_fairseq.checkpoints.read import read_state
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import TOKENIZER_DIRECTORY, check_claim, claim, write_text
+from amos_fairseq.files import TOKENIZER_DIRECTORY, check_claim, claim, file_sha256, json_text, write_text
 from amos_fairseq.hugging_face.config import CONFIG_FILE
 from amos_fairseq.hugging_face.import_folder import default_arch, import_folder, read_folder
 from amos_fairseq.hugging_face.imported import report_lines, write
 from amos_fairseq.hugging_face.sentence_files import read_sentence_files
 from amos_fairseq.models.configuration import OF_FINE_TUNING, EncoderConfig
+from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.output.terminal import say
+from amos_fairseq.recipes import find_recipe
+from amos_fairseq.recipes.composition import compose_recipe
 from amos_fairseq.recipes.overrides import training_command
-from amos_fairseq.run.metrics_file import read_records
 from amos_fairseq.setting_checks import model_settings
+from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
+from amos_fairseq.text import MANIFEST
 
 MLM, ELECTRA, AMOS = OBJECTIVES = ("mlm", "electra", "amos")
 NEW, SELF = "new", "self"  # values of --generator beside a path
@@ -52,8 +59,10 @@ OF_ENCODER = [field.name for field in dataclasses.fields(EncoderConfig) if field
 # Peak rate of trained weights and of new heads (docs/adapting.md), and the share of the updates in which it rises.
 RATE, RATE_OF_NEW, WARMUP = 5e-5, 5e-4, 0.1
 CLIP_NORM = 2.0
-# A generator that has learned from context is as many nats below the entropy of single tokens (ours).
-LEARNED = 0.5
+# A generator is useful whose loss is as many nats below the entropy of single tokens, and whose samples equal the original in
+# a smaller share (ours). They are measured on so many tokens of held-out text.
+LEARNED, NO_ERRORS, CHECKED_TOKENS = 0.5, 0.95, 16_384
+OTHER_OUT = "give another --out"
 GENERATORS = {512: "mlm_modern_mini", math.inf: "mlm_modern_small"}  # by the widest encoder for which it is new
 
 
@@ -64,7 +73,7 @@ class Adaptation:
     Attributes:
         model: folder of Hugging Face, run or checkpoint, as an absolute path.
         objective: empty for that of ``model``, or mlm.
-        generator: an absolute path, ``new`` or ``self``; empty where it is not given.
+        generator: absolute paths, ``new`` or ``self``; empty where none is given.
         settings: ``KEY=VALUE`` of the training; those of common and task are also of a new generator.
     """
 
@@ -72,7 +81,7 @@ class Adaptation:
     texts: list[str]
     document: str
     objective: str
-    generator: str
+    generator: list[str]
     tokenizer: str
     updates: int
     length: int
@@ -93,33 +102,57 @@ class Start:
         return str(self.model["_name"]).partition("_")[0]  # of a run with flags it is the arch
 
 
-def adapt(given: Adaptation, out: Path, prepare: Callable[[Path, Path], None]) -> None:
+def adapt(given: Adaptation, out: Path, prepare: Callable[[Path, Path], None], pairs_file: Path | None = None) -> None:
     """Run all steps that are not done yet.
 
     Args:
         out: an absolute path.
         prepare: encodes the texts with a tokenizer into a directory, unless that is done.
+        pairs_file: of ``--check-similarity``.
     """
-    for path in (str(out), given.generator):
+    for path in (str(out), *given.generator):
         if ":" in path or "${" in path:
             raise UserError(f"{path}: fairseq cannot read paths with a colon or ${{: give another one")
-    recipe, recipe_of_generator, settings = out / "adapt.yaml", out / "generator.yaml", out / "settings.json"
-    claimed = settings, dataclasses.asdict(given), f"{out} was made by another command", "give another --out"
+    pairs = None if pairs_file is None else read_pairs(pairs_file)
+    recipe, recipe_of_generator, run = out / "adapt.yaml", out / "generator.yaml", out / "run"
+    claimed = out / "settings.json", dataclasses.asdict(given), f"{out} was made by another command", OTHER_OUT
     if not (check_claim(*claimed) and recipe.is_file()):  # the recipe is written last
         write_recipes(given, out)
     claim(*claimed)
     checkpoint = Path(yaml.safe_load(recipe.read_text(encoding="utf-8"))["checkpoint"]["finetune_from_model"])
-    prepare(out / "data", checkpoint.parent / TOKENIZER_DIRECTORY)
+    prepare_once(given, out, lambda: prepare(out / "data", checkpoint.parent / TOKENIZER_DIRECTORY))
+    if pairs is not None:
+        before = similarity(checkpoint, pairs)
+        say(f"before training: {describe(before)}", "adapt")
     if recipe_of_generator.is_file():
         say("the generator is trained first, then the model", "adapt")
         train(recipe_of_generator)
-        check_generator(out / "generator")
+    if not (run / LAST).is_file():
+        check_generator(recipe, is_new=recipe_of_generator.is_file())
     train(recipe)
-    run = shlex.quote(str(out / "run"))
+    if pairs is not None:
+        after = similarity(run / LAST, pairs)
+        record = {"file": pairs_file.name, "sha256": pairs.sha256, "pairs": len(pairs.scores)}
+        write_text(out / "similarity.json", json_text(record | {"before": before, "after": after}))
+        say(f"before training: {describe(before)}; after it: {describe(after)}", "adapt")
+    name = shlex.quote(str(run))
     say(
-        f"done. For Hugging Face: amos export {run} FOLDER; fine-tune: amos classify --checkpoint {run} --train ...",
+        f"done. For Hugging Face: amos export {name} FOLDER; fine-tune: amos classify --checkpoint {name} --train ...",
         "adapt",
     )
+
+
+def describe(similar: dict[str, float]) -> str:
+    spearman, cosine = similar["spearman"], similar["cosine_of_unrelated_texts"]
+    return f"Spearman {spearman:.1f}, mean cosine of unrelated texts {cosine:.3f}"
+
+
+def prepare_once(given: Adaptation, out: Path, prepare: Callable[[], None]) -> None:
+    """Encode the texts; once that is done, they may be removed."""
+    manifest = out / "data" / MANIFEST
+    if not manifest.is_file() or all(Path(text).exists() for text in given.texts):
+        prepare()
+    claim(out / "data.json", {"sha256": file_sha256(manifest)}, f"{out / 'data'} is another text now", OTHER_OUT)
 
 
 def write_recipes(given: Adaptation, out: Path) -> None:
@@ -136,25 +169,29 @@ def write_recipes(given: Adaptation, out: Path) -> None:
             "--generator is for the objectives that detect replaced tokens: give --objective electra or amos"
         )
     if objective != MLM and not (generator or (has_objective and "generator" not in start.is_new)):
-        generator = NEW
-    if objective == AMOS and generator in (NEW, SELF):
-        advice = "give --generator PATH of an amos run, or --objective electra"
+        generator = [NEW]
+    if objective == AMOS and generator in ([NEW], [SELF]):
+        advice = "give --generator PATH of an amos run or of several checkpoints, or --objective electra"
         raise UserError(f"a mixture needs MLM heads at several depths: {advice}")
     if objective == MLM or generator:
         model = {name: start.model[name] for name in OF_ENCODER}
     else:
         model = {name: value for name, value in start.model.items() if name not in ("_name", "max_update")}
-    if generator == NEW:
-        model["generator_checkpoint"] = str(out / "generator" / LAST)
-    elif generator:
-        used = start if generator == SELF else read_start(generator, out / "generator_model", MLM)
+    files = []
+    for number, source in enumerate(generator, start=1):
+        if source == NEW:
+            files.append(out / "generator" / LAST)
+            continue
+        used = start if source == SELF else read_start(source, out / f"generator_model{number}", MLM)
         if "mlm_head" in used.is_new:
             raise UserError(f"{used.file} has no trained MLM head and cannot be a generator: give --generator new")
-        model["generator_checkpoint"] = str(used.file)
+        files.append(used.file)
+    if files:
+        model["generator_checkpoint"] = ":".join(map(str, files))
     head = "mlm_head" if objective == MLM else "detection_head"
     rate = RATE if has_objective and head not in start.is_new else RATE_OF_NEW
     model["encoder_lr_scale"] = RATE / rate
-    if generator == NEW:
+    if NEW in generator:
         write_generator_recipe(given, out, model)
     write_recipe(out / "adapt.yaml", f"{objective}_base", given, model, rate, out / "run", start.file)
 
@@ -173,19 +210,20 @@ def write_recipe(
 ) -> None:
     """Write a YAML file that changes the packaged recipe ``base``; ``start`` is None for a new generator."""
     checkpoint = {"save_dir": str(run), "save_interval_updates": 1000, "keep_interval_updates": 1}
+    interval = min(1000, math.ceil(given.updates / 10))
     content = {
         "defaults": ["/fairseq/defaults@_global_", f"/{base}", "_self_"],
         "checkpoint": checkpoint | ({"finetune_from_model": str(start)} if start else {}),
         "task": {"data": str(file.parent / "data"), "tokens_per_sample": min(given.length, model["max_positions"])},
         "model": model,
-        "dataset": {"batch_size": given.batch_size, "num_workers": 1, "validate_interval_updates": 1000},
+        "dataset": {"batch_size": given.batch_size, "num_workers": 1, "validate_interval_updates": interval},
         "optimization": {"max_update": given.updates, "update_freq": [1], "lr": [rate], "clip_norm": CLIP_NORM},
         "lr_scheduler": {"warmup_updates": math.ceil(WARMUP * given.updates)},
     }
     settings = [setting for setting in given.settings if start or setting.startswith(("common.", "task."))]
     content = OmegaConf.to_container(OmegaConf.merge(content, OmegaConf.from_dotlist(settings)))
     command = shlex.join(["torchrun", "--nproc-per-node", "N", "--no-python", "amos", "train", str(file)])
-    head = "# @package _global_\n# Written by amos adapt. On N GPUs, with a batch_size of one Nth:\n"
+    head = "# @package _global_\n# Written by amos adapt. On several machines, with a batch_size of one Nth:\n"
     write_text(file, f"{head}# {command}\n{yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)}")
 
 
@@ -218,21 +256,58 @@ def import_model(path: Path, folder: Path, objective: str, tokenizer: str) -> Pa
     return file
 
 
-def check_generator(run: Path) -> None:
-    """Refuse a generator that knows little more than how frequent tokens are: detection would learn only that."""
-    valid = [record for record in read_records(run) if "unigram_entropy" in record]
-    last = valid[-1] if valid else {"unigram_entropy": math.nan}
-    loss = next((value for name, value in last.items() if name.startswith("mlm_loss") and value is not None), math.nan)
-    entropy = last["unigram_entropy"]
-    report = f"the generator's loss is {loss:.2f} nats; that of token frequencies alone is {entropy:.2f}"
-    if not loss <= entropy - LEARNED:
-        raise UserError(f"{report}: give another --out and more text, more --updates, or a trained --generator")
-    say(report, "adapt")
+@torch.no_grad()
+def check_generator(recipe: Path, is_new: bool) -> None:
+    """Say what a frozen generator knows about held-out text; refuse a new one, and warn of another, that is of no use.
+
+    Of one that knows little more than the frequencies of tokens, detection learns only these; of one without errors, nothing.
+    """
+    folder, name = find_recipe(str(recipe))
+    cfg = compose_recipe(name, ["task.mask_treatment=mask"], folder)
+    if not getattr(cfg.model, "generator_checkpoint", ""):
+        return
+    task = TextPretrainingTask.setup_task(cfg.task)
+    model = task.build_model(cfg.model).eval()
+    task.load_dataset("valid")
+    held_out, size = task.dataset("valid"), 16
+    num_blocks = min(len(held_out), max(size, CHECKED_TOKENS // cfg.task.tokens_per_sample))
+    nll: list[torch.Tensor] = []
+    for start in range(0, num_blocks, size):
+        sample = held_out.collater([held_out[i] for i in range(start, min(start + size, num_blocks))])
+        batch = PretrainingBatch.of(sample)
+        logits, weights = model.predict_logits(batch)
+        mixed = torch.einsum("kbmv,bmk->bmv", logits, weights.float())
+        mixed[..., model.never_sampled_mask] = -math.inf
+        log_p = mixed.log_softmax(-1).gather(-1, batch.originals.unsqueeze(-1)).squeeze(-1)
+        nll.append(-log_p[batch.masked_weights.bool()])
+    loss, unchanged = torch.cat(nll).mean().item(), torch.cat(nll).neg().exp().mean().item()
+    entropy = sample["unigram_entropy"]
+    report = f"the generator's loss on held-out text is {loss:.2f} nats (token frequencies alone: {entropy:.2f}), and "
+    report += f"{unchanged:.0%} of its samples are the original token"
+    if loss <= entropy - LEARNED and unchanged < NO_ERRORS:
+        say(report, "adapt")
+    elif is_new:
+        raise UserError(f"{report}: {OTHER_OUT} and more text, more --updates, or a trained --generator")
+    else:
+        say(f"WARNING: {report}: detection will learn little from it, give another --generator", "adapt")
+
+
+def divide_batch(recipe: Path) -> list[str]:
+    """Return the settings with which an update on all GPUs has the batch of the recipe."""
+    content = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    num_ranks = content.get("distributed_training", {}).get("distributed_world_size", torch.cuda.device_count())
+    batch_size = content["dataset"]["batch_size"]
+    if num_ranks < 2:
+        return []
+    if batch_size % num_ranks:
+        advice = f"give another --out and a --batch-size that is a multiple of {num_ranks}, or set CUDA_VISIBLE_DEVICES"
+        raise UserError(f"a batch of {batch_size} blocks cannot be divided among {num_ranks} GPUs: {advice}")
+    return [f"dataset.batch_size={batch_size // num_ranks}"]
 
 
 def train(recipe: Path) -> None:
     """Run ``amos train`` in a process that gets the signals of this one; exit with its code unless it has finished."""
-    command, variables = training_command(str(recipe), [], with_parent=True)
+    command, variables = training_command(str(recipe), divide_batch(recipe), with_parent=True)
     # Its own session: a Ctrl-C of the terminal reaches it once, from here.
     process = subprocess.Popen(command, env=variables, stdin=subprocess.PIPE, start_new_session=True)
     signals = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)

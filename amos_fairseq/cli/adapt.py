@@ -33,16 +33,17 @@ def add_parser(subparsers: Any) -> None:
     text = "predict masked tokens, or detect replaced ones with one generator or a mixture (default: that of MODEL)"
     add("--objective", choices=OBJECTIVES, help=text)
     text = "for detection: new (an MLM trained on TEXT first), self (MODEL), or a folder or checkpoint with an MLM head and "
-    text += (
-        "same tokens; it is not trained with MODEL (default: new; where MODEL was trained with this objective, its own)"
-    )
-    add("--generator", metavar="new|self|PATH", help=text)
+    text += "same tokens; it is not trained with MODEL; several times for the mixture of amos (default: new; where MODEL was "
+    text += "trained with this objective, its own)"
+    add("--generator", metavar="new|self|PATH", action="append", default=[], help=text)
     add("--tokenizer", metavar="DIR", type=Path, help="folder of the tokenizer of MODEL (default: MODEL)")
     add("--updates", type=int, default=2000, metavar="N", help="updates of the training, and of a new generator")
     add("--length", type=int, default=128, metavar="TOKENS", help="tokens of a block of text")
     add("--batch-size", type=int, default=32, metavar="N", help="blocks of an update")
     text = "what ends a document, as for amos prepare text"
     add("--document", metavar="blank|line|N", help=text)
+    text = "pairs of texts with a number, such as STS-B's dev.tsv: say before and after training how well sentence vectors fit"
+    add("--check-similarity", metavar="FILE", type=Path, help=text)
     several = {"nargs": "+", "action": "extend", "metavar": "KEY=VALUE", "default": []}
     add(
         "--set",
@@ -54,10 +55,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace, of_prepare: argparse.ArgumentParser) -> None:
-    if arguments.objective == "mlm" and arguments.generator is not None:
-        raise UserError(
-            "--generator is for the objectives that detect replaced tokens: give --objective electra or amos"
-        )
     for name in ("updates", "length", "batch_size"):
         if getattr(arguments, name) < 1 + (name == "length"):
             raise UserError(f"--{name.replace('_', '-')} {getattr(arguments, name)} is too small")
@@ -69,19 +66,17 @@ def run(arguments: argparse.Namespace, of_prepare: argparse.ArgumentParser) -> N
         words += ["--document", arguments.document] if arguments.document else []
         prepare.run(of_prepare.parse_args(words))
 
-    generator = arguments.generator or ""
-    if generator not in ("", NEW, SELF):
-        generator = str(Path(generator).absolute())
+    generators = [each if each in (NEW, SELF) else str(Path(each).absolute()) for each in arguments.generator]
     given = Adaptation(
         model=str(arguments.model.absolute()),
         texts=[str(text.absolute()) for text in arguments.text],
         document=arguments.document or "",
         objective=arguments.objective or "",
-        generator=generator,
+        generator=generators,
         tokenizer=str(arguments.tokenizer.absolute()) if arguments.tokenizer else "",
         updates=arguments.updates,
         length=arguments.length,
         batch_size=arguments.batch_size,
         settings=arguments.settings,
     )
-    adapt(given, arguments.out.absolute(), prepare_text)
+    adapt(given, arguments.out.absolute(), prepare_text, arguments.check_similarity)

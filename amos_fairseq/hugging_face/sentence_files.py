@@ -18,6 +18,7 @@ from amos_fairseq.strangers import LAST_KEYS, field, parse_json, read_json
 _MODULES, _TRANSFORMER, _PROMPTS = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
 _CONFIG_OF_MODULE = r"\d+_\w+/config\.json"
 _AGAIN = "download the model again"
+_DAMAGED = "the checkpoint's sentence-transformers files are damaged ({}): import again"
 
 
 def read_sentence_files(path: Path) -> tuple[Path, Tensor | None, list[str]]:
@@ -46,10 +47,36 @@ def read_sentence_files(path: Path) -> tuple[Path, Tensor | None, list[str]]:
         _TRANSFORMER: settings,
         _PROMPTS: read_json(path / _PROMPTS, _AGAIN, optional=True, **LAST_KEYS) or {},
     }
-    modes = [re.fullmatch(r"pooling_mode_(\w+)", name) for name, is_used in pooling.items() if is_used is True]
-    names = [match[1] for match in modes if match] + re.findall(r"\w+", str(pooling.get("pooling_mode", "")))
-    remark = f"sentence-transformers: {', '.join([*names, *kinds[2:]])}; amos export writes it again"
+    remark = f"sentence-transformers: {', '.join([*_modes_of(pooling), *kinds[2:]])}; amos export writes it again"
     return encoder, torch.tensor(list(json.dumps(files).encode()), dtype=torch.uint8), [remark]
+
+
+def pooling_of(files: Tensor | None) -> str:
+    """Return how these files pool, in the words of ``Features.pooled``; ``mean`` without any."""
+    if files is None:
+        return "mean"
+    try:
+        content = parse_json(bytes(files.tolist()))
+        pooling = next(settings for name, settings in content.items() if re.fullmatch(_CONFIG_OF_MODULE, name))
+        modes = _modes_of(pooling) or ["mean"]
+    except (ValueError, TypeError, StopIteration, AttributeError) as error:
+        raise UserError(_DAMAGED.format(error)) from error
+    # The mean times the square root of the length has the direction of the mean.
+    known = {
+        "mean": "mean",
+        "mean_tokens": "mean",
+        "mean_sqrt_len_tokens": "mean",
+        "cls": "first",
+        "cls_token": "first",
+    }
+    if len(modes) > 1 or modes[0] not in known:
+        raise UserError(f"the model pools by {', '.join(modes)}, which is not computed here: only mean and cls are")
+    return known[modes[0]]
+
+
+def _modes_of(pooling: dict[str, Any]) -> list[str]:
+    modes = [re.fullmatch(r"pooling_mode_(\w+)", name) for name, is_used in pooling.items() if is_used is True]
+    return [match[1] for match in modes if match] + re.findall(r"\w+", str(pooling.get("pooling_mode", "")))
 
 
 def write_sentence_files(folder: Path, files: Tensor) -> None:
@@ -61,7 +88,7 @@ def write_sentence_files(folder: Path, files: Tensor) -> None:
             file.parent.mkdir(exist_ok=True)
             file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"the checkpoint's sentence-transformers files are damaged ({error}): import again") from error
+        raise UserError(_DAMAGED.format(error)) from error
 
 
 def _kinds_and_folders(modules: list[dict[str, Any]]) -> tuple[list[str], list[str]]:

@@ -1,7 +1,10 @@
 """``amos adapt``: the recipes that it writes, the generator that it accepts, its signals, and a run of all steps."""
 
 import json
+import math
 import os
+import re
+import shutil
 import signal
 import sys
 import threading
@@ -10,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 import yaml
 from failures import error_line
 from hugging_face_folders import LINES, write_model
@@ -18,8 +22,8 @@ from tiny_runs import run_process
 from amos_fairseq.adaptation import adapt as steps
 from amos_fairseq.checkpoints.read import read_state
 from amos_fairseq.cli.main import main
-from amos_fairseq.run.metrics_file import FILE_NAME
 
+TWO = "--generator BERT --generator BERT"
 TRAINED, NEW_HEAD = (5e-5, 1.0), (5e-4, 0.1)  # peak rate, and the encoder's share of it
 
 
@@ -40,7 +44,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The recipes that would be trained, by name; a generator is accepted."""
     names: list[str] = []
     monkeypatch.setattr(steps, "train", lambda recipe: names.append(recipe.name))
-    monkeypatch.setattr(steps, "check_generator", lambda run: None)
+    monkeypatch.setattr(steps, "check_generator", lambda recipe, is_new: None)
     return names
 
 
@@ -57,7 +61,14 @@ def adapt(models: Path, out: Path, model: str, *flags: str) -> dict[str, Any]:
         ("discriminator", "--objective mlm", "mlm", NEW_HEAD, None),
         ("bert", "--objective electra --generator self", "electra", NEW_HEAD, "model/model.pt"),
         ("headless", "--objective electra", "electra", NEW_HEAD, "generator/checkpoint_last.pt"),
-        ("discriminator", "--objective electra --generator BERT", "electra", TRAINED, "generator_model/model.pt"),
+        ("discriminator", "--objective electra --generator BERT", "electra", TRAINED, "generator_model1/model.pt"),
+        (
+            "headless",
+            f"--objective amos {TWO}",
+            "amos",
+            NEW_HEAD,
+            "generator_model1/model.pt:generator_model2/model.pt",
+        ),
     ],
 )
 def test_recipes(model, flags, base, rates, generator, models, trained, tmp_path) -> None:
@@ -68,7 +79,7 @@ def test_recipes(model, flags, base, rates, generator, models, trained, tmp_path
     assert recipe["lr_scheduler"] == {"warmup_updates": 4}
     assert recipe["task"]["tokens_per_sample"] == 40  # the positions of the folder, fewer than --length
     found = recipe["model"].get("generator_checkpoint")
-    assert found == (generator and str(tmp_path / "out" / generator))
+    assert found == (generator and ":".join(str(tmp_path / "out" / file) for file in generator.split(":")))
     is_new = generator is not None and generator.startswith("generator/")
     assert trained == [*(["generator.yaml"] if is_new else []), "adapt.yaml"]
     if is_new:
@@ -104,21 +115,74 @@ def test_another_command_does_not_continue(models, trained, tmp_path, capsys) ->
     assert "was made by another command (updates: 2000 there, 3 here): give another --out" in line
 
 
-@pytest.mark.parametrize(("loss", "is_refused"), [(5.4, False), (5.6, True), (7.1, True)])
-def test_a_generator_that_only_knows_frequencies_is_refused(loss, is_refused, tmp_path) -> None:
-    records = [
-        {"split": "valid", "update": 1, "mlm_loss_6": 9.0, "unigram_entropy": 6.0},
-        {"split": "valid", "update": 2, "mlm_loss_6": loss, "unigram_entropy": 6.0},
-        {"split": "train", "update": 2, "mlm_loss_6": 1.0},
-    ]
-    (tmp_path / FILE_NAME).write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-    if not is_refused:
-        steps.check_generator(tmp_path)
-        return
-    with pytest.raises(
-        steps.UserError, match=rf"{loss:.2f} nats; that of token frequencies alone is 6.00: give another --out and more"
-    ):
-        steps.check_generator(tmp_path)
+def test_a_text_that_is_encoded_may_be_removed(models, trained, tmp_path, capsys) -> None:
+    """The corpus must still be the one that was made of it."""
+    text = shutil.copy(models / "text.txt", tmp_path / "text.txt")
+    arguments = ["adapt", models / "bert", text, "--out", tmp_path / "out"]
+    assert main([str(word) for word in arguments]) == 0
+    text.unlink()
+    assert main([str(word) for word in arguments]) == 0
+    assert trained == ["adapt.yaml"] * 2
+    manifest = tmp_path / "out" / "data" / "corpus.json"
+    manifest.write_text(manifest.read_text(encoding="utf-8") + " ", encoding="utf-8")
+    assert "is another text now" in error_line(capsys, main, *arguments)
+
+
+def test_similarity_before_and_after(models, trained, monkeypatch, tmp_path, capsys) -> None:
+    """A training that changes nothing; the first and the last lines have the numbers of the file."""
+    monkeypatch.setattr(steps, "train", lambda recipe: shutil.copytree(recipe.parent / "model", recipe.parent / "run"))
+    monkeypatch.setattr(steps, "LAST", "model.pt")
+    rows = [f"{LINES[i]}\t{LINES[i * 2]}\t{i % 5}\n" for i in range(12)]
+    (tmp_path / "dev.tsv").write_text("".join(["sentence1\tsentence2\tscore\n", *rows]), encoding="utf-8")
+    adapt(models, tmp_path / "out", "bert", "--check-similarity", str(tmp_path / "dev.tsv"))
+    record = json.loads((tmp_path / "out" / "similarity.json").read_text(encoding="utf-8"))
+    assert record["pairs"] == 12
+    assert record["before"] == record["after"]
+    said = re.findall(
+        r"Spearman (\S+), mean cosine of unrelated texts (\S+?);? ", capsys.readouterr().err.replace("\n", " ")
+    )
+    numbers = record["before"]["spearman"], record["before"]["cosine_of_unrelated_texts"]
+    assert said == [(f"{numbers[0]:.1f}", f"{numbers[1]:.3f}")] * 3
+
+
+@pytest.mark.parametrize("objective", ["electra", "amos"])
+def test_what_a_generator_knows(objective, models, monkeypatch, tmp_path, capsys) -> None:
+    """One that gives the V tokens the same probability has the loss ln V, and 1/V of its samples are the original."""
+    shutil.copytree(models / "bert", tmp_path / "uniform")
+    reference = transformers.BertForMaskedLM.from_pretrained(models / "bert")
+    for parameter in (*reference.cls.predictions.transform.LayerNorm.parameters(), reference.cls.predictions.bias):
+        parameter.data.zero_()
+    reference.save_pretrained(tmp_path / "uniform")
+    monkeypatch.setattr(steps, "train", lambda recipe: None)
+    generators = ["--generator", str(tmp_path / "uniform")] * (2 if objective == "amos" else 1)
+    adapt(models, tmp_path / "out", "bert", "--objective", objective, *generators)
+    vocabulary = json.loads((tmp_path / "uniform" / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
+    size = len(vocabulary) - 5
+    said = capsys.readouterr().err
+    assert (
+        f"WARNING: the generator's loss on held-out text is {math.log(size):.2f} nats (token frequencies alone: "
+        in said
+    )
+    assert f"), and {1 / size:.0%} of its samples are the original token: detection will learn little" in said
+    recipe = tmp_path / "out" / "adapt.yaml"
+    with pytest.raises(steps.UserError, match="the original token: give another --out and more text"):
+        steps.check_generator(recipe, is_new=True)
+    monkeypatch.setattr(steps, "LEARNED", -math.inf)
+    steps.check_generator(recipe, is_new=True)
+    monkeypatch.setattr(steps, "NO_ERRORS", 0.5 / size)
+    with pytest.raises(steps.UserError, match="the original token: give another --out and more text"):
+        steps.check_generator(recipe, is_new=True)
+
+
+def test_all_gpus_share_the_batch(monkeypatch, tmp_path) -> None:
+    recipe = tmp_path / "adapt.yaml"
+    recipe.write_text("dataset: {batch_size: 32}", encoding="utf-8")
+    for num_gpus, expected in ((0, []), (1, []), (4, ["dataset.batch_size=8"])):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda number=num_gpus: number)
+        assert steps.divide_batch(recipe) == expected
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    with pytest.raises(steps.UserError, match="a batch of 32 blocks cannot be divided among 3 GPUs"):
+        steps.divide_batch(recipe)
 
 
 def test_signals_reach_the_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -136,6 +200,7 @@ def test_signals_reach_the_training(monkeypatch: pytest.MonkeyPatch, tmp_path: P
             threading.Event().wait(0.02)
         os.kill(os.getpid(), signal.SIGTERM)
 
+    (tmp_path / "adapt.yaml").write_text("dataset: {batch_size: 32}", encoding="utf-8")
     before = signal.getsignal(signal.SIGTERM)
     threading.Thread(target=stop, daemon=True).start()
     with pytest.raises(SystemExit) as ended:
