@@ -10,14 +10,14 @@ from pathlib import Path
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import DICTIONARY_FILE, SETTINGS_FILE
 from amos_fairseq.strangers import read_json
-from amos_fairseq.text.tokenization.fast_tokenizer import FASTBPE, HUGGING_FACE, SENTENCEPIECE, FastTokenizer
+from amos_fairseq.text.tokenization.fast_tokenizer import HUGGING_FACE, SENTENCEPIECE, FastTokenizer
 from amos_fairseq.text.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
 from amos_fairseq.text.tokenization.tokenizer import Tokenizer
 
 __all__ = ["KINDS", "Tokenizer", "load_tokenizer"]
 
 KINDS: dict[str, type[Tokenizer]] = {
-    **dict.fromkeys((SENTENCEPIECE, FASTBPE, HUGGING_FACE), FastTokenizer),
+    **dict.fromkeys((SENTENCEPIECE, HUGGING_FACE), FastTokenizer),
     MicrosoftAmosTokenizer.kind: MicrosoftAmosTokenizer,
 }
 

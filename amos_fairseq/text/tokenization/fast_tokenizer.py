@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Kinds: what learned the vocabulary. The last is a file of unknown origin.
-# Earlier versions also learned as fastBPE does; their tokenizers are read as ever.
-SENTENCEPIECE, FASTBPE, HUGGING_FACE = "sentencepiece", "fastbpe", "huggingface"
+SENTENCEPIECE, HUGGING_FACE = "sentencepiece", "huggingface"
 # Limits of the cache of encoded words: its memory is bounded for any text.
 _CACHE_SIZE = 1 << 18
 _LONGEST_CACHED = 64
@@ -60,7 +59,7 @@ class FastTokenizer(Tokenizer):
 
     Its special tokens stand for fairseq's symbols (``special_tokens``: fairseq's symbol to its token) and have no line in
     ``dict.txt``; other added tokens are pieces and remain whole. Unknown words and characters become ``<unk>``. A learned
-    tokenizer (``kind`` sentencepiece or fastbpe) splits text at spaces first, so the pieces of frequent words are cached.
+    tokenizer (``kind`` sentencepiece) splits text at spaces first, so the pieces of frequent words are cached.
     """
 
     model_file = "tokenizer.json"
