@@ -131,7 +131,7 @@ GOOD = '{"sentence_good": "the fox", "sentence_bad": "the dog"}'
         (
             "run surrogate.txt",
             1,
-            "surrogate.txt, line 2, byte 9: not UTF-8 .*: half of a surrogate pair is no character",
+            "surrogate.txt, line 2, byte 9: not UTF-8",
         ),
         ("run utf16.txt", 1, "utf16.txt is UTF-16: convert it to UTF-8"),
         ("run folder", 1, "folder: the text cannot be read"),
