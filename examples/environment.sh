@@ -66,7 +66,8 @@ find_python() {
     fail "$needed, found${seen:- none;} install one, or give it as PYTHON=/path/to/python3.12"
 }
 
-# fairseq is compiled unless PyPI has a wheel (CPython 3.12 on x86-64). Check for a C++ compiler and Python's headers before anything is downloaded.
+# fairseq is compiled unless PyPI has a wheel (CPython 3.12 on x86-64). Check for a C++ compiler and Python's headers before
+# anything is downloaded.
 check_build_tools() {
     local python="$1" version compiler header
     version="$(python_version_of "$python")"

@@ -77,7 +77,7 @@ binarize() {
     [ ! -f "$DATA/corpus.json" ] || return 0
     step "Learning $VOCABULARY_SIZE word pieces and binarizing"
     preprocess/pretraining/prepare.sh "$TEXT_FILE" --out "$DATA" --vocab-size "$VOCABULARY_SIZE" \
-        --bpe sentencepiece --cased --workers "$(getconf _NPROCESSORS_ONLN)"
+        --workers "$(getconf _NPROCESSORS_ONLN)"
 }
 
 pretrain() {

@@ -2,9 +2,11 @@
 
 OUT/settings.json        what the command was given: only the same command continues
 OUT/model/               the imported model with its tokenizer, where MODEL is a folder of Hugging Face
+OUT/generator_modelN/    the Nth generator, where it is a folder of Hugging Face
 OUT/data/                the text; OUT/data.json has its hash
 OUT/generator.yaml       recipe of a new generator for detection, whose run is OUT/generator/
 OUT/adapt.yaml           recipe of the training, whose run is OUT/run/; ``amos train OUT/adapt.yaml`` runs it too
+                         (on N GPUs with a dataset.batch_size of one Nth)
 OUT/similarity.json      sentence vectors before and after (``--check-similarity``)
 """
 
@@ -110,7 +112,7 @@ def adapt(given: Adaptation, out: Path, prepare: Callable[[Path, Path], None], p
         prepare: encodes the texts with a tokenizer into a directory, unless that is done.
         pairs_file: of ``--check-similarity``.
     """
-    for path in (str(out), *given.generator):
+    for path in (str(out), given.model, *given.generator):
         if ":" in path or "${" in path:
             raise UserError(f"{path}: fairseq cannot read paths with a colon or ${{: give another one")
     pairs = None if pairs_file is None else read_pairs(pairs_file)
@@ -120,6 +122,7 @@ def adapt(given: Adaptation, out: Path, prepare: Callable[[Path, Path], None], p
         write_recipes(given, out)
     claim(*claimed)
     checkpoint = Path(yaml.safe_load(recipe.read_text(encoding="utf-8"))["checkpoint"]["finetune_from_model"])
+    divide_batch(recipe)  # refuses before anything takes long
     prepare_once(given, out, lambda: prepare(out / "data", checkpoint.parent / TOKENIZER_DIRECTORY))
     if pairs is not None:
         before = similarity(checkpoint, pairs)
@@ -170,7 +173,9 @@ def write_recipes(given: Adaptation, out: Path) -> None:
         )
     if objective != MLM and not (generator or (has_objective and "generator" not in start.is_new)):
         generator = [NEW]
-    if objective == AMOS and generator in ([NEW], [SELF]):
+    if len(generator) > 1 and objective != AMOS:
+        raise UserError("--generator can be given several times for the mixture of --objective amos alone")
+    if objective == AMOS and generator and set(generator) in ({NEW}, {SELF}):
         advice = "give --generator PATH of an amos run or of several checkpoints, or --objective electra"
         raise UserError(f"a mixture needs MLM heads at several depths: {advice}")
     if objective == MLM or generator:
@@ -223,7 +228,7 @@ def write_recipe(
     settings = [setting for setting in given.settings if start or setting.startswith(("common.", "task."))]
     content = OmegaConf.to_container(OmegaConf.merge(content, OmegaConf.from_dotlist(settings)))
     command = shlex.join(["torchrun", "--nproc-per-node", "N", "--no-python", "amos", "train", str(file)])
-    head = "# @package _global_\n# Written by amos adapt. On several machines, with a batch_size of one Nth:\n"
+    head = "# @package _global_\n# Written by amos adapt. On N ranks, with a batch_size of one Nth:\n"
     write_text(file, f"{head}# {command}\n{yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)}")
 
 
@@ -300,7 +305,7 @@ def divide_batch(recipe: Path) -> list[str]:
     if num_ranks < 2:
         return []
     if batch_size % num_ranks:
-        advice = f"give another --out and a --batch-size that is a multiple of {num_ranks}, or set CUDA_VISIBLE_DEVICES"
+        advice = f"set CUDA_VISIBLE_DEVICES, or give another --out and a --batch-size that is a multiple of {num_ranks}"
         raise UserError(f"a batch of {batch_size} blocks cannot be divided among {num_ranks} GPUs: {advice}")
     return [f"dataset.batch_size={batch_size // num_ranks}"]
 

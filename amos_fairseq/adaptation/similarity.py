@@ -56,7 +56,7 @@ def read_pairs(file: Path) -> ScoredPairs:
 
 def similarity(checkpoint: Path, pairs: ScoredPairs) -> dict[str, float]:
     """Return :func:`agreement` for a checkpoint: vectors are pooled as its sentence-transformers files say, else means."""
-    encoder = load(checkpoint, device="cuda" if torch.cuda.is_available() else None)
+    encoder = load(checkpoint)  # on the CPU: the GPU belongs to the process that trains
     pooling = pooling_of(encoder.model.sentence_files)
     first, second = (
         torch.cat([features.pooled(pooling).cpu() for features in encoder.stream(texts, truncate=True)])

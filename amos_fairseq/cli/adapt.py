@@ -33,8 +33,8 @@ def add_parser(subparsers: Any) -> None:
     text = "predict masked tokens, or detect replaced ones with one generator or a mixture (default: that of MODEL)"
     add("--objective", choices=OBJECTIVES, help=text)
     text = "for detection: new (an MLM trained on TEXT first), self (MODEL), or a folder or checkpoint with an MLM head and "
-    text += "same tokens; it is not trained with MODEL; several times for the mixture of amos (default: new; where MODEL was "
-    text += "trained with this objective, its own)"
+    text += "same tokens; it is not trained with MODEL; may be given several times with --objective amos (default: new; where "
+    text += "MODEL was trained with this objective, its own)"
     add("--generator", metavar="new|self|PATH", action="append", default=[], help=text)
     add("--tokenizer", metavar="DIR", type=Path, help="folder of the tokenizer of MODEL (default: MODEL)")
     add("--updates", type=int, default=2000, metavar="N", help="updates of the training, and of a new generator")
@@ -42,7 +42,8 @@ def add_parser(subparsers: Any) -> None:
     add("--batch-size", type=int, default=32, metavar="N", help="blocks of an update")
     text = "what ends a document, as for amos prepare text"
     add("--document", metavar="blank|line|N", help=text)
-    text = "pairs of texts with a number, such as STS-B's dev.tsv: say before and after training how well sentence vectors fit"
+    text = "pairs of texts with a number, such as STS-B's dev.tsv: print before and after training how well the cosines of "
+    text += "sentence vectors rank them"
     add("--check-similarity", metavar="FILE", type=Path, help=text)
     several = {"nargs": "+", "action": "extend", "metavar": "KEY=VALUE", "default": []}
     add(

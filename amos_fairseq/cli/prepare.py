@@ -124,7 +124,6 @@ constant memory. An interrupted run continues when the command is repeated."""
     add("--csv-quotes", action="store_true", help="quotes in .tsv are those of CSV (default: ordinary characters)")
     add("--out", required=True, type=Path, metavar="DIR", help="output directory; its path must not contain a colon")
     vocabulary = kinds.choices[TEXT].add_mutually_exclusive_group().add_argument
-    vocabulary("--bpe", help=argparse.SUPPRESS)  # sentencepiece, the only one that is learned
     text = "use an existing one: a tokenizer directory of a corpus or run, or one with a Hugging Face tokenizer.json"
     vocabulary("--tokenizer", type=Path, metavar="DIR", help=text)
     add("--vocab-size", type=int, help=f"pieces to learn, without special symbols (default: {DEFAULT_VOCAB_SIZE})")

@@ -259,9 +259,9 @@ def summarize(results: Sequence[RunResult]) -> dict[str, TaskSummary]:
         by_task.setdefault(result.task, {}).setdefault(result.trial, []).append(result)
     summaries = {}
     for task, by_trial in by_task.items():
-        trial = max(by_trial, key=lambda name: statistics.median(result.main for result in by_trial[name]))
         of_task = [result for of_trial in by_trial.values() for result in of_trial]
         check_scores(of_task, of_task[0].scores)
+        trial = max(by_trial, key=lambda name: statistics.median(result.main for result in by_trial[name]))
         summaries[task] = TaskSummary(trial, len(by_trial), spreads_of(by_trial[trial]), best_run(of_task))
     return summaries
 
@@ -325,14 +325,6 @@ class Summary:
     @property
     def folder_name(self) -> str:
         return self.file.absolute().parent.name
-
-    @property
-    def seeds(self) -> dict[str, list[float]]:
-        """The main score of each run in percent, by task and, for a grid, its combination of hyperparameters."""
-        seeds: dict[str, list[float]] = {}
-        for run in self.runs:
-            seeds.setdefault(f"{run.task} {run.trial}".strip(), []).append(run.main)
-        return seeds
 
     @property
     def spreads(self) -> dict[str, dict[str, Spread]]:

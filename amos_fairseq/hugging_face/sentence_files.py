@@ -69,9 +69,11 @@ def pooling_of(files: Tensor | None) -> str:
         "cls": "first",
         "cls_token": "first",
     }
-    if len(modes) > 1 or modes[0] not in known:
-        raise UserError(f"the model pools by {', '.join(modes)}, which is not computed here: only mean and cls are")
-    return known[modes[0]]
+    kinds = {known.get(mode) for mode in modes}
+    if len(kinds) > 1 or None in kinds:
+        advice = "leave --check-similarity out"
+        raise UserError(f"the model pools by {', '.join(modes)}; only mean and cls are computed here: {advice}")
+    return kinds.pop()
 
 
 def _modes_of(pooling: dict[str, Any]) -> list[str]:

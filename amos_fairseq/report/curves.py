@@ -166,9 +166,9 @@ def read_log(file: Path) -> dict[str, dict[str, Curve]]:
     lines, last_update = parse_lines(content), 0
     for number, text, record in lines:
         if record is None and (number < len(lines) or content.endswith(b"\n")):
-            raise UserError(
-                f"{file}, line {number}: not a record of metrics ({text.decode(errors='replace')[:40]!r}); remove the line"
-            )
+            shown = text.decode(errors="replace")[:40]
+            advice = f"give a SAVE_DIR or its {FILE_NAME}, or remove the line"
+            raise UserError(f"{file}, line {number}: not a record of metrics ({shown!r}): {advice}")
         if record is None:
             print(f"{file}: the last line (line {number}) is cut short and left out; the run may still be writing it")
             continue

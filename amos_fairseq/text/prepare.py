@@ -344,11 +344,6 @@ def _settings(arguments: argparse.Namespace) -> CorpusSettings:
         cased = tokenizer.cased
     else:
         bpe = SENTENCEPIECE
-        if arguments.bpe not in (None, bpe):
-            raise UserError(
-                f"--bpe {arguments.bpe}: the vocabulary is learned by {bpe}, so leave --bpe out; for an existing vocabulary "
-                "give --tokenizer with the folder of a Hugging Face tokenizer.json"
-            )
         cased = arguments.cased is not False
         size = DEFAULT_VOCAB_SIZE if arguments.vocab_size is None else arguments.vocab_size
         if not 1 <= size <= LARGEST_VOCABULARY:

@@ -15,6 +15,7 @@ from comparison_results import compare_findings, entry_results, ordering
 from runs import num_threads
 
 from amos_fairseq.downstream.classification.glue.table import task_heading
+from amos_fairseq.downstream.classification.glue.tasks import TASKS
 from amos_fairseq.downstream.recipes import load_recipe
 from amos_fairseq.downstream.results import write_record
 from amos_fairseq.files import whole_file
@@ -136,7 +137,7 @@ def scores_table(content: dict[str, Any]) -> Table:
     best_first = ordering(entries)
     rows = [score_row(entries[name], tasks) for name in [*best_first, *(n for n in entries if n not in best_first)]]
     columns = ["", "updates", "tokens", "FLOPs", "matmul FLOPs", "hours", "tokens/s"]
-    columns += [task_heading(task) for task in tasks] + [f"AVG of {len(tasks)}"]
+    columns += [task_heading(task, TASKS[task].main_score) for task in tasks] + [f"AVG of {len(tasks)}"]
     return Table(f"Equal budget: {content['setup']['budget']} of pretraining each", columns, rows, content["notes"])
 
 

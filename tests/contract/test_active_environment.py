@@ -57,7 +57,7 @@ def test_text_is_prepared_and_trained_on_offline(corpus_text: Path, machine: dic
     """Also with a folder "preprocess" in the current one."""
     (tmp_path / "preprocess").mkdir()
     prepare = ["bash", ROOT / "preprocess/pretraining/prepare.sh", corpus_text]
-    flags = shlex.split("--out data --vocab-size 120 --bpe sentencepiece --cased --workers 1")
+    flags = shlex.split("--out data --vocab-size 120 --workers 1")
     result = run_process([*prepare, *flags], tmp_path, machine)
     assert result.returncode == 0, result.stderr[-3000:]
     flags = "--tokens-per-sample 32 --max-positions 32 --batch-size 8 --update-freq 1 --max-update 2 --num-workers 0"

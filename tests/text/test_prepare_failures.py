@@ -53,7 +53,6 @@ BAD = {
     "--vocab-size 9999": "give at most",
     "--vocab-size 9": "give at least",
     f"--vocab-size {2**31}": "at most 4,194,304",
-    "--bpe fastbpe": "learned by sentencepiece, so leave --bpe out; for an existing vocabulary give",
     "--tokenizer absent": "is not a directory",
     "--tokenizer given.model": "SentencePiece models are not read: give the folder of a tokenizer.json",
     "--tokenizer none": "holds no tokenizer",

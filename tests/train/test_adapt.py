@@ -98,6 +98,8 @@ def test_recipes(model, flags, base, rates, generator, models, trained, tmp_path
         ("bert", "--objective electra --generator HEADLESS", "has no trained MLM head and cannot be a generator"),
         ("bert", "--out a:b", "fairseq cannot read paths with a colon"),
         ("bert", "--objective amos --generator self", "a mixture needs MLM heads at several depths"),
+        ("bert", "--objective amos --generator self --generator self", "a mixture needs MLM heads at several depths"),
+        ("bert", "--objective electra --generator self --generator new", "for the mixture of --objective amos alone"),
         ("absent", "", "absent"),
     ],
 )

@@ -152,6 +152,7 @@ def label_table(
         stream.writelines(table_lines(out.suffix.lower(), [*table.columns, *added], labeled_rows()))
     counted["rows have no text: their prediction is empty"] -= len(table.broken_lines)
     counted["rows have another number of columns: all their columns are empty"] = len(table.broken_lines)
+    counted["lines are blank and left out"] = table.num_blank_lines
     for what, count in (+counted).items():  # those above 0
         say(f"{file}: {count:,} {what}", "classify")
     return num_rows

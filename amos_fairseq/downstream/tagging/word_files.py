@@ -50,7 +50,7 @@ _NO_WORD = re.compile(r"[A-Z]?[\W\d_]+")  # a number, or an id such as T12
 # Other forms: the pattern of most lines, the name, and the advice.
 _OTHER_FORMS = (
     (
-        r"[^\s,;|]*(,[^\s,]*|;[^\s;]*|\|[^\s|]*)+\s*$",
+        r"[^\s,;|]*([,;|][^\s,;|]*)+\s*$",
         "CSV",
         "write tabs, for example with pandas: read_csv(FILE, sep=SEPARATOR, header=None, dtype=str, keep_default_na=False, "
         "skip_blank_lines=False).to_csv(NEW, sep='\\t', quoting=3, header=False, index=False)",

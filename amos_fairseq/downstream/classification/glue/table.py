@@ -43,7 +43,7 @@ def glue_table(
             row.append(" / ".join(map(format_spread, spreads)) or MISSING)
     average_name, value = average({task: summary.main.median for task, summary in summaries.items()})
     columns, row = [*columns, average_name], [*row, format_score(value)]
-    if squad:
+    if squad and squad.spreads:
         # Version 2.0 if it was run (AMOS Table 1), otherwise the first version that was.
         task = min(squad.spreads, key=lambda name: "2" not in name)
         columns += [f"{task} {score}" for score in ("EM", "F1")]
