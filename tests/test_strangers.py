@@ -152,6 +152,7 @@ def test_yaml_that_is_refused(text, tmp_path):
         strangers.read_yaml(path, "hint")
     assert len(str(refusal.value)) < 600
     assert "\n" not in str(refusal.value)
+    assert ("merge key" in str(refusal.value)) == ("<<" in text)
 
 
 def test_yaml_is_read_as_it_is(tmp_path):
