@@ -27,7 +27,7 @@ from fairseq.data import Dictionary
 from omegaconf import MISSING, OmegaConf
 
 from amos_fairseq.downstream.views import VIEW_LAYERS
-from amos_fairseq.errors import UserError
+from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.models.configuration import check_new_top_layers, parse_layers
 from amos_fairseq.modules.heads import LINEAR_HEAD, POOLINGS
 from amos_fairseq.setting_checks import check_ranges, read_section, setting
@@ -209,7 +209,9 @@ def load_recipe(name: str, size: str, overrides: dict[str, Any] | None = None) -
 
 def _read(path: Path, name: str) -> dict[str, Any]:
     known = ", ".join(recipe_names())
-    if not path.exists():
+    with explain_os_errors(f"{path}", ": give the path of a .yaml file"):
+        is_there = path.exists()
+    if not is_there:
         raise UserError(f"there is no recipe {name}: give the path of a .yaml file or one of {known}")
     content = read_yaml(path, "correct the recipe")
     if isinstance(content, dict) and "extends" in content:

@@ -17,6 +17,7 @@ import numpy as np
 from amos_fairseq.downstream.squad.official import normalize_answer, task_name
 from amos_fairseq.downstream.squad.question_files import (
     HINT,
+    LARGEST_FILE_BYTES,
     MANIFEST,
     TOKEN_ARRAYS,
     Answer,
@@ -30,6 +31,7 @@ from amos_fairseq.downstream.squad.question_files import (
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.text.encoding import NUM_FAIRSEQ_SYMBOLS, UNKNOWN_ID, BinarizedFile, describe_loss, lost_shares
+from amos_fairseq.text.file_kinds import in_mib
 from amos_fairseq.text.prepared_data import (
     Sample,
     check_inputs,
@@ -52,6 +54,9 @@ NAMED_ANSWERS = 20  # of each that do not fit, in squad.json
 def run(arguments: argparse.Namespace) -> None:
     sources = {"train": arguments.train, "valid": arguments.dev}
     check_inputs(list(sources.values()), HINT)
+    for path in sources.values():
+        if path.stat().st_size > LARGEST_FILE_BYTES:  # before its sha256 is computed
+            raise UserError(f"{path} holds more than {in_mib(LARGEST_FILE_BYTES)}: divide it into smaller files")
     if arguments.max_train_questions is not None and arguments.max_train_questions < 1:
         raise UserError(f"--max-train-questions {arguments.max_train_questions} must be at least 1")
     out, tokenizer = arguments.out, load_tokenizer(arguments.tokenizer)

@@ -170,9 +170,12 @@ def tables(place: Place, folder: Path, draw: random.Random) -> Iterator[tuple[st
         harm = amos_harm(code, text, folder)
         if not harm and code == 0:
             found, is_tsv = READERS[written](file), suffix == "tsv"
-            of_file = rows_of_tsv(folder / "in.tsv") if is_tsv else table["text"].to_pylist()
+            if is_tsv:
+                of_file = rows_of_tsv(folder / "in.tsv")
+            else:
+                of_file = table["text"].to_pylist() if texts == "text" else [""] * len(table)
             rows = [text or "" for text in found["text"]] if texts == "text" or is_tsv else [""] * len(found)
-            if rows != (of_file if texts == "text" or is_tsv else [""] * len(table)):
+            if rows != of_file:
                 harm = "other rows"
             elif texts == "text" and len(set(zip(rows, found["prediction"], strict=True))) != len(set(rows)):
                 harm = "equal texts have other labels"

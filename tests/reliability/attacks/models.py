@@ -70,24 +70,25 @@ def hostile_states(canary: Path, draw: random.Random, state: dict[str, Any]) -> 
     circle += [circle, circle]
     values = [*HOSTILE_VALUES, circle, argparse.Namespace(a=circle)]
     place = draw.choice(["bomb", "setting", "setting", "key", "task state", "value", "value", "section", "missing"])
-    sections = sorted(name for name, part in state["cfg"].items() if isinstance(part, dict) and part)
+    parts = {name: vars(part) if isinstance(part, argparse.Namespace) else part for name, part in state["cfg"].items()}
+    sections = sorted(name for name, part in parts.items() if isinstance(part, dict) and part)
     section = draw.choice(["model", "model", "task", "criterion"] if place in ("setting", "value") else sections)
-    key, text = draw.choice(sorted(state["cfg"][section])), draw.choice(texts)
+    key, text = draw.choice(sorted(parts[section])), draw.choice(texts)
     if place == "bomb":
         state[draw.choice([*state, "more"])] = draw.choice(bombs_of_pickle(canary))
     elif place in ("setting", "value"):
-        state["cfg"][section][key] = text if place == "setting" else draw.choice(values)
+        parts[section][key] = text if place == "setting" else draw.choice(values)
     elif place == "section":
-        given = argparse.Namespace(**state["cfg"][section])
+        given = argparse.Namespace(**parts[section])
         state["cfg"][section] = draw.choice([given, {"_name": "unknown"}, *values])
     elif place == "missing":
-        part, key = draw.choice([(state["cfg"], section), (state["cfg"][section], key)])
+        part, key = draw.choice([(state["cfg"], section), (parts[section], key)])
         del part[key]
     elif place == "key":
-        state["cfg"]["model"][text] = draw.choice(texts)
+        parts["model"][text] = draw.choice(texts)
     else:
         state["task_state"] = draw.choice([*texts, {"tokenizer_sha256": text}])
-    found = state["cfg"][section][key] if place in ("setting", "value") else ""
+    found = parts[section][key] if place in ("setting", "value") else ""
     return state, f"{place} {section}.{key} {found!r:.30}"
 
 
