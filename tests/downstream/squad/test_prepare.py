@@ -133,6 +133,9 @@ def test_refusals(data, tmp_path, capsys):
     cases += [([source, tmp_path / "absent.json", tokenizer, out], "absent.json: no such file")]
     cases += [([source, source, tmp_path / "absent", out], "is not a directory")]
     cases += [([source, source, tokenizer, out, "--max-train-questions", 0], "--max-train-questions 0")]
+    with (tmp_path / "huge.json").open("wb") as file:
+        file.truncate(1 << 40)  # which takes no space
+    cases += [([source, tmp_path / "huge.json", tokenizer, out], "huge.json holds more than 256 MiB")]
     cases += [([source, source, tokenizer, tmp_path], "is not empty and contains no SQuAD data")]
     cases += [([write_json(tmp_path / "empty.json", []), source, tokenizer, out], "holds no questions")]
     for arguments, message in cases:

@@ -53,6 +53,7 @@ def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_tra
         (["--data", tmp_path / "absent"], "absent is not a directory"),
         (["--data", foreign, "--tasks", "CoLA"], "the data do not fit the checkpoint"),
         (["--tasks", "CoLA", "--recipe", "bert"], "there is no recipe bert"),
+        (["--tasks", "CoLA", "--recipe", "x" * 300], "File name too long"),
         (["--tasks", "CoLA", "--seeds", "0"], "--seeds 0: give a number from 1 to 10,000"),
         (["--tasks", "CoLA", "--parallel", "0"], "--parallel 0: give a number of runs from 1 to 1,024"),
         (["--tasks", "CoLA", "--lr", "-1"], "--lr -1.0 must be above 0"),
