@@ -40,8 +40,8 @@ BLANK, LINE = "blank", "line"  # what ends a document of plain text, beside a nu
 # {{ of a wiki.
 # Each part begins with a character, not with an anchor: such patterns are found faster.
 _MARKUP = re.compile(
-    rb"<((?<![^\n]<)[!/?]?[A-Za-z][^<>\n]*|\|\w+\||/?s|unk|pad|mask|[be]os|br ?/?)>|\[((MASK|SEP|CLS|PAD|UNK|[BE]OS)\]|\[)"
-    rb'|&(quot|amp|apos|nbsp|[lg]t|#\d+);|\\n(?<=[.!?"]\\n)(?![a-z])|\{((?<![^\n]\{)"\w+":|\{)'
+    rb"<((?<![^\n]<)[!/?]?[A-Za-z][^<>\n]*|\|\w+\||/?s|unk|pad|mask|[be]os|br ?/?)>|\[((MASK|SEP|CLS|PAD|UNK|[BE]OS)\]|\[+)"
+    rb'|&(quot|amp|apos|nbsp|[lg]t|#\d+);|\\n(?<=[.!?"]\\n)(?![a-z])|\{((?<![^\n]\{)"\w+":|\{+)'
 )
 _MARKUP_CHARACTERS = (b"<", b"[", b"&", b"\\", b"{")
 _MARKS = r"[-*=_~#+•·— \t\r]+"  # lines without text, as sed spells it too
@@ -102,9 +102,9 @@ def read_documents(
         size += len(each)
         num_damaged += sum(map(each.count, _DAMAGED))
         if any(character in each for character in _MARKUP_CHARACTERS):
-            tags = [match.group() for match in _MARKUP.finditer(each)]
-            num_tags, tags_size = num_tags + len(tags), tags_size + sum(map(len, tags))
-            first_tag = first_tag or b"".join(tags[:1])
+            for match in _MARKUP.finditer(each):  # no list: a text of brackets has very many
+                num_tags, tags_size = num_tags + 1, tags_size + match.end() - match.start()
+                first_tag = first_tag or match.group()
         yield each
     if not size:
         place = "" if kind == TEXT else f" in {column}"

@@ -140,7 +140,9 @@ COLUMNS = {
 READERS = {
     "csv": lambda file: pandas.read_csv(file, dtype=str, keep_default_na=False),
     "tsv": lambda file: pandas.read_csv(file, sep="\t", dtype=str, keep_default_na=False),
-    "jsonl": lambda file: pandas.DataFrame(map(json.loads, file.read_text(encoding="utf-8").split("\n")[:-1])),
+    "jsonl": lambda file: pandas.DataFrame(
+        map(json.loads, file.read_text(encoding="utf-8").split("\n")[:-1]), dtype=object
+    ),
 }
 
 
