@@ -21,7 +21,6 @@ from fairseq.data import indexed_dataset
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.models import distributed_fairseq_model
-from fairseq.optim import AMPOptimizer
 from fairseq.optim.fp16_optimizer import _FP16OptimizerMixin, _MemoryEfficientFP16OptimizerMixin
 from fairseq.trainer import Trainer
 from hydra._internal.config_repository import CachingConfigRepository
@@ -45,8 +44,6 @@ PATCHES = {
         Patch(_FP16OptimizerMixin, "load_state_dict", mixed_precision.load_masters),
         Patch(_MemoryEfficientFP16OptimizerMixin, "state_dict", mixed_precision.save_masters),
         Patch(_MemoryEfficientFP16OptimizerMixin, "load_state_dict", mixed_precision.load_masters),
-        Patch(AMPOptimizer, "state_dict", mixed_precision.save_scaler),
-        Patch(AMPOptimizer, "load_state_dict", mixed_precision.load_scaler),
     ),
     "Gradients of accumulated micro-batches are added up in 16 bits": (
         Patch(_FP16OptimizerMixin, "backward", mixed_precision.sum_after_backward),
@@ -56,7 +53,6 @@ PATCHES = {
         Patch(_FP16OptimizerMixin, "zero_grad", mixed_precision.zero_masters_at_once),
         Patch(_FP16OptimizerMixin, "_sync_fp32_params_to_fp16", mixed_precision.copy_masters_at_once),
     ),
-    "--amp divides the gradient by the loss scale twice": (Patch(AMPOptimizer, "step", mixed_precision.unscale_once),),
     "Several ranks do not work on a CPU, where gradients that differ go unnoticed": (
         Patch(distributed_fairseq_model, "DistributedDataParallel", distribution.data_parallel_on_any_device),
         Patch(Trainer, "_check_grad_norms", distribution.check_gradient_norms),

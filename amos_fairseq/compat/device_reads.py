@@ -6,7 +6,7 @@ stays on the device, and the norm is read with the statistics, after the step. A
 (:mod:`amos_fairseq.run.health`), with weights that are not saved.
 
 ``--fp16`` needs the norm before the step for its loss scale: there it is read once more. Several ranks also wait for their
-summed sample size and to compare their norms, both before the step. ``--amp`` works as in fairseq.
+summed sample size and to compare their norms, both before the step.
 """
 
 import itertools
@@ -83,10 +83,8 @@ def read_fp16_norm_once(
     return torch.full((), norm)
 
 
-def keep_norm(trainer: Trainer, norm: Tensor) -> Tensor:
-    """Return :data:`NOT_READ_YET`, which passes the checks of fairseq's ``train_step`` and has the norm; for --amp the norm."""
-    if trainer.cfg.common.amp:
-        return norm
+def keep_norm(norm: Tensor) -> Tensor:
+    """Return :data:`NOT_READ_YET`, which passes the checks of fairseq's ``train_step`` and has the norm."""
     NOT_READ_YET.on_device = norm
     return NOT_READ_YET
 

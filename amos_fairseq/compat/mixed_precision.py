@@ -1,8 +1,8 @@
-"""``--fp16``, ``--bf16`` and ``--amp``: exact resume, exact sums of micro-batches, ``--bf16`` on any device.
+"""``--fp16`` and ``--bf16``: exact resume, exact sums of micro-batches, ``--bf16`` on any device.
 
 Saving. ``--fp16`` and ``--bf16`` keep float32 master weights; the model holds a rounded copy. Stock fairseq saves the copy and
 derives new masters from it, which changes the parameters (by 7.8e-3 after 10 updates in bf16). It also forgets when the loss
-scale last changed and, under ``--amp``, the scale. Here all of it is in ``last_optimizer_state``.
+scale last changed. Here all of it is in ``last_optimizer_state``.
 
 Accumulating. Stock fairseq adds the gradients of micro-batches in the model's 16 bits: with bfloat16's 8, a small contribution
 to a sum 256 times as large is lost. Here the gradient of each micro-batch is added to the masters' after its backward pass and
@@ -21,7 +21,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from fairseq.optim import AMPOptimizer
 from fairseq.optim.fp16_optimizer import FP16Optimizer
 from fairseq.trainer import Trainer
 from torch import Tensor, distributed
@@ -63,7 +62,8 @@ def load_masters(
     load_state_dict: Callable[..., Any], optimizer: Any, state_dict: dict[str, Any], optimizer_overrides: Any = None
 ) -> None:
     saved, history = state_dict.get(MASTERS), state_dict.get(SCALER)
-    load_state_dict(optimizer, without_our_keys(state_dict), optimizer_overrides)
+    theirs = {key: value for key, value in state_dict.items() if key not in (MASTERS, SCALER)}
+    load_state_dict(optimizer, theirs, optimizer_overrides)
     if saved is not None:
         masters = master_weights(optimizer)
         if [master.shape for master in masters] != [tensor.shape for tensor in saved]:
@@ -78,24 +78,6 @@ def load_masters(
     if optimizer.scaler is not None and history is not None:
         for name in SCALER_HISTORY:
             setattr(optimizer.scaler, name, history[name])
-
-
-def save_scaler(stock: Callable[..., Any], optimizer: AMPOptimizer) -> dict[str, Any]:
-    """Save the GradScaler of ``--amp``, and ask the optimizer of fairseq that is wrapped, not that of torch inside it."""
-    # The scaler's state consists of Python numbers; it is empty where the scaler is disabled.
-    return {**optimizer.fp32_optimizer.state_dict(), SCALER: optimizer.scaler.state_dict()}
-
-
-def load_scaler(
-    stock: Callable[..., Any], optimizer: AMPOptimizer, state_dict: dict[str, Any], optimizer_overrides: Any = None
-) -> None:
-    optimizer.fp32_optimizer.load_state_dict(without_our_keys(state_dict), optimizer_overrides)
-    if state_dict.get(SCALER) and optimizer.scaler.is_enabled():
-        optimizer.scaler.load_state_dict(state_dict[SCALER])
-
-
-def without_our_keys(state_dict: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in state_dict.items() if key not in (MASTERS, SCALER)}
 
 
 class MasterGradients:
@@ -233,17 +215,6 @@ def copy_masters_at_once(stock_copy: Callable[..., Any], optimizer: FP16Optimize
     else:
         with torch.no_grad():
             torch._foreach_copy_(optimizer.fp16_params, optimizer.fp32_params)
-
-
-def unscale_once(stock_step: Callable[..., Any], optimizer: AMPOptimizer) -> None:
-    """Divide the gradient of ``--amp`` by the loss scale once.
-
-    fairseq unscales the gradients before it clips them, but calls ``GradScaler.step`` with its own wrapper around torch's
-    optimizer, which GradScaler takes for another one and divides again. Adam tolerates that only while g / scale is far above
-    its epsilon, which is not the case at the usual scale of 2^16.
-    """
-    optimizer.scaler.step(optimizer.optimizer)
-    optimizer.scaler.update()
 
 
 def leave_tpu_to_its_flag(flags: Namespace, arguments: Sequence[str]) -> None:

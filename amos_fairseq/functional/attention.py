@@ -132,7 +132,7 @@ def choose_backend(
                                                           float32 products need more registers than there are
     cuda    float16, bfloat16           no    varlen      if by_distance: packed or local, without dropout, for heads of up to
                                                           256, from PyTorch 2.11 on, which has windows (2.10 has the function
-                                                          without them); not under autocast (--amp), where dtype is float32
+                                                          without them); not under autocast, where dtype is float32
     cuda    float16, bfloat16           no    cudnn       on Hopper and newer, for heads of up to 128, T a multiple of 128, no
                                                           dropout, without ``torch.use_deterministic_algorithms``; flash
                                                           where PyTorch has no cuDNN

@@ -145,7 +145,7 @@ class EncoderConfig(FairseqDataclass):
     kernels: ChoiceEnum(["fast", "triton", "reference"]) = setting(
         "fast",
         "implementation of attention, dropout and output layer; triton: this package's Triton kernels on "
-        "CUDA (not run on a GPU yet; with --amp attention stays PyTorch's), elsewhere as fast; reference: the slow "
+        "CUDA (not run on a GPU yet), elsewhere as fast; reference: the slow "
         "reference implementation",
     )
     activation_checkpointing: bool = setting(

@@ -70,10 +70,7 @@ class GroupedAdam(FairseqOptimizer):
         # fairseq's 16-bit wrappers then pass scale and clipping to step(), which saves a pass over the gradients.
         self._optimizer.supports_step_with_scale = True
         if not cfg.bias_correction:
-            # The method of AdamW itself is replaced, because GradScaler calls it directly (--amp). GradScaler must skip an
-            # update whose gradient is not finite: if the kernel skipped it, the count here would be wrong.
             self._optimizer.step = partial(self._uncorrected_step, self._optimizer.step)
-            self._optimizer._step_supports_amp_scaling = False
         self.set_lr(first(cfg.lr))
 
     def get_lr(self) -> float:

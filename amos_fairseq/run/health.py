@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from fairseq.distributed import utils as distributed_utils
 from fairseq.trainer import Trainer
-from torch import Tensor
 
 from amos_fairseq.compat.distribution import raise_on_every_rank
 from amos_fairseq.errors import CollapsedError, DivergedError
@@ -26,9 +25,9 @@ class FiniteUpdates(Hook):
     """End the run, in one line that names the loss, at an update that is not finite.
 
     Stock fairseq writes a ``crash.pt`` of the size of a checkpoint, repeats the update to log the norms of all parameters, and
-    ends in a traceback that does not name the loss. It does not notice an infinite loss with a finite gradient, and under
-    ``--amp`` it skips a batch whose loss is not finite again and again. It still handles the overflow of a scaled gradient: it
-    lowers the scale, and only at the smallest one (``FloatingPointError``) does the run end here.
+    ends in a traceback that does not name the loss. It does not notice an infinite loss with a finite gradient. It still
+    handles the overflow of a scaled gradient: it lowers the scale, and only at the smallest one (``FloatingPointError``) does
+    the run end here.
     """
 
     def __init__(self) -> None:
@@ -49,16 +48,8 @@ class FiniteUpdates(Hook):
         what = f"the gradient, after the loss scale was lowered to its minimum ({reason}),"
         stop(trainer, trainer.get_num_updates() + 1, what, self.broken_losses())
 
-    def after_gradient(self, trainer: Trainer, norm: Tensor) -> None:
-        """A smaller loss scale does not help under ``--amp`` if the loss itself is not finite.
-
-        Other norms are read after the optimizer's step (:mod:`amos_fairseq.compat.device_reads`).
-        """
-        if trainer.cfg.common.amp and not torch.isfinite(norm).all() and (broken := self.broken_losses()):
-            stop(trainer, trainer.get_num_updates() + 1, "the gradient", broken)
-
     def before_statistics(self, trainer: Trainer, norm: float | None) -> None:
-        if norm is not None and not math.isfinite(norm) and not trainer.cfg.common.amp:
+        if norm is not None and not math.isfinite(norm):
             stop(trainer, trainer.get_num_updates(), "the gradient", self.broken_losses())
 
     def after_update(self, trainer: Trainer, logged: dict[str, Any] | None) -> None:
@@ -93,10 +84,7 @@ def stop(trainer: Trainer, update: int, what: str, broken: dict[str, float]) -> 
     """End all ranks with one line about ``update``."""
     losses = ", ".join(f"{key} = {loss}" for key, loss in broken.items()) or "every loss is finite"
     scaler = getattr(trainer.optimizer, "scaler", None)
-    scale = "no loss scale"
-    if scaler is not None:
-        number = scaler.get_scale() if trainer.cfg.common.amp else scaler.loss_scale
-        scale = f"loss scale {number:g}"
+    scale = "no loss scale" if scaler is None else f"loss scale {scaler.loss_scale:g}"
     raise_on_every_rank(
         f"update {update}: {what} is not finite ({losses}; {scale}): lower the learning rate, warm up longer or clip more "
         "(--clip-norm); the last checkpoint can be resumed"

@@ -3,7 +3,6 @@
 from typing import Any
 
 from fairseq.trainer import Trainer
-from torch import Tensor
 
 
 class Hook:
@@ -42,11 +41,8 @@ class Hook:
 
     def before_update(self, trainer: Trainer) -> None: ...
 
-    def after_gradient(self, trainer: Trainer, norm: Tensor) -> None:
-        """Before the optimizer's step; the norm is on its device."""
-
     def scale_exhausted(self, trainer: Trainer, error: FloatingPointError) -> None:
-        """``--fp16`` or ``--amp`` cannot lower its loss scale any more; afterwards fairseq's exception ends the run."""
+        """``--fp16`` cannot lower its loss scale any more; afterwards fairseq's exception ends the run."""
 
     def before_statistics(self, trainer: Trainer, norm: float | None) -> None:
         """After the optimizer's step, before the update is logged; also for each validation batch, with None."""

@@ -212,9 +212,7 @@ def clip_grad_norm(stock: Callable[..., Any], trainer: Trainer, clip_norm: float
         for hook in active:
             hook.scale_exhausted(trainer, error)
         raise
-    for hook in active:
-        hook.after_gradient(trainer, norm)
-    return device_reads.keep_norm(trainer, norm)
+    return device_reads.keep_norm(norm)
 
 
 def reduce_and_log_stats(

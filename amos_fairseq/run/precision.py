@@ -5,7 +5,7 @@ its own. The choice is made in the rank, since asking a GPU opens a CUDA context
 off a GPU that admits one process. It is logged, and stored in the checkpoint as the settings that fairseq reads
 (``common.bf16``, ``common.fp16``) and as ``task.precision``.
 
-Stock fairseq, as observed: ``--amp`` on a CPU silently trains in float32; ``--fp16`` on a CPU fails inside CUDA. Under
+Stock fairseq, as observed: ``--fp16`` on a CPU fails inside CUDA. Under
 ``--fp16`` fairseq merges all float32 master weights into one flat tensor, which cannot keep the parameter groups of this
 package's optimizers, and asks the user for another flag.
 """
@@ -31,9 +31,9 @@ from amos_fairseq.run.resume import checkpoint_to_load
 
 logger = logging.getLogger(__name__)
 
-FLAGS = ("fp16", "bf16", "amp")  # fairseq's settings in the section `common`; none of them is float32
+FLAGS = ("fp16", "bf16")  # fairseq's settings in the section `common`; none of them is float32
 # fp16 and bf16 have the same master weights: a run of one continues in the other. fairseq refuses any other change.
-WITH_STATE_OF = {"float32": "float32", "bf16": "fp16", "fp16": "fp16", "amp": "amp"}
+WITH_STATE_OF = {"float32": "float32", "bf16": "fp16", "fp16": "fp16"}
 
 
 class Saved(NamedTuple):
@@ -69,10 +69,12 @@ class Precision(Hook):
 
 
 def requested_precision(cfg: Any) -> tuple[str, str]:
-    """Return what the settings ask for, a value of ``task.precision`` or "amp", and the setting that says so.
+    """Return what the settings ask for, a value of ``task.precision``, and the setting that says so.
 
     A flag of fairseq decides what ``task.precision=auto`` leaves open.
     """
+    if cfg.common.amp:
+        raise UserError("--amp (common.amp=true) is not supported: train in bf16, or in fp16 on a GPU without bfloat16")
     flags = [name for name in FLAGS if getattr(cfg.common, name)]
     named = getattr(cfg.task, "precision", None)
     if len(flags) > 1:
@@ -115,7 +117,7 @@ def set_precision(cfg: Any, on_gpu: bool, saved: Saved | None = None) -> str:
     for flag in FLAGS:
         setattr(cfg.common, flag, flag == name)
     if getattr(cfg.task, "precision", None) is not None:
-        cfg.task.precision = None if name == "amp" else name
+        cfg.task.precision = name
     if name == "fp16" and _has_our_optimizer(cfg):
         cfg.common.fp16_no_flatten_grads = True
     logger.info(f"precision: {name}{f' ({reason})' if reason else ''}")
@@ -128,7 +130,7 @@ def choose(
     """Return the precision of a run and the reason for it. All cases are decided here.
 
     Args:
-        request: "amp", or a value of ``task.precision``; ``setting`` is the setting that requests it, for messages.
+        request: a value of ``task.precision``; ``setting`` is the setting that requests it, for messages.
         saved: the run that is continued; ``instead``: the advice if the device cannot continue it.
 
     Raises:
@@ -140,19 +142,17 @@ def choose(
         reasons.append(f"auto: as in {saved.path}" if saved else f"auto: {device.reason}")
     new_run = saved and f"start a new run from its weights (--finetune-from-model {saved.path}, another --save-dir)"
     if saved and WITH_STATE_OF[name] != WITH_STATE_OF[saved.precision]:
-        kept = "common.amp=true" if saved.precision == "amp" else f"task.precision={saved.precision}"
         raise UserError(
             f"{saved.path} was trained in {saved.precision} and has no state to continue in {name}: keep {saved.precision} "
-            f"({kept}), or {new_run}"
+            f"(task.precision={saved.precision}), or {new_run}"
         )
     is_emulated = name == "bf16" and not device.supports_bf16
-    if (is_emulated and device.on_gpu) or (name in ("fp16", "amp") and not device.on_gpu):
+    if (is_emulated and device.on_gpu) or (name == "fp16" and not device.on_gpu):
         needs = f"needs bfloat16 products, and {device.reason}" if is_emulated else "needs a GPU"
         other = "fp16" if device.on_gpu else "bf16"
         if saved is None:
             raise UserError(f"{setting} {needs}: train in {other} or float32")
-        with_its_state = f"give task.precision={other} to continue with its master weights"
-        advice = instead or (new_run if name == "amp" else with_its_state)
+        advice = instead or f"give task.precision={other} to continue with its master weights"
         raise UserError(f"{saved.path} was trained in {saved.precision}, and {name} {needs}: {advice}")
     if is_emulated:
         reasons.append(f"slower than float32: {device.reason}")

@@ -26,7 +26,7 @@ from amos_fairseq.data.block_iterator import blocks_per_batch
 from amos_fairseq.data.masked_blocks import MaskedBlockDataset
 from amos_fairseq.errors import UserError
 from amos_fairseq.flops.configuration import build_task, read_configuration
-from amos_fairseq.run.precision import FLAGS, requested_precision, set_precision
+from amos_fairseq.run.precision import FLAGS, set_precision
 from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
 
 Batch = dict[str, Any]
@@ -89,8 +89,6 @@ def set_up(
     if precision is not None:
         cfg.task.precision = precision
         cfg.common.update(dict.fromkeys(FLAGS, False))
-    elif requested_precision(cfg)[0] == "amp":
-        raise UserError("common.amp=true cannot be measured: give --precision float32, bf16 or fp16")
     precision = set_precision(cfg, on_gpu=chosen.type == "cuda")
     vocabulary_size = configured_size if vocabulary_size is None else vocabulary_size
     return Setup(cfg, vocabulary_size, build_task(cfg.task, vocabulary_size), chosen, precision)

@@ -2,11 +2,9 @@
 
 import copy
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq.optim import AMPOptimizer
 from fairseq.optim.fp16_optimizer import FP16Optimizer
 from omegaconf import OmegaConf
 from small_models import small_amos
@@ -104,23 +102,6 @@ def test_steps_match_adamw_for_both_groups(corrected):
         assert not torch.allclose(naive_adamw(value, gradient, rates, decay, not corrected), expected, atol=1e-3)
 
 
-@pytest.mark.filterwarnings("ignore:torch.cuda.amp.GradScaler is enabled")
-def test_no_bias_correction_with_amp():
-    """GradScaler calls the step of PyTorch's optimizer; on a CPU it is disabled and passes the call on."""
-    start = torch.tensor([1.0, -2.0])
-    parameter = torch.nn.Parameter(start.clone())
-    gradients = [torch.tensor([0.5, 0.25]), torch.tensor([-1.0, 2.0])]
-    common = SimpleNamespace(fp16_init_scale=4, min_loss_scale=0.1)
-    inner = GroupedAdam(config(bias_correction=False), [parameter])
-    optimizer = AMPOptimizer(SimpleNamespace(optimizer=None, common=common), None, inner)
-    for gradient in gradients:
-        parameter.grad = gradient.clone()
-        optimizer.step()
-    expected = naive_adamw(start, gradients, [LEARNING_RATE] * 2, DECAY, corrected=False)
-    torch.testing.assert_close(parameter.detach().double(), expected, rtol=0, atol=1e-6)
-    assert not getattr(inner.optimizer, "_step_supports_amp_scaling", False)
-
-
 def test_count_of_updates_after_a_resume_is_the_largest():
     """The first parameter has had a gradient in the first of three updates only."""
     parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
@@ -181,16 +162,12 @@ def test_clipping_by_the_norm_of_all_gradients(max_norm):
     assert float(doubled) == pytest.approx(2 * expected * factor, rel=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:torch.cuda.amp.GradScaler is enabled")
-@pytest.mark.parametrize("is_amp", [False, True], ids=["float32", "amp"])
-def test_changed_flags_apply_after_a_resume(is_amp):
+def test_changed_flags_apply_after_a_resume():
     """fairseq's --optimizer-overrides come last; another grouping is refused."""
     model = small_amos(generator_depths="1,2")
     saved = GroupedAdam(config(), model.parameters()).state_dict()
     changed = GroupedAdam(GroupedAdamConfig(lr=[1.0], weight_decay=0.3, adam_betas="(0.8, 0.9)"), model.parameters())
-    common = SimpleNamespace(fp16_init_scale=4, min_loss_scale=0.1)
-    wrapped = AMPOptimizer(SimpleNamespace(optimizer=None, common=common), None, changed) if is_amp else changed
-    wrapped.load_state_dict(saved, {"eps": 0.5})
+    changed.load_state_dict(saved, {"eps": 0.5})
     assert {(group["betas"], group["eps"]) for group in changed.param_groups} == {((0.8, 0.9), 0.5)}
     assert [group["weight_decay"] for group in changed.param_groups] == [0.3, 0.0]
     with pytest.raises(UserError, match="keep --decay-all-parameters"):

@@ -1,6 +1,5 @@
 """Updates that are not finite, in each precision, or do not fit into memory; losses that diverge; collapsed discriminators."""
 
-import logging
 import random
 import re
 from collections.abc import Callable
@@ -12,7 +11,6 @@ import pytest
 import torch
 from failures import refusal
 from fairseq.logging import metrics
-from fairseq.optim import AMPOptimizer
 from fairseq.optim.dynamic_loss_scaler import DynamicLossScaler
 from fairseq.trainer import Trainer
 from interrupted_run import num_updates
@@ -46,12 +44,12 @@ def finite_updates(monkeypatch: pytest.MonkeyPatch) -> FiniteUpdates:
     return hook
 
 
-def trainer(optimizer: Any, loss: float, amp: bool = False) -> Any:
+def trainer(optimizer: Any, loss: float) -> Any:
     hooks.active[0].outputs = [{"loss": torch.tensor(loss), "mlm_loss_8": torch.tensor(loss)}]
     return SimpleNamespace(
         optimizer=optimizer,
         is_fsdp=False,
-        cfg=OmegaConf.create({"common": {"amp": amp}, "optimization": {"clip_norm": 2.0}}),
+        cfg=OmegaConf.create({"optimization": {"clip_norm": 2.0}}),
         task=SimpleNamespace(reduce_metrics=lambda outputs, criterion: metrics.log_scalar("loss", 0.0)),
         get_criterion=lambda: None,
         tpu=False,
@@ -94,42 +92,6 @@ def test_fp16_lowers_its_scale_first() -> None:
     assert scales == [2.0, 1.0]
     with pytest.raises(UserError, match=r"Minimum loss scale reached \(0\.5\).*every loss is finite; loss scale 1\)"):
         Trainer.clip_grad_norm(failing, 2.0)
-
-
-@pytest.fixture
-def amp_optimizer() -> AMPOptimizer:
-    common = {"fp16_init_scale": 4, "min_loss_scale": 0.5}
-    sgd = {"_name": "sgd", "lr": [0.1], "momentum": 0.0, "weight_decay": 0.0}
-    parameter = torch.nn.Parameter(torch.ones(2))
-    optimizer = AMPOptimizer.build_optimizer(OmegaConf.create({"common": common, "optimizer": sgd}), [parameter])
-    optimizer._grad_scaler = torch.amp.GradScaler("cpu", init_scale=4.0)  # fairseq's own is off without CUDA
-    return optimizer
-
-
-def overflowing_update(optimizer: AMPOptimizer, loss: float) -> None:
-    """One update under ``--amp`` as the trainer makes it."""
-    optimizer.zero_grad()
-    (parameter,) = optimizer.fp32_optimizer.params
-    optimizer.backward((parameter * INF).sum())
-    Trainer.clip_grad_norm(trainer(optimizer, loss, amp=True), 2.0)
-    optimizer.step()
-
-
-def test_amp_lowers_its_scale_and_stops_at_the_smallest(amp_optimizer: AMPOptimizer) -> None:
-    scales = []
-    for _ in range(2):
-        overflowing_update(amp_optimizer, loss=3.0)
-        scales.append(amp_optimizer.scaler.get_scale())
-    assert scales == [2.0, 1.0]
-    with pytest.raises(UserError, match="Minimum loss scale reached"):
-        overflowing_update(amp_optimizer, loss=3.0)
-
-
-def test_amp_does_not_skip_a_broken_loss(amp_optimizer: AMPOptimizer, caplog: pytest.LogCaptureFixture) -> None:
-    """Stock fairseq continues, but a smaller scale does not help."""
-    caplog.set_level(logging.INFO)
-    with pytest.raises(UserError, match=r"mlm_loss_8 = nan; loss scale 4\)"):
-        overflowing_update(amp_optimizer, loss=NAN)
 
 
 def first_stop(losses: list[float], norms: list[float] | None = None, factor: float = 3.0) -> int | None:

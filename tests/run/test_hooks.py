@@ -63,7 +63,6 @@ STOPPED = ([None], False)
         (lambda stock: hooks.load_checkpoint(stock(({}, None)), None, TRAINER), "before_load fairseq after_load"),
         (lambda stock: hooks.train_epoch(stock(STOPPED), *EPOCH), "may_train before_epoch fairseq after_epoch"),
         (lambda stock: hooks.train_step(stock({}), TRAINER, []), "before_update fairseq after_update"),
-        (lambda stock: hooks.clip_grad_norm(stock(torch.ones(())), TRAINER, 2.0), "fairseq after_gradient"),
         (lambda stock: hooks.reduce_and_log_stats(stock({}), TRAINER, [], 1.0), "before_statistics fairseq"),
         (lambda stock: hooks.save_checkpoint(stock("path"), None, TRAINER), "may_save fairseq after_save"),
         (lambda stock: hooks.state_dict(stock({}), TRAINER), "fairseq before_save"),

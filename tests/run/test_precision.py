@@ -50,7 +50,6 @@ TABLE = [
     ("auto", None, GPU, True, None, "bf16", "auto: this GPU supports bfloat16 in hardware"),
     ("auto", None, GPU, False, None, "float32", f"auto: this GPU {NO}"),
     ("auto", None, GPU, True, "float32", "float32", "auto: as in last.pt"),
-    ("auto", None, GPU, True, "amp", "amp", "auto: as in last.pt"),
     ("auto", None, CPU, False, "bf16", "bf16", f"auto: as in last.pt, slower than float32: this processor {NO}"),
     ("auto", "bf16", CPU, False, None, "bf16", f"slower than float32: this processor {NO}"),
     ("auto", "fp16", GPU, True, None, "fp16", ""),
@@ -72,7 +71,7 @@ def test_every_choice(named, flag, has_gpu, supported, before, expected, reason,
     assert caplog.messages == [f"precision: {expected}{f' ({reason})' if reason else ''}"]
     assert {name: cfg.common[name] for name in precision.FLAGS} == {name: name == expected for name in precision.FLAGS}
     # What a checkpoint says: the choice, or that fairseq's flags made it.
-    assert cfg.task.precision == (None if named is None or expected == "amp" else expected)
+    assert cfg.task.precision == (None if named is None else expected)
     # A second trainer of the process finds the same.
     assert set_precision(cfg, has_gpu, before and Saved(before, "last.pt")) == expected
 
@@ -83,6 +82,7 @@ def test_every_choice(named, flag, has_gpu, supported, before, expected, reason,
         (None, {"fp16": True}, CPU, r"^--fp16 needs a GPU: train in bf16 or float32$"),
         ("fp16", {}, CPU, r"^task\.precision=fp16 needs a GPU: train in bf16 or float32$"),
         (None, {"fp16": True, "bf16": True}, GPU, r"^--fp16 and --bf16 exclude each other"),
+        (None, {"amp": True}, GPU, r"^--amp .* is not supported: train in bf16, or in fp16"),
         ("float32", {"bf16": True}, GPU, r"task\.precision=float32 .* and common\.bf16=true .* contradict each other"),
         (None, {"fp16": True, "memory_efficient_fp16": True}, GPU, r"--memory-efficient-fp16 keeps .* use --fp16"),
     ],
@@ -100,7 +100,6 @@ def test_settings_that_are_refused_before_the_launch(named, common, has_gpu, mes
         ("auto", None, GPU, False, "bf16", rf"^last\.pt was trained in bf16, .* {NO}: give task\.precision=fp16"),
         ("auto", None, CPU, True, "fp16", r"trained in fp16, and fp16 needs a GPU: give task\.precision=bf16"),
         ("float32", None, CPU, True, "bf16", r"in bf16 and has no state .* in float32: keep .*precision=bf16\)"),
-        ("float32", None, GPU, True, "amp", r"trained in amp .* in float32: keep amp \(common\.amp=true\), or start"),
     ],
 )
 def test_what_the_device_or_the_continued_run_excludes(named, flag, has_gpu, supported, before, message, hardware):
@@ -206,7 +205,7 @@ def test_precision_of_the_continued_run(tmp_path: Path) -> None:
     assert saved_precision(settings(run, restore_file=str(other))) == Saved("fp16", str(other))
     assert saved_precision(settings(run, restore_file=str(other), reset_optimizer=True)) is None
     last = run / "checkpoint_last.pt"
-    for flags, expected in (([], "float32"), (["bf16"], "bf16"), (["amp"], "amp")):
+    for flags, expected in (([], "float32"), (["bf16"], "bf16")):
         write(last, flags)
         assert saved_precision(settings(run)) == Saved(expected, str(last))
         assert saved_precision(settings(run, finetune_from_model=str(other))) == Saved(expected, str(last))
