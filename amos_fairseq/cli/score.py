@@ -33,7 +33,7 @@ def add_parser(subparsers: Any) -> None:
     text = "how scores follow from ELECTRA's discriminator: from the labels that it was trained with (exact), or from "
     text += "those of thesis section 5.4.5 (thesis) (default: exact)"
     add("--electra-formula", metavar="F", choices=("exact", "thesis"), help=text)
-    add("--batch-tokens", type=int, metavar="N", default=4096, help="number of tokens in a batch")
+    add("--batch-tokens", type=int, metavar="N", default=2048, help="tokens of a batch; give more on a GPU")
     add("--device", default="cpu", help="device to compute on, such as cuda or cuda:1")
     add = parser.add_argument_group("minimal pairs").add_argument
     text = "instead of FILE: JSON lines with sentence_good and sentence_bad, as in BLiMP (default: score FILE)"

@@ -39,6 +39,9 @@ def add_parser(subparsers: Any) -> None:
     add("--max-question-length", type=int, metavar="N", help=text)
     add("--max-answer-length", type=int, metavar="N", default=30, help="maximum number of tokens of an answer")
     add("--n-best", type=int, metavar="N", default=20, help="answers to keep for each question")
+    text = "what EM and F1 compare: words between spaces, or each character of Chinese, Japanese, Thai ... (default: "
+    text += "characters if most letters of the dev contexts are of such scripts)"
+    add("--score-by", choices=("words", "characters"), help=text)
     add = parser.add_argument_group("scores of a prediction file").add_argument
     text = "print EM and F1 of predictions.json on an official dev file (default: fine-tune)"
     add("--evaluate", nargs=2, type=Path, metavar=("PREDICTIONS", "DATASET"), help=text)

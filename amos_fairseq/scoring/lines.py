@@ -43,6 +43,11 @@ class EncodedLine:
     tokens: Tensor  # [pieces + 2] int64: <s>, the pieces, </s>
     unknown: dict[int, int]  # index of each piece that the vocabulary does not contain -> its number of characters
 
+    @property
+    def reading(self) -> tuple[bytes, tuple[tuple[int, int], ...]]:
+        """All that the score depends on; equal for texts that the tokenizer reads alike, for example without case."""
+        return self.tokens.numpy().tobytes(), tuple(self.unknown.items())
+
 
 @dataclass(frozen=True)
 class ScoredLine:
@@ -77,18 +82,27 @@ def with_unknown_pieces(scores: list[float], line: EncodedLine, vocabulary_size:
     return [unknown.get(index, score) for index, score in enumerate(scores)]
 
 
-def score_texts(
-    loaded: LoadedCheckpoint, scorer: TokenScorer, texts: Iterable[str], place: Callable[[int], str] = "line {}".format
+def score_lines(
+    loaded: LoadedCheckpoint,
+    scorer: TokenScorer,
+    lines: Iterable[EncodedLine],
+    place: Callable[[int], str] = "line {}".format,
+    num_lines: int | None = None,
 ) -> Iterator[ScoredLine]:
-    """Yield all texts scored, in their order; ``place``: number of a line -> what errors call it."""
+    """Yield all lines scored, in their order.
+
+    Args:
+        place: number of a line -> what errors call it.
+        num_lines: of progress; None if it is unknown.
+    """
     longest, most_work = loaded.model.max_positions(), BATCHES_PER_WINDOW * scorer.tokens_per_batch
 
     def work(line: EncodedLine) -> int:
         """The number of tokens that the model processes for a line, over all passes."""
         return len(line.tokens) * scorer.num_passes(line.tokens) if len(line.tokens) <= longest else 0
 
-    with progress_bar(None, "score", "line", delay=2) as bar:
-        for window in windows(encoded_lines(loaded, texts), work, most_work):
+    with progress_bar(num_lines, "score", "line", delay=2) as bar:
+        for window in windows(lines, work, most_work):
             with torch.inference_mode():
                 values = iter(scorer.log_probs([line.tokens for line in window if len(line.tokens) <= longest]))
             for line in window:
@@ -159,7 +173,7 @@ def score_file(loaded: LoadedCheckpoint, scorer: TokenScorer, file: str, format_
     with opened_for_rows(out) as target:
         if format_ == "tsv":
             print(TSV_HEADER, file=target)
-        for scored in score_texts(loaded, scorer, read_texts(file)):
+        for scored in score_lines(loaded, scorer, encoded_lines(loaded, read_texts(file))):
             print(json_row(scored) if format_ == "jsonl" else tsv_row(scored), file=target, flush=out is None)
             num_unknown += len(scored.line.unknown)
             if scored.log_probs is None:

@@ -30,7 +30,7 @@ from amos_fairseq.files import DICTIONARY_FILE, csv_text, file_sha256, json_text
 from amos_fairseq.output.tables import Table, format_score
 from amos_fairseq.probing.features import RANDOM_SEED, random_weights
 from amos_fairseq.scoring import PAIR_SUFFIXES
-from amos_fairseq.scoring.lines import DECIMALS, EncodedLine, encoded_lines, score_texts, with_unknown_pieces
+from amos_fairseq.scoring.lines import DECIMALS, EncodedLine, encoded_lines, score_lines, with_unknown_pieces
 from amos_fairseq.scoring.token_scorers import DetectionScorer, build_pair_scorer
 from amos_fairseq.strangers import LONGEST_NAME, parse_json, plain_name
 from amos_fairseq.text.file_kinds import FOLDER, kind_and_compression, kind_of, refuse_many_brackets
@@ -174,11 +174,6 @@ def encode_pairs(
     return readable, sentences
 
 
-def are_read_alike(one: EncodedLine, other: EncodedLine) -> bool:
-    """Return whether the tokenizer gives two sentences the same tokens, for example without case."""
-    return torch.equal(one.tokens, other.tokens) and one.unknown == other.unknown
-
-
 def unigram_log_probs(loaded: LoadedCheckpoint, corpus: Path) -> torch.Tensor:
     """Return log p of each token by its share in the training text of a corpus: [dictionary] float64, in nats.
 
@@ -219,15 +214,22 @@ def model_scores(
     sentences: Sequence[tuple[EncodedLine, EncodedLine]],
     tokens_per_batch: int,
 ) -> list[tuple[float, float]]:
-    """Return the scores of the good and the bad sentence of each pair, equal for sentences that are read alike, and not only up
-    to the rounding of two batches."""
-    scorer = build_pair_scorer(loaded, tokens_per_batch)
-    texts = [line.text for both in sentences for line in both]
-    scored = score_texts(loaded, scorer, texts, lambda number: pairs[(number - 1) // 2].place)
-    return [
-        (good.pll, good.pll if are_read_alike(good.line, bad.line) else bad.pll)
-        for good, bad in zip(scored, scored, strict=True)
-    ]
+    """Return the scores of the good and the bad sentence of each pair, equal where the tokenizer reads both alike.
+
+    Sentences that are read alike are scored once. They are sorted by length, so that batches have little padding.
+
+    Args:
+        pairs: all that were read, which the numbers of the sentences count.
+    """
+    distinct = {line.reading: line for both in sentences for line in both}
+    lines = sorted(distinct.values(), key=lambda line: len(line.tokens))
+
+    def place(number: int) -> str:
+        return pairs[(number - 1) // 2].place
+
+    scored = score_lines(loaded, build_pair_scorer(loaded, tokens_per_batch), lines, place, len(lines))
+    scores = {one.line.reading: one.pll for one in scored}
+    return [(scores[good.reading], scores[bad.reading]) for good, bad in sentences]
 
 
 def score_pairs(
@@ -255,14 +257,14 @@ def score_pairs(
     log_probs = None if corpus is None else unigram_log_probs(loaded, corpus)
     pairs, records = read_pairs(files)
     readable, sentences = encode_pairs(loaded, pairs)
-    columns = [Column(objective, definition, model_scores(loaded, readable, sentences, tokens_per_batch))]
+    columns = [Column(objective, definition, model_scores(loaded, pairs, sentences, tokens_per_batch))]
     if log_probs is not None:
         meaning = f"sum of log p(piece), its share of {corpus}, each count plus one"
         scores = [(unigram_score(log_probs, good), unigram_score(log_probs, bad)) for good, bad in sentences]
         columns.append(Column(UNIGRAM, meaning, scores))
     if with_random:
         model = random_weights(loaded.model, RANDOM_SEED).to(loaded.model.never_sampled_mask.device)
-        scores = model_scores(dataclasses.replace(loaded, model=model), readable, sentences, tokens_per_batch)
+        scores = model_scores(dataclasses.replace(loaded, model=model), pairs, sentences, tokens_per_batch)
         columns.append(Column(RANDOM, definition, scores))
     num_too_long = len(pairs) - len(readable)
     table = results_table(loaded, readable, num_too_long, columns)

@@ -79,11 +79,14 @@ class TokenScorer(abc.ABC):
             for index, tokens in enumerate(sequences)
             for position in self.is_scored(tokens).nonzero().flatten().tolist()
         ]
-        for batch in batches_by_length([len(sequences[index]) for index, _ in masked], self.tokens_per_batch):
+        lengths = [len(sequences[index]) for index, _ in masked]
+        for batch in batches_by_length(lengths, self.tokens_per_batch):
             tokens = self._padded([sequences[masked[i][0]] for i in batch])
             positions = torch.tensor([[masked[i][1]] for i in batch], device=self.device)
             masked_tokens = tokens.scatter(1, positions, self.mask)
-            values = score(PretrainingBatch(tokens, masked_tokens, positions, torch.ones_like(positions))).cpu()
+            has_padding = lengths[batch[0]] > lengths[batch[-1]]  # the longest comes first
+            weights = torch.ones_like(positions)
+            values = score(PretrainingBatch(tokens, masked_tokens, positions, weights, has_padding=has_padding)).cpu()
             for i, value in zip(batch, values, strict=True):
                 index, position = masked[i]
                 results[index][position] = value

@@ -104,4 +104,9 @@ def test_benchmark_settings_for_the_runner(squad_data, tmp_path):
     other = benchmark(str(tmp_path / "best.yaml"), "--doc-stride", "8")
     assert other.tasks["SQuAD2.0"].num_examples > task.num_examples
     assert other.tasks["SQuAD2.0"].data_sha256 != task.data_sha256
+    assert other.settings.score_by == "words"
+    of_characters = benchmark("amos", "--score-by", "characters").tasks["SQuAD2.0"]
+    assert of_characters.data_sha256 != task.data_sha256
+    assert of_characters.notes[:3] == task.notes
+    assert of_characters.notes[3].startswith("SQuAD2.0: EM and F1 compare characters, as MLQA's script")
     assert "--disable-validation" not in other.train_flags(SimpleNamespace(task=other.tasks["SQuAD2.0"]))

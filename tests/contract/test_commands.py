@@ -34,7 +34,7 @@ def test_help_names_every_subcommand_and_nothing_else_is_printed():
         ("report", {"--out": "report.html", "--masked-tokens": "4096", "--seed": "1", "--device": "cpu"}),
         ("report", {"--glue": "none"}),
         ("import", {"--from": "hugging-face", "--seed": "1"}),
-        ("score", {"--batch-tokens": "4096", "--device": "cpu", "--format": "tsv"}),
+        ("score", {"--batch-tokens": "2048", "--device": "cpu", "--format": "tsv"}),
     ],
 )
 def test_help_of_a_subcommand_states_each_default(subcommand, defaults, capsys, monkeypatch):

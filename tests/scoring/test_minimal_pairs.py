@@ -23,7 +23,7 @@ from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 from amos_fairseq.models.teams import TeamsConfig, TeamsModel
 from amos_fairseq.probing.features import random_weights
 from amos_fairseq.scoring import minimal_pairs
-from amos_fairseq.scoring.lines import ScoredLine, unknown_log_prob
+from amos_fairseq.scoring.lines import score_lines, unknown_log_prob
 from amos_fairseq.scoring.minimal_pairs import Accuracy, read_pairs, score_pairs
 from amos_fairseq.scoring.token_scorers import DetectionScorer, build_pair_scorer
 
@@ -222,21 +222,29 @@ def test_a_corpus_with_another_dictionary_is_refused(runs, tmp_path):
         score_pairs(loaded, [file], 64, corpus=tmp_path / "data")
 
 
-def test_sentences_that_are_read_alike_are_equal(runs, tmp_path, monkeypatch):
-    """Two spaces between words are one for the tokenizer; scores differ as by the rounding of two batches."""
-
-    def rounded(*arguments):
-        for scored in score_texts(*arguments):
-            yield ScoredLine(scored.line, [*scored.log_probs, scored.line.number * 1e-6])
-
-    score_texts = minimal_pairs.score_texts
-    monkeypatch.setattr(minimal_pairs, "score_texts", rounded)
-    pairs, out = (
-        [("the fox  jumps", "the fox jumps"), ("the dog", "the end"), ("the quick", "the  quick")],
-        tmp_path / "o.json",
+def test_sentences_that_are_read_alike_are_scored_once(runs, tmp_path, monkeypatch):
+    """Two spaces between words are one for the tokenizer. The score of a sentence is that of the model on it alone, whatever
+    its place in the file and among the sorted batches."""
+    scored = []
+    monkeypatch.setattr(
+        minimal_pairs, "score_lines", lambda *given: (scored.append(one) or one for one in score_lines(*given))
     )
-    score_pairs(load_checkpoint(runs["teams"]), [write_pairs(tmp_path / "p.jsonl", pairs)], 64, out)
-    assert json.loads(out.read_text())["overall"]["scores"]["teams"]["ties"] == 2
+    pairs = [
+        ("the fox  jumps", "the fox jumps"),
+        ("the dog", "a lazy dog jumps"),
+        ("the quick", "the  quick"),
+        ("the dog", "a"),
+    ]
+    loaded, out = load_checkpoint(runs["mlm"]), tmp_path / "o.json"
+    score_pairs(loaded, [write_pairs(tmp_path / "p.jsonl", pairs)], 20, out)
+    assert json.loads(out.read_text())["overall"]["scores"]["mlm"]["ties"] == 2
+    lengths = [len(one.line.tokens) for one in scored]
+    assert len(scored) == 5
+    assert lengths == sorted(lengths)
+    for (good, bad), row in zip(pairs, scores_of_pairs(out), strict=True):
+        for text, side in ((good, "good"), (bad, "bad")):
+            (values,) = build_pair_scorer(loaded, 4096).log_probs([loaded.tokens(text)])
+            assert float(row[f"mlm, {side}"]) == pytest.approx(float(values.sum()), abs=1e-4)
 
 
 def test_unknown_pieces_and_long_sentences(runs, tmp_path):

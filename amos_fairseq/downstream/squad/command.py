@@ -34,7 +34,7 @@ from amos_fairseq.downstream.squad.dataset import (
     read_squad_manifest,
     window_of_most_context,
 )
-from amos_fairseq.downstream.squad.official import evaluate, task_name
+from amos_fairseq.downstream.squad.official import OF_CHARACTERS, evaluate, fitting_units, task_name
 from amos_fairseq.downstream.squad.prepare import prepare_squad_inside
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
@@ -55,15 +55,19 @@ class SquadSettings:
     Attributes:
         span_head: one of ``SPAN_HEADS``.
         max_answer_length, n_best: BERT's limits: tokens of an answer, and answers that are kept for each question.
+        score_by: words or characters; None for :func:`~amos_fairseq.downstream.squad.official.fitting_units` of dev.
     """
 
     span_head: str
     windows: WindowLimits
     max_answer_length: int = 30
     n_best: int = 20
+    score_by: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         answers = {"max_answer_length": self.max_answer_length, "n_best": self.n_best}
+        if self.score_by == "characters":  # results of earlier versions are those of words
+            answers["score_by"] = self.score_by
         return {"span_head": self.span_head, **self.windows._asdict(), **answers}
 
 
@@ -92,7 +96,7 @@ def read_settings(arguments: argparse.Namespace, max_positions: int) -> SquadSet
     question = arguments.max_question_length or min(usual.question, max(1, tokens // 2))
     head = arguments.span_head or HEAD_OF_RECIPE.get(arguments.recipe, "independent")
     windows = WindowLimits(tokens, stride, question)
-    return SquadSettings(head, windows, arguments.max_answer_length, arguments.n_best)
+    return SquadSettings(head, windows, arguments.max_answer_length, arguments.n_best, arguments.score_by)
 
 
 def open_squad(session: Session, data: Path, settings: SquadSettings) -> "Squad":
@@ -105,13 +109,15 @@ def open_squad(session: Session, data: Path, settings: SquadSettings) -> "Squad"
     if len(num_separators) > 1:
         raise UserError(f"the recipe {session.recipe.name} has several num_separators for SQuAD: run them one by one")
     windows, manifest = settings.windows._replace(num_separators=num_separators.pop()), read_squad_manifest(data)
-    settings = dataclasses.replace(settings, windows=windows)
+    score_by = settings.score_by or fitting_units(SquadSplit(data, "valid").texts)
+    settings = dataclasses.replace(settings, windows=windows, score_by=score_by)
     session.checkpoint.check_tokenizer(data / "tokenizer")
     dictionary = Vocabulary.of_corpus([data], None).load_dictionary()
     name = task_name(manifest["splits"]["valid"]["impossible"] > 0)
     examples = SquadWindowDataset(SquadSplit(data, "train"), dictionary, limits=windows, training=True)
     sha256 = content_sha256([manifest, settings.as_dict()])
-    task = BenchmarkTask(name, len(examples), "f1", sha256, trials, tuple(data_notes(name, manifest)))
+    notes = [*data_notes(name, manifest), *([f"{name}: {OF_CHARACTERS}"] if score_by == "characters" else [])]
+    task = BenchmarkTask(name, len(examples), "f1", sha256, trials, tuple(notes))
     return Squad(session, data, {name: task}, settings, dictionary)
 
 
@@ -140,7 +146,7 @@ class Squad(Benchmark):
         split = SquadSplit(self.data, "valid")
         windows = SquadWindowDataset(split, self.dictionary, limits=self.settings.windows)
         decoded = predict_answers(load_checkpoint(checkpoint).model, windows, device, self.settings, stop)
-        return write_answers(checkpoint.parent, split, decoded)
+        return write_answers(checkpoint.parent, split, decoded, self.settings.score_by)
 
     def setup(self) -> dict[str, Any]:
         """OUT may hold the results of both versions, so the recipe's section has one name for both."""
@@ -298,7 +304,9 @@ def decode_question(
     return Decoded(texts, null_odds)
 
 
-def write_answers(directory: Path, split: SquadSplit, decoded: dict[str, Decoded]) -> dict[str, float]:
+def write_answers(
+    directory: Path, split: SquadSplit, decoded: dict[str, Decoded], score_by: str = "words"
+) -> dict[str, float]:
     """Score the answers and write all files into ``directory``.
 
     If the split has questions without an answer, the threshold of the null odds is chosen on it: the one that gives the
@@ -316,7 +324,7 @@ def write_answers(directory: Path, split: SquadSplit, decoded: dict[str, Decoded
     has_impossible = any(example.is_impossible for example in split.examples)
     if has_impossible:
         odds = {name: of_question.null_odds for name, of_question in decoded.items()}
-        best = evaluate(golds, answers, odds)
+        best = evaluate(golds, answers, odds, units=score_by)
         threshold = best["best_f1_thresh"]
         if threshold not in odds.values():
             # The search starts with no question answered and reports threshold 0 for it, which is right only for
@@ -325,7 +333,7 @@ def write_answers(directory: Path, split: SquadSplit, decoded: dict[str, Decoded
         scores = {"best_em": best["best_exact"], "null_threshold": threshold}
         answers = {name: "" if odds[name] > threshold else text for name, text in answers.items()}
         files["null_odds"] = odds
-    official = evaluate(golds, answers)
+    official = evaluate(golds, answers, units=score_by)
     scores = {"em": official["exact"], "f1": official["f1"]} | scores
     if has_impossible:
         scores |= {"has_ans_em": official.get("HasAns_exact", 0.0), "has_ans_f1": official.get("HasAns_f1", 0.0)}

@@ -1,8 +1,7 @@
 """SQuAD's official scores of prediction files, which are validated while they are read.
 
-Exact match and F1 are those of the official scripts
-(Rajpurkar et al., 2016, section 6.1, and 2018, section 5). They equal ``squad_evaluate`` of ``transformers``, which
-removed it in version 5.19 or 5.20 (a test compares them).
+Exact match and F1 are those of the official scripts (Rajpurkar et al., 2016, section 6.1, and 2018, section 5), and of MLQA's for
+Chinese where contexts have no spaces.
 """
 
 import argparse
@@ -10,13 +9,15 @@ import json
 import re
 import string
 import sys
+import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from amos_fairseq.downstream.squad.question_files import read_json_file, read_squad, script_notes
+from amos_fairseq.downstream.squad.question_files import read_json_file, read_squad
 from amos_fairseq.errors import UserError
 from amos_fairseq.strangers import finite_number
+from amos_fairseq.text import UNSPACED
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -43,25 +44,41 @@ def read_null_odds(path: Path) -> dict[str, float]:
         raise UserError(f"{path}: {error}: {hint}") from error
 
 
-def normalize_answer(text: str) -> str:
-    """Convert to lower case, remove ASCII punctuation and articles, and separate words by single spaces."""
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+def words_of(text: str) -> list[str]:
+    """Return the words between spaces, in lower case, without ASCII punctuation and articles: SQuAD's rule."""
+    return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
 
 
-def exact_match(gold: str, predicted: str) -> float:
-    return float(normalize_answer(gold) == normalize_answer(predicted))
+def characters_of(text: str) -> list[str]:
+    """Return each character of a script without spaces, and the words between them, in lower case, without punctuation.
 
-
-def f1(gold: str, predicted: str) -> float:
-    """Return the harmonic mean of precision and recall over the words of both, with multiplicity.
-
-    If one of them has no word, the score is 1.0 if neither has, otherwise 0.0.
+    This is the rule of MLQA's script for Chinese (Lewis et al., 2020, "mixed segmentation"), here for all such scripts.
     """
-    gold_words, words = normalize_answer(gold).split(), normalize_answer(predicted).split()
-    if not gold_words or not words:
-        return float(gold_words == words)
-    common = sum((Counter(gold_words) & Counter(words)).values())
-    return 2 * common / (len(gold_words) + len(words))
+    text = text.lower().translate(_PUNCTUATION)
+    kept = "".join(character for character in text if not unicodedata.category(character).startswith("P"))
+    return UNSPACED.sub(r" \g<0> ", kept).split()
+
+
+UNITS_OF = {"words": words_of, "characters": characters_of}
+OF_CHARACTERS = "EM and F1 compare characters, as MLQA's script does for Chinese (--score-by words compares words)"
+
+
+def fitting_units(contexts: Iterable[str]) -> str:
+    """Return ``characters`` if most letters of the contexts are of a script without spaces, else ``words``."""
+    letters = Counter(character for text in contexts for character in text if character.isalpha())
+    unspaced = sum(count for character, count in letters.items() if UNSPACED.match(character))
+    return "characters" if 2 * unspaced > letters.total() else "words"
+
+
+def f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
+    """Return the harmonic mean of precision and recall over the words or characters of both, with multiplicity.
+
+    If one of them is empty, the score is 1.0 if both are, otherwise 0.0.
+    """
+    if not gold or not predicted:
+        return float(gold == predicted)
+    common = sum((Counter(gold) & Counter(predicted)).values())
+    return 2 * common / (len(gold) + len(predicted))
 
 
 def evaluate(
@@ -69,6 +86,7 @@ def evaluate(
     predictions: Mapping[str, str],
     null_odds: Mapping[str, float] | None = None,
     null_threshold: float = float("inf"),
+    units: str = "words",
 ) -> dict[str, float]:
     """Score one prediction file. Questions without a prediction do not count (as in the official script of 2.0).
 
@@ -77,6 +95,7 @@ def evaluate(
         null_odds: for each question, how likely it has no answer, on any scale; enables the search for the best thresholds.
         null_threshold: a question with odds above it counts as not answered, whatever its prediction. The official
             script's default, 1.0, is meant for probabilities; this default uses all predictions as they are.
+        units: a key of :data:`UNITS_OF`: what is compared.
 
     Returns:
         ``exact``, ``f1`` (percent) and ``total``; the same with ``HasAns_`` and ``NoAns_`` if there are such questions; with
@@ -89,12 +108,13 @@ def evaluate(
         raise UserError(
             f"the question {without[0]!r:.60} has a prediction, but no null odds: give the file of the same run"
         )
-    # Answers with at least one word are right, or the empty text if there is none.
-    golds = {name: [text for text in answers[name] if normalize_answer(text)] or [""] for name in predicted}
-    raw = {
-        measure: {name: max(score(gold, predictions[name]) for gold in golds[name]) for name in predicted}
-        for measure, score in (("exact", exact_match), ("f1", f1))
-    }
+    split = UNITS_OF[units]
+    raw: dict[str, dict[str, float]] = {"exact": {}, "f1": {}}
+    for name in predicted:
+        # Answers with at least one word are right, or the empty text if there is none.
+        golds, found = [gold for gold in map(split, answers[name]) if gold] or [[]], split(predictions[name])
+        raw["exact"][name] = float(found in golds)
+        raw["f1"][name] = max(f1(gold, found) for gold in golds)
     # Questions that count as not answered, whatever their prediction.
     unanswered = {name for name in predicted if null_odds is not None and null_odds[name] > null_threshold}
     groups = {
@@ -152,13 +172,15 @@ def print_scores(arguments: argparse.Namespace) -> None:
     answers = {asked.id: [answer.text for answer in asked.answers] for asked in data.questions}
     predictions = read_predictions(predictions_file)
     threshold = float("inf") if arguments.null_threshold is None else arguments.null_threshold
-    scores = evaluate(answers, predictions, odds, threshold)
+    units = arguments.score_by or fitting_units(paragraph.context for paragraph in data.paragraphs)
+    scores = evaluate(answers, predictions, odds, threshold, units)
     if missing := len(answers.keys() - predictions.keys()):
         notice = (
             f"{missing} of {len(answers)} questions have no prediction and are not part of any score (as in the official "
             "script of SQuAD 2.0; the script of 1.1 counts them as wrong)"
         )
         print(notice, file=sys.stderr)
-    for note in (*data.notes, *script_notes(data)):
+    notes = data.notes if units == "words" else (*data.notes, OF_CHARACTERS)
+    for note in notes:
         print(f"{dataset}: {note}", file=sys.stderr)
     print(json.dumps(scores, indent=2))

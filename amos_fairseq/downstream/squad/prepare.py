@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from amos_fairseq.downstream.squad.official import normalize_answer, task_name
+from amos_fairseq.downstream.squad.official import task_name, words_of
 from amos_fairseq.downstream.squad.question_files import (
     HINT,
     LARGEST_FILE_BYTES,
@@ -26,7 +26,6 @@ from amos_fairseq.downstream.squad.question_files import (
     SquadFile,
     named,
     read_squad,
-    script_notes,
 )
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.terminal import progress_bar, say
@@ -110,7 +109,7 @@ def _write(
         with progress_bar(total, f"{split}: encode", "question", delay=2) as bar:
             counted = write_squad_split(directory, split, paragraphs, tokenizer, bar.update)
         facts[split] = {"version": file.version, "source_questions": len(file.questions), **counted}
-        of_scores = [*script_notes(file), *seen_notes(files)] if split == "valid" else []
+        of_scores = list(seen_notes(files)) if split == "valid" else []
         facts[split]["notes"] = [*file.notes, *of_scores]
         report(split, facts[split])
     write_manifest(directory / MANIFEST, description | {"splits": facts})
@@ -161,8 +160,8 @@ def align_answer(
     if len(inside) == 0:
         return None, LOST
     first, last = int(inside[0]), int(inside[-1])
-    of_tokens = normalize_answer(context[starts[first] : ends[last]])
-    return (first, last), EXACT if of_tokens == normalize_answer(answer.text) else WIDER
+    of_tokens = words_of(context[starts[first] : ends[last]])
+    return (first, last), EXACT if of_tokens == words_of(answer.text) else WIDER
 
 
 def write_squad_split(

@@ -1,9 +1,8 @@
 """Questions on paragraphs, in SQuAD's official layout or the flat one of ``datasets``, validated while they are read."""
 
 import json
-import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +16,6 @@ TOKEN_ARRAYS = ("question", "context", "context_start", "context_end")
 HINT = "give a file in the layout of SQuAD"
 LARGEST_FILE_BYTES = 256 << 20  # decompressed; the training set of SQuAD 2.0 has 40 MiB
 NAMED = 5  # ids in a note
-# Thai, Lao, Burmese, Khmer, Japanese and Chinese have no blanks between words.
-_UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")
 
 
 class Answer(NamedTuple):
@@ -165,16 +162,6 @@ def _read_paragraphs(path: Path, content: Any) -> list[Paragraph]:
     except ValueError as error:
         raise UserError(f"{path} does not have SQuAD's layout: in {where} {error}") from error
     return paragraphs
-
-
-def script_notes(data: SquadFile) -> Iterator[str]:
-    """Yield a note if the official F1 of a data set is not what its name says."""
-    answers = [answer.text for question in data.questions for answer in question.answers]
-    if 2 * sum(_UNSPACED.search(answer) is not None for answer in answers) > len(answers):
-        yield (
-            "most answers are in a script without blanks between words: the official F1 divides texts at blanks, and so it is "
-            "almost exact match; score predictions.json with the script of the data set too"
-        )
 
 
 def _read_content(path: Path) -> Any:

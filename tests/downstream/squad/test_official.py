@@ -1,4 +1,4 @@
-"""Exact match and F1: cases by hand, a naive implementation, and the library's scores of random predictions."""
+"""Exact match and F1: cases by hand, and a naive implementation on random predictions."""
 
 import argparse
 import json
@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 from synthetic_squad import write_json
 
-from amos_fairseq.downstream.squad.official import evaluate, print_scores
+from amos_fairseq.downstream.squad.official import evaluate, fitting_units, print_scores
 from amos_fairseq.errors import UserError
 
 
@@ -119,24 +119,6 @@ def test_best_thresholds_by_exhaustive_search(random_file):
     assert at_zero["NoAns_exact"] == pytest.approx(evaluate(questions, taken)["NoAns_exact"])
 
 
-def test_equal_to_the_library(random_file):
-    """With everything the library's own call gets, and with questions that have no prediction; up to rounding."""
-    squad_metrics = pytest.importorskip("transformers.data.metrics.squad_metrics", reason="removed from transformers")
-    from transformers.data.processors.squad import SquadExample
-
-    questions, predictions, odds = random_file
-    few = {name: predictions[name] for name in list(predictions)[::3]}
-    examples = [
-        SquadExample(name, "?", "", None, None, "", [{"text": text} for text in answers], not answers)
-        for name, answers in list(questions.items())[::3]
-    ]
-    few_odds = {name: odds[name] for name in few}
-    scores = evaluate(questions, few, odds)
-    assert scores == pytest.approx(dict(squad_metrics.squad_evaluate(examples, few, few_odds, float("inf"))), rel=1e-12)
-    scores = evaluate(questions, few, odds, 1.0)
-    assert scores == pytest.approx(dict(squad_metrics.squad_evaluate(examples, few, few_odds)), rel=1e-12)
-
-
 def test_files_that_do_not_belong_together_are_refused():
     with pytest.raises(UserError, match="no question of the data set has a prediction"):
         evaluate({"q": ["x"]}, {"other": "x"})
@@ -144,15 +126,38 @@ def test_files_that_do_not_belong_together_are_refused():
         evaluate({"q": ["x"]}, {"q": "x"}, {"other": 1.0})
 
 
-def test_f1_of_a_script_without_blanks_is_that_of_the_script_and_said(tmp_path, capsys):
-    """Three of four characters are right: the official F1 compares words, and a Chinese answer is one."""
-    context = "\u4e00\u4e01\u4e02\u4e03\u4e04\u4e05"
-    asked = {"id": 7, "question": "x?", "answers": [{"text": context[1:5], "answer_start": 1}]}
-    write_json(tmp_path / "dev.json", {"data": [{"paragraphs": [{"context": context, "qas": [asked]}]}]})
-    write_json(tmp_path / "predictions.json", {"7": context[1:4]})
+# Counted by hand. "iPhone手机" is "iphone", "手", "机"; punctuation is no character, and repeated characters count.
+BY_CHARACTERS = [
+    ("中国人民", "中国人", 0, 2 * 3 / (4 + 3)),
+    ("北京市。", "《北京市》", 1, 1),
+    ("iPhone手机", "手机", 0, 2 * 2 / (3 + 2)),
+    ("在1998年", "1998 年", 0, 2 * 2 / (3 + 2)),
+    ("the 中文", "中文", 0, 2 * 2 / (3 + 2)),
+    ("哈哈", "哈哈哈", 0, 2 * 2 / (2 + 3)),
+    ("ประเทศ", "ประเ", 0, 2 * 4 / (6 + 4)),
+    ("カタカナ", "ひらがな", 0, 0),
+    ("。", "", 1, 1),
+]
+
+
+@pytest.mark.parametrize(("answer", "prediction", "exact", "f1"), BY_CHARACTERS)
+def test_characters_by_hand(answer, prediction, exact, f1):
+    scores = evaluate({"q": [answer]}, {"q": prediction}, units="characters")
+    assert (scores["exact"], scores["f1"]) == (100 * exact, pytest.approx(100 * f1))
+
+
+def test_what_is_compared_follows_the_contexts(tmp_path, capsys):
+    """Three of four characters are right. A flag chooses SQuAD's own rule, which takes a Chinese answer as one word."""
+    assert fitting_units(["Die Stadt 北京 (Peking)", "Ein Satz"]) == fitting_units(["대한 민국"]) == "words"
+    assert fitting_units(["2008年 NBA 在北京举行", "比赛"]) == fitting_units(["ประเทศไทย"]) == "characters"
+    asked = {"id": 7, "question": "x?", "answers": [{"text": "中国人民", "answer_start": 2}]}
+    write_json(tmp_path / "dev.json", {"data": [{"paragraphs": [{"context": "我爱中国人民", "qas": [asked]}]}]})
+    write_json(tmp_path / "predictions.json", {"7": "中国人"})
     files = [tmp_path / "predictions.json", tmp_path / "dev.json"]
-    print_scores(argparse.Namespace(evaluate=files, null_odds=None, null_threshold=None))
-    printed = capsys.readouterr()
-    scores = json.loads(printed.out)
-    assert (scores["exact"], scores["f1"], scores["total"]) == (0, 0, 1)
-    assert "dev.json: most answers are in a script without blanks between words" in printed.err
+    for score_by, expected in ((None, 600 / 7), ("characters", 600 / 7), ("words", 0)):
+        print_scores(argparse.Namespace(evaluate=files, null_odds=None, null_threshold=None, score_by=score_by))
+        printed = capsys.readouterr()
+        assert json.loads(printed.out) == pytest.approx(
+            {"exact": 0, "f1": expected, "total": 1, "HasAns_exact": 0, "HasAns_f1": expected, "HasAns_total": 1}
+        )
+        assert ("dev.json: EM and F1 compare characters, as MLQA's" in printed.err) == (score_by != "words")

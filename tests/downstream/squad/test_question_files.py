@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from synthetic_squad import make_squad, write_json
 
-from amos_fairseq.downstream.squad.question_files import SquadFile, read_squad, script_notes
+from amos_fairseq.downstream.squad.question_files import SquadFile, read_squad
 from amos_fairseq.errors import UserError
 
 SQUAD = make_squad()
@@ -114,14 +114,6 @@ def test_starts_in_other_units_are_refused(tmp_path):
         ]
         with pytest.raises(UserError, match=r"3 of 3 answers are not at their answer_start \(0, 1, 2\).*UTF-16"):
             read_squad(write_json(tmp_path / "a.json", squad_of(context, *starts)))
-
-
-@pytest.mark.parametrize(
-    ("text", "is_told"), [("中国人民", True), ("ประเทศไทย", True), ("ひらがな", True), ("대한 민국", False)]
-)
-def test_scripts_without_blanks(text, is_told, tmp_path):
-    data = read_squad(write_json(tmp_path / "a.json", squad_of(f"{text} {text}.", (text, 0))))
-    assert bool(list(script_notes(data))) == is_told
 
 
 OFFICIAL = json.dumps(squad_of("a b c", ("b", 2)))
