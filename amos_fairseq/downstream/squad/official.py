@@ -1,7 +1,7 @@
 """SQuAD's official scores of prediction files, which are validated while they are read.
 
-Exact match and F1 are those of the official scripts (Rajpurkar et al., 2016, section 6.1, and 2018, section 5), and of MLQA's for
-Chinese where contexts have no spaces.
+Exact match and F1 are those of the official scripts (Rajpurkar et al., 2016, section 6.1, and 2018, section 5), and of MLQA's
+for Chinese where contexts have no spaces.
 """
 
 import argparse
