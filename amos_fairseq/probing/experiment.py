@@ -136,7 +136,7 @@ def group_by_texts(loaded: LoadedCheckpoint, tasks: Sequence[ProbingTask]) -> li
     """Return the tasks that have the same texts together: part-of-speech tags and dependencies of one treebank."""
     by_texts: dict[str, list[ProbingTask]] = {}
     for task in tasks:
-        texts = {split: [one.words for one in examples] for split, examples in task.splits.items()}
+        texts = {split: [(one.words, one.spaces) for one in examples] for split, examples in task.splits.items()}
         by_texts.setdefault(content_sha256(texts), []).append(task)
     groups = []
     for group in by_texts.values():

@@ -132,7 +132,7 @@ def encode_split(loaded: LoadedCheckpoint, examples: Sequence[AnnotatedText]) ->
     sentences, word_pieces, start = [], [], 0
     with progress_bar(len(examples), "encode", "text", delay=2) as bar:
         for example in examples:
-            pieces, ranges = loaded.tokenizer.encode_words(example.words)
+            pieces, ranges = loaded.tokenizer.encode_words(example.words, example.spaces)
             ids = pieces[:limit]
             sentences.append(torch.tensor([dictionary.bos(), *ids, dictionary.eos()]))
             word_pieces.append([(start + a, start + b) if b <= limit else None for a, b in ranges])

@@ -19,6 +19,7 @@ from amos_fairseq.probing.targets import SPLITS, ProbingTask, choose_tasks, pars
 from amos_fairseq.text.file_kinds import kind_and_compression
 from amos_fairseq.text.input_files import read_lines
 from amos_fairseq.text.prepared_data import check_inputs, describe_source, is_finished
+from amos_fairseq.text.tokenization.tokenizer import join_words
 
 MANIFEST = "probing.json"
 HELD_OUT = 10  # where there is no validation file, every tenth sentence of the training file is held out
@@ -46,7 +47,8 @@ def convert_relations(path: Path) -> dict[str, list[Record]]:
         if not line or line.startswith("Comment"):
             continue
         _, tab, quoted = line.partition("\t")
-        words, spans = tagged_words(quoted.removeprefix('"').removesuffix('"'))
+        text = quoted.removeprefix('"').removesuffix('"')
+        words, spans = tagged_words(text)
         has_each_tag_once = sorted(_TAGS.findall(quoted)) == ["</e1>", "</e2>", "<e1>", "<e2>"]
         if not (tab and has_each_tag_once and all(start < end for start, end in spans.values())):
             raise UserError(
@@ -55,7 +57,7 @@ def convert_relations(path: Path) -> dict[str, list[Record]]:
         label = next(lines, (0, ""))[1]
         if not _SEMEVAL_LABEL.fullmatch(label):
             raise UserError(f"{path}, line {number + 1}: expected Cause-Effect(e1,e2) or such, got {label!r:.60}")
-        records.append({"text": " ".join(words), "targets": [_target(spans["e1"], label, spans["e2"])]})
+        records.append(_record(words, _TAGS.sub("", text), [_target(spans["e1"], label, spans["e2"])]))
     if not records:
         raise UserError(f"{path} has no sentence: give a file of SemEval-2010 task 8")
     return {"relations": records}
@@ -81,7 +83,13 @@ def sentence_record(sentence: Sentence, targets: list[Record]) -> Record:
 
     A word of spaces alone, such as a no-break space, becomes ``_``.
     """
-    return {"text": " ".join("".join(word.split()) or "_" for word in sentence.words), "targets": targets}
+    words = ["".join(word.split()) or "_" for word in sentence.words]
+    return _record(words, join_words(words, sentence.spaces), targets)
+
+
+def _record(words: list[str], raw: str, targets: list[Record]) -> Record:
+    text, raw = " ".join(words), " ".join(raw.split())
+    return {"text": text, **({"raw_text": raw} if raw != text else {}), "targets": targets}
 
 
 class CorpusFormat(NamedTuple):
@@ -116,7 +124,9 @@ def convert_treebank(path: Path) -> dict[str, list[Record]]:
     """Return the tag of each word, and for each word but the root its relation to its head (Tenney et al., 2019b). A word whose
     tag or relation is ``_``, which CoNLL-U writes where there is none, is no target."""
     tasks: dict[str, list[Record]] = {"pos": [], "dependencies": []}
-    for sentence in read_conllu(path).sentences:
+    file = read_conllu(path)
+    file.report()
+    for sentence in file.sentences:
         tags = [_target((i, i + 1), tag) for i, tag in enumerate(sentence.columns["upos"]) if tag != "_"]
         arcs = []
         for i, (head, relation) in enumerate(zip(heads_of(path, sentence), sentence.columns["deprel"], strict=True)):
@@ -129,7 +139,9 @@ def convert_treebank(path: Path) -> dict[str, list[Record]]:
 
 def convert_chunks(path: Path) -> dict[str, list[Record]]:
     """Return one target for each chunk, which the last column marks, by the rules of ``amos tag`` (conlleval)."""
-    sentences = read_sentences(path).sentences
+    file = read_sentences(path)
+    file.report()
+    sentences = file.sentences
     all_tags = [list(sentence.columns.values())[-1] for sentence in sentences]
     counts = Counter(tag for tags in all_tags for tag in tags)
     notation = notation_of(counts)

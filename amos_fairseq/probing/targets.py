@@ -1,9 +1,10 @@
 """Targets of edge probing: labeled spans of words, one JSON object per line, in the format of Tenney et al. (2019).
 
-{"text": "The cat sat down .", "targets": [{"span1": [1, 2], "span2": [2, 3], "label": "nsubj"}]}
+{"text": "The cat sat .", "raw_text": "The cat sat.", "targets": [{"span1": [1, 2], "span2": [2, 3], "label": "nsubj"}]}
 
 Spans count the whitespace-separated words of ``text`` from 0, without their end. ``span2`` is absent in tasks of one span.
-``label`` is a string, or a list of the labels that hold, which may be empty. Other keys are ignored.
+``label`` is a string, or a list of the labels that hold, which may be empty. ``raw_text``, which may be absent, is what a
+model reads: the same words with other spaces between them. Other keys are ignored.
 """
 
 from collections.abc import Collection, Iterable
@@ -12,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from amos_fairseq.downstream.tagging.word_files import spaces_in
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import file_sha256
 from amos_fairseq.strangers import field, parse_json, plain_name, text_in
@@ -36,10 +38,11 @@ class Target(NamedTuple):
 
 
 class AnnotatedText(NamedTuple):
-    """A text, and what is to be predicted about it; the targets may be none."""
+    """A text, and what is to be predicted about it; the targets may be none. ``spaces``: as in ``Tokenizer.encode_words``."""
 
     words: list[str]
     targets: list[Target]
+    spaces: list[bool] | None = None
 
 
 @dataclass(frozen=True)
@@ -121,8 +124,12 @@ def parse_example(content: dict[str, Any]) -> AnnotatedText:
     text = text_in(content.get("text"))
     if len(text) > LONGEST_TEXT:
         raise ValueError(f"the text has {len(text):,} characters, at most {LONGEST_TEXT:,} are read: divide it")
-    words = text.split()
-    return AnnotatedText(words, [_target(target, len(words)) for target in field(content, "targets", list)])
+    words, spaces = text.split(), None
+    if "raw_text" in content and (spaces := spaces_in(text_in(content["raw_text"]), words)) is None:
+        raise ValueError(
+            f"raw_text is not the words of text with other spaces between them: {content['raw_text']!r:.60}"
+        )
+    return AnnotatedText(words, [_target(target, len(words)) for target in field(content, "targets", list)], spaces)
 
 
 def _target(content: Any, num_words: int) -> Target:

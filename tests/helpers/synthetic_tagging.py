@@ -36,9 +36,9 @@ def write_columns(path: Path, sentences: list[list[tuple[str, str, str]]]) -> Pa
     return path
 
 
-def write_conllu(path: Path, sentences: list[list[tuple[str, str, str]]]) -> Path:
+def write_conllu(path: Path, sentences: list[list[tuple[str, str, str]]], misc: str = "_") -> Path:
     blocks = [
-        "".join(f"{i}\t{word}\t_\t{pos}\t_\t_\t0\troot\t_\t_\n" for i, (word, pos, _) in enumerate(rows, 1))
+        "".join(f"{i}\t{word}\t_\t{pos}\t_\t_\t0\troot\t_\t{misc}\n" for i, (word, pos, _) in enumerate(rows, 1))
         for rows in sentences
     ]
     path.write_text("\n".join(blocks), encoding="utf-8")

@@ -50,7 +50,7 @@ def test_three_corpora(tmp_path: Path, capsys: pytest.CaptureFixture):
     main([out, *flags])
 
     (sentence,) = records(out / "pos" / "test.jsonl")
-    assert sentence["text"] == "I 'm at Ann 's"
+    assert (sentence["text"], sentence["raw_text"]) == ("I 'm at Ann 's", "I'm at Ann's")
     assert [target["label"] for target in sentence["targets"]] == ["PRON", "AUX", "ADP", "PROPN", "PART"]
     (sentence,) = records(out / "dependencies" / "train.jsonl")
     assert sentence["targets"] == [
@@ -65,12 +65,16 @@ def test_three_corpora(tmp_path: Path, capsys: pytest.CaptureFixture):
     assert [(target["span1"], target["label"]) for target in test[0]["targets"]] == expected
     first, second = records(out / "relations" / "valid.jsonl")
     assert first["text"] == "A fire , which oil tanks -makers fear."
+    assert first["raw_text"] == "A fire, which oil tanks-makers fear."
     assert first["targets"] == [{"span1": [1, 2], "span2": [4, 6], "label": "Cause-Effect(e1,e2)"}]
     assert second["targets"] == [{"span1": [4, 5], "span2": [1, 2], "label": "Other"}]
 
     tasks = read_tasks(out, None)
     assert [task.name for task in tasks] == ["pos", "chunks", "dependencies", "relations"]
     assert all(task.splits.keys() == {"train", "valid", "test"} for task in tasks)
+    examples = [task.splits["test"][0] for task in tasks]
+    assert [example.spaces for example in examples[:2]] == [[False, True, True, False, False], None]
+    assert ["raw_text" in record for record in test] == [False] * 20
     main([out, *flags])
     assert "finished already" in capsys.readouterr().err
     other = error_line(capsys, main, out, "--chunks", chunks, chunks)
@@ -111,12 +115,12 @@ def test_bad_files_and_flags_are_one_line_and_nothing_is_left(tmp_path: Path, ca
         ("--chunks", CHUNKS.replace("VP", "V" * 5000) * 20, "chunks: 'VVVV"),
     ):
         write(tmp_path, "file.txt", content)
-        assert reason in error_line(capsys, main, tmp_path / "out", flag, path, path, path)
+        assert reason in error_line(capsys, main, tmp_path / "out", flag, path, path, path, reports_progress=True)
     write(tmp_path, "file.txt", CHUNKS)
     for flags, reason in (
         ([], "nothing to convert"),
         (["--chunks", path], "takes two or three files, TRAIN [DEV] TEST, not 1"),
         (["--chunks", path, path], "chunks: the valid split has no target: give a longer file"),
     ):
-        assert reason in error_line(capsys, main, tmp_path / "out", *flags)
+        assert reason in error_line(capsys, main, tmp_path / "out", *flags, reports_progress=True)
     assert [left.name for left in tmp_path.iterdir()] == ["file.txt"]

@@ -20,8 +20,10 @@ def write(folder: Path, *lines: str, name: str = "train.jsonl") -> Path:
 
 
 def test_content(tmp_path: Path):
-    (example, empty) = read_examples(write(tmp_path, GOOD, '{"text": "", "targets": []}'))
-    assert example.words == ["The", "cat", "sat"]
+    raw = GOOD.replace('"info": {}', '"raw_text": "Thecat sat"')
+    (example, empty, with_raw) = read_examples(write(tmp_path, GOOD, '{"text": "", "targets": []}', raw))
+    assert with_raw == example._replace(spaces=[False, True, False])
+    assert (example.words, example.spaces) == (["The", "cat", "sat"], None)
     assert example.targets == [Target(((0, 2), (2, 3)), ("nsubj",))]
     assert empty.words == []
     assert read_examples(write(tmp_path, ONE_SPAN))[0].targets == [Target(((0, 2),), ("animate", "definite"))]
@@ -39,6 +41,10 @@ def test_content(tmp_path: Path):
         (GOOD.replace("[2, 3]", "[2, 4]"), r"the span \[2, 4\] is empty or not within the 3 words"),
         (GOOD.replace("[2, 3]", "[2.0, 3]"), r"the span \[2.0, 3\]"),
         ('{"text": "\\ud800", "targets": []}', "not a string of Unicode characters"),
+        (
+            GOOD.replace('"info": {}', '"raw_text": "The cat sat."'),
+            "raw_text is not the words of text with other spaces",
+        ),
         (GOOD.replace('"nsubj"', "3"), "the label is a string or a list of strings, got 3"),
     ],
 )

@@ -16,6 +16,7 @@ from amos_fairseq.cli.main import main
 from amos_fairseq.downstream.results import write_record
 from amos_fairseq.downstream.tagging.word_files import read_conllu
 from amos_fairseq.files import file_sha256
+from amos_fairseq.text.tokenization.tokenizer import Tokenizer, join_words
 from amos_fairseq.text.vocabulary import learn_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -46,7 +47,8 @@ def write_treebank(path: Path, count: int, seed: int) -> None:
         phrase("obj:any")
         words += [(".", -1, "punct")] * generator.randint(0, 1)
         for number, (word, head, relation) in enumerate(words, start=1):
-            lines.append("\t".join([str(number), word, *"____", str(verb if head < 0 else head), relation, *"__"]))
+            misc = "SpaceAfter=No" if [row[0] for row in words[number : number + 1]] == ["."] else "_"
+            lines.append("\t".join([str(number), word, *"____", str(verb if head < 0 else head), relation, "_", misc]))
         lines.append("")
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -69,7 +71,7 @@ def command(place: Path, out: Path, *flags: object, train: str = "train.conllu")
     return ["parse", *map(str, [*given, "--recipe", place / "recipe.yaml", "--seeds", 1, "--cpu", *flags])]
 
 
-def test_trees_of_a_grammar_are_learned(place, tmp_path, capsys):
+def test_trees_of_a_grammar_are_learned(place, tmp_path, capsys, monkeypatch):
     done = run_main(main, *command(place, place / "out"))
     assert done.returncode == 0, done.stderr[-3000:]
     scores = json.loads((place / "out" / "parsing.json").read_text())["tasks"]["parsing"]["scores"]
@@ -90,6 +92,16 @@ def test_trees_of_a_grammar_are_learned(place, tmp_path, capsys):
     files = ["--predict", place / "dev.conllu", "--out", tmp_path / "t"]
     main(["parse", "--checkpoint", str(place / "out"), *map(str, files), "--cpu"])
     assert (tmp_path / "t").read_bytes() == (place / "out" / RUN / "predictions.conllu").read_bytes()
+    # A parser that was trained on words joined by spaces, as by earlier versions, reads them so.
+    manifest, read, encode_words = place / "out" / "data" / "parsing" / "tagging.json", [], Tokenizer.encode_words
+    monkeypatch.setattr(
+        Tokenizer, "encode_words", lambda self, *words: read.append(join_words(*words)) or encode_words(self, *words)
+    )
+    for text in (manifest.read_text(), manifest.read_text().replace('"raw_text"', '"other"')):
+        manifest.write_text(text)
+        main(["parse", "--checkpoint", str(place / "out"), *map(str, files), "--cpu"])
+    assert [text.replace(" .", ".") for text in read[20:]] == read[:20] != read[20:]
+    monkeypatch.undo()
     # Labels in another order are refused; also if somebody has changed the record of the run with them.
     labels, record = place / "out" / RUN / "labels.txt", place / "out" / RUN / "result.json"
     texts = {file: file.read_text() for file in (labels, record)}

@@ -28,14 +28,14 @@ from amos_fairseq.downstream.session import Session, find_devices, preparing, se
 from amos_fairseq.downstream.tagging.command import ColumnData, check_unlabeled, predict_words, word_flags, word_trials
 from amos_fairseq.downstream.tagging.dataset import LABELS_FILE, NUM_SPECIAL, OF_WORDS, Column, read_labels
 from amos_fairseq.downstream.tagging.prepare import WordSource
-from amos_fairseq.downstream.tagging.word_files import WordFile, heads_of, read_conllu
+from amos_fairseq.downstream.tagging.word_files import MANIFEST, RAW_TEXT, WordFile, heads_of, read_conllu
 from amos_fairseq.downstream.views import PARSING_VIEWS
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import explain_write_errors, write_text
-from amos_fairseq.strangers import read_text
+from amos_fairseq.strangers import read_json, read_text
 from amos_fairseq.text.encoding import BinarizedFile
 from amos_fairseq.text.input_files import read_lines
-from amos_fairseq.text.prepared_data import prepared_data
+from amos_fairseq.text.prepared_data import DATA, prepared_data
 from amos_fairseq.text.tokenization import Tokenizer
 
 NAME = "parsing"
@@ -196,8 +196,15 @@ def parse_file(results: Path, file: Path, out: Path, device: str, stop: threadin
     check_labels(loaded, TREES, OF_WORDS, relations, checkpoint.parent / LABELS_FILE)
     dictionary, room = loaded.dictionary, loaded.model.max_positions() - NUM_SPECIAL
     sentences, cut = [], []  # the number of words without an edge in each sentence that has some
-    for sentence in read_conllu(file).sentences:
-        pieces, ranges = loaded.tokenizer.encode_words(sentence.words)
+    manifest = read_json(results / DATA / NAME / MANIFEST, "amos parse wrote it: restore it", optional=True)
+    trained_joined = (
+        manifest is not None and RAW_TEXT not in manifest
+    )  # by spaces: no space was missing, or earlier data
+    treebank = read_conllu(file)
+    treebank.report()
+    for sentence in treebank.sentences:
+        spaces = None if trained_joined else sentence.spaces
+        pieces, ranges = loaded.tokenizer.encode_words(sentence.words, spaces)
         positions = [start + 1 for start, end in ranges if end <= room]
         cut += [len(ranges) - len(positions)] if len(positions) < len(ranges) else []
         tokens = torch.tensor([dictionary.bos(), *pieces[:room], dictionary.eos()])

@@ -34,6 +34,7 @@ from amos_fairseq.downstream.tagging.word_files import (
     MANIFEST,
     NAMES_OF_NUMBERS,
     NUMBER,
+    RAW_TEXT,
     SEEN,
     TASK_PREFIX,
     UNLABELED,
@@ -57,7 +58,7 @@ from amos_fairseq.text.prepared_data import (
     write_manifest,
 )
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
-from amos_fairseq.text.tokenization.tokenizer import UNK
+from amos_fairseq.text.tokenization.tokenizer import UNK, join_words
 
 ARRAYS = (*WORD_ARRAYS, "label")
 REST = "rest"  # value of --unlabeled: the training sentences that --labeled leaves
@@ -148,7 +149,7 @@ class WordSource:
         elif self.unlabeled is not None:
             file = read_sentences(Path(self.unlabeled), labeled=False)
             file.report()
-            splits[UNLABELED] = [Sentence(sentence.words, {}) for sentence in file.sentences]
+            splits[UNLABELED] = file.sentences
         return splits, has_spans
 
     def write(self, directory: Path, tokenizer: Tokenizer, column: str | None = None) -> dict[str, list[Sentence]]:
@@ -177,6 +178,8 @@ class WordSource:
         }
         save_tokenizer(tokenizer, directory)
         content = {"column": column, "labels": labels, "has_spans": has_spans, SEEN: seen, "splits": facts}
+        if any(sentence.text != join_words(sentence.words) for sentence in splits["train"]):
+            content[RAW_TEXT] = True
         write_manifest(directory / MANIFEST, description_of(self.files, tokenizer, self.settings) | content)
         most, number = in_dev.most_common(1)[0]
         accuracy = f"accuracy ({most} is {number / in_dev.total():.1%} of the dev words)"
@@ -301,7 +304,7 @@ def write_split(
             path = directory / f"{split}.words.jsonl"
             words_file = files.enter_context(path.open("w", encoding="utf-8", newline="\n"))
         for sentence in sentences:
-            ids, ranges = tokenizer.encode_words(sentence.words)
+            ids, ranges = tokenizer.encode_words(sentence.words, sentence.spaces)
             starts, ends = zip(*ranges, strict=True)
             rows = [ids, starts, ends]
             if is_labeled:
@@ -314,5 +317,5 @@ def write_split(
             facts["unknown"] += ids.count(unknown)
             facts["longest"] = max(facts["longest"], len(ids))
             bar.update(1)
-    measured, dropped = tokenizer.count_dropped([" ".join(sentence.words) for sentence in sentences])
+    measured, dropped = tokenizer.count_dropped([sentence.text for sentence in sentences])
     return facts | lost_shares(facts["unknown"], facts["pieces"], measured, dropped)

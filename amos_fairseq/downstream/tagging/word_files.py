@@ -3,6 +3,7 @@
 What a file is depends on its content, not on its name. Messages name the file and the line.
 """
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,11 +14,14 @@ from typing import Any, NamedTuple
 from amos_fairseq.downstream.tagging.schemes import notation_of
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.terminal import say
+from amos_fairseq.text import UNSPACED
 from amos_fairseq.text.file_kinds import FIRST_LINES, FOLDER, JSONL, PARQUET, kind_of, refuse_markup
 from amos_fairseq.text.input_files import TableFile, is_blank, read_lines
+from amos_fairseq.text.tokenization.tokenizer import join_words
 
 MANIFEST = "tagging.json"
-SEEN = "dev_sentences_in_train"  # in the manifest
+# In the manifest. The second is there if words train in the raw text: some have no space between them.
+SEEN, RAW_TEXT = "dev_sentences_in_train", "raw_text"
 # Names of tasks, and so of folders in OUT of amos tag, begin with this: results of other benchmarks are not taken for these.
 TASK_PREFIX = "tagging-"
 UNLABELED = "unlabeled"  # the split of sentences without labels
@@ -37,6 +41,7 @@ _NO_SENTENCE = "has no sentence: expected one word a line"
 _DOCUMENT_START = "-DOCSTART-"
 _BLANKS = re.compile(r"[ \t]+")  # not str.split(), which also splits at a no-break space inside a word
 _COMMENT = re.compile(r"#(\s|$|[\w.]+ *=|(begin|end) document)")  # not #hashtag
+_TEXT, _SPACES, _NO_SPACE_AFTER = re.compile(r"# *text *= *(.+)"), re.compile(r"\s*"), "SpaceAfter=No"
 _GLOBAL_COLUMNS = re.compile(r"# *global\.columns *= *(.+)")
 _WORD_ID, _RANGE_OR_EMPTY_NODE = re.compile(r"[0-9]+([-.][0-9]+)?"), re.compile(r"[0-9]+[-.][0-9]+")
 _WORD_NAMES = ("tokens", "words", "token", WORD, "form", "text")
@@ -78,19 +83,30 @@ def is_column_name(name: str) -> bool:
 
 @dataclass
 class Sentence:
-    """The words of a sentence, and its columns by name, each as long as ``words``; ``lines``: the line of each word, or its row
-    in a table."""
+    """The words of a sentence, and its columns by name, each as long as ``words``.
+
+    Attributes:
+        spaces: whether a space follows each word in the text, and False for the last; None where the file does not say it.
+        lines: the line of each word, or its row in a table.
+    """
 
     words: list[str]
     columns: dict[str, list[str]]
+    spaces: list[bool] | None = None
     lines: Sequence[int] = field(default=(), compare=False, repr=False)
+
+    @property
+    def text(self) -> str:
+        return join_words(self.words, self.spaces)
 
     def without_blank_words(self) -> "Sentence":
         kept = [place for place, word in enumerate(self.words) if not is_blank(word)]
         if len(kept) == len(self.words):
             return self
         columns = {name: [labels[place] for place in kept] for name, labels in self.columns.items()}
-        return Sentence([self.words[place] for place in kept], columns, [self.lines[place] for place in kept])
+        words, lines = [self.words[place] for place in kept], [self.lines[place] for place in kept]
+        text = join_words([" " if is_blank(word) else word for word in self.words], self.spaces)
+        return Sentence(words, columns, self.spaces and spaces_in(text, words), lines)
 
 
 @dataclass
@@ -133,6 +149,18 @@ class WordFile:
         return notation.keys() >= counts.keys() and any(new not in ("O", f"I-{old}") for old, new in notation.items())
 
 
+def spaces_in(text: str, words: Sequence[str]) -> list[bool] | None:
+    """Return whether a space follows each word in the text; None if it does not consist of these words and spaces."""
+    spaces, place, text = [], 0, text.strip()
+    for word in words:
+        if not text.startswith(word, place):
+            return None
+        end = place + len(word)
+        place = _SPACES.match(text, end).end()
+        spaces.append(place > end)
+    return spaces if place == len(text) else None
+
+
 def count_labels(sentences: Sequence[Sentence], column: str) -> Counter[str]:
     return Counter(label for sentence in sentences for label in sentence.columns[column])
 
@@ -140,8 +168,8 @@ def count_labels(sentences: Sequence[Sentence], column: str) -> Counter[str]:
 def read_sentences(path: Path, names: Sequence[str] | None = None, labeled: bool = True) -> WordFile:
     """Read sentences in any of these forms; text may be compressed (.gz, .xz, .zst). Words that look blank are left out.
 
-    - CoNLL-U, and CoNLL-U Plus, which begins with ``# global.columns = ...``. Comments, ranges of multiword tokens (``1-2``)
-      and empty nodes (``1.1``) are skipped: words are the syntactic ones.
+    - CoNLL-U, and CoNLL-U Plus, which begins with ``# global.columns = ...``. Words are the syntactic ones: ranges of multiword
+      tokens (``1-2``) and empty nodes (``1.1``) are none. The spaces between them are those of ``# text``, or of SpaceAfter.
     - One word a line, its labels behind it, a blank line after each sentence. Columns are separated by a tab if the line has
       one, else by spaces. An index before the word (1, 2, 3, ... in each sentence), comments and a header are left out, with a
       note. Lines that start with ``-DOCSTART-`` also end a sentence.
@@ -163,7 +191,28 @@ def read_sentences(path: Path, names: Sequence[str] | None = None, labeled: bool
     sentences = [sentence for sentence in sentences if sentence.words not in ([], [_DOCUMENT_START])]
     if not sentences:
         raise UserError(f"{path} {_NO_SENTENCE}")
-    return WordFile(path, file.kind, sentences, file.notes)
+    return _with_unspaced_words(WordFile(path, file.kind, sentences, file.notes))
+
+
+def _with_unspaced_words(file: WordFile) -> WordFile:
+    """Where a file does not tell the spaces, leave them out of sentences in which half the words or more are in scripts
+    without spaces."""
+    num_joined = 0
+    for sentence in file.sentences:
+        is_unspaced = [UNSPACED.search(word) is not None for word in sentence.words if any(map(str.isalpha, word))]
+        if sentence.spaces is None and any(is_unspaced) and 2 * sum(is_unspaced) >= len(is_unspaced):
+            sentence.spaces = [*itertools.starmap(_needs_space, itertools.pairwise(sentence.words)), False]
+            num_joined += 1
+    if num_joined:
+        scripts = "Han, kana, Thai, Lao, Khmer or Burmese"
+        file.notes.append(f"the words of {num_joined:,} sentences in {scripts} are joined without spaces")
+    return file
+
+
+def _needs_space(word: str, following: str) -> bool:
+    """Return whether these are two words such as New York in a text without spaces, and not single characters of a word."""
+    ends = word[-1] + following[0]
+    return len(word + following) > 2 and ends.isalnum() and not UNSPACED.search(ends)
 
 
 def read_conllu(path: Path) -> WordFile:
@@ -172,7 +221,7 @@ def read_conllu(path: Path) -> WordFile:
     if file.kind != CONLLU:
         expected = "ten columns, separated by tabs, with the number of the word first"
         raise UserError(f"{path} is not CoNLL-U but {file.kind}: give a file with {expected}")
-    return file
+    return _with_unspaced_words(file)
 
 
 def _read_word_lines(path: Path, names: Sequence[str] | None, labeled: bool) -> WordFile:
@@ -195,7 +244,7 @@ def _read_word_lines(path: Path, names: Sequence[str] | None, labeled: bool) -> 
     first_tab = next((row.number for row in words if "\t" in row.line), None)
     if not labeled and first_tab is None and not (has_blank_lines and count >= MOST * len(words)):
         refuse_markup(path, [row.line for row in words[:FIRST_LINES]])
-        sentences = [Sentence(cells, {}, [number] * len(cells)) for number, _, cells in rows if cells]
+        sentences = [Sentence(cells, {}, lines=[number] * len(cells)) for number, _, cells in rows if cells]
         return WordFile(path, LINES, sentences)
     if labeled and (width == 1 or (not names and 2 * count < len(words))):
         expected = "expected one word a line with its labels behind it, separated by a tab or spaces"
@@ -224,33 +273,80 @@ def _read_word_lines(path: Path, names: Sequence[str] | None, labeled: bool) -> 
     return WordFile(path, COLUMNS, [_sentence(rows, places, WORD) for rows in sentences if rows], notes)
 
 
-def _read_conllu_rows(path: Path, rows: Iterable[Row], names: Sequence[str]) -> WordFile:
+def _read_conllu_rows(path: Path, rows: Sequence[Row], names: Sequence[str]) -> WordFile:
     places = {name.lower() if name.lower() in CONLLU_NAMES else name: place for place, name in enumerate(names)}
     if "form" not in places or len(places) < len(names):
         raise UserError(f"{path}, line 1: global.columns has {', '.join(names)}, but not FORM, or one of them twice")
     kind = CONLLU if tuple(places) == CONLLU_NAMES else CONLLU_PLUS
     columns = list(places)
-    id_place, kept = places.pop("id", len(names)), []  # without it, no cell
-    for row in rows:
-        if row.cells and row.line.startswith("#"):
+    id_place, form, misc = places.pop("id", len(names)), places["form"], places.get("misc", len(names))
+    has_space_after = misc < len(names) and any(_NO_SPACE_AFTER in row.line for row in rows)
+    sentences, with_other_text = [], []
+    for has_cells, block in itertools.groupby(rows, key=lambda row: bool(row.cells)):
+        if not has_cells:
             continue
-        if not any(map(_RANGE_OR_EMPTY_NODE.fullmatch, row.cells[id_place : id_place + 1])):
-            kept.append(row)
-    sentences = _divided(path, kept, len(names), f"of {kind}, separated by tabs", columns)
-    for sentence in sentences:
-        for expected, (number, _, cells) in enumerate(sentence, start=1):
-            if cells[id_place : id_place + 1] not in ([], [str(expected)]):
-                hint = ": a blank line before it is missing" if cells[id_place] == "1" else ""
-                raise UserError(f"{path}, line {number}: word id {cells[id_place]:.20}, expected {expected}{hint}")
-    forms = Counter(row.cells[places["form"]] for rows in sentences for row in rows)
+        text, ranges, kept = None, {}, []
+        for row in block:
+            row_id = "".join(row.cells[id_place : id_place + 1])  # without the column, no cell
+            if row.line.startswith("#"):
+                match = _TEXT.match(row.line)
+                text = match[1] if match else text
+            elif not _RANGE_OR_EMPTY_NODE.fullmatch(row_id):
+                kept.append(row)
+            elif "-" in row_id and len(row.cells) == len(names):
+                first, _, last = row_id.partition("-")
+                ranges[first] = (last, row)
+        for words in _divided(path, kept, len(names), f"of {kind}, separated by tabs", columns):
+            for expected, (number, _, cells) in enumerate(words, start=1):
+                if cells[id_place : id_place + 1] not in ([], [str(expected)]):
+                    hint = ": a blank line before it is missing" if cells[id_place] == "1" else ""
+                    raise UserError(f"{path}, line {number}: word id {cells[id_place]:.20}, expected {expected}{hint}")
+            tokens = list(_tokens(words, ranges, form))
+            after = None if text is None else spaces_in(text, [token.cells[form] for token, _ in tokens])
+            if text is not None and after is None:
+                with_other_text.append(words[0].number)
+            if after is None and has_space_after:
+                after = [_NO_SPACE_AFTER not in token.cells[misc].split("|") for token, _ in tokens]
+            sentences.append(_sentence(words, places, "form"))
+            if after is not None:
+                sentences[-1].spaces = _spaces_of_words(tokens, after, form)
+    forms = Counter(word for sentence in sentences for word in sentence.words)
     if 2 * forms["_"] > forms.total():
         raise UserError(f"{path}: {forms['_']:,} of {forms.total():,} words are _: this is a treebank without its text")
-    return WordFile(path, kind, [_sentence(rows, places, "form") for rows in sentences])
+    notes = []
+    if with_other_text:
+        where = f"{len(with_other_text):,} sentences have other words in # text, the first in line {with_other_text[0]}"
+        notes.append(f"{where}: {'SpaceAfter gives their spaces' if has_space_after else 'it is not used'}")
+    return WordFile(path, kind, sentences, notes)
+
+
+def _tokens(words: list[Row], ranges: dict[str, tuple[str, Row]], form: int) -> Iterator[tuple[Row, list[str]]]:
+    """Yield each token of the text of CoNLL-U, and its words: one, or those of a range (``1-2``)."""
+    numbers = {str(number): number for number in range(1, len(words) + 1)}
+    place = 0
+    while place < len(words):
+        last, token = ranges.get(str(place + 1), ("", words[place]))
+        end = max(numbers.get(last, 0), place + 1)
+        yield token, [row.cells[form] for row in words[place:end]]
+        place = end
+
+
+def _spaces_of_words(tokens: list[tuple[Row, list[str]]], after: list[bool], form: int) -> list[bool]:
+    """Return whether a space follows each word; ``after``: whether one follows each token.
+
+    The words of a range share its characters if they are these, as in don't (do n't). Else they take its place with spaces
+    between them, as de les does for des, so that each has a piece of its own.
+    """
+    spaces = []
+    for (token, words), space in zip(tokens, after, strict=True):
+        spaces += [token.cells[form] != "".join(words)] * (len(words) - 1) + [space]
+    return [*spaces[:-1], False]
 
 
 def _sentence(rows: Sequence[Row], places: dict[str, int], words: str) -> Sentence:
     columns = {name: [row.cells[place] for row in rows] for name, place in places.items()}
-    return Sentence(columns.pop(WORD) if words == WORD else columns[words], columns, [row.number for row in rows])
+    own = columns.pop(WORD) if words == WORD else columns[words]
+    return Sentence(own, columns, lines=[row.number for row in rows])
 
 
 def _rows(path: Path) -> Iterator[Row]:
@@ -370,7 +466,7 @@ def _read_table(path: Path, labeled: bool) -> WordFile:
         if problem:
             raise UserError(f"{path}, row {number}: {problem}")
         labels = {name: [label.strip() for label in of_column] for name, of_column in columns.items()}
-        sentences.append(Sentence([word.strip() for word in words], labels, [number] * len(words)))
+        sentences.append(Sentence([word.strip() for word in words], labels, lines=[number] * len(words)))
     return WordFile(path, ROWS, sentences, notes)
 
 

@@ -40,6 +40,13 @@ def embedding_symbols(pieces: Iterable[str]) -> list[str]:
     return [BOS, PAD, EOS, UNK, *pieces, MASK_SYMBOL]
 
 
+def join_words(words: Sequence[str], spaces: Sequence[bool] | None = None) -> str:
+    """Return the text of words; ``spaces``: whether a space follows each of them, by default all but the last."""
+    if spaces is None:
+        return " ".join(words)
+    return "".join(f"{word} " if space else word for word, space in zip(words, spaces, strict=True))
+
+
 def spell_piece(piece: str) -> str:
     r"""Return the spelling of a piece in ``dict.txt`` and in encoded text.
 
@@ -164,19 +171,23 @@ class Tokenizer(abc.ABC):
         unknown = rows[UNK]
         return [rows.get(piece, unknown) for piece in pieces]
 
-    def encode_words(self, words: Sequence[str]) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the ids of ``" ".join(words)``, and for each word the half-open range of its pieces.
+    def encode_words(
+        self, words: Sequence[str], spaces: Sequence[bool] | None = None
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the ids of the text of :func:`join_words`, and for each word the half-open range of its pieces.
 
-        These cover one of its characters; a lone word mark before them covers none. A word of which no piece remains (a control
-        character that the tokenizer removes) gets ``<unk>``, in which the exported tokenizer differs: no range is empty.
+        These cover one of its characters; a lone word mark before them covers none. A piece that begins in an earlier word is
+        left out if the word has another one, so that the first piece tells words apart where it can. A word of which no piece
+        remains (a control character that the tokenizer removes) gets ``<unk>``, in which the exported tokenizer differs: no
+        range is empty.
         """
-        pieces = self.encode_with_offsets(" ".join(words))
+        pieces = self.encode_with_offsets(join_words(words, spaces))
         ids = self.ids_of(piece for piece, _, _ in pieces)
         starts = [start for _, start, _ in pieces]
         covering = [(index, start, end) for index, (_, start, end) in enumerate(pieces) if start < end]
         ranges: list[tuple[int, int]] = []
         place = num_inserted = begin = 0
-        for word in words:
+        for word, space in zip(words, spaces or [True] * len(words), strict=True):
             end = begin + len(word)
             while place < len(covering) and covering[place][2] <= begin:
                 place += 1
@@ -184,13 +195,14 @@ class Tokenizer(abc.ABC):
             while stop < len(covering) and covering[stop][1] < end:
                 stop += 1
             if place < stop:
-                ranges.append((covering[place][0] + num_inserted, covering[stop - 1][0] + 1 + num_inserted))
+                first = place + (covering[place][1] < begin and place + 1 < stop)
+                ranges.append((covering[first][0] + num_inserted, covering[stop - 1][0] + 1 + num_inserted))
             else:
                 index = bisect.bisect_left(starts, end) + num_inserted
                 ids.insert(index, self.embedding_rows[UNK])
                 ranges.append((index, index + 1))
                 num_inserted += 1
-            begin = end + 1
+            begin = end + space
         return ids, ranges
 
     @functools.cached_property

@@ -75,7 +75,8 @@ def test_a_changed_file_is_refused_at_opening(data, tmp_path):
 
 
 def test_conllu_and_other_columns(data, tmp_path):
-    """CoNLL-U under any name, compressed; the same sentences give the same pieces, with other labels."""
+    """CoNLL-U under any name, compressed; the same sentences give the same pieces, with other labels, and without spaces those
+    of the raw text."""
     source = write_conllu(tmp_path / "dev.txt", make_sentences())
     packed = tmp_path / "dev.conllu.gz"
     packed.write_bytes(gzip.compress(source.read_bytes()))
@@ -84,6 +85,15 @@ def test_conllu_and_other_columns(data, tmp_path):
         main([*files, data / "tokenizer", out, *flags])
         assert labels_of(out) == [[pos for _, pos, _ in rows] for rows in make_sentences()]
         assert (out / "valid.tokens.bin").read_bytes() == (data / "valid.tokens.bin").read_bytes()
+    assert "raw_text" not in manifest_of(out)
+    packed.write_bytes(gzip.compress(write_conllu(source, make_sentences(), "X=y|SpaceAfter=No").read_bytes()))
+    main([packed, packed, data / "tokenizer", tmp_path / "raw"])
+    tokenizer = load_tokenizer(data / "tokenizer")
+    texts = ["".join(word for word, _, _ in rows) for rows in make_sentences()]
+    pieces = [ids.tolist() for ids in MMapIndexedDataset(str(tmp_path / "raw" / "valid.tokens"))]
+    assert pieces == [tokenizer.ids_of(tokenizer.encode(text)) for text in texts]
+    assert labels_of(tmp_path / "raw") == labels_of(out)
+    assert manifest_of(tmp_path / "raw")["raw_text"] is True
     named = ["--columns", "tag,group", "--column", "tag"]
     main([*files, data / "tokenizer", tmp_path / "named", *named])
     assert manifest_of(tmp_path / "named")["column"] == "tag"

@@ -54,6 +54,10 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
+def lines_of(rows: list[dict]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
 @pytest.mark.parametrize("suffix", ["", ".gz", ".xz"])
 def test_columns(suffix, tmp_path):
     path = write(tmp_path / f"train.txt{suffix}", CONLL2003)
@@ -158,7 +162,58 @@ def test_conllu(tmp_path):
     assert read_conllu(write(tmp_path / "d.txt", TREES.rstrip("\n"))).sentences == [first, second]
     odd = write(tmp_path / "e", TREES.replace("1\ta b\t", "1\t\u00a0\t").replace("1\tI\t", "1\t_\t"))
     assert [sentence.words[0] for sentence in read_conllu(odd).sentences] == ["_", "\u00a0"]  # a tree needs each word
-    assert read_sentences(odd).notes == ["1 blank words are left out"]
+    assert read_sentences(odd).notes[1:] == ["1 blank words are left out"]
+
+
+def conllu(*tokens: str, text: str | None = None) -> str:
+    """Tokens such as ``1 dog`` or ``1-2 don't SpaceAfter=No``."""
+    rows = [[*token.split(" "), "_"][:3] for token in tokens]
+    lines = ["\t".join([number, form, *"____", "0", "root", "_", misc]) for number, form, misc in rows]
+    return "\n".join([*([f"# text = {text}"] if text else []), *lines]) + "\n\n"
+
+
+NO = " SpaceAfter=No"
+DO_NOT = ("1-2 don't", "1 do", "2 n't" + NO)
+AU_CHAT = ("1-2 au", "1 à", "2 le", "3 chat" + NO, "4 ." + NO)
+# A file, the texts of its sentences as a model reads them, and the note.
+TEXTS = [
+    (conllu(*DO_NOT, "3 go" + NO, "4 !"), ["don't go!"], ""),
+    (conllu(*DO_NOT, "3 go", "4 !", text="don't  go!"), ["don't go!"], ""),  # the text counts, not SpaceAfter
+    (conllu("1-2 don't" + NO, *DO_NOT[1:], "3 go"), ["don'tgo"], ""),  # SpaceAfter is that of the range
+    (conllu(*AU_CHAT), ["à le chat."], ""),  # the words are not the characters of au
+    (conllu(*AU_CHAT, text="au chat ."), ["à le chat ."], ""),
+    (conllu("1 a", "2 b", text="a\u3000b"), ["a b"], ""),
+    (conllu("1 a", "2 b", text="ab") + conllu("1 c", "2 d"), ["ab", "c d"], ""),
+    (
+        conllu("1 a", "2 b", text="abc"),
+        ["a b"],
+        "1 sentences have other words in # text, the first in line 2: it is not",
+    ),
+    (conllu("1 a" + NO, "2 b", text="abc"), ["ab"], "the first in line 2: SpaceAfter gives their spaces"),
+    (conllu("2-9 x", "1-1 y", "1 a", "2 b" + NO), ["a b"], ""),  # ranges of other words
+    (conllu("1 a" + NO, "2 \u00a0", "3 b"), ["a b"], "1 blank words are left out"),
+    (conllu("1 a" + NO, "2 \u200b" + NO, "3 b"), ["a b"], "1 blank words are left out"),
+    # Without either, the script decides; a file may have several. A space stays between two Latin words.
+    (
+        conllu("1 中国", "2 人") + conllu("1 한국", "2 사람"),
+        ["中国人", "한국 사람"],
+        "of 1 sentences in .*joined without spaces",
+    ),
+    (conllu("1 中国", "2 人", text="中国 人"), ["中国 人"], ""),
+    ("中国 O\nNew B-X\nYork I-X\n的 O\n冬天 O\n3.5 O\nkm O\n。 O\n", ["中国New York的冬天3.5 km。"], "joined without"),
+    ("2 O\n0 O\n年 O\nA B-X\nB I-X\n社 O\n", ["20年AB社"], "joined without"),
+    ("the O\n中国 B-X\npeople O\n", ["the 中国 people"], "^no line is blank: all words are one sentence$"),
+    (lines_of([{"tokens": ["ไป", "ไหน", "มา"], "tags": ["O", "B-X", "O"]}]), ["ไปไหนมา"], "joined without"),
+]
+
+
+@pytest.mark.parametrize("case", range(len(TEXTS)))
+def test_the_text_of_words(case, tmp_path):
+    """A space is between two words only where the raw text has one."""
+    content, texts, note = TEXTS[case]
+    file = read_sentences(write(tmp_path / "a", content))
+    assert [sentence.text for sentence in file.sentences] == texts
+    assert re.search(note, "; ".join(file.notes)) if note else not file.notes
 
 
 def test_marks_of_documents_are_no_words(tmp_path):
@@ -177,10 +232,6 @@ ROWS_OF_WORDS = [
     {"id": "2", "tokens": ["-DOCSTART-"], "ner_tags": ["O"], "lemmas": ["x"]},
     {"id": "3", "tokens": ["Rom", "\u200b "], "ner_tags": ["B-LOC", "O"], "lemmas": ["Rom", "x"]},
 ]
-
-
-def lines_of(rows: list[dict]) -> str:
-    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 @pytest.mark.parametrize("name", ["ner.jsonl", "ner.json", "ner.txt", "train.conllu", "ner.parquet", "folder"])

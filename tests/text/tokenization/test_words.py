@@ -1,33 +1,49 @@
 """The pieces of words, for tokenizers of every kind."""
 
+import random
+
 from tokenizer_text import ALPHABETS, random_texts
 
 from amos_fairseq.text.tokenization.exported import exported_tokenizer
-from amos_fairseq.text.tokenization.tokenizer import UNK, embedding_symbols
+from amos_fairseq.text.tokenization.tokenizer import UNK, embedding_symbols, join_words
 
 SENTENCES = [
     ["bake", "limo", "nu"],
     ["Rockwell", "'s", "U.S.", "$", "1,000.5", "--", "can't", "ﬁne", "İstanbul", "snow☃man"],
-    ["<mask>", "</s>", "x<s>y", "[MASK]", "中国"],
+    ["<mask>", "</s>", "x<s>y", "[MASK]", "中国", "人"],
     ["a\u00a0b", "New York", "re\u0301sí"],
 ]
 # Words of which no piece remains for some tokenizers: removed, or counted as a space.
 VANISHING = ["\u200b", "\x07", "\ufeff", "\u0301"]
 
 
-def random_sentences():
-    for alphabet in ("ASCII", "the first planes", "two letters", "the vocabulary's letters"):
-        for text in random_texts(ALPHABETS[alphabet], 40, seed=9):
-            if words := text.split():
-                yield words
+def sentences():
+    """Words with spaces between all of them, and with spaces between some."""
+    draw = random.Random(3)
+    drawn = [
+        words
+        for alphabet in ("ASCII", "the first planes", "two letters", "the vocabulary's letters")
+        for text in random_texts(ALPHABETS[alphabet], 40, seed=9)
+        if (words := text.split())
+    ]
+    for words in [*SENTENCES, *drawn]:
+        yield words, None
+        yield words, [draw.random() < 0.5 for _ in words[1:]] + [False]
 
 
-def test_pieces_are_those_of_the_joined_text(tokenizer):
+def test_pieces_are_those_of_the_text(tokenizer):
     """The text's pieces, each once, in order; <unk> is inserted only for words without a piece of their own."""
+    assert join_words(["do", "n't", "go"], [False, True, False]) == "don't go"
     rows = {symbol: row for row, symbol in enumerate(embedding_symbols(tokenizer.dictionary_symbols))}
-    for words in [*SENTENCES, *random_sentences(), ["a", *VANISHING, "b"], VANISHING[:1]]:
-        ids, ranges = tokenizer.encode_words(words)
-        expected = [rows.get(piece, rows[UNK]) for piece in tokenizer.encode(" ".join(words))]
+    vanishing = ["a", *VANISHING, "b"]
+    for words, spaces in [
+        *sentences(),
+        (vanishing, None),
+        (vanishing, [False] * len(vanishing)),
+        (VANISHING[:1], None),
+    ]:
+        ids, ranges = tokenizer.encode_words(words, spaces)
+        expected = [rows.get(piece, rows[UNK]) for piece in tokenizer.encode(join_words(words, spaces))]
         alone = {a for a, b in ranges if b == a + 1 and ids[a] == rows[UNK]}
         assert len(ids) - len(expected) <= len(alone)
         if len(ids) == len(expected):
@@ -38,19 +54,26 @@ def test_pieces_are_those_of_the_joined_text(tokenizer):
 
 
 def test_ranges_cover_the_words(tokenizer):
-    """A range has every piece that covers a character of the word, and no other piece with a character."""
-    for words in [*SENTENCES, *random_sentences()]:
-        ids, ranges = tokenizer.encode_words(words)
-        aligned = tokenizer.encode_with_offsets(" ".join(words))
+    """A range has every piece that covers a character of the word, and no other piece with a character; the piece that it
+    shares with an earlier word only if it has no other one."""
+    num_shared = num_left_out = 0
+    for words, spaces in sentences():
+        ids, ranges = tokenizer.encode_words(words, spaces)
+        aligned = tokenizer.encode_with_offsets(join_words(words, spaces))
         if len(ids) != len(aligned):
             continue  # a word without a piece
         begin = 0
-        for word, (start, end) in zip(words, ranges, strict=True):
+        for number, (word, (start, end)) in enumerate(zip(words, ranges, strict=True)):
             characters = set(range(begin, begin + len(word)))
             covering = [i for i, (_, a, b) in enumerate(aligned) if characters & set(range(a, b))]
+            if covering and aligned[covering[0]][1] < begin:
+                num_shared += 1
+                num_left_out += len(covering) > 1
+                covering = covering[1:] or covering
             if covering:
                 assert (start, end) == (covering[0], covering[-1] + 1), (words, word)
-            begin += len(word) + 1
+            begin += len(word) + (spaces is None or spaces[number])
+    assert num_shared > num_left_out > 0
 
 
 def test_a_word_without_a_piece_gets_unk(tokenizer):
