@@ -10,13 +10,14 @@ from amos_fairseq.compat.process import (
     hide_broken_torchaudio,
     open_without_reading,
     share_config_store,
+    shared_parameters,
     silence_harmless_warnings,
 )
 
 silence_harmless_warnings()  # before anything imports fairseq
 # isort: on
 
-from fairseq import checkpoint_utils
+from fairseq import checkpoint_utils, trainer
 from fairseq.data import indexed_dataset
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
@@ -64,6 +65,9 @@ PATCHES = {
         Patch(Script.TRAINING, "validate", checkpoints.return_comparable_scores),
     ),
     "Every rank reads the whole corpus": (Patch(indexed_dataset, "_warmup_mmap_file", open_without_reading),),
+    "The log says of every absent bias that it is shared with the first one": (
+        Patch(trainer, "_catalog_shared_params", shared_parameters),
+    ),
     "For each composition Hydra copies every class that fairseq has registered": (
         Patch(CachingConfigRepository, "__init__", share_config_store),
     ),

@@ -1,4 +1,4 @@
-"""Start of a process: warnings, a torchaudio that does not load, needless reads and copies. End: prefetching threads."""
+"""Start of a process: warnings, a torchaudio that does not load, needless lines, reads and copies. End: prefetching threads."""
 
 import copy
 import importlib
@@ -11,6 +11,7 @@ from typing import Any
 
 from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
 from hydra.core.config_store import ConfigStore
+from torch.nn import Module, Parameter
 
 from amos_fairseq.process import silence_text_to_speech
 
@@ -68,6 +69,17 @@ def share_config_store(
     store = ConfigStore.instance()
     initialize(repository, None)
     repository.delegate = copy.deepcopy(delegate, {id(store): store})
+
+
+def shared_parameters(stock: Callable[..., Any], model: Module) -> list[list[str]]:
+    """Return the names of each parameter that has several, without those that are None.
+
+    Replaces ``_catalog_shared_params``, for which all absent biases are one parameter: one line of the log for each.
+    """
+    names: dict[Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    return [shared for shared in names.values() if len(shared) > 1]
 
 
 def stop_readers() -> None:

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fairseq import trainer
 from fairseq.data.iterators import BackgroundConsumer
 from forked_command import run_module
 from tiny_runs import ROOT
+from torch import nn
 
+import amos_fairseq  # noqa: F401  (patches fairseq)
 from amos_fairseq.compat.process import stop_readers
 
 # As a CUDA build beside a CPU build of torch.
@@ -58,3 +61,9 @@ def test_background_readers_end(size: int) -> None:
     time.sleep(0.1)
     stop_readers()
     assert not reader.is_alive()
+
+
+def test_absent_biases_are_not_shared() -> None:
+    tied, other = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+    model = nn.Sequential(tied, other, nn.Sequential(tied, nn.Linear(2, 2)))
+    assert trainer._catalog_shared_params(model) == [["0.weight", "2.0.weight"]]
