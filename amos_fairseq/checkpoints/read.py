@@ -26,7 +26,7 @@ from amos_fairseq.models.fine_tuning import class_of_checkpoint, is_fine_tuned
 from amos_fairseq.models.pretraining import GeneratorNetwork, PretrainingModel
 from amos_fairseq.setting_checks import check_saved_settings, model_settings
 from amos_fairseq.strangers import values_in
-from amos_fairseq.text import MASK_SYMBOL
+from amos_fairseq.text import MASK_SYMBOL, protect
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
 from amos_fairseq.text.tokenization.truncation import kept_lengths
 
@@ -214,6 +214,7 @@ def dictionary_of(tokenizer: Tokenizer) -> Dictionary:
     dictionary = Dictionary()
     for symbol in (*tokenizer.dictionary_symbols, MASK_SYMBOL):
         dictionary.add_symbol(symbol)
+    protect(dictionary, tokenizer.protected_symbols)
     return dictionary
 
 

@@ -127,6 +127,11 @@ constant memory. An interrupted run continues when the command is repeated."""
     text = "use an existing one: a tokenizer directory of a corpus or run, or one with a Hugging Face tokenizer.json"
     vocabulary("--tokenizer", type=Path, metavar="DIR", help=text)
     add("--vocab-size", type=int, help=f"pieces to learn, without special symbols (default: {DEFAULT_VOCAB_SIZE})")
+    text = (
+        "a marker, such as [E1], that is one token wherever the text spells it, and is never masked, sampled or predicted; "
+        "may be repeated; added to --vocab-size, or a piece of --tokenizer (what tokenizer.json calls special is protected)"
+    )
+    add("--protect", action="append", default=[], metavar="TOKEN", help=text)
     case = kinds.choices[TEXT].add_mutually_exclusive_group().add_argument
     case("--cased", action="store_true", default=None, help="keep case (default)")
     case("--uncased", action="store_false", dest="cased", default=None, help="lower-case")

@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> None:
     from amos_fairseq.data.vocabulary import Vocabulary, shard_directories
 
     directories = corpus_directories(shard_directories(arguments.data))
-    Vocabulary.of_corpus(directories, None).check_tokenizer()
+    Vocabulary.of_corpus(directories, None).load_tokenizer()
     size = verify_files(directories)
     shards = f"{len(directories)} shard{'s' * (len(directories) > 1)}"
     print(f"{arguments.data}: the {size:,} bytes in {shards} and the tokenizer are as amos prepare wrote them")

@@ -81,6 +81,9 @@ class MaskedBlockDataset(EpochOrder, FairseqDataset):
         treatment: the generator's input at masked positions.
         mask_weights: [tokens of the dictionary] float64, above 0; positions are sampled in proportion to the weights of
             their tokens, one after another without replacement. None: uniformly.
+        word_starts: [tokens of the dictionary] bool, which tokens begin a word. The tokens of a word are then masked together,
+            words in random order; of the last word, which may be cut, the first tokens. Special tokens end a word, and so
+            does the end of the block. None: tokens are masked by themselves.
         training: masks and order change with the epoch (``set_epoch``); otherwise masks depend on (seed, block)
             alone and blocks keep their order.
         source: where the blocks come from, for error messages.
@@ -98,6 +101,7 @@ class MaskedBlockDataset(EpochOrder, FairseqDataset):
         training: bool,
         treatment: MaskTreatment = TREATMENTS["mask"],
         mask_weights: np.ndarray | None = None,
+        word_starts: np.ndarray | None = None,
         source: str = "the corpus",
         unigram_entropy: float | None = None,
     ) -> None:
@@ -108,6 +112,7 @@ class MaskedBlockDataset(EpochOrder, FairseqDataset):
         self.training = training
         self.treatment = treatment
         self.mask_weights = mask_weights
+        self.word_starts = word_starts
         self.source = source
         self.batch_values = {} if unigram_entropy is None else {"unigram_entropy": unigram_entropy}
         self.epoch = 1
@@ -158,11 +163,21 @@ class MaskedBlockDataset(EpochOrder, FairseqDataset):
             )
         candidates = np.flatnonzero(self._maskable[ids])
         count = min(self._num_masked[len(ids)], len(candidates))
+        if self.word_starts is not None:
+            return np.sort(self._word_by_word(ids, candidates, generator)[:count]).astype(np.int64)
         shares = None
         if self.mask_weights is not None and count:
             weights = self.mask_weights[ids[candidates]]
             shares = weights / weights.sum()
         return np.sort(generator.choice(candidates, size=count, replace=False, p=shares)).astype(np.int64)
+
+    def _word_by_word(self, ids: np.ndarray, candidates: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        """Return the ``candidates``, ascending positions in ``ids``, with the words that they form in random order."""
+        begins = self.word_starts[ids[candidates]]
+        begins[1:] |= candidates[1:] > candidates[:-1] + 1  # a special token is between them
+        begins[:1] = True
+        places = generator.permutation(np.count_nonzero(begins))
+        return candidates[np.argsort(places[np.cumsum(begins) - 1], kind="stable")]
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         """Return a batch in static shapes; ``{}`` for an empty list (a rank without data in the last validation step).

@@ -21,7 +21,7 @@ from amos_fairseq.files import (
     whole_folder,
 )
 from amos_fairseq.text import MASK_SYMBOL
-from amos_fairseq.text.tokenization import load_tokenizer
+from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -67,23 +67,23 @@ class Vocabulary:
             )
         return cls(dictionary_file, sha256, tokenizer, directory_sha256(tokenizer))
 
-    def check_tokenizer(self) -> None:
+    def load_tokenizer(self) -> Tokenizer | None:
         """Open the tokenizer, so that a damaged one is noticed before training and not when the finished run is exported."""
         if self.tokenizer_directory is None:
-            return
+            return None
         record = shard_record(self.dictionary_file.parent)
         if record is None:
             logger.info(f"{self.dictionary_file.parent} has no corpus.json: whether the data are whole is not known")
         try:
-            sha256 = load_tokenizer(self.tokenizer_directory).sha256
-            reason = "its sha256 is not that in corpus.json" if record and record["tokenizer_sha256"] != sha256 else ""
+            tokenizer = load_tokenizer(self.tokenizer_directory)
+            if record and record["tokenizer_sha256"] != tokenizer.sha256:
+                raise UserError("its sha256 is not that in corpus.json")
         except UserError as error:
-            reason = str(error)
-        if reason:
             raise UserError(
-                f"{self.tokenizer_directory} is not the tokenizer that binarized this corpus, or is damaged ({reason}): copy "
+                f"{self.tokenizer_directory} is not the tokenizer that binarized this corpus, or is damaged ({error}): copy "
                 "it again, or repeat amos prepare"
-            )
+            ) from error
+        return tokenizer
 
     def load_dictionary(self) -> Dictionary:
         try:

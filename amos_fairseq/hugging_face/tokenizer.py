@@ -80,6 +80,7 @@ def _write_fast_tokenizer(
         model_input_names=["input_ids", *types, "attention_mask"],
         clean_up_tokenization_spaces=False,
         **{role: present[special_tokens[symbol]] for role, symbol in _ROLES.items() if symbol in special_tokens},
+        **({"additional_special_tokens": list(tokenizer.protected)} if tokenizer.protected else {}),
     ).save_pretrained(folder)
     # transformers 5 writes its new name for the class, which transformers 4 cannot load; both know the former name.
     _add_to_json(folder / TOKENIZER_CONFIG_FILE, tokenizer_class="PreTrainedTokenizerFast")

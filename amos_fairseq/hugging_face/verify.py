@@ -79,8 +79,9 @@ def compare_token_ids(tokenizer: "PreTrainedTokenizerBase", loaded: LoadedCheckp
         limit = min(loaded.model.max_positions(), TRUNCATED + loaded.num_special(len(words)))
         for length, truncation in ((sys.maxsize, {}), (limit, {"truncation": True, "max_length": limit})):
             ours = ids[torch.tensor(loaded.framed(pieces, length))].tolist()
-            # Spelled special tokens are text, as on our side.
-            theirs = tokenizer(*words, split_special_tokens=True, verbose=False, **truncation)["input_ids"]
+            # Spelled special tokens are text, as on our side, but for protected ones.
+            split = not any(map(tokenizer_here.spells_protected, words))
+            theirs = tokenizer(*words, split_special_tokens=split, verbose=False, **truncation)["input_ids"]
             if ours != theirs:
                 first = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), 0)
                 here, there = (tokenizer.convert_ids_to_tokens(side[first : first + 6]) for side in (ours, theirs))

@@ -32,7 +32,8 @@ from amos_fairseq.models.pretraining import GeneratorNetwork, PretrainingModel
 from amos_fairseq.recipes import PRECISIONS
 from amos_fairseq.setting_checks import check_ranges, setting
 from amos_fairseq.tasks.corpus_task import CorpusTask, arch_name
-from amos_fairseq.text import MASK_SYMBOL, special_ids
+from amos_fairseq.text import MASK_SYMBOL, protect, special_ids
+from amos_fairseq.text.tokenization.word_starts import word_starts
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,12 @@ class TextPretrainingConfig(FairseqDataclass):
         "mask a token of the training text with a probability in proportion to its frequency to the power of minus "
         "this number; 0: all tokens equally often (thesis section 5.5)",
         "0 or more",
+    )
+    whole_words: bool = setting(
+        False,
+        "mask the pieces of a word together; the last word of a block is cut where it has more pieces than are left to "
+        "mask. Punctuation and other pieces that the tokenizer writes without a mark of a new word belong to the word before "
+        "them; in scripts without spaces each piece is a word",
     )
     tokenizer_directory: Optional[str] = setting(  # noqa: UP045
         None, "tokenizer that binarized the corpus (default: DATA/tokenizer)"
@@ -109,6 +116,8 @@ class TextPretrainingTask(CorpusTask):
     length = "tokens_per_sample"
     # Set at the first use, from the training text.
     _mask_weights: np.ndarray | None = None
+    # [tokens of the dictionary] bool, of --whole-words.
+    word_starts: np.ndarray | None = None
 
     @classmethod
     def setup_task(cls, cfg: TextPretrainingConfig, **kwargs: Any) -> "TextPretrainingTask":
@@ -121,13 +130,24 @@ class TextPretrainingTask(CorpusTask):
                 "--mask-rare-tokens has no meaning for the criterion electric, whose noise needs one probability for all "
                 "tokens: leave it out"
             )
+        if cfg.whole_words and cfg.mask_rare_tokens:
+            raise UserError("--whole-words and --mask-rare-tokens choose what is masked in two ways: leave one out")
         shards = corpus_directories(shard_directories(cfg.data))
         cfg.data = os.pathsep.join(map(str, shards))  # fairseq counts them
         vocabulary = Vocabulary.of_corpus(shards, cfg.tokenizer_directory)
-        vocabulary.check_tokenizer()
+        tokenizer = vocabulary.load_tokenizer()
         dictionary = vocabulary.load_dictionary()
         logger.info(f"dictionary: {len(dictionary)} types, {MASK_SYMBOL} included")
-        return cls(cfg, vocabulary, dictionary)
+        if tokenizer is not None:
+            protect(dictionary, tokenizer.protected_symbols)
+        task = cls(cfg, vocabulary, dictionary)
+        if cfg.whole_words:
+            if tokenizer is None:
+                raise UserError(
+                    f"--whole-words needs the tokenizer of {cfg.data}, which has only a dictionary: leave it out"
+                )
+            task.word_starts = word_starts(tokenizer)
+        return task
 
     @property
     def target_dictionary(self) -> Dictionary:
@@ -236,6 +256,7 @@ class TextPretrainingTask(CorpusTask):
             mask_prob=self.cfg.mask_prob,
             seed=self.cfg.seed,
             treatment=self.mask_treatment,
+            word_starts=self.word_starts,
             **more,
         )
 

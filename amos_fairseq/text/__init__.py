@@ -1,6 +1,7 @@
 """Raw text to tokens, behind ``amos prepare text``: readers of files, the vocabulary, tokenizers, binarizing."""
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,8 +26,15 @@ DICTIONARY_FILLER = "madeupword"
 def special_ids(dictionary: "Dictionary") -> list[int]:
     """Return the ids that are never masked, never a target and never sampled, in ascending order.
 
-    They are fairseq's ``<s> <pad> </s> <unk>``, ``<mask>``, and the filler symbols that round up a dictionary's size.
+    They are fairseq's ``<s> <pad> </s> <unk>``, ``<mask>``, the filler symbols that round up a dictionary's size, and the
+    protected tokens of the tokenizer, which :func:`protect` names.
     """
     named = {dictionary.bos(), dictionary.pad(), dictionary.eos(), dictionary.unk(), dictionary.index(MASK_SYMBOL)}
     filler = {index for index, symbol in enumerate(dictionary.symbols) if symbol.startswith(DICTIONARY_FILLER)}
-    return sorted(named | filler)
+    protected = map(dictionary.index, getattr(dictionary, "protected_symbols", ()))
+    return sorted({*named, *filler, *protected})
+
+
+def protect(dictionary: "Dictionary", symbols: Sequence[str]) -> None:
+    """Let :func:`special_ids` of the dictionary include these symbols."""
+    dictionary.protected_symbols = symbols

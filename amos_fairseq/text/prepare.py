@@ -39,7 +39,7 @@ from amos_fairseq.files import (
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.process import version_of
 from amos_fairseq.recipes import planned_text
-from amos_fairseq.strangers import LARGEST_COUNT, field, read_json, whole_number
+from amos_fairseq.strangers import LARGEST_COUNT, field, is_unicode, read_json, whole_number
 from amos_fairseq.text import DEFAULT_VOCAB_SIZE, LARGEST_VOCABULARY, MANIFEST, TEXT_COLUMN
 from amos_fairseq.text.documents import BLANK, LINE, read_documents
 from amos_fairseq.text.encoding import (
@@ -63,8 +63,10 @@ from amos_fairseq.text.processes import (
 )
 from amos_fairseq.text.split import SAMPLE, VALID, CorpusSettings, Split, group_into_shards, split_corpus, text_file
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
+from amos_fairseq.text.tokenization.conversion import SPACE
 from amos_fairseq.text.tokenization.exported import export_obstacle
-from amos_fairseq.text.tokenization.fast_tokenizer import SENTENCEPIECE
+from amos_fairseq.text.tokenization.fast_tokenizer import SENTENCEPIECE, FastTokenizer
+from amos_fairseq.text.tokenization.tokenizer import SPECIAL_SYMBOLS
 from amos_fairseq.text.vocabulary import learn_tokenizer
 
 UNFINISHED = ".prepare"
@@ -95,6 +97,9 @@ def run(arguments: argparse.Namespace) -> None:
     with _unfinished_corpus(out, {"settings": settings.describe(), "inputs": inputs}) as root:
         split = _read_inputs(root / "text", paths, settings)
         tokenizer = _make_tokenizer(root, settings, workers)
+        if tokenizer.protected:
+            others = f" and {len(tokenizer.protected) - 10} more" if len(tokenizer.protected) > 10 else ""
+            say(f"never masked, sampled or predicted: {' '.join(tokenizer.protected[:10])}{others}")
         _encode(root, split, workers)
         manifest = _join(root, out, inputs, split, settings, tokenizer)
         _publish(root / "corpus", out)
@@ -187,7 +192,7 @@ def _make_tokenizer(root: Path, settings: CorpusSettings, workers: int) -> Token
 
 def _learn(sample: Path, settings: CorpusSettings, workers: int, directory: Path) -> None:
     use_threads(workers)
-    learn_tokenizer(sample, settings.vocab_size, settings.cased).save(directory)
+    learn_tokenizer(sample, settings.vocab_size, settings.cased, settings.protected or ()).save(directory)
 
 
 def _encode(root: Path, split: Split, workers: int) -> None:
@@ -303,6 +308,7 @@ def is_finished_corpus(out: Path, settings: dict[str, Any], inputs: list[dict[st
         sources = [(record["bytes"], record["sha256"]) for record in manifest["inputs"]]
     except (KeyError, TypeError) as error:
         raise UserError(f"{path} was not written by amos prepare: give another --out") from error
+    settings = {"protected": None} | settings
     there = {name: recorded.get(name) for name in settings}
     if there != settings:
         raise UserError(
@@ -338,8 +344,9 @@ def _settings(arguments: argparse.Namespace) -> CorpusSettings:
             raise UserError(f"--{name}-megabytes {megabytes} must be a finite number greater than 0")
         sizes[f"{name}_bytes"] = round(megabytes * _MEGABYTE)
     tokenizer = bpe = size = None
+    protected = _protected_tokens(arguments.protect)
     if arguments.tokenizer is not None:
-        tokenizer = _read_tokenizer(arguments)
+        tokenizer, protected = _with_protected(_read_tokenizer(arguments), protected, arguments.tokenizer), None
         _try_tokenizer(arguments.tokenizer, tokenizer)
         cased = tokenizer.cased
     else:
@@ -359,7 +366,26 @@ def _settings(arguments: argparse.Namespace) -> CorpusSettings:
         text_column=arguments.text_column or TEXT_COLUMN,
         csv_quotes=arguments.csv_quotes,
         document=_document_end(arguments.document),
+        protected=protected,
     )
+
+
+def _protected_tokens(given: list[str]) -> list[str]:
+    for token in given:
+        if token in SPECIAL_SYMBOLS or not is_unicode(token) or re.search(rf"[\s{SPACE}]|^$", token):
+            raise UserError(f"--protect {token!a}: give a token without spaces, other than {' '.join(SPECIAL_SYMBOLS)}")
+    return list(dict.fromkeys(given))
+
+
+def _with_protected(tokenizer: Tokenizer, tokens: list[str], path: Path) -> Tokenizer:
+    if not tokens:
+        return tokenizer
+    if not isinstance(tokenizer, FastTokenizer):
+        raise UserError(f"--protect needs a tokenizer.json, which {path} does not have: leave it out")
+    try:
+        return tokenizer.with_protected(tokens)
+    except UserError as error:
+        raise UserError(f"--tokenizer {path} with --protect: {error}") from error
 
 
 def _document_end(value: str | None) -> str | int | None:

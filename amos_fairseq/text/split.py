@@ -43,10 +43,14 @@ class CorpusSettings:
     text_column: str = TEXT_COLUMN
     csv_quotes: bool = False  # in .tsv
     document: str | int | None = None  # what ends a document of plain text; None: it is inferred
+    protected: list[str] | None = None  # tokens of a learned vocabulary; a given tokenizer has its own
 
     def describe(self) -> dict[str, Any]:
         """Return the settings for ``corpus.json``; two runs with equal settings and inputs write the same bytes."""
-        return vars(self) | {"tokenizer": None if self.tokenizer is None else self.tokenizer.sha256}
+        settings = vars(self) | {"tokenizer": None if self.tokenizer is None else self.tokenizer.sha256}
+        if not self.protected:
+            del settings["protected"]  # earlier versions had none
+        return settings
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import sentencepiece
@@ -21,16 +21,19 @@ SENTENCEPIECE_THREADS = 4
 CHARACTER_COVERAGE = 0.9999
 
 
-def learn_tokenizer(sample: Path, vocab_size: int, cased: bool) -> FastTokenizer:
-    """Learn exactly ``vocab_size`` pieces, without fairseq's symbols and ``<mask>``."""
+def learn_tokenizer(sample: Path, vocab_size: int, cased: bool, protected: Sequence[str] = ()) -> FastTokenizer:
+    """Learn exactly ``vocab_size`` pieces, without fairseq's symbols, ``<mask>`` and the ``protected`` tokens."""
     normalizer = sentencepiece_rules(cased)
-    return from_sentencepiece(train_sentencepiece(sample, vocab_size, normalizer), normalizer)
+    return from_sentencepiece(train_sentencepiece(sample, vocab_size, normalizer, protected), normalizer, protected)
 
 
-def sample_lines(sample: Path) -> Iterator[str]:
-    """Yield the paragraphs of the sample; those over ``LONGEST_LINE_BYTES`` are split, if possible at a space."""
+def sample_lines(sample: Path, protected: Sequence[str] = ()) -> Iterator[str]:
+    """Yield the paragraphs of the sample, without protected tokens; those over ``LONGEST_LINE_BYTES`` are split, if possible
+    at a space."""
     with open(sample, encoding="utf-8", newline="\n") as stream:
         for line in stream:
+            for token in protected:
+                line = line.replace(token, " ")
             if paragraph := line.strip():
                 yield from cut_long_line(paragraph)
 
@@ -50,13 +53,17 @@ def cut_long_line(line: str, limit: int = LONGEST_LINE_BYTES) -> Iterator[str]:
         yield rest.decode("utf-8")
 
 
-def train_sentencepiece(sample: Path, vocab_size: int, normalizer: normalizers.Normalizer) -> bytes:
+def train_sentencepiece(
+    sample: Path, vocab_size: int, normalizer: normalizers.Normalizer, protected: Sequence[str] = ()
+) -> bytes:
     """Return a SentencePiece model of ``vocab_size`` pieces and ``<unk>``, learned from the normalized sample."""
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=(
-                part for line in sample_lines(sample) for part in cut_long_line(normalizer.normalize_str(line))
+                part
+                for line in sample_lines(sample, protected)
+                for part in cut_long_line(normalizer.normalize_str(line))
             ),
             model_writer=model,
             model_type="bpe",

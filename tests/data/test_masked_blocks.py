@@ -1,5 +1,6 @@
 """Blocks and their masked positions against hand arithmetic and probability bands; inputs at these positions."""
 
+import random
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from block_datasets import (
 from synthetic_corpus import make_task, write_corpus
 
 from amos_fairseq.data.masked_blocks import TREATMENTS, num_masked_positions, treat_masked
+from amos_fairseq.data.seeding import Purpose, keyed_generator
 from amos_fairseq.errors import UserError
 from amos_fairseq.text import special_ids
 
@@ -76,6 +78,80 @@ def test_tokens_of_larger_weight_are_masked_more_often() -> None:
     expected = first + [sum(first[j] * first[i] / (1 - first[j]) for j in range(6) if j != i) for i in range(6)]
     assert expected.sum() == pytest.approx(2)
     assert (np.abs(hits - 1500 * expected) < 5 * np.sqrt(1500 * expected * (1 - expected))).all()
+
+
+def test_protected_tokens_are_as_special_as_the_others() -> None:
+    """Neither masked nor drawn as random tokens: 20 of 40 tokens."""
+    dataset = make_dataset(random_lines(300), treatment=TREATMENTS["bert"], protected=[f"w{i}" for i in range(20)])
+    blocks = [dataset[index] for index in range(len(dataset))]
+    originals = torch.cat([block["tokens"][block["positions"]] for block in blocks])
+    assert originals.unique().tolist() == [*range(24, 44)]
+    assert torch.cat([block["masked"] for block in blocks]).unique().tolist() == [*range(24, 44), 48]
+
+
+def words_of(tokens: list[int], starts: np.ndarray) -> list[list[int]]:
+    """The positions of each word, one token after another; ids up to 3 and from 44 on are special."""
+    words, continues = [], False
+    for position, token in enumerate(tokens):
+        is_ordinary = 4 <= token < 44
+        if is_ordinary and continues and not starts[token]:
+            words[-1].append(position)
+        elif is_ordinary:
+            words.append([position])
+        continues = is_ordinary
+    return words
+
+
+def test_words_are_masked_whole_but_for_the_last() -> None:
+    """k tokens of each block: whole words, and the first tokens of at most one more. Another process masks the same."""
+    starts = np.zeros(49, dtype=bool)
+    starts[4:24] = True
+    dataset, other = (make_dataset(random_lines(300), word_starts=starts) for _ in range(2))
+    num_cut, orders = 0, set()
+    for index in reversed(range(len(dataset))):
+        sample = dataset[index]
+        masked, tokens = sample["positions"].tolist(), sample["tokens"].tolist()
+        words = words_of(tokens, starts)
+        assert len(masked) == num_masked_positions(0.15, len(tokens))
+        touched = [word for word in words if set(word) & set(masked)]
+        cut = [word for word in touched if not set(word) <= set(masked)]
+        assert masked == sorted(p for word in touched for p in (word if word not in cut else set(word) & set(masked)))
+        assert len(cut) <= 1
+        assert all(set(word[: len(set(word) & set(masked))]) <= set(masked) for word in cut)
+        num_cut += len(cut)
+        orders.add(words.index(touched[0]))
+        assert other[index]["positions"].equal(sample["positions"])
+    assert len(dataset) / 10 < num_cut < len(dataset)
+    assert len(orders) > 5
+
+
+def test_words_are_masked_as_often_as_in_shuffled_lists() -> None:
+    """31 tokens in words of 1 to 4 tokens, half of them masked: 2,000 epochs against 20,000 shuffled lists of words, within 5
+    standard deviations. Each token is masked about half of the time; the ends of words, which are cut, somewhat less often."""
+    starts = np.zeros(49, dtype=bool)
+    starts[[4, 5, 7, 10, 14, 15, 17, 20, 24, 25, 27, 30, 34]] = True
+    words = words_of([0, *range(4, 35)], starts)
+    dataset, hits, expected = make_dataset([list(range(4, 35))], word_starts=starts, mask_prob=0.5), *np.zeros((2, 32))
+    for epoch in range(1, 2001):
+        dataset.set_epoch(epoch)
+        hits[dataset[0]["positions"].numpy()] += 1 / 2000
+    draw = random.Random(1)
+    for _ in range(20_000):
+        expected[[position for word in draw.sample(words, len(words)) for position in word][:16]] += 1 / 20_000
+    assert np.abs(hits - expected).max() < 5 * 0.5 * np.sqrt(1 / 2000 + 1 / 20_000)
+    assert expected[1:] == pytest.approx(16 / 31, abs=0.06)
+
+
+def test_without_whole_words_masks_are_those_of_earlier_versions() -> None:
+    """numpy's own choice with the generator of (purpose, seed, epoch, block)."""
+    dataset = make_dataset(random_lines(100))
+    dataset.set_epoch(3)
+    for index in range(10):
+        tokens = dataset[index]["tokens"].numpy()
+        generator = keyed_generator(Purpose.TRAINING_MASK, 7, 3, index)
+        candidates = np.flatnonzero((tokens >= 4) & (tokens < 44))
+        expected = generator.choice(candidates, size=num_masked_positions(0.15, len(tokens)), replace=False)
+        assert dataset[index]["positions"].tolist() == sorted(expected)
 
 
 def test_short_last_block_pads_its_slots() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
-from small_models import AMOS_SETTINGS, EQUAL_SIZES, small_batch, small_dictionary, small_task
+from small_models import AMOS_SETTINGS, EQUAL_SIZES, model_and_criterion, small_batch, small_dictionary, small_task
 
 from amos_fairseq.models.amos import AmosConfig, AmosModel
 from amos_fairseq.models.configuration import PaddedVocabulary, generator_config
@@ -15,6 +15,7 @@ from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 from amos_fairseq.models.electric import ElectricConfig, ElectricModel
 from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.models.teams import TeamsConfig, TeamsModel
+from amos_fairseq.text import protect
 
 # Layers, width, FFN width, heads.
 SIZES = {
@@ -124,6 +125,22 @@ def test_vocabulary_is_padded_in_the_model_not_in_the_dictionary(num_ordinary, p
     assert len(dictionary) == vocabulary.num_tokens == num_ordinary + 5
     assert vocabulary.padded_size == padded_size
     assert (~vocabulary.never_sampled_mask()).nonzero().flatten().tolist() == list(range(4, 4 + num_ordinary))
+
+
+@pytest.mark.parametrize("objective", ["amos", "electra", "teams", "electric"])
+def test_protected_tokens_are_neither_samples_nor_negatives(objective, monkeypatch):
+    """Where they are half of the vocabulary, and the softmax gives them nearly all of its mass."""
+    dictionary = small_dictionary()
+    protect(dictionary, [f"word{number}" for number in range(20)])
+    monkeypatch.setattr("small_models.small_dictionary", lambda *_: dictionary)
+    model = model_and_criterion(objective)[0]
+    for parameter in model.parameters():
+        if len(parameter) == 64 and parameter.ndim == 1:  # the bias of the output layer
+            parameter.data[4:24] = 20.0
+    output = model(PretrainingBatch(**small_batch()["net_input"]))
+    negatives = getattr(output, "candidates", None)
+    drawn = [output.sampled_tokens, *([] if negatives is None else [negatives[..., 1:]])]
+    assert all(((tokens >= 24) & (tokens < 44)).all() for tokens in drawn)
 
 
 def test_initial_values():

@@ -42,6 +42,7 @@ def contents(batch: dict) -> tuple:
 
 def test_refusals(corpus: Path, tmp_path: Path) -> None:
     """Settings, then files that are missing or empty, then batches that cannot be made."""
+    unknown = write_corpus(tmp_path / "unknown", tokenizer=False)
     for settings, message in (
         ({"data": f"{corpus}/nowhere"}, r"nowhere is not a directory"),
         ({"data": ""}, r"path of the binarized corpus is empty"),
@@ -49,6 +50,11 @@ def test_refusals(corpus: Path, tmp_path: Path) -> None:
         ({"tokenizer_directory": f"{corpus}/other"}, r"--tokenizer-directory .*other is not a directory"),
         ({"mask_prob": 15.0}, r"--mask-prob 15.0 must be above 0 and below 1"),
         ({"tokens_per_sample": 1}, r"--tokens-per-sample 1 must be 2 or more"),
+        ({"whole_words": True, "mask_rare_tokens": 0.5}, r"--whole-words and --mask-rare-tokens choose"),
+        (
+            {"whole_words": True, "data": unknown},
+            r"--whole-words needs the tokenizer of .*unknown, which has only a dict",
+        ),
     ):
         with pytest.raises(UserError, match=message):
             make_task(**({"data": corpus} | settings))

@@ -9,7 +9,15 @@ from fairseq.data import Dictionary
 from fairseq_cli import preprocess
 from hugging_face_folders import train_wordpiece
 from preparing import prepare
-from synthetic_corpus import DOCUMENTS, encode_naively, file_bytes, read_binarized, shard_directories
+from synthetic_corpus import (
+    DOCUMENTS,
+    encode_naively,
+    file_bytes,
+    make_task,
+    read_binarized,
+    shard_directories,
+    write_text,
+)
 
 from amos_fairseq.files import file_sha256
 from amos_fairseq.text import split as text_split
@@ -131,6 +139,21 @@ def test_hugging_face_tokenizer(inputs, tmp_path):
     back = Counter(tuple(ids[dictionary[index]] for index in line[:-1]) for document in found for line in document)
     expected = (library.encode(p, add_special_tokens=False).ids for document in DOCUMENTS for p in document)
     assert back == Counter(map(tuple, expected))
+
+
+def test_protected_tokens_are_kept_in_the_corpus(tmp_path, capsys, refused):
+    """Each marker that the text spells is one token, which training counts among its special ones; the flag is a setting."""
+    marked = [tuple(f"[E1] {paragraph}" for paragraph in document) for document in DOCUMENTS[:60]]
+    flags = [write_text(tmp_path / "text.txt", marked), "--out", tmp_path / "out", "--vocab-size", "150"]
+    main([*flags, "--protect", "[E1]", "--workers", "1"])
+    assert "never masked, sampled or predicted: [E1]\n" in capsys.readouterr().err
+    assert "protected: ['[E1]'] there, None here" in refused(*flags)
+    task = make_task(tmp_path / "out")
+    marker = task.dictionary.index("[E1]")
+    assert task.special_ids == [0, 1, 2, 3, marker, marker + 1]
+    lines = [line for document in read_binarized(tmp_path / "out" / "train") for line in document]
+    assert lines
+    assert all(line[0] == marker and line.count(marker) == 1 for line in lines)
 
 
 def test_paragraphs_of_invisible_characters_are_dropped(corpus):

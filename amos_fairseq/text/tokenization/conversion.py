@@ -7,7 +7,7 @@ rows of our embedding: ``<s>`` 0, ``<pad>`` 1, ``</s>`` 2, ``<unk>`` 3, pieces f
 It splits a text at its spaces before it looks for pieces, so words can be encoded separately.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import tokenizers
 from sentencepiece import sentencepiece_model_pb2
@@ -40,12 +40,17 @@ def sentencepiece_rules(cased: bool) -> normalizers.Normalizer:
     )
 
 
-def from_sentencepiece(model: bytes, normalizer: normalizers.Normalizer) -> FastTokenizer:
-    """Convert a serialized SentencePiece BPE model, which was learned from text with this normalization and has none itself."""
+def from_sentencepiece(
+    model: bytes, normalizer: normalizers.Normalizer, protected: Sequence[str] = ()
+) -> FastTokenizer:
+    """Convert a serialized SentencePiece BPE model, which was learned from text with this normalization and has none itself.
+
+    ``protected``: tokens that come behind its pieces.
+    """
     proto = sentencepiece_model_pb2.ModelProto()
     proto.ParseFromString(model)
     scores = {piece.piece: piece.score for piece in proto.pieces if piece.type == _NORMAL}
-    ids, special_tokens = token_ids(list(scores))
+    ids, special_tokens = token_ids(list(dict.fromkeys([*scores, *protected])))
     # SentencePiece makes one piece of a run of unknown characters, hence fuse_unk.
     library = tokenizers.Tokenizer(models.BPE(ids, _merges(scores), unk_token=special_tokens[UNK], fuse_unk=True))
     library.normalizer = normalizer
@@ -57,7 +62,8 @@ def from_sentencepiece(model: bytes, normalizer: normalizers.Normalizer) -> Fast
         added = AddedToken(token, lstrip=symbol == MASK_SYMBOL, normalized=False, special=True)
         library.add_special_tokens([added])
     frame_inputs(library, special_tokens)
-    return FastTokenizer(library.to_str(pretty=True).encode("utf-8"), special_tokens, SENTENCEPIECE)
+    tokenizer = FastTokenizer(library.to_str(pretty=True).encode("utf-8"), special_tokens, SENTENCEPIECE)
+    return tokenizer.with_protected(protected) if protected else tokenizer
 
 
 def token_ids(pieces: list[str]) -> tuple[dict[str, int], dict[str, str]]:

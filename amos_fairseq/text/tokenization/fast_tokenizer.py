@@ -5,12 +5,12 @@ import itertools
 import json
 import logging
 import reprlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tokenizers
-from tokenizers import processors
+from tokenizers import AddedToken, processors
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.strangers import LAST_KEYS, is_unicode, parse_json, read_json
@@ -38,6 +38,7 @@ SENTENCEPIECE, HUGGING_FACE = "sentencepiece", "huggingface"
 # Limits of the cache of encoded words: its memory is bounded for any text.
 _CACHE_SIZE = 1 << 18
 _LONGEST_CACHED = 64
+_PROTECTED = "protected_tokens"  # in the settings, where there are any
 # In a row map: the tokenizer has no token for this row.
 ABSENT = -1
 ADD_UNKNOWN = "give one with a token for what its vocabulary lacks, such as [UNK], named as unk_token of its model"
@@ -58,13 +59,16 @@ class FastTokenizer(Tokenizer):
     """A tokenizer of the `tokenizers` library; the vocabulary is its own, in the order of its ids.
 
     Its special tokens stand for fairseq's symbols (``special_tokens``: fairseq's symbol to its token) and have no line in
-    ``dict.txt``; other added tokens are pieces and remain whole. Unknown words and characters become ``<unk>``. A learned
-    tokenizer (``kind`` sentencepiece) splits text at spaces first, so the pieces of frequent words are cached.
+    ``dict.txt``; other added tokens are pieces and remain whole. The ``protected`` ones of these are special for all
+    objectives. Unknown words and characters become ``<unk>``. A learned tokenizer (``kind`` sentencepiece) splits text at
+    spaces first, so the pieces of frequent words are cached.
     """
 
     model_file = "tokenizer.json"
 
-    def __init__(self, model: bytes, special_tokens: dict[str, str], kind: str = HUGGING_FACE) -> None:
+    def __init__(
+        self, model: bytes, special_tokens: dict[str, str], kind: str = HUGGING_FACE, protected: Sequence[str] = ()
+    ) -> None:
         """``model``: the bytes of a ``tokenizer.json``; raises ``ValueError`` for anything else."""
         self.kind = kind
         self._tokenizer = _parse(_without_special_roles(model, special_tokens.values()))
@@ -72,11 +76,14 @@ class FastTokenizer(Tokenizer):
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
-        self.special_tokens = special_tokens
+        self.special_tokens, self.protected = special_tokens, protected
         ids = self._tokenizer.get_vocab(with_added_tokens=True)
         absent = sorted(token for token in special_tokens.values() if token not in ids)
         if absent:
             raise ValueError(f"the special token {absent[0]} is not in its vocabulary")
+        added = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
+        if unknown := sorted(set(protected) - (added - set(special_tokens.values()))):
+            raise ValueError(f"the protected token {unknown[0]} is not one of its added tokens")
         special_ids = {ids[token]: symbol for symbol, token in special_tokens.items()}
         vocabulary = sorted((piece for piece in ids if ids[piece] not in special_ids), key=ids.__getitem__)
         super().__init__(vocabulary, "A" in self.normalize("A"), model)
@@ -104,12 +111,28 @@ class FastTokenizer(Tokenizer):
                     f"{path}: the dropout of its merges ({dropout:g}) is switched off, so that a text has one encoding"
                 )
             special_tokens = settings.get("special_tokens") or find_special_tokens(directory, library)
-            return cls(model, special_tokens, settings.get("kind", HUGGING_FACE))
+            # Corpora and runs of earlier versions do not protect what their tokenizer.json calls special.
+            protected = settings.get(_PROTECTED, []) if settings else find_markers(library, special_tokens)
+            return cls(model, special_tokens, settings.get("kind", HUGGING_FACE), protected)
         except ValueError as error:
             raise UserError(f"{path} is not a usable tokenizer.json: {error}") from error
 
     def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "special_tokens": self.special_tokens}
+        protected = {_PROTECTED: list(self.protected)} if self.protected else {}
+        return {**super().settings(), "special_tokens": self.special_tokens, **protected}
+
+    def with_protected(self, tokens: Sequence[str]) -> "FastTokenizer":
+        """Return the tokenizer that also protects ``tokens``, which are pieces of its vocabulary."""
+        library = _parse(self.model)
+        new = [token for token in dict.fromkeys(tokens) if token not in self.protected]
+        for token in new:
+            if token in self.special_tokens.values():
+                raise UserError(f"{token} is special already: leave it out")
+            if library.token_to_id(token) is None:
+                raise UserError(f"its vocabulary has no {token}: add it to tokenizer.json, or leave it out")
+        library.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in new])
+        model = library.to_str(pretty=True).encode("utf-8")
+        return FastTokenizer(model, self.special_tokens, self.kind, [*self.protected, *new])
 
     def hugging_face_tokenizer(self) -> tokenizers.Tokenizer:
         """Return a copy of the library's tokenizer, in which a text that spells a special token is that token."""
@@ -245,6 +268,12 @@ def find_special_tokens(directory: Path, tokenizer: tokenizers.Tokenizer) -> dic
         if token is not None and token not in special_tokens.values():
             special_tokens[symbol] = token
     return special_tokens
+
+
+def find_markers(library: tokenizers.Tokenizer, special_tokens: dict[str, str]) -> list[str]:
+    """Return what the tokenizer calls special beside the ``special_tokens`` that stand for fairseq's symbols."""
+    added = library.get_added_tokens_decoder().values()
+    return [token.content for token in added if token.special and token.content not in special_tokens.values()]
 
 
 def _configured_tokens(path: Path) -> dict[str, str | None]:

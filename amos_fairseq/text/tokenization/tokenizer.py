@@ -82,6 +82,8 @@ class Tokenizer(abc.ABC):
 
     kind: str
     model_file: ClassVar[str]
+    # Markers such as [E1]: a text that spells one is that token, and it is special for all objectives.
+    protected: Sequence[str] = ()
 
     def __init__(self, vocabulary: list[str], cased: bool, model: bytes) -> None:
         self.cased = cased
@@ -159,6 +161,13 @@ class Tokenizer(abc.ABC):
         ):
             with whole_file(str(directory / name)) as unfinished:
                 Path(unfinished).write_bytes(content)
+
+    @property
+    def protected_symbols(self) -> list[str]:
+        return list(map(spell_piece, self.protected))
+
+    def spells_protected(self, text: str) -> bool:
+        return any(token in text for token in self.protected)
 
     @functools.cached_property
     def embedding_rows(self) -> dict[str, int]:

@@ -8,8 +8,10 @@ from tokenizer_text import HOSTILE, hugging_face_directory, small_tokenizer_of_k
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.text.tokenization import load_tokenizer
-from amos_fairseq.text.tokenization.exported import exported_tokenizer
+from amos_fairseq.text.tokenization.exported import export_obstacle, exported_tokenizer
+from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer
 from amos_fairseq.text.tokenization.tokenizer import SPECIAL_SYMBOLS, spell_piece
+from amos_fairseq.text.vocabulary import learn_tokenizer
 
 
 @pytest.fixture(scope="module", params=["wordpiece", "bytes", "unigram", "spaces"])
@@ -73,7 +75,8 @@ def test_dropout_of_merges_is_switched_off(sample, tmp_path, caplog):
 
 
 def test_added_tokens_remain_whole(sample, tmp_path):
-    """Special or not: a marker of an entity is one piece, here and in the exported tokenizer; a spelled [MASK] is text."""
+    """A marker of an entity is one piece, here and in the exported tokenizer, and protected if tokenizer.json calls it special;
+    a spelled [MASK] is text. Settings of an earlier version, which name no marker, protect none, and split text alike."""
     directory = hugging_face_directory(tmp_path / "tokenizer", "wordpiece", sample)
     library = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
     library.add_special_tokens(["[E1]"])
@@ -86,9 +89,41 @@ def test_added_tokens_remain_whole(sample, tmp_path):
     assert pieces[:3] == ["a", "[E1]", spell_piece("covid nineteen")]
     assert "<mask>" not in pieces
     assert [exported.encode(text).tokens[index] for index in (1, 2, 3, -2)] == ["a", "[E1]", "covid nineteen", "[MASK]"]
-    exported.encode_special_tokens = True
-    assert [tokenizer.hugging_face_ids[piece] for piece in pieces] == exported.encode(text).ids[1:-1]
+    special = {token.content for token in exported.get_added_tokens_decoder().values() if token.special}
+    assert special == {"[E1]", "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"}
+    assert export_obstacle(tokenizer) is None
     assert [text[start:end] for _, start, end in tokenizer.encode_with_offsets(text)][1:3] == ["[E1]", "covid nineteen"]
+    tokenizer.save(tmp_path / "saved")
+    saved = load_tokenizer(tmp_path / "saved")
+    assert tokenizer.protected == saved.protected == ["[E1]"]
+    settings = tmp_path / "saved" / "tokenizer.settings.json"
+    content = json.loads(settings.read_text(encoding="utf-8"))
+    assert content.pop("protected_tokens") == ["[E1]"]
+    settings.write_text(json.dumps(content), encoding="utf-8")
+    earlier = load_tokenizer(tmp_path / "saved")
+    assert (earlier.protected, earlier.settings()) == ([], content)
+    assert earlier.encode(text) == pieces
+    settings.write_text(json.dumps(content | {"protected_tokens": ["[E2]"]}), encoding="utf-8")
+    with pytest.raises(UserError, match=r"the protected token \[E2\] is not one of its added tokens"):
+        load_tokenizer(tmp_path / "saved")
+
+
+@pytest.mark.parametrize("cased", [True, False])
+def test_protected_tokens_of_a_learned_vocabulary(cased, sample, tmp_path):
+    """The other pieces are learned from the text without them, and the text between them is encoded by itself."""
+    lines = sample.read_text(encoding="utf-8").splitlines()
+    (tmp_path / "marked").write_text("\n".join(f"[E1]{line}[/E1]" for line in lines), encoding="utf-8")
+    plain = learn_tokenizer(sample, 300, cased)
+    marked = learn_tokenizer(tmp_path / "marked", 300, cased, ["[E1]", "[/E1]"])
+    assert marked.dictionary_symbols == [*plain.dictionary_symbols, "[E1]", "[/E1]"]
+    for text in HOSTILE:
+        pieces = plain.encode(text)
+        assert marked.encode_lines([text, f"[E1] {text} [/E1]"]) == [pieces, ["[E1]", *pieces, "[/E1]"]]
+    glued = "ba[E1]ke[/E1] limo"
+    assert [piece for piece, _, _ in marked.encode_with_offsets(glued)] == marked.encode(glued)
+    assert marked.decode(marked.encode(glued)) == glued
+    assert export_obstacle(marked) is None
+    assert export_obstacle(FastTokenizer(marked.model, marked.special_tokens, marked.kind)) is None  # markers as text
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "cased"])
