@@ -255,7 +255,7 @@ def convert_spans(files: Sequence[WordFile], column: str) -> bool:
                     raise UserError(f"{file.path}, line {line}: {problem}: correct it, or remove it if it is a header")
             sentence.columns[column] = [notation[label] for label in labels]
     if converted := describe(notation):
-        say(f"column {column}: labels mark spans; {converted}")
+        say(f"column {column}: {converted}")
     return True
 
 

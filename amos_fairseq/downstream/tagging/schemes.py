@@ -64,9 +64,15 @@ def notation_of(counts: Mapping[str, int]) -> dict[str, str]:
 
 
 def describe(notation: Mapping[str, str]) -> str:
-    """Return how labels are converted, for a message; an empty text if they stay."""
+    """Return the notation and how its labels are converted, for a message; an empty text if they stay."""
     changed = [f"{old} is read as {new}" for old, new in sorted(notation.items()) if old != new]
-    return f"{', '.join(changed[:4])}{', ...' if len(changed) > 4 else ''}"
+    if not changed:
+        return ""
+    # What is in the label besides the type; of IO nothing.
+    marks = {old.replace(new[2:], "", 1).strip(f"{_SEPARATORS}|/:.")[:1].upper() for old, new in notation.items()}
+    known = (("BMEWO", "W"), ("BILOU", "LU"), ("BMES", "M"), ("IOBES", "ES"), ("IOB", "B"))
+    name = next((name for name, letters in known if marks & set(letters)), "IO")
+    return f"{name} labels, scored as spans: {', '.join(changed[:4])}{', ...' if len(changed) > 4 else ''}"
 
 
 def spans_of(labels: Sequence[str]) -> list[tuple[str, int, int]]:

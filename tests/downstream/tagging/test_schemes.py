@@ -66,10 +66,19 @@ def test_classes_and_labels_that_do_not_fit():
         assert counts.keys() - notation_of(counts).keys() == unfit
 
 
-def test_description_names_four_labels():
+def test_the_description_names_the_notation_and_four_labels():
     labels = [f"L-T{number}" for number in range(6)]
     notation = notation_of(Counter([*labels, "O"]))
-    assert describe(notation) == ", ".join(f"L-T{number} is read as E-T{number}" for number in range(4)) + ", ..."
+    converted = ", ".join(f"L-T{number} is read as E-T{number}" for number in range(4)) + ", ..."
+    assert describe(notation) == f"BILOU labels, scored as spans: {converted}"
+    for labels, name in (
+        ("O B-X M-X W-X", "BMEWO"),
+        ("O B-X M-X", "BMES"),
+        ("O X-S X-I", "IOBES"),
+        ("o b-per", "IOB"),
+        ("O O END", "IO"),
+    ):
+        assert describe(notation_of(Counter(labels.split()))).startswith(f"{name} labels, ")
 
 
 def well_formed(draw: random.Random, first: str, inside: str, last: str, single: str, is_suffix: bool) -> list[str]:
