@@ -65,8 +65,8 @@ def figure_of_panels(number: int, most_columns: int, legend_inches: float = 0.0)
     return figure, axes[:number]
 
 
-def draw_grid(ax: Axes, axis: str = "both") -> None:
-    ax.grid(axis=axis, alpha=0.25, linewidth=0.6)
+def draw_grid(ax: Axes) -> None:
+    ax.grid(alpha=0.25, linewidth=0.6)
 
 
 def save(figure: Figure, directory: str | Path, name: str) -> list[str]:

@@ -1,10 +1,9 @@
-"""``amos tag`` end to end: a small model learns labels of words; the exported pipeline gives the same labels."""
+"""``amos tag`` end to end: a small model learns labels of words."""
 
 import json
 from pathlib import Path
 
 import pytest
-import transformers
 from forked_command import run_main
 from synthetic_squad import untrained_checkpoint
 from synthetic_tagging import make_sentences, prepare_tagging
@@ -80,26 +79,3 @@ def test_chunks_and_parts_of_speech_are_learned(place, learned):
     before = (place / "out" / RUN / "result.json").stat().st_mtime_ns
     assert "1 of 1 runs are already finished" in run(place, "--data", place / "data")
     assert (place / "out" / RUN / "result.json").stat().st_mtime_ns == before
-
-
-@pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")
-def test_the_pipeline_of_transformers_gives_the_same_labels(place, learned, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    main(["export", str(place / "out" / RUN), str(tmp_path / "folder")])
-    assert json.loads((tmp_path / "folder" / "config.json").read_text())["id2label"]["0"] == "B-NAME"
-    tagger = transformers.pipeline(
-        "token-classification", model=str(tmp_path / "folder"), aggregation_strategy="first", ignore_labels=[]
-    )
-    compared = 0
-    for sentence in predictions(place / "out" / RUN / "predictions.txt"):
-        text = " ".join(word for word, _, _ in sentence)
-        if len(tagger.tokenizer(text)["input_ids"]) > MAX_POSITIONS:
-            continue  # cut
-        groups, begin = tagger(text), 0
-        for word, _, predicted in sentence:
-            group = next(found for found in groups if found["start"] <= begin < found["end"])
-            assert group["entity_group"] == predicted.split("-")[-1], (text, word)
-            assert (group["start"] == begin) or not predicted.startswith("B-")
-            begin += len(word) + 1
-            compared += 1
-    assert compared > 150

@@ -1,9 +1,6 @@
 """Trees against all trees of four words, scores of a hand-made file, and a batch with words that are cut."""
 
 import itertools
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -74,20 +71,6 @@ def test_scores_by_hand(tmp_path: Path):
     whole = with_trees(GOLD, [[], []])
     (tmp_path / "cut.conllu").write_text(whole, encoding="utf-8")
     assert edges(tmp_path / "cut.conllu")[0] == [(0, "root"), *[(1, "dep")] * 5]
-
-
-@pytest.mark.skipif(
-    "CONLL18_UD_EVAL" not in os.environ, reason="CONLL18_UD_EVAL: the path of the official conll18_ud_eval.py"
-)
-def test_scores_are_those_of_the_official_script(tmp_path: Path):
-    gold, found = tmp_path / "gold.conllu", tmp_path / "found.conllu"
-    gold.write_text(GOLD.replace("New York", "New-York"), encoding="utf-8")
-    found.write_text(with_trees(gold.read_text(), TREES), encoding="utf-8")
-    command = [sys.executable, os.environ["CONLL18_UD_EVAL"], "-v", str(gold), str(found)]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    rows = {line.split("|")[0].strip(): line.split("|")[3] for line in printed.splitlines() if line.count("|") == 4}
-    scores = tree_scores(edges(gold), edges(found))
-    assert [float(rows["UAS"]), float(rows["LAS"])] == pytest.approx([scores["uas"], scores["las"]], abs=0.01)
 
 
 def test_trees_by_hand():
