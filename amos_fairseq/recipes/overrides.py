@@ -14,13 +14,11 @@ from hydra.errors import HydraException
 from amos_fairseq.errors import UserError
 from amos_fairseq.python_process import python_command
 from amos_fairseq.recipes import PACKAGE, find_recipe, quoted, search_path
+from amos_fairseq.recipes.known_settings import check_settings
 
 # Hydra warns of what fairseq does, in the name of these modules, before the plugin is imported: the filters of
 # compat/process.py come too late.
 WARNED_BY_HYDRA = ("__main__", "runpy", "sys", "hydra.main")
-
-# The groups of fairseq, whose import would take seconds.
-GROUPS = ("bpe", "criterion", "lr_scheduler", "model", "optimizer", "scoring", "task", "tokenizer")
 
 # Settings whose value is a path, or several separated by colons.
 PATHS = (
@@ -46,9 +44,8 @@ def training_command(
 
     ``with_parent`` as in :func:`amos_fairseq.python_process.python_command`.
     """
-    for setting in settings:
-        _check_group(setting)
     config_dir, name = find_recipe(recipe)
+    check_settings(settings, config_dir, name)
     overrides = search_path(config_dir)
     if not any(setting.startswith("common.user_dir=") for setting in settings):
         overrides.append(f"common.user_dir={quoted(str(PACKAGE))}")
@@ -56,21 +53,6 @@ def training_command(
     command += ["--config-dir", str(config_dir), "--config-name", name, *overrides, *for_hydra(settings)]
     quiet = ",".join(f"ignore::UserWarning:{module}" for module in WARNED_BY_HYDRA)
     return command, {"PYTHONWARNINGS": quiet} | os.environ  # a user's own value is kept
-
-
-def _check_group(setting: str) -> None:
-    """Refuse a number, true, false or null in place of a group, with which Hydra would end with a traceback."""
-    key, _, value = setting.lstrip("+").partition("=")
-    if key in GROUPS and (value.lower() in ("true", "false", "null") or _is_number(value)):
-        raise UserError(f"{setting}: {key} is a group of settings: name one of them, as in {key}._name=VALUE")
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def for_hydra(settings: Sequence[str]) -> list[str]:

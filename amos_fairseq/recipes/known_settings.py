@@ -1,0 +1,106 @@
+"""Refuse settings that a recipe does not have within a second: the import of fairseq alone takes several."""
+
+import ast
+import difflib
+import importlib.util
+import re
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.recipes import RECIPES, defaults_list, did_you_mean
+
+# The groups of fairseq, of which a recipe names one member in _name.
+GROUPS = ("bpe", "criterion", "lr_scheduler", "model", "optimizer", "scoring", "task", "tokenizer")
+_SETTING = re.compile(
+    r"(?P<key>[A-Za-z_][\w.]*)=(?P<value>.*)", re.DOTALL
+)  # others are Hydra's: +KEY, GROUP/NAME, options
+_FLAG_OF_FAIRSEQ = re.compile(r"--(?P<name>[a-z0-9]+(-[a-z0-9]+)*)(=.*)?")
+_HYDRA_FLAGS = (
+    "help hydra-help version cfg resolve package run multirun shell-completion config-path config-name config-dir "
+)
+_HYDRA_FLAGS += "experimental-rerun info"
+
+
+def check_settings(settings: Sequence[str], config_dir: Path, name: str) -> None:
+    """Refuse keys that the recipe does not have, flags of fairseq-train, and data that are not there."""
+    known = known_settings(config_dir, name)
+    given = {setting.lstrip("+").partition("=")[0] for setting in settings}
+    if known.get("task.data") == "???" and not given & {"task.data", "--cfg", "-c", "--info", "-i", "task"}:
+        raise UserError("task.data is missing: give task.data=DIR, the directory that amos prepare wrote")
+    for setting in settings:
+        flag = _FLAG_OF_FAIRSEQ.fullmatch(setting)
+        if flag is not None and flag["name"] not in _HYDRA_FLAGS.split():
+            similar = did_you_mean(similar_settings(flag["name"].replace("-", "_"), known))
+            raise UserError(f"{setting}: settings of amos train are KEY=VALUE{similar}")
+        if (match := _SETTING.fullmatch(setting)) is None:
+            continue
+        key, value = match["key"], match["value"]
+        if key in GROUPS:
+            check_group(setting, key, value)
+        elif known and key not in known and not key.startswith("hydra."):
+            raise UserError(f"{setting}: {name} has no setting {key}{did_you_mean(similar_settings(key, known))}")
+        if key == "task.data" and not re.search(r"""^["']|[$,]""", value):
+            for folder in value.split(":"):
+                if not Path(folder).expanduser().is_dir():
+                    raise UserError(
+                        f"{setting}: {folder} is not a directory: give the directory that amos prepare wrote"
+                    )
+
+
+def check_group(setting: str, key: str, value: str) -> None:
+    """Refuse a number, true, false or null in place of a group, with which Hydra would end with a traceback."""
+    if re.fullmatch(r"(?i)true|false|null|[+-]?(\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?|inf|nan", value):
+        raise UserError(f"{setting}: {key} is a group of settings: name one of them, as in {key}._name=VALUE")
+
+
+def similar_settings(key: str, known: Collection[str]) -> list[str]:
+    """Return settings of the same name in other sections; if there are none, of similar names."""
+    last = key.rpartition(".")[2]
+    elsewhere = sorted(setting for setting in known if setting.rpartition(".")[2] == last)
+    return elsewhere[:3] or difflib.get_close_matches(key, sorted(known), n=3, cutoff=0.75)
+
+
+def known_settings(config_dir: Path, name: str) -> dict[str, Any]:
+    """Return ``section.key`` of all settings of fairseq and of a recipe, with the recipe's values.
+
+    Empty if the recipe's files are merged in ways of their own.
+    """
+    known, waiting = {}, [config_dir / f"{name}.yaml"]
+    while waiting:
+        path = waiting.pop()
+        for entry in defaults_list(path):
+            if not isinstance(entry, str):
+                return {}
+            if entry == "_self_" or entry.startswith("/fairseq/defaults"):
+                continue
+            folders = [config_dir, RECIPES] if entry.startswith("/") else [path.parent, config_dir, RECIPES]
+            files = [folder / f"{entry.partition('@')[0].strip('/')}.yaml" for folder in folders]
+            found = next(filter(Path.is_file, files), None)
+            if found is None or found == path:
+                return {}
+            waiting.append(found)
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        for section, values in (content if isinstance(content, dict) else {}).items():
+            if isinstance(values, dict):
+                known = {
+                    f"{section}.{key}": value for key, value in values.items()
+                } | known  # the recipe's own come first
+    return dict.fromkeys(fairseq_settings()) | known
+
+
+def fairseq_settings() -> Iterator[str]:
+    """Yield ``section.key`` of the sections of fairseq, read from its source."""
+    source = Path(importlib.util.find_spec("fairseq").origin).parent / "dataclass" / "configs.py"
+    classes = {node.name: node for node in ast.parse(source.read_text()).body if isinstance(node, ast.ClassDef)}
+
+    def fields(name: str) -> Iterator[tuple[str, str]]:
+        for node in classes[name].body if name in classes else ():
+            if isinstance(node, ast.AnnAssign):
+                yield node.target.id, ast.unparse(node.annotation)
+
+    for section, of_class in fields("FairseqConfig"):
+        yield from (f"{section}.{key}" for key, _ in fields(of_class))
