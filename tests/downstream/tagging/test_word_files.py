@@ -192,7 +192,7 @@ TEXTS = [
     (conllu("1 a" + NO, "2 b", text="abc"), ["ab"], "the first in line 2: SpaceAfter gives their spaces"),
     (conllu("2-9 x", "1-1 y", "1 a", "2 b" + NO), ["a b"], ""),  # ranges of other words
     (conllu("1 a" + NO, "2 \u00a0", "3 b"), ["a b"], "1 blank words are left out"),
-    (conllu("1 a" + NO, "2 \u200b" + NO, "3 b"), ["a b"], "1 blank words are left out"),
+    (conllu("1 a" + NO, "2 \u200b" + NO, "3 b" + NO, "4 c"), ["a bc"], "1 blank words are left out"),
     # Without either, the script decides; a file may have several. A space stays between two Latin words.
     (
         conllu("1 中国", "2 人") + conllu("1 한국", "2 사람"),
