@@ -1,6 +1,7 @@
 """``amos probe``: train small classifiers on the frozen states of chosen layers, and compare the layers."""
 
 import argparse
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from amos_fairseq.output.terminal import ending_in_one_line, say
 
 # Far more than a computer finishes; PyTorch refuses larger numbers with its own words.
 LARGEST = {"seeds": 1_000_000, "lr": 1000, "batch_size": 1_000_000_000, "updates": 1_000_000_000}
+OF_PROBES = ("tasks", "layers", "seeds", "classifier", "lr", "batch_size", "updates")
 DESCRIPTION = """\
 Edge probing (Tenney et al., 2019; AMOS section 5.2): a classifier predicts labels of spans, such as part-of-speech tags and
 dependencies, from the frozen states of one layer. A table compares the layers, as the table under AMOS "Figure 4". The features
@@ -35,6 +37,8 @@ def add_parser(subparsers: Any) -> None:
     text += "(default: the generator's depths, and the last layer of the others)"
     add("--layers", metavar="LIST", help=text)
     add("--tasks", metavar="LIST", help="tasks, separated by commas (default: all in --data)")
+    text = "instead of probes: how often the word that an attention head attends to most is the syntactic head, in a treebank"
+    add("--attention", action="store_true", help=text)
     add("--baseline", action="store_true", help="also probe random weights, and the token embeddings without any layer")
     add("--seeds", type=int, metavar="N", default=1, help="probes per layer and task, with seeds 1 to N")
     text = "linear, as in AMOS, or mlp, with a projection to 256 and a hidden layer, as in Tenney et al."
@@ -44,10 +48,13 @@ def add_parser(subparsers: Any) -> None:
     add("--batch-size", type=int, metavar="N", default=1024, help="targets in a batch")
     add("--updates", type=int, metavar="N", default=2000, help="updates of each probe")
     add("--device", help="device to compute on, such as cpu or cuda:1 (default: a GPU if there is one, else the CPU)")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=functools.partial(run, parser))
 
 
-def run(arguments: argparse.Namespace) -> None:
+def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    for name in OF_PROBES if arguments.attention else ():
+        if getattr(arguments, name) != parser.get_default(name):
+            raise UserError(f"--{name.replace('_', '-')} has no effect with --attention: leave it out")
     for name, largest in LARGEST.items():
         value = getattr(arguments, name)
         if value is not None and not 0 < value <= largest:
@@ -59,19 +66,26 @@ def run(arguments: argparse.Namespace) -> None:
 
     from amos_fairseq.checkpoints.encoder import check_device
     from amos_fairseq.checkpoints.read import load_checkpoint
+    from amos_fairseq.probing.attention import probe_attention
     from amos_fairseq.probing.experiment import run_probes
     from amos_fairseq.probing.prepare import read_tasks
     from amos_fairseq.probing.probe import LEARNING_RATES, ProbeSettings
 
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device(device)
-    lr = arguments.lr or LEARNING_RATES[arguments.classifier]
-    settings = ProbeSettings(arguments.classifier, lr, arguments.batch_size, arguments.updates)
-    chosen = {"parts": arguments.part, "layers": arguments.layers, "with_baselines": arguments.baseline}
-    with ending_in_one_line("finished probes are not repeated", "probe"):
-        tasks = read_tasks(arguments.data, arguments.tasks)
+    out, is_attention = arguments.out, arguments.attention
+    with ending_in_one_line("it starts again" if is_attention else "finished probes are not repeated", "probe"):
+        tasks = read_tasks(arguments.data, "dependencies" if is_attention else arguments.tasks)
         loaded = load_checkpoint(arguments.checkpoint, arguments.tokenizer)
         loaded.model.to(device)
-        table = run_probes(loaded, tasks, arguments.out, settings, **chosen, num_seeds=arguments.seeds, device=device)
+        if is_attention:
+            table = probe_attention(loaded, tasks[0], out, arguments.part, arguments.baseline, device)
+            files = "attention.json, attention.csv, attention.md, attention.svg, attention.png"
+        else:
+            lr = arguments.lr or LEARNING_RATES[arguments.classifier]
+            settings = ProbeSettings(arguments.classifier, lr, arguments.batch_size, arguments.updates)
+            chosen = {"parts": arguments.part, "layers": arguments.layers, "with_baselines": arguments.baseline}
+            table = run_probes(loaded, tasks, out, settings, **chosen, num_seeds=arguments.seeds, device=device)
+            files = "results.json, results.csv, table.md, probing.svg, probing.png"
     table.print()
-    print(f"results: {arguments.out}/results.json, results.csv, table.md, probing.svg, probing.png")
+    print(f"results: {out}/{files}")
