@@ -26,7 +26,7 @@ from amos_fairseq.files import explain_write_errors, json_text, write_text
 from amos_fairseq.functional.attention import AttentionBias, attention_weights
 from amos_fairseq.functional.rotary import Rotation
 from amos_fairseq.modules.encoder import TransformerEncoder
-from amos_fairseq.output.pictures import PANEL_INCHES, RC_PARAMS, draw_grid, figure_of_panels, run_colour, save
+from amos_fairseq.output.pictures import PANEL_INCHES, RC_PARAMS, figure_of_panels, run_colour, save
 from amos_fairseq.output.tables import Table
 from amos_fairseq.output.terminal import progress_bar
 from amos_fairseq.probing.features import (
@@ -230,6 +230,6 @@ def plot_attention(best: dict[str, list[Row]], out: Path) -> None:
     ax.margins(y=0.01)
     ax.invert_yaxis()
     ax.set_xlabel("the most attended word is the head (%)")
-    draw_grid(ax, "x")
+    ax.grid(axis="x", alpha=0.25, linewidth=0.6)
     figure.legend(loc="outside lower center", ncols=2)
     save(figure, out, "attention")
