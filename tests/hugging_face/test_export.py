@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 import yaml
 from failures import error_line, full_disk
 from safetensors.torch import load_file, save_file
@@ -17,6 +18,7 @@ from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face import export as export_module
 from amos_fairseq.hugging_face.export import check_output_folder, export
+from amos_fairseq.hugging_face.import_folder import read_folder_tokenizer
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer
 
@@ -215,6 +217,24 @@ def test_a_tokenizer_of_words_is_exported(objective, tmp_path, capsys):
         r"token ids equal on \d+ texts \(a text that spells \[\w+\] is not text there, but this token\)", printed.out
     )
     assert "WARNING" not in printed.err
+
+
+@pytest.mark.parametrize("words", [True, False])
+def test_protected_tokens_are_special_there_and_when_they_come_back(words, tmp_path):
+    """A text that spells one is that token in both; transformers neither masks nor decodes them."""
+    tokenizer = small_tokenizer()
+    if words:
+        tokenizer = load_tokenizer(word_level_directory(tmp_path / "words", ["fox", "&", "the"]))
+    tokenizer = tokenizer.with_protected(["&"])
+    run = write_run(tmp_path / "run", "mlm", tokenizer)
+    assert main(["export", str(run), str(tmp_path / "out")]) == 0
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    ids = theirs("the & fox")["input_ids"]
+    is_special = theirs.get_special_tokens_mask(ids, already_has_special_tokens=True)
+    special = [token for token, flag in zip(theirs.convert_ids_to_tokens(ids), is_special, strict=True) if flag]
+    assert special == [theirs.cls_token, "&", theirs.sep_token]
+    assert theirs.decode(ids, skip_special_tokens=True).split() == ["the", "fox"]
+    assert read_folder_tokenizer(tmp_path / "out").protected == ["&"]
 
 
 def test_a_wrong_weight_and_wrong_token_ids_are_found_and_nothing_is_written(runs, tmp_path, monkeypatch):
