@@ -176,8 +176,9 @@ class MaskedBlockDataset(EpochOrder, FairseqDataset):
         begins = self.word_starts[ids[candidates]]
         begins[1:] |= candidates[1:] > candidates[:-1] + 1  # a special token is between them
         begins[:1] = True
-        places = generator.permutation(np.count_nonzero(begins))
-        return candidates[np.argsort(places[np.cumsum(begins) - 1], kind="stable")]
+        # numpy sorts 16 bits much faster than more. Of two words with equal keys, the first comes first.
+        keys = generator.integers(1 << 16, size=np.count_nonzero(begins), dtype=np.uint16)
+        return candidates[np.argsort(keys[np.cumsum(begins) - 1], kind="stable")]
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         """Return a batch in static shapes; ``{}`` for an empty list (a rank without data in the last validation step).
