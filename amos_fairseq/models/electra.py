@@ -329,7 +329,8 @@ def check_settings(cfg: ElectraConfig) -> None:
     if cfg.generator_checkpoint:
         refuse_settings(cfg, (*of_generator, "disentangled_embeddings"), FROZEN)
     if cfg.main_objective != "detection":
-        _check_without_detection(cfg)
+        of_detection = ("adversarial", "detection_bias_at_prior", "encoder_mlm_weight")
+        refuse_settings(cfg, of_detection, f"--main-objective {cfg.main_objective}")
     if cfg.share_weights == "all":
         _check_one_network(cfg)
     if cfg.disentangled_embeddings and (cfg.share_weights != "embeddings" or cfg.generator != "masked_lm"):
@@ -337,20 +338,6 @@ def check_settings(cfg: ElectraConfig) -> None:
             "--disentangled-embeddings needs a generator that shares its embeddings: give --generator masked_lm "
             "--share-weights embeddings, or leave it out"
         )
-
-
-def _check_without_detection(cfg: ElectraConfig) -> None:
-    if cfg.encoder_mlm_weight:
-        raise ValueError(
-            f"--encoder-mlm-weight is for detection, and --main-objective {cfg.main_objective} predicts already"
-        )
-    needs_detection = {
-        "--detection-bias-at-prior": cfg.detection_bias_at_prior,
-        "--adversarial": cfg.adversarial,
-    }
-    for flag, is_used in needs_detection.items():
-        if is_used:
-            raise ValueError(f"{flag} needs --main-objective detection, not {cfg.main_objective}")
 
 
 def _check_one_network(cfg: ElectraConfig) -> None:

@@ -109,7 +109,7 @@ class FrozenGenerator(nn.Module):
 
 
 def refuse_settings(cfg: ReplacementConfig, names: Sequence[str], reason: str) -> None:
-    """Raise ValueError if one of these settings, which only a generator that learns has, is not at its default."""
+    """Raise ValueError if one of these settings, which have no meaning for the ``reason``, is not at its default."""
     for name in names:
         if getattr(cfg, name) not in (False, 0, "", "embeddings"):
             raise ValueError(f"--{name.replace('_', '-')} has no meaning with {reason}: leave it out")
