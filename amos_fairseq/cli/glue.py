@@ -25,8 +25,6 @@ def add_parser(subparsers: Any) -> None:
     add("--tasks", metavar="LIST", default="ALL", help=text + "of the average")
     text = "start RTE, STS-B and MRPC from the MNLI run that is best on dev, of this command or in OUT (default: from CKPT)"
     add("--intermediate", metavar="OUT", nargs="?", const="", help=text)
-    text = "results of amos squad to add to the table (default: those in --out, if there are any)"
-    add("--squad", metavar="DIR", type=Path, help=text)
     text = "predict the test sets with each task's best run on dev and write the archive for the leaderboard"
     add("--write-test", action="store_true", help=text)
     text = "train on N rows of a task, chosen at random, if it has more (default: all)"

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
-from amos_fairseq.cli.inspect import check_seed, read_file
+from amos_fairseq.cli.inspect import read_file
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.output.terminal import say
 
@@ -30,8 +30,6 @@ def add_parser(subparsers: Any) -> None:
     add("--text", metavar="FILE", help="UTF-8 held-out text for Figure 1a (default: the run's validation split)")
     text = "text for Table 9; can be repeated (default: a paragraph of the run's validation split)"
     add("--sentence", action="append", metavar="TEXT", default=[], help=text)
-    add("--masked-tokens", type=int, metavar="N", default=4096, help="number of masked tokens per depth in Figure 1a")
-    add("--seed", type=int, default=1, help="seed of the masked positions and the sampled tokens")
     add("--device", default="cpu", help="device to compute on, such as cuda or cuda:1")
     add("--out", default="report.html", metavar="FILE", help="HTML page to write")
     parser.set_defaults(run=run)
@@ -53,7 +51,7 @@ def run(arguments: argparse.Namespace) -> None:
     check_device(arguments.device)
     results = [read_benchmarks(arguments.glue, "--glue"), read_benchmarks(arguments.tag, "--tag")]
     results.append(read_probing(arguments.probe))
-    options = ReportOptions(text, arguments.sentence, arguments.masked_tokens, arguments.seed, arguments.device)
+    options = ReportOptions(text, arguments.sentence, arguments.device)
     runs = read_runs(arguments.runs, options)
     text_name = "the validation split" if text is None else Path(arguments.text).name
     say("drawing the figures", "report")
@@ -63,9 +61,6 @@ def run(arguments: argparse.Namespace) -> None:
 
 def check_arguments(arguments: argparse.Namespace, out: Path) -> None:
     """Refuse values out of range, before anything is computed."""
-    if arguments.masked_tokens < 1:
-        raise UserError(f"--masked-tokens {arguments.masked_tokens} measures nothing: give 1 or more")
-    check_seed(arguments.seed)
     for sentence in arguments.sentence:
         if not sentence.strip():
             raise UserError(f"--sentence {sentence!r} is empty: give at least one word")

@@ -30,9 +30,6 @@ def add_parser(subparsers: Any) -> None:
     add("--format", choices=("tsv", "jsonl"), help=text)
     text = "file for the scores; with --pairs NAME.json, beside which NAME.md, NAME.csv and NAME.pairs.csv are written "
     add("--out", metavar="OUT", type=Path, help=text + "(default: the terminal)")
-    text = "how scores follow from ELECTRA's discriminator: from the labels that it was trained with (exact), or from "
-    text += "those of thesis section 5.4.5 (thesis) (default: exact)"
-    add("--electra-formula", metavar="F", choices=("exact", "thesis"), help=text)
     add("--batch-tokens", type=int, metavar="N", default=2048, help="tokens of a batch; give more on a GPU")
     add("--device", default="cpu", help="device to compute on, such as cuda or cuda:1")
     add = parser.add_argument_group("minimal pairs").add_argument
@@ -59,7 +56,7 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     loaded.model.to(arguments.device)
     out = arguments.out
     if arguments.pairs is None:
-        scorer = build_token_scorer(loaded, arguments.batch_tokens, arguments.electra_formula)
+        scorer = build_token_scorer(loaded, arguments.batch_tokens)
         score_file(loaded, scorer, arguments.file, arguments.format or "tsv", out)
         if out is not None:
             print(f"scores: {out}")
@@ -74,7 +71,7 @@ def check_arguments(arguments: argparse.Namespace, parser: argparse.ArgumentPars
     is_pairs, out = arguments.pairs is not None, arguments.out
     if (arguments.file is None) != is_pairs:
         parser.error("give either FILE or --pairs FILE")
-    of_lines = {"--format": arguments.format, "--electra-formula": arguments.electra_formula}
+    of_lines = {"--format": arguments.format}
     of_pairs = {"--corpus": arguments.corpus, "--baseline": arguments.baseline or None}
     for flag, value in (of_lines if is_pairs else of_pairs).items():
         if value is not None:

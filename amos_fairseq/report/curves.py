@@ -29,7 +29,7 @@ from amos_fairseq.output.pictures import (
     save,
 )
 from amos_fairseq.run.metrics_file import FILE_NAME, parse_lines
-from amos_fairseq.strangers import plain_name, read_bytes, read_yaml
+from amos_fairseq.strangers import read_bytes
 
 # Sizes in a legend: the line of an entry with the spaces around it, an average character of its label, a row of entries.
 INCHES_OF_A_LINE, INCHES_OF_A_CHARACTER, INCHES_OF_A_ROW = 0.6, 0.074, 0.22
@@ -44,19 +44,14 @@ class Curve(NamedTuple):
 
 @dataclass
 class RunCurves:
-    """The curves of one run: ``curves[split][key]``, split ``train`` or ``valid``; ``recipe`` is empty if it is unknown."""
+    """The curves of one run: ``curves[split][key]``, split ``train`` or ``valid``."""
 
     name: str
     curves: dict[str, dict[str, Curve]]
-    recipe: str = ""
 
     def get(self, split: str, key: str) -> Curve:
         """Return a curve; one without points if the run has not logged it."""
         return self.curves.get(split, {}).get(key, Curve([], []))
-
-    @property
-    def label(self) -> str:
-        return f"{self.name} ({self.recipe})" if self.recipe and self.recipe != self.name else self.name
 
 
 @dataclass(frozen=True)
@@ -71,7 +66,6 @@ class Panel:
     reference: tuple[float, str] | None = None
     reference_key: tuple[str, str] | None = None  # the same, with a value that validation logs instead of a number
     training_only: bool = False  # fairseq logs a "wps" of validation too, which is another quantity
-    sums_to_one: bool = False  # over the depths of a run: runs with other depths get axes of their own
 
     @property
     def per_depth(self) -> bool:
@@ -87,7 +81,7 @@ SCHEDULE_PANELS = (
 UNIGRAM = ("unigram_entropy", "unigram entropy")
 PANELS = (
     Panel("mlm_loss", "MLM loss per generator depth", NATS, "mlm_loss_", reference_key=UNIGRAM),
-    Panel("mixture", "Mixture weights", "mean weight over masked tokens", "mixture_", (-0.02, 1.02), sums_to_one=True),
+    Panel("mixture", "Mixture weights", "mean weight over masked tokens", "mixture_", (-0.02, 1.02)),
     Panel("recall", "Recall of replaced tokens", "fraction of replaced tokens that are found", "rtd_recall", FROM_0),
     Panel("auc", "Detection AUC", "area under the ROC curve", "rtd_auc", reference=(0.5, "chance")),
 )
@@ -134,7 +128,7 @@ def read_curves(paths: Sequence[str | Path]) -> list[RunCurves]:
     """Read one run per path, a metrics file or its SAVE_DIR, named by the last part of the path that differs."""
     files = [path / FILE_NAME if path.is_dir() else path for path in map(Path, paths)]
     names = distinct_names([file.parent if file.name == FILE_NAME else file for file in files])
-    return [RunCurves(name, read_log(file), recipe_of(file)) for name, file in zip(names, files, strict=True)]
+    return [RunCurves(name, read_log(file)) for name, file in zip(names, files, strict=True)]
 
 
 def distinct_names(paths: Sequence[str | Path]) -> list[str]:
@@ -145,15 +139,6 @@ def distinct_names(paths: Sequence[str | Path]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     return names
-
-
-def recipe_of(file: Path) -> str:
-    """Return the name of the YAML that a run with Hydra was started from; empty for a run with flags."""
-    settings = file.with_name(".hydra") / "hydra.yaml"
-    try:
-        return plain_name(read_yaml(settings, "remove it")["hydra"]["job"]["config_name"])
-    except (UserError, ValueError, TypeError, LookupError):
-        return ""  # there is none, or another program wrote it
 
 
 def read_log(file: Path) -> dict[str, dict[str, Curve]]:
@@ -227,40 +212,20 @@ def plot_curves(runs: list[RunCurves], directory: str) -> list[str]:
 
 def panels_figure(panels: Sequence[Panel], runs: list[RunCurves], titled: bool = True) -> Figure:
     """A figure with up to three panels per row and one legend below them; ``titled`` names the panels and a single run."""
-    drawn: list[tuple[Panel, str, dict[int, RunCurves]]] = []
-    for panel in panels:
-        groups = runs_by_axes(panel, runs)
-        for shown in groups:
-            title = [panel.title] if titled else []
-            if len(groups) > 1:
-                title.append(f"depths {', '.join(depth_names(panel, list(shown.values())))}")
-            drawn.append((panel, ", ".join(title), shown))
-    figure, axes = figure_of_panels(len(drawn), 3, legend_inches=0.4)
-    for (panel, title, shown), ax in zip(drawn, axes, strict=True):
-        draw_panel(ax, panel, shown)
-        ax.set_title(title)
+    figure, axes = figure_of_panels(len(panels), 3, legend_inches=0.4)
+    for panel, ax in zip(panels, axes, strict=True):
+        draw_panel(ax, panel, runs)
+        ax.set_title(panel.title if titled else "")
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
     _add_legend(figure, runs, titled)
     return figure
 
 
-def runs_by_axes(panel: Panel, runs: list[RunCurves]) -> list[dict[int, RunCurves]]:
-    """Return the runs of each pair of axes of a panel by their number."""
-    if not panel.sums_to_one:
-        return [dict(enumerate(runs))]
-    groups: dict[tuple[str, ...], dict[int, RunCurves]] = {}
-    for index, run in enumerate(runs):
-        if depths := depth_names(panel, [run]):
-            groups.setdefault(tuple(depths), {})[index] = run
-    return list(groups.values())
-
-
-def draw_panel(ax: Axes, panel: Panel, numbered: dict[int, RunCurves]) -> None:
-    """Draw the training lines and validation markers of runs, given by their number, which chooses their style."""
-    runs = list(numbered.values())
+def draw_panel(ax: Axes, panel: Panel, runs: Sequence[RunCurves]) -> None:
+    """Draw the training lines and validation markers of runs."""
     depths = depth_names(panel, runs)
     colours = depth_colours(len(depths))
-    for index, run in numbered.items():
+    for index, run in enumerate(runs):
         for depth, depth_colour in zip(depths, colours, strict=True):
             colour = depth_colour if panel.per_depth else run_colour(index)
             dashes, marker = run_style(index)
@@ -306,7 +271,7 @@ def _add_legend(figure: Figure, runs: list[RunCurves], titled: bool) -> None:
         Line2D([], [], color=GREY, linestyle="none", marker=run_style(0)[1], markersize=5, label="marker: validation"),
     ]
     title = None
-    labels = [legend_label(run.label) for run in runs]
+    labels = [legend_label(run.name) for run in runs]
     if len(runs) > 1:
         title = "runs differ in line style and marker, and in color where no depths are shown"
         title = fill(title, int(figure.get_figwidth() / INCHES_OF_A_CHARACTER))

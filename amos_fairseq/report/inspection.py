@@ -6,7 +6,7 @@ T tokens, M masked positions, K depths, V padded vocabulary size. Fields that an
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -74,10 +74,7 @@ class MaskedToken:
     # [K], if asked for, of a model that samples replacements, all masked tokens replaced by that depth: as a reader sees them.
     # A hyphen precedes a piece that continues a word, a check mark follows a replaced token that the discriminator finds.
     samples: list[str]
-    # Of multi-word selection: the original and its negatives.
-    candidates: list[Prediction] = field(default_factory=list)
-    discriminator_probability: float | None = None  # of the original, where the discriminator predicts tokens
-    copy_probability: float | None = None  # of copying the input, where it has a copy mechanism
+    candidates: list[Prediction]  # of multi-word selection: the original, and its negatives
 
     @property
     def shown(self) -> list[str]:
@@ -134,10 +131,6 @@ class Inspection:
                 cells["selection"].append(CellLine(text, one.probability, one is masked.candidates[0]))
         if self.is_corrupted:
             cells["sampled"] = [CellLine(token.input)]
-        if masked.discriminator_probability is not None:
-            cells["main network"] = [CellLine(f"p(original) {percent(masked.discriminator_probability)}")]
-            if masked.copy_probability is not None:
-                cells["main network"].append(CellLine(f"copies {percent(masked.copy_probability)}"))
         if self.positive_class:
             cells[f"P({self.positive_class})"] = [CellLine(token.verdict, token.positive_probability)]
         if self.has_log_probs:
@@ -233,7 +226,7 @@ def inspect_text(
                 [_predictions(loaded, *of_depth) for of_depth in zip(best.indices, best.values, strict=True)],
                 probabilities[:, int(tokens[position])].tolist(),
                 _samples(loaded, tokens, by_depth, index, position),
-                **_of_discriminator(loaded, output, index, position),
+                _candidates(loaded, output, index),
             )
         )
     noise_class = "replaced" if _field(output, "is_noise") is None else "noise"
@@ -307,20 +300,12 @@ def _tokens(loaded: LoadedCheckpoint, original: Tensor, masked: set[int], output
     return tokens
 
 
-def _of_discriminator(loaded: LoadedCheckpoint, output: Any, index: int, position: int) -> dict[str, Any]:
-    """Return the fields of :class:`MaskedToken` that only some discriminators have: the candidates of multi-word selection,
-    the original first, with their softmax; the probability of the original of one that predicts tokens."""
-    fields: dict[str, Any] = {}
+def _candidates(loaded: LoadedCheckpoint, output: Any, index: int) -> list[Prediction]:
+    """Return the candidates of multi-word selection with their softmax, the original first."""
     candidates, logits = _field(output, "candidates"), _field(output, "mws_logits")
-    if candidates is not None and logits is not None:
-        fields["candidates"] = _predictions(loaded, candidates[index], logits[index].softmax(-1))
-    if (predictions := getattr(output, "predictions", None)) is not None:
-        all_tokens = predictions.nll.size(1) == output.corrupted_tokens.size(1)
-        entry = (0, position if all_tokens else index)
-        fields["discriminator_probability"] = float((-predictions.nll[entry]).exp())
-        if predictions.copy_probs is not None:
-            fields["copy_probability"] = float(predictions.copy_probs[entry])
-    return fields
+    if candidates is None or logits is None:
+        return []
+    return _predictions(loaded, candidates[index], logits[index].softmax(-1))
 
 
 def _samples(loaded: LoadedCheckpoint, tokens: Tensor, outputs: Sequence[Any], index: int, position: int) -> list[str]:

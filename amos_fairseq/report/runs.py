@@ -26,6 +26,8 @@ from amos_fairseq.run.metrics_file import FILE_NAME
 
 LAST_CHECKPOINT = "checkpoint_last.pt"
 LOG = "hydra_train.log"  # what Hydra names the log of fairseq-hydra-train and amos train
+SEED = 1  # of the masked positions and the sampled tokens
+MASKED_TOKENS = 4096  # of each depth, on which its losses are computed
 LONGEST_LINE = 1000  # of a log, in characters; longer ones are read in pieces
 GPU = re.compile(r"(rank\s+\d+): capabilities = .*; name = (\S.*?)\s*$")  # in the line that fairseq logs for each GPU
 
@@ -34,14 +36,12 @@ GPU = re.compile(r"(rank\s+\d+): capabilities = .*; name = (\S.*?)\s*$")  # in t
 class ReportOptions:
     """What is computed for each run.
 
-    ``text`` is for the losses by depth (None: the run's validation split), on ``num_masked`` tokens; ``sentences`` are for the
-    replaced tokens by depth (none: a paragraph of that split).
+    ``text`` is for the losses by depth (None: the run's validation split); ``sentences`` are for the replaced tokens by depth
+    (none: a paragraph of that split).
     """
 
     text: str | None = None
     sentences: Sequence[str] = ()
-    num_masked: int = 4096
-    seed: int = 1
     device: str = "cpu"
 
 
@@ -167,7 +167,7 @@ def add_checkpoint(run: PretrainingRun, options: ReportOptions) -> None:
             texts = [text_of_corpus(loaded, "--sentence")]
         except UserError as error:
             run.missing["sentences"] = str(error)
-    run.inspections = [inspect_text(loaded, text, options.seed, None, top=1, with_samples=True) for text in texts]
+    run.inspections = [inspect_text(loaded, text, SEED, None, top=1, with_samples=True) for text in texts]
     try:
         blocks = held_out_blocks(loaded, options.text)
     except UserError as error:
@@ -176,7 +176,7 @@ def add_checkpoint(run: PretrainingRun, options: ReportOptions) -> None:
         run.missing["text"] = str(error)
         return
     loaded.model.to(options.device)
-    run.losses = replaced_token_losses(loaded, blocks, options.seed, options.num_masked)
+    run.losses = replaced_token_losses(loaded, blocks, SEED, MASKED_TOKENS)
     if not run.losses:
         run.missing["losses"] = "the objective has no discriminator that detects replaced tokens"
 

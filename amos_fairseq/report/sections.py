@@ -266,7 +266,7 @@ def curve_section(
     curves = [run.curves for run in runs if run.curves is not None and depth_names(panel, [run.curves])]
     if not curves:
         section.missing = f"no run has logged it; {FILE_NAME} is missing, or the objective has no such value"
-    elif panel.sums_to_one and len(depth_names(panel, curves)) < 2:
+    elif anchor == "mixture" and len(depth_names(panel, curves)) < 2:
         section.missing = "no run has a generator with several depths"
     else:
         if reference_levels(panel, curves):

@@ -283,12 +283,14 @@ def score_pairs(
     return table
 
 
-def groups_of(pairs: Sequence[MinimalPair]) -> dict[str, dict[str, list[int]]]:
-    """Return the indices of the pairs by term and UID, both in the order in which they first occur."""
+def groups_of(pairs: Sequence[MinimalPair]) -> Iterator[tuple[str, str | None, list[int]]]:
+    """Yield term, UID and the indices of its pairs, as they first occur; after the UIDs of a term all of it, with UID None."""
     groups: dict[str, dict[str, list[int]]] = {}
     for index, pair in enumerate(pairs):
         groups.setdefault(pair.term, {}).setdefault(pair.uid, []).append(index)
-    return groups
+    for term, uids in groups.items():
+        yield from ((term, uid, members) for uid, members in uids.items())
+        yield term, None, [index for members in uids.values() for index in members]
 
 
 def results_table(
@@ -299,11 +301,11 @@ def results_table(
     def row(name: str, members: Sequence[int]) -> list[str]:
         return [name, f"{len(members)}", *(format_score(column.accuracy(members).percent) for column in columns)]
 
-    rows = []
-    for term, uids in groups_of(pairs).items():
-        rows += [row(uid, members) for uid, members in uids.items()]
-        if term != NO_TERM:
-            rows.append(row(f"all of {term}", [index for members in uids.values() for index in members]))
+    rows = [
+        row(f"all of {term}" if uid is None else uid, members)
+        for term, uid, members in groups_of(pairs)
+        if uid is not None or term != NO_TERM
+    ]
     everything = range(len(pairs))
     rows.append(row("all pairs", everything))
     limits = [column.accuracy(everything).interval() for column in columns]
@@ -358,10 +360,11 @@ def save_results(
         interval = [round(limit, 4) for limit in column.accuracy(everything).interval()]
         content["overall"]["scores"][column.name]["interval"] = interval
     content |= {"terms": [], "uids": []}
-    for term, uids in groups_of(pairs).items():
-        of_term = [index for members in uids.values() for index in members]
-        content["terms"].append({"term": term, **group(of_term)})
-        content["uids"] += [{"term": term, "uid": uid, **group(members)} for uid, members in uids.items()]
+    for term, uid, members in groups_of(pairs):
+        if uid is None:
+            content["terms"].append({"term": term, **group(members)})
+        else:
+            content["uids"].append({"term": term, "uid": uid, **group(members)})
     lines = [["file", "line", "linguistics_term", "UID"]]
     lines[0] += [f"{column.name}, {side}" for column in columns for side in ("good", "bad")]
     for index, pair in enumerate(pairs):

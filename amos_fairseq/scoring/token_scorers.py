@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.data.block_iterator import batches_by_length
 from amos_fairseq.errors import UserError
-from amos_fairseq.functional.replaced_token_detection import energies_of, log_prob_of_original
+from amos_fairseq.functional.replaced_token_detection import log_prob_of_original
 from amos_fairseq.models.amos import AmosModel
 from amos_fairseq.models.electra import ElectraModel
 from amos_fairseq.models.electric import ElectricModel
@@ -124,11 +124,7 @@ class ElectraScorer(TokenScorer):
     """ELECTRA: n passes of the generator, each with another piece masked, and one pass of the discriminator.
 
     log p combines log q of the distribution that replacements are sampled from, the discriminator's logit, and the
-    fraction of masked tokens in training.
-
-    Args:
-        formula: ``exact`` for the labels that ELECTRA learns here, or ``thesis``: see
-            :func:`amos_fairseq.functional.replaced_token_detection.log_prob_of_original`.
+    fraction of masked tokens in training: :func:`amos_fairseq.functional.replaced_token_detection.log_prob_of_original`.
 
     Raises:
         UserError: the variant does not train detection at all tokens, or its q is zero at the original.
@@ -137,7 +133,7 @@ class ElectraScorer(TokenScorer):
     15 % of them), the training's q differs from this q.
     """
 
-    def __init__(self, loaded: LoadedCheckpoint, tokens_per_batch: int, formula: str):
+    def __init__(self, loaded: LoadedCheckpoint, tokens_per_batch: int):
         super().__init__(loaded, tokens_per_batch)
         reason = why_it_cannot_detect(loaded)
         if loaded.model.cfg.disallow_true_token:
@@ -149,7 +145,6 @@ class ElectraScorer(TokenScorer):
                 f"{loaded.file} gives no probability of a token: {reason}; use plain ELECTRA, mlm or electric"
             )
         self.mask_prob: float = loaded.task["mask_prob"]
-        self.formula = formula
 
     def num_passes(self, tokens: Tensor) -> int:
         return int(self.is_scored(tokens).sum()) + 1
@@ -157,13 +152,8 @@ class ElectraScorer(TokenScorer):
     def log_probs(self, sequences: Sequence[Tensor]) -> list[Tensor]:
         noise = self.with_each_masked(sequences, self._noise_log_probs)
         logits = self.in_one_pass(sequences, lambda tokens: detection_logits(self.model, tokens))
-        combined = map(self.combine, logits, noise)
+        combined = (log_prob_of_original(*both, self.mask_prob) for both in zip(logits, noise, strict=True))
         return [values.where(self.is_scored(tokens), 0.0) for values, tokens in zip(combined, sequences, strict=True)]
-
-    def combine(self, logits: Tensor, noise_log_probs: Tensor) -> Tensor:
-        if self.formula == "thesis":
-            return -energies_of(logits, noise_log_probs, self.mask_prob)
-        return log_prob_of_original(logits, noise_log_probs, self.mask_prob)
 
     def _noise_log_probs(self, batch: PretrainingBatch) -> Tensor:
         """Return log q of the originals: [B] float32."""
@@ -226,27 +216,16 @@ def why_it_cannot_detect(loaded: LoadedCheckpoint) -> str | None:
     return None
 
 
-def build_token_scorer(
-    loaded: LoadedCheckpoint, tokens_per_batch: int, electra_formula: str | None = None
-) -> TokenScorer:
-    """Build the scorer for the model of a checkpoint.
-
-    Args:
-        electra_formula: formula of :class:`ElectraScorer`; None for the default, ``exact``.
-
-    Raises:
-        UserError: the objective gives no probability of a token, or the model was fine-tuned; or a formula is given for
-            a model that is not an ELECTRA.
-    """
+def build_token_scorer(loaded: LoadedCheckpoint, tokens_per_batch: int) -> TokenScorer:
+    """Build the scorer of a model; refuse an objective that gives no probability of a token, and a fine-tuned model."""
     model = loaded.model
-    if isinstance(model, ElectraModel):
-        return ElectraScorer(loaded, tokens_per_batch, electra_formula or "exact")
-    if electra_formula is not None:
-        raise UserError(f"--electra-formula has no effect on {loaded.file}, which is not an ELECTRA: omit it")
-    if isinstance(model, ElectricModel):
-        return OnePassScorer(loaded, tokens_per_batch)
-    if isinstance(model, MlmModel):
-        return MaskedScorer(loaded, tokens_per_batch)
+    for model_class, scorer in (
+        (ElectraModel, ElectraScorer),
+        (ElectricModel, OnePassScorer),
+        (MlmModel, MaskedScorer),
+    ):
+        if isinstance(model, model_class):
+            return scorer(loaded, tokens_per_batch)
     raise UserError(
         f"{loaded.file} holds a model of the class {type(model).__name__}, which gives no probability of a token: amos score "
         "needs a pretraining checkpoint of the objectives mlm, electra or electric"
@@ -255,10 +234,7 @@ def build_token_scorer(
 
 def build_pair_scorer(loaded: LoadedCheckpoint, tokens_per_batch: int) -> TokenScorer:
     """Build the scorer that compares the sentences of minimal pairs: the PLL of mlm and electric, detection for the others.
-
-    Raises:
-        UserError: the model was fine-tuned, or does not detect replacements at all tokens.
-    """
+    Models that are fine-tuned or do not detect replacements at all tokens are refused."""
     if isinstance(loaded.model, FineTunedModel):
         raise UserError(
             f"{loaded.file} was fine-tuned and has no score for minimal pairs: give a pretraining checkpoint"

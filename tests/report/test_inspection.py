@@ -144,15 +144,6 @@ def test_electric_shows_noise_and_log_probabilities_of_its_input(variant, tmp_pa
 
 
 @torch.no_grad()
-def test_two_tower_model_scores_every_token(tmp_path):
-    settings = {"electric_variant": "two_tower", "generator_size": 1, "generator_loss_tokens": "all"}
-    inspection, model, _, tokens = inspected(tmp_path, "electric", **settings)
-    log_probs = model.token_log_probs(tokens)[0].tolist()
-    assert [token.log_prob or 0.0 for token in inspection.tokens] == pytest.approx(log_probs)
-    assert [token.input for token in inspection.tokens] == [token.original for token in inspection.tokens]
-
-
-@torch.no_grad()
 def test_teams_shows_its_candidates(tmp_path):
     """Selection computed again from the page: the softmax of the scores of exactly these candidates."""
     inspection, model, dictionary, read = inspected(tmp_path, "teams")
@@ -167,22 +158,6 @@ def test_teams_shows_its_candidates(tmp_path):
         assert [candidate.probability for candidate in masked.candidates] == pytest.approx(shares, rel=1e-3)
         chosen += shares[0] == max(shares)
     assert f"multi-word selection: the original chosen at {chosen} of" in inspection.summary()[2]
-
-
-@torch.no_grad()
-def test_main_network_that_predicts_tokens(tmp_path):
-    """All-Tokens MLM: its probability of the original by hand, copying mixed with the softmax of its head."""
-    inspection, model, dictionary, read = inspected(tmp_path, "electra", main_objective="all_tokens_mlm")
-    states = model.discriminator(model.embed_tokens(read))[-1][0]
-    head = model.token_prediction
-    shares = (head.mlm_head(states) @ model.embed_tokens.weight.T + head.mlm_head.bias).softmax(-1)
-    copies = head.copy_layer(states).sigmoid()[:, 0]
-    for masked in inspection.masked:
-        position, token = masked.position, inspection.tokens[masked.position]
-        share = shares[position, dictionary.index(token.original)]
-        expected = copies[position] * (not token.replaced) + (1 - copies[position]) * share
-        assert masked.discriminator_probability == pytest.approx(expected.item(), rel=1e-3)
-        assert masked.copy_probability == pytest.approx(copies[position].item(), rel=1e-3)
 
 
 @pytest.mark.parametrize("objective", ["amos", "teams"])

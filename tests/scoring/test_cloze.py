@@ -4,7 +4,6 @@ import pytest
 import torch
 from saved_models import SCORED_SIZES, pretrained, sequences
 
-from amos_fairseq.data.block_iterator import batches_by_length
 from amos_fairseq.models.configuration import EncoderConfig
 from amos_fairseq.models.electric import ElectricConfig, ElectricModel
 from amos_fairseq.models.mlm import MlmModel
@@ -85,11 +84,3 @@ def test_unknown_tokens_have_no_score():
     (values,) = scorer.log_probs([tokens])
     assert values[2] == 0
     assert bool((values[[1, 3]] < 0).all())
-
-
-def test_batches_have_similar_lengths_within_the_limit():
-    lengths = [3, 9, 4, 9, 1, 30, 4]
-    batches = list(batches_by_length(lengths, 20))
-    assert batches == [[5], [1, 3], [2, 6, 0, 4]]
-    assert all(len(batch) * max(lengths[i] for i in batch) <= 20 for batch in batches[1:])
-    assert list(batches_by_length([], 20)) == []

@@ -51,9 +51,9 @@ def test_no_probability_exceeds_one():
     assert bool(found.isfinite().all())
 
 
-def electra(criterion=None, **settings):
+def electra(**settings):
     config = ElectraConfig(**(SCORED_SIZES | {"generator_size": 0.5, "init_std": 0.5} | settings))
-    return pretrained(ElectraModel, config, NUM_WORDS, SHARE, **(criterion or {}))
+    return pretrained(ElectraModel, config, NUM_WORDS, SHARE)
 
 
 @torch.no_grad()
@@ -71,18 +71,18 @@ def naive(model, tokens, temperature=1.0):
     return torch.stack(log_q), logits
 
 
-@pytest.mark.parametrize("formula", ["exact", "thesis"])
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
-def test_generator_gets_masked_tokens_and_discriminator_the_text(formula, temperature):
+def test_generator_gets_masked_tokens_and_discriminator_the_text(temperature):
     loaded = electra(generator_temperature=temperature)
     texts = sequences(loaded.dictionary, (4, 1, 6, 2), NUM_WORDS)
-    scorer = build_token_scorer(loaded, 20, formula)
-    combine = log_prob_of_original if formula == "exact" else lambda *given: -energies_of(*given)
+    scorer = build_token_scorer(loaded, 20)
     for tokens, values in zip(texts, scorer.log_probs(texts), strict=True):
         assert scorer.num_passes(tokens) == len(tokens) - 2 + 1
         log_q, logits = naive(loaded.model, tokens, temperature)
         # Two networks in float32 behind logarithms.
-        torch.testing.assert_close(values[1:-1].double(), combine(logits, log_q, SHARE), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(
+            values[1:-1].double(), log_prob_of_original(logits, log_q, SHARE), rtol=1e-3, atol=1e-4
+        )
         assert values[0] == values[-1] == 0
 
 
@@ -96,14 +96,8 @@ def test_generator_without_context():
     torch.testing.assert_close(found[1:-1], expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("settings", "criterion", "reason"),
-    [
-        ({"main_objective": "replace_mlm"}, {}, "its main network is not trained to detect replacements"),
-        ({"disallow_true_token": True}, {}, "never allowed to sample the original"),
-        ({}, {"detection_positions": "masked"}, "it was trained at masked positions only"),
-    ],
-)
-def test_variants_without_a_probability_are_refused(settings, criterion, reason):
-    with pytest.raises(UserError, match=f"tiny.pt gives no probability of a token: .*{reason}"):
-        build_token_scorer(electra(criterion, **settings), 4096)
+def test_a_generator_that_never_samples_the_original_is_refused():
+    with pytest.raises(
+        UserError, match=r"tiny.pt gives no probability of a token: .*never allowed to sample the original"
+    ):
+        build_token_scorer(electra(disallow_true_token=True), 4096)

@@ -25,7 +25,7 @@ from amos_fairseq.probing.features import random_weights
 from amos_fairseq.scoring import minimal_pairs
 from amos_fairseq.scoring.lines import score_lines, unknown_log_prob
 from amos_fairseq.scoring.minimal_pairs import Accuracy, read_pairs, score_pairs
-from amos_fairseq.scoring.token_scorers import DetectionScorer, build_pair_scorer
+from amos_fairseq.scoring.token_scorers import DetectionScorer, build_pair_scorer, build_token_scorer
 
 NUM_WORDS = 5
 LENGTHS = (4, 1, 6, 2)
@@ -111,7 +111,6 @@ DETECTORS = {
     "electra_t5": (ElectraModel, ElectraConfig, {"generator_size": 0.5, "relative_position_scheme": "t5"}),
     "amos": (AmosModel, AmosConfig, {"generator_depths": "1,2", "max_update": 30}),
     "teams_mws": (TeamsModel, TeamsConfig, TEAMS | {"representation": "mws"}),
-    "teams_rtd": (TeamsModel, TeamsConfig, TEAMS | {"representation": "rtd"}),
     "teams_extra": (TeamsModel, TeamsConfig, TEAMS | {"task_heads": "extra_layer"}),
     "teams_ffn": (TeamsModel, TeamsConfig, TEAMS | {"task_heads": "ffn"}),
     "teams_one": (TeamsModel, TeamsConfig, TEAMS | {"mws_loss_weight": 0.0, "representation": "rtd"}),
@@ -173,6 +172,8 @@ def test_variants_that_do_not_detect_are_refused(reason):
     loaded = pretrained(model_class, config_class(**(SCORED_SIZES | own | settings)), NUM_WORDS, **criterion)
     with pytest.raises(UserError, match=f"tiny.pt has no score for minimal pairs: {reason}.*; give an electra"):
         build_pair_scorer(loaded, 4096)
+    with pytest.raises(UserError, match=reason if name == "electra" else "gives no probability of a token"):
+        build_token_scorer(loaded, 4096)
 
 
 def write_corpus(folder: Path, loaded, lines: list[str]) -> Counter:

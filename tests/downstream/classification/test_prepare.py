@@ -3,12 +3,12 @@
 import csv
 import json
 import math
+import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from fairseq.data import Dictionary
-from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 from saved_models import small_tokenizer
 
 from amos_fairseq.downstream.classification.dataset import LabeledTexts, read_targets, read_task_record
@@ -89,22 +89,6 @@ def test_classes_with_all_that_is_counted(tmp_path):
     rows = LabeledTexts(directory, "valid", record, dictionary, 30)
     expected = [dictionary.index(piece) for piece in tokenizer.encode("new line .")]
     assert rows[2]["tokens"].tolist() == [0, *expected, 2]
-
-
-def test_fairseqs_own_task_reads_the_same_data(tmp_path):
-    """sentence_prediction, whose dictionary of the labels has the order of the classes; names may have spaces."""
-    rows = [(f"text {i}", f"other {i}", ["very good", "bad"][i % 2]) for i in range(6)]
-    file = write_csv(tmp_path / "t.csv", ["a", "b", "label"], rows)
-    directory, record = prepared(tmp_path, Tables(file, file, ("a", "b"), "label"))
-    settings = {"init_token": 0, "regression_target": False, "no_shuffle": True, "seed": 1}
-    config = SentencePredictionConfig(data=str(directory), num_classes=2, **settings)
-    stock = SentencePredictionTask.setup_task(config)
-    stock.load_dataset("valid")
-    ours = LabeledTexts(directory, "valid", record, stock.source_dictionary, 30)
-    for index, target in enumerate(read_targets(directory, "valid", record)):
-        sample = stock.datasets["valid"][index]
-        assert sample["net_input.src_tokens"].tolist() == ours[index]["tokens"].tolist()
-        assert stock.label_dictionary[sample["target"].item() + 4] == record["labels"][target] == rows[index][2]
 
 
 def test_several_labels(tmp_path):
@@ -259,6 +243,22 @@ def test_tables_that_are_refused(content, options, message, tmp_path):
     assert message in str(error.value)
 
 
+# Each dev row would be wrong. Models compute numbers in float32, and their squares have to be finite.
+REFUSED_DEV = [
+    (["0", "1"], table(["-1", "-1"]), "d.tsv: no training row has any of its labels (-1; in training: 0, 1)"),
+    (["0", "1"], '{"body": "a", "label": "b"}\n', "d.tsv has no column 'text': it has body, label"),
+    (["0.5", "1.5"], table(["1.5", "1e31"]), "d.tsv, line 3, column label: the label 1e+31 is larger than 1e+30"),
+    (["0.5", "1.5"], table(["1.5", "1e999"]), "d.tsv, line 3, column label: the label '1e999' is not a finite number"),
+]
+
+
+@pytest.mark.parametrize(("labels", "dev", "message"), REFUSED_DEV)
+def test_dev_rows_that_are_refused(labels, dev, message, tmp_path):
+    (tmp_path / "d.tsv").write_text(dev)
+    with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+        read(tmp_path / "t.tsv", table(labels * 6), dev=tmp_path / "d.tsv")
+
+
 def test_a_class_may_have_the_name_of_a_column(tmp_path):
     """It is no header if other rows have it."""
     train, dev, space, _ = read(tmp_path / "t.tsv", table(["score", "b"] * 6, header=""), no_header=True, label="2")
@@ -269,13 +269,6 @@ def test_columns_that_are_not_read_are_named(tmp_path, capsys):
     rows = [(f"head {number}", f"text {number}", "ab"[number % 2]) for number in range(12)]
     Tables(write_csv(tmp_path / "t.csv", ["title", "text", "category"], rows)).with_columns()
     assert capsys.readouterr().err.endswith("t.csv: text: text; label: category; not read: title\n")
-
-
-def test_dev_of_another_task_is_refused(tmp_path):
-    """Each dev row would be wrong; if only some names are unknown, they are counted (above)."""
-    (tmp_path / "d.tsv").write_text(table(["-1", "-1"]))
-    with pytest.raises(UserError, match=r"d\.tsv: no training row has any of its labels \(-1; in training: 0, 1\)"):
-        read(tmp_path / "t.tsv", table(["0", "1"] * 6), dev=tmp_path / "d.tsv")
 
 
 def test_rows_that_show_no_text_are_left_out(tmp_path):
@@ -298,24 +291,6 @@ def test_rows_that_show_no_text_are_left_out(tmp_path):
     train, dev, _, notes = read(tmp_path / "t.jsonl", "".join(json.dumps(pair) + "\n" for pair in pairs))
     assert (train.texts + dev.texts).count(("", "x")) == 7
     assert any("pairs have one empty text" in note for note in notes)
-
-
-def test_columns_of_json_lines_are_named(tmp_path):
-    (tmp_path / "d.jsonl").write_text('{"body": "a", "label": "b"}\n')
-    with pytest.raises(UserError, match=r"d\.jsonl has no column 'text': it has body, label$"):
-        read(tmp_path / "t.tsv", table(["a", "b"] * 6), dev=tmp_path / "d.jsonl")
-
-
-def test_dev_labels_have_the_limits_of_training(tmp_path):
-    """Models compute them in float32, and their squares have to be finite."""
-    for label, message in (
-        ("1e31", "is larger than 1e\\+30"),
-        ("1e999", "is not a finite number"),
-        ("-2e300", "is larger"),
-    ):
-        (tmp_path / "d.tsv").write_text(table(["1.5", label]))
-        with pytest.raises(UserError, match=rf"^d\.tsv, line 3, column label: the label .*{message}"):
-            read(tmp_path / "t.tsv", table(["0.5", "1.5"] * 6), dev=tmp_path / "d.tsv")
 
 
 @pytest.mark.parametrize(

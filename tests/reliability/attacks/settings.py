@@ -60,7 +60,6 @@ NUMBERS = {
     "flops": ("--vocabulary-size", "--length"),
     "inspect": ("--seed", "--mask-prob", "--top"),
     "score": ("--batch-tokens",),
-    "report": ("--masked-tokens", "--seed"),
     "import": ("--seed",),
     "prepare": [f"--{name}" for name in ("sample-megabytes", "shard-megabytes", "valid-share", "valid-megabytes")]
     + ["--vocab-size", "--workers", "--seed"],

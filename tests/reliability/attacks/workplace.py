@@ -30,7 +30,7 @@ _COMMANDS = {
     "score": "mlm text.txt --out out/scores.tsv",
     "plot": "run --out out/plots",
     "report": "run --glue results/glue results/classify --tag results/tag results/parse --probe results/probe "
-    "--text text.txt --sentence 'the fox' --masked-tokens 50 "
+    "--text text.txt --sentence 'the fox' "
     "--out out/page.html",
     "import": "bert out/model.pt --arch amos_tiny",
     "export": "run out/folder --no-check",

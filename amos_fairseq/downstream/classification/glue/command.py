@@ -83,7 +83,6 @@ class GlueOptions:
         own_tasks: prepared directories of the user's own tasks by name, which are run beside GLUE's.
         with_train: write the predictions of the rows to train on, for students.
         intermediate: OUT of the MNLI runs that RTE, STS-B and MRPC start from; it may be the session's own.
-        squad: directory with ``squad.json``; None for OUT, where it may be missing.
     """
 
     own_tasks: Mapping[str, Path] = field(default_factory=dict)
@@ -91,7 +90,6 @@ class GlueOptions:
     teachers: Teachers | None = None
     with_train: bool = False
     intermediate: Path | None = None
-    squad: Path | None = None
     with_test: bool = False
     multi_task: bool = False
 
@@ -116,7 +114,6 @@ def main(arguments: argparse.Namespace) -> None:
         teachers=arguments.teachers and read_teachers(arguments.teachers, arguments.gold_weight, arguments.ensemble),
         with_train=arguments.write_train,
         intermediate=None if intermediate is None else Path(intermediate or arguments.out).resolve(),
-        squad=arguments.squad,
         with_test=arguments.write_test,
         multi_task=arguments.multi_task,
     )
@@ -137,11 +134,9 @@ def open_glue(session: Session, data: Path, tasks: Sequence[str], options: GlueO
         data: directory with a folder for each of GLUE's tasks, and ``tokenizer/``.
         tasks: those of GLUE to run.
     """
-    squad_out = options.squad or session.out
-    if (squad := read_summary(squad_out / "squad.json", "repeat amos squad", optional=True)) is not None:
-        check_weights(squad_out, "squad", session)
-    elif options.squad is not None:
-        raise UserError(f"{options.squad} holds no results of amos squad: give that command's --out as --squad")
+    squad = read_summary(session.out / "squad.json", "repeat amos squad", optional=True)
+    if squad is not None:
+        check_weights(session.out, "squad", session)
     if not data.is_dir():
         raise UserError(f"{data} is not a directory: give that of GLUE's official files, or of amos prepare glue")
     data = data.resolve()

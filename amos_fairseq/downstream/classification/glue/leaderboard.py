@@ -36,9 +36,9 @@ def write_submission(
 ) -> tuple[Path, list[str]]:
     """Predict every test set with the best dev run of its task, and write a zip file with a table for each.
 
-    A table has one row per line of the test file, in its order: the name of the class, or a similarity from 0 to 5. The server
-    requires every file and every row: test sets without predictions and broken lines are filled with the first class, or the
-    middle of the scale. There is a notice for each of them.
+    A table has the rows of the official file, numbered from 0: the name of the class, or a similarity from 0 to 5. The server
+    requires every file and every row: those without a prediction, such as broken lines, which ``amos prepare`` leaves out, have
+    the first class, or the middle of the scale. There is a notice for each such file.
     """
     tables, notices = {}, []
     for name, task in TASKS.items():
@@ -47,38 +47,23 @@ def write_submission(
         if summary is not None and has_test_set(data, name):
             loaded, prepared = load_checkpoint(best_checkpoint(out, summary.best)), read_glue_data(data, name)
         for split, file in task.test_files.items():
-            constant, official = task.labels[0] if task.labels else "2.500", task.official_rows[split]
-            if prepared is None or split not in prepared.record["splits"]:
-                tables[file] = {str(index): constant for index in range(official)}
-                notices.append(f"{file} is filled with a constant: no run or no prepared test file")
-                continue
-            predictions = prepared.predict(loaded, split, max_positions, device, stop)
-            if prepared.kind == "number":
-                spelled = [f"{value:.3f}" for value in predictions.clip(0, LARGEST_SCORE)]
-            else:
-                spelled = prepared.spell(predictions)
-            tables[file] = dict(zip(prepared.ids(split), spelled, strict=True))
-            if broken := prepared.record["splits"][split].get("broken", 0):
-                notices.append(f"{file}: {fill_broken_lines(tables[file], broken, official, constant)}")
+            predicted: dict[str, str] = {}
+            if prepared is not None and split in prepared.record["splits"]:
+                values = prepared.predict(loaded, split, max_positions, device, stop)
+                if prepared.kind == "number":
+                    spelled = [f"{value:.3f}" for value in values.clip(0, LARGEST_SCORE)]
+                else:
+                    spelled = prepared.spell(values)
+                predicted = dict(zip(prepared.ids(split), spelled, strict=True))
+            constant, ids = task.labels[0] if task.labels else "2.500", list(map(str, range(task.official_rows[split])))
+            tables[file] = {index: predicted.get(index, constant) for index in ids}
+            if missing := sum(index not in predicted for index in ids):
+                notices.append(
+                    f"{file}: {missing:,} of {len(ids):,} rows have no prediction and are filled with a constant"
+                )
     archive = out / ARCHIVE
     with whole_file(str(archive)) as unfinished, zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as zipped:
         for file, table in tables.items():
             rows = [f"{index}\t{prediction}\n" for index, prediction in table.items()]
             zipped.writestr(file, "index\tprediction\n" + "".join(rows))
     return archive, notices
-
-
-def fill_broken_lines(table: dict[str, str], broken: int, official: int, constant: str) -> str:
-    """Add the rows of broken lines of a test file to its predictions by id; return a notice.
-
-    ``amos prepare`` leaves out text and id of broken lines. Official files number their rows from 0. A row that a line break
-    inside a text splits in two counts as two broken lines: the ``official`` number of rows decides.
-    """
-    size, most = len(table), len(table) + broken
-    ids = [str(index) for index in range(official if size < official <= most else most)]
-    if not table.keys() <= set(ids):
-        return f"{broken} broken lines of the test file are left out; the server may refuse the file"
-    filled = {index: table.get(index, constant) for index in ids}
-    table.clear()
-    table.update(filled)
-    return f"{len(ids) - size} rows, for broken lines of the test file, are filled with a constant"
