@@ -45,14 +45,13 @@ def run(arguments: argparse.Namespace) -> None:
     import_fairseq()
     from amos_fairseq.checkpoints.encoder import check_device
     from amos_fairseq.report.results import read_benchmarks, read_probing
-    from amos_fairseq.report.runs import ReportOptions, read_runs
+    from amos_fairseq.report.runs import read_runs
     from amos_fairseq.report.sections import write_report
 
     check_device(arguments.device)
     results = [read_benchmarks(arguments.glue, "--glue"), read_benchmarks(arguments.tag, "--tag")]
     results.append(read_probing(arguments.probe))
-    options = ReportOptions(text, arguments.sentence, arguments.device)
-    runs = read_runs(arguments.runs, options)
+    runs = read_runs(arguments.runs, text, arguments.sentence, arguments.device)
     text_name = "the validation split" if text is None else Path(arguments.text).name
     say("drawing the figures", "report")
     with explain_os_errors(f"{out}: the page cannot be written", "; choose another place with --out"):

@@ -7,14 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from scipy.stats import gaussian_kde
 
-from amos_fairseq.output.pictures import (
-    depth_colours,
-    draw_grid,
-    figure_of_panels,
-    legend_label,
-    line_style,
-    run_style,
-)
+from amos_fairseq.output.pictures import depth_colours, draw_grid, figure_of_panels, legend_label, line_style, run_style
 
 NUM_BINS, NUM_POINTS = 40, 400  # of a histogram; of a curve that looks smooth
 

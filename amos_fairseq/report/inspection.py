@@ -189,12 +189,9 @@ def inspect_text(
 ) -> Inspection:
     """Mask one text, predict and sample the masked tokens, and run the discriminator.
 
-    The masked positions are sampled from ``seed`` as for a validation block, and all of them are replaced by <mask>,
-    whatever the mask treatment of the run. ``seed`` also seeds the sampled tokens. ``mask_prob`` None is that of the run.
-    ``with_samples`` also fills :attr:`MaskedToken.samples`, by one more forward pass for each depth.
-
-    Tokens that are never sampled (special tokens, padding of the vocabulary) are not among the ``top`` predictions, but are
-    part of the softmax, as in training.
+    Masked positions are those of a validation block, all replaced by <mask>; ``mask_prob`` None is that of the run.
+    ``with_samples`` fills :attr:`MaskedToken.samples`, by one more forward pass for each depth. Tokens that are never sampled
+    are not among the ``top`` predictions, but are part of the softmax, as in training.
     """
     model = loaded.model
     if not isinstance(model, PretrainingModel):

@@ -20,10 +20,7 @@ BENCHMARKS = {"--glue": ("glue", "squad", "classification"), "--tag": ("tagging"
 
 
 def read_benchmarks(folders: Sequence[str], flag: str) -> list[Summary]:
-    """Read the summaries in output folders of benchmarks, each folder once; several benchmarks can have written to one.
-
-    ``flag``: the option that names the folders, a key of :data:`BENCHMARKS`. Summaries of others are left out.
-    """
+    """Read the summaries in output folders of the benchmarks of ``flag``, each folder once; several can have written to one."""
     results, hint = [], "repeat the command that wrote it"
     for folder in distinct_folders(folders):
         files = [file for file in sorted(folder.glob("*.json")) if not file.name.endswith(".setup.json")]
@@ -50,11 +47,8 @@ def read_probing(folders: Sequence[str]) -> list[ProbeResults]:
 
 
 def main_spreads(summary: Summary) -> dict[str, Spread]:
-    """Return the main scores of a summary by column, such as "MNLI m", "CoLA (mcc)" or "chunk (span F1)".
-
-    MNLI has a column for each of its two sets. A score other than accuracy is named. The random weights of ``amos classify
-    --baseline`` are left out, because a row of the table is one checkpoint.
-    """
+    """Return the main scores of a summary by column, such as "MNLI m", "CoLA (mcc)" or "chunk (span F1)"; without the random
+    weights of ``amos classify --baseline``, because a row of the table is one checkpoint."""
     columns = {}
     for task, spreads in summary.spreads.items():
         if task == RANDOM:
@@ -71,10 +65,7 @@ def main_spreads(summary: Summary) -> dict[str, Spread]:
 
 
 def benchmark_table(results: Sequence[Summary]) -> Table:
-    """Return one row for each summary, and a column for each task of any of them.
-
-    A row has the name of the run, with as many folders as distinguish it, and that of the results where labels are equal.
-    """
+    """Return a row for each summary, named by its run, and its folder where that is not enough, and a column for each task."""
     spreads = [main_spreads(result) for result in results]
     columns = list(dict.fromkeys(column for scores in spreads for column in scores))
     folders = list(dict.fromkeys(result.checkpoint.parent for result in results))

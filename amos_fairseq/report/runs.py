@@ -32,19 +32,6 @@ LONGEST_LINE = 1000  # of a log, in characters; longer ones are read in pieces
 GPU = re.compile(r"(rank\s+\d+): capabilities = .*; name = (\S.*?)\s*$")  # in the line that fairseq logs for each GPU
 
 
-@dataclass(frozen=True)
-class ReportOptions:
-    """What is computed for each run.
-
-    ``text`` is for the losses by depth (None: the run's validation split); ``sentences`` are for the replaced tokens by depth
-    (none: a paragraph of that split).
-    """
-
-    text: str | None = None
-    sentences: Sequence[str] = ()
-    device: str = "cpu"
-
-
 @dataclass
 class PretrainingRun:
     """One run. A value is None or empty where the run's files do not contain it."""
@@ -79,8 +66,14 @@ def distinct_folders(folders: Sequence[str]) -> list[Path]:
     return list(names.values())
 
 
-def read_runs(folders: Sequence[str], options: ReportOptions) -> list[PretrainingRun]:
-    """Read the runs in these SAVE_DIRs and compute what the report shows of their models; one given twice counts once."""
+def read_runs(
+    folders: Sequence[str], text: str | None = None, sentences: Sequence[str] = (), device: str = "cpu"
+) -> list[PretrainingRun]:
+    """Read the runs in these SAVE_DIRs and compute what the report shows of their models; one given twice counts once.
+
+    ``text`` is for the losses by depth (None: the run's validation split); ``sentences`` are for the replaced tokens by depth
+    (none: a paragraph of that split).
+    """
     paths = distinct_folders(folders)
     for path in paths:
         if not any((path / name).is_file() for name in (FILE_NAME, LAST_CHECKPOINT)):
@@ -91,7 +84,7 @@ def read_runs(folders: Sequence[str], options: ReportOptions) -> list[Pretrainin
         run = PretrainingRun(path, name, hardware=hardware_of(path))
         add_log(run)
         if (path / LAST_CHECKPOINT).is_file():
-            add_checkpoint(run, options)
+            add_checkpoint(run, text, sentences, device)
         else:
             run.missing["checkpoint"] = f"{path} has no {LAST_CHECKPOINT}"
         runs.append(run)
@@ -137,7 +130,7 @@ def hardware_of(path: Path) -> str | None:
     return f"{len(ranks)} x {gpu}" if len(ranks) > 1 else gpu
 
 
-def add_checkpoint(run: PretrainingRun, options: ReportOptions) -> None:
+def add_checkpoint(run: PretrainingRun, text: str | None, sentences: Sequence[str], device: str) -> None:
     file = checkpoint_file(run.folder)
     state = read_state(file)
     loaded = restore_checkpoint(file, state)
@@ -161,21 +154,20 @@ def add_checkpoint(run: PretrainingRun, options: ReportOptions) -> None:
     except UserError as error:  # the file of a frozen generator is not there
         run.missing |= dict.fromkeys(("sentences", "losses"), str(error))
         return
-    texts = options.sentences
-    if not texts:
+    if not sentences:
         try:
-            texts = [text_of_corpus(loaded, "--sentence")]
+            sentences = [text_of_corpus(loaded, "--sentence")]
         except UserError as error:
             run.missing["sentences"] = str(error)
-    run.inspections = [inspect_text(loaded, text, SEED, None, top=1, with_samples=True) for text in texts]
+    run.inspections = [inspect_text(loaded, sentence, SEED, None, top=1, with_samples=True) for sentence in sentences]
     try:
-        blocks = held_out_blocks(loaded, options.text)
+        blocks = held_out_blocks(loaded, text)
     except UserError as error:
-        if options.text is not None:
+        if text is not None:
             raise
         run.missing["text"] = str(error)
         return
-    loaded.model.to(options.device)
+    loaded.model.to(device)
     run.losses = replaced_token_losses(loaded, blocks, SEED, MASKED_TOKENS)
     if not run.losses:
         run.missing["losses"] = "the objective has no discriminator that detects replaced tokens"

@@ -89,12 +89,7 @@ def score_lines(
     place: Callable[[int], str] = "line {}".format,
     num_lines: int | None = None,
 ) -> Iterator[ScoredLine]:
-    """Yield all lines scored, in their order.
-
-    Args:
-        place: number of a line -> what errors call it.
-        num_lines: of progress; None if it is unknown.
-    """
+    """Yield all lines scored, in order. ``place``: number of a line -> what errors call it; ``num_lines``: for progress."""
     longest, most_work = loaded.model.max_positions(), BATCHES_PER_WINDOW * scorer.tokens_per_batch
 
     def work(line: EncodedLine) -> int:
@@ -204,11 +199,7 @@ def opened_for_rows(out: Path | None) -> Iterator[TextIO]:
 
 
 def tsv_row(scored: ScoredLine) -> str:
-    """Format number, PLL, number of pieces and of unknown pieces, the pieces, and the log-probability of each.
-
-    Spaces separate pieces and values, since pieces contain no space. PLL and values of a line that is too long for the model
-    are empty.
-    """
+    """Format the columns of :data:`TSV_HEADER`, pieces and values with spaces between; a line that is too long has no PLL."""
     values = [f"{value:.{DECIMALS}f}" for value in scored.log_probs or []]
     pll = "" if scored.pll is None else f"{scored.pll:.{DECIMALS}f}"
     line = scored.line

@@ -91,12 +91,7 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Column:
-    """Scores of all pairs by one model.
-
-    Attributes:
-        definition: what the score is.
-        scores: (good, bad) of each pair; larger is better.
-    """
+    """Scores of all pairs by one model: ``scores`` are (good, bad), larger is better; ``definition`` says what they are."""
 
     name: str
     definition: str
@@ -110,10 +105,7 @@ class Column:
 
 
 def read_pairs(paths: Sequence[Path]) -> tuple[list[MinimalPair], list[dict[str, Any]]]:
-    """Read all pairs of JSON lines, which may be compressed, and return them with a record of each file.
-
-    A record has the path, the sha256 of the file as it is on disk, and the number of its pairs.
-    """
+    """Read all pairs of JSON lines, which may be compressed; return them, and path, sha256 and number of pairs of each file."""
     pairs: list[MinimalPair] = []
     records = []
     if twice := [path for path, number in Counter(map(os.path.realpath, paths)).items() if number > 1]:
@@ -182,9 +174,6 @@ def unigram_log_probs(loaded: LoadedCheckpoint, corpus: Path) -> torch.Tensor:
         log p(x) = log((c(x) + 1) / (N + V))
 
     The counts are those of the binarized text: ``dict.txt`` has a count for each piece, but this package writes 1.
-
-    Raises:
-        UserError: there is no such corpus, or it has another dictionary.
     """
     dictionary, symbols = loaded.dictionary, loaded.tokenizer.dictionary_symbols
     if not corpus.is_dir():
@@ -214,12 +203,9 @@ def model_scores(
     sentences: Sequence[tuple[EncodedLine, EncodedLine]],
     tokens_per_batch: int,
 ) -> list[tuple[float, float]]:
-    """Return the scores of the good and the bad sentence of each pair, equal where the tokenizer reads both alike.
+    """Return the scores of the good and the bad sentence of each pair; ``pairs``: all that were read, also those left out.
 
     Sentences that are read alike are scored once. They are sorted by length, so that batches have little padding.
-
-    Args:
-        pairs: all that were read, which the numbers of the sentences count.
     """
     distinct = {line.reading: line for both in sentences for line in both}
     lines = sorted(distinct.values(), key=lambda line: len(line.tokens))
@@ -240,18 +226,8 @@ def score_pairs(
     corpus: Path | None = None,
     with_random: bool = False,
 ) -> Table:
-    """Score all pairs with the model and the baselines, and return the table of accuracies.
-
-    With ``out``, the files of :func:`save_results` are written.
-
-    Args:
-        out: NAME.json.
-        corpus: adds the baseline ``unigram``: see :func:`unigram_log_probs`.
-        with_random: add the same architecture with random weights.
-
-    Raises:
-        UserError: the model has no score for pairs, a file is not one of pairs, or the corpus is another one.
-    """
+    """Score all pairs with the model and the baselines, return the table of accuracies, and write :func:`save_results` to
+    ``out``. ``corpus`` adds the baseline ``unigram``, ``with_random`` the same architecture with random weights."""
     objective = type(loaded.model).__name__.removesuffix("Model").lower()
     definition = DETECTION if isinstance(build_pair_scorer(loaded, tokens_per_batch), DetectionScorer) else PLL
     log_probs = None if corpus is None else unigram_log_probs(loaded, corpus)

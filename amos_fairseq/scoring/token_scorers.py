@@ -36,9 +36,13 @@ ScoreMasked = Callable[[PretrainingBatch], Tensor]
 class TokenScorer(abc.ABC):
     """A model that scores tokens in their context, in eval mode on one device, in float32.
 
-    Args:
+    Attributes:
         tokens_per_batch: tokens of a batch, including padding.
+        masks_each: it needs a forward pass for each piece, which is masked in it.
+        reads_once: it needs one, or one more, for the whole text.
     """
+
+    masks_each = reads_once = False
 
     def __init__(self, loaded: LoadedCheckpoint, tokens_per_batch: int):
         self.model: BaseFairseqModel = loaded.model
@@ -48,9 +52,9 @@ class TokenScorer(abc.ABC):
         self.device = self.model.never_sampled_mask.device
         self._special = self.model.never_sampled_mask.cpu()
 
-    @abc.abstractmethod
     def num_passes(self, tokens: Tensor) -> int:
         """Return the number of forward passes that a sequence [L] needs."""
+        return self.masks_each * int(self.is_scored(tokens).sum()) + self.reads_once
 
     @abc.abstractmethod
     def log_probs(self, sequences: Sequence[Tensor]) -> list[Tensor]:
@@ -100,8 +104,7 @@ class TokenScorer(abc.ABC):
 class OnePassScorer(TokenScorer):
     """Models whose ``token_log_probs`` scores all tokens at once: Electric and its variants."""
 
-    def num_passes(self, tokens: Tensor) -> int:
-        return 1
+    reads_once = True
 
     def log_probs(self, sequences: Sequence[Tensor]) -> list[Tensor]:
         return self.in_one_pass(sequences, self.model.token_log_probs)
@@ -113,8 +116,7 @@ class MaskedScorer(TokenScorer):
     The softmax is that of training: it includes special tokens and the padding of the vocabulary.
     """
 
-    def num_passes(self, tokens: Tensor) -> int:
-        return int(self.is_scored(tokens).sum())
+    masks_each = True
 
     def log_probs(self, sequences: Sequence[Tensor]) -> list[Tensor]:
         return self.with_each_masked(sequences, lambda batch: -self.model(batch).mlm_nll[:, 0])
@@ -126,12 +128,11 @@ class ElectraScorer(TokenScorer):
     log p combines log q of the distribution that replacements are sampled from, the discriminator's logit, and the
     fraction of masked tokens in training: :func:`amos_fairseq.functional.replaced_token_detection.log_prob_of_original`.
 
-    Raises:
-        UserError: the variant does not train detection at all tokens, or its q is zero at the original.
-
     Departures: if the generator sees the original at some masked positions in training (``--mask-treatment electra``,
     15 % of them), the training's q differs from this q.
     """
+
+    masks_each = reads_once = True
 
     def __init__(self, loaded: LoadedCheckpoint, tokens_per_batch: int):
         super().__init__(loaded, tokens_per_batch)
@@ -145,9 +146,6 @@ class ElectraScorer(TokenScorer):
                 f"{loaded.file} gives no probability of a token: {reason}; use plain ELECTRA, mlm or electric"
             )
         self.mask_prob: float = loaded.task["mask_prob"]
-
-    def num_passes(self, tokens: Tensor) -> int:
-        return int(self.is_scored(tokens).sum()) + 1
 
     def log_probs(self, sequences: Sequence[Tensor]) -> list[Tensor]:
         noise = self.with_each_masked(sequences, self._noise_log_probs)
@@ -171,10 +169,9 @@ class DetectionScorer(TokenScorer):
 
     It is not the probability of the token, and the sum is not that of a text: a likely token and an unlikely one that no
     generator would sample can have the same score. It orders texts that differ in a few tokens.
-
-    Raises:
-        UserError: the model does not detect replacements at all tokens.
     """
+
+    reads_once = True
 
     def __init__(self, loaded: LoadedCheckpoint, tokens_per_batch: int):
         if reason := why_it_cannot_detect(loaded):
@@ -184,11 +181,7 @@ class DetectionScorer(TokenScorer):
             )
         super().__init__(loaded, tokens_per_batch)
 
-    def num_passes(self, tokens: Tensor) -> int:
-        return 1
-
     def log_probs(self, sequences: Sequence[Tensor]) -> list[Tensor]:
-        """Map sequences [L] int64 to log P(original) [L] float32, in nats; 0 at special tokens."""
         return self.in_one_pass(sequences, lambda tokens: -softplus(detection_logits(self.model, tokens)))
 
 

@@ -14,7 +14,7 @@ from amos_fairseq.hugging_face.export import export
 from amos_fairseq.hugging_face.parts import Choice
 from amos_fairseq.models.amos import AmosConfig
 from amos_fairseq.report.inspection import inspect_text
-from amos_fairseq.report.runs import ReportOptions, read_runs
+from amos_fairseq.report.runs import read_runs
 from amos_fairseq.setting_checks import model_settings
 
 SMALLER = {"encoder_embed_dim": 8, "encoder_layers": 1}
@@ -49,7 +49,7 @@ def test_a_run_is_read_without_the_file_of_its_generator(objective: str, tmp_pat
     with pytest.raises(UserError, match=r"^--generator-checkpoint: .*generator/checkpoint_last.pt is missing: give"):
         inspect_text(load_checkpoint(run), TEXT, seed=1, mask_prob=0.2, top=2)
     add_settings(run, f"{objective}_tiny")
-    (reported,) = read_runs([str(run)], ReportOptions())
+    (reported,) = read_runs([str(run)])
     assert "checkpoint_last.pt is missing" in reported.missing["losses"]
 
     changed = torch.load(moved, weights_only=True)

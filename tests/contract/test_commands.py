@@ -32,7 +32,7 @@ def test_help_names_every_subcommand_and_nothing_else_is_printed():
         ("plot", {"--out": "plots"}),
         ("inspect", {"--seed": "1", "--top": "3", "--html": "inspection.html"}),
         ("report", {"--device": "cpu", "--out": "report.html"}),
-        ("report", {"--device": "cpu", "--out": "report.html"}),
+        ("report", {"--glue": "none"}),
         ("import", {"--from": "hugging-face", "--seed": "1"}),
         ("score", {"--batch-tokens": "2048", "--device": "cpu", "--format": "tsv"}),
     ],

@@ -44,17 +44,11 @@ IDENTITY_FIELDS = ("task", "kind", "labels", "tokenizer_sha256", "max_train_rows
 
 @dataclass(frozen=True)
 class TextData:
-    """The prepared data of one task.
-
-    Attributes:
-        directory: has ``input0``, ``label`` and, for pairs, ``input1``.
-        record: content of ``task.json``.
-        max_rows: largest number of training rows; None for all.
-    """
+    """The prepared data of one task."""
 
     directory: Path
-    record: dict[str, Any]
-    max_rows: int | None = None
+    record: dict[str, Any]  # content of ``task.json``
+    max_rows: int | None = None  # to train on; None for all
 
     @property
     def name(self) -> str:
@@ -192,22 +186,15 @@ def read_glue_data(data: Path, task: str, max_rows: int | None = None) -> TextDa
 
 @dataclass
 class TextBenchmark(Benchmark):
-    """Tables of texts, with a model for each.
-
-    Attributes:
-        prepared: the data of each table.
-        trained_as: fairseq's task and criterion.
-        id_column, dev_name: how files of predictions call the column of the rows, and a dev split.
-    """
+    """Tables of texts, with a model for each."""
 
     session: Session
     data: Path
     prepared: Mapping[str, TextData]
     tasks: dict[str, BenchmarkTask]
 
-    trained_as = "text_classification"
-    id_column = "index"
-    dev_name = "{split}"
+    trained_as = "text_classification"  # fairseq's task and criterion
+    id_column, dev_name = "index", "{split}"  # in files of predictions
 
     @property
     def max_positions(self) -> int:

@@ -30,15 +30,8 @@ from amos_fairseq.downstream.session import Session, find_devices, preparing, se
 from amos_fairseq.output.tables import Table, format_score
 
 RANDOM = "classification-random"  # its runs start from random weights
-HEADINGS = {
-    "accuracy": "accuracy",
-    "micro_f1": "micro-F1",
-    "macro_f1": "macro-F1",
-    "matthews": "Matthews",
-    "spearman": "Spearman",
-    "pearson": "Pearson",
-    "mse": "MSE",
-}
+HEADINGS = {"accuracy": "accuracy", "micro_f1": "micro-F1", "macro_f1": "macro-F1", "matthews": "Matthews"}
+HEADINGS |= {"spearman": "Spearman", "pearson": "Pearson", "mse": "MSE"}
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -90,8 +83,7 @@ class Classification(TextBenchmark):
 
     name = NAME
     columns = HEADINGS
-    id_column = "line"
-    dev_name = "dev"
+    id_column, dev_name = "line", "dev"
 
     @property
     def kind(self) -> str:

@@ -112,13 +112,8 @@ def check_texts(directory: Path, split: str) -> None:
 
 
 def join_texts(texts: list[FairseqDataset], bos: int, separator: int | None) -> FairseqDataset:
-    """Join the texts of each row as ``sentence_prediction`` does.
-
-    Args:
-        texts: one or two datasets of rows that end in ``</s>``.
-        bos: value of ``--init-token``.
-        separator: value of ``--separator-token``; None for no additional token before the second text.
-    """
+    """Join one or two texts of each row, which end in ``</s>``, as ``sentence_prediction`` does with ``--init-token`` and
+    ``--separator-token``."""
     first, *second = texts
     first = PrependTokenDataset(first, bos)
     if not second:
@@ -189,15 +184,10 @@ class LabeledTexts(LabeledSequences):
 
     Args:
         record: content of ``task.json``.
-        max_tokens: longest input of the model.
         separator: value of ``--separator-token``.
         max_rows: largest number of rows to keep, see :func:`chosen_rows`; None for all.
         teacher: predictions of another model for these rows, [N, outputs]: probabilities of the classes or labels, or a
             number in the unit of the label.
-
-    Attributes:
-        targets: those of the rows that are kept, see :func:`read_targets`.
-        num_cut: number of rows that are longer than ``max_tokens``.
     """
 
     def __init__(

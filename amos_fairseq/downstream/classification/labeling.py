@@ -55,13 +55,8 @@ def spell_predictions(kind: str, labels: Sequence[str], values: np.ndarray) -> l
 def predict_logits(
     loaded: LoadedCheckpoint, sequences: Sequence[Tensor], device: str, stop: threading.Event, task: str = TEXT_HEAD
 ) -> np.ndarray:
-    """Return the outputs of a head for texts: [N, outputs] float64; of a regression in the unit of its values.
-
-    Args:
-        loaded: a checkpoint with one head for texts, or a head for each of several tasks.
-        sequences: tokens of each row, LongTensors [L].
-        task: the one whose head it is, where there are several.
-    """
+    """Return the outputs of a head for texts, N LongTensors [L]: [N, outputs] float64, of a regression in the unit of its
+    values. ``task``: the one whose head it is, where there are several."""
     heads = getattr(loaded.model, "classification_heads", {})
     head = TEXT_HEAD if TEXT_HEAD in heads else task
     if not heads:
@@ -91,11 +86,10 @@ def label_table(
     device: str,
     stop: threading.Event,
 ) -> int:
-    """Write the rows of ``file`` to ``out`` with the columns ``prediction`` and, for classes, ``probability``.
+    """Write the rows of ``file`` to ``out`` with ``prediction`` and, for classes, ``probability``; return their number.
 
-    Each row of the file is one of ``out``, in order. The added columns of a row without text are empty, and all columns of a
-    row with another number of them. ``results`` is ``--out`` of ``amos classify``; a table without a header, and with the
-    quotes of CSV, is also one for a model that was trained on such a table. Returns the number of rows.
+    Each row is one of ``out``. The added columns of a row without text are empty, and all columns of a row with another number
+    of them. Header and quotes are those of the table that ``results``, the OUT of ``amos classify``, was trained on.
     """
     if out.suffix.lower() not in SUFFIXES or out.is_dir():
         raise UserError(f"--out {out}: with --predict it is a file: give a name that ends with {', '.join(SUFFIXES)}")

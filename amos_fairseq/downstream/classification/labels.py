@@ -202,17 +202,11 @@ def listed(names: Sequence[str] | set[str]) -> str:
 
 @dataclass(frozen=True)
 class LabelSpace:
-    """What the labels of a task are.
+    """What the labels of a task are."""
 
-    Attributes:
-        kind: one of :data:`KINDS`.
-        names: in the order of the classes; empty for numbers.
-        mean, deviation: of the numbers of the training set, by which the outputs of a model are scaled; None if they are not.
-    """
-
-    kind: str
-    names: Sequence[str] = ()
-    mean: float | None = None
+    kind: str  # one of :data:`KINDS`
+    names: Sequence[str] = ()  # in the order of the classes; empty for numbers
+    mean: float | None = None  # of the numbers of the training set, by which the outputs of a model are scaled
     deviation: float | None = None
 
     @classmethod

@@ -35,18 +35,8 @@ from amos_fairseq.text.tokenization import Tokenizer
 
 NAME = "classification"  # of the task of amos classify
 # Names of other benchmarks (those of amos tag begin with tagging-), of scores, and words of the command line.
-RESERVED_NAMES = {
-    NAME,
-    f"{NAME}-random",
-    "multi",
-    "parsing",
-    "tagging",
-    "squad",
-    "all",
-    "average",
-    "avg",
-    *map(str.lower, TASKS),
-}
+RESERVED_NAMES = {NAME, f"{NAME}-random", "multi", "parsing", "tagging", "squad", "all", "average", "avg"}
+RESERVED_NAMES |= set(map(str.lower, TASKS))
 # Options of amos classify that are also those of a task in the YAML of amos glue --own-tasks.
 TABLE_OPTIONS = tuple(field.name for field in dataclasses.fields(Tables))
 
@@ -61,14 +51,8 @@ def write_task(
     workers: int | None = None,
     with_ids: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Write the texts and labels of a task into ``directory``, and return the content of ``task.json``.
-
-    Args:
-        splits: their labels are parsed (:func:`~amos_fairseq.downstream.classification.rows.parse_label`), or None in a test
-            set.
-        tokenizer_folder: where ``tokenizer`` is saved.
-        with_ids: the splits of which ``SPLIT.ids`` has the names of the rows, one a line.
-    """
+    """Write the texts and the parsed labels (None in a test set) of a task into ``directory``, and return the content of
+    ``task.json``. ``with_ids``: the splits of which ``SPLIT.ids`` has the names of the rows, one a line."""
     inputs = [directory / f"input{number}" for number in range(len(next(iter(splits.values())).texts[0]))]
     for path in inputs:
         path.mkdir()

@@ -49,21 +49,14 @@ MOST_CHARACTERS = 10_000_000  # of a text; a tokenizer takes ten seconds for the
 
 @dataclass(frozen=True)
 class Tables:
-    """The tables to train and to score on, and how to read them: options of ``amos classify``.
-
-    Attributes:
-        dev: None to take a tenth of the rows of ``train``.
-        text: the one or two columns of the texts.
-        kind: one of ``KINDS``; None to infer it from the labels of ``train``.
-        label_separator: between the labels of a row that is no list.
-    """
+    """The tables to train and to score on, and how to read them: options of ``amos classify``."""
 
     train: Path
-    dev: Path | None = None
-    text: Sequence[str] | None = None
+    dev: Path | None = None  # None to take a tenth of the rows of ``train``
+    text: Sequence[str] | None = None  # the one or two columns of the texts
     label: str | None = None
-    kind: str | None = None
-    label_separator: str = ","
+    kind: str | None = None  # one of ``KINDS``; None to infer it from the labels of ``train``
+    label_separator: str = ","  # between the labels of a row that is no list
     no_header: bool = False
     csv_quotes: bool = False
 
@@ -134,22 +127,14 @@ class Tables:
 
 @dataclass
 class LabeledRows:
-    """Rows of a table.
-
-    Attributes:
-        sha256: of the file.
-        ids: what the table calls each row: its line, or its number from 1 where there are no lines.
-        labels: as they are in the file, or what :func:`parse_label` made of them.
-        counted: what is said of how many rows, such as "rows without text are left out".
-        broken_lines: see :class:`~amos_fairseq.text.input_files.TableFile`.
-    """
+    """Rows of a table."""
 
     source: str
-    sha256: str = ""
-    ids: list[str] = field(default_factory=list)
+    sha256: str = ""  # of the file
+    ids: list[str] = field(default_factory=list)  # the line of each row, or its number from 1 where there are no lines
     texts: list[tuple[str, ...]] = field(default_factory=list)
-    labels: list[Any] = field(default_factory=list)
-    counted: Counter[str] = field(default_factory=Counter)
+    labels: list[Any] = field(default_factory=list)  # as they are in the file, or what parse_label() made of them
+    counted: Counter[str] = field(default_factory=Counter)  # such as "rows without text are left out" -> how many
     broken_lines: list[int] = field(default_factory=list)
 
     def __len__(self) -> int:

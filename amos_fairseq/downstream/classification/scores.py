@@ -54,9 +54,7 @@ def text_scores(kind: str, predictions: np.ndarray, targets: np.ndarray) -> dict
         predictions, targets: see :func:`predictions_of`. A class among the targets that is no class of the model is wrong.
 
     Returns:
-        ``accuracy``, ``macro_f1`` and ``matthews`` of classes; ``micro_f1`` and ``macro_f1`` of labels; ``spearman``,
-        ``pearson`` and ``mse``, in the squared unit of the label, of numbers. ``macro_f1`` is the mean over the classes or
-        labels that are present or predicted.
+        :data:`SCORES` of the kind. ``macro_f1`` is the mean over the classes or labels that are present or predicted.
     """
     # scikit-learn takes a second to import, and training needs it only where it validates.
     from scipy.stats import pearsonr, spearmanr

@@ -19,11 +19,7 @@ from fairseq.models import BaseFairseqModel
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.downstream.benchmark import Benchmark, BenchmarkTask, TaskRun, batches
-from amos_fairseq.downstream.results import (
-    RunResult,
-    TaskSummary,
-    content_sha256,
-)
+from amos_fairseq.downstream.results import RunResult, TaskSummary, content_sha256
 from amos_fairseq.downstream.runner import run_and_print
 from amos_fairseq.downstream.session import Session, preparing, session_from
 from amos_fairseq.downstream.squad.dataset import (
@@ -50,19 +46,13 @@ NO_SPAN_ODDS = 1e9
 
 @dataclass(frozen=True)
 class SquadSettings:
-    """The settings that determine the result besides recipe, checkpoint and data.
+    """The settings that determine the result besides recipe, checkpoint and data."""
 
-    Attributes:
-        span_head: one of ``SPAN_HEADS``.
-        max_answer_length, n_best: BERT's limits: tokens of an answer, and answers that are kept for each question.
-        score_by: words or characters; None for :func:`~amos_fairseq.downstream.squad.official.fitting_units` of dev.
-    """
-
-    span_head: str
+    span_head: str  # one of ``SPAN_HEADS``
     windows: WindowLimits
-    max_answer_length: int = 30
-    n_best: int = 20
-    score_by: str | None = None
+    max_answer_length: int = 30  # tokens; this limit and the next are BERT's
+    n_best: int = 20  # answers that are kept for each question
+    score_by: str | None = None  # words or characters; None for what fits the dev contexts
 
     def as_dict(self) -> dict[str, Any]:
         answers = {"max_answer_length": self.max_answer_length, "n_best": self.n_best}
@@ -142,7 +132,6 @@ class Squad(Benchmark):
         return [*flags, *([] if run.task.scores_best else ["--disable-validation"])]
 
     def evaluate(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
-        """Return the scores of the dev set by name (see :func:`write_answers`) and write the prediction files."""
         split = SquadSplit(self.data, "valid")
         windows = SquadWindowDataset(split, self.dictionary, limits=self.settings.windows)
         decoded = predict_answers(load_checkpoint(checkpoint).model, windows, device, self.settings, stop)
@@ -193,13 +182,10 @@ class ScoredSpan(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """The answers to a question.
+    """The answers to a question."""
 
-    ``texts``: scores of distinct, non-empty answers, best first. ``null_odds``: higher if no answer is more likely.
-    """
-
-    texts: dict[str, float]
-    null_odds: float
+    texts: dict[str, float]  # distinct answers, not empty, with their scores, best first
+    null_odds: float  # higher if no answer is more likely
 
     @property
     def best(self) -> str:
@@ -255,14 +241,10 @@ def predict_answers(
 def spans_of_window(
     starts: np.ndarray, ends: np.ndarray, scores: np.ndarray, window: Window, owner: np.ndarray, settings: SquadSettings
 ) -> list[ScoredSpan]:
-    """Return the valid spans of a window, best first, at most ``n_best``.
+    """Return the valid spans of a window, best first, at most ``n_best``: inside the context, and not too long.
 
-    A valid span is inside the context, does not end before it starts, and is not too long. It counts only in the window in
-    which its first token has most context (``owner``, [context tokens]), so that no span is scored twice.
-
-    Args:
-        starts, ends: [C] token positions in the window.
-        scores: [C], -inf for spans that the head excludes.
+    A span counts only in the window in which its first token has most context (``owner``, [context tokens]), so that no span is
+    scored twice. ``starts``, ``ends``: [C] positions in the window; ``scores``: [C], -inf for spans that the head excludes.
     """
     first, last = starts - window.offset + window.begin, ends - window.offset + window.begin
     valid = np.isfinite(scores) & (first >= window.begin) & (last < window.end)
@@ -283,11 +265,8 @@ def decode_question(
 ) -> Decoded:
     """Select the answers to one question from the spans of all its windows.
 
-    Args:
-        null_scores: one per window; the lowest counts, since one window with an answer is enough.
-        characters: begin and end (exclusive) of each token in ``context``, the text of the paragraph.
-        compares_null: whether null scores have the scale of span scores (independent head). The odds are then their
-            difference to the best span's score; otherwise (joint head) the null score itself.
+    The lowest null score counts, since one window with an answer is enough. With ``compares_null`` null scores have the scale
+    of spans (independent head), and the odds are the difference to the best span. ``characters``: begin and end of each token.
     """
     texts: dict[str, float] = {}
     for span in sorted(spans, key=lambda span: -span.score):
@@ -307,15 +286,10 @@ def decode_question(
 def write_answers(
     directory: Path, split: SquadSplit, decoded: dict[str, Decoded], score_by: str = "words"
 ) -> dict[str, float]:
-    """Score the answers and write all files into ``directory``.
+    """Score the answers, write all files into ``directory``, and return the content of ``scores.json``.
 
     If the split has questions without an answer, the threshold of the null odds is chosen on it: the one that gives the
     best F1 in the official script's search, on the scale of ``null_odds.json``. Above it, the prediction is "".
-
-    Returns:
-        ``em`` and ``f1`` of ``predictions.json``; with unanswerable questions also ``has_ans_em``, ``has_ans_f1``,
-        ``no_ans_em``, ``best_em`` (the highest over all thresholds) and ``null_threshold``. ``scores.json`` holds the
-        same.
     """
     golds = {example.id: [answer.text for answer in example.answers] for example in split.examples}
     answers = {name: of_question.best for name, of_question in decoded.items()}

@@ -78,19 +78,12 @@ def read_squad_manifest(directory: Path) -> dict[str, Any]:
 
 
 class WindowLimits(NamedTuple):
-    """Lengths in tokens. The defaults are BERT's, except ``tokens`` (AMOS Appendix B: sequence length 512).
+    """Lengths in tokens. The defaults are BERT's, except ``tokens`` (AMOS Appendix B: sequence length 512)."""
 
-    Attributes:
-        tokens: the whole window.
-        doc_stride: distance between the starts of two windows.
-        question: a longer question is cut to this length.
-        num_separators: number of ``</s>`` between question and context, 1 or 2.
-    """
-
-    tokens: int = 512
-    doc_stride: int = 128
-    question: int = 64
-    num_separators: int = 1
+    tokens: int = 512  # the whole window
+    doc_stride: int = 128  # distance between the starts of two windows
+    question: int = 64  # a longer question is cut to this length
+    num_separators: int = 1  # number of ``</s>`` between question and context, 1 or 2
 
     @property
     def num_special(self) -> int:
@@ -127,28 +120,20 @@ def window_of_most_context(ranges: list[tuple[int, int]]) -> np.ndarray:
 
 
 class Window(NamedTuple):
-    """Context tokens [begin, end) beside the question of an example.
-
-    ``number``: index among the windows of the example. ``offset``: position of context token ``begin`` in the window, so
-    context token i is at position ``offset + i - begin``.
-    """
+    """Context tokens [begin, end) beside the question of an example. Token i is at position ``offset + i - begin``."""
 
     example: int
-    number: int
+    number: int  # index among the windows of the example
     begin: int
     end: int
     offset: int
 
 
 class SquadWindowDataset(LabeledSequences):
-    """All windows of a split.
+    """All windows of a split: in training shuffled, and without questions whose answers could not be aligned to tokens.
 
     The target of a window that contains the whole answer is the positions of its first and last token; the target of any
     other window is 0 and 0, the position of ``<s>``.
-
-    Args:
-        training: shuffle, and exclude questions whose answers could not be aligned to tokens, which would be trained as
-            unanswerable. Otherwise all questions are included, in order.
     """
 
     def __init__(

@@ -88,7 +88,7 @@ def evaluate(
     null_threshold: float = float("inf"),
     units: str = "words",
 ) -> dict[str, float]:
-    """Score one prediction file. Questions without a prediction do not count (as in the official script of 2.0).
+    """Score one prediction file as the official script of 2.0: questions without a prediction do not count.
 
     Args:
         answers: by question, the texts that are right; none where there is no answer.
@@ -96,10 +96,6 @@ def evaluate(
         null_threshold: a question with odds above it counts as not answered, whatever its prediction. The official
             script's default, 1.0, is meant for probabilities; this default uses all predictions as they are.
         units: a key of :data:`UNITS_OF`: what is compared.
-
-    Returns:
-        ``exact``, ``f1`` (percent) and ``total``; the same with ``HasAns_`` and ``NoAns_`` if there are such questions; with
-        ``null_odds`` also ``best_exact``, ``best_exact_thresh``, ``best_f1``, ``best_f1_thresh``.
     """
     predicted = [name for name in answers if name in predictions]
     if not predicted:

@@ -148,11 +148,8 @@ def report(split: str, facts: dict[str, Any]) -> None:
 def align_answer(
     answer: Answer, context: str, starts: np.ndarray, ends: np.ndarray
 ) -> tuple[tuple[int, int] | None, str]:
-    """Return the first and last token of an answer, or None if it is lost or misplaced, and one of :data:`FITS`.
-
-    Args:
-        starts, ends: [length] characters ``[start, end)`` of each context token; empty for a token without characters.
-    """
+    """Return the first and last token of an answer, or None if it is lost or misplaced, and one of :data:`FITS`. ``starts``,
+    ``ends``: [length] characters ``[start, end)`` of each context token; empty for a token without characters."""
     if not answer.is_in(context):
         return None, MISPLACED
     # No token covers spaces at the ends of an answer, so they select no further tokens.
@@ -167,11 +164,7 @@ def align_answer(
 def write_squad_split(
     directory: Path, split: str, paragraphs: Sequence[Paragraph], tokenizer: Tokenizer, on_done: Callable[[int], object]
 ) -> dict[str, Any]:
-    """Write all paragraphs of a split, and return counts for ``squad.json``.
-
-    ``untrainable``: questions with answers that are all lost or misplaced. ``on_done`` is called with the number of questions
-    newly written.
-    """
+    """Write all paragraphs of a split, and return counts for ``squad.json``; ``on_done`` gets the number of new questions."""
     # Offsets count characters of one paragraph.
     symbols = dict.fromkeys(("question", "context"), len(tokenizer) + NUM_FAIRSEQ_SYMBOLS)
     examples, lengths, unknown = [], {"question": [], "context": []}, Counter()

@@ -100,12 +100,8 @@ class SquadFile(NamedTuple):
 
 def read_squad(path: Path) -> SquadFile:
     """Read a data set in the official layout ``{"version", "data": [{"title", "paragraphs": [...]}]}``, or flat rows of
-    ``datasets``, ``{"id", "title", "context", "question", "answers": {"text": [...], "answer_start": [...]}}``: as JSON lines,
-    an array, ``data`` of an object, Parquet, or a folder of ``save_to_disk``.
-
-    Fields that neither training nor evaluation uses (``plausible_answers``) are optional. Questions without an answer are
-    impossible, also where ``is_impossible`` is missing, as in the official evaluation.
-    """
+    ``datasets``, ``{"id", "title", "context", "question", "answers": {"text": [...], "answer_start": [...]}}``. Questions
+    without an answer are impossible, also where ``is_impossible`` is missing, as in the official evaluation."""
     content = _read_content(path)
     paragraphs = tuple(_read_paragraphs(path, content))
     data = SquadFile(path, "" if isinstance(content, list) else _optional_text(content, "version"), paragraphs)

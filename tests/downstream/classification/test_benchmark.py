@@ -1,25 +1,19 @@
 """GLUE's data, predictions, flags and intermediate training on synthetic rows, without the training process."""
 
-import random
 import shutil
 import threading
 
 import pytest
 import torch
-import transformers
-from fairseq.data import Dictionary
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
-from hugging_face_folders import export
-from synthetic_glue import INFERENCE, WORDS, change_task, write_labels, write_texts
+from synthetic_glue import INFERENCE, change_task
 
-import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.downstream.benchmark import Stopped, batches
 from amos_fairseq.downstream.classification.benchmark import read_glue_data
 from amos_fairseq.downstream.results import best_run_of, read_result
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.fine_tuning import TEXT_HEAD
-from amos_fairseq.text.tokenization import load_tokenizer
 
 
 def test_rows_are_those_of_fairseqs_task(data):
@@ -76,44 +70,6 @@ def test_predictions_are_those_of_single_rows_through_the_model(data, tmp_path, 
                 assert row[2] == INFERENCE[label]
     right = [row[1] == row[2] for row in rows]
     assert read_result(directory).scores["accuracy_mm"] == pytest.approx(100 * sum(right) / len(right))
-
-
-@pytest.mark.slow
-@torch.no_grad()
-def test_an_exported_folder_predicts_the_same_rows(start, data, tmp_path, glue):
-    """From texts to classes with the folder's own tokenizer and model; one text, the other or both are cut."""
-    generator, num_separators = random.Random(2), 2
-    texts = [[" ".join(generator.choices(WORDS, k=generator.randint(1, 40))) for _ in range(60)] for _ in range(2)]
-    shutil.copytree(data, tmp_path / "data")
-    tokenizer = load_tokenizer(start / "tokenizer")
-    dictionary = Dictionary.load(str(start / "tokenizer" / "dict.txt"))
-    for name, column in zip(("input0", "input1"), texts, strict=True):
-        write_texts(tmp_path / "data/RTE" / name, "valid", column, tokenizer, dictionary)
-    names = ["entailment", "not_entailment"]
-    write_labels(tmp_path / "data/RTE/label", "valid", [0] * 60, names)
-    splits = read_glue_data(data, "RTE").record["splits"] | {"valid": {"source": "dev.tsv", "rows": 60}}
-    change_task(tmp_path / "data", "RTE", splits=splits)
-
-    outcome = glue(tmp_path / "out", "RTE", data=tmp_path / "data", num_separators=num_separators)
-    run = tmp_path / "out/runs/RTE/seed1"
-    written = [line.split("\t")[1] for line in (run / "predictions.valid.tsv").read_text().splitlines()[1:]]
-    assert set(written) == set(names)
-    shutil.move(run / "checkpoint_best.pt", run / "checkpoint_last.pt")
-    export(run, tmp_path / "folder", "--labels", ",".join(names), check=True)
-    folder = transformers.AutoTokenizer.from_pretrained(tmp_path / "folder")
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "folder").eval()
-    pairs = folder(*texts, truncation=True, padding=True, return_tensors="pt")
-    assert [names[index] for index in model(**pairs).logits.argmax(1)] == written
-    whole = folder(*texts)["input_ids"]
-    num_cut = sum(len(row) > 80 for row in whole)
-    assert 20 < num_cut < 60
-    assert {row.count(folder.eos_token_id) for row in whole} == {num_separators + 1}
-    assert any(note.startswith("RTE: rows of more than 80 tokens are cut") for note in outcome.table.notes)
-    assert any(f"{num_cut} of 60 in valid" in note for note in outcome.table.notes)
-    # load() gives the states of the same tokens.
-    features = amos_fairseq.load(run)(list(zip(*texts, strict=True)), truncate=True)
-    ids = pairs["input_ids"]
-    assert torch.equal(features.tokens, ids)
 
 
 def test_flags_describe_the_checkpoint_and_the_task(start, tmp_path, fake_training, glue):

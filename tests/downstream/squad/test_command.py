@@ -18,8 +18,6 @@ from amos_fairseq.downstream.squad.command import (
     write_answers,
 )
 from amos_fairseq.downstream.squad.dataset import SquadSplit, Window, WindowLimits
-from amos_fairseq.downstream.squad.official import evaluate, read_null_odds, read_predictions
-from amos_fairseq.downstream.squad.question_files import read_squad
 
 # A context of six tokens; the window shows tokens 1 to 4 at positions 3 to 6.
 CONTEXT = "Zoë ate  a \uff22ig, cafe\u0301 pie"
@@ -129,21 +127,6 @@ def test_no_answer_is_best(split, tmp_path, odds):
     scores = write_answers(tmp_path, split, decoded)
     assert set(read(tmp_path, "predictions.json").values()) == {""}
     assert (scores["em"], scores["no_ans_em"], scores["has_ans_em"]) == (25, 100, 0)
-
-
-def test_files_are_what_the_official_script_reads(split, tmp_path):
-    """With odds that separate badly, the scores are between the extremes, and equal those of the files."""
-    decoded = right_answers(split, {False: -1.0, True: -0.98})
-    scores = write_answers(tmp_path, split, decoded)
-    questions = read_squad(split.directory.parent / "squad.json").questions
-    predictions, odds = read_predictions(tmp_path / "predictions.json"), read_null_odds(tmp_path / "null_odds.json")
-    official = evaluate({q.id: [answer.text for answer in q.answers] for q in questions}, predictions)
-    assert (official["exact"], official["f1"]) == (scores["em"], scores["f1"])
-    assert predictions.keys() == {q.id for q in questions}
-    assert 25 < scores["em"] < 100
-    assert odds == {name: d.null_odds for name, d in decoded.items()}
-    n_best = read(tmp_path, "nbest_predictions.json")
-    assert [entry["text"] for entry in n_best["p0q0"]] == [decoded["p0q0"].best, "other"]
 
 
 def test_version_one_has_no_threshold(tmp_path):

@@ -111,18 +111,6 @@ def test_sampled_questions(tmp_path, data):
     assert manifest["splits"]["train"]["source_questions"] == 40
 
 
-def test_finished_data_are_unchanged(data, capsys, tmp_path):
-    source, same = data.parent / "squad.json", [data.parent / "tokenizer", data]
-    before = {path: path.stat().st_mtime_ns for path in data.rglob("*")}
-    main([source, source, *same])
-    assert "finished already" in capsys.readouterr().err
-    fewer = refused(capsys, source, source, *same, "--max-train-questions", 3)
-    assert "(settings max_train_questions: None there, 3 here)" in fewer
-    other = write_json(tmp_path / "other.json", make_squad(seed=9))
-    assert "squad.json there, other.json here" in refused(capsys, other, source, *same)
-    assert {path: path.stat().st_mtime_ns for path in data.rglob("*")} == before
-
-
 def test_refusals(data, tmp_path, capsys):
     """One line that names the file and what is wrong; nothing is left of OUT."""
     source, tokenizer, out = data.parent / "squad.json", data.parent / "tokenizer", tmp_path / "out"
@@ -133,6 +121,7 @@ def test_refusals(data, tmp_path, capsys):
     cases += [([source, tmp_path / "absent.json", tokenizer, out], "absent.json: no such file")]
     cases += [([source, source, tmp_path / "absent", out], "is not a directory")]
     cases += [([source, source, tokenizer, out, "--max-train-questions", 0], "--max-train-questions 0")]
+    cases += [([source, source, tokenizer, data, "--max-train-questions", 3], "None there, 3 here")]
     with (tmp_path / "huge.json").open("wb") as file:
         file.truncate(1 << 40)  # which takes no space
     cases += [([source, tmp_path / "huge.json", tokenizer, out], "huge.json holds more than 256 MiB")]

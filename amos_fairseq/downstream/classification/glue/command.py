@@ -77,19 +77,13 @@ TEACHER_FILE = "teacher.npy"  # in the directory of a run
 
 @dataclass(frozen=True)
 class GlueOptions:
-    """The options of the command besides its tasks.
+    """The options of the command besides its tasks."""
 
-    Attributes:
-        own_tasks: prepared directories of the user's own tasks by name, which are run beside GLUE's.
-        with_train: write the predictions of the rows to train on, for students.
-        intermediate: OUT of the MNLI runs that RTE, STS-B and MRPC start from; it may be the session's own.
-    """
-
-    own_tasks: Mapping[str, Path] = field(default_factory=dict)
+    own_tasks: Mapping[str, Path] = field(default_factory=dict)  # prepared directories of the user's own tasks by name
     max_rows: int | None = None
     teachers: Teachers | None = None
-    with_train: bool = False
-    intermediate: Path | None = None
+    with_train: bool = False  # write the predictions of the rows to train on, for students
+    intermediate: Path | None = None  # OUT of the MNLI runs to start from; it may be the session's own
     with_test: bool = False
     multi_task: bool = False
 
@@ -128,12 +122,7 @@ def tasks_to_run(names: str, data: Path, is_raw: bool) -> list[str]:
 
 
 def open_glue(session: Session, data: Path, tasks: Sequence[str], options: GlueOptions = GlueOptions()) -> "Glue":
-    """Read the prepared data and everything that the options name; what cannot be used is refused before any training.
-
-    Args:
-        data: directory with a folder for each of GLUE's tasks, and ``tokenizer/``.
-        tasks: those of GLUE to run.
-    """
+    """Read the prepared data and everything that the options name; what cannot be used is refused before any training."""
     squad = read_summary(session.out / "squad.json", "repeat amos squad", optional=True)
     if squad is not None:
         check_weights(session.out, "squad", session)

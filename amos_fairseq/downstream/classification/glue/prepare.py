@@ -92,11 +92,9 @@ def _refuse_comma(out: Path) -> None:
 
 
 def read_split(path: Path, task: GlueTask, split: str, on_read: OnRead = lambda size: None) -> LabeledRows:
-    """Read every row of an official file, in order, also those without a text.
+    """Read every row of an official file, in order, also those without a text; lines with more or fewer columns are counted.
 
-    Quotes are ordinary characters in these files, also in QQP's, whose texts were written with the quotes of CSV, because
-    Hugging Face's processors read them so. A line with more or fewer columns than the header (a tab or a line end inside a
-    text) has its text or label elsewhere, so it is skipped and counted.
+    Quotes are ordinary characters, also in QQP, which was written with those of CSV: Hugging Face's processors read it so.
     """
     has_header = task.has_header(split)
     texts, label = (task.texts, task.label) if has_header else (("4",), "2")

@@ -28,12 +28,7 @@ def glue_table(
     notes: Sequence[str],
     names: Sequence[str] = SCORED,
 ) -> Table:
-    """Build the table with the checkpoint's row.
-
-    Args:
-        squad: ``squad.json`` for the same checkpoint.
-        names: columns, of tasks that have results.
-    """
+    """Build the table with the checkpoint's row; ``squad``: ``squad.json`` for the same checkpoint."""
     columns, row = [""], [row_name]
     for task in names:
         if task in summaries:

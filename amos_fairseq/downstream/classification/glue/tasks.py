@@ -25,21 +25,12 @@ _AX_PLACES = ("diagnostic/diagnostic.tsv", "AX/diagnostic.tsv", "AX/AX.tsv", "AX
 
 @dataclass(frozen=True)
 class GlueTask:
-    """One task.
-
-    Attributes:
-        texts, label: columns of the texts and of the label.
-        labels: in the order of the classes, as on the leaderboard; empty for a regression (0 to 5).
-        official_rows: number of rows of each split of the official files, without broken lines; published scores refer to them.
-        scores: the first is the main one, as in AMOS Table 1.
-    """
-
     name: str
-    texts: tuple[str, ...]
-    label: str
-    labels: tuple[str, ...]
-    official_rows: dict[str, int]
-    scores: tuple[str, ...] = ("accuracy",)
+    texts: tuple[str, ...]  # columns
+    label: str  # column
+    labels: tuple[str, ...]  # in the order of the classes, as on the leaderboard; empty for a regression (0 to 5)
+    official_rows: dict[str, int]  # of each split without broken lines; published scores refer to them
+    scores: tuple[str, ...] = ("accuracy",)  # the first is the main one, as in AMOS Table 1
 
     @property
     def main_score(self) -> str:

@@ -145,15 +145,13 @@ def test_training_rows_are_limited(glue_tokenizer, tmp_path):
     files, chosen = write_raw_glue(tmp_path / "glue", "SST-2"), []
     rows = [f"The sailor {number}" for number in range(200)]
     (files / "SST-2" / "train.tsv").write_text("sentence\tlabel\n" + "".join(f"{row}\t1\n" for row in rows))
-    for seed in ("1", "2"):
-        command = [files, "SST-2", glue_tokenizer, tmp_path / "out", "--workers", "1"]
-        main([*command, "--max-train-rows", "50", "--seed", seed])
+    for seed in (1, 2):
+        sampling = ["--workers", 1, "--max-train-rows", 50, "--seed", seed]
+        main([files, "SST-2", glue_tokenizer, tmp_path / "out", *sampling])
         chosen.append([text for (text,) in decoded_texts(tmp_path / "out", "SST-2", "train")])
         assert chosen[-1] == sorted(set(chosen[-1]), key=rows.index)
-        assert len(chosen[-1]) == 50
-    assert chosen[0] != chosen[1]
     record = task_record(tmp_path / "out", "SST-2")
-    assert (record["max_train_rows"], record["seed"]) == (50, 2)
+    assert (record["max_train_rows"], record["seed"], len(chosen[0]), chosen[0] == chosen[1]) == (50, 2, 50, False)
     assert [record["splits"][split]["source_rows"] for split in ("train", "valid")] == [200, 1]
 
 
@@ -214,7 +212,6 @@ def test_bad_input_is_one_line(raw_glue, glue_tokenizer, tmp_path, capsys):
         ([glue, "CoLA,SST2", tokenizer, out], "unknown task 'SST2': choose ALL or"),
         ([tmp_path / "absent", "ALL", tokenizer, out], "is not a directory"),
         ([foreign, "ALL", tokenizer, out], "CoLA/train.tsv: no such file"),
-        ([foreign, "CoLA", tokenizer, out], "CoLA/train.tsv: no such file"),
         ([glue, "CoLA", foreign, out], "holds no tokenizer"),
         ([glue, "CoLA", tokenizer, foreign / "letter.txt"], "is not a directory"),
         ([glue, "CoLA", tokenizer, foreign], "is not empty and contains no GLUE data"),

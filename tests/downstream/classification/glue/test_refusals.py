@@ -13,6 +13,19 @@ from amos_fairseq.downstream.classification.glue.command import tasks_to_run
 from amos_fairseq.downstream.session import read_pretrained_checkpoint
 from amos_fairseq.errors import UserError
 
+OWN_TASKS = {
+    "RTE: {train: own.tsv}": "'RTE' has a name that is taken",
+    "half: {train: own.tsv}": "'half' has a name that is taken",
+    "tagging-upos: {train: own.tsv}": "'tagging-upos' has a name that is taken",
+    "mine: {train: own.tsv, colour: red}": "needs train, and may only have",
+    "mine: {train: own.tsv, text: {a: 1}}": "the other options are texts",
+    "mine: {train: own.tsv, no_header: 'false'}": "no_header and csv_quotes are true or false",
+    "mine: {train: own.tsv, kind: labels, label_separator: ''}": "the separator of labels is empty",
+    "mine: {train: own.tsv, dev: nothing.tsv}": "nothing.tsv: no such file",
+    "mine: {train: own.tsv, kind: words}": "kind is one of classes, labels, number",
+    "[mine]": "",
+}
+
 
 def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_training, capsys, glue):
     glue(tmp_path / "finished", "CoLA")
@@ -23,20 +36,11 @@ def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_tra
         rows = "".join(f"{index}{row}\n" for index in range(count))
         (teachers / f"{task}.tsv").write_text(f"index\t{columns}\n{rows}")
     (tmp_path / "empty").mkdir()
-    (tmp_path / "own.yaml").write_text("RTE: {train: own.tsv}\n")
-    (tmp_path / "bad.yaml").write_text("mine: {train: own.tsv, colour: red}\n")
     (tmp_path / "own.tsv").write_text("text\tlabel\na\tx\nb\ty\n")
-    for name, content in {
-        "module": "half: {train: own.tsv}",
-        "words": "tagging-upos: {train: own.tsv}",
-        "texts": "mine: {train: own.tsv, text: {a: 1}}",
-        "header": "mine: {train: own.tsv, no_header: 'false'}",
-        "separator": "mine: {train: own.tsv, kind: labels, label_separator: ''}",
-        "dev": "mine: {train: own.tsv, dev: nothing.tsv}",
-        "kind": "mine: {train: own.tsv, kind: words}",
-        "list": "[mine]",
-    }.items():
-        (tmp_path / f"{name}.yaml").write_text(content)
+    own_tasks = []
+    for number, (content, message) in enumerate(OWN_TASKS.items()):
+        (tmp_path / f"{number}.yaml").write_text(content)
+        own_tasks.append((["--tasks", "CoLA", "--own-tasks", tmp_path / f"{number}.yaml"], message))
     foreign = tmp_path / "foreign"
     shutil.copytree(data, foreign)
     (foreign / "tokenizer" / "dict.txt").write_text("other 1\n")
@@ -44,7 +48,6 @@ def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_tra
     write_summary(tmp_path / "squad", 1, start, from_scratch=True, benchmark="squad", setup=setup)
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "squad.json").write_text("{}")
-    own = ["--tasks", "CoLA", "--own-tasks"]
     command = ["glue", "--checkpoint", start, "--out", tmp_path / "out", "--cpu", "--data", data]
     before = len(fake_training.commands)
     for arguments, message in (
@@ -74,16 +77,7 @@ def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_tra
         (["--tasks", "CoLA,RTE", "--multi-task", "--recipe", "bam", "--intermediate"], "--intermediate has no effect"),
         (["--tasks", "CoLA", "--intermediate"], "--intermediate has no effect"),
         (["--tasks", "RTE", "--intermediate", tmp_path / "empty"], "holds no finished run of MNLI"),
-        (["--tasks", "CoLA", "--own-tasks", tmp_path / "own.yaml"], "'RTE' has a name that is taken"),
-        (["--tasks", "CoLA", "--own-tasks", tmp_path / "bad.yaml"], "needs train, and may only have"),
-        ([*own, tmp_path / "module.yaml"], "'half' has a name that is taken"),
-        ([*own, tmp_path / "words.yaml"], "'tagging-upos' has a name that is taken"),
-        ([*own, tmp_path / "texts.yaml"], "the other options are texts"),
-        ([*own, tmp_path / "header.yaml"], "no_header and csv_quotes are true or false"),
-        ([*own, tmp_path / "separator.yaml"], "the separator of labels is empty"),
-        ([*own, tmp_path / "dev.yaml"], "nothing.tsv: no such file"),
-        ([*own, tmp_path / "kind.yaml"], "kind is one of classes, labels, number"),
-        ([*own, tmp_path / "list.yaml"], ""),
+        *own_tasks,
         (["--tasks", "RTE", "--multi-task", "--recipe", "bam"], "has 16 rows, fewer than the 128 of one update"),
     ):
         assert message in error_line(capsys, main, *command, *arguments, reports_progress=True)
