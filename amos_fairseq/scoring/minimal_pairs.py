@@ -205,10 +205,10 @@ def model_scores(
 ) -> list[tuple[float, float]]:
     """Return the scores of the good and the bad sentence of each pair; ``pairs``: all that were read, also those left out.
 
-    Sentences that are read alike are scored once. They are sorted by length, so that batches have little padding.
+    Sentences that are read alike are scored once. They are sorted, the longest first, so that batches have little padding.
     """
     distinct = {line.reading: line for both in sentences for line in both}
-    lines = sorted(distinct.values(), key=lambda line: len(line.tokens))
+    lines = sorted(distinct.values(), key=lambda line: -len(line.tokens))
 
     def place(number: int) -> str:
         return pairs[(number - 1) // 2].place

@@ -224,7 +224,7 @@ def test_a_corpus_with_another_dictionary_is_refused(runs, tmp_path):
 
 
 def test_sentences_that_are_read_alike_are_scored_once(runs, tmp_path, monkeypatch):
-    """Two spaces between words are one for the tokenizer. The shortest sentences come first, and each pair has its scores."""
+    """Two spaces between words are one for the tokenizer. The longest sentences come first, and each pair has its scores."""
     scored = []
     monkeypatch.setattr(
         minimal_pairs, "score_lines", lambda *given: (scored.append(one) or one for one in score_lines(*given))
@@ -239,7 +239,7 @@ def test_sentences_that_are_read_alike_are_scored_once(runs, tmp_path, monkeypat
     score_pairs(load_checkpoint(runs["mlm"]), [write_pairs(tmp_path / "p.jsonl", pairs)], 20, out)
     assert json.loads(out.read_text())["overall"]["scores"]["mlm"]["ties"] == 2
     lengths = [len(one.line.tokens) for one in scored]
-    assert (len(scored), lengths) == (5, sorted(lengths))
+    assert (len(scored), lengths) == (5, sorted(lengths, reverse=True))
     plls = {" ".join(one.line.text.split()): f"{one.pll:.6f}" for one in scored}
     found = [(row["mlm, good"], row["mlm, bad"]) for row in scores_of_pairs(out)]
     assert found == [tuple(plls[" ".join(text.split())] for text in pair) for pair in pairs]
