@@ -6,6 +6,7 @@ Stock fairseq makes these mistakes without a message; here they are prevented:
 * A run continued where ``polynomial_decay`` has reached its end trains with learning rate 0.
 * ``--restore-file`` with a path that does not exist starts from scratch. Repeated (by a scheduler that requeues), it starts
   again from the old checkpoint and overwrites the run's progress.
+* A run that is started again without a setting that it was started with goes on with another schedule or model.
 * A checkpoint with another vocabulary, relative position scheme, LayerNorm epsilon, window or rotary angle loads if its shapes
   happen to match.
 """
@@ -15,6 +16,7 @@ import hashlib
 import logging
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +45,21 @@ POSITION_SCHEME = ("relative_position_scheme", "relative_position_buckets", "rel
 # Windows and rotary angles of ModernBERT, and the epsilon of LayerNorms, which is 1e-12 in most imported models.
 OTHERS = ("global_attention_every", "local_attention", "global_rope_theta", "local_rope_theta", "layer_norm_eps")
 
+# Sections whose settings make a run what it is, but for those of the machine, of data that may have moved, and what other
+# checks compare.
+OF_THE_RUN = ("optimization", "task", "model", "criterion", "optimizer", "lr_scheduler")
+NOT_OF_THE_RUN = {"data", "tokenizer_directory", "save_dir", "precision", "save_interval_minutes", "update_freq"}
+NOT_OF_THE_RUN |= {"kernels", "compile", "activation_checkpointing", "stop_time_hours", "generator_checkpoint"}
+
 _locks: dict[str, FileLock] = {}  # held until this process ends
 
 
 class Resume(Hook):
     """Lock SAVE_DIR, repair and check its checkpoint before it is loaded; afterwards, refuse a run that cannot continue."""
+
+    def before_launch(self, cfg: Any) -> None:
+        if HydraConfig.initialized():  # with flags, what is not given is not known
+            refuse_changed_settings(cfg, [override.lstrip("+~") for override in HydraConfig.get().overrides.task])
 
     def before_trainer(self, cfg: Any) -> None:
         if running_scripts():  # a program that has a trainer without fairseq's script continues no run
@@ -114,6 +126,42 @@ def separate_jobs(cfg: Any) -> None:
     vars(checkpoint_utils.save_checkpoint).pop("best", None)
     if folder not in ("", ".") and not cfg.checkpoint.save_dir.endswith(f"/{folder}"):
         cfg.checkpoint.save_dir = f"{cfg.checkpoint.save_dir}/{folder}"
+
+
+def refuse_changed_settings(cfg: Any, overrides: Sequence[str]) -> None:
+    """Refuse to continue a run with other settings, unless ``overrides`` has them: the ``KEY=VALUE`` of the command line."""
+    path = os.path.join(cfg.checkpoint.save_dir, f"checkpoint_last{cfg.checkpoint.checkpoint_suffix}.pt")
+    if cfg.checkpoint.restore_file != DEFAULT_FILE or not PathManager.isfile(path):
+        return
+    saved, given = read_header(path).get("cfg"), {override.partition("=")[0] for override in overrides}
+    forgotten = {
+        key: values
+        for key, values in changed_settings(saved if isinstance(saved, dict) else {}, cfg).items()
+        if key not in given
+    }
+    if forgotten:
+        before, now = (" ".join(f"{key}={values[i]}" for key, values in forgotten.items()) for i in (0, 1))
+        raise UserError(
+            f"{path} was trained with {before}, which would now be {now}: give the former to continue the run, the latter to "
+            "change it, or another checkpoint.save_dir"
+        )
+
+
+def changed_settings(saved: dict[str, Any], cfg: Any) -> dict[str, tuple[Any, Any]]:
+    """Return the settings of a run that differ, with the value in its checkpoint and the present one.
+
+    Those that follow another one, as the length of the schedule follows the number of updates, are left out.
+    """
+    settings, changed = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True), {}
+    for section in OF_THE_RUN:
+        before, now = saved.get(section), settings[section]
+        if isinstance(before, dict) and isinstance(now, dict):
+            for name in sorted((before.keys() & now.keys()) - NOT_OF_THE_RUN):
+                values = getattr(before[name], "value", before[name]), now[name]
+                followed = f"optimization.{'max_update' if name == 'total_num_update' else name}"
+                if str(values[0]) != str(values[1]) and changed.get(followed) != values:
+                    changed["common.seed" if name == "seed" else f"{section}.{name}"] = values
+    return changed
 
 
 def checkpoint_to_load(cfg: Any) -> str | None:

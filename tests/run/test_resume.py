@@ -1,6 +1,7 @@
 """Starts that are refused, that do nothing, and that continue; damaged checkpoints, and those of other models; the lock."""
 
 import contextlib
+import copy
 import hashlib
 import math
 import os
@@ -24,6 +25,8 @@ from small_models import small_electra
 from amos_fairseq.errors import UserError
 from amos_fairseq.run import resume
 from amos_fairseq.run.resume import (
+    DEFAULT_FILE,
+    OF_THE_RUN,
     Resume,
     check_fits,
     check_parts,
@@ -31,6 +34,7 @@ from amos_fairseq.run.resume import (
     claim_save_dir,
     finished,
     refusal,
+    refuse_changed_settings,
 )
 
 
@@ -297,3 +301,30 @@ def test_a_lock_that_leads_elsewhere_is_refused(link: Any, tmp_path: Path) -> No
     with pytest.raises(UserError, match=r"run/\.lock is (a link|not a file of this lock alone)"):
         claim_save_dir(str(run))
     assert precious.read_text() == "precious\n"
+
+
+def test_settings_that_are_not_given_again_are_refused(tmp_path: Path) -> None:
+    """What the command line names may change; the seed of the task is that of the run, and the schedule follows its length."""
+    saved = {
+        "optimization": {"max_update": 1200, "lr": [0.1]},
+        "task": {"seed": 1, "mask_prob": 0.15, "data": "moved", "precision": "bf16"},
+        "lr_scheduler": {"total_num_update": 1200.0, "lr": [0.1]},
+    }
+    torch.save({"model": {}, "cfg": saved}, tmp_path / "checkpoint_last.pt")
+    checkpoint = {"save_dir": str(tmp_path), "checkpoint_suffix": "", "restore_file": DEFAULT_FILE}
+    cfg = OmegaConf.create(dict.fromkeys(OF_THE_RUN) | copy.deepcopy(saved) | {"checkpoint": checkpoint})
+    refuse_changed_settings(cfg, [])
+    cfg.task.data, cfg.task.precision = "elsewhere", "auto"
+    cfg.optimization.max_update, cfg.lr_scheduler.total_num_update = 16_000, 16_000
+    with pytest.raises(
+        UserError, match=r"trained with optimization.max_update=1200, which would now be .*=16000: give"
+    ):
+        refuse_changed_settings(cfg, ["task.data=elsewhere"])
+    refuse_changed_settings(cfg, ["optimization.max_update=16000"])
+    cfg.task.seed, cfg.lr_scheduler.total_num_update = 2, 400
+    with pytest.raises(
+        UserError, match=r"common.seed=1 lr_scheduler.total_num_update=1200.0, which .*seed=2 .*update=400:"
+    ):
+        refuse_changed_settings(cfg, ["optimization.max_update=16000"])
+    cfg.checkpoint.restore_file = "other.pt"
+    refuse_changed_settings(cfg, [])
