@@ -25,6 +25,9 @@ from amos_fairseq.text.tokenization.fast_tokenizer import ABSENT
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+# Inputs of ModernBERT may have 8,192 tokens, of which two batches take minutes and gigabytes. Longer ones than this have no
+# weights, windows or buckets of their own but for learned positions, which are copied whole.
+LONGEST_COMPARED = 512
 TOLERANCE = 3e-5  # relative to the largest output
 # Inputs are also compared truncated to this number of tokens, special ones not counted. Many pairs are longer; of some, both
 # texts are cut. The number is even, because with an odd one tokenizers 0.23.2 keeps one token too many of the second text.
@@ -47,7 +50,7 @@ def verify_folder(folder: Path, loaded: LoadedCheckpoint, part: Part, ids: Tenso
             f"the exported model differs from the checkpoint by {difference:.2e}, of outputs up to {largest:.3g}, more than by "
             "float32 rounding: nothing was written"
         )
-    batches = f"{len(maxima)} batches of 2 to {loaded.model.max_positions()} tokens"
+    batches = f"{len(maxima)} batches of 2 to {longest_compared(loaded)} tokens"
     return f"{agreement}; {batches}: largest difference {difference:.1e}, of outputs up to {largest:.3g}"
 
 
@@ -93,9 +96,13 @@ def compare_token_ids(tokenizer: "PreTrainedTokenizerBase", loaded: LoadedCheckp
     return f"token ids equal on {len(texts):,} texts{note}"
 
 
+def longest_compared(loaded: LoadedCheckpoint) -> int:
+    return min(loaded.model.max_positions(), LONGEST_COMPARED)
+
+
 def token_batches(loaded: LoadedCheckpoint, ids: Tensor) -> Iterator[Tensor]:
-    """Yield right-padded batches [B,T] of random tokens in our ids, of 2 to the maximum number of tokens, mostly short."""
-    longest, dictionary = loaded.model.max_positions(), loaded.dictionary
+    """Yield right-padded batches [B,T] of random tokens in our ids, of 2 to :func:`longest_compared` tokens, mostly short."""
+    longest, dictionary = longest_compared(loaded), loaded.dictionary
     lengths = sorted({*range(2, min(longest, 9) + 1), *(longest * k // 12 for k in range(1, 13)), longest - 1} - {0, 1})
     framing = {dictionary.bos(), dictionary.pad(), dictionary.eos()}
     inner = torch.tensor([row for row in range(len(dictionary)) if row not in framing and ids[row] != ABSENT])
