@@ -113,6 +113,15 @@ def test_words_are_masked_whole_but_for_the_last() -> None:
     assert len(orders) > 5
 
 
+def test_a_special_token_ends_a_word() -> None:
+    """Tokens without a mark of a new word, one between two special ones: each is a word, and not the first five are masked."""
+    dataset, masks = make_dataset([[30, 2] * 15 + [30]], word_starts=np.zeros(49, dtype=bool)), set()
+    for epoch in range(1, 11):
+        dataset.set_epoch(epoch)
+        masks.add(tuple(dataset[0]["positions"].tolist()))
+    assert len(masks) == 10
+
+
 def test_words_are_masked_as_often_as_in_shuffled_lists() -> None:
     """31 tokens in words of 1 to 4 tokens, half of them masked: 2,000 epochs against 20,000 shuffled lists of words, within 5
     standard deviations. Each token is masked about half of the time; the ends of words, which are cut, somewhat less often."""
