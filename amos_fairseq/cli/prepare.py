@@ -128,6 +128,11 @@ constant memory. An interrupted run continues when the command is repeated."""
     vocabulary("--tokenizer", type=Path, metavar="DIR", help=text)
     add("--vocab-size", type=int, help=f"pieces to learn, without special symbols (default: {DEFAULT_VOCAB_SIZE})")
     text = (
+        "share of the text whose characters, the most frequent ones, have a piece (default: 0.9999, all of printable ASCII, "
+        "every character that occurs 5 times, at most in half of the pieces, and rarer ones in a twentieth)"
+    )
+    add("--character-coverage", type=float, metavar="SHARE", help=text)
+    text = (
         "a marker, such as [E1], that is one token wherever the text spells it, and is never masked, sampled or predicted; "
         "may be repeated; added to --vocab-size, or a piece of --tokenizer (what tokenizer.json calls special is protected)"
     )

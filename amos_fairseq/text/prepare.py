@@ -52,7 +52,7 @@ from amos_fairseq.text.encoding import (
     start_encoding_process,
 )
 from amos_fairseq.text.file_kinds import TEXT, kind_of
-from amos_fairseq.text.input_files import files_of
+from amos_fairseq.text.input_files import files_of, is_much
 from amos_fairseq.text.prepared_data import check_paths
 from amos_fairseq.text.processes import (
     KilledWorkerError,
@@ -61,7 +61,16 @@ from amos_fairseq.text.processes import (
     process_pool,
     use_threads,
 )
-from amos_fairseq.text.split import SAMPLE, VALID, CorpusSettings, Split, group_into_shards, split_corpus, text_file
+from amos_fairseq.text.split import (
+    LATER_SETTINGS,
+    SAMPLE,
+    VALID,
+    CorpusSettings,
+    Split,
+    group_into_shards,
+    split_corpus,
+    text_file,
+)
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
 from amos_fairseq.text.tokenization.conversion import SPACE
 from amos_fairseq.text.tokenization.exported import export_obstacle
@@ -73,6 +82,7 @@ UNFINISHED = ".prepare"
 _MEGABYTE = 1_000_000
 _LIBRARIES = ("fairseq-fixed", "sentencepiece", "tokenizers")
 _SIZES = ("tiny", "mini", "small", "base")
+_LOOKED_AT = 1 << 20  # characters of the sample for the vocabulary, to name those that have no piece
 RARE_CHARACTER = "\U0001242b"  # a numeral in cuneiform, which no vocabulary has but as bytes
 
 
@@ -102,9 +112,10 @@ def run(arguments: argparse.Namespace) -> None:
             say(f"never masked, sampled or predicted: {' '.join(tokenizer.protected[:10])}{others}")
         _encode(root, split, workers)
         manifest = _join(root, out, inputs, split, settings, tokenizer)
+        advice = _advice(settings, manifest["train"], tokenizer, root / "text" / SAMPLE)
         _publish(root / "corpus", out)
     _say_sizes(manifest["train"]["tokens"], manifest["valid"]["tokens"])
-    say(describe_loss(manifest["train"], _advice(settings, manifest["train"])))
+    say(describe_loss(manifest["train"], advice))
     task_data = shlex.quote(f"task.data={manifest['task_data']}")
     say(f"done: train with {task_data} (fairseq-train DATA); counts and hashes in {out}/{MANIFEST}")
 
@@ -192,7 +203,9 @@ def _make_tokenizer(root: Path, settings: CorpusSettings, workers: int) -> Token
 
 def _learn(sample: Path, settings: CorpusSettings, workers: int, directory: Path) -> None:
     use_threads(workers)
-    learn_tokenizer(sample, settings.vocab_size, settings.cased, settings.protected or ()).save(directory)
+    learn_tokenizer(
+        sample, settings.vocab_size, settings.cased, settings.protected or (), settings.character_coverage
+    ).save(directory)
 
 
 def _encode(root: Path, split: Split, workers: int) -> None:
@@ -287,13 +300,20 @@ def _say_sizes(train: int, valid: int) -> None:
     say(f"epochs of this text in all updates of a recipe: {', '.join(shown)}; fewer with optimization.max_update=N")
 
 
-def _advice(settings: CorpusSettings, counts: dict[str, Any]) -> str:
-    """Return what to do if the tokenizer loses much of the text."""
+def _advice(settings: CorpusSettings, counts: dict[str, Any], tokenizer: Tokenizer, sample: Path) -> str:
+    """Return what to do if the tokenizer loses much of the text, and what has no piece."""
+    unknown = ""
+    if is_much(counts["unknown"], counts["unknown_share"]):
+        with open(sample, encoding="utf-8", newline="\n") as stream:
+            text = stream.read(_LOOKED_AT)
+        most = tokenizer.count_unknown(text.split("\n")).most_common(10)
+        parts = ", ".join(f"{part[:20]!r} {number:,}" for part, number in most)
+        unknown = f"; without a piece, in {len(text):,} characters: {parts}"
     if settings.tokenizer is not None:
-        return "this tokenizer does not fit the text: give another one, or none, so that one is learned"
+        return f"this tokenizer does not fit the text: give another one, or none, so that one is learned{unknown}"
     if counts["dropped_share"] > counts["unknown_share"]:
         return "U+FFFD and control characters are removed: they stand for a wrong encoding, so convert the text again"
-    return "the sample for the vocabulary lacks characters: give a larger --sample-megabytes"
+    return f"give a larger --vocab-size, --character-coverage or --sample-megabytes{unknown}"
 
 
 def is_finished_corpus(out: Path, settings: dict[str, Any], inputs: list[dict[str, Any]]) -> bool:
@@ -308,7 +328,7 @@ def is_finished_corpus(out: Path, settings: dict[str, Any], inputs: list[dict[st
         sources = [(record["bytes"], record["sha256"]) for record in manifest["inputs"]]
     except (KeyError, TypeError) as error:
         raise UserError(f"{path} was not written by amos prepare: give another --out") from error
-    settings = {"protected": None} | settings
+    settings = dict.fromkeys(LATER_SETTINGS) | settings
     there = {name: recorded.get(name) for name in settings}
     if there != settings:
         raise UserError(
@@ -355,6 +375,8 @@ def _settings(arguments: argparse.Namespace) -> CorpusSettings:
         size = DEFAULT_VOCAB_SIZE if arguments.vocab_size is None else arguments.vocab_size
         if not 1 <= size <= LARGEST_VOCABULARY:
             raise UserError(f"--vocab-size {size}: give at least 1 and at most {LARGEST_VOCABULARY:,}")
+        if arguments.character_coverage is not None and not 0 < arguments.character_coverage <= 1:
+            raise UserError(f"--character-coverage {arguments.character_coverage}: give a share above 0, at most 1")
     return CorpusSettings(
         bpe=bpe,
         vocab_size=size,
@@ -367,6 +389,7 @@ def _settings(arguments: argparse.Namespace) -> CorpusSettings:
         csv_quotes=arguments.csv_quotes,
         document=_document_end(arguments.document),
         protected=protected,
+        character_coverage=arguments.character_coverage,
     )
 
 
@@ -397,7 +420,11 @@ def _document_end(value: str | None) -> str | int | None:
 
 
 def _read_tokenizer(arguments: argparse.Namespace) -> Tokenizer:
-    for flag, value in {"--vocab-size": arguments.vocab_size, "--cased or --uncased": arguments.cased}.items():
+    for flag, value in {
+        "--vocab-size": arguments.vocab_size,
+        "--character-coverage": arguments.character_coverage,
+        "--cased or --uncased": arguments.cased,
+    }.items():
         if value is not None:
             raise UserError(f"{flag} cannot be combined with --tokenizer, which determines it: remove one of them")
     if arguments.tokenizer.suffix == ".model":

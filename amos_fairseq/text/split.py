@@ -25,6 +25,8 @@ GROUPS_PER_SHARD = 16  # small enough to form shards of nearly equal size
 _MANY_LINES = 1000  # in a document of plain text, on average: a blank line may be there by chance
 _MANY_COPIES = 0.1  # of the documents
 FILE_BYTES = 1 << 22  # of text: what a process encodes at a time, and an interrupted run at most repeats
+# Corpora have these only if they were given: earlier versions did not know them.
+LATER_SETTINGS = ("protected", "character_coverage")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +46,14 @@ class CorpusSettings:
     csv_quotes: bool = False  # in .tsv
     document: str | int | None = None  # what ends a document of plain text; None: it is inferred
     protected: list[str] | None = None  # tokens of a learned vocabulary; a given tokenizer has its own
+    character_coverage: float | None = None  # of a learned vocabulary; None: the rule of vocabulary.py
 
     def describe(self) -> dict[str, Any]:
         """Return the settings for ``corpus.json``; two runs with equal settings and inputs write the same bytes."""
         settings = vars(self) | {"tokenizer": None if self.tokenizer is None else self.tokenizer.sha256}
-        if not self.protected:
-            del settings["protected"]  # earlier versions had none
+        for name in LATER_SETTINGS:
+            if not settings[name]:
+                del settings[name]
         return settings
 
 

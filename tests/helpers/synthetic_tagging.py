@@ -51,7 +51,7 @@ def prepare_tagging(directory: Path, *flags: str, number: int = 40) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     text = "\n".join(" ".join(word for word, _, _ in rows) for rows in sentences) + "\n"
     (directory / "text.txt").write_text(text, encoding="utf-8")
-    learn_tokenizer(directory / "text.txt", 60, cased=False).save(directory / "tokenizer")
+    learn_tokenizer(directory / "text.txt", 100, cased=False).save(directory / "tokenizer")
     source = str(write_columns(directory / "train.txt", sentences))
     prepare("tagging")([source, source, str(directory / "tokenizer"), str(directory / "data"), *flags])
     return directory / "data"

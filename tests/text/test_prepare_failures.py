@@ -61,6 +61,8 @@ BAD = {
     "--tokenizer words": "--tokenizer words: the tokenizer cannot encode all text (WordLevel error: Missing [UNK]",
     "--tokenizer other": "differ from line 1",
     "--tokenizer other --vocab-size 9": "cannot be combined with",
+    "--tokenizer other --character-coverage 1": "--character-coverage cannot be combined with --tokenizer",
+    "--character-coverage 1.5": "--character-coverage 1.5: give a share above 0, at most 1",
     "--protect <mask>": "--protect '<mask>': give a token without spaces, other than <s>",
     "--protect a▁b": "--protect 'a\\u2581b'",
     "--tokenizer words --protect [E1]": "--tokenizer words with --protect: its vocabulary has no [E1]: add it",

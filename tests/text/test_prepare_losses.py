@@ -42,6 +42,10 @@ def test_unknown_words(tmp_path, capsys):
     assert (dropped, unknown > 5) == (0, True)
     assert len(warnings) == 1
     assert "this tokenizer does not fit the text: give another one" in warnings[0]
+    named = re.split(r"without a piece, in [\d,]+ characters: ", warnings[0])[1]
+    counts = {word: int(number) for word, number in re.findall(r"'(E\d+)' (\d+)", named)}
+    assert set(counts) == set(EVENTS[60:])
+    assert 0.9 * total < sum(counts.values()) <= total  # without the text for validation
 
 
 def test_dropped_letters(tmp_path, capsys):
@@ -88,7 +92,7 @@ def test_data_with_labels(kind, tmp_path, capsys):
 def test_printed_commands_are_quoted_for_the_shell(tmp_path, capsys):
     out = tmp_path / "a b's #1"
     (tmp_path / "text.txt").write_text("\n\n".join(documents(EVENTS)), encoding="utf-8")
-    prepare("text")([tmp_path / "text.txt", "--out", out, "--workers", "1", "--vocab-size", "40"])
+    prepare("text")([tmp_path / "text.txt", "--out", out, "--workers", "1", "--vocab-size", "99"])
     (command,) = re.findall(r"train with (.*) \(fairseq-train DATA\)", capsys.readouterr().err)
     assert shlex.split(command) == [f"task.data={out}"]
 

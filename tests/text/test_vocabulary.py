@@ -2,11 +2,14 @@
 
 import random
 import re
+import string
 
 import pytest
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.text.vocabulary import learn_tokenizer
+from amos_fairseq.text.vocabulary import choose_characters, learn_tokenizer
+
+PRINTABLE = string.ascii_letters + string.digits + string.punctuation
 
 
 def words(alphabet, number, longest, seed):
@@ -50,3 +53,53 @@ def test_a_text_of_control_characters_is_one_line(tmp_path):
     (tmp_path / "sample.txt").write_text("\x01\x02\n\x03\n", encoding="utf-8")
     with pytest.raises(UserError, match="no vocabulary can be learned from the text: give text with letters"):
         learn_tokenizer(tmp_path / "sample.txt", 100, True)
+
+
+# 10,000 characters: the last ten of "rare" make up less than 0.01 % only one by one.
+COUNTS = {"a": 5000, "é": 4970, "ü": 10, "¿": 5, "q": 4, "¡": 3, "ñ": 3, "í": 3, "中": 1, "國": 1}
+
+
+@pytest.mark.parametrize(
+    ("size", "coverage", "characters"),
+    [
+        (4000, None, "abéü¿q¡ñí中國"),  # a twentieth has room for all
+        (20, None, "abéü¿q¡ñí中"),  # 99.99 %: all but one occurrence
+        (10, None, "abéü¿q"),  # half of the pieces that "a" and "b" leave
+        (2, None, "ab"),
+        (10, 1.0, "aéü¿q¡ñí中國"),
+        (10, 0.5, "a"),
+        (10, 0.9971, "aéü"),
+    ],
+)
+def test_chosen_characters(size, coverage, characters):
+    """By hand; "a" and "b" stand for ASCII."""
+    assert choose_characters(COUNTS, size, "ab", coverage) == set(characters)
+
+
+def test_many_rare_characters_and_few_frequent_ones():
+    """Beyond the share, what occurs five times has a piece, and what occurs four times has none unless there is room."""
+    counts = {"a": 10_000_000} | {character: 5 if character in CHINESE[:20] else 4 for character in CHINESE[:40]}
+    assert choose_characters(counts, 100, "a") == {"a", *CHINESE[:20]}
+
+
+@pytest.mark.parametrize("cased", [True, False])
+def test_ordinary_characters_come_back(cased, tmp_path):
+    """Characters that occur five times in a long text, and all of ASCII, which does not occur; the rules are not NFKC.
+    SentencePiece's reserved character and a rare one have no piece, and no piece crosses them."""
+    lines = ["el agua en la casa"] * 6000 + ["¿qué? ½ ① \uff0c"] * 5 + ["el▅agua 中國"] * 4 + CHINESE[:400]
+    tokenizer = learn_tokenizer(write(tmp_path / "sample.txt", lines), 300, cased)
+    for text in (PRINTABLE, "¿qué pingo? ½ ① \uff0c"):
+        expected = text if cased else text.lower()
+        assert tokenizer.decode(tokenizer.encode(text)) == expected
+    assert set(PRINTABLE) - set(tokenizer.dictionary_symbols) == (set() if cased else set(string.ascii_uppercase))
+    assert "<unk>" in tokenizer.encode("▅")
+    assert "<unk>" in tokenizer.encode(CHINESE[399])
+    assert not any(mark in piece for piece in tokenizer.dictionary_symbols for mark in "▅\t")
+
+
+def test_given_coverage(tmp_path):
+    """The characters of the text alone, as of amino acids, in as many pieces."""
+    sample = write(tmp_path / "sample.txt", words("ACDEFGHIKLMNPQRSTVWY", 2000, 40, 5))
+    tokenizer = learn_tokenizer(sample, 25, True, character_coverage=1.0)
+    assert set("▁ACDEFGHIKLMNPQRSTVWY") <= set(tokenizer.dictionary_symbols)
+    assert len(tokenizer) == 25

@@ -50,7 +50,7 @@ def place(tmp_path_factory) -> Path:
     """A checkpoint, and three tables: names of classes in TSV, a number for two texts in CSV, lists of labels in JSON lines."""
     place, generator = tmp_path_factory.mktemp("classify"), random.Random(1)
     (place / "text.txt").write_text("\n".join(sentence(generator, *COLOURS) for _ in range(100)), encoding="utf-8")
-    learn_tokenizer(place / "text.txt", 60, cased=False).save(place / "data" / "tokenizer")
+    learn_tokenizer(place / "text.txt", 100, cased=False).save(place / "data" / "tokenizer")
     untrained_checkpoint(place / "start", place / "data", MAX_POSITIONS)
     (place / "recipe.yaml").write_text(RECIPE)
     with (place / "classes.tsv").open("w", encoding="utf-8") as tsv:

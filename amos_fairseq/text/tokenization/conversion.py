@@ -19,19 +19,23 @@ from amos_fairseq.text.tokenization.tokenizer import SPECIAL_SYMBOLS, UNK
 
 SPACE = "▁"  # how SentencePiece writes a space in pieces
 _NORMAL = 1  # the type of a piece in sentencepiece_model.proto
-# The sets of SentencePiece's nmt_nfkc rules, completed: all control characters, and every kind of space.
+# Sets of SentencePiece's nmt rules, completed: all control characters, and every kind of space. The zero-width non-joiner, a
+# space in these rules, is kept: words of Persian contain it.
 _CONTROL = r"[\x00-\x08\x0e-\x1f\x7f\x{80}-\x{84}\x{86}-\x{9f}]"
-_OTHER_SPACE = r"[\s\x{200b}\x{200c}\x{200e}\x{200f}\x{2581}\x{feff}\x{fffd}&&[^ ]]"
+_OTHER_SPACE = r"[\s\x{200b}\x{200e}\x{200f}\x{2581}\x{feff}\x{fffd}&&[^ ]]"
 
 
 def sentencepiece_rules(cased: bool) -> normalizers.Normalizer:
-    """The normalization of the text that SentencePiece learns from: NFKC, no control characters, single spaces."""
+    """The normalization of the text that SentencePiece learns from: NFC, no control characters, single spaces.
+
+    Not SentencePiece's NFKC, which changes what a text says: "½" to "1⁄2", "①" to "1", "²" to "2", and Chinese punctuation.
+    """
     return normalizers.Sequence(
         [
             # The pre-tokenizer recognizes the beginning of a text by its first character, which must not be removed.
             normalizers.Replace(Regex(rf"\A{_CONTROL}+"), " "),
             normalizers.Replace(Regex(_CONTROL), ""),
-            normalizers.NFKC(),
+            normalizers.NFC(),
             *([] if cased else [normalizers.Lowercase()]),
             normalizers.Replace(Regex(_OTHER_SPACE), " "),
             normalizers.Replace(Regex(" {2,}"), " "),

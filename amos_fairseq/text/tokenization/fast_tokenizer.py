@@ -4,13 +4,14 @@ import contextlib
 import itertools
 import json
 import logging
+import os
 import reprlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tokenizers
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken, models, processors
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.strangers import LAST_KEYS, is_unicode, parse_json, read_json
@@ -87,6 +88,7 @@ class FastTokenizer(Tokenizer):
         special_ids = {ids[token]: symbol for symbol, token in special_tokens.items()}
         vocabulary = sorted((piece for piece in ids if ids[piece] not in special_ids), key=ids.__getitem__)
         super().__init__(vocabulary, "A" in self.normalize("A"), model)
+        self.is_of_words = isinstance(self._tokenizer.model, models.WordLevel)
         is_learned = kind != HUGGING_FACE
         self._words = _Words(self._encode_words) if is_learned else None
         # The special tokens that the model may find in a text.
@@ -200,11 +202,11 @@ class FastTokenizer(Tokenizer):
 
 @contextlib.contextmanager
 def _explaining_refused_text(lines: list[str]) -> Iterator[None]:
-    """Raise :class:`UserError` where the library has no piece for a character (an Exception), or a text is not Unicode."""
+    """Raise :class:`UserError` where the library has no piece for a character, or a text is not Unicode."""
     try:
         yield
-    except Exception as error:
-        if not all(isinstance(line, str) for line in lines):
+    except BaseException as error:
+        if not _is_of_library(error) or not all(isinstance(line, str) for line in lines):
             raise
         if not all(map(is_unicode, lines)):
             raise UserError("the text is not Unicode, such as bytes that are not UTF-8: convert it") from error
@@ -304,6 +306,32 @@ def _without_special_roles(model: bytes, roles: Collection[str]) -> bytes:
 
 def _parse(model: bytes) -> tokenizers.Tokenizer:
     try:
-        return tokenizers.Tokenizer.from_str(model.decode("utf-8"))
-    except Exception as error:  # the library raises nothing narrower
+        with _without_panic_report():
+            library = tokenizers.Tokenizer.from_str(model.decode("utf-8"))
+            with contextlib.suppress(
+                Exception
+            ):  # a tokenizer without an unknown token refuses some texts, but panics at none
+                library.encode("A")
+    except BaseException as error:
+        if not _is_of_library(error):
+            raise
         raise ValueError(str(error)) from error
+    return library
+
+
+def _is_of_library(error: BaseException) -> bool:
+    """Return whether it can be one of the library, which raises nothing narrower; a panic of its Rust code is no Exception."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+@contextlib.contextmanager
+def _without_panic_report() -> Iterator[None]:
+    """Discard what is written to stderr past Python, where Rust reports a panic before it is raised."""
+    stderr = os.dup(2)
+    try:
+        with open(os.devnull, "w") as nothing:
+            os.dup2(nothing.fileno(), 2)
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)

@@ -2,6 +2,7 @@
 
 import abc
 import bisect
+import collections
 import functools
 import json
 import re
@@ -82,6 +83,7 @@ class Tokenizer(abc.ABC):
 
     kind: str
     model_file: ClassVar[str]
+    is_of_words = False  # whether each piece is a word, and a word that is not in the vocabulary is unknown
     # Markers such as [E1]: a text that spells one is that token, and it is special for all objectives.
     protected: Sequence[str] = ()
 
@@ -134,6 +136,27 @@ class Tokenizer(abc.ABC):
             number += len(visible)
             dropped += sum(not covered[place] or line[place] in removed for place in visible)
         return number, dropped
+
+    def count_unknown(self, lines: Iterable[str]) -> collections.Counter[str]:
+        """Return how often each character that has no piece occurs in unknown pieces; of a tokenizer of words, each word."""
+        surfaces = collections.Counter(
+            line[start:end].strip()
+            for line in lines
+            for piece, start, end in self.align(line)
+            if self._is_unknown(piece)
+        )
+        if self.is_of_words:
+            return surfaces
+        counts: collections.Counter[str] = collections.Counter()
+        for surface, number in surfaces.items():
+            # WordPiece makes one unknown piece of a word with a single such character.
+            without_piece = [character for character in surface if any(map(self._is_unknown, self.encode(character)))]
+            for part in without_piece or [surface]:
+                counts[part] += number
+        return counts
+
+    def _is_unknown(self, piece: str) -> bool:
+        return piece == UNK or piece not in self.embedding_rows
 
     def finds_special_token(self, line: str) -> bool:
         """Return whether the library would make a special token of a part of the line; here all of it is text."""

@@ -69,7 +69,7 @@ def bombs(place: Place, folder: Path, draw: random.Random) -> Iterator[tuple[str
         size = draw.choice([120 * MIB, 4096 * MIB])
         text = folder / f"text{kind}{suffix}"
         write_bomb(text, before, unit, after, size, suffix)
-        code, output = run_amos(["prepare", text, "--out", "out", "--workers", "1", "--vocab-size", "60"], folder)
+        code, output = run_amos(["prepare", text, "--out", "out", "--workers", "1", "--vocab-size", "120"], folder)
         harm = amos_harm(code, output, folder)
         if not harm and (code == 0 or (folder / "out").exists()):
             harm = "accepted" if code == 0 else "left OUT"

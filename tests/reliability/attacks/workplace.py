@@ -34,7 +34,7 @@ _COMMANDS = {
     "--out out/page.html",
     "import": "bert out/model.pt --arch amos_tiny",
     "export": "run out/folder --no-check",
-    "prepare": "text.txt --out out/corpus --vocab-size 60 --workers 1",
+    "prepare": "text.txt --out out/corpus --vocab-size 120 --workers 1",
     "probe": "--checkpoint run --data probing --out out/probe --part generator --layers 1 --updates 4 --batch-size 16 "
     "--seeds 2",
     "tag": "--checkpoint start/checkpoint_last.pt --data labels/data --out out/tag --recipe recipe.yaml --seeds 1 --cpu",

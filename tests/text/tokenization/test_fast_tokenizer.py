@@ -4,7 +4,7 @@ import json
 
 import pytest
 import tokenizers
-from tokenizer_text import HOSTILE, hugging_face_directory, small_tokenizer_of_kind
+from tokenizer_text import HOSTILE, hugging_face_directory, small_tokenizer_of_kind, word_level_directory
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.text.tokenization import load_tokenizer
@@ -134,3 +134,20 @@ def test_text_that_is_not_unicode_is_one_line(kind, tmp_path):
         with pytest.raises(UserError, match="the text is not Unicode"):
             call("the \udcff fox")
         assert call("the fox")
+
+
+# Parts of a tokenizer.json of words at which the library's Rust code panics, when it reads it or at each text.
+PANICS = {
+    "Cannot parse precompiled_charsmap": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+    "chunk size must be non-zero": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+}
+
+
+@pytest.mark.parametrize("reason", PANICS)
+def test_a_panic_of_the_library_is_one_line(reason, tmp_path, capfd):
+    """It is no Exception, and Rust writes it to stderr past Python."""
+    file = word_level_directory(tmp_path / "words", ["one"]) / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | PANICS[reason]), encoding="utf-8")
+    with pytest.raises(UserError, match=f"is not a usable tokenizer.json: .*{reason}"):
+        load_tokenizer(file.parent)
+    assert capfd.readouterr().err == ""

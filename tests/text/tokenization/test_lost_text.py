@@ -4,7 +4,7 @@ import unicodedata
 
 import pytest
 import tokenizers
-from tokenizer_text import hugging_face_directory, word_level_directory, write_sample
+from tokenizer_text import hugging_face_directory, small_tokenizer_of_kind, word_level_directory, write_sample
 from tokenizers import Regex, models, normalizers, pre_tokenizers, trainers
 
 from amos_fairseq.errors import UserError
@@ -100,3 +100,16 @@ def test_a_text_that_the_library_refuses_is_one_line(tmp_path):
     for call in (tokenizer.encode, tokenizer.encode_with_offsets, lambda text: tokenizer.count_dropped([text])):
         with pytest.raises(UserError, match=r"cannot encode all text .*: give one with a token for what"):
             call("one three")
+
+
+@pytest.mark.parametrize("kind", ["cased", "wordpiece", "unigram", "spaces"])
+def test_characters_without_a_piece_are_counted(kind, tmp_path):
+    """By hand; WordPiece makes an unknown piece of a whole word, the others of a run of such characters."""
+    tokenizer = small_tokenizer_of_kind(tmp_path, kind)
+    counts = tokenizer.count_unknown(["bake 中国中 limo", "", "ba中ke ☃ nu", "bake limo"])
+    assert counts == {"中": 3, "国": 1, "☃": 1}
+
+
+def test_words_without_a_piece_are_counted(tmp_path):
+    tokenizer = load_tokenizer(word_level_directory(tmp_path / "words", ["one", "two"]))
+    assert tokenizer.count_unknown(["one three two", "four three"]) == {"three": 2, "four": 1}

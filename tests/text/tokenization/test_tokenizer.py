@@ -84,17 +84,3 @@ def test_damaged_directory_is_refused(sample, tmp_path):
             (directory / name).write_bytes(content)
         with pytest.raises(UserError, match=message):
             load_tokenizer(directory)
-
-
-def test_impossible_vocabulary_sizes_are_refused_with_the_limit(sample):
-    """The size in the message is possible, one more is not."""
-    with pytest.raises(UserError, match=r"at most \d+") as refusal:
-        learn_tokenizer(sample, 100_000, True)
-    largest = int(str(refusal.value).split("at most ")[1].split(",")[0])
-    assert len(learn_tokenizer(sample, largest, True)) == largest
-    with pytest.raises(UserError, match="larger than the text allows"):
-        learn_tokenizer(sample, largest + 1, True)
-    with pytest.raises(UserError, match=r"at least \d+") as refusal:
-        learn_tokenizer(sample, 5, True)
-    smallest = int(str(refusal.value).split("at least ")[1])
-    assert len(learn_tokenizer(sample, smallest, True)) == smallest
