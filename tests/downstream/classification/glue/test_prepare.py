@@ -128,9 +128,9 @@ def test_records_and_copies(prepared_glue, raw_glue, glue_tokenizer):
 
 
 def test_long_texts_are_counted_in_tokens_of_fine_tuning(glue_tokenizer, tmp_path, capsys):
-    """'@' has no piece, so each word is two pieces: the word mark and one unknown. 510 pieces with <s> and </s> still fit."""
+    """'☃' has no piece, so each word is two pieces: the word mark and one unknown. 510 pieces with <s> and </s> still fit."""
     files = write_raw_glue(tmp_path / "glue", "SST-2")
-    rows = [" ".join(["@"] * 255), " ".join(["@"] * 256), "The"]
+    rows = [" ".join(["☃"] * 255), " ".join(["☃"] * 256), "The"]
     (files / "SST-2" / "train.tsv").write_text("sentence\tlabel\n" + "".join(f"{row}\t1\n" for row in rows))
     main([files, "SST-2", glue_tokenizer, tmp_path / "out", "--workers", "1"])
     facts = task_record(tmp_path / "out", "SST-2")["splits"]["train"]
