@@ -20,7 +20,7 @@ from torch import Tensor
 
 import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.downstream.tagging.word_files import read_conllu
+from amos_fairseq.downstream.tagging.word_files import spaces_in
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.text.vocabulary import learn_tokenizer
@@ -86,24 +86,11 @@ def test_token_classification(folders):
     assert "".join(surfaces) == text.replace(" ", "")
 
 
-TREEBANK = """\
-# text = I don't know 3.5% of it.
-1\tI\t_\tPRON\t_\t_\t0\troot\t_\t_
-2-3\tdon't\t_\t_\t_\t_\t_\t_\t_\t_
-2\tdo\t_\tAUX\t_\t_\t0\troot\t_\t_
-3\tn't\t_\tPART\t_\t_\t0\troot\t_\t_
-4\tknow\t_\tVERB\t_\t_\t0\troot\t_\t_
-5\t3.5\t_\tNUM\t_\t_\t0\troot\t_\tSpaceAfter=No
-6\t%\t_\tSYM\t_\t_\t0\troot\t_\t_
-7\tof\t_\tADP\t_\t_\t0\troot\t_\t_
-8\tit\t_\tPRON\t_\t_\t0\troot\t_\tSpaceAfter=No
-9\t.\t_\tPUNCT\t_\t_\t0\troot\t_\t_
-
-# text = 中国人口3108人、「密度」。
-""" + "".join(
-    f"{number}\t{word}\t_\tX\t_\t_\t0\troot\t_\tSpaceAfter=No\n"
-    for number, word in enumerate(["中国", "人口", "3108", "人", "、", "「", "密度", "」", "。"], start=1)
-)
+# Texts, and their words.
+TREEBANK = {
+    "I don't know 3.5% of it.": "I do n't know 3.5 % of it .",
+    "中国人口3108人、「密度」。": "中国 人口 3108 人 、 「 密度 」 。",
+}
 
 
 @torch.no_grad()
@@ -116,17 +103,17 @@ def test_labels_of_words_in_raw_text(tmp_path):
     tokenizer = learn_tokenizer(tmp_path / "text.txt", 60, cased=True)
     run = write_run(tmp_path / "run", tokenizer=tokenizer, labels=5)
     export(run, tmp_path / "out", "--labels", "A,B,C,D,E")
-    (tmp_path / "words.conllu").write_text(TREEBANK, encoding="utf-8")
     tag = transformers.pipeline("token-classification", model=str(tmp_path / "out"), ignore_labels=[])
     pretrained, found, num_shared = load_checkpoint(run), [], 0
-    for sentence in read_conllu(tmp_path / "words.conllu").sentences:
-        ids, ranges = pretrained.tokenizer.encode_words(sentence.words, sentence.spaces)
+    for text, words in TREEBANK.items():
+        words = words.split()
+        ids, ranges = pretrained.tokenizer.encode_words(words, spaces_in(text, words))
         positions = torch.tensor([[start + 1 for start, _ in ranges]])
         tokens = torch.tensor([[0, *ids, 2]])
         ours = pretrained.model(tokens, word_positions=positions).logits["upos_labels"][0].softmax(-1).max(-1)
-        given, end = tag(sentence.text), 0
-        for word, score, label in zip(sentence.words, *map(Tensor.tolist, ours), strict=True):
-            begin = sentence.text.index(word, end)
+        given, end = tag(text), 0
+        for word, score, label in zip(words, *map(Tensor.tolist, ours), strict=True):
+            begin = text.index(word, end)
             end = begin + len(word)
             beginning = [token for token in given if begin <= token["start"] < min(end, token["end"])]
             covering = [token for token in given if token["start"] <= begin < token["end"]]
