@@ -25,10 +25,11 @@ DOWNSTREAM_TASKS = ("tagging", "parsing", "squad", "classification", "multi_task
 @functools.cache
 def register() -> None:
     """Patch fairseq and register the tasks, models, criterions and optimizers of this package with it, once."""
-    from amos_fairseq.process import root_logger_kept
+    from amos_fairseq.process import root_logger_kept, scores_imported_later
 
     with root_logger_kept():
-        from amos_fairseq import compat
+        with scores_imported_later():
+            from amos_fairseq import compat
 
         compat.apply()
 

@@ -22,6 +22,10 @@ ASK = """
 import importlib.util, sys
 sys.path.append(sys.argv[1])
 import amos_fairseq
+from fairseq.criterions import sentence_prediction
+from sklearn.metrics import f1_score
+assert sentence_prediction.f1_score is not f1_score  # postponed
+assert sentence_prediction.f1_score([0, 1, 1], [1, 1, 1]) == f1_score([0, 1, 1], [1, 1, 1]) == 0.8
 found = importlib.util.find_spec("torchaudio") is not None
 import transformers.audio_utils  # the module of transformers 5 that imports torchaudio
 from transformers.utils import is_torchaudio_available
