@@ -53,6 +53,9 @@ def root_logger_kept() -> Iterator[None]:
         logging.root.setLevel(level)
 
 
+SCORES = ("sklearn", "sklearn.metrics", "scipy.stats")
+
+
 class _Later(types.ModuleType):
     """A module whose functions are imported when they are called."""
 
@@ -69,14 +72,16 @@ class _Later(types.ModuleType):
 @contextlib.contextmanager
 def scores_imported_later() -> Iterator[None]:
     """Import fairseq inside: two of its files import scikit-learn and scipy, a quarter of the time that it takes."""
-    names = [name for name in ("sklearn", "sklearn.metrics", "scipy.stats") if name not in sys.modules]
-    sys.modules.update({name: _Later(name) for name in names})
-    if "sklearn" in names:
-        sys.modules["sklearn"].metrics = sys.modules["sklearn.metrics"]
+    postponed = {name: _Later(name) for name in SCORES if name not in sys.modules}
+    for name, module in postponed.items():
+        package, _, attribute = name.rpartition(".")
+        if package in postponed:
+            setattr(postponed[package], attribute, module)
+    sys.modules.update(postponed)
     try:
         yield
     finally:
-        for name in names:
+        for name in postponed:
             del sys.modules[name]
 
 

@@ -2,6 +2,7 @@
 fairseq's classes copied for each composition; fairseq's prefetching thread ends with the process."""
 
 import queue
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from tiny_runs import ROOT
 from torch import nn
 
 import amos_fairseq  # noqa: F401  (patches fairseq)
+from amos_fairseq import process
 from amos_fairseq.compat.process import stop_readers
 
 # As a CUDA build beside a CPU build of torch.
@@ -22,10 +24,6 @@ ASK = """
 import importlib.util, sys
 sys.path.append(sys.argv[1])
 import amos_fairseq
-from fairseq.criterions import sentence_prediction
-from sklearn.metrics import f1_score
-assert sentence_prediction.f1_score is not f1_score  # postponed
-assert sentence_prediction.f1_score([0, 1, 1], [1, 1, 1]) == f1_score([0, 1, 1], [1, 1, 1]) == 0.8
 found = importlib.util.find_spec("torchaudio") is not None
 import transformers.audio_utils  # the module of transformers 5 that imports torchaudio
 from transformers.utils import is_torchaudio_available
@@ -65,6 +63,22 @@ def test_background_readers_end(size: int) -> None:
     time.sleep(0.1)
     stop_readers()
     assert not reader.is_alive()
+
+
+def test_scores_are_imported_when_they_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With modules of the standard library, which this process may import twice."""
+    monkeypatch.setattr(process, "SCORES", ("xml", "xml.dom", "colorsys"))
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("xml", "colorsys")]:
+        monkeypatch.delitem(sys.modules, name)
+    with process.scores_imported_later():
+        from colorsys import rgb_to_hsv
+        from xml import dom
+    assert "colorsys" not in sys.modules
+    assert "xml" not in sys.modules
+    assert rgb_to_hsv(0.2, 0.4, 0.4) == (0.5, 0.5, 0.4)
+    assert dom.registerDOMImplementation("a", str) is None
+    assert "colorsys" in sys.modules
+    assert hasattr(sys.modules["xml.dom"], "Node")
 
 
 def test_absent_biases_are_not_shared() -> None:
