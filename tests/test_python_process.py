@@ -42,7 +42,7 @@ _COMMANDS = (
     *(
         "prepare text.txt --out out --vocab-size 1",
         "recipes amos_tiny --vocabulary-size 1",
-        "train amos_tiny task.data=DATA",
+        "train amos_tiny task.data=.",
         "adapt absent text.txt --out out",
     ),
     *("inspect start.pt --text a", "plot absent", "report start.pt", "import absent out.pt", "export start.pt out"),

@@ -100,7 +100,7 @@ def test_labels_of_words_in_raw_text(tmp_path):
     (tmp_path / "text.txt").write_text(
         "I don't know.\n3.5% of it\n中国人口密度。\n「中国人口、3108人」\n" * 9, encoding="utf-8"
     )
-    tokenizer = learn_tokenizer(tmp_path / "text.txt", 60, cased=True)
+    tokenizer = learn_tokenizer(tmp_path / "text.txt", 130, cased=True)
     run = write_run(tmp_path / "run", tokenizer=tokenizer, labels=5)
     export(run, tmp_path / "out", "--labels", "A,B,C,D,E")
     tag = transformers.pipeline("token-classification", model=str(tmp_path / "out"), ignore_labels=[])

@@ -60,7 +60,7 @@ def place(tmp_path_factory) -> Path:
     write_treebank(place / "dev.conllu", 20, 2)
     text = "\n".join(" ".join(one.words) for one in read_conllu(place / "train.conllu").sentences)
     (place / "text.txt").write_text(text, encoding="utf-8")
-    learn_tokenizer(place / "text.txt", 80, cased=False).save(place / "data" / "tokenizer")
+    learn_tokenizer(place / "text.txt", 120, cased=False).save(place / "data" / "tokenizer")
     untrained_checkpoint(place / "start", place / "data", 40)
     (place / "recipe.yaml").write_text(RECIPE)
     return place
