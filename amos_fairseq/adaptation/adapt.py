@@ -228,6 +228,7 @@ def write_recipe(
     settings = [setting for setting in given.settings if start or setting.startswith(("common.", "task."))]
     content = OmegaConf.to_container(OmegaConf.merge(content, OmegaConf.from_dotlist(settings)))
     command = shlex.join(["torchrun", "--nproc-per-node", "N", "--no-python", "amos", "train", str(file)])
+    file.parent.mkdir(parents=True, exist_ok=True)
     head = "# @package _global_\n# Written by amos adapt. On N ranks, with a batch_size of one Nth:\n"
     write_text(file, f"{head}# {command}\n{yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)}")
 

@@ -80,10 +80,10 @@ def _write_fast_tokenizer(
         model_input_names=["input_ids", *types, "attention_mask"],
         clean_up_tokenization_spaces=False,
         **{role: present[special_tokens[symbol]] for role, symbol in _ROLES.items() if symbol in special_tokens},
-        **({"additional_special_tokens": list(tokenizer.protected)} if tokenizer.protected else {}),
     ).save_pretrained(folder)
-    # transformers 5 writes its new name for the class, which transformers 4 cannot load; both know the former name.
-    _add_to_json(folder / TOKENIZER_CONFIG_FILE, tokenizer_class="PreTrainedTokenizerFast")
+    # transformers 5 writes its new names, with which transformers 4 cannot load the folder; both know the former names.
+    former = {"additional_special_tokens": list(tokenizer.protected)} if tokenizer.protected else {}
+    _add_to_json(folder / TOKENIZER_CONFIG_FILE, tokenizer_class="PreTrainedTokenizerFast", **former)
     num_rows = max(library.get_vocab(with_added_tokens=True).values()) + 1
     return TokenIds(ids, num_rows, {symbol: library.token_to_id(token) for symbol, token in special_tokens.items()})
 

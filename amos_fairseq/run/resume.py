@@ -47,9 +47,24 @@ OTHERS = ("global_attention_every", "local_attention", "global_rope_theta", "loc
 
 # Sections whose settings make a run what it is, but for those of the machine, of data that may have moved, and what other
 # checks compare.
-OF_THE_RUN = ("optimization", "task", "model", "criterion", "optimizer", "lr_scheduler")
-NOT_OF_THE_RUN = {"data", "tokenizer_directory", "save_dir", "precision", "save_interval_minutes", "update_freq"}
-NOT_OF_THE_RUN |= {"kernels", "compile", "activation_checkpointing", "stop_time_hours", "generator_checkpoint"}
+OF_THE_RUN = ("optimization", "model", "task", "criterion", "optimizer", "lr_scheduler")
+NOT_OF_THE_RUN = {
+    "data",
+    "tokenizer_directory",
+    "save_dir",
+    "precision",
+    "save_interval_minutes",
+    "update_freq",
+    "train_subset",
+}
+NOT_OF_THE_RUN |= {
+    "kernels",
+    "compile",
+    "activation_checkpointing",
+    "stop_time_hours",
+    "generator_checkpoint",
+    "objective",
+}
 
 _locks: dict[str, FileLock] = {}  # held until this process ends
 
@@ -129,16 +144,25 @@ def separate_jobs(cfg: Any) -> None:
 
 
 def refuse_changed_settings(cfg: Any, overrides: Sequence[str]) -> None:
-    """Refuse to continue a run with other settings, unless ``overrides`` has them: the ``KEY=VALUE`` of the command line."""
+    """Refuse to continue a run with other settings, unless ``overrides`` has them: the ``KEY=VALUE`` of the command line.
+
+    A damaged checkpoint is left to :func:`claim_and_repair`.
+    """
     path = os.path.join(cfg.checkpoint.save_dir, f"checkpoint_last{cfg.checkpoint.checkpoint_suffix}.pt")
     if cfg.checkpoint.restore_file != DEFAULT_FILE or not PathManager.isfile(path):
         return
-    saved, given = read_header(path).get("cfg"), {override.partition("=")[0] for override in overrides}
-    forgotten = {
-        key: values
-        for key, values in changed_settings(saved if isinstance(saved, dict) else {}, cfg).items()
-        if key not in given
-    }
+    try:
+        saved = read_header(path).get("cfg")
+    except UserError:
+        return
+    forgotten = changed_settings(saved if isinstance(saved, dict) else {}, cfg)
+    for override in overrides:  # also of a whole section, or of a part of a setting
+        given = override.partition("=")[0]
+        forgotten = {
+            key: values
+            for key, values in forgotten.items()
+            if key != given and not key.startswith(f"{given}.") and not given.startswith(f"{key}.")
+        }
     if forgotten:
         before, now = (" ".join(f"{key}={values[i]}" for key, values in forgotten.items()) for i in (0, 1))
         raise UserError(
@@ -150,16 +174,19 @@ def refuse_changed_settings(cfg: Any, overrides: Sequence[str]) -> None:
 def changed_settings(saved: dict[str, Any], cfg: Any) -> dict[str, tuple[Any, Any]]:
     """Return the settings of a run that differ, with the value in its checkpoint and the present one.
 
-    Those that follow another one, as the length of the schedule follows the number of updates, are left out.
+    Those that follow one of another section are left out: they have its name and values, and the schedule's length is that of
+    the run.
     """
     settings, changed = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True), {}
+    seen: list[tuple[str, Any]] = []
     for section in OF_THE_RUN:
         before, now = saved.get(section), settings[section]
         if isinstance(before, dict) and isinstance(now, dict):
             for name in sorted((before.keys() & now.keys()) - NOT_OF_THE_RUN):
                 values = getattr(before[name], "value", before[name]), now[name]
-                followed = f"optimization.{'max_update' if name == 'total_num_update' else name}"
-                if str(values[0]) != str(values[1]) and changed.get(followed) != values:
+                followed = "max_update" if name == "total_num_update" else name
+                if str(values[0]) != str(values[1]) and (followed, values) not in seen:
+                    seen.append((name, values))
                     changed["common.seed" if name == "seed" else f"{section}.{name}"] = values
     return changed
 

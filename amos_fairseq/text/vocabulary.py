@@ -130,8 +130,9 @@ def train_sentencepiece(
             ) from error
         if limit := re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error)):
             smallest = int(limit.group(1)) - _NOT_LEARNED
+            unless = ", or --character-coverage 1 if the text needs few of ASCII" if character_coverage is None else ""
             raise UserError(
-                f"--vocab-size {vocab_size} leaves no piece for some characters: give at least {smallest}"
+                f"--vocab-size {vocab_size} leaves no piece for some characters: give at least {smallest}{unless}"
             ) from error
         raise UserError(f"no vocabulary can be learned from the text: give text with letters ({error})") from error
     return model.getvalue()

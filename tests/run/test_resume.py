@@ -326,5 +326,17 @@ def test_settings_that_are_not_given_again_are_refused(tmp_path: Path) -> None:
         UserError, match=r"common.seed=1 lr_scheduler.total_num_update=1200.0, which .*seed=2 .*update=400:"
     ):
         refuse_changed_settings(cfg, ["optimization.max_update=16000"])
+    refuse_changed_settings(cfg, ["optimization.max_update=9", "common.seed=2", "lr_scheduler={total_num_update: 400}"])
+    torch.save({"model": {}, "cfg": saved | {"criterion": {"weight": 5}}}, tmp_path / "checkpoint_last.pt")
+    cfg.model, cfg.criterion, cfg.optimization.max_update = {"weight": 4}, {"weight": 4}, 1200
+    given = ["common.seed=2", "lr_scheduler.total_num_update=400"]
+    with pytest.raises(UserError, match=r"trained with criterion\.weight=5, which would now be criterion\.weight=4:"):
+        refuse_changed_settings(cfg, given)
+    saved |= {"model": {"weight": 5}, "criterion": {"weight": 5}}
+    torch.save({"model": {}, "cfg": saved}, tmp_path / "checkpoint_last.pt")
+    refuse_changed_settings(cfg, [*given, "model.weight=4"])
     cfg.checkpoint.restore_file = "other.pt"
+    refuse_changed_settings(cfg, [])
+    cfg.checkpoint.restore_file = DEFAULT_FILE
+    (tmp_path / "checkpoint_last.pt").write_bytes(b"cut")  # repaired later
     refuse_changed_settings(cfg, [])
