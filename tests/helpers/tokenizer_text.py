@@ -2,6 +2,8 @@
 
 import io
 import random
+import re
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import sentencepiece
 import tokenizers
 from fairseq.data import Dictionary
+from tiny_runs import ROOT
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
@@ -110,7 +113,7 @@ def small_tokenizer_of_kind(directory: Path, kind: str) -> Tokenizer:
 def hugging_face_directory(directory: Path, kind: str, sample: Path) -> Path:
     """A small tokenizer of the given model, as Hugging Face's library writes it."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    if kind in ("bytes", "unigram"):
+    if kind in ("bytes", "prefixed bytes", "unigram"):
         special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     settings = {"vocab_size": 300, "special_tokens": special, "show_progress": False}
     lines = sample.read_text(encoding="utf-8").split("\n")
@@ -119,9 +122,10 @@ def hugging_face_directory(directory: Path, kind: str, sample: Path) -> Path:
         learner.normalizer, learner.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
         learner.decoder = decoders.WordPiece()
         trainer = trainers.WordPieceTrainer(**settings)
-    elif kind == "bytes":
+    elif kind.endswith("bytes"):
         learner = tokenizers.Tokenizer(models.BPE())
-        learner.pre_tokenizer, learner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+        learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=kind == "prefixed bytes")
+        learner.decoder = decoders.ByteLevel()
         settings |= {"vocab_size": 500, "initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
         trainer = trainers.BpeTrainer(**settings)
     elif kind == "unigram":
@@ -137,6 +141,16 @@ def hugging_face_directory(directory: Path, kind: str, sample: Path) -> Path:
     directory.mkdir()
     learner.save(str(directory / "tokenizer.json"))
     return directory
+
+
+def token_of_word(tokens: list[dict[str, Any]], text: str, begin: int, end: int) -> dict[str, Any]:
+    """Return the token of ``text[begin:end]`` by the code in docs/tagging.md."""
+    page = (ROOT / "docs" / "tagging.md").read_text(encoding="utf-8")
+    code = textwrap.dedent(re.search("```python\n(.*?) *```", page, flags=re.DOTALL)[1])
+    assert code in (ROOT / "amos_fairseq" / "hugging_face" / "model_card.jinja").read_text(encoding="utf-8")
+    names = {"tagger": lambda text: [dict(token) for token in tokens], "text": text, "begin": begin, "end": end}
+    exec(code, names)
+    return names["found"][0]
 
 
 def word_level_directory(

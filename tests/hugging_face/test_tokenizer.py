@@ -1,6 +1,7 @@
 """The tokenizer of an exported folder against the input of our models: our tokenizer, then fairseq's own dictionary."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fairseq.data import Dictionary
@@ -34,18 +35,31 @@ def test_imported_tokenizers_keep_their_ids(family, tmp_path):
     assert exported.encode(text).ids[1:-1] == library.encode(text, add_special_tokens=False).ids
 
 
+SETTINGS = {"special_tokens": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], "show_progress": False}
+
+
 def unigram_folder(folder: Path) -> None:
     """A model whose vocabulary is a list, in which the position is the id."""
-    library = Library(models.Unigram())
-    library.pre_tokenizer = pre_tokenizers.Metaspace()
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    trainer = trainers.UnigramTrainer(vocab_size=90, special_tokens=special, unk_token="[UNK]", show_progress=False)
+    trainer = trainers.UnigramTrainer(vocab_size=90, unk_token="[UNK]", **SETTINGS)
+    save_learned(folder, models.Unigram(), pre_tokenizers.Metaspace(), trainer)
+
+
+def byte_level_folder(folder: Path) -> None:
+    """A tokenizer that is exported with two post-processors."""
+    pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=pre_tokenizer.alphabet(), **SETTINGS)
+    save_learned(folder, models.BPE(), pre_tokenizer, trainer)
+
+
+def save_learned(folder: Path, model: Any, pre_tokenizer: Any, trainer: Any) -> None:
+    library = Library(model)
+    library.pre_tokenizer = pre_tokenizer
     library.train_from_iterator(LINES, trainer)
     folder.mkdir()
     library.save(str(folder / "tokenizer.json"))
 
 
-@pytest.mark.parametrize("write", [lambda folder: write_tokenizer(folder, "bert"), unigram_folder])
+@pytest.mark.parametrize("write", [lambda folder: write_tokenizer(folder, "bert"), unigram_folder, byte_level_folder])
 def test_padding_moves_to_id_1_and_nothing_else_changes(write, tmp_path):
     write(tmp_path / "folder")
     tokenizer = load_tokenizer(tmp_path / "folder")

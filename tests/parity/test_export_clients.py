@@ -16,6 +16,7 @@ import transformers
 from hugging_face_folders import export
 from saved_models import write_run
 from tiny_runs import ROOT
+from tokenizer_text import token_of_word
 from torch import Tensor
 
 import amos_fairseq
@@ -95,8 +96,7 @@ TREEBANK = {
 
 @torch.no_grad()
 def test_labels_of_words_in_raw_text(tmp_path):
-    """Those of the words in a treebank, whose places in its texts are written here: of the first token that begins in the word,
-    or else of the token that covers it."""
+    """Those of the words in a treebank, whose places in its texts are written here."""
     (tmp_path / "text.txt").write_text(
         "I don't know.\n3.5% of it\n中国人口密度。\n「中国人口、3108人」\n" * 9, encoding="utf-8"
     )
@@ -115,10 +115,8 @@ def test_labels_of_words_in_raw_text(tmp_path):
         for word, score, label in zip(words, *map(Tensor.tolist, ours), strict=True):
             begin = text.index(word, end)
             end = begin + len(word)
-            beginning = [token for token in given if begin <= token["start"] < min(end, token["end"])]
-            covering = [token for token in given if token["start"] <= begin < token["end"]]
-            num_shared += not beginning
-            token = (beginning or covering)[0]
+            token = token_of_word(given, text, begin, end)
+            num_shared += token["start"] < begin
             assert (token["entity"], token["score"]) == ("ABCDE"[label], pytest.approx(score, abs=TOLERANCE)), word
             found.append(round(score, 3))
     assert (len(found), len(set(found)) > 12, num_shared > 0) == (18, True, True)

@@ -78,7 +78,8 @@ def exported_tokenizer(tokenizer: FastTokenizer, num_separators: int = 1) -> tok
     if tokenizer.kind == SENTENCEPIECE:
         library = with_spaces_in_pieces(library)
     frame_inputs(library, tokenizer.special_tokens, num_separators)
-    if tokenizer.kind == SENTENCEPIECE:
+    if tokenizer.kind == SENTENCEPIECE or "ByteLevel" in str(library.pre_tokenizer):
+        # add_prefix_space: a space that the first piece begins with may not be in the text, and is not trimmed.
         trimmed = processors.ByteLevel(trim_offsets=True, add_prefix_space=True)
         library.post_processor = processors.Sequence([trimmed, library.post_processor])
     return library
@@ -119,7 +120,8 @@ def with_padding_at_1(
     for token in content["added_tokens"]:
         token["id"] = exchanged.get(token["id"], token["id"])
     content["added_tokens"].sort(key=lambda token: token["id"])
-    for token in content["post_processor"]["special_tokens"].values():
+    template = content["post_processor"].get("processors", [content["post_processor"]])[-1]
+    for token in template["special_tokens"].values():
         token["ids"] = [exchanged.get(index, index) for index in token["ids"]]
     moved = tokenizers.Tokenizer.from_str(json.dumps(content))
     return moved, ids.clone().apply_(lambda index: exchanged.get(index, index))

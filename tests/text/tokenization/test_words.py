@@ -2,7 +2,8 @@
 
 import random
 
-from tokenizer_text import ALPHABETS, random_texts
+import pytest
+from tokenizer_text import ALPHABETS, random_texts, token_of_word
 
 from amos_fairseq.text.tokenization.exported import exported_tokenizer
 from amos_fairseq.text.tokenization.tokenizer import UNK, embedding_symbols, join_words
@@ -86,6 +87,25 @@ def test_a_word_without_a_piece_gets_unk(tokenizer):
             assert ids[start:end] == [tokenizer.embedding_rows[UNK]]
             assert ids[:start] + ids[end:] == plain
             assert ranges[0][1] <= start < end <= ranges[2][0]
+
+
+@pytest.mark.parametrize("tokenizer", ["cased", "wordpiece", "bytes", "prefixed bytes", "unigram"], indirect=True)
+def test_the_documented_token_of_a_word_in_raw_text_is_its_first_piece(tokenizer):
+    exported, num_words = exported_tokenizer(tokenizer), 0
+    exported.encode_special_tokens = True
+    for words, spaces in sentences():
+        (ids, ranges), text = tokenizer.encode_words(words, spaces), join_words(words, spaces)
+        encoding = exported.encode(text, add_special_tokens=False)
+        spans = zip(encoding.tokens, encoding.offsets, strict=True)
+        tokens = [{"word": token, "start": a, "end": b, "entity": i} for i, (token, (a, b)) in enumerate(spans)]
+        end = 0
+        for word, (first, _) in zip(words, ranges, strict=True):
+            begin = text.index(word, end)
+            end = begin + len(word)
+            if len(ids) == len(tokens):
+                assert token_of_word(tokens, text, begin, end)["entity"] == first, (words, word)
+                num_words += 1
+    assert num_words > 100
 
 
 def test_equals_the_exported_tokenizer(tokenizer):
