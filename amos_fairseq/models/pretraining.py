@@ -6,6 +6,7 @@ V padded vocabulary size.
 
 import abc
 import functools
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -29,6 +30,8 @@ from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.heads import MlmHead, TokenPrediction
 from amos_fairseq.modules.initialization import initialize, mark_lr_scale, mark_undecayed
 from amos_fairseq.setting_checks import check_ranges
+
+logger = logging.getLogger(__name__)
 
 # What an imported model may bring along: BERT's pooler, and :mod:`amos_fairseq.hugging_face.sentence_files`.
 SENTENCE_FILES = "sentence_files"
@@ -118,6 +121,8 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
     pretrained_encoder: type[PretrainedEncoder] = PretrainedEncoder
     # Whether set_token_counts() must be called before the first update.
     awaits_token_counts: bool = False
+    # Whether weights of a model with fewer learned positions may be loaded.
+    may_be_longer: bool = False
 
     def __init__(self, cfg: EncoderConfig, vocabulary: PaddedVocabulary):
         super().__init__()
@@ -307,6 +312,18 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         if self.disentangled_embedding is not None:
             state_dict.setdefault(DELTA, torch.zeros_like(self.disentangled_embedding.delta.weight))
         self.make_room(state_dict)
+        if self.may_be_longer:
+            self.repeat_positions(state_dict)
+
+    def repeat_positions(self, state_dict: dict[str, Tensor]) -> None:
+        """Extend the learned positions of a model for shorter sequences by copies (Longformer, Beltagy et al. 2020, section 5)."""
+        for name, here in self.state_dict().items():
+            saved = state_dict.get(name)
+            if saved is None or not name.endswith("embed_positions.weight") or not 0 < len(saved) < len(here):
+                continue
+            copies = -(-len(here) // len(saved))
+            state_dict[name] = saved.repeat(copies, 1)[: len(here)]
+            logger.info(f"{name}: positions {len(saved) + 1} to {len(here)} start as copies of the first {len(saved)}")
 
     def make_room(self, state_dict: dict[str, Tensor]) -> None:
         """Add the buffers of an imported model that are in ``state_dict``, for their values to be loaded."""

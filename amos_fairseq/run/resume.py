@@ -81,12 +81,16 @@ class Resume(Hook):
             from_first_rank(functools.partial(claim_and_repair, cfg.checkpoint))
 
     def before_load(self, cfg: Any, trainer: Any) -> None:
-        def check() -> None:
-            if (path := checkpoint_to_load(cfg)) is not None:
-                check_parts(path, read_header(path), cfg)
-                check_fits(path, trainer.task, trainer.cfg.model, path == cfg.finetune_from_model)
+        def check() -> bool:
+            if (path := checkpoint_to_load(cfg)) is None:
+                return False
+            starts_anew = path == cfg.finetune_from_model
+            check_parts(path, read_header(path), cfg)
+            check_fits(path, trainer.task, trainer.cfg.model, starts_anew)
+            return starts_anew
 
-        from_first_rank(check)
+        # The moments of the optimizer belong to the positions of the checkpoint.
+        trainer.get_model().may_be_longer = from_first_rank(check)
 
     def after_load(self, cfg: Any, trainer: Any, epoch_itr: Any, extra_state: Any) -> None:
         # fairseq has told the model the updates of the checkpoint, also where a new schedule begins with its weights.
