@@ -316,7 +316,7 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
             self.repeat_positions(state_dict)
 
     def repeat_positions(self, state_dict: dict[str, Tensor]) -> None:
-        """Extend the learned positions of a model for shorter sequences by copies (Longformer, Beltagy et al. 2020, section 5)."""
+        """Extend the learned positions of a shorter model by copies (Longformer, Beltagy et al. 2020, section 5)."""
         for name, here in self.state_dict().items():
             saved = state_dict.get(name)
             if saved is None or not name.endswith("embed_positions.weight") or not 0 < len(saved) < len(here):
