@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from fairseq.models import BaseFairseqModel
+from fairseq.tasks.masked_lm import MaskedLMTask
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
@@ -121,6 +122,8 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
     pretrained_encoder: type[PretrainedEncoder] = PretrainedEncoder
     # Whether set_token_counts() must be called before the first update.
     awaits_token_counts: bool = False
+    # What is built for fairseq's task masked_lm; None if it cannot train this objective.
+    for_masked_lm: "type[PretrainingModel] | None" = None
     # Whether weights of a model with fewer learned positions may be loaded.
     may_be_longer: bool = False
 
@@ -150,6 +153,10 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         """
         vocabulary = PaddedVocabulary.of(task.source_dictionary)
         try:
+            if isinstance(task, MaskedLMTask):
+                if cls.for_masked_lm is None:
+                    raise UserError("--task masked_lm trains --arch mlm_*: give one, or --task text_pretraining")
+                return cls.for_masked_lm(cfg, vocabulary)
             if not hasattr(task, "masked_share"):
                 return getattr(task, "model_class", TextModel)(cfg, vocabulary, cls.pretrained_encoder)
             model = cls(cfg, vocabulary)

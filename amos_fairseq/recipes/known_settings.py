@@ -52,8 +52,8 @@ def check_settings(settings: Sequence[str], config_dir: Path, name: str) -> None
 
 
 def check_group(setting: str, key: str, value: str) -> None:
-    """Refuse a number, true, false or null in place of a group, with which Hydra would end with a traceback."""
-    if re.fullmatch(r"(?i)true|false|null|[+-]?(\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?|inf|nan", value):
+    """Refuse a name, a number, true, false or null in place of a group, which Hydra does not find in the recipe."""
+    if re.fullmatch(r"[\w.+-]+", value):
         raise UserError(f"{setting}: {key} is a group of settings: name one of them, as in {key}._name=VALUE")
 
 

@@ -39,6 +39,8 @@ COMMON_MISTAKES: list[tuple[type[Exception], str, str]] = [
     (ValueError, r"--finetune-from-model and --restore-file", "give --finetune-from-model or --restore-file, not both"),
     (ValueError, r"Cannot combine --fp16 and --tpu", "--fp16 and --bf16 exclude each other: choose one"),
     (ValueError, r"Seed must be (between .*)", r"--seed (common.seed) must be \1"),
+    (ImportError, r"Please install apex to use LAMB", "--optimizer lamb needs NVIDIA's apex: use grouped_adam or adam"),
+    (ImportError, r"Please install DeepSpeed", "--optimizer cpu_adam needs deepspeed: use grouped_adam or adam"),
     (Exception, r"The dataset is empty", "the data contains no block to train on: give more text"),
     (
         Exception,

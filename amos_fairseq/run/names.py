@@ -1,4 +1,4 @@
-"""Refuse unknown tasks, architectures, criterions, optimizers and schedulers, and pairs that do not fit.
+"""Refuse unknown tasks, architectures, criterions, optimizers and schedulers, pairs that do not fit, and what is not supported.
 
 argparse refuses unknown names on the command line, but through Hydra they reach fairseq's registries, which raise
 ``KeyError: "'_name'"`` or an error with the whole configuration. A criterion of this package uses the named output of the model
@@ -22,6 +22,26 @@ from amos_fairseq.setting_checks import config_class, read_section
 
 # Keys of a detection that only validation logs.
 OF_VALIDATION = ("rtd_state_variance", "rtd_first_component", "rtd_participation_ratio")
+# Features of fairseq that need packages which are no longer developed, or that change how checkpoints are written; section,
+# setting, value, and what to use.
+UNSUPPORTED = [
+    (
+        "distributed_training",
+        "ddp_backend",
+        "fully_sharded",
+        "use pytorch_ddp; model.activation_checkpointing saves memory",
+    ),
+    ("distributed_training", "ddp_backend", "slowmo", "use pytorch_ddp"),
+    ("distributed_training", "zero_sharding", "os", "leave it out; model.activation_checkpointing saves memory"),
+    (
+        "distributed_training",
+        "pipeline_model_parallel",
+        True,
+        "leave it out; model.activation_checkpointing saves memory",
+    ),
+    ("common", "use_plasma_view", True, "leave it out: the tokens are mapped from the disk, which all processes share"),
+    ("checkpoint", "write_checkpoints_asynchronously", True, "leave it out: a checkpoint is replaced as a whole"),
+]
 
 
 def check_config(cfg: Any) -> None:
@@ -36,9 +56,16 @@ def check_config(cfg: Any) -> None:
             similar = difflib.get_close_matches(str(name), sorted(known), n=3)
             hint = f"did you mean {' or '.join(similar)}" if similar else "is the package that registers it installed"
             raise UserError(f"there is no {kind} '{name}' ({kind}._name): {hint}?")
+    for section, setting, value, advice in UNSUPPORTED:
+        if cfg.get(section, {}).get(setting) == value:
+            raise UserError(f"{section}.{setting}={value} is not supported: {advice}")
     for kind in names:  # unknown settings, and values that the fields do not take
         fields = config_class(kind, name_of(cfg[kind]))
         if fields is not None and OmegaConf.is_dict(cfg[kind]):
+            unknown = [key for key in cfg[kind] if key not in (*fields.__dataclass_fields__, "_name")]
+            if len(unknown) > 1:  # the recipe's settings of another component
+                remove = " ".join(f"~{kind}.{key}" for key in unknown)
+                raise UserError(f"{kind}: {name_of(cfg[kind])} does not have {', '.join(unknown)}: add {remove}")
             read_section(kind, fields, cfg[kind])
     check_fit(cfg)
 
@@ -75,10 +102,12 @@ def check_fit(cfg: Any) -> None:
     # A user's own task may pretrain as well.
     if task != needed and not (criterion in models and hasattr(TASK_REGISTRY[task], "masked_share")):
         raise UserError(f"--criterion {criterion} (criterion._name) needs --task {needed}, not {task}")
-    if criterion in models and model in models and criterion != model:
+    is_stock = MODEL_REGISTRY[model].__module__.startswith("fairseq.") if model in MODEL_REGISTRY else False
+    if criterion in models and (is_stock or (model in models and criterion != model)):
+        other = "" if is_stock else f"--criterion {model}, or "
         raise UserError(
-            f"--criterion {criterion} (criterion._name) does not fit --arch {arch} (model._name): give --criterion {model}, "
-            f"or an architecture of {criterion} such as --arch {criterion}_base"
+            f"--criterion {criterion} (criterion._name) does not fit --arch {arch} (model._name): give {other}an "
+            f"architecture of {criterion} such as --arch {criterion}_base"
         )
 
 

@@ -30,6 +30,25 @@ def test_names_that_do_not_exist(section: str, name: Any, message: str) -> None:
         check_config(named(**{section: name}))
 
 
+@pytest.mark.parametrize(
+    ("section", "values", "message"),
+    [
+        ("checkpoint", {"write_checkpoints_asynchronously": True}, "is not supported: leave it out"),
+        ("distributed_training", {"ddp_backend": "fully_sharded"}, "is not supported: use pytorch_ddp"),
+        # What a recipe's optimizer or scheduler has and another one lacks is listed at once.
+        (
+            "optimizer",
+            {"_name": "adam", "bias_correction": True, "layer_wise_lr_decay": 1.0},
+            "adam does not have .*: add ~optimizer.bias_correction ~optimizer.layer_wise_lr_decay$",
+        ),
+        ("optimizer", {"_name": "grouped_adam", "adam_ep": 1e-6}, "adam_ep.*not in"),
+    ],
+)
+def test_settings_that_cannot_be_used(section: str, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check_config(OmegaConf.create(dict(named()) | {section: values}))
+
+
 OBJECTIVES = ("amos", "electra", "electric", "mlm", "teams")
 PAIRS = [
     # task, model, criterion -> what the line says; None: they fit
@@ -42,7 +61,13 @@ PAIRS = [
     ("squad", "teams_tiny", "squad", None),
     ("sentence_prediction", "mlm_tiny", "sentence_prediction", None),
     ("masked_lm", "roberta", "masked_lm", None),
-    ("text_pretraining", "roberta", "electra", None),
+    (
+        "text_pretraining",
+        "roberta",
+        "electra",
+        r"--criterion electra .*does not fit --arch roberta .*--arch electra_base",
+    ),
+    ("text_pretraining", "a_users_own", "electra", None),
 ]
 
 
