@@ -8,7 +8,7 @@ layers = encoder(["A text."], all_layers=True).layers    # layers[k] are the sta
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -111,6 +111,12 @@ class Encoder(nn.Module):
         inputs = self._inputs(texts, truncate)
         while batch := list(itertools.islice(inputs, self.batch_size)):
             yield self._features(batch, self._encode(batch, all_layers))
+
+    def encode(self, sequences: Sequence[Tensor]) -> list[Tensor]:
+        """Return the states, [L,D] each, of inputs that are framed and cut already, [L] int64."""
+        ends = [tokens.eq(self.loaded.dictionary.eos()).long() for tokens in sequences]
+        types = [(of_row.cumsum(0) - of_row).clamp(max=1) for of_row in ends]
+        return [states for (states,) in self._encode(list(zip(sequences, types, strict=True)), all_layers=False)]
 
     def _inputs(self, texts: str | Iterable[Text], truncate: bool) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the tokens of each text or pair, [L] int64, and their types: 0 in the first text, its ``</s>`` included."""

@@ -37,8 +37,7 @@ def add_parser(subparsers: Any) -> None:
     add("--label-separator", metavar="TEXT", default=",", help=text)
     add("--no-header", action="store_true", help="the first line is a row; the columns are called 1, 2, ...")
     add("--csv-quotes", action="store_true", help="quotes in .tsv are those of CSV (default: ordinary characters)")
-    add("--baseline", action="store_true", help="also run every seed from random weights, for a row of the table")
-    fine_tuning.add_arguments(parser, None)
+    fine_tuning.add_arguments(parser, None, baselines=("random", "linear"))
     parser.set_defaults(run=functools.partial(run, parser))
 
 
@@ -47,8 +46,7 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
         fine_tuning.check_prediction(parser, arguments, OF_PREDICTION)
     elif arguments.train is None:
         raise UserError("give the table to train on as --train, or one to label as --predict")
-    elif arguments.from_scratch and arguments.baseline:
-        raise UserError("--baseline adds the runs that --from-scratch makes: leave one of them out")
+    fine_tuning.check_baseline(arguments)
     fine_tuning.start(arguments)
     from amos_fairseq.downstream.classification.command import main
 

@@ -10,6 +10,10 @@ from amos_fairseq.output.terminal import say
 from amos_fairseq.recipes import PRECISIONS
 
 SIZES = ("small", "base", "large")
+BASELINES = {
+    "random": "random: every seed from random weights",
+    "linear": "linear: logistic or ridge regression on states of the frozen encoder, in seconds",
+}
 
 
 def add_arguments(
@@ -20,6 +24,7 @@ def add_arguments(
     has_pooling: bool = True,
     raw_help: str | None = None,
     several_data: bool = False,
+    baselines: tuple[str, ...] = (),
 ) -> None:
     """Add what to fine-tune, the recipe and options that override it (None leaves the recipe's value), and the devices.
 
@@ -30,6 +35,7 @@ def add_arguments(
         has_pooling: whether the head reads one vector for each input.
         raw_help: what a raw file is, for --train and --dev, which may then replace --data (:func:`check_data`).
         several_data: whether --data takes several directories.
+        baselines: choices of --baseline, of a command for one's own labels, which has the recipe for them.
     """
     add = parser.add_argument
     text = "checkpoint, or SAVE_DIR of a run (its last checkpoint)"
@@ -47,8 +53,11 @@ def add_arguments(
     add("--seeds", type=int, metavar="N", default=5, help="runs per task, with seeds 1 to N")
     add("--from-scratch", action="store_true", help="baseline: initialize the checkpoint's architecture randomly")
 
-    text = "amos, amos_grid, bam, electra, electric, mlm, teams, or the path of a YAML file"
-    add("--recipe", metavar="NAME", default="amos", help=text)
+    if baselines:
+        text = "also train these, for rows of the table. " + "; ".join(BASELINES[name] for name in baselines)
+        add("--baseline", nargs="+", choices=baselines, default=(), help=text)
+    text = "own_labels, amos, amos_grid, bam, electra, electric, mlm, teams, or the path of a YAML file"
+    add("--recipe", metavar="NAME", default="own_labels" if baselines else "amos", help=text)
     text = "small, base or large, where the recipe depends on it (default: from the encoder's width)"
     add("--size", choices=SIZES, metavar="SIZE", help=text)
     add("--lr", type=float, help="learning rate of every task (default: the recipe's)")
@@ -97,6 +106,11 @@ def check_prediction(parser: argparse.ArgumentParser, arguments: argparse.Namesp
     for name, value in vars(arguments).items():
         if name not in used and value != parser.get_default(name):
             raise UserError(f"--{name.replace('_', '-')} has no effect with --predict: leave it out")
+
+
+def check_baseline(arguments: argparse.Namespace) -> None:
+    if arguments.from_scratch and arguments.baseline:
+        raise UserError("--baseline compares with pretrained weights, --from-scratch has none: leave one of them out")
 
 
 def check_data(arguments: argparse.Namespace) -> None:

@@ -31,6 +31,7 @@ def add_parser(subparsers: Any) -> None:
         has_pooling=False,
         raw_help="CoNLL-U, one word a line with its labels behind it, or a table with lists of words and labels",
         several_data=True,
+        baselines=("linear",),
     )
     add_label_columns(parser.add_argument)
     add_unlabeled(parser.add_argument)
@@ -42,6 +43,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     fine_tuning.check_data(arguments)
+    fine_tuning.check_baseline(arguments)
     for name in ("column", "columns", "encoding", "labeled", "unlabeled") if arguments.data is not None else ():
         if getattr(arguments, name) != parser.get_default(name):
             raise UserError(f"--{name} chooses from raw files; --data have it from amos prepare tagging: leave it out")

@@ -5,12 +5,13 @@ OUT/runs/TASK/[TRIAL/]seedN/run.json   the identity of a run, which protects the
 """
 
 import functools
+import math
 import os
 import shutil
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,15 @@ import numpy as np
 
 from amos_fairseq.data.block_iterator import batches_by_length
 from amos_fairseq.downstream.recipes import Hyperparameters, Schedule
-from amos_fairseq.downstream.results import RunResult, TaskSummary, format_spread, summarize, write_record
+from amos_fairseq.downstream.results import (
+    NO_BASELINES,
+    Baselines,
+    RunResult,
+    TaskSummary,
+    format_spread,
+    summarize,
+    write_record,
+)
 from amos_fairseq.downstream.session import ANOTHER_OUT, Session
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import check_claim, file_sha256
@@ -26,6 +35,8 @@ from amos_fairseq.output.tables import Table
 
 IDENTITY_FILE = "run.json"
 LOG_FILE = "train.log"
+LINEAR = "linear model on frozen states"  # a row of the table
+CORRELATIONS = ("matthews", "spearman", "pearson")  # 0 without any relation, with a standard error of 1 / sqrt(n)
 TOKENS_PER_BATCH = 8192  # of evaluation
 
 
@@ -192,16 +203,32 @@ class Benchmark(ABC):
         shown = [result for result in results if self.shows(result.task)]
         return shown, summarize(shown)
 
+    def constants(self) -> dict[str, Baselines]:
+        """Return the scores of a constant prediction, by the task of a summary."""
+        return {}
+
+    def linear_scores(self, stop: threading.Event) -> dict[str, dict[str, float]]:
+        """Return the scores of a linear model on states of the frozen encoder, by the task of a summary."""
+        return {}
+
     def label(self, task: str) -> str:
         return task
 
-    def table(self, summaries: Mapping[str, TaskSummary], notes: Sequence[str]) -> Table:
-        """Return the table; by default with a row for each task that has results, and a column for each score."""
+    def row_name(self, task: str, model: str) -> str:
+        return f"{self.label(task)}: {model}"
+
+    def table(
+        self, summaries: Mapping[str, TaskSummary], baselines: Mapping[str, Baselines], notes: Sequence[str]
+    ) -> Table:
+        """Return the table; by default with a row for each task that has results, one for each of its baselines, and a column
+        for each score."""
         shown = [score for score in self.columns if any(score in summary.scores for summary in summaries.values())]
-        rows = [
-            [f"{self.label(task)}: {self.session.row_name}", *(format_spread(summary.scores.get(s)) for s in shown)]
-            for task, summary in sorted(summaries.items())
-        ]
+        rows = []
+        for task, summary in sorted(summaries.items()):
+            cells = [format_spread(summary.scores.get(score), score) for score in shown]
+            rows.append([self.row_name(task, self.session.row_name), *cells])
+            of_task = baselines.get(task, NO_BASELINES)
+            rows += [[self.row_name(task, row), *of_task.cells(row, shown)] for row in of_task.scores]
         return Table(self.title, ["", *(self.columns[score] for score in shown)], rows, notes)
 
     def notes(self, results: Sequence[RunResult], summaries: Mapping[str, TaskSummary]) -> Iterable[str]:
@@ -217,19 +244,66 @@ class Benchmark(ABC):
         return (), ()
 
 
-def common_notes(
-    benchmark: Benchmark, results: Sequence[RunResult], summaries: Mapping[str, TaskSummary]
-) -> Iterator[str]:
-    """Yield the footnotes of every table: recipe, seeds, selection by dev score, data."""
-    session = benchmark.session
-    recipe, labels = session.recipe, {task: benchmark.label(task) for task in summaries}
+def settings_in_words(session: Session) -> str:
+    """Return the recipe, and what flags have changed in it."""
+    recipe = session.recipe
     values = [
         f"{name} {str(value).lower() if isinstance(value, bool | str) else f'{value:g}'}"
         for name, value in session.overrides.items()
     ]
+    of_size = f"; values for {recipe.size} models" if recipe.size else ""
     changed = f"; instead of its own: {', '.join(values)}" if values else ""
-    name = Path(recipe.name).name
-    yield f"fine-tuning settings: recipe {name} ({recipe.description}; values for {recipe.size} models){changed}"
+    return f"recipe {Path(recipe.name).name} ({recipe.description}{of_size}){changed}"
+
+
+def schedules_in_words(benchmark: Benchmark) -> Iterator[str]:
+    """Yield a line for each task of this call: rate and number of updates, and why there are so many."""
+    for task in benchmark.tasks.values():
+        if len(task.trials) > 1:
+            yield f"{task.name}: {len(task.trials)} combinations of settings"
+            continue
+        settings, schedule = task.trials[0], task.trials[0].schedule(task.num_examples, task.carries_rest)
+        epochs = f"{schedule.num_epochs} epochs"
+        if schedule.repetitions > 1:
+            epochs += f" ({settings.epochs}, repeated for {settings.min_updates:,} updates or more)"
+        yield (
+            f"{task.name}: learning rate {settings.lr:.3g}, {task.num_examples:,} examples in batches of "
+            f"{settings.batch_size}, {epochs}, {schedule.total_updates:,} updates"
+        )
+
+
+def verdicts(
+    benchmark: Benchmark, summaries: Mapping[str, TaskSummary], baselines: Mapping[str, Baselines]
+) -> Iterator[str]:
+    """Yield a line for each task that is not clearly better than a constant prediction, or worse than a linear model.
+
+    Clearly: by more than the deviation over seeds, and than two standard errors of the constant prediction on this dev set.
+    """
+    for task, summary in summaries.items():
+        score, found, of_task = summary.best.main_score, summary.main, baselines.get(task, NO_BASELINES)
+        for row, scores in of_task.scores.items():
+            if score not in scores:  # written by an earlier version
+                continue
+            baseline, share = scores[score], min(max(scores[score] / 100, 0.0), 1.0)
+            variance = 1.0 if score in CORRELATIONS else share * (1 - share)
+            margin = max(found.deviation or 0.0, 200 * math.sqrt(variance / of_task.num_scored))
+            if row == LINEAR and found.median < baseline:
+                relation = f"below the {row} ({baseline:.1f})"
+            elif row != LINEAR and found.median <= baseline + margin:
+                relation = f"not clearly above the row {row} ({baseline:.1f}, and {margin:.1f} for chance)"
+            else:
+                continue
+            advice = "try twice or half of the --lr, more updates (--min-updates), or more rows to train on"
+            yield f"{benchmark.label(task)}: {score} {found.median:.1f} is {relation}: {advice}"
+            break
+
+
+def common_notes(
+    benchmark: Benchmark, results: Sequence[RunResult], summaries: Mapping[str, TaskSummary]
+) -> Iterator[str]:
+    """Yield the footnotes of every table: recipe, seeds, selection by dev score, data."""
+    session, labels = benchmark.session, {task: benchmark.label(task) for task in summaries}
+    yield f"fine-tuning settings: {settings_in_words(session)}"
     counts = [summary.main.count for summary in summaries.values()]
     listed = ", ".join(f"{label} {count}" for label, count in zip(labels.values(), counts, strict=True))
     divisor = "; standard deviations divide by n - 1" if max(counts) > 1 else ""
@@ -253,6 +327,7 @@ def save_results(
     table: Table,
     results: Sequence[RunResult],
     summaries: Mapping[str, TaskSummary],
+    baselines: Mapping[str, Baselines],
 ) -> list[Path]:
     """Write NAME.md, NAME.csv and NAME.json into OUT; return their paths."""
     checkpoint, stem = benchmark.session.checkpoint, benchmark.session.out / benchmark.name
@@ -261,6 +336,7 @@ def save_results(
         "setup": setup,
         "tasks": {task: summary.as_dict() for task, summary in summaries.items()},
         "checkpoint": {"file": str(checkpoint.file), "num_updates": checkpoint.num_updates},
+        "baselines": {task: asdict(of_task) for task, of_task in baselines.items()},
         **benchmark.summary_parts(summaries),
         "notes": list(table.notes),
         "runs": [vars(result) for result in results],

@@ -9,6 +9,7 @@
     grid: {lr: [...], ...}                             # grid search over all combinations; a task may have its own
     extends: electra                                   # a built-in recipe; provides the sections that this file lacks
 
+A number may be a fraction (1/16), or divided by the width of the encoder (0.04/width).
 Later layers override earlier ones: defaults, the size's defaults, the task, the size's task. A value given for the task
 replaces the grid's values of that name. Each combination of hyperparameters is called a trial.
 """
@@ -155,10 +156,11 @@ class Hyperparameters:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe for encoders of one size.
+    """A recipe for one encoder.
 
     Attributes:
         name: name of a built-in recipe, or path of a user's file.
+        size: that of the values; empty if they do not depend on it.
         trials: task -> its trials: one, or all combinations of a grid.
     """
 
@@ -187,16 +189,19 @@ def size_for_width(width: int) -> str:
     return next((size for size, largest in SIZE_WIDTHS.items() if width <= largest), "large")
 
 
-def load_recipe(name: str, size: str, overrides: dict[str, Any] | None = None) -> Recipe:
+def load_recipe(
+    name: str, size: str, overrides: dict[str, Any] | None = None, width: int = SIZE_WIDTHS["base"]
+) -> Recipe:
     """Read a recipe.
 
     Args:
         name: name of a built-in recipe, or path of a YAML file.
         size: "small", "base" or "large".
         overrides: fields of :class:`Hyperparameters` from the command line, for every task; they also replace a grid's.
+        width: of the encoder.
     """
     path = Path(name) if name.endswith((".yaml", ".yml")) else DIRECTORY / f"{name}.yaml"
-    content = _read(path, name)
+    content = _with_numbers(_read(path, name), width)
     of_size = _section(content, "sizes", path).get(size, {})
     size_tasks = _section(of_size, "tasks", path)
     for_all = [_mapping(content, "defaults", path), {"grid": content.get("grid")}, _mapping(of_size, "defaults", path)]
@@ -204,7 +209,7 @@ def load_recipe(name: str, size: str, overrides: dict[str, Any] | None = None) -
         task: _trials([*for_all, settings, size_tasks.get(task, {}), overrides or {}], f"{path}, {task}")
         for task, settings in _section(content, "tasks", path).items()
     }
-    return Recipe(name, str(content.get("description", name)), size, trials)
+    return Recipe(name, str(content.get("description", name)), size if "sizes" in content else "", trials)
 
 
 def _read(path: Path, name: str) -> dict[str, Any]:
@@ -270,7 +275,6 @@ def _trials(layers: list[dict[str, Any]], where: str) -> tuple[Hyperparameters, 
 
 
 def _hyperparameters(values: Mapping[str, Any], where: str) -> Hyperparameters:
-    values = {name: _number(value) for name, value in values.items()}
     settings = OmegaConf.to_container(read_section(where, Hyperparameters, values))
     if missing := [name for name, value in settings.items() if value == MISSING]:
         raise UserError(f"{where}: {missing[0]} is missing (needed: lr, epochs, batch_size, warmup)")
@@ -293,6 +297,14 @@ def check_hyperparameters(values: Any) -> None:
             raise UserError(f"{name} {value} must be {' or '.join(map(str, choices))}")
 
 
-def _number(value: Any) -> Any:
-    """Return the number of a fraction such as 1/16, which YAML loads as a string; another value as it is."""
-    return float(Fraction(value)) if isinstance(value, str) and re.fullmatch(r"\d+/[1-9]\d*", value) else value
+def _with_numbers(value: Any, width: int) -> Any:
+    """Replace each 1/16 or 0.04/width, which YAML loads as a string, by a number."""
+    if isinstance(value, dict):
+        return {key: _with_numbers(each, width) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_with_numbers(each, width) for each in value]
+    match = re.fullmatch(r"(\d+|\d*\.\d+)/([1-9]\d*|width)", value) if isinstance(value, str) else None
+    if match is None:
+        return value
+    divisor = width if match[2] == "width" else int(match[2])
+    return float(Fraction(match[1]) / divisor)

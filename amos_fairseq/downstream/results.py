@@ -5,6 +5,7 @@ Both files are records: JSON with ``sha256``, a fingerprint of its other entries
 
     {"benchmark": "glue", "setup": {"checkpoint_sha256": ..., "from_scratch": false, ...},
      "tasks": {"RTE": {"main_score": "accuracy", "scores": {"accuracy": {"median": 70.5, "deviation": 1.2, "count": 3}}}},
+     "baselines": {"RTE": {"num_scored": 277, "scores": {"most frequent class": {"accuracy": 52.7}}}},
      "checkpoint": {"file": ..., "num_updates": ...}, "notes": [...],
      "runs": [{"task": "RTE", "trial": "", "seed": 1, "main_score": "accuracy", ...}, ...], "sha256": ...}
 """
@@ -103,14 +104,20 @@ def parse_result(content: Any) -> RunResult:
     for name, pattern in _PATHS.items():
         if not re.fullmatch(pattern, plain_name(content[name])):
             raise ValueError(f"{name} is {content[name]!r:.60}")
-    for name, value in strangers.field(content, "scores", dict).items():
-        finite_number(value, *(() if name.endswith(NOT_PERCENT) else SCORE_RANGE))
-    if content["main_score"] not in content["scores"]:
+    if content["main_score"] not in finite_scores(content, "scores"):
         raise ValueError(f"the main score {content['main_score']:.60} is not among the scores")
     whole_number(content["seed"])
     finite_number(content["epoch"], 0)
     finite_number(content["seconds"])
     return RunResult(**content)
+
+
+def finite_scores(content: dict[str, Any], name: str) -> dict[str, float]:
+    """Return ``content[name]``; raise ``ValueError`` unless it has scores that a model can have."""
+    scores = strangers.field(content, name, dict)
+    for score, value in scores.items():
+        finite_number(value, *(() if plain_name(score).endswith(NOT_PERCENT) else SCORE_RANGE))
+    return scores
 
 
 def package_versions() -> dict[str, str]:
@@ -223,8 +230,42 @@ def spreads_of(results: Sequence[RunResult]) -> dict[str, Spread]:
     return {name: spread_of([result.scores[name] for result in results]) for name in results[0].scores}
 
 
-def format_spread(spread: Spread | None) -> str:
-    return MISSING if spread is None else format_score(spread.median, spread.deviation)
+def format_spread(spread: Spread | None, score: str = "") -> str:
+    """Return the cell of a score: percent with one decimal, or a mean squared error with three digits."""
+    if spread is None:
+        return MISSING
+    if score != "mse":
+        return format_score(spread.median, spread.deviation)
+    return f"{spread.median:.3g}" if spread.deviation is None else f"{spread.median:.3g} ± {spread.deviation:.2g}"
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """Scores without fine-tuning on a dev set of ``num_scored`` rows or words, by the name of their row and the score."""
+
+    num_scored: int
+    scores: dict[str, dict[str, float]]
+
+    def cells(self, row: str, shown: Sequence[str]) -> list[str]:
+        scores = self.scores[row]
+        return [format_spread(Spread(scores[name], None, 1) if name in scores else None, name) for name in shown]
+
+
+NO_BASELINES = Baselines(0, {})
+
+
+def read_baselines(file: Path) -> dict[str, Baselines]:
+    """Return, by task, what an earlier call has written to ``OUT/NAME.json``; nothing without this file."""
+    advice, baselines = "delete it, and the same command writes it again", {}
+    content = read_record(file, advice, optional=True) or {}
+    try:
+        for task, saved in strangers.field({"baselines": {}} | content, "baselines", dict).items():
+            rows = strangers.field(saved, "scores", dict)
+            scores = {plain_name(row): finite_scores(rows, row) for row in rows}
+            baselines[plain_name(task)] = Baselines(whole_number(saved.get("num_scored"), low=1), scores)
+    except ValueError as error:
+        raise UserError(f"{file} holds no results of fine-tuning ({error}): {advice}") from error
+    return baselines
 
 
 @dataclass(frozen=True)

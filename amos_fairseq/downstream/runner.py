@@ -28,9 +28,30 @@ from typing import Any, BinaryIO
 import torch
 
 from amos_fairseq.checkpoint_files import read_header, training_seconds_of
-from amos_fairseq.downstream.benchmark import LOG_FILE, Benchmark, Failure, Stopped, TaskRun, common_notes, save_results
+from amos_fairseq.downstream.benchmark import (
+    LINEAR,
+    LOG_FILE,
+    Benchmark,
+    Failure,
+    Stopped,
+    TaskRun,
+    common_notes,
+    save_results,
+    schedules_in_words,
+    settings_in_words,
+    verdicts,
+)
 from amos_fairseq.downstream.progress_display import ProgressDisplay
-from amos_fairseq.downstream.results import RunResult, best_run, package_versions, read_results, write_result
+from amos_fairseq.downstream.results import (
+    NO_BASELINES,
+    Baselines,
+    RunResult,
+    best_run,
+    package_versions,
+    read_baselines,
+    read_results,
+    write_result,
+)
 from amos_fairseq.downstream.session import claim_output_directory
 from amos_fairseq.downstream.views import CROSS_VIEWS
 from amos_fairseq.errors import INTERRUPTED, REQUEUE, UserError
@@ -339,22 +360,37 @@ def run_benchmark(benchmark: Benchmark) -> Outcome:
     out, setup = benchmark.session.out, benchmark.setup()
     claim_output_directory(out, benchmark.name, setup)
     runner = Runner(benchmark)
+    with stop_on_signals(runner.stop):
+        baselines = find_baselines(benchmark, runner.stop)
     failures = benchmark.execute(runner.execute)
     results, summaries = benchmark.summarize(read_results(out))
     if not results:
         return Outcome(None, failures)
-    notes = [*common_notes(benchmark, results, summaries), *benchmark.notes(results, summaries)]
-    table = benchmark.table(summaries, notes)
+    notes = [*verdicts(benchmark, summaries, baselines), *common_notes(benchmark, results, summaries)]
+    table = benchmark.table(summaries, baselines, [*notes, *benchmark.notes(results, summaries)])
     if any("±" in cell for row in table.rows for cell in row):  # one seed has no deviation
         table = replace(table, title=f"{table.title}: median ± standard deviation over seeds")
-    files = save_results(benchmark, setup, table, results, summaries)
+    files = save_results(benchmark, setup, table, results, summaries, baselines)
     more, notices = benchmark.write_more(summaries, runner.stop)
     return Outcome(table, failures, [*files, *more], notices)
+
+
+def find_baselines(benchmark: Benchmark, stop: threading.Event) -> dict[str, Baselines]:
+    """Return the baselines of each task: those of earlier calls, and of this one."""
+    baselines, constants = read_baselines(benchmark.session.out / f"{benchmark.name}.json"), benchmark.constants()
+    for task, constant in constants.items():
+        earlier = baselines.get(task, NO_BASELINES)
+        baselines[task] = replace(constant, scores=earlier.scores | constant.scores)
+    if "linear" in benchmark.session.baselines and any(LINEAR not in baselines[task].scores for task in constants):
+        for task, scores in benchmark.linear_scores(stop).items():
+            baselines[task].scores[LINEAR] = scores
+    return baselines
 
 
 def run_and_print(out: str, benchmark: Benchmark) -> None:
     """Run the benchmark in ``out``, and print its table, notices and paths. SIGINT and SIGTERM exit with a line that says how
     to continue; a run that failed is a :class:`UserError`."""
+    print(settings_in_words(benchmark.session), *schedules_in_words(benchmark), sep="\n", flush=True)
     try:
         outcome = run_benchmark(benchmark)
     except (Stopped, KeyboardInterrupt):

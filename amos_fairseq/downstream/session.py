@@ -131,6 +131,7 @@ class Session:
     devices: tuple[str, ...]
     precision: str
     keep_checkpoints: bool
+    baselines: tuple[str, ...] = ()  # rows of the table that are trained for it: random, linear
 
     @property
     def origin(self) -> dict[str, Any]:
@@ -167,14 +168,16 @@ def session_from(arguments: argparse.Namespace, name: str) -> Session:
     check_hyperparameters(argparse.Namespace(**overrides))  # before the recipe is read, which the message would name
     if arguments.recipe in recipe_names():  # a user's own recipe may be meant for this encoder
         overrides = OF_ENCODER.get(str(pretrained.model["encoder"]), {}) | overrides
-    size = arguments.size or size_for_width(int(pretrained.model["encoder_embed_dim"]))
-    recipe = load_recipe(arguments.recipe, size, overrides)
+    width = int(pretrained.model["encoder_embed_dim"])
+    recipe = load_recipe(arguments.recipe, arguments.size or size_for_width(width), overrides, width)
     for trial in {trial for trials in recipe.trials.values() for trial in trials}:
         trial.check_layers(number_of_layers(pretrained.model))
     seeds = tuple(range(1, arguments.seeds + 1))
     if arguments.precision == "auto":
         say(f"precision {precision}", arguments.subcommand)
-    return Session(pretrained, recipe, overrides, seeds, out.resolve(), devices, precision, arguments.keep_checkpoints)
+    baselines = tuple(getattr(arguments, "baseline", ()))
+    settings = (devices, precision, arguments.keep_checkpoints, baselines)
+    return Session(pretrained, recipe, overrides, seeds, out.resolve(), *settings)
 
 
 @contextlib.contextmanager

@@ -8,10 +8,12 @@ import pytest
 from benchmark_summary import write_summary
 
 from amos_fairseq.downstream.results import (
+    Baselines,
     RunResult,
     best_checkpoint,
     checked_file,
     divide,
+    read_baselines,
     read_result,
     read_results,
     read_summary,
@@ -161,6 +163,21 @@ def test_a_hostile_summary_is_one_line(tmp_path):
         write_record(file, whole | change)
         with pytest.raises(UserError, match=r"glue\.json holds no results of fine-tuning \(.+\): repeat it"):
             read_summary(file, "repeat it")
+    assert read_baselines(file) == {}  # of an earlier version
+    good = {"num_scored": 9, "scores": {"mean": {"accuracy": 50.0}}}
+    write_record(file, whole | {"baselines": {"RTE": good}})
+    assert read_baselines(file) == {"RTE": Baselines(9, {"mean": {"accuracy": 50.0}})}
+    rows = ([], {"mean": []}, {"mean": {"accuracy": 101.0}}, {"mean": {"a\x1b": 1.0}}, {"a\nb": {"accuracy": 1.0}})
+    for baselines in (
+        [],
+        {"RTE": []},
+        {"a\nb": good},
+        *({"RTE": good | {"num_scored": number}} for number in (0, 1.5, None)),
+        *({"RTE": good | {"scores": scores}} for scores in rows),
+    ):
+        write_record(file, whole | {"baselines": baselines})
+        with pytest.raises(UserError, match=r"glue\.json holds no results of fine-tuning \(.+\): delete it"):
+            read_baselines(file)
     file.write_text(text.replace("50.0", "95.0"))
     with pytest.raises(UserError, match=r"glue\.json was changed, or is of another version of this package: repeat it"):
         read_summary(file, "repeat it")

@@ -9,13 +9,29 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmark_summary import LAST
 
 from amos_fairseq.downstream import progress_display
 from amos_fairseq.downstream import runner as runner_module
-from amos_fairseq.downstream.benchmark import Benchmark, BenchmarkTask, Stopped, plan_runs
+from amos_fairseq.downstream.benchmark import (
+    LINEAR,
+    Benchmark,
+    BenchmarkTask,
+    Stopped,
+    plan_runs,
+    schedules_in_words,
+    verdicts,
+)
 from amos_fairseq.downstream.progress_display import ProgressDisplay
 from amos_fairseq.downstream.recipes import Hyperparameters, Recipe
-from amos_fairseq.downstream.results import best_checkpoint, read_results
+from amos_fairseq.downstream.results import (
+    Baselines,
+    RunResult,
+    TaskSummary,
+    best_checkpoint,
+    read_results,
+    spread_of,
+)
 from amos_fairseq.downstream.runner import RunFailed, Runner, run_benchmark
 from amos_fairseq.downstream.session import PretrainedCheckpoint, Session
 from amos_fairseq.errors import UserError
@@ -215,12 +231,17 @@ def test_a_benchmark_of_the_interface_alone_gets_its_table(tmp_path, trainings):
     benchmark = Toy(tmp_path)
     benchmark.title, benchmark.columns = "Toys", {"absent": "Absent", "score": "Score", "other": "Other"}
     benchmark.tasks = {"Toy": plan(tmp_path)[0].task}
+    benchmark.constants = lambda: {"Toy": Baselines(100, {"constant": {"score": 1.0}})}
+    assert list(schedules_in_words(benchmark)) == [
+        "Toy: learning rate 0.001, 64 examples in batches of 16, 2 epochs, 8 updates"
+    ]
     outcome = run_benchmark(benchmark)
     assert (outcome.table.title, outcome.table.columns) == (
         "Toys: median ± standard deviation over seeds",
         ["", "Score", "Other"],
     )
-    assert outcome.table.rows == [["Toy: amos (random weights)", "70.0 ± 10.0", "1.0 ± 0.0"]]
+    rows = [["Toy: amos (random weights)", "70.0 ± 10.0", "1.0 ± 0.0"], ["Toy: constant", "1.0", "-"]]
+    assert outcome.table.rows == rows
     assert outcome.table.notes == [
         "fine-tuning settings: recipe r (a recipe; values for base models)",
         "seeds: 3 per task; standard deviations divide by n - 1",
@@ -231,6 +252,45 @@ def test_a_benchmark_of_the_interface_alone_gets_its_table(tmp_path, trainings):
     assert [path.name for path in outcome.files] == ["toy.md", "toy.csv", "toy.json"]
     assert json.loads((tmp_path / "toy.json").read_text())["tasks"]["Toy"]["scores"]["score"]["median"] == 70.0
     assert (tmp_path / "toy.setup.json").is_file()
+    # Later calls keep the rows that they do not make; the linear model is fitted once.
+    benchmark.session = dataclasses.replace(benchmark.session, baselines=("linear",))
+    for fitted in (2.0, 3.0):
+        benchmark.linear_scores = lambda stop, score=fitted: {"Toy": {"score": score}}
+        outcome = run_benchmark(benchmark)
+        assert outcome.table.rows == [*rows, ["Toy: linear model on frozen states", "2.0", "-"]]
+    benchmark.constants = dict
+    assert len(run_benchmark(benchmark).table.rows) == 3
+
+
+@pytest.mark.parametrize(
+    ("score", "seeds", "constant", "linear", "line"),
+    [
+        # n = 400: two standard errors are 200 sqrt(0.25 / 400) = 5, or 200 / 20 = 10 for a correlation
+        (
+            "accuracy",
+            [54.9],
+            50.0,
+            None,
+            "Toy: accuracy 54.9 is not clearly above the row most frequent class (50.0, and 5.0 for chance)",
+        ),
+        ("accuracy", [55.1], 50.0, None, None),
+        ("accuracy", [51.0, 69.0], 50.0, None, "Toy: accuracy 60.0 is not clearly above"),  # the deviation is 12.7
+        ("matthews", [9.9], 0.0, None, "Toy: matthews 9.9 is not clearly above"),
+        ("matthews", [10.1], 0.0, None, None),
+        ("f1", [0.0], 0.0, None, "Toy: f1 0.0 is not clearly above"),
+        ("f1", [0.1], 0.0, None, None),
+        ("accuracy", [70.0], 50.0, 70.1, "Toy: accuracy 70.0 is below the linear model on frozen states (70.1)"),
+        ("accuracy", [70.0], 50.0, 70.0, None),
+        ("accuracy", [51.0], 50.0, 70.0, "Toy: accuracy 51.0 is not clearly above the row most"),  # one line
+    ],
+)
+def test_what_is_no_better_than_a_baseline_is_said(tmp_path, score, seeds, constant, linear, line):
+    scores = {"most frequent class": {score: constant}} | ({} if linear is None else {LINEAR: {score: linear}})
+    best = RunResult("Toy", "", 1, "runs/Toy/seed1", score, {score: seeds[0]}, *LAST)
+    summary = TaskSummary("", 1, {score: spread_of(seeds)}, best)
+    found = list(verdicts(Toy(tmp_path), {"Toy": summary}, {"Toy": Baselines(400, scores)}))
+    assert len(found) == (line is not None)
+    assert all(each.startswith(line) and each.endswith("or more rows to train on") for each in found)
 
 
 def test_lines_tell_epoch_loss_and_dev_scores(tmp_path, monkeypatch, capsys):

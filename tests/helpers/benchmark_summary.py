@@ -54,6 +54,6 @@ def write_tagging(folder: Path, updates: int, run: Path) -> str:
     benchmark, summaries = object.__new__(Tagging), summarize(results)
     checkpoint = SimpleNamespace(file=run / "checkpoint_last.pt", num_updates=updates)
     benchmark.session, benchmark.opened = SimpleNamespace(out=folder, checkpoint=checkpoint, row_name="amos"), {}
-    table = benchmark.table(summaries, list(benchmark.notes(results, summaries)))
-    save_results(benchmark, {"from_scratch": False}, table, results, summaries)
+    table = benchmark.table(summaries, {}, list(benchmark.notes(results, summaries)))
+    save_results(benchmark, {"from_scratch": False}, table, results, summaries, {})
     return str(folder)

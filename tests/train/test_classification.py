@@ -81,7 +81,7 @@ def classify(place: Path, out: str, *flags: object) -> str:
 @pytest.fixture(scope="module")
 def classes(place) -> Path:
     """Results of the table of classes."""
-    classify(place, "classes", "--train", place / "classes.tsv", "--label", "colour", "--baseline")
+    classify(place, "classes", "--train", place / "classes.tsv", "--label", "colour", "--baseline", "random", "linear")
     return place / "classes"
 
 
@@ -111,7 +111,8 @@ def test_classes(place, classes, tmp_path):
     printed = (classes / "classification.md").read_text()
     assert "3 classes (is blue!, is grey!, is red!), inferred" in printed
     assert "dev: 9 rows of classes.tsv, chosen at random (seed 1); 81 rows train" in printed
-    assert re.search(r"amos_tiny \(random weights\) .*\n.*most frequent class", printed)
+    rows = r"amos_tiny \(.* updates\) .*\n.*most frequent class .*\n.*linear model on frozen states .*\n.*\(random weights\) "
+    assert re.search(rows, printed)
     rows = read_tsv(classes / RUN / "predictions.dev.tsv")
     found, gold = ([row[name] for row in rows] for name in ("prediction", "label"))
     table = (place / "classes.tsv").read_text().splitlines()
@@ -126,7 +127,11 @@ def test_classes(place, classes, tmp_path):
 
     # The same command repeats nothing.
     before = (classes / RUN / "result.json").stat().st_mtime_ns
-    classify(place, "classes", "--train", place / "classes.tsv", "--label", "colour")
+    settings, schedule, *_ = classify(
+        place, "classes", "--train", place / "classes.tsv", "--label", "colour"
+    ).splitlines()
+    assert settings == f"recipe recipe.yaml ({place / 'recipe.yaml'})"
+    assert schedule == "classification: learning rate 0.003, 81 examples in batches of 8, 10 epochs, 110 updates"
     assert (classes / "classification.md").read_text() == printed, "with the row of the earlier call"
     assert (classes / RUN / "result.json").stat().st_mtime_ns == before
 
@@ -238,7 +243,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(place, classes, tmp_path, ca
         ([*train, "--layers", 3], "--layers 3 is no layer of this encoder"),
         ([*train, "--layers", 1, "--new-top-layers", 2], "--new-top-layers 2 must be from 0 to 1"),
         ([*train, "--min-updates", -1], "--min-updates -1 must be 0 or more"),
-        ([*train, "--from-scratch", "--baseline"], "leave one of them out"),
+        ([*train, "--from-scratch", "--baseline", "linear"], "leave one of them out"),
         (predict, "with --predict it is a file"),
         ([*predict, "--train", "x"], "--train has no effect with --predict"),
         ([*predict, "--seeds", 3], "--seeds has no effect with --predict"),

@@ -29,8 +29,9 @@ from amos_fairseq.downstream.classification.glue.tasks import DIAGNOSTIC, INTERM
 from amos_fairseq.downstream.classification.labeling import predict_logits, spell_predictions
 from amos_fairseq.downstream.classification.scores import main_score, predictions_of, task_scores
 from amos_fairseq.downstream.labeled_task import check_labels
+from amos_fairseq.downstream.linear import FrozenInput, linear_predictions, rows_to_fit
 from amos_fairseq.downstream.recipes import Hyperparameters
-from amos_fairseq.downstream.results import content_sha256
+from amos_fairseq.downstream.results import Baselines, content_sha256
 from amos_fairseq.downstream.session import Session
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import csv_lines, write_text
@@ -38,6 +39,7 @@ from amos_fairseq.strangers import read_text
 
 # Readers of QQP count its broken lines differently; a rebuilt or truncated file differs by more.
 ROWS_TOLERANCE = 0.001
+CONSTANTS = {"classes": "most frequent class", "labels": "most frequent labels", "number": "mean of training"}
 # The fields of task.json that, with the source files, determine the data.
 IDENTITY_FIELDS = ("task", "kind", "labels", "tokenizer_sha256", "max_train_rows", "seed")
 
@@ -140,6 +142,31 @@ class TextData:
         """Return class indices [N] int64, or the values of a regression [N] float64."""
         return read_targets(self.directory, split, self.record)
 
+    def constant(self) -> Baselines:
+        """Return the scores of a constant: the most frequent class, the labels that more than half of the training rows have,
+        or the mean of their numbers."""
+        train, kind = self.labels("train"), self.kind
+        train = train[chosen_rows(len(train), self.max_rows)]
+        if kind == "classes":
+            constant = np.bincount(train).argmax()
+        else:
+            constant = train.mean(axis=0) > 0.5 if kind == "labels" else train.mean()
+        scores: dict[str, float] = {}
+        for split, suffix in self.dev_splits.items():
+            dev = self.labels(split)
+            of_split = task_scores(self.name, kind, np.broadcast_to(constant, dev.shape), dev)
+            scores |= {f"{name}{suffix}": value for name, value in of_split.items()}
+        return Baselines(self.record["splits"]["valid"]["rows"], {CONSTANTS[kind]: scores})
+
+    def linear(self, checkpoint: Path, max_positions: int, device: str, stop: threading.Event) -> dict[str, float]:
+        """Return the scores of a linear model on the mean states of the texts, which are framed as in pretraining."""
+        texts, dev = (self.inputs(split, max_positions, None) for split in ("train", "valid"))
+        chosen, rows = rows_to_fit(len(texts), len(texts)), range(len(dev))
+        targets = self.labels("train")[chosen, None]
+        inputs = ([FrozenInput(texts[row]) for row in chosen], targets, [FrozenInput(dev[row]) for row in rows])
+        predicted = linear_predictions(checkpoint, self.kind, *inputs, device, stop)
+        return task_scores(self.name, self.kind, np.concatenate(predicted), self.labels("valid"))
+
     def ids(self, split: str) -> list[str]:
         """Return what the files call each row; row numbers if they have no names."""
         file = self.directory / f"{split}.ids"
@@ -211,6 +238,9 @@ class TextBenchmark(Benchmark):
     def fill_directory(self, run: TaskRun) -> None:
         super().fill_directory(run)
         shutil.copyfile(self.prepared[run.task.name].directory / TASK_FILE, run.directory / TASK_FILE)
+
+    def constants(self) -> dict[str, Baselines]:
+        return {name: data.constant() for name, data in self.prepared.items()}
 
     def evaluate(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
         """Return the scores by name and write ``predictions.SPLIT.tsv``. Scores of MNLI's mismatched set end in ``_mm``."""

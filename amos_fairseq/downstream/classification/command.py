@@ -9,17 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from amos_fairseq.downstream.benchmark import BenchmarkTask, Failure, TaskRun, plan_runs, usable_folder
 from amos_fairseq.downstream.classification.benchmark import TextBenchmark, read_text_data
 from amos_fairseq.downstream.classification.labeling import label_table
 from amos_fairseq.downstream.classification.prepare import NAME, TABLE_OPTIONS, prepare_inside
 from amos_fairseq.downstream.classification.rows import Tables
-from amos_fairseq.downstream.classification.scores import MAIN_SCORES, SCORES, text_scores
+from amos_fairseq.downstream.classification.scores import MAIN_SCORES, SCORES
 from amos_fairseq.downstream.results import (
+    Baselines,
     RunResult,
-    Spread,
     TaskSummary,
     best_checkpoint,
     check_scores,
@@ -27,7 +25,6 @@ from amos_fairseq.downstream.results import (
 )
 from amos_fairseq.downstream.runner import run_and_print, stoppable
 from amos_fairseq.downstream.session import Session, find_devices, preparing, session_from
-from amos_fairseq.output.tables import Table, format_score
 
 RANDOM = "classification-random"  # its runs start from random weights
 HEADINGS = {"accuracy": "accuracy", "micro_f1": "micro-F1", "macro_f1": "macro-F1", "matthews": "Matthews"}
@@ -45,11 +42,11 @@ def main(arguments: argparse.Namespace) -> None:
     tables = Tables(**{option: getattr(arguments, option) for option in TABLE_OPTIONS}).with_columns()
     with preparing(session, NAME) as tokenizer:
         data = prepare_inside(session.out, tables, tokenizer)
-    run_and_print(arguments.out, open_classification(session, data, arguments.baseline))
+    run_and_print(arguments.out, open_classification(session, data))
 
 
-def open_classification(session: Session, data: Path, with_random: bool = False) -> "Classification":
-    """Read the data that ``amos classify`` has prepared; ``with_random``: run every seed from random weights, too."""
+def open_classification(session: Session, data: Path) -> "Classification":
+    """Read the data that ``amos classify`` has prepared."""
     data = usable_folder(data)
     prepared = read_text_data(data, NAME, "give the files with --train, and the same command prepares them again")
     session.checkpoint.check_tokenizer(data / "tokenizer")
@@ -60,29 +57,16 @@ def open_classification(session: Session, data: Path, with_random: bool = False)
     notes = (*record["notes"], *prepared.notes_on_cut_rows(session.checkpoint.max_positions, separators))
     kind, sha256 = record["kind"], content_sha256({"labels": record["labels"], "files": record["sha256"]})
     task = BenchmarkTask(NAME, prepared.num_train, MAIN_SCORES[kind], sha256, trials, notes)
-    tasks = {NAME: task} | ({RANDOM: dataclasses.replace(task, name=RANDOM)} if with_random else {})
-    majority = text_scores(kind, *majority_predictions(kind, prepared.labels("train"), prepared.labels("valid")))
-    return Classification(session, data, dict.fromkeys(tasks, prepared), tasks, majority)
-
-
-def majority_predictions(kind: str, train: np.ndarray, dev: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return a constant prediction for each dev row, and the targets. It is the most frequent class, the labels that more than
-    half of the training rows have, or the mean of their numbers."""
-    if kind == "classes":
-        constant = np.bincount(train).argmax()
-    else:
-        constant = train.mean(axis=0) > 0.5 if kind == "labels" else train.mean()
-    return np.broadcast_to(constant, dev.shape), dev
+    names = [NAME, RANDOM] if "random" in session.baselines else [NAME]
+    tasks = {name: dataclasses.replace(task, name=name) for name in names}
+    return Classification(session, data, dict.fromkeys(tasks, prepared), tasks)
 
 
 @dataclass
 class Classification(TextBenchmark):
-    """Any table of texts. The last row of the results has the scores of a constant prediction, ``majority``."""
-
-    majority: dict[str, float]
+    """Any table of texts."""
 
     name = NAME
-    columns = HEADINGS
     id_column, dev_name = "line", "dev"
 
     @property
@@ -92,6 +76,10 @@ class Classification(TextBenchmark):
     @property
     def label_column(self) -> str:
         return self.prepared[NAME].record["label_column"]
+
+    @property
+    def columns(self) -> dict[str, str]:
+        return {score: HEADINGS[score] for score in SCORES[self.kind]}
 
     @property
     def title(self) -> str:
@@ -112,30 +100,25 @@ class Classification(TextBenchmark):
 
     def summarize(self, results: Sequence[RunResult]) -> tuple[Sequence[RunResult], dict[str, TaskSummary]]:
         shown, summaries = super().summarize(results)
-        check_scores(shown, self.majority)
+        check_scores(shown, SCORES[self.kind])
         return shown, summaries
 
     def label(self, task: str) -> str:
         return "random weights" if task == RANDOM else self.label_column
 
-    def table(self, summaries: Mapping[str, TaskSummary], notes: Sequence[str]) -> Table:
-        shown, rows = SCORES[self.kind], []
-        names = {NAME: self.session.row_name, RANDOM: f"{self.session.checkpoint.arch} (random weights)"}
-        for task, name in names.items():
-            if task in summaries:
-                scores = summaries[task].scores
-                rows.append([name, *(format_any(score, scores[score]) for score in shown)])
-        constants = {"classes": "most frequent class", "labels": "most frequent labels", "number": "mean of training"}
-        spreads = {score: Spread(self.majority[score], None, 1) for score in shown}
-        rows.append([constants[self.kind], *(format_any(score, spreads[score]) for score in shown)])
-        return Table(self.title, ["", *(HEADINGS[score] for score in shown)], rows, notes)
+    def row_name(self, task: str, model: str) -> str:
+        return f"{self.session.checkpoint.arch} (random weights)" if task == RANDOM else model
+
+    def constants(self) -> dict[str, Baselines]:
+        return {NAME: self.prepared[NAME].constant()}
+
+    def linear_scores(self, stop: threading.Event) -> dict[str, dict[str, float]]:
+        checkpoint, device = self.session.checkpoint, self.session.devices[0]
+        return {NAME: self.prepared[NAME].linear(checkpoint.file, checkpoint.max_positions, device, stop)}
 
     def notes(self, results: Sequence[RunResult], summaries: Mapping[str, TaskSummary]) -> Iterator[str]:
         if self.kind == "number":
             yield "MSE: mean squared error, in the squared unit of the label"
-
-    def summary_parts(self, summaries: Mapping[str, TaskSummary]) -> dict[str, Any]:
-        return {"majority": self.majority}
 
     def write_more(
         self, summaries: Mapping[str, TaskSummary], stop: threading.Event
@@ -148,10 +131,3 @@ class Classification(TextBenchmark):
             f"to label other rows: amos classify --checkpoint {out} --predict FILE --out LABELS.tsv",
             f"to export the run that is best on dev: amos export {best} HF_DIR",
         )
-
-
-def format_any(score: str, spread: Spread) -> str:
-    """Return the cell of a score: percent with one decimal, a squared error with three digits."""
-    if score != "mse":
-        return format_score(spread.median, spread.deviation)
-    return f"{spread.median:.3g}" if spread.deviation is None else f"{spread.median:.3g} ± {spread.deviation:.2g}"

@@ -19,7 +19,7 @@ from fairseq.models import BaseFairseqModel
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.downstream.benchmark import Benchmark, BenchmarkTask, TaskRun, batches
-from amos_fairseq.downstream.results import RunResult, TaskSummary, content_sha256
+from amos_fairseq.downstream.results import Baselines, RunResult, TaskSummary, content_sha256
 from amos_fairseq.downstream.runner import run_and_print
 from amos_fairseq.downstream.session import Session, preparing, session_from
 from amos_fairseq.downstream.squad.dataset import (
@@ -144,6 +144,13 @@ class Squad(Benchmark):
 
     def shows(self, task: str) -> bool:
         return task in OFFICIAL_QUESTIONS
+
+    def constants(self) -> dict[str, Baselines]:
+        """Of version 2.0: no question is answered, so that those without an answer are right."""
+        examples = SquadSplit(self.data, "valid").examples
+        share = 100 * sum(example.is_impossible for example in examples) / len(examples)
+        scores = {"em": share, "f1": share, "has_ans_f1": 0.0, "no_ans_em": 100.0, "best_em": share}
+        return {task: Baselines(len(examples), {"no answer": scores}) for task in self.tasks if task == "SQuAD2.0"}
 
     def notes(self, results: Sequence[RunResult], summaries: Mapping[str, TaskSummary]) -> Iterator[str]:
         windows = self.settings.windows

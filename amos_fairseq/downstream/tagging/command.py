@@ -6,13 +6,14 @@ import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
 from fairseq.data import Dictionary
 from fairseq.models import BaseFairseqModel
@@ -22,9 +23,10 @@ from torch.nn.utils.rnn import pad_sequence
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.downstream.benchmark import Benchmark, BenchmarkTask, TaskRun, batches, selection_flags, usable_folder
 from amos_fairseq.downstream.classification.scores import AVERAGE
+from amos_fairseq.downstream.linear import FrozenInput, linear_predictions, rows_to_fit
 from amos_fairseq.downstream.multi_task.dataset import check_epoch, rows_per_epoch
 from amos_fairseq.downstream.recipes import WORDS, Hyperparameters
-from amos_fairseq.downstream.results import RunResult, TaskSummary, content_sha256, divide, summarize_divided
+from amos_fairseq.downstream.results import Baselines, RunResult, TaskSummary, content_sha256, divide, summarize_divided
 from amos_fairseq.downstream.runner import run_and_print
 from amos_fairseq.downstream.session import Session, preparing, session_from
 from amos_fairseq.downstream.tagging.dataset import Column, TaggedSentences, WordSequences, pad_words
@@ -35,7 +37,6 @@ from amos_fairseq.downstream.tagging.word_files import TASK_PREFIX, UNLABELED
 from amos_fairseq.downstream.views import FULL, TAGGING_VIEWS, WORD_DROPOUT, parse_views
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
-from amos_fairseq.output.tables import Table
 from amos_fairseq.text.prepared_data import seen_note
 
 PREDICTIONS = "predictions.txt"
@@ -43,7 +44,6 @@ SCORES = "scores.json"
 CUT = "<cut>"  # in predictions: a word that the model did not read; CoNLL-U has the label "_"
 # In the order of the table; labels that do not mark spans have only accuracy.
 SCORE_NAMES = {"f1": "span F1", "precision": "precision", "recall": "recall", "accuracy": "accuracy"}
-BY_ONE_LABEL = " alone"  # ends the note on the accuracy of the most frequent label
 AND = ","  # between the columns of a run; no column has it in its name
 
 
@@ -87,10 +87,29 @@ class ColumnData:
             raise UserError(f"{problem}: prepare the data again")
         return cls(column, train, dev, unlabeled, words)
 
-    def baseline(self) -> str:
-        counts = Counter(label for index in range(len(self.dev)) for label in self.dev.labels(index))
-        most, number = counts.most_common(1)[0]
-        return f"accuracy, {100 * number / counts.total():.1f} by {self.column.labels[most]}{BY_ONE_LABEL}"
+    def score(self, predicted: Iterable[Sequence[int]]) -> dict[str, float]:
+        counts: Counter[str] = Counter()
+        for index, labels in enumerate(predicted):
+            counts.update(self.column.count(self.dev.labels(index), labels))
+        return scores(counts)
+
+    def constant(self) -> Baselines:
+        """Return the scores of the most frequent label of the training words for every word of dev."""
+        labels = Counter(label for index in range(len(self.train)) for label in self.train.labels(index))
+        most, lengths = labels.most_common(1)[0][0], [len(words) for words in self.words]
+        name = f"most frequent label ({self.column.labels[most]})"
+        return Baselines(sum(lengths), {name: self.score([most] * length for length in lengths)})
+
+    def linear(self, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
+        """Return the scores of a linear model on the states that the head reads."""
+        chosen = rows_to_fit(len(self.train), self.train.num_words)
+        train, dev = [self.train[row] for row in chosen], [self.dev[row] for row in range(len(self.dev))]
+        targets = [np.array(sentence["labels"][: len(sentence["positions"])]) for sentence in train]
+        train_inputs, dev_inputs = (
+            [FrozenInput(sentence["tokens"], sentence["positions"]) for sentence in split] for split in (train, dev)
+        )
+        predicted = linear_predictions(checkpoint, "classes", train_inputs, targets, dev_inputs, device, stop)
+        return self.score(map(list, predicted))
 
     def notes(self, max_tokens: int) -> Iterator[str]:
         """Yield a note for dev sentences that train too, and for each split of which sentences are cut."""
@@ -122,7 +141,6 @@ def open_tagging(session: Session, data: Sequence[Path]) -> "Tagging":
     opened = {column.name: ColumnData.open(session, column, with_views) for column in columns.values()}
     max_tokens = session.checkpoint.max_positions
     notes = [f"{name}: {note}" for name, of_column in opened.items() for note in of_column.notes(max_tokens)]
-    notes += [f"{name}: {of_column.baseline()}" for name, of_column in opened.items() if not of_column.column.has_spans]
     name, first = TASK_PREFIX + AND.join(opened), next(iter(opened.values()))
     if len(opened) == 1:
         task = BenchmarkTask(name, len(first.train), first.column.main_score, first.column.sha256, trials, tuple(notes))
@@ -187,15 +205,25 @@ class Tagging(Benchmark):
     def label(self, task: str) -> str:
         return task.removeprefix(TASK_PREFIX)
 
-    def table(self, summaries: Mapping[str, TaskSummary], notes: Sequence[str]) -> Table:
-        """Say above the table which columns have accuracy, and how much of it the most frequent label gives."""
-        baselines = [note for note in notes if note.endswith(BY_ONE_LABEL)]
-        table = super().table(summaries, [note for note in notes if note not in baselines])
-        return dataclasses.replace(table, title="; ".join([self.title, *baselines]))
+    def tasks_of_columns(self) -> dict[str, ColumnData]:
+        """Return each column by the task of its summary."""
+        return {task_of_column(name, list(self.opened)): column for name, column in self.opened.items()}
+
+    def constants(self) -> dict[str, Baselines]:
+        return {task: column.constant() for task, column in self.tasks_of_columns().items()}
+
+    def linear_scores(self, stop: threading.Event) -> dict[str, dict[str, float]]:
+        file, device = self.session.checkpoint.file, self.session.devices[0]
+        return {task: column.linear(file, device, stop) for task, column in self.tasks_of_columns().items()}
 
     def notes(self, results: Sequence[RunResult], summaries: Mapping[str, TaskSummary]) -> Iterator[str]:
         if any("f1" in summary.scores for summary in summaries.values()):
             yield "a span is right if its type and both ends are (conlleval's rules, computed by seqeval)"
+
+
+def task_of_column(name: str, names: Sequence[str]) -> str:
+    """Return the task of a column of a run that has learned the columns ``names``."""
+    return f"{TASK_PREFIX}{name}" if len(names) == 1 else f"{TASK_PREFIX}{name} of {AND.join(names)}"
 
 
 def results_of_columns(result: RunResult) -> list[RunResult]:
@@ -205,7 +233,7 @@ def results_of_columns(result: RunResult) -> list[RunResult]:
         return [result]
     main_scores = {name: main_score(f"{name} f1" in result.scores) for name in names}
     return [
-        dataclasses.replace(of_column, task=f"{TASK_PREFIX}{of_column.task} of {AND.join(names)}")
+        dataclasses.replace(of_column, task=task_of_column(of_column.task, names))
         for of_column in divide(result, main_scores)
     ]
 

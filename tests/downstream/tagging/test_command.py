@@ -64,23 +64,23 @@ def test_folders_that_cannot_be_used_are_refused_before_the_training(session, tm
             open_tagging(session, folders)
 
 
-def test_the_table_says_what_accuracy_means_and_which_sentences_train_too(session, tmp_path):
-    """The share of the most frequent label of the dev set, of columns with accuracy alone."""
+def test_a_constant_label_and_sentences_that_train_too(session, tmp_path):
+    """The constant is the most frequent label of the training words: here those of dev."""
     prepare_tagging(tmp_path)
     pos = tmp_path / "pos"
     source = tmp_path / "train.txt"
     prepare("tagging")([source, source, tmp_path / "tokenizer", pos, "--column", "pos"])
     tags = [tag for rows in make_sentences() for _, tag, _ in rows]
     most = max(set(tags), key=tags.count)
-    share = 100 * tags.count(most) / len(tags)
-    chunks, both = (open_tagging(session, folders) for folders in ([tmp_path / "data"], [pos, tmp_path / "data"]))
+    both = open_tagging(session, [pos, tmp_path / "data"])
     (task,) = both.tasks.values()
-    *seen, baseline = task.notes
-    assert seen == [
+    assert list(task.notes) == [
         f"{name}: 40 of 40 dev sentences train too: the scores may be too high" for name in ("pos", "chunk")
     ]
-    assert baseline == f"pos: accuracy, {share:.1f} by {most} alone"
-    # The notes of all results in OUT, also of columns of earlier calls.
-    table = chunks.table({}, task.notes)
-    assert (table.title, table.notes) == (f"Sequence tagging, dev; {baseline}", seen)
-    assert chunks.table({}, []).title == "Sequence tagging, dev"
+    of_pos, of_chunk = both.constants().values()
+    assert list(both.constants()) == ["tagging-pos of pos,chunk", "tagging-chunk of pos,chunk"]
+    share = 100 * tags.count(most) / len(tags)
+    assert (of_pos.num_scored, of_pos.scores) == (len(tags), {f"most frequent label ({most})": {"accuracy": share}})
+    (scores,) = of_chunk.scores.values()
+    assert scores.keys() == {"f1", "precision", "recall", "accuracy"}
+    assert list(open_tagging(session, [pos]).constants()) == ["tagging-pos"]

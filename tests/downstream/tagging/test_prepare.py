@@ -157,19 +157,6 @@ def test_spans_of_the_dev_file_are_encoded_as_in_training(train_has_ends, data, 
     assert marks_ends(manifest_of(tmp_path / "out")["labels"]) == train_has_ends
 
 
-def test_spans_in_other_notations_are_the_same(data, tmp_path, capsys):
-    """Here a mark behind the type and M for I; all are in test_schemes.py."""
-    rewritten = [
-        [(word, pos, "-".join(reversed(chunk.replace("I-", "M-").split("-")))) for word, pos, chunk in rows]
-        for rows in make_sentences()
-    ]
-    source = write_columns(tmp_path / "train.txt", rewritten)
-    main([source, source, data / "tokenizer", tmp_path / "out"])
-    assert "column chunk: BMES labels, scored as spans: NAME-B is read as B-NAME, NAME-M is" in capsys.readouterr().err
-    assert manifest_of(tmp_path / "out")["has_spans"]
-    assert labels_of(tmp_path / "out") == [[chunk for _, _, chunk in rows] for rows in make_sentences()]
-
-
 def test_what_is_doubtful_is_said(data, tmp_path, capsys):
     """The share of the most frequent label, dev sentences that train too, a first label that occurs nowhere else."""
     sentences = make_sentences()

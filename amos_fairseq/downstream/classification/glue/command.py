@@ -52,6 +52,7 @@ from amos_fairseq.downstream.multi_task.teachers import (
     write_train_predictions,
 )
 from amos_fairseq.downstream.results import (
+    Baselines,
     RunResult,
     Summary,
     TaskSummary,
@@ -166,7 +167,7 @@ class Glue(TextBenchmark):
     name = "glue"
 
     @property
-    def row_name(self) -> str:
+    def model_name(self) -> str:
         return self.session.row_name
 
     def make_tasks(self) -> dict[str, BenchmarkTask]:
@@ -288,9 +289,11 @@ class Glue(TextBenchmark):
         if self.squad:
             yield from (f"SQuAD: {note}" for note in self.squad.notes)
 
-    def table(self, summaries: Mapping[str, TaskSummary], notes: Sequence[str]) -> Table:
+    def table(
+        self, summaries: Mapping[str, TaskSummary], baselines: Mapping[str, Baselines], notes: Sequence[str]
+    ) -> Table:
         names = [*SCORED, *self.options.own_tasks]
-        return glue_table(self.row_name, summaries, self.squad, notes, names)
+        return glue_table(self.model_name, summaries, baselines, self.squad, notes, names)
 
     def summary_parts(self, summaries: Mapping[str, TaskSummary]) -> dict[str, Any]:
         name, value = average({task: summary.main.median for task, summary in summaries.items()})
@@ -327,8 +330,8 @@ class MultiTaskGlue(Glue):
         return {MULTI: BenchmarkTask(MULTI, num_rows, AVERAGE, sha256, trials, notes, carries_rest=True)}
 
     @property
-    def row_name(self) -> str:
-        return f"{super().row_name}, one model for all tasks"
+    def model_name(self) -> str:
+        return f"{super().model_name}, one model for all tasks"
 
     def tables_of(self, run: TaskRun) -> list[TextData]:
         return list(self.prepared.values())

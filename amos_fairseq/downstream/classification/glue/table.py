@@ -5,8 +5,10 @@ from collections.abc import Mapping, Sequence
 
 from amos_fairseq.downstream.classification.command import HEADINGS
 from amos_fairseq.downstream.classification.glue.tasks import AVERAGED, SCORED
-from amos_fairseq.downstream.results import Summary, TaskSummary, format_spread
+from amos_fairseq.downstream.results import NO_BASELINES, Baselines, Summary, TaskSummary, format_spread
 from amos_fairseq.output.tables import MISSING, Table, format_score
+
+CONSTANT = "most frequent class, or mean"
 
 
 def average(medians: Mapping[str, float]) -> tuple[str, float | None]:
@@ -24,26 +26,34 @@ def average(medians: Mapping[str, float]) -> tuple[str, float | None]:
 def glue_table(
     row_name: str,
     summaries: Mapping[str, TaskSummary],
+    baselines: Mapping[str, Baselines],
     squad: Summary | None,
     notes: Sequence[str],
     names: Sequence[str] = SCORED,
 ) -> Table:
-    """Build the table with the checkpoint's row; ``squad``: ``squad.json`` for the same checkpoint."""
-    columns, row = [""], [row_name]
+    """Build the table with the rows of the checkpoint and of constant predictions; ``squad``: ``squad.json`` for the same
+    checkpoint."""
+    columns, row, constant_row, constants = [""], [row_name], [CONSTANT], {}
     for task in names:
         if task in summaries:
             score, scores = summaries[task].best.main_score, summaries[task].scores
             columns.append(task_heading(task, score))
-            spreads = [scores[each] for each in (score, f"{score}_mm") if each in scores]
-            row.append(" / ".join(map(format_spread, spreads)) or MISSING)
+            shown = [each for each in (score, f"{score}_mm") if each in scores]
+            row.append(" / ".join(format_spread(scores[each]) for each in shown) or MISSING)
+            of_constant = next(iter(baselines.get(task, NO_BASELINES).scores.values()), {})
+            constant_row.append(" / ".join(format_score(of_constant.get(each)) for each in shown) or MISSING)
+            if score in of_constant:
+                constants[task] = of_constant[score]
     average_name, value = average({task: summary.main.median for task, summary in summaries.items()})
     columns, row = [*columns, average_name], [*row, format_score(value)]
+    constant_row.append(format_score(average(constants)[1]))
     if squad and squad.spreads:
         # Version 2.0 if it was run (AMOS Table 1), otherwise the first version that was.
         task = min(squad.spreads, key=lambda name: "2" not in name)
         columns += [f"{task} {score}" for score in ("EM", "F1")]
         row += [format_spread(squad.spreads[task].get(name)) for name in ("em", "f1")]
-    return Table("GLUE dev", columns, [row], notes)
+        constant_row += [MISSING, MISSING]
+    return Table("GLUE dev", columns, [row, constant_row], notes)
 
 
 def task_heading(task: str, score: str) -> str:

@@ -1,6 +1,5 @@
 """amos prepare glue-download from a local folder that is laid out as nyu-mll/glue on the hub."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import huggingface_hub
@@ -90,20 +89,10 @@ def no_connection(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
 
 
-def change(**columns: list) -> Callable[[Path, pytest.MonkeyPatch], None]:
-    def write(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        content = {"sentence1": ["a"], "sentence2": ["b"], "label": [0], "idx": [0]} | columns
-        parquet.write_table(pa.table(content), hub / "rte" / "train-00000-of-00001.parquet")
-
-    return write
-
-
 REFUSED = {
     "no connection": (no_connection, "could not be downloaded (no route to host)"),
     "no file": (lambda hub, _: (hub / "rte" / "test-00000-of-00001.parquet").unlink(), "has no test-*.parquet"),
     "damaged": (lambda hub, _: (hub / "rte" / "train-00000-of-00001.parquet").write_bytes(b"PAR1"), "is damaged"),
-    "label": (change(label=[2]), "row 0 has the label 2"),
-    "a tab": (change(sentence2=["b\tc"]), "a text with a tab or a line end"),
     "fewer rows": (lambda hub, _: TASKS["RTE"].official_rows.update(test=2), "has 1 rows, the official file 2"),
     "other files": (lambda hub, _: write_raw_glue(hub.parent / "out", "RTE/dev"), "lacks official files of RTE"),
 }

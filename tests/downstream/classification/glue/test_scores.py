@@ -13,7 +13,7 @@ from scipy.stats import rankdata
 from amos_fairseq.downstream.classification.glue.table import average, glue_table
 from amos_fairseq.downstream.classification.glue.tasks import AVERAGED, TASKS
 from amos_fairseq.downstream.classification.scores import task_scores
-from amos_fairseq.downstream.results import RunResult, Summary, best_run, spread_of, summarize
+from amos_fairseq.downstream.results import Baselines, RunResult, Summary, best_run, spread_of, summarize
 
 
 def test_scores_by_hand():
@@ -97,11 +97,18 @@ SQUAD = Summary(Path("squad.json"), "squad", {}, {"SQuAD2.0": ""}, [ANSWERS], Pa
 
 
 def test_table_cells():
-    table = glue_table("ours", summaries(), SQUAD, notes=["a note | with a bar"])
+    constant = {"MNLI": Baselines(9, {"most frequent class": {"accuracy": 35.0, "accuracy_mm": 36.0}})}
+    constant |= {"CoLA": Baselines(9, {"most frequent class": {"matthews": 0.0, "accuracy": 69.0}})}
+    table = glue_table("ours", summaries(), constant, SQUAD, notes=["a note | with a bar"])
     assert table.columns == ["", "MNLI m/mm", "CoLA (Matthews)", "AVG of 2", "SQuAD2.0 EM", "SQuAD2.0 F1"]
-    assert table.rows == [["ours", "82.0 ± 1.0 / 81.0 ± 1.0", "20.0 ± 10.0", "51.0", "50.0", "52.2"]]
+    assert table.rows == [
+        ["ours", "82.0 ± 1.0 / 81.0 ± 1.0", "20.0 ± 10.0", "51.0", "50.0", "52.2"],
+        ["most frequent class, or mean", "35.0 / 36.0", "0.0", "17.5", "-", "-"],
+    ]
+    earlier = glue_table("ours", summaries(), {}, None, notes=[])  # of a version without constants
+    assert earlier.rows[1] == ["most frequent class, or mean", "- / -", "-", "-"]
     assert list(csv.reader(io.StringIO(table.as_csv()))) == [table.columns, *table.rows]
     markdown = table.as_markdown().splitlines()
     assert markdown[2] == "|  | MNLI m/mm | CoLA (Matthews) | AVG of 2 | SQuAD2.0 EM | SQuAD2.0 F1 |"
     assert markdown[4] == "| ours | 82.0 ± 1.0 / 81.0 ± 1.0 | 20.0 ± 10.0 | 51.0 | 50.0 | 52.2 |"
-    assert markdown[6] == "- a note | with a bar"
+    assert markdown[7] == "- a note | with a bar"
