@@ -9,7 +9,7 @@
     grid: {lr: [...], ...}                             # grid search over all combinations; a task may have its own
     extends: electra                                   # a built-in recipe; provides the sections that this file lacks
 
-A number may be a fraction (1/16), or divided by the width of the encoder (0.04/width).
+A number may be a fraction (1/16), or divided by the width of the encoder or its power of 1.5 (0.04/width, 1.06/width^1.5).
 Later layers override earlier ones: defaults, the size's defaults, the task, the size's task. A value given for the task
 replaces the grid's values of that name. Each combination of hyperparameters is called a trial.
 """
@@ -20,7 +20,6 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -298,13 +297,13 @@ def check_hyperparameters(values: Any) -> None:
 
 
 def _with_numbers(value: Any, width: int) -> Any:
-    """Replace each 1/16 or 0.04/width, which YAML loads as a string, by a number."""
+    """Replace each 1/16, 0.04/width or 1.06/width^1.5, which YAML loads as a string, by a number."""
     if isinstance(value, dict):
         return {key: _with_numbers(each, width) for key, each in value.items()}
     if isinstance(value, list):
         return [_with_numbers(each, width) for each in value]
-    match = re.fullmatch(r"(\d+|\d*\.\d+)/([1-9]\d*|width)", value) if isinstance(value, str) else None
+    match = re.fullmatch(r"(\d+|\d*\.\d+)/([1-9]\d*|width|width\^1\.5)", value) if isinstance(value, str) else None
     if match is None:
         return value
-    divisor = width if match[2] == "width" else int(match[2])
-    return float(Fraction(match[1]) / divisor)
+    powers = {"width": width, "width^1.5": width**1.5}
+    return float(match[1]) / float(powers.get(match[2], match[2]))

@@ -2,6 +2,7 @@
 
 import shutil
 import threading
+from collections import Counter
 
 import pytest
 import torch
@@ -62,6 +63,17 @@ def test_flags_describe_the_checkpoint_and_the_task(start, tmp_path, fake_traini
     # 40 rows in batches of 32, ten epochs, a tenth of them rising; 20 rows in batches of 16
     assert [flag(cola, f) for f in ("--total-num-update", "--warmup-updates", "--lr")] == ["20", "2", "2e-05"]
     assert [flag(sts, f) for f in ("--total-num-update", "--warmup-updates", "--lr")] == ["20", "1", "4e-05"]
+
+
+def test_constants_by_hand(data):
+    """The most frequent class of the training rows, on each dev set; the mean has no correlation with anything."""
+    mnli = read_glue_data(data, "MNLI")
+    most, _ = Counter(mnli.labels("train").tolist()).most_common(1)[0]
+    shares = [100 * mnli.labels(split).tolist().count(most) / count for split, count in (("valid", 11), ("valid1", 10))]
+    assert mnli.constant().num_scored == 11
+    expected = dict(zip(("accuracy", "accuracy_mm"), shares, strict=True))
+    assert mnli.constant().scores == {"most frequent class": pytest.approx(expected)}
+    assert read_glue_data(data, "STS-B").constant().scores == {"mean of training": {"spearman": 0, "pearson": 0}}
 
 
 @pytest.mark.slow
