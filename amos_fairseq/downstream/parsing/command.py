@@ -20,7 +20,16 @@ from amos_fairseq.downstream.benchmark import Benchmark, BenchmarkTask, TaskRun,
 from amos_fairseq.downstream.labeled_task import check_labels
 from amos_fairseq.downstream.parsing.model import TREES
 from amos_fairseq.downstream.parsing.task import ParsedSentences
-from amos_fairseq.downstream.parsing.trees import HEAD, RELATION, Edge, best_tree, is_tree, tree_scores, with_trees
+from amos_fairseq.downstream.parsing.trees import (
+    HEAD,
+    RELATION,
+    Edge,
+    best_tree,
+    is_tree,
+    tree_scores,
+    with_cut_words,
+    with_trees,
+)
 from amos_fairseq.downstream.recipes import WORDS
 from amos_fairseq.downstream.results import RunResult, TaskSummary, best_checkpoint, best_run_of
 from amos_fairseq.downstream.runner import run_and_print, stoppable
@@ -97,7 +106,9 @@ def open_parsing(session: Session, data: Path) -> "Parsing":
     # As in the thesis, the labels of trees are not smoothed.
     trials = tuple(dict.fromkeys(dataclasses.replace(trial, label_smoothing=0.0) for trial in trials))
     opened = ColumnData.open(session, column, any(trial.views for trial in trials), ParsedSentences)
-    notes = tuple(opened.notes(session.checkpoint.max_positions))
+    notes = tuple(
+        opened.notes(session.checkpoint.max_positions, "counted with the relation dep to the dependent of the root")
+    )
     task = BenchmarkTask(NAME, len(opened.train), "las", column.sha256, trials, notes)
     return Parsing(session, column.directory, {NAME: task}, column.labels, opened.dev)
 
@@ -124,15 +135,16 @@ class Parsing(Benchmark):
 
     def evaluate(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
         """Return the scores of the dev trees, and write ``predictions.conllu``, the dev file with the predicted trees, and
-        ``scores.json``. Words that are cut are wrong."""
+        ``scores.json``, which are those of this file."""
         model, directory, dev = load_checkpoint(checkpoint).model, checkpoint.parent, self.dev
         sentences = [dev[index] for index in range(len(dev))]
-        trees = predict_trees(model, sentences, dev.pad, self.relations, device, stop)
-        write_text(directory / PREDICTIONS, with_trees(read_text(self.data / "valid.conllu", "prepare again"), trees))
         gold = [
             list(zip(dev.heads(index), [self.relations[label] for label in dev.labels(index)], strict=True))
             for index in range(len(dev))
         ]
+        predicted = predict_trees(model, sentences, dev.pad, self.relations, device, stop)
+        trees = [with_cut_words(tree, len(words)) for tree, words in zip(predicted, gold, strict=True)]
+        write_text(directory / PREDICTIONS, with_trees(read_text(self.data / "valid.conllu", "prepare again"), trees))
         scores = tree_scores(gold, trees)
         write_text(directory / SCORES, json.dumps(scores, indent=1) + "\n")
         return scores
@@ -209,7 +221,9 @@ def parse_file(results: Path, file: Path, out: Path, device: str, stop: threadin
         cut += [len(ranges) - len(positions)] if len(positions) < len(ranges) else []
         tokens = torch.tensor([dictionary.bos(), *pieces[:room], dictionary.eos()])
         sentences.append({"tokens": tokens, "positions": torch.tensor(positions, dtype=torch.long)})
-    trees = predict_trees(loaded.model, sentences, dictionary.pad(), relations, device, stop)
+    predicted = predict_trees(loaded.model, sentences, dictionary.pad(), relations, device, stop)
+    lengths = [len(sentence.words) for sentence in treebank.sentences]
+    trees = [with_cut_words(tree, length) for tree, length in zip(predicted, lengths, strict=True)]
     with explain_write_errors(out, "permit writing, or give another name"):
         write_text(out, with_trees(_text_of(file), trees))
     counted = f"{len(sentences):,} sentences"

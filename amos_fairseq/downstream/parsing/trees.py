@@ -79,18 +79,18 @@ def attachment_counts(gold: Sequence[Edge], predicted: Sequence[Edge], with_punc
     2018 shared task on gold words: relations are compared without their subtypes.
 
     Args:
-        gold, predicted: one edge for each word of a sentence; words that are cut are missing at the end of ``predicted``.
+        gold, predicted: one edge for each word of a sentence.
         with_punctuation: count words whose true relation is ``punct``.
     """
     counts = {"words": 0, "heads": 0, "edges": 0}
-    for index, (head, relation) in enumerate(gold):
+    for (head, relation), edge in zip(gold, predicted, strict=True):
         relation = relation.partition(":")[0]
         if relation == "punct" and not with_punctuation:
             continue
         counts["words"] += 1
-        if index < len(predicted) and predicted[index][0] == head:
+        if edge[0] == head:
             counts["heads"] += 1
-            counts["edges"] += predicted[index][1].partition(":")[0] == relation
+            counts["edges"] += edge[1].partition(":")[0] == relation
     return counts
 
 
@@ -106,13 +106,17 @@ def tree_scores(gold: Sequence[Sequence[Edge]], predicted: Sequence[Sequence[Edg
     return scores
 
 
+def with_cut_words(tree: Sequence[Edge], num_words: int) -> list[Edge]:
+    """Give the words at the end that are cut, and have no edge, the relation ``dep`` to the word that depends on the root. If
+    all words of the sentence are cut, the first one is that word."""
+    tree = tree or [(0, "root")]
+    root = next(number for number, (head, _) in enumerate(tree, start=1) if head == 0)
+    return [*tree, *[(root, "dep")] * (num_words - len(tree))]
+
+
 def with_trees(text: str, trees: Sequence[Sequence[Edge]]) -> str:
     """Return a CoNLL-U file with other heads and relations, and without enhanced dependencies and the empty nodes (``1.1``),
-    which only these have; everything else in it stays.
-
-    Words without an edge, which are cut, get the relation ``dep`` to the word that depends on the root; if all words of a
-    sentence are cut, the first one is that word.
-    """
+    which only these have; everything else in it stays."""
     lines, sentence = [], -1
     for line in re.split(r"(?<=\n)", text):  # other characters that end a line may be part of a word
         cells = line.rstrip("\r\n").split("\t")
@@ -121,10 +125,7 @@ def with_trees(text: str, trees: Sequence[Sequence[Edge]]) -> str:
         if not line.startswith("#") and cells[0].strip(" ").isdecimal():
             word = int(cells[0])
             sentence += word == 1
-            edges = trees[sentence]
-            root = next((number for number, (head, _) in enumerate(edges, start=1) if head == 0), 1)
-            edge = edges[word - 1] if word <= len(edges) else (0, "root") if not edges and word == 1 else (root, "dep")
-            cells[6:9] = [*map(str, edge), "_"]
+            cells[6:9] = [*map(str, trees[sentence][word - 1]), "_"]
             line = "\t".join(cells) + line[len(line.rstrip("\r\n")) :]
         lines.append(line)
     return "".join(lines)

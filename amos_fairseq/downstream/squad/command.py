@@ -64,6 +64,8 @@ class SquadSettings:
 def main(arguments: argparse.Namespace) -> None:
     session = session_from(arguments, Squad.name)
     settings = read_settings(arguments, session.checkpoint.max_positions)
+    if settings.span_head == "joint":
+        print(f"{Squad.name}: no class of Hugging Face has the joint head; --span-head independent can be exported")
     if arguments.data is not None:
         data = Path(arguments.data)
     else:

@@ -111,13 +111,14 @@ class ColumnData:
         predicted = linear_predictions(checkpoint, "classes", train_inputs, targets, dev_inputs, device, stop)
         return self.score(map(list, predicted))
 
-    def notes(self, max_tokens: int) -> Iterator[str]:
-        """Yield a note for dev sentences that train too, and for each split of which sentences are cut."""
+    def notes(self, max_tokens: int, of_cut: str = "counted as wrong") -> Iterator[str]:
+        """Yield a note for dev sentences that train too, and for each split of which sentences are cut; ``of_cut``: how words
+        of the dev set count that are."""
         if self.column.seen:
             yield seen_note(self.column.seen, len(self.dev), "sentences")
         for name, sentences in (("training", self.train), ("dev", self.dev), ("unlabeled", self.unlabeled)):
             if sentences is not None and sentences.cut_words:
-                counted = ", and counted as wrong" if sentences is self.dev else ""
+                counted = f", and {of_cut}" if sentences is self.dev else ""
                 yield (
                     f"{sentences.cut_words:,} of {sentences.num_words:,} {name} words are cut from "
                     f"{sentences.cut_sentences:,} sentences of more than {max_tokens} tokens{counted}"

@@ -10,11 +10,11 @@ from small_models import small_dictionary
 from amos_fairseq.downstream.parsing import trees as parsing
 from amos_fairseq.downstream.parsing.task import ParsedSentences
 from amos_fairseq.downstream.parsing.trees import (
-    attachment_counts,
     best_tree,
     greedy_heads,
     is_tree,
     tree_scores,
+    with_cut_words,
     with_trees,
 )
 from amos_fairseq.downstream.tagging.dataset import NO_LABEL
@@ -57,20 +57,14 @@ def test_scores_by_hand(tmp_path: Path):
     scores = tree_scores(gold, found)
     expected = {"uas": 5 / 7, "las": 4 / 7, "uas_no_punctuation": 5 / 6, "las_no_punctuation": 4 / 6}
     assert scores == {name: pytest.approx(100 * value) for name, value in expected.items()}
-    # Words that are cut are missing at the end, and wrong.
-    assert attachment_counts(gold[0], TREES[0][:3]) == {"words": 6, "heads": 2, "edges": 1}
-    # Nothing but these columns, the enhanced dependencies and their empty nodes changes; words that are cut depend on the root.
+    # Nothing but these columns, the enhanced dependencies and their empty nodes changes.
     plain = "".join(line for line in GOLD.splitlines(keepends=True) if not line.startswith("2.1"))
     assert with_trees(GOLD, gold) == with_trees(GOLD.replace("5:advmod", "0:x"), gold) == plain
     odd = plain.replace("It\tit", "I\u2028t\x85\tit").replace("SpaceAfter=No", "x\x0c")
     assert with_trees(odd, gold) == odd
     assert with_trees("1\ta\t_\t_\t_\t_\t0\troot\t0:root\t_\n", [[(0, "root")]]).split("\t")[8] == "_"
-    cut = with_trees(GOLD, [[(2, "nsubj"), (0, "root")], []]).splitlines()
-    assert [line.split("\t")[6:8] for line in cut[4:8]] == [["2", "dep"]] * 4
-    assert cut[9].split("\t")[6:8] == ["0", "root"]
-    whole = with_trees(GOLD, [[], []])
-    (tmp_path / "cut.conllu").write_text(whole, encoding="utf-8")
-    assert edges(tmp_path / "cut.conllu")[0] == [(0, "root"), *[(1, "dep")] * 5]
+    assert with_cut_words([(2, "nsubj"), (0, "root")], 4) == [(2, "nsubj"), (0, "root"), (2, "dep"), (2, "dep")]
+    assert with_cut_words([], 3) == [(0, "root"), (1, "dep"), (1, "dep")]
 
 
 def test_trees_by_hand():
