@@ -24,7 +24,7 @@ DOWNSTREAM_TASKS = ("tagging", "parsing", "squad", "classification", "multi_task
 
 @functools.cache
 def register() -> None:
-    """Patch fairseq and register the tasks, models, criterions and optimizers of this package with it, once."""
+    """Patch fairseq and register the tasks, models, criterions, optimizers and schedules of this package with it, once."""
     from amos_fairseq.process import root_logger_kept, scores_imported_later
 
     with root_logger_kept():
@@ -45,6 +45,7 @@ def register() -> None:
             "downstream.classification.stock_task",
             "tasks.text_pretraining",
             "optim.grouped_adam",
+            "optim.warmup_stable_decay",
         ):
             importlib.import_module(f"amos_fairseq.{module}")
 

@@ -41,6 +41,7 @@ RANGES = {
     "1 or more": Range(1),
     "2 or more": Range(2),
     "0 or more and below 1": Range(0, high=1),
+    "0 or more and at most 1": Range(0, high=1, includes_high=True),
     "above 0 and below 1": Range(0, includes_low=False, high=1),
     "above 0 and at most 1": Range(0, includes_low=False, high=1, includes_high=True),
 }

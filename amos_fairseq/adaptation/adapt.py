@@ -75,6 +75,7 @@ class Adaptation:
     Attributes:
         model: folder of Hugging Face, run or checkpoint, as an absolute path.
         objective: empty for that of ``model``, or mlm.
+        minutes: of the training; 0 where ``updates`` end it.
         generator: absolute paths, ``new`` or ``self``; empty where none is given.
         settings: ``KEY=VALUE`` of the training; those of common and task are also of a new generator.
     """
@@ -86,6 +87,7 @@ class Adaptation:
     generator: list[str]
     tokenizer: str
     updates: int
+    minutes: float
     length: int
     batch_size: int
     settings: list[str]
@@ -117,7 +119,8 @@ def adapt(given: Adaptation, out: Path, prepare: Callable[[Path, Path], None], p
             raise UserError(f"{path}: fairseq cannot read paths with a colon or ${{: give another one")
     pairs = None if pairs_file is None else read_pairs(pairs_file)
     recipe, recipe_of_generator, run = out / "adapt.yaml", out / "generator.yaml", out / "run"
-    claimed = out / "settings.json", dataclasses.asdict(given), f"{out} was made by another command", OTHER_OUT
+    identity = {name: value for name, value in dataclasses.asdict(given).items() if name != "minutes" or value}
+    claimed = out / "settings.json", identity, f"{out} was made by another command", OTHER_OUT
     if not (check_claim(*claimed) and recipe.is_file()):  # the recipe is written last
         write_recipes(given, out)
     claim(*claimed)
@@ -215,7 +218,8 @@ def write_recipe(
 ) -> None:
     """Write a YAML file that changes the packaged recipe ``base``; ``start`` is None for a new generator."""
     checkpoint = {"save_dir": str(run), "save_interval_updates": 1000, "keep_interval_updates": 1}
-    interval = min(1000, math.ceil(given.updates / 10))
+    minutes = given.minutes if start else 0.0
+    interval = 1000 if minutes else min(1000, math.ceil(given.updates / 10))
     content = {
         "defaults": ["/fairseq/defaults@_global_", f"/{base}", "_self_"],
         "checkpoint": checkpoint | ({"finetune_from_model": str(start)} if start else {}),
@@ -223,7 +227,8 @@ def write_recipe(
         "model": model,
         "dataset": {"batch_size": given.batch_size, "num_workers": 1, "validate_interval_updates": interval},
         "optimization": {"max_update": given.updates, "update_freq": [1], "lr": [rate], "clip_norm": CLIP_NORM},
-        "lr_scheduler": {"warmup_updates": math.ceil(WARMUP * given.updates)},
+        "lr_scheduler": {"warmup_updates": math.ceil(WARMUP * given.updates)}
+        | ({"minutes": minutes} if minutes else {}),
     }
     settings = [setting for setting in given.settings if start or setting.startswith(("common.", "task."))]
     content = OmegaConf.to_container(OmegaConf.merge(content, OmegaConf.from_dotlist(settings)))

@@ -1,6 +1,7 @@
 """``amos adapt``: train a released encoder further on a text, by one command."""
 
 import argparse
+import math
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ def add_parser(subparsers: Any) -> None:
     add("--generator", metavar="new|self|PATH", action="append", default=[], help=text)
     add("--tokenizer", metavar="DIR", type=Path, help="folder of the tokenizer of MODEL (default: MODEL)")
     add("--updates", type=int, default=2000, metavar="N", help="updates of the training, and of a new generator")
+    text = "train for this time instead of --updates, which remain those of a new generator (as for amos train)"
+    add("--minutes", type=float, default=0.0, metavar="N", help=text)
     add("--length", type=int, default=128, metavar="TOKENS", help="tokens of a block of text")
     add("--batch-size", type=int, default=32, metavar="N", help="blocks of an update")
     text = "what ends a document, as for amos prepare text"
@@ -59,6 +62,8 @@ def run(arguments: argparse.Namespace, of_prepare: argparse.ArgumentParser) -> N
     for name in ("updates", "length", "batch_size"):
         if getattr(arguments, name) < 1 + (name == "length"):
             raise UserError(f"--{name.replace('_', '-')} {getattr(arguments, name)} is too small")
+    if not 0 <= arguments.minutes < math.inf:
+        raise UserError(f"--minutes {arguments.minutes:g} must be above 0")
     import_fairseq()
     from amos_fairseq.adaptation.adapt import NEW, SELF, Adaptation, adapt
 
@@ -76,6 +81,7 @@ def run(arguments: argparse.Namespace, of_prepare: argparse.ArgumentParser) -> N
         generator=generators,
         tokenizer=str(arguments.tokenizer.absolute()) if arguments.tokenizer else "",
         updates=arguments.updates,
+        minutes=arguments.minutes,
         length=arguments.length,
         batch_size=arguments.batch_size,
         settings=arguments.settings,

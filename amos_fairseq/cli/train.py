@@ -1,11 +1,13 @@
 """``amos train``: start ``fairseq-hydra-train`` with a recipe of the package, or a YAML of any folder."""
 
 import argparse
+import math
 import os
 import sys
 from typing import Any
 
 from amos_fairseq.cli.arguments import add_subcommand
+from amos_fairseq.errors import UserError
 
 DESCRIPTION = """\
 Train a recipe: fairseq-hydra-train with the folder and name of the recipe and with this package as common.user_dir, from any
@@ -19,6 +21,9 @@ def add_parser(subparsers: Any) -> None:
     text = (
         "recipe such as amos_base (amos recipes lists them), or the path of a YAML file, which may start from a recipe "
     )
+    text = "train for this time, last validation and checkpoint included, instead of max_update; the learning rate follows "
+    text += "the time; all parts of a run count (lr_scheduler.minutes)"
+    parser.add_argument("--minutes", type=float, help=text)
     parser.add_argument("recipe", metavar="RECIPE", help=text + "as variants/electra_unigram.yaml does")
     text = "settings to change, such as task.data=DATA checkpoint.save_dir=RUN optimization.max_update=1000; paths need no "
     text += "quotes for Hydra"
@@ -38,6 +43,14 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         training_command,
     )  # here, because Hydra takes a quarter of a second to import
 
-    command, variables = training_command(arguments.recipe, arguments.settings)
+    # Behind RECIPE, argparse leaves all words to Hydra.
+    of_time = argparse.ArgumentParser(prog=parser.prog, add_help=False, allow_abbrev=False)
+    of_time.add_argument("--minutes", type=float, default=arguments.minutes)
+    given, settings = of_time.parse_known_args(arguments.settings)
+    if given.minutes is not None:
+        if not 0 < given.minutes < math.inf:
+            raise UserError(f"--minutes {given.minutes:g} must be above 0")
+        settings.append(f"lr_scheduler.minutes={given.minutes!r}")
+    command, variables = training_command(arguments.recipe, settings)
     sys.stdout.flush()
     os.execve(sys.executable, command, variables)

@@ -28,6 +28,7 @@ PATHS = (
     "checkpoint.restore_file",
     "checkpoint.finetune_from_model",
     "model.generator_checkpoint",
+    "lr_scheduler.decay_from",
     "common.tensorboard_logdir",
     "common.log_file",
     "common.user_dir",

@@ -13,6 +13,7 @@ from fairseq.trainer import Trainer
 from amos_fairseq.compat.distribution import raise_on_every_rank
 from amos_fairseq.errors import CollapsedError, DivergedError
 from amos_fairseq.functional.replaced_token_detection import EQUAL_LOGITS
+from amos_fairseq.optim.warmup_stable_decay import schedule_of
 from amos_fairseq.run.hook import Hook
 from amos_fairseq.run.metrics_log import numeric_stats
 
@@ -155,7 +156,8 @@ class Divergence(Hook):
         return statistics.median(losses), statistics.median(norms)
 
     def may_save(self, trainer: Trainer) -> bool:
-        if not self.num_suspicious or trainer.get_num_updates() == trainer.cfg.optimization.max_update:
+        is_last = trainer.get_num_updates() == trainer.cfg.optimization.max_update
+        if not self.num_suspicious or is_last or getattr(schedule_of(trainer), "has_ended", False):
             return True
         logger.warning("update %d is suspicious and is not saved", trainer.get_num_updates())
         return False

@@ -69,6 +69,10 @@ class Hook:
     def after_save(self, trainer: Trainer) -> None:
         """Called also if a hook has refused the save, so that a timed save is not due again at once."""
 
+    def before_completion(self, cfg: Any, trainer: Trainer) -> Any:
+        """Return the settings by which fairseq validates, saves and stops after this update: ``cfg``, or a changed copy."""
+        return cfg
+
     def update_completed(self, cfg: Any, trainer: Trainer, epoch_itr: Any, is_last: bool) -> None:
         """After ``after_update``, and after validating and saving where they were due: here a run may stop."""
 

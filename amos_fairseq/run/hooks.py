@@ -26,7 +26,7 @@ from torch.utils.data._utils import signal_handling
 from amos_fairseq.compat import device_reads, distribution, mixed_precision, patching, process
 from amos_fairseq.compat.patching import Patch, Script
 from amos_fairseq.errors import report_user_errors
-from amos_fairseq.run import mistakes, names, resume, signals
+from amos_fairseq.run import mistakes, names, resume, signals, time_budget
 from amos_fairseq.run.health import Collapse, Divergence, FiniteUpdates
 from amos_fairseq.run.hook import Hook
 from amos_fairseq.run.kernels import Determinism, Kernels, Memory
@@ -35,6 +35,7 @@ from amos_fairseq.run.precision import Precision
 from amos_fairseq.run.progress import Console, Progress
 from amos_fairseq.run.resume import Resume
 from amos_fairseq.run.signals import Signals
+from amos_fairseq.run.time_budget import TimeBudget
 from amos_fairseq.setting_checks import check_configuration
 
 HOOKS: tuple[type[Hook], ...] = (
@@ -50,6 +51,7 @@ HOOKS: tuple[type[Hook], ...] = (
     names.BestMetric,
     MetricsLog,  # before Progress: it records what fairseq logs, to which Progress adds the time to the end
     Progress,
+    TimeBudget,  # after Signals: the time of a save after an update is not that of the update
     Memory,
 )
 active: list[Hook] = []  # of the present run
@@ -77,6 +79,7 @@ def add_defaults(stock: Callable[..., Any], cfg: Any) -> None:
     """Everything is registered and nothing is built. Under Hydra called in the command and again in each rank."""
     names.check_config(cfg)
     resume.separate_jobs(cfg)
+    time_budget.let_time_end(cfg)
     stock(cfg)
 
 
@@ -245,7 +248,10 @@ def state_dict(stock: Callable[..., Any], trainer: Trainer) -> dict[str, Any]:
 def validate_and_save(
     stock: Callable[..., Any], cfg: Any, trainer: Trainer, task: Any, epoch_itr: Any, *args: Any, **kwargs: Any
 ) -> tuple[list[float | None], bool]:
-    valid_losses, is_last = stock(cfg, trainer, task, epoch_itr, *args, **kwargs)
+    settings = cfg
+    for hook in active:
+        settings = hook.before_completion(settings, trainer)
+    valid_losses, is_last = stock(settings, trainer, task, epoch_itr, *args, **kwargs)
     for hook in active:
         hook.update_completed(cfg, trainer, epoch_itr, is_last)
     return valid_losses, is_last

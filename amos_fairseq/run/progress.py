@@ -11,11 +11,12 @@ import torch
 from fairseq.distributed import utils as distributed_utils
 from fairseq.logging import metrics
 from fairseq.logging.meters import Meter
-from omegaconf import open_dict
+from omegaconf import OmegaConf, open_dict
 from tqdm import tqdm
 
 from amos_fairseq.errors import one_line
 from amos_fairseq.flops.counting import build_update
+from amos_fairseq.optim.warmup_stable_decay import WarmupStableDecay, schedule_of
 from amos_fairseq.run.hook import Hook
 from amos_fairseq.run.metrics_log import INTERVAL
 
@@ -94,6 +95,7 @@ class Progress(Hook):
     def __init__(self) -> None:
         self.trainer: Any = None  # from the first epoch on
         self._total: int | None = None
+        self._schedule: WarmupStableDecay | None = None
         self._times: deque[float] = deque(maxlen=UPDATES_OF_RATE + 1)
         self._last_line, self._seconds_to_next = time.monotonic(), SECONDS_TO_FIRST_LINE
         self._num_updates = 0  # of this process
@@ -104,8 +106,11 @@ class Progress(Hook):
         if cfg.distributed_training.distributed_rank != 0:
             return
         updates, epochs = cfg.optimization.max_update, cfg.optimization.max_epoch
-        if updates or epochs:
+        if minutes := OmegaConf.select(cfg, "lr_scheduler.minutes"):
+            limit = f"{minutes:g} minutes, with updates"
+        else:
             limit = f"{updates:,} updates" if updates else f"{epochs} epochs"
+        if minutes or updates or epochs:
             logger.info(f"{cfg.checkpoint.save_dir}: {limit}{_update_size(cfg)}; {_saves(cfg)}")
 
     def after_load(self, cfg: Any, trainer: Any, epoch_itr: Any, extra_state: Any) -> None:
@@ -114,6 +119,7 @@ class Progress(Hook):
     def before_epoch(self, cfg: Any, trainer: Any) -> None:
         if self.trainer is None:
             self.trainer, self._total = trainer, cfg.optimization.max_update or None
+            self._schedule = schedule_of(trainer)
             self._last_line = time.monotonic()
 
     def before_bar(self, save_dir: str, batches: Any, settings: dict[str, Any]) -> None:
@@ -123,8 +129,13 @@ class Progress(Hook):
             return
         settings["log_format"] = "none"
         if self._bar is None:
-            done = self.trainer.get_num_updates()
-            self._bar = tqdm(total=self._total, initial=done, unit="update", dynamic_ncols=True, smoothing=0.05)
+            settings = {"total": self._total, "unit": "update"}
+            if self._minutes:
+                settings = {
+                    "total": self._minutes,
+                    "bar_format": "{percentage:3.0f}%|{bar}| {n:.1f} of {total:g} min{postfix}",
+                }
+            self._bar = tqdm(initial=self._done(), dynamic_ncols=True, smoothing=0.05, **settings)
             for console in console_filters():
                 console.bar = self._bar
 
@@ -140,7 +151,7 @@ class Progress(Hook):
         if self._num_updates >= SLOW_UPDATES:
             self._times.append(now)
         if self._bar is not None:
-            self._bar.update(num_updates - self._bar.n)
+            self._bar.update(self._done() - self._bar.n)
         is_late = now - self._last_line > self._seconds_to_next
         if not is_late and self._num_updates not in (FIRST_ESTIMATE, MEASURED):
             return
@@ -153,7 +164,8 @@ class Progress(Hook):
             self._show_beside_bar(stats)
             return
         of = f" of {self._total:,}" if self._total else ""
-        is_estimate = self._num_updates < MEASURED
+        of += f", minute {self._done():.1f} of {self._minutes:g}" if self._minutes else ""
+        is_estimate = self._num_updates < MEASURED and not self._minutes
         left = self.time_left(", first estimate: {} to the end" if is_estimate else ", about {} to the end")
         logger.info(f"update {num_updates:,}{of}: loss {_number(stats['loss']):.3f}{self._rate()}{left}")
 
@@ -172,18 +184,29 @@ class Progress(Hook):
 
     def _show_beside_bar(self, stats: dict[str, Any]) -> None:
         rate = stats.get("tokens_per_second", stats.get("wps"))
-        shown = [f"{_number(rate):,.0f} tokens/s"] if rate is not None else []
+        shown = [f"update {self.trainer.get_num_updates():,}"] if self._minutes else []
+        shown += [f"{_number(rate):,.0f} tokens/s"] if rate is not None else []
         shown += [f"loss {_number(stats['loss']):.3f}"] if "loss" in stats else []
         self._bar.set_postfix_str(", ".join(shown))
 
     def after_epoch(self, should_stop: bool) -> None:
         """Close the bar with the last epoch, and where an epoch ends with an exception."""
         if should_stop and self._bar is not None:
-            self._bar.update(self.trainer.get_num_updates() - self._bar.n)
+            self._bar.update(self._done() - self._bar.n)
             self._bar.close()
+
+    @property
+    def _minutes(self) -> float:
+        """The budget of time; 0 where updates or epochs end the run."""
+        return self._schedule.cfg.minutes if self._schedule else 0.0
+
+    def _done(self) -> float:
+        return self._schedule.seconds / 60 if self._minutes else self.trainer.get_num_updates()
 
     def time_left(self, text: str = "{}") -> str:
         """Return ``text`` with the time to the end; empty where it is not known."""
+        if self._minutes:
+            return text.format(duration(max(0.0, 60 * (self._minutes - self._done()))))
         seconds = self._seconds_per_update()
         if seconds is None or self._total is None:
             return ""

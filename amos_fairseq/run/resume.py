@@ -3,7 +3,7 @@
 Stock fairseq makes these mistakes without a message; here they are prevented:
 
 * A finished run that is started again trains one more update and rewrites its checkpoints. Here nothing changes.
-* A run continued where ``polynomial_decay`` has reached its end trains with learning rate 0.
+* A run continued where its schedule has reached its end trains with learning rate 0.
 * ``--restore-file`` with a path that does not exist starts from scratch. Repeated (by a scheduler that requeues), it starts
   again from the old checkpoint and overwrites the run's progress.
 * A run that is started again without a setting that it was started with goes on with another schedule or model.
@@ -34,6 +34,7 @@ from amos_fairseq.compat.distribution import from_first_rank, raise_on_every_ran
 from amos_fairseq.compat.patching import running_scripts
 from amos_fairseq.errors import UserError, save_dir_not_writable
 from amos_fairseq.files import take_lock
+from amos_fairseq.optim.warmup_stable_decay import WarmupStableDecay, schedule_of
 from amos_fairseq.run.hook import Hook
 from amos_fairseq.strangers import field, finite_number, whole_number
 
@@ -72,6 +73,9 @@ _locks: dict[str, FileLock] = {}  # held until this process ends
 class Resume(Hook):
     """Lock SAVE_DIR, repair and check its checkpoint before it is loaded; afterwards, refuse a run that cannot continue."""
 
+    def __init__(self) -> None:
+        self.begins_branch = False
+
     def before_launch(self, cfg: Any) -> None:
         if HydraConfig.initialized():  # with flags, what is not given is not known
             refuse_changed_settings(cfg, [override.lstrip("+~") for override in HydraConfig.get().overrides.task])
@@ -79,6 +83,10 @@ class Resume(Hook):
     def before_trainer(self, cfg: Any) -> None:
         if running_scripts():  # a program that has a trainer without fairseq's script continues no run
             from_first_rank(functools.partial(claim_and_repair, cfg.checkpoint))
+            decay_from = OmegaConf.select(cfg, "lr_scheduler.decay_from")
+            self.begins_branch = from_first_rank(lambda: bool(decay_from) and begins_branch(cfg.checkpoint, decay_from))
+            if self.begins_branch:
+                cfg.checkpoint.restore_file, cfg.checkpoint.finetune_from_model = decay_from, None
 
     def before_load(self, cfg: Any, trainer: Any) -> None:
         def check() -> bool:
@@ -95,6 +103,9 @@ class Resume(Hook):
     def after_load(self, cfg: Any, trainer: Any, epoch_itr: Any, extra_state: Any) -> None:
         # fairseq has told the model the updates of the checkpoint, also where a new schedule begins with its weights.
         trainer.get_model().set_num_updates(trainer.get_num_updates())
+        if self.begins_branch:
+            schedule_of(trainer).begin_branch(trainer.get_num_updates())
+            trainer.lr_step_update()
         limit = finished(trainer, epoch_itr) if cfg.restore_file == DEFAULT_FILE else None
         if limit:
             logger.info(f"nothing to do: the run in {cfg.save_dir} is finished ({limit}); raise the limit to train on")
@@ -189,10 +200,46 @@ def changed_settings(saved: dict[str, Any], cfg: Any) -> dict[str, tuple[Any, An
             for name in sorted((before.keys() & now.keys()) - NOT_OF_THE_RUN):
                 values = getattr(before[name], "value", before[name]), now[name]
                 followed = "max_update" if name == "total_num_update" else name
+                if name == "_name" and values == ("polynomial_decay", "warmup_stable_decay"):
+                    continue  # the same rates; older versions of the recipes name the former
                 if str(values[0]) != str(values[1]) and (followed, values) not in seen:
                     seen.append((name, values))
                     changed["common.seed" if name == "seed" else f"{section}.{name}"] = values
     return changed
+
+
+def begins_branch(cfg: Any, decay_from: str) -> bool:
+    """Return whether a branch begins from ``decay_from``; False if it has begun and continues from its own checkpoint."""
+    if cfg.restore_file != DEFAULT_FILE:
+        raise UserError(
+            "--restore-file and lr_scheduler.decay_from (--decay-from) exclude each other: leave out the former"
+        )
+    last = os.path.join(cfg.save_dir, f"checkpoint_last{cfg.checkpoint_suffix}.pt")
+    if PathManager.isfile(last):
+        if schedule_state(last).get("decay_start") is None:
+            raise UserError(
+                f"{last} is of another run, not of the decay from {decay_from}: give another checkpoint.save_dir"
+            )
+        return False
+    if not PathManager.isfile(decay_from):
+        raise UserError(
+            f"lr_scheduler.decay_from (--decay-from) {decay_from} does not exist: give the path of a checkpoint"
+        )
+    share = schedule_state(decay_from).get("share_of_peak")
+    if not isinstance(share, float) or abs(share - 1) > 1e-6:
+        where = f"is {share:.3g} of its peak there" if isinstance(share, float) else "is not known there"
+        raise UserError(
+            f"{decay_from}: a decay begins in the constant part of a run, but the rate {where}: give a checkpoint between "
+            "warm-up and decay of a run with lr_scheduler.decay_share=0, or with another one below 1"
+        )
+    return True
+
+
+def schedule_state(path: str) -> dict[str, Any]:
+    """Return the state of the learning rate's schedule in a checkpoint; empty if there is none."""
+    history = read_header(path).get("optimizer_history")
+    state = history[-1].get("lr_scheduler_state") if isinstance(history, list) and history else None
+    return state if isinstance(state, dict) else {}
 
 
 def checkpoint_to_load(cfg: Any) -> str | None:
@@ -240,7 +287,7 @@ def refusal(trainer: Any, restore_file: str) -> str | None:
             f"--restore-file {restore_file} is at update {updates}, and --max-update {max_update} is reached: raise "
             f"--max-update to continue that run, or give {NEW_SCHEDULE} to start a new schedule from its weights"
         )
-    if trainer.get_lr() > 0:
+    if trainer.get_lr() > 0 or getattr(schedule_of(trainer), "seconds", 0) > 0:
         return None
     return (
         f"after update {updates} the learning rate is 0, because the schedule has ended: raise "
@@ -254,6 +301,8 @@ def finished(trainer: Any, epoch_itr: Any) -> str | None:
     updates, optimization = trainer.get_num_updates(), trainer.cfg.optimization
     if optimization.max_update and updates >= optimization.max_update:
         return f"{updates} updates of --max-update {optimization.max_update}"
+    if getattr(schedule_of(trainer), "has_ended", False):
+        return f"{updates} updates in --minutes {trainer.cfg.lr_scheduler.minutes:g}"
     if optimization.max_epoch and epoch_itr.next_epoch_idx > optimization.max_epoch:
         return f"{epoch_itr.next_epoch_idx - 1} epochs of --max-epoch {optimization.max_epoch}"
     return None
@@ -280,7 +329,10 @@ def check_parts(path: str, header: dict[str, Any], cfg: Any) -> None:
             history = header["optimizer_history"][-1]
             for name in ("criterion_name", "optimizer_name"):
                 field(history, name, str)
-            scores.append(field(history, "lr_scheduler_state", dict).get("best"))
+            schedule = field(history, "lr_scheduler_state", dict)
+            scores.append(schedule.get("best"))
+            for value in (schedule[name] for name in WarmupStableDecay.STATE if schedule.get(name) is not None):
+                finite_number(value)
             _check_optimizer(header.get("last_optimizer_state"))
         extra = field(header, "extra_state", dict)
         if "previous_training_time" in extra:

@@ -58,7 +58,7 @@ exec fairseq-train "$data" --save-dir "$save_dir" --user-dir "$checkout/amos_fai
     --criterion amos --discriminator-loss-weight 50 \
     --batch-size 32 --update-freq 64 --num-workers 2 \
     --max-update 125000 --clip-norm 2.0 \
-    --lr 0.0005 --lr-scheduler polynomial_decay --warmup-updates 10000 --total-num-update 125000 \
+    --lr 0.0005 --lr-scheduler warmup_stable_decay --warmup-updates 10000 --total-num-update 125000 \
     --optimizer grouped_adam --adam-betas '(0.9, 0.98)' --adam-eps 1e-6 --weight-decay 0.01 \
     --seed 1 --log-interval 100 --tensorboard-logdir "$save_dir/tensorboard" \
     --save-interval 1000000000 --save-interval-updates 1000 --no-epoch-checkpoints \

@@ -33,6 +33,13 @@ def test_recipe_by_name_and_by_path(started: list[list[str]], tmp_path: Path, mo
     main(["train", str(RECIPES / "variants" / "electra_tt.yaml"), "task.data=D:D", other])
     main(["train", "mine.yaml"])
     main(["train", "own/longer.yaml", "--cfg", "job"])
+    of_time = (
+        "train amos_base task.data=D --minutes 1.5 --multirun",
+        "train --minutes 1.5 amos_base task.data=D --multirun",
+    )
+    for words in of_time:
+        main(words.split())
+        assert started.pop()[-3:] == ["task.data=D", "--multirun", "lr_scheduler.minutes=1.5"]
     assert started == [
         [*script, "--config-dir", str(RECIPES), "--config-name", "amos_base", plugin, "task.data=D", "--multirun"],
         [
@@ -68,6 +75,7 @@ def test_recipe_by_name_and_by_path(started: list[list[str]], tmp_path: Path, mo
             ["task.data=/", "--max-update", "9"],
             "--max-update: settings of amos train are KEY=VALUE; did you mean opt",
         ),
+        (["task.data=/", "--minutes", "-1"], "--minutes -1 must be above 0"),
         (["task.data=/:absent"], "task.data=/:absent: absent is not a directory"),
     ],
 )

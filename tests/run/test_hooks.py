@@ -66,7 +66,7 @@ STOPPED = ([None], False)
         (lambda stock: hooks.reduce_and_log_stats(stock({}), TRAINER, [], 1.0), "before_statistics fairseq"),
         (lambda stock: hooks.save_checkpoint(stock("path"), None, TRAINER), "may_save fairseq after_save"),
         (lambda stock: hooks.state_dict(stock({}), TRAINER), "fairseq before_save"),
-        (lambda stock: hooks.validate_and_save(stock(STOPPED), *EPOCH), "fairseq update_completed"),
+        (lambda stock: hooks.validate_and_save(stock(STOPPED), *EPOCH), "before_completion fairseq update_completed"),
     ],
 )
 def test_moments_around_functions_of_fairseq(call: Callable, expected: str, happened: list[str]) -> None:

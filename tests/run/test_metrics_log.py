@@ -29,14 +29,12 @@ def _only_metrics(monkeypatch):
     monkeypatch.setattr(hooks, "active", [])
 
 
-def train(save_dir, first_update, last_update, log_interval=2, epoch=1, updates_per_epoch=10, stop_early=False):
+def train(save_dir, first_update, last_update, log_interval=2, epoch=1, updates_per_epoch=10):
     """The calls of fairseq_cli.train in a process, with the real progress bar and synthetic statistics."""
     trainer = types.SimpleNamespace(get_num_updates=lambda: first_update - 1)
     cfg = types.SimpleNamespace(save_dir=save_dir, reset_meters=False)
     hooks.active[:] = [metrics_log.MetricsLog()]
     hooks.load_checkpoint(lambda cfg, trainer: ({}, "iterator"), cfg, trainer)
-    if stop_early:
-        return
     place = (first_update - 1) % updates_per_epoch
     batches = CountingIterator(range(place, updates_per_epoch), start=place)
     common = {"log_format": "none", "log_interval": log_interval, "epoch": epoch, "aim_param_checkpoint_dir": save_dir}

@@ -28,6 +28,7 @@ from amos_fairseq.run.resume import (
     DEFAULT_FILE,
     OF_THE_RUN,
     Resume,
+    begins_branch,
     check_fits,
     check_parts,
     checkpoint_to_load,
@@ -112,6 +113,33 @@ def test_a_start_from_elsewhere_does_not_overwrite_the_run_that_it_made(tmp_path
     assert checkpoint_to_load(checkpoint_config(tmp_path / "run", restore_file=str(step_back))) == str(step_back)
 
 
+@pytest.mark.parametrize(
+    ("of_file", "of_last", "changes", "expected"),
+    [
+        ({"share_of_peak": 1.0}, None, {}, True),
+        ({"share_of_peak": 1.0}, {"decay_start": 7}, {}, False),
+        (None, {"decay_start": 7}, {}, False),  # the run that it began from is deleted
+        (None, None, {}, "does not exist: give the path of a checkpoint"),
+        ({"share_of_peak": 1.0}, {"decay_start": None}, {}, "is of another run, not of the decay from"),
+        ({"share_of_peak": 0.5}, None, {}, "but the rate is 0.5 of its peak there: give a checkpoint between"),
+        ({"best": None}, None, {}, "but the rate is not known there: give a checkpoint between"),
+        ({"share_of_peak": 1.0}, None, {"restore_file": "x.pt"}, "exclude each other: leave out the former"),
+    ],
+)
+def test_a_branch_begins_in_a_constant_part_and_once(of_file, of_last, changes, expected, tmp_path) -> None:
+    file, last = tmp_path / "trunk" / "checkpoint_1_7.pt", tmp_path / "branch" / "checkpoint_last.pt"
+    for path, state in ((file, of_file), (last, of_last)):
+        path.parent.mkdir()
+        if state is not None:
+            torch.save({"model": {}, "optimizer_history": [HISTORY | {"lr_scheduler_state": state}]}, path)
+    cfg = checkpoint_config(tmp_path / "branch", **changes)
+    if isinstance(expected, bool):
+        assert begins_branch(cfg, str(file)) is expected
+    else:
+        with pytest.raises(UserError, match=expected):
+            begins_branch(cfg, str(file))
+
+
 POSITIONS = {"relative_position_scheme": "t5", "relative_position_buckets": 32, "relative_position_max_distance": 128}
 POSITIONS["layer_norm_eps"] = 1e-5
 NO_POSITIONS = {**POSITIONS, "relative_position_scheme": "none"}
@@ -144,6 +172,7 @@ METERS = [(10, "loss", "AverageMeter", AVERAGE), (20, "wall", "TimeMeter", {"ini
         ({"optimizer_history": [HISTORY | {"num_updates": 10**400}]}, "after how many updates"),
         ({"optimizer_history": [{"num_updates": 7}]}, "criterion_name is None"),
         ({"optimizer_history": [HISTORY | {"lr_scheduler_state": {"best": "x"}}]}, "best is not a number"),
+        ({"optimizer_history": [HISTORY | {"lr_scheduler_state": {"seconds": "x"}}]}, "'x' is not a number"),
         *(
             ({"extra_state": WHOLE["extra_state"] | part}, word)
             for part, word in (
@@ -308,11 +337,13 @@ def test_settings_that_are_not_given_again_are_refused(tmp_path: Path) -> None:
     saved = {
         "optimization": {"max_update": 1200, "lr": [0.1]},
         "task": {"seed": 1, "mask_prob": 0.15, "data": "moved", "precision": "bf16"},
-        "lr_scheduler": {"total_num_update": 1200.0, "lr": [0.1]},
+        "lr_scheduler": {"_name": "polynomial_decay", "total_num_update": 1200.0, "lr": [0.1]},
     }
     torch.save({"model": {}, "cfg": saved}, tmp_path / "checkpoint_last.pt")
     checkpoint = {"save_dir": str(tmp_path), "checkpoint_suffix": "", "restore_file": DEFAULT_FILE}
     cfg = OmegaConf.create(dict.fromkeys(OF_THE_RUN) | copy.deepcopy(saved) | {"checkpoint": checkpoint})
+    refuse_changed_settings(cfg, [])
+    cfg.lr_scheduler._name = "warmup_stable_decay"  # whose rates are the same
     refuse_changed_settings(cfg, [])
     cfg.task.data, cfg.task.precision = "elsewhere", "auto"
     cfg.optimization.max_update, cfg.lr_scheduler.total_num_update = 16_000, 16_000

@@ -94,6 +94,7 @@ def test_recipes(model, flags, base, rates, generator, models, trained, tmp_path
     [
         ("bert", "--generator self", "--generator is for the objectives that detect replaced tokens"),
         ("bert", "--updates 0", "--updates 0 is too small"),
+        ("bert", "--minutes -1", "--minutes -1 must be above 0"),
         ("headless", "--objective electra --generator self", "has no trained MLM head and cannot be a generator"),
         ("bert", "--objective electra --generator HEADLESS", "has no trained MLM head and cannot be a generator"),
         ("bert", "--out a:b", "fairseq cannot read paths with a colon"),
@@ -108,6 +109,13 @@ def test_refusals(model, flags, line, models, trained, tmp_path, capsys) -> None
     arguments = ("adapt", models / model, models / "text.txt", "--out", tmp_path / "out", *words)
     assert line in error_line(capsys, main, *arguments, reports_progress=True)
     assert trained == []
+
+
+def test_minutes_are_those_of_the_model(models, trained, tmp_path) -> None:
+    recipe = adapt(models, tmp_path / "out", "headless", "--objective", "electra", "--updates", "40", "--minutes", "90")
+    assert recipe["lr_scheduler"] == {"warmup_updates": 4, "minutes": 90.0}
+    own = yaml.safe_load((tmp_path / "out" / "generator.yaml").read_text(encoding="utf-8"))
+    assert own["lr_scheduler"] == {"warmup_updates": 4}
 
 
 def test_another_command_does_not_continue(models, trained, tmp_path, capsys) -> None:

@@ -1,4 +1,4 @@
-"""A run that goes on with other text: both ways begin a new schedule with the weights of the old run."""
+"""A run that goes on with other text, both ways with a new schedule and the weights of the old run; a branch of a run."""
 
 import random
 import shutil
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from forked_command import run_command
-from interrupted_run import LAST_UPDATE, RUN, assert_same_run, checkpoint, flags_command, records, run_to_end
+from interrupted_run import LAST_UPDATE, assert_same_run, checkpoint, flags_command, records, run_to_end
 
 pytestmark = pytest.mark.slow
 
@@ -77,12 +77,30 @@ def test_continuing_on_other_text_starts_a_schedule_once(other_corpus: Path, old
     assert_same_run(restored, tuned)
 
 
-def test_text_with_a_vocabulary_of_its_own_is_refused(other_corpus, old, tmp_path, refused_training) -> None:
-    """Of the same size, so that all shapes fit: every word would get the embedding of another one."""
-    corpus = shutil.copytree(other_corpus, tmp_path / "corpus")
-    lines = (corpus / "dict.txt").read_text(encoding="utf-8").splitlines(keepends=True)
-    (corpus / "dict.txt").write_text("".join(reversed(lines)), encoding="utf-8")
-    save_dir = tmp_path / "run"
-    line = refused_training(corpus, *RUN, *FLAGS, "--save-dir", save_dir, "--finetune-from-model", str(old))
-    assert line.startswith(f"{old} does not fit: the checkpoint was trained with another dictionary")
-    assert [path.name for path in save_dir.glob("*")] == [".lock"]
+def test_a_branch_decays_from_the_constant_part(binarized_corpus: Path, tmp_path: Path) -> None:
+    """Rates by hand: warm-up of 2 updates, 4 with the peak, and the branch ends at update 8; one that was killed goes on."""
+    constant = ["--lr-scheduler", "warmup_stable_decay", "--decay-share", "0", "--save-interval-updates", "1"]
+    trunk, branch = tmp_path / "trunk", tmp_path / "branch"
+    run_to_end(flags_command(binarized_corpus, trunk, *constant, "--max-update", "4"), tmp_path / "trunk.log")
+    start = trunk / "checkpoint_1_4.pt"
+    flags = [*constant, "--decay-from", str(start), "--max-update", "8", "--total-num-update", "8"]
+    command = flags_command(binarized_corpus, branch, *flags)
+    run_to_end(command, tmp_path / "branch.log")
+    rates = {
+        record["update"]: record["lr"]
+        for run in (trunk, branch)
+        for record in records(run)
+        if record["split"] == "train"
+    }
+    peak = 0.002
+    decay = {4 + n: peak * (1 - (n / 4) ** 0.5) for n in range(1, 5)}
+    assert rates == pytest.approx({1: peak / 2, 2: peak, 3: peak, 4: peak} | decay)
+
+    killed = shutil.copytree(branch, tmp_path / "killed")
+    for path in killed.glob("checkpoint*.pt"):
+        if path.name != "checkpoint_1_6.pt":
+            path.unlink()
+    (killed / "checkpoint_1_6.pt").rename(killed / "checkpoint_last.pt")
+    start.unlink()
+    run_to_end([str(killed) if part == str(branch) else part for part in command], tmp_path / "again.log")
+    assert_same_run(killed, branch)

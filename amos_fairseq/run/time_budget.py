@@ -1,0 +1,149 @@
+"""A run of a fixed time: ``amos train RECIPE --minutes 480``, ``lr_scheduler.minutes=480``, ``fairseq-train --minutes 480``.
+
+The schedule goes over the time since the trainer exists, which all parts of a run share: a checkpoint has the time so far. It
+is that of the first rank. The last validation and checkpoint belong to the budget, so the run learns from earlier ones how long
+they take; where none is due in the first tenth of the time, both are made there. It ends when no other update fits.
+"""
+
+import logging
+import time
+from collections import deque
+from typing import Any
+
+import torch
+from fairseq.distributed import utils as distributed_utils
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
+
+from amos_fairseq.compat.distribution import sum_over_ranks
+from amos_fairseq.errors import UserError
+from amos_fairseq.optim.warmup_stable_decay import WarmupStableDecay, schedule_of
+from amos_fairseq.run.hook import Hook
+
+logger = logging.getLogger(__name__)
+
+clock = time.monotonic
+
+UPDATES_OF_DURATION = 5  # the next update is expected to take as long as the longest of the last ones
+FIRST_MEASURE = 0.1  # share of the budget
+
+
+def let_time_end(cfg: Any) -> None:
+    """With ``minutes``, the recipe's number of updates remains as that of the schedule, and no longer ends the run.
+
+    To be called before the settings are resolved: parts of a model that follow ``max_update`` then know that there is none.
+    """
+    minutes = OmegaConf.select(cfg, "lr_scheduler.minutes")
+    if minutes and cfg.optimization.max_update:
+        cfg.lr_scheduler.total_num_update = cfg.lr_scheduler.total_num_update
+        cfg.optimization.max_update = 0
+
+
+class TimeBudget(Hook):
+    def __init__(self) -> None:
+        self.started = clock()
+        self.schedule: WarmupStableDecay | None = None  # where it goes over time
+        self.is_last = self.measures = False  # the present update; whether a validation with a checkpoint follows it
+        self.update_started: float | None = None
+        self.completion_started = self.completion_seconds = 0.0  # of what follows an update
+        self.save_started: float | None = None
+        self.durations: deque[float] = deque(maxlen=UPDATES_OF_DURATION)
+
+    def before_launch(self, cfg: Any) -> None:
+        if OmegaConf.select(cfg, "lr_scheduler._name") == "warmup_stable_decay":
+            check(cfg)
+
+    def after_load(self, cfg: Any, trainer: Any, epoch_itr: Any, extra_state: Any) -> None:
+        schedule = schedule_of(trainer)
+        if schedule and schedule.cfg.minutes:
+            self.schedule = schedule
+            self.started -= schedule.seconds
+
+    def before_update(self, trainer: Any) -> None:
+        """Agree with the other ranks on the time, and set the rate of this update."""
+        if self.schedule is None:
+            return
+        schedule = self.schedule
+        plan = self.plan(trainer) if distributed_utils.get_global_rank() == 0 else [0.0] * 5
+        numbers = sum_over_ranks(torch.tensor(plan, dtype=torch.float64)).tolist()
+        schedule.seconds, schedule.validation_seconds, schedule.save_seconds, is_last, measures = numbers
+        self.is_last, self.measures = bool(is_last), bool(measures)
+        if self.is_last:
+            schedule.ended_minutes = schedule.cfg.minutes
+        schedule.step_update(trainer.get_num_updates())
+
+    def plan(self, trainer: Any) -> list[float]:
+        """Return the time, what a validation and a checkpoint take, and whether this update is the last or both follow it."""
+        now, budget, dataset = clock(), 60 * self.schedule.cfg.minutes, trainer.cfg.dataset
+        validation, save = self.schedule.validation_seconds, self.schedule.save_seconds
+        if self.update_started is not None:
+            self.durations.append(now - self.update_started - self.completion_seconds)
+        self.update_started, self.completion_seconds = now, 0.0
+        seconds, longest = now - self.started, max(self.durations, default=0.0)
+        is_last = seconds + 2 * longest + validation + save > budget
+        is_known = (save if dataset.disable_validation else validation) > 0
+        may_validate = trainer.get_num_updates() + 1 >= dataset.validate_after_updates
+        measures = not is_known and may_validate and seconds > FIRST_MEASURE * budget
+        return [seconds, validation, save, is_last, measures]
+
+    def before_completion(self, cfg: Any, trainer: Any) -> Any:
+        """Change the settings by which fairseq stops and saves after an update; it validates with both."""
+        if self.schedule is None:
+            return cfg
+        self.completion_started = clock()
+        if self.is_last:
+            return OmegaConf.merge(cfg, {"optimization": {"max_update": trainer.get_num_updates()}})
+        if self.measures:
+            return OmegaConf.merge(cfg, {"checkpoint": {"save_interval_updates": trainer.get_num_updates()}})
+        return cfg
+
+    def before_logging(self, save_dir: str, split: str, update: int, values: dict[str, Any]) -> None:
+        if self.schedule is not None and split != "train":  # of several subsets, the last one counts
+            self.schedule.validation_seconds = clock() - self.completion_started
+
+    def may_save(self, trainer: Any) -> bool:
+        self.save_started = clock()
+        return True
+
+    def after_save(self, trainer: Any) -> None:
+        if self.schedule is not None and self.save_started is not None:  # None: another hook has refused the save
+            self.schedule.save_seconds = clock() - self.save_started
+        self.save_started = None
+
+    def update_completed(self, cfg: Any, trainer: Any, epoch_itr: Any, is_last: bool) -> None:
+        self.completion_seconds = clock() - self.completion_started
+        if self.is_last and distributed_utils.get_global_rank() == 0:
+            minutes = (clock() - self.started) / 60
+            logger.info(
+                f"{trainer.get_num_updates():,} updates in {minutes:.2f} of {self.schedule.cfg.minutes:g} minutes"
+            )
+
+    def before_save(self, trainer: Any, state: dict[str, Any]) -> None:
+        if self.schedule is not None:
+            state["optimizer_history"][-1]["lr_scheduler_state"]["seconds"] = clock() - self.started
+
+
+def check(cfg: Any) -> None:
+    """Refuse settings of the schedule that contradict each other."""
+    schedule, optimization = cfg.lr_scheduler, cfg.optimization
+    if len(optimization.lr) != 1:
+        raise UserError(
+            f"optimization.lr (--lr) {list(optimization.lr)}: warmup_stable_decay has one peak, give one rate"
+        )
+    if not schedule.minutes:
+        if schedule.total_num_update <= 0 and (schedule.decay_share or schedule.decay_from):
+            raise UserError(
+                "lr_scheduler.total_num_update (--total-num-update) is 0: give optimization.max_update (--max-update), or "
+                "lr_scheduler.minutes (--minutes)"
+            )
+        return
+    overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    limits = [name for name in ("max_update", "max_epoch", "stop_time_hours") if optimization[name]]
+    limits += [each for each in overrides if each.startswith("optimization.max_update=") and each[-2:] != "=0"]
+    if limits:
+        raise UserError(f"lr_scheduler.minutes (--minutes) ends the run: leave out {limits[0]}")
+    if schedule.warmup_updates and schedule.warmup_updates >= schedule.total_num_update:
+        raise UserError(
+            f"with lr_scheduler.minutes (--minutes), the share of the warm-up is warmup_updates / total_num_update, here "
+            f"{schedule.warmup_updates} / {schedule.total_num_update:g}: give --total-num-update above --warmup-updates"
+        )

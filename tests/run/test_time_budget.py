@@ -1,0 +1,207 @@
+"""A run of a fixed time on a clock that the tests set: its end, its rates, its parts; and its settings."""
+
+import importlib.util
+import itertools
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+from fairseq.optim.sgd import SGD
+from omegaconf import OmegaConf
+from rank_functions import succeed_on_two_ranks
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.optim.warmup_stable_decay import WarmupStableDecay, WarmupStableDecayConfig
+from amos_fairseq.process import root_logger_kept
+from amos_fairseq.recipes.composition import compose_with_hydra
+from amos_fairseq.run import hooks, time_budget
+from amos_fairseq.run.resume import finished
+from amos_fairseq.run.time_budget import TimeBudget
+
+PEAK, BUDGET, WARMUP = 0.5, 600.0, 0.1  # seconds; share
+UPDATE, VALIDATION, SAVE = 2.0, 15.0, 5.0  # seconds
+MINUTES = {"minutes": BUDGET / 60, "warmup_updates": 10, "total_num_update": 100}
+
+
+def settings(**of_schedule: Any) -> Any:
+    cfg = {
+        "optimization": {"max_update": 0, "max_epoch": 0, "stop_time_hours": 0.0, "lr": [PEAK]},
+        "dataset": {"disable_validation": False, "validate_after_updates": 0, "validate_interval": 10**9},
+        "checkpoint": {"save_interval": 10**9, "save_interval_updates": 0, "patience": -1, "restore_file": "x"},
+    }
+    cfg["dataset"]["validate_interval_updates"] = 0
+    cfg["lr_scheduler"] = vars(WarmupStableDecayConfig(lr=[PEAK])) | {"_name": "warmup_stable_decay"}
+    return OmegaConf.merge(cfg, {"lr_scheduler": of_schedule})
+
+
+def schedule(cfg: Any) -> WarmupStableDecay:
+    sgd = OmegaConf.create({"lr": [PEAK], "momentum": 0.0, "weight_decay": 0.0})
+    return WarmupStableDecay(cfg.lr_scheduler, SGD(sgd, [torch.nn.Parameter(torch.zeros(1))]))
+
+
+class Run:
+    """fairseq's loop, its validate_and_save and our schedule, with a stand-in for the model, on a clock of its own."""
+
+    def __init__(self, script: ModuleType, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+        self.script, self.cfg, self.now = script, settings(**changes), 1000.0
+        self.state: dict[str, Any] | None = None
+        self.rates: list[tuple[float, float]] = []  # time at the start of an update, and its rate
+        self.happened: list[tuple[str, int]] = []  # validations and checkpoints, with their update
+        self.counted = self.saved_at = 0.0  # of the clock, without the time that kills have lost
+        monkeypatch.setattr(time_budget, "clock", lambda: self.now)
+        monkeypatch.setattr(script, "validate", self.validate)
+        monkeypatch.setattr(checkpoint_utils, "save_checkpoint", self.save)
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.counted += seconds
+
+    def validate(self, *_: Any) -> list[float]:
+        self.wait(VALIDATION)
+        hooks.active[0].before_logging("", "valid", self.updates, {})
+        self.happened.append(("validation", self.updates))
+        return [1.0]
+
+    def save(self, cfg: Any, trainer: Any, *_: Any) -> None:
+        def stock(trainer: Any) -> dict[str, Any]:
+            history = {"num_updates": self.updates, "lr_scheduler_state": trainer.lr_scheduler.state_dict()}
+            return {"optimizer_history": [history]}
+
+        def write(*_: Any) -> None:
+            self.state, self.saved_at = hooks.state_dict(stock, trainer), self.counted
+            self.wait(SAVE)
+
+        hooks.save_checkpoint(write, cfg, trainer)
+        self.happened.append(("checkpoint", self.updates))
+
+    def start(self) -> Any:
+        hooks.active[:] = [TimeBudget()]
+        self.updates, self.counted, lr_scheduler = 0, self.saved_at, schedule(self.cfg)
+        if self.state is not None:
+            history = self.state["optimizer_history"][-1]
+            self.updates = history["num_updates"]
+            lr_scheduler.load_state_dict(history["lr_scheduler_state"])
+        trainer = SimpleNamespace(cfg=self.cfg, lr_scheduler=lr_scheduler, get_num_updates=lambda: self.updates)
+        trainer.cumulative_training_time = lambda: 0.0
+        self.wait(4.0)  # a checkpoint is loaded
+        hooks.load_checkpoint(lambda cfg, trainer: ({}, None), self.cfg.checkpoint, trainer)
+        return trainer
+
+    def train(self, killed_at: float = float("inf")) -> Any:
+        """Train from the last checkpoint until the run ends, or without warning once so much time has been counted."""
+
+        def update(trainer: Any, *_: Any) -> None:
+            self.rates.append((self.counted, trainer.lr_scheduler.optimizer.get_lr()))
+            self.wait(UPDATE)
+            self.updates += 1
+
+        trainer, is_last = self.start(), False
+        arguments = self.cfg, trainer, None, None, ["valid"], False
+        while not is_last and self.counted < killed_at:
+            hooks.train_step(update, trainer, [])
+            _, is_last = hooks.validate_and_save(self.script.validate_and_save, *arguments)
+        self.now += 1000.0  # nobody starts it again at once
+        return trainer
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
+    """``run(KEY=VALUE of lr_scheduler, ...)``. fairseq's script is loaded beside its name: nothing else finds it."""
+    with root_logger_kept():
+        spec = importlib.util.spec_from_file_location(
+            "script_of_fairseq", importlib.util.find_spec("fairseq_cli.train").origin
+        )
+        script = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(script)
+    monkeypatch.setattr(hooks, "active", [])
+    return lambda **changes: Run(script, monkeypatch, **changes)
+
+
+def test_a_run_that_is_killed_twice_ends_in_time_with_a_decayed_rate(run: Callable[..., Run]) -> None:
+    """Nothing is validated or saved by updates: the first pair is made after a tenth of the time, the last at its end."""
+    timed = run(**MINUTES)
+    timed.train(killed_at=200)  # loses 120 s, what comes after the pair
+    in_first_part = len(timed.rates)
+    timed.train(killed_at=300)  # from the same checkpoint
+    trainer = timed.train()
+    first, last = next(n for _, n in timed.happened), timed.updates
+    assert timed.happened == [(what, n) for n in (first, last) for what in ("validation", "checkpoint")]
+    assert timed.counted == pytest.approx(BUDGET, rel=0.01)
+    assert finished(trainer, SimpleNamespace(next_epoch_idx=1)) == f"{last} updates in --minutes 10"
+    assert finished(timed.start(), SimpleNamespace(next_epoch_idx=1)) is not None
+    for number, (seconds, rate) in enumerate(timed.rates):
+        # The checkpoint from which the later parts start does not know yet how long it took to write.
+        known = 0 if seconds <= 0.1 * BUDGET + UPDATE else VALIDATION + (SAVE if number < in_first_part else 0)
+        share = seconds / (BUDGET - known)
+        assert rate == pytest.approx(PEAK * (share / WARMUP if share <= WARMUP else (1 - share) / (1 - WARMUP)))
+    assert 0 < timed.rates[-1][1] < 0.01 * PEAK
+
+
+def test_pairs_of_the_recipe_are_used_and_a_larger_budget_continues(run: Callable[..., Run]) -> None:
+    timed = run(**MINUTES)
+    timed.cfg.checkpoint.save_interval_updates = 25  # after 54 s, before a tenth of the time
+    timed.train()
+    assert {n for _, n in timed.happened} == {*range(25, timed.updates, 25), timed.updates}
+    assert 0.99 * BUDGET < timed.counted <= BUDGET
+    timed.cfg.lr_scheduler.minutes = 20
+    timed.train()
+    assert 0.99 * 2 * BUDGET < timed.counted <= 2 * BUDGET
+
+
+def test_a_run_without_validation_ends_in_time(run: Callable[..., Run]) -> None:
+    timed = run(**MINUTES)
+    timed.cfg.dataset.disable_validation = True
+    timed.train()
+    assert [what for what, _ in timed.happened] == ["checkpoint"] * 2
+    assert 0.99 * BUDGET < timed.counted <= BUDGET
+
+
+def rates_on_two_ranks(rank: int) -> None:
+    """The clock of the second rank is slower and began earlier; it has seen no validation."""
+    ticks = itertools.count()
+    time_budget.clock = lambda: 100.0 * (1 - rank) + next(ticks) * (3.0 - rank)
+    cfg = settings(**MINUTES)
+    budget, trainer = TimeBudget(), SimpleNamespace(cfg=cfg, lr_scheduler=schedule(cfg), get_num_updates=lambda: 3)
+    budget.after_load(None, trainer, None, None)
+    trainer.lr_scheduler.validation_seconds = 20.0 * (1 - rank)
+    mine = []
+    while not budget.is_last:
+        budget.before_update(trainer)
+        mine += [trainer.lr_scheduler.optimizer.get_lr(), trainer.lr_scheduler.seconds]
+    of_all = [None, None]
+    torch.distributed.all_gather_object(of_all, mine)
+    assert of_all[0] == of_all[1]
+    assert mine[1::2] == [3.0 * n for n in range(1, 1 + len(mine) // 2)]
+    assert mine[-1] + 6.0 + 20.0 > BUDGET
+
+
+def test_ranks_with_different_clocks_have_equal_rates() -> None:
+    succeed_on_two_ranks(rates_on_two_ranks)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (["optimization.stop_time_hours=1"], "ends the run: leave out stop_time_hours"),
+        (["optimization.max_update=5"], "ends the run: leave out max_update"),
+        (["optimization.max_epoch=5"], "ends the run: leave out max_epoch"),
+        (["lr_scheduler.total_num_update=10"], "here 10 / 10: give --total-num-update above --warmup-updates"),
+        (["optimization.lr=[0.1,0.2]"], "warmup_stable_decay has one peak, give one rate"),
+        (["lr_scheduler.minutes=0", "lr_scheduler.total_num_update=0"], "is 0: give optimization.max_update"),
+    ],
+)
+def test_refusals(changes: list[str], line: str) -> None:
+    TimeBudget().before_launch(settings(**MINUTES))
+    with pytest.raises(UserError, match=line):
+        TimeBudget().before_launch(OmegaConf.merge(settings(**MINUTES), OmegaConf.from_dotlist(changes)))
+
+
+def test_time_replaces_the_updates_of_a_recipe_before_other_settings_follow_them() -> None:
+    cfg = compose_with_hydra("mlm_tiny", ["lr_scheduler.minutes=6", "+model.max_update=${optimization.max_update}"])
+    for _ in range(2):  # in the command and in each rank
+        time_budget.let_time_end(cfg)
+        found = cfg.optimization.max_update, cfg.model.max_update, cfg.lr_scheduler.total_num_update
+        assert found == (0, 0, 1750)
