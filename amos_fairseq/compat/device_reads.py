@@ -37,9 +37,7 @@ def on_host(values: Any) -> Any:
         if torch.is_tensor(leaf):
             of_device[leaf.device].append(index)
     for indices in of_device.values():
-        indices.sort(
-            key=lambda index: str(leaves[index].dtype)
-        )  # those of a dtype are joined and converted in two launches
+        indices.sort(key=lambda index: str(leaves[index].dtype))  # of one dtype: joined and converted in two launches
         flat = [leaves[index].detach().reshape(-1) for index in indices]
         of_dtype = itertools.groupby(flat, key=lambda tensor: tensor.dtype)
         sent = fetch(torch.cat([torch.cat(list(tensors)).double() for _, tensors in of_dtype]))

@@ -6,13 +6,7 @@ from fairseq import metrics
 from fairseq.criterions import register_criterion
 from torch import Tensor
 
-from amos_fairseq.criterions.detection import (
-    DetectionWithMlmLossConfig,
-    detection_loss,
-    detection_sums,
-    encoder_mlm_sums,
-    spread_sums,
-)
+from amos_fairseq.criterions.detection import DetectionWithMlmLossConfig, detection_terms, encoder_mlm_sums
 from amos_fairseq.criterions.pretraining import PretrainingCriterion, batch_counts, mean, temperature_sum
 from amos_fairseq.functional.mixture import mixture_entropy
 from amos_fairseq.models.pretraining import PretrainingBatch
@@ -57,7 +51,7 @@ class AmosCriterion(PretrainingCriterion):
         is_real = batch.tokens.ne(self.padding_idx)  # [B,T]
 
         mlm_losses = (output.mlm_nll * is_masked).sum((1, 2))  # [K]
-        rtd_loss = detection_loss(output.rtd_logits, output.replaced, is_real)
+        rtd_loss, detection = detection_terms(output, output.replaced, is_real, is_real, self.training)
         generator_loss = mlm_losses.sum() if output.learns_by_likelihood else 0.0
         loss = generator_loss + self.discriminator_loss_weight * self.task.masked_share * rtd_loss
 
@@ -67,14 +61,12 @@ class AmosCriterion(PretrainingCriterion):
 
         logging_output = {
             "loss": loss.detach(),
-            "rtd_loss": rtd_loss.detach(),
             **batch_counts(sample),
             **temperature_sum(output.generator_temperature, sample),
             **mixture_sums(model.depth_names, output, mlm_losses.detach(), is_masked),
             **truncated_mass_sums(output.truncated_mass),
-            **detection_sums(output.rtd_logits.detach(), output.replaced, is_real),
+            **detection,
             **{key: value.detach() for key, value in prediction.items()},
-            **({} if self.training else spread_sums(output.rtd_states, is_real)),
         }
         return loss, sample["num_masked"], logging_output
 

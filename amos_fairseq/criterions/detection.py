@@ -19,16 +19,11 @@ from amos_fairseq.functional.replaced_token_detection import (
     state_spread,
     state_sums,
 )
+from amos_fairseq.models.pretraining import PretrainingOutput
 from amos_fairseq.modules.heads import TokenPredictions
 from amos_fairseq.setting_checks import setting
 
-SUMMED = (
-    "_scored",
-    "_predicted_positive",
-    "_replaced",
-    "_true_positives",
-    "_squared_deviations",
-)
+SUMMED = ("_scored", "_predicted_positive", "_replaced", "_true_positives", "_squared_deviations")
 
 
 @dataclass
@@ -63,9 +58,19 @@ def detection_losses(logits: Tensor, replaced: Tensor) -> Tensor:
     return binary_cross_entropy_with_logits(logits, replaced.float(), reduction="none")
 
 
-def detection_loss(logits: Tensor, replaced: Tensor, is_real: Tensor) -> Tensor:
-    """Sum :func:`detection_losses` over the real tokens; arguments as in :func:`detection_sums`."""
-    return (detection_losses(logits, replaced) * is_real).sum()
+def detection_terms(
+    output: PretrainingOutput, labels: Tensor, is_scored: Tensor, is_real: Tensor, training: bool
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Sum :func:`detection_losses` over the scored tokens; return the sum, and what :func:`log_detection` needs.
+
+    Args:
+        labels: [B,T] bool, True where the logits should be positive.
+        is_scored: [B,T] bool, the tokens of the loss.
+        is_real: [B,T] bool, the tokens whose states :func:`spread_sums` compares; in validation alone.
+    """
+    loss = (detection_losses(output.rtd_logits, labels) * is_scored).sum()
+    sums = {"rtd_loss": loss.detach(), **detection_sums(output.rtd_logits.detach(), labels, is_scored)}
+    return loss, sums if training else sums | spread_sums(output.rtd_states, is_real)
 
 
 def detection_sums(logits: Tensor, replaced: Tensor, is_real: Tensor) -> dict[str, Tensor]:

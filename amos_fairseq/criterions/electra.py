@@ -9,11 +9,9 @@ from torch import Tensor
 
 from amos_fairseq.criterions.detection import (
     DetectionWithMlmLossConfig,
-    detection_loss,
     detection_losses,
-    detection_sums,
+    detection_terms,
     encoder_mlm_sums,
-    spread_sums,
 )
 from amos_fairseq.criterions.pretraining import PretrainingCriterion, batch_counts, temperature_sum
 from amos_fairseq.errors import UserError
@@ -137,10 +135,8 @@ class ElectraCriterion(PretrainingCriterion):
             return self.prediction_loss(output, batch)
         is_real = batch.tokens.ne(self.padding_idx)  # [B,T]
         is_scored = self.choose_positions(batch, is_real)
-        rtd_loss = detection_loss(output.rtd_logits, output.replaced, is_scored)
-        log = {"rtd_loss": rtd_loss.detach(), "_changed": (output.replaced & is_real).sum()}
-        log |= detection_sums(output.rtd_logits.detach(), output.replaced, is_scored)
-        log |= {} if self.training else spread_sums(output.rtd_states, is_real)
+        rtd_loss, log = detection_terms(output, output.replaced, is_scored, is_real, self.training)
+        log["_changed"] = (output.replaced & is_real).sum()
         # A sum over as many tokens as are masked is already on the scale of sums over masked positions.
         share = self.task.masked_share if self.detection_positions == "all" else 1.0
         loss = self.discriminator_loss_weight * share * rtd_loss

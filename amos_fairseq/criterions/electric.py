@@ -7,7 +7,7 @@ from fairseq.criterions import register_criterion
 from omegaconf import II
 from torch import Tensor
 
-from amos_fairseq.criterions.detection import DetectionLossConfig, detection_loss, detection_sums, spread_sums
+from amos_fairseq.criterions.detection import DetectionLossConfig, detection_terms
 from amos_fairseq.criterions.pretraining import PretrainingCriterion, batch_counts, log_sums
 from amos_fairseq.models.pretraining import PretrainingBatch
 
@@ -61,14 +61,10 @@ class ElectricCriterion(PretrainingCriterion):
         loss = mlm_loss * self.task.masked_share if self.all_tokens_train_generator else mlm_loss
         detection: dict[str, Tensor] = {}
         if output.rtd_logits is not None:
-            rtd_loss = detection_loss(output.rtd_logits, output.is_noise, output.is_scored)
+            is_scored = output.is_scored
+            rtd_loss, detection = detection_terms(output, output.is_noise, is_scored, is_scored, self.training)
             loss = loss + self.discriminator_loss_weight * self.task.masked_share * rtd_loss
-            detection = {
-                "rtd_loss": rtd_loss.detach(),
-                **detection_sums(output.rtd_logits.detach(), output.is_noise, output.is_scored),
-                "_changed": output.replaced.sum(),
-                **({} if self.training else spread_sums(output.rtd_states, output.is_scored)),
-            }
+            detection["_changed"] = output.replaced.sum()
 
         (depth,) = model.depth_names
         logging_output = {

@@ -1,7 +1,6 @@
 """The base class of the pretraining criterions: logging outputs that are sums, and the log keys computed from them."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from fairseq import metrics
@@ -18,7 +17,7 @@ class PretrainingCriterion(FairseqCriterion):
     ``COUNTED_BY`` names, for a term that is not a mean over masked positions, the sum that it is divided by.
     """
 
-    COUNTED_BY: Mapping[str, str] = MappingProxyType({})
+    COUNTED_BY: Mapping[str, str] = {}
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
@@ -43,14 +42,14 @@ def temperature_sum(temperature: float | None, sample: dict[str, Any]) -> dict[s
     return {} if temperature is None else {"generator_temperature": temperature * sample["num_masked"]}
 
 
-def log_sums(logging_outputs: list[dict[str, Any]], counted_by: Mapping[str, str] = MappingProxyType({})) -> None:
+def log_sums(logging_outputs: list[dict[str, Any]], counted_by: Mapping[str, str]) -> None:
     """Log means over masked positions, the terms of ``counted_by``, and the loss and rates of the detection if there is one.
 
     The trainer passes Python numbers and CPU tensors (:mod:`amos_fairseq.compat.device_reads`).
 
     Args:
         logging_outputs: sums over a batch, one dictionary per rank and accumulated batch, all with the same keys.
-        counted_by: for a further term the key of the sum that it is divided by: ``{"mws_loss": "sample_size"}``.
+        counted_by: see :class:`PretrainingCriterion`.
     """
     totals = {key: sum(log[key] for log in logging_outputs) for key in logging_outputs[0]}
     num_masked = float(totals["sample_size"])

@@ -8,7 +8,7 @@ from fairseq.dataclass import FairseqDataclass
 from omegaconf import II
 from torch import Tensor
 
-from amos_fairseq.criterions.detection import detection_loss, detection_sums, spread_sums
+from amos_fairseq.criterions.detection import detection_terms
 from amos_fairseq.criterions.pretraining import PretrainingCriterion, batch_counts
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.pretraining import PretrainingBatch
@@ -67,11 +67,9 @@ class TeamsCriterion(PretrainingCriterion):
         (depth,) = model.depth_names
         sums = {f"mlm_loss_{depth}": mlm_loss.detach(), f"mlm_acc_{depth}": (output.mlm_correct * is_masked).sum()}
         if self.rtd_loss_weight:
-            rtd_loss = detection_loss(output.rtd_logits, output.replaced, is_real)
+            rtd_loss, detection = detection_terms(output, output.replaced, is_real, is_real, self.training)
             loss = loss + self.rtd_loss_weight * self.task.masked_share * rtd_loss
-            sums["rtd_loss"] = rtd_loss.detach()
-            sums |= detection_sums(output.rtd_logits.detach(), output.replaced, is_real)
-            sums |= {} if self.training else spread_sums(output.rtd_states, is_real)
+            sums |= detection
         if self.mws_loss_weight:
             mws_loss = selection_loss(output.mws_logits, is_masked)
             loss = loss + self.mws_loss_weight * mws_loss

@@ -37,13 +37,6 @@ from amos_fairseq.modules.mixture import (
 )
 from amos_fairseq.setting_checks import setting
 
-OF_TRAINED_GENERATORS = (
-    "separate_generators",
-    "no_stop_gradient",
-    "adversarial_mlm_multiplier",
-    "disentangled_embeddings",
-)
-
 
 @dataclass
 class AmosConfig(ReplacementConfig):
@@ -99,7 +92,8 @@ class AmosModel(ReplacementModel):
         self.depths = parse_depths(cfg.generator_depths, cfg.separate_generators)
         generator_layers = self.depths if cfg.separate_generators else [max(self.depths)]
         if cfg.generator_checkpoint:
-            refuse_settings(cfg, OF_TRAINED_GENERATORS, FROZEN)
+            of_trained = ("separate_generators", "no_stop_gradient", "adversarial_mlm_multiplier")
+            refuse_settings(cfg, (*of_trained, "disentangled_embeddings"), FROZEN)
             self.depths = generator_layers = []
         self.generators = nn.ModuleList(
             transformer_config(cfg, num_layers, with_dropout=False).build() for num_layers in generator_layers

@@ -19,13 +19,7 @@ from torch import Tensor, nn
 
 from amos_fairseq.modules.bert_encoder import BertEncoderConfig
 from amos_fairseq.modules.encoder import TransformerConfig
-from amos_fairseq.modules.heads import (
-    CLASSIFICATION_HEADS,
-    POOLINGS,
-    DetectionHead,
-    EmbeddingHead,
-    NormedDetectionHead,
-)
+from amos_fairseq.modules.heads import CLASSIFICATION_HEADS, POOLINGS, DetectionHead, EmbeddingHead, NormedDetectionHead
 from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
 from amos_fairseq.setting_checks import setting
 from amos_fairseq.text import special_ids

@@ -283,10 +283,7 @@ register_sizes(
     tiny={"generator_size": 0.5, "linear_init_std": 0.1},
     mini={"generator_size": 0.25, **MINI},
     modern_mini={"generator_size": 0.25, **MODERN_MINI},
-    modern_small={"generator_size": 1 / 3},
-    modern_base={"generator_size": 1 / 3},
-    modern_large={"generator_size": 0.25},
     small={"embedding_dim": 128, "generator_size": 0.25},
-    base={"generator_size": 1 / 3},
     large={"generator_size": 0.25},
+    modern_large={"generator_size": 0.25},
 )

@@ -90,10 +90,7 @@ class FineTunedModel(BaseFairseqModel):
     """
 
     def __init__(
-        self,
-        cfg: EncoderConfig,
-        vocabulary: PaddedVocabulary,
-        pretrained: type[PretrainedEncoder] = PretrainedEncoder,
+        self, cfg: EncoderConfig, vocabulary: PaddedVocabulary, pretrained: type[PretrainedEncoder] = PretrainedEncoder
     ):
         super().__init__()
         check_ranges(cfg, EncoderConfig)

@@ -175,13 +175,7 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
     def make_mlm_head(self, width: int) -> MlmHead:
         """Return an MLM head for states of this width; its output layer is tied to the token embeddings."""
         cfg = self.cfg
-        return MlmHead(
-            width,
-            embedding_width(cfg),
-            self.vocabulary.padded_size,
-            cfg.layer_norm_eps,
-            has_biases(cfg),
-        )
+        return MlmHead(width, embedding_width(cfg), self.vocabulary.padded_size, cfg.layer_norm_eps, has_biases(cfg))
 
     def make_token_prediction(self, copies: bool = False) -> TokenPrediction:
         """Return a head with which the main network predicts originals; its output layer is tied to the token embeddings."""

@@ -35,13 +35,7 @@ from amos_fairseq.models.configuration import (
 )
 from amos_fairseq.models.fine_tuning import PretrainedEncoder
 from amos_fairseq.models.pretraining import PretrainingBatch, PretrainingOutput, SingleMlmModel
-from amos_fairseq.modules.encoder import (
-    LayerOutputs,
-    TransformerConfig,
-    TransformerEncoder,
-    share_bottom,
-    with_layers,
-)
+from amos_fairseq.modules.encoder import LayerOutputs, TransformerConfig, TransformerEncoder, share_bottom, with_layers
 from amos_fairseq.modules.heads import DetectionHead, EmbeddingHead, FeedForwardHead
 from amos_fairseq.setting_checks import setting
 

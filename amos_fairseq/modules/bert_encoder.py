@@ -27,7 +27,6 @@ from amos_fairseq.modules.encoder import (
     TransformerConfig,
     TransformerEncoder,
     TransformerLayer,
-    check_heads,
     make_dropout,
 )
 
@@ -38,9 +37,9 @@ Bias = AttentionBias | ToeplitzBias
 class BertEncoderConfig(TransformerConfig):
     """Sizes and settings of :class:`BertEncoder`."""
 
-    position_scheme: str  # none, t5 or amos
-    position_buckets: int
-    position_max_distance: int
+    position_scheme: str  # none, t5 or amos: see functional/relative_position.py
+    position_buckets: int  # rows of the table
+    position_max_distance: int  # distances from here on share a bucket
     num_token_types: int = 0
 
     def build(self) -> "BertEncoder":
@@ -61,14 +60,10 @@ class SelfAttention(nn.Module):
         num_heads: H.
         dropout: probability of dropping an attention weight in training.
         kernels: ``fast``, ``triton`` or ``reference``; the results are equal up to rounding.
-
-    Raises:
-        ValueError: ``width`` is not a multiple of ``num_heads``.
     """
 
     def __init__(self, width: int, num_heads: int, dropout: float, kernels: str = "fast"):
         super().__init__()
-        check_heads(width, num_heads)
         self.num_heads = num_heads
         self.dropout = dropout
         self.attend = reference_attention if kernels == "reference" else fast_attention
@@ -137,13 +132,7 @@ class BertEncoder(TransformerEncoder):
         self.embedding_norm = nn.LayerNorm(embedding_width, shape.layer_norm_eps)
         self.dropout = make_dropout(shape.dropout, shape.kernels)
         self.embedding_projection = nn.Linear(embedding_width, shape.width) if shape.is_projected else None
-        self.relative_position = (
-            RelativePositionBias(
-                shape.position_scheme, shape.position_buckets, shape.position_max_distance, shape.num_heads
-            )
-            if shape.has_learned_bias
-            else None
-        )
+        self.relative_position = RelativePositionBias(shape) if shape.has_learned_bias else None
         self.layers = nn.ModuleList(map(self.new_layer, range(1, shape.num_layers + 1)))
 
     def new_layer(self, number: int) -> BertLayer:
@@ -200,22 +189,16 @@ class RelativePositionBias(nn.Module):
 
     The table does not depend on the sequence length, so the model accepts longer sequences than in training.
 
-    Args:
-        scheme: ``t5`` or ``amos``, see :mod:`amos_fairseq.functional.relative_position`.
-        num_buckets: rows of the table.
-        max_distance: distances from here on share a bucket.
-        num_heads: columns of the table.
-
     Raises:
         ValueError: an odd number of buckets, or so few buckets or so small a maximum distance that none is logarithmic.
     """
 
-    def __init__(self, scheme: str, num_buckets: int, max_distance: int, num_heads: int):
+    def __init__(self, shape: BertEncoderConfig):
         super().__init__()
-        check_buckets(scheme, num_buckets, max_distance)
-        self.bucket = BUCKETS[scheme]
-        self.max_distance = max_distance
-        self.table = nn.Embedding(num_buckets, num_heads)
+        check_buckets(shape.position_scheme, shape.position_buckets, shape.position_max_distance)
+        self.bucket = BUCKETS[shape.position_scheme]
+        self.max_distance = shape.position_max_distance
+        self.table = nn.Embedding(shape.position_buckets, shape.num_heads)
 
     def forward(self, length: int) -> Tensor:
         """Return [H, T, T] for T = ``length``, contiguous; entry (h, i, j) belongs to query i and key j."""

@@ -179,10 +179,6 @@ def geglu(states: Tensor, weight: Tensor) -> Tensor:
     return gelu(a) * b
 
 
-class FinalNorm(nn.LayerNorm):
-    """The LayerNorm between the layers and the heads; it runs outside of the encoder, where a head reads a layer."""
-
-
 class ModernBertEncoder(TransformerEncoder):
     """Apply LayerNorm and dropout to given token embeddings, then the layers; heads read their sum through a last LayerNorm.
 
@@ -197,7 +193,7 @@ class ModernBertEncoder(TransformerEncoder):
         self.dropout = make_dropout(shape.dropout, shape.kernels)
         self.embedding_projection = nn.Linear(embedding_width, shape.width, bias=False) if shape.is_projected else None
         self.layers = nn.ModuleList(map(self.new_layer, range(1, shape.num_layers + 1)))
-        self.final_norm = FinalNorm(shape.width, shape.layer_norm_eps, bias=False)
+        self.final_norm = layer_norm(shape.width, shape)  # it runs where a head reads a layer
 
     def new_layer(self, number: int) -> ModernBertLayer:
         """Return a new layer like the layer ``number``, counted from 1, which decides whether its attention is local."""

@@ -1,7 +1,6 @@
 """Compose a YAML recipe as ``fairseq-hydra-train`` does, to use its configuration without training."""
 
 import contextlib
-import difflib
 import re
 import warnings
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.recipes import RECIPES, did_you_mean, search_path
+from amos_fairseq.recipes.known_settings import similar_settings
 
 
 def compose_recipe(name: str, overrides: Sequence[str] = (), config_dir: Path = RECIPES) -> DictConfig:
@@ -45,10 +45,7 @@ def explain(error: Exception, name: str, config_dir: Path) -> str:
     key = unknown.group(1)
     sections = OmegaConf.to_container(compose_with_hydra(name, (), config_dir, with_hydra_settings=False))
     known = [f"{section}.{each}" for section, keys in sections.items() if isinstance(keys, dict) for each in keys]
-    # Also where the section is missing, or another one.
-    elsewhere = [path for path in known if path.partition(".")[2] == key.rpartition(".")[2]]
-    similar = elsewhere or difflib.get_close_matches(key, known, n=3, cutoff=0.75)
-    return f"there is no setting {key}{did_you_mean(similar)}"
+    return f"there is no setting {key}{did_you_mean(similar_settings(key, known))}"
 
 
 def compose_with_hydra(

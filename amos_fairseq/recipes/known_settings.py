@@ -15,14 +15,11 @@ from amos_fairseq.recipes import RECIPES, defaults_list, did_you_mean
 
 # The groups of fairseq, of which a recipe names one member in _name.
 GROUPS = ("bpe", "criterion", "lr_scheduler", "model", "optimizer", "scoring", "task", "tokenizer")
-_SETTING = re.compile(
-    r"(?P<key>[A-Za-z_][\w.]*)=(?P<value>.*)", re.DOTALL
-)  # others are Hydra's: +KEY, GROUP/NAME, options
+# Others are Hydra's: +KEY, GROUP/NAME, options.
+_SETTING = re.compile(r"(?P<key>[A-Za-z_][\w.]*)=(?P<value>.*)", re.DOTALL)
 _FLAG_OF_FAIRSEQ = re.compile(r"--(?P<name>[a-z0-9]+(-[a-z0-9]+)*)(=.*)?")
-_HYDRA_FLAGS = (
-    "help hydra-help version cfg resolve package run multirun shell-completion config-path config-name config-dir "
-)
-_HYDRA_FLAGS += "experimental-rerun info"
+_HYDRA_FLAGS = {"help", "hydra-help", "version", "cfg", "resolve", "package", "run", "multirun", "shell-completion"}
+_HYDRA_FLAGS |= {"config-path", "config-name", "config-dir", "experimental-rerun", "info"}
 
 
 def check_settings(settings: Sequence[str], config_dir: Path, name: str) -> None:
@@ -33,7 +30,7 @@ def check_settings(settings: Sequence[str], config_dir: Path, name: str) -> None
         raise UserError("task.data is missing: give task.data=DIR, the directory that amos prepare wrote")
     for setting in settings:
         flag = _FLAG_OF_FAIRSEQ.fullmatch(setting)
-        if flag is not None and flag["name"] not in _HYDRA_FLAGS.split():
+        if flag is not None and flag["name"] not in _HYDRA_FLAGS:
             similar = did_you_mean(similar_settings(flag["name"].replace("-", "_"), known))
             raise UserError(f"{setting}: settings of amos train are KEY=VALUE{similar}")
         if (match := _SETTING.fullmatch(setting)) is None:
@@ -86,9 +83,8 @@ def known_settings(config_dir: Path, name: str) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
         for section, values in (content if isinstance(content, dict) else {}).items():
             if isinstance(values, dict):
-                known = {
-                    f"{section}.{key}": value for key, value in values.items()
-                } | known  # the recipe's own come first
+                of_file = {f"{section}.{key}": value for key, value in values.items()}
+                known = of_file | known  # the recipe's own come first
     return dict.fromkeys(fairseq_settings()) | known
 
 

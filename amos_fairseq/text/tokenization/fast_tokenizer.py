@@ -308,9 +308,7 @@ def _parse(model: bytes) -> tokenizers.Tokenizer:
     try:
         with _without_panic_report():
             library = tokenizers.Tokenizer.from_str(model.decode("utf-8"))
-            with contextlib.suppress(
-                Exception
-            ):  # a tokenizer without an unknown token refuses some texts, but panics at none
+            with contextlib.suppress(Exception):  # without an unknown token some texts are refused, but none panics
                 library.encode("A")
     except BaseException as error:
         if not _is_of_library(error):

@@ -14,9 +14,8 @@ from typing import NamedTuple
 _WORD_MARK = "\u2581"
 # Two ASCII characters that stand for one quotation mark, and typographic signs with their ASCII replacement.
 _DOUBLE_QUOTES = {"``": '"', "''": '"'}
-_PLAIN = str.maketrans(
-    "\u2018\u2019\u00b4\u201c\u201d\u2014\u2013", "'''\"\"--"
-)  # quotes, acute accent, em dash, en dash
+# Quotes, acute accent, em dash, en dash.
+_PLAIN = str.maketrans("\u2018\u2019\u00b4\u201c\u201d\u2014\u2013", "'''\"\"--")
 _QUOTES_OR_CHARACTER = re.compile(r"``|''|.", re.DOTALL)
 # An apostrophe that was split off, and the end of its contraction.
 _CONTRACTION = re.compile(r"' ((?:[smdSMDtT]|ll|re|ve|(?P<upper>LL|RE|VE))\b)")
