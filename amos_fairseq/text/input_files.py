@@ -83,14 +83,14 @@ def read_content(path: Path, limit: int) -> bytes:
     return content
 
 
-def read_lines(path: Path, on_read: OnRead = ignore) -> Iterator[tuple[int, str]]:
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield numbered lines (from 1) of a text of UTF-8, with their line ends, without a byte-order mark."""
     kind, first = look_at(path)
     if kind == JSON:
         refuse_json(path, first)
     if kind in (PARQUET, FOLDER):
         raise UserError(f"{path} has no lines of text: it is a {'folder' if kind == FOLDER else 'Parquet file'}")
-    return lines_of(path, on_read)
+    return lines_of(path)
 
 
 def lines_of(path: Path, on_read: OnRead = ignore) -> Iterator[tuple[int, str]]:

@@ -3,6 +3,7 @@
 Only ``functional/cuda`` imports Triton, and only ``model.kernels=triton`` on CUDA imports ``functional/cuda``.
 """
 
+import functools
 import re
 import sys
 from graphlib import CycleError, TopologicalSorter
@@ -28,6 +29,7 @@ def modules() -> dict[str, Path]:
     return found
 
 
+@functools.cache
 def graph() -> dict[str, set[str]]:
     """The imports of each module, without those of the package itself, whose ``__init__`` registers all modules."""
     known = modules()

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from small_models import encoder_config
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
 from amos_fairseq.functional.attention import AttentionBias, as_attention_mask
@@ -11,6 +12,11 @@ from amos_fairseq.functional.relative_position import amos_bucket, t5_bucket
 from amos_fairseq.modules.bert_encoder import RelativePositionBias
 
 DISTANCES = torch.arange(-600, 601)
+
+
+def relative_bias(scheme: str, num_buckets: int, max_distance: int, num_heads: int = 4) -> RelativePositionBias:
+    sizes = {"position_buckets": num_buckets, "position_max_distance": max_distance, "num_heads": num_heads}
+    return RelativePositionBias(encoder_config(position_scheme=scheme, **sizes))
 
 
 @pytest.mark.parametrize("sizes", [(32, 128), (64, 128), (32, 512), (16, 40), (8, 9), (4, 3), (33, 128)])
@@ -46,7 +52,7 @@ def test_amos_buckets_by_hand():
 @pytest.mark.parametrize("scheme", ["t5", "amos"])
 def test_bias_of_a_pair_is_a_row_of_the_table(scheme):
     torch.manual_seed(0)
-    module = RelativePositionBias(scheme, 16, 20, 3)
+    module = relative_bias(scheme, 16, 20, 3)
     bias = module(40)
     for query in range(40):
         for key in range(40):
@@ -61,16 +67,16 @@ def test_bias_of_a_pair_is_a_row_of_the_table(scheme):
 @pytest.mark.parametrize("scheme", ["t5", "amos"])
 def test_longer_sequences_share_the_table(scheme):
     """The table has as many rows as buckets, and a long sequence's bias begins with a short one's."""
-    module = RelativePositionBias(scheme, 32, 128, 2)
+    module = relative_bias(scheme, 32, 128, 2)
     assert module.table.weight.shape == (32, 2)
     assert torch.equal(module(300)[:, :50, :50], module(50))
 
 
 @pytest.mark.parametrize(("scheme", "num_buckets", "smallest"), [("t5", 32, 9), ("amos", 64, 18)])
 def test_the_smallest_maximum_distance_has_a_logarithmic_bucket(scheme: str, num_buckets: int, smallest: int) -> None:
-    assert RelativePositionBias(scheme, num_buckets, smallest, 2)(100).isfinite().all()
+    assert relative_bias(scheme, num_buckets, smallest, 2)(100).isfinite().all()
     with pytest.raises(ValueError, match=f"give more than {smallest - 1}"):
-        RelativePositionBias(scheme, num_buckets, smallest - 1, 2)
+        relative_bias(scheme, num_buckets, smallest - 1, 2)
 
 
 def table_gradient_by_hand(module: RelativePositionBias, gradient: torch.Tensor) -> torch.Tensor:
@@ -87,7 +93,7 @@ def table_gradient_by_hand(module: RelativePositionBias, gradient: torch.Tensor)
 def test_the_gradient_of_a_table_in_bfloat16_is_summed_in_float32(scheme: str, num_buckets: int, mean: float) -> None:
     """The far buckets sum some 100,000 entries. One rounding to bfloat16 is a relative error of up to 2^-8."""
     torch.manual_seed(0)
-    module = RelativePositionBias(scheme, num_buckets, 128, num_heads=4).to(torch.bfloat16)
+    module = relative_bias(scheme, num_buckets, 128).to(torch.bfloat16)
     gradient = (torch.randn(4, 512, 512) + mean).to(torch.bfloat16)
     bias = module(512)
     bias.backward(gradient.to(bias.dtype))
@@ -101,7 +107,7 @@ def test_gradient_through_a_mask_that_all_layers_share(mean: float) -> None:
     """12 layers give a mask in bfloat16 a gradient each, which autograd adds in bfloat16. Those 11 roundings of every entry
     go in both directions and average out over a diagonal; what is left is the last rounding, 2^-8."""
     torch.manual_seed(0)
-    module = RelativePositionBias("t5", 32, 128, num_heads=4).to(torch.bfloat16)
+    module = relative_bias("t5", 32, 128).to(torch.bfloat16)
     mask = as_attention_mask(AttentionBias(learned=module(512)), torch.bfloat16)
     gradients = [(torch.randn(4, 512, 512) + mean).to(torch.bfloat16) for _ in range(12)]
     torch.autograd.backward([mask * 1 for _ in gradients], [gradient[None] for gradient in gradients])

@@ -10,7 +10,7 @@ from scipy.stats import entropy, norm
 from sklearn.decomposition import PCA
 from sklearn.metrics import accuracy_score, log_loss, precision_score, recall_score, roc_auc_score
 
-from amos_fairseq.criterions.detection import detection_loss, detection_sums, log_detection
+from amos_fairseq.criterions.detection import detection_losses, detection_sums, log_detection
 from amos_fairseq.functional.replaced_token_detection import (
     auc_from_histograms,
     logit_histogram,
@@ -77,7 +77,8 @@ def test_logged_rates_match_scikit_learn_over_all_batches():
         replaced = (torch.rand(4, 50, generator=generator) < 0.3) & is_real
         logits = torch.randn(4, 50, generator=generator) * (batch + 1) + replaced
         logits[~is_real] = 20.0 * (-1) ** batch  # any value at padding
-        sums = detection_sums(logits, replaced, is_real) | {"rtd_loss": detection_loss(logits, replaced, is_real)}
+        rtd_loss = (detection_losses(logits, replaced) * is_real).sum()
+        sums = detection_sums(logits, replaced, is_real) | {"rtd_loss": rtd_loss}
         totals = {key: totals.get(key, 0) + value for key, value in sums.items()}
         all_logits.append(logits[is_real])
         all_replaced.append(replaced[is_real])
@@ -102,7 +103,7 @@ def test_logged_rates_match_scikit_learn_over_all_batches():
 def test_rates_without_a_denominator():
     nobody = torch.zeros(2, 5, dtype=torch.bool)
     logits = torch.full((2, 5), -1.0)
-    totals = detection_sums(logits, nobody, ~nobody) | {"rtd_loss": detection_loss(logits, nobody, ~nobody)}
+    totals = detection_sums(logits, nobody, ~nobody) | {"rtd_loss": detection_losses(logits, nobody).sum()}
     with metrics.aggregate(new_root=True) as aggregated:
         log_detection(totals, 3)
     got = aggregated.get_smoothed_values()
