@@ -234,6 +234,38 @@ def _is_running(process: int) -> bool:
     return True
 
 
+def distinct_names(paths: Sequence[str | Path]) -> list[str]:
+    """Name runs by the shortest part of their paths that differs: ``out/a`` and ``out/b``, or ``a/run`` and ``b/run``, are
+    ``a`` and ``b``. A single run has the last part that is not ``run``."""
+    folders = [os.path.abspath(path).strip(os.sep).split(os.sep) for path in paths]
+    are_several = len(set(map(tuple, folders))) > 1
+    while min(map(len, folders), default=1) > 1 and len({folder[-1] for folder in folders}) == 1:
+        if not are_several and folders[0][-1] != "run":
+            break
+        folders = [folder[:-1] for folder in folders]
+    for length in range(1, max(map(len, folders), default=0) + 1):
+        names = ["/".join(folder[-length:]) for folder in folders]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def check_new_folder(path: Path, may_exist: bool) -> None:
+    """Refuse a ``path`` that cannot become a folder, or exists, unless it is a folder and ``may_exist``."""
+    if path.name in ("", ".."):
+        raise UserError(f"{path} has no name of its own: give the name of a folder to write")
+    try:
+        str(path).encode()  # safetensors takes names in UTF-8
+        exists = path.exists()
+    except (OSError, UnicodeError) as error:  # a name that is too long, a folder that may not be read
+        reason = getattr(error, "strerror", "it is not UTF-8")
+        raise UserError(f"{path} cannot be a folder ({reason}): give the name of a folder to write") from error
+    if exists and not path.is_dir():
+        raise UserError(f"{path} is a file: give the name of a folder")
+    if exists and not may_exist:
+        raise UserError(f"{path} exists: give another folder, or --force to replace it")
+
+
 @contextlib.contextmanager
 def whole_folder(path: Path, replace: bool = False) -> Iterator[Path]:
     """Yield an empty folder that is renamed to ``path`` when the body ends, and removed when the body raises.

@@ -9,6 +9,7 @@ from typing import Any
 
 from amos_fairseq.cli.arguments import add_checkpoint, add_subcommand, import_fairseq
 from amos_fairseq.errors import UserError
+from amos_fairseq.files import check_new_folder
 
 DESCRIPTION = """\
 Write CHECKPOINT as the folder OUT, which transformers, sentence-transformers and ONNX exporters load without this package:
@@ -62,11 +63,13 @@ def card_name(value: str) -> str:
 def run(arguments: argparse.Namespace) -> None:
     if arguments.head == "ALL" and not (arguments.depth is arguments.labels is None):
         raise UserError("--depth and --labels have no effect with --head ALL: leave them out")
-    import_fairseq(arguments.checkpoint, arguments.subcommand)
+    check_new_folder(arguments.out, arguments.force)
+    import_fairseq(arguments.checkpoint, arguments.subcommand, [arguments.tokenizer])
     from amos_fairseq.hugging_face import custom_code
     from amos_fairseq.hugging_face.export import export
     from amos_fairseq.hugging_face.model_card import CardSettings
     from amos_fairseq.hugging_face.parts import Choice
+    from amos_fairseq.hugging_face.weights import Head
 
     choice = Choice(*(getattr(arguments, option.name) for option in dataclasses.fields(Choice)))
     card = CardSettings(arguments.data_license, arguments.language, arguments.base_model, tuple(arguments.datasets))
@@ -76,6 +79,8 @@ def run(arguments: argparse.Namespace) -> None:
     for folder, (part, agreement) in exported.items():
         code = "; it contains custom code: trust_remote_code=True" if custom_code.is_in(folder) else ""
         print(f"{folder}: {part.class_name}, {part.description}{code}")
+        if part.head == Head.POOLED_CLASSIFICATION:
+            print("SentenceTransformer(OUT).encode returns the logits; transformers has no class with such a head")
         if part.labels:
             print(f"labels: {', '.join(part.labels)}")
         print(f"compared with the checkpoint: {agreement or 'not (--no-check)'}")

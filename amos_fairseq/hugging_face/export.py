@@ -9,13 +9,13 @@ import torch
 from amos_fairseq.checkpoints.read import CheckpointPath, LoadedCheckpoint, load_checkpoint
 from amos_fairseq.downstream.results import check_scored
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import explain_write_errors, whole_folder
+from amos_fairseq.files import check_new_folder, explain_write_errors, whole_folder
 from amos_fairseq.hugging_face import custom_code
 from amos_fairseq.hugging_face.config import CONFIG_FILE, hugging_face_config
 from amos_fairseq.hugging_face.import_folder import WEIGHTS_FILE
 from amos_fairseq.hugging_face.model_card import CardSettings, write_card
 from amos_fairseq.hugging_face.parts import Choice, Part, choose_part, heads_of_tasks, is_constant
-from amos_fairseq.hugging_face.sentence_files import write_sentence_files
+from amos_fairseq.hugging_face.sentence_files import write_sentence_classifier, write_sentence_files
 from amos_fairseq.hugging_face.tokenizer import TokenIds, write_tokenizer
 from amos_fairseq.hugging_face.verify import verify_folder
 from amos_fairseq.hugging_face.weights import CUSTOM, Head, in_their_rows, to_hugging_face
@@ -82,6 +82,9 @@ def write_folder(
     write_model(folder, part, rows)
     if part.sentence_files is not None:
         write_sentence_files(folder, part.sentence_files)
+    if part.head == Head.POOLED_CLASSIFICATION:
+        activation = str(loaded.model.cfg.pooler_activation_fn)
+        write_sentence_classifier(folder, part.weights, activation, part.shape.max_positions)
     custom_code.write_code(folder, part.family == CUSTOM, not isinstance(loaded.tokenizer, FastTokenizer))
     agreement = verify_folder(folder, loaded, part, rows.ids) if check else None
     if is_constant(part, loaded):
@@ -113,7 +116,7 @@ def write_model(folder: Path, part: Part, rows: TokenIds) -> None:
         import transformers as classes
     model = getattr(classes, part.class_name)(config)
     state = to_hugging_face(part.family, part.head, in_their_rows(part.weights, rows.ids, rows.num_rows))
-    if part.head == Head.NONE and getattr(model, "pooler", None) is not None:
+    if not part.head.has_class and getattr(model, "pooler", None) is not None:
         width = part.shape.width
         identity = {"pooler.dense.weight": torch.eye(width), "pooler.dense.bias": torch.zeros(width)}
         state = identity | state
@@ -131,20 +134,8 @@ def check_output_folder(path: Path, replace: bool, holds: Sequence[str] = ("",))
 
     With ``replace``, a folder may exist if it is empty, or has a model in each folder of ``holds``; it is removed as a whole.
     """
-    if path.name in ("", ".."):
-        raise UserError(f"{path} has no name of its own: give the name of a folder to write")
-    try:
-        str(path).encode()  # safetensors takes names in UTF-8
-        if not path.exists():
-            return
-    except (OSError, UnicodeError) as error:  # a name that is too long, a folder that may not be read
-        reason = getattr(error, "strerror", "it is not UTF-8")
-        raise UserError(f"{path} cannot be a folder ({reason}): give the name of a folder to write") from error
-    if not path.is_dir():
-        raise UserError(f"{path} is a file: give the name of a folder")
-    if not replace:
-        raise UserError(f"{path} exists: give another folder, or --force to replace it")
-    if not all((path / name / CONFIG_FILE).is_file() for name in holds) and any(path.iterdir()):
+    check_new_folder(path, replace)
+    if path.exists() and not all((path / name / CONFIG_FILE).is_file() for name in holds) and any(path.iterdir()):
         raise UserError(
             f"{path} holds no exported model ({CONFIG_FILE} is missing in it), and --force replaces nothing else: give "
             "another folder, or remove this one"

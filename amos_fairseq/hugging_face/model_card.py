@@ -11,6 +11,7 @@ from amos_fairseq.checkpoints.read import LoadedCheckpoint, import_source, paren
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face import custom_code
 from amos_fairseq.hugging_face.parts import Part
+from amos_fairseq.hugging_face.weights import Head
 from amos_fairseq.modules.bert_encoder import BertEncoderConfig
 from amos_fairseq.process import version_of
 from amos_fairseq.run.metrics_file import read_records
@@ -51,7 +52,7 @@ def write_card(
         license=settings.data_license,
         base_model=settings.base_model,
         datasets=list(settings.datasets) or None,
-        library_name="transformers",
+        library_name="sentence-transformers" if part.head == Head.POOLED_CLASSIFICATION else "transformers",
         pipeline_tag=part.head.pipeline,
         tags=["amos_fairseq", "fairseq", *filter(None, [objective])],
     )

@@ -107,7 +107,8 @@ class Part:
             return linear(self.module(states), self.embedding.weight, self.module.bias)
         if self.head == Head.QUESTION_ANSWERING:  # without the mask of answers
             return self.module.logits(states)
-        return self.module(states, padding_mask) if self.head == Head.SEQUENCE_CLASSIFICATION else self.module(states)
+        of_text = self.head in (Head.SEQUENCE_CLASSIFICATION, Head.POOLED_CLASSIFICATION)
+        return self.module(states, padding_mask) if of_text else self.module(states)
 
 
 @dataclass(frozen=True)
@@ -268,7 +269,7 @@ def fine_tuned_part(loaded: LoadedCheckpoint, labels: Sequence[str] | None, task
         if isinstance(model.encoder.shape, ModernBertEncoderConfig):
             settings = {"classifier_pooling": "mean" if module.pooling == "mean" else "cls"}
         elif module.pooling == "mean":
-            refuse(loaded, "classifies by the mean of all states (--pooling mean)")
+            head, description = Head.POOLED_CLASSIFICATION, f"{description} on the mean of all states"
     if head != Head.QUESTION_ANSWERING:
         settings |= label_settings(loaded, head, name, labels, task)
     description = f"the encoder with {description}"

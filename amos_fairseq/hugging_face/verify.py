@@ -12,18 +12,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face import custom_code
 from amos_fairseq.hugging_face.parts import Part
+from amos_fairseq.hugging_face.sentence_files import SentenceClassifier
 from amos_fairseq.hugging_face.weights import CUSTOM, Head
 from amos_fairseq.text.tokenization.exported import spelled_token_found, texts_to_compare
 from amos_fairseq.text.tokenization.fast_tokenizer import ABSENT
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 # Inputs of ModernBERT may have 8,192 tokens, of which two batches take minutes and gigabytes. Longer ones than this have no
 # weights, windows or buckets of their own but for learned positions, which are copied whole.
@@ -54,7 +55,7 @@ def verify_folder(folder: Path, loaded: LoadedCheckpoint, part: Part, ids: Tenso
     return f"{agreement}; {batches}: largest difference {difference:.1e}, of outputs up to {largest:.3g}"
 
 
-def load_folder(folder: Path, part: Part) -> tuple["PreTrainedTokenizerBase", "PreTrainedModel"]:
+def load_folder(folder: Path, part: Part) -> tuple["PreTrainedTokenizerBase", nn.Module]:
     """Load tokenizer and model, float32, in eval mode; with the classes of which the folder has copies, if it has any."""
     import transformers
 
@@ -67,7 +68,10 @@ def load_folder(folder: Path, part: Part) -> tuple["PreTrainedTokenizerBase", "P
         from amos_fairseq.hugging_face.custom_code.tokenization_amos import AmosTokenizer
 
         tokenizer_class = AmosTokenizer
-    return tokenizer_class.from_pretrained(folder), model_class.from_pretrained(folder, dtype=torch.float32).eval()
+    model = model_class.from_pretrained(folder, dtype=torch.float32)
+    if part.head == Head.POOLED_CLASSIFICATION:
+        model = SentenceClassifier(model, folder)
+    return tokenizer_class.from_pretrained(folder), model.eval()
 
 
 def compare_token_ids(tokenizer: "PreTrainedTokenizerBase", loaded: LoadedCheckpoint, ids: Tensor) -> str:

@@ -39,6 +39,8 @@ class Head(Enum):
         "classification_head.",
         "text-classification",
     )
+    # On the mean of all states, which only ModernBERT's class has: the layers of the head are modules of sentence-transformers.
+    POOLED_CLASSIFICATION = "pooled_classification", "", "classification_head.", None
     QUESTION_ANSWERING = "question_answering", "ForQuestionAnswering", "span_head.", "question-answering"
     TOKEN_CLASSIFICATION = "token_classification", "ForTokenClassification", "tagging_head.", "token-classification"
 
@@ -49,6 +51,11 @@ class Head(Enum):
     def auto_class(self) -> str:
         """The first class that a user would load a folder with; verification loads it with the same class."""
         return f"AutoModel{self.ending}"
+
+    @property
+    def has_class(self) -> bool:
+        """Whether the class includes the head; otherwise it is that of the bare encoder."""
+        return bool(self.ending)
 
 
 # MPNet with the positions of the released AMOS checkpoint: no class of Hugging Face has them (see custom_code/).
@@ -287,7 +294,7 @@ def to_hugging_face(family: str, head: Head, weights: Weights) -> Weights:
     """
     table = FAMILIES[family]
     ours_by_name = dict(weights)
-    names = table.encoder | ({} if head == Head.NONE else table.heads[head])
+    names = table.encoder | (table.heads[head] if head.has_class else {})
     if _TOKEN_TYPES in names.keys() - weights.keys():
         positions = weights["encoder.embed_positions.weight"]
         ours_by_name[_TOKEN_TYPES] = positions.new_zeros(EXPORTED_TOKEN_TYPES, positions.size(1))
@@ -306,7 +313,7 @@ def to_hugging_face(family: str, head: Head, weights: Weights) -> Weights:
             converted.update(zip(theirs, conversion.to_theirs(ours_by_name[ours]), strict=True))
     if head == Head.MASKED_LM:
         converted.update({copy: converted[source] for copy, source in table.tied.items()})
-    if head == Head.NONE:
+    if not head.has_class:
         return {name.removeprefix(f"{table.prefix}."): tensor for name, tensor in converted.items()}
     return converted
 

@@ -210,7 +210,6 @@ def test_a_head_on_an_earlier_layer_is_a_shorter_model(tmp_path):
     ("settings", "message"),
     [
         (MODERN | {"classes": 2, "layers": "mix"}, "reads a mixture of all layers (--layers mix)"),
-        ({"classes": 2, "pooling": "mean"}, "classifies by the mean of all states (--pooling mean)"),
     ],
 )
 def test_heads_that_no_class_has_are_refused_and_their_encoder_is_not(settings, message, tmp_path, capsys):
