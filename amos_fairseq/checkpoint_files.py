@@ -5,6 +5,7 @@ import errno
 import pickle
 import re
 import shlex
+import textwrap
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,14 @@ def checkpoint_file(path: Path) -> Path:
     elif runs := sorted(file.parent for file in path.glob("runs/**/checkpoint_best.pt")):
         advice = f"{path} holds fine-tuning results, give one of their runs, such as {runs[0]}"
     raise UserError(f"{files[0]} is missing: {advice}")
+
+
+def check_output_file(out: Path) -> None:
+    """Refuse an ``out`` that cannot become a new checkpoint; called before any long work."""
+    if out.suffix != ".pt":
+        raise UserError(f"{out} must end in .pt: fairseq recognizes checkpoints by this ending")
+    if out.exists():
+        raise UserError(f"{out} exists: remove it, or give another name")
 
 
 def verify_checksums(path: str) -> None:
@@ -65,6 +74,21 @@ def read_header(path: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise DamagedCheckpoint(f"{path} contains a {type(content).__name__}, not a checkpoint: give another file")
     return content
+
+
+def describe_other_weights(error: str) -> str:
+    """Return in a few words what the error of ``load_state_dict`` lists: which weights of a checkpoint do not fit a model."""
+    found = []
+    for title, kind in (("Missing", "lacks"), ("Unexpected", "has needless")):
+        section = re.search(rf"{title} key\(s\) in state_dict: ([^\n]*)", error)
+        names = re.findall(r'"([^"]+)"', section[1]) if section else []
+        if names:
+            found.append(f"it {kind} {len(names)} weight{'s' * (len(names) > 1)}, such as {names[0]}")
+    sizes = re.findall(r"size mismatch for (\S+): .*?torch\.Size\((.*?)\).*?torch\.Size\((.*?)\)", error)
+    if sizes:
+        name, there, here = sizes[0]
+        found.append(f"{len(sizes)} have other sizes, such as {name}, which is {there} there and {here} here")
+    return "; ".join(found) or textwrap.shorten(error, width=300, placeholder=" ...")
 
 
 def num_updates_of(path: str, checkpoint: dict[str, Any]) -> int:

@@ -9,10 +9,16 @@ from failures import refusal
 from forked_command import run_module
 from tiny_runs import ROOT, environment, run_process
 
+ERROR = "amos_fairseq: error:"
 COMMANDS = {
     "help": (["--help"], 0, "usage: amos"),
     "subcommand": (["glue", "--help"], 0, "usage: amos glue"),
-    "scores": (["squad", "--evaluate", "absent", "absent"], 1, "amos_fairseq: error: absent: no such file"),
+    "columns": (
+        ["classify", "--train", "absent", "--checkpoint", "a", "--out", "b"],
+        1,
+        f"{ERROR} absent: no such file",
+    ),
+    "scores": (["squad", "--evaluate", "absent", "absent"], 1, f"{ERROR} absent: no such file"),
 }
 SCRIPTS = {"glue": ["absent", "ALL", "tokenizer", "out"]}
 LIBRARIES = ("torch", "fairseq", "scipy", "transformers", "matplotlib", "sklearn")

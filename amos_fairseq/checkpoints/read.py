@@ -6,7 +6,6 @@ import itertools
 import os
 import re
 import reprlib
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,13 @@ from fairseq.models import BaseFairseqModel, build_model
 from omegaconf import DictConfig
 from torch import Tensor
 
-from amos_fairseq.checkpoint_files import checkpoint_file, num_updates_of, read_header, task_state_of
+from amos_fairseq.checkpoint_files import (
+    checkpoint_file,
+    describe_other_weights,
+    num_updates_of,
+    read_header,
+    task_state_of,
+)
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import DICTIONARY_FILE, TOKENIZER_DIRECTORY, directory_sha256, file_sha256
 from amos_fairseq.models.fine_tuning import class_of_checkpoint, is_fine_tuned
@@ -305,7 +310,7 @@ def restore_model(
             model.register_heads_of(weights)
         model.load_state_dict(weights, strict=True, model_cfg=settings)
     except (AssertionError, AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        reason = textwrap.shorten(str(error), width=300, placeholder=" ...")
+        reason = describe_other_weights(str(error))
         raise UserError(
             f"{file} does not contain a model of this package ({reason}): give a checkpoint that it wrote"
         ) from error

@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace, of_prepare: argparse.ArgumentParser) -> N
             raise UserError(f"--{name.replace('_', '-')} {getattr(arguments, name)} is too small")
     if not 0 <= arguments.minutes < math.inf:
         raise UserError(f"--minutes {arguments.minutes:g} must be above 0")
-    import_fairseq()
+    import_fairseq(inputs=[arguments.model, *arguments.text, arguments.tokenizer, arguments.check_similarity])
     from amos_fairseq.adaptation.adapt import NEW, SELF, Adaptation, adapt
 
     def prepare_text(out: Path, tokenizer: Path) -> None:

@@ -5,17 +5,25 @@ arguments were checked: ``amos --help`` and mistakes take a fraction of a second
 """
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import amos_fairseq
 from amos_fairseq.checkpoint_files import checkpoint_file
+from amos_fairseq.errors import UserError
 from amos_fairseq.output.terminal import say
 from amos_fairseq.recipes import DEFAULT_VOCABULARY
 
 
-def import_fairseq(checkpoint: str | None = None, name: str | None = None) -> None:
-    """Import PyTorch, fairseq and this package, which takes seconds; the command ``name`` says first what it reads."""
+def import_fairseq(
+    checkpoint: str | None = None, name: str | None = None, inputs: Iterable[str | Path | None] = ()
+) -> None:
+    """Import PyTorch, fairseq and this package, which takes seconds, unless the checkpoint or one of the ``inputs`` (None: not
+    given) is missing; the command ``name`` says first what it reads."""
+    for path in inputs:
+        if path is not None and not Path(path).exists():
+            raise UserError(f"{path}: no such file or folder")
     if checkpoint is not None:
         checkpoint_file(Path(checkpoint))
     if name is not None:
@@ -65,8 +73,8 @@ def add_label_columns(add: Any) -> None:
     """Add --column, --columns and --encoding, which choose the labels of a file of labeled words."""
     text = "labels to predict, such as upos, xpos, deprel, pos, chunk, ner (default: upos, or the last column)"
     add("--column", metavar="NAME", help=text)
-    text = "names of the columns after the word (default: pos,chunk of two and pos,chunk,ner of three), or of all, with word "
-    text += "among them"
+    text = "names of the columns after the word (default: pos and chunk or ner of two, pos,chunk,ner of three), or of all, "
+    text += "with word among them"
     add("--columns", metavar="A,B,...", type=lambda value: value.split(","), help=text)
     text = "labels that mark spans: as in the file, or as bioes, which also marks the last word of a span and spans of one word"
     add("--encoding", choices=("file", "bioes"), default="file", help=text)

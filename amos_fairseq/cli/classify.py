@@ -46,6 +46,10 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
         fine_tuning.check_prediction(parser, arguments, OF_PREDICTION)
     elif arguments.train is None:
         raise UserError("give the table to train on as --train, or one to label as --predict")
+    else:
+        from amos_fairseq.downstream.classification.prepare import tables_of
+
+        arguments.tables = tables_of(arguments)
     fine_tuning.check_baseline(arguments)
     fine_tuning.start(arguments)
     from amos_fairseq.downstream.classification.command import main

@@ -10,6 +10,7 @@ from amos_fairseq.output.terminal import say
 from amos_fairseq.recipes import PRECISIONS
 
 SIZES = ("small", "base", "large")
+INPUTS = ("train", "dev", "data", "predict", "teachers", "own_tasks")  # arguments that name existing files and folders
 BASELINES = {
     "random": "random: every seed from random weights",
     "linear": "linear: logistic or ridge regression on states of the frozen encoder, in seconds",
@@ -125,9 +126,11 @@ def check_data(arguments: argparse.Namespace) -> None:
 
 
 def start(arguments: argparse.Namespace) -> None:
-    """Say what is read, look for the checkpoint, and import PyTorch and fairseq, which takes seconds."""
+    """Say what is read, look for the files, and import PyTorch and fairseq, which takes seconds."""
+    given = [getattr(arguments, name, None) for name in INPUTS]
+    inputs = [path for value in given for path in (value if isinstance(value, list) else [value])]
     if getattr(arguments, "predict", None) is None:
-        import_fairseq(arguments.checkpoint, arguments.subcommand)
+        import_fairseq(arguments.checkpoint, arguments.subcommand, inputs)
     else:
         say(f"reading {arguments.checkpoint} and {arguments.predict}", arguments.subcommand)
-        import_fairseq()
+        import_fairseq(inputs=inputs)

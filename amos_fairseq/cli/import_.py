@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from amos_fairseq.checkpoint_files import check_output_file
 from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
 from amos_fairseq.errors import UserError
 
@@ -41,13 +42,13 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    import_fairseq()
-    from amos_fairseq.hugging_face.import_folder import import_folder
-    from amos_fairseq.hugging_face.import_released import import_release
-    from amos_fairseq.hugging_face.imported import check_output_file, report_lines, write
-
     out, depths = arguments.out, arguments.depths
     check_output_file(out)
+    import_fairseq(inputs=[arguments.source, arguments.generator, arguments.tokenizer])
+    from amos_fairseq.hugging_face.import_folder import import_folder
+    from amos_fairseq.hugging_face.import_released import import_release
+    from amos_fairseq.hugging_face.imported import report_lines, write
+
     if arguments.origin == HUGGING_FACE:
         if depths is not None:
             raise UserError("--depths belongs to --from microsoft-amos: a Hugging Face folder has no such heads")

@@ -15,7 +15,7 @@ replaced (compare Table 9 of the AMOS paper). What is shown depends on the objec
 also the candidates of multi-word selection; for Electric, which masks nothing, the probability of noise and log p (the
 negative energy) of each token. Every masked token is replaced by <mask>, whatever mask treatment the run used. Special tokens
 are never sampled and are not among the predictions; probabilities are those of the softmax over the whole vocabulary.
-The HTML page shows the same in a single file without external resources.
+With --html a page shows the same in a single file without external resources.
 """
 LARGEST_SEED = 2**63 - 1  # 63 bits, like the noise seeds in training
 
@@ -30,7 +30,7 @@ def add_parser(subparsers: Any) -> None:
     add("--seed", type=int, default=1, help="seed of the masked positions and the sampled tokens")
     add("--mask-prob", type=float, metavar="P", help="share of tokens to mask (default: that of the run)")
     add("--top", type=int, metavar="N", default=3, help="number of predictions to show per depth")
-    add("--html", metavar="FILE", default="inspection.html", help="HTML page to write")
+    add("--html", metavar="FILE", help="also write an HTML page (default: the terminal alone)")
     parser.set_defaults(run=run)
 
 
@@ -41,20 +41,21 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.top < 1:
         raise UserError(f"--top {arguments.top} shows no predictions: give 1 or more")
     check_seed(arguments.seed)
-    import_fairseq(arguments.checkpoint)
+    text = arguments.text if arguments.file is None else read_file(arguments.file)
+    import_fairseq(arguments.checkpoint, inputs=[arguments.tokenizer])
     from amos_fairseq.checkpoints.read import load_checkpoint
     from amos_fairseq.report.inspection import inspect_text, text_of_corpus
     from amos_fairseq.report.pages import print_inspection, render_inspection
 
-    text = arguments.text if arguments.file is None else read_file(arguments.file)
     loaded = load_checkpoint(arguments.checkpoint, arguments.tokenizer)
     if text is None:
         text = text_of_corpus(loaded)
     inspection = inspect_text(loaded, text, arguments.seed, mask_prob, arguments.top)
     print_inspection(inspection)
-    with explain_os_errors(f"{arguments.html}: the page cannot be written", "; choose another place with --html"):
-        write_text(arguments.html, render_inspection(inspection))
-    print(f"page: {arguments.html}")
+    if arguments.html is not None:
+        with explain_os_errors(f"{arguments.html}: the page cannot be written", "; choose another place with --html"):
+            write_text(arguments.html, render_inspection(inspection))
+        print(f"page: {arguments.html}")
 
 
 def check_seed(seed: int) -> None:

@@ -61,21 +61,23 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
             flag = f"--{name.replace('_', '-')}"
             raise UserError(f"{flag} {value} is out of range: give a finite number above 0, at most {largest:,}")
     say(f"reading {arguments.checkpoint} and {arguments.data}", "probe")  # the imports take seconds
-    import_fairseq(arguments.checkpoint)
+    from amos_fairseq.probing.prepare import read_tasks
+
+    with ending_in_one_line("it starts again", "probe"):
+        tasks = read_tasks(arguments.data, "dependencies" if arguments.attention else arguments.tasks)
+    import_fairseq(arguments.checkpoint, inputs=[arguments.tokenizer])
     import torch
 
     from amos_fairseq.checkpoints.encoder import check_device
     from amos_fairseq.checkpoints.read import load_checkpoint
     from amos_fairseq.probing.attention import probe_attention
     from amos_fairseq.probing.experiment import run_probes
-    from amos_fairseq.probing.prepare import read_tasks
     from amos_fairseq.probing.probe import LEARNING_RATES, ProbeSettings
 
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device(device)
     out, is_attention = arguments.out, arguments.attention
     with ending_in_one_line("it starts again" if is_attention else "finished probes are not repeated", "probe"):
-        tasks = read_tasks(arguments.data, "dependencies" if is_attention else arguments.tasks)
         loaded = load_checkpoint(arguments.checkpoint, arguments.tokenizer)
         loaded.model.to(device)
         if is_attention:

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> None:
     if text is not None and not text.strip():
         raise UserError(f"--text {arguments.text} is empty: give a file with text")
     say(f"reading {', '.join(arguments.runs)}", "report")  # the imports take seconds
-    import_fairseq()
+    import_fairseq(inputs=[*arguments.runs, *arguments.glue, *arguments.tag, *arguments.probe])
     from amos_fairseq.checkpoints.encoder import check_device
     from amos_fairseq.report.results import read_benchmarks, read_probing
     from amos_fairseq.report.runs import read_runs

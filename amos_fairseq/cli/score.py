@@ -44,7 +44,8 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     check_arguments(arguments, parser)
-    import_fairseq(arguments.checkpoint)
+    texts = arguments.pairs or ([] if arguments.file == "-" else [arguments.file])
+    import_fairseq(arguments.checkpoint, inputs=[*texts, arguments.corpus, arguments.tokenizer])
     from amos_fairseq.checkpoints.encoder import check_device
     from amos_fairseq.checkpoints.read import load_checkpoint
     from amos_fairseq.scoring.lines import score_file

@@ -13,7 +13,10 @@ To locate the class, Hydra imports ``amos_fairseq``, which applies every patch. 
 (submitit) imports the plugin in its job in the same way.
 """
 
+import atexit
+import contextlib
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable
 from importlib import import_module
@@ -48,9 +51,13 @@ class ImportPlugin(Callback):
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Check that the folder of the run can be written, and refuse links in it, before Hydra writes there."""
+        folder = Path(config.hydra.run.dir)
+        new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
         with report_user_errors():  # Hydra turns exceptions of a callback into warnings
-            _check_writable(config.hydra.run.dir)
-            _refuse_links([config.hydra.run.dir], config)
+            _check_writable(str(folder))
+            _refuse_links([str(folder)], config)
+        if new_folders:
+            atexit.register(_remove_unused, new_folders, {".hydra", f"{config.hydra.job.name}.log"})
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Check the folders of the sweep as that of a single run, and choose the names of the folders of its jobs.
@@ -66,6 +73,15 @@ class ImportPlugin(Callback):
         with read_write(config), open_dict(config):
             # Hydra composes the configuration of each job from these.
             config.hydra.overrides.hydra.append(f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed)}]")
+
+
+def _remove_unused(folders: list[Path], of_hydra: set[str]) -> None:
+    """Remove the new folder of a run, and its new parents, if the run ended before it wrote anything but Hydra's files."""
+    if folders[0].is_dir() and {path.name for path in folders[0].iterdir()} <= of_hydra:
+        shutil.rmtree(folders[0], ignore_errors=True)
+        with contextlib.suppress(OSError):  # another run is in it
+            for parent in folders[1:]:
+                parent.rmdir()
 
 
 def _check_writable(folder: str) -> None:

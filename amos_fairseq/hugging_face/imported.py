@@ -19,6 +19,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY, BaseFairseqModel
 from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import Tensor
 
+from amos_fairseq.checkpoint_files import check_output_file
 from amos_fairseq.checkpoints.read import IMPORTED_FROM, dictionary_of
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import (
@@ -126,14 +127,6 @@ def write(imported: Imported, out: Path) -> None:
             if is_new:
                 shutil.rmtree(directory, ignore_errors=True)
             raise
-
-
-def check_output_file(out: Path) -> None:
-    """Refuse an ``out`` that cannot become a new checkpoint; called before any long work."""
-    if out.suffix != ".pt":
-        raise UserError(f"{out} must end in .pt: fairseq recognizes checkpoints by this ending")
-    if out.exists():
-        raise UserError(f"{out} exists: remove it, or give another name")
 
 
 def checkpoint_state(imported: Imported, tokenizer_directory: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.files import DICTIONARY_FILE
 from amos_fairseq.recipes import RECIPES, defaults_list, did_you_mean
 
 # The groups of fairseq, of which a recipe names one member in _name.
@@ -40,12 +41,20 @@ def check_settings(settings: Sequence[str], config_dir: Path, name: str) -> None
             check_group(setting, key, value)
         elif known and key not in known and not key.startswith("hydra."):
             raise UserError(f"{setting}: {name} has no setting {key}{did_you_mean(similar_settings(key, known))}")
-        if key == "task.data" and not re.search(r"""^["']|[$,]""", value):
-            for folder in value.split(":"):
-                if not Path(folder).expanduser().is_dir():
-                    raise UserError(
-                        f"{setting}: {folder} is not a directory: give the directory that amos prepare wrote"
-                    )
+    for setting in settings:
+        if setting.startswith("task.data="):
+            check_data(setting)
+
+
+def check_data(setting: str) -> None:
+    """Refuse folders without a corpus; values that Hydra changes are left to it."""
+    value, advice = setting.partition("=")[2], "give the directory that amos prepare wrote"
+    for folder in [] if re.search(r"""^["']|[$,]""", value) else value.split(":"):
+        path = Path(folder).expanduser()
+        if not path.is_dir():
+            raise UserError(f"{setting}: {folder} is not a directory: {advice}")
+        if not (path / DICTIONARY_FILE).is_file():
+            raise UserError(f"{setting}: {folder} has no {DICTIONARY_FILE}: {advice}")
 
 
 def check_group(setting: str, key: str, value: str) -> None:

@@ -18,6 +18,7 @@ from fairseq.distributed import utils as distributed_utils
 from hydra.core.utils import JobReturn
 from omegaconf.errors import OmegaConfBaseException
 
+from amos_fairseq.checkpoint_files import describe_other_weights
 from amos_fairseq.compat.patching import running_scripts
 from amos_fairseq.errors import INTERRUPTED, UserError, one_line
 from amos_fairseq.files import NO_ROOM
@@ -79,9 +80,9 @@ def line_for(error: BaseException) -> str | None:
         return f"the configuration cannot be used: {describe(error)}"
     if str(error).startswith("Cannot load model parameters from checkpoint"):
         # torch lists the differences to the checkpoint in the chained exception.
-        differences = " ".join(str(error.__context__ or "").split())
         path = str(error).removeprefix("Cannot load model parameters from checkpoint ").partition(";")[0]
-        return f"{path} contains another model than the flags describe; {differences[:300]}"
+        differences = describe_other_weights(str(error.__context__ or ""))
+        return f"{path} contains another model than the settings describe: {differences}"
     for error_class, pattern, line in COMMON_MISTAKES:
         match = re.match(pattern, str(error), re.DOTALL)
         if isinstance(error, error_class) and match:

@@ -152,23 +152,9 @@ def test_files_that_are_not_results_are_refused(tmp_path: Path):
     file = tmp_path / "results.json"
     write_record(file, whole)
     assert read_probe_results(tmp_path).results == [ProbeResult(**result)]
-    wrong = {
-        "task": 1,
-        "layer": None,
-        "baseline": "x",
-        "seed": "1",
-        "metric": "x",
-        "targets": 1.5,
-        "score": 1.5,
-    }
+    wrong = {"task": 1, "layer": None, "baseline": "x", "seed": "1", "metric": "x", "targets": 1.5, "score": 1.5}
     changes = [{"results": [result | {name: value}]} for name, value in wrong.items()]
-    changes += [
-        {"format": 2},
-        {"settings": []},
-        {"settings": {"scored_on": ["pos"]}},
-        {"checkpoint": {}},
-        {"results": ["a"]},
-    ]
+    changes += [{"settings": {"scored_on": ["pos"]}}, {"checkpoint": {}}, {"results": ["a"]}]
     for change in changes:
         write_record(file, whole | change)
         with pytest.raises(UserError, match=r"results\.json is damaged"):

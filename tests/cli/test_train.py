@@ -25,6 +25,7 @@ def test_recipe_by_name_and_by_path(started: list[list[str]], tmp_path: Path, mo
     (tmp_path / "mine.yaml").write_text("task: {}")
     (tmp_path / "own").mkdir()
     (tmp_path / "D").mkdir()
+    (tmp_path / "D" / "dict.txt").touch()
     (tmp_path / "own" / "longer.yaml").write_text("defaults: [/amos_base]")
     script = [sys.executable, *python_command("fairseq_cli.hydra_train")]
     plugin, other = f"common.user_dir='{PACKAGE}'", "common.user_dir=elsewhere"
@@ -76,7 +77,7 @@ def test_recipe_by_name_and_by_path(started: list[list[str]], tmp_path: Path, mo
             "--max-update: settings of amos train are KEY=VALUE; did you mean opt",
         ),
         (["task.data=/", "--minutes", "-1"], "--minutes -1 must be above 0"),
-        (["task.data=/:absent"], "task.data=/:absent: absent is not a directory"),
+        (["task.data=absent:/"], "task.data=absent:/: absent is not a directory"),
     ],
 )
 def test_a_mistake_is_one_line_before_fairseq_starts(settings, message, started, capsys) -> None:

@@ -30,7 +30,7 @@ def test_help_names_every_subcommand_and_nothing_else_is_printed():
     ("subcommand", "defaults"),
     [
         ("plot", {"--out": "plots"}),
-        ("inspect", {"--seed": "1", "--top": "3", "--html": "inspection.html"}),
+        ("inspect", {"--seed": "1", "--top": "3", "--html": "the terminal alone"}),
         ("report", {"--device": "cpu", "--out": "report.html"}),
         ("report", {"--glue": "none"}),
         ("import", {"--from": "hugging-face", "--seed": "1"}),

@@ -12,8 +12,7 @@ from typing import Any
 from amos_fairseq.downstream.benchmark import BenchmarkTask, Failure, TaskRun, plan_runs, usable_folder
 from amos_fairseq.downstream.classification.benchmark import TextBenchmark, read_text_data
 from amos_fairseq.downstream.classification.labeling import label_table
-from amos_fairseq.downstream.classification.prepare import NAME, TABLE_OPTIONS, prepare_inside
-from amos_fairseq.downstream.classification.rows import Tables
+from amos_fairseq.downstream.classification.prepare import NAME, prepare_inside
 from amos_fairseq.downstream.classification.scores import MAIN_SCORES, SCORES
 from amos_fairseq.downstream.results import (
     Baselines,
@@ -39,9 +38,8 @@ def main(arguments: argparse.Namespace) -> None:
         print(f"{arguments.out}: {number:,} rows")
         return
     session = session_from(arguments, NAME)
-    tables = Tables(**{option: getattr(arguments, option) for option in TABLE_OPTIONS}).with_columns()
     with preparing(session, NAME) as tokenizer:
-        data = prepare_inside(session.out, tables, tokenizer)
+        data = prepare_inside(session.out, arguments.tables, tokenizer)
     run_and_print(arguments.out, open_classification(session, data))
 
 

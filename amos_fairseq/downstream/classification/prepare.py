@@ -3,6 +3,7 @@
 The files are those of :mod:`amos_fairseq.downstream.classification.dataset`.
 """
 
+import argparse
 import dataclasses
 import re
 import shutil
@@ -39,6 +40,11 @@ RESERVED_NAMES = {NAME, f"{NAME}-random", "multi", "parsing", "tagging", "squad"
 RESERVED_NAMES |= set(map(str.lower, TASKS))
 # Options of amos classify that are also those of a task in the YAML of amos glue --own-tasks.
 TABLE_OPTIONS = tuple(field.name for field in dataclasses.fields(Tables))
+
+
+def tables_of(arguments: argparse.Namespace) -> Tables:
+    """Return the tables of ``amos classify``, whose columns are there."""
+    return Tables(**{option: getattr(arguments, option) for option in TABLE_OPTIONS}).with_columns()
 
 
 def write_task(

@@ -66,6 +66,8 @@ class Tables:
             raise UserError("the separator of labels is empty: give the text between two labels, such as ','")
         table = TableFile(self.train, not self.no_header, self.csv_quotes, all_keys=True)
         text, label = find_columns(table, self.text, self.label)
+        if self.dev is not None:
+            require_columns(TableFile(self.dev, not self.no_header, self.csv_quotes, all_keys=True), [*text, label])
         if self.no_header:
             labels = (values[label] for _, values in table.rows([label]))
             first = next(labels)
@@ -210,6 +212,11 @@ def find_columns(table: TableFile, texts: Sequence[str] | None, label: str | Non
     return tuple(texts), label
 
 
+def require_columns(table: TableFile, names: Sequence[str]) -> None:
+    if missing := [name for name in names if name not in table.columns]:
+        raise UserError(f"{table.path} has no column {missing[0]!r}: it has {shorten(', '.join(table.columns), 300)}")
+
+
 def read_rows(
     path: Path,
     texts: Sequence[str],
@@ -225,8 +232,7 @@ def read_rows(
     line does. The other arguments are those of :class:`~amos_fairseq.text.input_files.TableFile`.
     """
     table = TableFile(path, header, csv_quotes, on_read, all_keys=True)
-    if missing := [name for name in (*texts, label) if name is not None and name not in table.columns]:
-        raise UserError(f"{path} has no column {missing[0]!r}: it has {shorten(', '.join(table.columns), 300)}")
+    require_columns(table, [name for name in (*texts, label) if name is not None])
     rows = LabeledRows(path.name, broken_lines=table.broken_lines)
     id_column = next((name for name in id_columns if name in table.columns), None)
     quotes_are_ordinary = table.kind == TSV and not csv_quotes

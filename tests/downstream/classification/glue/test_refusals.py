@@ -53,7 +53,7 @@ def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_tra
     for arguments, message in (
         (["--tasks", "CoLA,XNLI"], "unknown task 'XNLI': choose ALL or, separated by commas, MNLI, QQP"),
         (["--tasks", "QNLI"], "QNLI holds no prepared data"),
-        (["--data", tmp_path / "absent"], "absent is not a directory"),
+        (["--data", tmp_path / "absent"], "absent: no such file or folder"),
         (["--data", foreign, "--tasks", "CoLA"], "the data do not fit the checkpoint"),
         (["--tasks", "CoLA", "--recipe", "bert"], "there is no recipe bert"),
         (["--tasks", "CoLA", "--recipe", "x" * 300], "File name too long"),

@@ -1,0 +1,52 @@
+"""A path or column that is not there, or a folder that is, ends a command before PyTorch and fairseq are imported."""
+
+from pathlib import Path
+
+import pytest
+from failures import error_line
+
+import amos_fairseq
+from amos_fairseq.cli.main import main
+
+TABLES = "--checkpoint start.pt --out out --train rows.tsv"
+ABSENT = "absent: no such file"
+MISTAKES = {
+    f"classify {TABLES} --label class": "rows.tsv has no column 'class': give --label with one of text, label",
+    f"classify {TABLES} --dev absent": ABSENT,
+    f"classify {TABLES} --dev other.tsv": "other.tsv has no column 'label'",
+    "classify --checkpoint out --predict absent --out labels.tsv": ABSENT,
+    f"tag {TABLES} --dev absent": ABSENT,
+    "tag --checkpoint start.pt --out out --data rows.tsv absent": ABSENT,
+    f"parse {TABLES} --dev absent": ABSENT,
+    f"squad {TABLES} --dev absent": ABSENT,
+    "glue --checkpoint start.pt --out out --data absent": ABSENT,
+    "glue --checkpoint start.pt --out out --data folder --teachers absent": ABSENT,
+    "glue --checkpoint absent --out out --data folder": "absent is missing",
+    "probe --checkpoint start.pt --out out --data absent": "absent",
+    "export start.pt folder": "folder exists: give another folder, or --force to replace it",
+    "import absent out.pt": ABSENT,
+    "import folder start.pt": "start.pt exists",
+    "adapt absent rows.tsv --out out": ABSENT,
+    "adapt folder absent --out out": ABSENT,
+    "score start.pt absent": ABSENT,
+    "score start.pt --pairs rows.tsv --corpus absent": ABSENT,
+    "inspect start.pt --file absent": "absent: the text cannot be read",
+    "report folder --glue absent": ABSENT,
+    "train mlm_mini task.data=folder": "folder has no dict.txt: give the directory that amos prepare wrote",
+}
+
+
+@pytest.mark.parametrize("command", MISTAKES)
+def test_mistakes_end_before_the_imports(command: str, tmp_path: Path, monkeypatch, capsys) -> None:
+    def register() -> None:
+        raise AssertionError("PyTorch and fairseq would be imported")
+
+    monkeypatch.setattr(amos_fairseq, "register", register)
+    monkeypatch.chdir(tmp_path)
+    Path("rows.tsv").write_text("text\tlabel\nfine\tgood\npoor\tbad\n")
+    Path("other.tsv").write_text("text\tclass\nfine\tgood\n")
+    Path("start.pt").touch()
+    Path("folder").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    assert MISTAKES[command] in error_line(capsys, main, *command.split(), reports_progress=True)
+    assert sorted(tmp_path.rglob("*")) == before
