@@ -32,6 +32,7 @@ from amos_fairseq.downstream.session import ANOTHER_OUT, Session
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import check_claim, file_sha256
 from amos_fairseq.output.tables import Table
+from amos_fairseq.output.terminal import progress_bar
 
 IDENTITY_FILE = "run.json"
 LOG_FILE = "train.log"
@@ -361,8 +362,12 @@ def selection_flags(task: BenchmarkTask) -> list[str]:
 
 
 def batches(lengths: Sequence[int] | np.ndarray, stop: threading.Event) -> Iterator[list[int]]:
-    """Yield indices of examples of similar length for evaluation; raise :class:`Stopped` once ``stop`` is set."""
-    for indices in batches_by_length(lengths, TOKENS_PER_BATCH):
-        if stop.is_set():
-            raise Stopped
-        yield indices
+    """Yield indices of examples of similar length for evaluation, and show progress where that takes longer; raise
+    :class:`Stopped` once ``stop`` is set."""
+    with progress_bar(int(sum(lengths)), "predict", "token", delay=2) as bar:
+        bar.leave = False
+        for indices in batches_by_length(lengths, TOKENS_PER_BATCH):
+            if stop.is_set():
+                raise Stopped
+            yield indices
+            bar.update(sum(int(lengths[index]) for index in indices))

@@ -357,7 +357,9 @@ class Summary:
     @property
     def weights(self) -> str:
         """What was fine-tuned: random weights have only the architecture of the checkpoint."""
-        return "random weights" if self.from_scratch else f"{self.num_updates:,} updates"
+        if self.from_scratch:
+            return "random weights"
+        return f"{self.num_updates:,} updates" if self.num_updates else "as imported"
 
     @property
     def from_scratch(self) -> bool:

@@ -12,7 +12,7 @@ import torch
 from omegaconf import OmegaConf
 
 from amos_fairseq.checkpoint_files import checkpoint_file, task_state_of
-from amos_fairseq.checkpoints.read import read_state, read_tokenizer
+from amos_fairseq.checkpoints.read import import_source, read_state, read_tokenizer
 from amos_fairseq.downstream.recipes import (
     Hyperparameters,
     Recipe,
@@ -61,6 +61,7 @@ class PretrainedCheckpoint:
     Attributes:
         model: settings of the encoder, without those that the recipe provides.
         task_state: the stored hashes of tokenizer and dictionary.
+        source: where imported weights come from; empty if they were trained here.
         from_scratch: whether runs start from random weights, with nothing but the architecture.
     """
 
@@ -71,6 +72,7 @@ class PretrainedCheckpoint:
     task_state: dict[str, Any]
     num_updates: int
     from_scratch: bool = False
+    source: str = ""
 
     @property
     def max_positions(self) -> int:
@@ -111,7 +113,8 @@ def read_pretrained_checkpoint(checkpoint: str | Path, from_scratch: bool = Fals
         model = {name: value for name, value in model.items() if name != "task_heads"} | {"encoder_layers": num_kept}
     num_updates = int(header["optimizer_history"][-1]["num_updates"])
     state = task_state_of(str(file), header)
-    return PretrainedCheckpoint(file, file_sha256(file), settings["_name"], model, state, num_updates, from_scratch)
+    sha256, source = file_sha256(file), import_source(header["cfg"]["task"])
+    return PretrainedCheckpoint(file, sha256, settings["_name"], model, state, num_updates, from_scratch, source)
 
 
 def number_of_layers(model: Mapping[str, Any]) -> int:
@@ -151,8 +154,11 @@ class Session:
 
     @property
     def row_name(self) -> str:
-        weights = "random weights" if self.checkpoint.from_scratch else f"{self.checkpoint.num_updates:,} updates"
-        return f"{self.checkpoint.arch} ({weights})"
+        start = self.checkpoint
+        if start.source and not start.from_scratch:
+            return start.source
+        weights = "random weights" if start.from_scratch else f"{start.num_updates:,} updates"
+        return f"{start.arch} ({weights})"
 
 
 def session_from(arguments: argparse.Namespace, name: str) -> Session:

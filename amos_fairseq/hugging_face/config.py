@@ -10,7 +10,7 @@ from amos_fairseq.hugging_face.weights import CUSTOM, EXPORTED_TOKEN_TYPES, FAMI
 from amos_fairseq.models.configuration import MODERN
 from amos_fairseq.modules.encoder import TransformerConfig
 from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
-from amos_fairseq.strangers import LAST_KEYS, finite_number, plain_name, read_json, whole_number
+from amos_fairseq.strangers import LAST_KEYS, finite_number, read_json, whole_number
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -207,9 +207,6 @@ def check_values(path: Path, content: dict[str, Any]) -> None:
                 finite_number(value, 0, 1)
             elif name == "num_labels":
                 whole_number(value, 0, MOST_LABELS)
-            elif name == "architectures":
-                for architecture in [] if value is None else value:
-                    plain_name(architecture, longest=200)
         except (ValueError, TypeError) as error:
             problem = f"{name} is {reprlib.repr(value)}, which is not valid"
             raise UserError(f"{path}: {problem}: take the file from the model again") from error

@@ -45,6 +45,7 @@ MOST_SHARED = 8
 # AutoTokenizer can build a tokenizer.json from one of these.
 _SLOW_TOKENIZER_FILES = ("vocab.txt", "vocab.json", "tokenizer_config.json")
 _VOCABULARY_FILES = (FastTokenizer.model_file, "vocab.txt")
+_OF_ENCODER = ("embed_tokens.", "encoder.")
 # What ELECTRA's generator shares with its discriminator, in our names.
 _SHARED_BY_ELECTRA = ("embed_tokens.", "encoder.embed_", "encoder.embedding_norm.")
 # Our ELECTRA's generator has these settings of its discriminator, and these sizes by --generator-size.
@@ -61,12 +62,6 @@ class Folder:
     family: str
     config: "PretrainedConfig"
     weights: Weights
-
-    @property
-    def description(self) -> str:
-        """Such as "electra-small (ElectraForPreTraining)"."""
-        classes = ", ".join(self.config.architectures or [f"a {self.family} model"])
-        return f"{self.path.resolve().name} ({classes})"
 
     def has_head(self, head: Head) -> bool:
         """Return whether the weights include this head, or some of its weights."""
@@ -90,6 +85,7 @@ def import_folder(
         tokenizer: folder of the tokenizer, if it is another.
         seed: of the initial values of what the folder lacks.
     """
+    name = path.resolve().name
     path, sentence_files, remarks = read_sentence_files(path)
     folder = read_folder(path)
     arch = arch or default_arch(folder)
@@ -107,7 +103,9 @@ def import_folder(
         vocabulary = folder_tokenizer if tokenizer is None else None
         settings["generator_size"], of_generator, left_out = read_generator(folder, generator, weights, vocabulary)
         unexpected_keys += [f"{generator}: {name}" for name in left_out]
-    config = configuration(arch, settings, folder.description)
+    num_parameters = sum(tensor.numel() for key, tensor in weights.items() if key.startswith(_OF_ENCODER))
+    source = f"{name} ({folder.family}, {num_parameters / 1e6:.3g}M)"
+    config = configuration(arch, settings, source)
     check_sizes(path, settings, weights)
     try:
         model = build_model(config, folder_tokenizer, seed)
@@ -123,7 +121,7 @@ def import_folder(
     if weights.keys() & POOLER.keys():
         remarks.append("the pooler is kept: a classification head starts from it, and amos export writes it again")
     remarks += filter(None, [model.size_warning])
-    return Imported(config, model, folder_tokenizer, folder.description, newly_initialized, unexpected_keys, remarks)
+    return Imported(config, model, folder_tokenizer, source, newly_initialized, unexpected_keys, remarks)
 
 
 def default_arch(folder: Folder) -> str:

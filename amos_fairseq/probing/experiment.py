@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.downstream.results import content_sha256
 from amos_fairseq.errors import UserError, explain_os_errors
-from amos_fairseq.files import csv_text, file_sha256, first_difference, locked, write_text
+from amos_fairseq.files import csv_text, distinct_names, file_sha256, first_difference, locked, write_text
 from amos_fairseq.output.tables import Table
 from amos_fairseq.output.terminal import say
 from amos_fairseq.probing.features import (
@@ -234,7 +234,7 @@ def write_tables(out: Path, results: ProbeResults) -> Table:
         f"threshold {THRESHOLD}; weights chosen on the validation split",
         *table_notes(results),
     ]
-    run = Path(checkpoint["file"]).resolve().parent.name
+    (run,) = distinct_names([Path(checkpoint["file"]).resolve().parent])
     title = f"Edge probing of {run} ({checkpoint['model']}) after {checkpoint['num_updates']:,} updates"
     table = results_table(ordered, title, notes)
     with explain_os_errors(f"{out} cannot be written", ": give another --out"):

@@ -16,6 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.files import distinct_names
 from amos_fairseq.output.pictures import (
     GREY,
     RC_PARAMS,
@@ -78,7 +79,7 @@ SCHEDULE_PANELS = (
     Panel("learning_rate", "Learning rate", "learning rate", "lr", FROM_0, training_only=True),
     Panel("throughput", "Training throughput, pauses included", "tokens per second", "wps", FROM_0, training_only=True),
 )
-UNIGRAM = ("unigram_entropy", "unigram entropy")
+UNIGRAM = ("unigram_entropy", "unigram entropy of the validation text")
 PANELS = (
     Panel("mlm_loss", "MLM loss per generator depth", NATS, "mlm_loss_", reference_key=UNIGRAM),
     Panel("mixture", "Mixture weights", "mean weight over masked tokens", "mixture_", (-0.02, 1.02)),
@@ -129,16 +130,6 @@ def read_curves(paths: Sequence[str | Path]) -> list[RunCurves]:
     files = [path / FILE_NAME if path.is_dir() else path for path in map(Path, paths)]
     names = distinct_names([file.parent if file.name == FILE_NAME else file for file in files])
     return [RunCurves(name, read_log(file)) for name, file in zip(names, files, strict=True)]
-
-
-def distinct_names(paths: Sequence[str | Path]) -> list[str]:
-    """Name ``out/a`` and ``out/b`` ``a`` and ``b``, with more parents until names differ."""
-    folders = [os.path.abspath(path).strip(os.sep).split(os.sep) for path in paths]
-    for length in range(1, max(map(len, folders), default=0) + 1):
-        names = ["/".join(folder[-length:]) for folder in folders]
-        if len(set(names)) == len(names):
-            return names
-    return names
 
 
 def read_log(file: Path) -> dict[str, dict[str, Curve]]:

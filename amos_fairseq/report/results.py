@@ -8,9 +8,9 @@ from amos_fairseq.downstream.results import Spread, Summary, format_spread, read
 from amos_fairseq.downstream.tagging.command import SCORE_NAMES
 from amos_fairseq.downstream.tagging.word_files import TASK_PREFIX
 from amos_fairseq.errors import UserError
+from amos_fairseq.files import distinct_names
 from amos_fairseq.output.tables import Table
 from amos_fairseq.probing.results import ProbeResults, read_probe_results
-from amos_fairseq.report.curves import distinct_names
 from amos_fairseq.report.figures import CostSeries
 from amos_fairseq.report.runs import PretrainingRun, distinct_folders
 from amos_fairseq.strangers import read_json

@@ -16,10 +16,12 @@ from omegaconf import DictConfig
 from amos_fairseq.checkpoint_files import checkpoint_file, read_header, training_seconds_of
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, read_state, restore_checkpoint
 from amos_fairseq.errors import UserError
+from amos_fairseq.files import distinct_names
 from amos_fairseq.flops.configuration import checkpoint_configuration, missing_settings, training_flops
+from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.output.terminal import say
-from amos_fairseq.report.curves import RunCurves, distinct_names, read_curves
+from amos_fairseq.report.curves import RunCurves, read_curves
 from amos_fairseq.report.inspection import Inspection, inspect_text, text_of_corpus
 from amos_fairseq.report.replaced_tokens import DepthLosses, held_out_blocks, replaced_token_losses
 from amos_fairseq.run.metrics_file import FILE_NAME
@@ -48,7 +50,7 @@ class PretrainingRun:
     flops_per_update: int | None = None  # products of matrices in the forward and backward pass (amos flops, "today")
     thesis_flops_per_update: int | None = None  # by the convention of thesis section 5.2.2
     checkpoint_updates: int = 0  # of the checkpoint that losses and inspections were computed with
-    setup: str = ""  # how replacements are made, such as "learned mixture of depths 4, 6, 8"
+    setup: str = ""  # how replacements are made, such as "learned mixture of depths 4, 6, 8"; none are in MLM
     losses: list[DepthLosses] = field(default_factory=list)
     inspections: list[Inspection] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)  # content of the report -> why this run has none
@@ -177,6 +179,8 @@ def setup_of(loaded: LoadedCheckpoint) -> str:
     """Describe how the replaced tokens are made: AMOS section 5.3 calls these the curriculum setups."""
     model = loaded.model
     depths = model.depth_names
+    if isinstance(model, MlmModel):
+        return ""
     if len(depths) == 1:
         return f"generator of depth {depths[0]}"
     mixture = str(model.cfg.mixture).replace("_", " ")

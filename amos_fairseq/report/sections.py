@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from amos_fairseq.downstream.results import Summary
-from amos_fairseq.files import write_text
+from amos_fairseq.files import distinct_names, write_text
 from amos_fairseq.functional.replaced_token_detection import EQUAL_LOGITS
 from amos_fairseq.output.pictures import RC_PARAMS, save
 from amos_fairseq.output.tables import MISSING, Table
@@ -92,6 +92,7 @@ def write_report(
     Figures of an older page are removed. ``text_name``: what the held-out text is called in captions.
     """
     glue_missing = "--glue DIR adds them, the output of amos glue, amos squad or amos classify"
+    are_mlm = all(run.objective == "mlm" for run in runs)
     sections = [
         cost_section(runs),
         benchmark_section("results", "Fine-tuning results", "AMOS Table 1", glue, glue_missing),
@@ -99,10 +100,7 @@ def write_report(
         benchmark_section(
             "tagging", "Tagging results", "", tag, "--tag DIR adds them, the output of amos tag or amos parse"
         ),
-        losses_section(runs, text_name),
-        *(curve_section(runs, *curve) for curve in CURVES),
-        discriminator_section(runs),
-        samples_section(runs),
+        *(mlm_sections(runs) if are_mlm else sections_of_replacement(runs, text_name)),
         *probing_sections(probing),
     ]
     folder = out.with_name(f"{out.stem}_figures")
@@ -128,6 +126,24 @@ def write_report(
         print(f"figures: {folder}")
 
 
+def mlm_sections(runs: Sequence[PretrainingRun]) -> list[Section]:
+    """What there is of runs in which nothing is replaced and there is no generator."""
+    loss, samples = curve_section(runs, *CURVES[0]), samples_section(runs)
+    loss.title, samples.title = "MLM loss", "Predictions of masked tokens"
+    loss.caption = loss.caption.replace(" of each depth of the generator", "")
+    loss.source = samples.source = ""
+    return [loss, samples]
+
+
+def sections_of_replacement(runs: Sequence[PretrainingRun], text_name: str) -> list[Section]:
+    return [
+        losses_section(runs, text_name),
+        *(curve_section(runs, *curve) for curve in CURVES),
+        discriminator_section(runs),
+        samples_section(runs),
+    ]
+
+
 def why_missing(runs: Sequence[PretrainingRun], *contents: str) -> str:
     """Return why no run has these contents: the reasons in ``missing``, and of runs without a checkpoint."""
     reasons = [run.missing[key] for run in runs for key in ("checkpoint", *contents) if key in run.missing]
@@ -136,7 +152,8 @@ def why_missing(runs: Sequence[PretrainingRun], *contents: str) -> str:
 
 def cost_section(runs: Sequence[PretrainingRun]) -> Section:
     columns = [cost_column(run) for run in runs]
-    rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
+    names = [name for name in columns[0] if {column[name] for column in columns} != {"none"}]
+    rows = [[name, *(column[name] for column in columns)] for name in names]
     caption = (
         "Until the last logged update. Tokens: of full blocks, special tokens included. FLOPs: counted by amos flops, without "
         "the optimizer's step. Hours: running time of all training processes, validation and checkpoints included; for a run "
@@ -161,7 +178,7 @@ def cost_column(run: PretrainingRun) -> dict[str, str]:
         tokens = f"{run.num_updates * run.tokens_per_update:,} ({run.tokens_per_update:,} an update)"
     return {
         "objective": run.objective or UNKNOWN,
-        "replaced tokens from": run.setup or UNKNOWN,
+        "replaced tokens from": "none" if run.objective == "mlm" else run.setup or UNKNOWN,
         "encoder": size,
         "precision": precision,
         "updates": f"{run.num_updates:,}",
@@ -270,7 +287,10 @@ def curve_section(
         section.missing = "no run has a generator with several depths"
     else:
         if reference_levels(panel, curves):
-            caption += " Dotted: entropy of the token frequencies, the lowest loss without context."
+            caption += (
+                " Dotted: entropy of the token frequencies in the validation text. No model without context has a lower loss "
+                "on this text, and on a small text none comes close to it."
+            )
         section.caption = caption + TRAINING_AND_VALIDATION
         section.figure = panels_figure([panel], curves, titled=False)
     return section
@@ -335,9 +355,9 @@ def probing_sections(contents: Sequence[ProbeResults]) -> list[Section]:
     if not contents:
         return [Section("probing", title, source, missing="--probe DIR adds it, the output of amos probe")]
     sections = []
-    for number, content in enumerate(contents, start=1):
+    runs = distinct_names([Path(str(content.checkpoint.get("file", ""))).parent for content in contents])
+    for number, (content, run) in enumerate(zip(contents, runs, strict=True), start=1):
         results = in_order(content.results)
-        run = Path(str(content.checkpoint.get("file", ""))).parent.name
         targets = {row_name(result.task, result.metric): f"{result.targets:,}" for result in results}
         cells = scores_by_cell([result for result in results if result.baseline != MAJORITY])
         seeds = seeds_in_words(len(scores) for cell in cells.values() for scores in cell.values())

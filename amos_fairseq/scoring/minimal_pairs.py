@@ -26,7 +26,7 @@ from fairseq.data import data_utils
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.data.corpus import corpus_directories, count_tokens, require_split
 from amos_fairseq.errors import UserError, explain_os_errors
-from amos_fairseq.files import DICTIONARY_FILE, csv_text, file_sha256, json_text, write_text
+from amos_fairseq.files import DICTIONARY_FILE, csv_text, distinct_names, file_sha256, json_text, write_text
 from amos_fairseq.output.tables import Table, format_score
 from amos_fairseq.probing.features import RANDOM_SEED, random_weights
 from amos_fairseq.scoring import PAIR_SUFFIXES
@@ -286,7 +286,7 @@ def results_table(
     rows.append(row("all pairs", everything))
     limits = [column.accuracy(everything).interval() for column in columns]
     rows.append(["95 % interval", "", *(f"{low:.1f} to {high:.1f}" for low, high in limits)])
-    run = loaded.file.resolve().parent.name
+    (run,) = distinct_names([loaded.file.resolve().parent])
     title = f"Minimal pairs: {run} ({columns[0].name}) after {loaded.num_updates:,} updates, accuracy in %"
     names = [column.name for column in columns]
     return Table(title, ["UID", "pairs", *names], rows, list(table_notes(loaded, len(pairs), num_too_long, columns)))

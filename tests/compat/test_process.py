@@ -1,6 +1,7 @@
 """A torchaudio that does not load must not stop ``transformers``; a corpus is not read when it is opened, nor
 fairseq's classes copied for each composition; fairseq's prefetching thread ends with the process."""
 
+import logging
 import queue
 import sys
 import time
@@ -79,6 +80,17 @@ def test_scores_are_imported_when_they_are_called(monkeypatch: pytest.MonkeyPatc
     assert dom.registerDOMImplementation("a", str) is None
     assert "colorsys" in sys.modules
     assert hasattr(sys.modules["xml.dom"], "Node")
+
+
+@pytest.mark.parametrize(("score", "shown"), [("400", ""), ("400.0", ""), ("None", ""), ("71.5", ", score 71.5")])
+def test_the_number_of_updates_is_not_shown_as_a_score(
+    score: str, shown: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        logging.getLogger("fairseq.checkpoint_utils").info(
+            f"Saved checkpoint a.pt (epoch 1 @ 400 updates, score {score})"
+        )
+    assert caplog.messages == [f"Saved checkpoint a.pt (epoch 1 @ 400 updates{shown})"]
 
 
 def test_absent_biases_are_not_shared() -> None:

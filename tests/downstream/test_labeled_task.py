@@ -46,7 +46,7 @@ def test_checkpoints_get_a_fingerprint_of_the_labels_of_each_head(data, tmp_path
     for task_class, config, values, expected in (
         (TextClassificationTask, TextClassificationConfig, {"data": data / "RTE"}, {TEXT_HEAD: "RTE"}),
         (MultiTask, MultiTaskConfig, {"data": f"{data / 'RTE'}:{data / 'STS-B'}"}, {"RTE": "RTE", "STS-B": "STS-B"}),
-        (SequenceTaggingTask, SequenceTaggingConfig, {"data": words}, {"chunk_labels": names}),
+        (SequenceTaggingTask, SequenceTaggingConfig, {"data": words}, {"ner_labels": names}),
     ):
         given = {"data": str(values["data"])} | common
         task = task_class.setup_task(OmegaConf.merge(OmegaConf.structured(config), given))

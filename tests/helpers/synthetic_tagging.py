@@ -13,7 +13,7 @@ LONG = 30  # words of every tenth sentence
 
 
 def sentence(generator: random.Random, length: int) -> list[tuple[str, str, str]]:
-    """Words with their part of speech and their chunk (IOB2); two names in a row are one span."""
+    """Words with their part of speech and their entity (IOB2); two names in a row are one span."""
     rows: list[tuple[str, str, str]] = []
     while len(rows) < length:
         if generator.random() < 0.3:

@@ -106,12 +106,8 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
         config(model_type="deberta-v2", type_vocab_size=0),
         "is of a 'deberta-v2' model, whose attention",
     ),
-    "deberta": ("bert", config(model_type="deberta", hidden_size=0), "is of a 'deberta' model, whose attention"),
-    "albert": ("bert", config(model_type="albert", num_labels=-1), "is of a 'albert' model, whose attention"),
-    "decoder": ("bert", config(model_type="gpt2", hidden_act="gelu_new"), "is of a 'gpt2' model, whose attention"),
     "images": ("bert", config(model_type="clip", num_hidden_layers="x"), "is of a 'clip' model, whose attention"),
     "no type": ("bert", config(model_type=None), "names no model_type: models of these types are read: mpnet,"),
-    "no token types": ("bert", config(type_vocab_size=0), UNFIT),
     "modules: images": ("bert", modules("CLIPModel"), "is a sentence-transformers model of CLIPModel"),
     "modules: code": ("bert", text("modules.json", '[{"type": "mine.Transformer", "path": ""}]'), "mine.Transformer"),
     "modules: outside": ("bert", modules("Transformer", "Pooling", path="1_a/../.."), "'1_a/../..' is not valid"),
@@ -124,12 +120,10 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
     "nan": ("bert", config(hidden_dropout_prob=math.nan), "config.json"),
     "many layers": ("bert", config(num_hidden_layers=LARGE), "num_hidden_layers is 1000000000, which is not valid"),
     "renamed settings": ("bert", config(attribute_map={"hidden_size": "w"}, w=LARGE, hidden_size=32), UNFIT),
-    "names of classes": ("bert", config(architectures=["a\0"]), "architectures"),
     "modern window": ("modernbert", config(local_attention=7), "local_attention is 7"),
     "modern layers": ("modernbert", config(layer_types=["sliding_attention"] * 2), "layer_types do not repeat"),
     "modern positions": ("modernbert", config(rope_parameters=ROPE), "rope_theta of sliding_attention is 0.0"),
     "config: deep": ("bert", text("config.json", DEEP), "config.json is nested"),
-    "config: pipe": ("bert", replaced("config.json", os.mkfifo), "config.json is a pipe"),
     "tokenizer: pipe": ("bert", replaced("tokenizer.json", os.mkfifo), "tokenizer.json is a pipe"),
     "tokenizer settings: cut": ("bert", text("tokenizer_config.json", "{"), "tokenizer_config.json is not JSON"),
     "special token": ("bert", text("tokenizer_config.json", '{"cls_token": 5}'), "cls_token is 5"),
@@ -187,7 +181,6 @@ def test_arguments_that_are_refused(folders, tmp_path, capsys):
     bert, electra, out = folders / "bert", folders / "electra", tmp_path / "new" / "a.pt"
     generator = ["--arch", "electra_tiny", "--generator"]
     for arguments, named in (
-        ((tmp_path / "nowhere", out), "is not a directory"),
         ((bert, tmp_path / "old.pt"), "old.pt exists"),
         ((bert, tmp_path / "model.pt", *TINY), "holds another tokenizer"),
         ((bert, tmp_path / "model"), "must end in .pt"),

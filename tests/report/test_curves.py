@@ -69,13 +69,17 @@ def test_unigram_entropy_is_a_line_for_each_text(save_dir, tmp_path):
     ax = plotted(plotting.read_curves([save_dir, *others]), "mlm_loss_")
     levels = [line.get_ydata()[0] for line in ax.get_lines() if line.get_linestyle() == ":"]
     assert levels[-2:] == [5.5, 6.125]
-    assert [text.get_text() for text in ax.texts] == ["unigram entropy 5.50", "unigram entropy 6.12"]
+    assert [text.get_text() for text in ax.texts] == [f"{plotting.UNIGRAM[1]} {value}" for value in ("5.50", "6.12")]
 
 
 def test_runs_are_named_by_what_differs(tmp_path):
     paths = [tmp_path / name for name in ("a/run", "b/run", "c.jsonl")]
     assert plotting.distinct_names(paths) == ["a/run", "b/run", f"{tmp_path.name}/c.jsonl"]
     assert plotting.distinct_names(paths[1:]) == ["run", "c.jsonl"]
+    assert plotting.distinct_names(paths[:2]) == ["a", "b"]
+    assert plotting.distinct_names([*paths[:1], "/other/a/run"]) == [tmp_path.name, "other"]
+    assert plotting.distinct_names(paths[:1]) == ["a"]
+    assert plotting.distinct_names([]) == []
 
 
 LOGGED = [

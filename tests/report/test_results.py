@@ -39,12 +39,12 @@ def test_one_row_for_each_summary(results):
 
 def test_results_of_tagging(tmp_path):
     """As amos tag writes them: accuracy of words, span F1 of IOB labels; two checkpoints make a curve."""
-    folders = [write_tagging(tmp_path / str(updates), updates, tmp_path / "run") for updates in (10, 20)]
+    folders = [write_tagging(tmp_path / str(updates), updates, tmp_path / "mine" / "run") for updates in (10, 20)]
     (tmp_path / "10" / "tagging.setup.json").write_text("{}")
     results = read_benchmarks(folders, "--tag")
     table = benchmark_table(results)
     assert table.columns == ["", "upos", "chunk (span F1)"]
-    assert table.rows == [[f"run, {updates} updates", "81.0 ± 1.4", "62.0 ± 2.8"] for updates in (10, 20)]
+    assert table.rows == [[f"mine, {updates} updates", "81.0 ± 1.4", "62.0 ± 2.8"] for updates in (10, 20)]
     assert table.notes == ["a span is right if its type and both ends are (conlleval's rules, computed by seqeval)"]
     panels, _ = points_over_cost(results, [])
     assert [series.points for series in panels["upos"]] == [[(10, 81.0, 2**0.5), (20, 81.0, 2**0.5)]]
@@ -53,10 +53,10 @@ def test_results_of_tagging(tmp_path):
 def test_results_of_any_table(tmp_path):
     """amos classify trains random weights beside the checkpoint; they are no score of it."""
     scores = {"classification": 80.0, "classification-random": 60.0}
-    write_summary(tmp_path / "own", 10, tmp_path / "run", benchmark="classification", **scores)
+    write_summary(tmp_path / "own", 0, tmp_path / "mine" / "run", benchmark="classification", **scores)
     table = benchmark_table(read_benchmarks([str(tmp_path / "own")], "--glue"))
     assert table.columns == ["", "classification"]
-    assert table.rows == [["run, 10 updates", "80.0 ± 0.5"]]
+    assert table.rows == [["mine, as imported", "80.0 ± 0.5"]]
 
 
 def test_scores_over_updates_and_over_flops(results, tmp_path):

@@ -32,18 +32,18 @@ tasks: {tagging: {min_updates: 60}}
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    """An untrained checkpoint, 12 sentences with labels of chunks and 28 without, and all with parts of speech."""
+    """An untrained checkpoint, 12 sentences with labels of ners and 28 without, and all with parts of speech."""
     place = tmp_path_factory.mktemp("views")
-    prepare_tagging(place / "chunk", "--labeled", "12", "--unlabeled", "rest", "--encoding", "bioes")
+    prepare_tagging(place / "ner", "--labeled", "12", "--unlabeled", "rest", "--encoding", "bioes")
     prepare_tagging(place / "pos", "--column", "pos")
-    untrained_checkpoint(place / "start", place / "chunk" / "data", 40)
+    untrained_checkpoint(place / "start", place / "ner" / "data", 40)
     (place / "recipe.yaml").write_text(RECIPE)
     return place
 
 
 def train_command(place: Path, out: Path, *flags: str) -> list[str]:
     start = place / "start" / "checkpoint_last.pt"
-    given = [place / "chunk" / "data", *shlex.split(FLAGS), "--finetune-from-model", start, "--save-dir", out, *flags]
+    given = [place / "ner" / "data", *shlex.split(FLAGS), "--finetune-from-model", start, "--save-dir", out, *flags]
     return list(map(str, given))
 
 
@@ -88,25 +88,25 @@ def tag(place: Path, out: Path, *flags: object) -> str:
 
 
 def test_one_model_of_two_columns(place, tmp_path):
-    folders = [place / "chunk" / "data", place / "pos" / "data"]
+    folders = [place / "ner" / "data", place / "pos" / "data"]
     best = tmp_path / "best.yaml"  # the best checkpoint by the average of the main scores, so that both are validated
     best.write_text(RECIPE.replace("checkpoint: last", "checkpoint: best"))
     printed = tag(place, tmp_path / "out", "--data", *folders, "--views", "future,past", "--recipe", best)
     assert "views future,past" in printed
-    assert "chunk of chunk,pos: amos" in printed
-    assert "pos of chunk,pos: amos" in printed
-    run = tmp_path / "out" / "runs" / "tagging-chunk,pos" / "seed1"
+    assert "ner of ner,pos: amos" in printed
+    assert "pos of ner,pos: amos" in printed
+    run = tmp_path / "out" / "runs" / "tagging-ner,pos" / "seed1"
     result = json.loads((run / "result.json").read_text())
     assert result["scores"]["average"] == pytest.approx(
-        (result["scores"]["chunk f1"] + result["scores"]["pos accuracy"]) / 2
+        (result["scores"]["ner f1"] + result["scores"]["pos accuracy"]) / 2
     )
     assert result["scores"]["pos accuracy"] > 80
     assert not any(key.startswith("cross_views.") for key in read_state(load_checkpoint(run).file)["model"])
     log = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     validated = [line for line in log if line["split"] == "valid"]
     assert max(line["average"] for line in validated) == pytest.approx(result["scores"]["average"], abs=0.01)
-    assert validated[-1].keys() >= {"f1_chunk", "accuracy_chunk", "accuracy_pos"}
-    for column in ("chunk", "pos"):
+    assert validated[-1].keys() >= {"f1_ner", "accuracy_ner", "accuracy_pos"}
+    for column in ("ner", "pos"):
         own = json.loads((run / f"{column}.scores.json").read_text())
         assert own["accuracy"] == result["scores"][f"{column} accuracy"]
         lines = (run / f"{column}.predictions.txt").read_text(encoding="utf-8").splitlines()
@@ -116,16 +116,16 @@ def test_one_model_of_two_columns(place, tmp_path):
         assert share == pytest.approx(own["accuracy"]) if column == "pos" else share > own["accuracy"]
     main(["export", str(run), str(tmp_path / "all"), "--head", "ALL"])
     labels = {}
-    for column in ("chunk", "pos"):
+    for column in ("ner", "pos"):
         model = transformers.AutoModelForTokenClassification.from_pretrained(tmp_path / "all" / column)
         labels[column] = set(model.config.label2id)
-    assert labels["chunk"] == {"B-NAME", "E-NAME", "O", "S-NAME"}
+    assert labels["ner"] == {"B-NAME", "E-NAME", "O", "S-NAME"}
     assert labels["pos"] >= {"VERB", "proper noun"}
 
 
 def test_what_does_not_fit_is_refused_in_one_line(place, tmp_path, capsys):
     start = ["--checkpoint", place / "start", "--out", tmp_path / "out", "--recipe", place / "recipe.yaml", "--cpu"]
-    data = {name: place / name / "data" for name in ("chunk", "pos")}
+    data = {name: place / name / "data" for name in ("ner", "pos")}
     source = write_columns(tmp_path / "train.txt", make_sentences())
     files = ["--train", source, "--dev", source]
     for flags, message in (
@@ -133,8 +133,8 @@ def test_what_does_not_fit_is_refused_in_one_line(place, tmp_path, capsys):
         ([*files, "--views", "full"], "--views full needs sentences without labels"),
         ([*files, "--unlabeled", source], "only --views learn from these sentences: give --views, or leave it out"),
         ([*files, "--unlabeled", source, "--views", "full,up"], "'up' is no view: give some of full,forward,backward"),
-        (["--data", data["chunk"], "--views", "full,full"], "'full' is there twice"),
-        (["--data", data["chunk"], "--views", "full", "--view-layers", "all"], "no effect with --views full"),
+        (["--data", data["ner"], "--views", "full,full"], "'full' is there twice"),
+        (["--data", data["ner"], "--views", "full", "--view-layers", "all"], "no effect with --views full"),
         (["--data", data["pos"], "--view-layers", "all"], "--view-layers has no effect without --views"),
         (["--data", data["pos"], "--labeled", "3"], "--labeled chooses from raw files"),
         (["--data", data["pos"], "--data", data["pos"]], "is another folder of the column pos"),

@@ -18,7 +18,7 @@ tasks: {tagging: {}}
 """
 # The long sentences have more tokens.
 MAX_POSITIONS = 40
-RUN = Path("runs") / "tagging-chunk" / "seed1"
+RUN = Path("runs") / "tagging-ner" / "seed1"
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def predictions(file: Path) -> list[list[list[str]]]:
     return [[line.split("\t") for line in block.split("\n")] for block in blocks]
 
 
-def test_chunks_and_parts_of_speech_are_learned(place, learned):
+def test_ners_and_parts_of_speech_are_learned(place, learned):
     """Read words are learned; cut ones are counted, reported and wrong. Two columns, one of raw files, share one table."""
     scores = json.loads((place / "out" / RUN / "scores.json").read_text())
     rows = [row for sentence in predictions(place / "out" / RUN / "predictions.txt") for row in sentence]
@@ -66,7 +66,7 @@ def test_chunks_and_parts_of_speech_are_learned(place, learned):
 
     source = place / "train.txt"
     printed = run(place, "--train", source, "--dev", source, "--column", "pos")
-    for row in ("chunk: amos", "chunk: most frequent label (O)", "chunk: linear model on frozen", "pos: most frequent"):
+    for row in ("ner: amos", "ner: most frequent label (O)", "ner: linear model on frozen", "pos: most frequent"):
         assert row in printed
     assert "pos: amos" in printed
     summary = json.loads((place / "out" / "tagging.json").read_text())
@@ -76,7 +76,7 @@ def test_chunks_and_parts_of_speech_are_learned(place, learned):
     assert [[(word, pos) for word, pos, _ in sentence] for sentence in of_pos] == gold, "labels may contain spaces"
     most = 100 * (1 - cut / len(words))
     assert most - 8 < accuracy <= most + 1e-6
-    assert summary["tasks"]["tagging-chunk"]["main_score"] == "f1"
+    assert summary["tasks"]["tagging-ner"]["main_score"] == "f1"
     before = (place / "out" / RUN / "result.json").stat().st_mtime_ns
     assert "1 of 1 runs are already finished" in run(place, "--data", place / "data")
     assert (place / "out" / RUN / "result.json").stat().st_mtime_ns == before

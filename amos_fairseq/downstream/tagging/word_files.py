@@ -28,7 +28,9 @@ UNLABELED = "unlabeled"  # the split of sentences without labels
 WORD_ARRAYS = ("tokens", "word_start", "word_end")
 
 WORD = "word"  # in --columns, the column of the words
-# Names of the columns after the word, by their number: CoNLL-2000 has two, CoNLL-2003 three.
+# Names of the columns after the word, by their number: CoNLL-2000 has two, CoNLL-2003 three. The second of two is called ner if
+# its spans are no chunks of CoNLL-2000, but entities, as in CoNLL-2002.
+_CHUNKS = {"ADJP", "ADVP", "CONJP", "INTJ", "LST", "NP", "PP", "PRT", "SBAR", "UCP", "VP"}
 COLUMN_NAMES = {1: ("label",), 2: ("pos", "chunk"), 3: ("pos", "chunk", "ner")}
 CONLLU_NAMES = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 CONLLU, CONLLU_PLUS, COLUMNS, LINES = "CoNLL-U", "CoNLL-U Plus", "one word a line", "one sentence a line"
@@ -428,7 +430,14 @@ def _places_of_columns(
             num_lemmas = sum(word.lower() == tag.lower() for word, tag in zip(*columns[:2], strict=True))
             if len(names) == 1 or not is_pos or 2 * num_lemmas > len(columns[0]):
                 names = [WORD, *(str(place + 1) for place in range(start + 1, width))]
+            elif names[-1] == "chunk" and not _CHUNKS.issuperset(_types_of_spans(columns[-1])):
+                names[-1] = "ner"
     return {name: place for place, name in enumerate(names, start)}
+
+
+def _types_of_spans(labels: Sequence[str]) -> set[str]:
+    """Return the types, such as NP and LOC, of labels that mark spans; nothing if these mark none."""
+    return {label.partition("-")[2] for label in notation_of(Counter(labels)).values()} - {""}
 
 
 def _is_index(rows: Sequence[Row]) -> bool:

@@ -47,7 +47,7 @@ def test_settings_of_a_recipe_without_use_are_left_out_and_flags_refused(session
 def test_folders_that_cannot_be_used_are_refused_before_the_training(session, tmp_path):
     data = prepare_tagging(tmp_path)
     lines = (data / "valid.words.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-    assert len(open_tagging(session, [data]).opened["chunk"].words) == len(lines)
+    assert len(open_tagging(session, [data]).opened["ner"].words) == len(lines)
     (data / "valid.words.jsonl").write_text("".join(lines[1:] + lines[:1]), encoding="utf-8")
     with pytest.raises(UserError, match=r"valid\.words\.jsonl is not the file that amos prepare wrote"):
         open_tagging(session, [data])
@@ -56,7 +56,7 @@ def test_folders_that_cannot_be_used_are_refused_before_the_training(session, tm
     (data / "tagging.json").write_text(json.dumps(manifest), encoding="utf-8")
     for folders, message in (
         ([data], r"valid\.words\.jsonl does not belong to the labels: prepare the data again"),
-        ([data, data], "is another folder of the column chunk"),
+        ([data, data], "is another folder of the column ner"),
         ([tmp_path / "a:b"], "a:b: fairseq separates folders at ':': give a path without it"),
         ([session.out], r"is the directory of the data, which has a tagging\.json too"),
     ):
@@ -75,12 +75,12 @@ def test_a_constant_label_and_sentences_that_train_too(session, tmp_path):
     both = open_tagging(session, [pos, tmp_path / "data"])
     (task,) = both.tasks.values()
     assert list(task.notes) == [
-        f"{name}: 40 of 40 dev sentences train too: the scores may be too high" for name in ("pos", "chunk")
+        f"{name}: 40 of 40 dev sentences train too: the scores may be too high" for name in ("pos", "ner")
     ]
-    of_pos, of_chunk = both.constants().values()
-    assert list(both.constants()) == ["tagging-pos of pos,chunk", "tagging-chunk of pos,chunk"]
+    of_pos, of_ner = both.constants().values()
+    assert list(both.constants()) == ["tagging-pos of pos,ner", "tagging-ner of pos,ner"]
     share = 100 * tags.count(most) / len(tags)
     assert (of_pos.num_scored, of_pos.scores) == (len(tags), {f"most frequent label ({most})": {"accuracy": share}})
-    (scores,) = of_chunk.scores.values()
+    (scores,) = of_ner.scores.values()
     assert scores.keys() == {"f1", "precision", "recall", "accuracy"}
     assert list(open_tagging(session, [pos]).constants()) == ["tagging-pos"]

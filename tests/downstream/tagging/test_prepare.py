@@ -56,7 +56,7 @@ def test_every_word_has_its_label_and_its_pieces(data):
     assert words_of(data, "valid") == [[word.lower() for word in rows] for rows in words]
     assert labels_of(data) == [[chunk for _, _, chunk in rows] for rows in sentences]
     manifest = manifest_of(data)
-    assert (manifest["column"], manifest["labels"], manifest["has_spans"]) == ("chunk", ["B-NAME", "I-NAME", "O"], True)
+    assert (manifest["column"], manifest["labels"], manifest["has_spans"]) == ("ner", ["B-NAME", "I-NAME", "O"], True)
     num_words = sum(map(len, words))
     assert manifest["splits"]["train"]["words"] == manifest["splits"]["valid"]["words"] == num_words
     assert manifest["splits"]["train"]["unknown"] == 0
@@ -171,7 +171,7 @@ def test_what_is_doubtful_is_said(data, tmp_path, capsys):
     seen = 1 + (sentences[0][0][0] == "Ada")
     assert f"{seen} of 3 dev sentences train too: the scores may be too high" in said
     assert Column.of(tmp_path / "out").seen == seen
-    assert f"{train}: 41 sentences, one word a line (columns pos, chunk)" in said
+    assert f"{train}: 41 sentences, one word a line (columns pos, ner)" in said
 
 
 def test_refusals(data, tmp_path, capsys):
@@ -190,12 +190,12 @@ def test_refusals(data, tmp_path, capsys):
             (tmp_path / folder / "tagging.json").write_text(json.dumps(content))
     for train, dev, target, flags, message in (
         (source, source, data, ["--column", "pos"], "(settings column: None there, pos here)"),
-        (source, source, out, ["--column", "ner"], "no column ner: it has pos, chunk: --columns names"),
+        (source, source, out, ["--column", "x"], "no column x: it has pos, ner: --columns names"),
         (source, source, tmp_path / "a:b", [], "fairseq separates folders at ':'"),
         (tmp_path / "absent", source, out, [], "no such file"),
         (source, source, out, ["--columns", "../../x,y"], "'../../x' cannot name a column"),
         (source, source, out, ["--columns", "pos,pos"], "names 'pos' twice"),
-        (source, others, out, [], "others.txt, column chunk: no label is in"),
+        (source, others, out, [], "others.txt, column ner: no label is in"),
         (source, others, out, ["--column", "pos"], "(Y Z): give files with the same labels"),
         (
             bilou,

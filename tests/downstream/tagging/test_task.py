@@ -89,7 +89,7 @@ def test_nothing_is_computed_at_padding(data, packings):
     model(**batch["net_input"])
     assert [len(packing.slots) for packing in packings] == [sum(sentences.sizes[:5])]
     samples = [sentences[index] for index in range(len(sentences))]
-    list(predict_words(model, "chunk_labels", samples, sentences.pad, "cpu", threading.Event()))
+    list(predict_words(model, "ner_labels", samples, sentences.pad, "cpu", threading.Event()))
     assert len(packings) > 1
     assert all(packing is not None for packing in packings)
 
@@ -100,19 +100,19 @@ def test_the_head_reads_first_pieces_and_is_restored(data, tmp_path):
     task.load_dataset("valid")
     model = build(task).eval()
     batch = task.datasets["valid"].collater([task.datasets["valid"][index] for index in range(5)])
-    logits = model(**batch["net_input"]).logits["chunk_labels"]
+    logits = model(**batch["net_input"]).logits["ner_labels"]
     states = model.extract_features(batch["net_input"]["src_tokens"])
     for row, positions in enumerate(batch["net_input"]["word_positions"].tolist()):
         for word, position in enumerate(positions):
-            expected = torch.nn.functional.linear(states[row, position], *model.word_heads["chunk_labels"].parameters())
+            expected = torch.nn.functional.linear(states[row, position], *model.word_heads["ner_labels"].parameters())
             torch.testing.assert_close(logits[row, word], expected)
-    assert model.word_heads["chunk_labels"].dropout.p == MODEL["pooler_dropout"]
-    assert {parameter.param_group.depth for parameter in model.word_heads["chunk_labels"].parameters()} == {0}
+    assert model.word_heads["ner_labels"].dropout.p == MODEL["pooler_dropout"]
+    assert {parameter.param_group.depth for parameter in model.word_heads["ner_labels"].parameters()} == {0}
     other = build(task)
     other.word_heads = torch.nn.ModuleDict()
     other.register_heads_of(model.state_dict())
     other.load_state_dict(model.state_dict(), strict=True)
-    assert torch.equal(other.eval()(**batch["net_input"]).logits["chunk_labels"], logits)
+    assert torch.equal(other.eval()(**batch["net_input"]).logits["ner_labels"], logits)
     task.begin_epoch(1, model)
     assert (tmp_path / "labels.txt").read_text().split() == ["B-NAME", "I-NAME", "O"]
     assert (tmp_path / "tokenizer" / "tokenizer.json").is_file()

@@ -77,6 +77,9 @@ def test_columns(suffix, tmp_path):
         ("a b c d e\n", None, {"2": ["b"], "3": ["c"], "4": ["d"], "5": ["e"]}),
         ("a O \nb B-X  \n", None, {"label": ["O", "B-X"]}),
         ("a\tO\t\nb\tB-X\t\n", None, {"label": ["O", "B-X"]}),  # each line ends with a tab
+        ("a DT B-NP\nb NN I-NP\nc NN O\n", None, {"pos": ["DT", "NN", "NN"], "chunk": ["B-NP", "I-NP", "O"]}),
+        # Spans of CoNLL-2002 are entities.
+        ("a DT O\nb NN B-LOC\nc NN O\n", None, {"pos": ["DT", "NN", "NN"], "ner": ["O", "B-LOC", "O"]}),
         # Two columns of spans are not pos and chunk.
         ("a O O\nb B-X O\n", None, {"2": ["O", "B-X"], "3": ["O", "O"]}),
         # Nor are lemmas, or the places of characters, parts of speech.

@@ -18,9 +18,9 @@ ALL = "full,forward,backward,future,past,word_dropout"
 
 
 @pytest.fixture(scope="module")
-def chunk(tmp_path_factory):
+def ner(tmp_path_factory):
     """10 sentences with labels and the other 30 without."""
-    return prepare_tagging(tmp_path_factory.mktemp("chunk"), "--labeled", "10", "--unlabeled", "rest")
+    return prepare_tagging(tmp_path_factory.mktemp("ner"), "--labeled", "10", "--unlabeled", "rest")
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +66,9 @@ def unlabeled_of(batch: dict) -> list[tuple[int, ...]]:
     ]
 
 
-def test_each_unlabeled_sentence_is_read_once_before_one_is_read_again(chunk):
+def test_each_unlabeled_sentence_is_read_once_before_one_is_read_again(ner):
     """Three epochs of 10 labeled sentences read the 30 others once. Loader processes, ranks and a resume change nothing."""
-    task = make_task(chunk, views="full")
+    task = make_task(ner, views="full")
     dataset = task.datasets["train"]
     every = Counter(tuple(dataset.unlabeled[index]["tokens"].tolist()) for index in range(30))
     epochs = [[unlabeled_of(batch) for batch in batches(task, epoch)] for epoch in (1, 2, 3, 4)]
@@ -77,7 +77,7 @@ def test_each_unlabeled_sentence_is_read_once_before_one_is_read_again(chunk):
     assert epochs[3] != epochs[0], "the next pass has another order"
     assert [unlabeled_of(batch) for batch in batches(task, 2, num_workers=2)] == epochs[1]
     # Two ranks leave out what makes no whole update, two of ten sentences: 15 epochs of 8 read each of 30 four times.
-    ranks, micro = make_task(chunk, views="full"), make_task(chunk, views="full", update_freq=[2])
+    ranks, micro = make_task(ner, views="full"), make_task(ner, views="full", update_freq=[2])
     read = Counter()
     for epoch in range(1, 16):
         parts = [
@@ -91,12 +91,12 @@ def test_each_unlabeled_sentence_is_read_once_before_one_is_read_again(chunk):
     assert [unlabeled_of(batch) for batch in batches_after_a_stop(task, 2, 4)] == epochs[1][1:]
 
 
-def test_a_resume_with_other_unlabeled_sentences_is_refused(chunk, tmp_path):
+def test_a_resume_with_other_unlabeled_sentences_is_refused(ner, tmp_path):
     """As many as before, in the middle of an epoch and at its end; a checkpoint without the fingerprint is continued."""
     lines = [" ".join(word for word, _, _ in rows) for rows in make_sentences(30, seed=2)]
     (tmp_path / "others.txt").write_text("\n".join(lines), encoding="utf-8")
     other = prepare_tagging(tmp_path / "other", "--labeled", "10", "--unlabeled", str(tmp_path / "others.txt"))
-    iterators = [epoch_iterator(make_task(data, views="full"), 1, 4) for data in (chunk, other)]
+    iterators = [epoch_iterator(make_task(data, views="full"), 1, 4) for data in (ner, other)]
     states = [iterators[0].state_dict() for _ in iterators[0].next_epoch_itr()]
     assert [state["iterations_in_epoch"] for state in states] == [1, 2, 0]
     for state in states:
@@ -108,9 +108,9 @@ def test_a_resume_with_other_unlabeled_sentences_is_refused(chunk, tmp_path):
     iterators[1].load_state_dict(states[0])
 
 
-def test_batches_of_similar_lengths_have_unlabeled_sentences_of_similar_lengths(chunk):
+def test_batches_of_similar_lengths_have_unlabeled_sentences_of_similar_lengths(ner):
     """In an epoch the order of both by length is the same; the sentences of three epochs are still the 30."""
-    task = make_task(chunk, views="full", similar_lengths=True)
+    task = make_task(ner, views="full", similar_lengths=True)
     dataset, read = task.datasets["train"], []
     for epoch in (1, 2, 3):
         lengths = []
@@ -123,8 +123,8 @@ def test_batches_of_similar_lengths_have_unlabeled_sentences_of_similar_lengths(
     assert Counter(read) == Counter(tuple(dataset.unlabeled[index]["tokens"].tolist()) for index in range(30))
 
 
-def test_without_views_batches_and_model_are_those_of_tagging(chunk):
-    plain, viewed = make_task(chunk), make_task(chunk, views=ALL)
+def test_without_views_batches_and_model_are_those_of_tagging(ner):
+    plain, viewed = make_task(ner), make_task(ner, views=ALL)
     for one, other in zip(batches(plain), batches(viewed), strict=True):
         assert "unlabeled" not in one["net_input"]
         assert torch.equal(one["target"], other["target"])
@@ -136,11 +136,11 @@ def test_without_views_batches_and_model_are_those_of_tagging(chunk):
     restored.load_state_dict(second, strict=True)  # the modules of the views are dropped
     for views, message in (("sideways", "'sideways' is no view: give some of full,forward"), (",", "'' is no view")):
         with pytest.raises(UserError, match=message):
-            make_task(chunk, views=views)
+            make_task(ner, views=views)
     with pytest.raises(UserError, match=r"--unlabeled-start is a fraction of --max-update or --total-num-update"):
-        make_task(chunk, views="full", max_update=0)
+        make_task(ner, views="full", max_update=0)
     with pytest.raises(UserError, match="all updates have the same size"):
-        batches(make_task(chunk, views="full", update_freq=[1, 2]))
+        batches(make_task(ner, views="full", update_freq=[1, 2]))
 
 
 def losses(task, model, batch) -> tuple[torch.Tensor, dict]:
@@ -149,11 +149,11 @@ def losses(task, model, batch) -> tuple[torch.Tensor, dict]:
     return loss, log
 
 
-def test_gradients_of_the_consistency_term(chunk):
+def test_gradients_of_the_consistency_term(ner):
     """The term leaves the head alone, reaches every other part, and does not train the teacher: without dropout, the prediction
     that it is compared with has no gradient and is that of the evaluation."""
     views = ALL.removesuffix(",word_dropout")
-    task = make_task(chunk, views=views, unlabeled_start=0.0)
+    task = make_task(ner, views=views, unlabeled_start=0.0)
     model, batch = build(task, dropout=0.1), batches(task)[0]
     model.train()
     task.train_step(batch, model, SequenceTaggingCriterion(task, 0.0), Optimizer(), 0)
@@ -173,7 +173,7 @@ def test_gradients_of_the_consistency_term(chunk):
         unlabeled = batch["net_input"]["unlabeled"]
         alone = model(unlabeled["src_tokens"], word_positions=unlabeled["word_positions"])
     is_word = unlabeled["word_positions"].ne(0)
-    torch.testing.assert_close(output.fixed["chunk_labels"][is_word], alone.logits["chunk_labels"][is_word])
+    torch.testing.assert_close(output.fixed["ner_labels"][is_word], alone.logits["ner_labels"][is_word])
 
 
 class Optimizer:
@@ -182,9 +182,9 @@ class Optimizer:
 
 
 @pytest.mark.parametrize("settings", [{"max_update": 10}, {"max_update": 0, "total_num_update": 10}], ids=str)
-def test_before_the_start_the_modules_of_the_views_learn_alone(chunk, settings):
+def test_before_the_start_the_modules_of_the_views_learn_alone(ner, settings):
     """Until the fraction of all updates the gradient of any other part is that of the labeled words, and no word is dropped."""
-    task = make_task(chunk, views="full,forward,past,word_dropout", unlabeled_start=0.3, **settings)
+    task = make_task(ner, views="full,forward,past,word_dropout", unlabeled_start=0.3, **settings)
     model, batch, criterion = build(task).train(), batches(task)[0], SequenceTaggingCriterion(task, 0.0)
     for update in (0, 2, 3):
         gradients = []
@@ -206,18 +206,18 @@ def pos_and_more(tmp_path_factory):
     return prepare_tagging(tmp_path_factory.mktemp("more"), "--column", "pos", "--labeled", "20", "--unlabeled", "rest")
 
 
-def test_several_columns_share_unlabeled_sentences(chunk, pos):
-    """10 sentences of chunks and 40 of parts of speech: n = 40^0.25 |D|^0.75 = 14 and 40 an epoch; each unlabeled sentence has
+def test_several_columns_share_unlabeled_sentences(ner, pos):
+    """10 sentences of ners and 40 of parts of speech: n = 40^0.25 |D|^0.75 = 14 and 40 an epoch; each unlabeled sentence has
     predictions for both columns, and each labeled one for its own."""
-    task = make_task(chunk, pos, views="full,future")
+    task = make_task(ner, pos, views="full,future")
     model, found = build(task).eval(), batches(task, size=9)
     assert sum(len(batch["id"]) for batch in found) == 54
-    assert sum(len(batch["net_input"]["rows_of_heads"]["chunk_labels"]) for batch in found) == 14
+    assert sum(len(batch["net_input"]["rows_of_heads"]["ner_labels"]) for batch in found) == 14
     batch = found[0]
     with torch.no_grad():
         loss, log = losses(task, model, batch)
         output = model(**batch["net_input"])
-    assert output.views.keys() == output.fixed.keys() == output.logits.keys() == {"chunk_labels", "pos_labels"}
+    assert output.views.keys() == output.fixed.keys() == output.logits.keys() == {"ner_labels", "pos_labels"}
     labeled, words = 0.0, 0
     for head, rows in batch["net_input"]["rows_of_heads"].items():
         part, own = batch["parts"][head], output.logits[head].double().log_softmax(-1)
@@ -237,7 +237,7 @@ def test_several_columns_share_unlabeled_sentences(chunk, pos):
             q = scores.double().softmax(-1)
             for row, word in unlabeled_words:
                 divergence += float((p[row, word] * (p[row, word] / q[row, word]).log()).sum())
-    # The mean number of words of a labeled sentence of an epoch, 14 of chunks and 40 of parts of speech.
+    # The mean number of words of a labeled sentence of an epoch, 14 of ners and 40 of parts of speech.
     data = task.datasets["train"]
     means = [
         np.mean([len(rows[index]["positions"]) for index in range(len(rows))])
@@ -245,24 +245,24 @@ def test_several_columns_share_unlabeled_sentences(chunk, pos):
     ]
     weight = (14 * means[0] + 40 * means[1]) / 54 / means[2]
     assert float(loss) == pytest.approx(labeled + weight * divergence, rel=1e-4)
-    assert {key for key in log if key.startswith("_count_")} >= {"_count_words/pos", "_count_right_spans/chunk"}
-    with pytest.raises(UserError, match="are both the column chunk"):
-        make_task(chunk, chunk)
+    assert {key for key in log if key.startswith("_count_")} >= {"_count_words/pos", "_count_right_spans/ner"}
+    with pytest.raises(UserError, match="are both the column ner"):
+        make_task(ner, ner)
     with pytest.raises(UserError, match="--views needs sentences without labels"):
         make_task(pos, views="full")
 
 
-def test_columns_with_unlabeled_sentences_of_their_own(chunk, pos_and_more):
+def test_columns_with_unlabeled_sentences_of_their_own(ner, pos_and_more):
     """n = 20^0.25 |D|^0.75 = 12 and 20 sentences an epoch, in updates of 8; 25 epochs of 32 read the 30 + 20 others 16 times.
     Two ranks read what one does, and so does a resume."""
-    task = make_task(chunk, pos_and_more, views="full")
+    task = make_task(ner, pos_and_more, views="full")
     data = task.datasets["train"]
     every = Counter(tuple(data.unlabeled[index]["tokens"].tolist()) for index in range(50))
     read = Counter()
     for epoch in range(1, 26):
         read.update(sentence for batch in batches(task, epoch, 8) for sentence in unlabeled_of(batch))
     assert read == Counter({sentence: 16 * count for sentence, count in every.items()})
-    alone = batches(make_task(chunk, pos_and_more, views="full", update_freq=[2]), 3, 3)
+    alone = batches(make_task(ner, pos_and_more, views="full", update_freq=[2]), 3, 3)
     parts = [batches(task, 3, 3, num_shards=2, shard_id=rank) for rank in (0, 1)]
     for number, batch in enumerate(alone):
         other = parts[number % 2][number // 2]
