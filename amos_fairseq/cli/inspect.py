@@ -1,12 +1,12 @@
 """``amos inspect``: show what a pretrained model does with one text, in the terminal and as an HTML page."""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from amos_fairseq.cli.arguments import add_checkpoint, add_subcommand, import_fairseq
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import write_text
+from amos_fairseq.strangers import read_text
 
 DESCRIPTION = """\
 Mask a text as pretraining does, and show for each masked token the original, the predictions of each generator depth with
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.top < 1:
         raise UserError(f"--top {arguments.top} shows no predictions: give 1 or more")
     check_seed(arguments.seed)
-    text = arguments.text if arguments.file is None else read_file(arguments.file)
+    text = arguments.text if arguments.file is None else read_text(arguments.file, "give a text in UTF-8")
     import_fairseq(arguments.checkpoint, inputs=[arguments.tokenizer])
     from amos_fairseq.checkpoints.read import load_checkpoint
     from amos_fairseq.report.inspection import inspect_text, text_of_corpus
@@ -61,11 +61,3 @@ def run(arguments: argparse.Namespace) -> None:
 def check_seed(seed: int) -> None:
     if not 0 <= seed <= LARGEST_SEED:
         raise UserError(f"--seed {seed} is out of range: give a number from 0 to {LARGEST_SEED}")
-
-
-def read_file(path: str) -> str:
-    try:
-        with explain_os_errors(f"{path}: the text cannot be read"):
-            return Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 at byte {error.start}; convert it, for example with iconv") from error

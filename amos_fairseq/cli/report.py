@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
-from amos_fairseq.cli.inspect import read_file
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.output.terminal import say
+from amos_fairseq.strangers import read_text
 
 DESCRIPTION = """\
 Write one HTML page about pretraining runs, without external resources: their cost; the discriminator's loss on replaced tokens
@@ -38,7 +38,7 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> None:
     out = Path(arguments.out)
     check_arguments(arguments, out)
-    text = None if arguments.text is None else read_file(arguments.text)
+    text = None if arguments.text is None else read_text(arguments.text, "give a text in UTF-8")
     if text is not None and not text.strip():
         raise UserError(f"--text {arguments.text} is empty: give a file with text")
     say(f"reading {', '.join(arguments.runs)}", "report")  # the imports take seconds

@@ -30,7 +30,7 @@ MISTAKES = {
     "adapt folder absent --out out": ABSENT,
     "score start.pt absent": ABSENT,
     "score start.pt --pairs rows.tsv --corpus absent": ABSENT,
-    "inspect start.pt --file absent": "absent: the text cannot be read",
+    "inspect start.pt --file absent": "absent is missing: give a text in UTF-8",
     "report folder --glue absent": ABSENT,
     "train mlm_mini task.data=folder": "folder has no dict.txt: give the directory that amos prepare wrote",
 }

@@ -207,7 +207,7 @@ def test_mistakes_are_one_line(save_dir, monkeypatch, capsys):
         (["cut.pt", "--text", "a"], "cut.pt"),
         (["fine_tuned", "--text", "a"], "a model without a generator"),
         ([".", "--text", " \n "], "the text is empty"),
-        ([".", "--file", "latin1.txt"], "not UTF-8 at byte 1"),
+        ([".", "--file", "latin1.txt"], "not UTF-8 text (invalid continuation byte at byte 1)"),
         ([".", "--text", "the end", "--mask-prob", "1.5"], "--mask-prob 1.5"),
         ([".", "--text", "the end", "--seed", "-1"], "--seed -1"),
         ([".", "--text", "the end", "--html", "absent/page.html"], "absent/page.html"),

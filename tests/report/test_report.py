@@ -156,7 +156,7 @@ def test_mistakes_are_one_line_and_leave_nothing(tmp_path, capsys, monkeypatch):
         (["--probe", "run"], "results.json"),
         (["--out", "absent/page.html"], "absent does not exist"),
         (["--out", "run"], "is a folder"),
-        (["--text", "absent"], "absent: the text cannot be read"),
+        (["--text", "absent"], "absent is missing: give a text in UTF-8"),
         (["--sentence", " "], "--sentence ' '"),
         (["--device", "abacus"], "device abacus"),
     ):
