@@ -243,6 +243,7 @@ def distinct_names(paths: Sequence[str | Path]) -> list[str]:
         if not are_several and folders[0][-1] != "run":
             break
         folders = [folder[:-1] for folder in folders]
+    names: list[str] = []
     for length in range(1, max(map(len, folders), default=0) + 1):
         names = ["/".join(folder[-length:]) for folder in folders]
         if len(set(names)) == len(names):
