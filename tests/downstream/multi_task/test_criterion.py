@@ -1,10 +1,12 @@
-"""The objective of several tasks: gradients by hand, and a float64 loop over rows and tasks."""
+"""The objective of several tasks: gradients by hand, a float64 loop over rows and tasks, and fairseq's own criterion."""
 
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from fairseq.criterions.sentence_prediction import SentencePredictionConfig, SentencePredictionCriterion
 from fairseq.logging import metrics
 from omegaconf import OmegaConf
 from scipy.stats import spearmanr
@@ -16,6 +18,7 @@ from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.downstream.classification.scores import average_score
 from amos_fairseq.downstream.classification.task import text_loss
 from amos_fairseq.downstream.multi_task.task import MultiTask, MultiTaskConfig, MultiTaskCriterion, MultiTaskModel
+from amos_fairseq.models.fine_tuning import TEXT_HEAD, TextModel
 
 
 def gradient(kind, logits, labels, *args):
@@ -107,6 +110,33 @@ def test_heads_without_rows_have_gradients_of_zero(start, data):
     loss.backward()
     assert model.classification_heads["CoLA"].output.weight.grad.abs().max() == 0
     assert model.classification_heads["RTE"].output.weight.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("name", ["RTE", "STS-B"])
+def test_one_task_is_fairseqs_sentence_prediction(start, data, name):
+    """Loss and gradients; the square of a number is divided by that of the range, and the head multiplies by the range."""
+    task, model = make(start, data, name)
+    rows = task.datasets["train"]
+    batch = rows.collater([rows[index] for index in range(8)])
+    model.eval()
+    MultiTaskCriterion(task)(model, batch)[0].backward()
+    scale = 1.0 if name == "RTE" else task.text_tasks[name].scale[1]
+    own = {key: value.grad.clone() for key, value in model.named_parameters()}
+    state = {key.replace(f".{name}.", f".{TEXT_HEAD}."): value for key, value in model.state_dict().items()}
+    model = TextModel(model.cfg, model.vocabulary)
+    model.register_heads_of(state)
+    model.eval().load_state_dict(state)
+    is_number = name == "STS-B"
+    cfg = SentencePredictionConfig(classification_head_name=TEXT_HEAD, regression_target=is_number)
+    stock = SentencePredictionCriterion(cfg, SimpleNamespace(label_dictionary=None))
+    net_input = {"src_tokens": batch["net_input"]["src_tokens"]}
+    sample = {"net_input": net_input, "target": batch["labels"][name]["target"], "ntokens": 1}
+    if is_number:
+        sample["target"] = sample["target"].float()
+    stock(model, sample)[0].backward()
+    for key, value in model.named_parameters():
+        found = own[key.replace(TEXT_HEAD, name)]
+        torch.testing.assert_close(found * scale**2, value.grad, rtol=1e-4, atol=1e-6 * scale**2)  # float32
 
 
 def test_scores_of_validation_are_those_of_all_rows(start, data):

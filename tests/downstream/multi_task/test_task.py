@@ -2,6 +2,7 @@
 refused."""
 
 import dataclasses
+import json
 import shutil
 
 import numpy as np
@@ -57,6 +58,35 @@ def test_ranks_and_micro_batches_read_the_updates_of_one(data):
             ]
             joined = [row for pair in zip(*of_ranks, strict=True) for part in pair for row in part]
             assert joined == [row for rows in whole for row in rows]
+
+
+def test_a_stop_continues_with_the_next_row(data):
+    task = make_task(data)
+    task.load_dataset("train")
+    iterator = batches(task, 2, 32)
+    expected = [batch["id"].tolist() for batch in iterator.next_epoch_itr()]
+    stopped = batches(task, 2, 32)
+    read = stopped.next_epoch_itr()
+    seen = [next(read)["id"].tolist() for _ in range(4)]
+    other = make_task(data)
+    other.load_dataset("train")
+    resumed = batches(other, 2, 32)
+    resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
+    assert seen + [batch["id"].tolist() for batch in resumed.next_epoch_itr()] == expected
+
+
+def test_the_rows_of_max_rows_are_those_of_one_task(data):
+    mixed = make_task(data, max_rows=20)
+    alone = make_task(data, ["CoLA"], TextClassificationTask, TextClassificationConfig, max_rows=20)
+    for task in (mixed, alone):
+        task.load_dataset("train")
+    rows, expected = mixed.datasets["train"].tasks, alone.datasets["train"]
+    assert [len(own) for own in rows.values()] == [16, 20, 20]
+    for index in range(20):
+        assert torch.equal(rows["CoLA"][index]["tokens"], expected[index]["tokens"])
+    np.testing.assert_array_equal(rows["CoLA"].targets, expected.targets)
+    mixed.load_dataset("valid")
+    assert len(mixed.datasets["valid"]) == 15, "a dev set is whole"
 
 
 def test_teachers_are_divided_by_task(data, tmp_path):

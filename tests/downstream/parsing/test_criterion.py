@@ -34,3 +34,21 @@ def test_loss_and_scores_by_hand():
     assert values["loss"] == pytest.approx(expected / 3, abs=1e-4)
     model.training = True
     assert "_words" not in criterion(model, sample)[2]
+
+
+def test_the_term_of_views_by_hand():
+    """Two unlabeled words, one of which is padding; p is uniform over 2 of 4 edges, q over all: KL = ln 2 for each view."""
+    scores = torch.zeros(1, 1, 2, 4)
+    fixed = torch.full((1, 2, 1, 4), -1e9)
+    fixed[..., :2] = 0.0
+    views = {"full": torch.zeros(1, 2, 1, 4, requires_grad=True), "forward-backward": torch.ones(1, 2, 1, 4)}
+    output = WordOutput({TREES: scores}, {TREES: fixed}, {TREES: views})
+    model = type("Model", (), {"training": True, "__call__": lambda self, **_: output})()
+    criterion = DependencyParsingCriterion(SimpleNamespace(relations=RELATIONS, views=tuple(views)))
+    sample = {"net_input": {"unlabeled": {"word_positions": torch.tensor([[1, 0]])}}, "target": torch.tensor([[3]])}
+    sample |= {"nwords": 1, "ntokens": 3, "nsentences": 1, "unlabeled_weight": 1.5, "num_unlabeled_words": 1}
+    loss, _, log = criterion(model, sample)
+    assert float(loss.detach()) == pytest.approx(math.log(8) + 1.5 * 2 * math.log(2), rel=1e-6)
+    values = logged(DependencyParsingCriterion, log)
+    expected = {"labeled_loss": math.log(8), "cvt_loss": 2 * math.log(2), "kl_full": math.log(2)}
+    assert {name: values[name] for name in expected} == pytest.approx(expected, abs=1e-4)

@@ -1,10 +1,12 @@
-"""Notations of spans, converted by hand."""
+"""Notations of spans, converted by hand, and against seqeval's own reading of each scheme."""
 
+import random
 from collections import Counter
 
 import pytest
 
 from amos_fairseq.downstream.tagging.schemes import describe, encode_spans, marks_ends, notation_of, spans_of
+from amos_fairseq.downstream.tagging.scores import count, scores
 
 # Labels of a data set, and the same in IOB or IOBES; a label that does not fit is missing.
 CONVERTED = [
@@ -77,6 +79,42 @@ def test_the_description_names_the_notation_and_four_labels():
         ("O O END", "IO"),
     ):
         assert describe(notation_of(Counter(labels.split()))).startswith(f"{name} labels, ")
+
+
+def well_formed(draw: random.Random, first: str, inside: str, last: str, single: str, is_suffix: bool) -> list[str]:
+    """The labels of a random sentence in the notation of these marks."""
+    labels: list[str] = []
+    for _ in range(draw.randint(1, 6)):
+        size = draw.randint(0, 4)
+        marks = [first, *[inside] * (size - 2), last] if size > 1 else [single] * size
+        kind = draw.choice(["X", "Y"])
+        labels += ["O"] * draw.randint(0, 2) + [f"{kind}-{mark}" if is_suffix else f"{mark}-{kind}" for mark in marks]
+    return labels or ["O"]
+
+
+@pytest.mark.parametrize(
+    ("marks", "scheme", "is_suffix"),
+    [("BIIB", "IOB2", False), ("BIES", "IOBES", False), ("BILU", "BILOU", False), ("BIIB", "IOB2", True)],
+)
+def test_scores_are_those_of_seqeval_in_the_own_scheme(marks, scheme, is_suffix):
+    """Of well-formed labels its strict mode, which knows the scheme, counts the same spans."""
+    from seqeval import scheme as schemes
+    from seqeval.metrics import f1_score
+
+    draw, sentences = random.Random(5), []
+    while len(sentences) < 100:
+        one, other = (well_formed(draw, *marks, is_suffix) for _ in range(2))
+        sentences.append((one[: len(other)], other[: len(one)]))
+        if any(part[-1:] and part[-1][0 if not is_suffix else -1] in "BI" for part in sentences[-1]):
+            sentences.pop()  # cut inside of a span
+    notation = notation_of(Counter(label for pair in sentences for labels in pair for label in labels))
+    totals = Counter()
+    for gold, predicted in sentences:
+        totals.update(count([notation[label] for label in gold], [notation[label] for label in predicted], True))
+    gold, predicted = map(list, zip(*sentences, strict=True))
+    expected = f1_score(gold, predicted, mode="strict", scheme=getattr(schemes, scheme), suffix=is_suffix)
+    assert 0 < expected < 1
+    assert scores(totals)["f1"] == pytest.approx(100 * expected)
 
 
 @pytest.mark.parametrize(

@@ -76,12 +76,17 @@ def test_every_awkward_case_by_hand():
 
 @pytest.mark.parametrize("places", ["BI", "I", "BIES"])
 def test_random_labels_of_every_scheme(places):
+    from seqeval.metrics import f1_score
+
     draw = random.Random(3)
     labels = ["O", "O", *(f"{place}-{kind}" for place in places for kind in ("X", "Y"))]
     for _ in range(50):
         sizes = [draw.randint(1, 12) for _ in range(20)]
         sentences = [(draw.choices(labels, k=size), draw.choices(labels, k=size)) for size in sizes]
-        assert counted(sentences) == conlleval(sentences)
+        counts = counted(sentences)
+        assert counts == conlleval(sentences)
+        gold, predicted = map(list, zip(*sentences, strict=True))
+        assert scores(counts)["f1"] == pytest.approx(100 * f1_score(gold, predicted))
 
 
 def test_cut_words_are_wrong_and_outside_of_spans():

@@ -1,4 +1,4 @@
-"""The divergence of two predictions: a float64 loop, classes that are excluded, gradients."""
+"""The divergence of two predictions: two words by hand, a float64 loop, classes that are excluded, gradients."""
 
 import math
 
@@ -6,6 +6,15 @@ import pytest
 import torch
 
 from amos_fairseq.downstream.views.training import summed_divergence
+
+
+def test_two_words_by_hand() -> None:
+    """p = (3/4, 1/4) and q = (1/2, 1/2): 3/4 ln 3/2 + 1/4 ln 1/2. The second word is predicted alike; a third slot is
+    padded."""
+    fixed = torch.tensor([[[math.log(3), 0.0], [5.0, 5.0], [9.0, 0.0]]])
+    scores = torch.tensor([[[1.0, 1.0], [-2.0, -2.0], [0.0, 9.0]]])
+    found = summed_divergence(fixed, scores, torch.tensor([[True, True, False]]))
+    assert float(found) == pytest.approx(0.75 * math.log(1.5) + 0.25 * math.log(0.5), rel=1e-6)
 
 
 def test_a_loop_in_float64() -> None:

@@ -1,13 +1,20 @@
 """Views of a part of a sentence: what they see, against independent encoders, and words that are removed."""
 
+from pathlib import Path
+
 import pytest
 import torch
+from hugging_face_folders import TOLERANCE
+from saved_models import write_run
 from small_models import ENCODER_SETTINGS, encoder_config, fine_tuning_task
+from transformers import BertModel
 
+from amos_fairseq.checkpoints.read import load_checkpoint
+from amos_fairseq.cli.main import main
 from amos_fairseq.downstream.parsing.model import ParsingModel
 from amos_fairseq.downstream.tagging.model import WordModel
 from amos_fairseq.downstream.views import PARSING_VIEWS, TAGGING_VIEWS
-from amos_fairseq.downstream.views.modules import REMOVED, WordPlaces, predict_views, remove_words
+from amos_fairseq.downstream.views.modules import REMOVED, WordPlaces, directed_states, predict_views, remove_words
 from amos_fairseq.functional.attention import reference_attention
 from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 from amos_fairseq.modules.encoder import one_sided
@@ -108,6 +115,20 @@ def test_views_of_edges_combine_two_sides() -> None:
     assert unchanged == {"forward-forward"}
     # The last word as a head of the second, from both sides.
     assert all(not torch.equal(before[view][0, 1, 4], after[view][0, 1, 4]) for view in PARSING_VIEWS)
+
+
+@torch.no_grad()
+def test_the_past_is_that_of_the_exported_encoder_as_a_decoder(tmp_path: Path) -> None:
+    """``BertModel(is_decoder=True)`` of an encoder without relative positions: it sees what precedes a token."""
+    write_run(tmp_path / "run", "electra", labels=3, relative_position_scheme="none", encoder_layers=2, embedding_dim=0)
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "folder"), "--part", "encoder", "--as", "bert"]) == 0
+    decoder = BertModel.from_pretrained(tmp_path / "folder", is_decoder=True, add_pooling_layer=False)
+    model = load_checkpoint(tmp_path / "run").model
+    model.register_cross_views(("forward",), "all", MASK)
+    tokens, mask = TOKENS.clamp(max=30), torch.arange(10) < torch.tensor(LENGTHS)[:, None]
+    expected = decoder.eval()(tokens, attention_mask=mask.long()).last_hidden_state[mask]
+    found = directed_states(model.eval(), tokens, LENGTHS)["past"][mask]
+    assert (found - expected).abs().max() < TOLERANCE * expected.abs().max()
 
 
 @torch.no_grad()
