@@ -1,4 +1,4 @@
-"""Electric against loops in float64: loss, gradients, logged values, scores."""
+"""Electric against loops in float64: loss, gradients, logged values, scores; Algorithm 2 of the thesis against Algorithm 1."""
 
 import math
 
@@ -10,6 +10,7 @@ from small_models import (
     ELECTRIC_VARIANTS,
     MASK_PROB,
     MASKED_SHARE,
+    batch_of,
     electric_criterion,
     logged,
     set_samples,
@@ -18,6 +19,7 @@ from small_models import (
 )
 
 from amos_fairseq.criterions.electric import ElectricCriterion
+from amos_fairseq.functional.replaced_token_detection import energies_of, noise_logits
 from amos_fairseq.models.electric import ElectricModel
 from amos_fairseq.models.pretraining import PretrainingBatch
 
@@ -135,6 +137,40 @@ def test_logged_values_by_hand(tokens: str) -> None:
     changed = (sampled.ne(kept) & (inputs["masked_weights"] > 0)).sum().item()
     assert got["replaced"] == pytest.approx(changed / batch["num_masked"], abs=1e-4)
     assert 0 < got["replaced"] < 1
+
+
+@pytest.mark.parametrize("tokens", ["sampled", "all"])
+def test_sums_over_batches_are_the_sum_of_the_whole(tokens: str) -> None:
+    """Gradient accumulation and ranks require this."""
+    model, whole = small_electric(generator_loss_tokens=tokens), small_batch((12, 7, 12, 10))
+    sampled = with_given_samples(model, whole)
+    criterion = electric_criterion(model)
+    loss, sample_size, log = criterion(model, whole)
+    parts = []
+    for rows in (slice(0, 1), slice(1, 4)):
+        inputs = {name: value[rows] for name, value in whole["net_input"].items()}
+        set_samples(model, sampled[rows])
+        parts.append(criterion(model, batch_of(inputs)))
+    assert sum(part[0].item() for part in parts) == pytest.approx(loss.item(), rel=1e-5)
+    assert sum(part[1] for part in parts) == sample_size
+    one, several = logged(ElectricCriterion, log), logged(ElectricCriterion, *(part[2] for part in parts))
+    assert one.pop("rtd_logit_std") != several.pop("rtd_logit_std")  # around the mean of a batch
+    assert several == pytest.approx(one, rel=1e-3, abs=1e-4)
+
+
+# p / (1 - p) of the model is k / (n - k) of the text.
+NUM_NOISE, MODEL_SHARE = 2, 2 / 6
+
+
+@pytest.mark.parametrize("share", [0.15, 0.25, 0.5])
+def test_noise_logit_is_that_of_the_quotient(share: float) -> None:
+    """D = p q / (p q + (1 - p) exp(-E)), and back."""
+    energies, log_q = torch.tensor([-2.0, 0.0, 3.5]), torch.tensor([-4.0, -0.5, -7.0])
+    logits = noise_logits(energies, log_q, share)
+    for energy, log_q_t, logit in zip(energies.tolist(), log_q.tolist(), logits.tolist(), strict=True):
+        noise, text = share * math.exp(log_q_t), (1 - share) * math.exp(-energy)
+        assert 1 / (1 + math.exp(-logit)) == pytest.approx(noise / (noise + text), rel=1e-5)
+    assert torch.allclose(energies_of(logits, log_q, share), energies, atol=1e-5)
 
 
 @pytest.mark.parametrize("variant", ELECTRIC_VARIANTS)

@@ -58,6 +58,19 @@ def test_mlm_flops_by_formula() -> None:
     assert training_flops(recipe("mlm_small"), V).per_update == 128 * fast
 
 
+@pytest.mark.slow
+def test_electra_flops_by_formula() -> None:
+    """ELECTRA-Small: loss and samples share one product with the vocabulary, which the reference computes twice."""
+    projections = 2 * 128 * 128 * (256 + 64)
+    head = mlm_head(20, 64, 128) + 2 * 128 * 256 * 256 + 2 * 128 * 256
+    vocabulary = output_layer(20, 128)
+    forward = layers(12, 256, 128) + layers(12, 64, 128) + projections + head + vocabulary
+    cfg = recipe("electra_small")
+    assert training_flops(cfg, V, reference=True).per_update == 128 * (3 * forward + vocabulary)
+    fast = forward - skipped(128, 20, 64)
+    assert training_flops(cfg, V).per_update == 128 * (3 * fast + vocabulary)  # computed again in the backward pass
+
+
 def test_amos_flops_by_formula() -> None:
     """AMOS-small without a relative position table: depths 4, 6, 8 with an MLM head each, 20 masked positions.
 

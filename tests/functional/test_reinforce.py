@@ -1,5 +1,7 @@
 """REINFORCE: against the exact gradient, enumerated over a vocabulary of five tokens."""
 
+import math
+
 import pytest
 import torch
 from small_models import electra_criterion, small_electra
@@ -14,6 +16,26 @@ def exact_gradient(logits: torch.Tensor, rewards: torch.Tensor) -> torch.Tensor:
     """Of -E[R] = -sum_v q(v) R(v): written out, -q(v) (R(v) - E[R])."""
     q = logits.softmax(-1)
     return -q * (rewards - (q * rewards).sum())
+
+
+@pytest.mark.parametrize("baseline", [-3.0, 0.0, 4.0])
+def test_expected_gradient_does_not_depend_on_the_baseline(baseline: float) -> None:
+    """sum_v q(v) grad(policy loss of v), no sampling at all: b drops out of the sum."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(VOCABULARY, generator=generator, dtype=torch.float64, requires_grad=True)
+    rewards = torch.rand(VOCABULARY, generator=generator, dtype=torch.float64) * 3
+    losses = policy_losses(logits.log_softmax(-1), rewards, torch.full((VOCABULARY,), baseline, dtype=torch.float64))
+    (logits.detach().softmax(-1) * losses).sum().backward()
+    torch.testing.assert_close(logits.grad, exact_gradient(logits.detach(), rewards))
+
+
+def test_losses_by_hand() -> None:
+    """b = -log sigmoid(0) = log 2; -(R - b) log q; the baseline's target is exp(-R)."""
+    reward, log_prob = torch.tensor([1.5]), torch.tensor([-0.7])
+    assert policy_losses(log_prob, reward, torch.zeros(1)).item() == pytest.approx((1.5 - math.log(2)) * 0.7)
+    target, predicted = math.exp(-1.5), 1 / (1 + math.exp(-0.4))
+    expected = -target * math.log(predicted) - (1 - target) * math.log(1 - predicted)
+    assert baseline_losses(torch.tensor([0.4]), reward).item() == pytest.approx(expected)
 
 
 def test_rewards_and_baseline_of_the_policy_loss_receive_no_gradient() -> None:

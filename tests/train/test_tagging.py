@@ -48,7 +48,7 @@ def predictions(file: Path) -> list[list[list[str]]]:
     return [[line.split("\t") for line in block.split("\n")] for block in blocks]
 
 
-def test_ners_and_parts_of_speech_are_learned(place, learned):
+def test_entities_and_parts_of_speech_are_learned(place, learned):
     """Read words are learned; cut ones are counted, reported and wrong. Two columns, one of raw files, share one table."""
     scores = json.loads((place / "out" / RUN / "scores.json").read_text())
     rows = [row for sentence in predictions(place / "out" / RUN / "predictions.txt") for row in sentence]
