@@ -53,15 +53,9 @@ def test_a_torch_that_is_too_old_is_one_line(machine: dict[str, str], tmp_path: 
 
 
 @pytest.mark.slow
-def test_text_is_prepared_and_trained_on_offline(corpus_text: Path, machine: dict[str, str], tmp_path: Path):
-    """Also with a folder "preprocess" in the current one."""
-    (tmp_path / "preprocess").mkdir()
-    prepare = ["bash", ROOT / "preprocess/pretraining/prepare.sh", corpus_text]
-    flags = shlex.split("--out data --vocab-size 120 --workers 1")
-    result = run_process([*prepare, *flags], tmp_path, machine)
-    assert result.returncode == 0, result.stderr[-3000:]
+def test_training_needs_no_network(binarized_corpus: Path, machine: dict[str, str], tmp_path: Path):
     flags = "--tokens-per-sample 32 --max-positions 32 --batch-size 8 --update-freq 1 --max-update 2 --num-workers 0"
-    train = shlex.split(f"amos_tiny data run {flags} --cpu --disable-validation")
+    train = shlex.split(f"amos_tiny {binarized_corpus} run {flags} --cpu --disable-validation")
     result = run_process(["bash", ROOT / "examples/pretraining/train.sh", *train], tmp_path, machine)
     assert result.returncode == 0, result.stderr[-3000:]
     assert (tmp_path / "run" / "checkpoint_last.pt").is_file()

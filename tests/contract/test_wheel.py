@@ -44,7 +44,7 @@ def fresh_environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     install = ["-m", "pip", "--python", str(root / "bin" / "python"), "install", "--no-deps", "--no-index", str(wheel)]
     subprocess.run([sys.executable, *install], check=True, capture_output=True)
     for name in BESIDE_THE_WHEEL:
-        shutil.copytree(present / name, site_packages / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(present / name, site_packages / name)  # with what Python has compiled
     # A .pth file adds the folder without reading the .pth files in it: the editable installation stays unseen.
     (site_packages / "dependencies.pth").write_text(f"{present}\n", encoding="utf-8")
     return root

@@ -199,8 +199,8 @@ def test_heads_are_trained(recipe: str, length: int, job: str) -> None:
 @pytest.mark.slow
 def test_options_for_few_labels() -> None:
     with fake_cuda() as cuda:
-        fine_tune(cuda, "amos_mini", "several tasks", 65, "fp16", layers="mix", pooling="mean", new_top_layers=1)
-        fine_tune(cuda, "amos_mini", "spans, independent", 65, "bf16", layers="2")
+        fine_tune(cuda, "amos_tiny", "several tasks", 65, "fp16", layers="mix", pooling="mean", new_top_layers=1)
+        fine_tune(cuda, "amos_tiny", "spans, independent", 65, "bf16", layers="1")
 
 
 @pytest.mark.slow

@@ -340,18 +340,6 @@ def test_a_race_of_rows_is_the_one_of_all_weights(kernels, monkeypatch) -> None:
     assert ((lost >= 0) & (lost < 0.5)).all()
 
 
-def test_the_same_inputs_give_the_same_bits(kernels, monkeypatch) -> None:
-    *leaves, targets = inputs(3, 3, 4, 130)
-    positions_at_once(monkeypatch, kernels, 3, *leaves)
-    sampler = MixtureReplacementSampler(torch.rand(4, 3), 6)
-    results = []
-    for _ in range(2):
-        torch.manual_seed(0)
-        prediction = triton_layer(*leaves, targets, torch.tensor([0]), sampler)
-        results.append([*with_gradients(leaves, prediction.nll), prediction.correct, *prediction.samples])
-    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
-
-
 def test_operators_are_what_pytorch_is_told_of_them(logits_module) -> None:
     """Shapes, strides and dtypes on tensors without numbers, and which arguments change."""
     logits, gamma = torch.randn(2, 3, 70).bfloat16(), torch.rand(3, 2)

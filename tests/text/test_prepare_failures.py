@@ -230,7 +230,7 @@ def test_interrupted_and_killed_runs_continue(tmp_path):
     """
     (tmp_path / "preprocess").mkdir()
     (tmp_path / "preprocess" / "__init__.py").write_text("raise SystemExit('the wrong package')")
-    source = write_text(tmp_path / "text.txt", make_documents(12_000))
+    source = write_text(tmp_path / "text.txt", make_documents(6_000))
     flags = [str(source), "--vocab-size", "150", "--shard-megabytes", "0.1", "--workers", "2"]
     out = tmp_path / "out"
     script = ["bash", str(ROOT / "preprocess" / "pretraining" / "prepare.sh"), *flags, "--out", str(out)]

@@ -1,4 +1,7 @@
-"""``--compile`` in real runs: what they train, and how they continue."""
+"""``--compile`` in real runs, by hand: what they train, and how they continue.
+
+tests/modules/test_compilation.py compiles layers with the same compiler, and trains without its code generator.
+"""
 
 import os
 import re
@@ -20,9 +23,10 @@ FLAGS = shlex.split(
 )
 # fairseq rounds what it logs to 3 digits; compiled sums, and those over ranks, have another order.
 LOSS_TOLERANCE = 2e-3
-NEEDS_COMPILER = pytest.mark.skipif(
-    shutil.which(os.environ.get("CXX", "g++")) is None, reason="there is no C++ compiler"
-)
+pytestmark = [
+    pytest.mark.by_hand,
+    pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="there is no C++ compiler"),
+]
 
 
 def assert_close_losses(save_dir: Path, reference: Path) -> None:
@@ -45,8 +49,6 @@ def in_folder(folder: Path, data: Path) -> Callable[..., tuple[Path, str]]:
     return train
 
 
-@pytest.mark.slow
-@NEEDS_COMPILER
 def test_compiled_layers_train_what_eager_layers_train(binarized_corpus: Path, tmp_path: Path) -> None:
     """A compiled run that is continued halfway ends in the same bits (with dropout: tests/modules/test_compilation.py)."""
     train = in_folder(tmp_path, binarized_corpus)
@@ -64,8 +66,6 @@ def test_compiled_layers_train_what_eager_layers_train(binarized_corpus: Path, t
     assert_same_run(continued, compiled)
 
 
-@pytest.mark.by_hand
-@NEEDS_COMPILER
 def test_compiled_layers_of_two_ranks(binarized_corpus: Path, tmp_path: Path) -> None:
     """One backward pass of two exchanges gradients."""
     train = in_folder(tmp_path, binarized_corpus)

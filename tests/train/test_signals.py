@@ -23,6 +23,7 @@ from tiny_runs import run_process
 from torch.distributed.run import get_args_parser
 
 from amos_fairseq.errors import INTERRUPTED, REQUEUE
+from amos_fairseq.recipes.overrides import training_command
 from amos_fairseq.run.signals import SIGNALS
 
 pytestmark = pytest.mark.slow
@@ -97,25 +98,30 @@ def test_signals_to_two_ranks(binarized_corpus: Path, tmp_path: Path, monkeypatc
     monkeypatch.setenv("PET_SIGNALS_TO_HANDLE", "SIGTERM,SIGUSR1,SIGUSR2")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
-    def train(name: str) -> list[str]:
+    def settings_of(name: str) -> list[str]:
         batch = ["dataset.batch_size=8", "dataset.num_workers=0", "common.cpu=true", "task.precision=float32"]
-        return ["train", "amos_tiny", *settings(binarized_corpus, tmp_path / name), *batch]
+        return [*settings(binarized_corpus, tmp_path / name), *batch]
+
+    def forked(name: str) -> list[str]:
+        """``amos train`` would replace itself by a new process."""
+        command, _ = training_command("amos_tiny", settings_of(name))
+        return [sys.executable, "-m", *command[command.index("fairseq_cli.hydra_train") :]]
 
     # Without the address torchrun asks the name server for that of this machine.
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
     amos = str(Path(sys.executable).with_name("amos"))
-    command = ["env", *torchrun, "--nproc-per-node", "2", "--no-python", amos, *train("run")]
+    command = ["env", *torchrun, "--nproc-per-node", "2", "--no-python", amos, "train", "amos_tiny"]
+    command += settings_of("run")
     run = BackgroundRun(command, tmp_path / "torchrun.log")
     run.wait_for_update(SENT_AFTER[signal.SIGTERM])
     children = map(int, run_process(["ps", "-o", "pid=", "--ppid", run.process.pid]).stdout.split())
     os.kill(run.process.pid if passes_signals_on() else max(children), signal.SIGTERM)
     before = assert_stopped(run, tmp_path / "run", signal.SIGTERM, exit_code=1)
 
-    forked = [sys.executable, "-m", "amos_fairseq.cli.main"]
-    text = run_to_end([*forked, *train("run")], tmp_path / "last.log", num_ranks=2)
+    text = run_to_end(forked("run"), tmp_path / "last.log", num_ranks=2)
     assert f"@ {before} updates)" in text
     cores = len(os.sched_getaffinity(0))
     for rank in range(2):
         assert re.search(rf"rank {rank} of 2 on \S+: {cores} CPUs, OMP_NUM_THREADS=1\n", text)
-    run_to_end([*forked, *train("undisturbed")], tmp_path / "undisturbed.log", num_ranks=2)
+    run_to_end(forked("undisturbed"), tmp_path / "undisturbed.log", num_ranks=2)
     assert_same_run(tmp_path / "run", tmp_path / "undisturbed")
