@@ -56,7 +56,7 @@ def compose(*overrides: str) -> DictConfig:
         ("task._name=5", "there is no task '5' (task._name)"),
         ("model.dropout=-0.1", "model.dropout (--dropout) -0.1 must be 0 or more and below 1"),
         ("model.relative_position_scheme=t6", "model.relative_position_scheme: Invalid value 't6', expected one of"),
-        ("+lr_scheduler.force_anneal=soon", "lr_scheduler.force_anneal: Value 'soon' of type 'str' could not be"),
+        ("lr_scheduler.power=soon", "lr_scheduler.power: Value 'soon' of type 'str' could not be"),
     ],
 )
 def test_a_wrong_value_is_one_line_with_key_value_and_what_is_allowed(override: str, line: str) -> None:

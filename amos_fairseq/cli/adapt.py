@@ -63,8 +63,10 @@ def run(arguments: argparse.Namespace, of_prepare: argparse.ArgumentParser) -> N
         if getattr(arguments, name) < 1 + (name == "length"):
             raise UserError(f"--{name.replace('_', '-')} {getattr(arguments, name)} is too small")
     if not 0 <= arguments.minutes < math.inf:
-        raise UserError(f"--minutes {arguments.minutes:g} must be above 0")
-    import_fairseq(inputs=[arguments.model, *arguments.text, arguments.tokenizer, arguments.check_similarity])
+        raise UserError(f"--minutes {arguments.minutes:g} must be 0, for --updates, or more")
+    has_begun = (arguments.out / "settings.json").is_file()  # what is in OUT already may be gone
+    inputs = [] if has_begun else [arguments.model, *arguments.text, arguments.tokenizer]
+    import_fairseq(inputs=[*inputs, arguments.check_similarity])
     from amos_fairseq.adaptation.adapt import NEW, SELF, Adaptation, adapt
 
     def prepare_text(out: Path, tokenizer: Path) -> None:

@@ -44,7 +44,12 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> None:
     out, depths = arguments.out, arguments.depths
     check_output_file(out)
-    import_fairseq(inputs=[arguments.source, arguments.generator, arguments.tokenizer])
+    if not arguments.source.exists():
+        raise UserError(
+            f"{arguments.source}: no such file or folder: give a folder of a Hugging Face model, as hf download --local-dir "
+            "writes it, or a checkpoint"
+        )
+    import_fairseq(inputs=[arguments.generator, arguments.tokenizer])
     from amos_fairseq.hugging_face.import_folder import import_folder
     from amos_fairseq.hugging_face.import_released import import_release
     from amos_fairseq.hugging_face.imported import report_lines, write

@@ -26,7 +26,7 @@ from typing import Any
 import fairseq.utils
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from amos_fairseq.errors import UserError, report_user_errors, save_dir_not_writable
 from amos_fairseq.files import refuse_link
@@ -56,7 +56,9 @@ class ImportPlugin(Callback):
         with report_user_errors():  # Hydra turns exceptions of a callback into warnings
             _check_writable(str(folder))
             _refuse_links([str(folder)], config)
-        if new_folders:
+        save_dir = OmegaConf.select(config, "checkpoint.save_dir")
+        is_save_dir = save_dir is not None and folder.resolve() == Path(save_dir).resolve()
+        if new_folders and is_save_dir:  # elsewhere a complete run has no other files either
             atexit.register(_remove_unused, new_folders, {".hydra", f"{config.hydra.job.name}.log"})
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:

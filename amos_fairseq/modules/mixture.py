@@ -103,7 +103,9 @@ def check_strategy(strategy: str, num_depths: int, fixed_weights: Sequence[float
                 f"got {list(fixed_weights)}"
             )
     if strategy == "layer_switch" and max_update <= 0:
-        raise ValueError("--mixture layer_switch needs --max-update: it switches at equal parts of the planned updates")
+        raise ValueError(
+            "--mixture layer_switch needs --max-update, and no --minutes: it switches at equal parts of the planned updates"
+        )
 
 
 class MixturePrediction(NamedTuple):

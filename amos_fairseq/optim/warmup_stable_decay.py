@@ -25,7 +25,8 @@ class WarmupStableDecayConfig(FairseqDataclass):
     total_num_update: float = field(
         default=II("optimization.max_update"),
         metadata={
-            "help": "update at which the decay ends; with --minutes, the share of the warm-up is --warmup-updates of it",
+            "help": "update at which the decay ends; with --minutes, the warm-up is the share --warmup-updates / "
+            "--total-num-update of the time",
             "range": "0 or more",
         },
     )

@@ -38,12 +38,14 @@ def check_settings(settings: Sequence[str], config_dir: Path, name: str) -> None
             continue
         key, value = match["key"], match["value"]
         if key in GROUPS:
-            check_group(setting, key, value)
+            if not (config_dir / key).is_dir():  # a group of Hydra beside the user's YAML
+                check_group(setting, key, value)
         elif known and key not in known and not key.startswith("hydra."):
             raise UserError(f"{setting}: {name} has no setting {key}{did_you_mean(similar_settings(key, known))}")
-    for setting in settings:
-        if setting.startswith("task.data="):
-            check_data(setting)
+    if "task._name=text_pretraining" in (*settings, f"task._name={known.get('task._name')}"):
+        for setting in settings:
+            if setting.startswith("task.data="):
+                check_data(setting)
 
 
 def check_data(setting: str) -> None:

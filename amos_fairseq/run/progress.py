@@ -129,13 +129,13 @@ class Progress(Hook):
             return
         settings["log_format"] = "none"
         if self._bar is None:
-            settings = {"total": self._total, "unit": "update"}
+            of_bar = {"total": self._total, "unit": "update"}
             if self._minutes:
-                settings = {
+                of_bar = {
                     "total": self._minutes,
                     "bar_format": "{percentage:3.0f}%|{bar}| {n:.1f} of {total:g} min{postfix}",
                 }
-            self._bar = tqdm(initial=self._done(), dynamic_ncols=True, smoothing=0.05, **settings)
+            self._bar = tqdm(initial=self._done(), dynamic_ncols=True, smoothing=0.05, **of_bar)
             for console in console_filters():
                 console.bar = self._bar
 

@@ -284,10 +284,13 @@ def refusal(trainer: Any, restore_file: str) -> str | None:
         if restore_file == DEFAULT_FILE:
             return None
         return (
-            f"--restore-file {restore_file} is at update {updates}, and --max-update {max_update} is reached: raise "
-            f"--max-update to continue that run, or give {NEW_SCHEDULE} to start a new schedule from its weights"
+            f"{restore_file} is at update {updates}, and --max-update {max_update} is reached: raise --max-update, also for a "
+            f"branch that decays from it, or give {NEW_SCHEDULE} to start a new schedule from its weights"
         )
-    if trainer.get_lr() > 0 or getattr(schedule_of(trainer), "seconds", 0) > 0:
+    over_time = getattr(trainer.cfg, "lr_scheduler", None) is not None and getattr(
+        trainer.cfg.lr_scheduler, "minutes", 0
+    )
+    if trainer.get_lr() > 0 or over_time:
         return None
     return (
         f"after update {updates} the learning rate is 0, because the schedule has ended: raise "

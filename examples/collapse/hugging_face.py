@@ -77,8 +77,9 @@ def check(cfg: DictConfig) -> None:
         raise UserError("only ELECTRA with shared embeddings can be built from Hugging Face's classes")
     if cfg.model.relative_position_scheme != "none" or cfg.model.token_types or cfg.model.encoder != "bert":
         raise UserError("give model.encoder=bert model.relative_position_scheme=none model.token_types=0")
-    if cfg.optimization.update_freq != [1] or cfg.lr_scheduler._name != "polynomial_decay":
-        raise UserError("give optimization.update_freq=[1] lr_scheduler=polynomial_decay")
+    schedule = cfg.lr_scheduler
+    if cfg.optimization.update_freq != [1] or schedule.decay_share != 1 or schedule.decay_from or schedule.minutes:
+        raise UserError("give optimization.update_freq=[1], and no decay_share, decay_from or minutes of lr_scheduler")
 
 
 def train(cfg: DictConfig, out: Path) -> None:

@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from amos_fairseq.recipes import RECIPES, packaged_recipes
 from amos_fairseq.recipes.composition import compose_with_hydra
-from amos_fairseq.recipes.known_settings import known_settings
+from amos_fairseq.recipes.known_settings import check_settings, known_settings
 
 OF_EACH_FORM = ["electra_modern_mini", "variants/electra_unigram", "variants/teams_extra_layer", "amos_tiny"]
 
@@ -30,3 +30,5 @@ def test_defaults_of_other_kinds_are_left_to_hydra(tmp_path: Path) -> None:
     for name, defaults in {"group": "[{model: amos}]", "broken": "[/absent]", "itself": "[itself]"}.items():
         (tmp_path / f"{name}.yaml").write_text(f"defaults: {defaults}\ntask:\n  data: ???\n")
         assert known_settings(tmp_path, name) == {}
+    (tmp_path / "model").mkdir()
+    check_settings(["model=small", "task.data=absent"], tmp_path, "group")  # what fairseq's own task reads is not known

@@ -111,7 +111,7 @@ def test_classes(place, classes, tmp_path):
     printed = (classes / "classification.md").read_text()
     assert "3 classes (is blue!, is grey!, is red!), inferred" in printed
     assert "dev: 9 rows of classes.tsv, chosen at random (seed 1); 81 rows train" in printed
-    rows = r"amos_tiny \(.* updates\) .*\n.*most frequent class .*\n.*linear model on frozen states .*\n.*\(random weights\) "
+    rows = r"synthetic .*\n.*most frequent class .*\n.*linear model on frozen states .*\n.*\(random weights\) "
     assert re.search(rows, printed)
     rows = read_tsv(classes / RUN / "predictions.dev.tsv")
     found, gold = ([row[name] for row in rows] for name in ("prediction", "label"))

@@ -32,7 +32,7 @@ tasks: {tagging: {min_updates: 60}}
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    """An untrained checkpoint, 12 sentences with labels of ners and 28 without, and all with parts of speech."""
+    """An untrained checkpoint, 12 sentences with labels of entities and 28 without, and all with parts of speech."""
     place = tmp_path_factory.mktemp("views")
     prepare_tagging(place / "ner", "--labeled", "12", "--unlabeled", "rest", "--encoding", "bioes")
     prepare_tagging(place / "pos", "--column", "pos")
@@ -93,8 +93,8 @@ def test_one_model_of_two_columns(place, tmp_path):
     best.write_text(RECIPE.replace("checkpoint: last", "checkpoint: best"))
     printed = tag(place, tmp_path / "out", "--data", *folders, "--views", "future,past", "--recipe", best)
     assert "views future,past" in printed
-    assert "ner of ner,pos: amos" in printed
-    assert "pos of ner,pos: amos" in printed
+    assert "ner of ner,pos: synthetic" in printed
+    assert "pos of ner,pos: synthetic" in printed
     run = tmp_path / "out" / "runs" / "tagging-ner,pos" / "seed1"
     result = json.loads((run / "result.json").read_text())
     assert result["scores"]["average"] == pytest.approx(

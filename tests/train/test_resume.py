@@ -104,7 +104,7 @@ def test_a_broken_update_ends_with_one_line(binarized_corpus: Path, tmp_path: Pa
     assert run.exit_code() == 1, run.text()[-3000:]
     (line,) = error_lines(run)
     assert line.startswith("amos_fairseq: error: update 2: the gradient is not finite (")
-    assert "mlm_loss_1 = nan, mlm_loss_2 = nan; no loss scale): lower the learning rate" in line
+    assert "mlm_loss_1 = nan, mlm_loss_2 = nan, rtd_loss = nan; no loss scale): lower the learning rate" in line
     assert not list((tmp_path / "run").glob("*.pt"))
 
 

@@ -128,6 +128,9 @@ class WordSource:
         """Return the sentences of all splits with their labels in ``column``, which those of the split ``unlabeled`` lack; and
         whether the labels mark spans."""
         train, dev = files = [self.read_labeled(path) for path in (self.train, self.dev)]
+        if dev.kind == train.kind == COLUMNS and dev.names != train.names and len(dev.names) == len(train.names):
+            # The names follow from the labels, and a dev set may have no entity.
+            dev = files[1] = read_sentences(self.dev, train.names)
         for file in files:
             if column not in file.names:
                 hint = ": --columns names those behind the word" if file.kind == COLUMNS else ""

@@ -99,6 +99,15 @@ def test_conllu_and_other_columns(data, tmp_path):
     assert manifest_of(tmp_path / "named")["column"] == "tag"
 
 
+def test_a_dev_file_without_entities_has_the_columns_of_the_training_file(data, tmp_path):
+    train, dev = tmp_path / "train.txt", tmp_path / "dev.txt"
+    train.write_text("Anna NNP B-PER\nsees VBZ O\nRome NNP B-LOC\n\nthe DT O\n")
+    dev.write_text("the DT O\nsees VBZ O\n")
+    main([train, dev, data / "tokenizer", tmp_path / "out"])
+    assert manifest_of(tmp_path / "out")["column"] == "ner"
+    assert labels_of(tmp_path / "out") == [["O", "O"]]
+
+
 def test_a_column_of_any_name_has_a_folder_that_can_be_used(data, tmp_path):
     """A CoNLL-U Plus column such as X:NER; fairseq would take its name for two folders."""
     path = tmp_path / "a.conllup"

@@ -207,8 +207,8 @@ def pos_and_more(tmp_path_factory):
 
 
 def test_several_columns_share_unlabeled_sentences(ner, pos):
-    """10 sentences of ners and 40 of parts of speech: n = 40^0.25 |D|^0.75 = 14 and 40 an epoch; each unlabeled sentence has
-    predictions for both columns, and each labeled one for its own."""
+    """10 sentences of entities, 40 of parts of speech: n = 40^0.25 |D|^0.75 = 14 and 40 an epoch; each unlabeled sentence
+    has predictions for both columns, and each labeled one for its own."""
     task = make_task(ner, pos, views="full,future")
     model, found = build(task).eval(), batches(task, size=9)
     assert sum(len(batch["id"]) for batch in found) == 54
@@ -237,7 +237,7 @@ def test_several_columns_share_unlabeled_sentences(ner, pos):
             q = scores.double().softmax(-1)
             for row, word in unlabeled_words:
                 divergence += float((p[row, word] * (p[row, word] / q[row, word]).log()).sum())
-    # The mean number of words of a labeled sentence of an epoch, 14 of ners and 40 of parts of speech.
+    # The mean number of words of a labeled sentence of an epoch, 14 of entities and 40 of parts of speech.
     data = task.datasets["train"]
     means = [
         np.mean([len(rows[index]["positions"]) for index in range(len(rows))])

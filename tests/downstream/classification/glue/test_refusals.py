@@ -67,7 +67,7 @@ def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_tra
         (["--tasks", "RTE", "--write-test"], "has no test set of RTE"),
         (["--tasks", "CoLA", "--max-rows", "0"], "--max-rows 0 must be at least 1"),
         (["--tasks", "CoLA", "--gold-weight", "0"], "--gold-weight has no effect without --teachers"),
-        (["--tasks", "CoLA", "--teachers", tmp_path / "absent"], "is no directory"),
+        (["--tasks", "CoLA", "--teachers", tmp_path / "absent"], "no such file or folder"),
         (["--tasks", "CoLA", "--teachers", tmp_path / "finished"], "with --write-train"),
         (["--tasks", "RTE", "--teachers", tmp_path / "t"], "has no predictions for RTE (it has CoLA, STS-B)"),
         (["--tasks", "CoLA", "--teachers", tmp_path / "t", "--gold-weight", "2"], "a number from 0 to 1"),
