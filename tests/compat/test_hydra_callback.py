@@ -53,8 +53,8 @@ def test_a_folder_that_cannot_be_written_is_refused_before_hydra_writes_there(mo
 
 @pytest.mark.parametrize("is_used", [False, True])
 def test_a_run_that_ends_at_its_start_leaves_no_folder(is_used: bool, tmp_path, monkeypatch) -> None:
-    """Its parents that are new go too; a checkpoint, or a folder that was there before, stays. A folder of Hydra beside SAVE_DIR
-    has only Hydra's files after a complete run as well."""
+    """Its parents that are new go too; a checkpoint, or a folder that was there before, stays. A folder of Hydra
+    beside SAVE_DIR has only Hydra's files after a complete run as well."""
     at_exit = []
     monkeypatch.setattr(atexit, "register", lambda *call: at_exit.append(call))
     run = tmp_path / "checkpoints" / "mlm_mini"
