@@ -93,8 +93,9 @@ def test_one_model_of_two_columns(place, tmp_path):
     best.write_text(RECIPE.replace("checkpoint: last", "checkpoint: best"))
     printed = tag(place, tmp_path / "out", "--data", *folders, "--views", "future,past", "--recipe", best)
     assert "views future,past" in printed
-    assert "ner of ner,pos: synthetic" in printed
-    assert "pos of ner,pos: synthetic" in printed
+    table = (tmp_path / "out" / "tagging.md").read_text(encoding="utf-8")  # no row of it is broken
+    assert "| ner of ner,pos: synthetic |" in table
+    assert "| pos of ner,pos: synthetic |" in table
     run = tmp_path / "out" / "runs" / "tagging-ner,pos" / "seed1"
     result = json.loads((run / "result.json").read_text())
     assert result["scores"]["average"] == pytest.approx(
