@@ -16,10 +16,9 @@ from small_models import (
     small_electra,
 )
 
-from amos_fairseq.criterions import electra
 from amos_fairseq.criterions.electra import ElectraCriterion
 from amos_fairseq.errors import UserError
-from amos_fairseq.functional.positions import random_positions
+from amos_fairseq.functional.positions import mark_positions, random_positions
 from amos_fairseq.models.electra import ElectraOutput
 from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.modules.heads import TokenPredictions
@@ -122,21 +121,26 @@ def test_the_detection_loss_of_masked_positions_is_their_mean(lengths: tuple[int
     assert got["replaced"] == pytest.approx(model.output.replaced.sum().item() / sample_size, abs=1e-4)
 
 
-def test_the_detection_loss_of_random_positions_is_their_mean(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many in each text as are masked: here the first ones."""
+def test_expected_loss_of_random_positions_is_the_mean_over_all() -> None:
+    """Over 1,000 samples, within 4 standard errors of their mean."""
     batch = small_batch(PADDED)
-    counts = batch["net_input"]["masked_weights"].sum(1)
-    places = [(row, position) for row, count in enumerate(counts.int().tolist()) for position in range(count)]
-    is_first = torch.arange(max(PADDED)) < counts[:, None]
-    monkeypatch.setattr(electra, "random_positions", lambda is_real, given: is_first if given.equal(counts) else None)
-    model = GivenOutput(batch)
-    loss, sample_size, log = electra_criterion(1.0, detection_positions="random")(model, batch)
+    model, criterion = GivenOutput(batch), electra_criterion(1.0, detection_positions="random")
+    torch.manual_seed(0)
     mlm = sum(model.output.mlm_nll[row, slot].item() for row, slot, _ in masked_slots(batch))
-    assert loss.item() - mlm == pytest.approx(sum(detection(model.output, *place) for place in places), rel=1e-4)
-    assert log["_scored"].item() == sample_size
+    losses, log = [], {}
+    for _ in range(1_000):
+        loss, sample_size, log = criterion(model, batch)
+        assert log["_scored"].item() == sample_size
+        losses.append(loss.item() - mlm)
+    expected = 0.0
+    for row, length in enumerate(PADDED):
+        count = int(batch["net_input"]["masked_weights"][row].sum())
+        expected += count / length * sum(detection(model.output, row, position) for position in range(length))
+    seen = torch.tensor(losses, dtype=torch.float64)
+    assert abs(seen.mean().item() - expected) < 4 * seen.std().item() / math.sqrt(len(losses))
+    assert seen.std() > 0.1
     # How many are replaced does not depend on the scored positions.
-    replaced = model.output.replaced.sum().item() / sample_size
-    assert logged(ElectraCriterion, log)["replaced"] == pytest.approx(replaced, abs=1e-4)
+    assert logged(ElectraCriterion, log)["replaced"] == pytest.approx(model.output.replaced.sum().item() / 11, abs=1e-4)
 
 
 def test_candidates_are_sampled_uniformly() -> None:
@@ -148,6 +152,11 @@ def test_candidates_are_sampled_uniformly() -> None:
     assert second.equal(candidates[1].double())
     assert first[5] == 0
     assert first[:5].sub(2 / 5).abs().max() < 4.5 * math.sqrt(0.4 * 0.6 / 4_000)
+
+
+def test_marked_positions_are_those_of_weight_one() -> None:
+    marks = mark_positions(torch.tensor([[2, 4, 0], [1, 0, 0]]), torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]]), 5)
+    assert marks.nonzero().tolist() == [[0, 2], [0, 4], [1, 1]]
 
 
 @pytest.mark.parametrize("lengths", [PADDED, FULL])

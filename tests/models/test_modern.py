@@ -11,14 +11,16 @@ from small_models import (
     small_amos,
     small_batch,
     small_electra,
+    small_electric,
     small_teams,
 )
 from torch import nn
 
 from amos_fairseq.models.amos import AmosConfig, AmosModel
 from amos_fairseq.models.pretraining import PretrainingBatch
+from amos_fairseq.modules.heads import NormedDetectionHead
 from amos_fairseq.modules.initialization import parameter_group
-from amos_fairseq.modules.modern_encoder import ModernBertLayer
+from amos_fairseq.modules.modern_encoder import ModernBertEncoder, ModernBertLayer
 
 MODERN = {"encoder": "modernbert", "relative_position_scheme": "none", "local_attention": 6, "embedding_dim": 0}
 
@@ -93,6 +95,16 @@ def test_depths_are_read_through_the_last_layer_norm_and_do_not_train_the_blocks
     assert norm.weight.grad.abs().max() > 0
 
 
+def test_detection_heads_have_the_form_of_the_family() -> None:
+    for model in (small_electra(**MODERN), small_amos(**MODERN), small_teams(**MODERN), small_electric(**MODERN)):
+        head = model.detection_head
+        assert isinstance(head, NormedDetectionHead)
+        states = torch.randn(2, 3, 16)
+        hidden = nn.functional.gelu(states @ head.transform.dense.weight.T)
+        normed = nn.functional.layer_norm(hidden, (16,), head.transform.norm.weight, None, 1e-5)
+        torch.testing.assert_close(head(states), normed @ head.output.weight[0] + head.output.bias)
+
+
 def test_the_last_layer_norm_belongs_to_the_heads_and_to_the_discriminator() -> None:
     model = small_amos(**MODERN, discriminator_lr_scale=0.5)
     scales = {name: parameter_group(parameter).lr_scale for name, parameter in model.named_parameters()}
@@ -103,3 +115,15 @@ def test_the_last_layer_norm_belongs_to_the_heads_and_to_the_discriminator() -> 
     depths = {name: parameter_group(parameter).depth for name, parameter in tuned.named_parameters()}
     assert depths["encoder.final_norm.weight"] == depths["classification_heads.task.transform.norm.weight"] == 0
     assert (depths["encoder.layers.1.ffn_in.weight"], depths["encoder.embedding_norm.weight"]) == (1, 3)
+
+
+def test_fine_tuning_starts_from_the_pretrained_encoder() -> None:
+    pretrained = small_amos(**MODERN)
+    state = pretrained.state_dict()
+    tuned = AmosModel.build_model(AmosConfig(**(ENCODER_SETTINGS | MODERN)), fine_tuning_task()).eval()
+    assert isinstance(tuned.encoder, ModernBertEncoder)
+    tuned.upgrade_state_dict_named(state, "")
+    tuned.load_state_dict(state)
+    tokens = small_batch()["net_input"]["tokens"]
+    real = tokens.ne(1)
+    torch.testing.assert_close(tuned.extract_features(tokens)[real], pretrained.eval().extract_features(tokens)[real])

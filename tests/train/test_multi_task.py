@@ -1,8 +1,9 @@
-"""Several tasks in one model, end to end: bits of runs with teachers and ranks; ``amos glue --multi-task``, exports."""
+"""Several tasks in one model, end to end: bits of runs with teachers, ranks and stops; ``amos glue --multi-task``, exports."""
 
 import json
 import random
 import shlex
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 import transformers
 from forked_command import run_command, run_main
-from interrupted_run import assert_same_bits, num_updates
+from interrupted_run import BackgroundRun, assert_same_bits, assert_same_run, num_updates, run_to_end
 from synthetic_glue import WORDS, write_glue, write_pretrained_checkpoint
 
 import amos_fairseq
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.slow
 LAST_UPDATE = 20
 FLAGS = f"""--user-dir amos_fairseq --task multi_task --criterion multi_task --cpu --num-workers 0 --tokens-per-text 80
 --optimizer grouped_adam --lr 1e-3 --max-update {LAST_UPDATE} --log-interval 1 --log-format simple --seed 1
---no-epoch-checkpoints"""
+--save-interval-updates 5 --keep-interval-updates 1 --no-epoch-checkpoints"""
 RECIPE = """\
 extends: bam
 defaults: {lr: 3.0e-3, epochs: 2, batch_size: 8, warmup: 0.1, head: linear, checkpoint: last}
@@ -68,8 +69,8 @@ def train(place: Path, out: Path, *flags: str, num_ranks: int = 1) -> Path:
     return out
 
 
-def test_bits_of_teachers_and_ranks(place, tmp_path):
-    """Two ranks are two micro-batches; the teacher's weight falls with the updates."""
+def test_bits_of_teachers_ranks_and_stops(place, tmp_path):
+    """Two ranks are two micro-batches; a killed run continues exactly; the teacher's weight falls with the updates."""
     teacher = ["--teacher", str(place / "teacher.npy")]
     annealed = train(place, tmp_path / "annealed", "--batch-size", "8", "--update-freq", "2", *teacher)
     ranks = train(place, tmp_path / "ranks", "--batch-size", "8", *teacher, num_ranks=2)
@@ -80,6 +81,16 @@ def test_bits_of_teachers_and_ranks(place, tmp_path):
     log = [json.loads(line) for line in (annealed / "metrics.jsonl").read_text().splitlines()]
     weights = [line["gold_weight"] for line in log if line["split"] == "train"]
     assert weights == pytest.approx([update / LAST_UPDATE for update in range(LAST_UPDATE)], abs=1e-4)
+
+    stopped = tmp_path / "stopped"
+    flags = command(place, stopped, "--batch-size", "8", "--update-freq", "2", *teacher)
+    full = [sys.executable, "-m", "fairseq_cli.train", *flags]
+    run = BackgroundRun(full, tmp_path / "stopped.log")
+    run.wait_for_update(8)
+    run.kill()
+    assert 5 <= num_updates(stopped) < LAST_UPDATE
+    run_to_end(full, tmp_path / "again.log")
+    assert_same_run(stopped, annealed)
 
 
 def glue(place: Path, out: str, *flags: object) -> str:

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
+from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 from synthetic_glue import INFERENCE, change_task
 
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
@@ -14,6 +15,27 @@ from amos_fairseq.downstream.classification.benchmark import read_glue_data
 from amos_fairseq.downstream.results import best_run_of, read_result
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.fine_tuning import TEXT_HEAD
+
+
+def test_rows_are_those_of_fairseqs_task(data):
+    """Evaluation and training read the same tokens: in order, with all special symbols, cut alike."""
+    for task, limit, separator in (("CoLA", 80, None), ("CoLA", 7, None), ("STS-B", 80, None), ("STS-B", 12, 2)):
+        kind = {"regression_target": task == "STS-B", "num_classes": 1 if task == "STS-B" else 2}
+        cut = {"max_positions": limit, "shorten_method": "truncate", "no_shuffle": True, "seed": 1}
+        symbols = {"init_token": 0, "separator_token": separator}
+        cfg = SentencePredictionConfig(data=str(data / task), **kind, **cut, **symbols)
+        theirs = SentencePredictionTask.setup_task(cfg).load_dataset("valid")
+        prepared = read_glue_data(data, task)
+        items = (theirs[i] for i in range(len(theirs)))
+        rows = prepared.inputs("valid", limit, separator)
+        for number, (label, item) in enumerate(zip(prepared.labels("valid"), items, strict=True)):
+            row = rows[number]
+            assert len(row) == rows.sizes[number]
+            assert torch.equal(row, item["net_input.src_tokens"])
+            assert float(label) == float(torch.as_tensor(item["target"]).item())
+            assert row.tolist().count(2) == (1 if task == "CoLA" else 3 if separator else 2)
+        assert max(rows.sizes) <= limit
+        assert rows.num_cut == (rows.dataset.sizes > limit).sum() > 0 or limit == 80
 
 
 def test_batches_have_every_row_once_longest_first():
