@@ -18,12 +18,12 @@ amos train ... Words that start with a hyphen go to Hydra: --multirun starts a s
 
 def add_parser(subparsers: Any) -> None:
     parser = add_subcommand(subparsers, "train", "pretrain with a recipe", DESCRIPTION)
-    text = (
-        "recipe such as amos_base (amos recipes lists them), or the path of a YAML file, which may start from a recipe "
-    )
     text = "train for this time, last validation and checkpoint included, instead of max_update; the learning rate follows "
     text += "the time; all parts of a run count (lr_scheduler.minutes)"
     parser.add_argument("--minutes", type=float, help=text)
+    text = (
+        "recipe such as amos_base (amos recipes lists them), or the path of a YAML file, which may start from a recipe "
+    )
     parser.add_argument("recipe", metavar="RECIPE", help=text + "as variants/electra_unigram.yaml does")
     text = "settings to change, such as task.data=DATA checkpoint.save_dir=RUN optimization.max_update=1000; paths need no "
     text += "quotes for Hydra"
