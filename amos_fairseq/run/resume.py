@@ -287,10 +287,8 @@ def refusal(trainer: Any, restore_file: str) -> str | None:
             f"{restore_file} is at update {updates}, and --max-update {max_update} is reached: raise --max-update, also for a "
             f"branch that decays from it, or give {NEW_SCHEDULE} to start a new schedule from its weights"
         )
-    over_time = getattr(trainer.cfg, "lr_scheduler", None) is not None and getattr(
-        trainer.cfg.lr_scheduler, "minutes", 0
-    )
-    if trainer.get_lr() > 0 or over_time:
+    schedule = schedule_of(trainer)
+    if trainer.get_lr() > 0 or (schedule is not None and schedule.cfg.minutes):
         return None
     return (
         f"after update {updates} the learning rate is 0, because the schedule has ended: raise "
