@@ -80,7 +80,7 @@ def settings_of(name: str, study: dict[str, Any]) -> tuple[str, list[str]]:
     row = dict(study["rows"][name])
     recipe = row.pop("recipe", study["recipe"])
     settings = {**study["base"], **row}
-    return recipe, [f"{key}={_as_text(value)}" for key, value in settings.items() if value is not None]
+    return recipe, [f"{key}={_as_text(value)}" for key, value in settings.items()]
 
 
 def _as_text(value: Any) -> str:
