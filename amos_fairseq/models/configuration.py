@@ -157,9 +157,6 @@ class EncoderConfig(FairseqDataclass):
 
 @dataclass
 class DetectorConfig(EncoderConfig):
-    detection_bias_at_prior: bool = setting(
-        False, "start the bias of the detection head at the logit of the fraction of masked tokens instead of 0"
-    )
     disentangled_embeddings: bool = setting(
         False,
         "give the discriminator the generator's token embeddings plus a difference, and let it train only this "

@@ -329,7 +329,7 @@ def check_settings(cfg: ElectraConfig) -> None:
     if cfg.generator_checkpoint:
         refuse_settings(cfg, (*of_generator, "disentangled_embeddings"), FROZEN)
     if cfg.main_objective != "detection":
-        of_detection = ("adversarial", "detection_bias_at_prior", "encoder_mlm_weight")
+        of_detection = ("adversarial", "encoder_mlm_weight")
         refuse_settings(cfg, of_detection, f"--main-objective {cfg.main_objective}")
     if cfg.share_weights == "all":
         _check_one_network(cfg)

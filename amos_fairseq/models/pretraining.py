@@ -164,10 +164,6 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
                 model.load_generator = functools.partial(task.load_generator, cfg)
                 if task.masked_share is not None:
                     model.read_generator()
-            # A checkpoint that is only read has its own bias, and no task that masks (its share is None).
-            if getattr(cfg, "detection_bias_at_prior", False) and task.masked_share is not None:
-                # At the start nearly every sample differs from the masked token: as many tokens are replaced as masked.
-                model.detection_head.start_at_prior(task.masked_share)
         except ValueError as error:
             raise UserError(f"the model cannot be built: {error}") from error
         return model

@@ -285,8 +285,6 @@ def _check_tasks(cfg: TeamsConfig) -> None:
             "--mws-loss-weight 0 --rtd-loss-weight 0 leaves the discriminator without a task: give one of them a weight, or "
             "train a masked language model (--arch mlm_base --criterion mlm)"
         )
-    if cfg.detection_bias_at_prior and "rtd" not in present:
-        raise ValueError("--detection-bias-at-prior has no meaning with --rtd-loss-weight 0: leave it out")
     if cfg.representation not in present:
         raise ValueError(
             f"--representation {cfg.representation} names the branch that --{cfg.representation}-loss-weight 0 leaves out: "

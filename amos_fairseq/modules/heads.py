@@ -1,6 +1,5 @@
 """Prediction heads on top of an encoder."""
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -96,18 +95,6 @@ class DetectionHead(nn.Module):
     def __init__(self, width: int):
         super().__init__()
         self.output = nn.Linear(width, 1)
-
-    def start_at_prior(self, share: float) -> None:
-        """Set the bias to log(p / (1 - p)), so that an untrained head predicts the fraction ``share`` p of replaced tokens.
-
-        Raises:
-            ValueError: p is 0 or 1.
-        """
-        if not 0 < share < 1:
-            raise ValueError(
-                f"{share} of the tokens are masked: the bias at the prior needs a fraction between 0 and 1"
-            )
-        nn.init.constant_(self.output.bias, math.log(share / (1 - share)))
 
     def forward(self, states: Tensor) -> Tensor:
         """[..., D] -> [...] float32."""

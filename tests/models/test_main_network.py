@@ -8,7 +8,6 @@ from sklearn.decomposition import PCA
 from small_models import (
     AMOS_SETTINGS,
     ELECTRA_SETTINGS,
-    MASKED_SHARE,
     TEAMS_SETTINGS,
     amos_criterion,
     electra_criterion,
@@ -38,17 +37,6 @@ def build(name: str, **settings: Any) -> torch.nn.Module:
     model_class, config_class, common = DETECTORS[name]
     torch.manual_seed(0)
     return model_class.build_model(config_class(**(common | settings)), small_task())
-
-
-@pytest.mark.parametrize("name", DETECTORS)
-def test_an_untrained_head_at_the_prior_predicts_the_masked_share(name: str) -> None:
-    """Only the bias of the output differs from a model without the setting."""
-    model, usual = build(name, detection_bias_at_prior=True), build(name)
-    predicted = model.detection_head.output.bias.sigmoid().item()
-    assert predicted == pytest.approx(MASKED_SHARE, rel=1e-6)
-    assert usual.detection_head.output.bias.item() == 0
-    different = [key for key, value in model.state_dict().items() if not value.equal(usual.state_dict()[key])]
-    assert different == ["detection_head.output.bias"]
 
 
 SLOWER = {
