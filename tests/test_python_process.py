@@ -88,7 +88,7 @@ def run(command: list[str], folder: Path, *path: Path) -> str:
 
 @pytest.mark.slow
 def test_no_command_imports_modules_of_the_current_folder(folder: Path, tmp_path: Path) -> None:
-    assert {add.__name__.removeprefix("add_") for add in SUBCOMMANDS} == {name for name, *_ in COMMANDS}
+    assert {module.__name__.rpartition(".")[2].rstrip("_") for module in SUBCOMMANDS} == {name for name, *_ in COMMANDS}
     for name in ("start.pt", "text.txt", "dict.txt"):
         (folder / name).write_text("not a checkpoint\n")
     script = tmp_path / "amos"

@@ -20,8 +20,8 @@ With --html a page shows the same in a single file without external resources.
 LARGEST_SEED = 2**63 - 1  # 63 bits, like the noise seeds in training
 
 
-def add_inspect(subparsers: Any) -> None:
-    parser = add_subcommand(subparsers, "inspect", "show what a pretrained model predicts for a text", DESCRIPTION, run)
+def add_parser(subparsers: Any) -> None:
+    parser = add_subcommand(subparsers, "inspect", "show what a pretrained model predicts for a text", DESCRIPTION)
     add_checkpoint(parser)
     text = parser.add_mutually_exclusive_group()
     text.add_argument("--text", help="the text itself (default: a paragraph of the run's validation text)")
@@ -31,6 +31,7 @@ def add_inspect(subparsers: Any) -> None:
     add("--mask-prob", type=float, metavar="P", help="share of tokens to mask (default: that of the run)")
     add("--top", type=int, metavar="N", default=3, help="number of predictions to show per depth")
     add("--html", metavar="FILE", help="also write an HTML page (default: the terminal alone)")
+    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:

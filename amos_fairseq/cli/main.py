@@ -1,35 +1,53 @@
-"""The ``amos`` command: tools around training. Each subcommand is a function that adds its parser."""
+"""The ``amos`` command: tools around training. Each subcommand is a file with ``add_parser`` and ``run``."""
 
 import argparse
 import os
 import sys
 from collections.abc import Sequence
 
-from amos_fairseq.cli import fine_tuning, hugging_face, inspect, measuring, plot, prepare, recipes, report
+from amos_fairseq.cli import (
+    adapt,
+    classify,
+    export,
+    flops,
+    glue,
+    import_,
+    inspect,
+    parse,
+    plot,
+    prepare,
+    probe,
+    recipes,
+    report,
+    score,
+    squad,
+    tag,
+    train,
+    verify,
+)
 from amos_fairseq.errors import INTERRUPTED, UserError, report_user_errors
 from amos_fairseq.files import NO_ROOM
 from amos_fairseq.process import describe_versions
 
-# In the order of amos --help.
 SUBCOMMANDS = (
-    prepare.add_prepare,
-    recipes.add_recipes,
-    recipes.add_train,
-    hugging_face.add_adapt,
-    inspect.add_inspect,
-    plot.add_plot,
-    report.add_report,
-    hugging_face.add_import,
-    hugging_face.add_export,
-    fine_tuning.add_classify,
-    fine_tuning.add_glue,
-    fine_tuning.add_squad,
-    fine_tuning.add_tag,
-    fine_tuning.add_parse,
-    measuring.add_probe,
-    measuring.add_score,
-    recipes.add_flops,
-    prepare.add_verify,
+    prepare,
+    recipes,
+    train,
+    adapt,
+    inspect,
+    plot,
+    report,
+    import_,
+    export,
+    classify,
+    glue,
+    squad,
+    tag,
+    parse,
+    probe,
+    score,
+    flops,
+    verify,
 )
 
 
@@ -40,8 +58,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=describe_versions())
     subparsers = parser.add_subparsers(dest="subcommand", metavar="SUBCOMMAND", required=True)
-    for add_subcommand in SUBCOMMANDS:
-        add_subcommand(subparsers)
+    for subcommand in SUBCOMMANDS:
+        subcommand.add_parser(subparsers)
     return parser
 
 

@@ -1,7 +1,7 @@
-"""``amos prepare KIND``: raw files to what training reads, and ``amos verify``. The scripts of ``preprocess`` call the first.
+"""``amos prepare KIND``: raw files to what training reads. The scripts of ``preprocess`` in a checkout call it.
 
 The arguments of all kinds are here and not beside the work, whose imports would slow down ``amos --help``. A new kind is a
-function ``add_KIND``, its line in :func:`add_prepare` and in ``KINDS``, and a module with ``run(arguments)``.
+function ``add_KIND``, its line in :func:`add_parser` and in ``KINDS``, and a module with ``run(arguments)``.
 """
 
 import argparse
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.cli.arguments import HelpFormatter, add_label_columns, add_subcommand, add_unlabeled, import_fairseq
+from amos_fairseq.cli.arguments import HelpFormatter, add_label_columns, add_subcommand, add_unlabeled
 from amos_fairseq.downstream.classification.glue.tasks import TASKS
 from amos_fairseq.output.terminal import ending_in_one_line
 from amos_fairseq.process import root_logger_kept
@@ -57,8 +57,8 @@ class KindParser(argparse.ArgumentParser):
         return parsed, rest
 
 
-def add_prepare(subparsers: Any) -> None:
-    parser = add_subcommand(subparsers, "prepare", "convert text, GLUE, SQuAD, ... to binarized data", DESCRIPTION, run)
+def add_parser(subparsers: Any) -> None:
+    parser = add_subcommand(subparsers, "prepare", "convert text, GLUE, SQuAD, ... to binarized data", DESCRIPTION)
     parser.formatter_class = KindFormatter
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True, parser_class=KindParser)
     parse = parser.parse_known_args
@@ -66,6 +66,7 @@ def add_prepare(subparsers: Any) -> None:
     parser.parse_known_args = lambda args, namespace=None: parse(with_kind(args, kinds.choices), namespace)
     for add in (add_text, add_glue, add_glue_download, add_squad, add_tagging, add_probing):
         add(kinds)
+    parser.set_defaults(run=run)
 
 
 def with_kind(arguments: Sequence[str], kinds: Sequence[str]) -> list[str]:
@@ -221,27 +222,3 @@ Without DEV, every tenth sentence of TRAIN becomes the validation split. Files m
     add("--treebank", type=Path, nargs=3, metavar=("TRAIN", "DEV", "TEST"), help="CoNLL-U files: pos, dependencies")
     add("--chunks", type=Path, nargs="+", metavar="FILE", help="TRAIN [DEV] TEST of CoNLL-2000: chunks")
     add("--relations", type=Path, nargs="+", metavar="FILE", help="TRAIN [DEV] TEST of SemEval-2010 task 8: relations")
-
-
-VERIFY_DESCRIPTION = """\
-Read all files of a corpus of amos prepare and compare them with corpus.json: tokens, indices, dictionaries and tokenizer.
-Training itself compares only sizes and samples of 1 MiB. A difference exits with code 1 and names the file.
-"""
-
-
-def add_verify(subparsers: Any) -> None:
-    parser = add_subcommand(subparsers, "verify", "compare a corpus with its hashes", VERIFY_DESCRIPTION, run_verify)
-    text = "directory that amos prepare wrote, or DIR0:DIR1:... for shards of it"
-    parser.add_argument("data", metavar="DATA", help=text)
-
-
-def run_verify(arguments: argparse.Namespace) -> None:
-    import_fairseq()
-    from amos_fairseq.data.corpus import corpus_directories, verify_files
-    from amos_fairseq.data.vocabulary import Vocabulary, shard_directories
-
-    directories = corpus_directories(shard_directories(arguments.data))
-    Vocabulary.of_corpus(directories, None).load_tokenizer()
-    size = verify_files(directories)
-    shards = f"{len(directories)} shard{'s' * (len(directories) > 1)}"
-    print(f"{arguments.data}: the {size:,} bytes in {shards} and the tokenizer are as amos prepare wrote them")

@@ -18,10 +18,8 @@ PNG and SVG, to the folder PAGE_figures beside the page. What is shown depends o
 """
 
 
-def add_report(subparsers: Any) -> None:
-    parser = add_subcommand(
-        subparsers, "report", "write one page with the figures and tables of runs", DESCRIPTION, run
-    )
+def add_parser(subparsers: Any) -> None:
+    parser = add_subcommand(subparsers, "report", "write one page with the figures and tables of runs", DESCRIPTION)
     add = parser.add_argument
     add("runs", nargs="+", metavar="RUN", help="SAVE_DIR of a run of pretraining; several runs are drawn together")
     several = {"nargs": "+", "action": "extend", "metavar": "DIR", "default": []}
@@ -34,6 +32,7 @@ def add_report(subparsers: Any) -> None:
     add("--sentence", action="append", metavar="TEXT", default=[], help=text)
     add("--device", default="cpu", help="device to compute on, such as cuda or cuda:1")
     add("--out", default="report.html", metavar="FILE", help="HTML page to write")
+    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:

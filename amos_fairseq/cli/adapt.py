@@ -1,0 +1,91 @@
+"""``amos adapt``: train a released encoder further on a text, by one command."""
+
+import argparse
+import math
+from pathlib import Path
+from typing import Any
+
+from amos_fairseq.cli import prepare
+from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
+from amos_fairseq.errors import UserError
+
+OBJECTIVES = ("mlm", "electra", "amos")
+
+DESCRIPTION = """\
+Train MODEL further on TEXT: MODEL is imported, the text is encoded with its tokenizer, and the training begins with a new
+schedule. The same command continues after an interruption. OUT/run is then a run like any other: amos export, classify, tag ...
+take it. OUT/adapt.yaml is a recipe for amos train, for example to go on with several GPUs.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = add_subcommand(subparsers, "adapt", "train a released encoder further on a text", DESCRIPTION)
+    add = parser.add_argument
+    text = "folder of Hugging Face (BERT, RoBERTa, MPNet, DistilBERT, ModernBERT, ELECTRA), SAVE_DIR of a run, or checkpoint"
+    add("model", metavar="MODEL", type=Path, help=text)
+    add(
+        "text",
+        metavar="TEXT",
+        nargs="+",
+        type=Path,
+        help="files as for amos prepare text; general text against forgetting too",
+    )
+    add("--out", required=True, type=Path, metavar="DIR", help="output directory; its path must not contain a colon")
+    text = "predict masked tokens, or detect replaced ones with one generator or a mixture (default: that of MODEL)"
+    add("--objective", choices=OBJECTIVES, help=text)
+    text = "for detection: new (an MLM trained on TEXT first), self (MODEL), or a folder or checkpoint with an MLM head and "
+    text += "same tokens; it is not trained with MODEL; may be given several times with --objective amos (default: new; where "
+    text += "MODEL was trained with this objective, its own)"
+    add("--generator", metavar="new|self|PATH", action="append", default=[], help=text)
+    add("--tokenizer", metavar="DIR", type=Path, help="folder of the tokenizer of MODEL (default: MODEL)")
+    add("--updates", type=int, default=2000, metavar="N", help="updates of the training, and of a new generator")
+    text = "train for this time instead of --updates, which remain those of a new generator (as for amos train)"
+    add("--minutes", type=float, default=0.0, metavar="N", help=text)
+    add("--length", type=int, default=128, metavar="TOKENS", help="tokens of a block of text")
+    add("--batch-size", type=int, default=32, metavar="N", help="blocks of an update")
+    text = "what ends a document, as for amos prepare text"
+    add("--document", metavar="blank|line|N", help=text)
+    text = "pairs of texts with a number, such as STS-B's dev.tsv: print before and after training how well the cosines of "
+    text += "sentence vectors rank them"
+    add("--check-similarity", metavar="FILE", type=Path, help=text)
+    several = {"nargs": "+", "action": "extend", "metavar": "KEY=VALUE", "default": []}
+    add(
+        "--set",
+        dest="settings",
+        **several,
+        help="settings of the training, such as optimization.lr=[1e-4] (default: none)",
+    )
+    parser.set_defaults(run=lambda arguments: run(arguments, subparsers.choices["prepare"]))
+
+
+def run(arguments: argparse.Namespace, of_prepare: argparse.ArgumentParser) -> None:
+    for name in ("updates", "length", "batch_size"):
+        if getattr(arguments, name) < 1 + (name == "length"):
+            raise UserError(f"--{name.replace('_', '-')} {getattr(arguments, name)} is too small")
+    if not 0 <= arguments.minutes < math.inf:
+        raise UserError(f"--minutes {arguments.minutes:g} must be 0, for --updates, or more")
+    has_begun = (arguments.out / "settings.json").is_file()  # what is in OUT already may be gone
+    inputs = [] if has_begun else [arguments.model, *arguments.text, arguments.tokenizer]
+    import_fairseq(inputs=[*inputs, arguments.check_similarity])
+    from amos_fairseq.adaptation.adapt import NEW, SELF, Adaptation, adapt
+
+    def prepare_text(out: Path, tokenizer: Path) -> None:
+        words = ["text", *map(str, arguments.text), "--out", str(out), "--tokenizer", str(tokenizer)]
+        words += ["--document", arguments.document] if arguments.document else []
+        prepare.run(of_prepare.parse_args(words))
+
+    generators = [each if each in (NEW, SELF) else str(Path(each).absolute()) for each in arguments.generator]
+    given = Adaptation(
+        model=str(arguments.model.absolute()),
+        texts=[str(text.absolute()) for text in arguments.text],
+        document=arguments.document or "",
+        objective=arguments.objective or "",
+        generator=generators,
+        tokenizer=str(arguments.tokenizer.absolute()) if arguments.tokenizer else "",
+        updates=arguments.updates,
+        minutes=arguments.minutes,
+        length=arguments.length,
+        batch_size=arguments.batch_size,
+        settings=arguments.settings,
+    )
+    adapt(given, arguments.out.absolute(), prepare_text, arguments.check_similarity)

@@ -1,0 +1,57 @@
+"""``amos classify``: fine-tune a checkpoint on a table of texts and labels, and label other tables."""
+
+import argparse
+import functools
+from pathlib import Path
+from typing import Any
+
+from amos_fairseq.cli import fine_tuning
+from amos_fairseq.cli.arguments import add_subcommand
+from amos_fairseq.errors import UserError
+
+OF_PREDICTION = ("subcommand", "run", "checkpoint", "predict", "out", "text", "no_header", "csv_quotes", "cpu")
+DESCRIPTION = """\
+Fine-tune a checkpoint of this package on any table of texts, or pairs of texts, with a class, several labels or a number: TSV,
+CSV, JSON lines, Parquet, or a folder that datasets saved. The command prints and saves medians and standard deviations over the
+seeds (classification.md, .csv and .json in OUT) beside a model that always predicts the most frequent class; each run also has
+its predictions. After a stop the same command continues. With --predict the run that is best on dev labels another table.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = add_subcommand(subparsers, "classify", "fine-tune a checkpoint on your own labeled texts", DESCRIPTION)
+    add = parser.add_argument
+    text = "table with a header: .tsv, .csv, JSON lines, Parquet, or a folder of datasets"
+    add("--train", metavar="FILE", type=Path, help=text)
+    text = "table to score on (default: a tenth of the rows of --train, at random)"
+    add("--dev", metavar="FILE", type=Path, help=text)
+    text = "OUT of this command as --checkpoint: label all rows of FILE with its best run, and write them to the file --out"
+    add("--predict", metavar="FILE", type=Path, help=text)
+    text = "column of the texts, or two for pairs (default: one with a usual name, such as text, or the only one)"
+    add("--text", metavar="COLUMN", nargs="+", help=text)
+    text = "column of the labels (default: one with a usual name, such as label, or the only one besides the texts)"
+    add("--label", metavar="COLUMN", help=text)
+    text = "classes: one of several; labels: any number a row; number (default: inferred, unless it is in doubt)"
+    add("--kind", choices=("classes", "labels", "number"), help=text)
+    text = "between the labels of a row, with --kind labels; lists in JSON lines and Parquet need none"
+    add("--label-separator", metavar="TEXT", default=",", help=text)
+    add("--no-header", action="store_true", help="the first line is a row; the columns are called 1, 2, ...")
+    add("--csv-quotes", action="store_true", help="quotes in .tsv are those of CSV (default: ordinary characters)")
+    fine_tuning.add_arguments(parser, None, baselines=("random", "linear"))
+    parser.set_defaults(run=functools.partial(run, parser))
+
+
+def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    if arguments.predict is not None:
+        fine_tuning.check_prediction(parser, arguments, OF_PREDICTION)
+    elif arguments.train is None:
+        raise UserError("give the table to train on as --train, or one to label as --predict")
+    else:
+        from amos_fairseq.downstream.classification.prepare import tables_of
+
+        arguments.tables = tables_of(arguments)
+    fine_tuning.check_baseline(arguments)
+    fine_tuning.start(arguments)
+    from amos_fairseq.downstream.classification.command import main
+
+    main(arguments)

@@ -1,0 +1,45 @@
+"""``amos flops``: count the floating point operations that a configuration costs in training and in inference."""
+
+import argparse
+import json
+from typing import Any
+
+from amos_fairseq.cli.arguments import add_configuration, add_subcommand, import_fairseq
+
+DESCRIPTION = """\
+Count the floating point operations of a configuration on its own model, loss and batch, without data. There are two
+conventions. "today": the matrix products of the forward and backward pass as autograd runs them (the backward pass costs twice
+the forward pass, less where a gradient is stopped). "thesis" (Clark 2021, section 5.2.2, the FLOPs of ELECTRA's tables): the
+backward pass costs as much as the forward pass, embedding lookups are products with one-hot vectors, and element-wise
+operations count. Both count what model.kernels runs on a GPU: the output layer computes its logits once for loss and samples,
+and again in the backward pass. Inference is the forward pass of the final encoder. Neither convention includes the optimizer's
+step. An update consists of the batches of all ranks: one rank per GPU of this machine, unless
+distributed_training.distributed_world_size sets another number.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = add_subcommand(subparsers, "flops", "count the FLOPs of training and inference", DESCRIPTION)
+    add_configuration(parser, "optimization.max_update=1000")
+    text = "number of input tokens for inference (default: 128, or the maximum of the model if that is less)"
+    parser.add_argument("--length", type=int, metavar="T", help=text)
+    text = "count the reference implementation (model.kernels=reference), which keeps all logits instead of computing "
+    text += "them again, samples from logits of its own, and computes the last layer at every position "
+    parser.add_argument("--reference", action="store_true", help=text + "(default: count what model.kernels runs)")
+    parser.add_argument("--json", action="store_true", help="print JSON with exact integers instead of tables")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    import_fairseq()
+    from amos_fairseq.flops.configuration import read_configuration
+    from amos_fairseq.flops.report import print_report, report_flops
+
+    cfg, vocabulary_size = read_configuration(arguments.config, arguments.overrides)
+    if arguments.vocabulary_size is not None:
+        vocabulary_size = arguments.vocabulary_size
+    report = report_flops(cfg, vocabulary_size, arguments.length, arguments.reference)
+    if arguments.json:
+        print(json.dumps({"config": arguments.config, **report.as_json()}, indent=2))
+    else:
+        print_report(arguments.config, report)

@@ -1,0 +1,57 @@
+"""``amos glue``: fine-tune a checkpoint on the GLUE tasks over several seeds, and print the table of the papers."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from amos_fairseq.cli import fine_tuning
+from amos_fairseq.cli.arguments import add_subcommand
+from amos_fairseq.downstream.classification.glue.tasks import AVERAGED
+from amos_fairseq.errors import UserError
+
+DESCRIPTION = """\
+Fine-tune a checkpoint of this package, of any objective and size, on GLUE: one fairseq-train process per task and seed, one at
+a time on each GPU. The command prints and saves medians and standard deviations over the seeds as in AMOS Table 1 (glue.md,
+glue.csv and glue.json in OUT). After a stop the same command continues; it does not repeat finished runs.
+Official files are converted with the tokenizer of the checkpoint, once; OUT/data keeps the result.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = add_subcommand(subparsers, "glue", "fine-tune a checkpoint on GLUE", DESCRIPTION)
+    fine_tuning.add_arguments(parser, "GLUE's official files (CoLA/train.tsv, ...), or what amos prepare glue wrote")
+    add = parser.add_argument
+    text = f"tasks, separated by commas, or ALL that are in --data of {', '.join(AVERAGED)}; WNLI is known too and never part "
+    add("--tasks", metavar="LIST", default="ALL", help=text + "of the average")
+    text = "start RTE, STS-B and MRPC from the MNLI run that is best on dev, of this command or in OUT (default: from CKPT)"
+    add("--intermediate", metavar="OUT", nargs="?", const="", help=text)
+    text = "predict the test sets with each task's best run on dev and write the archive for the leaderboard"
+    add("--write-test", action="store_true", help=text)
+    text = "train on N rows of a task, chosen at random, if it has more (default: all)"
+    add("--max-rows", type=int, metavar="N", help=text)
+    text = "YAML of your own tasks, run beside GLUE's: NAME: {train: FILE, dev: FILE, text: [COLUMN], label: COLUMN, ...}, the "
+    text += "options of amos classify"
+    add("--own-tasks", metavar="FILE", type=Path, help=text)
+    add("--multi-task", action="store_true", help="train one model for all tasks, with a head for each")
+    text = "also train on predictions of other models: OUT of this command with --write-train, or a folder of TASK.tsv"
+    add("--teachers", metavar="DIR", type=Path, help=text)
+    text = "learn from the mean of the teachers of all seeds (default: each seed from the teacher of the same seed)"
+    add("--ensemble", action="store_true", help=text)
+    text = "weight of the labels beside the teachers' predictions: a number from 0 to 1, or annealed, from 0 to 1 over the "
+    text += "updates (default: annealed)"
+    add("--gold-weight", metavar="W", help=text)
+    text = "write each run's predictions of the rows that it was trained on, for --teachers"
+    add("--write-train", action="store_true", help=text)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    if arguments.max_rows is not None and arguments.max_rows < 1:
+        raise UserError(f"--max-rows {arguments.max_rows} must be at least 1")
+    for name in ("ensemble", "gold_weight"):
+        if getattr(arguments, name) and arguments.teachers is None:
+            raise UserError(f"--{name.replace('_', '-')} has no effect without --teachers: leave it out")
+    fine_tuning.start(arguments)
+    from amos_fairseq.downstream.classification.glue.command import main
+
+    main(arguments)

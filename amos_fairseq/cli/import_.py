@@ -1,0 +1,71 @@
+"""``amos import``: convert a Hugging Face model, or the released AMOS checkpoint, to a fairseq checkpoint."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from amos_fairseq.checkpoint_files import check_output_file
+from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
+from amos_fairseq.errors import UserError
+
+DESCRIPTION = """\
+Convert SOURCE to OUT.pt, a checkpoint for fairseq-train (fine-tuning or further pretraining), `amos glue`, `amos squad`,
+`amos export` and amos_fairseq.load, with its tokenizer in the directory `tokenizer` beside it. SOURCE is the folder of an
+MPNet, ELECTRA (discriminator), BERT or RoBERTa model, whose MLM head is used by the mlm_* architectures; or, with --from
+microsoft-amos, the checkpoint released by the AMOS authors, whose sp.model and dict.txt are in the --tokenizer directory.
+No code of SOURCE is executed. Parameters that SOURCE lacks are initialized randomly, and parameters without a counterpart
+are left out; the command prints both.
+"""
+HUGGING_FACE, MICROSOFT_AMOS = "hugging-face", "microsoft-amos"
+
+
+def add_parser(subparsers: Any) -> None:
+    text = "convert a Hugging Face model or the released AMOS checkpoint"
+    parser = add_subcommand(subparsers, "import", text, DESCRIPTION)
+    add = parser.add_argument
+    add("source", metavar="SOURCE", type=Path, help="folder of the model, or the released checkpoint")
+    add("out", metavar="OUT.pt", type=Path, help="checkpoint to write")
+    text = f"kind of SOURCE: {HUGGING_FACE} or {MICROSOFT_AMOS}"
+    choices = (HUGGING_FACE, MICROSOFT_AMOS)
+    add("--from", dest="origin", metavar="KIND", choices=choices, default=HUGGING_FACE, help=text)
+    text = "folder of ELECTRA's generator (default: initialize the generator randomly)"
+    add("--generator", metavar="DIR", type=Path, help=text)
+    text = "architecture to continue with such as electra_small; SOURCE decides the sizes "
+    text += "(default: electra for ELECTRA, mlm where SOURCE has an MLM head, else amos)"
+    add("--arch", metavar="ARCH", help=text)
+    text = "directory of the tokenizer (default: SOURCE; required with --from microsoft-amos)"
+    add("--tokenizer", metavar="DIR", type=Path, help=text)
+    text = "layers of the released generator with an MLM head (default: those that the file names, else 4,6,8)"
+    add("--depths", metavar="LAYERS", help=text)
+    add("--seed", type=int, default=1, help="seed for the parameters that SOURCE lacks")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    out, depths = arguments.out, arguments.depths
+    check_output_file(out)
+    if not arguments.source.exists():
+        raise UserError(
+            f"{arguments.source}: no such file or folder: give a folder of a Hugging Face model, as hf download --local-dir "
+            "writes it, or a checkpoint"
+        )
+    import_fairseq(inputs=[arguments.generator, arguments.tokenizer])
+    from amos_fairseq.hugging_face.import_folder import import_folder
+    from amos_fairseq.hugging_face.import_released import import_release
+    from amos_fairseq.hugging_face.imported import report_lines, write
+
+    if arguments.origin == HUGGING_FACE:
+        if depths is not None:
+            raise UserError("--depths belongs to --from microsoft-amos: a Hugging Face folder has no such heads")
+        imported = import_folder(
+            arguments.source, arguments.arch, arguments.generator, arguments.tokenizer, arguments.seed
+        )
+    elif arguments.tokenizer is None or arguments.generator is not None:
+        raise UserError(
+            "--from microsoft-amos needs --tokenizer DIR, with the sp.model and dict.txt of the release, and no --generator: "
+            "the released file contains its generator"
+        )
+    else:
+        imported = import_release(arguments.source, arguments.tokenizer, arguments.arch, depths, arguments.seed)
+    write(imported, out)
+    print("\n".join(report_lines(imported, out, arguments.seed)))

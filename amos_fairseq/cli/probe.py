@@ -1,0 +1,93 @@
+"""``amos probe``: train small classifiers on the frozen states of chosen layers, and compare the layers."""
+
+import argparse
+import functools
+from pathlib import Path
+from typing import Any
+
+from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
+from amos_fairseq.errors import UserError
+from amos_fairseq.output.terminal import ending_in_one_line, say
+
+# Far more than a computer finishes; PyTorch refuses larger numbers with its own words.
+LARGEST = {"seeds": 1_000_000, "lr": 1000, "batch_size": 1_000_000_000, "updates": 1_000_000_000}
+OF_PROBES = ("tasks", "layers", "seeds", "classifier", "lr", "batch_size", "updates")
+DESCRIPTION = """\
+Edge probing (Tenney et al., 2019; AMOS section 5.2): a classifier predicts labels of spans, such as part-of-speech tags and
+dependencies, from the frozen states of one layer. A table compares the layers, as the table under AMOS "Figure 4". The features
+of a layer are computed once; the text is not masked. Results are added to OUT, and the same command continues there.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = add_subcommand(subparsers, "probe", "probe layers of a checkpoint for linguistic structure", DESCRIPTION)
+    add = parser.add_argument
+    add("--checkpoint", metavar="CKPT", required=True, help="checkpoint, or SAVE_DIR of a run (its last checkpoint)")
+    text = "tokenizer directory of the run (default: the directory tokenizer beside the checkpoint)"
+    add("--tokenizer", metavar="DIR", help=text)
+    text = "directory of a treebank (CoNLL-U: ...-train.conllu, -dev, -test), of CoNLL-2000 (train.txt, test.txt), of "
+    text += "SemEval-2010 task 8 (TRAIN_FILE.TXT, TEST_FILE_FULL.TXT), or with several of them; or with "
+    text += "TASK/{train,valid,test}.jsonl, as amos prepare probing writes"
+    add("--data", metavar="DIR", type=Path, required=True, help=text)
+    text = "directory for the results; the same command continues there"
+    add("--out", metavar="OUT", type=Path, required=True, help=text)
+    text = "generator, discriminator, encoder, or generator_DEPTH of separate generators (default: all)"
+    add("--part", metavar="PART", nargs="+", help=text)
+    text = "layers of each part, such as 4,6,8; 0 is the input of the first, mix a learned mixture of all "
+    text += "(default: the generator's depths, and the last layer of the others)"
+    add("--layers", metavar="LIST", help=text)
+    add("--tasks", metavar="LIST", help="tasks, separated by commas (default: all in --data)")
+    text = "instead of probes: how often the word that an attention head attends to most is the syntactic head, in a treebank"
+    add("--attention", action="store_true", help=text)
+    add("--baseline", action="store_true", help="also probe random weights, and the token embeddings without any layer")
+    add("--seeds", type=int, metavar="N", default=1, help="probes per layer and task, with seeds 1 to N")
+    text = "linear, as in AMOS, or mlp, with a projection to 256 and a hidden layer, as in Tenney et al."
+    add("--classifier", choices=("linear", "mlp"), default="linear", help=text)
+    text = "initial learning rate of Adam, divided by the square root of the width (default: 0.5; mlp: 0.01)"
+    add("--lr", type=float, help=text)
+    add("--batch-size", type=int, metavar="N", default=1024, help="targets in a batch")
+    add("--updates", type=int, metavar="N", default=2000, help="updates of each probe")
+    add("--device", help="device to compute on, such as cpu or cuda:1 (default: a GPU if there is one, else the CPU)")
+    parser.set_defaults(run=functools.partial(run, parser))
+
+
+def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    for name in OF_PROBES if arguments.attention else ():
+        if getattr(arguments, name) != parser.get_default(name):
+            raise UserError(f"--{name.replace('_', '-')} has no effect with --attention: leave it out")
+    for name, largest in LARGEST.items():
+        value = getattr(arguments, name)
+        if value is not None and not 0 < value <= largest:
+            flag = f"--{name.replace('_', '-')}"
+            raise UserError(f"{flag} {value} is out of range: give a finite number above 0, at most {largest:,}")
+    say(f"reading {arguments.checkpoint} and {arguments.data}", "probe")  # the imports take seconds
+    from amos_fairseq.probing.prepare import read_tasks
+
+    with ending_in_one_line("it starts again", "probe"):
+        tasks = read_tasks(arguments.data, "dependencies" if arguments.attention else arguments.tasks)
+    import_fairseq(arguments.checkpoint, inputs=[arguments.tokenizer])
+    import torch
+
+    from amos_fairseq.checkpoints.encoder import check_device
+    from amos_fairseq.checkpoints.read import load_checkpoint
+    from amos_fairseq.probing.attention import probe_attention
+    from amos_fairseq.probing.experiment import run_probes
+    from amos_fairseq.probing.probe import LEARNING_RATES, ProbeSettings
+
+    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    check_device(device)
+    out, is_attention = arguments.out, arguments.attention
+    with ending_in_one_line("it starts again" if is_attention else "finished probes are not repeated", "probe"):
+        loaded = load_checkpoint(arguments.checkpoint, arguments.tokenizer)
+        loaded.model.to(device)
+        if is_attention:
+            table = probe_attention(loaded, tasks[0], out, arguments.part, arguments.baseline, device)
+            files = "attention.json, attention.csv, attention.md, attention.svg, attention.png"
+        else:
+            lr = arguments.lr or LEARNING_RATES[arguments.classifier]
+            settings = ProbeSettings(arguments.classifier, lr, arguments.batch_size, arguments.updates)
+            chosen = {"parts": arguments.part, "layers": arguments.layers, "with_baselines": arguments.baseline}
+            table = run_probes(loaded, tasks, out, settings, **chosen, num_seeds=arguments.seeds, device=device)
+            files = "results.json, results.csv, table.md, probing.svg, probing.png"
+    table.print()
+    print(f"results: {out}/{files}")

@@ -1,0 +1,91 @@
+"""``amos score``: pseudo-log-likelihoods of lines, and accuracy on minimal pairs."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from amos_fairseq.cli.arguments import add_checkpoint, add_subcommand, import_fairseq
+from amos_fairseq.errors import UserError
+from amos_fairseq.scoring import PAIR_SUFFIXES
+
+DESCRIPTION = """\
+Score each line of FILE with CHECKPOINT: log p of every token given all others, in nats, and their sum, the
+pseudo-log-likelihood (PLL). A model of the objective electric (or a variant) needs one forward pass per line, an mlm one per
+token, ELECTRA one per token for its generator and a single one for its discriminator. Electric's scores are unnormalized. A
+piece that the vocabulary does not contain is scored as random characters. An empty line has PLL 0; a line longer than the
+maximum input of the model has no score.
+
+With --pairs, the command reports how often the model scores the grammatical one of two sentences higher. The score is the PLL
+of an mlm or electric. Of electra, teams and amos it is the sum of log P(original) over the pieces, from one pass of the
+discriminator: no probability of a sentence, but an order.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = add_subcommand(subparsers, "score", "score text, or minimal pairs, with a model", DESCRIPTION)
+    add_checkpoint(parser)
+    add = parser.add_argument
+    add("file", metavar="FILE", nargs="?", help="UTF-8 text, one sequence per line; - for the standard input")
+    text = "tab-separated values with a header, or one JSON object per line (default: tsv)"
+    add("--format", choices=("tsv", "jsonl"), help=text)
+    text = "file for the scores; with --pairs NAME.json, beside which NAME.md, NAME.csv and NAME.pairs.csv are written "
+    add("--out", metavar="OUT", type=Path, help=text + "(default: the terminal)")
+    add("--batch-tokens", type=int, metavar="N", default=2048, help="tokens of a batch; give more on a GPU")
+    add("--device", default="cpu", help="device to compute on, such as cuda or cuda:1")
+    add = parser.add_argument_group("minimal pairs").add_argument
+    text = "instead of FILE: JSON lines with sentence_good and sentence_bad, as in BLiMP (default: score FILE)"
+    add("--pairs", metavar="F", type=Path, nargs="+", help=text)
+    text = "also score by the frequencies of pieces in the text of this corpus of amos prepare (default: do not)"
+    add("--corpus", metavar="DATA", type=Path, help=text)
+    text = "also score by random weights in the same architecture (default: do not)"
+    add("--baseline", action="store_true", help=text)
+    parser.set_defaults(run=lambda arguments: run(arguments, parser))
+
+
+def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    check_arguments(arguments, parser)
+    texts = arguments.pairs or ([] if arguments.file == "-" else [arguments.file])
+    import_fairseq(arguments.checkpoint, inputs=[*texts, arguments.corpus, arguments.tokenizer])
+    from amos_fairseq.checkpoints.encoder import check_device
+    from amos_fairseq.checkpoints.read import load_checkpoint
+    from amos_fairseq.scoring.lines import score_file
+    from amos_fairseq.scoring.minimal_pairs import score_pairs
+    from amos_fairseq.scoring.token_scorers import build_token_scorer
+
+    check_device(arguments.device)
+    loaded = load_checkpoint(arguments.checkpoint, arguments.tokenizer)
+    loaded.model.to(arguments.device)
+    out = arguments.out
+    if arguments.pairs is None:
+        scorer = build_token_scorer(loaded, arguments.batch_tokens)
+        score_file(loaded, scorer, arguments.file, arguments.format or "tsv", out)
+        if out is not None:
+            print(f"scores: {out}")
+        return
+    table = score_pairs(loaded, arguments.pairs, arguments.batch_tokens, out, arguments.corpus, arguments.baseline)
+    table.print()
+    if out is not None:
+        print("results: " + ", ".join(str(out.with_suffix(suffix)) for suffix in PAIR_SUFFIXES))
+
+
+def check_arguments(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    is_pairs, out = arguments.pairs is not None, arguments.out
+    if (arguments.file is None) != is_pairs:
+        parser.error("give either FILE or --pairs FILE")
+    of_lines = {"--format": arguments.format}
+    of_pairs = {"--corpus": arguments.corpus, "--baseline": arguments.baseline or None}
+    for flag, value in (of_lines if is_pairs else of_pairs).items():
+        if value is not None:
+            parser.error(f"{flag} has no effect {'with' if is_pairs else 'without'} --pairs")
+    if arguments.batch_tokens < 1:
+        raise UserError(f"--batch-tokens {arguments.batch_tokens} must be 1 or more")
+    if out is None:
+        return
+    if is_pairs and out.suffix != ".json":
+        raise UserError(f"--out {out} must end with .json: the tables get the same name with .md and .csv")
+    inputs = [Path(path).resolve() for path in arguments.pairs or [arguments.file]]
+    for path in [out.with_suffix(suffix) for suffix in PAIR_SUFFIXES] if is_pairs else [out]:
+        if path.resolve() in inputs:
+            raise UserError(f"--out {out} would overwrite the input file {path}: give another name")
+        if path.is_dir():
+            raise UserError(f"--out {out} would write {path}, which is a folder: give another name")

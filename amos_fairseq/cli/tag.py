@@ -1,0 +1,53 @@
+"""``amos tag``: fine-tune a checkpoint on sequence tagging over several seeds."""
+
+import argparse
+import functools
+from typing import Any
+
+from amos_fairseq.cli import fine_tuning
+from amos_fairseq.cli.arguments import add_label_columns, add_subcommand, add_unlabeled
+from amos_fairseq.downstream.views import TAGGING_VIEWS
+from amos_fairseq.errors import UserError
+
+DESCRIPTION = """\
+Fine-tune a checkpoint of this package on a column of labeled words (parts of speech, chunks, named entities): one
+fairseq-train process per seed, one at a time on each GPU. The command prints and saves medians and standard deviations of
+accuracy or, for labels that mark spans, span F1 (tagging.md, tagging.csv and tagging.json in OUT); each run also has its
+predictions.
+Several columns may share one OUT and then one table; given as --data A B they are learned together, by one model. With --views
+the model also learns from sentences without labels (cross-view training). After a stop the same command continues. Raw files
+are converted with the tokenizer of the checkpoint, once; OUT/data keeps the result.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = add_subcommand(
+        subparsers, "tag", "fine-tune a checkpoint on sequence tagging (POS, chunks, NER)", DESCRIPTION
+    )
+    fine_tuning.add_arguments(
+        parser,
+        "directory that amos prepare tagging wrote",
+        has_pairs=False,
+        has_pooling=False,
+        raw_help="CoNLL-U, one word a line with its labels behind it, or a table with lists of words and labels",
+        several_data=True,
+        baselines=("linear",),
+    )
+    add_label_columns(parser.add_argument)
+    add_unlabeled(parser.add_argument)
+    fine_tuning.add_cross_views(parser, TAGGING_VIEWS)
+    text = "share of a word's label that is spread over all labels in training (default: the recipe's, 0; thesis: 0.1)"
+    parser.add_argument("--label-smoothing", type=float, metavar="F", help=text)
+    parser.set_defaults(run=functools.partial(run, parser))
+
+
+def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    fine_tuning.check_data(arguments)
+    fine_tuning.check_baseline(arguments)
+    for name in ("column", "columns", "encoding", "labeled", "unlabeled") if arguments.data is not None else ():
+        if getattr(arguments, name) != parser.get_default(name):
+            raise UserError(f"--{name} chooses from raw files; --data have it from amos prepare tagging: leave it out")
+    fine_tuning.start(arguments)
+    from amos_fairseq.downstream.tagging.command import main
+
+    main(arguments)

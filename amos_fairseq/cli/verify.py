@@ -1,0 +1,30 @@
+"""``amos verify``: compare a corpus with the hashes that amos prepare stored."""
+
+import argparse
+from typing import Any
+
+from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
+
+DESCRIPTION = """\
+Read all files of a corpus of amos prepare and compare them with corpus.json: tokens, indices, dictionaries and tokenizer.
+Training itself compares only sizes and samples of 1 MiB. A difference exits with code 1 and names the file.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = add_subcommand(subparsers, "verify", "compare a corpus with its hashes", DESCRIPTION)
+    text = "directory that amos prepare wrote, or DIR0:DIR1:... for shards of it"
+    parser.add_argument("data", metavar="DATA", help=text)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    import_fairseq()
+    from amos_fairseq.data.corpus import corpus_directories, verify_files
+    from amos_fairseq.data.vocabulary import Vocabulary, shard_directories
+
+    directories = corpus_directories(shard_directories(arguments.data))
+    Vocabulary.of_corpus(directories, None).load_tokenizer()
+    size = verify_files(directories)
+    shards = f"{len(directories)} shard{'s' * (len(directories) > 1)}"
+    print(f"{arguments.data}: the {size:,} bytes in {shards} and the tokenizer are as amos prepare wrote them")
