@@ -31,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 NAMES = ["amos_base", "amos_base_pp"]  # with flags beside the YAML
 # Of each objective and encoder, and of each kind of overlay.
 KINDS = [f"{objective}_base" for objective in ("amos", "electra", "electric", "mlm", "teams")]
-KINDS += ["amos_base_pp", "electra_small", "mlm_modern_mini"]
+KINDS += ["amos_base_pp", "electra_small", "mlm_modern_mini", "electric_modern_large", "teams_modern_base"]
 
 
 @cache
