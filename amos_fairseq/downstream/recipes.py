@@ -88,6 +88,7 @@ class Hyperparameters:
     layers: str = setting("last", "what the head reads: the last layer, a number, or a mix; see FineTunedModel")
     new_top_layers: int = setting(0, "how many of the upper layers start from new random weights", COUNT)
     pooling: str = setting("first", "what the head of texts reads: the state of the first token, or the mean of all")
+    freeze_encoder: bool = setting(False, "train the head alone")
     label_smoothing: float = setting(0.0, "of words: share of a label that is spread over all in training", SHARE)
     views: str = setting("", "of words: cross-view training, as the next two; see SequenceTaggingConfig")
     view_layers: str = setting("half", "")
@@ -116,7 +117,7 @@ class Hyperparameters:
         """Refuse settings that name layers which an encoder with this number of layers lacks."""
         try:
             kept, _ = parse_layers(self.layers, num_layers)
-            check_new_top_layers(self.new_top_layers, kept)
+            check_new_top_layers(self.new_top_layers, kept, self.freeze_encoder)
         except ValueError as error:
             raise UserError(str(error)) from error
 
@@ -150,6 +151,7 @@ class Hyperparameters:
             flags |= {"save-interval": schedule.repetitions, "validate-interval": schedule.repetitions}
         arguments = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
         arguments += ["--similar-lengths"] if self.similar_lengths else []
+        arguments += ["--freeze-encoder"] if self.freeze_encoder else []
         return arguments if self.bias_correction else [*arguments, "--no-bias-correction"]
 
 

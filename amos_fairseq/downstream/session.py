@@ -36,6 +36,8 @@ from amos_fairseq.text.tokenization import Tokenizer
 # Values that replace those of the built-in recipes, which are for BERT's encoder. ModernBERT is trained without attention
 # dropout, which attention to packed texts on a GPU does not have.
 OF_ENCODER = {"modernbert": {"attention_dropout": 0.0}}
+# Values for the head alone: the others would leave it near its random start.
+OF_HEAD = {"lr": 1e-3, "layer_wise_lr_decay": 1.0}
 # Settings of single objectives that decide which encoder of a checkpoint is fine-tuned.
 BRANCH_FIELDS = {"representation", "task_heads", "mws_loss_weight", "rtd_loss_weight"}
 # Settings that the recipe provides, and those of the pretraining process.
@@ -49,7 +51,7 @@ MOST_RUNS = 1024  # at a time
 # Hyperparameters that the command line may replace for every task.
 OVERRIDES = (
     *("lr", "epochs", "batch_size", "num_separators", "similar_lengths"),
-    *("min_updates", "layers", "new_top_layers", "pooling"),
+    *("min_updates", "layers", "new_top_layers", "pooling", "freeze_encoder"),
     *("label_smoothing", "views", "view_layers", "unlabeled_start"),
 )
 
@@ -173,7 +175,8 @@ def session_from(arguments: argparse.Namespace, name: str) -> Session:
     overrides = {option: value for option, value in overrides.items() if value is not None}
     check_hyperparameters(argparse.Namespace(**overrides))  # before the recipe is read, which the message would name
     if arguments.recipe in recipe_names():  # a user's own recipe may be meant for this encoder
-        overrides = OF_ENCODER.get(str(pretrained.model["encoder"]), {}) | overrides
+        of_head = OF_HEAD if overrides.get("freeze_encoder") else {}
+        overrides = OF_ENCODER.get(str(pretrained.model["encoder"]), {}) | of_head | overrides
     width = int(pretrained.model["encoder_embed_dim"])
     recipe = load_recipe(arguments.recipe, arguments.size or size_for_width(width), overrides, width)
     for trial in {trial for trials in recipe.trials.values() for trial in trials}:

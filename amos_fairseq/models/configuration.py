@@ -124,6 +124,9 @@ class EncoderConfig(FairseqDataclass):
     pooling: ChoiceEnum(list(POOLINGS)) = setting(
         "first", "fine-tuning: what a classification head reads: the state of the first token, or the mean of all"
     )
+    freeze_encoder: bool = setting(
+        False, "fine-tuning: train the head alone; the encoder keeps its weights and has no dropout"
+    )
     layer_norm_eps: float = setting(1e-5, "epsilon of every LayerNorm", "above 0")
     init_std: float = setting(0.02, "standard deviation of the initial embeddings", "0 or more")
     linear_init_std: float = setting(
@@ -185,7 +188,7 @@ class DetectorWithMlmConfig(DetectorConfig):
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 # Settings of the encoder that only fine-tuning has, with the value that leaves the pretrained model as it is. They have no
 # place in recipes of pretraining.
-OF_FINE_TUNING = {"layers": "last", "new_top_layers": 0, "pooling": "first"}
+OF_FINE_TUNING = {"layers": "last", "new_top_layers": 0, "pooling": "first", "freeze_encoder": False}
 LAST_LAYER, MIXED_LAYERS = "last", "mix"
 
 
@@ -201,8 +204,10 @@ def parse_layers(layers: str, num_layers: int) -> tuple[int, bool]:
     return int(layers), False
 
 
-def check_new_top_layers(number: int, num_layers: int) -> None:
+def check_new_top_layers(number: int, num_layers: int, is_frozen: bool) -> None:
     """Raise ValueError unless ``number`` of the ``num_layers`` that fine-tuning keeps can be newly initialized."""
+    if number and is_frozen:
+        raise ValueError(f"--new-top-layers {number}: new layers must learn: leave it or --freeze-encoder out")
     if not 0 <= number <= num_layers:
         raise ValueError(f"--new-top-layers {number} must be from 0 to {num_layers}, the layers of the encoder")
 

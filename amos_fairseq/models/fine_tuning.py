@@ -82,7 +82,8 @@ class FineTunedModel(BaseFairseqModel):
     ``--layers K`` keeps the K lower layers alone; with ``mix`` the heads read a :class:`LayerMixture` of the input of the first
     layer and the outputs of all. ``--new-top-layers N`` leaves the N upper layers that are kept at their random initial
     values when a checkpoint is loaded that has no such new layers yet (Zhang et al. 2021, "Revisiting Few-sample BERT
-    Fine-tuning", section 5).
+    Fine-tuning", section 5). ``--freeze-encoder`` trains the heads, and the mixture, alone: the encoder has no dropout and no
+    gradients.
 
     Raises:
         UserError: a setting is out of range.
@@ -100,7 +101,7 @@ class FineTunedModel(BaseFairseqModel):
         self.embed_tokens = vocabulary.embedding(embedding_width(cfg))
         shape = self.pretrained.config()
         num_layers, is_mixed = parse_layers(cfg.layers, shape.num_layers)
-        check_new_top_layers(cfg.new_top_layers, num_layers)
+        check_new_top_layers(cfg.new_top_layers, num_layers, cfg.freeze_encoder)
         self.num_pretrained_layers = shape.num_layers
         self.encoder = dataclasses.replace(shape, num_layers=num_layers).build()
         self.layer_mixture = LayerMixture(num_layers + 1) if is_mixed else None
@@ -109,6 +110,18 @@ class FineTunedModel(BaseFairseqModel):
         self.register_buffer(NEW_LAYERS, torch.tensor([first_new, num_layers]) if cfg.new_top_layers else None)
         self.newly_initialized: list[str] = []  # weights of heads that the loaded checkpoint does not have
         self.initialize(self)
+        for module in self.frozen_modules:
+            module.requires_grad_(False)
+
+    @property
+    def frozen_modules(self) -> tuple[nn.Module, ...]:
+        return (self.embed_tokens, self.encoder) if self.cfg.freeze_encoder else ()
+
+    def train(self, mode: bool = True) -> "FineTunedModel":
+        super().train(mode)
+        for module in self.frozen_modules:
+            module.eval()
+        return self
 
     @property
     def heads(self) -> Mapping[str, nn.Module]:
@@ -143,8 +156,9 @@ class FineTunedModel(BaseFairseqModel):
     def all_states(self, tokens: Tensor, lengths: Sequence[int] | None = None) -> LayerOutputs:
         """Compute the input of the first layer and the output of every layer: [B,T] int64 -> 1 + layers tensors [B,T,D]."""
         padding_mask = self.padding_mask(tokens) if lengths is None else None
-        embeddings, types = self.embed_tokens(tokens), self.token_types(tokens)
-        return self.encoder(embeddings, padding_mask, token_types=types, with_input=True, lengths=lengths)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.cfg.freeze_encoder):
+            embeddings, types = self.embed_tokens(tokens), self.token_types(tokens)
+            return self.encoder(embeddings, padding_mask, token_types=types, with_input=True, lengths=lengths)
 
     def read_layers(self, states: LayerOutputs) -> Tensor:
         """Return what the heads read of :meth:`all_states`."""

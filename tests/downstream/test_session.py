@@ -98,6 +98,19 @@ def test_modernbert_is_fine_tuned_without_attention_dropout(encoder: str, tmp_pa
         assert ("attention_dropout" in session.overrides) == (encoder == "modernbert" and recipe != str(own))
 
 
+def test_a_head_alone_has_a_rate_of_its_own(tmp_path: Path) -> None:
+    """Instead of that of each recipe of this package; other recipes, and --lr, say what they say."""
+    run, own = write_run(tmp_path / "run", "mlm"), tmp_path / "own.yaml"
+    own.write_text("tasks: {RTE: {lr: 0.1, epochs: 1, batch_size: 8, warmup: 0.1}}\n", encoding="utf-8")
+    for recipe in ("amos_grid", "electra", str(own)):
+        for given, expected in (({}, "0.1" if recipe == str(own) else "0.001"), ({"lr": 0.01}, "0.01")):
+            session = open_session(run, tmp_path / "out", recipe=recipe, freeze_encoder=True, **given)
+            trials = [trial for own_trials in session.recipe.trials.values() for trial in own_trials]
+            assert {flag_of(trial, "--lr") for trial in trials} == {expected}
+            assert {flag_of(trial, "--layer-wise-lr-decay") for trial in trials} == {"1.0"}
+            assert all("--freeze-encoder" in trial.train_flags(trial.schedule(1000)) for trial in trials)
+
+
 def flag_of(trial: Hyperparameters, name: str) -> str:
     flags = trial.train_flags(trial.schedule(1000))
     return flags[flags.index(name) + 1]

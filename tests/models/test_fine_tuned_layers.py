@@ -1,4 +1,4 @@
-"""``--layers``, ``--new-top-layers``, ``--pooling``: against computation layer by layer and text by text; refusals."""
+"""``--layers``, ``--new-top-layers``, ``--pooling``, ``--freeze-encoder``: against computation by hand; refusals."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -16,6 +16,7 @@ from small_models import (
     small_dictionary,
 )
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from amos_fairseq.downstream.squad.model import SpanModel
 from amos_fairseq.downstream.tagging.model import WordModel
@@ -162,6 +163,43 @@ def test_mean_pooling_by_hand() -> None:
     assert not torch.allclose(logits, head(states[:, :1]))
 
 
+@pytest.mark.parametrize("layers", ["last", "mix"])
+def test_a_frozen_encoder_trains_the_head_on_fixed_features(layers: str) -> None:
+    """Three updates give the head, and the mixture, the weights of a loop over states that were computed once, in eval mode."""
+    model = started_from(pretrained("amos"), "amos", layers=layers, freeze_encoder=True, dropout=0.3).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    reference = started_from(model, "amos", layers=layers)
+    with torch.no_grad():
+        states = layer_by_layer(reference.embed_tokens(TOKENS), reference.encoder)
+    head, mixture, target = reference.classification_heads[HEAD], reference.layer_mixture, torch.tensor([2, 0])
+    of_reference = [*head.parameters(), *(mixture.parameters() if mixture else ())]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer, other = torch.optim.SGD(trained, lr=0.5), torch.optim.SGD(of_reference, lr=0.5)
+    for _ in range(3):
+        for used, logits in (
+            (optimizer, model(TOKENS, classification_head_name=HEAD)[0]),
+            (
+                other,
+                head(
+                    states[-1]
+                    if mixture is None
+                    else sum(mixture.scores.softmax(0)[:, None, None, None] * torch.stack(states)) * mixture.scale,
+                    TOKENS.eq(1),
+                ),
+            ),
+        ):
+            used.zero_grad()
+            cross_entropy(logits, target).backward()
+            used.step()
+    assert model.extract_features(TOKENS).requires_grad == (layers == "mix")
+    for name, value in reference.state_dict().items():
+        if name.startswith(("encoder.", "embed_tokens.")):
+            assert torch.equal(model.state_dict()[name], before[name]), name
+        else:
+            torch.testing.assert_close(model.state_dict()[name], value)
+            assert not torch.equal(value, before[name]), name
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -171,6 +209,7 @@ def test_mean_pooling_by_hand() -> None:
         ({"layers": "all"}, r"--layers all is no layer"),
         ({"layers": "2", "new_top_layers": 3}, r"--new-top-layers 3 must be from 0 to 2, the layers of the encoder"),
         ({"new_top_layers": -1}, r"new_top_layers|new-top-layers"),
+        ({"new_top_layers": 1, "freeze_encoder": True}, r"leave it or --freeze-encoder out"),
     ],
 )
 def test_refused_settings(settings: dict, message: str) -> None:

@@ -15,6 +15,7 @@ REFUSED = {
         ({"dropout": 1.5}, "--dropout 1.5 must be 0 or more and below 1"),
         ({"layers": "2"}, "--layers 2 is a setting of fine-tuning"),
         ({"new_top_layers": 1}, "--new-top-layers 1 is a setting of fine-tuning"),
+        ({"freeze_encoder": True}, "--freeze-encoder True is a setting of fine-tuning"),
         ({"pooling": "mean"}, "--pooling mean is a setting of fine-tuning"),
         ({"local_attention": 8}, "--local-attention 8 has no meaning with --encoder bert"),
         ({"global_rope_theta": 8.0}, "--global-rope-theta 8 has no meaning with --encoder bert"),

@@ -20,7 +20,7 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from sklearn.preprocessing import MultiLabelBinarizer
 from synthetic_squad import untrained_checkpoint
 
-from amos_fairseq.checkpoints.read import read_state
+from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.cli.main import main
 from amos_fairseq.text.vocabulary import learn_tokenizer
 
@@ -205,6 +205,21 @@ def test_two_ranks_train_and_score_as_one(place, classes, tmp_path):
         found.append((valid, read_state(out / "checkpoint_last.pt")["model"]))
     assert found[0][0] == found[1][0]
     assert all(torch.equal(value, found[1][1][name]) for name, value in found[0][1].items())
+
+
+def test_a_frozen_encoder_keeps_its_bits(place, classes, tmp_path):
+    flags = [classes / "data" / "classification", *shlex.split(TWO_UPDATES), "--freeze-encoder", "--save-dir", tmp_path]
+    flags += ["--finetune-from-model", place / "start" / "checkpoint_last.pt"]
+    run_command("fairseq_cli.train", list(map(str, flags)), 2)
+    state = read_state(tmp_path / "checkpoint_last.pt")
+    start = load_checkpoint(place / "start" / "checkpoint_last.pt").model
+    before = {f"encoder.{name}": value for name, value in start.encoder.state_dict().items()}
+    before |= {f"embed_tokens.{name}": value for name, value in start.embed_tokens.state_dict().items()}
+    assert all(torch.equal(state["model"][name], value) for name, value in before.items())
+    of_head = [value for name, value in state["model"].items() if name not in before]
+    trained = state["last_optimizer_state"]["state"].values()
+    assert sorted(value["exp_avg"].shape for value in trained) == sorted(value.shape for value in of_head)
+    assert all(value["exp_avg"].abs().sum() > 0 for value in trained)
 
 
 def test_options_for_few_labels(place, tmp_path, capsys):
