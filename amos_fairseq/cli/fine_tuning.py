@@ -11,6 +11,7 @@ from amos_fairseq.recipes import PRECISIONS
 
 SIZES = ("small", "base", "large")
 INPUTS = ("train", "dev", "data", "predict", "teachers", "own_tasks")  # arguments that name existing files and folders
+SAMPLING_EXPONENT = 0.75
 BASELINES = {
     "random": "random: every seed from random weights",
     "linear": "linear: logistic or ridge regression on states of the frozen encoder, in seconds",
@@ -74,6 +75,8 @@ def add_arguments(
     add("--layers", metavar="K", help=text)
     text = "start the N upper layers from new random weights, for small data (default: the recipe's, 0)"
     add("--new-top-layers", type=int, metavar="N", help=text)
+    text = "train the head alone, with a rate for it (0.001) instead of a built-in recipe's"
+    add("--freeze-encoder", action="store_const", const=True, help=text)
     if has_pooling:
         text = "the head reads the state of the first token, or the mean of all (default: the recipe's, first)"
         add("--pooling", choices=("first", "mean"), help=text)
@@ -87,6 +90,12 @@ def add_arguments(
     add("--precision", choices=PRECISIONS, default="float32", help=text)
     text = "keep all checkpoints of every run, not only the weights of each task's best run"
     add("--keep-checkpoints", action="store_true", help=text)
+
+
+def add_sampling_exponent(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add the option of several tasks in one model; ``what``: what it is for."""
+    text = f"{what}: the share of a task of N rows is proportional to N to this power (0: equal shares; 1: by size)"
+    parser.add_argument("--sampling-exponent", type=float, metavar="E", default=SAMPLING_EXPONENT, help=text)
 
 
 def add_cross_views(parser: argparse.ArgumentParser, views: tuple[str, ...]) -> None:

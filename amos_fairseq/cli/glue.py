@@ -33,6 +33,7 @@ def add_parser(subparsers: Any) -> None:
     text += "options of amos classify"
     add("--own-tasks", metavar="FILE", type=Path, help=text)
     add("--multi-task", action="store_true", help="train one model for all tasks, with a head for each")
+    fine_tuning.add_sampling_exponent(parser, "of --multi-task")
     text = "also train on predictions of other models: OUT of this command with --write-train, or a folder of TASK.tsv"
     add("--teachers", metavar="DIR", type=Path, help=text)
     text = "learn from the mean of the teachers of all seeds (default: each seed from the teacher of the same seed)"
@@ -51,6 +52,8 @@ def run(arguments: argparse.Namespace) -> None:
     for name in ("ensemble", "gold_weight"):
         if getattr(arguments, name) and arguments.teachers is None:
             raise UserError(f"--{name.replace('_', '-')} has no effect without --teachers: leave it out")
+    if arguments.sampling_exponent != fine_tuning.SAMPLING_EXPONENT and not arguments.multi_task:
+        raise UserError("--sampling-exponent has no effect without --multi-task: leave it out")
     fine_tuning.start(arguments)
     from amos_fairseq.downstream.classification.glue.command import main
 

@@ -36,6 +36,7 @@ def add_parser(subparsers: Any) -> None:
     add_label_columns(parser.add_argument)
     add_unlabeled(parser.add_argument)
     fine_tuning.add_cross_views(parser, TAGGING_VIEWS)
+    fine_tuning.add_sampling_exponent(parser, "of --data A B")
     text = "share of a word's label that is spread over all labels in training (default: the recipe's, 0; thesis: 0.1)"
     parser.add_argument("--label-smoothing", type=float, metavar="F", help=text)
     parser.set_defaults(run=functools.partial(run, parser))
@@ -44,6 +45,8 @@ def add_parser(subparsers: Any) -> None:
 def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     fine_tuning.check_data(arguments)
     fine_tuning.check_baseline(arguments)
+    if arguments.sampling_exponent != fine_tuning.SAMPLING_EXPONENT and len(arguments.data or ()) < 2:
+        raise UserError("--sampling-exponent has no effect on a single column: leave it out")
     for name in ("column", "columns", "encoding", "labeled", "unlabeled") if arguments.data is not None else ():
         if getattr(arguments, name) != parser.get_default(name):
             raise UserError(f"--{name} chooses from raw files; --data have it from amos prepare tagging: leave it out")

@@ -17,13 +17,15 @@ from amos_fairseq.errors import UserError
 SAMPLING_EXPONENT = 0.75  # thesis, section 3.3, from Bowman et al. (2018)
 
 
-def rows_per_epoch(sizes: Sequence[int]) -> list[int]:
-    """Return n = |D_max|^0.25 |D|^0.75, rounded, for tasks of |D| rows: the largest task is read once an epoch.
+def rows_per_epoch(sizes: Sequence[int], exponent: float) -> list[int]:
+    """Return n = |D_max|^(1-e) |D|^e, rounded, for tasks of |D| rows and ``exponent`` e: the largest is read once an epoch.
 
-    So P(task) is proportional to |D|^0.75 (thesis, section 3.3); there tasks are drawn at random, here in fixed numbers.
+    So P(task) is proportional to |D|^e (thesis, section 3.3: 0.75); there tasks are drawn at random, here in fixed numbers.
     """
+    if not 0 <= exponent <= 1:
+        raise UserError(f"--sampling-exponent {exponent:g}: give a number from 0 (equal shares) to 1 (shares by size)")
     largest = max(sizes)
-    return [round(largest ** (1 - SAMPLING_EXPONENT) * size**SAMPLING_EXPONENT) for size in sizes]
+    return [round(largest ** (1 - exponent) * size**exponent) for size in sizes]
 
 
 def check_epoch(num_rows: int, update: int) -> None:
@@ -44,6 +46,7 @@ class MixedTasks(LabeledSequences):
         tasks: their rows by the name of their head; the order matters.
         split: for messages.
         seed: of the order.
+        exponent: of :func:`rows_per_epoch`.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class MixedTasks(LabeledSequences):
         dictionary: Dictionary,
         seed: int,
         training: bool,
+        exponent: float = SAMPLING_EXPONENT,
     ) -> None:
         directory = next(iter(tasks.values())).directory
         super().__init__(directory, split, dictionary, seed, training)
@@ -60,7 +64,7 @@ class MixedTasks(LabeledSequences):
         self.tasks = dict(tasks)
         self.starts = np.cumsum([0, *map(len, tasks.values())])[:-1]
         self.sizes = np.concatenate([rows.sizes for rows in tasks.values()])
-        self.rows_of_tasks = rows_per_epoch([len(rows) for rows in tasks.values()])
+        self.rows_of_tasks = rows_per_epoch([len(rows) for rows in tasks.values()], exponent)
 
     def order(self, epoch: int) -> np.ndarray:
         """Return the rows that an epoch draws, shuffled: [sum of n] int64."""

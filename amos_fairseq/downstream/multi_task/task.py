@@ -29,7 +29,7 @@ from amos_fairseq.downstream.classification.task import (
     vocabulary_of,
 )
 from amos_fairseq.downstream.labeled_task import LabeledCriterion, prepared_directories
-from amos_fairseq.downstream.multi_task.dataset import MixedTasks
+from amos_fairseq.downstream.multi_task.dataset import SAMPLING_EXPONENT, MixedTasks
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.fine_tuning import TextModel
 from amos_fairseq.modules.heads import pool
@@ -54,6 +54,11 @@ class MultiTaskConfig(TextClassificationConfig):
         MISSING,
         "directories with task.json, of amos prepare glue or amos classify, separated by ':'; each task gets a "
         "head of its name",
+    )
+    sampling_exponent: float = setting(
+        SAMPLING_EXPONENT,
+        "of the tasks: the share of one of |D| rows is proportional to |D| to this power (0: equal shares)",
+        "0 or more and at most 1",
     )
 
 
@@ -131,7 +136,8 @@ class MultiTask(TextClassificationTask):
             name: self.rows_of(task.directory, split, task.record, training, teachers.get(name))
             for name, task in self.text_tasks.items()
         }
-        self.datasets[split] = MixedTasks(tasks, split, self.dictionary, self.cfg.seed, training)
+        order = (self.cfg.seed, training, self.cfg.sampling_exponent)
+        self.datasets[split] = MixedTasks(tasks, split, self.dictionary, *order)
 
     def _read_teachers(self, split: str) -> dict[str, np.ndarray]:
         """Divide the array of predictions, [rows, outputs] of one task after the other in one dimension."""

@@ -24,7 +24,7 @@ from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.downstream.benchmark import Benchmark, BenchmarkTask, TaskRun, batches, selection_flags, usable_folder
 from amos_fairseq.downstream.classification.scores import AVERAGE
 from amos_fairseq.downstream.linear import FrozenInput, linear_predictions, rows_to_fit
-from amos_fairseq.downstream.multi_task.dataset import check_epoch, rows_per_epoch
+from amos_fairseq.downstream.multi_task.dataset import SAMPLING_EXPONENT, check_epoch, rows_per_epoch
 from amos_fairseq.downstream.recipes import WORDS, Hyperparameters
 from amos_fairseq.downstream.results import Baselines, RunResult, TaskSummary, content_sha256, divide, summarize_divided
 from amos_fairseq.downstream.runner import run_and_print
@@ -55,7 +55,7 @@ def main(arguments: argparse.Namespace) -> None:
         check_unlabeled(session, TAGGING_VIEWS, arguments.unlabeled)
         with preparing(session, Tagging.name) as tokenizer:
             data = [prepare_tagging_inside(session.out, WordSource.of(arguments), tokenizer)]
-    run_and_print(arguments.out, open_tagging(session, data))
+    run_and_print(arguments.out, open_tagging(session, data, arguments.sampling_exponent))
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,11 @@ class ColumnData:
                 )
 
 
-def open_tagging(session: Session, data: Sequence[Path]) -> "Tagging":
-    """Read the prepared data of one column of labels, or of several, which one model learns together."""
+def open_tagging(session: Session, data: Sequence[Path], exponent: float = SAMPLING_EXPONENT) -> "Tagging":
+    """Read the prepared data of one column of labels, or of several, which one model learns together.
+
+    ``exponent``: that of the columns' shares in an epoch (:func:`rows_per_epoch`).
+    """
     if session.out in [directory.resolve() for directory in data]:
         raise UserError(f"--out {session.out} is the directory of the data, which has a tagging.json too: give another")
     columns: dict[str, Column] = {}  # by head
@@ -146,11 +149,11 @@ def open_tagging(session: Session, data: Sequence[Path]) -> "Tagging":
     if len(opened) == 1:
         task = BenchmarkTask(name, len(first.train), first.column.main_score, first.column.sha256, trials, tuple(notes))
     else:
-        num_rows = sum(rows_per_epoch([len(of_column.train) for of_column in opened.values()]))
+        num_rows = sum(rows_per_epoch([len(of_column.train) for of_column in opened.values()], exponent))
         check_epoch(num_rows, max(trial.batch_size for trial in trials))
         sha256 = content_sha256({name: of_column.column.sha256 for name, of_column in opened.items()})
         task = BenchmarkTask(name, num_rows, AVERAGE, sha256, trials, tuple(notes), carries_rest=True)
-    return Tagging(session, first.column.directory, {name: task}, opened)
+    return Tagging(session, first.column.directory, {name: task}, opened, exponent)
 
 
 @dataclass
@@ -162,6 +165,7 @@ class Tagging(Benchmark):
     data: Path
     tasks: dict[str, BenchmarkTask]
     opened: dict[str, ColumnData]
+    exponent: float = SAMPLING_EXPONENT
 
     name = "tagging"
     title = "Sequence tagging, dev"
@@ -170,7 +174,8 @@ class Tagging(Benchmark):
     def train_flags(self, run: TaskRun) -> list[str]:
         directories = os.pathsep.join(str(opened.column.directory) for opened in self.opened.values())
         smoothing = ["--label-smoothing", str(run.hyperparameters.label_smoothing)]
-        return [directories, *word_flags("sequence_tagging", run, self.session), *smoothing]
+        exponent = ["--sampling-exponent", str(self.exponent)] if len(self.opened) > 1 else []
+        return [directories, *word_flags("sequence_tagging", run, self.session), *smoothing, *exponent]
 
     def evaluate(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
         """Return the scores of the dev set, and write ``predictions.txt`` and ``scores.json``. Of several columns there are
@@ -251,6 +256,8 @@ def word_trials(session: Session, views: Sequence[str], with_unlabeled: bool) ->
         chosen = parse_views(settings.views, views)
         if chosen and not with_unlabeled:
             raise UserError(f"--views {settings.views} needs sentences without labels: give them with --unlabeled")
+        if chosen and settings.freeze_encoder:
+            raise UserError("--views train the encoder, which --freeze-encoder keeps as it is: leave one of them out")
         unused = [] if set(chosen) - {FULL, WORD_DROPOUT} else ["view_layers"]
         unused += [] if chosen else ["unlabeled_start"]
         for name in session.overrides.keys() & unused:

@@ -23,7 +23,7 @@ from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.downstream.classification.dataset import TASK_FOLDER
 from amos_fairseq.downstream.classification.scores import AVERAGE
 from amos_fairseq.downstream.labeled_task import LabeledCriterion, LabeledTask, LabeledTaskConfig, prepared_directories
-from amos_fairseq.downstream.multi_task.dataset import MixedSentences
+from amos_fairseq.downstream.multi_task.dataset import SAMPLING_EXPONENT, MixedSentences
 from amos_fairseq.downstream.tagging.dataset import (
     NO_LABEL,
     OF_WORDS,
@@ -52,6 +52,11 @@ class SequenceTaggingConfig(LabeledTaskConfig):
     )
     tokens_per_sentence: int = setting(
         512, "tokens of a sentence with <s> and </s>; longer ones are cut at a word boundary", "1 or more"
+    )
+    sampling_exponent: float = setting(
+        SAMPLING_EXPONENT,
+        "of several columns: the share of one of |D| sentences is proportional to |D| to this power (0: equal shares)",
+        "0 or more and at most 1",
     )
     views: str = setting(
         "",
@@ -129,7 +134,8 @@ class SequenceTaggingTask(LabeledTask):
         if len(of_columns) == 1:
             (dataset,) = of_columns.values()
         else:
-            dataset = MixedSentences(of_columns, split, self.dictionary, self.cfg.seed, training)
+            order = (self.cfg.seed, training, self.cfg.sampling_exponent)
+            dataset = MixedSentences(of_columns, split, self.dictionary, *order)
         if training and self.views:
             dataset = WithUnlabeled(dataset, self._unlabeled(), self.cfg.seed)
         self.datasets[split] = dataset

@@ -9,6 +9,7 @@ import torch
 from fairseq.data import Dictionary
 
 from amos_fairseq.downstream.multi_task.dataset import MixedTasks, rows_per_epoch
+from amos_fairseq.errors import UserError
 
 
 class Rows:
@@ -35,9 +36,14 @@ def mixed(*counts: int, seed: int = 1, training: bool = True) -> MixedTasks:
 
 
 def test_rows_of_an_epoch_by_hand() -> None:
-    """10,000^0.25 is 10; 16^0.75 is 8, 81^0.75 is 27."""
-    assert rows_per_epoch([16, 81, 10_000]) == [80, 270, 10_000]
-    assert rows_per_epoch([7]) == [7]
+    """10,000^0.25 is 10; 16^0.75 is 8, 81^0.75 is 27. By size each row is read once."""
+    assert rows_per_epoch([16, 81, 10_000], 0.75) == [80, 270, 10_000]
+    assert rows_per_epoch([16, 81, 10_000], 0.5) == [400, 900, 10_000]
+    assert rows_per_epoch([16, 81, 10_000], 1) == [16, 81, 10_000]
+    assert rows_per_epoch([16, 81, 10_000], 0) == [10_000] * 3
+    assert rows_per_epoch([7], 0.75) == [7]
+    with pytest.raises(UserError, match=r"--sampling-exponent 1\.5: give a number from 0"):
+        rows_per_epoch([7], 1.5)
 
 
 def test_each_row_is_read_floor_or_ceil_times_in_an_epoch_and_in_all() -> None:

@@ -41,7 +41,7 @@ from amos_fairseq.downstream.classification.labeling import predict_logits
 from amos_fairseq.downstream.classification.prepare import NAME as CLASSIFICATION
 from amos_fairseq.downstream.classification.prepare import prepare_inside, read_own_tasks
 from amos_fairseq.downstream.classification.scores import AVERAGE, average_score
-from amos_fairseq.downstream.multi_task.dataset import check_epoch, rows_per_epoch
+from amos_fairseq.downstream.multi_task.dataset import SAMPLING_EXPONENT, check_epoch, rows_per_epoch
 from amos_fairseq.downstream.multi_task.teachers import (
     FOLDER,
     MULTI,
@@ -87,6 +87,7 @@ class GlueOptions:
     intermediate: Path | None = None  # OUT of the MNLI runs to start from; it may be the session's own
     with_test: bool = False
     multi_task: bool = False
+    sampling_exponent: float = SAMPLING_EXPONENT
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -111,6 +112,7 @@ def main(arguments: argparse.Namespace) -> None:
         intermediate=None if intermediate is None else Path(intermediate or arguments.out).resolve(),
         with_test=arguments.write_test,
         multi_task=arguments.multi_task,
+        sampling_exponent=arguments.sampling_exponent,
     )
     run_and_print(arguments.out, open_glue(session, data, tasks, options))
 
@@ -323,7 +325,7 @@ class MultiTaskGlue(Glue):
             usable_folder(data.directory)
         trials = self.session.recipe.trials_of(MULTI)
         tasks = [data.as_task(self.max_positions, trials) for data in self.prepared.values()]
-        num_rows = sum(rows_per_epoch([task.num_examples for task in tasks]))
+        num_rows = sum(rows_per_epoch([task.num_examples for task in tasks], self.options.sampling_exponent))
         check_epoch(num_rows, max(trial.batch_size for trial in trials))
         sha256 = content_sha256({task.name: [task.data_sha256, task.num_examples] for task in tasks})
         notes = tuple(note for task in tasks for note in task.notes)
@@ -335,6 +337,9 @@ class MultiTaskGlue(Glue):
 
     def tables_of(self, run: TaskRun) -> list[TextData]:
         return list(self.prepared.values())
+
+    def train_flags(self, run: TaskRun) -> list[str]:
+        return [*super().train_flags(run), "--sampling-exponent", str(self.options.sampling_exponent)]
 
     def fill_directory(self, run: TaskRun) -> None:
         Benchmark.fill_directory(self, run)

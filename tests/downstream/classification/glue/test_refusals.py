@@ -66,6 +66,7 @@ def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_tra
         (["--tasks", "CoLA", "--out", tmp_path / "damaged"], "damaged/squad.json was changed"),
         (["--tasks", "RTE", "--write-test"], "has no test set of RTE"),
         (["--tasks", "CoLA", "--max-rows", "0"], "--max-rows 0 must be at least 1"),
+        (["--tasks", "CoLA", "--sampling-exponent", "1"], "--sampling-exponent has no effect without --multi-task"),
         (["--tasks", "CoLA", "--gold-weight", "0"], "--gold-weight has no effect without --teachers"),
         (["--tasks", "CoLA", "--teachers", tmp_path / "absent"], "no such file or folder"),
         (["--tasks", "CoLA", "--teachers", tmp_path / "finished"], "with --write-train"),
