@@ -42,7 +42,6 @@ def register() -> None:
             importlib.import_module(f"amos_fairseq.criterions.{objective}")
         for module in (
             *(f"downstream.{task}.task" for task in DOWNSTREAM_TASKS),
-            "downstream.classification.stock_task",
             "tasks.text_pretraining",
             "optim.grouped_adam",
             "optim.warmup_stable_decay",

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from amos_fairseq.downstream.classification.benchmark import read_glue_data
+from amos_fairseq.downstream.classification.command import read_glue_data
 from amos_fairseq.downstream.results import read_result, read_summary, write_record
 from amos_fairseq.downstream.squad.dataset import Example, read_squad_manifest
 from amos_fairseq.downstream.squad.official import read_null_odds, read_predictions

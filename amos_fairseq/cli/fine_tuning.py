@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from amos_fairseq.cli.arguments import import_fairseq
+from amos_fairseq.downstream import recipe_file
 from amos_fairseq.downstream.views import VIEW_LAYERS
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.terminal import say
@@ -135,10 +136,11 @@ def check_data(arguments: argparse.Namespace) -> None:
 
 
 def start(arguments: argparse.Namespace) -> None:
-    """Say what is read, look for the files, and import PyTorch and fairseq, which takes seconds."""
+    """Say what is read, look for the files and the recipe, and import PyTorch and fairseq, which takes seconds."""
     given = [getattr(arguments, name, None) for name in INPUTS]
     inputs = [path for value in given for path in (value if isinstance(value, list) else [value])]
     if getattr(arguments, "predict", None) is None:
+        recipe_file(arguments.recipe)
         import_fairseq(arguments.checkpoint, arguments.subcommand, inputs)
     else:
         say(f"reading {arguments.checkpoint} and {arguments.predict}", arguments.subcommand)

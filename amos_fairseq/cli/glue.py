@@ -6,7 +6,7 @@ from typing import Any
 
 from amos_fairseq.cli import fine_tuning
 from amos_fairseq.cli.arguments import add_subcommand
-from amos_fairseq.downstream.classification.glue.tasks import AVERAGED
+from amos_fairseq.downstream.classification.glue.tasks import AVERAGED, parse_tasks
 from amos_fairseq.errors import UserError
 
 DESCRIPTION = """\
@@ -54,6 +54,7 @@ def run(arguments: argparse.Namespace) -> None:
             raise UserError(f"--{name.replace('_', '-')} has no effect without --teachers: leave it out")
     if arguments.sampling_exponent != fine_tuning.SAMPLING_EXPONENT and not arguments.multi_task:
         raise UserError("--sampling-exponent has no effect without --multi-task: leave it out")
+    parse_tasks(arguments.tasks)
     fine_tuning.start(arguments)
     from amos_fairseq.downstream.classification.glue.command import main
 

@@ -154,7 +154,7 @@ Convert GLUE's official TSV files to the input of fairseq's sentence_prediction.
 
 Tasks: {", ".join(TASKS)}. Files are UTF-8, plain or as .gz, .xz or .zst; test files may be missing. OUT gets
 tokenizer/ and a directory for each task. A finished task is skipped while its files, the tokenizer and the
-settings are the same, and made again otherwise. docs/glue_data.md describes both layouts."""
+settings are the same, and made again otherwise. docs/glue.md describes both layouts."""
     add = add_kind(kinds, "glue", "GLUE's files to the tasks that amos glue fine-tunes on", description)
     add("glue", type=Path, metavar="GLUE_DIR", help="directory of the official download: CoLA/train.tsv, ...")
     add("tasks", metavar="TASK|ALL", help="a task, several separated by commas, or ALL that are in GLUE_DIR")
@@ -170,7 +170,7 @@ Download GLUE from nyu-mll/glue on Hugging Face's hub, and write the tables that
 'amos_fairseq[data]').
 
 Tasks: {", ".join(TASKS)}; all of them if none is given. A task that is already there is skipped. The data has its own
-licenses: docs/glue_data.md."""
+licenses: docs/glue.md."""
     add = add_kind(kinds, "glue-download", "download GLUE", description)
     add("out", type=Path, metavar="OUT", help="output directory, GLUE_DIR of amos prepare glue")
     add("tasks", nargs="*", metavar="TASK", help="tasks to download (default: all)")

@@ -6,7 +6,7 @@ imports only the ground floor (errors, files ...).
 """
 
 # isort: off
-from amos_fairseq.compat.process import (
+from amos_fairseq.compat.patching import (
     hide_broken_torchaudio,
     open_without_reading,
     share_config_store,
@@ -17,6 +17,9 @@ from amos_fairseq.compat.process import (
 silence_harmless_warnings()  # before anything imports fairseq
 # isort: on
 
+import argparse
+
+import torch
 from fairseq import checkpoint_utils, trainer
 from fairseq.data import indexed_dataset
 from fairseq.distributed import utils as distributed_utils
@@ -80,6 +83,6 @@ def apply() -> None:
     Besides the functions above, this hides a ``torchaudio`` that does not load, and lets PyTorch load what fairseq saves.
     """
     hide_broken_torchaudio()
-    checkpoints.restrict_classes()
+    torch.serialization.add_safe_globals([argparse.Namespace, distributed_utils._TensorPlaceholder])
     for patches in PATCHES.values():
         apply_patches(patches)

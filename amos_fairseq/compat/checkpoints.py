@@ -17,7 +17,7 @@ predicts one value for all examples has a rank correlation of nan. All of fairse
 epoch it forgets the best score and treats the next checkpoint as the best.
 """
 
-import argparse
+import contextlib
 import functools
 import glob
 import logging
@@ -28,7 +28,6 @@ from collections.abc import Callable
 from typing import Any, BinaryIO
 
 import torch
-from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 
 from amos_fairseq.checkpoint_files import DamagedCheckpoint, num_updates_of, read_header
@@ -38,18 +37,10 @@ from amos_fairseq.files import NO_ROOM, os_error_behind, whole_file
 logger = logging.getLogger(__name__)
 
 
-def restrict_classes() -> None:
-    torch.serialization.add_safe_globals([argparse.Namespace, distributed_utils._TensorPlaceholder])
-
-
 def load_as_data_only(
     load_checkpoint_to_cpu: Callable[..., Any], path: str, *args: Any, **kwargs: Any
 ) -> dict[str, Any]:
-    """Raise :class:`UserError` for a file that cannot be loaded, or that has other classes.
-
-    fairseq does not pass ``weights_only``, so that ``TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD`` in the environment would let a file run
-    code: the file is read before in the strict way.
-    """
+    """Read the file in the strict way before: ``TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD`` in the environment would let it run code."""
     read_header(PathManager.get_local_path(path))
     return load_checkpoint_to_cpu(path, *args, **kwargs)
 
@@ -116,18 +107,17 @@ def repair_last_checkpoint(save_dir: str, suffix: str = "", is_written: bool = T
     last = os.path.join(save_dir, f"checkpoint_last{suffix}.pt")
     exists = os.path.exists(last)
     if os.path.islink(last) and not exists:  # to start from scratch, or from an older checkpoint, would lose the run
-        raise UserError(
-            f"{last} is a link to {os.readlink(last)}, which does not exist: mount the disk that has it, or remove the link "
-            "to continue from the other checkpoints there, or to start from scratch"
-        )
+        raise UserError(f"{last} is a link to {os.readlink(last)}, which does not exist: mount its disk, or remove it")
     is_usable = is_written and exists and is_complete(last)
     newest = newest_complete_checkpoint(save_dir, suffix, os.path.getmtime(last) if is_usable else -math.inf)
     if newest is None:
         if exists and not is_usable:
             raise UserError(f"{last} is damaged and no other checkpoint is complete: delete it to start from scratch")
         return
-    path, updates = newest
-    if path != last and not (is_usable and updates <= _num_updates_or_infinity(last)):
+    (path, updates), is_newer = newest, False
+    with contextlib.suppress(UserError):  # a file from elsewhere that does not say its updates is kept
+        is_newer = not is_usable or updates > num_updates_of(last, read_header(last))
+    if path != last and is_newer:
         state = "missing" if not exists else "damaged" if is_written and not is_usable else "older"
         logger.warning(f"{last} is {state}: resuming from the newest complete checkpoint, {path} ({updates} updates)")
         PathManager.copy(path, last)
@@ -159,14 +149,6 @@ def is_complete(path: str) -> bool:
         return False
 
 
-def _num_updates_or_infinity(path: str) -> float:
-    """Return the updates up to a checkpoint; infinity for a file from elsewhere that does not say it."""
-    try:
-        return num_updates_of(path, read_header(path))
-    except UserError:
-        return math.inf
-
-
 def return_comparable_scores(validate: Callable[..., Any], cfg: Any, *args: Any, **kwargs: Any) -> list[float | None]:
     """Convert the scores that the training script's ``validate`` returns to Python numbers, and nan to the worst one.
 
@@ -179,8 +161,6 @@ def return_comparable_scores(validate: Callable[..., Any], cfg: Any, *args: Any,
     except KeyError as error:
         if error.args != (metric,):
             raise
-        raise UserError(
-            f"--best-checkpoint-metric {metric} (checkpoint.best_checkpoint_metric) is not logged"
-        ) from error
+        raise UserError(f"checkpoint.best_checkpoint_metric={metric} is not logged") from error
     numbers = [None if score is None else float(score) for score in scores]
     return [worst if number is not None and math.isnan(number) else number for number in numbers]

@@ -136,10 +136,7 @@ def _join_torchrun(training: Any, environment: Mapping[str, str], num_gpus: int)
     rank = int(environment["RANK"])
     local_rank = int(environment.get("LOCAL_RANK", rank % max(num_gpus, 1)))
     if num_gpus > 0 and local_rank >= num_gpus:
-        raise UserError(
-            f"LOCAL_RANK={local_rank} but this machine has {num_gpus} GPUs: "
-            f"start torchrun with --nproc-per-node {num_gpus} or less, or add --cpu"
-        )
+        raise UserError(f"LOCAL_RANK={local_rank} but there are {num_gpus} GPUs: start as many ranks, or add --cpu")
     training.distributed_init_method = "env://"
     training.distributed_world_size = int(environment["WORLD_SIZE"])
     training.distributed_rank = rank
@@ -152,10 +149,7 @@ def _check_slurm(training: Any, environment: Mapping[str, str], num_gpus: int) -
     num_nodes = int(environment.get("SLURM_NNODES", 1))
     num_tasks = int(environment.get("SLURM_NTASKS", num_nodes))
     if num_nodes > 1 and training.distributed_port <= 0:
-        raise UserError(
-            f"{num_nodes} Slurm nodes need a common port: give --distributed-port (distributed_training."
-            "distributed_port), the same on all nodes, for example 29500"
-        )
+        raise UserError(f"{num_nodes} Slurm nodes need a common port: give --distributed-port, such as 29500")
     if num_tasks > num_nodes and num_tasks != training.distributed_world_size:
         raise UserError(
             f"Slurm has {num_tasks} tasks but --distributed-world-size is {training.distributed_world_size}: give one "

@@ -113,9 +113,6 @@ def _accept_user_dir(user_dir: str) -> None:
     if existing is None:
         raise UserError(f"common.user_dir={user_dir} does not exist: start from the checkout or set it to {PACKAGE}")
     if not os.path.samefile(existing, PACKAGE):
-        raise UserError(
-            f"common.user_dir={user_dir} is {existing}, but Python imports amos_fairseq from {PACKAGE}: "
-            "install the checkout with 'pip install -e .', or set common.user_dir to the installed package"
-        )
+        raise UserError(f"common.user_dir={user_dir} is {existing}, but Python imports {PACKAGE}: give that folder")
     # import_user_module compares spellings, not directories, and calls a second spelling "not globally unique".
     fairseq.utils.import_user_module.memo = getattr(fairseq.utils.import_user_module, "memo", set()) | {existing}

@@ -6,8 +6,15 @@ from fairseq import metrics
 from fairseq.criterions import register_criterion
 from torch import Tensor
 
-from amos_fairseq.criterions.detection import DetectionWithMlmLossConfig, detection_terms, encoder_mlm_sums
-from amos_fairseq.criterions.pretraining import PretrainingCriterion, batch_counts, mean, temperature_sum
+from amos_fairseq.criterions.pretraining import (
+    DetectionWithMlmLossConfig,
+    PretrainingCriterion,
+    batch_counts,
+    detection_terms,
+    encoder_mlm_sums,
+    mean,
+    temperature_sum,
+)
 from amos_fairseq.functional.mixture import mixture_entropy
 from amos_fairseq.models.pretraining import PretrainingBatch
 

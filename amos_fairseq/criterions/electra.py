@@ -7,13 +7,15 @@ from fairseq.criterions import register_criterion
 from fairseq.dataclass import ChoiceEnum
 from torch import Tensor
 
-from amos_fairseq.criterions.detection import (
+from amos_fairseq.criterions.pretraining import (
     DetectionWithMlmLossConfig,
+    PretrainingCriterion,
+    batch_counts,
     detection_losses,
     detection_terms,
     encoder_mlm_sums,
+    temperature_sum,
 )
-from amos_fairseq.criterions.pretraining import PretrainingCriterion, batch_counts, temperature_sum
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.positions import mark_positions, random_positions
 from amos_fairseq.functional.replaced_token_detection import baseline_losses, policy_losses
@@ -157,10 +159,7 @@ class ElectraCriterion(PretrainingCriterion):
 
     def prediction_loss(self, output: ElectraOutput, batch: PretrainingBatch) -> tuple[Tensor, dict[str, Any]]:
         if self.detection_positions != "all":
-            raise UserError(
-                f"--detection-positions {self.detection_positions} has no meaning with a --main-objective other than "
-                "detection: leave one of them out"
-            )
+            raise UserError(f"--detection-positions {self.detection_positions} needs --main-objective detection")
         predictions = output.predictions
         sums = encoder_mlm_sums(predictions)
         main_loss = sums["main_loss"]

@@ -7,8 +7,13 @@ from fairseq.criterions import register_criterion
 from omegaconf import II
 from torch import Tensor
 
-from amos_fairseq.criterions.detection import DetectionLossConfig, detection_terms
-from amos_fairseq.criterions.pretraining import PretrainingCriterion, batch_counts, log_sums
+from amos_fairseq.criterions.pretraining import (
+    DetectionLossConfig,
+    PretrainingCriterion,
+    batch_counts,
+    detection_terms,
+    log_sums,
+)
 from amos_fairseq.models.pretraining import PretrainingBatch
 
 

@@ -1,12 +1,201 @@
-"""The base class of the pretraining criterions: logging outputs that are sums, and the log keys computed from them."""
+"""What the pretraining criterions share: logging outputs that are sums, the log keys computed from them, and the detection of
+replaced tokens, whose positive class is "replaced"."""
 
+import functools
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fairseq import metrics
 from fairseq.criterions import FairseqCriterion
+from fairseq.dataclass import FairseqDataclass
+from fairseq.logging.meters import MetersDict
+from omegaconf import II
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
 
-from amos_fairseq.criterions.detection import log_detection
+from amos_fairseq.functional.replaced_token_detection import (
+    StateSpread,
+    auc_from_histograms,
+    logit_histogram,
+    state_spread,
+    state_sums,
+)
+from amos_fairseq.models.pretraining import PretrainingOutput
+from amos_fairseq.modules.heads import TokenPredictions
+from amos_fairseq.setting_checks import setting
+
+SUMMED = ("_scored", "_predicted_positive", "_replaced", "_true_positives", "_squared_deviations")
+
+
+@dataclass
+class DetectionLossConfig(FairseqDataclass):
+    """For objectives with a generator and a detection loss (50: AMOS, Appendix B)."""
+
+    discriminator_loss_weight: float = setting(50.0, "lambda, the weight of the detection loss", "0 or more")
+
+
+@dataclass
+class DetectionWithMlmLossConfig(DetectionLossConfig):
+    """Also the weight of the main network's prediction of the originals: a setting of the model, which has the head for it."""
+
+    encoder_mlm_weight: float = II("model.encoder_mlm_weight")
+
+
+def encoder_mlm_sums(predictions: TokenPredictions) -> dict[str, Tensor]:
+    """Sum loss (nats) and accuracy of the main network's predictions of original tokens, and count them."""
+    return {
+        "main_loss": (predictions.nll * predictions.weights).sum(),
+        "main_acc": (predictions.correct * predictions.weights).sum(),
+        "_predicted": predictions.weights.sum(),
+    }
+
+
+def detection_losses(logits: Tensor, replaced: Tensor) -> Tensor:
+    """Compute the elementwise loss in nats from float logits, positive for "replaced", and bool labels of the same shape.
+
+    -[x_i^rep = x_i] log(1 - r_i) - [x_i^rep != x_i] log r_i with r_i = sigmoid(logit_i)
+    (AMOS Eq. 1, TEAMS Eq. 4, thesis section 5.1.5)
+    """
+    return binary_cross_entropy_with_logits(logits, replaced.float(), reduction="none")
+
+
+def detection_terms(
+    output: PretrainingOutput, labels: Tensor, is_scored: Tensor, is_real: Tensor, training: bool
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Sum :func:`detection_losses` over the scored tokens; return the sum, and what :func:`log_detection` needs.
+
+    Args:
+        labels: [B,T] bool, True where the logits should be positive.
+        is_scored: [B,T] bool, the tokens of the loss.
+        is_real: [B,T] bool, the tokens whose states :func:`spread_sums` compares; in validation alone.
+    """
+    loss = (detection_losses(output.rtd_logits, labels) * is_scored).sum()
+    sums = {"rtd_loss": loss.detach(), **detection_sums(output.rtd_logits.detach(), labels, is_scored)}
+    return loss, sums if training else sums | spread_sums(output.rtd_states, is_real)
+
+
+def detection_sums(logits: Tensor, replaced: Tensor, is_real: Tensor) -> dict[str, Tensor]:
+    """Compute sums over the real tokens of a batch, which add up over batches and ranks.
+
+    Args:
+        logits: [B,T] float, positive for "replaced".
+        replaced: [B,T] bool.
+        is_real: [B,T] bool, False at padding and at every other token that is not scored.
+    """
+    predicted_positive = (logits > 0) & is_real
+    replaced = replaced & is_real
+    count = is_real.sum()
+    mean = (logits.double() * is_real).sum() / count.clamp(min=1)
+    return {
+        "_scored": count,
+        "_predicted_positive": predicted_positive.sum(),
+        "_replaced": replaced.sum(),
+        "_true_positives": (predicted_positive & replaced).sum(),
+        "_squared_deviations": ((logits - mean).square() * is_real).sum(),
+        "_replaced_logits": logit_histogram(logits, replaced),
+        "_original_logits": logit_histogram(logits, is_real & ~replaced),
+    }
+
+
+def spread_sums(states: Tensor, is_real: Tensor) -> dict[str, Tensor]:
+    """Compute the sums from which :func:`log_spread` logs how far the states below the detection head differ.
+
+    For validation: the outer products cost as much as a linear layer in float64.
+
+    Args:
+        states: [B,T,D].
+        is_real: [B,T] bool.
+    """
+    total, products = state_sums(states, is_real)
+    return {"_states": is_real.sum(), "_state_total": total, "_state_products": products}
+
+
+def log_detection(totals: dict[str, Any], num_masked: float) -> None:
+    """Log the detection loss, ``replaced``, ``rtd_acc``, ``rtd_recall``, ``rtd_precision``, ``rtd_auc`` and what shows whether
+    the detector is alive (:func:`loss_above_prior`, :func:`logit_std`), from summed ``totals``.
+
+    The sums are logged under names that fairseq hides, so rates over many updates are rates of sums. If the label is not
+    "differs from the original", ``_changed`` counts the tokens that differ.
+    """
+    num_scored = float(totals["_scored"])
+    metrics.log_scalar("rtd_loss", float(totals["rtd_loss"]) / num_scored if num_scored else 0.0, num_scored, round=4)
+    for key in SUMMED:
+        metrics.log_scalar_sum(key, float(totals[key]))
+    metrics.log_scalar_sum("_changed", float(totals.get("_changed", totals["_replaced"])))
+    metrics.log_scalar_sum("_masked", num_masked)
+    for key in ("_replaced_logits", "_original_logits"):
+        metrics.log_scalar_sum(key, totals[key].cpu())
+
+    metrics.log_derived("replaced", lambda meters: ratio(meters, "_changed", "_masked"))
+    metrics.log_derived("rtd_acc", accuracy)
+    metrics.log_derived("rtd_recall", lambda meters: ratio(meters, "_true_positives", "_replaced"))
+    metrics.log_derived("rtd_precision", lambda meters: ratio(meters, "_true_positives", "_predicted_positive"))
+    metrics.log_derived("rtd_auc", area_under_curve)
+    metrics.log_derived("rtd_loss_above_prior", loss_above_prior)
+    metrics.log_derived("rtd_logit_std", logit_std)
+    if "_states" in totals:
+        log_spread(totals)
+
+
+def log_spread(totals: dict[str, Any]) -> None:
+    """Log ``rtd_state_variance``, ``rtd_first_component`` and ``rtd_participation_ratio`` of :func:`state_spread`."""
+    metrics.log_scalar_sum("_states", float(totals["_states"]))
+    for key in ("_state_total", "_state_products"):
+        metrics.log_scalar_sum(key, totals[key].cpu())
+    metrics.log_derived("rtd_state_variance", lambda meters: spread(meters).variance)
+    metrics.log_derived("rtd_first_component", lambda meters: spread(meters).first_component)
+    metrics.log_derived("rtd_participation_ratio", lambda meters: spread(meters).participation_ratio)
+
+
+def spread(meters: MetersDict) -> StateSpread:
+    """Return :func:`state_spread` of the summed states, to four digits."""
+    exact = _spread_of_sums(meters["_states"].sum, meters["_state_total"].sum, meters["_state_products"].sum)
+    return StateSpread(*(float(f"{value:.4g}") for value in exact))
+
+
+# Three logged values have the same sums, and fairseq asks for them after each batch of a validation. A sum is a new tensor
+# after each batch, and the cache compares tensors by identity.
+_spread_of_sums = functools.lru_cache(maxsize=1)(state_spread)
+
+
+def loss_above_prior(meters: MetersDict) -> float:
+    """Return the detection loss minus the loss of a detector that knows only the fraction p of replaced tokens, in nats.
+
+    That loss is the entropy -p log p - (1 - p) log(1 - p). Below 0: the detector distinguishes tokens.
+    """
+    scored, replaced = meters["_scored"].sum, meters["_replaced"].sum
+    share = replaced / scored if scored else 0.0
+    entropy = -sum(p * math.log(p) for p in (share, 1 - share) if p > 0)
+    return round(meters["rtd_loss"].avg - entropy, 4)
+
+
+def logit_std(meters: MetersDict) -> float:
+    """Return the standard deviation of the logits around the mean of their batch.
+
+    It leaves out how that mean moves from update to update, which would hide a detector that gives all tokens of a batch one
+    probability.
+    """
+    count = meters["_scored"].sum
+    return float(f"{math.sqrt(meters['_squared_deviations'].sum / count):.4g}") if count else 0.0
+
+
+def ratio(meters: MetersDict, part: str, whole: str) -> float:
+    """Return one sum divided by another; 0 if the divisor is 0 (no token predicted positive, or none replaced)."""
+    return round(meters[part].sum / meters[whole].sum, 4) if meters[whole].sum else 0.0
+
+
+def accuracy(meters: MetersDict) -> float:
+    """Return the share of the scored tokens with a correct prediction: all but false negatives and false positives."""
+    wrong = meters["_replaced"].sum + meters["_predicted_positive"].sum - 2 * meters["_true_positives"].sum
+    return round(1 - wrong / meters["_scored"].sum, 4) if meters["_scored"].sum else 0.0
+
+
+def area_under_curve(meters: MetersDict) -> float:
+    """Return the AUC; nan while no token, or every token, is replaced."""
+    return round(auc_from_histograms(meters["_replaced_logits"].sum, meters["_original_logits"].sum), 4)
+
 
 PER_MASKED_POSITION = ("mlm_", "mixture_", "generator_temperature")
 

@@ -8,8 +8,7 @@ from fairseq.dataclass import FairseqDataclass
 from omegaconf import II
 from torch import Tensor
 
-from amos_fairseq.criterions.detection import detection_terms
-from amos_fairseq.criterions.pretraining import PretrainingCriterion, batch_counts
+from amos_fairseq.criterions.pretraining import PretrainingCriterion, batch_counts, detection_terms
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.setting_checks import setting
@@ -48,9 +47,7 @@ class TeamsCriterion(PretrainingCriterion):
     def __init__(self, task, mlm_loss_weight: float, rtd_loss_weight: float, mws_loss_weight: float):
         super().__init__(task)
         if not mlm_loss_weight > 0:
-            raise UserError(
-                f"--mlm-loss-weight {mlm_loss_weight:g} leaves the generator untrained: give a number above 0 (1 in TEAMS)"
-            )
+            raise UserError(f"--mlm-loss-weight {mlm_loss_weight:g} leaves the generator untrained: give more than 0")
         self.mlm_loss_weight = mlm_loss_weight
         self.rtd_loss_weight = rtd_loss_weight
         self.mws_loss_weight = mws_loss_weight

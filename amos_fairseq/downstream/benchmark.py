@@ -47,24 +47,15 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class BenchmarkTask:
-    """A task of a benchmark.
-
-    Attributes:
-        num_examples: for training; it determines the number of updates.
-        main_score: the score that selects the best run and is shown in the table.
-        data_sha256: fingerprint of the prepared data; runs on other data are not continued.
-        trials: the combinations of hyperparameters to run: one, or those of a grid.
-        notes: footnotes for the scores, such as a training set that differs from the official one.
-        carries_rest: whether the examples that make no whole update at the end of an epoch begin the next one.
-    """
+    """A task of a benchmark."""
 
     name: str
-    num_examples: int
-    main_score: str
-    data_sha256: str
-    trials: tuple[Hyperparameters, ...]
-    notes: tuple[str, ...] = ()
-    carries_rest: bool = False
+    num_examples: int  # for training; it determines the number of updates
+    main_score: str  # selects the best run and is shown in the table
+    data_sha256: str  # fingerprint of the prepared data; runs on other data are not continued
+    trials: tuple[Hyperparameters, ...]  # the combinations of hyperparameters to run: one, or those of a grid
+    notes: tuple[str, ...] = ()  # footnotes for the scores, such as a training set that differs from the official one
+    carries_rest: bool = False  # the examples that make no whole update at the end of an epoch begin the next one
 
     @property
     def scores_best(self) -> bool:
@@ -74,21 +65,15 @@ class BenchmarkTask:
 
 @dataclass(frozen=True)
 class TaskRun:
-    """One fine-tuning run: a task, a trial and a seed.
-
-    Attributes:
-        trial: name of the combination of hyperparameters if the task has several; otherwise empty.
-        finetune_from: checkpoint to start from; None for random weights.
-        identity: everything that determines the result, as plain values.
-    """
+    """One fine-tuning run: a task, a trial and a seed."""
 
     task: BenchmarkTask
     hyperparameters: Hyperparameters
-    trial: str
+    trial: str  # name of the combination of hyperparameters if the task has several; otherwise empty
     seed: int
-    finetune_from: Path | None
+    finetune_from: Path | None  # checkpoint to start from; None for random weights
     directory: Path
-    identity: dict[str, Any]
+    identity: dict[str, Any]  # everything that determines the result, as plain values
 
     @property
     def label(self) -> str:

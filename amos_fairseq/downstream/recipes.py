@@ -26,14 +26,13 @@ from typing import Any, NamedTuple
 from fairseq.data import Dictionary
 from omegaconf import MISSING, OmegaConf
 
+from amos_fairseq.downstream import RECIPES, recipe_file, recipe_names
 from amos_fairseq.downstream.views import VIEW_LAYERS
-from amos_fairseq.errors import UserError, explain_os_errors
-from amos_fairseq.models.configuration import check_new_top_layers, parse_layers
+from amos_fairseq.errors import UserError
 from amos_fairseq.modules.heads import LINEAR_HEAD, POOLINGS
 from amos_fairseq.setting_checks import check_ranges, read_section, setting
 from amos_fairseq.strangers import read_yaml
 
-DIRECTORY = Path(__file__).with_name("recipes")
 SECTIONS = ("description", "defaults", "sizes", "tasks", "grid", "extends")
 WORDS = "tagging"  # the section of a recipe for labels of words, and for trees
 FOR_WORDS = ("label_smoothing", "views", "view_layers", "unlabeled_start")
@@ -50,14 +49,10 @@ COUNT, SIZE, POSITIVE, SHARE = "0 or more", "1 or more", "above 0", "0 or more a
 
 
 class Schedule(NamedTuple):
-    """The length of a run.
+    """The length of a run."""
 
-    ``updates_per_epoch`` counts the batches. The last one may be smaller; where its examples begin the next epoch instead, this
-    is no whole number. ``repetitions``: how often the training set is read in the place of one epoch of the recipe.
-    """
-
-    updates_per_epoch: float
-    repetitions: int
+    updates_per_epoch: float  # no whole number where the examples of the last batch begin the next epoch
+    repetitions: int  # how often the training set is read in the place of one epoch of the recipe
     num_epochs: int
     total_updates: int
     warmup_updates: int
@@ -113,14 +108,6 @@ class Hyperparameters:
         # the result must still be 3.
         return Schedule(updates_per_epoch, repetitions, num_epochs, total, math.floor(self.warmup * total + 1e-6))
 
-    def check_layers(self, num_layers: int) -> None:
-        """Refuse settings that name layers which an encoder with this number of layers lacks."""
-        try:
-            kept, _ = parse_layers(self.layers, num_layers)
-            check_new_top_layers(self.new_top_layers, kept, self.freeze_encoder)
-        except ValueError as error:
-            raise UserError(str(error)) from error
-
     def train_flags(self, schedule: Schedule) -> list[str]:
         """Return the flags of ``fairseq-train`` for optimizer, schedule, regularization, head, separators and length.
 
@@ -157,18 +144,12 @@ class Hyperparameters:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe for one encoder.
+    """A recipe for one encoder."""
 
-    Attributes:
-        name: name of a built-in recipe, or path of a user's file.
-        size: that of the values; empty if they do not depend on it.
-        trials: task -> its trials: one, or all combinations of a grid.
-    """
-
-    name: str
+    name: str  # of a built-in recipe, or path of a user's file
     description: str
-    size: str
-    trials: dict[str, tuple[Hyperparameters, ...]]
+    size: str  # empty if the values do not depend on it
+    trials: dict[str, tuple[Hyperparameters, ...]]  # of each task one, or all combinations of a grid
 
     def trials_of(self, task: str) -> tuple[Hyperparameters, ...]:
         if task not in self.trials:
@@ -181,10 +162,6 @@ class Recipe:
         return self.trials[task]
 
 
-def recipe_names() -> list[str]:
-    return sorted(path.stem for path in DIRECTORY.glob("*.yaml"))
-
-
 def size_for_width(width: int) -> str:
     """Return the smallest size that is at least ``width`` wide; "large" for wider encoders."""
     return next((size for size, largest in SIZE_WIDTHS.items() if width <= largest), "large")
@@ -193,15 +170,9 @@ def size_for_width(width: int) -> str:
 def load_recipe(
     name: str, size: str, overrides: dict[str, Any] | None = None, width: int = SIZE_WIDTHS["base"]
 ) -> Recipe:
-    """Read a recipe.
-
-    Args:
-        name: name of a built-in recipe, or path of a YAML file.
-        size: "small", "base" or "large".
-        overrides: fields of :class:`Hyperparameters` from the command line, for every task; they also replace a grid's.
-        width: of the encoder.
-    """
-    path = Path(name) if name.endswith((".yaml", ".yml")) else DIRECTORY / f"{name}.yaml"
+    """Read a built-in recipe, or a YAML file, for an encoder of this size and width. ``overrides``: fields of
+    :class:`Hyperparameters` from the command line, for every task; they also replace a grid's."""
+    path = recipe_file(name)
     content = _with_numbers(_read(path, name), width)
     of_size = _section(content, "sizes", path).get(size, {})
     size_tasks = _section(of_size, "tasks", path)
@@ -214,17 +185,13 @@ def load_recipe(
 
 
 def _read(path: Path, name: str) -> dict[str, Any]:
-    known = ", ".join(recipe_names())
-    with explain_os_errors(f"{path}", ": give the path of a .yaml file"):
-        is_there = path.exists()
-    if not is_there:
-        raise UserError(f"there is no recipe {name}: give the path of a .yaml file or one of {known}")
     content = read_yaml(path, "correct the recipe")
     if isinstance(content, dict) and "extends" in content:
         base = str(content["extends"])
         if base == name or base not in recipe_names():
+            known = ", ".join(recipe_names())
             raise UserError(f"{path}: extends must name a built-in recipe, one of {known}, not {base}")
-        content = _read(DIRECTORY / f"{base}.yaml", base) | content
+        content = _read(RECIPES / f"{base}.yaml", base) | content
     if not isinstance(content, dict) or not content.get("tasks"):
         raise UserError(f"{path} is not a recipe: it needs the section tasks and may only have {', '.join(SECTIONS)}")
     unknown = [str(name) for name in content if name not in SECTIONS]

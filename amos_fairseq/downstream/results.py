@@ -59,31 +59,22 @@ def content_sha256(content: Any) -> str:
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of a finished run; the fields are the keys of ``result.json``.
-
-    Attributes:
-        trial: name of the combination of hyperparameters if the task has several; otherwise empty.
-        directory: relative to OUT.
-        scores: in percent.
-        epoch: number of epochs at the checkpoint that was scored.
-        seconds: duration of the training without evaluation, summed over all parts of an interrupted run.
-        checkpoint_sha256: of the checkpoint as it is kept, and as it was scored. Only the first one lacks the state of the
-            optimizer; a kill at the moment when it replaces the second leaves the second.
-        files: sha256 of labels, predictions and other files that belong to the result, by their path in ``directory``.
-    """
+    """The result of a finished run; the fields are the keys of ``result.json``."""
 
     task: str
-    trial: str
+    trial: str  # name of the combination of hyperparameters if the task has several; otherwise empty
     seed: int
-    directory: str
+    directory: str  # relative to OUT
     main_score: str
-    scores: dict[str, float]
+    scores: dict[str, float]  # in percent
     checkpoint: str
-    epoch: float
-    seconds: float
+    epoch: float  # number of epochs at the checkpoint that was scored
+    seconds: float  # of training without evaluation, summed over all parts of an interrupted run
     identity: dict[str, Any]
+    # As the checkpoint is kept, and as it was scored. Only the first one lacks the state of the optimizer; a kill at the moment
+    # when it replaces the second leaves the second.
     checkpoint_sha256: list[str]
-    files: dict[str, str]
+    files: dict[str, str]  # sha256 of labels, predictions and other files of the result, by their path in ``directory``
     versions: dict[str, str]
     notes: list[str]
 
@@ -153,9 +144,7 @@ def read_results(out: Path) -> list[RunResult]:
         result = read_result(file.parent)
         place = Path("runs", result.task, result.trial, f"seed{result.seed}")
         if not (file.parent.relative_to(out) == place == Path(result.directory)):
-            raise UserError(
-                f"{file} is the result of {place}: move {file.parent} away and repeat the command that wrote it"
-            )
+            raise UserError(f"{file} is the result of {place}: move {file.parent} away and repeat its command")
         results.append(result)
     return sorted(results, key=lambda result: (result.task, result.trial, result.seed))
 
@@ -336,21 +325,14 @@ def divide(result: RunResult, main_scores: dict[str, str]) -> list[RunResult]:
 
 @dataclass(frozen=True)
 class Summary:
-    """What other commands read of ``OUT/NAME.json``.
-
-    Attributes:
-        benchmark: glue, squad, tagging, parsing or classification.
-        setup: settings that all runs share.
-        trials: the combination of hyperparameters that the table shows, by task.
-        checkpoint: the fine-tuned checkpoint, as its path was when the benchmark ran.
-    """
+    """What other commands read of ``OUT/NAME.json``."""
 
     file: Path
-    benchmark: str
-    setup: dict[str, Any]
-    trials: dict[str, str]
+    benchmark: str  # glue, squad, tagging, parsing or classification
+    setup: dict[str, Any]  # settings that all runs share
+    trials: dict[str, str]  # the combination of hyperparameters that the table shows, by task
     runs: list[RunResult]
-    checkpoint: Path
+    checkpoint: Path  # as the path of the fine-tuned one was when the benchmark ran
     num_updates: int
     notes: list[str]
 

@@ -13,18 +13,18 @@ from omegaconf import OmegaConf
 
 from amos_fairseq.checkpoint_files import checkpoint_file, task_state_of
 from amos_fairseq.checkpoints.read import import_source, read_state, read_tokenizer
+from amos_fairseq.downstream import recipe_names
 from amos_fairseq.downstream.recipes import (
     Hyperparameters,
     Recipe,
     check_hyperparameters,
     load_recipe,
-    recipe_names,
     size_for_width,
 )
 from amos_fairseq.downstream.results import content_sha256
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import TOKENIZER_DIRECTORY, check_claim, claim, file_sha256
-from amos_fairseq.models.configuration import OF_FINE_TUNING, EncoderConfig, parse_layers
+from amos_fairseq.models.configuration import OF_FINE_TUNING, EncoderConfig, check_new_top_layers, parse_layers
 from amos_fairseq.models.electric import NO_ENCODER
 from amos_fairseq.output.terminal import ending_in_one_line, say
 from amos_fairseq.recipes import PRECISIONS
@@ -58,23 +58,16 @@ OVERRIDES = (
 
 @dataclass(frozen=True)
 class PretrainedCheckpoint:
-    """The checkpoint that fine-tuning starts from, without its weights.
-
-    Attributes:
-        model: settings of the encoder, without those that the recipe provides.
-        task_state: the stored hashes of tokenizer and dictionary.
-        source: where imported weights come from; empty if they were trained here.
-        from_scratch: whether runs start from random weights, with nothing but the architecture.
-    """
+    """The checkpoint that fine-tuning starts from, without its weights."""
 
     file: Path
     sha256: str
     arch: str
-    model: dict[str, Any]
-    task_state: dict[str, Any]
+    model: dict[str, Any]  # settings of the encoder, without those that the recipe provides
+    task_state: dict[str, Any]  # the stored hashes of tokenizer and dictionary
     num_updates: int
-    from_scratch: bool = False
-    source: str = ""
+    from_scratch: bool = False  # runs start from random weights, with nothing but the architecture
+    source: str = ""  # where imported weights come from; empty if they were trained here
 
     @property
     def max_positions(self) -> int:
@@ -179,8 +172,12 @@ def session_from(arguments: argparse.Namespace, name: str) -> Session:
         overrides = OF_ENCODER.get(str(pretrained.model["encoder"]), {}) | of_head | overrides
     width = int(pretrained.model["encoder_embed_dim"])
     recipe = load_recipe(arguments.recipe, arguments.size or size_for_width(width), overrides, width)
-    for trial in {trial for trials in recipe.trials.values() for trial in trials}:
-        trial.check_layers(number_of_layers(pretrained.model))
+    try:
+        for trial in {trial for trials in recipe.trials.values() for trial in trials}:
+            kept, _ = parse_layers(trial.layers, number_of_layers(pretrained.model))
+            check_new_top_layers(trial.new_top_layers, kept, trial.freeze_encoder)
+    except ValueError as error:
+        raise UserError(str(error)) from error
     seeds = tuple(range(1, arguments.seeds + 1))
     if arguments.precision == "auto":
         say(f"precision {precision}", arguments.subcommand)

@@ -16,7 +16,7 @@ from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.downstream.classification.dataset import TASK_FILE, TASK_FOLDER
 from amos_fairseq.downstream.labeled_task import check_labels
 from amos_fairseq.downstream.parsing.model import ParsingModel
-from amos_fairseq.downstream.squad.model import IndependentSpanHead, SpanModel
+from amos_fairseq.downstream.squad.task import IndependentSpanHead, SpanModel
 from amos_fairseq.downstream.tagging.dataset import (
     LABELS_FILE,
     OF_WORDS,

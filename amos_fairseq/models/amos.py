@@ -22,9 +22,8 @@ from amos_fairseq.models.configuration import (
 )
 from amos_fairseq.models.frozen_generator import FROZEN, ReplacementConfig, ReplacementModel, refuse_settings
 from amos_fairseq.models.pretraining import GeneratorNetwork, PretrainingBatch, PretrainingOutput
-from amos_fairseq.modules.encoder import TransformerEncoder
+from amos_fairseq.modules.encoder import TransformerEncoder, mark_undecayed
 from amos_fairseq.modules.heads import DetectionHead, MlmHead, TokenPredictions
-from amos_fairseq.modules.initialization import mark_undecayed
 from amos_fairseq.modules.mixture import (
     STRATEGIES,
     Adversary,
@@ -86,9 +85,7 @@ class AmosModel(ReplacementModel):
     def __init__(self, cfg: AmosConfig, vocabulary: PaddedVocabulary):
         super().__init__(cfg, vocabulary)
         if cfg.fixed_mixture_weights and cfg.mixture != "fixed":
-            raise ValueError(
-                f"--fixed-mixture-weights has no meaning with --mixture {cfg.mixture}: give --mixture fixed"
-            )
+            raise ValueError(f"--fixed-mixture-weights needs --mixture fixed, not {cfg.mixture}")
         self.depths = parse_depths(cfg.generator_depths, cfg.separate_generators)
         generator_layers = self.depths if cfg.separate_generators else [max(self.depths)]
         if cfg.generator_checkpoint:

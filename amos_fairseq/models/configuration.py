@@ -197,10 +197,7 @@ def parse_layers(layers: str, num_layers: int) -> tuple[int, bool]:
     if layers in (LAST_LAYER, MIXED_LAYERS):
         return num_layers, layers == MIXED_LAYERS
     if not (re.fullmatch(r"[1-9]\d{0,5}", layers) and int(layers) <= num_layers):
-        raise ValueError(
-            f"--layers {layers:.40} is no layer of this encoder: give a number from 1 to {num_layers}, {LAST_LAYER}, or "
-            f"{MIXED_LAYERS}"
-        )
+        raise ValueError(f"--layers {layers:.40} is no layer of this encoder: give 1 to {num_layers}, last or mix")
     return int(layers), False
 
 
@@ -272,9 +269,7 @@ def check_modern(cfg: EncoderConfig) -> None:
         raise ValueError(f"--local-attention {cfg.local_attention} is odd: half of it is on each side of a token")
     if cfg.encoder_embed_dim // cfg.encoder_attention_heads % 2:
         heads = f"{cfg.encoder_attention_heads} attention heads of the width {cfg.encoder_embed_dim}"
-        raise ValueError(
-            f"--encoder {MODERN} rotates pairs of numbers, and {heads} have odd widths: give fewer or more"
-        )
+        raise ValueError(f"--encoder {MODERN} rotates pairs of numbers: {heads} have odd widths")
 
 
 def has_biases(cfg: EncoderConfig) -> bool:

@@ -332,26 +332,16 @@ def check_settings(cfg: ElectraConfig) -> None:
         of_detection = ("adversarial", "encoder_mlm_weight")
         refuse_settings(cfg, of_detection, f"--main-objective {cfg.main_objective}")
     if cfg.share_weights == "all":
-        _check_one_network(cfg)
+        if cfg.adversarial:
+            raise ValueError("--adversarial with --share-weights all trains the discriminator to fail: leave one out")
+        if cfg.generator_size != 1 or cfg.generator_layers not in (0, cfg.encoder_layers):
+            raise ValueError("--share-weights all needs equal networks: give --generator-size 1, no --generator-layers")
+        if cfg.discriminator_lr_scale != 1:
+            raise ValueError("--discriminator-lr-scale has no meaning with --share-weights all: leave it out")
     if cfg.disentangled_embeddings and (cfg.share_weights != "embeddings" or cfg.generator != "masked_lm"):
         raise ValueError(
             "--disentangled-embeddings needs a generator that shares its embeddings: give --generator masked_lm "
             "--share-weights embeddings, or leave it out"
-        )
-
-
-def _check_one_network(cfg: ElectraConfig) -> None:
-    if cfg.adversarial:
-        raise ValueError(
-            "--adversarial with --share-weights all would train the discriminator to fail: share embeddings or none"
-        )
-    if cfg.generator_size != 1 or cfg.generator_layers not in (0, cfg.encoder_layers):
-        raise ValueError(
-            "--share-weights all needs networks of equal size: give --generator-size 1 and leave --generator-layers out"
-        )
-    if cfg.discriminator_lr_scale != 1:
-        raise ValueError(
-            "--discriminator-lr-scale with --share-weights all has no layers of the discriminator alone: give 1"
         )
 
 

@@ -131,7 +131,9 @@ class ElectricModel(PretrainingModel):
 
     def __init__(self, cfg: ElectricConfig, vocabulary: PaddedVocabulary):
         super().__init__(cfg, vocabulary)
-        check_variant(cfg)
+        if cfg.electric_variant == "two_tower" and (cfg.generator_size != 1 or cfg.generator_loss_tokens != "all"):
+            needed = "--generator-size 1 --generator-loss-tokens all"
+            raise ValueError(f"--electric-variant two_tower has no discriminator and samples no tokens: give {needed}")
         self.variant = str(cfg.electric_variant)
         config = generator_config(cfg)
         self.discriminator = None if self.variant == "two_tower" else transformer_config(cfg).build()
@@ -267,15 +269,6 @@ class ElectricModel(PretrainingModel):
     def predict_logits(self, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:
         hidden = gather_positions(self.generate(batch.tokens, self.padding_mask(batch)), batch.masked_positions)
         return as_single_depth(self.logits(hidden, self.mlm_head.bias))
-
-
-def check_variant(cfg: ElectricConfig) -> None:
-    """Raise ValueError if TwoTower, which samples nothing, has settings of a sampler."""
-    if cfg.electric_variant == "two_tower" and (cfg.generator_size != 1 or cfg.generator_loss_tokens != "all"):
-        raise ValueError(
-            "--electric-variant two_tower has no discriminator and samples no tokens: give --generator-size 1 "
-            "--generator-loss-tokens all"
-        )
 
 
 register_sizes(

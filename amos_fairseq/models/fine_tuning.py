@@ -25,9 +25,8 @@ from amos_fairseq.models.configuration import (
     parse_layers,
     transformer_config,
 )
-from amos_fairseq.modules.encoder import LayerOutputs, TransformerConfig
+from amos_fairseq.modules.encoder import LayerOutputs, TransformerConfig, initialize, mark_layer_depths, mark_undecayed
 from amos_fairseq.modules.heads import ClassificationHead, LayerMixture
-from amos_fairseq.modules.initialization import initialize, mark_layer_depths, mark_undecayed
 from amos_fairseq.setting_checks import check_ranges
 
 logger = logging.getLogger(__name__)

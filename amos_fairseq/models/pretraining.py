@@ -27,9 +27,8 @@ from amos_fairseq.models.configuration import (
     has_biases,
 )
 from amos_fairseq.models.fine_tuning import DELTA, POOLER, PretrainedEncoder, TextModel
-from amos_fairseq.modules.encoder import TransformerEncoder
+from amos_fairseq.modules.encoder import TransformerEncoder, initialize, mark_lr_scale, mark_undecayed
 from amos_fairseq.modules.heads import MlmHead, TokenPrediction
-from amos_fairseq.modules.initialization import initialize, mark_lr_scale, mark_undecayed
 from amos_fairseq.setting_checks import check_ranges
 
 logger = logging.getLogger(__name__)
@@ -191,9 +190,7 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         lr_scale = getattr(self.cfg, "discriminator_lr_scale", 1.0)
         if lr_scale != 1:
             if self.cfg.encoder_lr_scale != 1:
-                raise ValueError(
-                    "--encoder-lr-scale and --discriminator-lr-scale set the rate of the same layers: give one"
-                )
+                raise ValueError("--encoder-lr-scale and --discriminator-lr-scale are for the same layers: give one")
             mark_lr_scale(self.discriminator_parameters(), lr_scale)
 
     def discriminator_parameters(self) -> list[nn.Parameter]:

@@ -268,62 +268,27 @@ class TeamsModel(SingleMlmModel):
 
 def check_settings(cfg: TeamsConfig, num_samplable: int) -> None:
     """Raise ValueError for values out of range, and for a setting that another one makes meaningless."""
-    _check_tasks(cfg)
-    _check_layers(cfg)
-    # The original is not a negative.
-    if not 1 <= cfg.negative_samples < num_samplable:
-        raise ValueError(
-            f"--negative-samples {cfg.negative_samples} must be at least 1 and below the {num_samplable} tokens of the "
-            "vocabulary that are not special"
-        )
-
-
-def _check_tasks(cfg: TeamsConfig) -> None:
-    present = discriminator_tasks(cfg)
+    present, depth, shared = discriminator_tasks(cfg), generator_depth(cfg), num_shared_layers(cfg)
+    if not 1 <= cfg.negative_samples < num_samplable:  # the original is not a negative
+        raise ValueError(f"--negative-samples {cfg.negative_samples} must be from 1 to {num_samplable - 1}")
     if not present:
-        raise ValueError(
-            "--mws-loss-weight 0 --rtd-loss-weight 0 leaves the discriminator without a task: give one of them a weight, or "
-            "train a masked language model (--arch mlm_base --criterion mlm)"
-        )
+        raise ValueError("--mws-loss-weight 0 --rtd-loss-weight 0 leaves no task: give one, or train --arch mlm_base")
     if cfg.representation not in present:
-        raise ValueError(
-            f"--representation {cfg.representation} names the branch that --{cfg.representation}-loss-weight 0 leaves out: "
-            f"give --representation {present[0]}"
-        )
+        raise ValueError(f"--representation {cfg.representation} is a branch of weight 0: give {present[0]}")
     if len(present) == 1 and cfg.task_heads != "attention":
         raise ValueError(f"--task-heads {cfg.task_heads} has no meaning with a single task: leave it out")
     if cfg.task_heads == "ffn" and cfg.encoder == MODERN:
-        raise ValueError(
-            f"--task-heads ffn is a feed-forward network of BERT, which --encoder {MODERN} does not have: give attention or "
-            "extra_layer"
-        )
+        raise ValueError(f"--task-heads ffn is BERT's, not of --encoder {MODERN}: give attention or extra_layer")
     if cfg.task_heads == "ffn" and cfg.representation == "rtd":
-        raise ValueError(
-            "--representation rtd has no meaning with --task-heads ffn, where both tasks use one encoder: leave it out"
-        )
-
-
-def _check_layers(cfg: TeamsConfig) -> None:
-    depth, shared = generator_depth(cfg), num_shared_layers(cfg)
+        raise ValueError("--representation rtd has no meaning with --task-heads ffn, which has one encoder")
     if depth < 1:
-        raise ValueError(
-            f"--generator-layers {cfg.generator_layers} gives a generator of {depth} layers beside an encoder of "
-            f"{cfg.encoder_layers}: give a number above 0"
-        )
+        raise ValueError(f"--generator-layers {cfg.generator_layers} gives {depth} layers: give a number above 0")
     if cfg.share_layers == "half" and shared == 0:
-        raise ValueError(
-            "--share-layers half shares nothing with a generator of one layer: give --generator-layers 2 or more, or "
-            "--share-layers none or all"
-        )
+        raise ValueError("--share-layers half shares nothing of one layer: give --generator-layers 2, or none or all")
     if shared > cfg.encoder_layers:
-        raise ValueError(
-            f"--share-layers {cfg.share_layers} would share {shared} layers of the generator with an encoder of "
-            f"{cfg.encoder_layers}: give fewer --generator-layers"
-        )
-    if len(discriminator_tasks(cfg)) == 2 and cfg.task_heads == "attention" and cfg.encoder_layers < 2:
-        raise ValueError(
-            "--task-heads attention needs --encoder-layers 2 or more: the input of both branches is the layer below the last"
-        )
+        raise ValueError(f"--generator-layers {depth} shares {shared} layers of {cfg.encoder_layers}: give fewer")
+    if len(present) == 2 and cfg.task_heads == "attention" and cfg.encoder_layers < 2:
+        raise ValueError("--task-heads attention needs --encoder-layers 2 or more, as both branches have a last one")
 
 
 # Embedding 128 in small: section 4.1 and Table 5. tiny: as many layers as AMOS-tiny's generator, since half of one is none.

@@ -195,10 +195,17 @@ class RelativePositionBias(nn.Module):
 
     def __init__(self, shape: BertEncoderConfig):
         super().__init__()
-        check_buckets(shape.position_scheme, shape.position_buckets, shape.position_max_distance)
-        self.bucket = BUCKETS[shape.position_scheme]
-        self.max_distance = shape.position_max_distance
-        self.table = nn.Embedding(shape.position_buckets, shape.num_heads)
+        scheme, num_buckets, max_distance = shape.position_scheme, shape.position_buckets, shape.position_max_distance
+        if num_buckets < 4:
+            raise ValueError(f"--relative-position-buckets {num_buckets} is too few: give at least 4, an even number")
+        if num_buckets % 2:
+            raise ValueError(f"--relative-position-buckets {num_buckets} is odd: half are for each direction")
+        largest_exact = num_buckets // 4 + 1 if scheme == "amos" else num_buckets // 4
+        if max_distance <= largest_exact:
+            problem = f"is too small for {num_buckets} buckets of scheme {scheme}: give more than {largest_exact}"
+            raise ValueError(f"--relative-position-max-distance {max_distance} {problem}")
+        self.bucket, self.max_distance = BUCKETS[scheme], max_distance
+        self.table = nn.Embedding(num_buckets, shape.num_heads)
 
     def forward(self, length: int) -> Tensor:
         """Return [H, T, T] for T = ``length``, contiguous; entry (h, i, j) belongs to query i and key j."""
@@ -216,19 +223,3 @@ class RelativePositionBias(nn.Module):
         rows = self.bucket(distance, self.table.num_embeddings, self.max_distance)
         values = embedding(rows, table.to(torch.promote_types(table.dtype, torch.float32)))  # [2T-1, H]
         return values.t().contiguous()
-
-
-def check_buckets(scheme: str, num_buckets: int, max_distance: int) -> None:
-    """Raise ValueError if the logarithm of the buckets has no base above 1, or the two directions no equal share."""
-    if num_buckets < 4:
-        raise ValueError(f"--relative-position-buckets {num_buckets} is too few: give at least 4, an even number")
-    if num_buckets % 2:
-        raise ValueError(
-            f"--relative-position-buckets {num_buckets} is odd: give an even number, half of them for each direction"
-        )
-    largest_exact = num_buckets // 4 + 1 if scheme == "amos" else num_buckets // 4
-    if max_distance <= largest_exact:
-        raise ValueError(
-            f"--relative-position-max-distance {max_distance} is too small for --relative-position-buckets {num_buckets} "
-            f"of scheme {scheme}: give more than {largest_exact}"
-        )

@@ -1,5 +1,7 @@
 """What every Transformer encoder has, whatever its layers are: how it is called, cut, shared, compiled and checkpointed.
 
+Also the initial values of the parameters of models, and their groups for the optimizer.
+
 :mod:`.bert_encoder` and :mod:`.modern_encoder` have the encoders. Shapes: B sequences, T tokens, M selected positions, D width
 of the encoder, E width of the token embeddings.
 """
@@ -9,7 +11,7 @@ import copy
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -72,12 +74,6 @@ class FastDropout(nn.Dropout):
 def make_dropout(probability: float, kernels: str) -> nn.Dropout:
     """Return a dropout layer: PyTorch's own if ``kernels`` is ``reference``."""
     return nn.Dropout(probability) if kernels == "reference" else FastDropout(probability)
-
-
-def check_heads(width: int, num_heads: int) -> None:
-    """Raise ValueError unless the attention heads have a whole width."""
-    if width % num_heads:
-        raise ValueError(f"the width {width} must be a multiple of the number of attention heads {num_heads}")
 
 
 class TransformerLayer(nn.Module):
@@ -174,7 +170,9 @@ class TransformerEncoder(nn.Module, abc.ABC):
 
     def __init__(self, shape: TransformerConfig):
         super().__init__()
-        check_heads(shape.width, shape.num_heads)
+        if shape.width % shape.num_heads:
+            problem = f"must be a multiple of the number of attention heads {shape.num_heads}"
+            raise ValueError(f"the width {shape.width} {problem}")
         self.shape = shape
         self.is_compiled = False
         self.final_norm = None
@@ -296,3 +294,73 @@ def one_sided(encoder: TransformerEncoder, side: str, num_layers: int) -> Transf
     view = with_layers(encoder, encoder.layers[:num_layers])
     view.shape = replace(view.shape, attends_to=side)
     return view
+
+
+class ParameterGroup(NamedTuple):
+    """The attribute ``param_group`` of a parameter.
+
+    fairseq's mixed-precision wrapper copies this attribute, and no other, to its float32 master weights. Therefore it holds
+    everything that the optimizer needs to know about a parameter.
+    """
+
+    is_decayed: bool = True  # whether weight decay applies
+    # 0 for the heads, 1 for the layer below them, and so on down to the embeddings; None if the model does not assign depths.
+    depth: int | None = None
+    lr_scale: float = 1.0  # share of the learning rate
+
+
+def parameter_group(parameter: nn.Parameter) -> ParameterGroup:
+    """Return the group of a parameter, or the default group if it has none."""
+    group = getattr(parameter, "param_group", None)
+    return group if isinstance(group, ParameterGroup) else ParameterGroup()
+
+
+def initialize(model: nn.Module, std: float, linear_std: float) -> None:
+    """Set BERT's initial values: weights N(0, std), biases 0, LayerNorm 1 and 0, padding embedding 0.
+
+    The layers of ModernBERT then set the weights of their linear layers as its authors do; embeddings and heads keep BERT's.
+    ``linear_std`` is for the weights of linear layers: at width 64, post-LayerNorm with 0.02 stays on the unigram plateau.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=linear_std)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=std)
+            if module.padding_idx is not None:
+                nn.init.zeros_(module.weight.data[module.padding_idx])
+    for module in model.modules():
+        if isinstance(module, TransformerLayer):
+            module.initialize(linear_std)
+
+
+def mark_undecayed(model: nn.Module, also: tuple[str, ...] = ()) -> None:
+    """Exclude LayerNorm weights, biases and parameters whose name contains one of ``also`` from weight decay."""
+    for name, parameter in model.named_parameters():
+        if parameter.ndim < 2 or any(part in name for part in also):
+            parameter.param_group = parameter_group(parameter)._replace(is_decayed=False)
+
+
+def mark_lr_scale(parameters: Iterable[nn.Parameter], lr_scale: float) -> None:
+    """Give parameters a share of the learning rate."""
+    for parameter in parameters:
+        parameter.param_group = parameter_group(parameter)._replace(lr_scale=lr_scale)
+
+
+def mark_layer_depths(model: nn.Module) -> None:
+    """Set the depth of every parameter below the heads, for ``--layer-wise-lr-decay``. Call again after adding a head.
+
+    Of the n layers of ``model.encoder``, layer i (counted from 1) has depth n + 1 - i. The rest of the encoder (positions,
+    token types, their LayerNorm, the projection, the relative position table) and ``model.embed_tokens`` have depth n + 1,
+    and everything else in the model is a head of depth 0, as is the LayerNorm after the last layer of ModernBERT (thesis
+    section 3.3 also counts from the output).
+    """
+    num_layers = len(model.encoder.layers)
+    parts = [(model, 0), (model.encoder, num_layers + 1), (model.embed_tokens, num_layers + 1)]
+    if model.encoder.final_norm is not None:
+        parts.append((model.encoder.final_norm, 0))
+    parts += [(layer, num_layers + 1 - number) for number, layer in enumerate(model.encoder.layers, start=1)]
+    for part, depth in parts:  # inner modules after the modules that contain them
+        for parameter in part.parameters():
+            parameter.param_group = parameter_group(parameter)._replace(depth=depth)

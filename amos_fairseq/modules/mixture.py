@@ -41,14 +41,20 @@ class MixtureWeights(nn.Module):
         max_update: planned updates, for ``layer_switch``.
 
     Raises:
-        ValueError: an unknown strategy, values that are not a distribution over K depths, or no planned updates.
+        ValueError: values that are not a distribution over K depths, or no planned updates.
     """
 
     def __init__(
         self, strategy: str, num_depths: int, width: int, fixed_weights: Sequence[float] = (), max_update: int = 0
     ):
         super().__init__()
-        check_strategy(strategy, num_depths, fixed_weights, max_update)
+        if strategy == "fixed":
+            is_distribution = min(fixed_weights, default=-1) >= 0 and abs(sum(fixed_weights) - 1) < 1e-3
+            if len(fixed_weights) != num_depths or not is_distribution:
+                problem = f"needs {num_depths} numbers of sum 1, none below 0, got {list(fixed_weights)}"
+                raise ValueError(f"--fixed-mixture-weights {problem}")
+        if strategy == "layer_switch" and max_update <= 0:
+            raise ValueError("--mixture layer_switch needs --max-update, and no --minutes: it switches at equal parts")
         self.strategy = strategy if num_depths > 1 else "uniform"
         self.num_depths = num_depths
         self.fixed_weights = [weight / sum(fixed_weights) for weight in fixed_weights]
@@ -89,23 +95,6 @@ def parse_weights(text: str) -> list[float]:
         return [float(number) for number in text.split(",")] if text else []
     except ValueError:
         raise ValueError(f"--fixed-mixture-weights needs numbers such as 0.2,0.3,0.5; got {text!r}") from None
-
-
-def check_strategy(strategy: str, num_depths: int, fixed_weights: Sequence[float], max_update: int) -> None:
-    """Raise ValueError for settings that do not describe a mixture."""
-    if strategy not in STRATEGIES:
-        raise ValueError(f"unknown mixture {strategy!r}; choose one of {', '.join(STRATEGIES)}")
-    if strategy == "fixed":
-        is_distribution = min(fixed_weights, default=-1) >= 0 and abs(sum(fixed_weights) - 1) < 1e-3
-        if len(fixed_weights) != num_depths or not is_distribution:
-            raise ValueError(
-                f"--fixed-mixture-weights needs {num_depths} numbers that are not negative and sum to 1, "
-                f"got {list(fixed_weights)}"
-            )
-    if strategy == "layer_switch" and max_update <= 0:
-        raise ValueError(
-            "--mixture layer_switch needs --max-update, and no --minutes: it switches at equal parts of the planned updates"
-        )
 
 
 class MixturePrediction(NamedTuple):

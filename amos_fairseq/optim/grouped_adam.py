@@ -15,7 +15,7 @@ from omegaconf import II
 from torch import Tensor, nn
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.modules.initialization import ParameterGroup, parameter_group
+from amos_fairseq.modules.encoder import ParameterGroup, parameter_group
 from amos_fairseq.setting_checks import check_ranges, setting
 
 # Settings of a group that are not restored from a checkpoint.
@@ -53,7 +53,7 @@ class GroupedAdam(FairseqOptimizer):
     """Decoupled weight decay (AdamW) over groups of parameters, each with its own decay and share of the learning rate.
 
     With ``--layer-wise-lr-decay X`` layer i of n has the rate lr * X^(n + 1 - i), everything below the layers
-    lr * X^(n + 1), the heads lr (thesis section 3.3; :func:`amos_fairseq.modules.initialization.mark_layer_depths`).
+    lr * X^(n + 1), the heads lr (thesis section 3.3; :func:`amos_fairseq.modules.encoder.mark_layer_depths`).
     ELECTRA's released code has one step more between heads and top layer: its X^2 is X here, and so on for lower layers.
 
     Without ``bias_correction`` the moments are not divided by 1 - beta^t: a parameter w changes by

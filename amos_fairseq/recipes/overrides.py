@@ -17,7 +17,7 @@ from amos_fairseq.recipes import PACKAGE, find_recipe, quoted, search_path
 from amos_fairseq.recipes.known_settings import check_settings
 
 # Hydra warns of what fairseq does, in the name of these modules, before the plugin is imported: the filters of
-# compat/process.py come too late.
+# compat/patching.py come too late.
 WARNED_BY_HYDRA = ("__main__", "runpy", "sys", "hydra.main")
 
 # Settings whose value is a path, or several separated by colons.

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.multiprocessing.spawn import ProcessExitedException
 from torch.utils.data._utils import signal_handling
 
-from amos_fairseq.compat import device_reads, distribution, mixed_precision, patching, process
+from amos_fairseq.compat import device_reads, distribution, mixed_precision, patching
 from amos_fairseq.compat.patching import Patch, Script
 from amos_fairseq.errors import report_user_errors
 from amos_fairseq.run import mistakes, names, resume, signals, time_budget
@@ -113,7 +113,7 @@ def run_rank(main: Callable[..., Any], cfg: Any, **kwargs: Any) -> None:
             distribution.name_lost_ranks(error)
             raise
         finally:
-            process.stop_readers()
+            patching.stop_readers()
 
 
 def make_trainer(stock: Callable[..., Any], trainer: Trainer, cfg: Any, *args: Any, **kwargs: Any) -> None:

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from runs import FineTuning, Pretraining, Runner, measure_seconds_per_update
 
 from amos_fairseq.downstream.benchmark import LOG_FILE
-from amos_fairseq.downstream.classification.benchmark import read_glue_data
+from amos_fairseq.downstream.classification.command import read_glue_data
 from amos_fairseq.downstream.results import read_record, write_record
 from amos_fairseq.downstream.runner import RunFailed
 from amos_fairseq.downstream.session import claim_output_directory, find_devices

@@ -157,7 +157,7 @@ def test_a_link_to_a_disk_that_is_not_mounted_is_an_error(others: bool, save_dir
     last = folder / "checkpoint_last.pt"
     last.unlink(missing_ok=True)
     last.symlink_to("/not/mounted/checkpoint_last.pt")
-    line = f"{last} is a link to /not/mounted/checkpoint_last.pt, which does not exist: mount the disk"
+    line = f"{last} is a link to /not/mounted/checkpoint_last.pt, which does not exist: mount its disk"
     with pytest.raises(UserError, match=line):
         repair_last_checkpoint(str(folder))
     assert last.is_symlink()

@@ -64,7 +64,7 @@ BY_TASK = {"SLURM_STEP_NODELIST": "node0", "SLURM_NTASKS": "4", "SLURM_LOCALID":
         ({}, {"SLURM_STEP_NUM_TASKS": "3"}, 0, r"srun has started 3 processes .* overwrite the others'"),
         ({"distributed_world_size": 64}, NODES, 8, r"8 Slurm nodes need a common port: give --distributed-port"),
         ({"distributed_world_size": 4}, BY_TASK, 1, r"SLURM_LOCALID=2 but this task sees 1 GPUs: request GPUs by node"),
-        ({}, torchrun_environment(3, 4, LOCAL_RANK="3"), 2, r"LOCAL_RANK=3 but this machine has 2 GPUs"),
+        ({}, torchrun_environment(3, 4, LOCAL_RANK="3"), 2, r"LOCAL_RANK=3 but there are 2 GPUs"),
     ],
 )
 def test_invalid_launches_are_refused(values, environment, num_gpus, message) -> None:

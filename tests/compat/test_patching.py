@@ -8,10 +8,10 @@ import pytest
 
 from amos_fairseq.compat import PATCHES
 from amos_fairseq.compat.patching import Patch, Script, patch_training_script
-from amos_fairseq.downstream.classification import stock_task
+from amos_fairseq.downstream.classification import task as text_task
 from amos_fairseq.run.hooks import REPLACED
 
-ALL = [*(patch for patches in PATCHES.values() for patch in patches), *REPLACED, *stock_task.REPLACED]
+ALL = [*(patch for patches in PATCHES.values() for patch in patches), *REPLACED, *text_task.REPLACED]
 
 
 def test_each_function_is_replaced_once() -> None:

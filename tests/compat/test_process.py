@@ -17,7 +17,7 @@ from torch import nn
 
 import amos_fairseq  # noqa: F401  (patches fairseq)
 from amos_fairseq import process
-from amos_fairseq.compat.process import stop_readers
+from amos_fairseq.compat.patching import stop_readers
 
 # As a CUDA build beside a CPU build of torch.
 BROKEN = 'raise OSError("libcudart.so.13: cannot open shared object file: No such file or directory")\n'

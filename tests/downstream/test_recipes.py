@@ -2,7 +2,8 @@
 
 import pytest
 
-from amos_fairseq.downstream.recipes import Hyperparameters, load_recipe, recipe_names, size_for_width
+from amos_fairseq.downstream import recipe_names
+from amos_fairseq.downstream.recipes import Hyperparameters, load_recipe, size_for_width
 from amos_fairseq.errors import UserError
 
 GLUE = ("MNLI", "QQP", "QNLI", "SST-2", "CoLA", "RTE", "MRPC", "STS-B")

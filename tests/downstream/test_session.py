@@ -13,7 +13,8 @@ from synthetic_glue import session as open_session
 
 import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.downstream.recipes import Hyperparameters, recipe_names
+from amos_fairseq.downstream import recipe_names
+from amos_fairseq.downstream.recipes import Hyperparameters
 from amos_fairseq.downstream.session import PretrainedCheckpoint, number_of_layers, read_pretrained_checkpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.fine_tuning import FineTunedModel

@@ -10,7 +10,7 @@ from scipy.stats import entropy, norm
 from sklearn.decomposition import PCA
 from sklearn.metrics import accuracy_score, log_loss, precision_score, recall_score, roc_auc_score
 
-from amos_fairseq.criterions.detection import detection_losses, detection_sums, log_detection
+from amos_fairseq.criterions.pretraining import detection_losses, detection_sums, log_detection
 from amos_fairseq.functional.replaced_token_detection import (
     auc_from_histograms,
     logit_histogram,

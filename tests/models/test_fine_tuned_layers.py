@@ -18,7 +18,7 @@ from small_models import (
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from amos_fairseq.downstream.squad.model import SpanModel
+from amos_fairseq.downstream.squad.task import SpanModel
 from amos_fairseq.downstream.tagging.model import WordModel
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.amos import AmosConfig, AmosModel
@@ -28,8 +28,7 @@ from amos_fairseq.models.fine_tuning import TextModel
 from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.models.teams import TeamsConfig, TeamsModel
-from amos_fairseq.modules.encoder import TransformerEncoder
-from amos_fairseq.modules.initialization import parameter_group
+from amos_fairseq.modules.encoder import TransformerEncoder, parameter_group
 from amos_fairseq.optim.grouped_adam import parameter_groups
 
 HEAD = "sentence_classification_head"
@@ -203,7 +202,7 @@ def test_a_frozen_encoder_trains_the_head_on_fixed_features(layers: str) -> None
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"layers": "5"}, r"--layers 5 is no layer of this encoder: give a number from 1 to 4, last, or mix"),
+        ({"layers": "5"}, r"--layers 5 is no layer of this encoder: give 1 to 4, last or mix"),
         ({"layers": "0"}, r"--layers 0 is no layer"),
         ({"layers": "-1"}, r"--layers -1 is no layer"),
         ({"layers": "all"}, r"--layers all is no layer"),

@@ -8,7 +8,7 @@ import torch
 from small_models import AMOS_SETTINGS, ENCODER_SETTINGS, fine_tuning_task, small_amos
 from torch import Tensor
 
-from amos_fairseq.downstream.squad.model import SpanModel
+from amos_fairseq.downstream.squad.task import SpanModel
 from amos_fairseq.downstream.tagging.model import WordModel
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.amos import AmosConfig, AmosModel

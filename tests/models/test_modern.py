@@ -18,8 +18,8 @@ from torch import nn
 
 from amos_fairseq.models.amos import AmosConfig, AmosModel
 from amos_fairseq.models.pretraining import PretrainingBatch
+from amos_fairseq.modules.encoder import parameter_group
 from amos_fairseq.modules.heads import NormedDetectionHead
-from amos_fairseq.modules.initialization import parameter_group
 from amos_fairseq.modules.modern_encoder import ModernBertEncoder, ModernBertLayer
 
 MODERN = {"encoder": "modernbert", "relative_position_scheme": "none", "local_attention": 6, "embedding_dim": 0}

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from small_models import small_amos
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.modules.initialization import ParameterGroup
+from amos_fairseq.modules.encoder import ParameterGroup
 from amos_fairseq.optim.grouped_adam import GroupedAdam, GroupedAdamConfig
 
 LINEARS = ("attention.query_key_value", "attention.output", "ffn_in", "ffn_out")

@@ -139,9 +139,7 @@ def parse_label(value: Any, kind: str, separator: str, missing: set[str] = MISSI
     for name in names:
         between = _JOINERS.sub("", name)
         if (unseen := next((character for character in between if not character.isprintable()), None)) is not None:
-            raise ValueError(
-                f"the label {name[:60]!r} has the character U+{ord(unseen):04X}, which is not seen: remove it"
-            )
+            raise ValueError(f"the label {name[:60]!r} has the invisible character U+{ord(unseen):04X}: remove it")
         if re.match(r'\{\s*"|\[\s*["\]]', name):
             raise ValueError(f"the label {name[:60]!r} is JSON among names: give names, or in each row a list of names")
     return names[0] if kind == "classes" else names
@@ -154,9 +152,7 @@ def check_lists(labels: Sequence[Any], source: str) -> None:
     is_one_hot = values and values <= {0, 1} and len(set(map(len, lists))) == 1 and len(lists[0]) > 1
     if is_one_hot or any(not float(value).is_integer() for value in values):
         example = shorten(str(lists[0]), SHOWN_CHARACTERS, placeholder=" ...")
-        raise UserError(
-            f"{source}: its lists are numbers, such as {example}: give lists of the names of a row's labels"
-        )
+        raise UserError(f"{source}: its lists are numbers, such as {example}: give lists of the names of labels")
 
 
 def parse_number(value: Any) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from scipy.special import expit, softmax
 
-from amos_fairseq.downstream.classification.benchmark import TextData
+from amos_fairseq.downstream.classification.command import TextData
 from amos_fairseq.downstream.classification.task import ANNEALED, gold_weight_of
 from amos_fairseq.downstream.results import checked_file, content_sha256, read_results, summarize
 from amos_fairseq.errors import UserError

@@ -142,9 +142,7 @@ class SquadWindowDataset(LabeledSequences):
         super().__init__(split.directory, split.split, dictionary, seed, training)
         if limits.tokens < limits.question + limits.num_special + 1:
             beside = f"--max-question-length {limits.question} and {limits.num_special} special tokens"
-            raise UserError(
-                f"--tokens-per-window {limits.tokens} leaves no room for a context beside {beside}: raise it"
-            )
+            raise UserError(f"--tokens-per-window {limits.tokens} leaves no room for a context beside {beside}")
         self.squad, self.limits = split, limits
         windows = [window for example in range(len(split)) for window in self._windows_of(example)]
         self._windows = np.array(windows, dtype=np.int64).reshape(-1, len(Window._fields))

@@ -101,9 +101,7 @@ def evaluate(
     if not predicted:
         raise UserError("no question of the data set has a prediction: do both files belong together?")
     if null_odds is not None and (without := [name for name in predicted if name not in null_odds]):
-        raise UserError(
-            f"the question {without[0]!r:.60} has a prediction, but no null odds: give the file of the same run"
-        )
+        raise UserError(f"the question {without[0]!r:.60} has no null odds: give the file of the same run")
     split = UNITS_OF[units]
     raw: dict[str, dict[str, float]] = {"exact": {}, "f1": {}}
     for name in predicted:

@@ -195,9 +195,7 @@ def _question(node: Any) -> Question:
     name = plain_name(str(name) if type(name) is int else field(node, "id", str))
     given = node.get("answers")
     if any(isinstance(each, str) for each in (given if isinstance(given, list) else [given])):
-        raise ValueError(
-            f"answers of the question {name:.60} are texts without answer_start: add these places in the context"
-        )
+        raise ValueError(f"answers of the question {name:.60} are texts without answer_start: add it")
     if isinstance(given, dict):  # of datasets
         texts, starts = field(given, "text", list), field(given, "answer_start", list)
         if len(texts) != len(starts):

@@ -31,8 +31,7 @@ from amos_fairseq.downstream.runner import run_and_print
 from amos_fairseq.downstream.session import Session, preparing, session_from
 from amos_fairseq.downstream.tagging.dataset import Column, TaggedSentences, WordSequences, pad_words
 from amos_fairseq.downstream.tagging.prepare import WordSource, prepare_tagging_inside
-from amos_fairseq.downstream.tagging.schemes import OUTSIDE
-from amos_fairseq.downstream.tagging.scores import main_score, scores
+from amos_fairseq.downstream.tagging.schemes import OUTSIDE, main_score, scores
 from amos_fairseq.downstream.tagging.word_files import TASK_PREFIX, UNLABELED
 from amos_fairseq.downstream.views import FULL, TAGGING_VIEWS, WORD_DROPOUT, parse_views
 from amos_fairseq.errors import UserError

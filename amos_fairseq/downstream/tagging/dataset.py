@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from amos_fairseq.data.corpus import check_prepared, open_lines
 from amos_fairseq.downstream.labeled_task import LabeledSequences
 from amos_fairseq.downstream.results import content_sha256
-from amos_fairseq.downstream.tagging.scores import count, main_score
+from amos_fairseq.downstream.tagging.schemes import count, main_score
 from amos_fairseq.downstream.tagging.word_files import MANIFEST, SEEN, UNLABELED, WORD_ARRAYS, is_column_name
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
@@ -74,7 +74,7 @@ class Column:
         return main_score(self.has_spans)
 
     def count(self, gold: Sequence[int], predicted: Sequence[int]) -> Counter[str]:
-        """Count what is right of the labels of a sentence: :func:`~amos_fairseq.downstream.tagging.scores.count`."""
+        """Count what is right of the labels of a sentence: :func:`~amos_fairseq.downstream.tagging.schemes.count`."""
         return count([self.labels[i] for i in gold], [self.labels[i] for i in predicted], self.has_spans)
 
     @property

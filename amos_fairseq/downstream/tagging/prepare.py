@@ -97,9 +97,7 @@ class WordSource:
         names = list(source.columns or ())
         for name in [*names, source.column or "label"]:
             if not is_column_name(name):
-                raise UserError(
-                    f"{name!r} cannot name a column: give --column or --columns names such as pos,chunk,ner"
-                )
+                raise UserError(f"{name!r} cannot name a column: give names such as pos,chunk,ner")
             if names.count(name) > 1:
                 raise UserError(f"--columns names {name!r} twice")
         if source.unlabeled == REST and source.labeled is None:

@@ -11,7 +11,7 @@ from synthetic_glue import INFERENCE, change_task
 
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.downstream.benchmark import Stopped, batches
-from amos_fairseq.downstream.classification.benchmark import read_glue_data
+from amos_fairseq.downstream.classification.command import read_glue_data
 from amos_fairseq.downstream.results import best_run_of, read_result
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.fine_tuning import TEXT_HEAD

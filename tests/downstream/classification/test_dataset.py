@@ -57,7 +57,7 @@ def test_no_room_is_refused() -> None:
 def test_the_truncation_of_sentence_prediction(caplog) -> None:
     """``truncate`` is ours, and counted in the log; other splits and methods are fairseq's."""
     rows = join_texts([texts(3, 1)], bos=0, separator=None)
-    with caplog.at_level(logging.INFO, "amos_fairseq.downstream.classification.stock_task"):
+    with caplog.at_level(logging.INFO, "amos_fairseq.downstream.classification.task"):
         cut = sentence_prediction.maybe_shorten_dataset(rows, "valid", "", "truncate", 3, 1)
     assert [cut[i].tolist() for i in range(2)] == [[0, 10, 2], [0, 10, 2]]
     assert "valid: 1 of 2 rows have more than 3 tokens" in caplog.text

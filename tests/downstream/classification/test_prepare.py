@@ -150,7 +150,7 @@ def test_dev_rows_are_a_tenth_and_share_no_text(tmp_path):
         ("number", ["1", "inf"], "line 3, column label: the label 'inf' is not a finite number"),
         (None, [f"name {i}" for i in range(60)], "the 60 labels have 60 different values"),
         ("labels", [",", ","], "no row has a label"),
-        (None, ["a", "b\x1b[31m"], r"has the character U\+001B, which is not seen"),
+        (None, ["a", "b\x1b[31m"], r"has the invisible character U\+001B: remove it"),
         ("number", ["1700000000.5", "1700000001.5"], "which float32 does not tell apart: subtract a constant"),
         ("number", ["1", "2e300"], "line 3, .* is larger than"),
     ],

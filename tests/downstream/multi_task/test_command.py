@@ -13,7 +13,7 @@ import pytest
 from synthetic_glue import INFERENCE, session
 
 from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.downstream.classification.benchmark import read_glue_data
+from amos_fairseq.downstream.classification.command import read_glue_data
 from amos_fairseq.downstream.classification.glue.command import GlueOptions, open_glue
 from amos_fairseq.downstream.multi_task.teachers import read_predictions, read_teachers
 from amos_fairseq.downstream.recipes import load_recipe

@@ -7,8 +7,7 @@ import pytest
 from small_models import logged
 from torch import tensor
 
-from amos_fairseq.downstream.squad.model import SpanOutput
-from amos_fairseq.downstream.squad.task import SquadCriterion
+from amos_fairseq.downstream.squad.task import SpanOutput, SquadCriterion
 
 NO = float("-inf")
 # Three windows of four tokens; the second has no answer. Question tokens (position 1) cannot be chosen.

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from amos_fairseq.downstream.squad.model import IndependentSpanHead, JointSpanHead
+from amos_fairseq.downstream.squad.task import IndependentSpanHead, JointSpanHead
 
 B, T, D = 3, 9, 8
 # Question at 1-2, context from 4 on; the second window is padded, the third has a context of one token.

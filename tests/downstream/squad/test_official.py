@@ -122,7 +122,7 @@ def test_best_thresholds_by_exhaustive_search(random_file):
 def test_files_that_do_not_belong_together_are_refused():
     with pytest.raises(UserError, match="no question of the data set has a prediction"):
         evaluate({"q": ["x"]}, {"other": "x"})
-    with pytest.raises(UserError, match="'q' has a prediction, but no null odds"):
+    with pytest.raises(UserError, match="'q' has no null odds"):
         evaluate({"q": ["x"]}, {"q": "x"}, {"other": 1.0})
 
 

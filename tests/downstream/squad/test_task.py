@@ -5,8 +5,7 @@ import torch
 from omegaconf import OmegaConf
 from synthetic_squad import make_squad, prepare_squad
 
-from amos_fairseq.downstream.squad.model import IndependentSpanHead, JointSpanHead
-from amos_fairseq.downstream.squad.task import SquadConfig, SquadTask
+from amos_fairseq.downstream.squad.task import IndependentSpanHead, JointSpanHead, SquadConfig, SquadTask
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.amos import AmosConfig
 

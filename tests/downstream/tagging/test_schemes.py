@@ -5,8 +5,15 @@ from collections import Counter
 
 import pytest
 
-from amos_fairseq.downstream.tagging.schemes import describe, encode_spans, marks_ends, notation_of, spans_of
-from amos_fairseq.downstream.tagging.scores import count, scores
+from amos_fairseq.downstream.tagging.schemes import (
+    count,
+    describe,
+    encode_spans,
+    marks_ends,
+    notation_of,
+    scores,
+    spans_of,
+)
 
 # Labels of a data set, and the same in IOB or IOBES; a label that does not fit is missing.
 CONVERTED = [

@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from amos_fairseq.downstream.tagging.schemes import spans_of
-from amos_fairseq.downstream.tagging.scores import count, scores
+from amos_fairseq.downstream.tagging.schemes import count, scores, spans_of
 
 # gold, predicted. CoNLL-2000 is IOB2 (B- begins every span), CoNLL-2003 in the original IOB1 (B- only between neighbours).
 SENTENCES = [

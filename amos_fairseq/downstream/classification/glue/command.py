@@ -20,11 +20,10 @@ from amos_fairseq.downstream.benchmark import (
     plan_runs,
     usable_folder,
 )
-from amos_fairseq.downstream.classification.benchmark import TextBenchmark, TextData, read_glue_data, read_text_data
+from amos_fairseq.downstream.classification.command import TextBenchmark, TextData, read_glue_data, read_text_data
 from amos_fairseq.downstream.classification.dataset import TASK_FOLDER
-from amos_fairseq.downstream.classification.glue.leaderboard import has_test_set, write_submission
 from amos_fairseq.downstream.classification.glue.prepare import prepare_glue_inside
-from amos_fairseq.downstream.classification.glue.table import average, glue_table
+from amos_fairseq.downstream.classification.glue.table import average, glue_table, has_test_set, write_submission
 from amos_fairseq.downstream.classification.glue.tasks import (
     AVERAGED,
     DIAGNOSTIC,

@@ -62,7 +62,7 @@ def fetch(folder: str) -> Path:
     except Exception as error:  # which class a lost connection has depends on the version of huggingface_hub
         raise UserError(
             f"{REPOSITORY} could not be downloaded ({error!s:.300}): check the connection and repeat the command, or copy the "
-            "official files by hand (docs/glue_data.md)"
+            "official files by hand (docs/glue.md)"
         ) from error
     return Path(copy)
 

@@ -6,8 +6,8 @@ import zipfile
 import pytest
 
 from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.downstream.classification.benchmark import read_glue_data
-from amos_fairseq.downstream.classification.glue.leaderboard import write_submission
+from amos_fairseq.downstream.classification.command import read_glue_data
+from amos_fairseq.downstream.classification.glue.table import write_submission
 from amos_fairseq.downstream.results import read_results, summarize
 from amos_fairseq.errors import UserError
 

@@ -13,10 +13,10 @@ from fairseq.tasks.sentence_prediction import SentencePredictionConfig, Sentence
 from preparing import prepare
 from synthetic_glue import CLASSES, EXPECTED, decoded_texts, write_raw_glue
 
-from amos_fairseq.downstream.classification.benchmark import read_glue_data
+from amos_fairseq.downstream.classification.command import read_glue_data
 from amos_fairseq.downstream.classification.glue.prepare import read_split
 from amos_fairseq.downstream.classification.glue.tasks import TASKS, find_files, parse_tasks
-from amos_fairseq.downstream.classification.stock_task import check_labeled_texts
+from amos_fairseq.downstream.classification.task import check_labeled_texts
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import directory_sha256
 

@@ -8,7 +8,7 @@ from failures import error_line
 from synthetic_glue import change_task
 
 from amos_fairseq.cli.main import main
-from amos_fairseq.downstream.classification.benchmark import read_glue_data
+from amos_fairseq.downstream.classification.command import read_glue_data
 from amos_fairseq.downstream.classification.glue.command import tasks_to_run
 from amos_fairseq.downstream.session import read_pretrained_checkpoint
 from amos_fairseq.errors import UserError
