@@ -15,8 +15,7 @@ import pytest
 from amos_fairseq.downstream.classification.command import read_glue_data
 from amos_fairseq.downstream.results import read_result, read_summary, write_record
 from amos_fairseq.downstream.squad.dataset import Example, read_squad_manifest
-from amos_fairseq.downstream.squad.official import read_null_odds, read_predictions
-from amos_fairseq.downstream.squad.question_files import read_squad
+from amos_fairseq.downstream.squad.question_files import read_null_odds, read_predictions, read_squad
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.parts import label_settings
 from amos_fairseq.hugging_face.weights import Head

@@ -6,7 +6,7 @@ from typing import Any
 
 from amos_fairseq.cli import fine_tuning
 from amos_fairseq.cli.arguments import add_subcommand
-from amos_fairseq.downstream.squad.official import print_scores
+from amos_fairseq.downstream.squad.question_files import print_scores
 from amos_fairseq.errors import UserError
 
 DESCRIPTION = """\

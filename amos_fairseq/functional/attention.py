@@ -16,7 +16,7 @@ from torch.nn.functional import dropout as torch_dropout
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from amos_fairseq.functional.cpu import cpu_attention
-from amos_fairseq.functional.rotary import Rotation, rotate, rotate_queries_and_keys
+from amos_fairseq.functional.positions import Rotation, rotate, rotate_queries_and_keys
 
 # Added to the score of a masked pair. Its exponential is exactly 0 beside any real score, and float16 can represent it. Unlike
 # -inf it gives a query whose keys are all masked finite weights and gradients (which have no meaning).

@@ -25,7 +25,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from amos_fairseq.functional.rotary import Rotation, rotate
+from amos_fairseq.functional.positions import Rotation, rotate
 
 # A value is dropped if its uniform 16-bit integer is among the lowest ones, so probabilities are multiples of 1 / LEVELS.
 LEVELS = 2**16

@@ -29,8 +29,7 @@ from amos_fairseq.functional.attention import (
     window_attention,
     window_of,
 )
-from amos_fairseq.functional.positions import Packing, gather_positions
-from amos_fairseq.functional.rotary import Rotation, rotate_queries_and_keys, rotation
+from amos_fairseq.functional.positions import Packing, Rotation, gather_positions, rotate_queries_and_keys, rotation
 from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder, TransformerLayer, make_dropout
 
 # No initial value is beyond this number of standard deviations (initializer_cutoff_factor of the released models).

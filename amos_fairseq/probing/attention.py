@@ -24,7 +24,7 @@ from amos_fairseq.data.block_iterator import batches_by_length
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import explain_write_errors, json_text, write_text
 from amos_fairseq.functional.attention import AttentionBias, attention_weights
-from amos_fairseq.functional.rotary import Rotation
+from amos_fairseq.functional.positions import Rotation
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.output.pictures import PANEL_INCHES, RC_PARAMS, figure_of_panels, run_colour, save
 from amos_fairseq.output.tables import Table

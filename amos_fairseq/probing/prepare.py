@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from amos_fairseq.downstream.tagging.schemes import notation_of, spans_of
-from amos_fairseq.downstream.tagging.word_files import Sentence, heads_of, read_conllu, read_sentences
+from amos_fairseq.downstream.tagging.sentences import Sentence
+from amos_fairseq.downstream.tagging.word_files import heads_of, read_conllu, read_sentences
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text, whole_folder
 from amos_fairseq.output.terminal import say

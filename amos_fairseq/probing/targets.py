@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from amos_fairseq.downstream.tagging.word_files import spaces_in
+from amos_fairseq.downstream.tagging.sentences import spaces_in
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import file_sha256
 from amos_fairseq.strangers import field, parse_json, plain_name, text_in

@@ -6,7 +6,7 @@ from pathlib import Path
 from amos_fairseq.downstream.classification.command import RANDOM
 from amos_fairseq.downstream.results import Spread, Summary, format_spread, read_summary
 from amos_fairseq.downstream.tagging.command import SCORE_NAMES
-from amos_fairseq.downstream.tagging.word_files import TASK_PREFIX
+from amos_fairseq.downstream.tagging.sentences import TASK_PREFIX
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import distinct_names
 from amos_fairseq.output.tables import Table

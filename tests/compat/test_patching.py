@@ -1,13 +1,24 @@
-"""Functions of modules, classes and fairseq's training script are replaced, each once."""
+"""Functions of modules, classes and fairseq's training script are replaced, each once; the start and end of a process."""
 
+import logging
+import queue
 import sys
+import time
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from fairseq import trainer
+from fairseq.data.iterators import BackgroundConsumer
+from forked_command import run_module
+from tiny_runs import ROOT
+from torch import nn
 
+import amos_fairseq  # noqa: F401  (patches fairseq)
+from amos_fairseq import process
 from amos_fairseq.compat import PATCHES
-from amos_fairseq.compat.patching import Patch, Script, patch_training_script
+from amos_fairseq.compat.patching import Patch, Script, patch_training_script, stop_readers
 from amos_fairseq.downstream.classification import task as text_task
 from amos_fairseq.run.hooks import REPLACED
 
@@ -42,3 +53,83 @@ def test_a_training_script_is_patched_once(monkeypatch: pytest.MonkeyPatch) -> N
     for _ in range(2):
         patch_training_script()
     assert {name: getattr(script, name).__wrapped__ for name in names} == stock
+
+
+# As a CUDA build beside a CPU build of torch.
+BROKEN = 'raise OSError("libcudart.so.13: cannot open shared object file: No such file or directory")\n'
+ASK = """
+import importlib.util, sys
+sys.path.append(sys.argv[1])
+import amos_fairseq
+found = importlib.util.find_spec("torchaudio") is not None
+import transformers.audio_utils  # the module of transformers 5 that imports torchaudio
+from transformers.utils import is_torchaudio_available
+print(found, is_torchaudio_available())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("code", "expected"), [(BROKEN, "False False"), ("__version__ = '2.11.0'\n", "True True")])
+def test_only_a_torchaudio_that_does_not_load_is_hidden(code: str, expected: str, tmp_path: Path):
+    (tmp_path / "torchaudio").mkdir()
+    (tmp_path / "torchaudio" / "__init__.py").write_text(code)
+    metadata = tmp_path / "torchaudio-2.11.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: torchaudio\nVersion: 2.11.0\n")
+    (metadata / "RECORD").write_text("torchaudio/__init__.py,,\n")
+    (tmp_path / "ask.py").write_text(ASK)
+    result = run_module("ask", [str(ROOT)], tmp_path)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert result.stdout.strip() == expected
+
+
+@pytest.mark.parametrize("size", [0, 1], ids=["reads", "waits for space"])
+def test_background_readers_end(size: int) -> None:
+    """fairseq's own thread, over a source that has no end and takes its time when it is closed."""
+
+    def endless() -> Any:
+        try:
+            while True:
+                yield 1
+                time.sleep(0.01)
+        finally:
+            time.sleep(0.3)
+
+    reader = BackgroundConsumer(queue.Queue(size), endless(), None, None)
+    reader.start()
+    time.sleep(0.1)
+    stop_readers()
+    assert not reader.is_alive()
+
+
+def test_scores_are_imported_when_they_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With modules of the standard library, which this process may import twice."""
+    monkeypatch.setattr(process, "SCORES", ("xml", "xml.dom", "colorsys"))
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("xml", "colorsys")]:
+        monkeypatch.delitem(sys.modules, name)
+    with process.scores_imported_later():
+        from colorsys import rgb_to_hsv
+        from xml import dom
+    assert "colorsys" not in sys.modules
+    assert "xml" not in sys.modules
+    assert rgb_to_hsv(0.2, 0.4, 0.4) == (0.5, 0.5, 0.4)
+    assert dom.registerDOMImplementation("a", str) is None
+    assert "colorsys" in sys.modules
+    assert hasattr(sys.modules["xml.dom"], "Node")
+
+
+@pytest.mark.parametrize(("score", "shown"), [("400", ""), ("400.0", ""), ("None", ""), ("71.5", ", score 71.5")])
+def test_the_number_of_updates_is_not_shown_as_a_score(
+    score: str, shown: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        logging.getLogger("fairseq.checkpoint_utils").info(
+            f"Saved checkpoint a.pt (epoch 1 @ 400 updates, score {score})"
+        )
+    assert caplog.messages == [f"Saved checkpoint a.pt (epoch 1 @ 400 updates{shown})"]
+
+
+def test_absent_biases_are_not_shared() -> None:
+    tied, other = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+    model = nn.Sequential(tied, other, nn.Sequential(tied, nn.Linear(2, 2)))
+    assert trainer._catalog_shared_params(model) == [["0.weight", "2.0.weight"]]

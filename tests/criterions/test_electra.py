@@ -209,7 +209,7 @@ def test_main_network_predicts_the_original_tokens(variant: str) -> None:
 
 
 def test_detection_positions_require_detection() -> None:
-    with pytest.raises(UserError, match="--detection-positions masked has no meaning"):
+    with pytest.raises(UserError, match="--detection-positions masked needs --main-objective"):
         electra_criterion(detection_positions="masked")(small_electra(main_objective="replace_mlm"), small_batch())
 
 

@@ -78,7 +78,7 @@ def classification(length: int) -> tuple[Any, Any, dict[str, Any]]:
 def squad(head: str, length: int) -> tuple[Any, Any, dict[str, Any]]:
     task = SquadTask(SquadConfig(data="DATA", span_head=head, seed=1), VOCABULARY, small_dictionary())
     mask, targets = texts(length).ne(1), (torch.tensor([0, 1, 2]), torch.tensor([0, 2, 3]))
-    return task, SquadCriterion(task, 0.5), batch_of(length, answer_mask=mask, span_targets=targets)
+    return task, SquadCriterion(task), batch_of(length, answer_mask=mask, span_targets=targets)
 
 
 def number(length: int) -> tuple[Any, Any, dict[str, Any]]:

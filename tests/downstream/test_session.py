@@ -9,15 +9,23 @@ from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import build_model
 from saved_models import TEXT, write_run
+from synthetic_glue import session as open_glue
 from synthetic_glue import session as open_session
+from synthetic_glue import write_pretrained_checkpoint
 
 import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.downstream import recipe_names
+from amos_fairseq.downstream import recipe_names, session
 from amos_fairseq.downstream.recipes import Hyperparameters
-from amos_fairseq.downstream.session import PretrainedCheckpoint, number_of_layers, read_pretrained_checkpoint
+from amos_fairseq.downstream.session import (
+    PretrainedCheckpoint,
+    claim_output_directory,
+    number_of_layers,
+    read_pretrained_checkpoint,
+)
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.fine_tuning import FineTunedModel
+from amos_fairseq.recipes import PRECISIONS
 
 TWO_TOWER = {"electric_variant": "two_tower", "generator_size": 1, "generator_loss_tokens": "all"}
 RUNS = {
@@ -151,3 +159,41 @@ def test_setting_of_a_checkpoint_cannot_add_a_flag() -> None:
     pretrained = PretrainedCheckpoint(Path("x.pt"), "", "amos", model, {}, 7)
     flags = ["--relative-position-scheme=--user-dir=/elsewhere", "--max-positions=80"]
     assert pretrained.model_flags() == ["--arch", "amos", *flags]
+
+
+# asked, of the results in OUT, on a GPU, whether it supports bfloat16 -> precision or message; choose() has its own tests
+CASES = [
+    ("auto", None, False, True, "bf16"),
+    ("auto", None, True, False, "float32"),
+    ("bf16", None, True, False, "^--precision bf16 needs"),
+    ("auto", "bf16", False, False, "bf16"),  # emulated
+    ("auto", "fp16", False, True, r"in fp16, and fp16 needs a GPU: give another --out$"),
+]
+
+
+@pytest.mark.parametrize(("asked", "before", "on_gpu", "supported", "expected"), CASES)
+def test_choices(asked, before, on_gpu, supported, expected, tmp_path, monkeypatch):
+    """Results of another benchmark in OUT decide nothing."""
+    monkeypatch.setattr(session, "gpus_support_bf16", lambda: supported)
+    monkeypatch.setattr(session, "supports_bf16", lambda on_gpu: supported)
+    if before is not None:
+        claim_output_directory(tmp_path, "glue", {"precision": before, "recipe": "amos"})
+    claim_output_directory(tmp_path, "squad", {"precision": "float32"})
+    saved, devices = session.saved_precision(tmp_path, "glue"), ("cuda:0",) if on_gpu else ("cpu", "cpu")
+    if expected in PRECISIONS:
+        assert session.choose_precision(asked, devices, saved) == expected
+    else:
+        with pytest.raises(UserError, match=expected):
+            session.choose_precision(asked, devices, saved)
+
+
+def test_auto_continues_the_setup_of_another_machine(tmp_path, monkeypatch):
+    start, out = write_pretrained_checkpoint(tmp_path / "start"), tmp_path / "out"
+    for supported in (True, False):
+        monkeypatch.setattr(session, "supports_bf16", lambda on_gpu, supported=supported: supported)
+        opened = open_glue(start, out, precision="auto")
+        assert opened.precision == "bf16"
+        claim_output_directory(out, "glue", opened.setup(opened.recipe.trials))
+    named = open_glue(start, out, precision="float32")
+    with pytest.raises(UserError, match=r"precision: bf16 there, float32 here\): give another --out"):
+        claim_output_directory(out, "glue", named.setup(named.recipe.trials))

@@ -13,12 +13,11 @@ from torch import Tensor
 from torch.autograd import Function
 
 from amos_fairseq import functional
-from amos_fairseq.functional import rotary
+from amos_fairseq.functional import positions
 from amos_fairseq.functional.cpu import _CpuAttention, _CpuDropout
 from amos_fairseq.functional.mixture import _LogitsOfEntries, _ScaleGradient, _ZeroTimesEmbedding
 from amos_fairseq.functional.output_layer import _OutputLayer, output_layer
-from amos_fairseq.functional.positions import _PutRows, _TakeRows, pack_lengths
-from amos_fairseq.functional.rotary import _RotateQueriesAndKeys
+from amos_fairseq.functional.positions import _PutRows, _RotateQueriesAndKeys, _TakeRows, pack_lengths
 from amos_fairseq.functional.sampling import ReplacementSampler
 
 PACKING = pack_lengths([2, 4, 1], (3, 4), torch.device("cpu"))
@@ -43,7 +42,7 @@ CASES: dict[type[Function], Callable[[Tensor], Tensor]] = {
     _PutRows: lambda x: PACKING.unpack(x[:84].view(1, 7, 12) * 2),
     _ScaleGradient: lambda x: _ScaleGradient.apply(x, -3.0),
     _RotateQueriesAndKeys: lambda x: _RotateQueriesAndKeys.apply(
-        x.view(2, 3, 3, 2, 4), *rotary.rotation(3, 4, 10.0, x.device)
+        x.view(2, 3, 3, 2, 4), *positions.rotation(3, 4, 10.0, x.device)
     ),
     _CpuAttention: cpu_attention,
     _ZeroTimesEmbedding: lambda x: _ZeroTimesEmbedding.apply(x[:6].view(2, 3), TOKENS, EMBEDDING),

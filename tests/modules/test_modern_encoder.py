@@ -17,7 +17,7 @@ from amos_fairseq.functional.attention import (
     runs_in_blocks,
     window_attention,
 )
-from amos_fairseq.functional.rotary import rotate_queries_and_keys, rotation
+from amos_fairseq.functional.positions import rotate_queries_and_keys, rotation
 from amos_fairseq.models.electric import TwoTower
 from amos_fairseq.modules.encoder import initialize, share_bottom, with_layers
 from amos_fairseq.modules.modern_encoder import CUTOFF, ModernBertEncoder

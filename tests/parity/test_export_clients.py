@@ -23,7 +23,7 @@ from torch import Tensor
 import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
-from amos_fairseq.downstream.tagging.word_files import spaces_in
+from amos_fairseq.downstream.tagging.sentences import spaces_in
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face import sentence_files
 from amos_fairseq.models.fine_tuning import TEXT_HEAD

@@ -37,7 +37,8 @@ from amos_fairseq.downstream.session import Session, find_devices, preparing, se
 from amos_fairseq.downstream.tagging.command import ColumnData, check_unlabeled, predict_words, word_flags, word_trials
 from amos_fairseq.downstream.tagging.dataset import LABELS_FILE, NUM_SPECIAL, OF_WORDS, Column, read_labels
 from amos_fairseq.downstream.tagging.prepare import WordSource
-from amos_fairseq.downstream.tagging.word_files import MANIFEST, RAW_TEXT, WordFile, heads_of, read_conllu
+from amos_fairseq.downstream.tagging.sentences import MANIFEST, RAW_TEXT, WordFile
+from amos_fairseq.downstream.tagging.word_files import heads_of, read_conllu
 from amos_fairseq.downstream.views import PARSING_VIEWS
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import explain_write_errors, write_text

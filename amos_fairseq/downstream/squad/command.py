@@ -30,8 +30,8 @@ from amos_fairseq.downstream.squad.dataset import (
     read_squad_manifest,
     window_of_most_context,
 )
-from amos_fairseq.downstream.squad.official import OF_CHARACTERS, evaluate, fitting_units, task_name
 from amos_fairseq.downstream.squad.prepare import prepare_squad_inside
+from amos_fairseq.downstream.squad.question_files import OF_CHARACTERS, evaluate, fitting_units, task_name
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
 

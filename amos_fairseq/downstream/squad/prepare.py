@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from amos_fairseq.downstream.squad.official import task_name, words_of
 from amos_fairseq.downstream.squad.question_files import (
     HINT,
     LARGEST_FILE_BYTES,
@@ -26,6 +25,8 @@ from amos_fairseq.downstream.squad.question_files import (
     SquadFile,
     named,
     read_squad,
+    task_name,
+    words_of,
 )
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.terminal import progress_bar, say

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Optional
 import torch
 from fairseq import metrics
 from fairseq.criterions import register_criterion
-from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks import register_task
 from omegaconf import MISSING
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ from amos_fairseq.modules.heads import transformed
 from amos_fairseq.setting_checks import setting
 
 SPAN_HEADS = ("independent", "joint")
+ANSWERABLE_LOSS_WEIGHT = 0.5  # of XLNet
 
 
 class SpanCandidates(NamedTuple):
@@ -263,16 +264,9 @@ class SquadTask(LabeledTask):
         self.datasets[split] = dataset
 
 
-@dataclass
-class SquadCriterionConfig(FairseqDataclass):
-    answerable_loss_weight: float = setting(
-        0.5, "weight of the answerability classifier, where the head has one (XLNet: 0.5)", "0 or more"
-    )
-
-
-@register_criterion("squad", dataclass=SquadCriterionConfig)
+@register_criterion("squad")
 class SquadCriterion(LabeledCriterion):
-    """L = 1/B sum_b [ -1/2 (log p(s_b) + log p(e_b)) + w BCE(u_b, [window b holds no answer]) ], nats.
+    """L = 1/B sum_b [ -1/2 (log p(s_b) + log p(e_b)) + 1/2 BCE(u_b, [window b holds no answer]) ], nats.
 
     s and e are the answer's first and last position, both 0 (``<s>``) in a window without it; p is a softmax over the
     context tokens and ``<s>``; the joint head predicts the end given the true start. u is the joint head's classifier; the
@@ -280,10 +274,6 @@ class SquadCriterion(LabeledCriterion):
 
     Departure: ELECTRA's released code gives the classifier one label per question; here it is one per window, as in XLNet.
     """
-
-    def __init__(self, task, answerable_loss_weight: float):
-        super().__init__(task)
-        self.answerable_loss_weight = answerable_loss_weight
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
         """Return the summed loss (float32 scalar), the number of windows, and the sums to log."""
@@ -309,7 +299,7 @@ class SquadCriterion(LabeledCriterion):
             answerable_loss = binary_cross_entropy_with_logits(
                 output.unanswerable_logits, unanswerable.float(), reduction="sum"
             )
-            loss = loss + self.answerable_loss_weight * answerable_loss
+            loss = loss + ANSWERABLE_LOSS_WEIGHT * answerable_loss
             logging_output["answerable_loss"] = answerable_loss.detach()
             logging_output["answerable_acc"] = (output.unanswerable_logits > 0).eq(unanswerable).sum()
         return loss, num_windows, logging_output | {"loss": loss.detach()}

@@ -32,7 +32,7 @@ from amos_fairseq.downstream.session import Session, preparing, session_from
 from amos_fairseq.downstream.tagging.dataset import Column, TaggedSentences, WordSequences, pad_words
 from amos_fairseq.downstream.tagging.prepare import WordSource, prepare_tagging_inside
 from amos_fairseq.downstream.tagging.schemes import OUTSIDE, main_score, scores
-from amos_fairseq.downstream.tagging.word_files import TASK_PREFIX, UNLABELED
+from amos_fairseq.downstream.tagging.sentences import TASK_PREFIX, UNLABELED
 from amos_fairseq.downstream.views import FULL, TAGGING_VIEWS, WORD_DROPOUT, parse_views
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text

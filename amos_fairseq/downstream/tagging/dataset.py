@@ -20,7 +20,7 @@ from amos_fairseq.data.corpus import check_prepared, open_lines
 from amos_fairseq.downstream.labeled_task import LabeledSequences
 from amos_fairseq.downstream.results import content_sha256
 from amos_fairseq.downstream.tagging.schemes import count, main_score
-from amos_fairseq.downstream.tagging.word_files import MANIFEST, SEEN, UNLABELED, WORD_ARRAYS, is_column_name
+from amos_fairseq.downstream.tagging.sentences import MANIFEST, SEEN, UNLABELED, WORD_ARRAYS, is_column_name
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
 from amos_fairseq.strangers import field, is_unicode, parse_json, read_json, read_json_lines, read_text, whole_number

@@ -29,11 +29,8 @@ from amos_fairseq.downstream.tagging.schemes import (
     marks_ends,
     notation_of,
 )
-from amos_fairseq.downstream.tagging.word_files import (
-    COLUMNS,
+from amos_fairseq.downstream.tagging.sentences import (
     MANIFEST,
-    NAMES_OF_NUMBERS,
-    NUMBER,
     RAW_TEXT,
     SEEN,
     TASK_PREFIX,
@@ -43,8 +40,8 @@ from amos_fairseq.downstream.tagging.word_files import (
     WordFile,
     count_labels,
     is_column_name,
-    read_sentences,
 )
+from amos_fairseq.downstream.tagging.word_files import COLUMNS, NAMES_OF_NUMBERS, NUMBER, read_sentences
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.text.encoding import BinarizedFile, describe_loss, lost_shares

@@ -34,7 +34,7 @@ from amos_fairseq.downstream.tagging.dataset import (
 )
 from amos_fairseq.downstream.tagging.model import WordModel, WordOutput
 from amos_fairseq.downstream.tagging.schemes import main_score, scores
-from amos_fairseq.downstream.tagging.word_files import UNLABELED
+from amos_fairseq.downstream.tagging.sentences import UNLABELED
 from amos_fairseq.downstream.views import TAGGING_VIEWS, VIEW_LAYERS, parse_views
 from amos_fairseq.downstream.views.training import WithUnlabeled, add_cross_views, log_cross_views
 from amos_fairseq.errors import UserError

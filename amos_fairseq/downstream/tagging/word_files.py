@@ -7,25 +7,19 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from amos_fairseq.downstream.tagging.schemes import notation_of
+from amos_fairseq.downstream.tagging.sentences import (
+    Sentence,
+    WordFile,
+    join_unspaced_words,
+    spaces_in,
+)
 from amos_fairseq.errors import UserError
-from amos_fairseq.output.terminal import say
-from amos_fairseq.text import UNSPACED
 from amos_fairseq.text.file_kinds import FIRST_LINES, FOLDER, JSONL, PARQUET, kind_of, refuse_markup
 from amos_fairseq.text.input_files import TableFile, is_blank, read_lines
-from amos_fairseq.text.tokenization.tokenizer import join_words
-
-MANIFEST = "tagging.json"
-# In the manifest. The second is there if words train in the raw text: some have no space between them.
-SEEN, RAW_TEXT = "dev_sentences_in_train", "raw_text"
-# Names of tasks, and so of folders in OUT of amos tag, begin with this: results of other benchmarks are not taken for these.
-TASK_PREFIX = "tagging-"
-UNLABELED = "unlabeled"  # the split of sentences without labels
-WORD_ARRAYS = ("tokens", "word_start", "word_end")
 
 WORD = "word"  # in --columns, the column of the words
 # Names of the columns after the word, by their number: CoNLL-2000 has two, CoNLL-2003 three. The second of two is called ner if
@@ -43,7 +37,7 @@ _NO_SENTENCE = "has no sentence: expected one word a line"
 _DOCUMENT_START = "-DOCSTART-"
 _BLANKS = re.compile(r"[ \t]+")  # not str.split(), which also splits at a no-break space inside a word
 _COMMENT = re.compile(r"#(\s|$|[\w.]+ *=|(begin|end) document)")  # not #hashtag
-_TEXT, _SPACES, _NO_SPACE_AFTER = re.compile(r"# *text *= *(.+)"), re.compile(r"\s*"), "SpaceAfter=No"
+_TEXT, _NO_SPACE_AFTER = re.compile(r"# *text *= *(.+)"), "SpaceAfter=No"
 _GLOBAL_COLUMNS = re.compile(r"# *global\.columns *= *(.+)")
 _WORD_ID, _RANGE_OR_EMPTY_NODE = re.compile(r"[0-9]+([-.][0-9]+)?"), re.compile(r"[0-9]+[-.][0-9]+")
 _WORD_NAMES = ("tokens", "words", "token", WORD, "form", "text")
@@ -59,8 +53,7 @@ _OTHER_FORMS = (
     (
         r"[^\s,;|]*([,;|][^\s,;|]*)+\s*$",
         "CSV",
-        "write tabs, for example with pandas: read_csv(FILE, sep=SEPARATOR, header=None, dtype=str, keep_default_na=False, "
-        "skip_blank_lines=False).to_csv(NEW, sep='\\t', quoting=3, header=False, index=False)",
+        "write tabs, as to_csv of pandas with sep='\\t', quoting=3, index=False",
     ),
     (
         r"[^\s/]+/\S+( +[^\s/]+/\S+)*\s*$",
@@ -78,110 +71,18 @@ class Row(NamedTuple):
     cells: list[str]
 
 
-def is_column_name(name: str) -> bool:
-    """Return whether this is a name such as upos, which can be part of the name of a folder."""
-    return len(name) <= 100 and re.fullmatch(r"[\w.:+-]*\w[\w.:+-]*", name) is not None
-
-
-@dataclass
-class Sentence:
-    """The words of a sentence, and its columns by name, each as long as ``words``.
-
-    Attributes:
-        spaces: whether a space follows each word in the text, and False for the last; None where the file does not say it.
-        lines: the line of each word, or its row in a table.
-    """
-
-    words: list[str]
-    columns: dict[str, list[str]]
-    spaces: list[bool] | None = None
-    lines: Sequence[int] = field(default=(), compare=False, repr=False)
-
-    @property
-    def text(self) -> str:
-        return join_words(self.words, self.spaces)
-
-    def without_blank_words(self) -> "Sentence":
-        kept = [place for place, word in enumerate(self.words) if not is_blank(word)]
-        if len(kept) == len(self.words):
-            return self
-        columns = {name: [labels[place] for place in kept] for name, labels in self.columns.items()}
-        words, lines = [self.words[place] for place in kept], [self.lines[place] for place in kept]
-        text = join_words([" " if is_blank(word) else word for word in self.words], self.spaces)
-        return Sentence(words, columns, self.spaces and spaces_in(text, words), lines)
-
-
-@dataclass
-class WordFile:
-    """The sentences of a file; ``kind``: how it was read; ``notes``: what was left out."""
-
-    path: Path
-    kind: str
-    sentences: list[Sentence]
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def names(self) -> list[str]:
-        return list(self.sentences[0].columns)
-
-    def report(self) -> None:
-        columns = f" (columns {', '.join(self.names)})" if self.names else ""
-        counted = f"{len(self.sentences):,} sentences, {self.kind}{columns}"
-        say("; ".join([f"{self.path}: {counted}", *self.notes]))
-
-    def label_column(self) -> str:
-        """Return the name of the column of labels where the user gives none: upos, or the last one."""
-        if "upos" in self.names:
-            return "upos"
-        *others, last = self.names
-        marked = [name for name in others if self.has_marks(name)]
-        last_is_marked = bool(notation_of(count_labels(self.sentences, last)))
-        # Chunks and names (CoNLL-2003) are clear, but not outer and inner names, nor a last column of confidences.
-        if marked and (not last_is_marked or (marked[0] == others[0] and marked[0].isdecimal())):
-            problem = f"{self.path}: column {marked[-1]} marks spans, {last} {'too' if last_is_marked else 'does not'}"
-            raise UserError(f"{problem}: choose one with --column {marked[-1]} or --column {last}")
-        if not is_column_name(last):
-            raise UserError(f"{self.path}: {last!r:.60} cannot name a column of labels: rename it, such as to ner_tags")
-        return last
-
-    def has_marks(self, name: str) -> bool:
-        """Return whether all labels mark spans, not by their type alone: the lemma ``o`` is no mark."""
-        counts = count_labels(self.sentences, name)
-        notation = notation_of(counts)
-        return notation.keys() >= counts.keys() and any(new not in ("O", f"I-{old}") for old, new in notation.items())
-
-
-def spaces_in(text: str, words: Sequence[str]) -> list[bool] | None:
-    """Return whether a space follows each word in the text; None if it does not consist of these words and spaces."""
-    spaces, place, text = [], 0, text.strip()
-    for word in words:
-        if not text.startswith(word, place):
-            return None
-        end = place + len(word)
-        place = _SPACES.match(text, end).end()
-        spaces.append(place > end)
-    return spaces if place == len(text) else None
-
-
-def count_labels(sentences: Sequence[Sentence], column: str) -> Counter[str]:
-    return Counter(label for sentence in sentences for label in sentence.columns[column])
-
-
 def read_sentences(path: Path, names: Sequence[str] | None = None, labeled: bool = True) -> WordFile:
     """Read sentences in any of these forms; text may be compressed (.gz, .xz, .zst). Words that look blank are left out.
 
-    - CoNLL-U, and CoNLL-U Plus, which begins with ``# global.columns = ...``. Words are the syntactic ones: ranges of multiword
-      tokens (``1-2``) and empty nodes (``1.1``) are none. The spaces between them are those of ``# text``, or of SpaceAfter.
-    - One word a line, its labels behind it, a blank line after each sentence. Columns are separated by a tab if the line has
-      one, else by spaces. An index before the word (1, 2, 3, ... in each sentence), comments and a header are left out, with a
-      note. Lines that start with ``-DOCSTART-`` also end a sentence.
+    - CoNLL-U, and CoNLL-U Plus, which begins with ``# global.columns = ...``. Words are the syntactic ones, without ranges
+      (``1-2``) and empty nodes (``1.1``). The spaces between them are those of ``# text``, or of SpaceAfter.
+    - One word a line, its labels behind it, separated by tabs or else spaces; a blank line, or one with ``-DOCSTART-``, after
+      each sentence. An index before the word, comments and a header are left out, with a note.
     - JSON lines, Parquet, or a folder of ``save_to_disk``: ``tokens`` (or ``words``) is a list, and so are the labels.
     - Unless ``labeled``, one sentence a line with blanks between its words: if no line has a tab, and if there is no blank line
       or the lines have different numbers of words.
 
-    Args:
-        names: of the columns of a column file behind the word; or of all, with ``word`` among them. By default those of
-            :data:`COLUMN_NAMES`, and otherwise "2", "3", ..., the place in the file.
+    ``names``: of the columns behind the word, or of all with ``word`` among them; by default :data:`COLUMN_NAMES`, "2", ...
     """
     is_table = kind_of(path) in _TABLES
     file = _read_table(path, labeled) if is_table else _read_word_lines(path, names, labeled)
@@ -193,37 +94,15 @@ def read_sentences(path: Path, names: Sequence[str] | None = None, labeled: bool
     sentences = [sentence for sentence in sentences if sentence.words not in ([], [_DOCUMENT_START])]
     if not sentences:
         raise UserError(f"{path} {_NO_SENTENCE}")
-    return _with_unspaced_words(WordFile(path, file.kind, sentences, file.notes))
-
-
-def _with_unspaced_words(file: WordFile) -> WordFile:
-    """Where a file does not tell the spaces, leave them out of sentences in which half the words or more are in scripts
-    without spaces."""
-    num_joined = 0
-    for sentence in file.sentences:
-        is_unspaced = [UNSPACED.search(word) is not None for word in sentence.words if any(map(str.isalpha, word))]
-        if sentence.spaces is None and any(is_unspaced) and 2 * sum(is_unspaced) >= len(is_unspaced):
-            sentence.spaces = [*itertools.starmap(_needs_space, itertools.pairwise(sentence.words)), False]
-            num_joined += 1
-    if num_joined:
-        scripts = "Han, kana, Thai, Lao, Khmer or Burmese"
-        file.notes.append(f"the words of {num_joined:,} sentences in {scripts} are joined without spaces")
-    return file
-
-
-def _needs_space(word: str, following: str) -> bool:
-    """Return whether these are two words such as New York in a text without spaces, and not single characters of a word."""
-    ends = word[-1] + following[0]
-    return len(word + following) > 2 and ends.isalnum() and not UNSPACED.search(ends)
+    return join_unspaced_words(WordFile(path, file.kind, sentences, file.notes))
 
 
 def read_conllu(path: Path) -> WordFile:
     """Read a CoNLL-U file, with all of its words; refuse others."""
     file = WordFile(path, ROWS, []) if kind_of(path) in _TABLES else _read_word_lines(path, None, labeled=False)
     if file.kind != CONLLU:
-        expected = "ten columns, separated by tabs, with the number of the word first"
-        raise UserError(f"{path} is not CoNLL-U but {file.kind}: give a file with {expected}")
-    return _with_unspaced_words(file)
+        raise UserError(f"{path} is not CoNLL-U but {file.kind}: give ten columns separated by tabs, numbers first")
+    return join_unspaced_words(file)
 
 
 def _read_word_lines(path: Path, names: Sequence[str] | None, labeled: bool) -> WordFile:
@@ -254,8 +133,7 @@ def _read_word_lines(path: Path, names: Sequence[str] | None, labeled: bool) -> 
         raise UserError(f"{path}, line {row.number}: {expected}, not {row.line!r:.60}")
     if not has_blank_lines and len(words) > LONGEST_SENTENCE:
         why = f"line {first_tab} has a tab, so the file has one word a line, but" if first_tab else "there is"
-        problem = f"{path}: {why} no blank line in {len(words):,} lines: separate sentences by blank lines"
-        raise UserError(f"{problem}{'' if labeled else ', or give one a line without tabs'}")
+        raise UserError(f"{path}: {why} no blank line in {len(words):,} lines: separate sentences by blank lines")
     notes = [] if has_blank_lines or len(words) == 1 else ["no line is blank: all words are one sentence"]
     rows = _without_comments(rows, {"#"} | {row.cells[-1] for row in words}, width, notes)
     expected = f"as in most lines{f'; line {first_tab} has a tab' if first_tab else ''}"
@@ -270,8 +148,9 @@ def _read_word_lines(path: Path, names: Sequence[str] | None, labeled: bool) -> 
         raise UserError(f"{path}: {with_blank:,} of {len(words):,} words have blanks inside: expected one word a line")
     quoted = [row.number for rows in sentences for row in rows if _QUOTED.fullmatch(row.cells[places[WORD]])]
     if quoted:
-        advice = "if they were written by pandas, write them with quoting=3"
-        notes.append(f"{len(quoted):,} words have the quotes of CSV, the first in line {quoted[0]}: {advice}")
+        notes.append(
+            f"{len(quoted):,} words have the quotes of CSV, the first in line {quoted[0]}: write with quoting=3"
+        )
     return WordFile(path, COLUMNS, [_sentence(rows, places, WORD) for rows in sentences if rows], notes)
 
 
@@ -334,11 +213,8 @@ def _tokens(words: list[Row], ranges: dict[str, tuple[str, Row]], form: int) -> 
 
 
 def _spaces_of_words(tokens: list[tuple[Row, list[str]]], after: list[bool], form: int) -> list[bool]:
-    """Return whether a space follows each word; ``after``: whether one follows each token.
-
-    The words of a range share its characters if they are these, as in don't (do n't). Else they take its place with spaces
-    between them, as de les does for des, so that each has a piece of its own.
-    """
+    """Return whether a space follows each word; ``after``: whether one follows each token. The words of a range that are not
+    its characters, as de les for des, have spaces between them, so that each has a piece of its own."""
     spaces = []
     for (token, words), space in zip(tokens, after, strict=True):
         spaces += [token.cells[form] != "".join(words)] * (len(words) - 1) + [space]
@@ -365,8 +241,7 @@ def _rows(path: Path) -> Iterator[Row]:
 
 
 def _without_comments(rows: list[Row], labels: set[str], width: int, notes: list[str]) -> list[Row]:
-    """Leave out comments of a column file. A line such as ``# O`` is a word if its label is # (as in the Penn Treebank), or
-    that of another word."""
+    """Leave out comments of a column file. ``# O`` is a word if its label is # (Penn Treebank), or that of another word."""
 
     def is_comment(row: Row) -> bool:
         return _COMMENT.match(row.line) is not None and not (len(row.cells) == width and row.cells[-1] in labels)
@@ -377,8 +252,7 @@ def _without_comments(rows: list[Row], labels: set[str], width: int, notes: list
 
 
 def _divided(path: Path, rows: Iterable[Row], width: int, expected: str, names: Sequence[str] = ()) -> list[list[Row]]:
-    """Return the rows of each sentence; refuse a row with an empty cell or without ``width`` cells; ``expected`` ends that
-    message."""
+    """Return the rows of each sentence; refuse a row with an empty cell or another number than ``width``."""
     sentences: list[list[Row]] = [[]]
     for row in rows:
         where = f"{path}, line {row.number}"
@@ -418,8 +292,8 @@ def _places_of_columns(
         notes.append("column 1 is the index of the word in its sentence, and left out")
         start = 1
     if names and not start:
-        problem = f"{path}: {width} columns, expected {len(names)} ({', '.join(names)})"
-        raise UserError(f"{problem}: --columns names those after the word, or all, with {WORD} among them")
+        expected = f"{len(names)} ({', '.join(names)})"
+        raise UserError(f"{path}: {width} columns, expected {expected}: --columns names those after the word, or all")
     if names is None:
         columns = list(zip(*(row.cells[start:] for rows in sentences for row in rows), strict=True))
         _check_words(path, columns, start)
@@ -447,8 +321,7 @@ def _is_index(rows: Sequence[Row]) -> bool:
 
 
 def _check_words(path: Path, values: Sequence[Sequence[str]], start: int) -> None:
-    """Refuse a file whose words seem to be in another column: labels have fewer different values than words, or mark spans, and
-    numbers and ids are no words. ``values``: those of each column from ``start`` on."""
+    """Refuse a file whose words seem to be in another column. ``values``: those of each column from ``start`` on."""
     different = [set(of_column) for of_column in values]
     counts = [0 if all(map(_NO_WORD.fullmatch, column)) else len(column) for column in different]
     place = max(range(len(counts)), key=counts.__getitem__)
@@ -482,12 +355,9 @@ def _read_table(path: Path, labeled: bool) -> WordFile:
 def _problem_of_words(table: TableFile, name: str | None, words: Any) -> str | None:
     if not isinstance(words, list):
         found = f"{name} is a text; " if isinstance(words, str) else ""
-        listed = f"the columns are {', '.join(table.columns):.200}"
-        return f"no list of words called tokens or words: give one ({found}{listed})"
-    for word in words:
-        if not isinstance(word, str) or re.search(r"[\t\r\n]", word.strip()):
-            return f"{name} has {word!r:.60}, no word: correct it, or leave the row out"
-    return None
+        return f"no list of words called tokens or words: give one ({found}it has {', '.join(table.columns):.200})"
+    wrong = (word for word in words if not isinstance(word, str) or re.search(r"[\t\r\n]", word.strip()))
+    return next((f"{name} has {word!r:.60}, no word: correct it, or leave the row out" for word in wrong), None)
 
 
 def _problem_of_labels(words_name: str, num_words: int, columns: dict[str, Any]) -> str | None:
@@ -496,8 +366,7 @@ def _problem_of_labels(words_name: str, num_words: int, columns: dict[str, Any])
     for name, labels in columns.items():
         count = len(labels) if isinstance(labels, list) else "no"
         if count != num_words:
-            problem = f"{words_name} has {num_words} words and {name} {count} labels"
-            return f"{problem}: correct it, or remove {name} if it does not label words"
+            return f"{words_name} has {num_words} words and {name} {count} labels: correct or remove {name}"
         for label in labels:
             if isinstance(label, int):
                 return f"{name} has numbers without names ({label!r:.20}): {NAMES_OF_NUMBERS}"
@@ -534,6 +403,5 @@ def heads_of(path: Path, sentence: Sentence) -> list[int]:
     for number, (line, word, head) in enumerate(zip(sentence.lines, sentence.words, heads, strict=True), start=1):
         # int() of very many digits fails.
         if not head.isdecimal() or len(head) > 9 or int(head) > len(heads) or int(head) == number:
-            problem = f"the head {head!r:.20} of {word!r:.60} is no other word of the sentence"
-            raise UserError(f"{path}, line {line}: {problem}: correct it")
+            raise UserError(f"{path}, line {line}: the head {head!r:.20} of {word!r:.60} is no other word: correct it")
     return list(map(int, heads))

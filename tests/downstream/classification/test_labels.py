@@ -133,7 +133,7 @@ def test_names_of_classes():
     ]
     assert parse_label([*joined, "New\xa0York"], "labels", ",") == [*joined, "New York"]
     for name in ("a\u200b", "\u200da", "a\u200c", "a\ufeffb", "a\u202eb", "a\x1bb"):
-        with pytest.raises(ValueError, match=r"has the character U\+"):
+        with pytest.raises(ValueError, match=r"has the invisible character U\+"):
             parse_label(name, "classes", ",")
     assert parse_label("\\N", "labels", ",") == []
     for value in ({"id": 1}, [["a"]]):

@@ -1,8 +1,10 @@
-"""Scores, statistics and tables against values by hand, written formulas, and the averages that the papers print."""
+"""Scores, statistics, tables and the leaderboard's archive against values by hand and the averages that the papers print."""
 
 import csv
 import io
 import math
+import threading
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +12,13 @@ import pytest
 from benchmark_summary import LAST
 from scipy.stats import rankdata
 
-from amos_fairseq.downstream.classification.glue.table import average, glue_table
+from amos_fairseq.checkpoints.read import load_checkpoint
+from amos_fairseq.downstream.classification.command import read_glue_data
+from amos_fairseq.downstream.classification.glue.table import average, glue_table, write_submission
 from amos_fairseq.downstream.classification.glue.tasks import AVERAGED, TASKS
 from amos_fairseq.downstream.classification.scores import task_scores
-from amos_fairseq.downstream.results import Baselines, RunResult, Summary, best_run, spread_of, summarize
+from amos_fairseq.downstream.results import Baselines, RunResult, Summary, best_run, read_results, spread_of, summarize
+from amos_fairseq.errors import UserError
 
 
 def test_scores_by_hand():
@@ -112,3 +117,35 @@ def test_table_cells():
     assert markdown[2] == "|  | MNLI m/mm | CoLA (Matthews) | AVG of 2 | SQuAD2.0 EM | SQuAD2.0 F1 |"
     assert markdown[4] == "| ours | 82.0 ± 1.0 / 81.0 ± 1.0 | 20.0 ± 10.0 | 51.0 | 50.0 | 52.2 |"
     assert markdown[7] == "- a note | with a bar"
+
+
+@pytest.mark.slow
+def test_archive_of_the_leaderboard(data, tmp_path, glue):
+    outcome = glue(tmp_path, "CoLA", "STS-B", "MNLI", "RTE", with_test=True, seeds=2)
+    with zipfile.ZipFile(tmp_path / "glue_submission.zip") as archive:
+        files = {name: archive.read(name).decode().splitlines() for name in archive.namelist()}
+    official = {"SST-2": 1821, "MRPC": 1725, "QNLI": 5463, "QQP": 390965, "RTE": 3000, "WNLI": 146}
+    official |= {"CoLA": 1063, "STS-B": 1379, "MNLI-m": 9796, "MNLI-mm": 9847, "AX": 1104}
+    predicted = {"CoLA": 7, "STS-B": 5, "MNLI-m": 6, "MNLI-mm": 4, "AX": 3}
+    assert {name: len(lines) - 1 for name, lines in files.items()} == {f"{n}.tsv": rows for n, rows in official.items()}
+    assert {lines[0] for lines in files.values()} == {"index\tprediction"}
+    assert [line.split("\t")[0] for line in files["MNLI-mm.tsv"][1:]] == list(map(str, range(9847)))
+    # RTE was run, but no test file was prepared; SST-2 was not run at all.
+    assert {notice.split(" rows")[0] for notice in outcome.notices} == {
+        f"{name}.tsv: {rows - predicted.get(name, 0):,} of {rows:,}" for name, rows in official.items()
+    }
+    assert {line.split("\t")[1] for line in files["RTE.tsv"][1:]} == {"entailment"}
+    summaries = summarize(read_results(tmp_path))
+    for task, name, split in (("CoLA", "CoLA", "test"), ("MNLI", "MNLI-mm", "test1"), ("MNLI", "AX", "test")):
+        prepared = read_glue_data(data, "AX" if name == "AX" else task)
+        best = max((r for r in read_results(tmp_path) if r.task == task), key=lambda result: result.main)
+        assert summaries[task].best.seed == best.seed
+        checkpoint = tmp_path / best.directory / "checkpoint_best.pt"
+        expected = prepared.predict(load_checkpoint(checkpoint), split, 80, "cpu", threading.Event())
+        written = [line.split("\t")[1] for line in files[f"{name}.tsv"][1:]]
+        assert written[: len(expected)] == [prepared.label_names[i] for i in expected]
+        assert set(written[len(expected) :]) == {prepared.label_names[0]}
+    assert all(0 <= float(line.split("\t")[1]) <= 5 for line in files["STS-B.tsv"][1:])
+    (tmp_path / best.directory / "checkpoint_best.pt").unlink()
+    with pytest.raises(UserError, match=r"runs/MNLI/.*/checkpoint_best\.pt is missing: restore it"):
+        write_submission(tmp_path, data, summaries, 80, "cpu", threading.Event())
