@@ -35,16 +35,11 @@ class LabeledTaskConfig(FairseqDataclass):
 
 
 class LabeledTask(CorpusTask):
-    """A task on prepared labels.
-
-    Attributes:
-        model_class: the class of the model, for every architecture; :meth:`add_head` adds its heads.
-        head_for: what the head predicts, for error messages.
-    """
+    """A task on prepared labels."""
 
     trains_on_rest = True
-    model_class: type[FineTunedModel]
-    head_for: str
+    model_class: type[FineTunedModel]  # for every architecture; :meth:`add_head` adds its heads
+    head_for: str  # what the head predicts, for error messages
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> FineTunedModel:
         model = super().build_model(cfg, from_checkpoint)

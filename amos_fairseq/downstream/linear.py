@@ -42,13 +42,9 @@ def linear_predictions(
     device: str,
     stop: threading.Event,
 ) -> list[np.ndarray]:
-    """Fit a linear model on the training inputs, and return what it predicts for each example of each dev input.
-
-    Args:
-        kind: classes (of words, too), labels or number.
-        targets: for each training input those of its examples: classes [W] or [1] int64, labels [1, labels] bool, or a number
-            [1] float64.
-    """
+    """Fit a linear model on the training inputs, and return what it predicts for each example of each dev input. ``targets``:
+    for each training input those of its examples: classes [W] or [1] int64, labels [1, labels] bool, or a number [1]
+    float64."""
     say(f"linear model on states of {len(train):,} training and {len(dev):,} dev inputs", "linear")
     encoder = load(checkpoint, device=device)
 

@@ -170,24 +170,17 @@ class ShortenedTexts(BaseWrapperDataset):
 
 
 def chosen_rows(num_rows: int, most: int | None) -> np.ndarray:
-    """Return the rows that ``--max-rows`` keeps: [N] int64, ascending; all of them for None.
-
-    They depend on the two numbers alone, so that models with other seeds and tokenizers train on the same rows.
-    """
+    """Return the rows that ``--max-rows`` keeps: [N] int64, ascending; all of them for None. They depend on the two numbers
+    alone, so that models with other seeds and tokenizers train on the same rows."""
     if most is None or num_rows <= most:
         return np.arange(num_rows)
     return np.sort(keyed_generator(Purpose.TRAINING_ROWS, 0, 0, 0).permutation(num_rows)[:most])
 
 
 class LabeledTexts(LabeledSequences):
-    """The rows of a split with their labels, cut to ``max_tokens``.
-
-    Args:
-        record: content of ``task.json``.
-        separator: value of ``--separator-token``.
-        max_rows: largest number of rows to keep, see :func:`chosen_rows`; None for all.
-        teacher: predictions of another model for these rows, [N, outputs]: probabilities of the classes or labels, or a
-            number in the unit of the label.
+    """The rows of a split with their labels, cut to ``max_tokens``. ``record``: content of ``task.json``; ``teacher``:
+    predictions of another model for these rows, [N, outputs]: probabilities of the classes or labels, or a number in the unit
+    of the label.
     """
 
     def __init__(

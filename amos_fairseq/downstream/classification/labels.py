@@ -77,11 +77,8 @@ def with_lists(labels: Sequence[Any], source: str) -> list[Any]:
 
 
 def infer_kind(labels: Sequence[Any], source: str) -> str:
-    """Return what the labels are; none of them is missing.
-
-    "labels": lists. "number": numbers, some with a fraction. "classes": names, and whole numbers that number the classes.
-    Raise :class:`UserError` for other whole numbers, such as prices, ages and a scale to 100, and for numbers among names.
-    """
+    """Return what the labels are. "labels": lists. "number": numbers, some with a fraction. "classes": names, and whole numbers
+    that number the classes. Raise :class:`UserError` for other whole numbers, such as prices, and for numbers among names."""
     if any(isinstance(label, list | tuple) for label in labels):
         return "labels"
     found = list(map(number_of, labels))

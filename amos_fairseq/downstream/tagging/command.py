@@ -245,11 +245,7 @@ def results_of_columns(result: RunResult) -> list[RunResult]:
 
 def word_trials(session: Session, views: Sequence[str], with_unlabeled: bool) -> tuple[Hyperparameters, ...]:
     """Return the settings of a recipe for words, without those that have no effect; a flag for views without effect is refused.
-
-    Args:
-        views: those of the head.
-        with_unlabeled: whether there are sentences without labels.
-    """
+    ``views``: those of the head."""
     trials = []
     for settings in session.recipe.trials_of(WORDS):
         chosen = parse_views(settings.views, views)
@@ -294,13 +290,8 @@ def predict_words(
     device: str,
     stop: threading.Event,
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield the place of each sentence and what the head predicts for its words, [W, ...], in the order of lengths.
-
-    Args:
-        model: in eval mode.
-        sentences: ``tokens`` [L], and ``positions`` [W] of the first pieces of the words that are not cut, int64.
-        stop: see :func:`batches`.
-    """
+    """Yield the place of each sentence and what the head predicts for its words, [W, ...], in the order of lengths. A sentence
+    has ``tokens`` [L], and ``positions`` [W] of the first pieces of the words that are not cut, int64."""
     if head not in getattr(model, "word_heads", {}):
         raise UserError(f"the checkpoint has no head {head}: fine-tune it first")
     model = model.to(device)

@@ -31,17 +31,13 @@ def is_column_name(name: str) -> bool:
 
 @dataclass
 class Sentence:
-    """The words of a sentence, and its columns by name, each as long as ``words``.
-
-    Attributes:
-        spaces: whether a space follows each word in the text, and False for the last; None where the file does not say it.
-        lines: the line of each word, or its row in a table.
-    """
+    """The words of a sentence, and its columns by name, each as long as ``words``."""
 
     words: list[str]
     columns: dict[str, list[str]]
+    # Whether a space follows each word in the text, and False for the last; None where the file does not say it.
     spaces: list[bool] | None = None
-    lines: Sequence[int] = field(default=(), compare=False, repr=False)
+    lines: Sequence[int] = field(default=(), compare=False, repr=False)  # of each word, or its row in a table
 
     @property
     def text(self) -> str:
