@@ -54,10 +54,8 @@ def encoder_mlm_sums(predictions: TokenPredictions) -> dict[str, Tensor]:
 
 def detection_losses(logits: Tensor, replaced: Tensor) -> Tensor:
     """Compute the elementwise loss in nats from float logits, positive for "replaced", and bool labels of the same shape.
-
-    -[x_i^rep = x_i] log(1 - r_i) - [x_i^rep != x_i] log r_i with r_i = sigmoid(logit_i)
-    (AMOS Eq. 1, TEAMS Eq. 4, thesis section 5.1.5)
-    """
+    -[x_i^rep = x_i] log(1 - r_i) - [x_i^rep != x_i] log r_i with r_i = sigmoid(logit_i) (AMOS Eq. 1, TEAMS Eq. 4, thesis
+    section 5.1.5)"""
     return binary_cross_entropy_with_logits(logits, replaced.float(), reduction="none")
 
 
@@ -161,10 +159,8 @@ _spread_of_sums = functools.lru_cache(maxsize=1)(state_spread)
 
 
 def loss_above_prior(meters: MetersDict) -> float:
-    """Return the detection loss minus the loss of a detector that knows only the fraction p of replaced tokens, in nats.
-
-    That loss is the entropy -p log p - (1 - p) log(1 - p). Below 0: the detector distinguishes tokens.
-    """
+    """Return the detection loss minus the loss of a detector that knows only the fraction p of replaced tokens, in nats. That
+    loss is the entropy -p log p - (1 - p) log(1 - p). Below 0: the detector distinguishes tokens."""
     scored, replaced = meters["_scored"].sum, meters["_replaced"].sum
     share = replaced / scored if scored else 0.0
     entropy = -sum(p * math.log(p) for p in (share, 1 - share) if p > 0)
@@ -172,11 +168,8 @@ def loss_above_prior(meters: MetersDict) -> float:
 
 
 def logit_std(meters: MetersDict) -> float:
-    """Return the standard deviation of the logits around the mean of their batch.
-
-    It leaves out how that mean moves from update to update, which would hide a detector that gives all tokens of a batch one
-    probability.
-    """
+    """Return the standard deviation of the logits around the mean of their batch. It leaves out how that mean moves from update
+    to update, which would hide a detector that gives all tokens of a batch one probability."""
     count = meters["_scored"].sum
     return float(f"{math.sqrt(meters['_squared_deviations'].sum / count):.4g}") if count else 0.0
 
@@ -201,10 +194,8 @@ PER_MASKED_POSITION = ("mlm_", "mixture_", "generator_temperature")
 
 
 class PretrainingCriterion(FairseqCriterion):
-    """A criterion whose logging outputs are sums over a batch, which add up over ranks and accumulated batches.
-
-    ``COUNTED_BY`` names, for a term that is not a mean over masked positions, the sum that it is divided by.
-    """
+    """A criterion whose logging outputs are sums over a batch, which add up over ranks and accumulated batches. ``COUNTED_BY``
+    names, for a term that is not a mean over masked positions, the sum that it is divided by."""
 
     COUNTED_BY: Mapping[str, str] = {}
 

@@ -76,10 +76,8 @@ class LabeledTask(CorpusTask):
 
 
 def check_labels(loaded: LoadedCheckpoint, head: str, kind: str, labels: Sequence[str], source: Path) -> None:
-    """Refuse labels in the file ``source`` that are not those of a head: another kind, number or order than in its training.
-
-    A model of one task on texts has a single head, whatever ``head`` is. Checkpoints of other programs have no fingerprint.
-    """
+    """Refuse labels in the file ``source`` that are not those of a head: another kind, number or order than in its training. A
+    model of one task on texts has a single head, whatever ``head`` is. Checkpoints of other programs have no fingerprint."""
     heads = loaded.model.heads
     head = TEXT_HEAD if TEXT_HEAD in heads else head
     if head not in heads:

@@ -71,10 +71,8 @@ def linear_predictions(
 
 
 def fit(kind: str, states: np.ndarray, targets: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """Return the function of a fitted model: states [N, D] to predictions, which are as the targets.
-
-    Logistic regression, one for each of several labels, or for numbers ridge regression; on standardized states.
-    """
+    """Return the function of a fitted model: states [N, D] to predictions, which are as the targets. Logistic regression, one
+    for each of several labels, or for numbers ridge regression; on standardized states."""
     from sklearn.dummy import DummyClassifier  # takes a second to import
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression, RidgeCV

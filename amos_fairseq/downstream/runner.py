@@ -248,10 +248,8 @@ def train(
     start: Callable[[list[str], Mapping[str, str], BinaryIO], Any] = ForkedCommand,
 ) -> None:
     """Run the command until it exits; its output is appended to ``train.log``. Once ``stop`` is set, it is asked to save a
-    checkpoint and exit. Raise :class:`Stopped` then, or :class:`RunFailed` for any other failure.
-
-    ``report`` is called several times a second with the number of updates so far and the new records of the metrics file.
-    """
+    checkpoint and exit. Raise :class:`Stopped` then, or :class:`RunFailed` for any other failure. ``report`` is called several
+    times a second with the number of updates so far and the new records of the metrics file."""
     metrics = NewRecords(directory)
     with _open_log(directory) as log:
         begin = log.tell()  # earlier output belongs to an earlier part of the run

@@ -36,11 +36,9 @@ GROUP_BYTES = 2 * 2**20
 
 
 def dropped_levels(probability: float) -> int:
-    """Return how many of LEVELS equally likely integers drop a value: the nearest number that does not drop all values.
-
-    The effective probability differs by at most 1 / (2 LEVELS) = 7.7e-6. :func:`keep_scale` uses the effective one, so the
-    expectation is exact.
-    """
+    """Return how many of LEVELS equally likely integers drop a value: the nearest number that does not drop all values. The
+    effective probability differs by at most 1 / (2 LEVELS) = 7.7e-6. :func:`keep_scale` uses the effective one, so the
+    expectation is exact."""
     return min(round(probability * LEVELS), LEVELS - 1)
 
 
@@ -151,10 +149,8 @@ class _CpuAttention(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
-        """Compute the gradients. With P the weights, W the weights after dropout and scaling, G the gradient of W v:
-
-        dv = W^T G,  dW = G v^T,  dscores = W * dW - P * rowsum(W * dW)
-        """
+        """Compute the gradients. With P the weights, W the weights after dropout and scaling, G the gradient of W v: dv = W^T
+        G,  dW = G v^T,  dscores = W * dW - P * rowsum(W * dW)"""
         query, key, value, keep_mask, *all_weights = ctx.saved_tensors
         B, H, T, d = query.shape
         grad = grad.transpose(1, 2).mul(ctx.scale)  # [B,H,T,d]; applies the scale of W to all products with W at once

@@ -290,12 +290,9 @@ def make_detection_head(cfg: EncoderConfig, of_bert: type[DetectionHead]) -> Det
 
 
 def generator_config(cfg: EncoderConfig, num_layers: int = 0) -> TransformerConfig:
-    """Return the sizes of a generator that has ``cfg.generator_size`` of the encoder's width, FFN width and heads.
-
-    A fraction that gives less than one head gives one, as in ELECTRA's released code: 1/12 of base is 64 wide with one head.
-
-    With ``num_layers`` 0 it has as many layers as the encoder.
-    """
+    """Return the sizes of a generator that has ``cfg.generator_size`` of the encoder's width, FFN width and heads. A fraction
+    that gives less than one head gives one, as in ELECTRA's released code: 1/12 of base is 64 wide with one head. With
+    ``num_layers`` 0 it has as many layers as the encoder."""
     config, width = transformer_config(cfg, num_layers), embedding_width(cfg)
     sizes = {name: getattr(config, name) * cfg.generator_size for name in ("width", "ffn_width", "num_heads")}
     if 0 < sizes["num_heads"] < 1:
@@ -311,11 +308,9 @@ def generator_config(cfg: EncoderConfig, num_layers: int = 0) -> TransformerConf
 
 @dataclass(frozen=True)
 class PaddedVocabulary:
-    """The special tokens of a dictionary, and its size rounded up to a multiple of 64.
-
-    The padding belongs to the model's embedding, not to the dictionary, so every task that loads dict.txt and adds
-    ``<mask>`` builds the same shapes. Padding entries are never an input, a target or a sample.
-    """
+    """The special tokens of a dictionary, and its size rounded up to a multiple of 64. The padding belongs to the model's
+    embedding, not to the dictionary, so every task that loads dict.txt and adds ``<mask>`` builds the same shapes. Padding
+    entries are never an input, a target or a sample."""
 
     num_tokens: int  # of the dictionary, <mask> included
     pad: int
@@ -344,10 +339,8 @@ class PaddedVocabulary:
 
 
 def register_sizes(model: str, **also: dict) -> None:
-    """Register ``MODEL_tiny`` to ``MODEL_large`` and ``MODEL_modern_mini`` to ``MODEL_modern_large``.
-
-    ``also`` adds the model's own defaults for a name without that of the model, such as ``small`` or ``modern_small``.
-    """
+    """Register ``MODEL_tiny`` to ``MODEL_large`` and ``MODEL_modern_mini`` to ``MODEL_modern_large``. ``also`` adds the model's
+    own defaults for a name without that of the model, such as ``small`` or ``modern_small``."""
     modern = {f"{MODERN_ARCH}_{size}": numbers | MODERN_SETTINGS for size, numbers in MODERN_SIZES.items()}
     for size, settings in (SIZES | modern).items():
         register_model_architecture(model, f"{model}_{size}")(defaults_of({**settings, **also.get(size, {})}))

@@ -95,12 +95,9 @@ class GeneratorOutput(NamedTuple):
 
 
 class TokenNoise(nn.Module):
-    """A generator without input: one distribution over the vocabulary for every position (thesis section 5.3.2).
-
-    It holds a count for each token of the vocabulary: 1, until :meth:`set_counts` sets the frequencies of a corpus. The
-    counts are saved with the model, so a checkpoint samples without its corpus. They are integers, which no cast to half
-    precision rounds.
-    """
+    """A generator without input: one distribution over the vocabulary for every position (thesis section 5.3.2). It holds a
+    count for each token of the vocabulary: 1, until :meth:`set_counts` sets the frequencies of a corpus. The counts are saved
+    with the model, so a checkpoint samples without its corpus. They are integers, which no cast to half precision rounds."""
 
     def __init__(self, vocabulary_size: int):
         super().__init__()
@@ -228,12 +225,9 @@ class ElectraModel(ReplacementModel, SingleMlmModel):
         )
 
     def predict_and_sample(self, features: Tensor | None, originals: Tensor) -> GeneratorOutput:
-        """Compute the generator's loss and sample the replacement tokens.
-
-        A generator trained by reward needs a gradient through all probabilities, and one without context has no output
-        layer. Both compute all logits; only the other generators have a fast path. ``features`` [B,M,D] are the generator's
-        last states, None without context.
-        """
+        """Compute the generator's loss and sample the replacement tokens. A generator trained by reward needs a gradient
+        through all probabilities, and one without context has no output layer. Both compute all logits; only the other
+        generators have a fast path. ``features`` [B,M,D] are the generator's last states, None without context."""
         if features is None:
             return GeneratorOutput(None, None, self.sample(self.noise_logits(None, originals)))
         hidden = self.generator_head(features)
@@ -259,11 +253,9 @@ class ElectraModel(ReplacementModel, SingleMlmModel):
         return torch.set_grad_enabled(torch.is_grad_enabled() and self.learns_by_likelihood)
 
     def noise_logits(self, hidden: Tensor | None, originals: Tensor) -> Tensor:
-        """Compute log q of the replacement tokens up to a constant, with -inf at tokens that are never sampled.
-
-        ``hidden`` [B,M,E] is the output of the MLM head, None without context -> [B,M,V] float32. Only a generator that learns
-        by reward receives a gradient.
-        """
+        """Compute log q of the replacement tokens up to a constant, with -inf at tokens that are never sampled. ``hidden``
+        [B,M,E] is the output of the MLM head, None without context -> [B,M,V] float32. Only a generator that learns by reward
+        receives a gradient."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.cfg.adversarial):
             if hidden is None:
                 logits = self.token_noise(originals).masked_fill(self.never_sampled_mask, float("-inf"))
@@ -279,11 +271,9 @@ class ElectraModel(ReplacementModel, SingleMlmModel):
         return gumbel_max(logits, gumbel_noise(logits))
 
     def estimate_reward(self, features: Tensor, logits: Tensor, sampled: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute log q of the ``sampled`` tokens and the logits of the baseline w . sg(h), both [B,M] float32 (5.3.4).
-
-        log q has the generator's gradient. The input of the baseline, the generator's last states ``features`` [B,M,D],
-        is detached, so its loss trains w alone.
-        """
+        """Compute log q of the ``sampled`` tokens and the logits of the baseline w . sg(h), both [B,M] float32 (5.3.4). log q
+        has the generator's gradient. The input of the baseline, the generator's last states ``features`` [B,M,D], is detached,
+        so its loss trains w alone."""
         log_probs = logits.log_softmax(-1).gather(-1, sampled.unsqueeze(-1)).squeeze(-1)
         return log_probs, self.baseline(features.detach()).squeeze(-1).float()
 

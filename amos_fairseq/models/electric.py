@@ -164,10 +164,8 @@ class ElectricModel(PretrainingModel):
         return [str(self.generator.num_layers)]
 
     def forward(self, batch: PretrainingBatch) -> ElectricOutput:
-        """Predict, sample, corrupt, classify as noise or text (Algorithm 2).
-
-        Noise is sampled at the masked positions; ``masked_tokens`` is not used.
-        """
+        """Predict, sample, corrupt, classify as noise or text (Algorithm 2). Noise is sampled at the masked positions;
+        ``masked_tokens`` is not used."""
         tokens, positions, weights = batch.tokens, batch.masked_positions, batch.masked_weights
         padding_mask, is_scored = self.padding_mask(batch), self.is_scored(tokens)
         hidden = self.generate(tokens, padding_mask)
@@ -202,8 +200,7 @@ class ElectricModel(PretrainingModel):
 
     def predict_and_sample(self, hidden: Tensor, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Compute the output of :meth:`mlm_loss` for all tokens [B,T] or those at ``positions`` [B,M], and sample noise for the
-        latter, [B,M] int64; ``hidden`` [B,T,E] is the output of :meth:`generate`.
-        """
+        latter, [B,M] int64; ``hidden`` [B,T,E] is the output of :meth:`generate`."""
         bias, at_sampled = self.mlm_head.bias, gather_positions(hidden, positions)
         if self.cfg.generator_loss_tokens == "all":
             return *self.mlm_loss(hidden, bias, tokens), self.sample(at_sampled)
@@ -224,10 +221,8 @@ class ElectricModel(PretrainingModel):
 
     @torch.no_grad()
     def noise_log_probs(self, hidden: Tensor, tokens: Tensor) -> Tensor:
-        """Compute log q(token | rest) of the distribution that :meth:`sample` samples from, without a gradient.
-
-        ``hidden`` [B,T,E] is the output of :meth:`generate` -> [B,T] float32, nats; 0 at special tokens, never sampled.
-        """
+        """Compute log q(token | rest) of the distribution that :meth:`sample` samples from, without a gradient. ``hidden``
+        [B,T,E] is the output of :meth:`generate` -> [B,T] float32, nats; 0 at special tokens, never sampled."""
         log_probs = sampling_log_probs(
             hidden.flatten(0, 1),
             self.embed_tokens.weight,

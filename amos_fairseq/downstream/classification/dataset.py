@@ -180,8 +180,7 @@ def chosen_rows(num_rows: int, most: int | None) -> np.ndarray:
 class LabeledTexts(LabeledSequences):
     """The rows of a split with their labels, cut to ``max_tokens``. ``record``: content of ``task.json``; ``teacher``:
     predictions of another model for these rows, [N, outputs]: probabilities of the classes or labels, or a number in the unit
-    of the label.
-    """
+    of the label."""
 
     def __init__(
         self,
@@ -217,9 +216,7 @@ class LabeledTexts(LabeledSequences):
 
     def labels_of(self, rows: Tensor) -> dict[str, Tensor]:
         """Return ``target``: classes [B] int64, labels [B, num_labels] bool, or numbers [B] float64; with a teacher also
-        ``teacher``, [B, outputs] float64. ``rows``: [B] int64.
-
-        With ``--fp16`` or ``--bf16`` fairseq converts every float32 tensor of a batch.
-        """
+        ``teacher``, [B, outputs] float64. ``rows``: [B] int64. With ``--fp16`` or ``--bf16`` fairseq converts every float32
+        tensor of a batch."""
         labels = {"target": torch.from_numpy(self.targets)[rows]}
         return labels if self._teacher is None else labels | {"teacher": self._teacher[rows].double()}

@@ -104,11 +104,9 @@ def infer_kind(labels: Sequence[Any], source: str) -> str:
 
 
 def are_numbered_classes(distinct: Sequence[float], count: int) -> bool:
-    """Return whether whole numbers, sorted, are numbers of classes; ``count``: of the labels.
-
-    The numbers of many classes begin with 0 or 1 and have no gap, and each class has two rows or more on average. From 0 or 1
-    to 100 is a scale, too. Few different values are classes if they repeat; ranks have no gap, but each is there once.
-    """
+    """Return whether whole numbers, sorted, are numbers of classes; ``count``: of the labels. The numbers of many classes begin
+    with 0 or 1 and have no gap, and each class has two rows or more on average. From 0 or 1 to 100 is a scale, too. Few
+    different values are classes if they repeat; ranks have no gap, but each is there once."""
     if not distinct:
         return True
     num_classes, first, last = len(distinct), distinct[0], distinct[-1]
@@ -205,9 +203,7 @@ class LabelSpace:
     @classmethod
     def of(cls, kind: str, labels: Sequence[Any], source: str, is_inferred: bool) -> "LabelSpace":
         """Return the space of the parsed labels of the training set; raise :class:`UserError` if there is nothing to learn.
-
-        ``is_inferred``: the user did not give the kind. Very many classes are then refused: it is likely the wrong column.
-        """
+        ``is_inferred``: the user did not give the kind. Very many classes are then refused: it is likely the wrong column."""
         if kind == "number":
             mean, deviation = float(np.mean(labels)), float(np.std(labels))
             if not deviation > 0:

@@ -287,10 +287,8 @@ def sum_to_score(kind: str, logits: Tensor, rows: Mapping[str, Any]) -> Tensor:
 
 
 def scores_of(key: str, kind: str) -> Callable[[Any], dict[str, float]]:
-    """Return the function from meters to the scores of the sum under ``key``, which are computed once for each sum.
-
-    They are 0 before the first row: the first batches of a validation may lack rows of some tasks.
-    """
+    """Return the function from meters to the scores of the sum under ``key``, which are computed once for each sum. They are 0
+    before the first row: the first batches of a validation may lack rows of some tasks."""
     last: tuple[Any, dict[str, float]] = None, {}  # the sum, and its scores
 
     def scores(meters: Any) -> dict[str, float]:

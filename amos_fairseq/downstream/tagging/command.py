@@ -178,11 +178,9 @@ class Tagging(Benchmark):
 
     def evaluate(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
         """Return the scores of the dev set, and write ``predictions.txt`` and ``scores.json``. Of several columns there are
-        those of each, with its name before theirs, and the ``average`` of their main scores.
-
-        A line of predictions.txt is a word, its label and the prediction, separated by tabs, because words and labels may
-        contain spaces; a word that is cut has the prediction O, or ``<cut>`` where labels are classes of words.
-        """
+        those of each, with its name before theirs, and the ``average`` of their main scores. A line of predictions.txt is a
+        word, its label and the prediction, separated by tabs, because words and labels may contain spaces; a word that is cut
+        has the prediction O, or ``<cut>`` where labels are classes of words."""
         model, directory = load_checkpoint(checkpoint).model, checkpoint.parent
         all_scores: dict[str, float] = {}
         for name, opened in self.opened.items():
