@@ -1,14 +1,16 @@
 """A small synthetic corpus and tiny training runs that all tests share."""
 
+import copy
 import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -46,6 +48,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         missing = len(items) * (part + 1) // parts - len(arranged)
         arranged, short = arranged + short[: max(0, missing)], short[max(0, missing) :]
     items[:] = arranged
+
+
+@pytest.fixture(scope="session", autouse=True)
+def recipes_composed_once() -> Iterator[None]:
+    """Hydra composes a recipe of the package, with the same overrides, once for all tests of a process."""
+    composition = import_module("amos_fairseq.recipes.composition")  # here, because of Triton
+    compose, done = composition.compose_with_hydra, {}
+
+    def compose_once(
+        name: str, overrides: Sequence[str] = (), config_dir: Path = composition.RECIPES, **how: bool
+    ) -> Any:
+        if config_dir != composition.RECIPES:  # a test writes it
+            return compose(name, overrides, config_dir, **how)
+        key = name, tuple(overrides), *how.items()
+        if key not in done:
+            done[key] = compose(name, overrides, **how)
+        return copy.deepcopy(done[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(composition, "compose_with_hydra", compose_once)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -52,10 +52,7 @@ class AmosConfig(ReplacementConfig):
     gumbel_temperature: float = setting(0.3, "temperature tau of Gumbel-Softmax", "above 0")
     # At V = 32,768 and temperature 0.3 the 128 largest hold all but 2e-5: functional/mixture.py.
     gumbel_entries: int = setting(
-        128,
-        "maximum number of Gumbel-Softmax entries, the largest ones, that carry its gradient with --kernels fast; "
-        "0: all, exactly",
-        "0 or more",
+        128, "largest Gumbel-Softmax entries that carry its gradient with --kernels fast; 0: all, exactly", "0 or more"
     )
     no_stop_gradient: bool = setting(False, "let deeper MLM losses train the shallower blocks too (ablation)")
     adversarial_mlm_multiplier: float = setting(

@@ -74,9 +74,7 @@ VOCABULARY_MULTIPLE = 64
 @dataclass
 class EncoderConfig(FairseqDataclass):
     encoder: ChoiceEnum([BERT, MODERN]) = setting(
-        BERT,
-        "architecture of all networks: bert, or modernbert (rotary positions, gated feed-forward networks, "
-        "LayerNorm before each block, local attention in most layers; docs/which_encoder.md)",
+        BERT, "architecture of all networks: BERT's or ModernBERT's (docs/which_encoder.md)"
     )
     global_attention_every: int = setting(
         3, "modernbert: one layer in this many attends to all tokens, beginning with the first", "above 0"
@@ -98,8 +96,7 @@ class EncoderConfig(FairseqDataclass):
     token_types: int = setting(0, "token types of an imported encoder (BERT has 2)", "0 or more")
     encoder_lr_scale: float = setting(
         1.0,
-        "learning rate of the encoder, its embeddings included, as a fraction of that of the rest: below 1 where the "
-        "encoder starts from trained weights and the heads from new ones",
+        "share of the learning rate for the encoder and its embeddings",
         "above 0 and at most 1",
     )
     max_positions: int = setting(512, "longest sequence, in tokens", "above 0")
@@ -111,15 +108,10 @@ class EncoderConfig(FairseqDataclass):
         "tanh", "activation of a classification head's dense layer; linear: a head without dense layer"
     )
     layers: str = setting(
-        "last",
-        "fine-tuning: states that the head reads: those of the last layer, those of layer K (a number from 1 on; "
-        "the layers above it are left out), or mix, a learned mixture of all layers",
+        "last", "fine-tuning: the head reads the last layer, layer K (those above it are left out), or a mix of all"
     )
     new_top_layers: int = setting(
-        0,
-        "fine-tuning: start this many of the top layers below the head from new random weights instead of "
-        "pretrained ones",
-        "0 or more",
+        0, "fine-tuning: start this many of the top layers below the head from new random weights", "0 or more"
     )
     pooling: ChoiceEnum(list(POOLINGS)) = setting(
         "first", "fine-tuning: what a classification head reads: the state of the first token, or the mean of all"
@@ -141,9 +133,7 @@ class EncoderConfig(FairseqDataclass):
     )
     kernels: ChoiceEnum(["fast", "triton", "reference"]) = setting(
         "fast",
-        "implementation of attention, dropout and output layer; triton: this package's Triton kernels on "
-        "CUDA (not run on a GPU yet), elsewhere as fast; reference: the slow "
-        "reference implementation",
+        "of attention, dropout and output layer; triton: on CUDA (not run yet); reference: slow, by definition",
     )
     activation_checkpointing: bool = setting(
         False, "store only the input of every layer and recompute the rest in the backward pass"
@@ -152,24 +142,17 @@ class EncoderConfig(FairseqDataclass):
         False, "use torch.compile for the layers while training on a GPU (on a CPU they become slower)"
     )
     deterministic: bool = setting(
-        False,
-        "on a GPU run only kernels that add in a fixed order: slower, and the same seed gives the same bits, as "
-        "it always does on a CPU (docs/precision.md)",
+        False, "on a GPU run only kernels that add in a fixed order: slower, equal bits (docs/precision.md)"
     )
 
 
 @dataclass
 class DetectorConfig(EncoderConfig):
     disentangled_embeddings: bool = setting(
-        False,
-        "give the discriminator the generator's token embeddings plus a difference, and let it train only this "
-        "(gradient-disentangled embedding sharing, DeBERTaV3); off: both train the same embeddings",
+        False, "let the discriminator learn only a difference from the generator's token embeddings (DeBERTaV3)"
     )
     discriminator_lr_scale: float = setting(
-        1.0,
-        "learning rate of the discriminator's layers and head, as a fraction of that of the rest (in "
-        "the mini recipes 0.2, AMOS 0.05)",
-        "above 0 and at most 1",
+        1.0, "share of the learning rate for the discriminator's layers and head", "above 0 and at most 1"
     )
 
 
@@ -178,10 +161,7 @@ class DetectorWithMlmConfig(DetectorConfig):
     """The same, where the main network can also predict the original tokens."""
 
     encoder_mlm_weight: float = setting(
-        0.0,
-        "also train the main network to predict the originals at the masked positions of the text with replaced "
-        "tokens, with this weight (0: no; neither ELECTRA nor AMOS has it)",
-        "0 or more",
+        0.0, "weight of also predicting the originals at masked positions with the main network; 0: no", "0 or more"
     )
 
 

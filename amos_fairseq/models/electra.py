@@ -56,8 +56,7 @@ class ElectraConfig(ReplacementConfig):
     )
     generator: ChoiceEnum(["masked_lm", "unigram", "uniform"]) = setting(
         "masked_lm",
-        "distribution of the replacement tokens: a masked language model, the token frequencies of the training "
-        "text, or the uniform distribution",
+        "replacement tokens: of a masked language model, by their frequency in the text, or uniform",
     )
     generator_size: float = setting(
         1 / 3, "width, FFN width and attention heads of the generator, as a fraction of the encoder's", "above 0"
@@ -69,9 +68,7 @@ class ElectraConfig(ReplacementConfig):
     )
     adversarial: bool = setting(False, "train the generator by REINFORCE to mislead the discriminator (section 5.3.4)")
     main_objective: ChoiceEnum(["detection", "replace_mlm", "all_tokens_mlm"]) = setting(
-        "detection",
-        "objective of the main network: detect replaced tokens, or predict the originals at masked positions or "
-        "of all tokens (section 5.4.3)",
+        "detection", "of the main network: detection, or predict originals at masked positions or of all tokens (5.4.3)"
     )
 
 

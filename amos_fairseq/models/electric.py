@@ -58,9 +58,7 @@ class ElectricConfig(EncoderConfig):
         1 / 3, "width, FFN width and attention heads of each tower, as a fraction of the encoder's", "above 0"
     )
     generator_loss_tokens: ChoiceEnum(["sampled", "all"]) = setting(
-        "sampled",
-        "tokens whose loss trains the two-tower generator: the sampled ones (thesis section 5.1.5), or all (the "
-        "authors' code)",
+        "sampled", "tokens that train the two-tower generator: the sampled ones (thesis 5.1.5), or all (authors' code)"
     )
     # The task's own value. A task that does not pretrain has none, and the models of such a task do not use it.
     mask_prob: float = "${oc.select:task.mask_prob,0.15}"

@@ -39,9 +39,7 @@ class ReplacementConfig(DetectorWithMlmConfig):
     """A discriminator whose replacement tokens are samples of its own generator, or of a frozen one."""
 
     generator_checkpoint: str = setting(
-        "",
-        "checkpoint of this package whose MLM head or heads sample the replacement tokens and are not trained, with the "
-        "tokens of this corpus; FILE1:FILE2 are several, for amos (default: a generator that is trained)",
+        "", "checkpoint of this package, or FILE1:FILE2, whose MLM heads sample the replacements, untrained"
     )
     generator_temperature: float = setting(
         1.0, "sample with the generator's probabilities to the power 1 / temperature", "above 0"

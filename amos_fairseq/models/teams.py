@@ -61,9 +61,7 @@ class TeamsConfig(DetectorConfig):
         "sampled", "sampled from the generator's softmax without replacement, or its K most likely (Figure 5)"
     )
     task_heads: ChoiceEnum(["attention", "extra_layer", "ffn"]) = setting(
-        "attention",
-        "one branch per task: the last layer and another one beside it; two layers on top of all layers; or a "
-        "feed-forward network per token on top of all layers (Table 3)",
+        "attention", "a branch per task: the last layer and one beside it, one more each, or an FFN per token (Table 3)"
     )
     rtd_loss_weight: float = setting(
         5.0, "lambda_1, weight of replaced token detection; 0 leaves its branch out (Table 2)", "0 or more"

@@ -63,9 +63,7 @@ class TextClassificationConfig(LabeledTaskConfig):
         None, "predictions of a teacher to learn from, too: .npy, float32, [rows, outputs] in one dimension"
     )
     gold_weight: str = setting(
-        ANNEALED,
-        "weight of the labels beside those of the teacher: a number from 0 to 1, or annealed: it rises from 0 to 1 "
-        "until --max-update (thesis 3.2.2)",
+        ANNEALED, "weight of the labels beside a teacher's: from 0 to 1, or annealed, from 0 to 1 until --max-update"
     )
     max_update: int = II("optimization.max_update")
 
