@@ -1,19 +1,14 @@
-"""The output layer in chunks against softmax over all logits at once; inputs of samplers, cached memory, peak memory."""
+"""The output layer in chunks against softmax over all logits at once; inputs of samplers, cached memory."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import cross_entropy
-from training_step import LiveBytes
 
-from amos_fairseq.functional import logit_chunks
 from amos_fairseq.functional import output_layer as module
 from amos_fairseq.functional.logit_chunks import CHUNK_BYTES_ELSEWHERE, NEVER_SAMPLED_LOGIT, chunks
 from amos_fairseq.functional.output_layer import chunked_cross_entropy, linear_cross_entropy, output_layer
-from amos_fairseq.modules.mixture import Adversary, OutputLayerWeights, predict_chunked, predict_reference
 
 N, E, V = 13, 8, 40
 UNSAMPLED = torch.tensor([0, 1, 38, 39])
@@ -169,45 +164,3 @@ def test_no_positions() -> None:
     assert predictions.nll.shape == predictions.correct.shape == (3, 0)
     predictions.nll.sum().backward()
     assert not weight.grad.any()
-
-
-# 32 blocks of 512 tokens, 77 of them masked; AMOS-base.
-B, M, K, E, V = 32, 77, 3, 768, 32_768
-
-
-def forward_and_backward(predict: Callable, dtype: torch.dtype, num_entries: int) -> LiveBytes:
-    """The loss of all depths, a sample of their mixture, and the gradients of both."""
-    with FakeTensorMode():
-
-        def leaf(*shape: int, of: torch.dtype = dtype) -> torch.Tensor:
-            return torch.empty(*shape, dtype=of, requires_grad=True)
-
-        hidden, embedding, bias = [leaf(B, M, E) for _ in range(K)], leaf(V, E), leaf(1, V)
-        gamma, originals = leaf(B, M, K, of=torch.float32), torch.empty(B, M, dtype=torch.int64)
-        unsampled = torch.empty(69, dtype=torch.int64)
-        rows = OutputLayerWeights(embedding, bias, unsampled, embedding.detach())
-        with LiveBytes() as live:
-            predictions = predict(hidden, gamma, originals, rows, Adversary(0.3, 0.0, num_entries))
-            (predictions.nll.sum() + predictions.adversarial_term.float().sum()).backward()
-    assert embedding.grad is not None
-    assert gamma.grad is not None
-    return live
-
-
-CPU, GPU = logit_chunks.CHUNK_BYTES_ELSEWHERE, logit_chunks.CHUNK_BYTES["cuda"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("dtype", "num_entries", "chunk_bytes"),
-    [(torch.bfloat16, 128, GPU), (torch.float32, 0, CPU)],
-    ids=["chunks of a GPU", "all entries"],
-)
-def test_peak_memory_is_below_a_quarter_of_the_reference(dtype, num_entries, chunk_bytes, monkeypatch) -> None:
-    """0.22 and 0.49 GiB against 2.13 GiB in float32, the gradient of the embeddings (0.09) among both."""
-    monkeypatch.setattr(logit_chunks, "CHUNK_BYTES_ELSEWHERE", chunk_bytes)
-    fast = forward_and_backward(predict_chunked, dtype, num_entries)
-    reference = forward_and_backward(predict_reference, dtype, num_entries)
-    assert reference.peak > K * B * M * V * 4  # it holds the float32 softmax of every depth until its backward pass
-    assert fast.peak < reference.peak / 4
-    assert fast.largest <= max(chunk_bytes, V * E * 4)

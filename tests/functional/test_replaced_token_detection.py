@@ -214,9 +214,6 @@ def test_scores_converge_to_the_known_log_probabilities() -> None:
     assert (scores.exp().sum(1) - 1).abs().max() < 0.15
 
 
-VOCABULARY = 5
-
-
 def exact_gradient(logits: torch.Tensor, rewards: torch.Tensor) -> torch.Tensor:
     """Of -E[R] = -sum_v q(v) R(v): written out, -q(v) (R(v) - E[R])."""
     q = logits.softmax(-1)

@@ -354,7 +354,7 @@ REFUSED = {
         ("".join(f"sentence_{n // 3}\tw{n // 3}\tO\n" for n in range(1200)), "no blank line in 1,200 lines"),
         # Tables.
         (lines_of([{"tokens": ["a"], "ner_tags": [0]}]), r"row 1: ner_tags has numbers without names .0."),
-        (lines_of([{"tokens": ["a", "b"], "tags": ["O"]}]), "has 2 words and tags 1 labels: correct it, or remove"),
+        (lines_of([{"tokens": ["a", "b"], "tags": ["O"]}]), "has 2 words and tags 1 labels: correct or remove"),
         (lines_of([{"tokens": ["a"], "tags": [None]}]), "row 1: tags has None, no label"),
         (lines_of([{"tokens": "a b", "tags": ["O"]}]), "row 1: no list of words .* .tokens is a text"),
         (lines_of([{"tokens": [{"text": "a"}], "spans": []}]), "row 1: tokens has {'text': 'a'}, no word"),
