@@ -54,8 +54,10 @@ def encoder_mlm_sums(predictions: TokenPredictions) -> dict[str, Tensor]:
 
 def detection_losses(logits: Tensor, replaced: Tensor) -> Tensor:
     """Compute the elementwise loss in nats from float logits, positive for "replaced", and bool labels of the same shape.
-    -[x_i^rep = x_i] log(1 - r_i) - [x_i^rep != x_i] log r_i with r_i = sigmoid(logit_i) (AMOS Eq. 1, TEAMS Eq. 4, thesis
-    section 5.1.5)"""
+
+    -[x_i^rep = x_i] log(1 - r_i) - [x_i^rep != x_i] log r_i with r_i = sigmoid(logit_i)
+    (AMOS Eq. 1, TEAMS Eq. 4, thesis section 5.1.5)
+    """
     return binary_cross_entropy_with_logits(logits, replaced.float(), reduction="none")
 
 

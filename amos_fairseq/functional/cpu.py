@@ -149,8 +149,10 @@ class _CpuAttention(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
-        """Compute the gradients. With P the weights, W the weights after dropout and scaling, G the gradient of W v: dv = W^T
-        G,  dW = G v^T,  dscores = W * dW - P * rowsum(W * dW)"""
+        """Compute the gradients. With P the weights, W the weights after dropout and scaling, G the gradient of W v:
+
+        dv = W^T G,  dW = G v^T,  dscores = W * dW - P * rowsum(W * dW)
+        """
         query, key, value, keep_mask, *all_weights = ctx.saved_tensors
         B, H, T, d = query.shape
         grad = grad.transpose(1, 2).mul(ctx.scale)  # [B,H,T,d]; applies the scale of W to all products with W at once
