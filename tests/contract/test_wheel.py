@@ -91,6 +91,7 @@ amos("prepare", "tagging", "words.txt", "words.txt", "D/tokenizer", "--out", "TA
 amos("train", "amos_tiny", "task.data=D", "task.precision=float32", "optimization.max_update=4")
 """
 USE = """
+import amos_fairseq
 amos("export", "checkpoints/amos_tiny", "HF")
 print(amos_fairseq.load("checkpoints/amos_tiny")(["A text.", "Another."]).pooled().shape)
 """
@@ -101,13 +102,14 @@ def test_from_text_to_features_in_an_empty_folder(fresh_environment: Path, corpu
     python = str(fresh_environment / "bin" / "python")
     shutil.copyfile(corpus_text, tmp_path / "my.txt")
     (tmp_path / "words.txt").write_text("A B-NP\ntext I-NP\n. O\n", encoding="utf-8")
-    done = run_there(fresh_environment, tmp_path, python, "-c", AMOS + TRAIN + USE)
-    assert Path(done.stdout.splitlines()[0]).is_relative_to(fresh_environment)
-    assert re.search(r"^amos_tiny +2 x 64 +64 +1,750 +1.4e\+07 ", done.stdout, re.MULTILINE)
-    printed = done.stdout + done.stderr
+    first = run_there(fresh_environment, tmp_path, python, "-c", AMOS + TRAIN)
+    last = run_there(fresh_environment, tmp_path, python, "-c", AMOS + USE)
+    assert Path(first.stdout.splitlines()[0]).is_relative_to(fresh_environment)
+    assert re.search(r"^amos_tiny +2 x 64 +64 +1,750 +1.4e\+07 ", first.stdout, re.MULTILINE)
+    printed = "".join(done.stdout + done.stderr for done in (first, last))
     assert not [name for name in ("amos_fairseq", "examples") if str(ROOT / name) in printed]
     records = (tmp_path / "checkpoints/amos_tiny/metrics.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(records[-1])["update"] == 4
     assert (tmp_path / "HF" / "model.safetensors").is_file()
-    assert done.stdout.splitlines()[-1] == "torch.Size([2, 64])"
+    assert last.stdout.splitlines()[-1] == "torch.Size([2, 64])"
     assert {path.name for path in tmp_path.iterdir()} == {"my.txt", "words.txt", "D", "TAGS", "checkpoints", "HF"}
